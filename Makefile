@@ -18,9 +18,6 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 # Workers take tests from one another at the end; a file's tests stay together before.
 PYTEST := $(BIN)/python -m pytest
 APART := -n $(WORKERS) --dist worksteal -r fEs
-# Keys and noise are drawn anew each time, and tests that kill processes wait by the clock: what fails
-# is run once more, alone. A fault fails twice.
-AGAIN := -p no:xdist --last-failed --last-failed-no-failures none
 CODE := protocols secure_apfed attacks experiments tests
 
 .DEFAULT_GOAL := help
@@ -55,10 +52,10 @@ site: setup
 	$(BIN)/python -m mkdocs build --strict
 
 test: lint
-	$(PYTEST) -m "not slow" $(APART) || $(PYTEST) -m "not slow" $(AGAIN)
+	$(PYTEST) -m "not slow" $(APART)
 
 test-slow: setup
-	$(PYTEST) -m slow $(APART) || $(PYTEST) -m slow $(AGAIN)
+	$(PYTEST) -m slow $(APART)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -87,7 +87,7 @@ def votes_read(view: AdversaryView) -> dict[str, Observed]:
         expected = {"votes": TensorSpec(torch.int16, (len(rows_U),))}
         tensors, _ = unpack(envelope.payload, expected, sender=envelope.sender)
         answer_UK = torch.nn.functional.one_hot(tensors["votes"].long(), view.knowledge.classes)
-        found.setdefault(envelope.sender, _in_order(rows_U, answer_UK.double()))
+        found.setdefault(envelope.sender, _in_order(rows_U, answer_UK.double().to(view.device)))
     return found
 
 

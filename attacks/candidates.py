@@ -3,6 +3,7 @@
 Run by: whoever holds the recording of all parties. Letters: n candidates.
 """
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from attacks.interface import AttackError
 from attacks.view import Candidates
-from secure_apfed.data import PartyTable
+from secure_apfed.data import UNLABELLED, PartyTable
 from secure_apfed.learning.multiview import Pull
 from secure_apfed.methods.alignment import rows_among
 from secure_apfed.methods.averaging import linear_views
@@ -39,24 +40,27 @@ def reveal_candidates(recording: Recording, most: int, seed: int) -> tuple[Candi
         The candidates, and (n, 2) bool: who trained the model, and who was aligned.
 
     Raises:
-        AttackError: fewer than two rows trained, or did not.
+        AttackError: fewer than two rows with a label trained, or did not.
     """
     data, config = recording.data, recording.config
     aligned = recording.alignment.get(data.active.name, torch.empty(0, dtype=torch.int64))
     helped = config.facts.has_passives
     only = aligned if helped and not config.train.use_unaligned else None
-    trained = rows_among(data.train_rows, only)
-    count = min(most // 2, len(trained), len(data.test_rows))
-    if count < 2 or data.active.labels is None:
+    trained, rest = (
+        _with_label(data.active, rows)
+        for rows in (rows_among(data.train_rows, only), data.test_rows)
+    )
+    labels_N, count = data.active.labels, min(most // 2, len(trained), len(rest))
+    if count < 2 or labels_N is None:
         raise AttackError(
-            f"{len(trained)} rows trained and {len(data.test_rows)} did not; an attack on "
-            "membership needs two of each, with labels"
+            f"{len(trained)} rows with a label trained and {len(rest)} did not; an attack on "
+            "membership needs two of each"
         )
     inside = shuffled(trained, seed, "attacks", "members")[:count]
-    outside = shuffled(data.test_rows, seed, "attacks", "others")[:count]
+    outside = shuffled(rest, seed, "attacks", "others")[:count]
     rows = shuffled(torch.cat([inside, outside]), seed, "attacks", "candidates")
     members = torch.stack([torch.isin(rows, inside), torch.isin(rows, aligned)], dim=1)
-    return Candidates(data.active.features[rows], data.active.labels[rows], config.train), members
+    return Candidates(data.active.features[rows], labels_N[rows], config.train), members
 
 
 def reveal_people(
@@ -104,13 +108,19 @@ def reveal_people(
     return Candidates(features_n, labels_n, recording.config.train), told_n2
 
 
+def _with_label(table: PartyTable, rows: Tensor) -> Tensor:
+    """Those of these rows of which the table tells a label."""
+    return rows[:0] if table.labels is None else rows[table.labels[rows] != UNLABELLED]
+
+
 def _rows_of(parts: Sequence[tuple[PartyTable, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Features and labels of these rows of tables, which all hold labels."""
+    """Features and labels of the labelled ones of these rows of tables, which all hold labels."""
     if not parts:
         return torch.empty(0), torch.empty(0, dtype=torch.int64)
     features, labels = [], []
-    for table, rows in parts:
+    for table, of_table in parts:
         assert table.labels is not None
+        rows = _with_label(table, of_table)
         features.append(table.features[rows])
         labels.append(table.labels[rows])
     return torch.cat(features), torch.cat(labels)
@@ -126,15 +136,15 @@ def trained_alike(
     """
     config, model, data = recording.config, recording.model, recording.data
     assert isinstance(model, nn.Sequential)
-    encoder, classes = model[0], len(data.classes)
+    encoder, classes = copy.deepcopy(model[0]), len(data.classes)
     columns = [view.columns for view in data.active.views.values()]
 
     @torch.no_grad()
     def parts(rows_N: Tensor) -> list[Tensor]:
         if isinstance(encoder, SequenceEncoder):
-            rows_N = rows_N.to(next(encoder.parameters()).dtype)
-            return [part.double() for part in encoder.parts(rows_N)]
-        return [rows_N.flatten(1)[:, view].double() for view in columns]
+            rows_N = rows_N.to(next(encoder.to(rows_N.device).parameters()).dtype)
+            return [part.double().cpu() for part in encoder.parts(rows_N)]
+        return [rows_N.flatten(1)[:, view].double().cpu() for view in columns]
 
     def train(rows_n: Tensor, labels_n: Tensor) -> Callable[[Tensor], Tensor]:
         eta_n1 = torch.full((len(rows_n), 1), FEDMV_WEIGHTING.eta(config), dtype=torch.float64)

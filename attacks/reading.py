@@ -76,7 +76,7 @@ def gradients(view: AdversaryView, epoch: int) -> Observed:
     """
     of_receiver: dict[str, list[tuple[Tensor, Tensor]]] = {}
     for envelope, rows in _answers(view, epoch):
-        values_BD = _tensors(envelope, "gradient")["gradient"].flatten(1)
+        values_BD = _tensors(view, envelope, "gradient")["gradient"].flatten(1)
         of_receiver.setdefault(envelope.receiver, []).append((rows, values_BD))
     if not of_receiver:
         raise KeyError(f"{view.name} holds no gradients of epoch {epoch}")
@@ -126,10 +126,16 @@ def collect(read: Callable[[int], Observed], epochs: Iterable[int]) -> Observed:
 
     Args:
         read: reads one epoch, such as `partial(representations, view)`.
-        epochs: in the order of preference, at least one.
+        epochs: in the order of preference.
+
+    Raises:
+        AttackError: there is none.
     """
     order = iter(epochs)
-    found = read(next(order))
+    first = next(order, None)
+    if first is None:
+        raise AttackError("no representation was recorded")
+    found = read(first)
     for epoch in order:
         seen = read(epoch)
         new_N = ~torch.isin(seen.positions, found.positions)
@@ -162,8 +168,8 @@ def mean(read: Callable[[int], Observed], epochs: Iterable[int]) -> Observed:
     """Return the mean of what `read` finds of each position in the epochs that have it."""
     found = [read(epoch) for epoch in epochs]
     positions = torch.cat([seen.positions for seen in found]).unique()
-    total_ND = torch.zeros(len(positions), found[0].z.shape[1], dtype=torch.float64)
-    count_N1 = torch.zeros(len(positions), 1, dtype=torch.float64)
+    total_ND = found[0].z.new_zeros(len(positions), found[0].z.shape[1], dtype=torch.float64)
+    count_N1 = total_ND.new_zeros(len(positions), 1)
     for seen in found:
         rows = torch.searchsorted(positions, seen.positions)
         total_ND[rows] += seen.z.double()
@@ -191,11 +197,13 @@ def released_positions(view: AdversaryView) -> Tensor:
 
 def _open(view: AdversaryView, envelope: Envelope) -> tuple[Tensor, Tensor]:
     """Return rows (B,) and representations (B, D)."""
-    tensors = _tensors(envelope, "z", rows=True)
+    tensors = _tensors(view, envelope, "z", rows=True)
     return view.attributed(tensors["rows"]), tensors["z"].flatten(1)
 
 
-def _tensors(envelope: Envelope, name: str, *, rows: bool = False) -> dict[str, Tensor]:
+def _tensors(
+    view: AdversaryView, envelope: Envelope, name: str, *, rows: bool = False
+) -> dict[str, Tensor]:
     refusals = []
     for dtype, dimensions in _LAYOUTS:
         expected = {name: TensorSpec(dtype, (None,) * dimensions)}
@@ -207,7 +215,7 @@ def _tensors(envelope: Envelope, name: str, *, rows: bool = False) -> dict[str, 
             refusals.append(refusal)
         else:
             _check_finite(tensors[name], envelope)
-            return tensors
+            return {**tensors, name: tensors[name].to(view.device)}
     raise refusals[0]
 
 

@@ -55,7 +55,8 @@ class Truth:
 
     Attributes:
         classes: K; 0 where labels are numbers.
-        labels: (A,) int64 by alignment position, or such numbers.
+        labels: (A,) int64 by alignment position, or such numbers; `UNLABELLED` where nobody knows
+            one, so that no guess there can be right or wrong.
         trained: (T,) int64 alignment positions of the training rows, ascending; those that the
             victim holds.
         features: party -> (A, ...) by alignment position; NaN where it does not hold the person.
@@ -68,6 +69,11 @@ class Truth:
     trained: Tensor
     features: Mapping[str, Tensor]
     members: Tensor = field(default_factory=lambda: torch.empty(0, 2, dtype=torch.bool))
+
+    @property
+    def labelled(self) -> Tensor:
+        """Those of `trained` with a label: the only ones that labels are drawn and scored from."""
+        return self.trained[self.labels[self.trained] != UNLABELLED]
 
     @classmethod
     def of_members(cls, members: Tensor, *, classes: int) -> "Truth":
@@ -101,10 +107,16 @@ def truth_of(recording: Recording, victim: str | None = None) -> Truth:
 
 
 def class_priors(truth: Truth) -> tuple[float, ...]:
-    """Return the share of each class among the training rows of `truth`; none of numbers."""
+    """Return the share of each class among the labelled training rows; none of numbers.
+
+    Raises:
+        AttackError: labels are classes, and no training row has one.
+    """
     if not truth.classes:
         return ()
-    counts_K = torch.bincount(truth.labels[truth.trained], minlength=truth.classes)
+    if not len(truth.labelled):
+        raise AttackError("no aligned training row has a label, so that classes have no shares")
+    counts_K = torch.bincount(truth.labels[truth.labelled], minlength=truth.classes)
     return tuple((counts_K / counts_K.sum()).tolist())
 
 
@@ -157,7 +169,7 @@ def reveal_encoder(recording: Recording, victim: str) -> Callable[[Tensor], Tens
     dtype = next(network.parameters()).dtype
 
     def encode(features_N: Tensor) -> Tensor:
-        h_ND: Tensor = network(features_N.to(dtype))
+        h_ND: Tensor = network.to(features_N.device)(features_N.to(dtype))
         return h_ND.flatten(1)
 
     return encode
@@ -278,7 +290,7 @@ def _labels(recording: Recording, parties: Sequence[str]) -> dict[str, Tensor]:
         if own is None or own.table.labels is None or name not in recording.alignment:
             continue
         labels_N = torch.full_like(own.table.labels, UNLABELLED)
-        labels_N[own.train_rows] = own.table.labels[own.train_rows]
+        labels_N[own.labelled_rows] = own.table.labels[own.labelled_rows]
         rows = recording.alignment[name]
         found[name] = torch.where(rows < 0, UNLABELLED, labels_N[rows.clamp(min=0)])
     return found
@@ -316,11 +328,12 @@ def _answers(recording: Recording) -> Callable[[Tensor], Tensor] | None:
     model = recording.model
     if model is None:
         return None
-    dtype = next(model.parameters()).dtype
+    like = next(model.parameters())
 
     @torch.no_grad()
     def ask(features_N: Tensor) -> Tensor:
-        scores_NK: Tensor = model(features_N.to(dtype))
-        return scores_NK.log_softmax(1)
+        # Where its owner runs it.
+        scores_NK: Tensor = model(features_N.to(like.device, like.dtype))
+        return scores_NK.log_softmax(1).to(features_N.device)
 
     return ask

@@ -43,8 +43,9 @@ def requests(view: AdversaryView, epoch: int) -> Iterator[Request]:
     for envelope in view.envelopes.get(epoch, ()):
         if envelope.kind is Kind.REQUEST and (tensors := _request(envelope)) is not None:
             rows_B, z_BC = view.attributed(tensors["rows"]), tensors.get("z")
-            told = z_BC is not None and len(z_BC) == len(rows_B)
-            yield Request(envelope.receiver, envelope.step, rows_B, z_BC if told else None)
+            if z_BC is not None:
+                z_BC = z_BC.to(view.device) if len(z_BC) == len(rows_B) else None
+            yield Request(envelope.receiver, envelope.step, rows_B, z_BC)
 
 
 def requested_positions(view: AdversaryView, *, told: bool = False) -> Tensor:

@@ -5,6 +5,7 @@ Run by: the experimenter, who holds the recording of all parties.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+import torch
 from pydantic import ValidationError
 from torch import Tensor
 
@@ -16,8 +17,12 @@ from secure_apfed.config.problems import describe
 from secure_apfed.errors import ConfigError
 from secure_apfed.runs import Recording
 from secure_apfed.settings import unknown_name
+from secure_apfed.torch_state import undisturbed
 
-__all__ = ["full_suite", "headlines", "mount", "prepare"]
+__all__ = ["ALL", "expand", "full_suite", "headlines", "mount", "prepare"]
+
+ALL = "all"
+"""The name that stands for every attack, as in `attacks: all`."""
 
 
 def full_suite(names: Iterable[str] = tuple(ATTACKS)) -> tuple[AttackChoice, ...]:
@@ -31,6 +36,25 @@ def full_suite(names: Iterable[str] = tuple(ATTACKS)) -> tuple[AttackChoice, ...
         for name in names
         for options in type(prepare(AttackChoice(name=name))).suite
     )
+
+
+def expand(choices: Iterable[AttackChoice]) -> tuple[AttackChoice, ...]:
+    """Return the same choices, checked, with the full suite in the place of "all".
+
+    Raises:
+        ConfigError: an unknown attack or option, or a value out of range.
+    """
+    found: list[AttackChoice] = []
+    for choice in choices:
+        if choice.name == ALL and choice.options:
+            raise ConfigError(
+                f"attacks: {ALL} mounts each attack with its usual options and takes none, got "
+                f"{', '.join(choice.options)}; name the attack that they are of beside it"
+            )
+        found += full_suite() if choice.name == ALL else [choice]
+    for choice in found:
+        prepare(choice)
+    return tuple(found)
 
 
 def prepare(choice: AttackChoice) -> Attack:
@@ -52,13 +76,14 @@ def prepare(choice: AttackChoice) -> Attack:
         raise ConfigError(f"attacks: {choice.name}: options: {problems}") from error
 
 
+@undisturbed()
 def mount(
     recording: Recording,
     choices: Iterable[AttackChoice],
     *,
     seed: int,
     opened: Mapping[int, Tensor] | None = None,
-    device: str = "cpu",
+    device: torch.device | None = None,
     on_score: Callable[[AttackResult, Guess], None] | None = None,
 ) -> tuple[AttackResult, ...]:
     """Return one result for each chosen attack and adversary, in this order.
@@ -67,16 +92,16 @@ def mount(
 
     Args:
         recording: of a finished run.
-        choices: names and options.
+        choices: names and options; "all" is the full suite.
         seed: of the known rows and of the attacks.
         opened: step -> (B, D) sums as the active decoded them, instead of those recorded.
-        device: where attacks compute that have networks, "cpu" or "cuda".
+        device: where attacks compute; by default where the run did.
         on_score: told of every result that applies, with the guess that it scores.
 
     Raises:
         ConfigError: an unknown attack or option, or a value out of range.
     """
-    attacks = [prepare(choice) for choice in choices]
+    attacks = [prepare(choice) for choice in expand(choices)]
     return tuple(
         Trial(
             attack, recording, parties, victim, seed=seed,

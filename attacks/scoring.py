@@ -121,8 +121,8 @@ def score(
 ) -> AttackResult:
     """Return the result of `guess`, which `attack` made from `view`.
 
-    Guesses about rows that did not train are left out: in TVFL a view holds representations of
-    test rows as well.
+    Guesses about rows that did not train are left out (in TVFL a view holds representations of
+    test rows as well), and guesses of labels where there is none.
 
     Raises:
         AttackError: the guess is about no training row, about one row twice or about one that
@@ -132,11 +132,15 @@ def score(
     _check(attack, guess, known)
     truth_A = _actual(attack, view, truth)
     _check_shapes(attack, guess, _columns(attack, truth, truth_A))
-    scored_N = torch.isin(guess.positions, truth.trained).numpy()
+    told = truth.labelled if attack.target == "labels" else truth.trained
+    scored_N = torch.isin(guess.positions, told).numpy()
     if attack.target == "membership":
         scored_N = np.ones(len(guess.positions), dtype=bool)
     if not scored_N.any():
-        raise AttackError(f"{attack.name} guesses no row that trained")
+        raise AttackError(
+            f"{attack.name} guesses no row that trained"
+            + (" and has a label" if attack.target == "labels" else "")
+        )
     actual = truth_A[guess.positions.numpy()[scored_N]]
     scale = SCALES[attack.target]
     attacks, baselines, decoys, references = (

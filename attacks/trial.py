@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from functools import cache
 
+import torch
 from sklearn import config_context
 from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]  # no annotations
 from torch import Tensor
@@ -28,6 +29,7 @@ from attacks.recorded import (
 )
 from attacks.scoring import not_applicable, score
 from attacks.view import AdversaryView, Budget, Knowledge, Played
+from secure_apfed.learning.compute import find_device
 from secure_apfed.runs import Recording
 from secure_apfed.tasks import TASKS
 
@@ -49,7 +51,7 @@ class Trial:
         parties: the adversary, and those that collude with it; victim: who holds what it is after.
         seed: of the known rows and of the attack.
         opened: step -> (B, D) sums as the active decoded them, instead of those recorded.
-        device: where an attack computes that has networks.
+        device: where the attack computes; by default where the run did.
         on_score: told of a result that applies, with the guess that it scores.
         played: what the adversary played in place of its part.
     """
@@ -61,7 +63,7 @@ class Trial:
     _: KW_ONLY
     seed: int
     opened: Mapping[int, Tensor] | None = None
-    device: str = "cpu"
+    device: torch.device | None = None
     on_score: Callable[[AttackResult, Guess], None] | None = None
     played: Played | None = None
 
@@ -112,10 +114,14 @@ class Trial:
             self.parties,
             knowledge=knowledge,
             behaviour=self.attack.behaviour,
-            budget=Budget(iterations=self.attack.iterations, device=self.device),
+            budget=Budget(iterations=self.attack.iterations, device=self._device),
             opened=self.opened,
             played=self.played,
         )
+
+    @property
+    def _device(self) -> torch.device:
+        return self.device or find_device(self.recording.config.train.device)
 
     def ignorance(self) -> Knowledge:
         """What the adversary knows where it is told nothing."""
@@ -123,6 +129,10 @@ class Trial:
 
     def known(self) -> tuple[Knowledge, Truth]:
         """What the adversary is told, and what its guess will be compared with."""
+        knowledge, truth = self._known()
+        return knowledge.to(self._device), truth
+
+    def _known(self) -> tuple[Knowledge, Truth]:
         attack, recording = self.attack, self.recording
         if isinstance(attack, AveragedMembership):
             return self._of_average(attack)

@@ -10,8 +10,8 @@ representation, F features, K classes.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Literal, Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,13 @@ __all__ = [
 
 Role: TypeAlias = Literal["passive", "active", "aggregator", "eavesdropper", "outsider"]
 Behaviour: TypeAlias = Literal["curious", "malicious"]
+
+_CPU = torch.device("cpu")
+
+
+def _placed(values: Tensor, device: torch.device) -> Tensor:
+    """Numbers on the device; positions, labels and masks, which are bookkeeping, stay."""
+    return values.to(device) if values.is_floating_point() else values
 
 
 def _no_rows() -> Tensor:
@@ -109,6 +116,16 @@ class Knowledge:
     )
     public: Mapping[str, Tensor] = field(default_factory=dict)
 
+    def to(self, device: torch.device) -> Self:
+        """The same with all numbers on the device."""
+        asked = self.candidates
+        return replace(
+            self,
+            shadow=replace(self.shadow, values=_placed(self.shadow.values, device)),
+            candidates=asked and replace(asked, features=_placed(asked.features, device)),
+            public={name: _placed(rows, device) for name, rows in self.public.items()},
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
@@ -117,11 +134,11 @@ class Budget:
     Attributes:
         iterations: of any optimiser that the attack runs. Not seconds: a result must not
             depend on the machine.
-        device: where its networks compute, "cpu" or "cuda".
+        device: where it computes.
     """
 
     iterations: int = 300
-    device: str = "cpu"
+    device: torch.device = _CPU
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,10 +167,18 @@ class Played:
     attack: str
     notes: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
 
+    def to(self, device: torch.device) -> Self:
+        """The same with all numbers on the device."""
+        return replace(self, notes={name: _placed(one, device) for name, one in self.notes.items()})
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class AdversaryView:
     """Everything that an attack may use.
+
+    Numbers (features, representations, sums, networks) lie on `device`, and so does what
+    `attacks.reading`, `attacks.requests` and `attacks.ballots` read: whatever torch makes of them
+    is computed there. Positions, labels and masks lie on the CPU, and may index them.
 
     Attributes:
         role: of the first party.
@@ -200,6 +225,26 @@ class AdversaryView:
     answers: Callable[[Tensor], Tensor] | None = field(default=None, repr=False)
     knowledge: Knowledge
     budget: Budget = Budget()
+
+    def __post_init__(self) -> None:
+        """Place all numbers; networks are moved as they are."""
+        if self.is_decoy:  # made of a view, which has done so
+            return
+        device = self.device
+        placed = {
+            "features": {name: _placed(rows, device) for name, rows in self.features.items()},
+            "opened": {step: _placed(sums, device) for step, sums in self.opened.items()},
+            "networks": {name: network.to(device) for name, network in self.networks.items()},
+            "knowledge": self.knowledge.to(device),
+            "played": self.played and self.played.to(device),
+        }
+        for name, value in placed.items():
+            object.__setattr__(self, name, value)  # the view is frozen once it is made
+
+    @property
+    def device(self) -> torch.device:
+        """Where the attack computes."""
+        return self.budget.device
 
     @property
     def facts(self) -> MethodFacts:

@@ -229,7 +229,7 @@ def audit(
     retrainings: Annotated[
         int, typer.Option(min=120, help="Of both worlds together, a case.")
     ] = 5000,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
     seed: Annotated[int, typer.Option(min=0, help="Of the noise.")] = 0,
 ) -> None:
     """Retrain with and without a record; print what that proves about the claims of privacy."""

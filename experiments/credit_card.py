@@ -6,9 +6,10 @@ labels and with all: every solo baseline, APFed, votes, and joint prediction, wh
 alone afterwards, by AUC and KS over seeds. Runs that are done are not run again.
 """
 
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -22,7 +23,7 @@ from experiments.finished_run import FinishedRun
 from experiments.solo import SoloRecord, keep_solo, solo_file
 from experiments.study import Figures, OnDone, Point, Results, Study
 from experiments.study_page import markdown, write_text
-from experiments.summary import Gain, Interval
+from experiments.summary import Gain, Interval, holm, p_text, shared_share
 from protocols.errors import UnsafeChoiceWarning
 from secure_apfed import progress_bars, terminal
 from secure_apfed.config import Config
@@ -36,12 +37,15 @@ LABELLED: tuple[int | None, ...] = (200, None)
 _MEASURES = ("auc", "ks")
 _SEEDS = 5
 READING = (
-    "AUC and KS on 7,500 test rows, mean and 95 % bootstrap interval over the seeds, which draw "
-    "test rows, labelled rows and weights. Gain: AUC minus that of the solo baseline that the "
-    "active's own labels choose (*), paired by seed, mean and 95 % Student interval. Joint "
+    "AUC and KS on 7,500 test rows, mean and 95 % interval over the seeds, which draw test rows, "
+    "labelled rows and weights (corrected resampled t). Gain: AUC minus that of the solo baseline "
+    "that the "
+    "active's own labels choose (*), paired by seed; p of it, adjusted for the gains of the table "
+    "(Holm). "
+    "Joint "
     'prediction needs every party whenever a client is scored; "one table" is what nobody holds.'
 )
-HEADER = ("model", "predicts", "AUC", "KS", "gain in AUC", "MB")
+HEADER = ("model", "predicts", "AUC", "KS", "gain in AUC", "p, Holm", "MB")
 
 _NETWORK: Mapping[str, Any] = {
     "model": {"hidden": [64], "representation": 32, "projection": 64, "dropout": 0.0},
@@ -106,13 +110,14 @@ class CreditRow:
     ks: Interval
     gain: Interval | None
     wire_bytes: float = 0.0
+    p_holm: float = math.nan
 
     def cells(self) -> tuple[str, ...]:
         """Texts in the order of `HEADER`."""
         gain = "" if self.gain is None else self.gain.text(form="+.3f")
         size = f"{self.wire_bytes / 1e6:.1f}" if self.wire_bytes else "0"
         both = (one.text(form=".3f") for one in (self.auc, self.ks))
-        return (self.model, self.predicts, *both, gain, size)
+        return (self.model, self.predicts, *both, gain, p_text(self.p_holm), size)
 
 
 def compare_credit(
@@ -137,12 +142,22 @@ def compare_credit(
     )
     rows = []
     for count in labelled:
-        alone = _Baselines(solo[count, False])
+        shared = _shared(labelled=count)
+        alone = _Baselines(solo[count, False], shared)
         rows += alone.rows(count, "the active alone", alone)
         rows += [_row(count, line, results, points[count, line.key], alone) for line in lines]
-        joint = _Baselines(solo[count, True])
+        joint = _Baselines(solo[count, True], shared)
         rows += joint.rows(count, "all, one table", alone)
-    return rows
+    adjusted = holm([row.gain for row in rows], len(seeds))
+    return [replace(row, p_holm=p) for row, p in zip(rows, adjusted, strict=True)]
+
+
+def _shared(*, labelled: int | None) -> float:
+    """Of every line: all have the rows of one table."""
+    settings = LINES[0].config(labelled).data
+    data = load_data(settings, seed=0)
+    rows = {"train": len(data.train_rows), "labelled": len(data.labelled_rows)}
+    return shared_share(settings, **rows, test=len(data.test_rows))
 
 
 _Records: TypeAlias = Mapping[str, Sequence[SoloRecord]]
@@ -185,9 +200,10 @@ def _both_measures(run: FinishedRun) -> Figures:
 
 @dataclass(frozen=True)
 class _Baselines:
-    """All solo baselines of one table."""
+    """All solo baselines of one table; shared: see `shared_share`."""
 
     records: _Records
+    shared: float
 
     def of(self, measure: str, name: str) -> list[float]:
         """Of one baseline on the test rows, by seed."""
@@ -204,7 +220,14 @@ class _Baselines:
     def gain(self, reached: Sequence[float]) -> Gain:
         """In the first measure, over the baseline that held-out labels choose."""
         task = [
-            {"seed": seed, "target": "task", "name": "", "metric": _MEASURES[0], "score": value}
+            {
+                "seed": seed,
+                "target": "task",
+                "name": "",
+                "metric": _MEASURES[0],
+                "score": value,
+                "shared": self.shared,
+            }
             for seed, value in enumerate(reached)
         ]
         found = Gain.of(pd.DataFrame([*task, *self.solo_rows(_MEASURES[0])]))
@@ -227,8 +250,8 @@ class _Baselines:
                     labelled=labelled,
                     model=baseline.title + (" *" if name == chosen else ""),
                     predicts=predicts,
-                    auc=Interval.of(auc),
-                    ks=Interval.of(ks),
+                    auc=Interval.of(auc, shared=alone.shared),
+                    ks=Interval.of(ks, shared=alone.shared),
                     gain=None if is_reference else alone.gain(auc).over_chosen,
                 )
             )
@@ -248,8 +271,8 @@ def _row(
         labelled=labelled,
         model=line.label,
         predicts="all parties" if line.together else "the active alone",
-        auc=Interval.of(auc),
-        ks=Interval.of(ks),
+        auc=Interval.of(auc, shared=alone.shared),
+        ks=Interval.of(ks, shared=alone.shared),
         gain=alone.gain(auc).over_chosen,
         wire_bytes=float(found.drop_duplicates("seed")["wire_bytes"].mean()),
     )

@@ -3,9 +3,11 @@
 from collections.abc import Iterable
 from pathlib import Path
 
+import torch
+
 from attacks.interface import AttackResult, Guess
 from attacks.recorded import truth_of
-from attacks.run import mount
+from attacks.run import expand, mount
 from experiments.reconstructions import (
     Reconstruction,
     keep_examples,
@@ -28,7 +30,7 @@ def mount_attacks(
     choices: Iterable[AttackChoice] | None = None,
     *,
     seed: int | None = None,
-    device: str = "cpu",
+    device: torch.device | None = None,
     data: VerticalData | None = None,
     recording: Recording | None = None,
 ) -> tuple[AttackResult, ...]:
@@ -40,7 +42,7 @@ def mount_attacks(
         folder: of the run.
         choices: names and options; the config's unless given.
         seed: of the attacks; the run's unless given.
-        device: where their networks compute.
+        device: where they compute; by default where the run did.
         data: of the run, where it is loaded already.
         recording: of the run, where it was played a moment ago.
 
@@ -51,7 +53,7 @@ def mount_attacks(
     recording = recording or load_recording(folder, data=data)
     make_private(folder)
     config = recording.config
-    chosen = tuple(config.attacks if choices is None else choices)
+    chosen = expand(config.attacks if choices is None else choices)
     examples: dict[str, Reconstruction] = {}
 
     def keep(result: AttackResult, guess: Guess) -> None:

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attacks.interface import AttackResult
-from experiments.solo import FILE as SOLO
 from experiments.solo import SoloRecord, read_solo
 from secure_apfed.config import Config
 from secure_apfed.errors import CheckpointError
 from secure_apfed.folder_files import read_json
 from secure_apfed.runs import RunFolder
 from secure_apfed.runs.record import Outcome, read_outcome
+from secure_apfed.runs.spending import shown_figure
 
 __all__ = ["FinishedRun", "read_finished_run"]
 
@@ -37,15 +37,20 @@ class FinishedRun:
     solo: SoloRecord | None = None
 
     @property
+    def figure(self) -> str:
+        """What `epsilon` is called, of `secure_apfed.privacy_rows.FIGURES`."""
+        return shown_figure(self.config, None, None)[0]
+
+    @property
     def epsilon(self) -> float:
         """Of one row's releases where representations are sent or nobody is asked, else of a
-        person's contributions at the passive where they cost most; inf: nothing is promised.
+        person's votes or contributions at the passive where they cost most; inf: nothing is
+        promised.
         """
-        facts = self.config.facts
-        if facts.representations_from is not None or not facts.has_passives:
-            return self.outcome.privacy.epsilon_x
         spent = self.outcome.contributions.values()
-        return max((account.epsilon for account in spent), default=math.inf)
+        passives = max((account.epsilon for account in spent), default=math.inf)
+        _, epsilon = shown_figure(self.config, self.outcome.privacy.epsilon_x, passives)
+        return math.inf if epsilon is None else epsilon
 
 
 def read_finished_run(path: Path) -> FinishedRun:
@@ -67,10 +72,10 @@ def read_finished_run(path: Path) -> FinishedRun:
         )
         raise CheckpointError(f"{path}: has no result.json: {reason}")
     folder.check(folder.config, folder.result)
-    attacks, solo, config = path / "attacks.json", path / SOLO, folder.load_config()
+    attacks, config = path / "attacks.json", folder.load_config()
     return FinishedRun(
         config=config,
         outcome=read_outcome(folder),
         attacks=read_json(attacks, tuple[AttackResult, ...]) if attacks.is_file() else None,
-        solo=read_solo(config, solo) if solo.is_file() else None,
+        solo=read_solo(config, folder.solo) if folder.solo.is_file() else None,
     )

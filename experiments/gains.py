@@ -18,7 +18,7 @@ from typing import Any
 from experiments.solo import taught_alone
 from experiments.study import OnDone, Point, Study
 from experiments.study_page import COLOURS, OTHER, drawing, markdown, write_text
-from experiments.summary import Gain
+from experiments.summary import Gain, holm, p_text
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError, DataError
@@ -34,12 +34,14 @@ __all__ = [
 
 READING = (
     "Gain: accuracy (or another measure, if asked for) minus that of the best solo baseline on the "
-    "same seeds, turned so that more is better; mean and 95 % Student interval. The baseline is "
-    "chosen by cross-validation over the active's labelled rows, so test rows only measure. Beside "
-    "it: the gain over the baseline that the test rows would have chosen; and over no help, which "
-    "is the student of votes taught by its prior alone, or APFed's own network and training at "
-    "lambda 0, with what that reaches. Epsilon: of one person's vote at one passive, with the "
-    "labeller held fixed, at delta 1e-5 (randomised answers: 0)."
+    "same seeds, turned so that more is better; mean and 95 % interval over the re-splits of one "
+    "table (corrected resampled t; of test rows that a set brings along, Student's). p: adjusted "
+    "for the number of cases (Holm). The baseline is chosen by cross-validation over the active's "
+    "labelled rows, so test rows only measure. Beside it: the gain over the baseline that the test "
+    "rows would have chosen; and over no help, which is the student of votes taught by its prior "
+    "alone, or APFed's own network and training at lambda 0, with what that reaches. Epsilon: of "
+    "one person's vote at one passive, with the labeller held fixed, at delta 1e-5 (randomised "
+    "answers: 0)."
 )
 
 SEEDS, QUICK_SEEDS = 10, 3
@@ -243,6 +245,7 @@ class GainRow:
         gain: see `Gain`; None where the data are not here, which `missing` says.
         epsilon: the largest that a person's vote cost a passive; inf without noise.
         wire_bytes: of one run, mean.
+        p_holm: of the gain, adjusted for all cases of the table.
     """
 
     case: GainCase
@@ -251,6 +254,7 @@ class GainRow:
     epsilon: float = math.inf
     wire_bytes: float = 0.0
     missing: str = ""
+    p_holm: float = math.nan
 
     def as_json(self) -> dict[str, Any]:
         """Plain values; measures and gains in hundredths."""
@@ -269,6 +273,7 @@ class GainRow:
             "gain": 100 * chosen.mean,
             "low": 100 * chosen.low,
             "high": 100 * chosen.high,
+            "p_holm": self.p_holm,
             "epsilon": self.epsilon,
             "baseline": gain.baseline,
             "hindsight": gain.hindsight,
@@ -295,6 +300,7 @@ class GainRow:
             f"{100 * gain.solo:.1f} ({gain.baseline})",
             f"{100 * gain.reached:.1f}",
             gain.over_chosen.text(scale=100, form="+.1f"),
+            p_text(self.p_holm),
             f"{gain.over_hindsight.text(scale=100, form='+.1f')} ({gain.hindsight})",
             f"{without.text(scale=100, form='+.1f')} ({100 * gain.control:.1f})",
             "∞" if math.isinf(self.epsilon) else f"{self.epsilon:.3g}",
@@ -303,8 +309,8 @@ class GainRow:
 
 
 HEADER = (
-    "case", "best solo %", "accuracy %", "gain, points", "over the best by test rows",
-    "over no help", "epsilon of a vote", "",
+    "case", "best solo %", "accuracy %", "gain, points", "p, Holm",
+    "over the best by test rows", "over no help", "epsilon of a vote", "",
 )  # fmt: skip
 
 
@@ -352,6 +358,8 @@ def run_gains(
                 wire_bytes=float(found.drop_duplicates("seed")["wire_bytes"].mean()),
             )
         )
+    adjusted = holm([None if row.gain is None else row.gain.over_chosen for row in rows], seeds)
+    rows = [replace(row, p_holm=p) for row, p in zip(rows, adjusted, strict=True)]
     write_text(folder / "gains.json", to_json({"rows": [row.as_json() for row in rows]}))
     write_text(folder / "gains.md", markdown(header_of(measure), [row.cells() for row in rows]))
     _draw(folder / "gains.png", rows)
@@ -370,6 +378,7 @@ def stored_of(rows: Sequence[GainRow]) -> list[dict[str, Any]]:
             "active_view": data.active_view, "labelled": row.case.labelled,
             "epsilon": row.case.epsilon, "seeds": row.seeds, "baseline": row.gain.baseline,
             "gain": 100 * over.mean, "low": 100 * over.low, "high": 100 * over.high,
+            "shared": row.gain.shared,
         })  # fmt: skip
     return stored
 

@@ -10,7 +10,7 @@ lies in one folder; a stopped job goes on where it was.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from experiments.study_page import (
     write_comparison,
     write_text,
 )  # fmt: skip
-from experiments.summary import Interval, Leakage, Summary
+from experiments.summary import Interval, Leakage, Summary, holm, p_text
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.errors import DataError
@@ -45,25 +45,26 @@ __all__ = [
 
 READING = (
     "Few of the active's training rows have a label; the figures say how many. Accuracy: on "
-    "the active's test rows, mean and 95 % bootstrap interval over the seeds; \"TVFL, all "
+    "the active's test rows, mean and 95 % interval over the seeds (corrected resampled t); "
+    '"TVFL, all '
     "parties\" needs every party to predict, every other row predicts with the active's "
     "features alone. Gain: accuracy minus that of the best solo baseline (of nine, chosen by "
-    "cross-validation over the labelled rows), paired by seed, mean and 95 % Student "
-    "interval. Epsilon: of votes, of one person's vote at one passive, labeller held fixed, "
+    "cross-validation over the labelled rows), paired by seed; p of it, adjusted "
+    "for the number of gains in the table (Holm). Epsilon: of votes, of one person's vote at one "
+    "passive, labeller held fixed, "
     "at delta 1e-5 (randomised: 0); of a guard, of one row's releases, encoder held fixed, at "
     "delta 1e-5. Labels and the model have no guarantee. Labels and features read: by the attack "
     "that gains most over its best baseline with the same knowledge, on average over the seeds, "
     "in balanced accuracy of one party's guesses and in R2 of another party's features (30 people "
     "known wholly). Where nothing leaks it is as often below 0 as above; an interval around "
     "0 means that these attacks found nothing, not that there is nothing, and one that begins "
-    "just above 0 is no finding: of five seeds one interval in six misses, and the highest of "
-    "several means is shown."
+    "just above 0 is no finding, since the highest of several means is shown."
 )
 
 CONFIGS = ("main-digits", "main-breast-cancer", "main-handwritten")
 HEADER = (
-    "method", "protection", "accuracy %", "gain, points", "bytes", "epsilon", "labels read",
-    "features read",
+    "method", "protection", "accuracy %", "gain, points", "p, Holm", "bytes", "epsilon",
+    "labels read", "features read",
 )  # fmt: skip
 
 # Inference variants of TVFL, in the paper's words; the others have one, named by the method.
@@ -163,6 +164,7 @@ class Line:
     variant: Variant
     accuracy: Interval
     summary: Summary
+    p_holm: float = math.nan
 
     def read(self, target: str) -> Interval | None:
         """Advantage of the attack on this target that gained most; None where none applied."""
@@ -189,6 +191,7 @@ class Line:
             self.variant.protection,
             self.accuracy.text(scale=100),
             "" if self.gain is None else self.gain.text(scale=100, form="+.1f"),
+            p_text(self.p_holm),
             f"{wire_bytes / 1e6:.1f} MB" if wire_bytes else "0",
             "∞" if math.isinf(self.epsilon) else f"{self.epsilon:.3g}",
             *(_cell(self.summary.leakage.get(target)) for target in _TARGETS),
@@ -205,7 +208,7 @@ def _cell(leakage: Leakage | None) -> str:
 def compare(points: Sequence[VariantPoint], results: Results) -> list[Line]:
     """Lines in the order of the variants, one for each way of inference."""
     summaries = [(point.variant, Summary.of(results.of(point))) for point in points]
-    return [
+    lines = [
         Line(
             method=_INFERENCE.get(inference, variant.label),
             variant=variant,
@@ -215,6 +218,8 @@ def compare(points: Sequence[VariantPoint], results: Results) -> list[Line]:
         for variant, summary in summaries
         for inference, accuracy in summary.accuracies.items()
     ]
+    adjusted = holm([line.gain for line in lines], [line.summary.seeds for line in lines])
+    return [replace(line, p_holm=p) for line, p in zip(lines, adjusted, strict=True)]
 
 
 def as_csv(lines: Sequence[Line]) -> str:
@@ -228,7 +233,8 @@ def as_csv(lines: Sequence[Line]) -> str:
             "method": line.method, "protection": line.variant.protection,
             "accuracy": line.accuracy.mean, "accuracy_low": line.accuracy.low,
             "accuracy_high": line.accuracy.high, "gain": gain.mean, "gain_low": gain.low,
-            "gain_high": gain.high, "bytes": line.summary.wire_bytes, "epsilon": line.epsilon,
+            "gain_high": gain.high, "p_holm": line.p_holm,
+            "bytes": line.summary.wire_bytes, "epsilon": line.epsilon,
         } | {
             f"{target}{end}": value
             for target, leak in leaks.items()

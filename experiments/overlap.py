@@ -24,7 +24,7 @@ from rich.table import Table
 from experiments.finished_run import FinishedRun
 from experiments.study import Figures, Point, Study, figures_of
 from experiments.study_page import ATTACK, COLOURS, OTHER, OURS, drawing
-from experiments.summary import Gain, Interval, accuracy_of
+from experiments.summary import Gain, Interval, accuracy_of, holm, p_text
 from secure_apfed.config import Config
 from secure_apfed.data import PartyTable, VerticalData
 from secure_apfed.errors import NoHelpWarning
@@ -140,7 +140,7 @@ def compare_overlaps(
         of the active's training people that each passive knows; helped: training people on whom
         at least one passive helps, mean over the seeds; accuracy, deviation: on the test rows,
         mean and standard deviation over the seeds; gain, low, high: over the best solo model,
-        paired by seed, with its 95 % Student interval.
+        paired by seed, with its 95 % interval; p_holm: of it, adjusted for their number.
     """
     results = Study(points=points, seeds=range(seeds)).run(jobs=jobs, figures=_figures, solo=True)
     lines: list[dict[str, Any]] = []
@@ -161,6 +161,10 @@ def compare_overlaps(
             "mode": point.mode, "helped": rows[rows["target"] == "helped"]["score"].mean(),
             **_spread(reached), "gain": over.mean, "low": over.low, "high": over.high,
         })  # fmt: skip
+    compared = [line for line in lines if line["mode"]]
+    gains = [Interval(line["gain"], line["low"], line["high"]) for line in compared]
+    for line, p in zip(compared, holm(gains, seeds), strict=True):
+        line["p_holm"] = p
     return pd.DataFrame(lines)
 
 
@@ -242,13 +246,14 @@ def main(
     if as_json:
         typer.echo(rows.to_json(orient="records", double_precision=15))
         return
-    table = Table("dataset", "overlap", "method", "mode", "helped on", "accuracy %", "gain, points")
+    table = Table("dataset", "overlap", "method", "mode", "helped on", "accuracy %", "gain, points",
+                  "p, Holm")  # fmt: skip
     for row in rows.to_dict("records"):
         gain = Interval(row["gain"], row["low"], row["high"]).text(scale=100, form="+.1f")
         table.add_row(
             row["dataset"], f"{row['overlap']:.0%}", row["method"], row["mode"],
             f"{row['helped']:.0f}", f"{100 * row['accuracy']:.1f} ± {100 * row['deviation']:.1f}",
-            gain if row["mode"] else "",
+            gain if row["mode"] else "", p_text(row["p_holm"]),
         )  # fmt: skip
     Console(width=120).print(table)
 

@@ -113,18 +113,18 @@ def run_reference(
     study = Study(points=[point], seeds=range(reference.seeds))
     rows = study.run(jobs=jobs, figures=_scores_of, on_done=on_done).table
     wanted = rows["target"].isin(("attack", "baseline")) & rows["metric"].isin(reference.metrics)
+    shared = float(rows["shared"].max())
     # Attacks first, then baselines.
     figures: dict[str, dict[str, Interval]] = {}
     for (kind, name), of_name in rows[wanted & rows["score"].notna()].groupby(
         ["target", "name"], sort=False
     ):
         figures[f"{kind}: {name}"] = {
-            str(metric): Interval.of(of_metric["score"].tolist())
+            str(metric): Interval.of(of_metric["score"].tolist(), shared=shared)
             for metric, of_metric in of_name.groupby("metric", sort=False)
         }
-    table = ReferenceTable(
-        reference=reference, accuracy=Interval.of(accuracy_of(rows).tolist()), figures=figures
-    )
+    accuracy = Interval.of(accuracy_of(rows).tolist(), shared=shared)
+    table = ReferenceTable(reference=reference, accuracy=accuracy, figures=figures)
     write_text(folder / f"{reference.config}.md", table.as_markdown())
     return table
 

@@ -21,14 +21,14 @@ from secure_apfed.config import Config
 from secure_apfed.data import DataSettings
 from secure_apfed.errors import ApfedError, DataError
 from secure_apfed.folder_files import count_lines
-from secure_apfed.measures import ACCURACY
+from secure_apfed.measures import ACCURACY, Measure
 from secure_apfed.runs import RunFolder
 from secure_apfed.runs.record import Outcome
 
 __all__ = ["HEADER", "TARGETS", "Leak", "ListedRun", "State", "list_runs", "settings_in"]
 
 HEADER = (
-    "run", "method", "data", "accuracy %", "gain, points", "epsilon", "worst attacks", "date, UTC",
+    "run", "method", "data", "reached", "gain", "epsilon", "worst attacks", "date, UTC",
     "state",
 )  # fmt: skip
 TARGETS = ("labels", "features", "membership")
@@ -80,6 +80,7 @@ class ListedRun:
         config: what was asked; None where that cannot be read.
         accuracy: share of the test rows, of the method's own inference; None also where the task is
             no classification.
+        measure: that the run is judged by; value: of it, of the same inference; NaN: undefined.
         alone: what the active would do alone; None where nobody measured it.
         epsilon: see `FinishedRun.epsilon`; inf: nothing is promised.
         leaks: by target, where attacks applied.
@@ -94,6 +95,8 @@ class ListedRun:
     date: datetime
     config: Config | None = None
     accuracy: float | None = None
+    measure: Measure = ACCURACY
+    value: float | None = None
     alone: SoloRecord | None = None
     epsilon: float | None = None
     wire_bytes: int | None = None
@@ -103,10 +106,30 @@ class ListedRun:
 
     @property
     def gain(self) -> float | None:
-        """Share of the test rows above the best solo baseline; one run shows no help."""
-        if self.accuracy is None or self.alone is None or self.alone.measure != ACCURACY.name:
+        """How much better than the best solo baseline, by the measure; one run shows no help."""
+        if self.value is None or self.alone is None or self.alone.judged_by != self.measure:
             return None
-        return self.accuracy - self.alone.best.test
+        gain = self.measure.gain(self.value, self.alone.best.test)
+        return None if math.isnan(gain) else gain
+
+    @property
+    def reached(self) -> str:
+        """Such as "95.2 %", and "AUC 0.952" of what is no accuracy; empty of a run without."""
+        if self.value is None:
+            return ""
+        text = self.measure.text(self.value)
+        return text if self.measure is ACCURACY else f"{self.measure.title} {text}"
+
+    @property
+    def gained(self) -> str:
+        """The gain, or why there is none."""
+        if self.value is None:
+            return ""
+        if self.alone is None:
+            return "alone not measured"
+        if self.alone.judged_by != self.measure:
+            return f"alone measured by {self.alone.judged_by.title}"
+        return self.measure.gain_text(self.value, self.alone.best.test)
 
     @property
     def data(self) -> str:
@@ -115,13 +138,13 @@ class ListedRun:
 
     def cells(self) -> tuple[str, ...]:
         """Texts in the order of `HEADER`."""
-        gain, config = self.gain, self.config
+        config = self.config
         return (
             self.name,
             "" if config is None else config.method,
             self.data,
-            "" if self.accuracy is None else f"{100 * self.accuracy:.1f}",
-            "" if gain is None else f"{100 * gain:+.1f}",
+            self.reached,
+            self.gained,
             "" if self.epsilon is None else f"{self.epsilon:.3g}",
             ", ".join(f"{leak.target} {leak.advantage:+.2f}" for leak in self.leaks.values())
             or ("" if self.attacked or self.state is not State.FINISHED else "none mounted"),
@@ -131,7 +154,7 @@ class ListedRun:
 
     def as_json(self) -> dict[str, Any]:
         """For programs; shares are of 1, and what is not known is null."""
-        config, best = self.config, None if self.alone is None else self.alone.best
+        config, alone = self.config, self.alone
         return {
             "folder": _legible(str(self.path)), "name": self.name, "state": self.state,
             "reason": self.reason,
@@ -139,8 +162,10 @@ class ListedRun:
             "method": None if config is None else config.method,
             "dataset": None if config is None else config.data.dataset,
             "seed": None if config is None else config.seed,
-            "accuracy": self.accuracy,
-            "best_alone": None if best is None else {"name": best.name, "accuracy": best.test},
+            "accuracy": self.accuracy, "measure": self.measure.name, "value": self.value,
+            "best_alone": None if alone is None else {
+                "name": alone.best.name, "measure": alone.measure, "value": alone.best.test,
+            },
             "gain": self.gain, "epsilon": self.epsilon, "wire_bytes": self.wire_bytes,
             "attacked": self.attacked,
             "worst_attacks": {target: asdict(leak) for target, leak in self.leaks.items()},
@@ -213,6 +238,8 @@ def _finished(row: ListedRun, run: FinishedRun) -> ListedRun:
         state=State.FINISHED,
         config=run.config,
         accuracy=_accuracy(run.outcome),
+        measure=run.outcome.judged_by,
+        value=next(iter(run.outcome.scores.values())),
         alone=run.solo or _beside(row.path, run.config),
         epsilon=run.epsilon,
         wire_bytes=run.outcome.wire_bytes,

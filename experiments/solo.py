@@ -3,20 +3,26 @@
 A run's help is worth what it adds to the best of these, chosen by the active's own labels
 (`secure_apfed.solo.choice`). The file depends on data, seed, network and training alone, so that
 the runs of a study that share these share it, too.
+
+What is written beside a promise is part of it. Where a run answers its training labels through a
+mechanism, its baselines learn from those answers, and are chosen by them; where it trains by DP-SGD
+they would tell of rows what its noise does not cover, and there are none (`beside_run`). A study
+measures the active alone without any privacy, since nothing is sent: its baselines know the labels
+as they are (`keep_solo`), and it is no part of what its runs promise.
 """
 
 import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from pydantic import AfterValidator, Field
 
 from secure_apfed.config import Config
 from secure_apfed.data import OwnData, VerticalData, files_digest, load_data
-from secure_apfed.errors import CheckpointError
+from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.folder_files import read_json
 from secure_apfed.learning.student import Student, with_prior
 from secure_apfed.measures import ACCURACY, MEASURES, Measure, find_measure
@@ -24,30 +30,45 @@ from secure_apfed.methods import Start, freshly_brought
 from secure_apfed.methods.students import student_of, train_student
 from secure_apfed.methods.votes import prior_of
 from secure_apfed.plain_json import to_json
-from secure_apfed.runs.folder import own_subfolder, read_sealed, write_atomically, write_sealed
+from secure_apfed.runs.folder import (
+    RunFolder,
+    own_subfolder,
+    read_sealed,
+    write_atomically,
+    write_sealed,
+)
 from secure_apfed.runs.record import Written
 from secure_apfed.solo import BASELINES, SoloTask
 from secure_apfed.solo.choice import BaselineResult, best, compare
 from secure_apfed.solo.detectors import DETECTORS, compare_detectors
 from secure_apfed.solo.kept import FitStore, one_thread
 from secure_apfed.solo.numbers import compare_numbers
+from secure_apfed.torch_state import undisturbed
 
 __all__ = [
-    "FILE", "SoloRecord", "fits_beside", "keep_solo", "read_solo", "settings_digest",
-    "solo_file", "taught_alone",
+    "LEFT_OUT", "SoloRecord", "beside_run", "fits_beside", "keep_solo", "read_solo",
+    "settings_digest", "solo_file", "taught_alone",
 ]  # fmt: skip
 
-FILE = "solo.json"
+LEFT_OUT = (
+    "what the active does alone is left out: without the noise of dp_sgd it would tell of training "
+    "rows what this run's epsilons do not cover; to see it, run method single_view without dp_sgd, "
+    "in another folder"
+)
 
 
 class SoloRecord(Written):
     """The file: digests of the settings and of the active's own table, the measure, and each
     baseline's.
+
+    Attributes:
+        labels: "true", or "answered": what a run's label mechanism answered for training rows.
     """
 
     settings: str
     baselines: tuple[BaselineResult, ...] = Field(min_length=1)
     files: str = ""
+    labels: Literal["true", "answered"] = "true"
     measure: Annotated[str, AfterValidator(lambda name: find_measure(name).name)] = ACCURACY.name
 
     @property
@@ -65,15 +86,17 @@ class SoloRecord(Written):
         """By what the best was: without labels there is only what favours it."""
         if all(one.name in DETECTORS for one in self.baselines):
             return "by the test rows, in its favour"
-        return "by its own labels"
+        return "by its own labels" if self.labels == "true" else "by the answers for its labels"
 
     def sentence(self, reached: float) -> str:
         """How a run of this value stands beside it; one run shows no more than that."""
         alone, measure = self.best, self.judged_by
+        learnt = "" if self.labels == "true" else ", taught by the same answers,"
         return (
             f"{measure.gain_text(reached, alone.test)} in {measure.title} against {alone.title}, "
-            f"the best that the active does alone {self.chosen} ({measure.text(alone.test)}); "
-            "one run shows no gain, only several seeds do"
+            f"the best that the active does alone{learnt} {self.chosen} "
+            f"({measure.text(alone.test)}); "
+            "one run shows no gain, only several seeds do (secure-apfed run CONFIG --seeds 5)"
         )
 
 
@@ -86,6 +109,7 @@ def settings_digest(config: Config) -> str:
         # No baseline weighs classes, or takes another loss.
         "train": config.train.model_dump(mode="json", exclude={"class_weights", "loss"}),
         **({} if config.measure == ACCURACY.name else {"measure": config.measure}),
+        **({"labels": config.labels.model_dump(mode="json")} if config.labels_are_private else {}),
     }
     return hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()
 
@@ -95,8 +119,19 @@ def solo_file(config: Config, folder: Path) -> Path:
     return folder / f"solo-{settings_digest(config)[:16]}.json"
 
 
+@undisturbed()
 def keep_solo(config: Config, path: Path, *, data: VerticalData | None = None) -> SoloRecord:
-    """Measure the baselines on one thread and write the file, unless it is there."""
+    """Measure the baselines of labels as they are and write the file, unless it is there.
+
+    Raises:
+        ConfigError: the labels are private: then they are for a finished run (`beside_run`).
+        CheckpointError: what lies there is of other settings, or of a table that was edited.
+    """
+    if config.labels_are_private:
+        raise ConfigError(
+            f"{config.name}: labels and dp_sgd keep training labels private, and baselines of the "
+            "labels as they are would tell them; measure them for settings without both"
+        )
     files = files_digest(config.data, of=[config.data.active_name])
     if path.is_file():
         kept = read_solo(config, path)
@@ -108,6 +143,30 @@ def keep_solo(config: Config, path: Path, *, data: VerticalData | None = None) -
         return kept
     own = (data or load_data(config.data, seed=config.seed)).own(config.data.active_name)
     assert own is not None
+    return _measured(config, path, own, files=files)
+
+
+def beside_run(config: Config, folder: Path, trained: OwnData | None) -> SoloRecord | None:
+    """The baselines of a finished run, of the very rows and labels that it trained on.
+
+    Args:
+        config: of the run.
+        folder: its folder, where they are written.
+        trained: see `RunResult`; None: only what was written is read.
+
+    Returns:
+        None where nobody measured them, and under DP-SGD (`LEFT_OUT`).
+    """
+    path = RunFolder(folder).solo
+    if config.dp_sgd is not None:
+        return None
+    if trained is not None:
+        return _measured(config, path, trained)
+    return read_solo(config, path) if path.is_file() else None
+
+
+def _measured(config: Config, path: Path, own: OwnData, *, files: str = "") -> SoloRecord:
+    """Measure on one thread, and write."""
     with one_thread():
         if config.data.anomaly is not None:
             found = _anomalies(config, own)
@@ -115,7 +174,7 @@ def keep_solo(config: Config, path: Path, *, data: VerticalData | None = None) -
             found = _numbers(config, own) if own.targets else _classes(config, own)
     record = SoloRecord(
         settings=settings_digest(config), baselines=tuple(found), measure=config.measure,
-        files=files,
+        files=files, labels="answered" if config.labels_are_private else "true",
     )  # fmt: skip
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_atomically(path, to_json(record.model_dump(mode="json")).encode())

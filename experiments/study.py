@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import pandas as pd
 import torch
@@ -25,6 +25,7 @@ from experiments.centralised import centralise
 from experiments.finish import mount_attacks
 from experiments.finished_run import FinishedRun, read_finished_run
 from experiments.solo import SoloRecord, fits_beside, keep_solo, read_solo, solo_file
+from experiments.summary import shared_share
 from protocols.errors import LocalProtocolError, RemoteProtocolError, UnsafeChoiceWarning
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
@@ -33,6 +34,7 @@ from secure_apfed.data.settings import DataSettings
 from secure_apfed.errors import ApfedError, CheckpointError
 from secure_apfed.folder_files import read_json
 from secure_apfed.plain_json import to_json
+from secure_apfed.privacy.settings import LabelSettings
 from secure_apfed.runs import RunFolder, resumable, run
 from secure_apfed.runs.aligned_once import PastAlignment, aligned_once
 from secure_apfed.runs.folder import own_subfolder, write_atomically
@@ -50,6 +52,8 @@ OnDone: TypeAlias = Callable[[int, int], None]
 Figures: TypeAlias = Iterator[Mapping[str, Any]]
 """Rows of one run; columns as `figures_of` has them."""
 
+
+PartySeeds: TypeAlias = Literal["secret", "shared_for_comparison"]
 
 _ALIGNED: dict[str, PastAlignment] = {}
 """What this process aligned: the runs of a study on one data set and seed share it."""
@@ -73,6 +77,8 @@ class Point:
             `config`: points that share it share them.
         centralised: all features in one table at the active, of which figures are kept: as a run
             folder it would look like a run of the active alone.
+        party_seeds: of its runs, in place of what `config` says: a study compares, and whoever
+            repeats it finds the same.
     """
 
     config: Config
@@ -80,6 +86,7 @@ class Point:
     figures_only: bool = False
     alone: Config | None = None
     centralised: bool = False
+    party_seeds: PartySeeds = "shared_for_comparison"
 
     @property
     def name(self) -> str:
@@ -108,6 +115,7 @@ class Point:
             privacy=Privacy.model_validate(asdict(result.privacy)),
             seconds=time.monotonic() - began,
             aligned_rows=len(aligned),
+            train_rows=len(data.train_rows),
             labelled_rows=len(data.labelled_rows),
             test_rows=len(data.test_rows),
             contributions={
@@ -130,14 +138,15 @@ class Trial:
 
     @property
     def config(self) -> Config:
-        """Its seed decides everything: a study compares, and whoever repeats it finds the same."""
-        own = {"name": self.name, "seed": self.seed, "party_seeds": "shared_for_comparison"}
+        """The point's, under its own name and seed."""
+        own = {"name": self.name, "seed": self.seed, "party_seeds": self.point.party_seeds}
         return self.point.config.model_copy(update=own)
 
     @property
     def alone(self) -> Config:
-        """What the solo baselines are measured with."""
-        return (self.point.alone or self.config).model_copy(update={"seed": self.seed})
+        """What the solo baselines are measured with: without privacy, since nothing is sent."""
+        shown = {"seed": self.seed, "labels": LabelSettings(), "dp_sgd": None}
+        return (self.point.alone or self.config).model_copy(update=shown)
 
     @property
     def keeps_figures(self) -> bool:
@@ -307,7 +316,8 @@ class Results:
 
     Attributes:
         table: a row for each figure of each run, seed by seed. Columns: point and seed; those of
-            `figures_of`; epsilon_x, epsilon_y, releases and wire_bytes of the run.
+            `figures_of`; epsilon_x, epsilon_y, releases and wire_bytes of the run; shared: see
+            `shared_share`.
         failures: runs that are not in it.
     """
 
@@ -336,9 +346,17 @@ def results_of(
             "point": trial.point.name, "seed": trial.seed, "epsilon_x": privacy.epsilon_x,
             "epsilon_y": privacy.epsilon_y, "releases": privacy.releases or 0,
             "wire_bytes": found.outcome.wire_bytes, "epsilon_passives": _worst(found.outcome),
+            "shared": _shared(trial.config.data, found.outcome),
         }  # fmt: skip
         rows += [{**of_run, **figure} for figure in figures(found)]
     return Results(pd.DataFrame(rows), tuple(failures))
+
+
+def _shared(data: DataSettings, outcome: Outcome) -> float:
+    """See `shared_share`; an older version's figures tell the aligned rows alone."""
+    labelled, test = outcome.labelled_rows or 0, outcome.test_rows or 0
+    train = outcome.train_rows or max(labelled, (outcome.aligned_rows or 0) - test)
+    return shared_share(data, train=train, labelled=labelled, test=test) if train else 0.0
 
 
 def _worst(outcome: Outcome) -> float:

@@ -11,54 +11,81 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
-from scipy.stats import bootstrap, sem, t
+from scipy.stats import t
 
 from protocols.errors import RemoteProtocolError
+from secure_apfed.data import DATASETS, DataSettings
 from secure_apfed.facts import MethodFacts
 from secure_apfed.measures import ACCURACY, MEASURES
 
-__all__ = ["Gain", "Interval", "Leakage", "Row", "Setting", "Summary", "accuracy_of"]
+__all__ = [
+    "Gain", "Interval", "Leakage", "Row", "Setting", "Summary", "accuracy_of", "holm", "p_text",
+    "shared_share",
+]  # fmt: skip
 
 Row: TypeAlias = dict[str, Any]
 """A line of a table: numbers, texts, intervals or None by column."""
 
-_CONFIDENCE, _RESAMPLES = 0.95, 5000
+_CONFIDENCE = 0.95
+
+
+def shared_share(data: DataSettings | None, *, train: int, labelled: int, test: int) -> float:
+    """How alike two seeds' figures are, at least, since one table of people is split again: 0 to 1.
+
+    The correlation that Nadeau and Bengio (2003, Inference for the generalization error, section
+    3) give re-splits is the share of test rows. It is of training on all others; here it is
+    multiplied by the share of these that has a label, since small labelled samples of two seeds
+    have few people in common. Where a set has its own test rows, seeds draw no others, and the
+    interval speaks of these rows alone: 0.
+
+    Args:
+        data: of the runs; None: test rows were drawn again whatever the set has.
+        train: rows, with a label or without.
+        labelled: those with one.
+        test: rows.
+    """
+    if data and data.dataset in DATASETS and DATASETS[data.dataset].split:
+        return 0.0
+    return test / (test + train) * labelled / train
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean over seeds and its 95 % bootstrap interval; one seed has none (NaN)."""
+    """A mean over seeds and its 95 % interval; one seed has none (NaN)."""
 
     mean: float
     low: float
     high: float
 
     @classmethod
-    def paired(cls, differences: Sequence[float]) -> "Interval":
-        """Of differences paired by seed: Student's, which holds its level for few of them, too."""
-        mean = float(np.mean(differences))
-        if len(differences) < 2 or len(set(differences)) == 1:
-            return cls.of(differences)
-        low, high = t.interval(_CONFIDENCE, len(differences) - 1, mean, sem(differences))
-        return cls(mean, float(low), float(high))
+    def of(cls, values: Sequence[float], *, shared: float = 0.0) -> "Interval":
+        """The corrected resampled t interval (Nadeau and Bengio 2003); Student's at `shared` 0.
 
-    @classmethod
-    def of(cls, values: Sequence[float]) -> "Interval":
-        """Of at least one value (percentile bootstrap, always the same resamples).
+        The variance of a mean of J figures that correlate by rho is 1 / J + rho / (1 - rho) times
+        that which they show. Student's intervals over ten splits of one table hold the truth in
+        about 77 of 100 cases, these in 97; of few labelled rows both in about 93.
 
-        Of few seeds it is too narrow: of five normal values it holds the true mean in about
-        83 of 100 cases.
+        Args:
+            values: at least one; paired differences, where runs are compared.
+            shared: see `shared_share`.
         """
         mean = float(np.mean(values))
         if len(values) < 2:
             return cls(mean, math.nan, math.nan)
         if len(set(values)) == 1:
             return cls(mean, mean, mean)
-        found = bootstrap(
-            (np.asarray(values),), np.mean, confidence_level=_CONFIDENCE,
-            n_resamples=_RESAMPLES, method="percentile", rng=np.random.default_rng(0),
-        ).confidence_interval  # fmt: skip
-        return cls(mean, float(found.low), float(found.high))
+        spread = float(np.std(values, ddof=1)) * math.sqrt(1 / len(values) + shared / (1 - shared))
+        arm = float(t.ppf((1 + _CONFIDENCE) / 2, len(values) - 1)) * spread
+        return cls(mean, mean - arm, mean + arm)
+
+    def p_value(self, seeds: int) -> float:
+        """Of the two-sided test that the mean over so many seeds is 0; NaN of one seed."""
+        if math.isnan(self.low):
+            return math.nan
+        if self.high <= self.low:
+            return float(self.mean == 0)
+        arms = 2 * abs(self.mean) / (self.high - self.low)
+        return float(2 * t.sf(arms * t.ppf((1 + _CONFIDENCE) / 2, seeds - 1), seeds - 1))
 
     def text(self, *, scale: float = 1.0, form: str = ".1f") -> str:
         """Such as "95.2 [94.8, 95.6]"; `form` is that of one number."""
@@ -147,7 +174,7 @@ class Leakage:
             target=target,
             attack=str(worst),
             metric=str(rows["metric"].iloc[0]),
-            advantage=Interval.of(rows["advantage"].tolist()),
+            advantage=Interval.of(rows["advantage"].tolist(), shared=_shared(rows)),
             score=float(rows["score"].mean()),
             baseline=float(rows["baseline"].mean()),
             missing="" if len(rows) == seeds else f"{len(rows)} of {seeds} seeds",
@@ -176,6 +203,7 @@ class Gain:
         over_chosen: the gain over it.
         hindsight: the baseline with the best mean on the test rows, which nobody could choose.
         over_hindsight: the gain over that one, which is never above the other by its mean.
+        shared: of the intervals; see `shared_share`.
         control: mean of the same run without help, where one was made; over_control: the gain over
             it, which is what others' messages were worth.
     """
@@ -186,6 +214,7 @@ class Gain:
     over_chosen: Interval
     hindsight: str
     over_hindsight: Interval
+    shared: float
     measure: str = ACCURACY.name
     control: float | None = None
     over_control: Interval | None = None
@@ -202,20 +231,21 @@ class Gain:
         held_out = sign * alone.groupby("name", sort=False)["baseline"].mean()
         chosen = str(held_out.fillna(-math.inf).idxmax())
         best = str((sign * tests.mean()).idxmax())
-        reached = accuracy_of(rows)
+        reached, shared = accuracy_of(rows), _shared(rows)
         without = None if control is None else accuracy_of(control)
         return cls(
             baseline=chosen,
+            shared=shared,
             solo=float(tests[chosen].mean()),
             reached=float(reached.mean()),
             measure=measure.name,
-            over_chosen=Interval.paired((sign * (reached - tests[chosen])).tolist()),
+            over_chosen=Interval.of((sign * (reached - tests[chosen])).tolist(), shared=shared),
             hindsight=best,
-            over_hindsight=Interval.paired((sign * (reached - tests[best])).tolist()),
+            over_hindsight=Interval.of((sign * (reached - tests[best])).tolist(), shared=shared),
             control=None if without is None else float(without.mean()),
             over_control=None
             if without is None
-            else Interval.paired((sign * (reached - without)).tolist()),
+            else Interval.of((sign * (reached - without)).tolist(), shared=shared),
         )
 
     def text(self, gain: Interval) -> str:
@@ -285,7 +315,10 @@ class Summary:
         by_target.pop("solo", None)
         return cls(
             seeds=len(runs),
-            accuracies={str(name): Interval.of(scores.tolist()) for name, scores in tasks},
+            accuracies={
+                str(name): Interval.of(scores.tolist(), shared=_shared(rows))
+                for name, scores in tasks
+            },
             epsilon_x=float(runs["epsilon_x"].max()),
             epsilon_y=float(runs["epsilon_y"].max()),
             releases=int(runs["releases"].max()),
@@ -302,3 +335,36 @@ class Summary:
 def accuracy_of(rows: pd.DataFrame) -> "pd.Series[float]":
     """The measure of the method's own inference in each run of a point, by seed."""
     return rows[rows["target"] == "task"].groupby("seed", sort=False)["score"].first()
+
+
+def _shared(rows: pd.DataFrame) -> float:
+    """Of a point's seeds; see `shared_share`."""
+    return float(rows["shared"].max())
+
+
+def holm(intervals: Sequence[Interval | None], seeds: int | Sequence[int]) -> list[float]:
+    """P-values of all that one table compares, adjusted for their number (Holm 1979).
+
+    Args:
+        intervals: of differences; None: this line compares nothing.
+        seeds: of all, or of each.
+
+    Returns:
+        One for each; NaN where nothing was compared, or one seed was run.
+    """
+    each = [seeds] * len(intervals) if isinstance(seeds, int) else seeds
+    found = [
+        math.nan if one is None else one.p_value(many)
+        for one, many in zip(intervals, each, strict=True)
+    ]
+    order = sorted((at for at, p in enumerate(found) if not math.isnan(p)), key=found.__getitem__)
+    adjusted, worst = [math.nan] * len(found), 0.0
+    for done, at in enumerate(order):
+        worst = max(worst, min(1.0, (len(order) - done) * found[at]))
+        adjusted[at] = worst
+    return adjusted
+
+
+def p_text(p: float) -> str:
+    """Such as "0.02"; empty of NaN."""
+    return "" if math.isnan(p) else "< 0.001" if p < 0.001 else f"{p:.2g}"

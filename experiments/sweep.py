@@ -35,7 +35,8 @@ __all__ = [
 
 READING = (
     "Accuracy on the active's test rows and what is lost against the same method and seed without "
-    "protection, each a mean over the seeds with its 95 % bootstrap interval. epsilon_x covers one "
+    "protection, each a mean over the seeds with its 95 % interval (corrected resampled t). "
+    "epsilon_x covers one "
     "row's releases with the encoder held fixed, at delta 1e-5, and no label; epsilon_y covers one "
     "training label and no features; whole records of the finished model have no guarantee in any "
     'line. Every training row is aligned, few have a label. "Centralised" is one model on all '
@@ -182,7 +183,8 @@ def summarise(points: Sequence[SweepPoint], results: Results) -> list[PointSumma
             point=point,
             summary=Summary.of(results.of(point)),
             loss=Interval.of(
-                (unprotected[_UNPROTECTED[point.line.method]] - accuracies[point.name]).tolist()
+                (unprotected[_UNPROTECTED[point.line.method]] - accuracies[point.name]).tolist(),
+                shared=float(results.of(point)["shared"].max()),
             ),
         )
         for point in points
@@ -349,7 +351,8 @@ def draw(path: Path, *, title: str, points: Sequence[PointSummary]) -> Picture:
         figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     return Picture(
         path=path, title=title,
-        caption="Means over the seeds with 95 % bootstrap intervals. Blue lines protect released "
+        caption="Means over the seeds with 95 % intervals (corrected resampled t). Blue lines "
+        "protect released "
         "rows with the encoder held fixed and no label; red, orange and pink ones protect training "
         "labels and no features: their epsilons do not compare. The bands are intervals of "
         "SingleVL, of one model on all parties' features, and of APFed-C without protection.",

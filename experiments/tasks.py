@@ -5,10 +5,11 @@ and with all labels, and AUC on digits, of whose ten classes each is left out of
 the active does alone is measured on the same rows, and help is compared with it by seed.
 """
 
+import math
 import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,18 +19,18 @@ from joblib import Parallel, delayed
 
 from experiments.solo import SoloRecord, keep_solo
 from experiments.study_page import markdown, write_text
-from experiments.summary import Interval
+from experiments.summary import Interval, holm, p_text, shared_share
 from protocols.errors import UnsafeChoiceWarning
 from secure_apfed import terminal
 from secure_apfed.config import Config
-from secure_apfed.data import find_dataset
+from secure_apfed.data import find_dataset, load_data
 from secure_apfed.errors import NarrowBatchWarning
 from secure_apfed.plain_json import to_json
 from secure_apfed.runs import run
 
 __all__ = ["CASES", "HEADER", "Case", "TaskRow", "compare_tasks", "main"]
 
-HEADER = ("model", "measure", "mean and 95 % interval", "help minus best alone")
+HEADER = ("model", "measure", "mean and 95 % interval", "help minus best alone", "p, Holm")
 
 _MASKED: Mapping[str, Any] = {"secure_sum": {"scheme": "plain", "masks": "pairwise"}}
 _REGRESSION: Mapping[str, Any] = {
@@ -114,18 +115,21 @@ class TaskRow:
     measure: str
     value: Interval
     gain: Interval | None
+    p_holm: float = math.nan
 
     def cells(self) -> tuple[str, ...]:
         """Texts in the order of `HEADER`."""
         gain = "" if self.gain is None else self.gain.text(form="+.3f")
-        return self.model, self.measure, self.value.text(form=".3f"), gain
+        return self.model, self.measure, self.value.text(form=".3f"), gain, p_text(self.p_holm)
 
 
 def compare_tasks(
     *, seeds: Sequence[int], jobs: int = 1, cases: Sequence[Case] = CASES
 ) -> list[TaskRow]:
     """Run every line and the solo baselines of each case for each seed."""
-    return [row for case in cases for row in _rows(case, seeds, jobs)]
+    rows = [row for case in cases for row in _rows(case, seeds, jobs)]
+    adjusted = holm([row.gain for row in rows], len(seeds))
+    return [replace(row, p_holm=p) for row, p in zip(rows, adjusted, strict=True)]
 
 
 def _rows(case: Case, seeds: Sequence[int], jobs: int) -> list[TaskRow]:
@@ -137,31 +141,37 @@ def _rows(case: Case, seeds: Sequence[int], jobs: int) -> list[TaskRow]:
                          if one[0] == label], seeds)
         for label in case.lines
     }  # fmt: skip
+    settings = case.config(next(iter(case.lines)), case.data[0], seeds[0]).data
+    first_of = load_data(settings, seed=seeds[0])
+    shared = shared_share(
+        settings, train=len(first_of.train_rows), labelled=len(first_of.labelled_rows),
+        test=len(first_of.test_rows),
+    )  # fmt: skip
     measure = solo[0].judged_by
     best = _by_seed([one.best.test for one in solo], seeds)
     rows = [
         _row(case, f"{title}, alone", measure.name, _by_seed(
             [found.test for one in solo for found in one.baselines if found.title == title], seeds
-        ))
+        ), shared)
         for title in dict.fromkeys(found.title for found in solo[0].baselines)
     ]  # fmt: skip
-    rows.append(_row(case, f"best alone, {solo[0].chosen}", measure.name, best))
+    rows.append(_row(case, f"best alone, {solo[0].chosen}", measure.name, best, shared))
     first = next(iter(case.lines))
     for label, found in values.items():
         gain = None if label == first else [
             measure.gain(one, other) for one, other in zip(found, best, strict=True)
         ]  # fmt: skip
-        rows.append(_row(case, label, measure.name, found, gain))
+        rows.append(_row(case, label, measure.name, found, shared, gain))
     return rows
 
 
 def _row(
-    case: Case, model: str, measure: str, values: Sequence[float],
+    case: Case, model: str, measure: str, values: Sequence[float], shared: float,
     gain: Sequence[float] | None = None,
 ) -> TaskRow:  # fmt: skip
     return TaskRow(
-        case=case.title, model=model, measure=measure, value=Interval.of(values),
-        gain=None if gain is None else Interval.paired(gain),
+        case=case.title, model=model, measure=measure, value=Interval.of(values, shared=shared),
+        gain=None if gain is None else Interval.of(gain, shared=shared),
     )  # fmt: skip
 
 

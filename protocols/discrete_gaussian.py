@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocols.errors import LocalProtocolError
+from protocols.integers import is_whole
 from protocols.randomness import derive_key, keystream
 
 __all__ = ["MAX_DEVIATION", "TAIL", "discrete_gaussian", "largest_noise"]
@@ -64,11 +65,12 @@ def discrete_gaussian(
     Raises:
         LocalProtocolError: a deviation out of range, or a key of the wrong length.
     """
-    if type(deviation) is not int or not 1 <= deviation <= MAX_DEVIATION:
+    if not is_whole(deviation) or not 1 <= deviation <= MAX_DEVIATION:
         raise LocalProtocolError(
             f"the deviation of discrete noise is an integer from 1 to {MAX_DEVIATION}, "
             f"got {deviation!r}"
         )
+    deviation = int(deviation)
     count = math.prod(shape)
     bits = _Bits(derive_key(key, _PURPOSE, *context))
     kept: list[Integers] = []

@@ -31,15 +31,19 @@ class PartyLeftError(RemoteProtocolError):
 
     Attributes:
         left: who, where that is known.
+        gone: whether it is known that they left; otherwise they may only have nothing to say.
     """
 
-    def __init__(self, message: str, *, left: tuple[str, ...] = ()) -> None:
+    def __init__(self, message: str, *, left: tuple[str, ...] = (), gone: bool = False) -> None:
         super().__init__(message)
-        self.left = left
+        self.left, self.gone = left, gone
 
 
 class RunStoppedError(PartyLeftError):
     """A peer said that it stops, and perhaps why."""
+
+    def __init__(self, message: str, *, left: tuple[str, ...] = ()) -> None:
+        super().__init__(message, left=left, gone=True)
 
 
 class UnsafeChoiceWarning(UserWarning):

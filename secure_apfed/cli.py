@@ -5,7 +5,6 @@ Exit codes: 0 done, 1 `doctor` found something missing, 2 usage or configuration
 files, 4 protocol or security, 5 privacy budget exhausted, 130 interrupted.
 """
 
-import math
 import sys
 import warnings
 from collections.abc import Sequence
@@ -28,6 +27,7 @@ from secure_apfed.commands import (
     certs,
     contributions,
     encoder,
+    finished,
     ids,
     leakage,
     listing,
@@ -41,8 +41,6 @@ from secure_apfed.commands import (
 from secure_apfed.errors import ApfedError
 
 if TYPE_CHECKING:
-    from attacks.interface import AttackResult
-    from experiments.solo import SoloRecord
     from secure_apfed.config import Config
     from secure_apfed.live_view import Shown
     from secure_apfed.runs import RunResult
@@ -125,6 +123,15 @@ def run(
         ),
     ] = False,
     baselines: Annotated[bool, typer.Option(help="Measure what the active does alone.")] = True,
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            help="Run under so many seeds, from the run's on: means, intervals and whether "
+            "help paid. Parties draw theirs as party_seeds says, secret ones unless set.",
+        ),
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes, with --seeds.")] = 1,
     overrides: Overrides = None,
     as_json: AsJson = False,
     json_events: JsonEvents = False,
@@ -139,20 +146,26 @@ def run(
     if prepare:
         _prepare(config, folder, timeout, transport, as_json=as_json)
         return
-    _check_attacks(config)
+    _check_what_follows(config, folder)
+    if seeds is not None:
+        if transport is not TransportName.memory or resume or json_events:
+            raise typer.BadParameter(
+                "--seeds runs in memory, goes on where it was stopped, and prints with --json "
+                "alone; "
+                "leave out --transport, --resume and --json-events"
+            )
+        _run_seeds(config, folder, seeds, jobs, baselines=baselines, as_json=as_json)
+        return
     if json_events and transport is TransportName.memory:
         raise typer.BadParameter("--json-events tells of parties that run apart; use --json here")
     quiet = as_json or json_events
     shown = live_view.shown_as(as_json=as_json, json_events=json_events)
-    how = {"transport": transport.value, "timeout_s": timeout}
+    how: dict[str, Any] = {"transport": transport.value, "timeout_s": timeout}
+    if transport is not TransportName.memory:
+        how["baselines"] = baselines  # the active's own process measures them
     with fits_kept_meanwhile():
         result = _train(config, folder, resume=resume, shown=shown, how=how)
-        solo = _alone(config, folder, quiet=quiet) if baselines else None
-    results, page = _finish(config, folder, result, quiet=quiet)
-    if quiet:
-        terminal.print_json(_as_json(result, results, solo, page))
-    else:
-        _show_result(result, results, solo, page)
+        finished.tell(config, result, baselines=baselines, quiet=quiet)
 
 
 def _prepare(
@@ -172,12 +185,43 @@ def _prepare(
         typer.echo(f"secure-apfed party --config {file}")
 
 
-def _check_attacks(config: "Config") -> None:
-    """Refuse a misspelt attack before hours of training, not after them."""
-    from attacks.run import prepare
+def _run_seeds(
+    config: "Config", folder: Path, seeds: int, jobs: int, *, baselines: bool, as_json: bool
+) -> None:
+    """Run under several seeds, and say what all of them found; each has a report."""
+    from experiments.several import run_seeds
 
-    for choice in config.attacks:
-        prepare(choice)
+    with progress_bars.counting(f"{config.name}: seeds", quiet=as_json) as on_done:
+        found = run_seeds(
+            config, folder, seeds=seeds, jobs=jobs, baselines=baselines, on_done=on_done
+        )
+    for path in found.folders.values():
+        if leakage.report_if_possible(path) is None:
+            break
+    if as_json:
+        terminal.print_json(found.as_json())
+        return
+    terminal.show_rows(f"{config.name}: {seeds} seeds", ("", ""), found.rows())
+    terminal.show_note(found.note)
+    typer.echo(folder)
+
+
+def _check_what_follows(config: "Config", folder: Path) -> None:
+    """Refuse a misspelt attack or study before hours of training, not after them."""
+    from attacks.run import expand
+    from secure_apfed.errors import ConfigError
+
+    expand(config.attacks)
+    if not config.tradeoff:
+        return
+    try:
+        from experiments.tradeoff import points_of, tradeoff_of
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"tradeoff: {error.name}, which draws it, is not installed; leave it out, or "
+            "pip install 'secure-apfed[experiments]'"
+        ) from None
+    points_of(tradeoff_of(config), folder)
 
 
 def _train(
@@ -203,99 +247,6 @@ def _train(
 
 class _InterruptedRun(Exception):  # noqa: N818 - it is no error
     """The user stopped a run; the message says how to continue."""
-
-
-def _alone(config: "Config", folder: Path, *, quiet: bool) -> "SoloRecord":
-    """What the active would do without anybody, from the same rows and labels."""
-    from experiments.solo import FILE, keep_solo
-
-    if not quiet:
-        terminal.show_note("measuring what the active would do alone")
-    return keep_solo(config, folder / FILE)
-
-
-def _finish(
-    config: "Config", folder: Path, result: "RunResult", *, quiet: bool
-) -> "tuple[tuple[AttackResult, ...], Path | None]":
-    """Mount the attacks and write the report; pictures need an extra, which may be absent."""
-    from experiments.finish import mount_attacks
-
-    if result.recorded is None:
-        if config.attacks and not quiet:
-            terminal.show_note(
-                "no attacks are mounted: each party ran in a process of its own, and nobody holds "
-                "what all of them sent; run it with --transport memory to measure leakage"
-            )
-        return (), leakage.report_if_possible(folder)
-    if config.attacks and not quiet:
-        terminal.show_note(f"mounting {', '.join(choice.name for choice in config.attacks)}")
-    return mount_attacks(folder), leakage.report_if_possible(folder)
-
-
-def _as_json(
-    result: "RunResult", results: "Sequence[AttackResult]", solo: "SoloRecord | None",
-    page: Path | None,
-) -> dict[str, Any]:  # fmt: skip
-    return {
-        "method": result.method, "accuracy": dict(result.accuracy),
-        "measure": result.measure, "measures": {
-            name: dict(values) for name, values in result.measures.items()
-        }, "threshold": result.threshold,
-        "wire_bytes": result.wire_bytes, "privacy": asdict(result.privacy),
-        "attacks": [attack.as_json() for attack in results],
-        "contributions": {name: dict(one) for name, one in result.contributions.items()},
-        "solo": None if solo is None else solo.model_dump(mode="json"),
-        "folder": result.folder, "report": page,
-    }  # fmt: skip
-
-
-def _reached(result: "RunResult") -> list[tuple[str, str]]:
-    from secure_apfed.measures import ACCURACY, MEASURES
-
-    measure = MEASURES[result.measure]
-    rows = [
-        (f"accuracy, {name}", f"{100 * value:.2f} %")
-        for name, value in result.accuracy.items() if not math.isnan(value)
-    ]  # fmt: skip
-    if measure is not ACCURACY:
-        told = [(f"{measure.title}, {name}", measure.text(value))
-                for name, value in result.scores.items()]  # fmt: skip
-        rows = [*told, *rows]
-    if result.threshold is not None:
-        rows.append(("threshold of the second class", f"{result.threshold:.3f}"))
-    return rows
-
-
-def _show_result(
-    result: "RunResult", results: "Sequence[AttackResult]", solo: "SoloRecord | None",
-    page: Path | None,
-) -> None:  # fmt: skip
-    from attacks.run import headlines
-    from secure_apfed.privacy_rows import cross_check_rows, privacy_rows, told
-
-    rows = _reached(result)
-    if solo is not None:
-        alone = solo.best
-        rows += [
-            (f"best alone, {alone.title}", solo.judged_by.text(alone.test)),
-            ("help", solo.sentence(next(iter(result.scores.values())))),
-        ]
-    rows.append(("sent", f"{result.wire_bytes / 1e6:.1f} MB"))
-    rows += [*privacy_rows(result.privacy), *cross_check_rows(result.privacy)]
-    rows += [
-        (f"epsilon of {name}, one person there", told(one["epsilon"], delta=one["delta"],
-                                                     releases=one["releases"]))
-        for name, one in result.contributions.items()
-    ]  # fmt: skip
-    rows += [
-        (f"attack {worst.attack}", "not applicable" if worst.advantage is None
-         else f"advantage {worst.advantage:+.3f} in {worst.metric} by {worst.adversary}")
-        for worst in headlines(results)
-    ]  # fmt: skip
-    rows.append(("run folder", str(result.folder)))
-    if page is not None:
-        rows.append(("report", str(page)))
-    terminal.show_rows("Result", ("", ""), rows)
 
 
 @app.command()
@@ -406,6 +357,8 @@ def execute(arguments: Sequence[str]) -> int:
         try:
             code = app(args=rest, prog_name="secure-apfed", standalone_mode=False)
         except TyperException as error:
+            if not error.format_message():  # no command was named, and the help stands there
+                return error.exit_code
             failure = terminal.Failure(
                 code=2, title="Usage", kind="UsageError", message=error.format_message()
             )

@@ -112,9 +112,8 @@ class Contract(Settings):
         session: unique; also in every envelope and binding.
         participants: the fixed set of parties.
         passives: terms by passive.
-        alignment, secure_sum, guard: protocols with their public parameters.
-        votes: how passives label rows; empty where they do not.
-        multiview: what is averaged, where parties average; else empty.
+        settings: that concern all, as `secure_apfed.settings.concern` tells them from others.
+        secure_sum: public parameters of the sum; empty where there is none.
         minimum_batch: rows below which a passive refuses a batch.
         epochs, batch_size: how much will be asked of the passives at most.
         spare_answers: for a row above one an epoch, in all sessions of the run together.
@@ -129,16 +128,12 @@ class Contract(Settings):
         resumes: where all go on, each from its own checkpoint; null: from the start.
     """
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     session: str = Field(min_length=1, max_length=256)
-    method: str
     participants: tuple[Participant, ...]
     passives: dict[str, PassiveTerms]
-    alignment: dict[str, Any]
+    settings: dict[str, Any]
     secure_sum: dict[str, Any]
-    guard: dict[str, Any]
-    votes: dict[str, Any] = {}
-    multiview: dict[str, Any] = {}
     minimum_batch: int = Field(ge=1)
     epochs: int = Field(ge=1)
     batch_size: int = Field(ge=1)

@@ -5,10 +5,12 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "DataError",
+    "FewRowsWarning",
     "ModelError",
     "NarrowBatchWarning",
     "NoHelpWarning",
     "SuspectColumnWarning",
+    "UnseenCellsWarning",
 ]
 
 
@@ -32,12 +34,20 @@ class CheckpointError(ApfedError):
     """A checkpoint or run folder is truncated, altered, of another run, or not to be resumed."""
 
 
+class FewRowsWarning(UserWarning):
+    """So few rows of a class that nothing is learnt of it, or that measures say little."""
+
+
 class NarrowBatchWarning(UserWarning):
     """A batch whose representations point in one direction: the active trained on it alone."""
 
 
 class SuspectColumnWarning(UserWarning):
     """A column that looks like an ID or like the label, among the features."""
+
+
+class UnseenCellsWarning(UserWarning):
+    """Cells to predict from that are unlike all in training, and count for nothing."""
 
 
 class NoHelpWarning(UserWarning):

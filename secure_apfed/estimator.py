@@ -2,14 +2,17 @@
 
 Run by: who has all parties' frames in one process, to try a method out or to compare it with other
 classifiers; parties that keep their frames to themselves take part in a run (`secure-apfed party`).
-People are matched by the frames' index. After `fit` nothing of a passive is needed any more.
+People are matched by the frames' index. After `fit` nothing of a passive is needed any more: what
+is shown of a classifier, and a pickle of a fitted one, hold none of their rows.
 """
 
 import numbers
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+import narwhals.stable.v2 as nw
 import numpy as np
 import pandas as pd
 import torch
@@ -22,20 +25,30 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from protocols.errors import UnsafeChoiceWarning
 from secure_apfed.config import Config
 from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
-from secure_apfed.data.cells import is_date
-from secure_apfed.data.column_encoding import fit_columns
-from secure_apfed.data.frames import is_numeric, plain_cells
+from secure_apfed.data.cells import has_measures, name_of
+from secure_apfed.data.column_encoding import CellCounts, fit_columns
+from secure_apfed.data.frames import plain_cells
 from secure_apfed.data.labels import require_one_spelling, warn_of_empty_words
 from secure_apfed.errors import ConfigError, DataError
+from secure_apfed.id_kinds import id_texts
 from secure_apfed.methods import METHODS
+from secure_apfed.party_frames import as_pandas
 from secure_apfed.runs import RunResult, SoloModel, run
 from secure_apfed.tasks import Classification
+from secure_apfed.torch_state import undisturbed
 
 __all__ = ["VerticalClassifier"]
 
 _ACTIVE = "active"
 # Settings name two parties or more, also those of a method that has no passive.
 _NOBODY = ("nobody",)
+
+
+class _Unshown(dict[str, pd.DataFrame | None]):
+    """Frames by party, which no text or page shows the rows of."""
+
+    def __repr__(self) -> str:
+        return f"<{', '.join(self)}>"
 
 
 class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -62,6 +75,26 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.settings = settings
         self.seed = seed
 
+    @property
+    def passives(self) -> Mapping[str, pd.DataFrame | None] | None:
+        """As they were given; None for the rows that a pickle left out."""
+        given: Mapping[str, pd.DataFrame | None] | None = self.__dict__["passives"]
+        return given
+
+    @passives.setter
+    def passives(self, given: Mapping[str, pd.DataFrame | None] | None) -> None:
+        if isinstance(given, Mapping) and not isinstance(given, _Unshown):
+            given = _Unshown(given)
+        self.__dict__["passives"] = given
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a pickle holds: once fitted, nothing of the passives' rows."""
+        state: dict[str, Any] = dict(super().__getstate__())
+        if "model_" in state:
+            state["passives"] = self.passives and _Unshown.fromkeys(self.passives)
+            state["result_"] = replace(self.result_, recorded=None)
+        return state
+
     def __sklearn_tags__(self) -> Tags:
         tags: Tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
@@ -69,6 +102,7 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         tags.input_tags.string = True
         return tags
 
+    @undisturbed()
     def fit(self, X: Any, y: Any) -> "VerticalClassifier":
         """Align by index, and train.
 
@@ -84,7 +118,7 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._require_index(X)
         X = _storable(X)
         raw, labels = self._checked(X, y)
-        frame = _frame(X, raw)
+        frame, self._named = _frame(X, raw), isinstance(X, pd.DataFrame)
         self.classes_, numbers_N = np.unique(labels, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"Classifier can't train when only one class is present: {labels[0]}")
@@ -95,7 +129,9 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         config = self._config()
         data = VerticalData(
             active=_table(_ACTIVE, frame, torch.from_numpy(numbers_N).long()),
-            passives=tuple(_table(name, one) for name, one in (self.passives or {}).items()),
+            passives=tuple(
+                _table(name, one) for name, one in (self.passives or {}).items() if one is not None
+            ),
             classes=tuple(map(str, self.classes_)),
             train_rows=torch.arange(len(frame)),
             test_rows=torch.empty(0, dtype=torch.int64),
@@ -114,6 +150,12 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def _require_index(self, X: Any) -> None:
+        absent = [name for name, frame in (self.passives or {}).items() if frame is None]
+        if absent:
+            raise ConfigError(
+                f"VerticalClassifier: the rows of {', '.join(absent)} are not here, since a pickle "
+                "of a fitted classifier leaves them out; give the frames, set_params(passives=...)"
+            )
         if self.passives and not isinstance(X, pd.DataFrame):
             raise ConfigError(
                 f"VerticalClassifier: people are matched by the index of frames, and the active's "
@@ -121,6 +163,7 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 'a Pipeline say .set_output(transform="pandas") of what stands before'
             )
 
+    @undisturbed()
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Probabilities (N, K) in the order of `classes_`."""
         check_is_fitted(self)
@@ -129,9 +172,19 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         frame = _frame(X, raw)
         encoding = self.model_.encoding
         assert isinstance(encoding, ColumnEncoding)
-        # Names were compared above, where there are any; an array has its columns in their places.
-        frame.columns = pd.Index([column.name for column in encoding.columns])
-        shares_NK = self.model_.predict(encoding.encode(frame)).double()
+        if not (isinstance(X, pd.DataFrame) and self._named):
+            # Columns have their places alone. Texts that name them scikit-learn has compared, or
+            # warned of; numbers it has not looked at.
+            if isinstance(X, pd.DataFrame) and _in_another_order(X.columns):
+                raise DataError(
+                    "the input: its columns are numbered in another order, and the model was "
+                    "fitted to an array, whose columns have places alone; give an array"
+                )
+            frame.columns = pd.Index([column.name for column in encoding.columns])
+        counts = CellCounts()
+        features = encoding.encode(frame, counts=counts)
+        counts.warn(source="the input")
+        shares_NK = self.model_.predict(features).double()
         normed: NDArray[np.float64] = (shares_NK / shares_NK.sum(1, keepdim=True)).numpy()
         return normed
 
@@ -181,18 +234,29 @@ def _alone() -> str:
 
 
 def _storable(X: Any) -> Any:
-    """The same with moments as objects: an array of numbers and moments is none to numpy."""
+    """Frames of every library as pandas', with moments and durations as objects: an array of
+    numbers and moments is none to numpy.
+    """
     if not isinstance(X, pd.DataFrame):
+        if not isinstance(nw.from_native(X, pass_through=True), nw.DataFrame):
+            return X
+        X = as_pandas(X, party="the input")
+    moments = [name for name, kind in X.dtypes.items() if kind.kind in "mM"]
+    if not moments or not X.columns.is_unique:
         return X
-    X = plain_cells(X) if X.columns.is_unique else X
-    moments = X.select_dtypes(["datetime", "datetimetz"]).columns
-    return X.astype(dict.fromkeys(moments, object)) if len(moments) else X
+    return X.astype(dict.fromkeys(moments, object))
+
+
+def _in_another_order(columns: "pd.Index[Any]") -> bool:
+    """Whether columns are named by their places from 0, and do not stand there."""
+    places = list(range(len(columns)))
+    return list(columns) != places and sorted(columns, key=str) == sorted(places, key=str)
 
 
 def _frame(X: Any, raw: Any) -> pd.DataFrame:
     """The rows with names: of columns and people where the caller gave some."""
     if isinstance(X, pd.DataFrame):
-        return X.set_axis([str(column) for column in X.columns], axis=1)
+        return X.set_axis(list(map(name_of, X.columns)), axis=1)
     if raw.dtype == object:
         _check_cells(raw)
     columns = [f"x{place}" for place in range(raw.shape[1])]
@@ -210,12 +274,9 @@ def _check_cells(raw: NDArray[Any]) -> None:
 
 
 def _table(name: str, frame: pd.DataFrame, labels_N: torch.Tensor | None = None) -> PartyTable:
-    if frame.index.has_duplicates:
-        twice = frame.index[frame.index.duplicated()][0]
-        raise DataError(f"{name}: its index names people, and {twice!r} stands in it twice")
-    texts = [
-        str(name) for name, cells in frame.items() if not (is_numeric(cells) or is_date(cells))
-    ]
+    frame = plain_cells(frame) if frame.columns.is_unique else frame
+    texts = [str(name) for name, cells in frame.items() if not has_measures(cells)]
     encoding = fit_columns(frame, categorical=texts, missing="mean", source=name)
     features = encoding.encode(frame, source=name)
-    return PartyTable(name, tuple(map(str, frame.index)), features, labels_N, encoding)
+    ids = id_texts(frame.index, party=name, what="its index", strip=True, rows=True)
+    return PartyTable(name, tuple(ids), features, labels_N, encoding)

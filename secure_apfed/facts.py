@@ -9,6 +9,7 @@ contract's method.
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from secure_apfed.names import ReleaseFigure
 from secure_apfed.objectives.settings import ObjectiveSettings
 
 __all__ = ["Averaged", "MethodFacts", "Released", "Side", "Teacher", "VoteOpening"]
@@ -119,6 +120,11 @@ class MethodFacts:
     def goes_on_without(self) -> bool:
         """Whether a step has a meaning without some passive: none is averaged, or predicts."""
         return self.sums_gradients or self.opens_votes == "sum"
+
+    @property
+    def passives_figure(self) -> ReleaseFigure:
+        """What passives call the epsilon of noise that they add to votes or contributions."""
+        return "epsilon_v" if self.opens_votes else "epsilon_c"
 
     @property
     def aligns(self) -> bool:

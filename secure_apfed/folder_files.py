@@ -38,6 +38,16 @@ _CHUNK = 2**20
 PartT = TypeVar("PartT")
 
 
+def _why_missing(folder: Path) -> str:
+    """What is to be done about a file of a run's folder that is not there."""
+    if not folder.is_dir():
+        return "there is no such folder"
+    begun, finished = ((folder / name).is_file() for name in ("config.yaml", "result.json"))
+    if begun and not finished:
+        return f"the run in {folder} has not finished; continue it with --resume"
+    return "the folder is not complete, restore it from a copy"
+
+
 def open_plain(path: Path) -> BufferedReader:
     """Open a file that is no pipe, device or folder.
 
@@ -48,9 +58,7 @@ def open_plain(path: Path) -> BufferedReader:
         # Opening a pipe would wait for its writer.
         file = os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb")
     except FileNotFoundError:
-        raise CheckpointError(
-            f"{path}: is missing; the folder is not complete, restore it from a copy"
-        ) from None
+        raise CheckpointError(f"{path}: is missing; {_why_missing(path.parent)}") from None
     except IsADirectoryError:
         raise _no_plain_file(path) from None
     except (OSError, ValueError) as error:

@@ -20,13 +20,15 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
+from pydantic import ValidationError
 from torch import Tensor
 
 from protocols.errors import UnsafeChoiceWarning
+from secure_apfed.alignment import AlignmentSettings, IdNormalisation
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
 from secure_apfed.data import ColumnEncoding
-from secure_apfed.data.frames import plain_cells
+from secure_apfed.data.column_encoding import CellCounts
 from secure_apfed.errors import CheckpointError, ConfigError, ModelError
 from secure_apfed.measures import MEASURES, Estimate, Measure, estimates
 from secure_apfed.methods import METHODS
@@ -41,6 +43,7 @@ from secure_apfed.runs import RunFolder, RunResult, SoloModel, load_model, run
 from secure_apfed.runs.scored_rows import read_scored
 from secure_apfed.solo.kept import fits_kept_meanwhile
 from secure_apfed.tasks import Classification
+from secure_apfed.torch_state import undisturbed
 
 if TYPE_CHECKING:
     from attacks.interface import AttackResult
@@ -96,10 +99,14 @@ class FramesModel:
         labels: NDArray[Any] = np.array(self.classes_)[places_N.numpy()]
         return labels
 
+    @undisturbed()
     def _told(self, frame: Any) -> Tensor:
         rows, encoding = as_pandas(frame, party="the input"), self.solo.encoding
         assert isinstance(encoding, ColumnEncoding)
-        return self.solo.predict(encoding.encode(plain_cells(rows))).double()
+        counts = CellCounts()
+        features = encoding.encode(rows, counts=counts)
+        counts.warn(source="the input")
+        return self.solo.predict(features).double()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +115,10 @@ class FramesResult:
 
     Attributes:
         config: of the run, complete; run: what it told, with what was sent and spent.
-        measures: of the test rows, with 95 % intervals over these rows.
-        alone: what the active does without anybody, by every solo baseline; None: not asked for.
+        measures: of the test rows, with 95 % intervals over these rows; `run.undefined` says why
+            others are not among them.
+        alone: what the active does without anybody, by every solo baseline; None: not asked for, or
+            under dp_sgd, whose noise would not cover it.
         attacks: results of those that the settings name.
         who_learns: by party, what it received of each kind and can read of it; empty without the
             extra `experiments`.
@@ -153,9 +162,10 @@ class FramesResult:
     @property
     def gain(self) -> float | None:
         """How much better than the best that the active does alone, by the headline measure; None:
-        not measured. One run shows no gain, only several seeds do.
+        not measured, or not defined by the test rows. One run shows no gain, only several seeds do: `seed` draws the split, and
+        each party its initial weights from a secret seed unless `party_seeds` says otherwise.
         """
-        if self.alone is None:
+        if self.alone is None or math.isnan(self.score.value):
             return None
         return self.judged_by.gain(self.score.value, self.alone.best.test)
 
@@ -187,6 +197,7 @@ class FramesResult:
         return table
 
 
+@undisturbed()
 def run_frames(
     active: Any,
     passives: Mapping[str, Any],
@@ -218,7 +229,9 @@ def run_frames(
         CheckpointError: the folder holds a run already. Others as `secure_apfed.runs.run`.
     """
     own = (settings.get("data") or {}).get("active", "active")
-    frames = checked_frames(active, passives, name=own, id_column=id, label=label)
+    frames = checked_frames(
+        active, passives, name=own, id_column=id, label=label, rules=_rules(settings)
+    )
     with ExitStack() as stack:
         place = Path(folder or stack.enter_context(tempfile.TemporaryDirectory())).absolute()
         if (place / _TABLES).exists():
@@ -238,6 +251,15 @@ def run_frames(
                 config, place, found, labels_by_text(frames[own], label), baselines=baselines,
                 keeps=folder is not None,
             )  # fmt: skip
+
+
+def _rules(settings: Mapping[str, Any]) -> IdNormalisation | None:
+    """How IDs are compared, where the settings say; what is wrong there `_config` tells."""
+    alignment = settings.get("alignment") or {}
+    try:
+        return AlignmentSettings.model_validate(alignment).normalisation
+    except ValidationError:
+        return None
 
 
 def _ran(config: Config, folder: Path, frames: Mapping[str, pd.DataFrame]) -> RunResult:
@@ -279,12 +301,12 @@ def _result(
 ) -> FramesResult:  # fmt: skip
     """What the finished run's folder says."""
     from experiments.finish import mount_attacks
-    from experiments.solo import FILE, keep_solo
+    from experiments.solo import beside_run
 
     variant = next(iter(found.accuracy))
     scored = read_scored(RunFolder(folder), variant, threshold=found.threshold)
     attacks = mount_attacks(folder) if config.attacks else ()
-    alone = keep_solo(config, folder / FILE) if baselines else None
+    alone = beside_run(config, folder, found.trained) if baselines else None
     who_learns, page = _reported(folder, draws=keeps)
     model = None
     if config.facts.predicts_alone:

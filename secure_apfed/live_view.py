@@ -7,7 +7,6 @@ other text of a peer is shown.
 """
 
 import contextlib
-import math
 import sys
 import threading
 import time
@@ -208,9 +207,8 @@ def _waited(waits: "Waiting") -> str:
 
 
 def _counted(status: "Status") -> str:
-    epsilon = "inf" if math.isinf(status.epsilon) else f"{status.epsilon:.3g}"
     sent, received = status.sent_bytes / 1e6, status.received_bytes / 1e6
-    return f"epsilon_x {epsilon}  {sent:.1f} MB sent  {received:.1f} MB received"
+    return f"{status.figure} {status.epsilon:.3g}  {sent:.1f} MB sent  {received:.1f} MB received"
 
 
 def _progress_of(progress: "Progress") -> str:
@@ -243,14 +241,14 @@ def _peers(status: "Status") -> Table:
 
 
 def _parties(statuses: "Sequence[Status]") -> Table:
-    table = _table("party", "phase", "step", "waits for", "peers", "epsilon_x", "kB sent")
+    table = _table("party", "phase", "step", "waits for", "peers", "epsilon", "kB sent")
     for one in statuses:
         troubles = ", ".join(_troubles(one))
         table.add_row(
             Text(one.party), one.phase, "" if one.step is None else str(one.step),
             Text(_waited(one.waits) if one.waits else ""),
             Text(troubles or "all there", style="yellow" if troubles else ""),
-            f"{one.epsilon:.3g}", f"{one.sent_bytes / 1e3:,.1f}",
+            f"{one.figure} {one.epsilon:.3g}", f"{one.sent_bytes / 1e3:,.1f}",
         )  # fmt: skip
     return table
 

@@ -16,15 +16,15 @@ Example:
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, TypeAlias, TypeVar
+from typing import Annotated, Literal, TypeAlias, TypeVar
 
 from pydantic import AfterValidator
 
 from secure_apfed.errors import ConfigError
 
 __all__ = [
-    "RESERVED", "UPDATES", "ByParty", "Name", "PartyName", "RunName", "check_name", "check_parties",
-    "log_file", "own_file",
+    "RESERVED", "UPDATES", "ByParty", "Name", "PartyName", "ReleaseFigure", "RunName", "check_name",
+    "check_parties", "log_file", "own_file",
 ]  # fmt: skip
 
 _T = TypeVar("_T")
@@ -33,6 +33,8 @@ _PARTY_LETTERS, _RUN_LETTERS = 64, 200
 
 # Of a party's ledger of private updates.
 UPDATES = "+updates"
+# What a party's account of what it lets out is called; see `secure_apfed.privacy_rows.FIGURES`.
+ReleaseFigure: TypeAlias = Literal["epsilon_x", "epsilon_v", "epsilon_c"]
 # Roles that are parties of every contract, and the passives' settings for those not named.
 RESERVED = ("aggregator", "dealer", "default")
 

@@ -13,18 +13,14 @@ import numpy as np
 import pandas as pd
 from pyarrow import ArrowException
 
+from secure_apfed.alignment import IdNormalisation
 from secure_apfed.alignment.id_files import cell_text
-from secure_apfed.data.frames import to_texts
+from secure_apfed.data.cells import name_of
 from secure_apfed.errors import DataError
+from secure_apfed.id_kinds import id_texts, require_comparable
 from secure_apfed.runs.folder import make_private
 
 __all__ = ["as_pandas", "checked_frames", "labels_by_text", "names_of_files", "write_frames"]
-
-# What pandas infers of a column of IDs, in words; IDs of other kinds are refused.
-_ID_KINDS = {
-    "string": "text", "integer": "whole numbers", "datetime64": "moments", "datetime": "moments",
-    "date": "dates", "categorical": "categories",
-}  # fmt: skip
 
 
 def as_pandas(frame: Any, *, party: str) -> pd.DataFrame:
@@ -45,16 +41,21 @@ def as_pandas(frame: Any, *, party: str) -> pd.DataFrame:
         raise DataError(
             f"{party}: its frame has several columns of one name; give each a name of its own"
         ) from error
-    named: pd.DataFrame = rows.set_axis([str(column) for column in rows.columns], axis=1)
+    named: pd.DataFrame = rows.set_axis(list(map(name_of, rows.columns)), axis=1)
+    if not named.columns.is_unique:  # 1 and "1", or one name in two forms of Unicode
+        raise DataError(
+            f"{party}: its frame has several columns of one name; give each a name of its own"
+        )
     if isinstance(frame, pd.DataFrame) and frame.index.name is not None:
         named = named.reset_index() if str(frame.index.name) not in named.columns else named
     return named
 
 
 def checked_frames(
-    active: Any, passives: Mapping[str, Any], *, name: str, id_column: str, label: str
-) -> dict[str, pd.DataFrame]:
-    """By party, the active's first, a pandas frame whose IDs and labels can be used.
+    active: Any, passives: Mapping[str, Any], *, name: str, id_column: str, label: str,
+    rules: IdNormalisation | None = None,
+) -> dict[str, pd.DataFrame]:  # fmt: skip
+    """By party, the active's first, a pandas frame whose labels can be used, and IDs as texts.
 
     Args:
         active: the frame with the labels.
@@ -62,6 +63,7 @@ def checked_frames(
         name: of the active.
         id_column: in all of them, a column or the index's name.
         label: the active's column of labels.
+        rules: how IDs are compared; None: the defaults.
 
     Raises:
         DataError: names the party, the column, what was expected, and what to do.
@@ -69,13 +71,11 @@ def checked_frames(
     if name in passives:
         raise DataError(f"{name}: the active is called so, and a passive, too; rename the passive")
     frames = {one: as_pandas(frame, party=one) for one, frame in {name: active, **passives}.items()}
-    kinds = {one: _id_kind(frame, id_column, party=one) for one, frame in frames.items()}
-    for one, kind in kinds.items():
-        if kind != kinds[name]:
-            raise DataError(
-                f"{one}: its column {id_column!r} holds {kind}, and that of {name} "
-                f"{kinds[name]}, so that no ID may match; convert one, as with .astype"
-            )
+    given = {name: active, **passives}
+    ids = {one: _ids(frame, given[one], id_column, party=one) for one, frame in frames.items()}
+    normal = (rules or IdNormalisation()).text
+    require_comparable({one: map(normal, texts) for one, texts in ids.items()})
+    frames = {one: frame.assign(**{id_column: ids[one]}) for one, frame in frames.items()}
     for one in passives:
         if label in frames[one].columns:
             raise DataError(
@@ -125,8 +125,8 @@ def write_frames(frames: Mapping[str, pd.DataFrame], folder: Path) -> None:
             ) from error
 
 
-def _id_kind(frame: pd.DataFrame, column: str, *, party: str) -> str:
-    """What its IDs are, in words; complete and distinct ones."""
+def _ids(frame: pd.DataFrame, given: Any, column: str, *, party: str) -> list[str]:
+    """The texts of its IDs, complete and distinct ones."""
     if not len(frame):
         raise DataError(f"{party}: its frame has no rows")
     if column not in frame.columns:
@@ -134,27 +134,18 @@ def _id_kind(frame: pd.DataFrame, column: str, *, party: str) -> str:
             f"{party}: it has no column {column!r} of IDs; its columns are "
             f"{', '.join(frame.columns[:10])}: name another as id, or add it"
         )
-    empty = np.flatnonzero(frame[column].isna())
-    if len(empty):
-        raise DataError(
-            f"{party}: column {column!r} is empty in {len(empty)} rows, first in row {empty[0]} "
-            "(from 0); each row needs an ID"
-        )
-    found = pd.api.types.infer_dtype(frame[column])
-    if found not in _ID_KINDS:
-        raise DataError(
-            f"{party}: column {column!r} holds {found} values, and IDs are text, whole numbers or "
-            "dates; convert it, as with .astype(str)"
-        )
-    texts = pd.Series(to_texts(frame[column]))
-    again = texts.duplicated(keep=False)
+    own = nw.from_native(given, eager_only=True)  # pandas makes moments of days
+    cells = own[column].to_native() if column in own.columns else frame[column]
+    texts = id_texts(cells, party=party, what=f"column {column!r}", strip=True, key="id")
+    repeated = pd.Series(texts)
+    again = repeated.duplicated(keep=False)
     if again.any():
-        first = np.flatnonzero(texts == texts[again].iloc[0])
+        first = np.flatnonzero(repeated == repeated[again].iloc[0])
         raise DataError(
-            f"{party}: {texts[again].nunique()} IDs of column {column!r} occur more than once, the "
-            f"first in rows {', '.join(map(str, first[:5]))} (from 0); keep one row of each"
+            f"{party}: {repeated[again].nunique()} IDs of column {column!r} occur more than once, "
+            f"the first in rows {', '.join(map(str, first[:5]))} (from 0); keep one row of each"
         )
-    return _ID_KINDS[found]
+    return texts
 
 
 def _check_labels(frame: pd.DataFrame, label: str, *, party: str) -> None:

@@ -1,16 +1,44 @@
-"""What people are told of a run's epsilons: no figure without its delta and the T it is for.
+"""What people are told of a run's epsilons: one name for one thing, and no figure without its delta
+and the T it is for.
 
-Run by: the command line, for a forecast and for a result; the report has words of its own.
+Run by: the command line, for a forecast and for a result, the live view, audit logs and reports.
 """
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Union
 
 if TYPE_CHECKING:
     from secure_apfed.planning.forecast import Forecast
     from secure_apfed.privacy import PrivacySpent
 
-__all__ = ["cross_check_rows", "passive_rows", "privacy_rows", "told"]
+__all__ = ["FIGURES", "cross_check_rows", "figure_title", "passive_rows", "privacy_rows", "told"]
+
+FIGURES: Mapping[str, tuple[str, str]] = {
+    "epsilon_x": ("one row's releases", "encoder"),
+    "epsilon_v": ("one person's votes", "labeller"),
+    "epsilon_c": ("one person in sums", "networks"),
+    "epsilon_y": ("one training label", ""),
+    "epsilon_model": ("one whole record", ""),
+}
+"""By its name everywhere, of what a privacy figure speaks, and what it holds fixed."""
+
+
+def figure_title(figure: str, *, of: str = "", fixed: bool = False) -> str:
+    """Return the name of a figure with what it speaks of.
+
+    Args:
+        figure: of `FIGURES`.
+        of: the party whose it is.
+        fixed: say, too, what is held fixed.
+
+    Example:
+        >>> figure_title("epsilon_v", of="shop", fixed=True)
+        "epsilon_v of shop, one person's votes, labeller held fixed"
+    """
+    what, held = FIGURES[figure]
+    whose = f" of {of}" if of else ""
+    return f"{figure}{whose}, {what}" + (f", {held} held fixed" if fixed and held else "")
 
 
 def privacy_rows(privacy: Union["PrivacySpent", "Forecast"]) -> list[tuple[str, str]]:
@@ -18,12 +46,12 @@ def privacy_rows(privacy: Union["PrivacySpent", "Forecast"]) -> list[tuple[str, 
     model = privacy.epsilon_model
     return [
         (
-            "epsilon_x, one row's releases",
+            figure_title("epsilon_x"),
             told(privacy.epsilon_x, delta=privacy.delta, releases=privacy.releases),
         ),
-        ("epsilon_y, one training label", told(privacy.epsilon_y, delta=privacy.delta)),
+        (figure_title("epsilon_y"), told(privacy.epsilon_y, delta=privacy.delta)),
         (
-            "epsilon_model, one whole record",
+            figure_title("epsilon_model"),
             "not claimed" if math.isinf(model) else told(model, delta=privacy.delta),
         ),
     ]
@@ -38,10 +66,13 @@ def cross_check_rows(privacy: "PrivacySpent") -> list[tuple[str, str]]:
 
 
 def passive_rows(forecast: "Forecast") -> list[tuple[str, str]]:
-    """Return (name, value) for each passive that adds noise under the sum."""
+    """Return (name, value) for each passive that adds noise to votes or contributions."""
     delta, releases = forecast.delta_passives, forecast.releases_passives
     return [
-        (f"epsilon of {passive}, in sums", told(epsilon, delta=delta, releases=releases))
+        (
+            figure_title(forecast.figure_passives, of=passive),
+            told(epsilon, delta=delta, releases=releases),
+        )
         for passive, epsilon in forecast.epsilon_passives.items()
         if delta is not None
     ]

@@ -1,6 +1,5 @@
 """How far something is, on stderr: bars on a terminal, a line an epoch in a log."""
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -81,15 +80,16 @@ class _Bar:
 
 
 def figures(progress: "Progress") -> str:
-    """Loss, accuracy, epsilon and bytes in a line."""
+    """Loss, accuracy, epsilon and bytes in a line, where each is known."""
     from secure_apfed.measures import MEASURES
 
     measure = MEASURES[progress.measure]
     told = progress.accuracy if progress.score is None else progress.score
     accuracy = "" if told is None else f"  {measure.title} {measure.text(told)}"
-    epsilon = "inf" if math.isinf(progress.epsilon) else f"{progress.epsilon:.3g}"
+    spent = "" if progress.epsilon is None else f"  {progress.figure} {progress.epsilon:.3g}"
     megabytes = progress.wire_bytes / 1e6
-    return f"loss {progress.loss:.4f}{accuracy}  epsilon_x {epsilon}  {megabytes:.1f} MB sent"
+    loss = "" if progress.loss is None else f"loss {progress.loss:.4f}"
+    return f"{loss}{accuracy}{spent}  {megabytes:.1f} MB sent".strip()
 
 
 @contextmanager

@@ -2,16 +2,51 @@
 
 Run by: every party. A generator's state is a function of (run seed, purpose), the step
 included, so a resumed run needs no saved generator to repeat itself bit for bit, and
-parties give the same result in one process as in many.
+parties give the same result in one process as in many. torch's own generator, which all threads of
+the process share, is neither read nor moved.
 """
 
 import hashlib
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any, TypeAlias
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-__all__ = ["derive_seed", "seeded", "shuffled"]
+__all__ = ["Draws", "derive_seed", "seeded", "shuffled"]
+
+_Function: TypeAlias = Callable[..., Any]
+_Device: TypeAlias = torch.device | str | int | None
+
+# These draw, and take a generator: where they make a tensor, or where their first argument lies.
+_MAKE = frozenset({torch.rand, torch.randint, torch.randn, torch.randperm})
+_FILL = frozenset({
+    Tensor.bernoulli, Tensor.bernoulli_, Tensor.cauchy_, Tensor.exponential_, Tensor.geometric_,
+    Tensor.log_normal_, Tensor.multinomial, Tensor.normal_, Tensor.random_, Tensor.uniform_,
+    torch.bernoulli, torch.multinomial, torch.normal, torch.poisson,
+    torch._sample_dirichlet, torch._standard_gamma,
+    nn.init.kaiming_normal_, nn.init.kaiming_uniform_, nn.init.normal_, nn.init.orthogonal_,
+    nn.init.sparse_, nn.init.trunc_normal_, nn.init.uniform_, nn.init.xavier_normal_,
+    nn.init.xavier_uniform_,
+})  # fmt: skip
+_LIKE: Mapping[_Function, _Function] = {
+    torch.rand_like: torch.rand, torch.randn_like: torch.randn,
+}  # fmt: skip
+# These draw from torch's own generator alone, which is lent to them.
+_BORROW = frozenset({
+    F.alpha_dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.feature_alpha_dropout,
+    F.fractional_max_pool2d, F.fractional_max_pool3d, F.gumbel_softmax,
+    F.multi_head_attention_forward, F.rrelu, F.scaled_dot_product_attention,
+    torch.alpha_dropout, torch.feature_dropout, torch.gru, torch.lstm, torch.randint_like,
+    torch.rnn_relu, torch.rnn_tanh, torch.rrelu,
+})  # fmt: skip
+_LENT = threading.RLock()
+# What torch.dropout and its cousin in torch.nn call the same.
+_DROPOUTS_NAMES = {"input": "values", "train": "training"}
 
 
 def derive_seed(seed: int, *purpose: str | int) -> int:
@@ -20,26 +55,71 @@ def derive_seed(seed: int, *purpose: str | int) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
-@contextmanager
-def seeded(seed: int, *purpose: str | int) -> Iterator[None]:
-    """Run a block with torch's generators at `derive_seed(seed, *purpose)`; restore them after."""
-    derived = derive_seed(seed, *purpose)
-    if torch.cuda.is_available():
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-            torch.manual_seed(derived)
+class Draws(TorchFunctionMode):
+    """Random numbers of one purpose: from `on(device)`, or of whatever draws within `with draws:`.
+
+    On the CPU they are what torch's own generator would draw at the same seed, dropout included. A
+    block costs two microseconds for each of its calls of torch in this thread, so that a training
+    loop of small networks had better hand generators over.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._seed = seed
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def on(self, device: _Device = "cpu") -> torch.Generator:
+        """The generator of a device, which goes on from one call to the next."""
+        place = torch.device("cpu" if device is None else device)
+        if place not in self._generators:
+            self._generators[place] = torch.Generator(place).manual_seed(self._seed)
+        return self._generators[place]
+
+    def __torch_function__(
+        self, func: _Function, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.dropout or func is torch.dropout:
+            named = {_DROPOUTS_NAMES.get(name, name): value for name, value in kwargs.items()}
+            return self._dropout(*args, **named)
+        if func in _BORROW:
+            with self._lent():
+                return func(*args, **kwargs)
+        if func in _LIKE:
+            like = args[0] if args else kwargs.pop("input")
+            kwargs = {"dtype": like.dtype, "device": like.device, **kwargs}
+            kwargs.pop("memory_format", None)
+            func, args = _LIKE[func], (like.shape,)
+        if kwargs.get("generator") is None and (func in _MAKE or func in _FILL):
+            first = args[0] if args else next(iter(kwargs.values()))
+            device = first.device if isinstance(first, Tensor) else kwargs.get("device")
+            kwargs = {**kwargs, "generator": self.on(device)}
+        return func(*args, **kwargs)
+
+    def _dropout(
+        self, values: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> Tensor:
+        if not training or not 0 < p < 1 or not values.numel():
+            return F.dropout(values, p, training, inplace)
+        kept = torch.empty_like(values).bernoulli_(1 - p, generator=self.on(values.device))
+        kept.div_(1 - p)
+        return values.mul_(kept) if inplace else values * kept
+
+    @contextmanager
+    def _lent(self) -> Iterator[None]:
+        """One thread at a time has torch's own generators at a drawn seed; put back after."""
+        seed = int(torch.randint(2**62, (), generator=self.on()))
+        with _LENT, torch.random.fork_rng(), torch._C.DisableTorchFunction():
+            torch.manual_seed(seed)
             yield
-        return
-    # Without a GPU torch.manual_seed queues the seed, with a stack trace, for devices that never
-    # come: a quarter of a small step, and memory that grows with each.
-    state = torch.get_rng_state()
-    torch.default_generator.manual_seed(derived)
-    try:
-        yield
-    finally:
-        torch.set_rng_state(state)
+
+
+def seeded(seed: int, *purpose: str | int) -> Draws:
+    """The random numbers of one purpose of the run with this seed; a new object begins anew."""
+    return Draws(derive_seed(seed, *purpose))
 
 
 def shuffled(rows: torch.Tensor, seed: int, *purpose: str | int) -> torch.Tensor:
     """Return `rows` (N,) in an order that depends on the seed and purpose only."""
     generator = torch.Generator().manual_seed(derive_seed(seed, *purpose))
-    return rows[torch.randperm(len(rows), generator=generator)]
+    return rows[torch.randperm(len(rows), generator=generator, device="cpu").to(rows.device)]

@@ -4,12 +4,14 @@ An error that is meant for people becomes one panel and one exit code, or one JS
 anything else is a fault of this program and keeps its traceback.
 """
 
+import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
@@ -36,6 +38,7 @@ __all__ = [
 ]
 
 INTERRUPTED = 130
+_WIDEST, _GAP = 100_000, 2
 _USAGE, _DATA, _PROTOCOL, _BUDGET = 2, 3, 4, 5
 
 
@@ -105,7 +108,7 @@ def print_json(value: Mapping[str, Any]) -> None:
 
 def show_note(text: str) -> None:
     """Print something worth knowing on stderr."""
-    Console(stderr=True).print(Text(_printable(text), style="dim"))
+    _console(stderr=True).print(Text(_printable(text), style="dim"))
 
 
 def _printable(text: str) -> str:
@@ -122,27 +125,79 @@ def show_warning(
 
 
 def show_rows(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table on stdout; columns of figures are right-aligned."""
+    """Print a table on stdout; columns of figures are right-aligned.
+
+    No word is cut: who does not write to a terminal gets lines as long as they are, and where a
+    terminal is too narrow for the longest words each row is lines of its own.
+    """
+    console = _console()
+    widths = _widths(columns, rows, console.width)
+    if any(columns) and sum(widths) > console.width:
+        columns, rows = ("", ""), _lines_of(columns, rows)
+        widths = _widths(columns, rows, console.width)
+    console.width = max(console.width, sum(widths))  # the terminal wraps the longest words
     table = Table(
-        title=Text(_printable(title)), title_justify="left", title_style="bold", box=None,
-        pad_edge=False, show_header=any(columns),
+        box=None, padding=(0, _GAP, 0, 0), pad_edge=False, show_header=any(columns),
     )  # fmt: skip
-    for at, name in enumerate(columns):
+    for at, (name, width) in enumerate(zip(columns, widths, strict=True)):
         figures = bool(rows) and all(row[at][:1].isdigit() for row in rows if row[at])
         justify: Literal["left", "right"] = "right" if figures else "left"
         table.add_column(
-            Text(_printable(name)), justify=justify, header_style="dim", overflow="fold"
+            Text(_printable(name)), justify=justify, header_style="dim", width=width - _GAP
         )
     for row in rows:
         table.add_row(*(Text(_printable(cell)) for cell in row))
-    Console().print(table)
+    with console.capture() as shown:
+        console.print(Text(_printable(title), style="bold"))
+        console.print(table)
+    sys.stdout.writelines(f"{line.rstrip()}\n" for line in shown.get().splitlines())
 
 
-def show_forecast(name: str, told: "Forecast") -> None:
-    """Print a forecast on stdout."""
+def _widths(columns: Sequence[str], rows: Sequence[Sequence[str]], most: int) -> list[int]:
+    """Of columns with the gap behind them: whole cells, or no less than the longest words."""
+    cells = [[_printable(cell) for cell in column] for column in zip(columns, *rows, strict=True)]
+    widths = [
+        _GAP + max(cell_len(word) for cell in column for word in ("", *cell.split()))
+        for column in cells
+    ]
+    needs = [
+        _GAP + max(cell_len(line) for cell in column for line in ("", *cell.split("\n"))) - width
+        for column, width in zip(cells, widths, strict=True)
+    ]
+    room = max(0, most - sum(widths))
+    for at in sorted(range(len(needs)), key=needs.__getitem__):
+        widths[at] += min(room, needs[at])
+        room -= min(room, needs[at])
+    return widths
+
+
+def _lines_of(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[tuple[str, str]]:
+    """Each row as a line for each cell that says something, with a line between rows."""
+    lines = [
+        line
+        for row in rows
+        for line in (
+            *((name, cell) for name, cell in zip(columns, row, strict=True) if cell),
+            ("", ""),
+        )
+    ]
+    return lines[:-1]
+
+
+def _console(*, stderr: bool = False) -> Console:
+    """For stdout unless said, of lines as long as they are where no terminal is."""
+    console = Console(stderr=stderr)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _WIDEST
+    return console
+
+
+def show_forecast(name: str, told: "Forecast", *, links: bool = False) -> None:
+    """Print a forecast on stdout; `links`: what is sent on each, and not their sum by kind."""
     rows = [
         ("rows", ", ".join(f"{party} {count:,}" for party, count in told.rows.items())),
         ("active trains on", f"{told.train_rows:,}, tests on {told.test_rows:,}"),
+        ("learns from labels of", f"{told.labelled_rows:,} of {told.teaching_rows:,} rows"),
         ("steps", f"{told.steps:,}, each about {_duration(told.seconds_per_step)}"),
         ("time on this machine", f"about {_duration(told.seconds)}"),
     ]
@@ -154,13 +209,21 @@ def show_forecast(name: str, told: "Forecast") -> None:
         ]
     rows += [*privacy_rows(told), *passive_rows(told)]
     show_rows(f"Forecast of {name}", ("", ""), rows)
-    columns = ("from", "to", "kind", "messages", "bytes")
-    links = [
-        (one.sender, one.receiver, one.kind, f"{one.messages:,}", _size(one.wire_bytes))
-        for one in told.links
-    ]
-    if links:
-        show_rows("\nBy link", columns, links)
+    if told.links and links:
+        show_rows(
+            "\nBy link", ("from", "to", "kind", "messages", "bytes"),
+            [(one.sender, one.receiver, one.kind, f"{one.messages:,}", _size(one.wire_bytes))
+             for one in told.links],
+        )  # fmt: skip
+    elif told.links:
+        kinds = dict.fromkeys(one.kind for one in told.links)
+        of = {kind: [one for one in told.links if one.kind == kind] for kind in kinds}
+        show_rows(
+            "\nBy kind of message (--links tells each link)",
+            ("kind", "links", "messages", "bytes"),
+            [(kind, f"{len(some)}", f"{sum(one.messages for one in some):,}",
+              _size(sum(one.wire_bytes for one in some))) for kind, some in of.items()],
+        )  # fmt: skip
     if told.intersections:
         show_rows(
             "Set intersections for these tables; the run takes the marked one",

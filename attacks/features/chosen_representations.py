@@ -154,5 +154,6 @@ def _on_the_sphere(differences_BD: Tensor) -> Tensor:
     ones_B1 = torch.ones_like(differences_BD[:, :1])
     system = torch.cat([2 * differences_BD, ones_B1], dim=1)
     right = -differences_BD.square().sum(dim=1, keepdim=True)
-    found: Tensor = torch.linalg.lstsq(system, right, driver="gelsd").solution
-    return differences_BD + found[:-1, 0]
+    # The one driver for systems of any rank is the CPU's.
+    found: Tensor = torch.linalg.lstsq(system.cpu(), right.cpu(), driver="gelsd").solution
+    return differences_BD + found[:-1, 0].to(differences_BD.device)

@@ -101,9 +101,9 @@ class DecoderExtraction(ActiveAttack):
             hidden=self.hidden, components=self.components, seed=seed,
         )  # fmt: skip
         regress = Regression.of(view, positions, hidden=self.hidden, seed=seed)
-        exact = {"affine on answers": Prediction(_affine(regress, answers_ND.numpy()))}
+        exact = {"affine on answers": Prediction(_affine(regress, answers_ND.numpy(force=True)))}
         if "gram" in notes:
-            turned_NR = _unrotated(notes["zero"][order], notes["gram"]).numpy()
+            turned_NR = _unrotated(notes["zero"][order], notes["gram"]).numpy(force=True)
             if turned_NR.shape[1] <= regress.pairs.shape[1]:
                 exact["gram"] = Prediction(_procrustes(regress, turned_NR))
         return replace(guess, attacks={**exact, **guess.attacks})

@@ -107,17 +107,17 @@ class HijackAttack(AnsweringAttack):
         space.decoder.load_state_dict({key: notes[key] for key in space.decoder.state_dict()})
         decoded = {
             f"decoded {name}": Prediction(
-                space.decoded(observed.at(positions).float()).double().numpy()
+                space.decoded(observed.at(positions).float()).double().numpy(force=True)
             )
             for name, observed in seen.items()
         }
-        public_PF = outsiders.flatten(1).double().numpy()
+        public_PF = outsiders.flatten(1).double().numpy(force=True)
         mean_NF = np.tile(public_PF.mean(axis=0), (len(positions), 1))
         baselines = {"mean of the outsiders": Prediction(mean_NF)}
         own = view.knowledge.public.get(view.parties[0])
         if own is not None:
-            own_NC = own_columns(view, positions).double().numpy()
-            own_PC = _as_own_columns(own, own_NC.shape[1]).double().numpy()
+            own_NC = own_columns(view, positions).double().numpy(force=True)
+            own_PC = _as_own_columns(own, own_NC.shape[1]).double().numpy(force=True)
             baselines["ridge on x"] = ridge(own_PC, public_PF, own_NC)
         return Guess(
             positions=positions,
@@ -179,7 +179,8 @@ class Space:
         self._centre_F, self._scale = rows_PF.mean(dim=0), float(rows_PF.std()) or 1.0
         self.public_PF = (rows_PF - self._centre_F) / self._scale
         widths = tuple(outsiders.shape[1:]), sent, attack.hidden, attack.channels
-        self.simulator, self.decoder = simulator_for(*widths), decoder_for(*widths)
+        self.simulator = simulator_for(*widths).to(outsiders.device)
+        self.decoder = decoder_for(*widths).to(outsiders.device)
 
     @torch.no_grad()
     def simulated(self, features_NF: Tensor) -> Tensor:
@@ -215,7 +216,7 @@ class Beside:
     def rows(self, positions_B: Tensor) -> Tensor:
         """Of people in the training, by alignment position."""
         if self._own_AF is None:
-            return torch.empty(len(positions_B), 0)
+            return self._outsiders_PF.new_empty(len(positions_B), 0)
         return (self._own_AF[positions_B] - self._centre_F) / self._scale
 
     def outsiders(self, rows_B: Tensor) -> Tensor:
@@ -234,6 +235,7 @@ class Hijack:
         with seeded(seed, "networks"):
             self._space = Space(attack, sent, outsiders)
             self._judge = layers(math.prod(sent) + beside.size, *[attack.hidden] * 2, 1)
+        self._judge.to(outsiders.device)
         self._judging = torch.optim.Adam(
             self._judge.parameters(), attack.judge_rate, betas=_BETAS, fused=True
         )
@@ -242,7 +244,7 @@ class Hijack:
 
     def answer(self, step: int, rows_B: Tensor, z_BD: Tensor) -> Tensor:
         """Train on this batch; return the gradient, row by row, that makes z look like f(x)."""
-        z_BD = z_BD.detach().float()
+        z_BD = z_BD.detach().to(self._space.outsiders.device, torch.float32)
         if self._target_PD is None:
             self._target_PD = self._build(z_BD)
         own_BF = self._beside.rows(rows_B)

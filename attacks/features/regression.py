@@ -79,7 +79,7 @@ class Regression:
         """Take the shadow rows among `positions` (N,), which are ascending.
 
         Raises:
-            AttackError: fewer than two of them were observed.
+            AttackError: fewer than two of them were observed, or nobody else was.
         """
         shadow = view.knowledge.shadow
         shadow_N = torch.isin(positions, shadow.positions)
@@ -88,12 +88,21 @@ class Regression:
                 f"{view.name} observed {int(shadow_N.sum())} of its {len(shadow)} shadow rows; "
                 "two are needed; raise shadow_rows"
             )
+        if shadow_N.all():
+            raise AttackError(
+                f"{view.name} observed no row but its {len(shadow)} shadow rows, so that there is "
+                "none to guess; lower shadow_rows"
+            )
         # Both are ascending, so the i-th of these pairs is the i-th shadow row of `positions`.
         pairs = shadow.values[torch.isin(shadow.positions, positions)].flatten(1)
         return cls(
-            pairs.double().numpy(), shadow_N.numpy(), hidden, view.budget.iterations, seed,
+            pairs.double().numpy(force=True),
+            shadow_N.numpy(),
+            hidden,
+            view.budget.iterations,
+            seed,
             decoy=view.is_decoy,
-        )  # fmt: skip
+        )
 
     @property
     def unknown(self) -> Tensor:
@@ -143,12 +152,15 @@ class Regression:
     def _guessed(self, how: str, values_NF: FloatArray) -> FloatArray:
         centre_F = self.pairs.mean(axis=0)
         scale = self.pairs.std() or 1.0
+        wanted_nF = (self.pairs - centre_F) / scale
         seed, rows = self.seed % 2**32, len(self.pairs)
         regressor = REGRESSORS[how](self.hidden, self.iterations, seed, rows)
         with warnings.catch_warnings():
             # The budget may end the optimiser; that is part of the adversary's description.
             warnings.simplefilter("ignore", ConvergenceWarning)
-            regressor.fit(values_NF[self.shadow], (self.pairs - centre_F) / scale)
+            # scikit-learn warns of one column that is no vector.
+            wanted = wanted_nF[:, 0] if wanted_nF.shape[1] == 1 else wanted_nF
+            regressor.fit(values_NF[self.shadow], wanted)
         found_UF = regressor.predict(values_NF[~self.shadow]).reshape(-1, self.pairs.shape[1])
         guessed_UF: FloatArray = found_UF * scale + centre_F
         return guessed_UF

@@ -94,7 +94,7 @@ class RepresentationNetwork(FeatureAttack):
             generator = _Generator(self, view, columns_NC, noise)
             generator.fit(h_ND.float())
             made_NF = generator.make()
-        return Prediction(made_NF.flatten(1).double()[regress.unknown].numpy())
+        return Prediction(made_NF.flatten(1).double()[regress.unknown].numpy(force=True))
 
 
 class _Generator:
@@ -105,7 +105,7 @@ class _Generator:
     ) -> None:
         assert view.knowledge.encoder is not None
         self._attack, self._encoder, self._noise = attack, view.knowledge.encoder, noise
-        self._columns_NC = torch.from_numpy(columns_NC).float()
+        self._columns_NC = torch.from_numpy(columns_NC).float().to(view.device)
         known_SF = view.knowledge.shadow.values.float()
         self._iterations = view.budget.iterations
         # One scale for all features: single ones may be constant in a few rows.
@@ -115,7 +115,7 @@ class _Generator:
             nn.Linear(self._columns_NC.shape[1] + noise, attack.hidden), nn.ReLU(),
             nn.Linear(attack.hidden, attack.hidden), nn.ReLU(),
             nn.Linear(attack.hidden, self._mean_F.numel()),
-        )  # fmt: skip
+        ).to(view.device)  # fmt: skip
 
     def fit(self, h_ND: Tensor) -> None:
         """Make rows whose representations are these: mean squared error, by column's variance."""
@@ -139,7 +139,7 @@ class _Generator:
         return torch.stack([self._rows(rows_N) for _ in range(draws)]).mean(dim=0)
 
     def _rows(self, rows_B: Tensor) -> Tensor:
-        noise_BZ = torch.randn(len(rows_B), self._noise)
+        noise_BZ = torch.randn(len(rows_B), self._noise).to(self._columns_NC.device)
         made_BF = self._network(torch.cat([self._columns_NC[rows_B], noise_BZ], dim=1))
         rows: Tensor = made_BF.reshape(-1, *self._mean_F.shape) * self._scale + self._mean_F
         return rows

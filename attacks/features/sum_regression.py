@@ -101,8 +101,9 @@ def _rest(view: AdversaryView, epoch: int, positions: Tensor) -> Tensor:
 
     (N, 2 C): where they explain some of the features, both together are needed.
     """
-    sums_NC = opened_sums(view, epoch).at(positions).double()
-    sent_NC = pseudo_labels(view, epoch).at(positions)
+    # On the CPU, whose least squares take columns of any rank.
+    sums_NC = opened_sums(view, epoch).at(positions).double().cpu()
+    sent_NC = pseudo_labels(view, epoch).at(positions).cpu()
     known_NC = torch.cat([sent_NC, torch.ones(len(sent_NC), 1, dtype=sent_NC.dtype)], dim=1)
     rest_NC = sums_NC - known_NC @ torch.linalg.lstsq(known_NC, sums_NC).solution
     return torch.cat([rest_NC, sent_NC], dim=1)

@@ -17,7 +17,8 @@ Deviations from that paper: these, perceptrons, standardised columns, fewer iter
 Letters: N observed rows, B batch, P public rows, D numbers of h, F the victim's features.
 """
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -60,6 +61,8 @@ class UnpairedInversion(FeatureAttack):
 
     name: ClassVar[str] = "unpaired_inversion"
     roles: ClassVar[tuple[Role, ...]] = ("passive", "active")
+    # Beside all others a fifth of the work, so that a run is attacked within minutes.
+    suite: ClassVar[tuple[Mapping[str, Any], ...]] = ({"starts": 1, "iterations": 600},)
 
     shadow_rows: int = Field(200, ge=2)
     conditioned: bool = True
@@ -91,20 +94,22 @@ class UnpairedInversion(FeatureAttack):
         public_PF = shadow.values[order].flatten(1).float()
         x_NC, x_PC = own_columns(view, positions), own_columns(view, shadow.positions[order])
         beside = self._beside(x_NC, x_PC, seed)
-        columns = {name: observed.at(positions) for name, observed in seen.items()} | {"x": x_NC}
+        columns = {name: observed.at(positions) for name, observed in seen.items()}
+        if not view.is_decoy:
+            columns["x"] = x_NC  # a baseline, of which a decoy reads none
         found = {
             f"decoded {name}": Prediction(self._decode(view, values, public_PF, beside, seed))
             for name, values in columns.items()
         }
-        mean_F = public_PF.double().mean(dim=0).numpy()
-        baselines = {
-            "mean of the public rows": Prediction(np.tile(mean_F, (len(positions), 1))),
-            "decoded x": found.pop("decoded x"),
-        }
-        if self.conditioned:
-            baselines["ridge on x"] = ridge(
-                x_PC.double().numpy(), public_PF.numpy(), x_NC.double().numpy()
+        mean_F = public_PF.double().mean(dim=0).numpy(force=True)
+        baselines = {"mean of the public rows": Prediction(np.tile(mean_F, (len(positions), 1)))}
+        if not view.is_decoy:
+            baselines["decoded x"] = found.pop("decoded x")
+        if self.conditioned and not view.is_decoy:
+            known_PC, known_PF, own_NC = (
+                one.double().numpy(force=True) for one in (x_PC, public_PF, x_NC)
             )
+            baselines["ridge on x"] = ridge(known_PC, known_PF, own_NC)
         return Guess(positions=positions, attacks=found, baselines=baselines)
 
     def _beside(self, x_NC: Tensor, x_PC: Tensor, seed: int) -> tuple[Tensor, Tensor]:
@@ -125,11 +130,10 @@ class UnpairedInversion(FeatureAttack):
     ) -> FloatArray:
         scaled_NC = self.scaled(columns_NC, seed)
         seen_NC = torch.from_numpy(scaled_NC).float()
-        device = torch.device(view.budget.device)
         best: tuple[float, FloatArray] | None = None
         for start in range(self.starts):
             own_seed = derive_seed(seed, self.name, start)
-            simulation = Simulation(self, seen_NC, public_PF, beside, own_seed, device)
+            simulation = Simulation(self, seen_NC, public_PF, beside, own_seed, view.device)
             simulation.fit(view.budget.iterations)
             difference = simulation.difference()
             if best is None or difference < best[0]:
@@ -208,6 +212,8 @@ class Simulation:
     def _train_pair(self, seen_B: Tensor, public_B: Tensor) -> None:
         attack = self._attack
         h_BD, public_BF = self._h_ND[seen_B], self._public_PF[public_B]
+        for judge in (self._judge_h, self._judge_x):
+            judge.requires_grad_(False)
         simulated_BD = self._simulator(public_BF)
         loss = F.mse_loss(self._decoder(simulated_BD), public_BF)
         judged_B = self._judge_h(_with(simulated_BD, self._x_PC[public_B]))
@@ -219,6 +225,8 @@ class Simulation:
         self._pair.zero_grad()
         loss.backward()
         self._pair.step()
+        for judge in (self._judge_h, self._judge_x):
+            judge.requires_grad_(True)
 
     @torch.no_grad()
     def difference(self) -> float:
@@ -232,8 +240,8 @@ class Simulation:
     @torch.no_grad()
     def decoded(self) -> FloatArray:
         """Return d(h), (N, F), in the public rows' units."""
-        decoded_NF: Tensor = self._decoder(self._h_ND).cpu() * self._scale + self._centre_F
-        return decoded_NF.double().numpy()
+        decoded_NF: Tensor = self._decoder(self._h_ND) * self._scale + self._centre_F
+        return decoded_NF.double().numpy(force=True)
 
 
 def _with(values_BD: Tensor, told_BC: Tensor) -> Tensor:

@@ -71,7 +71,7 @@ class VoteRegression(FeatureAttack):
         labels = dict(zip(ballot.labelled.tolist(), ballot.labels.tolist(), strict=True))
         places = torch.isin(rows_U, ballot.labelled).nonzero().flatten()
         of_rows = torch.tensor([labels[row] for row in rows_U[places].tolist()])
-        features_UF = own_columns(view, rows_U).double().numpy()
+        features_UF = own_columns(view, rows_U).double().numpy(force=True)
         votes_UK = own_votes(features_UF, places, of_rows, view.knowledge.classes)
         wanted_N = torch.searchsorted(rows_U, positions).numpy()
         votes_NK = self.scaled(torch.from_numpy(votes_UK[wanted_N]), 0)

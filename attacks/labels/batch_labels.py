@@ -74,7 +74,7 @@ class BatchLabels(LabelProbe):
                 )
                 for start in range(self.starts)
             ]  # fmt: skip
-            labels_NK = min(fits, key=lambda fit: fit[1])[0].numpy()
+            labels_NK = min(fits, key=lambda fit: fit[1])[0].numpy(force=True)
             for how, found in _named(view, positions, labels_NK, unknown_N).items():
                 attacks[how if name == "first epoch" else f"{how}, {name}"] = found
         return replace(guess, attacks=attacks)
@@ -92,9 +92,12 @@ def explain_labels(
     scaled_ND = scaled_ND / (size or 1.0)
     rows, width = scaled_ND.shape
     with seeded(seed, "attacks", "batch labels"):
-        head_KD = torch.randn(classes, width, dtype=torch.float64).requires_grad_()
-        guess_NK = (0.1 * torch.randn(rows, classes, dtype=torch.float64)).requires_grad_()
-        label_NK = torch.randn(rows, classes, dtype=torch.float64).requires_grad_()
+        head_KD = torch.randn(classes, width, dtype=torch.float64)
+        guess_NK = 0.1 * torch.randn(rows, classes, dtype=torch.float64)
+        label_NK = torch.randn(rows, classes, dtype=torch.float64)
+    head_KD, guess_NK, label_NK = (
+        start.to(scaled_ND.device).requires_grad_() for start in (head_KD, guess_NK, label_NK)
+    )
     adam = torch.optim.Adam([head_KD, guess_NK, label_NK], lr=rate)
     loss = scaled_ND.square().mean()
     for _ in range(iterations):

@@ -63,5 +63,5 @@ def _named(view: AdversaryView, seen: Observed, positions: Tensor) -> Prediction
     labels_n = known.values[there_n]
     scores_NK = np.full((len(positions), view.knowledge.classes), -1.0)
     for label in labels_n.unique().tolist():
-        scores_NK[:, label] = cosine_Nn[:, labels_n == label].amax(dim=1).numpy()
+        scores_NK[:, label] = cosine_Nn[:, labels_n == label].amax(dim=1).numpy(force=True)
     return Prediction(scores_NK)

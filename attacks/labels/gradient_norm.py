@@ -55,7 +55,7 @@ class GradientNorm(LabelProbe):
         return replace(
             guess,
             attacks={
-                name: Prediction(_scores(length_N.double().numpy(), priors_K))
+                name: Prediction(_scores(length_N.double().numpy(force=True), priors_K))
                 for name, length_N in lengths.items()
             },
         )

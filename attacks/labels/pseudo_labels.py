@@ -80,4 +80,4 @@ def _epochs(view: AdversaryView) -> tuple[int, ...]:
 
 def _read(seen: Observed, guess: Guess) -> Prediction:
     """(N, C) as they are: the columns are the classes in order."""
-    return Prediction(seen.at(guess.positions).numpy())
+    return Prediction(seen.at(guess.positions).numpy(force=True))

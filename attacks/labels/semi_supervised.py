@@ -105,9 +105,11 @@ class SemiSupervised(LabelProbe):
                 f"{view.name} knows no label of an observed row; raise labels_per_class"
             )
         unknown_N = torch.isin(positions, guess.positions)
-        match = MixMatch(self, view.knowledge.classes, seed, torch.device(view.budget.device))
+        match = MixMatch(self, view.knowledge.classes, seed, view.device)
         decoys: dict[str, Tensor] = {}
-        baselines = {"MixMatch on x": match.scores(torch.from_numpy(x_NF), labels_N)}
+        baselines: dict[str, Tensor] = {}
+        if not view.is_decoy:
+            baselines["MixMatch on x"] = match.scores(torch.from_numpy(x_NF), labels_N)
         if self.own_network:
             own_NF = own_columns(view, positions)
             attacks = {_TRAINED_FURTHER: match.scores(own_NF, labels_N, OwnNetwork.of(view))}

@@ -10,6 +10,7 @@ the K - 1 top ones span the classes' means. No label is needed.
 from typing import ClassVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
@@ -77,10 +78,9 @@ def _top_projections(
 ) -> NDArray[np.float64]:
     """Return (N, V): the centred columns along their V top singular vectors."""
     if min(columns_NF.shape) > components:
-        centred_NF = standardised(columns_NF, components=components, seed=seed)
+        values_NF = standardised(columns_NF, components=components, seed=seed)
+        centred_NF = torch.from_numpy(values_NF).to(columns_NF.device)
     else:
-        centred_NF = (columns_NF.double() - columns_NF.double().mean(dim=0)).numpy()
-    left, sizes, _ = np.linalg.svd(centred_NF, full_matrices=False)
-    kept = min(vectors, len(sizes))
-    projected: NDArray[np.float64] = left[:, :kept] * sizes[:kept]
-    return projected
+        centred_NF = columns_NF.double() - columns_NF.double().mean(dim=0)
+    left, sizes, _ = torch.linalg.svd(centred_NF, full_matrices=False)
+    return np.asarray((left * sizes)[:, :vectors].numpy(force=True))

@@ -88,8 +88,9 @@ def _all_epochs(view: AdversaryView, positions: Tensor) -> Tensor:
     """Return (E, N, D); where a row was in no batch of an epoch, its mean over the others."""
     epochs = [representations(view, epoch) for epoch in view.epochs]
     present_EN = torch.stack([torch.isin(positions, seen.positions) for seen in epochs])
-    h_END = torch.zeros(len(epochs), len(positions), epochs[0].z.shape[1], dtype=epochs[0].z.dtype)
+    h_END = epochs[0].z.new_zeros(len(epochs), len(positions), epochs[0].z.shape[1])
     for h_ND, present_N, seen in zip(h_END, present_EN, epochs, strict=True):
         h_ND[present_N] = seen.at(positions[present_N])
+    present_EN = present_EN.to(h_END.device)
     mean_ND = h_END.sum(dim=0) / present_EN.sum(dim=0)[:, None]
     return torch.where(present_EN[:, :, None], h_END, mean_ND)

@@ -36,6 +36,7 @@ from secure_apfed.exchange import Kind, Links, pack, unpack
 from secure_apfed.learning.descent import without_prefix
 from secure_apfed.methods.alignment import positions_of
 from secure_apfed.methods.apfed import ApfedAggregator, ApfedLearner, ApfedPassive
+from secure_apfed.methods.charged import pack_charged
 from secure_apfed.methods.method import keep_or_end
 from secure_apfed.methods.terms import model_of, objective_of
 from secure_apfed.objectives import Contrastive, make_objective
@@ -239,7 +240,7 @@ class LiveRun(LiveSession[ApfedLearner]):
             contract.model_copy(update={"passives": agreed}), plain.combiner(), rounds=1
         )
         network = self.session.network
-        network.replace(AGGREGATOR, aggregator.help(network.links[AGGREGATOR], lambda step: None))
+        network.replace(AGGREGATOR, aggregator.help(network.links[AGGREGATOR], _saves_nothing))
         self.learner.party.receiver = plain.receiver()
         for name in names:
             self._parties[name].contributor = plain.contributor(name)
@@ -296,7 +297,7 @@ async def _answer_what_it_likes(honest: ApfedPassive, links: Links, strategy: An
         message = await links.receive(active, Kind.REPRESENTATIONS, Kind.CHECKPOINT, Kind.END)
         step = message.step
         if message.kind is not Kind.REPRESENTATIONS:
-            if not keep_or_end(message.kind, step, links, active, lambda step: None):
+            if not keep_or_end(message.kind, step, links, active, _saves_nothing):
                 return
             continue
         tensors, _ = unpack(message.payload, representation_specs(terms), sender=active)
@@ -310,6 +311,10 @@ async def _answer_what_it_likes(honest: ApfedPassive, links: Links, strategy: An
         if honest.rounds == 2:
             request = await links.receive(AGGREGATOR, Kind.SUM_REQUEST, step=step, patience=2)
             links.send(AGGREGATOR, Kind.SUM_ANSWER, step, party.answer(request.payload))
+
+
+def _saves_nothing(step: int) -> bytes:
+    return pack_charged(())
 
 
 def _refuse_to_simulate() -> NoReturn:

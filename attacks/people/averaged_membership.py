@@ -108,8 +108,8 @@ class AveragedMembership(Attack):
 
 def _fit(scores_nK: Tensor, labels_n: Tensor) -> _Array:
     """(n,) minus the squared distance of the scores from one-hot labels."""
-    truth_nK = F.one_hot(labels_n, scores_nK.shape[1])
-    fit_n: _Array = -(scores_nK.double() - truth_nK).square().sum(dim=1).numpy()
+    truth_nK = F.one_hot(labels_n, scores_nK.shape[1]).to(scores_nK.device)
+    fit_n: _Array = -(scores_nK.double() - truth_nK).square().sum(dim=1).numpy(force=True)
     return fit_n
 
 

@@ -36,9 +36,9 @@ _Array = NDArray[np.float64]
 def logit_confidence(scores_NK: Tensor, labels_N: Tensor) -> _Array:
     """log(p / (1 - p)) of the true class, from class scores or log-probabilities (Section IV)."""
     logp_NK = scores_NK.double().log_softmax(-1)
-    own_N1 = labels_N[:, None].expand(*logp_NK.shape[:-1], 1)
+    own_N1 = labels_N.to(logp_NK.device)[:, None].expand(*logp_NK.shape[:-1], 1)
     others_NK = logp_NK.scatter(-1, own_N1, -torch.inf)
-    logit: _Array = (logp_NK.gather(-1, own_N1)[..., 0] - others_NK.logsumexp(-1)).numpy()
+    logit: _Array = (logp_NK.gather(-1, own_N1)[..., 0] - others_NK.logsumexp(-1)).numpy(force=True)
     return logit
 
 
@@ -122,7 +122,7 @@ class Membership(Attack):
             make=lambda: nn.Sequential(*encoder_and_head(model, shape, knowledge.classes)),
             train=train,
             seed=seed,
-            device=torch.device(view.budget.device),
+            device=view.device,
         )
         scores_SNK = shadows.scores(candidates.features, candidates.labels, rows_SH)
         shadow_SN = logit_confidence(scores_SNK, candidates.labels)

@@ -18,6 +18,7 @@ from experiments.bench.rows import Bench, Group, Row, interleave, median_ratio, 
 from protocols.identity import fresh_identity
 from secure_apfed.audit_log import AuditLog, verify_log
 from secure_apfed.exchange import Envelope, Kind
+from secure_apfed.names import ReleaseFigure
 
 __all__ = ["BENCH"]
 
@@ -27,6 +28,7 @@ _SIZES = (128, 2**17, 2**21)
 class _NoReleases:
     """Of a party that releases nothing."""
 
+    figure: ReleaseFigure = "epsilon_x"
     charges, epsilon = 0, 0.0
 
 

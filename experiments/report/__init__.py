@@ -41,7 +41,13 @@ def write_report(folder: Path, *, show_originals: bool = False) -> Path:
 
 
 def find_reference(run: ReportedRun) -> ReportedRun | None:
-    """Return a run of the active alone beside this one, on the same data and seed, if there is."""
+    """Return a run of the active alone beside this one, on the same data and seed, if there is.
+
+    None where training labels are private: another run learnt from them as they are, or from other
+    answers, and no epsilon of this one counts that.
+    """
+    if run.config.labels_are_private:
+        return None
     for result in sorted(run.path.absolute().parent.glob("*/result.json")):
         try:
             other = read_run(result.parent)

@@ -15,10 +15,12 @@ from experiments.report.audited import Audited
 from experiments.report.folder import ReportedRun
 from experiments.report.who_learns import COALITIONS, LIMITS, Coalition, Role, rule_for
 from protocols.psi import SET_INTERSECTIONS
+from secure_apfed.alignment import most_guesses
 from secure_apfed.data import find_dataset
 from secure_apfed.defences import DEFENCES, who_applies
 from secure_apfed.exchange import Kind
 from secure_apfed.measures import ACCURACY
+from secure_apfed.privacy_rows import figure_title
 from secure_apfed.runs.outcome import scores_of
 from secure_apfed.runs.record import AgreementOf
 from secure_apfed.settings import Settings
@@ -96,6 +98,8 @@ def warnings_of(run: ReportedRun) -> tuple[str, ...]:
         (method.decomposes,
          "There is no noise: the active reads singular vectors of all parties' rows as they are."),
         (method.returns_gradients, "Passives receive gradients that give labels away."),
+        (run.config.labels_are_private and bool(run.attacks),
+         "Attacks compare guesses with the true training rows: no epsilon covers their scores."),
         (from_active and not any_sent,
          "No batch was ever sent to the passives: the active trained alone."),
         (from_active and not facts.guarded,
@@ -119,10 +123,15 @@ def tiles_of(run: ReportedRun, reference: ReportedRun | None) -> Iterator[Tile]:
     measure = outcome.judged_by
     if measure is not ACCURACY:
         for variant, value in outcome.scores.items():
-            yield Tile(f"{run.title_of(variant)} {measure.title}", measure.text(value), tested)
+            why = outcome.undefined.get(variant, {}).get(measure.name, tested)
+            title = f"{run.title_of(variant)} {measure.title}"
+            yield Tile(title, measure.text(value), why if math.isnan(value) else tested)
     classifies = run.config.task == Classification.name
     for variant, share in outcome.accuracy.items() if classifies else ():
-        yield Tile(f"{run.title_of(variant)} accuracy", words.percent(share), tested)
+        why = outcome.undefined.get(variant, {}).get(ACCURACY.name, tested)
+        title = f"{run.title_of(variant)} accuracy"
+        yield Tile(title, ACCURACY.text(share) if math.isnan(share) else words.percent(share),
+                   why if math.isnan(share) else tested)  # fmt: skip
     if reference is not None and run.facts.method.has_passives:
         judged, other = ACCURACY if classifies else measure, reference.outcome
         reached = scores_of(judged.name, other.accuracy, other.measures)
@@ -159,11 +168,11 @@ def _epsilon_tile(run: ReportedRun) -> Tile:
         spent = run.outcome.contributions.values()
         worst = max((account.epsilon for account in spent), default=math.inf)
         fixed = "labeller held fixed, " if spent else ""
-        return Tile("epsilon, one vote", words.epsilon(worst), fixed + others)
+        return Tile(figure_title("epsilon_v"), words.epsilon(worst), fixed + others)
     delta = f"at delta {words.number(privacy.delta)}, " if privacy.delta else ""
     counted = "" if privacy.releases is None else f"T {words.count(privacy.releases)}, "
     epsilon = words.epsilon(privacy.epsilon_x)
-    return Tile("epsilon, released rows", epsilon, f"{delta}{counted}{others}")
+    return Tile(figure_title("epsilon_x"), epsilon, f"{delta}{counted}{others}")
 
 
 def learned_by(run: ReportedRun) -> Mapping[str, tuple[Learned, ...]]:
@@ -210,7 +219,13 @@ def alignment_leaks_of(run: ReportedRun) -> tuple[str, ...]:
     """Return what the set intersection reveals beyond its result, as it says itself."""
     if not any(flow.kind == Kind.ALIGNMENT for flow in run.flows):
         return ()
-    return SET_INTERSECTIONS[run.config.alignment.backend].leaks
+    settings = run.config.alignment
+    guesses = most_guesses(settings)
+    tried = (
+        f"With maximum_ids {settings.maximum_ids:,}, an active that deviates tries out up to "
+        f"{guesses.hub:,} guessed IDs in one intersection, a passive up to {guesses.member:,}."
+    )
+    return (*SET_INTERSECTIONS[settings.backend].leaks, tried)
 
 
 def coalitions_of(run: ReportedRun) -> tuple[Coalition, ...]:
@@ -227,13 +242,12 @@ def accounting_of(run: ReportedRun) -> tuple[tuple[str, str], ...]:
     """Return the privacy accounting as (name, value) rows."""
     privacy = run.outcome.privacy
     votes = run.facts.method.opens_votes is not None
-    what = "votes on one person, labeller" if votes else "contributions of one person, networks"
     rows = [] if votes else [
-        ("epsilon_x, one row's releases, encoder held fixed", words.epsilon(privacy.epsilon_x)),
+        (figure_title("epsilon_x", fixed=True), words.epsilon(privacy.epsilon_x)),
     ]  # fmt: skip
     rows += [
-        ("epsilon_y, one training label", words.epsilon(privacy.epsilon_y)),
-        ("epsilon_model, the finished model", words.model_epsilon(privacy.epsilon_model)),
+        (figure_title("epsilon_y"), words.epsilon(privacy.epsilon_y)),
+        (figure_title("epsilon_model"), words.model_epsilon(privacy.epsilon_model)),
     ]
     if privacy.delta is not None:
         rows.append(("delta", words.number(privacy.delta)))
@@ -244,7 +258,7 @@ def accounting_of(run: ReportedRun) -> tuple[tuple[str, str], ...]:
         for name, value in (privacy.model_extra or {}).items()
     ]
     rows += [
-        (f"epsilon of {passive}, {account.releases} {what} held fixed",
+        (f"{figure_title(account.figure, of=passive, fixed=True)}, T {account.releases}",
          f"{words.epsilon(account.epsilon)} at delta {words.number(account.delta)}")
         for passive, account in run.outcome.contributions.items()
     ]  # fmt: skip

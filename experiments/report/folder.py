@@ -25,7 +25,7 @@ class EpochMetrics(Written):
 
     epoch: int
     step: int
-    loss: float
+    loss: float | None = None
     accuracy: Mapping[str, float] | None = None
     measures: Mapping[str, Mapping[str, float]] | None = None
     epsilon: Epsilon = math.inf

@@ -12,6 +12,7 @@ from experiments.report.audited import Audited
 from experiments.report.folder import ReportedRun
 from experiments.report.measured import MeasuredModel
 from experiments.report.pictures import Picture
+from experiments.solo import LEFT_OUT
 from secure_apfed.config.file import dump_config
 
 __all__ = ["fill", "inside", "render"]
@@ -43,7 +44,10 @@ def render(
         warnings=contents.warnings_of(run),
         tiles=contents.tiles_of(run, reference),
         pictures=[inside(picture) for picture in pictures],
-        lacks_reference=reference is None and run.facts.method.has_passives,
+        lacks_reference=reference is None
+        and run.facts.method.has_passives
+        and not run.config.labels_are_private,
+        left_out="" if run.config.dp_sgd is None else f"{LEFT_OUT[0].upper()}{LEFT_OUT[1:]}.",
         learned=contents.learned_by(run),
         alignment_leaks=contents.alignment_leaks_of(run),
         agreement=contents.agreement_of(run),

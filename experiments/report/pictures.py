@@ -89,22 +89,28 @@ def write_pictures(
 
 
 def _learning(run: ReportedRun) -> Drawn:
-    if not run.epochs:
+    if len(run.epochs) < 2:  # what is fitted in one go has no curve
         return None
     epochs = [row.epoch for row in run.epochs]
+    losses = [row.loss for row in run.epochs if row.loss is not None]
     figure = Figure(figsize=(_WIDTH, 3.1))
-    left, right = figure.subplots(1, 2)
+    panels = figure.subplots(1, 2 if losses else 1, squeeze=False)[0]
+    right = panels[-1]
     marker = "o" if len(epochs) <= _MANY_EPOCHS else None
-    left.plot(epochs, [row.loss for row in run.epochs], color=OURS, marker=marker, markersize=3.5)
-    left.set(title="Training loss", xlabel="epoch", ylabel="mean task loss")
-    left.set_ylim(bottom=0)
+    if losses:
+        left = panels[0]
+        left.plot(epochs, losses, color=OURS, marker=marker, markersize=3.5)
+        left.set(title="Training loss", xlabel="epoch", ylabel="mean task loss")
+        left.set_ylim(bottom=0)
     measure = run.outcome.judged_by
     scale = 100 if measure.share else 1
     measured = [(row.epoch, row.scores(measure.name)) for row in run.epochs if row.accuracy]
     ends: list[tuple[float, str, str]] = []
     for at, variant in enumerate(run.outcome.accuracy):
         points = [
-            (epoch, scale * values[variant]) for epoch, values in measured if variant in values
+            (epoch, scale * values[variant])
+            for epoch, values in measured
+            if math.isfinite(values.get(variant, math.nan))
         ]
         if points:
             color = OURS if at == 0 else OTHER
@@ -115,13 +121,11 @@ def _learning(run: ReportedRun) -> Drawn:
         ylabel="per cent of test rows" if measure.share else measure.title,
     )  # fmt: skip
     beside = inches_of(_label_ends(right, epochs[-1], ends, measure))
-    for axes in (left, right):
+    for axes in panels:
         axes.xaxis.get_major_locator().set_params(integer=True)
     set_margins(figure, left=0.7, right=0.1 + beside, bottom=0.5, top=0.32, between=0.85)
-    return figure, (
-        f"The active's task loss on the rows that it trains on, and its {measure.title} on rows "
-        "that no training step saw."
-    )
+    trained = "task loss on the rows that it trains on, and its " if losses else ""
+    return figure, f"The active's {trained}{measure.title} on rows that no training step saw."
 
 
 def _label_ends(
@@ -155,6 +159,9 @@ def _accuracy(run: ReportedRun, reference: ReportedRun | None) -> Drawn:
         (title, value, alone.test_rows, OTHER)
         for value in scores_of(measure.name, alone.accuracy, alone.measures).values()
     ]
+    rows = [row for row in rows if not math.isnan(row[1])]
+    if not rows:
+        return None
     figure = Figure(figsize=(_WIDTH, 0.9 + 0.48 * len(rows)))
     axes = figure.subplots()
     for place, (_, value, tested, color) in enumerate(rows):

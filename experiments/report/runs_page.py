@@ -45,11 +45,11 @@ def _row(run: ListedRun, targets: Sequence[str], start: Path) -> dict[str, Any]:
     """What the template shows of a run; each figure is (text, note, number to sort by)."""
     config, gain, alone = run.config, run.gain, run.alone
     figures: dict[str, tuple[str, str, float | None]] = {
-        "accuracy": _figure(run.accuracy, words.percent),
-        "gain, points": _figure(
+        "reached": _figure(run.value, lambda _: run.reached),
+        "gain": _figure(
             gain,
-            lambda share: f"{100 * share:+.1f}".replace("-", "\u2212"),
-            "" if alone is None else alone.best.title,
+            lambda _: run.gained.replace("-", "\u2212"),
+            run.gained if alone is None or gain is None else alone.best.title,
         ),
         "epsilon": _figure(run.epsilon, words.epsilon),
     }

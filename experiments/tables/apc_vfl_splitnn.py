@@ -178,5 +178,6 @@ TABLES: tuple[PaperTable, ...] = (
         hours=6.0,
         size=size_of,
         axis="aligned rows",
+        shared=50 / 569,  # at most: of 569 people 50 test
     ),
 )

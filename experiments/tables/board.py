@@ -27,15 +27,17 @@ Clock: TypeAlias = Callable[[], float]
 
 @dataclass(frozen=True, kw_only=True)
 class Filled:
-    """One line with what was measured of it, by seed."""
+    """One line with what was measured of it, by seed; shared: as `PaperTable.shared`."""
 
     line: Line
     values: Mapping[int, float] = field(default_factory=dict)
+    shared: float = 0.0
 
     @property
     def interval(self) -> Interval | None:
-        """The mean and its 95 % Student interval over the seeds; None: nothing was measured."""
-        return Interval.paired(list(self.values.values())) if self.values else None
+        """The mean and its 95 % interval over the seeds; None: nothing was measured."""
+        values = list(self.values.values())
+        return Interval.of(values, shared=self.shared) if values else None
 
     @property
     def sd(self) -> float | None:
@@ -65,9 +67,10 @@ class Forecast:
     """How far a table is, and how long the rest takes.
 
     Attributes:
-        done, jobs: of what was asked for; hours: that the others take in so many processes, from
-            the mean seconds of those that are done; None: none is.
+        done, jobs: of what was asked for; hours: that the others take in so many processes, at the
+            pace of those that are done; None: none is.
         full_jobs, full_hours: the same of all of the table.
+        pace: the median job's seconds, of those that `PaperTable.hours` gives it.
     """
 
     done: int
@@ -75,6 +78,7 @@ class Forecast:
     hours: float | None
     full_jobs: int
     full_hours: float | None
+    pace: float | None
 
     @property
     def sentence(self) -> str:
@@ -84,6 +88,8 @@ class Forecast:
             told += f"; the others take about {_hours(self.hours)}"
         if self.full_jobs and self.full_hours:
             told += f"; the full table has {self.full_jobs} more, about {_hours(self.full_hours)}"
+        if self.pace and (self.hours or self.full_hours) and not 2 / 3 < self.pace < 3 / 2:
+            told += f", since these took {self.pace:.1f} times what --list reckons with"
         return told
 
 
@@ -173,8 +179,8 @@ def fill(
     return Board(
         table=table,
         full=full,
-        lines=_filled(size, found),
-        forecast=_forecast(size, table.size(True), kept, found, jobs),
+        lines=_filled(size, found, shared=table.shared),
+        forecast=_forecast(size, table.size(True), kept, found, jobs, table.hours),
         failures=failures,
     )
 
@@ -192,7 +198,7 @@ def _attempt(job: Job, kept: Path) -> tuple[str, Measured | str]:
         return job.name, f"{type(error).__name__}: {error}"
 
 
-def _filled(size: Size, found: Mapping[str, Measured]) -> list[Filled]:
+def _filled(size: Size, found: Mapping[str, Measured], *, shared: float) -> list[Filled]:
     """Every line with its values; those that combine others read what jobs measured."""
     values: dict[str, dict[int, float]] = {line.name: {} for line in size.lines}
     for job in size.jobs:
@@ -205,26 +211,28 @@ def _filled(size: Size, found: Mapping[str, Measured]) -> list[Filled]:
                 seed: sum(weight * values[name][seed] for name, weight in line.combines.items())
                 for seed in sorted(seeds)
             }
-    return [Filled(line=line, values=values[line.name]) for line in size.lines]
+    return [Filled(line=line, values=values[line.name], shared=shared) for line in size.lines]
 
 
 def _forecast(
-    size: Size, full: Size, kept: Path, found: Mapping[str, Measured], processes: int
-) -> Forecast:
-    cost = sum(job.cost for job in size.jobs if job.name in found)
-    seconds = sum(one.seconds for one in found.values())
+    size: Size, full: Size, kept: Path, found: Mapping[str, Measured], processes: int,
+    reckoned: float,
+) -> Forecast:  # fmt: skip
+    """Args: reckoned: hours of the full table on two cores, as `PaperTable` says."""
     wanted = {job.name for job in size.jobs}
     left = [job for job in size.jobs if job.name not in found]
     more = [job for job in full.jobs if job.name not in wanted and not job.is_done(kept)]
+    unit = 2 * reckoned / sum(job.cost for job in full.jobs)
+    paces = [
+        found[job.name].seconds / 3600 / (unit * job.cost) for job in size.jobs if job.name in found
+    ]
+    # Not the mean: a few jobs that waited for others on a busy machine say nothing of the rest.
+    pace = float(np.median(paces)) if paces else None
 
     def hours(jobs: Sequence[Job]) -> float | None:
-        """Mean seconds of a unit of cost, times the cost that is left."""
-        return seconds / cost * sum(job.cost for job in jobs) / processes / 3600 if cost else None
+        return pace and pace * unit * sum(job.cost for job in jobs) / processes
 
     return Forecast(
-        done=len(found),
-        jobs=len(size.jobs),
-        hours=hours(left),
-        full_jobs=len(more),
-        full_hours=hours(more),
-    )
+        done=len(found), jobs=len(size.jobs), hours=hours(left), full_jobs=len(more),
+        full_hours=hours(more), pace=pace,
+    )  # fmt: skip

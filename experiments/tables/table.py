@@ -260,6 +260,7 @@ class PaperTable:
         axis: what `Line.at` is; empty: the picture has one dot a line.
         ticks: what stands at a place of that axis; a place without one says its number.
         form: of a figure.
+        shared: how alike two seeds' figures are; see `experiments.summary.shared_share`.
         picture: draws it in place of the lines, to this path; None: the lines are drawn.
     """
 
@@ -274,4 +275,5 @@ class PaperTable:
     axis: str = ""
     ticks: Mapping[float, str] = field(default_factory=dict)
     form: str = ".2f"
+    shared: float = 0.0
     picture: Callable[[Path], None] | None = None

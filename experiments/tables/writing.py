@@ -114,7 +114,7 @@ def draw(path: Path, board: Board) -> Picture:
         )
     return Picture(
         path=path, title=board.table.title,
-        caption="Filled: means here with 95 % Student intervals over the seeds; hollow: the paper, "
+        caption="Filled: means here with 95 % intervals over the seeds; hollow: the paper, "
         "with one standard deviation where it prints one.",
     )  # fmt: skip
 

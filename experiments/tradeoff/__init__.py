@@ -6,6 +6,9 @@ a leaderboard (CSV, Markdown), pictures and one self-contained page.
 
 from experiments.tradeoff.board import Board
 from experiments.tradeoff.run import TradeOffError, run_tradeoff
-from experiments.tradeoff.settings import TradeOff, load_tradeoff
+from experiments.tradeoff.settings import TradeOff, load_tradeoff, points_of, tradeoff_of
 
-__all__ = ["Board", "TradeOff", "TradeOffError", "load_tradeoff", "run_tradeoff"]
+__all__ = [
+    "Board", "TradeOff", "TradeOffError", "load_tradeoff", "points_of", "run_tradeoff",
+    "tradeoff_of",
+]  # fmt: skip

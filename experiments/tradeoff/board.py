@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import pandas as pd
 
 from experiments.study import Failure, Results
 from experiments.study_page import markdown
-from experiments.summary import Gain, Interval, Leakage, Summary
+from experiments.summary import Gain, Interval, Leakage, Summary, holm, p_text
 from experiments.tradeoff.settings import DefencePoint
 from secure_apfed.plain_csv import to_csv
 
@@ -43,12 +43,14 @@ class Entry:
     Attributes:
         dcs_vflair, dcs_baseline: defence capability scores, 0 to 1, higher is better, on the
             target on which the point does worst; None where no attack applies. See `dcs`.
+        p_holm: of the gain, adjusted for the number of points.
     """
 
     point: DefencePoint
     summary: Summary
     dcs_vflair: float | None = None
     dcs_baseline: float | None = None
+    p_holm: float = math.nan
 
     @classmethod
     def of(cls, point: DefencePoint, summary: Summary, *, undefended: Interval) -> "Entry":
@@ -98,7 +100,8 @@ class Entry:
             "defence": point.defence, "strength": point.strength, "undefended": point.undefended,
             "reference": point.reference, "seeds": summary.seeds,
             "accuracy": asdict(self.accuracy),
-            "gain": asdict(summary.gain) if summary.gain else None, "epsilon_x": summary.epsilon_x,
+            "gain": asdict(summary.gain) if summary.gain else None,
+            "p_holm": self.p_holm, "epsilon_x": summary.epsilon_x,
             "epsilon_y": summary.epsilon_y, "epsilon_passives": summary.epsilon_passives,
             "releases": summary.releases,
             "leakage": {target: leak.as_json() for target, leak in self.leakage.items()},
@@ -137,6 +140,10 @@ class Board:
         ]
         undefended = next(summary.accuracy for point, summary in whole if point.undefended)
         entries = [Entry.of(point, summary, undefended=undefended) for point, summary in whole]
+        found = [entry.summary.gain for entry in entries]
+        gains = [None if gain is None else gain.over_chosen for gain in found]
+        adjusted = holm(gains, [entry.summary.seeds for entry in entries])
+        entries = [replace(one, p_holm=p) for one, p in zip(entries, adjusted, strict=True)]
         entries.sort(key=lambda entry: (not entry.point.reference, -(entry.dcs_baseline or 0.0)))
         return cls(tuple(entries), results.failures)
 
@@ -150,8 +157,8 @@ class Board:
         """Of `cells`."""
         leaks = (f"advantage on {target}" for target in self.targets)
         return (
-            "defence", "accuracy %", "gain, points", *leaks, "ε_x", "ε_y", "T", "dcs_baseline",
-            "dcs_vflair",
+            "defence", "accuracy %", "gain, points", "p, Holm", *leaks, "ε_x", "ε_y", "T",
+            "dcs_baseline", "dcs_vflair",
         )  # fmt: skip
 
     def cells(self) -> list[tuple[str, ...]]:
@@ -161,6 +168,7 @@ class Board:
                 entry.point.label,
                 entry.accuracy.text(scale=100),
                 _gain(entry.summary.gain),
+                p_text(entry.p_holm),
                 *(_leak(entry.leakage.get(target)) for target in self.targets),
                 _epsilon(entry.epsilon),
                 _epsilon(entry.summary.epsilon_y),

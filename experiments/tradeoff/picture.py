@@ -32,7 +32,7 @@ def write_picture(board: Board, target: str, folder: Path) -> Picture:
     return Picture(
         path=path,
         title=f"Accuracy against leakage of {target}",
-        caption=f"Leakage of {target}: means with 95 % bootstrap intervals. The thin line joins "
+        caption=f"Leakage of {target}: means with 95 % intervals. The thin line joins "
         "the points that no other beats in both. Grey lines: accuracy of the active alone, of one "
         "table of all features, and of TVFL. Dotted: the best solo model, below which nothing "
         "helped.",

@@ -22,7 +22,8 @@ from secure_apfed.runs.folder import make_private
 __all__ = ["READING", "TradeOffError", "run_tradeoff"]
 
 READING = (
-    "Each point is one defence at one strength: mean and 95 % bootstrap interval over the seeds. "
+    "Each point is one defence at one strength: mean and 95 % interval over the seeds (corrected "
+    "resampled t). "
     "Up is accurate, left is private. Advantage: an attack by one adversary minus its best "
     "baseline with the same knowledge, those that gain most by their mean over the seeds, which is "
     "a little optimistic for the attack. One whose interval holds 0 means that these attacks found "

@@ -9,16 +9,23 @@ from typing import Any, Literal, Self, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
-from attacks.run import prepare
+from attacks.run import expand
 from experiments.study import Point
 from secure_apfed.config import Config
-from secure_apfed.config.file import load_config_text, load_settings_text, read_text
+from secure_apfed.config.file import (
+    dump_config,
+    load_config_text,
+    load_settings_text,
+    read_text,
+)
 from secure_apfed.errors import ConfigError
 from secure_apfed.measures import ACCURACY
 from secure_apfed.names import RunName
 from secure_apfed.settings import Settings
 
-__all__ = ["Defence", "DefencePoint", "TradeOff", "load_tradeoff", "points_of"]
+__all__ = [
+    "Defence", "DefencePoint", "TradeOff", "load_tradeoff", "points_of", "tradeoff_of",
+]  # fmt: skip
 
 Reference: TypeAlias = Literal["single_view", "centralised", "tvfl"]
 
@@ -144,6 +151,20 @@ def load_tradeoff(path: Path) -> TradeOff:
     return study.model_copy(update={"base": text})
 
 
+def tradeoff_of(config: Config) -> TradeOff:
+    """Return the study that a run's settings ask for, of that run.
+
+    Raises:
+        ConfigError: a setting that is wrong, or a name or a base, which are the run's.
+    """
+    if own := {"name", "base"} & set(config.tradeoff):
+        raise ConfigError(f"tradeoff.{min(own)}: the study of a run has the run's; leave it out")
+    base = dump_config(config.model_copy(update={"tradeoff": {}}))
+    study = {"name": f"{config.name}-tradeoff"[:64], "base": "", **config.tradeoff}
+    read = load_settings_text(TradeOff, json.dumps(study), source="tradeoff")
+    return read.model_copy(update={"base": base})
+
+
 def points_of(tradeoff: TradeOff, folder: Path) -> list[DefencePoint]:
     """Return every point, references first; all configs and attacks are checked here.
 
@@ -160,11 +181,10 @@ def points_of(tradeoff: TradeOff, folder: Path) -> list[DefencePoint]:
                 "differ in their letters"
             )
         past[point.name] = point.label
-        for choice in point.config.attacks:
-            try:
-                prepare(choice)
-            except ConfigError as error:
-                raise ConfigError(f"study {tradeoff.name}, {point.label}: {error}") from None
+        try:
+            expand(point.config.attacks)
+        except ConfigError as error:
+            raise ConfigError(f"study {tradeoff.name}, {point.label}: {error}") from None
     return every
 
 

@@ -22,7 +22,7 @@ from experiments.study_page import (
     write_comparison,
     write_text,
 )
-from experiments.summary import Interval
+from experiments.summary import Interval, shared_share
 from experiments.who_helped.game import Coalition, Game
 from experiments.who_helped.rules import players_of
 from experiments.who_helped.runs import CoalitionRun, Measured, measure
@@ -40,7 +40,8 @@ READING = (
     "Worth: of the active's own model, on labels that it holds back; in millinats of cross-entropy "
     "gained, and in points of accuracy. Shapley value: what a passive adds to those before it, "
     "over the orders in which they enter. Left out: what all lose without it. Means over the seeds "
-    "with 95 % Student intervals; of one seed whose orders were drawn, over the orders. The "
+    "with 95 % intervals (corrected resampled t); of one seed whose orders were drawn, over the "
+    "orders. The "
     "values add up to the total. Epsilon charged: of one person there, those of all coalitions "
     "that were asked and hold the passive, added, at the sum of their deltas."
 )
@@ -118,6 +119,11 @@ class Board:
             f"{_epsilon(self.epsilon_y)}, at delta {self.delta:.2g}."
         )
         told = [charged]
+        if self.config.labels_are_private:
+            told.append(
+                "Worth compares with true labels that the active holds back, of other rows with "
+                "each seed, which no epsilon counts."
+            )
         if never := self.game.never_asked:
             names = "; ".join(", ".join(sorted(one)) for one in never[:10])
             more = f" and {len(never) - 10} more" if len(never) > 10 else ""
@@ -191,7 +197,12 @@ def measure_passives(
     for one, measured in zip(trials, finished, strict=True):
         found[one.seed, one.coalition] = measured
         on_done(len(found), len(trials))
-    board = _board(config, games, found)
+    labelled = len(data.labelled_rows)
+    back = round(share * labelled)
+    alike = shared_share(
+        None, train=len(data.train_rows) - back, labelled=labelled - back, test=back
+    )
+    board = _board(config, games, found, shared=alike)
     _write(board, folder)
     return board
 
@@ -204,8 +215,9 @@ _Worth = dict[str, dict[int, dict[Coalition, float]]]
 
 
 def _board(
-    config: Config, games: Mapping[int, Game], found: Mapping[tuple[int, Coalition], Measured]
-) -> Board:
+    config: Config, games: Mapping[int, Game], found: Mapping[tuple[int, Coalition], Measured], *,
+    shared: float,
+) -> Board:  # fmt: skip
     seeds = list(games)
     by_seed = {seed: [one for (of, _), one in found.items() if of == seed] for seed in seeds}
     worth = {name: {seed: _worth(found, seed, name) for seed in seeds} for name in _MEASURES}
@@ -229,8 +241,8 @@ def _board(
         config=config,
         game=games[seeds[0]],
         seeds=seeds,
-        rows=_rows(games[seeds[0]], worth, added, charged),
-        gain={name: Interval.paired(gains[name]) for name in _MEASURES},
+        rows=_rows(games[seeds[0]], worth, added, charged, shared=shared),
+        gain={name: Interval.of(gains[name], shared=shared) for name in _MEASURES},
         worst_gap=float(max(gaps)),
         wire_bytes=None if None in sent else sum(each or 0 for each in sent) / len(seeds),
         runs=len(by_seed[seeds[0]]),
@@ -242,16 +254,21 @@ def _board(
 
 
 def _rows(
-    game: Game, worth: _Worth, added: Mapping[str, _Added], charged: Mapping[str, float]
-) -> tuple[PassiveRow, ...]:
+    game: Game, worth: _Worth, added: Mapping[str, _Added], charged: Mapping[str, float], *,
+    shared: float,
+) -> tuple[PassiveRow, ...]:  # fmt: skip
     """One of each passive, the most helpful by loss first."""
     least = [int(one.mean(0).argmin()) for one in added["loss"].values()]
     lost = {name: [game.leave_one_out(one) for one in worth[name].values()] for name in _MEASURES}
     rows = [
         PassiveRow(
             name=passive,
-            shapley={name: _over(added[name], at, exact=game.exact) for name in _MEASURES},
-            left_out={name: _paired([one[passive] for one in lost[name]]) for name in _MEASURES},
+            shapley={
+                name: _over(added[name], at, exact=game.exact, shared=shared) for name in _MEASURES
+            },
+            left_out={
+                name: _known([one[passive] for one in lost[name]], shared) for name in _MEASURES
+            },
             least=least.count(at),
             epsilon=charged[passive],
         )
@@ -272,17 +289,17 @@ def _worth(
     }
 
 
-def _over(added: _Added, at: int, *, exact: bool) -> Interval:
+def _over(added: _Added, at: int, *, exact: bool, shared: float) -> Interval:
     """Over the seeds; of one seed, over its orders, where these were drawn."""
     orders = [one[:, at] for one in added.values()]
     if len(orders) == 1 and not exact:
-        return Interval.paired(orders[0].tolist())
-    return Interval.paired([float(one.mean()) for one in orders])
+        return Interval.of(orders[0].tolist())
+    return Interval.of([float(one.mean()) for one in orders], shared=shared)
 
 
-def _paired(values: Sequence[float | None]) -> Interval | None:
+def _known(values: Sequence[float | None], shared: float) -> Interval | None:
     known = [value for value in values if value is not None]
-    return Interval.paired(known) if known else None
+    return Interval.of(known, shared=shared) if known else None
 
 
 def _cell(interval: Interval | None, measure: str) -> str:

@@ -18,6 +18,7 @@ import numpy as np
 
 from protocols.discrete_gaussian import MAX_DEVIATION, largest_noise
 from protocols.errors import LocalProtocolError
+from protocols.integers import take_numpy_integers
 from protocols.names import require_names
 from protocols.sums.agreement import SumAgreement
 
@@ -67,6 +68,7 @@ class MomentAgreement:
     allow_single: bool = False
 
     def __post_init__(self) -> None:
+        take_numpy_integers(self)
         self._require_parties()
         self._require_sizes()
 

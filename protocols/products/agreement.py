@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from protocols.errors import LocalProtocolError
+from protocols.integers import take_numpy_integers
 from protocols.sums.agreement import SumAgreement
 
 __all__ = ["ProductAgreement"]
@@ -54,6 +55,7 @@ class ProductAgreement:
     allow_single: bool = False
 
     def __post_init__(self) -> None:
+        take_numpy_integers(self)
         for name, most in _MOST.items():
             value = getattr(self, name)
             if type(value) is not int or not 1 <= value <= most:

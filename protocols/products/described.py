@@ -16,6 +16,7 @@ from typing import ClassVar
 import numpy as np
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.integers import is_whole
 from protocols.products.agreement import ProductAgreement
 from protocols.products.headroom import ProductHeadroom, solve_products
 from protocols.products.ring import Ring, Words
@@ -99,12 +100,12 @@ class DescribedProducts(DescribedSum):
         Raises:
             LocalProtocolError: there is no such block.
         """
-        if type(block) is not int or not 0 <= block < self.blocks:
+        if not is_whole(block) or not 0 <= block < self.blocks:
             raise LocalProtocolError(
                 f"blocks of {self.products.people} people go from 0 to {self.blocks - 1}, got "
                 f"{block!r}"
             )
-        first = block * self.block_rows
+        first = int(block) * self.block_rows
         return range(first, min(first + self.block_rows, self.products.people))
 
     def parameters(self) -> Mapping[str, object]:

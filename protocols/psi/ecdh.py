@@ -36,6 +36,7 @@ from protocols.psi.ecdh_side import LAST, TAG_BYTES, Kind, Side
 from protocols.psi.framing import Framing
 from protocols.psi.interface import (
     Admit,
+    Guesses,
     IntersectionAgreement,
     IntersectionTooSmallError,
     Output,
@@ -77,6 +78,11 @@ class EcdhIntersection:
         "The hub learns its pairwise intersection with every member, even when it is refused.",
         "A member learns which of its own IDs all parties share, or that these are too few.",
     )
+
+    @staticmethod
+    def most_guesses(maximum_ids: int) -> Guesses:
+        """Each list has as many points as were announced, each of one ID."""
+        return Guesses(hub=maximum_ids, member=maximum_ids)
 
     def __init__(
         self,

@@ -16,11 +16,13 @@ from numpy.typing import NDArray
 
 from protocols.conversation import Conversation
 from protocols.errors import LocalProtocolError
+from protocols.integers import take_numpy_integers
 
 __all__ = [
     "DEFAULT_MAXIMUM_IDS",
     "Admit",
     "Aligner",
+    "Guesses",
     "IntersectionAgreement",
     "IntersectionTooSmallError",
     "Membership",
@@ -77,6 +79,14 @@ class Progress:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Guesses:
+    """How many IDs a hub, and a member, that deviates tries out in one intersection, at most."""
+
+    hub: int
+    member: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Membership:
     """One party's shares of which of the hub's IDs all parties have, for further protocols.
 
@@ -99,7 +109,8 @@ class IntersectionAgreement:
         session: names the intersection; non-empty, used once.
         minimum_rows: below this size no party's rows are opened; 0 or more.
         maximum_ids: the largest set that a party accepts from a peer, 1 to 2^32 - 1. It
-            limits what a party can probe by filling its set with guessed IDs.
+            limits what a party can probe by filling its set with guessed IDs; one that deviates
+            tries out as many as the backend's `most_guesses` says.
         encoding: how records became ID bytes (normalisation), in any canonical text;
             parties that encode differently would find no common ID.
         dealer: the party that hands out randomness, for backends that need one. It holds no
@@ -120,6 +131,7 @@ class IntersectionAgreement:
     ahead: bool = False
 
     def __post_init__(self) -> None:
+        take_numpy_integers(self)
         if not self.session:
             raise LocalProtocolError("an intersection needs a session name")
         if not 0 < self.maximum_ids < _POSITIONS:
@@ -195,6 +207,14 @@ class SetIntersection(Protocol):
 
     @property
     def longest(self) -> int: ...
+
+    @staticmethod
+    def most_guesses(maximum_ids: int) -> Guesses:
+        """What a party can try out that announces `maximum_ids` and sends what it likes.
+
+        IDs by chance or search left aside: each costs 2^40 hashes or more.
+        """
+        ...
 
     def __init__(
         self,

@@ -12,9 +12,11 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import pairwise
+from numbers import Real
 
 from protocols.discrete_gaussian import MAX_DEVIATION
 from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.integers import take_numpy_integers
 
 __all__ = ["StepBinding", "SumAgreement"]
 
@@ -55,6 +57,7 @@ class SumAgreement:
     noise: int | None = None
 
     def __post_init__(self) -> None:
+        take_numpy_integers(self)
         _require_type(self, tuple, "contributors")
         _require_type(self, bool, "allow_single")
         given = [name for name in ("threshold", "noise") if getattr(self, name) is not None]
@@ -85,7 +88,7 @@ class SumAgreement:
             )
 
     def _require_ranges(self) -> None:
-        number = isinstance(self.clip_norm, int | float)
+        number = isinstance(self.clip_norm, Real)
         if not number or not _MIN_CLIP_NORM <= self.clip_norm <= _MAX_CLIP_NORM:
             raise LocalProtocolError(
                 f"clip_norm lies in {_MIN_CLIP_NORM:g}..{_MAX_CLIP_NORM:g}, got {self.clip_norm!r}"
@@ -161,6 +164,7 @@ class StepBinding:
     message: bytes
 
     def __post_init__(self) -> None:
+        take_numpy_integers(self)
         _require_type(self, int, "step")
         _require_type(self, bytes, "rows", "message")
         _require_name(self.session)

@@ -35,6 +35,7 @@ import numpy as np
 import tenseal.sealapi as seal
 from numpy.typing import NDArray
 
+from protocols.integers import take_numpy_integers
 from protocols.randomness import derive_key, fresh_key, keystream
 from protocols.sums.agreement import SumAgreement
 from protocols.sums.fixed_point import EXACT_FLOAT_BITS, FixedPoint, Packing
@@ -253,6 +254,7 @@ class BfvSum(HomomorphicSum):
     leaks: ClassVar[SumLeaks] = LEAKS_WITHOUT_MASKS
 
     def __post_init__(self) -> None:
+        take_numpy_integers(self)
         _ = self.headroom  # what does not fit is refused here
 
     @cached_property

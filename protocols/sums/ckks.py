@@ -25,6 +25,7 @@ import tenseal.sealapi as seal
 from numpy.typing import NDArray
 
 from protocols.errors import RemoteProtocolError
+from protocols.integers import take_numpy_integers
 from protocols.sums.agreement import SumAgreement
 from protocols.sums.fixed_point import EXACT_FLOAT_BITS, FixedPoint, Packing
 from protocols.sums.headroom import MODULUS_MARGIN, densest, fresh_noise, peak, require_secure
@@ -198,6 +199,7 @@ class CkksSum(HomomorphicSum):
     leaks: ClassVar[SumLeaks] = LEAKS_WITHOUT_MASKS
 
     def __post_init__(self) -> None:
+        take_numpy_integers(self)
         _ = self.headroom  # what does not fit is refused here
 
     @cached_property

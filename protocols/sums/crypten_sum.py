@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from protocols.crypten.ring import Shares, add_shares, complete, draw_share, total
 from protocols.crypten.shim import load_crypten
 from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.integers import take_numpy_integers
 from protocols.randomness import KEY_BYTES, derive_key, fresh_key
 from protocols.seal import SEAL_OVERHEAD_BYTES
 from protocols.sums.agreement import StepBinding, SumAgreement
@@ -102,6 +103,7 @@ class CryptenSum(DescribedSum):
     )
 
     def __post_init__(self) -> None:
+        take_numpy_integers(self)
         load_crypten()
 
     def receiver(self) -> "CryptenReceiver":

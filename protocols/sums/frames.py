@@ -21,6 +21,7 @@ from enum import IntEnum
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.fork_check import ForkCheck
+from protocols.integers import is_whole
 from protocols.sums.agreement import StepBinding, SumAgreement
 
 __all__ = ["AgreedFrames", "Frame", "FrameKind", "fingerprint", "frame_bytes"]
@@ -493,7 +494,7 @@ class AgreedFrames:
 
 def _require_shape(shape: object) -> None:
     sizes = shape if isinstance(shape, tuple) else ()
-    if len(sizes) != 2 or not all(type(size) is int and size > 0 for size in sizes):
+    if len(sizes) != 2 or not all(is_whole(size) and size > 0 for size in sizes):
         raise LocalProtocolError(
             f"the shape of a sum is two numbers (rows, columns) above 0, got {shape!r}"
         )

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.integers import take_numpy_integers
 from protocols.sums.agreement import StepBinding, SumAgreement
 from protocols.sums.frames import Frame, frame_bytes
 from protocols.sums.interface import (
@@ -80,6 +81,7 @@ class MaskedSum(DescribedSum):
     )
 
     def __post_init__(self) -> None:
+        take_numpy_integers(self)
         if self.ring_bits not in _RINGS:
             raise LocalProtocolError(f"ring_bits is 32 or 64, got {self.ring_bits}")
         if self.fixed_point.field_bits > self.ring_bits:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 
 from protocols.errors import LocalProtocolError
+from protocols.integers import take_numpy_integers
 from protocols.names import require_names
 
 __all__ = ["MOST_FEATURES", "MOST_MASK_ROWS", "SvdAgreement"]
@@ -53,6 +54,7 @@ class SvdAgreement:
     most_rows: int
 
     def __post_init__(self) -> None:
+        take_numpy_integers(self)
         if type(self.owners) is not tuple or type(self.features) is not tuple:
             raise LocalProtocolError("owners and features are tuples, of names and of numbers")
         require_names("decomposition", self.session, (self.server, self.dealer, *self.owners))

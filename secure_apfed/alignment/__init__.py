@@ -10,6 +10,7 @@ from secure_apfed.alignment.tables import (
     choose_protocol,
     count_common,
     intersection,
+    most_guesses,
     share_membership,
 )
 from secure_apfed.alignment.taking_part import take_part
@@ -25,6 +26,7 @@ __all__ = [
     "choose_protocol",
     "count_common",
     "intersection",
+    "most_guesses",
     "share_membership",
     "take_part",
 ]

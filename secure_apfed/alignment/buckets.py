@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from protocols.errors import LocalProtocolError
 from protocols.randomness import keystream
-from secure_apfed.alignment.ids import IdColumn, encode_pieces
+from secure_apfed.alignment.ids import SizedIds, encode_pieces
 from secure_apfed.alignment.settings import AlignmentSettings
 from secure_apfed.errors import DataError
 
@@ -72,7 +72,7 @@ def _divergence(often: float, expected: float) -> float:
 
 def fingerprint(
     me: str,
-    ids: IdColumn,
+    ids: SizedIds,
     settings: AlignmentSettings,
     key: bytes,
     worked: Callable[[int], None] = lambda ids: None,
@@ -111,7 +111,7 @@ class BucketedIds:
     def __init__(
         self,
         me: str,
-        ids: IdColumn,
+        ids: SizedIds,
         settings: AlignmentSettings,
         *,
         key: bytes,
@@ -132,7 +132,7 @@ class BucketedIds:
         self._check()
 
     def _fill(
-        self, ids: IdColumn, settings: AlignmentSettings, key: bytes, worked: Callable[[int], None]
+        self, ids: SizedIds, settings: AlignmentSettings, key: bytes, worked: Callable[[int], None]
     ) -> bytes:
         whole, first = _whole(key), 0
         with self._spool:

@@ -1,9 +1,10 @@
 """How often this party aligned with each peer: the bound on what guessed IDs can find out.
 
 Kept by: each party for itself, in one file. A peer that puts guessed IDs into its set learns
-in each run which of up to `maximum_ids` guesses are right (ID stuffing, attack A10); over
-many runs it could try out a whole population. With at most R runs a peer tries out at most
-R times `maximum_ids` IDs. Protects from nothing if the file is deleted: it is this party's own.
+in each run which of up to `maximum_ids` guesses are right (ID stuffing, attack A10), of somewhat
+more where it deviates (`secure_apfed.alignment.most_guesses`); over many runs it could try
+out a whole population. With at most R runs a peer tries out at most R times as many. Protects from
+nothing if the file is deleted: it is this party's own.
 Peers are known by the names that the links authenticate: who has two names has twice the runs.
 
 Example:

@@ -12,7 +12,7 @@ Example:
     ...     _ = path.write_text("id,amount\n007,3.5\n7,1.0\n")
     ...     ids = IdFile("bank", path, "id")
     ...     len(ids), [row for piece in ids.pieces() for row in piece]
-    (2, [('007',), ('7',)])
+    (2, ['007', '7'])
 """
 
 import lzma
@@ -24,22 +24,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from secure_apfed.errors import DataError
+from secure_apfed.id_kinds import EMPTY, JOINT, IdReader
 
 if TYPE_CHECKING:
     import pyarrow
 
 __all__ = ["EMPTY", "JOINT", "PARQUET", "IdFile", "cell_text"]
 
-JOINT = "\x1f"
-"""Between the parts of an ID of several columns."""
-
 PARQUET = (".parquet", ".pq")
-
-EMPTY = frozenset({
-    "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN",
-    "<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null",
-})  # fmt: skip
-"""What a cell of a CSV file says that counts as empty, here and in pandas."""
 
 _ROWS_OF_A_PIECE = 2**16
 
@@ -52,6 +44,10 @@ def cell_text(cell: object) -> str:
     if isinstance(cell, float | np.floating) and float(cell).is_integer():
         return str(int(cell))
     return str(cell).strip()
+
+
+def _line(row: int) -> str:
+    return f"line {row + 2}"
 
 
 class IdFile:
@@ -75,29 +71,29 @@ class IdFile:
     def __len__(self) -> int:
         return self._rows
 
-    def pieces(self) -> Iterator[Sequence[tuple[object, ...]]]:
-        """Yield the IDs of some thousand rows after another, each in a tuple of its own.
+    def pieces(self) -> Iterator[list[str]]:
+        """Yield the IDs of some thousand rows after another, those of several columns joined.
 
         Raises:
-            DataError: a row without an ID, or a file that is damaged.
+            DataError: cells that are no IDs (`secure_apfed.id_kinds`), of all rows, or a file that
+                is damaged.
         """
-        first = 0
+        several = len(self._columns) > 1
+        place = None if self._path.suffix.lower() in PARQUET else _line
+        readers = {
+            name: IdReader(
+                f"{self._party}: column {name!r} of {self._path}", place=place, strip=True,
+                part=several, key="id_column",
+            )
+            for name in self._columns
+        }  # fmt: skip
         with self._readable():
             for batch in self._batches():
-                yield self._texts(batch, first)
-                first += batch.num_rows
-
-    def _texts(self, batch: "pyarrow.RecordBatch", first: int) -> list[tuple[object, ...]]:
-        parts = []
-        for name in self._columns:
-            cells = batch.column(name).to_pylist()
-            if None in cells:
-                raise DataError(
-                    f"{self._party}: column {name!r} of {self._path} is empty in row "
-                    f"{first + cells.index(None)} (from 0); each row needs an ID"
-                )
-            parts.append(map(cell_text, cells))
-        return [(JOINT.join(row),) for row in zip(*parts, strict=True)]
+                parts = [reader.texts(batch.column(name)) for name, reader in readers.items()]
+                if all(reader.all_taken for reader in readers.values()):
+                    yield list(map(JOINT.join, zip(*parts, strict=True))) if several else parts[0]
+        for reader in readers.values():
+            reader.check()
 
     def _count(self) -> int:
         if self._path.suffix.lower() in PARQUET:

@@ -5,48 +5,34 @@ Run by: each party on its own IDs, before any protocol.
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import date
 from functools import lru_cache
-from itertools import chain, islice
+from itertools import chain
 from typing import Protocol, runtime_checkable
 
-import numpy as np
 from pydantic import field_validator
 
 from protocols.errors import LocalProtocolError
 from protocols.psi.interface import check_ids
-from secure_apfed.alignment.id_files import JOINT
 from secure_apfed.errors import DataError
+from secure_apfed.id_kinds import JOINT, text_pieces
 from secure_apfed.settings import Settings
 
-__all__ = ["IdColumn", "IdNormalisation", "IdStream", "encode_ids", "encode_pieces"]
+__all__ = [
+    "IdColumn",
+    "IdNormalisation",
+    "IdStream",
+    "SizedIds",
+    "encode_ids",
+    "encode_pieces",
+    "text_of",
+]  # fmt: skip
 
 _MOST_COLUMNS = 2**16 - 1
-# Python refuses to write longer numbers in decimal, unless it is told otherwise.
-_MOST_DIGITS = 4000
-_HUGE = 10**_MOST_DIGITS
-_ROWS_OF_A_PIECE = 2**16
+_MOST_DIGITS = 4000  # Python refuses to read longer numbers, unless it is told otherwise
 _FIELD = re.compile("(%[dmY])")
 _WHOLE = re.compile(r"[+-]?[0-9]+(\.0*)?")
-
-
-@runtime_checkable
-class _Column(Protocol):
-    """A NumPy array or a pandas Series."""
-
-    def __len__(self) -> int: ...
-
-    def tolist(self) -> list[object]: ...
-
-
-@runtime_checkable
-class _Table(Protocol):
-    """A pandas DataFrame: one ID column each."""
-
-    def __len__(self) -> int: ...
-
-    def itertuples(self, index: bool, name: None) -> Iterable[tuple[object, ...]]: ...
 
 
 @runtime_checkable
@@ -55,18 +41,20 @@ class IdStream(Protocol):
 
     def __len__(self) -> int: ...
 
-    def pieces(self) -> Iterator[Sequence[tuple[object, ...]]]: ...
+    def pieces(self) -> Iterator[Sequence[object]]: ...
 
 
-IdColumn = Sequence[object] | _Column | _Table | IdStream
-"""IDs as str, bytes or int, one a row; or rows of several such columns (tuples, a DataFrame)."""
+SizedIds = Collection[object] | IdStream
+IdColumn = Iterable[object] | IdStream
+"""IDs of the kinds of `secure_apfed.id_kinds`, one a row, in any iterable, or an array or column of
+any library; or rows of several such columns (tuples, a DataFrame)."""
 
 
 class IdNormalisation(Settings):
     """How IDs become bytes; all parties must agree.
 
-    Numbers count as their decimal digits, so 7 equals "7" but not "07". Bytes are taken as
-    they are. The rules below hold for text.
+    They hold for the texts of all kinds of IDs (`secure_apfed.id_kinds`); 7 equals "7" but not
+    "07". Of an ID of several columns they hold for each.
 
     Attributes:
         unicode_nfc: unite the ways in which Unicode writes one letter, e.g. é as one or two.
@@ -107,10 +95,12 @@ class IdNormalisation(Settings):
             text = (unicodedata.normalize("NFD", text) if self.unicode_nfc else text).casefold()
         if self.unicode_nfc:
             text = unicodedata.normalize("NFC", text)
-        text = text.strip() if self.strip else text
+        parts = text.split(JOINT)
+        if self.strip:
+            parts = [part.strip() for part in parts]
         if self.whole_numbers or self.date_formats:
-            text = JOINT.join(map(self._value, text.split(JOINT)))
-        return text
+            parts = list(map(self._value, parts))
+        return JOINT.join(parts)
 
     def _value(self, text: str) -> str:
         """The agreed form of a number or a date; other texts stay."""
@@ -164,69 +154,34 @@ def encode_pieces(
     Raises:
         DataError: as `encode_ids`, but for repeated IDs and their number, which no piece shows.
     """
-    rows, first = iter(_rows(party, ids)), 0
-    while piece := list(islice(rows, _ROWS_OF_A_PIECE)):
-        yield _encode(party, piece, first, normalisation)
-        first += len(piece)
+    first = 0
+    for texts in text_pieces(party, ids):
+        yield [
+            _framed(party, row, normalisation.text(text)) for row, text in enumerate(texts, first)
+        ]
+        first += len(texts)
 
 
-def _encode(
-    party: str, rows: Sequence[tuple[object, ...]], first: int, normalisation: IdNormalisation
-) -> list[bytes]:
-    """Encode rows of which the first has this number."""
-    canonical: list[bytes] = []
-    empty: list[int] = []
-    for row, columns in enumerate(rows, first):
-        if len(columns) > _MOST_COLUMNS:
-            raise DataError(
-                f"{party}, row {row}: an ID of {len(columns)} columns, at most {_MOST_COLUMNS} "
-                "are taken; give one ID a row"
-            )
-        parts = [_part(party, row, value, normalisation) for value in columns]
-        if not any(parts):
-            empty.append(row)
-        framed = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
-        canonical.append(len(parts).to_bytes(2, "big") + framed)
-    if empty:
-        shown = ", ".join(map(str, empty[:5])) + (", ..." if len(empty) > 5 else "")
+def _framed(party: str, row: int, text: str) -> bytes:
+    parts = text.encode().split(b"\x1f")
+    if len(parts) == 1:
+        return b"\0\1" + len(parts[0]).to_bytes(4, "big") + parts[0]
+    if len(parts) > _MOST_COLUMNS:
         raise DataError(
-            f"{party} has {len(empty)} empty ID(s), in row(s) {shown}; remove these rows"
+            f"{party}, row {row}: an ID of {len(parts)} columns, at most {_MOST_COLUMNS} are "
+            "taken; give one ID a row"
         )
-    return canonical
+    framed = [len(parts).to_bytes(2, "big")]
+    for part in parts:
+        framed += (len(part).to_bytes(4, "big"), part)
+    return b"".join(framed)
 
 
-def _rows(party: str, ids: IdColumn) -> Iterable[tuple[object, ...]]:
-    if isinstance(ids, IdStream):
-        return chain.from_iterable(ids.pieces())
-    if isinstance(ids, _Table):
-        return ids.itertuples(index=False, name=None)
-    values = ids.tolist() if isinstance(ids, _Column) else ids
-    if isinstance(values, str | bytes) or not isinstance(values, Sequence):
-        raise DataError(
-            f"the IDs of {party} are a {type(ids).__name__}; give a list, array, Series or "
-            "DataFrame with one ID a row"
-        )
-    return (tuple(row) if isinstance(row, tuple | list) else (row,) for row in values)
-
-
-def _part(party: str, row: int, value: object, normalisation: IdNormalisation) -> bytes:
-    if isinstance(value, bytes):
-        return value
-    if isinstance(value, int | np.integer) and not isinstance(value, bool):
-        if abs(int(value)) >= _HUGE:
-            raise DataError(
-                f"{party}, row {row}: an ID is a number of more than {_MOST_DIGITS} digits; "
-                "turn it into text first"
-            )
-        return str(int(value)).encode()
-    if value is None:
-        return b""
-    if not isinstance(value, str):
-        raise DataError(
-            f"{party}, row {row}: an ID is str, bytes or int, got {type(value).__name__}; "
-            "numbers with a decimal point or missing values must become text first"
-        )
-    try:
-        return normalisation.text(value).encode()
-    except UnicodeEncodeError as error:
-        raise DataError(f"{party}, row {row}: the ID is not valid Unicode text") from error
+def text_of(identity: bytes) -> str:
+    """The text of an ID that was encoded, columns joined."""
+    parts, at = [], 2
+    while at < len(identity):
+        end = at + 4 + int.from_bytes(identity[at : at + 4], "big")
+        parts.append(identity[at + 4 : end].decode())
+        at = end
+    return JOINT.join(parts)

@@ -42,7 +42,7 @@ from protocols.randomness import fresh_key, random_permutation
 from secure_apfed.alignment import buckets as bucketing
 from secure_apfed.alignment.buckets import BucketedIds, bucket_count, capacity, fingerprint
 from secure_apfed.alignment.history import admit_run
-from secure_apfed.alignment.ids import IdColumn
+from secure_apfed.alignment.ids import SizedIds
 from secure_apfed.alignment.settings import AlignmentSettings
 from secure_apfed.alignment.unfinished import NONCE_BYTES, Agreed, Unfinished
 from secure_apfed.exchange.envelope import BEFORE_TRAINING, Envelope, Kind
@@ -94,7 +94,7 @@ def relaying(links: Links) -> Iterator[None]:
 async def align_hub(
     links: Links,
     members: Sequence[str],
-    ids: IdColumn,
+    ids: SizedIds,
     settings: AlignmentSettings,
     *,
     session: str,
@@ -105,7 +105,7 @@ async def align_hub(
     Args:
         links: its own, on which signs of life are allowed.
         members: all of them.
-        ids: its own.
+        ids: its own, which are read several times: no generator.
         settings: equal at all parties.
         session: names the intersection, once.
         folder: of this intersection alone; keeps what is needed to go on after a break. None: a
@@ -144,7 +144,7 @@ async def align_hub(
 async def align_member(
     links: Links,
     hub: str,
-    ids: IdColumn,
+    ids: SizedIds,
     settings: AlignmentSettings,
     *,
     members: Sequence[str],
@@ -254,7 +254,7 @@ class _End:
         links: Links,
         hub: str,
         members: tuple[str, ...],
-        ids: IdColumn,
+        ids: SizedIds,
         settings: AlignmentSettings,
         folder: Path | None,
     ) -> None:

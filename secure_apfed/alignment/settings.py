@@ -24,13 +24,15 @@ class AlignmentSettings(Settings):
         dealer: under `auto`, whether a party without IDs that works with nobody may deal.
         pairwise_overlaps: whether the active may learn its overlap with every single passive. Under
             `auto`, `shown` takes `vole` with a dealer and `ecdh` without one; `hidden` takes
-            `opprf`, which needs a dealer.
+            `opprf`, which needs a dealer. They are hidden from an active that follows the protocol:
+            see `leaks` of `opprf` and `circuit` for what one that does not may open.
         mode: on whom passives help in training: `all` on the people that all parties share,
             `pairwise` each on those that it shares with the active. In `pairwise` the active
             learns these overlaps, and the gradient of a row that one passive alone knows is in
             the sum as it is.
         minimum_rows: fewer common rows are not opened; at least 1.
-        maximum_ids: the largest set accepted from a peer.
+        maximum_ids: the largest set accepted from a peer. `most_guesses` says how many IDs one that
+            deviates tries out by it.
         normalisation: how IDs become bytes.
         threads: how many this party computes with; None lets the protocol choose. Where sets are
             dealt out to buckets they are processes, None for one for each core that this one may

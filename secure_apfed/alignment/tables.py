@@ -24,6 +24,7 @@ from protocols.errors import LocalProtocolError
 from protocols.psi import SET_INTERSECTIONS
 from protocols.psi.interface import (
     Aligner,
+    Guesses,
     IntersectionAgreement,
     IntersectionTooSmallError,
     Membership,
@@ -32,10 +33,12 @@ from protocols.psi.interface import (
     SetIntersection,
 )
 from protocols.randomness import fresh_key
+from secure_apfed.alignment.buckets import bucket_count, capacity
 from secure_apfed.alignment.history import admit_run
-from secure_apfed.alignment.ids import IdColumn, encode_ids
+from secure_apfed.alignment.ids import IdColumn, encode_ids, text_of
 from secure_apfed.alignment.settings import AlignmentSettings
 from secure_apfed.errors import DataError
+from secure_apfed.id_kinds import require_comparable
 from secure_apfed.names import check_parties
 
 __all__ = [
@@ -44,6 +47,7 @@ __all__ = [
     "choose_protocol",
     "count_common",
     "intersection",
+    "most_guesses",
     "share_membership",
 ]
 
@@ -110,6 +114,18 @@ def intersection(
     )
 
 
+def most_guesses(settings: AlignmentSettings) -> Guesses:
+    """How many IDs a deviating active (`hub`) or passive tries out in an intersection, at most.
+
+    A session plays `ecdh` in buckets, whose lists are filled up: a party may guess there, too.
+    """
+    most = settings.maximum_ids
+    if settings.backend != "ecdh":
+        return SET_INTERSECTIONS[settings.backend].most_guesses(most)
+    buckets = bucket_count(most)
+    return SET_INTERSECTIONS["ecdh"].most_guesses(buckets * capacity(most, buckets))
+
+
 def align(
     ids_by_party: Mapping[str, IdColumn],
     *,
@@ -122,7 +138,8 @@ def align(
     """Find the rows that all parties share, playing all parties in this process.
 
     Args:
-        ids_by_party: the IDs of two or more parties, distinct within each party.
+        ids_by_party: the IDs of two or more parties, distinct within each party, in any iterable
+            (row k is the k-th of it), of the kinds of `secure_apfed.id_kinds`.
         hub: the party that all others talk to; with `ecdh` it learns pairwise overlaps.
         backend: a protocol, or `auto` for what `choose_protocol` says; None for the one that
             `settings` take, and `auto` without settings.
@@ -136,8 +153,8 @@ def align(
         about anybody's table.
 
     Raises:
-        DataError: unfit IDs or names, unknown hub or backend, or fewer common rows than
-            `minimum_rows`.
+        DataError: unfit IDs or names, IDs of which no two can match, unknown hub or backend, or
+            fewer common rows than `minimum_rows`.
     """
     output = Output.HUB_ROWS if hub_only else Output.ROWS
     aligners = _play(ids_by_party, hub, backend, settings, output, progress)
@@ -194,6 +211,7 @@ def _play(
     except ValueError as error:
         raise DataError(str(error)) from None
     ids = {party: canonical_ids(party, ids_by_party[party], settings) for party in ids_by_party}
+    require_comparable({party: map(text_of, ids[party]) for party in (hub, *members)})
     chosen = _with_protocol(settings, backend, {party: len(rows) for party, rows in ids.items()})
     session = f"in memory {fresh_key().hex()}"
     try:

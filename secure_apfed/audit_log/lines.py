@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Envelope, Kind
 from secure_apfed.exchange.envelope import BEFORE_TRAINING, SESSION_LETTERS
-from secure_apfed.names import Name
+from secure_apfed.names import Name, ReleaseFigure
 
 __all__ = [
     "FILE_NAME",
@@ -101,8 +101,10 @@ class Frame(_Written):
         peer: the other end; kind, step, sequence: as its header says.
         size: bytes of header and sealed payload, as both ends have them.
         digest: their SHA-256, hex.
-        epsilon: epsilon_x of all releases so far, where the ledger was charged for what this
+        epsilon: of all that was let out so far, where the ledger was charged for what this
             envelope holds; "inf": without bound.
+        figure: what that epsilon is called, of `secure_apfed.privacy_rows.FIGURES`; absent beside
+            one: epsilon_x.
     """
 
     event: Literal["sent", "received"]
@@ -113,11 +115,12 @@ class Frame(_Written):
     size: _Count
     digest: _Hex32
     epsilon: Annotated[float, Field(ge=0)] | Literal["inf"] | None = None
+    figure: ReleaseFigure | None = None
 
     @classmethod
     def of(
         cls, event: Literal["sent", "received"], envelope: Envelope, frame: bytes, *, at: float,
-        epsilon: float | Literal["inf"] | None = None,
+        epsilon: float | Literal["inf"] | None = None, figure: ReleaseFigure | None = None,
     ) -> "Frame":  # fmt: skip
         """What the log says of an envelope."""
         peer = envelope.receiver if event == "sent" else envelope.sender
@@ -125,7 +128,7 @@ class Frame(_Written):
         return cls.model_construct(
             at=at, event=event, peer=peer, kind=envelope.kind, step=envelope.step,
             sequence=envelope.sequence, size=len(frame), digest=hashlib.sha256(frame).hexdigest(),
-            epsilon=epsilon,
+            epsilon=epsilon, figure=figure,
         )  # fmt: skip
 
 

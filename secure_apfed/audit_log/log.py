@@ -29,6 +29,7 @@ from secure_apfed.audit_log.lines import (
 from secure_apfed.contract import Contract
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Envelope
+from secure_apfed.names import ReleaseFigure
 from secure_apfed.regular_file import open_regular
 
 __all__ = ["AuditLog", "Meter"]
@@ -44,7 +45,12 @@ class Meter(Protocol):
 
     @property
     def epsilon(self) -> float:
-        """epsilon_x of all of them; infinite without a guard."""
+        """Of all of them; infinite without noise."""
+        ...
+
+    @property
+    def figure(self) -> ReleaseFigure:
+        """What `epsilon` is called, of `secure_apfed.privacy_rows.FIGURES`."""
         ...
 
 
@@ -118,7 +124,10 @@ class AuditLog:
             CheckpointError, OSError: it does not; nothing may be sent then.
         """
         epsilon = self._epsilon_of(envelope.payload)
-        self._write(Frame.of("sent", envelope, frame, at=self._clock(), epsilon=epsilon))
+        figure = None if epsilon is None else self._meter.figure
+        self._write(
+            Frame.of("sent", envelope, frame, at=self._clock(), epsilon=epsilon, figure=figure)
+        )
 
     def received(self, envelope: Envelope, frame: bytes) -> None:
         """See `LinkObserver`."""

@@ -28,6 +28,7 @@ from secure_apfed.audit_log.lines import (
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Kind
 from secure_apfed.folder_files import open_plain
+from secure_apfed.names import ReleaseFigure
 
 __all__ = ["Flow", "Summary", "log_at", "read_lines", "verify_log"]
 
@@ -55,7 +56,8 @@ class Summary:
         first_at, last_at: seconds since 1970, by the party's clock.
         cut: bytes of torn lines that were cut off; torn: bytes of one at the end now.
         unsigned: lines after the last signature; of a log that was closed, 0.
-        epsilon: the last figure of what its releases cost; 0 where it released nothing.
+        figure, epsilon: the last figure of what it let out, and how it is called; 0 where that was
+            nothing.
     """
 
     path: Path
@@ -71,6 +73,7 @@ class Summary:
     cut: int = 0
     torn: int = 0
     unsigned: int = 0
+    figure: ReleaseFigure = "epsilon_x"
     epsilon: float = 0.0
     _flows: dict[tuple[str, str, Kind | None], Flow] = field(default_factory=dict, repr=False)
 
@@ -125,6 +128,7 @@ class Summary:
             kind = line.kind
             if line.epsilon is not None:
                 self.epsilon = math.inf if line.epsilon == "inf" else line.epsilon
+                self.figure = line.figure or "epsilon_x"
         key = line.peer, line.event, kind
         past = self._flows.get(key) or Flow(
             peer=line.peer, event=line.event, kind=kind, envelopes=0, size=0

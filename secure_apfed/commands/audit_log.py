@@ -8,6 +8,7 @@ import typer
 
 from secure_apfed import terminal
 from secure_apfed.commands import AsJson
+from secure_apfed.privacy_rows import figure_title
 
 if TYPE_CHECKING:
     from secure_apfed.audit_log import Direction, Summary
@@ -73,7 +74,8 @@ def _show(summary: "Summary") -> None:
         ("party", summary.party), ("identity", summary.identity), ("last chain", summary.head),
         ("lines", f"{summary.lines:,}, all chained"), ("its end", _ending(summary)),
         ("opened", f"{summary.opened:,} times, {summary.agreed:,} sessions agreed"),
-        ("cut after a kill", f"{summary.cut:,} bytes"), ("epsilon_x, last", epsilon),
+        ("cut after a kill", f"{summary.cut:,} bytes"),
+        (f"{figure_title(summary.figure)}, last", epsilon),
     ]  # fmt: skip
     terminal.show_rows("Audit log", ("", ""), rows)
     flows = [

@@ -14,9 +14,10 @@ from secure_apfed.commands import AsJson, RunFolder
 
 if TYPE_CHECKING:
     from attacks.interface import AttackResult
-    from secure_apfed.config import AttackChoice
+    from experiments.tradeoff import Board, TradeOff
+    from secure_apfed.config import AttackChoice, Config
 
-__all__ = ["attack", "report_if_possible", "tradeoff"]
+__all__ = ["attack", "report_if_possible", "study_of_run", "tradeoff"]
 
 
 def attack(
@@ -34,8 +35,9 @@ def attack(
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="The run's unless given.")] = None,
     device: Annotated[
-        Literal["auto", "cpu", "cuda"], typer.Option(help="Where attacks with networks compute.")
-    ] = "auto",
+        str | None,
+        typer.Option(help="Where: auto, cpu, cuda or one of several, as cuda:1; else as the run."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Mount attacks on a finished run, show them, and renew its report."""
@@ -45,7 +47,8 @@ def attack(
     chosen = _chosen(attacks or [], options or [])
     if not as_json:
         terminal.show_note(f"mounting {', '.join(dict.fromkeys(choice.name for choice in chosen))}")
-    results = mount_attacks(folder, chosen, seed=seed, device=find_device(device).type)
+    where = None if device is None else find_device(device)
+    results = mount_attacks(folder, chosen, seed=seed, device=where)
     page = report_if_possible(folder)
     if as_json:
         found = [result.as_json() for result in results]
@@ -96,7 +99,7 @@ def _show_attacks(results: "Sequence[AttackResult]") -> None:
 def _chosen(names: Sequence[str], options: Sequence[str]) -> "tuple[AttackChoice, ...]":
     """Return what to mount: the attacks with options given once each, the others' full suites."""
     from attacks import ATTACKS
-    from attacks.run import full_suite, prepare
+    from attacks.run import ALL, full_suite, prepare
     from secure_apfed.config import AttackChoice
     from secure_apfed.errors import ConfigError
 
@@ -104,7 +107,9 @@ def _chosen(names: Sequence[str], options: Sequence[str]) -> "tuple[AttackChoice
     if names and not wanted:
         raise ConfigError("--attacks: no name is given; leave it out for all attacks")
     given = _options_by_attack(options)
-    named = list(dict.fromkeys([*(wanted or ([] if given else ATTACKS)), *given]))
+    if ALL in wanted or not (wanted or given):
+        wanted = list(ATTACKS)
+    named = list(dict.fromkeys([*wanted, *given]))
     chosen: list[AttackChoice] = []
     for name in named:
         if name in given:
@@ -144,23 +149,42 @@ def tradeoff(
     as_json: AsJson = False,
 ) -> None:
     """Sweep defences and their strengths: accuracy against leakage, with pictures and a table."""
-    from experiments.tradeoff import load_tradeoff, run_tradeoff
+    from experiments.tradeoff import load_tradeoff
 
     study = load_tradeoff(study_file)
     folder = output or Path("runs", study.name)
-    with progress_bars.counting(f"{study.name}: trials", quiet=as_json) as on_done:
-        board = run_tradeoff(study, folder, jobs=jobs, backend=backend, on_done=on_done)
+    board = _played(study, folder, jobs, backend, quiet=as_json)
     if as_json:
         failures = {failure.trial: failure.message for failure in board.failures}
         terminal.print_json({
             "study": study.name, "points": board.as_json(), "failures": failures, "folder": folder,
         })  # fmt: skip
-    else:
+    if board.failures:
+        raise typer.Exit(3)  # as for data or files; the same command tries them again
+
+
+def study_of_run(config: "Config", folder: Path, *, quiet: bool) -> "Board | None":
+    """Play the study that the settings of a run ask for, if they do."""
+    if not config.tradeoff:
+        return None
+    from experiments.tradeoff import tradeoff_of
+
+    return _played(tradeoff_of(config), folder, 2, "loky", quiet=quiet)
+
+
+def _played(
+    study: "TradeOff", folder: Path, jobs: int, backend: Literal["loky", "ray"], *, quiet: bool
+) -> "Board":
+    """Run a study and show its board."""
+    from experiments.tradeoff import run_tradeoff
+
+    with progress_bars.counting(f"{study.name}: trials", quiet=quiet) as on_done:
+        board = run_tradeoff(study, folder, jobs=jobs, backend=backend, on_done=on_done)
+    if not quiet:
         terminal.show_rows(
             f"Trade-off {study.name}: accuracy, and the worst attack's advantage", *board.summary()
         )
         for failure in board.failures:
             terminal.show_note(f"failed, its point left out: {failure.trial}: {failure.message}")
         typer.echo(folder / "index.html")
-    if board.failures:
-        raise typer.Exit(3)  # as for data or files; the same command tries them again
+    return board

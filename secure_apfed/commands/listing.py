@@ -63,6 +63,7 @@ def _show(folder: Path, found: "list[ListedRun]") -> None:
         return
     terminal.show_rows(f"Runs below {folder}", HEADER, [run.cells() for run in found])
     terminal.show_note(
-        "The gain of one run shows no help, only several seeds do. The worst of several attacks is "
+        "The gain of one run shows no help, only several seeds do (secure-apfed run "
+        "CONFIG --seeds 5). The worst of several attacks is "
         "above 0 by chance alone; where none was mounted, nothing is known."
     )

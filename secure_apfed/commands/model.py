@@ -52,6 +52,11 @@ def _show_differences(compared: "Compared") -> None:
     for column in compared.drift:
         if column.notable:
             terminal.show_note(f"column {column.name!r}: {column.notable}")
+    if compared.stability is None and compared.stability_needs:
+        terminal.show_note(
+            f"no score stability index: of {compared.rows} rows it would be high by chance, of "
+            f"{compared.stability_needs} or more it says something"
+        )
     if compared.stability is not None:
         terminal.show_note(
             f"score stability index against the training rows: {compared.stability:.3f} (below "

@@ -1,4 +1,7 @@
-"""The command `party`: one party of a run, by its own file, in this process."""
+"""The command `party`: one party of a run, by its own file, in this process.
+
+Part of the composition root: the active's results are measured and reported here.
+"""
 
 import os
 import signal
@@ -11,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from secure_apfed.commands import AsJson, JsonEvents
+from secure_apfed.commands import AsJson, JsonEvents, finished
 from secure_apfed.errors import ApfedError
 
 __all__ = ["Terminated", "party", "watch_stdin"]
@@ -24,15 +27,22 @@ def party(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the checkpoint in its folder.")
     ] = False,
+    baselines: Annotated[
+        bool, typer.Option(help="At the active: measure what it does alone, once the run is over.")
+    ] = True,
     end_with_stdin: Annotated[
         bool, typer.Option("--end-with-stdin", hidden=True, help="End where stdin ends.")
     ] = False,
     as_json: AsJson = False,
     json_events: JsonEvents = False,
 ) -> None:
-    """Play one party of a run; the others run elsewhere, each by its own file."""
+    """Play one party of a run; the others run elsewhere, each by its own file.
+
+    The active's process then measures, makes the report and tells the result, as `run` does.
+    """
     from secure_apfed import live_view
     from secure_apfed.exchange import StatusKeeper
+    from secure_apfed.runs import RunFolder
     from secure_apfed.runs.party import play_party
 
     signal.signal(signal.SIGTERM, _interrupt)
@@ -41,9 +51,16 @@ def party(
     status = StatusKeeper()
     board = live_view.Board(lambda: (status.status(),))
     with live_view.showing(board, live_view.shown_as(as_json=as_json, json_events=json_events)):
-        play_party(
+        result = play_party(
             config, resume=resume, on_progress=board.tell_progress, on_restart=_tell, status=status
         )
+    if result is None or result.folder is None:
+        return  # it helped
+    settings, quiet = RunFolder(result.folder).load_config(), as_json or json_events
+    if not end_with_stdin:
+        finished.tell(settings, result, baselines=baselines, quiet=quiet)
+    elif baselines:  # whoever started it reports
+        finished.alone(settings, result, quiet=quiet)
 
 
 class Terminated(ApfedError):  # noqa: N818 - it is no error

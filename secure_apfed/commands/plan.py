@@ -3,7 +3,8 @@
 Part of the composition root: `secure_apfed.cli` registers it, nothing else imports this.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +22,7 @@ __all__ = ["plan"]
 
 _GUARDS = ("gaussian", "frozen_gaussian")
 _EPOCHS, _DELTA, _CLIP = 50, 1e-5, 1.0
+_NEARLY_ALL = 0.9  # of the training rows: then it is a case where all have a label
 
 
 def plan(
@@ -36,6 +38,9 @@ def plan(
     delta: Annotated[
         float | None, typer.Option(help="The config's, or 1e-5, unless given.")
     ] = None,
+    links: Annotated[
+        bool, typer.Option("--links", help="Tell what is sent on each link, not their sum.")
+    ] = False,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
@@ -50,8 +55,8 @@ def plan(
         planned: dict[str, Any] = {}
     else:
         config = _config(config_file, overrides or (), epsilon=epsilon, epochs=epochs, delta=delta)
-        calibrations, expected, planned = _forecast(config, quiet=as_json)
-        planned["help"] = _help_of(config)
+        calibrations, expected, planned = _forecast(config, quiet=as_json, links=links)
+        planned["help"] = _help_of(config, planned)
     if as_json:
         noise = [asdict(calibration) for calibration in calibrations]
         terminal.print_json({**planned, "calibration": noise, "expected": expected})
@@ -85,14 +90,14 @@ def _config(
 
 
 def _forecast(
-    config: "Config", *, quiet: bool
+    config: "Config", *, quiet: bool, links: bool
 ) -> tuple[list["Calibration"], list[str], dict[str, Any]]:
     from secure_apfed.planning.calibration import calibrate
     from secure_apfed.planning.forecast import forecast
 
     planned = forecast(config)
     if not quiet:
-        terminal.show_forecast(config.name, planned)
+        terminal.show_forecast(config.name, planned, links=links)
         for warning in planned.warnings:
             terminal.show_note(f"note: {warning}")
     guard = config.guard
@@ -143,12 +148,16 @@ def _expected_of(config: "Config", epsilon_x: float) -> list[str]:
     return [sentence(sweep, point) for sweep, point in found]
 
 
-def _help_of(config: "Config") -> list[str]:
+def _help_of(config: "Config", planned: Mapping[str, Any]) -> list[str]:
     """What help was worth in the nearest stored case of this method."""
     from secure_apfed.planning.stored_gains import load_gains, nearest_gain
 
-    found = nearest_gain(config, load_gains())
-    return [] if found is None else [found.sentence]
+    labelled, rows = planned["labelled_rows"], planned["teaching_rows"]
+    every = labelled >= _NEARLY_ALL * rows
+    found = nearest_gain(config, load_gains(), labelled=math.inf if every else labelled)
+    if found is None:
+        return []
+    return [f"{found.sentence}. Here {labelled:,} of {rows:,} training rows have a label"]
 
 
 def _show(calibrations: Sequence["Calibration"], expected: Sequence[str]) -> None:

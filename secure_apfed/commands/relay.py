@@ -42,7 +42,7 @@ def relay(
 ) -> None:
     """Forward sealed frames between parties that may only dial out, until it is ended."""
     from secure_apfed.exchange.relay import Relay
-    from secure_apfed.exchange.sockets import parse_address
+    from secure_apfed.exchange.sockets import parse_address, spell_address
 
     address = parse_address(listen)
     credentials = _credentials(address, (ca, certificate, key), insecure_plaintext_on_loopback)
@@ -51,7 +51,7 @@ def relay(
     if end_with_stdin:
         threading.Thread(target=watch_stdin, daemon=True).start()
     standing = Relay(address, credentials, None if allow is None else _identities(allow))
-    told = {"listens": f"{address[0]}:{standing.port}"}
+    told = {"listens": spell_address((address[0], standing.port))}
     if as_json:
         terminal.print_json(told)
     else:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pydantic import field_validator, model_validator
 
 from secure_apfed.config.tasks import check_task
+from secure_apfed.data.catalogue import TABLES
 from secure_apfed.defences import DEFENCES, check_defences
 from secure_apfed.facts import MethodFacts, Teacher
 from secure_apfed.labellers import LABELLERS
@@ -347,6 +348,22 @@ class Config(RunSettings):
                 f"expects, and method {self.method} has none that predicts alone all along; use "
                 "randomised_response"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _split_reads_no_label(self) -> "Config":
+        """Where training labels are private, they do not decide who tests: of own tables."""
+        if not self.labels_are_private or self.data.dataset != TABLES:
+            return self
+        for key in ("split", "labelled_choice"):
+            if key in self.data.model_fields_set and getattr(self.data, key) == "by_class":
+                raise ValueError(
+                    f"data.{key}: by_class draws rows by their labels, so that a label would move "
+                    f"every figure, and {'labels' if self.dp_sgd is None else 'dp_sgd'} would not "
+                    "cover that; say at_random, or leave it out"
+                )
+        drawn = {"split": "at_random", "labelled_choice": "at_random"}
+        object.__setattr__(self, "data", self.data.model_copy(update=drawn))
         return self
 
     @model_validator(mode="after")

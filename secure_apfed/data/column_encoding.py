@@ -2,12 +2,16 @@
 
 Run by: that party alone, with statistics of its own rows (the active: its training rows
 only). The fitted encoding is plain data, so that the same columns can be encoded again
-when the model predicts. Letters: N rows, F features.
+when the model predicts: how a column was learnt says how its cells are read, whatever file or frame
+they come from and however many rows at once. Letters: N rows, F features.
 """
 
-from collections import Counter
-from collections.abc import Sequence
-from typing import Annotated, Literal
+import unicodedata
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -15,16 +19,31 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
-from secure_apfed.data.cells import days_of, is_date
-from secure_apfed.data.frames import is_numeric, only_columns, to_numbers, to_texts
-from secure_apfed.errors import DataError
+from secure_apfed.alignment.id_files import EMPTY
+from secure_apfed.data.cells import (
+    BLANK,
+    TRUTHS,
+    days_of,
+    is_date,
+    is_duration,
+    is_empty,
+    name_of,
+    numbers_of,
+    plain_text,
+    spans_of,
+    texts_of,
+)
+from secure_apfed.data.frames import only_columns
+from secure_apfed.errors import DataError, UnseenCellsWarning
 from secure_apfed.settings import Settings
 
 __all__ = [
     "CategoricalColumn",
+    "CellCounts",
     "Column",
     "ColumnEncoding",
     "DateColumn",
+    "DurationColumn",
     "Missing",
     "NumericColumn",
     "RareCategories",
@@ -33,29 +52,82 @@ __all__ = [
 
 Missing = Literal["error", "mean", "drop"]
 _CATEGORY_LIMIT = 256
+_ROUNDING = 8 * np.finfo(np.float64).eps
+_SAME = 1e-6  # of a number that a file has in float32, too
+
+
+class _Encoded(NamedTuple):
+    """A column's features (N, F), and (N,) which cells are empty and which count for nothing."""
+
+    features: NDArray[np.float64]
+    empty: NDArray[np.bool_]
+    ignored: NDArray[np.bool_]
+
+
+@dataclass
+class CellCounts:
+    """Of rows that were encoded, by column: empty cells, and those that count for nothing.
+
+    Attributes:
+        rows: how many.
+        empty: cells that are empty.
+        ignored: cells unlike all that was fitted to: an unknown category without a bucket, another
+            value of a column that was constant.
+    """
+
+    rows: int = 0
+    empty: Counter[str] = field(default_factory=Counter)
+    ignored: Counter[str] = field(default_factory=Counter)
+
+    def warn(self, *, source: str) -> None:
+        """Tell of cells that count for nothing."""
+        for name, count in self.ignored.items():
+            warnings.warn(
+                f"{source}: {count} of {self.rows} cells of column {name!r} hold what no training "
+                "row held, and count for nothing",
+                UnseenCellsWarning,
+                stacklevel=3,
+            )
 
 
 class _StandardisedColumn(Settings):
-    """(value - mean) / scale; `scale` is the standard deviation, or 1 for a constant."""
+    """(value - mean) / scale, where scale is the standard deviation.
+
+    Attributes:
+        constant: whether all rows that it was fitted to held the mean; then nothing says what
+            another value means, and the feature is 0 whatever a cell says.
+    """
 
     name: str
     mean: float = 0.0
     scale: float = Field(1.0, gt=0)
+    constant: bool = False
 
     @property
     def features(self) -> tuple[str, ...]:
         """One name for each feature that the column becomes."""
         return (self.name,)
 
-    def encode(self, column: "pd.Series", *, source: str) -> NDArray[np.float64]:
+    def encode(self, column: "pd.Series", *, source: str) -> _Encoded:
         """Return (N, 1); an empty cell becomes 0, the mean."""
-        standard_N = (self.numbers(column, source=source) - self.mean) / self.scale
-        return np.nan_to_num(standard_N, nan=0.0)[:, None]
+        numbers_N = self.numbers(column, source=source)
+        empty_N, other_N = np.isnan(numbers_N), np.zeros(len(numbers_N), dtype=bool)
+        standard_N = np.where(empty_N, 0.0, (numbers_N - self.mean) / self.scale)
+        if self.constant:
+            other_N = ~empty_N & (np.abs(numbers_N - self.mean) > _SAME * abs(self.mean))
+            standard_N = np.zeros(len(numbers_N))
+        return _Encoded(standard_N[:, None], empty_N, other_N)
 
     @staticmethod
     def numbers(column: "pd.Series", *, source: str) -> NDArray[np.float64]:
         """The finite numbers (N,) that are standardised; NaN where a cell is empty."""
-        return _finite(column, source=source)
+        numbers = numbers_of(column, source=source)
+        infinite = int(np.count_nonzero(np.isinf(numbers)))
+        if infinite:
+            raise DataError(
+                f"{source}: column {column.name!r} has {infinite} infinite numbers; mend them"
+            )
+        return numbers
 
 
 class NumericColumn(_StandardisedColumn):
@@ -71,10 +143,19 @@ class DateColumn(_StandardisedColumn):
 
     @staticmethod
     def numbers(column: "pd.Series", *, source: str) -> NDArray[np.float64]:
-        """Days; a column that holds numbers is taken to hold days."""
-        if is_numeric(column):
-            return _finite(column, source=source)
+        """Days; numbers are no dates, whatever their unit."""
         return days_of(column, source=source)
+
+
+class DurationColumn(_StandardisedColumn):
+    """A duration in days, standardised."""
+
+    kind: Literal["duration"] = "duration"
+
+    @staticmethod
+    def numbers(column: "pd.Series", *, source: str) -> NDArray[np.float64]:
+        """Days; numbers are no durations."""
+        return spans_of(column, source=source)
 
 
 class RareCategories(Settings):
@@ -95,13 +176,22 @@ class CategoricalColumn(Settings):
     """One-hot over `categories`; then over `buckets`, which other texts share by their hash.
 
     Where there are no buckets an unknown cell is a row of zeros, as an empty one always is. The
-    hash is MurmurHash3 of the UTF-8 text, modulo the buckets.
+    hash is MurmurHash3 of the UTF-8 text, modulo the buckets; of 1.50 that of 1.5, of TRUE that of
+    True, see `secure_apfed.data.cells.plain_text`.
+
+    Attributes:
+        words: of those that mean an empty cell (such as NA), what is a text here, as every category
+            is.
+        constant: whether all rows that it was fitted to held the one category; then its feature is
+            1 whatever a cell says.
     """
 
     kind: Literal["categorical"] = "categorical"
     name: str
     categories: tuple[str, ...] = Field(min_length=1)
     buckets: int = Field(0, ge=0)
+    words: tuple[str, ...] = ()
+    constant: bool = False
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -112,35 +202,78 @@ class CategoricalColumn(Settings):
 
     @property
     def spellings(self) -> dict[str, str]:
-        """Every text that stands for a category, itself first: of true and false also those of
-        other programs, since a CSV file is read as truths here and as texts there.
+        """Texts as programs write them that stand for a category, which they name."""
+        return self.known(text for one in self.categories for text in self._written(one))
+
+    def known(self, texts: Iterable[str]) -> dict[str, str]:
+        """The category that each of these stands for: itself, or the one that has its meaning, as a
+        number, a moment or, where all are true or false or 1 or 0, a truth. Of texts that could
+        stand for two, none is there.
         """
-        found = {category: category for category in self.categories}
-        if {one.lower() for one in self.categories} <= {"true", "false"}:
-            for category in self.categories:
-                for text in (category.lower(), category.title(), category.upper()):
-                    found.setdefault(text, category)
+        own, alike = {name_of(one): one for one in self.categories}, defaultdict[str, set[str]](set)
+        for one, category in own.items():
+            alike[self._meaning(one)].add(category)
+        found = {}
+        for text in texts:
+            same = {own[name_of(text)]} if name_of(text) in own else alike[self._meaning(text)]
+            if len(same) == 1:
+                (found[text],) = same
         return found
 
-    def encode(self, column: "pd.Series", *, source: str) -> NDArray[np.float64]:
+    def _meaning(self, text: str) -> str:
+        """The same of texts that stand for one thing."""
+        truth = _truth_of(text) if self._truths else None
+        return plain_text(name_of(text)) if truth is None else str(truth)
+
+    @property
+    def _truths(self) -> bool:
+        return None not in map(_truth_of, self.categories)
+
+    def _written(self, category: str) -> Iterator[str]:
+        """How programs commonly write a category."""
+        yield from (unicodedata.normalize(form, category) for form in ("NFC", "NFD"))
+        plain = [plain_text(category)]
+        if self._truths:
+            truth = _truth_of(category)
+            yield from (text for text, one in TRUTHS.items() if one == truth)
+            plain = [str(int(bool(truth)))]
+        for text in plain:
+            yield from (text, f"{text}.0")
+
+    @property
+    def texts(self) -> frozenset[str]:
+        """Of the words that mean an empty cell, those that are texts here."""
+        return frozenset({*self.words, *self.categories}) & EMPTY - {""}
+
+    def encode(self, column: "pd.Series", *, source: str) -> _Encoded:
         """Return (N, categories and buckets)."""
         own = {category: at for at, category in enumerate(self.categories)}
-        places = {text: own[category] for text, category in self.spellings.items()}
-        texts = to_texts(column)
+        texts = texts_of(column, words=self.texts)
+        distinct = {text for text in texts if text is not None}
+        places = {text: own[category] for text, category in self.known(distinct).items()}
+        empty_N = np.array([text is None for text in texts], dtype=bool)
         if self.buckets:
             from sklearn.utils import murmurhash3_32
 
-            for other in {text for text in texts if text} - places.keys():
-                bucket = murmurhash3_32(other, positive=True) % self.buckets
+            for other in distinct - places.keys():
+                plain = str(TRUTHS[other]) if other in TRUTHS else plain_text(other)
+                bucket = murmurhash3_32(plain, positive=True) % self.buckets
                 places[other] = len(self.categories) + bucket
         hot_NF = np.zeros((len(column), len(self.features)))
         for row, text in enumerate(texts):
             if text in places:
                 hot_NF[row, places[text]] = 1.0
-        return hot_NF
+        ignored_N = ~empty_N & ~hot_NF.any(axis=1)
+        return _Encoded(np.ones_like(hot_NF) if self.constant else hot_NF, empty_N, ignored_N)
 
 
-Column = Annotated[NumericColumn | DateColumn | CategoricalColumn, Field(discriminator="kind")]
+def _truth_of(text: str) -> bool | None:
+    return TRUTHS.get(text, {"0": False, "1": True}.get(plain_text(text)))
+
+
+Column = Annotated[
+    NumericColumn | DateColumn | DurationColumn | CategoricalColumn, Field(discriminator="kind")
+]
 
 
 class ColumnEncoding(Settings):
@@ -170,7 +303,11 @@ class ColumnEncoding(Settings):
         return [name for column in self.columns for name in column.features][index]
 
     def encode(
-        self, raw: pd.DataFrame | NDArray[np.generic], *, source: str = "the input"
+        self,
+        raw: pd.DataFrame | NDArray[np.generic],
+        *,
+        source: str = "the input",
+        counts: CellCounts | None = None,
     ) -> torch.Tensor:
         """Return float32 features (N, F) of raw columns; further columns are ignored.
 
@@ -178,18 +315,21 @@ class ColumnEncoding(Settings):
             raw: a frame with these columns by name, or an array (N, number of columns) in
                 this encoding's order.
             source: who or which file, for errors.
+            counts: to which empty cells, and those that count for nothing, are added.
 
         Raises:
-            DataError: a column is missing, empty cells that `missing` does not allow, text
-                in a numeric column, or an infinite number.
+            DataError: a column is missing, empty cells that `missing` does not allow, a cell of
+                another kind than its column, such as a text or a date among numbers and a number
+                among dates, or an infinite number.
         """
-        frame = self._frame(raw, source)
-        if self.missing != "mean":
-            _check_complete(frame, source=source)
+        frame, counts = self._frame(raw, source), counts or CellCounts()
         features_NF = np.empty((len(frame), *self.shape), np.float32)
-        limit, first = np.finfo(np.float32).max, 0
+        limit, first, lacking = np.finfo(np.float32).max, 0, {}
         for column in self.columns:  # one at a time: all of them in float64 would be twice as much
-            part = column.encode(frame[column.name], source=source)
+            part, empty_N, ignored_N = column.encode(frame[column.name], source=source)
+            if empty_N.any():
+                lacking[column.name] = int(empty_N.sum())
+            counts.ignored.update({column.name: int(ignored_N.sum())} if ignored_N.any() else {})
             if part.size and np.abs(part).max() > limit:
                 raise DataError(
                     f"{source}: column {column.name!r} is too far from its mean for float32; "
@@ -197,6 +337,10 @@ class ColumnEncoding(Settings):
                 )
             features_NF[:, first : first + part.shape[1]] = part
             first += part.shape[1]
+        if self.missing != "mean":
+            _refuse_empty(lacking, source=source)
+        counts.rows += len(frame)
+        counts.empty.update(lacking)
         return torch.from_numpy(features_NF)
 
     def _frame(self, raw: pd.DataFrame | NDArray[np.generic], source: str) -> pd.DataFrame:
@@ -208,28 +352,33 @@ class ColumnEncoding(Settings):
                     f"of shape {raw.shape}"
                 )
             return pd.DataFrame(raw, columns=names)
-        absent = [name for name in names if name not in raw.columns]
+        own = list(map(name_of, raw.columns))
+        times = Counter(own)
+        repeated = [name for name in names if times[name_of(name)] > 1]
+        if repeated:
+            raise DataError(
+                f"{source}: several columns are named {', '.join(repeated)}; give each a name of "
+                "its own"
+            )
+        places = dict(zip(own, raw.columns, strict=True))
+        absent = [name for name in names if name_of(name) not in places]
         if absent:
             raise DataError(
                 f"{source}: {len(absent)} of {len(names)} columns are missing: "
                 f"{', '.join(absent)}; the "
                 "model was trained with them, so add them"
             )
-        return only_columns(raw, names)
+        found = only_columns(raw, [places[name_of(name)] for name in names])
+        return found if list(found.columns) == names else found.set_axis(names, axis=1)
 
 
-def _check_complete(frame: pd.DataFrame, *, source: str) -> None:
-    """Refuse empty cells.
-
-    Raises:
-        DataError: names the columns and how many cells each lacks.
-    """
-    counts = frame.isna().sum()
-    lacking = [f"{name} ({count})" for name, count in counts.items() if count]
-    if lacking:
+def _refuse_empty(counts: Mapping[str, int], *, source: str, party: str = "PARTY") -> None:
+    """Raise a DataError that names the columns and how many cells each lacks, if any does."""
+    if counts:
+        lacking = ", ".join(f"{name} ({count})" for name, count in counts.items())
         raise DataError(
-            f"{source}: empty cells in {', '.join(lacking)}; fill them, or train with missing: "
-            "mean or missing: drop"
+            f"{source}: empty cells in {lacking}; fill them, or train with "
+            f"data.parties.{party}.missing: mean, or drop, in the run's file"
         )
 
 
@@ -251,7 +400,13 @@ def fit_columns(
             f"{source}: no feature columns are left; name some as numeric or categorical"
         )
     if missing != "mean":
-        _check_complete(frame, source=source)
+        empty = {
+            str(name): int(is_empty(frame[name], BLANK if name in categorical else EMPTY).sum())
+            for name in frame.columns
+        }
+        _refuse_empty(
+            {name: count for name, count in empty.items() if count}, source=source, party=source
+        )
     columns = [
         _fit_categories(frame[name], rare or RareCategories(), source=source)
         if name in categorical
@@ -261,8 +416,11 @@ def fit_columns(
     return ColumnEncoding(columns=tuple(columns), missing=missing)
 
 
-def _fit_numbers(column: "pd.Series", *, source: str) -> NumericColumn | DateColumn:
-    kind = DateColumn if is_date(column) else NumericColumn
+def _fit_numbers(
+    column: "pd.Series", *, source: str
+) -> NumericColumn | DateColumn | DurationColumn:
+    date = DateColumn if is_date(column) else NumericColumn
+    kind = DurationColumn if is_duration(column) else date
     numbers = kind.numbers(column, source=source)
     known = numbers[~np.isnan(numbers)]
     _check_any(len(known), column, source)
@@ -273,36 +431,30 @@ def _fit_numbers(column: "pd.Series", *, source: str) -> NumericColumn | DateCol
             f"{source}: the values of column {str(column.name)!r} are too large to standardise; "
             "rescale it"
         )
-    if known.min() == known.max() or deviation == 0:  # where std and mean are but rounding
-        return kind(name=str(column.name), mean=float(known[0]))
+    if deviation == 0 or np.ptp(known) <= _ROUNDING * np.abs(known).max():
+        return kind(name=str(column.name), mean=float(known[0]), constant=True)
     return kind(name=str(column.name), mean=mean, scale=deviation)
 
 
 def _fit_categories(column: "pd.Series", rare: RareCategories, *, source: str) -> CategoricalColumn:
-    counts = Counter(text for text in to_texts(column) if text is not None)
+    texts = texts_of(column, words=EMPTY)
+    counts = Counter(text for text in texts if text is not None)
     _check_any(len(counts), column, source)
     if len(counts) > _CATEGORY_LIMIT and rare == RareCategories():
         raise DataError(
             f"{source}: column {column.name!r} has {len(counts)} categories, at most "
-            f"{_CATEGORY_LIMIT} are one-hot encoded; say rare_categories: {{most: 64, buckets: "
-            "16}} to encode the most frequent, declare it numeric, or put it under ignore"
+            f"{_CATEGORY_LIMIT} are one-hot encoded; drop it, group the rare ones, or in the run's "
+            f"file name it under data.parties.{source}.numeric or .ignore, or say "
+            f"data.parties.{source}.rare_categories: {{most: 64, buckets: 16}}"
         )
     most = sorted(counts, key=lambda text: (-counts[text], text))[: rare.most or _CATEGORY_LIMIT]
     return CategoricalColumn(
-        name=str(column.name), categories=tuple(sorted(most)), buckets=rare.buckets
-    )
+        name=str(column.name), categories=tuple(sorted(most)), buckets=rare.buckets,
+        words=tuple(sorted(EMPTY & counts.keys())),
+        constant=len(counts) == 1 and not rare.buckets and None not in texts,
+    )  # fmt: skip
 
 
 def _check_any(count: int, column: "pd.Series", source: str) -> None:
     if not count:
         raise DataError(f"{source}: column {column.name!r} is empty; put it under ignore")
-
-
-def _finite(column: "pd.Series", *, source: str) -> NDArray[np.float64]:
-    numbers = to_numbers(column, source=source)
-    infinite = int(np.count_nonzero(np.isinf(numbers)))
-    if infinite:
-        raise DataError(
-            f"{source}: column {column.name!r} has {infinite} infinite numbers; mend them"
-        )
-    return numbers

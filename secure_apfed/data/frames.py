@@ -6,31 +6,33 @@ CSV (also .gz, .bz2, .xz, .zst) with a header line.
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
+import pyarrow
 from pandas.api.types import is_object_dtype
 from pyarrow import ArrowException, default_memory_pool
 
-from secure_apfed.alignment.id_files import PARQUET, cell_text
+from secure_apfed.alignment.id_files import EMPTY, PARQUET, cell_text
+from secure_apfed.data.cells import LINES, holds_texts, name_of, typed
 from secure_apfed.errors import DataError
 
 if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile
 
 __all__ = [
-    "is_csv", "is_numeric", "is_table", "only_columns", "place_of", "plain_cells", "read_blocks",
-    "read_frame", "to_numbers", "to_texts",
+    "is_csv", "is_table", "only_columns", "plain_cells", "read_blocks", "read_frame", "to_texts",
 ]  # fmt: skip
 
-_LINES = "lines of the file"
+# As texts, of which a blank one alone is empty.
+_TEXTS: Any = {"dtype": str, "keep_default_na": False, "na_values": [""], "index_col": False}
+# Whole numbers would become floats, which lack digits, where one is empty.
+_WHOLE: Mapping[Any, Any] = {pyarrow.int64(): pd.Int64Dtype(), pyarrow.uint64(): pd.UInt64Dtype()}
 _PACKINGS = (".gz", ".bz2", ".xz", ".zst")
-_DAY = 86_400.0  # seconds
 
 
 def is_table(path: Path) -> bool:
@@ -41,19 +43,20 @@ def is_table(path: Path) -> bool:
 
 def is_csv(frame: pd.DataFrame) -> bool:
     """Whether these rows are of a CSV file."""
-    return bool(frame.attrs.get(_LINES))
+    return bool(frame.attrs.get(LINES))
 
 
 def read_frame(
     path: Path, *, texts: Sequence[str] = (), words: Sequence[str] = (), source: str
 ) -> pd.DataFrame:
-    """Return a file's rows.
+    """Return a file's rows; column names are texts in Unicode's form NFC.
 
     Args:
         path: the file.
-        texts: columns of a CSV file to read as text, so that "007" stays what it is.
-        words: of these, columns whose cells are kept where they say "NA", "None" or the like; in
-            the others such a cell counts as empty.
+        texts: columns of a CSV file to read as text, so that "007" stays what it is; the others
+            hold numbers or truths where all their cells do.
+        words: of `texts`, columns whose cells are kept where they say "NA", "None" or the like; in
+            the others of them such a cell counts as empty.
         source: who or what it belongs to, for errors.
 
     Raises:
@@ -68,30 +71,30 @@ def read_frame(
             frame = pd.read_parquet(path, pre_buffer=False)
             default_memory_pool().release_unused()
             frame = frame.reset_index(drop=frame.index.names == [None])
+            _restore_digits(frame, path, texts)
             names = frame.columns.to_series()
         else:
             names = _header(path)
-            types = dict.fromkeys(texts, str)
-            frame = pd.read_csv(path, dtype=types, index_col=False, low_memory=False)
-            emptied = [name for name in words if name in frame and frame[name].isna().any()]
-            for name in emptied:
-                frame[name] = pd.read_csv(
-                    path, usecols=[name], dtype=str, keep_default_na=False, na_values=[""],
-                    index_col=False,
-                )[name]  # fmt: skip
-            frame.attrs[_LINES] = True
+            frame = pd.read_csv(path, **_TEXTS)
+            frame.attrs[LINES] = True
     _refuse_names(names, path, source)
+    frame.columns = pd.Index(list(map(name_of, frame.columns)))
     _refuse_nested(frame, path, source)
-    return plain_cells(frame, but=texts, source=source)
+    if not is_csv(frame):
+        return plain_cells(frame, but=texts, source=source)
+    for name in frame.columns:  # in place: of a long table there is no second copy
+        if name not in texts:
+            frame[name] = typed(frame[name])
+        elif name not in words:
+            frame[name] = frame[name].mask(frame[name].isin(EMPTY))
+    return frame
 
 
-def read_blocks(
-    path: Path, *, texts: Sequence[str] = (), source: str, rows: int
-) -> Iterator[pd.DataFrame]:
-    """Yield a file's rows so many at a time, their index counting on; else as `read_frame`.
+def read_blocks(path: Path, *, source: str, rows: int) -> Iterator[pd.DataFrame]:
+    """Yield a file's rows so many at a time, their index counting on.
 
-    Each block of a CSV file has types of its own: a column may be numbers in one and texts in
-    another.
+    Cells of a CSV file are texts: how a column was learnt says what they mean, and not what stands
+    beside them. Column names are texts in Unicode's form NFC.
     """
     _refuse_workbook(path, source)
     packed = path.suffix.lower() in PARQUET
@@ -104,27 +107,36 @@ def read_blocks(
                 names, blocks = pd.Series(file.schema_arrow.names), _batches(file, rows)
             else:
                 names = _header(path)
-                types = dict.fromkeys(texts, str)
-                blocks = files.enter_context(
-                    pd.read_csv(
-                        path, dtype=types, index_col=False, low_memory=False, chunksize=rows
-                    )
-                )
+                blocks = files.enter_context(pd.read_csv(path, chunksize=rows, **_TEXTS))
         _refuse_names(names, path, source)
         while True:
             with _readable(path, source):
                 frame = next(blocks, None)
             if frame is None:
                 return
-            frame.attrs[_LINES] = not packed
+            frame.attrs[LINES] = not packed
+            frame.columns = pd.Index(list(map(name_of, frame.columns)))
             _refuse_nested(frame, path, source)
-            yield plain_cells(frame, but=texts, source=source)
+            yield frame
+
+
+def _restore_digits(frame: pd.DataFrame, path: Path, texts: Sequence[str]) -> None:
+    """Read whole numbers anew that became floats, as all do where one is empty."""
+    from pyarrow import parquet, types
+
+    schema = parquet.read_schema(path)
+    for name in texts:
+        floats = name in frame and frame[name].dtype.kind == "f" and name in schema.names
+        if floats and types.is_integer(schema.field(name).type):
+            column = parquet.read_table(path, columns=[name]).column(0)
+            frame[name] = column.to_pandas(integer_object_nulls=True).to_numpy()
 
 
 def _batches(file: "ParquetFile", rows: int) -> Iterator[pd.DataFrame]:
     first = 0
     for batch in file.iter_batches(batch_size=rows):
-        frame = batch.to_pandas()
+        frame = batch.to_pandas(types_mapper=_WHOLE.get)
+        frame = frame.reset_index(drop=frame.index.names == [None])
         frame.index = pd.RangeIndex(first, first + len(frame))
         first += len(frame)
         yield frame
@@ -169,7 +181,7 @@ def _readable(path: Path, source: str) -> Iterator[None]:
 
 def _refuse_names(names: "pd.Series", path: Path, source: str) -> None:
     _refuse_separators(names, path, source)
-    names = names.dropna()
+    names = names.dropna().map(name_of)
     repeated = names[names.duplicated()].unique()
     if len(repeated):
         raise DataError(
@@ -201,7 +213,8 @@ def _refuse_separators(names: "pd.Series", path: Path, source: str) -> None:
 def plain_cells(
     frame: pd.DataFrame, *, but: Sequence[str] = (), source: str = "the input"
 ) -> pd.DataFrame:
-    """The same with decimals as floats and durations as days, which would be categories.
+    """The same with decimals, and objects that are all numbers, as floats, else categories;
+    half precision as single.
 
     Args:
         frame: as read.
@@ -215,8 +228,10 @@ def plain_cells(
     for name in frame.columns:
         column = frame[name]
         kind = "" if name in but else _kind_of(column)
-        if kind == "timedelta":
-            plain[name] = pd.to_timedelta(column).dt.total_seconds() / _DAY
+        if column.dtype == np.float16:  # of which pandas can make no groups
+            plain[name] = column.astype(np.float32)
+        elif kind in ("integer", "floating", "mixed-integer-float"):
+            plain[name] = pd.to_numeric(column)
         elif kind == "decimal":
             try:
                 numbers = [math.nan if empty else float(cell) for cell, empty in _cells(column)]
@@ -229,10 +244,8 @@ def plain_cells(
 
 
 def _kind_of(column: "pd.Series") -> str:
-    """What pandas infers of cells that may be decimals or durations; else empty."""
+    """What pandas infers of cells that may be decimals or other numbers; else empty."""
     dtype = column.dtype
-    if pd.api.types.is_timedelta64_dtype(dtype) or str(dtype).startswith("duration"):
-        return "timedelta"
     if str(dtype).startswith("decimal"):
         return "decimal"
     return pd.api.types.infer_dtype(column, skipna=True) if is_object_dtype(dtype) else ""
@@ -250,7 +263,7 @@ def _refuse_nested(frame: pd.DataFrame, path: Path, source: str) -> None:
             cells = column.tolist()
             nested = any(isinstance(cell, list | dict | tuple | np.ndarray) for cell in cells)
             torn = any(isinstance(cell, str) and "\0" in cell for cell in cells)
-        elif _holds_texts(column):
+        elif holds_texts(column):
             nested, torn = False, bool(column.str.contains("\0", regex=False).any())
         else:
             continue
@@ -266,22 +279,6 @@ def _refuse_nested(frame: pd.DataFrame, path: Path, source: str) -> None:
             )
 
 
-def _holds_texts(column: "pd.Series") -> bool:
-    """Whether it holds texts alone, by its type."""
-    return column.dtype != object and pd.api.types.is_string_dtype(column.dtype)
-
-
-def place_of(column: "pd.Series | pd.DataFrame", row: int) -> str:
-    """Where a reader finds a row: the line of a CSV file, else the row from 0.
-
-    Blank lines of the file, and line breaks within cells, are not counted.
-    """
-    number = column.index[row]
-    if column.attrs.get(_LINES):
-        return f"line {number + 2}"
-    return f"row {number} (from 0)"
-
-
 def _format(path: Path) -> str:
     return "Parquet" if path.suffix.lower() in PARQUET else "CSV"
 
@@ -291,29 +288,7 @@ def only_columns(frame: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     return frame if list(frame.columns) == list(names) else frame[list(names)]
 
 
-def is_numeric(column: "pd.Series") -> bool:
-    """Whether a column was read as numbers; true and false are categories."""
-    dtype = column.dtype
-    return pd.api.types.is_numeric_dtype(dtype) and not pd.api.types.is_bool_dtype(dtype)
-
-
-def to_numbers(column: "pd.Series", *, source: str) -> NDArray[np.float64]:
-    """Return a column (N,) as float64; empty cells become NaN.
-
-    Raises:
-        DataError: a cell holds text that is not a number; names column, count and first row.
-    """
-    numbers = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
-    wrong = np.flatnonzero(np.isnan(numbers) & column.notna().to_numpy())
-    if wrong.size:
-        raise DataError(
-            f"{source}: column {column.name!r} is numeric, but {wrong.size} cells are not numbers, "
-            f"first in {place_of(column, wrong[0])}; mend them, or declare the column categorical"
-        )
-    return numbers
-
-
 def to_texts(column: "pd.Series") -> list[str | None]:
     """Return a column as texts, None where a cell is empty; see `cell_text`."""
-    text_of = str.strip if _holds_texts(column) else cell_text
+    text_of = str.strip if holds_texts(column) else cell_text
     return [None if empty else text_of(cell) for cell, empty in _cells(column)]

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from secure_apfed.data.frames import to_numbers
+from secure_apfed.data.cells import numbers_of
 from secure_apfed.errors import DataError
 from secure_apfed.settings import Settings
 
@@ -73,7 +73,7 @@ class ImageEncoding(Settings):
 
     def _numbers(self, raw: pd.DataFrame | NDArray[np.generic], source: str) -> NDArray[np.generic]:
         if isinstance(raw, pd.DataFrame):
-            columns = [to_numbers(raw[name], source=source) for name in raw.columns]
+            columns = [numbers_of(raw[name], source=source) for name in raw.columns]
             return np.stack(columns, axis=1) if columns else np.empty((len(raw), 0))
         if not (np.issubdtype(raw.dtype, np.integer) or np.issubdtype(raw.dtype, np.floating)):
             raise DataError(f"{source}: images hold whole numbers or floats, got {raw.dtype}")

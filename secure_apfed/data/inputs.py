@@ -11,12 +11,14 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
-from secure_apfed.data.column_encoding import CategoricalColumn, ColumnEncoding
+from secure_apfed.data.cells import name_of
+from secure_apfed.data.column_encoding import CellCounts, ColumnEncoding
 from secure_apfed.data.encoding import FeatureEncoding, RawFeatures
 from secure_apfed.data.files import read_file
-from secure_apfed.data.frames import is_table, read_blocks, to_texts
+from secure_apfed.data.frames import is_table, read_blocks
 from secure_apfed.data.image_files import is_idx, parse_idx
 from secure_apfed.errors import DataError
+from secure_apfed.id_kinds import id_texts
 
 __all__ = ["load_blocks", "load_features"]
 
@@ -43,32 +45,43 @@ def load_features(
 
 
 def load_blocks(
-    path: Path, encoding: FeatureEncoding, *, id_columns: Sequence[str] = (), rows: int = _ROWS
-) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:
-    """Yield the same so many rows at a time; no more of a table is in memory, arrays are whole."""
-    source, first = path.name, 0
-    for raw in _tables(path, encoding, id_columns, rows) if is_table(path) else (_array(path),):
+    path: Path, encoding: FeatureEncoding, *, id_columns: Sequence[str] = (), rows: int = _ROWS,
+    counts: CellCounts | None = None,
+) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:  # fmt: skip
+    """Yield the same so many rows at a time; no more of a table is in memory, arrays are whole.
+
+    Cells of columns that are empty, or count for nothing, are added to `counts`.
+    """
+    source, first, id_columns = path.name, 0, [name_of(name) for name in id_columns]
+    for raw in _tables(path, id_columns, rows) if is_table(path) else (_array(path),):
         if not len(raw):
             break
         ids = None
         if isinstance(raw, pd.DataFrame):
-            parts = [[text or "" for text in to_texts(raw[name])] for name in id_columns]
+            parts = [_names(raw[name], first, source=source) for name in id_columns]
             ids = [" ".join(row) for row in zip(*parts, strict=True)] if parts else None
             raw = raw.drop(columns=list(id_columns))
-        features = encoding.encode(raw, source=source)
+        if isinstance(encoding, ColumnEncoding):
+            features = encoding.encode(raw, source=source, counts=counts)
+        else:
+            features = encoding.encode(raw, source=source)
         yield tuple(ids or map(str, range(first, first + len(features)))), features
         first += len(features)
     if not first:
         raise DataError(f"{source}: it has no rows")
 
 
-def _tables(
-    path: Path, encoding: FeatureEncoding, id_columns: Sequence[str], rows: int
-) -> Iterator[pd.DataFrame]:
-    texts = [*id_columns]
-    if isinstance(encoding, ColumnEncoding):
-        texts += [c.name for c in encoding.columns if isinstance(c, CategoricalColumn)]
-    for frame in read_blocks(path, texts=texts, source=path.name, rows=rows):
+def _names(column: "pd.Series", first: int, *, source: str) -> list[str]:
+    """What names the rows of a block, of which the first has this number."""
+    what = f"column {column.name!r}"
+    return id_texts(
+        column, party=source, what=what, strip=True, key="--id-column",
+        place=lambda row: f"row {first + row} (from 0)",
+    )  # fmt: skip
+
+
+def _tables(path: Path, id_columns: Sequence[str], rows: int) -> Iterator[pd.DataFrame]:
+    for frame in read_blocks(path, source=path.name, rows=rows):
         absent = [name for name in id_columns if name not in frame.columns]
         if absent:
             raise DataError(

@@ -30,12 +30,14 @@ from secure_apfed.data.settings import DataSettings
 from secure_apfed.data.tables import load_tables
 from secure_apfed.data.targets import TargetScale
 from secure_apfed.data.views import View, ViewColumns, fit_views, locate_views
+from secure_apfed.torch_state import undisturbed
 
 __all__ = ["load_data"]
 
 Rows = NDArray[np.int64]
 
 
+@undisturbed()
 def load_data(settings: DataSettings, *, seed: int) -> VerticalData:
     """Return all parties' tables for one run; the same settings and seed give the same tables.
 

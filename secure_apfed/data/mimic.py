@@ -29,8 +29,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from secure_apfed.data.cells import is_numeric, numbers_of
 from secure_apfed.data.files import DataFile
-from secure_apfed.data.frames import is_numeric, read_frame, to_numbers
+from secure_apfed.data.frames import read_frame
 from secure_apfed.data.readers import DataSet, TablePool, file_path
 from secure_apfed.errors import DataError
 
@@ -84,7 +85,7 @@ def read_mimic_iii(dataset: DataSet, folder: Path | None) -> TablePool:
     if kept.is_file() and kept.stat().st_mtime_ns > newest:
         frame = read_frame(kept, source=dataset.name)
         _require(frame, (*ADMISSION_COLUMNS, _STAY), path=kept)
-        if not all(np.isfinite(to_numbers(frame[name], source=str(kept))).all() for name in frame):
+        if not all(np.isfinite(numbers_of(frame[name], source=str(kept))).all() for name in frame):
             raise DataError(f"{kept}: has cells without a number; remove it, and it is made anew")
     else:
         frame = _count(paths)

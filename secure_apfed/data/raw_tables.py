@@ -4,6 +4,8 @@ Run by: that party. IDs are compared as text, "007" and "7" differ.
 """
 
 import difflib
+import warnings
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,20 +14,21 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from secure_apfed.alignment.id_files import EMPTY, JOINT
-from secure_apfed.data.cells import is_date, refuse_look_alikes
-from secure_apfed.data.frames import (
-    is_csv,
-    is_numeric,
-    only_columns,
+from secure_apfed.data.cells import (
+    BLANK,
+    are_padded_codes,
+    has_measures,
+    is_empty,
     place_of,
-    read_frame,
-    to_texts,
+    refuse_look_alikes,
 )
+from secure_apfed.data.frames import is_csv, only_columns, read_frame, to_texts
 from secure_apfed.data.labels import warn_of_empty_words
 from secure_apfed.data.records import check_distinct
 from secure_apfed.data.settings import DataSettings, PartySettings
 from secure_apfed.data.suspects import warn_of_ids, warn_of_labels
-from secure_apfed.errors import DataError
+from secure_apfed.errors import DataError, SuspectColumnWarning
+from secure_apfed.id_kinds import id_texts
 
 __all__ = ["RawTable", "party_path", "read_raw"]
 
@@ -67,7 +70,8 @@ def read_raw(settings: DataSettings, name: str) -> RawTable:
     id_columns = (given,) if isinstance(given, str) else given
     labels = () if label_column is None else (label_column,)
     texts = (*id_columns, *labels, *(party.categorical or ()))
-    frame = read_frame(party_path(settings, party.file), texts=texts, words=labels, source=name)
+    words = (*labels, *(party.categorical or ()))
+    frame = read_frame(party_path(settings, party.file), texts=texts, words=words, source=name)
     if not len(frame):
         raise DataError(f"{name}: {party.file} has no rows")
     named = (*texts, *(party.numeric or ()), *party.ignore)
@@ -83,12 +87,19 @@ def read_raw(settings: DataSettings, name: str) -> RawTable:
             f"{name}: its column {settings.label_column!r} is called like the active's labels, "
             "which a passive must not train on; put it under ignore or rename it"
         )
+    for column in categorical:
+        if is_csv(frame) and party.encoding is None:
+            frame[column] = _without_words(frame[column], source=name)
     if party.missing == "drop":
-        frame = frame[frame[[*numeric, *categorical]].notna().all(axis=1)]
+        empty = [is_empty(frame[column]) for column in numeric]
+        empty += [is_empty(frame[column], BLANK) for column in categorical]
+        frame = frame[~np.any(empty, axis=0)]
     if not len(frame):
-        raise DataError(f"{name}: missing: drop leaves no row of {party.file}; try missing: mean")
+        raise DataError(
+            f"{name}: data.parties.{name}.missing: drop leaves no row of {party.file}; say mean"
+        )
     label_texts = _labels(frame, label_column, settings, party=name)
-    ids = _complete(frame, id_columns, party=name)
+    ids = tuple(_ids(frame, id_columns, file=party.file, party=name))
     check_distinct(ids, party=name, place=lambda row: place_of(frame, row))
     for column in {*frame.columns} - {*numeric, *categorical}:
         del frame[column]  # in place: of a long table there is no second copy
@@ -139,7 +150,7 @@ def _choose(
     """
     if party.numeric is not None or party.categorical is not None:
         return party.numeric or (), party.categorical or ()
-    left = [str(name) for name in frame.columns if name not in (*taken, *party.ignore)]
+    left = [name for name in frame.columns if name not in (*taken, *party.ignore)]
     nameless = [name for name in left if name.startswith(_NAMELESS)]
     if nameless:
         place = int(nameless[0].removeprefix(_NAMELESS)) + 1
@@ -147,23 +158,47 @@ def _choose(
             f"{party.file} has no name for its column {place} (from 1); name it in the first line, "
             f"leave the column out, or put {nameless[0]!r} under ignore"
         )
-    numeric = tuple(name for name in left if is_numeric(frame[name]) or is_date(frame[name]))
+    numeric = tuple(name for name in left if has_measures(frame[name]))
     categorical = tuple(name for name in left if name not in numeric)
     for column in categorical:
-        # What a stray text among numbers must not silently do is to make each a category.
-        refuse_look_alikes(frame[column], source=str(party.file))
+        if are_padded_codes(frame[column]):
+            _warn(
+                f"{party.file}: column {column!r} holds digits, some with leading zeros, and is "
+                "taken as a category; list it under numeric if its cells are numbers, or under "
+                "categorical"
+            )
+        else:
+            # What a stray text among numbers must not silently do is to make each a category.
+            refuse_look_alikes(frame[column], source=str(party.file))
     return numeric, categorical
 
 
-def _complete(frame: pd.DataFrame, columns: tuple[str, ...], *, party: str) -> tuple[str, ...]:
-    """Return one text a row made of these columns; an empty cell is an error."""
-    parts = []
-    for name in columns:
-        texts = to_texts(frame[name])
-        if None in texts:
-            raise DataError(
-                f"{party}: column {name!r} is empty in {texts.count(None)} rows, first in "
-                f"{place_of(frame, texts.index(None))}; each row needs an ID"
-            )
-        parts.append([text for text in texts if text is not None])
-    return tuple(map(JOINT.join, zip(*parts, strict=True)))
+def _without_words(column: "pd.Series", *, source: str) -> "pd.Series":
+    """A column of a CSV file, where words such as NA count as empty, even among texts."""
+    empty = is_empty(column)
+    texts = (cell.strip() for cell in column[empty].tolist() if isinstance(cell, str))
+    said = Counter(text for text in texts if text)
+    if said:
+        counts = ", ".join(f"{word!r} ({count})" for word, count in sorted(said.items()))
+        _warn(
+            f"{source}: cells {counts} of column {column.name!r} count as empty; if they are a "
+            "category, write another word, or save the table as Parquet, where they are texts"
+        )
+    return column.mask(empty) if empty.any() else column
+
+
+def _warn(what: str) -> None:
+    warnings.warn(what, SuspectColumnWarning, stacklevel=2)
+
+
+def _ids(frame: pd.DataFrame, columns: tuple[str, ...], *, file: Path, party: str) -> list[str]:
+    """One text a row made of these columns, by the rules of `secure_apfed.id_kinds`."""
+    parts = [
+        id_texts(
+            frame[name], party=party, what=f"column {name!r} of {file}",
+            place=lambda row: place_of(frame, row), strip=True, part=len(columns) > 1,
+            key=f"data.parties.{party}.id_column",
+        )
+        for name in columns
+    ]  # fmt: skip
+    return list(map(JOINT.join, zip(*parts, strict=True)))

@@ -13,6 +13,7 @@ from secure_apfed.data.encoding import FeatureEncoding
 from secure_apfed.data.targets import UNLABELLED, TargetScale
 from secure_apfed.data.views import View, check_views
 from secure_apfed.errors import DataError
+from secure_apfed.id_kinds import require_comparable
 from secure_apfed.names import check_parties
 
 __all__ = ["UNLABELLED", "OwnData", "PartyTable", "VerticalData", "check_distinct"]
@@ -175,6 +176,15 @@ class VerticalData:
             self, active=own.table, train_rows=own.train_rows, test_rows=own.test_rows,
             labelled=own.labelled,
         )  # fmt: skip
+
+    def compare_ids(self, rule: Callable[[str], str]) -> None:
+        """Refuse parties of which no two IDs can match, each written by this rule.
+
+        Raises:
+            DataError: see `secure_apfed.id_kinds.require_comparable`.
+        """
+        if not self.horizontal:  # else nobody is matched
+            require_comparable({table.name: map(rule, table.ids) for table in self.tables})
 
     def __post_init__(self) -> None:
         names = [table.name for table in self.tables]

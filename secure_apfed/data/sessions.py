@@ -22,7 +22,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from pyarrow import ArrowException, parquet
 
-from secure_apfed.data.frames import to_numbers
+from secure_apfed.data.cells import numbers_of
 from secure_apfed.data.readers import DataSet, TablePool, file_content
 from secure_apfed.data.views import sequence_columns
 from secure_apfed.errors import DataError
@@ -90,7 +90,7 @@ def session_pool(sessions: pd.DataFrame, *, source: str) -> TablePool:
         )
     if len(set(sessions.columns)) < len(sessions.columns):
         raise DataError(f"{source}: several columns have one name; give each a name of its own")
-    hdrs_N = to_numbers(sessions["hdrs"], source=source)
+    hdrs_N = numbers_of(sessions["hdrs"], source=source)
     wrong = np.flatnonzero(~(hdrs_N >= 0))
     if wrong.size:
         raise DataError(f"{source}: session {wrong[0]} has no HDRS of 0 or more; leave it out")

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from secure_apfed.data.catalogue import TABLES, find_dataset
+from secure_apfed.data.cells import ColumnName
 from secure_apfed.data.column_encoding import Missing, RareCategories
 from secure_apfed.data.partition import BUILT_IN_ACTIVE, party_names
 from secure_apfed.data.readers import DataSet
@@ -44,10 +45,10 @@ class PartySettings(Settings):
     """
 
     file: Path
-    id_column: str | tuple[str, ...] | None = None
-    numeric: tuple[str, ...] | None = None
-    categorical: tuple[str, ...] | None = None
-    ignore: tuple[str, ...] = ()
+    id_column: ColumnName | tuple[ColumnName, ...] | None = None
+    numeric: tuple[ColumnName, ...] | None = None
+    categorical: tuple[ColumnName, ...] | None = None
+    ignore: tuple[ColumnName, ...] = ()
     missing: Missing = "error"
     rare_categories: RareCategories = RareCategories()
     encoding: Path | None = None
@@ -122,8 +123,8 @@ class DataSettings(Settings):
     view_columns: dict[Name, ViewColumns] | None = Field(None, min_length=1)
     parties: ByParty[PartySettings] | None = None
     active: PartyName = "active"
-    id_column: str | tuple[str, ...] = "id"
-    label_column: str = "label"
+    id_column: ColumnName | tuple[ColumnName, ...] = "id"
+    label_column: ColumnName = "label"
     numeric_labels: bool = False
     anomaly: str | None = None
     classes: tuple[str, ...] | None = Field(None, min_length=2)

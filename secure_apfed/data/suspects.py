@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from secure_apfed.data.frames import is_numeric
+from secure_apfed.data.cells import is_numeric
 from secure_apfed.errors import SuspectColumnWarning
 
 __all__ = ["warn_of_ids", "warn_of_labels"]

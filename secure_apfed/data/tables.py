@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from pyarrow import default_memory_pool
 
-from secure_apfed.data.column_encoding import ColumnEncoding
+from secure_apfed.data.column_encoding import CellCounts, ColumnEncoding
 from secure_apfed.data.encoding import parse_encoding
 from secure_apfed.data.labels import anomaly_labels, class_labels
 from secure_apfed.data.partition import choose_labelled, generator, passive_labels, split_rows
@@ -128,7 +128,7 @@ def load_active(settings: DataSettings, *, seed: int) -> OwnData:
         raw, labels, groups = raw.at(kept), labels[kept], groups[kept]
     train_rows = np.flatnonzero(is_train)
     encoding, views = _encoding_of(settings, name, raw, rows=train_rows)
-    features = encoding.encode(raw.features, source=name)
+    features = _features_of(settings, name, raw, encoding)
     labelled = choose_labelled(
         groups[train_rows], settings.labelled, seed=seed, choice=settings.labelled_choice
     )
@@ -206,8 +206,19 @@ def load_passive(settings: DataSettings, name: str, *, seed: int) -> PartyTable:
             told, settings.labelled, seed=seed, choice=settings.labelled_choice, party=name
         )
         labels = torch.from_numpy(known)
-    features = encoding.encode(raw.features, source=name)
+    features = _features_of(settings, name, raw, encoding)
     return PartyTable(name, raw.ids, features, labels, encoding, views)
+
+
+def _features_of(
+    settings: DataSettings, name: str, raw: RawTable, encoding: ColumnEncoding
+) -> torch.Tensor:
+    """Of all rows; an encoding that was given may have been fitted to others, which is told."""
+    counts = CellCounts()
+    features = encoding.encode(raw.features, source=name, counts=counts)
+    if (settings.parties or {})[name].encoding is not None:
+        counts.warn(source=name)
+    return features
 
 
 def _encoding_of(

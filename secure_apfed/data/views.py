@@ -16,6 +16,7 @@ import pandas as pd
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from secure_apfed.data.cells import ColumnName, numbers_of
 from secure_apfed.data.column_encoding import (
     Column,
     ColumnEncoding,
@@ -24,7 +25,7 @@ from secure_apfed.data.column_encoding import (
     RareCategories,
     fit_columns,
 )
-from secure_apfed.data.frames import only_columns, to_numbers
+from secure_apfed.data.frames import only_columns
 from secure_apfed.errors import DataError
 from secure_apfed.settings import Settings
 
@@ -44,7 +45,7 @@ class ViewColumns(Settings):
             the number of steps in use, then step after step; null: plain columns.
     """
 
-    columns: tuple[str, ...] = Field(min_length=1)
+    columns: tuple[ColumnName, ...] = Field(min_length=1)
     sequence: tuple[_Count, _Count] | None = None
 
     @model_validator(mode="after")
@@ -134,16 +135,19 @@ def fit_views(
 
 
 def _fit_sequence(frame: pd.DataFrame, steps: int, channels: int, *, source: str) -> list[Column]:
-    numbers_NF = np.stack([to_numbers(frame[name], source=source) for name in frame], axis=1)
+    numbers_NF = np.stack([numbers_of(frame[name], source=source) for name in frame], axis=1)
     used_N, steps_NTC = numbers_NF[:, 0], numbers_NF[:, 1:].reshape(-1, steps, channels)
     used_NT = np.arange(steps) < used_N[:, None]
     mean_C = np.nan_to_num(np.square(steps_NTC[used_NT])).sum(0) / max(1, used_NT.sum())
     scale_C = np.where(np.isfinite(mean_C) & (mean_C > 0), np.sqrt(mean_C), 1.0)
     first, *others = map(str, frame.columns)
-    scales = np.tile(scale_C, steps).tolist()
+    scales, constants = np.tile(scale_C, steps).tolist(), np.tile(mean_C == 0, steps).tolist()
     return [
         NumericColumn(name=first),
-        *(NumericColumn(name=name, scale=one) for name, one in zip(others, scales, strict=True)),
+        *(
+            NumericColumn(name=name, scale=scale, constant=constant)
+            for name, scale, constant in zip(others, scales, constants, strict=True)
+        ),
     ]
 
 

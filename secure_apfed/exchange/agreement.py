@@ -9,7 +9,7 @@ a party's name. Until then messages travel in the clear: nothing in them is secr
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -217,7 +217,7 @@ def _read_signature(message: Envelope, contract: Contract) -> tuple[bytes, bytes
         if document != contract.document:
             theirs: Any = json.loads(document)
             ours = contract.model_dump(mode="json")
-            differ = [key for key in ours if theirs.get(key) != ours[key]]
+            differ = [*_differing(ours, theirs)]
             raise RemoteProtocolError(
                 f"{message.sender} and {message.receiver} would sign different contracts, which "
                 f"differ in {', '.join(differ) or 'fields of another version'}; give both the same "
@@ -228,3 +228,13 @@ def _read_signature(message: Envelope, contract: Contract) -> tuple[bytes, bytes
             f"{message.sender} sent something else than a signature"
         ) from error
     return signature, hello
+
+
+def _differing(ours: dict[str, Any], theirs: dict[str, Any], where: str = "") -> Iterator[str]:
+    """Dotted names of what differs, of this party's own fields alone."""
+    for key, mine in ours.items():
+        other = theirs.get(key)
+        if isinstance(mine, dict) and isinstance(other, dict) and mine:
+            yield from _differing(mine, other, f"{where}{key}.")
+        elif other != mine:
+            yield f"{where}{key}"

@@ -18,7 +18,13 @@ from protocols.errors import RemoteProtocolError
 from protocols.randomness import fresh_key
 from secure_apfed.exchange.door import Door
 from secure_apfed.exchange.resumable_link import Connection
-from secure_apfed.exchange.sealed_connection import MOST_SEALED, LocalEnd, plain_text, prove
+from secure_apfed.exchange.sealed_connection import (
+    MOST_SEALED,
+    MOST_UNPROVED,
+    LocalEnd,
+    plain_text,
+    prove,
+)
 
 __all__ = ["Calls", "Carry"]
 
@@ -80,7 +86,7 @@ class Calls:
             caller: whose call it is, by those who carry it; who is there proves itself afterwards.
             name: of the connection, as who dials drew it.
             number: of the frame, from 0; -1 - n: none comes after the first n.
-            frame: at most `MOST_SEALED` bytes.
+            frame: at most `MOST_SEALED` bytes, `MOST_UNPROVED` until it proved who it is.
 
         Returns:
             Whether it was taken; where not, the connection is over.
@@ -186,8 +192,12 @@ class _Called:
         self._early: dict[int, bytes] = {}
         self._frames: deque[bytes] = deque()
         self._sent = self._came = 0
+        self._most = MOST_UNPROVED
         self._last: int | None = None
         self._closed: str | None = None
+
+    def trust(self) -> None:
+        self._most = MOST_SEALED
 
     def put(self, number: int, frame: bytes) -> bool:
         """Take a frame, once its turn came and there is room; False: it is none of the next.
@@ -196,7 +206,7 @@ class _Called:
         where one of them is late.
         """
         with self._changed:
-            if self._closed is not None or len(frame) > MOST_SEALED:
+            if self._closed is not None or len(frame) > self._most:
                 return False
             ahead = _AT_ONCE + min(0, _MOST_QUEUED - len(self._frames))
             if number in self._early or not self._came <= number < self._came + ahead:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from protocols.errors import RemoteProtocolError
 from secure_apfed.exchange.resumable_link import Connection
-from secure_apfed.exchange.sealed_connection import LocalEnd, prove, refuse
+from secure_apfed.exchange.sealed_connection import Carrier, LocalEnd, prove, refuse
 
 __all__ = ["Crowd", "Door"]
 
@@ -65,7 +65,7 @@ class Door:
         self._trouble: dict[str, str] = {}
         self._lock = threading.Lock()
 
-    def welcome(self, stranger: Connection, certificate: bytes) -> None:
+    def welcome(self, stranger: Carrier, certificate: bytes) -> None:
         """Let a stranger prove who it is, and take its place."""
         claimed: list[str] = []
 

@@ -122,8 +122,8 @@ class Envelope:
     @property
     def header(self) -> bytes:
         """The canonical header bytes, which the link authenticates."""
-        fields = (SCHEMA_VERSION, self.session, self.step, self.kind.value)
-        packed: bytes = msgpack.packb((*fields, self.sender, self.receiver, self.sequence))
+        fields = (SCHEMA_VERSION, self.session, int(self.step), self.kind.value)
+        packed: bytes = msgpack.packb((*fields, self.sender, self.receiver, int(self.sequence)))
         return packed
 
     @classmethod

@@ -3,7 +3,11 @@
 Run by: every party (extra `grpc`), beneath `sealed_connection` and `resumable_link`. Whoever can
 be reached listens, the others dial; a proxy that ends TLS may stand between. Protects from:
 strangers without a certificate, and from calls and frames that are too many or too large. No
-message of gRPC's is parsed here: frames are bytes of at most `MOST_SEALED`.
+message of gRPC's is parsed here: frames are bytes of at most `MOST_SEALED`, and of at most
+`MOST_UNPROVED`, of which one waits, until the other end has proved who it is.
+
+A frame travels in messages of at most 128 KiB, each with a byte before it that says whether more of
+the frame follows: gRPC takes a whole message into memory before anybody here may refuse it.
 """
 
 import contextlib
@@ -18,8 +22,13 @@ from typing import Any
 from protocols.errors import UnsafeChoiceWarning
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange.certificates import Credentials
-from secure_apfed.exchange.sealed_connection import MOST_SEALED, plain_text
-from secure_apfed.exchange.sockets import Address
+from secure_apfed.exchange.sealed_connection import (
+    MOST_SEALED,
+    MOST_UNPROVED,
+    plain_text,
+    refuse,
+)
+from secure_apfed.exchange.sockets import Address, spell_address
 
 try:
     import grpc
@@ -32,11 +41,12 @@ _SERVICE, _METHOD = "secure_apfed.Link", "Carry"
 _PATH = f"/{_SERVICE}/{_METHOD}"
 _MOST_QUEUED = 4  # frames each way between gRPC's threads and the link's
 _MOST_STREAMS = 512
-_SLACK = 1024
+_PIECE = 2**17 - 1
+_MORE, _LAST = b"\1", b"\0"  # whether more of the frame follows
 _FLUSH_S = 2.0
 _EVERYWHERE = (
-    ("grpc.max_receive_message_length", MOST_SEALED + _SLACK),
-    ("grpc.max_send_message_length", MOST_SEALED + _SLACK),
+    ("grpc.max_receive_message_length", 1 + _PIECE),
+    ("grpc.max_send_message_length", 1 + _PIECE),
     ("grpc.max_metadata_size", 8192),
     ("grpc.absolute_max_metadata_size", 16384),
     ("grpc.http2.max_pings_without_data", 0),
@@ -51,6 +61,9 @@ _CLIENT = (
 )
 _SERVER = (
     *_EVERYWHERE,
+    # A stranger's connection takes as much memory as is read of it at once.
+    ("grpc.experimental.tcp_read_chunk_size", 2**14),
+    ("grpc.experimental.tcp_max_read_chunk_size", 2**16),
     ("grpc.so_reuseport", 0),
     ("grpc.max_concurrent_streams", 128),
     ("grpc.server_handshake_timeout_ms", 10_000),
@@ -74,19 +87,21 @@ def require_grpc() -> None:
 
 
 class _Pipe:
-    """Frames from one thread to another, of which few may wait."""
+    """Frames from one thread to another, of which few may wait.
 
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
+    Args:
+        room: how many.
+    """
+
+    def __init__(self, room: int = _MOST_QUEUED) -> None:
+        self.room, self._changed = room, threading.Condition()
         self._frames: deque[bytes] = deque()
         self._ended: str | None = None
 
     def put(self, frame: bytes) -> None:
         """Wait for room; raises BrokenPipeError once the pipe has ended."""
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._ended is not None or len(self._frames) < _MOST_QUEUED
-            )
+            self._changed.wait_for(lambda: self._ended is not None or len(self._frames) < self.room)
             if self._ended is not None:
                 raise BrokenPipeError(self._ended or "the connection was closed")
             self._frames.append(frame)
@@ -115,10 +130,13 @@ class _Pipe:
             self._changed.notify_all()
 
     def drain(self) -> Iterator[bytes]:
-        """What is put, until the end."""
+        """What is put, in pieces, until the end."""
         with contextlib.suppress(EOFError):
             while True:
-                yield self.get()
+                frame = self.get()
+                for start in range(0, max(1, len(frame)), _PIECE):
+                    end = start + _PIECE
+                    yield (_MORE if end < len(frame) else _LAST) + frame[start:end]
 
 
 class GrpcConnection:
@@ -129,16 +147,30 @@ class GrpcConnection:
     """
 
     def __init__(self, cancel: Callable[[], None] = lambda: None) -> None:
-        self.outgoing, self._incoming = _Pipe(), _Pipe()
-        self._cancel = cancel
+        self.outgoing, self._incoming = _Pipe(), _Pipe(room=1)
+        self._cancel, self._most = cancel, MOST_UNPROVED
 
-    def carry(self, frames: Iterator[bytes]) -> None:
-        """Read what comes until the stream ends."""
-        why = ""
+    def trust(self) -> None:
+        self._most, self._incoming.room = MOST_SEALED, _MOST_QUEUED
+
+    def carry(self, pieces: Iterator[bytes]) -> None:
+        """Read what comes until the stream ends, or a frame gets too long."""
+        why, frame = "", bytearray()
         try:
-            for frame in frames:
+            for piece in pieces:
+                frame += memoryview(piece)[1:]
+                if len(frame) > self._most:
+                    why = f"the other end sent a frame above {self._most} bytes"
+                    if self._most == MOST_UNPROVED:
+                        why += " before it proved who it is"
+                    refuse(self, why)
+                    self.close()
+                    break
+                if piece[:1] == _MORE:
+                    continue
                 with contextlib.suppress(BrokenPipeError):  # closed here; what was sent still goes
-                    self._incoming.put(frame)
+                    self._incoming.put(bytes(frame))
+                frame.clear()
         except grpc.RpcError as error:
             why = _told_by(error)
         self.broken(why)
@@ -178,7 +210,7 @@ def dial(
             says, where the address is not of this machine.
     """
     require_grpc()
-    host, port = address
+    host, _ = address
     options: list[tuple[str, Any]] = [*_CLIENT]
     if proxy is not None:
         options.append(("grpc.http_proxy", proxy))
@@ -186,7 +218,7 @@ def dial(
         options.append(("grpc.enable_http_proxy", 0))
     if name is not None and credentials is not None:
         options.append(("grpc.ssl_target_name_override", name))
-    target = f"{f'[{host}]' if ':' in host else host}:{port}"
+    target = spell_address(address)
     if credentials is None:
         channel = grpc.insecure_channel(target, options)
     else:
@@ -235,8 +267,7 @@ class Port:
         self._server.start()
 
     def _bind(self, address: Address, credentials: Credentials | None) -> int:
-        host, port = address
-        at = f"{f'[{host}]' if ':' in host else host}:{port}"
+        at = spell_address(address)
         try:
             if credentials is None:
                 return int(self._server.add_insecure_port(at))

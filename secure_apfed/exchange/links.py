@@ -235,8 +235,9 @@ class Links:
             halves = [self._gathering[name].midway for name in awaited.senders]
             if not any(halves) or isinstance(error, RunStoppedError):
                 raise
-            told = "; ".join([str(error), *filter(None, halves)])
-            raise PartyLeftError(told, left=error.left) from error
+            silence = str(error).replace("; nothing came", "; nothing more came")
+            told = "; ".join([silence, *filter(None, halves)])
+            raise PartyLeftError(told, left=error.left, gone=error.gone) from error
 
     def _message(self, awaited: Awaited, envelope: Envelope, most: int) -> Envelope | None:
         """The message that is whole with this envelope; None: wait on."""
@@ -307,8 +308,8 @@ class Links:
             return silence
         return PartyLeftError(
             f"{silence}; {', '.join(ready)} said before that its {kind} is over: perhaps too early",
-            left=silence.left,
-        )
+            left=silence.left, gone=silence.gone,
+        )  # fmt: skip
 
     def _require_link(self, peer: str) -> None:
         if peer not in self._peers:

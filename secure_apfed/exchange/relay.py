@@ -159,7 +159,7 @@ class Relay:
         finally:
             self._leave(stream)
 
-    def _entry_of(self, stranger: Connection) -> _Entry:
+    def _entry_of(self, stranger: GrpcConnection) -> _Entry:
         """Where a stranger proves that it belongs.
 
         Raises:
@@ -171,6 +171,7 @@ class Relay:
         entry = _Entry.parse(read_before(stranger, time.monotonic() + _PROOF_S), challenge)
         if self._allowed is not None and entry.own not in self._allowed:
             raise RemoteProtocolError("this identity is not among those that may enter")
+        stranger.trust()
         return entry
 
     def _enter(self, stream: _Stream) -> _Stream:

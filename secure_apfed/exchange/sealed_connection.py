@@ -12,7 +12,7 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 import msgpack
 
@@ -21,12 +21,18 @@ from protocols.identity import Identity, verify
 from protocols.seal import SEAL_OVERHEAD_BYTES, SealedLink, fresh_run_key
 from secure_apfed.exchange.resumable_link import MOST_FRAME, Connection
 
-__all__ = ["MOST_SEALED", "LocalEnd", "plain_text", "prove", "read_before", "refuse"]
+__all__ = [
+    "MOST_SEALED", "MOST_UNPROVED", "Carrier", "LocalEnd", "plain_text", "prove", "read_before",
+    "refuse",
+]  # fmt: skip
 
 MOST_SEALED = MOST_FRAME + SEAL_OVERHEAD_BYTES
 """Bytes of the longest frame on a sealed connection."""
 
-_VERSION = 1
+MOST_UNPROVED = 4096
+"""Bytes of the longest frame that is taken of an end that has not proved yet who it is."""
+
+_VERSION = 2
 _PURPOSE = b"peer v1"
 _KEY_BYTES = 32
 _HELLO_BYTES = 512
@@ -34,6 +40,14 @@ _REFUSED = b"refused "
 _REFUSED_LETTERS = 400
 _PROOF_S = 10.0
 _MALFORMED = (ValueError, TypeError, msgpack.UnpackException, RecursionError)
+
+
+class Carrier(Connection, Protocol):
+    """A connection below the seal: it takes few bytes of an end until it is told who that is."""
+
+    def trust(self) -> None:
+        """The other end proved itself: frames of `MOST_SEALED` bytes, of which a few may wait."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +110,7 @@ class _Hello:
 
 
 def prove(
-    connection: Connection, me: LocalEnd, peer: str | None = None, *,
+    connection: Carrier, me: LocalEnd, peer: str | None = None, *,
     seen: Callable[[str], None] = lambda name: None,
 ) -> tuple[str, Connection]:  # fmt: skip
     """Prove this party's identity, and have the other end prove its own.
@@ -119,11 +133,34 @@ def prove(
         return _proved(connection, me, peer, seen)
     except RemoteProtocolError as error:
         refuse(connection, f"{me.name} refuses this connection: {error}")
+        with contextlib.suppress(ConnectionRefusedError):
+            _hear_out(connection)  # until it has read why, and closes
+        raise
+    except ConnectionRefusedError:
+        raise
+    except (OSError, EOFError):
+        _hear_out(connection)  # why it closed, where it said so before
         raise
 
 
+def _hear_out(connection: Connection) -> None:
+    """Read what the other end says until it closes.
+
+    Raises:
+        ConnectionRefusedError: it refuses this party.
+    """
+    deadline = time.monotonic() + _PROOF_S
+    try:
+        while time.monotonic() < deadline:
+            read_before(connection, deadline)
+    except ConnectionRefusedError:
+        raise
+    except (OSError, EOFError):
+        return
+
+
 def _proved(
-    connection: Connection, me: LocalEnd, peer: str | None, seen: Callable[[str], None]
+    connection: Carrier, me: LocalEnd, peer: str | None, seen: Callable[[str], None]
 ) -> tuple[str, Connection]:
     deadline, run_key = time.monotonic() + _PROOF_S, fresh_run_key()
 
@@ -148,6 +185,7 @@ def _proved(
     hello, signature = answer[: len(link.hello)], answer[len(link.hello) :]
     verify(me.known[name], signature, _PURPOSE, *reversed(ends), both, signer=name)
     link.agree(theirs.public, hello)
+    connection.trust()
     return name, _Sealed(connection, link)
 
 

@@ -38,7 +38,8 @@ class Silence:
         """
         gone = tuple(name for name in awaited.senders if self._why_left(name))
         if len(awaited.senders) - len(gone) < awaited.least:
-            raise PartyLeftError(f"{awaited.phase}: {awaited}; {self._why(gone)}", left=gone)
+            told = f"{awaited.phase}: {awaited}; {self._why(gone)}"
+            raise PartyLeftError(told, left=gone, gone=True)
         left = deadline - time.monotonic()
         if left <= 0:
             raise PartyLeftError(

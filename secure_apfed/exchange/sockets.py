@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Collection, Mapping
+from ipaddress import IPv6Address
 from typing import Self
 
 import msgpack
@@ -26,7 +27,7 @@ from protocols.randomness import fresh_key
 from secure_apfed.exchange.links import Awaited, Frame
 from secure_apfed.exchange.silence import Silence
 
-__all__ = ["Address", "Sockets", "listen_at", "parse_address"]
+__all__ = ["Address", "Sockets", "listen_at", "parse_address", "spell_address"]
 
 Address = tuple[str, int]
 """Host and port."""
@@ -54,7 +55,13 @@ def listen_at(address: Address) -> socket.socket:
     Raises:
         OSError: the address is in use, or not this machine's.
     """
-    return socket.create_server(address, backlog=_MOST_STRANGERS)
+    host, port = address
+    families = {one[0] for one in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+    family = socket.AF_INET if socket.AF_INET in families else socket.AF_INET6
+    everywhere = host == "::" and socket.has_dualstack_ipv6()
+    return socket.create_server(
+        address, family=family, backlog=_MOST_STRANGERS, dualstack_ipv6=everywhere
+    )
 
 
 def _listens(address: Address) -> bool:
@@ -342,11 +349,9 @@ def _dial(
             why = error.strerror or str(error)
         connection.close()
         time.sleep(_PAUSE_S)
-    host, port = address
     raise PartyLeftError(
-        f"agreement: {me} reached nobody as {peer} at {host}:{port} ({sent_away or why}); start "
-        f"{peer}, or "
-        "correct its address",
+        f"agreement: {me} reached nobody as {peer} at {spell_address(address)} "
+        f"({sent_away or why}); start {peer}, or correct its address",
         left=(peer,),
     )
 
@@ -466,12 +471,33 @@ def _size_of(said: bytearray) -> int:
 
 
 def parse_address(text: str) -> Address:
-    """Host and port of "host:port".
+    """Host and port of "host:port"; an IPv6 address stands in brackets, "[::1]:7001".
 
     Raises:
         LocalProtocolError: another form.
     """
     host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-        raise LocalProtocolError(f"an address is host:port, such as 127.0.0.1:47001, got {text!r}")
-    return host, int(port)
+    bare = host[1:-1] if host[:1] + host[-1:] == "[]" else host
+    if not colon or not bare or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise LocalProtocolError(
+            f"an address is host:port, such as 127.0.0.1:47001 or [::1]:47001, got {text!r}"
+        )
+    if (bare != host or ":" in host) and (bare == host or not _is_ipv6(bare)):
+        raise LocalProtocolError(
+            f"an IPv6 address stands in brackets before its port, such as [::1]:47001, got {text!r}"
+        )
+    return bare, int(port)
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        IPv6Address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def spell_address(address: Address) -> str:
+    """As `parse_address` reads it."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

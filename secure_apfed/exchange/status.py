@@ -13,10 +13,11 @@ from pydantic import BaseModel, ConfigDict
 
 from secure_apfed.exchange.envelope import Envelope, Kind
 from secure_apfed.exchange.links import Awaited
+from secure_apfed.names import ReleaseFigure
 
-__all__ = ["SILENT_AFTER_S", "PeerStatus", "Status", "StatusKeeper", "Waiting"]
+__all__ = ["PeerStatus", "Status", "StatusKeeper", "Waiting"]
 
-SILENT_AFTER_S = 2.0
+_SILENT_SHARE = 0.5  # of the patience: a peer that computes is silent for a while, too
 
 PeerState: TypeAlias = Literal["expected", "connected", "awaited", "silent", "left"]
 
@@ -30,7 +31,7 @@ class PeerStatus(_Told):
 
     Attributes:
         state: expected (it has not connected yet), connected, awaited, silent (awaited, and nothing
-            came from it for `SILENT_AFTER_S`), or left.
+            came from it for half of the patience), or left.
         silent_s: seconds since it is awaited without a word; null where it is not awaited.
         sent_bytes, received_bytes: to it and from it in this session.
     """
@@ -62,7 +63,8 @@ class Status(_Told):
         phase: connecting; agreement, alignment, set-up, training or checkpoint; ended or failed.
         step: of the last envelope, null before training.
         waits: null while it computes.
-        epsilon: epsilon_x of what it released over all sessions; infinite without a guard.
+        figure, epsilon: what it let out over all sessions, by its name in
+            `secure_apfed.privacy_rows.FIGURES`, and what that cost; infinite without noise.
     """
 
     party: str
@@ -71,6 +73,7 @@ class Status(_Told):
     waits: Waiting | None
     peers: dict[str, PeerStatus]
     epsilon: float
+    figure: ReleaseFigure = "epsilon_x"
 
     @property
     def sent_bytes(self) -> int:
@@ -90,6 +93,9 @@ class Status(_Told):
 class _Meter(Protocol):
     @property
     def epsilon(self) -> float: ...
+
+    @property
+    def figure(self) -> ReleaseFigure: ...
 
 
 class StatusKeeper:
@@ -177,7 +183,7 @@ class StatusKeeper:
             return Status(
                 party=self._party, phase=self._phase, step=self._step, waits=waits,
                 peers={name: self._peer(name, now) for name in self._bytes},
-                epsilon=self._epsilon,
+                epsilon=self._epsilon, figure=self._meter.figure if self._meter else "epsilon_x",
             )  # fmt: skip
 
     def _peer(self, name: str, now: float) -> PeerStatus:
@@ -185,7 +191,7 @@ class StatusKeeper:
         silent_s, state = None, self._state(name)
         if state == "awaited":
             silent_s = now - self._unheard_since[name]
-            state = "silent" if silent_s >= SILENT_AFTER_S else "awaited"
+            state = "silent" if silent_s >= _SILENT_SHARE * self._patience_s else "awaited"
         return PeerStatus(state=state, silent_s=silent_s, sent_bytes=sent, received_bytes=received)
 
     def _state(self, name: str) -> PeerState:

@@ -96,29 +96,29 @@ def fit_autoencoder(
     if len(features_NF) < 2:
         raise ModelError(f"{owner}: an autoencoder takes two rows or more, got {len(features_NF)}")
     loss = _Loss(network, features_NF, settings, resembled)
-    with seeded(seed, owner, "autoencoder"):
-        order_N = torch.randperm(len(features_NF)).to(features_NF.device)
-        held = max(1, round(settings.held_out * len(order_N)))
-        held_V, rows_N = order_N[:held], order_N[held:]
-        adam = torch.optim.Adam(network.parameters(), lr=settings.learning_rate, fused=True)
-        best, best_weights = torch.inf, copy.deepcopy(network.state_dict())
-        epochs, best_at = 0, 0
-        while epochs < settings.epochs and epochs - best_at < settings.patience:
-            epochs += 1
-            shuffled_N = rows_N[torch.randperm(len(rows_N)).to(rows_N.device)]
-            for rows_B in shuffled_N.split(settings.batch_size):
-                adam.zero_grad()
-                loss(rows_B).backward()
-                adam.step()
-            with torch.no_grad():
-                now = float(loss(held_V))
-            if now != now:
-                raise ModelError(
-                    f"{owner}: training of an autoencoder diverged; lower distilled.learning_rate"
-                )
-            if now < best:
-                best, best_at = now, epochs
-                best_weights = copy.deepcopy(network.state_dict())
+    draw = seeded(seed, owner, "autoencoder").on()
+    order_N = torch.randperm(len(features_NF), generator=draw).to(features_NF.device)
+    held = max(1, round(settings.held_out * len(order_N)))
+    held_V, rows_N = order_N[:held], order_N[held:]
+    adam = torch.optim.Adam(network.parameters(), lr=settings.learning_rate, fused=True)
+    best, best_weights = torch.inf, copy.deepcopy(network.state_dict())
+    epochs, best_at = 0, 0
+    while epochs < settings.epochs and epochs - best_at < settings.patience:
+        epochs += 1
+        shuffled_N = rows_N[torch.randperm(len(rows_N), generator=draw).to(rows_N.device)]
+        for rows_B in shuffled_N.split(settings.batch_size):
+            adam.zero_grad()
+            loss(rows_B).backward()
+            adam.step()
+        with torch.no_grad():
+            now = float(loss(held_V))
+        if now != now:
+            raise ModelError(
+                f"{owner}: training of an autoencoder diverged; lower distilled.learning_rate"
+            )
+        if now < best:
+            best, best_at = now, epochs
+            best_weights = copy.deepcopy(network.state_dict())
     network.load_state_dict(best_weights)
     network.requires_grad_(requires_grad=False)
     return epochs

@@ -9,21 +9,29 @@ from torch import Tensor
 
 from secure_apfed.errors import ConfigError
 from secure_apfed.seeds import seeded
-from secure_apfed.settings.training import TrainSettings
+from secure_apfed.settings.training import DEVICE, TrainSettings
 
 __all__ = ["Compute", "find_device"]
 
 
 def find_device(choice: str) -> torch.device:
-    """The device of "auto" (a GPU where there is one), "cpu" or "cuda".
+    """The device of "auto" (a GPU where there is one), "cpu", "cuda", or of one GPU as "cuda:1".
 
     Raises:
-        ConfigError: a GPU is asked for and there is none.
+        ConfigError: something else, or a GPU that torch does not see.
     """
-    if choice == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device: cuda was asked for, but torch sees no GPU; say auto or cpu")
-    gpu = choice != "cpu" and torch.cuda.is_available()
-    return torch.device("cuda" if gpu else "cpu")
+    if not DEVICE.fullmatch(choice):
+        raise ConfigError(f"device: expected auto, cpu, cuda or one GPU, as cuda:1; got {choice!r}")
+    if choice == "auto":
+        choice = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(choice)
+    if device.type == "cuda":
+        # Asked of the driver: this process may yet be forked.
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= gpus:
+            seen = f"sees {gpus} GPU(s), counted from cuda:0" if gpus else "sees no GPU"
+            raise ConfigError(f"device: {choice} was asked for, but torch {seen}; say auto or cpu")
+    return device
 
 
 @dataclass(frozen=True)

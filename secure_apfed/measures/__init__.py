@@ -4,13 +4,14 @@
 docs/measures.md.
 """
 
-from secure_apfed.measures.bootstrap import Estimate, estimates
+from secure_apfed.measures.bootstrap import FEWEST_ROWS, Estimate, estimates
 from secure_apfed.measures.imbalance import THRESHOLDS, balanced_weights, best_threshold
 from secure_apfed.measures.scored import Scored, probabilities_of, scored_by
 from secure_apfed.measures.shifts import (
     CalibrationPoint,
     ScoreRanges,
     calibration_curve,
+    rows_for_stability,
     stability_index,
 )
 from secure_apfed.measures.table import (
@@ -20,10 +21,12 @@ from secure_apfed.measures.table import (
     find_measure,
     measure_all,
     names_of,
+    undefined_in,
 )
 
 __all__ = [
     "ACCURACY",
+    "FEWEST_ROWS",
     "MEASURES",
     "THRESHOLDS",
     "CalibrationPoint",
@@ -39,6 +42,8 @@ __all__ = [
     "measure_all",
     "names_of",
     "probabilities_of",
+    "rows_for_stability",
     "scored_by",
     "stability_index",
+    "undefined_in",
 ]

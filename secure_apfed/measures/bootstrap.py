@@ -5,7 +5,7 @@ another draw of training rows would change.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,9 +15,12 @@ from secure_apfed.measures.redrawn import REDRAWN, Redrawn
 from secure_apfed.measures.scored import FloatArray, Scored
 from secure_apfed.measures.table import measure_all
 
-__all__ = ["RESAMPLES", "Estimate", "estimates"]
+__all__ = ["FEWEST_ROWS", "RESAMPLES", "Estimate", "estimates"]
 
 RESAMPLES = 500
+FEWEST_ROWS = 20
+"""Rows of each class, below which resamples alone are too much alike."""
+
 # of one block of resamples: what is worked on stays in the cache
 _CELLS, _LEAST = 50_000, 8
 _CONFIDENCE = 0.95
@@ -39,7 +42,9 @@ def estimates(scored: Scored, *, resamples: int = RESAMPLES, seed: int = 0) -> d
     """All measures that the rows define, with percentile intervals; of KS with the basic one.
 
     Rows are drawn class by class, so that a rare class is in every resample: intervals are
-    for this share of each class. Measures of one resample are of the same rows.
+    for this share of each class. Measures of one resample are of the same rows. Where a class has
+    fewer than `FEWEST_ROWS`, intervals also hold what one more row of the rarest would change,
+    told as the worst and as the best of all rows are.
 
     Args:
         scored: the test rows.
@@ -47,13 +52,45 @@ def estimates(scored: Scored, *, resamples: int = RESAMPLES, seed: int = 0) -> d
         seed: of the resamples; the same rows and seed give the same intervals.
     """
     values = measure_all(scored)
+    spans = [_spans(one, values, resamples, seed) for one in (scored, *_with_one_more(scored))]
+    return {
+        name: Estimate(
+            value, min(span[name][0] for span in spans), max(span[name][1] for span in spans)
+        )
+        for name, value in values.items()
+    }
+
+
+def _with_one_more(scored: Scored) -> Iterator[Scored]:
+    """The same rows where a class has few, with one more of the rarest: told worst, or best.
+
+    So an interval of few rows that are all told holds what another such row would change; without
+    it it would be of no width at all.
+    """
+    if np.issubdtype(scored.truth.dtype, np.floating):
+        return
+    classes, counts = np.unique(scored.truth, return_counts=True)
+    if not len(counts) or counts.min() >= FEWEST_ROWS or not scored.finite:
+        return
+    rarest = classes[counts.argmin()]
+    told_B = scored.scores[:, rarest] if scored.classes else (2 * rarest - 1) * scored.scores
+    for place in (told_B.argmin(), told_B.argmax()):
+        more = scored.rows(np.append(np.arange(len(scored.truth)), place))
+        more.truth[-1] = rarest
+        yield more
+
+
+def _spans(
+    scored: Scored, values: Mapping[str, float], resamples: int, seed: int
+) -> dict[str, tuple[float, float]]:
+    """By measure, the interval by resamples of these rows; NaN ends of a single row."""
     drawn: dict[str, list[FloatArray]] = {name: [] for name in values}
     for counts_RB in _draws(scored, resamples if len(scored.truth) > 1 else 0, seed):
         redrawn = Redrawn(scored, counts_RB)
         for name, found in drawn.items():
             found.append(REDRAWN[name](redrawn))
     return {
-        name: _estimate(value, drawn[name], mirrored=name in _MIRRORED)
+        name: _span(value, drawn[name], mirrored=name in _MIRRORED)
         for name, value in values.items()
     }
 
@@ -78,11 +115,11 @@ def _groups(scored: Scored) -> list[NDArray[np.int64]]:
     return [np.flatnonzero(scored.truth == one) for one in np.unique(scored.truth)]
 
 
-def _estimate(value: float, drawn: list[FloatArray], *, mirrored: bool) -> Estimate:
+def _span(value: float, drawn: list[FloatArray], *, mirrored: bool) -> tuple[float, float]:
     if not drawn:
-        return Estimate(value)
+        return math.nan, math.nan
     tail = (1 - _CONFIDENCE) / 2
     low, high = np.quantile(np.concatenate(drawn), [tail, 1 - tail])
     if mirrored:
         low, high = max(0.0, min(value, 2 * value - high)), min(1.0, max(value, 2 * value - low))
-    return Estimate(value, float(low), float(high))
+    return float(low), float(high)

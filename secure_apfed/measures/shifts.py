@@ -14,7 +14,9 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from secure_apfed.errors import DataError
 from secure_apfed.measures.scored import FloatArray, Scored
 
-__all__ = ["CalibrationPoint", "ScoreRanges", "calibration_curve", "stability_index"]
+__all__ = [
+    "CalibrationPoint", "ScoreRanges", "calibration_curve", "rows_for_stability", "stability_index",
+]  # fmt: skip
 
 _RANGES = 10
 _ROWS_OF_A_RANGE = 25  # of fewer the index of new rows is high by chance
@@ -102,12 +104,22 @@ class ScoreRanges(BaseModel):
         return _counts(_said(probabilities_BK), np.asarray(self.edges))
 
 
+def rows_for_stability(trained: ScoreRanges) -> int:
+    """So many new rows have a stability index: 25 for each range.
+
+    Of N rows of the same people the index of E + 1 ranges is about E / N by chance alone, which of
+    few rows is above any threshold that people read it by.
+    """
+    return _ROWS_OF_A_RANGE * len(trained.shares)
+
+
 def stability_index(trained: ScoreRanges, counts: NDArray[np.int64]) -> float:
     """How far the scores of new rows are spread otherwise: the population stability index.
 
     The sum over the ranges of (new - trained) ln(new / trained). By a rule of thumb of credit
     scoring (Siddiqi, Credit Risk Scorecards, 2006) below 0.1 nothing has changed, and above 0.25
-    much has. An empty range counts as a share of 0.0001.
+    much has; of fewer rows than `rows_for_stability` chance alone may be above that. An empty range
+    counts as a share of 0.0001.
 
     Args:
         trained: of the training rows.

@@ -24,6 +24,7 @@ from secure_apfed.settings import unknown_name
 
 __all__ = [
     "ACCURACY", "MEASURES", "Measure", "Task", "find_measure", "measure_all", "names_of", "task_of",
+    "undefined_in",
 ]  # fmt: skip
 
 Task: TypeAlias = Literal["classification", "regression", "anomaly"]
@@ -39,6 +40,7 @@ class Measure:
         higher_is_better: whether the highest value is the best one.
         share: whether it is a share of rows, which is told in per cent.
         decides: whether it reads what is decided, and no score.
+        ranks: whether it needs rows of two classes.
         function: of scored rows.
     """
 
@@ -48,6 +50,7 @@ class Measure:
     higher_is_better: bool = True
     share: bool = False
     decides: bool = False
+    ranks: bool = False
     tasks: tuple[Task, ...] = ("classification",)
 
     def of(self, scored: Scored) -> float:
@@ -62,14 +65,25 @@ class Measure:
                 f"measures: {self.name} is of {' and '.join(self.tasks)}, and these scores are "
                 f"of {task}; take one of {', '.join(names_of(task))}"
             )
-        if not len(scored.truth):
-            return math.nan
-        if not self.decides and not scored.finite:
+        if self.why_not(scored):
             return math.nan
         from sklearn import config_context
 
         with config_context(skip_parameter_validation=True):
             return float(self.function(scored))
+
+    def why_not(self, scored: Scored) -> str:
+        """Why these rows do not define it; empty where they do."""
+        rows = len(scored.truth)
+        if not rows:
+            return "no row was tested"
+        if not self.decides and not scored.finite:
+            return "the model's scores are not finite numbers"
+        if self.ranks and (scored.truth == scored.truth[0]).all():
+            return f"the {rows} tested rows are all of one class"
+        if self is MEASURES["r2"] and rows < 2:
+            return "one row was tested"
+        return ""
 
     def gain(self, reached: float, reference: float) -> float:
         """How much better `reached` is than `reference`; below 0 where it is worse."""
@@ -82,12 +96,16 @@ class Measure:
         return value if self.higher_is_better else -value
 
     def text(self, value: float) -> str:
-        """Such as "95.2 %" of a share, and "0.952" of what is none."""
+        """Such as "95.2 %" of a share, "0.952" of what is none, and "undefined" of NaN."""
+        if math.isnan(value):
+            return "undefined"
         return f"{100 * value:.1f} %" if self.share else f"{value:.3f}"
 
     def gain_text(self, reached: float, reference: float) -> str:
         """Such as "+1.2 points" of a share, and "+0.012" of what is none."""
         gain = self.gain(reached, reference)
+        if math.isnan(gain):
+            return "no gain can be told"
         return f"{100 * gain:+.1f} points" if self.share else f"{gain:+.3f}"
 
 
@@ -159,8 +177,6 @@ def _log_loss(scored: Scored) -> float:
 
 
 def _r2(scored: Scored) -> float:
-    if len(scored.truth) < 2:
-        return math.nan
     return float(_metrics().r2_score(scored.truth, scored.scores))
 
 
@@ -171,11 +187,11 @@ _NUMBERS: tuple[Task, ...] = ("regression",)
 _ALL = (
     Measure(name="accuracy", title="accuracy", share=True, decides=True,
             function=lambda scored: _metrics().accuracy_score(scored.truth, scored.decided)),
-    Measure(name="auc", title="AUC", tasks=_RANKED, function=_auc),
-    Measure(name="average_precision", title="average precision", tasks=_RANKED,
+    Measure(name="auc", ranks=True, title="AUC", tasks=_RANKED, function=_auc),
+    Measure(name="average_precision", ranks=True, title="average precision", tasks=_RANKED,
             function=_average_precision),
-    Measure(name="ks", title="KS", tasks=_RANKED, function=_ks),
-    Measure(name="gini", title="Gini", tasks=_RANKED,
+    Measure(name="ks", ranks=True, title="KS", tasks=_RANKED, function=_ks),
+    Measure(name="gini", ranks=True, title="Gini", tasks=_RANKED,
             function=lambda scored: 2 * _auc(scored) - 1),
     Measure(name="balanced_accuracy", title="balanced accuracy", share=True, decides=True,
             function=_balanced),
@@ -225,3 +241,9 @@ def measure_all(scored: Scored) -> dict[str, float]:
     """All measures of the task that these rows define, by name."""
     found = {name: MEASURES[name].of(scored) for name in names_of(task_of(scored))}
     return {name: value for name, value in found.items() if not math.isnan(value)}
+
+
+def undefined_in(scored: Scored) -> dict[str, str]:
+    """Why, by name, of the measures that these rows do not define."""
+    reasons = {name: MEASURES[name].why_not(scored) for name in names_of(task_of(scored))}
+    return {name: why for name, why in reasons.items() if why}

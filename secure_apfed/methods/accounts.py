@@ -14,7 +14,7 @@ from secure_apfed.errors import CheckpointError
 from secure_apfed.methods.method import Brought, Keeper, Own
 from secure_apfed.methods.terms import asked_of
 from secure_apfed.models import Shape
-from secure_apfed.names import UPDATES, log_file
+from secure_apfed.names import UPDATES, ReleaseFigure, log_file
 from secure_apfed.parties import OpenAudits, PrivateUpdates, RefusedSums
 from secure_apfed.parties.rules import AnswersLog
 from secure_apfed.privacy import (
@@ -86,6 +86,7 @@ def open_ledger(
     delta: float,
     budget: float | None,
     rows: int,
+    figure: ReleaseFigure = "epsilon_x",
 ) -> PrivacyLedger:
     """An account of this session, whose write-ahead log is `ledger-NAME.jsonl`."""
     ledger = PrivacyLedger(
@@ -95,6 +96,7 @@ def open_ledger(
         rows=rows,
         log=log_file(own.logs, "ledger", name, "jsonl") if own.logs else None,
         seeded=own.config.guard.noise != "secret",
+        figure=figure,
     )
     if own.brought.keeper is not None:
         own.brought.keeper.opened(name, ledger)

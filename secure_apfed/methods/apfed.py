@@ -15,6 +15,7 @@ from torch import Tensor
 from protocols.errors import PartyLeftError, RemoteProtocolError, RunStoppedError
 from protocols.sums import SecureSum, SumCombiner
 from secure_apfed.contract import AGGREGATOR, Contract, RepresentationTerms
+from secure_apfed.data import OwnData
 from secure_apfed.defences import gradient_chain
 from secure_apfed.exchange import Envelope, Kind, Links
 from secure_apfed.facts import MethodFacts
@@ -314,7 +315,9 @@ class ApfedAggregator(Helper):
         gone = [name for name in error.left or awaited if name in self._present]
         if isinstance(error, RunStoppedError) and self._contract.silent_passive != "recover":
             raise error
-        unasked = f"{error}; or {self._contract.active} did not ask for it"
+        unasked = str(error)
+        if not error.gone:  # who left was not merely not asked
+            unasked += f"; or {self._contract.active} did not ask for it"
         if self._contract.silent_passive != "recover":
             raise PartyLeftError(
                 f"{unasked}; the contract says to {self._contract.silent_passive} when a passive "
@@ -344,6 +347,11 @@ class Apfed(Method):
 
     def __init__(self, headline: str, facts: MethodFacts) -> None:
         self.headline, self.facts = headline, facts
+
+    def labels_learnt(self, config: RunSettings, held: OwnData, aligned: Tensor) -> Tensor:
+        """Of people whom only the active knows, too, unless the settings leave them out."""
+        everybody = config.train.use_unaligned
+        return held.labelled_rows if everybody else super().labels_learnt(config, held, aligned)
 
     def offer(self, own: Own) -> RepresentationTerms | None:
         """See `Method`: the active sends representations, nobody else does."""

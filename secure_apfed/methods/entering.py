@@ -20,6 +20,7 @@ from secure_apfed.methods.alignment import DEALER, allow_signs, needs_dealer
 from secure_apfed.methods.method import Agreed, Method, Own, PartyState
 from secure_apfed.methods.terms import asked_of
 from secure_apfed.settings import SilentPassive
+from secure_apfed.settings.concern import shared_settings
 from secure_apfed.settings.run import RunSettings
 
 __all__ = ["enter", "roles_of", "standing"]
@@ -98,7 +99,6 @@ def _draw(own: Own, method: Method, session: str, greetings: Mapping[str, Greeti
     silent = _when_silent(own, agreed)
     return Contract(
         session=session,
-        method=config.method,
         participants=tuple(
             Participant(
                 name=name,
@@ -109,11 +109,8 @@ def _draw(own: Own, method: Method, session: str, greetings: Mapping[str, Greeti
             for name, role in roles_of(method, config, own.active, own.passives).items()
         ),
         passives=dict(agreed.passives),
-        alignment=config.alignment.terms(),
+        settings=shared_settings(config),
         secure_sum=dict(agreed.secure_sum),
-        guard=config.guard.model_dump(mode="json"),
-        votes=config.votes.model_dump(mode="json") if facts.opens_votes else {},
-        multiview=config.multiview.model_dump(mode="json") if facts.averages else {},
         minimum_batch=config.rules.minimum_batch,
         epochs=asked.releases,
         batch_size=asked.rows,

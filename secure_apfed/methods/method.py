@@ -21,6 +21,7 @@ from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links
 from secure_apfed.facts import MethodFacts
 from secure_apfed.learning.agreement import Agreement
 from secure_apfed.measures import Scored
+from secure_apfed.methods.charged import Charged, read_charged
 from secure_apfed.models import Shape
 from secure_apfed.parties import ActiveNetworks
 from secure_apfed.privacy import PrivacyLedger, WholeTraining
@@ -50,8 +51,10 @@ __all__ = [
     "save_all",
 ]
 
-Save: TypeAlias = Callable[[int], None]
-"""Writes one party's checkpoint before the step of this number."""
+Save: TypeAlias = Callable[[int], bytes]
+"""Writes one party's checkpoint before the step of this number; returns what the active is told of
+it: what the party charged so far (`secure_apfed.methods.charged`).
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -401,6 +404,16 @@ class Method(ABC):
         """The network whose output this passive sends, before training; where it sends any."""
         raise LocalProtocolError(f"{passive} sends no output of a network in {self.facts.title}")
 
+    def labels_learnt(self, config: RunSettings, held: OwnData, aligned: Tensor) -> Tensor:
+        """The active's rows whose labels it learns from; `aligned`: its row at each position."""
+        rows = held.labelled_rows
+        return rows[torch.isin(rows, aligned)] if self.facts.aligns else rows
+
+    def rows_tested(self, held: OwnData, aligned: Tensor) -> Tensor:
+        """The active's test rows that the model of the headline can say something of."""
+        rows = held.test_rows
+        return rows if self.facts.predicts_alone else rows[torch.isin(rows, aligned)]
+
     @abstractmethod
     def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
         """The active's role; `rows` are those of its table by position of the alignment."""
@@ -441,26 +454,30 @@ async def meet(links: Links, active: str) -> None:
 
 async def save_all(
     links: Links, helpers: Sequence[str], step: int, *, may_leave: Collection[str] = ()
-) -> list[str]:
+) -> Mapping[str, Sequence[Charged] | None]:
     """Let these parties save what they are before `step`; return once all of them have.
 
     Returns:
-        Those of `may_leave` that fell silent.
+        By party what it says that it charged so far; None for those of `may_leave` that fell
+        silent.
 
     Raises:
         PartyLeftError: another one did.
+        RemoteProtocolError: one says something else.
     """
     for name in helpers:
         links.send(name, Kind.CHECKPOINT, step)
-    silent = []
+    told: dict[str, Sequence[Charged] | None] = {}
     for name in helpers:
         try:
-            await links.receive(name, Kind.SAVED, step=step)
+            message = await links.receive(name, Kind.SAVED, step=step)
         except PartyLeftError:
             if name not in may_leave:
                 raise
-            silent.append(name)
-    return silent
+            told[name] = None
+        else:
+            told[name] = read_charged(message.payload, sender=name)
+    return told
 
 
 def end_all(links: Links, helpers: Sequence[str], step: int) -> None:
@@ -472,8 +489,7 @@ def end_all(links: Links, helpers: Sequence[str], step: int) -> None:
 def keep_or_end(kind: Kind, step: int, links: Links, active: str, save: Save) -> bool:
     """Answer the active's CHECKPOINT or END; return whether the session goes on."""
     if kind is Kind.CHECKPOINT:
-        save(step)
-        links.send(active, Kind.SAVED, step)
+        links.send(active, Kind.SAVED, step, save(step))
     return kind is not Kind.END
 
 

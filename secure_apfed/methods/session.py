@@ -7,7 +7,7 @@ record of what they sent is of all of them.
 """
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -20,6 +20,8 @@ from secure_apfed.exchange import InMemory, Kind, Links, Script, Transcript
 from secure_apfed.measures import ACCURACY
 from secure_apfed.methods.accounts import freshly_brought
 from secure_apfed.methods.alignment import align_as_active, align_as_passive, deal, needs_dealer
+from secure_apfed.methods.charged import Charged, pack_charged, said_of
+from secure_apfed.methods.common_labels import require_labels
 from secure_apfed.methods.entering import enter, roles_of, standing
 from secure_apfed.methods.method import (
     Brought,
@@ -98,7 +100,8 @@ async def lead(own: Own, links: Links, method: Method, *, session: str) -> tuple
     """The active's script up to the first step: agree, align, set up, and stand where it goes on.
 
     Raises:
-        ConfigError, DataError, ModelError: settings, table or networks that do not fit.
+        ConfigError, DataError, ModelError: settings, table or networks that do not fit, or common
+            people whose labels are all of one class.
         CheckpointError: the active refused more sums of this run than it may go on after.
         IntersectionTooSmallError: fewer common IDs than agreed.
     """
@@ -113,6 +116,7 @@ async def lead(own: Own, links: Links, method: Method, *, session: str) -> tuple
     if contract.passives and contract.resumes is None:
         await meet_all(links, helpers)
     rows = torch.empty(0, dtype=torch.int64) if rows is None else rows
+    require_labels(method, own.config, own.held, rows)
     learner = method.learner(own, contract, rows)
     await learner.set_up(links)
     await meet_all(links, helpers)
@@ -169,7 +173,12 @@ async def assist(
     here.keep(contract.resumes.step if contract.resumes else 0, tensors={})
     await meet(links, own.active)
     entered(here)
-    await helper.help(links, lambda step: here.keep(step, tensors={}))
+
+    def save(step: int) -> bytes:
+        here.keep(step, tensors={})
+        return pack_charged(helper.ledgers.items())
+
+    await helper.help(links, save)
     here.end()
 
 
@@ -207,6 +216,7 @@ class Session:
         alignment: by party that is played here and has rows, positions in its own table, -1 where
             it has none; empty where nothing is aligned.
         helpers: the other roles that are played here, by name.
+        charged: by party that is played elsewhere, what it last said that it charged.
     """
 
     def __init__(
@@ -217,6 +227,7 @@ class Session:
         self.transcript, self.headline = transcript, headline
         self.contract, self.signatures = entered.contract, entered.signatures
         self.helpers: dict[str, Helper] = {}
+        self.charged: dict[str, Sequence[Charged]] = {}
         self.alignment: dict[str, Tensor] = {}
         if entered.contract.passives:
             self.alignment[learner.name] = entered.rows
@@ -247,6 +258,14 @@ class Session:
         """Those of `ledgers` that count a passive's contributions to sums with noise."""
         accounts = {role.name: role.contributions for role in self.helpers.values()}
         return {name: account for name, account in accounts.items() if account is not None}
+
+    @property
+    def contributed(self) -> dict[str, dict[str, Any]]:
+        """By passive that adds noise to what it lets out, what that cost it: as its ledger counts
+        where it is played here, else as it last said.
+        """
+        said = said_of(self.charged, among=self.contract.passives, silent=self.learner.left)
+        return {**{name: one.account() for name, one in self.contributions.items()}, **said}
 
     @property
     def secure_sum(self) -> dict[str, object]:

@@ -103,8 +103,9 @@ def contribution_noise(
         return None
     release = summed_release(config, own.name, shape, plan)
     ledger = open_ledger(
-        own, own.name, release, delta=noise.delta, budget=noise.epsilon, rows=aligned
-    )
+        own, own.name, release, delta=noise.delta, budget=noise.epsilon, rows=aligned,
+        figure=config.facts.passives_figure,
+    )  # fmt: skip
     key = derive_key(own.noise_key, b"secure-apfed contributions v1")
     return ContributionNoise(
         deviation=plan.steps,

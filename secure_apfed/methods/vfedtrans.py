@@ -22,6 +22,7 @@ from protocols.errors import RemoteProtocolError
 from protocols.svd import SvdAgreement, SvdDealer, SvdOwner, SvdReceiver, SvdServer
 from protocols.svd.agreement import MOST_FEATURES
 from secure_apfed.contract import AGGREGATOR, Contract, PassiveTerms, RepresentationTerms
+from secure_apfed.data import OwnData
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links
 from secure_apfed.facts import MethodFacts
@@ -45,6 +46,7 @@ from secure_apfed.methods.vote_protocol import unless_untold
 from secure_apfed.models import Enriched, family_for
 from secure_apfed.parties import Compute, DecomposedPassive, RowsAsked
 from secure_apfed.seeds import seeded
+from secure_apfed.settings.run import RunSettings
 
 __all__ = ["VFedTrans", "VFedTransAggregator", "VFedTransHelper", "VFedTransLearner"]
 
@@ -164,6 +166,10 @@ class VFedTrans(Method):
 
     headline = "vfedtrans"
     facts = MethodFacts(title="VFedTrans", predicts_alone=True, teacher="shared singular vectors")
+
+    def labels_learnt(self, config: RunSettings, held: OwnData, aligned: Tensor) -> Tensor:
+        """Of people whom only the active knows, too: its classifier reads what the student says."""
+        return held.labelled_rows
 
     def offer(self, own: Own) -> RepresentationTerms | None:
         """Every party with a table says how many features it has."""

@@ -52,6 +52,8 @@ def unless_untold(active: str) -> Iterator[None]:
     try:
         yield
     except PartyLeftError as silence:
+        if silence.gone:
+            raise
         raise PartyLeftError(
             f"{silence}; or {active}, who asks them, asked others and not them",
             left=(*silence.left, active),
@@ -203,7 +205,13 @@ def vote_noise(own: Own, release: SummedRelease | None, *, rows: int) -> Contrib
         deviation=release.deviation,
         key=derive_key(own.noise_key, b"secure-apfed vote noise v1"),
         ledger=open_ledger(
-            own, own.name, release, delta=votes.delta, budget=votes.epsilon, rows=rows
+            own,
+            own.name,
+            release,
+            delta=votes.delta,
+            budget=votes.epsilon,
+            rows=rows,
+            figure=own.config.facts.passives_figure,
         ),
         secret=own.config.guard.noise == "secret",
     )

@@ -466,8 +466,9 @@ class RandomisedVotes(VotesMethod):
     def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
         votes, response = own.config.votes, _response(own, contract)
         ledger = open_ledger(
-            own, own.name, response, delta=votes.delta, budget=votes.epsilon, rows=len(rows)
-        )
+            own, own.name, response, delta=votes.delta, budget=votes.epsilon, rows=len(rows),
+            figure=own.config.facts.passives_figure,
+        )  # fmt: skip
         key = derive_key(own.noise_key, b"secure-apfed votes v1")
         return RandomisedVotesHelper(
             self.voting_party(own, contract, rows), response, ledger, key=key,

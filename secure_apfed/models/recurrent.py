@@ -49,9 +49,13 @@ class SequenceEncoder(nn.Module):
 
 def _last_states(view: nn.Module, used_B: Tensor, steps_BTC: Tensor) -> Tensor:
     """Of both directions; a sequence without a step counts as one of zeros."""
-    lengths_B = used_B.round().clamp(1, steps_BTC.shape[1]).long().cpu()
-    packed = pack_padded_sequence(steps_BTC, lengths_B, batch_first=True, enforce_sorted=False)
-    _, last_2BD = view(packed)
+    if steps_BTC.is_meta:  # there are shapes alone, and no lengths
+        _, last_2BD = view(steps_BTC)
+    else:
+        lengths_B = used_B.round().clamp(1, steps_BTC.shape[1]).long().cpu()
+        _, last_2BD = view(
+            pack_padded_sequence(steps_BTC, lengths_B, batch_first=True, enforce_sorted=False)
+        )
     return torch.cat([last_2BD[0], last_2BD[1]], dim=1)
 
 

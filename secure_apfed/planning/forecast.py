@@ -8,7 +8,10 @@ import math
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
 
 from secure_apfed.alignment import align
 from secure_apfed.config import Config
@@ -16,6 +19,8 @@ from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Flow, Kind
 from secure_apfed.facts import MethodFacts
+from secure_apfed.methods import METHODS
+from secure_apfed.methods.common_labels import require_labels
 from secure_apfed.methods.sum_noise import noise_of
 from secure_apfed.methods.terms import asked_of
 from secure_apfed.planning.intersections import IntersectionCost, intersection_costs
@@ -56,7 +61,8 @@ class Forecast:
 
     Attributes:
         rows: of every party; aligned_rows: of all together; train_rows: those that the active
-            trains on; test_rows: those that it tests on.
+            trains on; labelled_rows: those whose labels it learns from, of `teaching_rows` that
+            it would learn from if they had one; test_rows: those that it tests on.
         steps: of the run; numbers_per_row: sent of each row in each step.
         wire_bytes: in all; links: by sender, receiver and kind.
         seconds: on this machine with all parties in one process.
@@ -64,7 +70,8 @@ class Forecast:
         epsilon_y: of one training label; infinite without a label mechanism or private training.
         epsilon_model: of one whole record; infinite where none is claimed.
         delta, releases: at which they hold, and T, the planned releases of one row.
-        epsilon_passives: by passive, of one person's features there, where noise is under the sum.
+        figure_passives, epsilon_passives: how what passives add noise to is called, and by passive
+            what it costs one person there.
         delta_passives, releases_passives: at which these hold, and T of one person; null without.
         intersections: what each protocol would take to align these tables.
         warnings: what is worth knowing before the run.
@@ -73,6 +80,8 @@ class Forecast:
     rows: Mapping[str, int]
     aligned_rows: int
     train_rows: int
+    labelled_rows: int
+    teaching_rows: int
     test_rows: int
     steps: int
     numbers_per_row: int
@@ -86,6 +95,7 @@ class Forecast:
     delta: float
     releases: int
     epsilon_passives: Mapping[str, float]
+    figure_passives: str
     delta_passives: float | None
     releases_passives: int | None
     intersections: tuple[IntersectionCost, ...]
@@ -98,24 +108,40 @@ class _Counts:
 
     common: int
     train: int
+    labelled: int
+    teaching: int
     aligned_share: float
 
     @classmethod
     def of(cls, config: Config, data: VerticalData) -> "_Counts":
         """Count what all parties share; all tables are at hand in a simulation."""
+        method, own = METHODS[config.method], data.own(data.active.name)
+        assert own is not None
+        common = _common(config, data)
+        require_labels(method, config, own, common)
+        taught = {
+            "labelled": len(method.labels_learnt(config, own, common)),
+            "teaching": len(method.labels_learnt(config, replace(own, labelled=None), common)),
+        }
         # Whose passives learn from returned gradients trains on rows with a label alone.
         rows = data.labelled_rows if config.facts.returns_gradients else data.train_rows
-        train = {data.active.ids[row] for row in rows.tolist()}
         if not config.facts.aligns:
-            return cls(common=0, train=len(train), aligned_share=1.0)
-        common = set(data.active.ids).intersection(*(table.ids for table in data.passives))
-        aligned = train & common
+            return cls(common=0, train=len(rows), aligned_share=1.0, **taught)
+        aligned = int(torch.isin(rows, common).sum())
         # A model that needs every party to predict needs them for every row that it trains on.
         alone = config.facts.predicts_alone and not config.facts.averages
         if not (alone and config.train.use_unaligned):
-            return cls(common=len(common), train=len(aligned), aligned_share=1.0)
-        share = len(aligned) / max(1, len(train))
-        return cls(common=len(common), train=len(train), aligned_share=share)
+            rows = rows[:aligned]
+        share = aligned / max(1, len(rows))
+        return cls(common=len(common), train=len(rows), aligned_share=share, **taught)
+
+
+def _common(config: Config, data: VerticalData) -> Tensor:
+    """The active's rows of people whom all passives know, or any where pairs align."""
+    ids = [set(table.ids) for table in data.passives]
+    some = set[str].union if config.alignment.mode == "pairwise" else set[str].intersection
+    known = some(*ids)
+    return torch.tensor([row for row, one in enumerate(data.active.ids) if one in known])
 
 
 def forecast(config: Config) -> Forecast:
@@ -125,6 +151,7 @@ def forecast(config: Config) -> Forecast:
         ConfigError, DataError, ModelError: what would stop the run itself.
     """
     data = load_data(config.data, seed=config.seed)
+    data.compare_ids(config.alignment.normalisation.text)
     counts = _Counts.of(config, data)
     if counts.train < 2:
         raise ConfigError("there is no row to train on: the intersection holds no training row")
@@ -133,13 +160,17 @@ def forecast(config: Config) -> Forecast:
     steps = _steps(config, counts.train, classes=len(data.classes))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # unsafe choices are told in the forecast itself
-        played = rehearse(config, data, batch=batch, aligned=counts.aligned_share)
+        played = rehearse(
+            config, data, batch=batch, aligned=counts.aligned_share, labelled=counts.labelled
+        )
         privacy = _privacy(config)
     links = tuple(_links(played, data, *_scales(config, counts.train, steps, batch=batch)))
     return Forecast(
         rows={table.name: len(table.ids) for table in data.tables},
         aligned_rows=counts.common,
         train_rows=counts.train,
+        labelled_rows=counts.labelled,
+        teaching_rows=counts.teaching,
         test_rows=len(data.test_rows),
         steps=steps,
         numbers_per_row=played.numbers_per_row,
@@ -154,6 +185,7 @@ def forecast(config: Config) -> Forecast:
         epsilon_model=privacy.epsilon_model,
         delta=privacy.delta,
         releases=privacy.releases,
+        figure_passives=config.facts.passives_figure,
         epsilon_passives={
             name: ledger.would_cost(releases) for name, ledger in played.contributions.items()
         },

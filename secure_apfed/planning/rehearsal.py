@@ -23,6 +23,8 @@ __all__ = ["STEPS", "Rehearsal", "rehearse"]
 
 STEPS = 5
 _TEST_ROWS = 200
+_FEWEST = 4
+_GOLDEN = 0.618
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +48,9 @@ class Rehearsal:
     contributions: Mapping[str, PrivacyLedger]
 
 
-def rehearse(config: Config, like: VerticalData, *, batch: int, aligned: float) -> Rehearsal:
+def rehearse(
+    config: Config, like: VerticalData, *, batch: int, aligned: float, labelled: int
+) -> Rehearsal:
     """Play `STEPS` steps.
 
     Args:
@@ -54,6 +58,7 @@ def rehearse(config: Config, like: VerticalData, *, batch: int, aligned: float) 
         like: the run's data, of which names, shapes and classes are taken.
         batch: rows of one step.
         aligned: the share of them that all parties have.
+        labelled: rows of the run whose labels are learnt from.
     """
     quiet = config.model_copy(
         update={
@@ -64,7 +69,7 @@ def rehearse(config: Config, like: VerticalData, *, batch: int, aligned: float) 
     if config.facts.reads_sequences:
         quiet = quiet.model_copy(update={"multiview": _rounds_of_each_kind(config)})
     rows = batch * STEPS
-    labelled = min(rows, len(like.labelled_rows)) if config.facts.asks_once else rows
+    labelled = min(rows, labelled) if config.facts.asks_once else rows
     data = _random_data(like, rows, aligned, labelled=labelled)
     session = Simulation(METHODS[config.method], Start(config=quiet, data=data))
     setup = session.transcript.flows
@@ -145,6 +150,7 @@ def _random_data(like: VerticalData, train: int, aligned: float, *, labelled: in
     rows = train + _TEST_ROWS
     # Aligned rows are spread evenly, since a run's batches mix them too.
     shared = (torch.arange(rows) * aligned).floor().diff(prepend=torch.tensor([-1.0])) > 0
+    shared[:_FEWEST] |= rows * aligned < 2 * _FEWEST  # of two classes, or it would be refused
     apart = like.horizontal
     ids = {
         table.name: [
@@ -159,7 +165,7 @@ def _random_data(like: VerticalData, train: int, aligned: float, *, labelled: in
         passives=tuple(_random_table(like, table, ids[table.name]) for table in like.passives),
         train_rows=torch.arange(train),
         test_rows=torch.arange(train, rows),
-        labelled=torch.arange(labelled),
+        labelled=shared[:train].argsort(descending=True, stable=True)[:labelled].sort().values,
     )
 
 
@@ -170,6 +176,7 @@ def _random_table(data: VerticalData, like: PartyTable, ids: Sequence[str]) -> P
             features[:, view.first] = view.sequence[0]  # all steps are in use
     labels_N = None
     if like.labels is not None:
-        classes = torch.arange(len(ids)) % (len(data.classes) or 2)
+        # In no step with what is aligned: every second or tenth person is of every class, too.
+        classes = (torch.arange(len(ids)) * _GOLDEN).long() % (len(data.classes) or 2)
         labels_N = classes.to(like.labels.dtype)
     return replace(like, ids=tuple(ids), features=features, labels=labels_N)

@@ -23,7 +23,9 @@ class StoredGain(Settings):
         method, dataset, active_view: of the runs; labelled: rows with a label, None: all.
         epsilon: of a person's vote; None: without noise.
         seeds: how many; baseline: the best that the active did alone.
-        gain, low, high: mean and 95 % Student interval, paired by seed.
+        gain, low, high: mean and 95 % interval over re-splits of one table, paired by seed (the
+            corrected resampled t of Nadeau and Bengio 2003).
+        shared: the correlation of two splits that it was corrected for.
     """
 
     method: str
@@ -36,6 +38,7 @@ class StoredGain(Settings):
     gain: float
     low: float
     high: float
+    shared: float
 
     @property
     def sentence(self) -> str:
@@ -62,13 +65,18 @@ def load_gains() -> tuple[StoredGain, ...]:
         raise DataError(f"stored_gains.json is damaged: {error.errors()[0]['msg']}") from None
 
 
-def nearest_gain(config: Config, gains: tuple[StoredGain, ...]) -> StoredGain | None:
+def nearest_gain(
+    config: Config, gains: tuple[StoredGain, ...], *, labelled: float
+) -> StoredGain | None:
     """The case of the same method with the nearest number of labels, on the same data if any is.
 
     Numbers of labels are compared by their ratio; the same epsilon counts before another.
+
+    Args:
+        config: of the run.
+        gains: cases.
+        labelled: rows whose labels are learnt from; infinite where all rows have one.
     """
-    wanted = config.data.labelled
-    labelled = math.inf if wanted is None or wanted < 1 else float(wanted)
     epsilon = config.votes.epsilon
 
     def distance(case: StoredGain) -> tuple[bool, bool, float, float]:

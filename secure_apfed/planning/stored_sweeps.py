@@ -23,7 +23,7 @@ _FORMAT = 1
 
 
 class Span(Settings):
-    """A mean over seeds and its 95 % bootstrap interval."""
+    """A mean over seeds and its 95 % interval; of the sweeps that ship, a percentile bootstrap."""
 
     mean: float
     low: float

@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
+from operator import index
 from types import ModuleType
 from typing import ClassVar, Protocol
 
@@ -33,7 +34,7 @@ __all__ = [
     "MAX_GRID_POINTS",
     "Accountant",
     "GdpAccountant",
-    "GridTooLargeError",
+    "NoFigureError",
     "PldAccountant",
     "PrvAccountant",
     "RdpAccountant",
@@ -49,8 +50,8 @@ MAX_GRID_POINTS = 2**22
 _LARGEST_LOSS = 700.0
 
 
-class GridTooLargeError(ConfigError):
-    """An accountant would need more memory, or larger numbers, than there may be."""
+class NoFigureError(ConfigError):
+    """An accountant has no figure here: its numbers or its grid end before, and it says where."""
 
 
 class Accountant(Protocol):
@@ -68,7 +69,8 @@ class Accountant(Protocol):
         Raises:
             ConfigError: delta outside (0, 1) or a negative number of releases; or the
                 accountant's library is not installed.
-            GridTooLargeError: it computes on a grid, which would take too many points.
+            NoFigureError: it computes on a grid, which would take too many points, or which leaves
+                out more than delta.
         """
         ...
 
@@ -87,7 +89,12 @@ class _OfGaussians(ABC):
             return 0.0
         if isinstance(mechanism, NoPrivacy):
             return _INFINITY
-        return self._gaussian(mechanism, releases, delta)
+        # NumPy's small integers would make of it figures of two bytes.
+        found = self._gaussian(mechanism, index(releases), delta)
+        if self.library and not math.isfinite(found):
+            raise NoFigureError(f"its numerics end before delta {delta:.2g}: it says {found}")
+        # Where the bound of RDP falls below 0, (0, delta) holds, too, and nothing better is meant.
+        return max(0.0, found)
 
     @abstractmethod
     def _gaussian(self, mechanism: GaussianRelease, releases: int, delta: float) -> float:
@@ -135,7 +142,11 @@ class PrvAccountant(_OfGaussians):
         # At sample rate 1 it takes the logarithm of 1 - 1, rightly minus infinity.
         with np.errstate(divide="ignore"), _best_at_an_end():
             _check_grid(*_prv_grid(mechanism, releases, delta, error))
-            return float(accountant.get_epsilon(delta, eps_error=error))
+            try:
+                return float(accountant.get_epsilon(delta, eps_error=error))
+            except ValueError as refusal:
+                reason = f"its numerics end before delta {delta:.2g}: {refusal}"
+                raise NoFigureError(reason) from refusal
 
 
 class PldAccountant(_OfGaussians):
@@ -203,11 +214,9 @@ def _pld_grid(mechanism: GaussianRelease, releases: int) -> tuple[float, float]:
 
 def _check_grid(points: float, largest: float) -> None:
     if points > MAX_GRID_POINTS:
-        raise GridTooLargeError(
-            f"its grid would take {points:.2g} points (bound {MAX_GRID_POINTS:,})"
-        )
+        raise NoFigureError(f"its grid would take {points:.2g} points (bound {MAX_GRID_POINTS:,})")
     if largest > _LARGEST_LOSS:
-        raise GridTooLargeError(
+        raise NoFigureError(
             f"its grid would reach a privacy loss of {largest:.3g} (bound {_LARGEST_LOSS:g})"
         )
 

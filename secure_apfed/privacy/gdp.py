@@ -91,7 +91,7 @@ def compose(mu: float, releases: int) -> float:
     """Return the parameter of `releases` adaptive mu-GDP releases together."""
     if releases < 0:
         raise ConfigError(f"a number of releases is at least 0, got {releases}")
-    return float(mu * np.sqrt(releases))
+    return mu * math.sqrt(releases)
 
 
 def _log_delta(epsilon: float, mu: float) -> float:
@@ -170,7 +170,7 @@ def calibrate_sigma(epsilon: float, delta: float, releases: int, clip: float) ->
         raise ConfigError(f"calibration needs at least 1 planned release, got {releases}")
     if not (np.isfinite(clip) and clip > 0):
         raise ConfigError(f"a clip bound is positive, got {clip}")
-    return float(2 * clip * np.sqrt(releases) / gdp_mu(epsilon, delta))
+    return float(2 * clip * math.sqrt(releases) / gdp_mu(epsilon, delta))
 
 
 def _check_delta(delta: float) -> None:

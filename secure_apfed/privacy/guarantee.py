@@ -13,10 +13,11 @@ __all__ = ["LABEL_ASSUMPTIONS", "NOTHING_RELEASED", "guarantee_of"]
 NOTHING_RELEASED = "nothing is released"
 
 LABEL_ASSUMPTIONS = (
-    "it covers training labels in whatever was computed from them, the finished model included, "
-    "taking as public the features, who is in the table, the class names, the split into training "
-    "and test rows and every setting; not covered are test labels and the accuracy that is "
-    "measured with them"
+    "it covers training labels in whatever this run computed from them, the finished model and the "
+    "baselines beside it included, taking as public the features, who is in the table, the class "
+    "names, the split into training and test rows and every setting; not covered are test labels "
+    "and what is measured with them, nor attacks that were asked for, whose scores compare guesses "
+    "with the true labels"
 )
 
 _SEEDED = (

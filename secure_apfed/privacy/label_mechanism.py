@@ -239,7 +239,7 @@ class LabelResponse:
         lowers epsilon, and which class replaces is uniform to within a share of K / 2^64.
         """
         labels = check_labels(labels_N, self.classes)
-        facts = f"{self.epsilon!r} {self.classes}"
+        facts = f"{float(self.epsilon)!r} {self.classes}"
         chance, choice = chances(key, facts, labels.astype("<i8"), count=len(labels))
         replaced = is_below(chance, np.full(len(labels), self.replace_probability))
         others = np.uint64(self.classes - 1)

@@ -105,7 +105,7 @@ class MultiStageResponse:
         # Classes from the likeliest on; of equal ones the first stands first.
         order_NK = np.argsort(-prior, axis=1, kind="stable")
         rank = np.argsort(order_NK, axis=1, kind="stable")[np.arange(len(labels)), labels]
-        facts = f"lp_mst {self.epsilon!r} {self.classes}"
+        facts = f"lp_mst {float(self.epsilon)!r} {self.classes}"
         contents = (labels.astype("<i8"), prior.astype("<f8"))
         chance, choice = chances(key, facts, *contents, count=len(labels))
         inside = rank < width

@@ -8,6 +8,7 @@ same bytes again at the same step tells nobody anything new and is free.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ import torch
 
 from protocols.errors import LocalProtocolError
 from secure_apfed.errors import ApfedError, ConfigError
-from secure_apfed.privacy.accountants import ACCOUNTANTS, EXACT, Accountant, GridTooLargeError
+from secure_apfed.names import ReleaseFigure
+from secure_apfed.privacy.accountants import ACCOUNTANTS, EXACT, Accountant, NoFigureError
 from secure_apfed.privacy.contributions import SummedRelease
 from secure_apfed.privacy.gdp import Mechanism, NoPrivacy, compose
 from secure_apfed.privacy.label_mechanism import LabelMechanism
@@ -31,7 +33,8 @@ class PrivacySpent:
     """What a party has given away so far, for the run, its report and its result.
 
     Attributes:
-        epsilon_x: one row's releases together, replace-one, encoder held fixed.
+        epsilon_x: one row's releases together, replace-one, encoder held fixed; of a ledger of
+            votes or contributions its own figure (`PrivacyLedger.figure`).
         epsilon_y: one training label, in all that is sent and in the finished model; infinite
             unless a label mechanism stood before training (then at delta 0) or it was private.
         epsilon_model: whole records in the trained model; infinite where nothing is claimed.
@@ -88,6 +91,7 @@ class PrivacyLedger:
             that a rolled-back checkpoint forgets what was sent since; for simulations.
         seeded: whether noise depends on the step alone. Two different releases of one step then
             differ by no noise at all, so that nothing is claimed after the second.
+        figure: by which of `secure_apfed.privacy_rows.FIGURES` what it counts is called.
 
     Attributes:
         charges: batches that this object allowed to be sent, repeats included.
@@ -106,6 +110,7 @@ class PrivacyLedger:
         rows: int,
         log: Path | None,
         seeded: bool = False,
+        figure: ReleaseFigure = "epsilon_x",
     ) -> None:
         if not 0 < delta < 1:
             raise ConfigError(f"delta lies between 0 and 1, both excluded, got {delta}")
@@ -119,9 +124,9 @@ class PrivacyLedger:
         self._mechanism, self._delta, self._budget = mechanism, delta, budget
         self._accountant, self._epsilon = _accountant_of(mechanism)
         self._counts = ReleaseCounts(
-            rows=rows, log=log, about={"noise_multiplier": _noise_multiplier(mechanism)}
+            rows=index(rows), log=log, about={"noise_multiplier": _noise_multiplier(mechanism)}
         )
-        self._seeded, self.charges = seeded, 0
+        self._seeded, self.charges, self.figure = seeded, 0, figure
         self._others: Callable[..., None] | None = None
 
     def ask_before_charging(self, others: Callable[..., None]) -> None:
@@ -172,7 +177,7 @@ class PrivacyLedger:
         trace = (
             f"one release: {self._mechanism}",
             f"releases of one row: {self._counts.most} at most, no amplification by subsampling",
-            f"{self._accountant} accountant: epsilon_x {epsilon:.4g} at delta {self._delta:g}",
+            f"{self._accountant} accountant: {self.figure} {epsilon:.4g} at delta {self._delta:g}",
         )
         return PrivacySpent(
             epsilon_x=epsilon,
@@ -187,6 +192,7 @@ class PrivacyLedger:
         """What all releases so far cost, in plain values: one mechanism's figures and no others."""
         spent = self.spent()
         return {
+            "figure": self.figure,
             "epsilon": spent.epsilon_x,
             "delta": spent.delta,
             "releases": spent.releases,
@@ -239,7 +245,7 @@ class PrivacyLedger:
                 f"row positions lie in 0..{total - 1}, got {sent.min()}..{sent.max()}"
             )
         free = again.numpy() & (self._counts.of_row_N[sent] > 0)
-        return Release(step, digest, np.sort(sent[~free]))
+        return Release(index(step), digest, np.sort(sent[~free]))
 
     @property
     def _bare(self) -> bool:
@@ -277,7 +283,7 @@ def _figure(
 ) -> float | str:
     try:
         return accountant.epsilon(mechanism, releases=releases, delta=delta)
-    except GridTooLargeError as error:
+    except NoFigureError as error:
         return f"left out: {error}"
     except Exception as error:  # noqa: BLE001 - other people's numerics may fail in any way
         return f"failed: {type(error).__name__}: {error}"

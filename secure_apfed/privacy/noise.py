@@ -34,6 +34,7 @@ The grid adds at most 0.14 % to the variance and nothing that could be measured 
 """
 
 import hashlib
+from operator import index
 
 import numpy as np
 import torch
@@ -107,7 +108,7 @@ class NoiseSource:
         return discrete_gaussian(self._key, *context, deviation=deviation, shape=shape)
 
     def _context(self, step: int, *content: bytes) -> tuple[bytes, ...]:
-        return (step.to_bytes(8, "big"), *(content if self.secret else ()))
+        return (index(step).to_bytes(8, "big"), *(content if self.secret else ()))
 
 
 def standard_normals(key: bytes, *context: bytes, shape: tuple[int, ...]) -> NDArray[np.float64]:

@@ -16,6 +16,7 @@ from secure_apfed.runs.recording import Recording, load_recording
 from secure_apfed.runs.session import run_in_memory
 from secure_apfed.runs.solo import SoloModel, load_model
 from secure_apfed.settings import unknown_name
+from secure_apfed.torch_state import undisturbed
 
 __all__ = [
     "TRANSPORTS",
@@ -36,6 +37,7 @@ TRANSPORTS: Mapping[str, Callable[..., RunResult]] = {
 }
 
 
+@undisturbed()
 def run(
     config: Config,
     folder: Path | None,

@@ -18,7 +18,7 @@ from secure_apfed.exchange.grpc_link import Port, dial, warn_of_plaintext
 from secure_apfed.exchange.linked import Linked
 from secure_apfed.exchange.relay import PARTNER_S, through
 from secure_apfed.exchange.resumable_link import Connection
-from secure_apfed.exchange.sealed_connection import LocalEnd, prove
+from secure_apfed.exchange.sealed_connection import Carrier, LocalEnd, prove
 from secure_apfed.exchange.sockets import Address, listen_at, parse_address
 from secure_apfed.runs.party_file import PartyFile
 
@@ -48,9 +48,10 @@ def _over_tcp(told: PartyFile, identity: Identity, known: Mapping[str, bytes]) -
     addresses = {name: _address_of(told, name) for name in told.peers}
     try:
         listener = listen_at(_listen(told))
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"listen: {told.party} cannot listen at {told.listen} ({error.strerror or error}); end "
+            f"listen: {told.party} cannot listen at {told.listen} ({why}); end "
             "who does, or name another port there and in the others' files"
         ) from error
     return Sockets.meet(
@@ -136,7 +137,7 @@ def _by_relay(
     return {peer: way(peer) for peer in told.peers}
 
 
-def _proved(connection: Connection, me: LocalEnd, peer: str) -> Connection:
+def _proved(connection: Carrier, me: LocalEnd, peer: str) -> Connection:
     try:
         return prove(connection, me, peer)[1]
     except BaseException:

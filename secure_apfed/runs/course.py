@@ -7,7 +7,7 @@ for every method, which trains by it or by a course of its own (`Learner.learn`)
 import math
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -22,7 +22,7 @@ from secure_apfed.methods.method import batches_of, end_all, held_out_of, save_a
 from secure_apfed.privacy import PrivacySpent
 from secure_apfed.runs.judging import Judge, Judged
 from secure_apfed.runs.outcome import Progress
-from secure_apfed.runs.spending import guarantee_text, spent_in, worst_of
+from secure_apfed.runs.spending import guarantee_text, shown_figure, spent_in
 from secure_apfed.runs.training_labels import TrainingLabels
 from secure_apfed.runs.writing import RunWriter
 
@@ -76,6 +76,7 @@ class Course:
         self._held_out: list[float] = list(notes.get("held_out", ()))
         self._judge = Judge(config, session, labels)
         self.judged: Judged | None = None
+        self._heard = False  # what the passives charged, since the last evaluation
         self._best = without_prefix("best", state.tensors) if state else {}
         self._contracts = [*notes.get("contracts", []), session.contract.digest.hex()]
         self._before: float = notes.get("seconds", 0.0)
@@ -96,6 +97,8 @@ class Course:
         await learner.learn(links, self)
         if self.judged is None:
             await self._evaluate(learner, links, final=True)
+        if not self._heard and not self.session.helpers:
+            await self._save(links)  # what the passives charged comes with it
         assert self.judged is not None
         # First the result, then the end: until then everybody can go on.
         if self._writer:
@@ -186,34 +189,48 @@ class Course:
         evaluated = last or self._epoch % config.evaluate_every == 0
         if evaluated:
             await self._evaluate(learner, links, final=last)
+        answered = self._labels.due(self._epoch)
+        # Labels are answered once: an epoch played again must not ask for others.
+        saved = last or answered or self._epoch % self._config.checkpoint_every == 0
+        if saved:
+            await self._save_others(links)
+        if evaluated:
             self._tell(self._epoch)
         if self._writer:
             self._writer.record(self._metrics(evaluated=evaluated))
-        answered = self._labels.due(self._epoch)
         if answered:
             self._labels.answer(learner.solo())
             data = self._labels.data()
             assert data.table.labels is not None
             learner.relabel(data.table.labels, data.train_rows)
-        # Labels are answered once: an epoch played again must not ask for others.
-        if last or answered or self._epoch % self._config.checkpoint_every == 0:
-            await self._save(links)
+        if saved:
+            self._keep()
             if not last:
                 self._let_in(links)
 
     async def _evaluate(self, learner: Learner, links: Links, *, final: bool) -> None:
         said = await learner.evaluate(links, next_step=self._step, final=final)
         self.judged = self._judge.judge(said, final=final)
+        self._heard = False
 
     async def _save(self, links: Links) -> None:
         """Let all that help save what they are, then save what the active is."""
+        await self._save_others(links)
+        self._keep()
+
+    async def _save_others(self, links: Links) -> None:
+        """Let all that help save what they are, and hear what they charged."""
         session, contract = self.session, self.session.contract
         if session.entered.own.brought.keeper is None:
             return
         may_leave = contract.passives if contract.silent_passive == "recover" else ()
-        silent = await save_all(links, session.present, self._step, may_leave=may_leave)
-        session.learner.left |= dict.fromkeys(silent, self._step)
-        self._keep()
+        told = await save_all(links, session.present, self._step, may_leave=may_leave)
+        for name, charged in told.items():
+            if charged is None:
+                session.learner.left[name] = self._step
+            elif name not in session.helpers:
+                session.charged[name] = charged
+        self._heard = True
 
     def _let_in(self, links: Links) -> None:
         """End the session for a new one with all, where a passive is back that it lacks.
@@ -241,7 +258,7 @@ class Course:
 
     def _metrics(self, *, evaluated: bool) -> dict[str, Any]:
         """One line of metrics.jsonl."""
-        spent, passive = self.privacy(), worst_of(self.session.contributions.values())
+        spent, passive = self.privacy(), self._worst_passive
         return {
             "epoch": self._epoch,
             "step": self._step,
@@ -256,18 +273,25 @@ class Course:
             "epsilon_model": spent.epsilon_model,
             "delta": spent.delta,
             "releases": spent.releases,
-            # Of the passive that spent most on noise under the sum; null without.
-            "epsilon_passives": passive.epsilon_x if passive else None,
-            "delta_passives": passive.delta if passive else None,
-            "releases_passives": passive.releases if passive else None,
+            # Of the passive that spent most on votes or contributions; null without.
+            "epsilon_passives": passive["epsilon"] if passive else None,
+            "delta_passives": passive["delta"] if passive else None,
+            "releases_passives": passive["releases"] if passive else None,
             "wire_bytes": self.session.transcript.wire_bytes,
             "seconds": self.seconds,
         }
 
     @property
-    def _mean_loss(self) -> float:
-        """Of the steps of this epoch."""
-        return self._loss / max(1, self._of_epoch)
+    def _worst_passive(self) -> Mapping[str, Any] | None:
+        """The account of the passive that spent most on votes or contributions."""
+        return max(
+            self.session.contributed.values(), key=lambda one: float(one["epsilon"]), default=None
+        )
+
+    @property
+    def _mean_loss(self) -> float | None:
+        """Of the steps of this epoch; None under DP-SGD, whose noise does not cover it."""
+        return None if self._config.dp_sgd else self._loss / max(1, self._of_epoch)
 
     def _warn_without_help(self) -> None:
         """Say it where training alone would pass for training with others."""
@@ -285,6 +309,10 @@ class Course:
 
     def _tell(self, epoch: int) -> None:
         judged, own, measure = self.judged, self.session.headline, self._config.measure
+        passive, spent = self._worst_passive, self.privacy()
+        figure, epsilon = shown_figure(
+            self._config, spent.epsilon_x, passive["epsilon"] if passive else None
+        )
         self._on_progress(
             Progress(
                 epoch=epoch,
@@ -295,7 +323,8 @@ class Course:
                 accuracy=judged.accuracy.get(own) if judged else None,
                 measure=measure,
                 score=judged.measures.get(own, {}).get(measure) if judged else None,
-                epsilon=self.privacy().epsilon_x,
+                figure=figure,
+                epsilon=epsilon,
                 wire_bytes=self.session.transcript.wire_bytes,
             )
         )

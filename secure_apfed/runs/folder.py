@@ -65,6 +65,7 @@ class RunFolder:
         self.flows = path / "transcript.json"
         self.scored = path / "test-scores.safetensors"
         self.result = path / "result.json"
+        self.solo = path / "solo.json"
         self.accountants = path / "accountants.json"
         self.digests = path / "SHA256SUMS"
         self.parties = path / "parties"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from secure_apfed.config import Config
-from secure_apfed.data import ColumnEncoding, OwnData
+from secure_apfed.data import ColumnEncoding
 from secure_apfed.data.drift import Extremes, extremes_of
 from secure_apfed.errors import ConfigError
 from secure_apfed.measures import (
@@ -24,6 +24,7 @@ from secure_apfed.measures import (
     ScoreRanges,
     best_threshold,
     measure_all,
+    undefined_in,
 )
 from secure_apfed.methods import Session
 from secure_apfed.methods.terms import task_of
@@ -59,9 +60,11 @@ class Judged:
     @property
     def told(self) -> dict[str, Any]:
         """What `RunResult` and `Outcome` say of it."""
+        undefined = {name: undefined_in(scored) for name, scored in self.said.items()}
         return {
             "measure": self.measure, "accuracy": dict(self.accuracy), "measures": self.measures,
             "threshold": self.threshold,
+            "undefined": {name: reasons for name, reasons in undefined.items() if reasons},
         }  # fmt: skip
 
 
@@ -80,7 +83,7 @@ class Judge:
     def __init__(self, config: Config, session: Session, labels: TrainingLabels) -> None:
         self._config, self._session, self._labels = config, session, labels
         if config.threshold is not None:
-            _require_two_classes(labels.held)
+            _require_two_classes(labels)
 
     def judge(self, said: Mapping[str, Scored], *, final: bool) -> Judged:
         """Measure what is said; `final`: by all measures, at the threshold that is to be kept."""
@@ -154,12 +157,15 @@ def _ranges(trained: Scored) -> ScoreRanges | None:
     return ScoreRanges.of(trained.scores) if told else None
 
 
-def _require_two_classes(held: OwnData) -> None:
+def _require_two_classes(labels: TrainingLabels) -> None:
+    held = labels.held
     assert held.table.labels is not None
-    labelled = len(held.table.labels[held.labelled_rows].unique())
+    # Of labels that a mechanism answers nobody is told which there are.
+    answered = not labels.mechanism.unsafe
+    labelled = 2 if answered else len(held.table.labels[held.labelled_rows].unique())
     if len(held.classes) != 2 or labelled != 2:
         raise ConfigError(
             f"threshold: it decides between two classes with labelled rows of both, and "
-            f"{held.table.name} has {len(held.classes)} classes and labels of {labelled}; leave "
-            "it out"
+            f"{held.table.name} has {len(held.classes)} classes"
+            f"{'' if answered else f' and labels of {labelled}'}; leave it out"
         )

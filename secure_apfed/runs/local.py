@@ -22,7 +22,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from protocols.errors import LocalProtocolError, PartyLeftError, RemoteProtocolError
+from protocols.errors import (
+    LocalProtocolError,
+    PartyLeftError,
+    RemoteProtocolError,
+    RunStoppedError,
+)
 from protocols.psi.interface import IntersectionTooSmallError
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_config, dump_settings
@@ -39,6 +44,7 @@ from secure_apfed.runs.outcome import Progress, RunResult
 from secure_apfed.runs.party import PartyFile, Peer
 from secure_apfed.runs.party_folder import PartyFolder
 from secure_apfed.runs.record import Outcome, Privacy, read_outcome, write_outcome
+from secure_apfed.runs.spending import shown_figure
 from secure_apfed.runs.trial_links import Way, free_addresses, relaying, trial_ways
 from secure_apfed.runs.writing import RunWriter
 
@@ -52,6 +58,7 @@ _GRACE_S = 10.0
 _MOST_LINE = 2**20
 _MEET_S = 60.0  # at least: a process takes longer to start than to answer
 _PARTY, _TABLE, _LOG = "party.yaml", "table.safetensors", "log.txt"
+_NO_BASELINES = "--no-baselines"
 _OWN_FAULTS = (2, 3)  # exit codes of settings and data, which nobody else can mend
 _ERRORS: tuple[type[Exception], ...] = (
     BudgetExhaustedError, CheckpointError, ConfigError, DataError, IntersectionTooSmallError,
@@ -69,6 +76,7 @@ def run_locally(
     timeout_s: float = 60.0,
     on_status: Callable[[Status], None] = lambda status: None,
     over: Way = "tcp",
+    baselines: bool = False,
 ) -> RunResult:
     """Train, evaluate and write one run; see `secure_apfed.runs.run`.
 
@@ -81,6 +89,7 @@ def run_locally(
         timeout_s: one unit of patience with a party that is silent (`PartyFile.timeout_s`).
         on_status: called with where a party stands, in threads, once a second for each at most.
         over: how the parties reach each other; see `prepare_parties`.
+        baselines: the active's process measures, too, what it would do alone.
     """
     if folder is None:
         raise ConfigError("parties that run apart need a folder each; name a run folder")
@@ -94,7 +103,8 @@ def run_locally(
                 config, writer.folder.path, data=data, timeout_s=timeout_s, resume=resume, over=over
             )
             with relaying(files.values()):
-                _play(config, led, files, resume, on_progress, on_status, timeout_s)
+                asked = [*(["--resume"] if resume else []), *([] if baselines else [_NO_BASELINES])]
+                _play(config, led, files, asked, on_progress, on_status, timeout_s)
         return _gather(config, writer.folder, led)
 
 
@@ -102,14 +112,14 @@ def _play(
     config: Config,
     led: RunFolder,
     files: Mapping[str, Path],
-    resume: bool,
+    asked: Sequence[str],
     on_progress: Callable[[Progress], None],
     on_status: Callable[[Status], None],
     timeout_s: float,
 ) -> None:
     """Start the parties and wait for them; where the active has a result, the others may fail."""
     shown = _Shown(led, config, on_progress)
-    with _started(files, resume=resume, on_status=on_status) as processes:
+    with _started(files, asked, on_status=on_status) as processes:
         _wait(processes, config.data.active_name, led, shown, timeout_s)
     failed = _failures(processes)
     if failed is None:
@@ -155,6 +165,7 @@ def prepare_parties(
         CheckpointError: a folder that cannot be a party's.
     """
     data = data or load_data(config.data, seed=config.seed)
+    data.compare_ids(config.alignment.normalisation.text)
     active, passives = data.active.name, tuple(table.name for table in data.passives)
     names = tuple(roles_of(METHODS[config.method], config, active, passives))
     run = RunFolder(folder)
@@ -248,14 +259,14 @@ class _Process:
 
 @contextmanager
 def _started(
-    files: Mapping[str, Path], *, resume: bool, on_status: Callable[[Status], None]
+    files: Mapping[str, Path], asked: Sequence[str], *, on_status: Callable[[Status], None]
 ) -> Iterator[Sequence[_Process]]:
     """One process a party; none outlives the block."""
     processes: list[_Process] = []
     try:
         for name, file in files.items():
             command = [sys.executable, "-m", "secure_apfed.cli", "party", "--config", str(file)]
-            command += ["--json-events", "--end-with-stdin", *(["--resume"] if resume else [])]
+            command += ["--json-events", "--end-with-stdin", *asked]
             with os.fdopen(open_regular(file.parent / _LOG, create=True), "ab") as log:
                 started = subprocess.Popen(  # noqa: S603 - this very program
                     command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
@@ -294,7 +305,8 @@ def _wait(
         shown.look()
         if any(one.code in _OWN_FAULTS for one in processes) and _signed_at(led) == before:
             return  # it never began, and the others would wait for it
-        if others and all(one.code is not None for one in others):
+        # Once it has a result it waits for nobody: it may measure what it would do alone.
+        if others and all(one.code is not None for one in others) and not led.result.exists():
             alone_since = alone_since or time.monotonic()
             if time.monotonic() - alone_since > 8 * timeout_s + _GRACE_S:
                 return  # whatever it waits for, nobody is there any more
@@ -317,7 +329,7 @@ class _Shown:
         self, led: RunFolder, config: Config, on_progress: Callable[[Progress], None]
     ) -> None:
         self._path, self._on_progress = led.metrics, on_progress
-        self._epochs, self._measure = config.train.epochs, config.measure
+        self._config, self._epochs, self._measure = config, config.train.epochs, config.measure
         self._read = 0
 
     def look(self) -> None:
@@ -334,6 +346,10 @@ class _Shown:
                 self._tell(json.loads(text))
 
     def _tell(self, line: Mapping[str, Any]) -> None:
+        epsilons = (line["epsilon"], line["epsilon_passives"])
+        figure, epsilon = shown_figure(
+            self._config, *(None if one is None else float(one) for one in epsilons)
+        )
         self._on_progress(
             Progress(
                 epoch=line["epoch"],
@@ -346,7 +362,8 @@ class _Shown:
                 score=next(
                     (own.get(self._measure) for own in (line["measures"] or {}).values()), None
                 ),
-                epsilon=float(line["epsilon"]),
+                figure=figure,
+                epsilon=epsilon,
                 wire_bytes=line["wire_bytes"],
             )
         )
@@ -358,9 +375,13 @@ def _failures(processes: Sequence[_Process]) -> Exception | None:
     if not failed:
         return None
     leading = next((one for one in failed if one.said and not _follows(one)), None)
-    lines = [f"{one.name}: {_why(one)}" for one in failed]
-    if leading is not None:
-        lines.insert(0, lines.pop(failed.index(leading)))
+    # First the cause, then who missed it, then who only heard of it.
+    heard = [one for one in failed if one.said.get("kind") == RunStoppedError.__name__]
+    told = [one for one in failed if one not in heard] or heard
+    told.sort(key=lambda one: (one is not leading, bool(one.said)))
+    lines = [f"{one.name}: {_why(one)}" for one in told]
+    if told is not heard and heard:
+        lines.append(f"{' and '.join(one.name for one in heard)} heard of it, and stopped")
     kinds = {kind.__name__: kind for kind in _ERRORS}
     kind = kinds.get(leading.said.get("kind", ""), PartyLeftError) if leading else PartyLeftError
     return kind("\n".join(lines))
@@ -387,7 +408,9 @@ def _why(one: _Process) -> str:
 
 def _gather(config: Config, run: RunFolder, led: RunFolder) -> RunResult:
     """Put the parties' results together as one run's."""
-    for name in ("contract", "seeds", "versions", "metrics", "model", "accountants", "scored"):
+    for name in (
+        "contract", "seeds", "versions", "metrics", "model", "accountants", "scored", "solo",
+    ):  # fmt: skip
         source: Path = getattr(led, name)
         if source.exists():
             shutil.copyfile(source, getattr(run, name))
@@ -400,13 +423,13 @@ def _gather(config: Config, run: RunFolder, led: RunFolder) -> RunResult:
             flows += read_json(RunFolder(path).flows, list[Any])
     run.write_json(run.flows, flows)
     alone = read_json(led.result, Outcome)
+    # What each counted itself, where it ended; else what the active was told.
+    counted = {one.party: one.contributions for one in ended if one.contributions is not None}
     outcome = alone.model_copy(
         update={
             "wire_bytes": sum(flow["wire_bytes"] for flow in flows),
             "privacy": _worst(alone.privacy, [one.privacy for one in ended if one.privacy]),
-            "contributions": {
-                one.party: one.contributions for one in ended if one.contributions is not None
-            },
+            "contributions": {**alone.contributions, **counted},
         }
     )
     card, privacy = read_json(led.card, dict[str, Any]), outcome.privacy
@@ -419,8 +442,12 @@ def _gather(config: Config, run: RunFolder, led: RunFolder) -> RunResult:
         measure=outcome.measure,
         measures=outcome.measures,
         threshold=outcome.threshold,
+        undefined=outcome.undefined,
         wire_bytes=outcome.wire_bytes,
         privacy=read_outcome(run).privacy.spent(),
+        contributions={
+            name: one.model_dump(mode="python") for name, one in outcome.contributions.items()
+        },
         folder=run.path,
     )
 
@@ -428,7 +455,7 @@ def _gather(config: Config, run: RunFolder, led: RunFolder) -> RunResult:
 def _worst(active: Privacy, others: Sequence[Privacy]) -> Privacy:
     """The account of the party that spent most on representations, with the active's of labels."""
     released = max(others, key=lambda one: one.epsilon_x, default=None)
-    if released is None or active.releases:
+    if released is None or active.epsilon_x > released.epsilon_x:
         return active
     of_labels = {"epsilon_y": active.epsilon_y, "epsilon_model": active.epsilon_model}
     trace = (*released.trace, *active.trace[1:])  # its first line says: nothing sent

@@ -1,17 +1,28 @@
 """The solo model as an ONNX file, which predicts from raw columns without this library.
 
 The encoding is part of the graph: each raw column is an input of its own, (N, 1), numbers as
-float64, dates as days since 1970-01-01, categories as texts; images are one input, (N, C, H, W),
-whole. Outputs: `output_label` (N,), texts, and `output_probability` (N, K); of a regression
-`output_prediction` (N,), in the unit of the labels; of anomalies `output_score` (N,), both float64.
-An empty number is NaN: where the model was trained with `missing: mean` it counts as the mean;
-otherwise what is told of its row is NaN, since a graph can refuse nothing. An unknown category is a
-row of zeros, as in training.
+float64, dates as days since 1970-01-01, durations as days, categories as texts; images are one
+input, (N, C, H, W), whole. Outputs: `output_label` (N,), texts, and `output_probability` (N, K); of
+a regression `output_prediction` (N,), in the unit of the labels; of anomalies `output_score` (N,),
+both float64.
+
+An empty number is NaN, an empty category one of the texts that mean so in a file. A graph can
+refuse nothing: of a row that `secure_apfed.data.ColumnEncoding` refuses what is told is NaN, and
+its label the empty text. So it is, too, of a text that a graph cannot bring into the form that was
+learnt: with blanks at its ends, or an unknown one with a mark that form NFC composes, or whose
+number, time or moment `secure_apfed.data.cells.plain_text` may write otherwise; and, where unknown
+texts share buckets, of TRUE, which has the bucket of True.
 """
 
+import functools
+import itertools
 import logging
+import math
+import re
+import sys
+import unicodedata
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +30,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from secure_apfed.alignment.id_files import EMPTY
 from secure_apfed.data import ColumnEncoding, ImageEncoding
+from secure_apfed.data.cells import BLANK, RESPELT
 from secure_apfed.data.column_encoding import CategoricalColumn, Column
 from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.runs.folder import write_atomically
@@ -124,7 +137,7 @@ def _encoding(helper: Any, encoding: ColumnEncoding | ImageEncoding) -> Any:
     graph = _Graph(helper)
     if isinstance(encoding, ColumnEncoding):
         parts = [graph.column(at, column, encoding) for at, column in enumerate(encoding.columns)]
-        graph.node("Concat", parts, _FEATURES, axis=1)
+        graph.refuse(graph.node("Concat", parts, "encoding/joined", axis=1), _FEATURES)
     else:
         graph.strip(encoding)
     output = helper.make_tensor_value_info(_FEATURES, _FLOAT, ["rows", *encoding.shape])
@@ -138,6 +151,37 @@ def _encoding(helper: Any, encoding: ColumnEncoding | ImageEncoding) -> Any:
     return helper.make_model(made, opset_imports=opsets)
 
 
+def _one_of(holds: Callable[[str], object]) -> str:
+    """Characters of which this holds, as a class of RE2, which knows no surrogates."""
+    codes = [code for code in range(sys.maxunicode + 1) if not 0xD800 <= code <= 0xDFFF]
+    found = [code for code in codes if holds(chr(code))]
+    runs = [
+        [code for _, code in run]
+        for _, run in itertools.groupby(enumerate(found), lambda one: one[1] - one[0])
+    ]
+    return "[" + "".join(f"\\x{{{run[0]:x}}}-\\x{{{run[-1]:x}}}" for run in runs) + "]"
+
+
+@functools.cache
+def _blanks() -> str:
+    """What `str.strip` takes away."""
+    return _one_of(str.isspace)
+
+
+@functools.cache
+def _uncomposed() -> str:
+    """Texts that may be in another form than NFC: those with characters that NFC knows otherwise,
+    or composes with the one before them.
+    """
+    parts = (unicodedata.decomposition(chr(code)) for code in range(sys.maxunicode + 1))
+    pairs = (part.split() for part in parts if not part.startswith("<"))
+    composed = {chr(int(pair[1], 16)) for pair in pairs if len(pair) == 2}
+    composed |= set(map(chr, (*range(0x1161, 0x1176), *range(0x11A8, 0x11C3))))  # Hangul
+    return "(?s).*" + _one_of(
+        lambda one: one in composed or not unicodedata.is_normalized("NFC", one)
+    ) + ".*"  # fmt: skip
+
+
 class _Graph:
     """Nodes, inputs and constants as they are added."""
 
@@ -146,6 +190,7 @@ class _Graph:
         self.nodes: list[Any] = []
         self.inputs: list[Any] = []
         self.constants: list[Any] = []
+        self._refused: list[str] = []
 
     def node(
         self, operator: str, inputs: list[str], output: str, domain: str = "", **attributes: Any
@@ -165,24 +210,64 @@ class _Graph:
         self.inputs.append(given)
         own = f"encoding/{at}"
         if isinstance(column, CategoricalColumn):
-            hot = self.node(
-                "OneHotEncoder", [self._spelled(own, column)], f"{own}_hot", "ai.onnx.ml",
-                cats_strings=[text.encode() for text in column.categories], zeros=1,
-            )  # fmt: skip
-            known = self.node("Flatten", [hot], f"{own}_known", axis=1)
-            if not column.buckets:
-                return known
-            shared = self._buckets(own, column, known)
-            return self.node("Concat", [known, shared], own, axis=1)
-        mean = self.constant(f"{own}_mean", _DOUBLE, [column.mean])
-        scale = self.constant(f"{own}_scale", _DOUBLE, [column.scale])
-        centred = self.node("Sub", [column.name, mean], f"{own}_centred")
-        scaled = self.node("Div", [centred, scale], f"{own}_scaled")
+            return self._category(own, column, encoding)
+        given, mean = column.name, self.constant(f"{own}_mean", _DOUBLE, [column.mean])
         if encoding.missing == "mean":
-            empty = self.node("IsNaN", [scaled], f"{own}_empty")
+            empty = self.node("IsNaN", [given], f"{own}_empty")
+            given = self.node("Where", [empty, mean, given], f"{own}_filled")
+        centred = self.node("Sub", [given, mean], f"{own}_centred")
+        if column.constant:  # what is not finite is NaN here, too
             zero = self.constant(f"{own}_zero", _DOUBLE, [0.0])
-            scaled = self.node("Where", [empty, zero, scaled], f"{own}_filled")
+            scaled = self.node("Mul", [centred, zero], f"{own}_scaled")
+        else:
+            scale = self.constant(f"{own}_scale", _DOUBLE, [column.scale])
+            scaled = self.node("Div", [centred, scale], f"{own}_scaled")
         return self.node("Cast", [scaled], own, to=_FLOAT)
+
+    def refuse(self, features: str, output: str) -> str:
+        """The features, NaN in rows that are refused, and where they are infinite."""
+        none = self.constant("encoding/none", _FLOAT, [math.nan])
+        infinite = self.node("IsInf", [features], "encoding/infinite")
+        refused = [infinite]
+        for at, one in enumerate(self._refused):
+            refused = [self.node("Or", [*refused, one], f"encoding/refused_{at}")]
+        return self.node("Where", [*refused, none, features], output)
+
+    def _category(self, own: str, column: CategoricalColumn, encoding: ColumnEncoding) -> str:
+        """A text's features; the graph compares texts as they are given."""
+        blank, words = _blanks(), map(re.escape, sorted((EMPTY - column.texts) | BLANK))
+        empty = self._matches(column, f"{blank}*({'|'.join(words)}){blank}*", f"{own}_none")
+        if encoding.missing != "mean":
+            self._refused.append(empty)
+        hot = self.node(
+            "OneHotEncoder", [self._spelled(own, column)], f"{own}_hot", "ai.onnx.ml",
+            cats_strings=[text.encode() for text in column.categories], zeros=1,
+        )  # fmt: skip
+        known = self.node("Flatten", [hot], f"{own}_known", axis=1)
+        other = self._other(own, known, empty)
+        pattern = f"(?s){blank}.*|.*{blank}|{_uncomposed()}|{RESPELT}"
+        if column.buckets:  # their hash is that of another spelling
+            pattern += "|true|TRUE|false|FALSE"
+        odd = self._matches(column, pattern, f"{own}_odd")
+        self._refused.append(self.node("And", [odd, other], f"{own}_refused"))
+        if column.constant:
+            same = self.node("Equal", [column.name, column.name], f"{own}_same")
+            return self.node("Cast", [same], own, to=_FLOAT)
+        if not column.buckets:
+            return known
+        shared = self._buckets(own, column, other)
+        return self.node("Concat", [known, shared], own, axis=1)
+
+    def _other(self, own: str, known: str, empty: str) -> str:
+        """Whether a text is neither a category nor empty."""
+        own_axis = self.constant(f"{own}_axis", _INT64, [1])
+        found = self.node("ReduceMax", [known, own_axis], f"{own}_found")
+        taken = self.node("Cast", [found], f"{own}_taken", to=_BOOL)
+        left_out = self.node("Or", [empty, taken], f"{own}_left_out")
+        return self.node("Not", [left_out], f"{own}_other")
+
+    def _matches(self, column: CategoricalColumn, pattern: str, output: str) -> str:
+        return self.node("RegexFullMatch", [column.name], output, pattern=pattern)
 
     def _spelled(self, own: str, column: CategoricalColumn) -> str:
         """The column, with other spellings of its categories as these."""
@@ -195,8 +280,8 @@ class _Graph:
             default_string=b"",
         )  # fmt: skip
 
-    def _buckets(self, own: str, column: CategoricalColumn, known: str) -> str:
-        """The features that texts share which are no category; an empty text has none."""
+    def _buckets(self, own: str, column: CategoricalColumn, other: str) -> str:
+        """The features that other texts share."""
         number = self.node(
             "MurmurHash3", [column.name], f"{own}_hash", _RUNTIME, positive=1, seed=0
         )
@@ -205,14 +290,7 @@ class _Graph:
         bucket = self.node("Mod", [wide, count], f"{own}_bucket")
         places = self.constant(f"{own}_places", _INT64, [*range(column.buckets)])
         there = self.node("Equal", [bucket, places], f"{own}_there")
-        empty = self.constant(f"{own}_empty", _TEXT, [b""])
-        none = self.node("Equal", [column.name, empty], f"{own}_none")
-        own_axis = self.constant(f"{own}_axis", _INT64, [1])
-        found = self.node("ReduceMax", [known, own_axis], f"{own}_found")
-        taken = self.node("Cast", [found], f"{own}_taken", to=_BOOL)
-        left_out = self.node("Or", [none, taken], f"{own}_left_out")
-        free = self.node("Not", [left_out], f"{own}_free")
-        shared = self.node("And", [there, free], f"{own}_shared")
+        shared = self.node("And", [there, other], f"{own}_shared")
         return self.node("Cast", [shared], f"{own}_buckets", to=_FLOAT)
 
     def strip(self, encoding: ImageEncoding) -> None:
@@ -238,12 +316,20 @@ def _name_outputs(helper: Any, joined: Any, model: SoloModel) -> None:
         graph.output.append(helper.make_tensor_value_info(number, _DOUBLE, ["rows"]))
         return
     texts = [name.encode() for name in model.classes]
-    names = helper.make_tensor("network/classes", _TEXT, [len(texts)], texts)
-    graph.initializer.append(names)
+    graph.initializer.extend([
+        helper.make_tensor("network/classes", _TEXT, [len(texts) + 1], [*texts, b""]),
+        helper.make_tensor("network/first", _INT64, [], [0]),
+        helper.make_tensor("network/nobody", _INT64, [], [len(texts)]),
+    ])  # fmt: skip
     graph.node.extend([
         helper.make_node("Identity", [net], [_PROBABILITIES]),
         *_decided(helper, graph, net, model.threshold),
-        helper.make_node("Gather", ["network/classes", "network/best"], [_LABEL]),
+        helper.make_node("Gather", [net, "network/first"], ["network/one"], axis=1),
+        helper.make_node("IsNaN", ["network/one"], ["network/refused"]),
+        helper.make_node(
+            "Where", ["network/refused", "network/nobody", "network/best"], ["network/given"]
+        ),
+        helper.make_node("Gather", ["network/classes", "network/given"], [_LABEL]),
     ])  # fmt: skip
     del graph.output[:]
     graph.output.extend([

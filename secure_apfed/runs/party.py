@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from protocols.errors import PartyLeftError
 from secure_apfed.audit_log import AuditLog
@@ -36,17 +37,19 @@ from secure_apfed.methods import (
 from secure_apfed.runs.connecting import Connect, connect
 from secure_apfed.runs.course import Course
 from secure_apfed.runs.folder import RunFolder, no_checkpoint
-from secure_apfed.runs.outcome import Progress
+from secure_apfed.runs.outcome import Progress, RunResult
 from secure_apfed.runs.party_file import PartyFile, Peer
 from secure_apfed.runs.party_folder import PartyFolder, PartyKeeper
 from secure_apfed.runs.spending import cross_checked
 from secure_apfed.runs.training_labels import answered_labels, gone_back
 from secure_apfed.runs.writing import RunWriter
+from secure_apfed.torch_state import undisturbed
 from secure_apfed.workers import close_workers
 
 __all__ = ["Joined", "PartyFile", "Peer", "joined", "play_party"]
 
 
+@undisturbed()
 def play_party(
     path: Path,
     *,
@@ -56,7 +59,7 @@ def play_party(
     on_restart: Callable[[str], None] = lambda why: None,
     status: StatusKeeper | None = None,
     meet: Connect = connect,
-) -> None:
+) -> RunResult | None:
     """Play one party's part of a run to its end.
 
     Under `rules.restarts` it goes on from what lies in its folder, and where another party left or
@@ -70,6 +73,10 @@ def play_party(
         on_restart: told why a session ended, before another one begins.
         status: told where the party stands.
         meet: connects it to the others; unless given, as its file says.
+
+    Returns:
+        What the run gave, at the active: its own bytes on the links, and of passives what they say
+        that they charged.
 
     Raises: as `secure_apfed.runs.run`, and PartyLeftError where another party stopped or left.
     """
@@ -96,18 +103,19 @@ def _play(
     status: StatusKeeper,
     *,
     restarts: int,
-) -> None:
+) -> RunResult | None:
     """Play one session; `restarts`: how many more this party may begin by itself."""
     folder = RunFolder(told.folder)
+    how: dict[str, Any] = {"timeout_s": told.timeout_s, "observer": status}
     if here.role == "active":
         absent = _Absent(here.links, here.transport) if restarts else lambda names: ()
         script = _active(here, folder, on_progress, absent)
-    else:
-        method = METHODS[here.own.config.method]
-        script = assist(here.own, here.links, method, here.role)
-    play_one(script, here.links, here.transport, timeout_s=told.timeout_s, observer=status)
-    if here.role != "active":  # whose own are among its results
-        folder.write_json(folder.flows, [asdict(flow) for flow in here.transcript.flows])
+        return play_one(script, here.links, here.transport, **how)
+    method = METHODS[here.own.config.method]
+    play_one(assist(here.own, here.links, method, here.role), here.links, here.transport, **how)
+    # The active's own are among its results.
+    folder.write_json(folder.flows, [asdict(flow) for flow in here.transcript.flows])
+    return None
 
 
 class _Absent:
@@ -200,7 +208,7 @@ async def _active(
     folder: RunFolder,
     on_progress: Callable[[Progress], None],
     returned: Callable[[Collection[str]], Collection[str]],
-) -> None:
+) -> RunResult:
     """The active's whole script: what `assist` is for the others, with a course and a result."""
     own, links = here.own, here.links
     config, method = own.config, METHODS[own.config.method]
@@ -213,7 +221,18 @@ async def _active(
     writer = RunWriter(folder, config, apart=True)
     course = Course(config, session, labels, writer, on_progress, state, returned=returned)
     await course.play()
-    writer.cross_check(cross_checked(course.privacy(), session).accountants)
+    privacy = cross_checked(course.privacy(), session)
+    writer.cross_check(privacy.accountants)
+    assert course.judged is not None
+    return RunResult(
+        method=config.method,
+        **course.judged.told,
+        wire_bytes=here.transcript.wire_bytes,
+        privacy=privacy,
+        contributions=session.contributed,
+        trained=labels.data(),
+        folder=folder.path,
+    )
 
 
 def _meeting(told: PartyFile, config: Config) -> PartyFile:

@@ -4,28 +4,42 @@ Written by: each party for itself, or by `prepare_parties` for a trial on one ma
 """
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
+from protocols.errors import LocalProtocolError
 from secure_apfed.config.file import load_settings_text, read_text
+from secure_apfed.exchange.sockets import parse_address
 from secure_apfed.names import Name, PartyName
 from secure_apfed.settings import Settings
 
 __all__ = ["PartyFile", "Peer", "Tls"]
 
 
+def _place(text: str) -> str:
+    try:
+        parse_address(text)
+    except LocalProtocolError as error:
+        raise ValueError(str(error)) from None
+    return text
+
+
+Place: TypeAlias = Annotated[str, AfterValidator(_place)]
+"""Host and port, as `parse_address` reads them."""
+
+
 class Peer(Settings):
     """Another party: where it listens, and by which key it is known.
 
     Attributes:
-        address: "host:port"; null: it dials, or comes through a relay.
+        address: "host:port", "[::1]:port" for IPv6; null: it dials, or comes through a relay.
         identity: its Ed25519 public key, hex.
         behind_proxy: a proxy ends TLS before it, so that a certificate there is not the party's;
             its identity proves who it is.
     """
 
-    address: str | None = None
+    address: Place | None = None
     identity: str = Field(pattern="^[0-9a-f]{64}$")
     behind_proxy: bool = False
 
@@ -78,12 +92,12 @@ class PartyFile(Settings):
     passives: tuple[PartyName, ...]
     config: Path
     folder: Path = Path()
-    listen: str | None = None
+    listen: Place | None = None
     peers: dict[Name, Peer]
     link: Literal["tcp", "grpc", "nvflare"] = "tcp"
     tls: Tls | None = None
     insecure_plaintext_on_loopback: bool = False
-    relay: str | None = None
+    relay: Place | None = None
     relay_name: str | None = "relay"
     proxy: str | None = None
     reconnect_s: float = Field(30.0, ge=1, le=86_400)

@@ -18,9 +18,10 @@ from torch import Tensor
 
 from secure_apfed.data import ColumnEncoding, load_blocks
 from secure_apfed.data.drift import ColumnDrift, DriftMeter
-from secure_apfed.measures import stability_index
+from secure_apfed.measures import rows_for_stability, stability_index
 from secure_apfed.runs import RunFolder, SoloModel, load_model
 from secure_apfed.runs.predicted_files import row_writer
+from secure_apfed.torch_state import undisturbed
 
 __all__ = [
     "Compared", "Predicted", "PredictedNumbers", "Predictions", "predict_file", "predict_into",
@@ -34,19 +35,23 @@ class Compared:
     Attributes:
         rows: how many were predicted.
         stability: how far the scores are spread otherwise than those of the training rows, see
-            `secure_apfed.measures.stability_index`; None: nobody kept those.
+            `secure_apfed.measures.stability_index`; None: nobody kept those, or too few rows.
+        stability_needs: rows that have an index at least; 0: nobody kept those.
         drift: of each raw column, see `secure_apfed.data.drift`; none of images, which the encoding
-            keeps no figures of, nor of few rows.
+            keeps no figures of.
     """
 
     rows: int
     stability: float | None = None
+    stability_needs: int = 0
     drift: tuple[ColumnDrift, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values."""
         drift = [{**asdict(one), "notable": one.notable} for one in self.drift]
-        return {"stability": self.stability, "columns": drift}
+        return {
+            "stability": self.stability, "stability_needs": self.stability_needs, "columns": drift,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -150,6 +155,7 @@ class PredictedNumbers(Predicted):
         }
 
 
+@undisturbed()
 def predict_file(folder: Path, path: Path, *, id_columns: Sequence[str] | None = None) -> Predicted:
     """Predict the rows of a file.
 
@@ -170,6 +176,7 @@ def predict_file(folder: Path, path: Path, *, id_columns: Sequence[str] | None =
     return replace(whole, compared=predictor.compared())
 
 
+@undisturbed()
 def predict_into(
     folder: Path, path: Path, output: Path, *, id_columns: Sequence[str] | None = None
 ) -> Compared:
@@ -205,7 +212,9 @@ class _Predictor:
 
     def blocks(self, path: Path, named: Sequence[str]) -> Iterator[tuple[tuple[str, ...], Tensor]]:
         """IDs, and what is told of their rows."""
-        for ids, features in load_blocks(path, self.model.encoding, id_columns=named):
+        counts = None if self._drift is None else self._drift.counts
+        blocks = load_blocks(path, self.model.encoding, id_columns=named, counts=counts)
+        for ids, features in blocks:
             told = self.model.predict(features)
             self._rows += len(ids)
             if self._drift is not None:
@@ -228,9 +237,13 @@ class _Predictor:
     def compared(self) -> Compared:
         """All rows so far with those of training."""
         ranges, drift = self.model.ranges, self._drift
+        needs = 0 if ranges is None else rows_for_stability(ranges)
         return Compared(
             rows=self._rows,
-            stability=None if ranges is None else stability_index(ranges, self._counts),
+            stability=None
+            if ranges is None or self._rows < needs
+            else stability_index(ranges, self._counts),
+            stability_needs=needs,
             drift=() if drift is None else drift.result(),
         )
 

@@ -73,8 +73,9 @@ class Attendance(Written):
 
 
 class Contributions(Written):
-    """What one passive's contributions to noisy sums cost it."""
+    """What one passive's votes or contributions to sums cost it; figure: what epsilon is called."""
 
+    figure: str = "epsilon_c"
     epsilon: Epsilon
     delta: float
     releases: Count
@@ -111,6 +112,7 @@ class Outcome(Written):
     measure: str = ACCURACY.name
     measures: Mapping[str, Mapping[str, float]] = {}
     threshold: float | None = None
+    undefined: Mapping[str, Mapping[str, str]] = {}
 
     @property
     def judged_by(self) -> Measure:

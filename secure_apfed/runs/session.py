@@ -58,6 +58,7 @@ def run_in_memory(
     # A resumed run stands in the order of its own rows.
     sharing = None if resume else Sharing(config, data)
     data = data or load_data(config.data, seed=config.seed)
+    data.compare_ids(config.alignment.normalisation.text)
     with ExitStack() as stack:
         stack.callback(close_workers)
         writer = stack.enter_context(RunWriter.open(folder, config, resume=resume))
@@ -116,7 +117,8 @@ def _play(
         **judged.told,
         wire_bytes=session.transcript.wire_bytes,
         privacy=privacy,
-        contributions={name: one.account() for name, one in session.contributions.items()},
+        contributions=session.contributed,
+        trained=labels.data(),
         recorded=experimenter.recording(),
         folder=writer.folder.path if writer else None,
     )

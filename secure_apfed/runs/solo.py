@@ -26,6 +26,7 @@ from secure_apfed.models import ModelSettings, encoder_and_head
 from secure_apfed.parties import ActiveNetworks
 from secure_apfed.runs.folder import RunFolder, write_atomically
 from secure_apfed.tasks import TASKS, Classification, Task
+from secure_apfed.torch_state import undisturbed
 
 __all__ = ["SoloModel", "load_model", "predictor_of", "save_model"]
 
@@ -75,6 +76,7 @@ class SoloModel:
             return probabilities_NK.argmax(1)
         return (probabilities_NK[:, 1] >= self.threshold).long()
 
+    @undisturbed()
     @torch.no_grad()
     def predict(self, features: Tensor) -> Tensor:
         """What the task tells of encoded features (N, *shape), such as probabilities (N, K).
@@ -112,6 +114,7 @@ def save_model(
     folder.write_json(folder.card, card)
 
 
+@undisturbed()
 def load_model(path: Path) -> SoloModel:
     """Load the model of a finished run folder.
 

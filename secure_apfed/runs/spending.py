@@ -11,12 +11,31 @@ from dataclasses import replace
 from secure_apfed.config import Config
 from secure_apfed.defences import statements
 from secure_apfed.methods import Session
-from secure_apfed.names import UPDATES
+from secure_apfed.names import UPDATES, ReleaseFigure
 from secure_apfed.privacy import LabelMechanism, PrivacyLedger, PrivacySpent
 from secure_apfed.privacy.contributions import contributions_statement
 from secure_apfed.privacy.guarantee import guarantee_of
 
-__all__ = ["ReleaseMeter", "cross_checked", "guarantee_text", "spent_in", "worst_of"]
+__all__ = [
+    "ReleaseMeter", "cross_checked", "guarantee_text", "shown_figure", "spent_in", "worst_of",
+]  # fmt: skip
+
+
+def shown_figure(
+    config: Config, epsilon_x: float | None, epsilon_passives: float | None
+) -> tuple[ReleaseFigure, float | None]:
+    """What a display of progress shows of a run: the name of the figure of what leaves a party, and
+    its value; None while nobody said it.
+
+    Args:
+        config: of the run.
+        epsilon_x: of representations.
+        epsilon_passives: of the passive that spent most on votes or contributions; None: of none.
+    """
+    facts = config.facts
+    if facts.representations_from is not None or not facts.has_passives:
+        return "epsilon_x", epsilon_x
+    return facts.passives_figure, epsilon_passives
 
 
 class ReleaseMeter:
@@ -25,6 +44,11 @@ class ReleaseMeter:
     def __init__(self) -> None:
         self._ledgers: dict[str, PrivacyLedger] = {}
         self._known = -1, 0.0
+
+    @property
+    def figure(self) -> ReleaseFigure:
+        """What `epsilon` is called; a party lets out one thing at most."""
+        return next((ledger.figure for ledger in self._ledgers.values()), "epsilon_x")
 
     def add(self, name: str, ledger: PrivacyLedger) -> None:
         """Count this ledger from now on, unless it is one of private updates, which stay here."""
@@ -38,7 +62,7 @@ class ReleaseMeter:
 
     @property
     def epsilon(self) -> float:
-        """epsilon_x of the ledger that spent most; 0 where nothing was released."""
+        """Of the ledger that spent most; 0 where nothing was released."""
         charges, epsilon = self._known
         if charges != self.charges:
             worst = worst_of(self._ledgers.values())
@@ -58,13 +82,25 @@ def spent_in(session: Session, labels: LabelMechanism, *, delta: float) -> Priva
 
 
 def _of_nobody_here(session: Session, delta: float) -> PrivacySpent:
-    """Nothing; or, where something leaves that no ledger here counts, no bound."""
+    """Nothing; or, where something leaves that no ledger here counts, what the passives say, and no
+    bound until all of them have.
+    """
     nothing = PrivacySpent.nothing(delta=delta)
     facts = session.entered.own.config.facts
     if facts.decomposes:
         why = "singular vectors of all parties' rows were opened without noise"
     elif facts.representations_from == "passives" and not session.helpers:
-        why = "each passive counts what it releases, in its own folder"
+        told = {
+            name: one
+            for name, accounts in session.charged.items()
+            for one in accounts
+            if one.figure == "epsilon_x"
+        }
+        unheard = [name for name in session.contract.passives if name not in told]
+        if not unheard:
+            worst = max(told, key=lambda name: told[name].epsilon)
+            return told[worst].spent(worst)
+        why = f"{' and '.join(unheard)} did not say yet what was charged there"
     else:
         return nothing
     return replace(nothing, epsilon_x=math.inf, mu=math.inf, accountants={}, trace=(why,))

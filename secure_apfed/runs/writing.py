@@ -16,6 +16,7 @@ from secure_apfed.config import Config
 from secure_apfed.config.file import dump_config
 from secure_apfed.data import OwnData
 from secure_apfed.errors import CheckpointError
+from secure_apfed.learning.compute import find_device
 from secure_apfed.methods import Session
 from secure_apfed.privacy import PrivacySpent
 from secure_apfed.runs.checkpoint import Steps, save_tensors
@@ -50,19 +51,20 @@ _PACKAGES = (
 )  # fmt: skip
 
 
-def versions() -> dict[str, str]:
-    """Versions of what a run's numbers depend on, and the machine."""
+def versions(device: torch.device) -> dict[str, str]:
+    """Versions of what a run's numbers depend on, the machine, and where there it computes."""
     found = {}
     for name in _PACKAGES:
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             found[name] = "not installed as a package"
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "none"
     return {
         "python": platform.python_version(),
         **found,
         "system": f"{platform.system()} {platform.machine()}",
+        "device": str(device),
         "gpu": gpu,
     }
 
@@ -122,7 +124,7 @@ class RunWriter:
                 "noise": config.guard.noise,
             },
         )
-        folder.write_json(folder.versions, versions())
+        folder.write_json(folder.versions, versions(find_device(config.train.device)))
         folder.keep_metrics(epoch)
         self._board = SummaryWriter(str(own_subfolder(folder.tensorboard)), purge_step=epoch + 1)
 
@@ -159,8 +161,8 @@ class RunWriter:
             wire_bytes=transcript.wire_bytes,
             privacy=Privacy.of(privacy),
             contributions={
-                passive: Contributions.model_validate(ledger.account())
-                for passive, ledger in session.contributions.items()
+                passive: Contributions.model_validate(account)
+                for passive, account in session.contributed.items()
             },
             seconds=seconds,
             aligned_rows=0 if aligned is None else len(aligned),

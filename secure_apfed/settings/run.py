@@ -9,7 +9,7 @@ validates them.
 from abc import ABC, abstractmethod
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from secure_apfed.alignment import AlignmentSettings
 from secure_apfed.data.settings import DataSettings
@@ -80,6 +80,9 @@ class RunSettings(Settings, ABC):
             and where the same answer again counts, `rules.spare_answers` must allow for that.
         dp_sgd: private training of the active; null: none.
         defences: without a guarantee, beside the guard, in the order in which they act.
+        attacks: mounted on the finished run; the text "all" mounts each with its usual options.
+        tradeoff: a study of this run, as `experiments.tradeoff` has them without name and base:
+            `run` plays it at other strengths and draws accuracy against leakage.
     """
 
     name: RunName
@@ -109,6 +112,19 @@ class RunSettings(Settings, ABC):
     rules: RuleSettings = RuleSettings()
     transcript: TranscriptSettings = TranscriptSettings()
     attacks: tuple[AttackChoice, ...] = ()
+
+    tradeoff: dict[str, Any] = {}
+
+    @field_validator("attacks", mode="before")
+    @classmethod
+    def _a_name_is_a_choice(cls, attacks: Any) -> Any:
+        named = [{"name": attacks}] if isinstance(attacks, str) else attacks
+        return tuple(named) if isinstance(named, list) else named  # strict once it was looked at
+
+    @property
+    def labels_are_private(self) -> bool:
+        """Whether figures of the run may depend on training labels only through noise."""
+        return self.labels.mechanism != "none" or self.dp_sgd is not None
 
     @property
     @abstractmethod

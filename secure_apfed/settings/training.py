@@ -1,8 +1,9 @@
 """Settings of training: optimiser, batches, the passives' part, the secure sum, the rules."""
 
+import re
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from protocols.sums import SECURE_SUMS, SecureSum, spelled
 from protocols.sums.homomorphic import HomomorphicSum
@@ -10,7 +11,12 @@ from secure_apfed.models.settings import ModelSettings
 from secure_apfed.objectives.settings import ObjectiveSettings
 from secure_apfed.settings import Settings, SilentPassive, did_you_mean
 
-__all__ = ["NoiseSettings", "PassiveSettings", "RuleSettings", "SumSettings", "TrainSettings"]
+__all__ = [
+    "DEVICE", "NoiseSettings", "PassiveSettings", "RuleSettings", "SumSettings", "TrainSettings",
+]  # fmt: skip
+
+DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
+"""Where a party computes, in its settings."""
 
 
 class TrainSettings(Settings):
@@ -44,7 +50,8 @@ class TrainSettings(Settings):
             active trains on; "none": all rows.
         loss: of `task: regression`, in standard deviations of the labels; huber is squared below
             one of them and linear above. Classes take the cross-entropy.
-        device: "auto" takes the GPU where there is one.
+        device: "auto" takes the GPU where there is one; "cpu"; "cuda"; or one of several GPUs, as
+            "cuda:1". Attacks on the finished run compute there, too.
         precision: arithmetic of the networks; what is sent is never narrower than float32.
     """
 
@@ -66,8 +73,15 @@ class TrainSettings(Settings):
     held_out: float = Field(0.1, gt=0, lt=1)
     class_weights: Literal["none", "balanced"] = "none"
     loss: Literal["squared", "absolute", "huber"] = "squared"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: str = "auto"
     precision: Literal["float32", "float64", "bfloat16"] = "float32"
+
+    @field_validator("device")
+    @classmethod
+    def _is_a_device(cls, device: str) -> str:
+        if not DEVICE.fullmatch(device):
+            raise ValueError(f"expected auto, cpu, cuda or one GPU, as cuda:1; got {device!r}")
+        return device
 
     @model_validator(mode="after")
     def _schedule_has_an_end(self) -> Self:

@@ -27,6 +27,7 @@ from secure_apfed.methods.method import batches_of
 from secure_apfed.methods.tvfl import TvflHelper, TvflLearner
 from secure_apfed.simulation.program import ApfedProgram, TvflProgram
 from secure_apfed.simulation.together import Simulated, begin, finish, passives_of
+from secure_apfed.torch_state import undisturbed
 
 __all__ = ["UnstackableError", "shape_of", "simulate_stacked", "unstackable"]
 
@@ -75,6 +76,7 @@ class _Part:
     weights: Mapping[str, float]
 
 
+@undisturbed()
 def simulate_stacked(configs: Sequence[Config]) -> list[Simulated]:
     """Train runs of one `shape_of` together, and measure each.
 

@@ -24,6 +24,7 @@ from secure_apfed.methods.method import Helper, Learner, batches_of
 from secure_apfed.methods.tvfl import TvflHelper, TvflLearner
 from secure_apfed.runs.training_labels import TrainingLabels
 from secure_apfed.tasks import Classification
+from secure_apfed.torch_state import undisturbed
 
 __all__ = ["Simulated", "begin", "finish", "passives_of", "simulate", "train", "why_not"]
 
@@ -75,6 +76,7 @@ def why_not(config: Config) -> str:
     return next((reason for reason, holds in reasons.items() if holds), "")
 
 
+@undisturbed()
 def simulate(
     config: Config,
     *,

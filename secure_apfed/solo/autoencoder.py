@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from secure_apfed.seeds import Draws
 from secure_apfed.solo.flat import flattened, parted
 from secure_apfed.solo.interface import FloatArray, SoloTask
 from secure_apfed.solo.kept import fitted_once
@@ -51,7 +52,7 @@ class Autoencoder:
             self.name,
             task,
             fresh=lambda: _fresh(scaled_NF.shape[1]),
-            fit=lambda: _pretrained(torch.from_numpy(scaled_NF).float()),
+            fit=lambda draws: _pretrained(torch.from_numpy(scaled_NF).float(), draws),
             labels=False,
         )
         codes_ND = _codes(encoder, scaled_NF)
@@ -68,15 +69,17 @@ def _fresh(features: int) -> nn.Module:
     )
 
 
-def _pretrained(x_NF: Tensor) -> nn.Module:
+def _pretrained(x_NF: Tensor, draws: Draws) -> nn.Module:
     features = x_NF.shape[1]
-    encoder = _fresh(features)
-    decoder = nn.Sequential(nn.Linear(_CODE, _WIDTH), nn.ReLU(), nn.Linear(_WIDTH, features))
+    with draws:
+        encoder = _fresh(features)
+        decoder = nn.Sequential(nn.Linear(_CODE, _WIDTH), nn.ReLU(), nn.Linear(_WIDTH, features))
+    draw = draws.on()
     weights_P, gradient_P = flattened([encoder, decoder])
     adam = torch.optim.Adam([weights_P], lr=_RATE)
     for _ in range(_STEPS):
-        x_BF = x_NF[torch.randint(len(x_NF), (_BATCH,))]
-        noisy_BF = x_BF + _NOISE * torch.randn_like(x_BF)
+        x_BF = x_NF[torch.randint(len(x_NF), (_BATCH,), generator=draw)]
+        noisy_BF = x_BF + _NOISE * torch.randn(x_BF.shape, generator=draw)
         loss = F.mse_loss(decoder(encoder(noisy_BF)), x_BF)
         gradient_P.zero_()
         loss.backward()

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load, save
 from torch import nn
 
-from secure_apfed.seeds import seeded
+from secure_apfed.seeds import Draws, seeded
 from secure_apfed.solo.interface import FloatArray, SoloTask
 
 __all__ = [
@@ -58,7 +58,7 @@ def fitted_once(
     name: str,
     task: SoloTask,
     fresh: Callable[[], nn.Module],
-    fit: Callable[[], nn.Module],
+    fit: Callable[[Draws], nn.Module],
     *,
     labels: bool = True,
 ) -> nn.Module:
@@ -68,14 +68,13 @@ def fitted_once(
         name: of the baseline, whose random numbers `fit` draws.
         task: of which the fit reads rows, seed, labels and classes, and no settings of the run.
         fresh: a network of the shape that `fit` returns.
-        fit: trains one.
+        fit: trains one from these.
         labels: whether it reads labels and classes.
     """
-    with seeded(task.seed, "solo", name):
-        store = _STORE.get()
-        if store is None:
-            return fit().eval()
-        content = store(f"{name}-{_digest(task, labels)}", lambda: save(fit().state_dict()))
+    draws, store = seeded(task.seed, "solo", name), _STORE.get()
+    if store is None:
+        return fit(draws).eval()
+    content = store(f"{name}-{_digest(task, labels)}", lambda: save(fit(draws).state_dict()))
     with torch.device("meta"):
         network = fresh()
     network.load_state_dict(load(content), assign=True)

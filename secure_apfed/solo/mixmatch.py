@@ -13,15 +13,14 @@ that are mixed, A guesses side by side, F features, K classes, P weights of all.
 import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import Distribution
 from torch.nn import functional as F
 
 from secure_apfed.errors import DataError
+from secure_apfed.seeds import Draws
 from secure_apfed.solo.flat import flattened
 from secure_apfed.solo.interface import FloatArray, SoloTask
 from secure_apfed.solo.kept import fitted_once
@@ -76,14 +75,20 @@ class MixMatch:
             )
         scale = scale_of(tasks[0])
         x_NF = torch.from_numpy(scale.transform(tasks[0].features)).float()
-        trained = cache(lambda: _trained([_Rows.of(task, x_NF) for task in tasks]))
+        rows = [_Rows.of(task, x_NF) for task in tasks]
+        trained: list[nn.Module] = []
+
+        def fitted(draws: Draws, place: int) -> nn.Module:
+            if not trained:
+                trained.extend(_trained(rows, draws))
+            return trained[place]
 
         def network(place: int) -> nn.Module:
             return fitted_once(
                 self.name,
                 tasks[place],
                 fresh=lambda: _fresh(x_NF.shape[1], tasks[0].classes),
-                fit=lambda: trained()[place],
+                fit=lambda draws: fitted(draws, place),
             )
 
         return [MixedNetwork(scale, network(place)) for place in range(len(tasks))]
@@ -148,31 +153,32 @@ def _one_by_one(x_GBF: Tensor, weight_GWF: Tensor, bias_GW: Tensor) -> Tensor:
     return torch.stack([F.linear(x_BF, weight, bias) for x_BF, weight, bias in of_each])
 
 
-def _trained(parts: Sequence[_Rows]) -> list[nn.Module]:
+def _trained(parts: Sequence[_Rows], draws: Draws) -> list[nn.Module]:
     """Train one network on each part, all with the same random numbers."""
     features, classes = parts[0].labelled.shape[1], parts[0].labels.shape[1]
-    network = _fresh(features, classes)
+    with draws:
+        network = _fresh(features, classes)
+    draw = draws.on()
     networks = _SideBySide(network, len(parts))
     weights_P, gradient_P = flattened([networks])
     average_P = weights_P.detach().clone()
     adam = torch.optim.AdamW([weights_P], lr=_RATE, weight_decay=_DECAY)
-    shares = torch.distributions.Beta(_MIX, _MIX)
     frequency_G1K = _frequencies([part.labels for part in parts])
     guessed_G1K = frequency_G1K.clone()
     for step in range(_STEPS):
-        rows = _drawn([len(part.labelled) for part in parts])
-        x_GBF = _augmented(_taken([part.labelled for part in parts], rows))
+        rows = _drawn([len(part.labelled) for part in parts], draw)
+        x_GBF = _augmented(_taken([part.labelled for part in parts], rows), draw)
         y_GBK = _taken([part.labels for part in parts], rows)
-        rows = _drawn([len(part.others) for part in parts])
+        rows = _drawn([len(part.others) for part in parts], draw)
         others_GBF = _taken([part.others for part in parts], rows)
-        guesses = [_augmented(others_GBF) for _ in range(_GUESSES)]
+        guesses = [_augmented(others_GBF, draw) for _ in range(_GUESSES)]
         mean_GBK = _guess(networks, guesses)
         guessed_G1K.lerp_(_frequencies(mean_GBK), 1 - _AVERAGE)
         targets_GBK = _sharpened(mean_GBK * frequency_G1K / guessed_G1K.clamp_min(1e-6))
         x_GMF = torch.cat([x_GBF, *guesses], dim=1)
         y_GMK = torch.cat([y_GBK, *([targets_GBK] * _GUESSES)], dim=1)
         weight = _WEIGHT * min(1.0, 2 * step / _STEPS)
-        loss = _loss(networks, *_mixed(x_GMF, y_GMK, shares), weight=weight)
+        loss = _loss(networks, *_mixed(x_GMF, y_GMK, draw), weight=weight)
         gradient_P.zero_()
         loss.backward()
         adam.step()
@@ -186,12 +192,12 @@ def _frequencies(labels: Iterable[Tensor]) -> Tensor:
     return torch.stack([y_BK.mean(0) for y_BK in labels])[:, None]
 
 
-def _drawn(sizes: Sequence[int]) -> list[Tensor]:
+def _drawn(sizes: Sequence[int], draw: torch.Generator) -> list[Tensor]:
     """Places (B,) among so many rows, of each part by the same random numbers."""
-    state, drawn = torch.get_rng_state(), []
+    state, drawn = draw.get_state(), []
     for size in sizes:
-        torch.set_rng_state(state)
-        drawn.append(torch.randint(size, (_BATCH,)))
+        draw.set_state(state)
+        drawn.append(torch.randint(size, (_BATCH,), generator=draw))
     return drawn
 
 
@@ -199,9 +205,10 @@ def _taken(tables: Sequence[Tensor], rows: Sequence[Tensor]) -> Tensor:
     return torch.stack([table[at] for table, at in zip(tables, rows, strict=True)])
 
 
-def _augmented(x_GBF: Tensor) -> Tensor:
+def _augmented(x_GBF: Tensor, draw: torch.Generator) -> Tensor:
     shape = x_GBF.shape[1:]
-    return (x_GBF + _NOISE * torch.randn(shape)) * (torch.rand(shape) >= _DROPPED)
+    noisy_GBF = x_GBF + _NOISE * torch.randn(shape, generator=draw)
+    return noisy_GBF * (torch.rand(shape, generator=draw) >= _DROPPED)
 
 
 @torch.no_grad()
@@ -218,11 +225,13 @@ def _sharpened(guess_GBK: Tensor) -> Tensor:
     return sharp_GBK / sharp_GBK.sum(-1, keepdim=True)
 
 
-def _mixed(x_GMF: Tensor, y_GMK: Tensor, shares: Distribution) -> tuple[Tensor, Tensor]:
+def _mixed(x_GMF: Tensor, y_GMK: Tensor, draw: torch.Generator) -> tuple[Tensor, Tensor]:
     """MixUp that stays nearer to the first row of a pair, Eqs. (8) to (11)."""
-    share_M: Tensor = shares.sample((x_GMF.shape[1],))
+    shape_M2 = torch.full((x_GMF.shape[1], 2), _MIX)
+    # A beta's share is a two-way Dirichlet's first.
+    share_M: Tensor = torch._sample_dirichlet(shape_M2, generator=draw)[:, 0]
     share_M1 = torch.maximum(share_M, 1 - share_M)[:, None]
-    other = torch.randperm(x_GMF.shape[1])
+    other = torch.randperm(x_GMF.shape[1], generator=draw)
     return (
         share_M1 * x_GMF + (1 - share_M1) * x_GMF[:, other],
         share_M1 * y_GMK + (1 - share_M1) * y_GMK[:, other],

@@ -14,7 +14,7 @@ from attacks import ATTACKS
 from attacks.interface import AttackError, AttackResult, Guess, Prediction
 from attacks.labels.model_completion import ModelCompletion
 from attacks.recorded import reveal_labels, truth_of, view_of
-from attacks.run import full_suite, headlines, mount, prepare
+from attacks.run import expand, full_suite, headlines, mount, prepare
 from attacks.scoring import DECOY, score
 from attacks.view import Knowledge
 from secure_apfed.config import AttackChoice
@@ -257,3 +257,11 @@ def test_where_nobody_releases_a_representation_there_is_none_to_attack(
     recording = make_recording("nothing", method="quiet")
     for result in mount(recording, [AttackChoice(name="model_completion")], seed=0):
         assert result.reason == "quiet: no party releases a representation"
+
+
+def test_all_stands_for_the_full_suite() -> None:
+    named = AttackChoice(name="temporal", options={"labels_per_class": 2})
+    assert expand([AttackChoice(name="all")]) == full_suite()
+    assert expand([named, AttackChoice(name="all")]) == (named, *full_suite())
+    with pytest.raises(ConfigError, match="all mounts each attack with its usual options"):
+        expand([AttackChoice(name="all", options={"labels_per_class": 2})])

@@ -4,7 +4,6 @@ import json
 import pickle
 import sys
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -31,6 +30,7 @@ from tests.contracts.sum_parties import (
     parties,
     random_values,
 )
+from tests.waiting import LONG_S, wait_until
 from tests.with_crypten import usable, usable_secure_sums
 
 every = pytest.mark.parametrize("choice", CHOICES)
@@ -405,14 +405,14 @@ def test_threads_get_one_refusal_together(choice: str) -> None:
     good = [played.combine(played.contribute(values, bound)) for bound in bounds]
     bad = [REFUSED["other values"](body) for body in good]
     genuine = type(played.receiver)._open  # type: ignore[attr-defined]
-    said: list[str] = []
+    said, asked = list[str](), list[int]()
 
     def slow(frame: Any, bound: Any) -> Any:
-        time.sleep(0.2)
+        wait_until(lambda: len(asked) == len(bad), "that all asked")
         return genuine(played.receiver, frame, bound)
 
     def ask(body: bytes, bound: StepBinding) -> None:
-        time.sleep(0.02 * bound.step)  # so that each step is above the last one
+        asked.append(bound.step)
         try:
             played.receiver.decode(body, (3, 5), bound)
         except (LocalProtocolError, RemoteProtocolError) as error:
@@ -426,7 +426,7 @@ def test_threads_get_one_refusal_together(choice: str) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(20)
+            thread.join(LONG_S)
     assert sorted(said) == ["LocalProtocolError True"] * 3 + ["RemoteProtocolError False"]
 
 

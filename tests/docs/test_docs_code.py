@@ -102,7 +102,7 @@ def test_the_start_page_runs_as_printed(
     for program, *arguments in calls:
         assert (program, execute(arguments)) == ("secure-apfed", 0)
     told = capsys.readouterr().out
-    assert "epsilon of passive-1" in told
+    assert "epsilon_v of passive-1, one person's votes" in told
     assert "best alone" in told
     assert re.search(r"^encrypted +votes_encrypted", told, re.MULTILINE)
     there = ("runs/first/report.html", "runs.html", "model.onnx")

@@ -2,6 +2,7 @@ import json
 import stat
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 
@@ -13,6 +14,7 @@ from secure_apfed.config import AttackChoice
 from secure_apfed.config.file import load_config_text
 from secure_apfed.errors import CheckpointError
 from secure_apfed.runs import run
+from tests.experiments.own_tables import own_tables
 
 CONFIG = """
 name: small
@@ -145,3 +147,41 @@ def test_a_truncated_alignment_is_told(finished: Path, capsys: pytest.CaptureFix
 def plain(told: str) -> str:
     """Text in a box, as one line without the box."""
     return " ".join(told.replace("│", "").split())
+
+
+@pytest.mark.parametrize("method", ["votes", "apfed_c", "tvfl"])
+def test_own_tables_with_empty_labels_are_attacked(
+    method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Most of the cells say nothing: no attack is told a label there, and none is right there."""
+    data, empty = own_tables(tmp_path), tmp_path / "active.csv"
+    frame = pd.read_csv(empty)
+    frame.loc[frame.index % 4 != 0, "label"] = None
+    frame.to_csv(empty, index=False)
+    few = {
+        "model_completion": {"labels_per_class": 4}, "membership": {"shadow_models": 4},
+        "unpaired_inversion": {"shadow_rows": 20, "starts": 1}, "semi_supervised": {"hidden": 8},
+        "shown_labels": {"labels_per_class": 1}, "vote_regression": {"shadow_rows": 20},
+        "inverse_network": {"shadow_rows": 20}, "gradient_norm": {}, "batch_labels": {"starts": 1},
+        "label_gradients": {}, "representation_network": {"shadow_rows": 20},
+    }  # fmt: skip
+    attacks = [
+        {"name": name, "options": {"iterations": 3, **options}} for name, options in few.items()
+    ]
+    settings = {
+        "name": "own", "method": method, "data": data, "train": {"epochs": 1, "device": "cpu"},
+        "model": {"hidden": [8], "representation": 4, "projection": 4},
+        "secure_sum": {"scheme": "plain", "masks": "pairwise"}, "guard": {"mechanism": "none"},
+        "attacks": attacks,
+    }  # fmt: skip
+    file, folder = tmp_path / "run.yaml", tmp_path / "run"
+    file.write_text(json.dumps(settings))
+    told = ["run", str(file), "--output", str(folder), "--no-baselines", "--json"]
+    assert execute(told) == 0
+    mounted = json.loads(capsys.readouterr().out)["attacks"]
+    assert {one["attack"] for one in mounted} == set(few)
+    of_labels = [one for one in mounted if one["target"] == "labels" and one["applicable"]]
+    assert of_labels
+    labelled = frame["label"].notna().sum()
+    for one in of_labels:
+        assert 0 < one["counts"]["scored"] + one["counts"]["known"] <= labelled, one["attack"]

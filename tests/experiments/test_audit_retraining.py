@@ -106,15 +106,13 @@ def parties(task: Task) -> tuple[ActiveParty, PassiveParty, SumCombiner]:
     agreed = Contract.model_validate(
         {
             "session": "s",
-            "method": "apfed",
+            "settings": {},
             "passives": {"p": terms},
-            "alignment": {},
             "participants": [
                 {"name": name, "role": role, "identity": "00" * 32, "public_key": "00" * 32}
                 for name, role in roles.items()
             ],
             "secure_sum": {},
-            "guard": {},
             "minimum_batch": 2,
             "epochs": 9,
             "batch_size": rows,

@@ -14,6 +14,7 @@ from experiments.bench import BENCHES, optional, psi, psi_case, run_bench
 from protocols.conversation import Outgoing
 from protocols.errors import LocalProtocolError
 from tests.conftest import Children
+from tests.waiting import LONG_S
 
 FIELDS = {"seconds", "bytes", "rounds", "peak_memory", "speedup_vs_openmined", "floor_seconds"}
 
@@ -131,7 +132,7 @@ def test_a_party_that_dies_ends_the_case_soon(
             time.sleep(after_s)
             sorted(parties, key=lambda party: party.pid or 0)[killed].kill()
             with pytest.raises(RuntimeError, match=r"^(hub|member) ended without a result"):
-                case.result(60)
+                case.result(LONG_S)
         finally:
             for party in own_children():
                 party.kill()

@@ -14,10 +14,10 @@ from secure_apfed.solo import BASELINES
 def test_a_row_has_a_text_for_each_column() -> None:
     auc, ks = Interval(0.6, 0.5, 0.7), Interval(0.2, 0.1, 0.3)
     row = CreditRow(labelled=200, model="Votes", predicts="the active alone", auc=auc, ks=ks,
-                    gain=Interval(0.01, -0.02, 0.04), wire_bytes=1.25e6)  # fmt: skip
+                    gain=Interval(0.01, -0.02, 0.04), wire_bytes=1.25e6, p_holm=0.04)  # fmt: skip
     assert row.cells() == (
         "Votes", "the active alone", "0.600 [0.500, 0.700]", "0.200 [0.100, 0.300]",
-        "+0.010 [-0.020, +0.040]", "1.2",
+        "+0.010 [-0.020, +0.040]", "0.04", "1.2",
     )  # fmt: skip
     assert len(row.cells()) == len(HEADER)
 

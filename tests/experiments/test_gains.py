@@ -10,7 +10,7 @@ import pytest
 
 from experiments.gains import CASES, HEADER, GainCase, cases_like, run_gains, stored_of
 from experiments.solo import fits_beside, keep_solo, read_solo, taught_alone
-from experiments.summary import Gain, Interval
+from experiments.summary import Gain
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.errors import CheckpointError, ConfigError
@@ -31,7 +31,7 @@ def rows_of(accuracies: list[float], **baselines: list[tuple[float, float]]) -> 
              "baseline": held_out}
             for seed, (held_out, test) in enumerate(values)
         ]  # fmt: skip
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows).assign(shared=0.0)
 
 
 def test_the_baseline_is_chosen_by_held_out_labels_and_hindsight_is_told() -> None:
@@ -61,13 +61,6 @@ def test_a_sentence_says_whether_help_paid() -> None:
     assert [each.sentence.partition(":")[0] for each in (paid, nothing, cost, one) if each] == [
         "Help paid", "No help shown", "Help cost", "One seed",
     ]  # fmt: skip
-
-
-def test_an_interval_of_differences_is_students() -> None:
-    found = Interval.paired([1.0, 2.0, 3.0])
-    assert found.mean == 2.0
-    # 4.303 is the .975 quantile for two degrees of freedom; the standard error is 1 / sqrt 3.
-    assert found.high - 2.0 == pytest.approx(4.3027 / math.sqrt(3), rel=1e-4)
 
 
 def test_every_case_is_a_run_that_can_be_described() -> None:
@@ -163,17 +156,16 @@ def test_a_plan_finds_the_nearest_stored_case() -> None:
     def case(**changes: object) -> StoredGain:
         usual = {
             "method": "votes", "dataset": "digits", "active_view": 1, "labelled": 20, "seeds": 10,
-            "baseline": "mixmatch", "gain": 10.0, "low": 8.0, "high": 12.0,
+            "baseline": "mixmatch", "gain": 10.0, "low": 8.0, "high": 12.0, "shared": 0.0,
         }  # fmt: skip
         return StoredGain.model_validate({**usual, **changes})
 
     stored = (case(), case(labelled=200), case(labelled=None), case(dataset="wine", labelled=30))
     config = GainCase(method="votes", data="digits", labelled=30).config
-    assert nearest_gain(config, stored) == stored[0]
-    every = GainCase(method="votes", data="digits", labelled=None).config
-    assert nearest_gain(every, stored) == stored[2]
+    assert nearest_gain(config, stored, labelled=30) == stored[0]
+    assert nearest_gain(config, stored, labelled=math.inf) == stored[2]
     other: Config = GainCase(method="imputation", data="digits", labelled=30).config
-    assert nearest_gain(other, stored) is None
+    assert nearest_gain(other, stored, labelled=30) is None
     assert all(one.seeds >= 5 for one in load_gains())
 
 

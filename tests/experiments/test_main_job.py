@@ -47,10 +47,10 @@ def test_one_line_for_each_inference() -> None:
     })  # fmt: skip
     assert [line.method for line in lines] == ["SingleVL", "TVFL, all parties", "TVFL-0", "APFed-C"]
     assert lines[0].cells() == (
-        "SingleVL", "nothing is sent", "90.0", "", "0", "0", "not applicable",
+        "SingleVL", "nothing is sent", "90.0", "", "", "0", "0", "not applicable",
         "not applicable",
     )  # fmt: skip
-    assert lines[1].cells()[4:] == ("1.0 MB", "∞", "0.100", "not applicable")
+    assert lines[1].cells()[5:] == ("1.0 MB", "∞", "0.100", "not applicable")
     assert lines[3].summary.epsilon_x == 8
     assert lines[3].variant.protection == "guard + secure sum"
 

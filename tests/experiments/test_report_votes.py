@@ -19,6 +19,7 @@ def test_a_run_of_votes_is_reported(method: str, tmp_path: Path) -> None:
     run(config_of(method), folder)
     page = write_report(folder).read_text(encoding="utf-8")
     told: dict[str, Any] = json.loads((folder / "privacy.json").read_text(encoding="utf-8"))
+    assert not (folder / "pictures" / "learning.png").exists()  # they are asked once
     each = method == "votes_randomised"
     learned = json.dumps(told["threat_model"]["who_learns_what"])
     assert "every passive is shown every label" in learned

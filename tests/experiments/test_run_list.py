@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from experiments.run_list import HEADER, ListedRun, State, list_runs, settings_in
-from experiments.solo import FILE, SoloRecord, settings_digest, solo_file
+from experiments.solo import SoloRecord, settings_digest, solo_file
 from secure_apfed.cli import execute
 from secure_apfed.config import Config
 from secure_apfed.errors import DataError
@@ -21,6 +21,7 @@ from secure_apfed.runs.folder import own_subfolder
 from secure_apfed.solo.choice import BaselineResult
 from tests.experiments.run_folder import attack_result, config_of, write_run
 
+SOLO = "solo.json"
 DAY = datetime(2025, 3, 1, 12, tzinfo=UTC)
 
 
@@ -46,7 +47,7 @@ def top(tmp_path: Path) -> Path:
     guarded = write_run(
         top / "guarded", config, accuracy={"apfed_c": 0.7}, epsilon=7.98, attacks=attacks
     )
-    write_solo(guarded / FILE, config, 0.65)
+    write_solo(guarded / SOLO, config, 0.65)
     (guarded / "report.html").write_text("")
     in_study = config_of("single_view")
     study = write_run(top / "study" / "alone", in_study, accuracy={"single_view": 0.5})
@@ -86,8 +87,8 @@ def test_a_finished_run_tells_what_it_reached(top: Path) -> None:
     assert "passive-2" in run.leaks["labels"].attack
     assert set(run.leaks) == {"labels"}
     assert dict(zip(HEADER, run.cells(), strict=True)) == {
-        "run": "guarded", "method": "apfed_c", "data": "digits, 4 parties", "accuracy %": "70.0",
-        "gain, points": "+5.0", "epsilon": "7.98", "worst attacks": "labels +0.30",
+        "run": "guarded", "method": "apfed_c", "data": "digits, 4 parties", "reached": "70.0 %",
+        "gain": "+5.0 points", "epsilon": "7.98", "worst attacks": "labels +0.30",
         "date, UTC": "2025-03-01 12:00", "state": "finished",
     }  # fmt: skip
 
@@ -124,18 +125,28 @@ def test_a_broken_folder_is_a_row_that_names_the_file(top: Path, name: str, said
 
 @pytest.mark.parametrize("text", ['"measure": "x"', '"baselines": []'])
 def test_baselines_that_are_none_are_a_row_that_says_so(top: Path, text: str) -> None:
-    file = top / "guarded" / FILE
+    file = top / "guarded" / SOLO
     record = json.loads(file.read_text())
     file.write_text(json.dumps({**record, **json.loads(f"{{{text}}}")}))
     run = by_name(top)["guarded"]
     assert run.state is State.BROKEN
-    assert FILE in run.reason
+    assert SOLO in run.reason
 
 
-def test_gains_of_another_measure_are_no_points(top: Path) -> None:
-    file = top / "guarded" / FILE
-    file.write_text(json.dumps({**json.loads(file.read_text()), "measure": "auc"}))
-    assert by_name(top)["guarded"].gain is None
+def test_a_run_is_told_by_the_measure_that_judges_it(top: Path) -> None:
+    file, result = top / "guarded" / SOLO, top / "guarded" / "result.json"
+    told = {**json.loads(file.read_text()), "measure": "brier"}
+    file.write_text(json.dumps(told))
+    run = by_name(top)["guarded"]
+    assert (run.reached, run.gained, run.gain) == ("70.0 %", "alone measured by Brier score", None)
+    judged = {"measure": "brier", "measures": {"apfed_c": {"brier": 0.6}}}
+    result.write_text(json.dumps({**json.loads(result.read_text()), **judged}))
+    run = by_name(top)["guarded"]
+    assert (run.reached, run.gained) == ("Brier score 0.600", "+0.050")
+    file.unlink()
+    assert by_name(top)["guarded"].gained == "alone not measured"
+    result.write_text(json.dumps({**json.loads(result.read_text()), "measures": {}}))
+    assert by_name(top)["guarded"].reached == "Brier score undefined"
 
 
 def test_names_and_clocks_of_others_are_shown(
@@ -196,17 +207,19 @@ def test_settings_are_dotted_and_leave_defaults_out() -> None:
 
 
 def test_the_command_prints_a_table_one_object_or_a_note(
-    top: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    top: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "240")
     assert execute(["runs", str(top)]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"guarded +apfed_c +digits, 4 parties +70\.0 +\+5\.0 +7\.98", out)
+    assert re.search(r"guarded +apfed_c +digits, 4 parties +70\.0 % +\+5\.0 points +7\.98", out)
     assert "broken: result.json: is not JSON" in out
     assert execute(["runs", str(top), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     rows = {row["name"]: row for row in told["runs"]}
-    assert rows["guarded"]["best_alone"] == {"name": "ridge", "accuracy": 0.65}
+    assert rows["guarded"]["best_alone"] == {
+        "name": "ridge", "measure": "accuracy", "value": 0.65,
+    }  # fmt: skip
+    assert (rows["guarded"]["measure"], rows["guarded"]["value"]) == ("accuracy", 0.7)
     assert rows["guarded"]["worst_attacks"]["labels"]["advantage"] == 0.3
     assert rows["study/alone"]["epsilon"] == "inf"
     assert rows["cut"]["accuracy"] is None

@@ -1,17 +1,85 @@
 import math
+from typing import Any
 
+import numpy as np
 import pytest
+from scipy.stats import ttest_1samp
 
-from experiments.summary import Interval, Summary
+from experiments.summary import Interval, Summary, holm, p_text, shared_share
+from secure_apfed.data import DataSettings
 from secure_apfed.methods import METHODS
 
 
 def test_intervals_of_one_of_equal_and_of_several_values() -> None:
     assert math.isnan(Interval.of([0.5]).low)
     assert Interval.of([0.5, 0.5]) == Interval(0.5, 0.5, 0.5)
-    several = Interval.of([0.1, 0.2, 0.3, 0.4])
-    assert 0.1 <= several.low < several.mean < several.high <= 0.4
-    assert several == Interval.of([0.1, 0.2, 0.3, 0.4])
+    # 4.303 is the .975 quantile for two degrees of freedom; the standard error is 1 / sqrt 3, and
+    # where a quarter of the rows tests (Nadeau and Bengio 2003) sqrt(1 / 3 + 1 / 3).
+    several = Interval.of([1.0, 2.0, 3.0])
+    assert several.mean == 2.0
+    assert several.high - 2.0 == pytest.approx(4.3027 / math.sqrt(3), rel=1e-4)
+    split = Interval.of([1.0, 2.0, 3.0], shared=0.25)
+    assert split.high - 2.0 == pytest.approx(4.3027 * math.sqrt(2 / 3), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("data", "labelled", "shared"),
+    [
+        ({"dataset": "digits"}, 75, 0.25),  # Nadeau and Bengio's test / (test + train)
+        ({"dataset": "tables"}, 75, 0.25),
+        ({"dataset": "digits"}, 3, 0.01),
+        ({"dataset": "mnist"}, 75, 0.0),  # its own test rows
+    ],
+)
+def test_seeds_share_the_rows_that_are_split_again(
+    data: dict[str, Any], labelled: int, shared: float
+) -> None:
+    settings = DataSettings.model_construct(**data)
+    found = shared_share(settings, train=75, labelled=labelled, test=25)
+    assert found == pytest.approx(shared)
+
+
+def test_the_corrected_interval_covers_where_students_does_not() -> None:
+    """Differences of least squares with and without some columns, over splits of one table."""
+    draw, weights = np.random.default_rng(3), np.array([1.0, 1.0, 1.0, 0.4, 0.4, 0.4])
+
+    def table(rows: int) -> tuple[np.ndarray, np.ndarray]:
+        x_NF = draw.normal(size=(rows, 6))
+        return x_NF, x_NF @ weights + draw.normal(size=rows)
+
+    def gain(x_NF: np.ndarray, y_N: np.ndarray, tested: int, learnt: int) -> float:
+        order, lost = draw.permutation(len(y_N)), []
+        test, train = order[:tested], order[tested : tested + learnt]
+        for columns in (3, 6):
+            fitted = np.linalg.lstsq(x_NF[train][:, :columns], y_N[train], rcond=None)[0]
+            lost.append(float(((x_NF[test][:, :columns] @ fitted - y_N[test]) ** 2).mean()))
+        return lost[0] - lost[1]
+
+    truth = np.mean([gain(*table(1000), 910, 90) for _ in range(400)])
+    held = {0.0: 0.0, 0.25: 0.0}
+    for _ in range(150):
+        whole = table(120)
+        found = [gain(*whole, 30, 90) for _ in range(10)]
+        for shared in held:
+            one = Interval.of(found, shared=shared)
+            held[shared] += bool(one.low <= truth <= one.high)
+    assert held[0.0] < 0.87 * 150
+    assert held[0.25] > 0.9 * 150
+
+
+def test_p_values_are_students_and_holms() -> None:
+    values = [0.3, 0.1, -0.2, 0.4, 0.5]
+    expected = ttest_1samp(values, 0.0).pvalue
+    assert Interval.of(values).p_value(5) == pytest.approx(expected)
+    assert Interval.of([0.1, 0.1]).p_value(2) == 0.0
+    assert Interval.of([0.0, 0.0]).p_value(2) == 1.0
+    gains = [Interval.of([value + shift for value in values]) for shift in (0.0, 0.3, 0.6, 0.25)]
+    one, three, four, two = (gain.p_value(5) for gain in gains)
+    assert holm([*gains, None, Interval.of([1.0])], 5) == pytest.approx(
+        [max(one, 2 * two), 3 * three, 4 * four, max(2 * two, 3 * three), math.nan, math.nan],
+        nan_ok=True,
+    )
+    assert (p_text(math.nan), p_text(0.0004), p_text(0.034)) == ("", "< 0.001", "0.034")
 
 
 def test_arms_reach_the_ends_and_one_seed_has_none() -> None:

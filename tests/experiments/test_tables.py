@@ -150,7 +150,7 @@ def test_a_forecast_is_the_mean_of_what_is_done_times_what_is_left(tmp_path: Pat
     assert again.forecast.full_hours == pytest.approx(1.0)
     assert again.forecast.sentence == (
         "1 of 4 jobs are done; the others take about 5.0 hours; the full table has 1 more, about "
-        "1.0 hours"
+        "1.0 hours, since these took 3.5 times what --list reckons with"
     )
     assert begun.forecast.done == 1
 

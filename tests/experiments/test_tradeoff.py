@@ -4,10 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from experiments.study import results_of
+import experiments as package
+from attacks import ATTACKS
+from experiments.study import base_config, results_of
 from experiments.tradeoff import TradeOff, TradeOffError, load_tradeoff, run_tradeoff
 from experiments.tradeoff.board import Board, dcs, on_the_front
-from experiments.tradeoff.settings import points_of
+from experiments.tradeoff.settings import points_of, tradeoff_of
+from secure_apfed.cli import execute
+from secure_apfed.config.file import load_config_text
 from secure_apfed.errors import CheckpointError, ConfigError
 from tests.experiments.finished_runs import attacked, finished
 
@@ -230,3 +234,79 @@ def test_without_the_undefended_point_there_is_no_board(study_file: Path, tmp_pa
         run_tradeoff(load_tradeoff(study_file), tmp_path / "out")
     assert (tmp_path / "out").stat().st_mode & 0o077 == 0  # its owner's alone
     assert (tmp_path / "out" / "tiny-noise-epsilon-1-0-seed0" / "result.json").exists()
+
+
+def _own_study(**study: object) -> str:
+    return f"{BASE}tradeoff: {json.dumps({'seeds': 1, 'references': [], **study})}\n"
+
+
+DEFENCES = [
+    {"name": "none", "undefended": True},
+    {"name": "noise", "set": {"guard": {"mechanism": "gaussian"}}, "knob": "guard.epsilon",
+     "values": [1.0]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("study", "told"),
+    [
+        ({"defences": DEFENCES, "name": "mine"}, "tradeoff.name: the study of a run has the run's"),
+        ({"defences": DEFENCES, "base": "b.yaml"}, "tradeoff.base"),
+        ({"defenses": DEFENCES}, "did you mean 'defences'"),
+        ({"defences": DEFENCES, "set": {"attacks": [{"name": "tempral"}]}}, "did you mean 'tempor"),
+        ({"defences": DEFENCES, "set": {"trian.epochs": 1}}, "did you mean 'train'"),
+    ],
+)
+def test_a_runs_study_is_checked_before_the_run(
+    study: dict[str, object], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, folder = tmp_path / "run.yaml", tmp_path / "run"
+    file.write_text(_own_study(**study))
+    assert execute(["run", str(file), "--output", str(folder), "--json"]) == 2
+    assert told in json.loads(capsys.readouterr().out)["error"]["message"]
+    assert not folder.exists()
+
+
+@pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+def test_a_run_is_followed_by_its_own_study(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, folder = tmp_path / "run.yaml", tmp_path / "run"
+    file.write_text(_own_study(defences=DEFENCES))
+    told = ["run", str(file), "--output", str(folder), "--no-baselines", "--set", "attacks=[]"]
+    assert execute([*told, "--set", 'tradeoff.set={"attacks": [{"name": "temporal"}]}',
+                    "--json"]) == 0  # fmt: skip
+    found = json.loads(capsys.readouterr().out)
+    assert {point["defence"] for point in found["tradeoff"]} == {"none", "noise"}
+    assert all("labels" in point["leakage"] for point in found["tradeoff"])
+    assert not found["attacks"]
+    assert (folder / "tradeoff" / "index.html").is_file()
+    played = folder / "tradeoff" / "tiny-tradeoff-none-seed0" / "config.yaml"
+    assert not load_config_text(played.read_text()).tradeoff
+
+
+def test_the_card_holds_what_it_says() -> None:
+    """The design in one file; `secure-apfed run` of it is a slow test of the command."""
+    card = base_config("card")
+    objectives = [one.objective.name for one in card.passives.values() if one.objective]
+    assert objectives == ["reconstruction", "contrastive"]
+    assert (card.secure_sum.scheme, card.alignment.protocol) == ("ckks", "circuit_crypten")
+    assert (card.guard.mechanism, card.guard.epsilon) == ("gaussian", 8.0)
+    assert (card.labels.mechanism, [one.name for one in card.attacks]) == (
+        "randomised_response", ["all"],
+    )  # fmt: skip
+    points = points_of(tradeoff_of(card), Path("out"))
+    epsilons = [one.config.guard.epsilon for one in points if not one.reference]
+    assert epsilons == [None, 1.0, 8.0, 64.0, 512.0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_card_is_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    card = Path(package.__file__).parent / "configs" / "card.yaml"
+    assert execute(["run", str(card), "--output", str(tmp_path / "run"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["privacy"]["epsilon_x"] == pytest.approx(8.0, abs=0.01)
+    assert {one["attack"] for one in found["attacks"]} == set(ATTACKS)
+    assert sum(one["applicable"] for one in found["attacks"]) > 10
+    assert len(found["tradeoff"]) == 6

@@ -21,6 +21,7 @@ from secure_apfed.cli import execute
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.errors import ApfedError, CheckpointError, ConfigError
+from secure_apfed.privacy.settings import LabelSettings
 from tests.experiments.own_tables import own_tables
 
 NAMES = ("a", "b", "c", "d")
@@ -190,6 +191,10 @@ def test_a_passive_with_noise_comes_last_and_values_add_up(tmp_path: Path) -> No
     assert [one["name"] for one in stored["passives"]] == [row.name for row in board.rows]
     for name in ("index.html", "contributions.md", "contributions.png"):
         assert (tmp_path / name).stat().st_size > 100
+    private = {"labels": LabelSettings(mechanism="randomised_response", epsilon=1.0)}
+    notes = replace(board, config=config.model_copy(update=private)).notes
+    (told,) = (note for note in notes if note not in board.notes)
+    assert told.startswith("Worth compares with true labels that the active holds back")
 
 
 def test_charges_of_all_coalitions_are_added_up(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from secure_apfed.runs.folder import make_private
 from secure_apfed.runs.local import prepare_parties
 from tests.secure_apfed.small_runs import small_config
 
-__all__ = ["OPEN", "SHORT", "WAIT", "Job", "job_of", "needs_nvflare", "wait_until"]
+__all__ = ["OPEN", "SHORT", "WAIT", "Job", "job_of", "needs_nvflare"]
 
 needs_nvflare = pytest.mark.skipif(
     importlib.util.find_spec("nvflare") is None,
@@ -99,10 +98,3 @@ class Job:
 
 def job_of(folder: Path, method: str, **changes: Any) -> Job:
     return Job(small_config(method, **{"train": SHORT, **changes}), folder)
-
-
-def wait_until(so: Callable[[], bool], within_s: float = 120.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not so():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)

@@ -1,5 +1,7 @@
 """Two parties of one trial, ann who listens and bob who dials, linked by their files."""
 
+import contextlib
+import socket
 import threading
 from pathlib import Path
 from typing import Any
@@ -8,11 +10,13 @@ from protocols.identity import Identity, fresh_identity
 from secure_apfed.exchange import Awaited, Kind, Transport
 from secure_apfed.exchange.certificates import Authority, Credentials, make_authority
 from secure_apfed.exchange.relay import Relay
+from secure_apfed.exchange.sockets import parse_address, spell_address
 from secure_apfed.runs.connecting import connect
 from secure_apfed.runs.party_file import PartyFile, Peer, Tls
 from secure_apfed.runs.trial_links import free_addresses
+from tests.waiting import LONG_S, wait_until
 
-__all__ = ["Pair", "awaiting", "say_and_hear"]
+__all__ = ["Pair", "awaiting", "say_and_hear", "until_somebody_listens"]
 
 
 class Pair:
@@ -32,15 +36,26 @@ class Pair:
         self.failed: dict[str, BaseException] = {}
         self.relay: Relay | None = None
         for name in ("ann", "bob"):
-            self.told[name] = {"tls": self.certify(name), "meet_s": 3.0, "reconnect_s": 10.0}
+            self.told[name] = {"tls": self.certify(name), "meet_s": LONG_S, "reconnect_s": 30.0}
         self.peers = {"ann": {"bob": self.peer("bob")}, "bob": {"ann": self.peer("ann")}}
         if relay:
-            self.relay = Relay(("127.0.0.1", 0), self.authority.issue("relay"))
-            for told in self.told.values():
-                told["relay"] = f"127.0.0.1:{self.relay.port}"
+            self.meet_at_a_relay("127.0.0.1")
         else:
-            self.told["ann"]["listen"] = self.address
-            self.peers["bob"]["ann"] = self.peer("ann", address=self.address)
+            self.listen_at("127.0.0.1")
+
+    def listen_at(self, host: str) -> None:
+        """Let ann listen at this host, as addresses spell it."""
+        self.address = f"{host}:{self.address.rpartition(':')[2]}"
+        self.told["ann"]["listen"] = self.address
+        self.peers["bob"]["ann"] = self.peer("ann", address=self.address)
+
+    def meet_at_a_relay(self, host: str) -> None:
+        """Let both dial a relay at this host."""
+        if self.relay is not None:
+            self.relay.close()
+        self.relay = Relay((host, 0), self.authority.issue("relay"))
+        for told in self.told.values():
+            told["relay"] = spell_address((host, self.relay.port))
 
     def peer(self, name: str, **told: Any) -> Peer:
         return Peer(identity=self.identities[name].public.hex(), **told)
@@ -94,7 +109,10 @@ class Pair:
         thread.start()
         return thread
 
-    def meet(self) -> None:
+    def meet(self, *, within_s: float | None = None) -> None:
+        """Let both come; `within_s`: how long they look for each other, where they are to fail."""
+        for told in self.told.values() if within_s else ():
+            told["meet_s"] = within_s
         for thread in [self.come(name) for name in ("ann", "bob")]:
             thread.join()
 
@@ -117,4 +135,14 @@ def say_and_hear(pair: Pair, body: bytes = b"hello") -> None:
     assert not pair.failed
     for one, other in (("ann", "bob"), ("bob", "ann")):
         pair.met[one].post(other, body)
-        assert pair.met[other].take(awaiting(other, one), 10) == (one, body)
+        assert pair.met[other].take(awaiting(other, one), LONG_S) == (one, body)
+
+
+def until_somebody_listens(pair: Pair) -> None:
+    def listens() -> bool:
+        with contextlib.suppress(ConnectionRefusedError):
+            socket.create_connection(parse_address(pair.address)).close()
+            return True
+        return False
+
+    wait_until(listens, f"that somebody listens at {pair.address}")

@@ -1,7 +1,6 @@
 """Runs between machines give the models of one process, also where connections break."""
 
 import re
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from tests.local.processes import Parties, model_digests, nobody_failed
 from tests.local.test_local_equal import SUMS
 from tests.local.test_local_methods import config_of as config_of_method
 from tests.secure_apfed.small_runs import small_config
+from tests.waiting import LONG_S, wait_until
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning"),
@@ -93,16 +93,14 @@ def test_a_partition_of_six_seconds_changes_nothing(proxied: Proxied, tmp_path: 
         for proxy in proxied.proxies.values():
             proxy.part(6.0)
         for process in proxied.processes.values():
-            process.join(60)
+            process.join(LONG_S)
             assert not process.is_alive()
     assert model_digests(proxied.run.path) == model_digests(tmp_path / "memory")
 
 
 def await_bytes(proxied: Proxied) -> None:
     """Until the training is under way."""
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        if sum(len(proxy.carried) for proxy in proxied.proxies.values()) > 150_000:
-            return
-        time.sleep(0.02)
-    raise AssertionError("nothing was sent")
+    wait_until(
+        lambda: sum(len(proxy.carried) for proxy in proxied.proxies.values()) > 150_000,
+        "that something was sent",
+    )

@@ -51,7 +51,7 @@ CASES = [
 def harmed_and_resumed(harm: Harm, name: str, over: Way, whole: Path, folder: Path) -> None:
     patience_s = 2.0 if harm.signal == signal.SIGSTOP else 20.0
     parties = Impatient(config_of(), folder, over=over, timeout_s=patience_s)
-    said = parties.play({name: harm}, within_s=50.0)
+    said = parties.play({name: harm})
     assert said["passive-2"]["kind"]
     the_others_say_who_and_when(said, name)
     parties = Impatient(config_of(), folder, over=over)

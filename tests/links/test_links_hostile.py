@@ -15,10 +15,12 @@ import pytest
 
 from protocols.errors import RemoteProtocolError
 from protocols.identity import fresh_identity
-from secure_apfed.exchange.grpc_link import dial
+from secure_apfed.exchange.grpc_link import GrpcConnection, dial
 from secure_apfed.exchange.relay import Relay
+from secure_apfed.exchange.sealed_connection import MOST_SEALED, MOST_UNPROVED, read_before
 from secure_apfed.exchange.sockets import parse_address
-from tests.links.pair import Pair, say_and_hear
+from tests.links.pair import Pair, say_and_hear, until_somebody_listens
+from tests.waiting import LONG_S, wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
 
@@ -36,7 +38,7 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
         made.relay = Relay(("127.0.0.1", 0), None)
         made.address = f"127.0.0.1:{made.relay.port}"
     for told in made.told.values():
-        told |= {"tls": None, "insecure_plaintext_on_loopback": True, "meet_s": 20.0}
+        told |= {"tls": None, "insecure_plaintext_on_loopback": True}
         told |= {"relay": made.address} if made.relay is not None else {}
     yield made
     made.close()
@@ -59,12 +61,12 @@ def hellos() -> list[bytes]:
     """What somebody may say who would like to get in."""
     key, other = os.urandom(32), fresh_identity()
     return [
-        msgpack.packb([1, "bob", "ann", key, ""]),
-        msgpack.packb([1, "bob", "ann", key, "ff" * 32]),
-        msgpack.packb([1, ["bob"], {"ann": 1}, key, ""]),
+        msgpack.packb([2, "bob", "ann", key, ""]),
+        msgpack.packb([2, "bob", "ann", key, "ff" * 32]),
+        msgpack.packb([2, ["bob"], {"ann": 1}, key, ""]),
         msgpack.packb([sorted([key, other.public]), key, other.public, os.urandom(64)]),
         msgpack.packb([[key] * 3000, key, key, os.urandom(64)]),
-        msgpack.packb([1, "bob", "ann", bytes(32), ""]) + struct.pack(">BQQ", 1, 0, 0),
+        msgpack.packb([2, "bob", "ann", bytes(32), ""]) + struct.pack(">BQQ", 1, 0, 0),
         b"refused ",
         struct.pack(">BQQ", 2, 0, 0) + (2**63).to_bytes(8, "big"),
         bytes(2**20),
@@ -97,21 +99,20 @@ def shout(pair: Pair, data: bytes) -> None:
 
 
 @contextmanager
-def busy(pair: Pair) -> Iterator[list[float]]:
-    """Honest talk all the while; how long each exchange took."""
-    ended, took = threading.Event(), list[float]()
+def busy(pair: Pair) -> Iterator[list[bytes]]:
+    """Honest talk all the while; what was said and heard."""
+    ended, exchanges = threading.Event(), list[bytes]()
 
     def go_on() -> None:
-        while not ended.is_set():
-            began = time.monotonic()
-            say_and_hear(pair, os.urandom(1000))
-            took.append(time.monotonic() - began)
-            time.sleep(0.02)
+        while not ended.wait(0.02):
+            body = os.urandom(1000)
+            say_and_hear(pair, body)
+            exchanges.append(body)
 
     thread = threading.Thread(target=go_on)
     thread.start()
     try:
-        yield took
+        yield exchanges
     finally:
         ended.set()
         thread.join()
@@ -125,24 +126,72 @@ def test_mutated_frames_leave_honest_peers_unaffected(frames: int, pair: Pair) -
         name: [vars(link)["_wire"] for link in links.values()] for name, links in before.items()
     }
     chance = np.random.default_rng(15)
-    with busy(pair) as took:
+    with busy(pair) as exchanges:
         for number in range(frames // 5):
             genuine = hellos()
             talk(pair, [mutated(genuine[number % len(genuine)], chance), *genuine[: number % 3]])
         for number in range(frames - frames // 5):
             body = PREFACE + SETTINGS + bytes(chance.integers(0, 256, 60, dtype=np.uint8))
             shout(pair, mutated(body, chance) if number % 4 else mutated(hellos()[0], chance))
-    assert len(took) > frames // 100
-    assert max(took) < 5
+    assert exchanges
     for name, links in before.items():
         assert [vars(link)["_wire"] for link in links.values()] == wires[name]
 
 
+def read_to_the_end(connection: GrpcConnection) -> None:
+    """A relay may say something first."""
+    while True:
+        read_before(connection, time.monotonic() + LONG_S)
+
+
+def test_of_a_stranger_no_long_frame_is_taken(pair: Pair) -> None:
+    coming = [pair.come("ann")]
+    until_somebody_listens(pair)
+    for size in (MOST_UNPROVED + 1, MOST_SEALED):
+        connection = dial(parse_address(pair.address), None, name=None)
+        connection.send_bytes(bytes(size))
+        with pytest.raises(ConnectionRefusedError, match="above 4096 bytes before it proved"):
+            read_to_the_end(connection)
+        connection.close()
+    coming.append(pair.come("bob"))
+    for thread in coming:
+        thread.join()
+    say_and_hear(pair, bytes(MOST_SEALED))
+
+
+def test_of_a_stranger_one_frame_waits() -> None:
+    read, connection = list[int](), GrpcConnection()
+
+    def pieces() -> Iterator[bytes]:
+        for number in range(100):
+            read.append(number)
+            yield b"\0" + bytes(MOST_UNPROVED)
+
+    threading.Thread(target=connection.carry, args=(pieces(),), daemon=True).start()
+    for got in range(1, 51):
+        assert connection.recv_bytes() == bytes(MOST_UNPROVED)
+        assert len(read) <= got + 2  # one waits, one is in the hands of who brings it
+    connection.trust()
+    for got in range(51, 101):
+        assert connection.recv_bytes() == bytes(MOST_UNPROVED)
+        assert len(read) <= got + 5
+    connection.close()
+
+
+def was_sent_away(one: GrpcConnection) -> bool:
+    while one.poll(0.0):
+        try:
+            one.recv_bytes()
+        except (OSError, EOFError):
+            return True
+    return False
+
+
 def test_a_crowd_of_silent_strangers_keeps_nobody_out(pair: Pair) -> None:
     coming = pair.come("ann")
-    time.sleep(1.0)
+    until_somebody_listens(pair)
     crowd = [dial(parse_address(pair.address), None, name=None) for _ in range(150)]
-    time.sleep(1.0)
+    wait_until(lambda: any(map(was_sent_away, crowd)), "that a stranger went for another")
     bob = pair.come("bob")
     for thread in (coming, bob):
         thread.join()

@@ -14,6 +14,7 @@ from tests.links.pair import Pair, say_and_hear
 from tests.local.processes import Harm, Impatient, model_digests, nobody_failed
 from tests.local.test_local_harm import recovering
 from tests.local.test_local_restarts import RETURN, changed
+from tests.waiting import LONG_S, wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
 
@@ -37,16 +38,12 @@ def test_who_left_is_found_once_it_waits_and_meets_in_the_next_session(
     relay: bool, tmp_path: Path
 ) -> None:
     pair = Pair(tmp_path, relay=relay)
-    pair.told["bob"]["meet_s"] = 20.0
     pair.meet()
     say_and_hear(pair)
     pair.met.pop("bob").close()
     assert pair.met["ann"].returned(["bob"]) == []
     coming = pair.come("bob")  # who may only dial
-    deadline = time.monotonic() + 15
-    while not pair.met["ann"].returned(["bob"]):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: pair.met["ann"].returned(["bob"]), "that bob was found")
     pair.met["ann"].post("bob", b"is not sent")
     assert coming.is_alive()  # it has met nobody by that
     pair.met.pop("ann").close()
@@ -69,15 +66,13 @@ def test_who_was_left_out_and_dials_is_back_at_a_checkpoint(over: Way, tmp_path:
         "active": Harm(Kind.CHECKPOINT, 8, signal=None),
     }
     with parties.started(harms):
-        parties.processes["passive-2"].join(30)
-        deadline, lines = time.monotonic() + 40, active / "metrics.jsonl"
-        while not (lines.exists() and lines.read_bytes().count(b"\n") >= 2):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        parties.processes["passive-2"].join(LONG_S)
+        lines = active / "metrics.jsonl"
+        wait_until(lambda: lines.exists() and lines.read_bytes().count(b"\n") >= 2)
         parties.begin("passive-2")
         time.sleep(6)
         (active / "go-on").touch()
-        said = parties.watch(list(parties.processes), 60.0)
+        said = parties.watch(list(parties.processes))
     nobody_failed(said)
     (why,) = said["active"]["restarts"]
     assert "checkpoint: passive-2 fell silent and is back at step" in why

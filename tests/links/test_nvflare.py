@@ -25,9 +25,10 @@ from secure_apfed.errors import ConfigError
 from secure_apfed.runs import run
 from secure_apfed.runs.party import play_party
 from secure_apfed.runs.party_file import PartyFile
-from tests.links.jobs import OPEN, SHORT, WAIT, Job, job_of, needs_nvflare, wait_until
+from tests.links.jobs import OPEN, SHORT, WAIT, Job, job_of, needs_nvflare
 from tests.local.processes import model_digests
 from tests.local.test_local_harm import recovering
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
 

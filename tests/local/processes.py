@@ -23,6 +23,7 @@ from secure_apfed.runs.folder import RunFolder, make_private
 from secure_apfed.runs.local import prepare_parties
 from secure_apfed.runs.party import PartyFile, play_party
 from secure_apfed.runs.trial_links import Way, relaying
+from tests.waiting import LONG_S, wait_until
 
 __all__ = [
     "PHASES",
@@ -42,7 +43,7 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 # The last is what an optimiser of torch imports when it is first made, for three seconds.
 _CONTEXT.set_forkserver_preload(["tests.local.processes", "torch._dynamo"])
 _LENGTH_BYTES = 2
-_GO_ON, _HOLD_S = "go-on", 40.0
+_GO_ON = "go-on"
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,7 @@ class Harm:
         if self.signal is not None:
             os.kill(os.getpid(), self.signal)
             return
-        deadline = time.monotonic() + _HOLD_S
-        while not (folder / _GO_ON).exists() and time.monotonic() < deadline:
-            time.sleep(0.02)
+        wait_until((folder / _GO_ON).exists, "that it may go on")
 
 
 def kind_of(frame: bytes) -> Kind:
@@ -181,7 +180,7 @@ class Parties:
 
     def __init__(
         self, config: Config, folder: Path, *, data: VerticalData | None = None,
-        timeout_s: float = 20.0, meet_s: float = 15.0, over: Way = "tcp",
+        timeout_s: float = 60.0, meet_s: float = 60.0, over: Way = "tcp",
     ) -> None:  # fmt: skip
         self.config, self.run = config, RunFolder(folder)
         make_private(folder)
@@ -236,7 +235,7 @@ class Parties:
 
     def play(
         self, harms: Mapping[str, Harm] | None = None, *, resume: bool = False,
-        within_s: float = 60.0,
+        within_s: float = LONG_S,
     ) -> dict[str, dict[str, Any]]:  # fmt: skip
         """Play until all but the harmed have ended; return by party what it said of it.
 
@@ -248,7 +247,7 @@ class Parties:
             return self.watch([name for name in self.processes if name not in harms], within_s)
 
     def play_watched_over(
-        self, harms: Mapping[str, Harm], *, within_s: float = 60.0
+        self, harms: Mapping[str, Harm], *, within_s: float = LONG_S
     ) -> dict[str, dict[str, Any]]:
         """Play until all have ended; who is killed is started again, in the same way as before."""
         with self.started(harms):
@@ -259,7 +258,7 @@ class Parties:
                 self.begin(name)
             return self.watch(list(self.processes), deadline - time.monotonic())
 
-    def watch(self, names: Sequence[str], within_s: float) -> dict[str, dict[str, Any]]:
+    def watch(self, names: Sequence[str], within_s: float = LONG_S) -> dict[str, dict[str, Any]]:
         """Wait until these parties have ended; see `play`."""
         deadline, said = time.monotonic() + within_s, {}
         for name in names:

@@ -1,23 +1,26 @@
 """`run --transport local` and `party`: what they print and leave behind, and how they fail."""
 
 import json
+import math
 import os
+import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from experiments.finished_run import read_finished_run
 from secure_apfed.cli import TransportName, execute
 from secure_apfed.config.file import dump_config, load_config
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.runs import TRANSPORTS, load_recording, run
 from tests.local.processes import model_digests
 from tests.secure_apfed.small_runs import small_config
+from tests.waiting import LONG_S, wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
 
@@ -54,22 +57,20 @@ def training(tmp_path: Path) -> Iterator[tuple[Path, "subprocess.Popen[bytes]"]]
         command(config, folder, "--timeout", "5", "--json"), stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )  # fmt: skip
-    deadline = time.monotonic() + 180
     metrics = folder / "parties" / "active" / "metrics.jsonl"
-    while not (metrics.exists() and metrics.read_bytes()):
-        assert time.monotonic() < deadline
+
+    def trains() -> bool:
         assert process.poll() is None, process.communicate()
-        time.sleep(0.1)
+        return metrics.exists() and bool(metrics.read_bytes())
+
+    wait_until(trains, "training")
     yield folder, process
     process.kill()
     process.communicate()
 
 
-def gone_within(folder: Path, seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while processes_of(folder) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return not processes_of(folder)
+def wait_until_gone(folder: Path) -> None:
+    wait_until(lambda: not processes_of(folder), "that no process is left")
 
 
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds processes as on Linux")
@@ -80,7 +81,7 @@ def test_a_killed_launcher_leaves_no_process(
     assert set(processes_of(folder)) == {"active", "passive-1", "passive-2", "aggregator"}
     launcher.send_signal(signal.SIGKILL)
     launcher.wait()
-    assert gone_within(folder, 20)
+    wait_until_gone(folder)
 
 
 @pytest.mark.slow
@@ -91,12 +92,12 @@ def test_a_killed_party_is_named_and_nothing_is_left_running(
 ) -> None:
     folder, launcher = training
     os.kill(processes_of(folder)[name], signal.SIGKILL)
-    out, _ = launcher.communicate(timeout=60)
+    out, _ = launcher.communicate(timeout=LONG_S)
     assert launcher.returncode == 4
     message = json.loads(out)["error"]["message"]
     assert f"{name}: its process was ended by SIGKILL" in message
     assert f"{name} closed its link" in message or f"the link to {name} broke" in message
-    assert gone_within(folder, 1)
+    wait_until_gone(folder)
 
 
 @pytest.mark.slow
@@ -106,10 +107,10 @@ def test_a_launcher_whose_active_is_stopped_ends_all_the_same(
 ) -> None:
     folder, launcher = training
     os.kill(processes_of(folder)["active"], signal.SIGSTOP)
-    out, _ = launcher.communicate(timeout=200)
+    out, _ = launcher.communicate(timeout=LONG_S)
     assert launcher.returncode == 4
     assert "nothing came for 40 s" in json.loads(out)["error"]["message"]
-    assert gone_within(folder, 1)
+    wait_until_gone(folder)
 
 
 @pytest.mark.slow
@@ -118,10 +119,10 @@ def test_an_interrupted_launcher_says_how_to_go_on(
 ) -> None:
     folder, launcher = training
     launcher.send_signal(signal.SIGINT)
-    out, _ = launcher.communicate(timeout=60)
+    out, _ = launcher.communicate(timeout=LONG_S)
     assert launcher.returncode == 130
     assert json.loads(out)["error"]["message"].endswith("--resume --transport local")
-    assert gone_within(folder, 1)
+    wait_until_gone(folder)
 
 
 @pytest.fixture(scope="module")
@@ -222,3 +223,82 @@ def test_nobody_comes_and_the_party_says_whom_it_waited_for(
         file.write_text(file.read_text().replace("meet_s: 60.0", "meet_s: 0.3"))
         assert execute(["party", "--config", str(file)]) == 4
         assert told in " ".join(capsys.readouterr().err.replace("│", "").split())
+
+
+PRIVATE: dict[str, dict[str, Any]] = {
+    "votes": {"votes": {"epsilon": 8.0}},
+    "split_nn": {},
+    "apfed_r": {"secure_sum": {"scheme": "plain", "masks": "pairwise", "noise": {"epsilon": 8.0}}},
+}
+FIGURE = {"votes": "epsilon_v", "split_nn": "epsilon_x", "apfed_r": "epsilon_c"}
+
+
+def epsilons(text: str) -> list[str]:
+    """The rows of a result's table that tell of privacy."""
+    return [" ".join(line.split()) for line in text.splitlines() if line.startswith("epsilon_")]
+
+
+@pytest.mark.parametrize(
+    ("method", "over"), [(one, "local") for one in PRIVATE] + [("votes", "grpc")]
+)
+def test_one_thing_costs_the_same_by_the_same_name_wherever_it_is_told(
+    method: str, over: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("COLUMNS", "160")
+    config = small_config(method, **PRIVATE[method])
+    (tmp_path / "run.yaml").write_text(dump_config(config))
+    told, runs = [], {}
+    for transport in ("memory", over):
+        folder = tmp_path / transport
+        arguments = ["run", str(tmp_path / "run.yaml"), "--output", str(folder)]
+        assert execute([*arguments, "--transport", transport]) == 0
+        told.append(epsilons(capsys.readouterr().out))
+        runs[transport] = read_finished_run(folder)
+        assert (folder / "report.html").is_file()
+    assert told[0] == told[1]
+    memory, apart = runs["memory"], runs[over]
+    assert memory.solo is not None
+    assert apart.solo is not None
+    assert memory.solo == apart.solo.model_copy(update={"files": memory.solo.files})
+    assert memory.outcome.contributions == apart.outcome.contributions
+    # What the passives said at the end stands in the active's own folder, too.
+    active = tmp_path / over / "parties" / "active"
+    own = read_finished_run(active)
+    assert (own.epsilon, own.figure) == (memory.epsilon, FIGURE[method])
+    assert 0 < own.epsilon < math.inf
+    assert own.solo == apart.solo
+    assert f"{FIGURE[method]}" in (tmp_path / over / "report.html").read_text("utf-8")
+    assert execute(["audit-log", "verify", str(active.parent / "passive-1")]) == 0
+    assert re.search(rf"{FIGURE[method]}, [^,]+, last +{own.epsilon:.4g}", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("baselines", [True, False])
+def test_the_actives_own_process_measures_it_alone_and_reports(
+    baselines: bool, tmp_path: Path
+) -> None:
+    config, folder = tmp_path / "run.yaml", tmp_path / "run"
+    settings = {"labels": {"mechanism": "randomised_response", "epsilon": 2.0}}
+    config.write_text(dump_config(small_config("votes", **settings)))
+    prepare = ["run", str(config), "--output", str(folder), "--prepare", "--transport", "grpc"]
+    assert execute(prepare) == 0
+    parties = sorted((folder / "parties").iterdir())
+    started = {
+        one.name: subprocess.Popen(
+            [sys.executable, "-m", "secure_apfed.cli", "party", "--config",
+             str(one / "party.yaml"), "--json", *([] if baselines else ["--no-baselines"])],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+        for one in parties
+    }  # fmt: skip
+    said = {name: process.communicate(timeout=300) for name, process in started.items()}
+    assert {name: one.returncode for name, one in started.items()} == dict.fromkeys(said, 0), said
+    assert {name for name, (out, _) in said.items() if out} == {"active"}
+    told, active = json.loads(said["active"][0]), folder / "parties" / "active"
+    assert (active / "report.html").is_file()
+    assert (active / "solo.json").is_file() is baselines
+    assert not (folder / "parties" / "passive-1" / "report.html").exists()
+    if baselines:
+        assert told["solo"]["labels"] == "answered"  # of its label mechanism
+    else:
+        assert told["solo"] is None

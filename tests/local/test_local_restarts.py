@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from secure_apfed.config import Config
 from secure_apfed.exchange import Kind
 from tests.local.processes import PHASES, Harm, Parties, model_digests, nobody_failed
 from tests.local.test_local_harm import SENT, config_of, recovering, whole
+from tests.waiting import LONG_S, wait_until
 
 __all__ = ["whole"]  # a fixture
 
@@ -65,9 +65,9 @@ def test_all_wait_for_who_was_killed_and_end_with_the_same_models(
 
 def test_who_stays_away_is_waited_for_as_long_as_agreed(tmp_path: Path) -> None:
     parties = Parties(
-        changed(config_of(), WAIT | {"patience_s": 3.0}), tmp_path / "run", meet_s=1.0
+        changed(config_of(), WAIT | {"patience_s": 5.0}), tmp_path / "run", meet_s=5.0
     )
-    said = parties.play({"passive-1": Harm(Kind.CONTRIBUTION, 4)}, within_s=30.0)
+    said = parties.play({"passive-1": Harm(Kind.CONTRIBUTION, 4)})
     for name in ("active", "aggregator", "passive-2"):
         assert said[name]["kind"] == "PartyLeftError", said
         assert len(said[name]["restarts"]) == 1
@@ -75,18 +75,15 @@ def test_who_stays_away_is_waited_for_as_long_as_agreed(tmp_path: Path) -> None:
 
 
 def test_all_wait_for_who_was_frozen(whole: Path, tmp_path: Path) -> None:
-    parties = Parties(changed(config_of(), WAIT | {"patience_s": 2.0}), tmp_path / "run")
+    parties = Parties(changed(config_of(), WAIT | {"patience_s": 5.0}), tmp_path / "run")
     with parties.started({"passive-1": Harm(Kind.CONTRIBUTION, 4, signal.SIGSTOP)}):
         contract = parties.run.party("active") / "contract.json"
-        deadline = time.monotonic() + 30
         # The active listens in the first meeting and in the second.
-        while not contract.exists() or not listening(parties, "active"):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(lambda: contract.exists() and listening(parties, "active"))
         frozen = parties.processes["passive-1"].pid
         assert frozen
         os.kill(frozen, signal.SIGCONT)
-        said = parties.watch(list(parties.processes), 40.0)
+        said = parties.watch(list(parties.processes))
     nobody_failed(said)
     assert model_digests(parties.run.path) == model_digests(whole)
     assert len(said["passive-1"]["restarts"]) == 1
@@ -97,10 +94,10 @@ def test_there_is_an_end_to_beginning_again(tmp_path: Path) -> None:
     parties = Parties(changed(config_of(), WAIT | {"restarts": 2}), tmp_path / "run")
     with parties.started({"aggregator": Harm(Kind.SUM, 1)}):
         for _ in range(3):
-            parties.processes["aggregator"].join(30)
+            parties.processes["aggregator"].join(LONG_S)
             assert not parties.processes["aggregator"].is_alive()
             parties.begin("aggregator", Harm(Kind.SUM, 1))
-        said = parties.watch(["active", "passive-1", "passive-2"], 30.0)
+        said = parties.watch(["active", "passive-1", "passive-2"])
     assert {len(one["restarts"]) for one in said.values()} == {2}
     assert {one["kind"] for one in said.values()} <= {"PartyLeftError", "RunStoppedError"}
 
@@ -110,10 +107,7 @@ RETURN: dict[str, Any] = {"silent_passive": "recover", "patience_s": 20.0, "rest
 
 def lets_go_on(parties: Parties, name: str, once: Callable[[], bool]) -> None:
     """Let a party that is held go on once something is so."""
-    deadline = time.monotonic() + 30
-    while not once():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(once)
     (parties.run.party(name) / "go-on").touch()
 
 
@@ -134,10 +128,10 @@ def test_who_was_left_out_is_back_at_the_next_checkpoint(tmp_path: Path) -> None
         "active": Harm(Kind.CHECKPOINT, 2, signal=None),
     }
     with parties.started(harms):
-        parties.processes["passive-2"].join(30)
+        parties.processes["passive-2"].join(LONG_S)
         parties.begin("passive-2")
         lets_go_on(parties, "active", lambda: listening(parties, "passive-2"))
-        said = parties.watch(list(parties.processes), 40.0)
+        said = parties.watch(list(parties.processes))
     nobody_failed(said)
     (why,) = said["active"]["restarts"]
     assert "checkpoint: passive-2 fell silent and is back at step" in why
@@ -168,7 +162,7 @@ def test_who_was_frozen_notices_that_it_was_left_out_and_comes_back(
     config = changed(recovering(), rules)
     parties = Parties(
         config.model_copy(update={"train": config.train.model_copy(update={"epochs": 5})}),
-        tmp_path / "run", timeout_s=2.0,
+        tmp_path / "run", timeout_s=5.0,
     )  # fmt: skip
     active = parties.run.party("active")
     harms = {
@@ -178,14 +172,11 @@ def test_who_was_frozen_notices_that_it_was_left_out_and_comes_back(
     with parties.started(harms):
         frozen = parties.processes["passive-2"].pid
         lines = active / "metrics.jsonl"
-        deadline = time.monotonic() + 30
-        while not (lines.exists() and lines.read_bytes().count(b"\n") >= 3):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(lambda: lines.exists() and lines.read_bytes().count(b"\n") >= 3)
         assert frozen
         os.kill(frozen, signal.SIGCONT)
         lets_go_on(parties, "active", lambda: listening(parties, "passive-2"))
-        said = parties.watch(list(parties.processes), 40.0)
+        said = parties.watch(list(parties.processes))
     nobody_failed(said)
     (why,) = said["passive-2"]["restarts"]
     assert told in why
@@ -200,7 +191,7 @@ def test_without_restarts_who_comes_back_is_not_let_in(tmp_path: Path) -> None:
         "active": Harm(Kind.CHECKPOINT, 2, signal=None),
     }
     with parties.started(harms):
-        parties.processes["passive-2"].join(30)
+        parties.processes["passive-2"].join(LONG_S)
         parties.begin("passive-2", resume=True)
         lets_go_on(parties, "active", lambda: listening(parties, "passive-2"))
         said = parties.watch(["active"], 40.0)

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from secure_apfed.runs.checkpoint import load_tensors
 from secure_apfed.runs.folder import read_sealed
 from tests.local.processes import Harm, Parties
 from tests.secure_apfed.small_runs import small_config
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
 
@@ -127,10 +127,8 @@ def test_no_party_begins_with_what_is_anothers_in_memory(tmp_path: Path) -> None
     harms = {name: Harm(None, 0, signal.SIGSTOP) for name in (*NAMES, "aggregator")}
     with parties.started(harms):
         pids = {name: one.pid or 0 for name, one in parties.processes.items()}
-        deadline = time.monotonic() + 30
-        while not all(" T " in Path(f"/proc/{pid}/stat").read_text() for pid in pids.values()):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        stats = [Path(f"/proc/{pid}/stat") for pid in pids.values()]
+        wait_until(lambda: all(" T " in stat.read_text() for stat in stats), "that all stopped")
         every = {name: secrets_of(parties, data, name) for name in parties.processes}
         for name, pid in pids.items():
             held = memory_of(pid)

@@ -171,4 +171,4 @@ def test_the_noise_with_smudging_has_its_scale(
     width = 2.0**curious.played.sum.headroom.smudging_bits
     places = np.sort((curious.noise(first) / width).astype(float).ravel()) * factor + 0.5
     distance = np.abs(places - (np.arange(places.size) + 0.5) / places.size).max()
-    assert (distance * math.sqrt(places.size) < 2.2) == accepted  # Kolmogorov and Smirnov, 1e-4
+    assert (distance * math.sqrt(places.size) < 3.5) == accepted  # Kolmogorov and Smirnov, 1e-10

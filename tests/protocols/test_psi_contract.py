@@ -371,3 +371,5 @@ def test_the_table_names_its_entries_and_what_they_reveal() -> None:
     for key, backend in SET_INTERSECTIONS.items():
         assert backend.name == key
         assert all(sentence.endswith(".") for sentence in backend.leaks)
+        guesses = backend.most_guesses(1000)
+        assert min(guesses.hub, guesses.member) >= 1000

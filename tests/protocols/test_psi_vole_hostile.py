@@ -1,6 +1,7 @@
 """`vole` and `opprf` against parties that send what they like, and supplies that do not belong."""
 
 from collections.abc import Callable, Mapping
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -8,14 +9,29 @@ import pytest
 
 from protocols.conversation import Outgoing
 from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.psi.circuit.backend import CircuitIntersection
+from protocols.psi.circuit.messages import Kind as CircuitKind
 from protocols.psi.circuit.opprf_backend import OpprfIntersection
 from protocols.psi.circuit.programmed import ProgrammedStocking
-from protocols.psi.interface import IntersectionAgreement
+from protocols.psi.interface import (
+    IntersectionAgreement,
+    IntersectionTooSmallError,
+    Output,
+)
 from protocols.psi.script import ScriptedRole
 from protocols.psi.supply import Supply
 from protocols.psi.vole.backend import VoleIntersection
 from protocols.psi.vole.dealing import VoleStocking
 from protocols.psi.vole.messages import COMMIT, HELLO, Kind, member_dealt_bytes
+from protocols.psi.vole.store import (
+    DependentRowsError,
+    Encoder,
+    Rows,
+    cells_for,
+    decode,
+    digest_ids,
+    targets_of,
+)
 from tests.protocols.scripted import play
 
 IDS = [b"person %d" % k for k in range(40)]
@@ -228,3 +244,42 @@ def test_two_sessions_make_different_things_of_equal_sets() -> None:
         long = [body for body in bodies if len(body) > 32]
         cells.append({body[k : k + 8] for body in long for k in range(0, len(body) - 7, 8)})
     assert not cells[0] & cells[1]
+
+
+def test_the_hubs_store_solves_as_many_equations_as_the_printed_bound() -> None:
+    """Of 91 for two agreed IDs, most sets of 80 IDs have a store; none of 92 has one."""
+    bound = VoleIntersection.most_guesses(2).hub
+    solved = {80: 0, bound + 1: 0}
+    for number, count in product(range(20), solved):
+        digests = digest_ids([b"%d %d" % (number, k) for k in range(count)], bytes(32))
+        rows = Rows.of(digests, cells_for(2))
+        try:
+            store = Encoder(rows, cells_for(2)).encode(targets_of(digests))
+        except DependentRowsError:
+            continue
+        solved[count] += 1
+        assert (decode(store, rows) == targets_of(digests)).all()
+    assert solved[80] > 10
+    assert solved[bound + 1] == 0
+
+
+@pytest.mark.parametrize("backend", [OpprfIntersection, CircuitIntersection])
+def test_the_minimum_stops_no_hub_that_alters_its_share_of_the_count(backend: Any) -> None:
+    """As `leaks` of both say: the dealer counts bits that the hub turned over."""
+    agreement = _agreed(minimum_rows=15, output=Output.HUB_ROWS)
+
+    def play_with(tamper: Tamper) -> Any:
+        roles = {
+            "hub": backend(agreement).hub("hub", ["p"], IDS[:20]),
+            "p": backend(agreement).member("p", "hub", IDS[10:40]),
+            "dealer": backend(agreement).dealer("hub", ["p"]),
+        }
+        roles["hub"] = _tampered(roles["hub"], tamper)
+        play(roles)
+        return roles["hub"].rows
+
+    with pytest.raises(IntersectionTooSmallError):
+        play_with(_of_kind(CircuitKind.COUNT, lambda body: body))
+    turned = _of_kind(CircuitKind.COUNT, lambda body: bytes(255 - byte for byte in body))
+    assert sorted(play_with(turned)) == list(range(10, 20))
+    assert any("also below the minimum" in leak for leak in backend.leaks)

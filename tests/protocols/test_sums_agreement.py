@@ -17,7 +17,7 @@ from tests.contracts.sum_parties import agreement, binding
         ("contributors", "ab"),
         ("contributors", None),
         ("bits", 16.0),
-        ("bits", np.int64(16)),
+        ("bits", np.bool_(True)),
         ("bits", True),
         ("bits", None),
         ("allow_single", 1),
@@ -40,7 +40,7 @@ def test_a_clip_norm_out_of_range_is_refused(clip_norm: float) -> None:
         agreement(clip_norm=clip_norm)
 
 
-@pytest.mark.parametrize("clip_norm", ["1", None, np.float32(1), 1j])
+@pytest.mark.parametrize("clip_norm", ["1", None, 1j])
 def test_a_clip_norm_is_a_number(clip_norm: Any) -> None:
     with pytest.raises(LocalProtocolError, match="clip_norm lies in"):
         agreement(clip_norm=clip_norm)
@@ -102,7 +102,7 @@ def test_equal_agreements_have_one_digest_and_others_another() -> None:
     [
         ({"step": 1.0}, "step of StepBinding is of type int, got 1.0"),
         ({"step": True}, "step of StepBinding is of type int, got True"),
-        ({"step": np.int64(1)}, "step of StepBinding is of type int"),
+        ({"step": np.int64(-1)}, "a number from 0 to"),
         ({"step": -1}, "a number from 0 to"),
         ({"step": 2**63}, "a number from 0 to"),
         ({"rows": "r" * 32}, "rows of StepBinding is of type bytes"),

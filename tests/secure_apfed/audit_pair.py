@@ -7,12 +7,15 @@ from protocols.identity import fresh_identity
 from protocols.seal import SealedLink, fresh_run_key
 from secure_apfed.audit_log import AuditLog
 from secure_apfed.exchange import Envelope, Kind, Links
+from secure_apfed.names import ReleaseFigure
 
 __all__ = ["FakeMeter", "Pair"]
 
 
 class FakeMeter:
     """What releases cost, as a test says."""
+
+    figure: ReleaseFigure = "epsilon_x"
 
     def __init__(self) -> None:
         self.charges, self.epsilon = 0, 0.0

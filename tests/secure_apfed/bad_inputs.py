@@ -51,6 +51,7 @@ class Case:
         title: what is wrong.
         write: writes the file of this path.
         name: of the file.
+        missing: what its party says of empty cells.
         parts: what the message must hold: place and remedy.
     """
 
@@ -58,6 +59,7 @@ class Case:
     write: Callable[[Path], object]
     parts: tuple[str, ...]
     name: str = "bank.csv"
+    missing: str = "error"
 
 
 def _csv(**columns: Any) -> Callable[[Path], object]:
@@ -177,6 +179,11 @@ WARNED: tuple[Case, ...] = (
         decision=lambda frame: np.where(frame["y"] == "yes", "granted", "refused")
     ).to_csv(path, index=False), ("'decision'", "disguise", "ignore")),
     Case("row numbers as a feature", _csv(number=range(ROWS)), ("'number'", "ID", "ignore")),
+    Case("codes with leading zeros", _csv(plz=[f"{row % 7:05d}" for row in range(ROWS)]),
+         ("'plz'", "leading zeros", "list it under numeric")),
+    Case("NA as a category", lambda path: good().assign(
+        since=["2026-01-31", "NA"] * (ROWS // 2), level=["None", "low", "high"] * (ROWS // 3)
+    ).to_csv(path, index=False), ("'None' (20)", "'level'", "count as empty"), missing="mean"),
     Case("an ID as a feature", _csv(iban=[f"DE{row:05d}" for row in range(ROWS)]),
          ("'iban'", "ID", "ignore")),
 )  # fmt: skip
@@ -197,7 +204,9 @@ def _said(case: Case, folder: Path) -> tuple[str, ...]:
         {
             "dataset": "tables", "active": "bank", "classes": ["no", "yes"], "id_column": "id",
             "label_column": "y", "folder": folder,
-            "parties": {"bank": {"file": case.name}, "shop": {"file": "shop.csv"}},
+            "parties": {
+                "bank": {"file": case.name, "missing": case.missing}, "shop": {"file": "shop.csv"},
+            },
         }
     )  # fmt: skip
     with warnings.catch_warnings(record=True) as caught:

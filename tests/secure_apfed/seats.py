@@ -42,7 +42,7 @@ def contract(
     return Contract.model_validate(
         {
             "session": SESSION,
-            "method": "apfed",
+            "settings": {"guard": {"mechanism": "gaussian"}},
             "participants": [
                 {"name": name, "role": role, "identity": "00" * 32, "public_key": "00" * 32}
                 for name, role in roles.items()
@@ -55,9 +55,7 @@ def contract(
                 }
                 for name in PASSIVES
             },
-            "alignment": {},
             "secure_sum": {},
-            "guard": {},
             "minimum_batch": minimum_batch,
             "epochs": 100,
             "batch_size": 8,

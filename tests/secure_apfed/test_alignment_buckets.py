@@ -185,7 +185,7 @@ def test_a_bucket_that_overflows_is_refused_before_anything_is_sent(
     ("ids", "says"),
     [
         (["a", "b", "c", " a"], r"bank has repeated ID\(s\), in row\(s\) 3 \(as 0\)"),
-        (["a", "", "c"], r"bank has 1 empty ID\(s\), in row\(s\) 1"),
+        (["a", "", "c"], "bank: its ID column is empty in 1 rows, first in row 1 "),
         ([str(k) for k in range(1001)], "bank has 1001 IDs, the parties agreed on at most 1000"),
     ],
 )

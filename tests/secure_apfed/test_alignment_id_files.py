@@ -27,7 +27,7 @@ def saved(folder: Path, ending: str, frame: pd.DataFrame = FRAME) -> Path:
 
 
 def rows(file: IdFile) -> list[object]:
-    return [row for piece in file.pieces() for (row,) in piece]
+    return [row for piece in file.pieces() for row in piece]
 
 
 def test_the_example_runs() -> None:
@@ -93,7 +93,11 @@ def test_no_other_column_is_read_and_no_more_than_a_piece_is_held(tmp_path: Path
 @pytest.mark.parametrize(
     ("ending", "content", "says"),
     [
-        (".csv", "name,x\nann,1\n,2\n", r"column 'name' of .* is empty in row 1 \(from 0\)"),
+        (
+            ".csv",
+            "name,x\nann,1\n,2\n",
+            "column 'name' of .* is empty in 1 rows, first in line 3;",
+        ),
         (".csv", "id,x\nann,1\n", r"the columns name of .*own.csv cannot be read"),
         (".csv", "", r"the columns name of .* cannot be read"),
         (".parquet", "no parquet", r"the columns name of .*own.parquet cannot be read"),

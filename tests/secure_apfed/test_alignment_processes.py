@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Listener
@@ -14,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import LONG_S
 from tests.with_crypten import installed
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_S = 3.0
+PATIENCE_S = 6.0
 PARTY = """
 import sys
 from multiprocessing.connection import Client
@@ -118,11 +118,11 @@ def play(
             exchange.links[link.recv_bytes().decode()] = link
         for link in exchange.links.values():
             link.send_bytes(b"go")
-        began = time.monotonic()
         for name in exchange.links:
             threading.Thread(target=exchange.carry, args=(name,), daemon=True).start()
-        ended = {name: each.communicate(timeout=60) for name, each in exchange.processes.items()}
-        assert time.monotonic() - began < 10 * PATIENCE_S
+        ended = {
+            name: each.communicate(timeout=LONG_S) for name, each in exchange.processes.items()
+        }
         return {name: (each.returncode, *ended[name]) for name, each in exchange.processes.items()}
 
 
@@ -221,11 +221,11 @@ def test_a_peer_with_another_secret_is_refused_at_once() -> None:
         )
         with pytest.raises(Exception, match="digest received was wrong"):
             listener.accept()
-        assert "AuthenticationError" in stranger.communicate(timeout=60)[1]
+        assert "AuthenticationError" in stranger.communicate(timeout=LONG_S)[1]
 
 
 def test_nobody_there_is_an_error_at_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
     alone = start("shop", port, "ecdh", "November", "3")
-    assert "ConnectionRefusedError" in alone.communicate(timeout=60)[1]
+    assert "ConnectionRefusedError" in alone.communicate(timeout=LONG_S)[1]

@@ -286,3 +286,57 @@ def test_a_run_begins_without_loading_what_its_end_needs(imported: str, spared: 
     code = f"import sys, {imported}\nsys.exit(str({spared} & set(sys.modules) or ''))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.strip() == ""
+
+
+@pytest.mark.parametrize("party_seeds", ["secret", "shared_for_comparison"])
+def test_several_seeds_by_one_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], party_seeds: str
+) -> None:
+    """With either kind of party seeds, paired with what the active does alone."""
+    path = tmp_path / "run.yaml"
+    path.write_text(CONFIG.replace("noise: secret", "noise: reproducible_insecure") + "seed: 3\n")
+
+    def found(name: str) -> dict[str, Any]:
+        place = tmp_path / name
+        one: dict[str, Any] = told(
+            capsys, "run", path, "--seeds", "2", "--output", place, "--set",
+            f"party_seeds={party_seeds}", "--set", "data.labelled=40", "--set", "measure=auc",
+        )  # fmt: skip
+        assert one == json.loads((place / "several.json").read_text())
+        return one
+
+    first = found("first")
+    assert (first["seeds"], first["party_seeds"]) == ([3, 4], party_seeds)
+    reached = list(first["reached"].values())
+    mean, low = (first["intervals"]["apfed_c"][key] for key in ("mean", "low"))
+    assert low < mean == pytest.approx(sum(reached) / 2)
+    for seed, folder in first["folders"].items():
+        assert (Path(folder) / "report.html").is_file()
+        outcome = json.loads((Path(folder) / "result.json").read_text())
+        assert outcome["measures"]["apfed_c"]["auc"] == first["reached"][seed]
+    gain = first["gain"]
+    assert gain["over_chosen"]["mean"] == pytest.approx(gain["reached"] - gain["solo"])
+    assert 0 < gain["shared"] < 0.25 * 40 / 100
+    again = found("first")
+    assert again == first, "what lies there is not run again"
+
+    def losses(one: dict[str, Any]) -> list[float]:
+        files = [Path(folder) / "result.json" for folder in one["folders"].values()]
+        return [json.loads(file.read_text())["measures"]["apfed_c"]["log_loss"] for file in files]
+
+    same = losses(found("second")) == losses(first)
+    assert same is (party_seeds == "shared_for_comparison")
+
+
+def test_several_seeds_say_what_they_drew_and_refuse_other_ways(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    several = ["run", str(config_file), "--seeds", "2", "--output", str(tmp_path / "two")]
+    assert execute([*several, "--no-baselines", "--set", "attacks=[]"]) == 0
+    out, err = capsys.readouterr()
+    assert "seed 0" in out
+    assert "help" not in out, "nothing was measured to compare with"
+    assert re.search(r"each party\s+drew a\s+secret seed", err)
+    for other in (["--transport", "local"], ["--resume"]):
+        assert execute([*several, *other]) == 2
+    assert "--seeds runs in memory" in capsys.readouterr().err

@@ -1,9 +1,11 @@
 """Errors on the command line: one panel or one JSON object, and an exit code that tells."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.psi.interface import IntersectionTooSmallError
@@ -103,6 +105,59 @@ def test_errors_are_one_json_object_for_programs(
     assert error["exit_code"] == code
     assert error["kind"] == kind
     assert message in error["message"]
+
+
+@pytest.mark.parametrize("arguments", [[], ["data"], ["certs"], ["audit-log"]])
+def test_without_a_command_there_is_help_and_no_empty_panel(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert execute(arguments) == 2
+    out, err = capsys.readouterr()
+    assert "Usage:" in out
+    assert err == ""
+
+
+def test_a_file_that_an_unfinished_run_lacks_needs_no_copy(
+    config_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = config_file.parent
+    config_file.rename(folder / "config.yaml")
+    arguments = ["predict", "--model", str(folder), "--data", "x.csv", "--json"]
+    assert execute(arguments) == 3
+    assert "has not finished; continue it with --resume" in capsys.readouterr().out
+    (folder / "result.json").write_text("{}")
+    assert execute(arguments) == 3
+    assert "restore it from a copy" in capsys.readouterr().out
+
+
+ROWS = [
+    ("a-run/in-a-folder-of-a-long-name", "3.1", "of people who are told apart by their words"),
+    ("another/one", "22.0", ""),
+]
+
+
+def test_tables_cut_no_word_where_nobody_reads_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    terminal.show_rows("Runs", ("run", "figure", "note"), [(*row[:2], 9 * row[2]) for row in ROWS])
+    title, _, first, second = capsys.readouterr().out.splitlines()
+    assert (title, second.split()) == ("Runs", ["another/one", "22.0"])
+    assert first.endswith(9 * ROWS[0][2])
+    assert second == second.rstrip()
+
+
+@pytest.mark.parametrize("width", [34, 40, 60, 200])
+def test_tables_cut_no_word_on_a_narrow_terminal(
+    width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = partial(Console, force_terminal=True, width=width, color_system=None)
+    monkeypatch.setattr(terminal, "Console", shown)
+    terminal.show_rows("Runs", ("run", "figure", "note"), ROWS)
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= max(width, len("figure") + 2 + len(ROWS[0][0]))
+    words = [word for row in ROWS for cell in row for word in cell.split()]
+    assert not [word for word in words if word not in out.split()]
 
 
 def test_a_misspelt_attack_is_refused_before_training(

@@ -132,25 +132,36 @@ def test_what_cannot_be_planned_is_refused(
     assert message in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("method", "epochs"), [("apfed_r", 2), ("apfed_c", 3)])
+SUM = "secure_sum={scheme: plain, masks: pairwise, noise: {sigma: 4.0}}"
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "row"),
+    [
+        ("apfed_r", [SUM, "train.epochs=2"], "epsilon_c of passive-1, one person in sums 2"),
+        ("apfed_c", [SUM, "train.epochs=3"], "epsilon_c of passive-1, one person in sums 3"),
+        ("votes", ["secure_sum.masks=pairwise", "votes.epsilon=3"],
+         "epsilon_v of passive-1, one person's votes 1"),
+        ("votes_randomised", ["votes.epsilon=3"], "epsilon_v of passive-1, one person's votes 1"),
+    ],
+)  # fmt: skip
 def test_passives_forecast_what_their_noise_costs_and_the_run_agrees(
-    method: str, epochs: int, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = config.read_text().replace(
-        "scheme: plain", "scheme: plain, masks: pairwise, noise: {sigma: 4.0}"
-    )
-    config.write_text(text)
-    changes = ("--set", f"method={method}", "--set", f"train.epochs={epochs}")
-    planned = told(capsys, "plan", config, *changes)["epsilon_passives"]
+    method: str, changes: list[str], row: str, config: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("COLUMNS", "120")
+    changed = [f"--set={one}" for one in (f"method={method}", *changes)]
+    planned = told(capsys, "plan", config, *changed)["epsilon_passives"]
     folder = tmp_path / "run"
-    assert execute(["run", str(config), *changes, "--output", str(folder)]) == 0
+    arguments = ["run", str(config), *changed, "--output", str(folder), "--no-baselines"]
+    assert execute(arguments) == 0
     result = json.loads((folder / "result.json").read_text())["contributions"]
     assert planned == {name: account["epsilon"] for name, account in result.items()}
     assert len(planned) == 2
-    capsys.readouterr()
-    assert execute(["plan", str(config), *changes]) == 0
-    shown = capsys.readouterr().out
-    assert re.search(rf"epsilon of passive-1, in sums +\S+ at delta 1e-05, T {epochs}", shown)
+    name, _, releases = row.rpartition(" ")
+    assert re.search(rf"{name} +\S+ at delta 1e-05, T {releases}", capsys.readouterr().out)
+    assert execute(["plan", str(config), *changed]) == 0
+    assert re.search(rf"{name} +\S+ at delta 1e-05, T {releases}", capsys.readouterr().out)
 
 
 def test_without_noise_under_the_sum_no_passive_is_told_an_epsilon(
@@ -170,3 +181,21 @@ def test_any_noise_from_the_seed_is_warned_of(
     for noise, warned in (("reproducible_insecure", True), ("secret", False)):
         answer = told(capsys, "plan", config, *changes, "--set", f"guard.noise={noise}")
         assert any("knows the seed" in one for one in answer["warnings"]) is warned
+
+
+def test_links_are_summed_by_kind_unless_they_are_asked_for(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    links = told(capsys, "plan", config)["links"]
+    kinds = {link["kind"] for link in links}
+    assert len(kinds) < len(links)
+    for option, header, rows in (((), "kind", len(kinds)), (("--links",), "from", len(links))):
+        assert execute(["plan", str(config), *option]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        (at,) = [at for at, line in enumerate(lines) if line.startswith("By ")]
+        table = lines[at + 2 : at + 2 + rows]
+        assert lines[at + 1].split()[0] == header
+        assert all(line.split()[-1] in ("B", "kB", "MB") for line in table)
+        assert sum(int(line.split()[-3].replace(",", "")) for line in table) == sum(
+            link["messages"] for link in links
+        )

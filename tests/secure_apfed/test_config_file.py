@@ -36,8 +36,9 @@ def test_a_file_loads_and_unset_keys_take_their_defaults(tmp_path: Path) -> None
     assert config.train.learning_rate == 0.001
 
 
-def test_what_is_dumped_is_complete_and_loads_back_equal() -> None:
-    config = load_config_text(GOOD)
+@pytest.mark.parametrize("more", ["", "attacks: all\n", "tradeoff: {set: {seed: 1}, seeds: 2}\n"])
+def test_what_is_dumped_is_complete_and_loads_back_equal(more: str) -> None:
+    config = load_config_text(GOOD + more)
     text = dump_config(config)
     assert load_config_text(text) == config
     assert all(f"{key}:" in text for key in Config.model_fields)
@@ -87,7 +88,7 @@ def test_an_unknown_key_names_the_nearest_known_one(text: str, message: str) -> 
         ("momentum: .nan", "train.momentum: expected a finite number, got nan"),
         ("weight_decay: -1e-4", "train.weight_decay: expected a number >= 0, got -0.0001"),
         ("use_unaligned: 'yes'", "train.use_unaligned: expected true or false, got 'yes'"),
-        ("device: cdua", "train.device: expected one of 'auto', 'cpu', 'cuda', got 'cdua'; did"),
+        ("device: cdua", "train.device: expected auto, cpu, cuda or one GPU, as cuda:1; got 'cdua'"),
     ],
 )
 def test_a_wrong_value_says_what_was_expected_and_given(text: str, message: str) -> None:

@@ -1,13 +1,20 @@
 """The contract: every field moves its digest, and unfit fields are refused."""
 
 import json
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, get_args
 
 import pytest
 from pydantic import ValidationError
 
 from protocols.errors import RemoteProtocolError
+from secure_apfed.config import Config
 from secure_apfed.contract import Contract
+from secure_apfed.data import load_data
+from secure_apfed.methods import open_session
+from secure_apfed.settings import Settings
+from secure_apfed.settings.concern import shared_settings
+from tests.secure_apfed.small_runs import small_config
 
 KEY = "0123456789abcdef" * 4
 
@@ -31,7 +38,6 @@ def passive(**changes: Any) -> dict[str, Any]:
 def contract(**changes: Any) -> Contract:
     usual: dict[str, Any] = {
         "session": "session",
-        "method": "apfed",
         "participants": [
             participant("active", "active"),
             participant("p1", "passive"),
@@ -39,9 +45,8 @@ def contract(**changes: Any) -> Contract:
             participant("aggregator", "aggregator"),
         ],
         "passives": {"p1": passive(), "p2": passive()},
-        "alignment": {"protocol": "ecdh"},
+        "settings": {"guard": {"mechanism": "gaussian", "sigma": 2.0}},
         "secure_sum": {"scheme": "ckks", "bits": 16},
-        "guard": {"mechanism": "gaussian", "sigma": 2.0},
         "minimum_batch": 2,
         "epochs": 3,
         "batch_size": 32,
@@ -58,7 +63,6 @@ def parties(**changes: Any) -> list[dict[str, Any]]:
 
 DIFFERENT: list[dict[str, Any]] = [
     {"session": "session2"},
-    {"method": "apfed_c"},
     {"resumes": {"run": "ab" * 32, "step": 3}},
     {"resumes": {"run": "ab" * 32, "step": 4}},
     {"resumes": {"run": "ba" * 32, "step": 3}},
@@ -83,11 +87,8 @@ DIFFERENT: list[dict[str, Any]] = [
             {"representation": {"rows": 70}},
         )
     ),
-    {"alignment": {"protocol": "circuit"}},
     {"secure_sum": {"scheme": "ckks", "bits": 17}},
-    {"votes": {"labeller": "ridge"}},
-    {"multiview": {"zeta": 8.0}},
-    {"guard": {"mechanism": "gaussian", "sigma": 2.5}},
+    {"settings": {"guard": {"mechanism": "gaussian", "sigma": 2.5}}},
     {"minimum_batch": 3},
     {"epochs": 4},
     {"batch_size": 64},
@@ -110,7 +111,10 @@ def test_the_digest_changes_with_every_field() -> None:
 def test_equal_contracts_have_one_document() -> None:
     backwards = {"p2": passive(), "p1": passive()}
     assert contract().document == contract(passives=backwards).document
-    assert contract().digest == contract(guard={"sigma": 2.0, "mechanism": "gaussian"}).digest
+    assert (
+        contract().digest
+        == contract(settings={"guard": {"sigma": 2.0, "mechanism": "gaussian"}}).digest
+    )
 
 
 def test_the_document_reads_back_to_the_same_contract() -> None:
@@ -199,7 +203,7 @@ def test_a_public_key_is_64_small_hex_digits(key: str) -> None:
         ({"participants": parties(role="boss")}, r"participants\.1\.role"),
         ({"session": ""}, "session"),
         ({"session": "s" * 257}, "session"),
-        ({"schema_version": 2}, "schema_version"),
+        ({"schema_version": 1}, "schema_version"),
         ({"minimum_batch": 0}, "minimum_batch"),
         ({"epochs": 0}, "epochs"),
         ({"batch_size": 0}, "batch_size"),
@@ -235,3 +239,127 @@ def test_a_field_out_of_range_is_refused(changes: dict[str, Any], field: str) ->
 def test_a_contract_is_frozen() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         contract().epochs = 9  # type: ignore[misc]  # that it is refused is the point
+
+
+NETWORK = "network hidden representation projection sequences random_features dropout head"
+# Whom each setting concerns. A new one stands nowhere, and has to be put somewhere.
+ALL = {
+    "": "seed party_seeds method defences",
+    "data": "partition labels_at classes anomaly",
+    "model": NETWORK,
+    "passives": "objective weight",
+    "passives.model": NETWORK,
+    "train": "epochs batch_size optimizer learning_rate momentum weight_decay schedule "
+    "schedule_steps warmup_steps max_gradient_norm precision",
+    "alignment": "protocol mode minimum_rows maximum_ids",
+    "alignment.normalisation": "unicode_nfc case_fold strip whole_numbers date_formats",
+    "secure_sum": "scheme masks clip bits allow_single_passive threshold",
+    "secure_sum.noise": "sigma epsilon delta colluders",
+    "guard": "mechanism clip sigma epsilon delta noise",
+    "votes": "labeller form epsilon delta colluders weights_epsilon moment_features candidates "
+    "broken_audits",
+    "teacher": "labels form epsilon",
+    "teacher.model": NETWORK,
+    "imputed": "projection numbers",
+    "distilled": "epochs patience held_out learning_rate batch_size",
+    "distilled.passive": NETWORK,
+    "multiview": "beta zeta eta tolerance most_rounds",
+    "multiview.recurrent": "rounds local_epochs batch_size learning_rate dropout",
+    "decomposed": "mask_rows",
+    "rules": "minimum_batch maximum_norm minimum_norm minimum_spread spare_answers silent_passive "
+    "patience_s restarts",
+}
+THE_ACTIVE = {
+    "": "task measure threshold checkpoint_every",
+    "dp_sgd": "clip noise_multiplier epsilon",
+    "labels": "mechanism epsilon stages",
+    "train": "use_unaligned spread_labels evaluate_every patience keep_best held_out class_weights "
+    "loss",
+    "votes": "prior",
+    "imputed": "labels labels_from",
+    "distilled": "joint loss weight",
+    "distilled.own": NETWORK,
+    "rules": "refused_sums",
+}
+EACH_FOR_ITSELF = {
+    "": "name",
+    "data": "dataset clients views natural_views active_view rows rows_per_class overlap aligned "
+    "test_fraction split limit labelled labelled_choice folder columns active "
+    "id_column label_column numeric_labels",
+    "data.parties": "file id_column numeric categorical ignore missing encoding",
+    "data.parties.rare_categories": "most buckets",
+    "data.view_columns": "columns sequence",
+    "train": "device",
+    "alignment": "dealer pairwise_overlaps threads history runs_with_a_peer",
+    "secure_sum": "zero_pool worker",
+    "transcript": "keep limit_megabytes",
+    "attacks": "name options",
+}
+
+
+def listed(concern: dict[str, str]) -> set[str]:
+    return {f"{at}.{key}".lstrip(".") for at, keys in concern.items() for key in keys.split()}
+
+
+def kinds(annotation: Any) -> list[type[Settings]]:
+    if isinstance(annotation, type) and issubclass(annotation, Settings):
+        return [annotation]
+    return [kind for one in get_args(annotation) for kind in kinds(one)]
+
+
+def below(annotation: Any) -> type[Settings] | None:
+    """The one kind of settings that a field holds: itself, or None, or many of them."""
+    held = kinds(annotation)
+    return held[0] if len(held) == 1 else None
+
+
+def every(kind: type[Settings], at: str = "") -> Iterator[str]:
+    for name, field in kind.model_fields.items():
+        section = below(field.annotation)
+        yield from [f"{at}{name}"] if section is None else every(section, f"{at}{name}.")
+
+
+def made(kind: type[Settings], altered: str, at: str = "") -> Any:
+    """Settings of which every one has a value of its own, and one another."""
+    values: dict[str, Any] = {}
+    for name, field in kind.model_fields.items():
+        section, key = below(field.annotation), f"{at}{name}"
+        if section is None:
+            values[name] = "another" if key == altered else VALUES.get(key, key)
+        else:
+            one = made(section, altered, f"{key}.")
+            values[name] = {"default": one} if name == "passives" else one
+    return kind.model_construct(**values)
+
+
+VALUES = {"data.partition": "horizontal"}
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+def test_the_contract_holds_every_setting_that_concerns_all() -> None:
+    decided = [listed(concern) for concern in (ALL, THE_ACTIVE, EACH_FOR_ITSELF)]
+    assert sorted(every(Config)) == sorted(key for keys in decided for key in keys)
+    usual = shared_settings(made(Config, ""))
+    signed = {key for key in every(Config) if shared_settings(made(Config, key)) != usual}
+    assert signed == decided[0]
+
+
+def test_classes_concern_all_where_several_number_them() -> None:
+    """The active alone may keep their names to itself."""
+
+    def signed(**data: Any) -> Any:
+        tables = {"dataset": "tables", "parties": {"a": {"file": "a.csv"}, "b": {"file": "b.csv"}}}
+        config = small_config(
+            "mmvfl", data=tables | {"active": "a", "classes": ["no", "yes"]} | data
+        )
+        return shared_settings(config)["data"]
+
+    assert "classes" not in signed()
+    assert signed(labels_at=["b"]) != signed(labels_at=["b"], classes=["yes", "no"])
+
+
+def test_a_session_signs_them() -> None:
+    for method in ("apfed_c", "imputation"):
+        config = small_config(method)
+        session = open_session(config, load_data(config.data, seed=0))
+        assert session.contract.settings == shared_settings(config)

@@ -27,10 +27,13 @@ def encoding() -> ColumnEncoding:
 
 
 def drift_of(encoding: ColumnEncoding, frame: pd.DataFrame) -> dict[str, ColumnDrift]:
-    meter = DriftMeter(encoding)
-    for rows in encoding.encode(frame).split(37):
+    return {one.name: one for one in read(DriftMeter(encoding), encoding, frame).result()}
+
+
+def read(meter: DriftMeter, encoding: ColumnEncoding, frame: pd.DataFrame) -> DriftMeter:
+    for rows in encoding.encode(frame, counts=meter.counts).split(37):
         meter.add(rows)
-    return {one.name: one for one in meter.result()}
+    return meter
 
 
 def test_other_rows_of_the_same_kind_are_not_notable(encoding: ColumnEncoding) -> None:
@@ -49,7 +52,7 @@ def test_each_change_is_told_of_its_column_alone(encoding: ColumnEncoding) -> No
     for frame, column, said in (
         (older, "age", "deviations from that of training rows"),
         (centimetres, "height", "times as wide"),
-        (renamed, "job", "100% of rows have an empty cell or an unknown category"),
+        (renamed, "job", "500 of 500 rows hold what no training row held"),
         (outlier, "age", "a row lies"),
     ):
         found = drift_of(encoding, frame)
@@ -58,8 +61,28 @@ def test_each_change_is_told_of_its_column_alone(encoding: ColumnEncoding) -> No
     assert drift_of(encoding, older)["age"].shift == pytest.approx(1.0, abs=0.2)
 
 
-def test_few_rows_say_nothing(encoding: ColumnEncoding) -> None:
-    assert drift_of(encoding, people().iloc[: FEWEST_ROWS - 1]) == {}
+@pytest.mark.parametrize("rows", [1, 5, FEWEST_ROWS - 1, FEWEST_ROWS])
+def test_cells_are_counted_of_any_number_of_rows(rows: int) -> None:
+    trained = people().assign(country="DE", year=2024, job=people()["job"].mask(people().index < 9))
+    text = ["job", "country"]
+    encoding = fit_columns(trained, categorical=text, missing="mean", source="bank")
+    extremes = extremes_of(encoding, encoding.encode(trained))
+    new = pd.DataFrame({"age": 120.0, "job": "c", "height": 1.75, "country": "FR", "year": 2025.0},
+                       index=range(rows))  # fmt: skip
+    found = {
+        one.name: one.notable
+        for one in read(DriftMeter(encoding, extremes), encoding, new).result()
+    }
+    of = f"{rows} of {rows} rows "
+    for name in ("job", "country", "year"):
+        assert found[name] == f"{of}hold what no training row held, which counts for nothing"
+    assert f"{of}lie outside of" in found["age"]
+    assert ("its mean lies" in found["age"]) is (rows >= FEWEST_ROWS)
+    empty = new.assign(age=np.nan, job=None)
+    found = {one.name: one.notable for one in read(DriftMeter(encoding), encoding, empty).result()}
+    assert f"{of}have an empty cell" in found["age"]
+    assert found["job"] == f"{of}have an empty cell"
+    assert DriftMeter(encoding).result() == ()
 
 
 def test_rows_outside_of_what_was_trained_on() -> None:
@@ -70,12 +93,10 @@ def test_rows_outside_of_what_was_trained_on() -> None:
     assert extremes_of(encoding, encoding.encode(trained[:0])) == {}
     ages = [18.0, 65.0] * 15 + [17.0, 66.0]
     new = pd.DataFrame({"age": ages, "job": "a", "same": 7.0})
-    meter = DriftMeter(encoding, extremes)
-    meter.add(encoding.encode(new))
-    age, job, same = meter.result()
-    assert age.outside == pytest.approx(2 / 32)
-    assert "6% of rows lie outside of 18 to 65" in age.notable
-    assert (job.outside, same.outside, same.extremes) == (0, 0, (7.0, 7.0))
+    age, job, same = read(DriftMeter(encoding, extremes), encoding, new).result()
+    assert age.outside == 2
+    assert "2 of 32 rows lie outside of 18 to 65" in age.notable
+    assert (job.outside, same.outside, same.ignored) == (0, 0, 0)
 
 
 def test_training_rows_lie_within_their_extremes() -> None:
@@ -85,7 +106,7 @@ def test_training_rows_lie_within_their_extremes() -> None:
         frame = pd.DataFrame({"year": year})
         encoding = fit_columns(frame, categorical=[], source="bank")
         meter = DriftMeter(encoding, extremes_of(encoding, encoding.encode(frame)))
-        meter.add(encoding.encode(frame))
+        read(meter, encoding, frame)
         assert meter.result()[0].outside == 0
 
 

@@ -2,6 +2,7 @@
 
 import json
 import tracemalloc
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,11 +19,12 @@ from secure_apfed.data import (
 )
 from secure_apfed.data.column_encoding import (
     CategoricalColumn,
+    CellCounts,
     NumericColumn,
     RareCategories,
     fit_columns,
 )
-from secure_apfed.errors import DataError
+from secure_apfed.errors import DataError, UnseenCellsWarning
 
 FRAME = pd.DataFrame({
     "age": [20.0, 40.0, 60.0],
@@ -68,9 +70,24 @@ def test_long_tables_are_encoded_column_by_column() -> None:
     assert peak < 2 * features.nbytes  # all columns in float64 alone would be twice as much
 
 
-def test_a_constant_column_is_zero_and_not_noise() -> None:
-    encoding = fit_columns(pd.DataFrame({"x": [0.1] * 7}), source="p")
-    assert encoding.encode(pd.DataFrame({"x": [0.1, 1.1]})).tolist() == [[0.0], [1.0]]
+@pytest.mark.parametrize("cells", [
+    ([0.1] * 7, [0.1, 1e6], 0.0),
+    ([0.1 + 0.2, 0.3], [0.3, 1e6], 0.0),  # apart by rounding
+    ([pd.Timestamp("2026-01-31")] * 2, ["2026-01-31", "1900-01-01"], 0.0),
+    ([pd.Timedelta(days=1)] * 2, ["1 days", "9 days"], 0.0),
+    (["DE"] * 2, ["DE", "FR"], 1.0),
+])  # fmt: skip
+def test_what_never_differed_has_no_influence_where_it_does(
+    cells: tuple[list[Any], list[Any], float],
+) -> None:
+    fitted, new, told = cells
+    text = ["x"] if isinstance(fitted[0], str) else []
+    encoding = fit_columns(pd.DataFrame({"x": fitted}), categorical=text, source="p")
+    counts = CellCounts()
+    assert encoding.encode(pd.DataFrame({"x": new}), counts=counts).tolist() == [[told], [told]]
+    assert counts.ignored == {"x": 1}
+    with pytest.warns(UnseenCellsWarning, match="p: 1 of 2 cells of column 'x' hold what no"):
+        counts.warn(source="p")
 
 
 @pytest.mark.parametrize("encoding", [fit(), STRIP, ColumnEncoding.plain(["a", "b"])])

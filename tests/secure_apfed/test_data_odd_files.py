@@ -24,6 +24,7 @@ from secure_apfed.data import (
 from secure_apfed.data.column_encoding import (
     CategoricalColumn,
     DateColumn,
+    DurationColumn,
     Missing,
     NumericColumn,
 )
@@ -132,7 +133,7 @@ def test_decimals_and_durations_are_numbers(tmp_path: Path) -> None:
     _, amount, days = encoding.columns
     assert isinstance(amount, NumericColumn)
     assert amount.mean == pytest.approx(amounts[rows].mean() / 10)
-    assert isinstance(days, NumericColumn)
+    assert isinstance(days, DurationColumn)
     assert days.mean == pytest.approx(rows.mean() / 24)
 
 
@@ -218,10 +219,10 @@ def test_ids_are_read_as_a_run_reads_them(tmp_path: Path) -> None:
     path = tmp_path / "bank.csv.xz"
     path.write_bytes(lzma.compress(b"id,note\na,x\nb,y\n"))
     pieces = IdFile("bank", path, "id").pieces()
-    assert [row for piece in pieces for row in piece] == [("a",), ("b",)]
+    assert [row for piece in pieces for row in piece] == ["a", "b"]
     empty = tmp_path / "empty.csv"
     empty.write_text("id,note\na,x\nNone,y\n")
-    with pytest.raises(DataError, match="is empty in row 1"):
+    with pytest.raises(DataError, match="is empty in 1 rows, first in line 3"):
         list(IdFile("bank", empty, "id").pieces())
     long = tmp_path / "long.csv"
     rows = "".join(f'{row},"a\nb{"c" * 100}"\n' for row in range(30_000))

@@ -86,10 +86,10 @@ def test_statistics_are_each_partys_own(folder: Path) -> None:
 
 
 def test_named_columns_ignored_columns_and_two_id_columns(folder: Path) -> None:
-    options = {"numeric": ["spent"], "id_column": ["customer", "member"]}
+    options = {"numeric": ["spent"], "id_column": ["customer", "visits"]}
     data = load_data(settings(folder, shop_options=options), seed=0)
     assert data.passives[0].features.shape == (ROWS, 1)
-    assert data.passives[0].ids[0] == f"{shop()['customer'][0]}\x1f{shop()['member'][0]}"
+    assert data.passives[0].ids[0] == f"{shop()['customer'][0]}\x1f{shop()['visits'][0]}"
     ignoring = load_data(settings(folder, shop_options={"ignore": ["member", "spent"]}), seed=0)
     assert ignoring.passives[0].features.shape == (ROWS, 1)
 
@@ -133,7 +133,7 @@ def test_missing_cells_are_dropped_or_filled_only_when_asked(folder: Path) -> No
         ({"customer": ["1"] * 2 + [str(row) for row in range(2, ROWS)]}, "bank: 1 IDs occur more"),
         (
             {"customer": [None] + [str(row) for row in range(1, ROWS)]},
-            "'customer' is empty in 1 rows",
+            "'customer' of bank.csv is empty in 1 rows",
         ),
         ({"income": [np.inf] + [1.0] * 39}, "bank: column 'income' has 1 infinite"),
     ],

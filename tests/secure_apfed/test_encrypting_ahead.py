@@ -4,8 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from secure_apfed.settings.training import SumSettings
 from secure_apfed.workers import close_workers, open_worker
 from tests.conftest import Children
 from tests.contracts.sum_parties import parties, random_values
+from tests.waiting import wait_until
 
 SHAPE = (8, 8)
 
@@ -81,12 +80,6 @@ def test_without_a_pool_there_is_no_worker_and_nothing_to_do() -> None:
         SumSettings(scheme="plain", masks="pairwise", zero_pool=1)
 
 
-def wait_long(wait: Callable[[], None]) -> None:
-    for _ in range(600):
-        wait()
-        time.sleep(0.1)
-
-
 def test_a_killed_worker_is_an_error_and_no_hang() -> None:
     played = parties("bfv")
     contributor = played.contributors["passive_2"]
@@ -98,7 +91,7 @@ def test_a_killed_worker_is_an_error_and_no_hang() -> None:
     wait()
     os.kill(process, signal.SIGKILL)
     with pytest.raises(LocalProtocolError, match=r"ended on its own .*worker: false"):
-        wait_long(wait)
+        wait_until(wait, "its end")
     close_workers()
     values = random_values(3, SHAPE)
     assert np.isfinite(played.add(values)).all()
@@ -130,11 +123,7 @@ def test_a_killed_party_leaves_no_worker(tmp_path: Path) -> None:
         worker = int(party.stdout.readline())
         assert alive(worker)
         party.kill()
-    for _ in range(100):
-        if not alive(worker):
-            break
-        time.sleep(0.1)
-    assert not alive(worker)
+    wait_until(lambda: not alive(worker), "that the worker ended")
 
 
 def test_closing_ends_the_process() -> None:

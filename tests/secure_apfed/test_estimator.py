@@ -1,20 +1,29 @@
 """The classifier behaves as scikit-learn's do, and passives help by the index of their frames."""
 
+import pickle
 import re
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import polars as pl
+import pyarrow as pa
 import pytest
+import torch
+from numpy.typing import NDArray
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.datasets import load_breast_cancer
-from sklearn.model_selection import cross_val_score
+from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from secure_apfed.errors import ConfigError, DataError
+from secure_apfed.errors import ConfigError, DataError, UnseenCellsWarning
 from secure_apfed.estimator import VerticalClassifier
 
 BRIEF: dict[str, Any] = {
@@ -93,10 +102,48 @@ def test_dates_are_days() -> None:
     assert (model.predict(texts) == model.predict(frame)).all()
 
 
+def test_columns_named_by_numbers_are_taken_by_name() -> None:
+    draw = np.random.default_rng(0)
+    rows = pd.DataFrame({1: draw.normal(size=200), 0: draw.normal(size=200) + 50})
+    labels = rows[1] > 0
+    model = VerticalClassifier(settings=BRIEF).fit(rows, labels)
+    told = model.predict_proba(rows)
+    np.testing.assert_array_equal(model.predict_proba(rows[[0, 1]]), told)
+    by_place = VerticalClassifier(settings=BRIEF).fit(rows.to_numpy(), labels)
+    with pytest.raises(DataError, match="numbered in another order"):
+        by_place.predict(rows)
+    with pytest.raises(DataError, match="2 of 2 columns are missing: 1, 0"):
+        model.predict(rows.rename(columns={0: 3, 1: 4}))
+
+
+def test_frames_of_every_library_and_cells_of_every_type_say_the_same() -> None:
+    draw = np.random.default_rng(0)
+    day = pd.Timestamp("2026-01-01") + pd.to_timedelta(draw.integers(0, 9, 200), unit="D")
+    frame = pd.DataFrame({
+        "colour": pd.Series(draw.choice(["red", "blue", "NA"], 200)), "day": day,
+        "size": draw.integers(0, 5, 200), "old": draw.random(200) < 0.5,
+    })  # fmt: skip
+    model = VerticalClassifier(settings=BRIEF).fit(frame, frame["colour"] == "red")
+    told = model.predict_proba(frame)
+    arrow = pa.Table.from_pandas(frame)
+    for same in (
+        arrow,
+        pl.from_arrow(arrow),
+        frame.convert_dtypes(),
+        frame.astype(object),
+        frame.assign(size=frame["size"].astype(str), old=frame["old"].astype(int)),
+    ):
+        np.testing.assert_allclose(model.predict_proba(same), told, atol=1e-9)
+    with pytest.warns(UnseenCellsWarning, match="the input: 200 of 200 cells of column 'colour'"):
+        model.predict(frame.assign(colour="green"))
+    with pytest.raises(DataError, match="'day' holds dates, but 200 cells are none"):
+        model.predict(frame.assign(day=20_000))
+
+
 def test_a_person_that_stands_twice_is_named(bunch: Any) -> None:
     own, _ = parties(bunch)
     lab = pd.DataFrame({"iron": [1.0, 2.0, 3.0]}, index=["p1", "p2", "p1"])
-    with pytest.raises(DataError, match="lab: its index names people, and 'p1' stands in it twice"):
+    with pytest.raises(DataError, match=r"^lab: 1 IDs occur more than once, the first in row 0"):
         VerticalClassifier(passives={"lab": lab}, settings=HELPED).fit(own, bunch.target)
 
 
@@ -113,3 +160,95 @@ def test_the_page_s_blocks_run(capsys: pytest.CaptureFixture[str]) -> None:
     accuracy, scores = told[-2:]
     assert accuracy.startswith("{'votes':")
     assert min(map(float, scores.strip("[]").split())) > 0.8
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+        assert torch.get_default_dtype() == dtype
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@contextmanager
+def _drawing_all_the_time() -> Iterator[None]:
+    """Another thread draws and sets torch's own generator meanwhile."""
+    ended = threading.Event()
+
+    def draw() -> None:
+        while not ended.is_set():
+            torch.manual_seed(0)
+            torch.rand(9)
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+CALLERS: dict[str, Callable[[], AbstractContextManager[object]]] = {
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "no gradients": torch.no_grad,
+    "inference": torch.inference_mode,
+    "another device": lambda: torch.device("meta"),
+    "another dtype": lambda: _default_dtype(torch.float64),
+    "its own seed": lambda: _drawing_all_the_time(),
+}
+
+
+def small() -> tuple[pd.DataFrame, pd.DataFrame, NDArray[np.bool_]]:
+    z_N2 = np.random.default_rng(0).normal(size=(96, 2))
+    return pd.DataFrame({"a": z_N2[:, 0]}), pd.DataFrame({"c": z_N2[:, 1]}), z_N2.sum(1) > 0
+
+
+@pytest.mark.parametrize("method", ["apfed_c", "votes"])
+def test_what_the_caller_s_torch_is_set_to_changes_nothing(method: str) -> None:
+    active, passive, labels = small()
+
+    def told() -> NDArray[np.float64]:
+        settings = {**HELPED, "method": method}
+        fitted = VerticalClassifier({"lab": passive}, settings).fit(active, labels)
+        return fitted.predict_proba(active)
+
+    expected = told()
+    for name, caller in CALLERS.items():
+        with caller():
+            assert np.array_equal(told(), expected), name
+
+
+def test_threads_fit_what_one_would() -> None:
+    active, passive, labels = small()
+
+    def told(seed: int) -> NDArray[np.float64]:
+        fitted = VerticalClassifier({"lab": passive}, HELPED, seed=seed).fit(active, labels)
+        return fitted.predict_proba(active)
+
+    with ThreadPoolExecutor(2) as pool:
+        together = list(pool.map(told, (0, 1)))
+    assert all(np.array_equal(told(seed), one) for seed, one in enumerate(together))
+
+
+def test_nothing_shown_or_pickled_holds_a_passive_s_rows() -> None:
+    active, passive, labels = small()
+    passive["c"] += 7.123456 - passive["c"].iloc[0]
+    fitted = VerticalClassifier({"lab": passive}, HELPED).fit(active, labels)
+    search = GridSearchCV(VerticalClassifier({"lab": passive}, HELPED), {"seed": [0]}, cv=2)
+    search.fit(active, labels)
+    for one in (fitted, make_pipeline(fitted), search, search.best_estimator_, fitted.result_):
+        shown = [repr(one), str(vars(one)), getattr(one, "_repr_html_", lambda: "")()]
+        assert not any("7.12" in text for text in shown), type(one)
+    content = pickle.dumps(fitted)
+    assert np.float64(passive["c"].iloc[0]).tobytes() not in content
+    assert np.float32(passive["c"].iloc[0]).tobytes() not in content
+    kept = pickle.loads(content)
+    assert np.array_equal(kept.predict_proba(active), fitted.predict_proba(active))
+    with pytest.raises(ConfigError, match=r"the rows of lab are not here.*set_params\(passives"):
+        kept.fit(active, labels)
+    kept.set_params(passives={"lab": passive}).fit(active, labels)
+    again = pickle.loads(pickle.dumps(VerticalClassifier({"lab": passive}, HELPED)))
+    again.fit(active, labels)  # processes that search for settings get the rows

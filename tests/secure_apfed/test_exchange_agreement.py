@@ -97,7 +97,7 @@ def test_afterwards_everything_is_sealed_under_it() -> None:
     [
         ({"minimum_batch": 3}, "minimum_batch"),
         ({"epochs": 7, "batch_size": 9}, "epochs, batch_size"),
-        ({"guard": {"mechanism": "none"}}, "guard"),
+        ({"settings": {"guard": {"mechanism": "none"}}}, "settings.guard.mechanism"),
     ],
 )
 def test_other_settings_are_found_out_by_name(changes: dict[str, Any], field: str) -> None:

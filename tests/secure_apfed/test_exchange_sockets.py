@@ -15,7 +15,8 @@ from protocols.identity import Identity, fresh_identity
 from protocols.randomness import fresh_key
 from secure_apfed.exchange import Awaited, Kind, Links, Sockets, drive, play_one, silence
 from secure_apfed.exchange import sockets as module
-from secure_apfed.exchange.sockets import Address, listen_at, parse_address
+from secure_apfed.exchange.sockets import Address, listen_at, parse_address, spell_address
+from tests.waiting import LONG_S
 
 NAMES = ("ann", "bob", "cid")
 _LENGTH = struct.Struct(">I")
@@ -24,10 +25,10 @@ _LENGTH = struct.Struct(">I")
 class Place:
     """Three parties of one machine, each to be met from a thread of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1") -> None:
         self.identities: dict[str, Identity] = {name: fresh_identity() for name in NAMES}
         self.known = {name: one.public for name, one in self.identities.items()}
-        self.listeners = {name: listen_at(("127.0.0.1", 0)) for name in NAMES}
+        self.listeners = {name: listen_at((host, 0)) for name in NAMES}
         self.addresses: dict[str, Address] = {
             name: one.getsockname()[:2] for name, one in self.listeners.items()
         }
@@ -60,8 +61,8 @@ class Place:
 
 
 @pytest.fixture
-def place() -> Iterator[Place]:
-    made = Place()
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    made = Place(getattr(request, "param", "127.0.0.1"))
     yield made
     closing = [threading.Thread(target=one.close) for one in made.came.values()]
     for thread in closing:
@@ -76,6 +77,7 @@ def awaiting(me: str, *senders: str, least: int = 1) -> Awaited:
     return Awaited(me=me, senders=senders, kinds=(Kind.SUM,), step=3, least=least)
 
 
+@pytest.mark.parametrize("place", ["127.0.0.1", "::1", "::", "localhost"], indirect=True)
 def test_frames_arrive_whole_and_in_order_whatever_their_size(place: Place) -> None:
     came = place.all_come()
     frames = [bytes([at % 251]) * size for at, size in enumerate((0, 1, 5_000_000, 7, 300_000))]
@@ -118,17 +120,16 @@ def test_silence_ends_and_names_all_who_were_waited_for(place: Place) -> None:
     came, began = place.all_come(), time.monotonic()
     with pytest.raises(PartyLeftError, match=r"from bob or cid; nothing came for 0\.3 s") as told:
         came["ann"].take(awaiting("ann", "bob", "cid"), 0.3)
-    assert 0.3 <= time.monotonic() - began < 5
+    assert time.monotonic() - began >= 0.3
     assert told.value.left == ("bob", "cid")
 
 
 def test_too_few_that_are_left_are_told_at_once(place: Place) -> None:
-    came, began = place.all_come(), time.monotonic()
+    came = place.all_come()
     came.pop("bob").close()
     with pytest.raises(PartyLeftError, match="bob closed its link") as told:
-        came["ann"].take(awaiting("ann", "bob", "cid", least=2), 30)
+        came["ann"].take(awaiting("ann", "bob", "cid", least=2), LONG_S)
     assert told.value.left == ("bob",)
-    assert time.monotonic() - began < 10
     came["cid"].post("ann", b"still here")
     assert came["ann"].take(awaiting("ann", "bob", "cid"), 10) == ("cid", b"still here")
 
@@ -136,18 +137,17 @@ def test_too_few_that_are_left_are_told_at_once(place: Place) -> None:
 def test_where_a_third_has_left_who_is_awaited_has_time_for_last_words(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(silence, "_LAST_WORDS_S", 0.5)
+    monkeypatch.setattr(silence, "_LAST_WORDS_S", LONG_S)
     came = place.all_come()
     came.pop("cid").close()
     came["bob"].post("ann", b"cid is gone")
     waiting = Awaited(me="ann", senders=("bob",), kinds=(Kind.SUM,), step=0, needed=("cid",))
-    assert came["ann"].take(waiting, 30) == ("bob", b"cid is gone")
-    began = time.monotonic()
+    assert came["ann"].take(waiting, LONG_S) == ("bob", b"cid is gone")
+    monkeypatch.setattr(silence, "_LAST_WORDS_S", 0.5)
     said = r"from bob; nothing came, and cid closed its link"
     with pytest.raises(PartyLeftError, match=said) as told:
-        came["ann"].take(waiting, 30)
+        came["ann"].take(waiting, LONG_S)
     assert told.value.left == ("cid",)
-    assert time.monotonic() - began < 10
     with pytest.raises(PartyLeftError, match=r"nothing came for 1 s"):  # nobody needs cid here
         came["ann"].take(awaiting("ann", "bob"), 1)
 
@@ -366,7 +366,23 @@ def test_a_script_that_fails_tells_the_others_why(place: Place) -> None:
     assert stopped.value.left == ("ann",)
 
 
-@pytest.mark.parametrize("text", ["", "host", ":1", "host:", "host:0", "host:65536", "host:x"])
-def test_what_is_no_address_is_told(text: str) -> None:
-    with pytest.raises(LocalProtocolError, match="an address is host:port"):
+_NO_ADDRESSES = ("", "host", ":1", "host:", "host:0", "host:65536", "host:x", "[]:1", "[::1]")
+_BARE = ("::1:7001", "2001:db8::7:7001", "[127.0.0.1]:7001", "[host]:1", "[::1:1", "::1")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        *((text, "an address is host:port") for text in _NO_ADDRESSES),
+        *((text, "an IPv6 address stands in brackets") for text in _BARE),
+    ],
+)
+def test_what_is_no_address_is_told(text: str, says: str) -> None:
+    with pytest.raises(LocalProtocolError, match=says):
         parse_address(text)
+
+
+@pytest.mark.parametrize("text", ["127.0.0.1:1", "bank.example:7001", "[::1]:7001", "[::]:65535"])
+def test_an_address_is_spelt_as_it_is_read(text: str) -> None:
+    assert spell_address(parse_address(text)) == text
+    assert "[" not in parse_address(text)[0]

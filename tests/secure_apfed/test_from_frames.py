@@ -188,9 +188,9 @@ BAD: list[tuple[Spoil, str]] = [
      r"lab: 1 IDs of column 'id' occur more than once, the first in rows 0, 2"),
     (lambda f: {**f, "lab": f["lab"].iloc[:0]}, "lab: its frame has no rows"),
     (lambda f: {**f, "lab": f["lab"].assign(id=range(len(f["lab"])))},
-     "lab: its column 'id' holds whole numbers, and that of active text"),
+     "lab: its IDs are whole numbers, and those of active other text"),
     (lambda f: {**f, "lab": f["lab"].assign(id=np.arange(len(f["lab"])) / 2)},
-     "lab: column 'id' holds floating values"),
+     "lab: column 'id' holds numbers with a fraction in"),
     (lambda f: {**f, "scan": f["scan"].assign(
         id=f["scan"]["id"].where(f["scan"].index != f["scan"].index[0]))},
      "scan: column 'id' is empty in 1 rows, first in row 0"),

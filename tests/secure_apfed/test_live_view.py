@@ -2,7 +2,6 @@
 
 import io
 import json
-import time
 from collections.abc import Collection
 from typing import Any
 
@@ -22,12 +21,14 @@ from secure_apfed.exchange import (
     StatusKeeper,
     drive,
 )
-from secure_apfed.exchange.status import SILENT_AFTER_S
 from secure_apfed.live_view import Board, Shown
 from secure_apfed.runs import Progress
 from tests.secure_apfed.audit_pair import FakeMeter
+from tests.waiting import wait_until
 
 Answer = Frame | PartyLeftError
+PATIENCE, UNIT_S = 4, 30
+SILENT_S = PATIENCE * UNIT_S / 2
 
 
 class Clock:
@@ -87,10 +88,12 @@ def stood(answers: list[tuple[float, Answer]], *asked: str) -> tuple[list[Status
         meter.charge(2.5)
         links.send("bob", Kind.REPRESENTATIONS, 7, b"z")
         for name in asked:
-            await links.receive(name or ("bob", "cid"), Kind.CONTRIBUTION, least=1, patience=4)
+            await links.receive(
+                name or ("bob", "cid"), Kind.CONTRIBUTION, least=1, patience=PATIENCE
+            )
 
     try:
-        drive(script(), transport, timeout_s=30, observer=keeper)
+        drive(script(), transport, timeout_s=UNIT_S, observer=keeper)
     except PartyLeftError:
         keeper.end(failed=True)
     else:
@@ -99,7 +102,7 @@ def stood(answers: list[tuple[float, Answer]], *asked: str) -> tuple[list[Status
 
 
 def test_who_is_awaited_grows_silent_and_speaks_again() -> None:
-    short, long = SILENT_AFTER_S / 2, SILENT_AFTER_S + 3
+    short, long = SILENT_S - 1, SILENT_S + 1
     _, frame = frame_of("bob", Kind.CONTRIBUTION)
     answers: list[tuple[float, Answer]] = [
         (short, ("bob", frame)),
@@ -125,12 +128,12 @@ def test_who_is_awaited_grows_silent_and_speaks_again() -> None:
 
 def test_a_word_of_one_does_not_make_the_other_less_silent() -> None:
     answers: list[tuple[float, Answer]] = [
-        (3.0, frame_of("bob", Kind.CONTRIBUTION)),
-        (3.0, frame_of("cid", Kind.CONTRIBUTION)),
+        (32.0, frame_of("bob", Kind.CONTRIBUTION)),
+        (32.0, frame_of("cid", Kind.CONTRIBUTION)),
     ]
     (_, second), _ = stood(answers, "", "")
-    assert second.peers["cid"].silent_s == pytest.approx(6.0)
-    assert second.peers["bob"].silent_s == pytest.approx(3.0)
+    assert second.peers["cid"].silent_s == pytest.approx(64.0)
+    assert second.peers["bob"].silent_s == pytest.approx(32.0)
 
 
 def test_who_left_is_left_whether_it_said_so_or_not() -> None:
@@ -173,12 +176,19 @@ def shown(how: Shown, *moments: Status, terminal: bool = False) -> str:
     """What people read while the party stands so, one moment after another."""
     out = io.StringIO()
     console = Console(file=out, force_terminal=terminal, width=200)
-    board = Board(lambda: now)
     now: tuple[Status, ...] = ()
+    reads = [0]
+
+    def read() -> tuple[Status, ...]:
+        reads[0] += 1
+        return now
+
+    board = Board(read)
     with live_view.showing(board, how, console=console):
         for moment in moments:
             now = (moment,)
-            time.sleep(0.3)
+            before = reads[0]
+            wait_until(lambda: reads[0] > before + 1, "that it is shown")  # noqa: B023 - at once
     return out.getvalue()
 
 
@@ -212,7 +222,7 @@ def test_a_panel_shows_every_peer_and_several_parties_show_each_other() -> None:
     with live_view.showing(
         board, Shown.TO_PEOPLE, console=Console(file=out, force_terminal=True, width=200)
     ):
-        time.sleep(0.05)
+        pass
     for words in ("epoch 2/9", "bob silent for 4 s", "set-up", "sum of step 3 from bob"):
         assert words in out.getvalue()
 

@@ -154,12 +154,12 @@ def test_settings_that_do_not_fit_are_refused(changes: dict[str, Any], message: 
 
 def test_the_mode_is_in_the_contract() -> None:
     contract = open_session(config_of(), vertical_data()).contract
-    assert contract.alignment["mode"] == "pairwise"
+    assert contract.settings["alignment"]["mode"] == "pairwise"
 
 
 def test_the_normalisation_of_ids_and_the_limits_are_in_the_contract() -> None:
     config = config_of(alignment={"normalisation": {"case_fold": True}, "maximum_ids": 99})
-    alignment = open_session(config, vertical_data()).contract.alignment
+    alignment = open_session(config, vertical_data()).contract.settings["alignment"]
     rules = {
         "unicode_nfc": True, "case_fold": True, "strip": True, "whole_numbers": False,
         "date_formats": [],

@@ -218,7 +218,7 @@ def test_the_report_tells_every_passives_epsilon(tmp_path: Path) -> None:
     read = read_run(tmp_path / "run")
     assert read.facts.noisy
     told = dict(accounting_of(read))
-    assert told[
-        "epsilon of passive-1, 3 contributions of one person, networks held fixed"
-    ].startswith("8")
+    assert told["epsilon_c of passive-1, one person in sums, networks held fixed, T 3"].startswith(
+        "8"
+    )
     assert privacy_document(read)["accounting"]["contributions"]["passive-2"]["releases"] == 3

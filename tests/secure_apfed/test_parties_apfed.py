@@ -211,7 +211,7 @@ def test_an_answer_is_the_same_one_bit_for_bit_or_another(tmp_path: Path) -> Non
 
 def later_session(agreed: Contract) -> Contract:
     """The same terms in the contract of another session."""
-    return agreed.model_copy(update={"alignment": {"session": 2}})
+    return agreed.model_copy(update={"settings": {"session": 2}})
 
 
 def test_a_passive_that_does_not_know_everybody_counts_every_session(tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
 import doctest
 import math
+import re
 
 import pytest
 from scipy.stats import norm
 
 from secure_apfed.errors import ConfigError
 from secure_apfed.privacy import ACCOUNTANTS, Accountant, GaussianRelease, NoPrivacy, gdp
+from secure_apfed.privacy.accountants import NoFigureError
 from secure_apfed.privacy.gdp import calibrate_sigma, compose, gdp_delta, gdp_epsilon, gdp_mu
 
 DELTA = 1e-5
@@ -46,6 +48,22 @@ class AccountantContract:
 
     def test_a_smaller_delta_costs_more(self) -> None:
         assert self.epsilon(2.0, 1, delta=1e-4) < self.epsilon(2.0, 1, delta=1e-6)
+
+    @pytest.mark.parametrize("delta", [0.5, 0.1, 1e-5, 1e-14, 1e-18, 1e-30])
+    @pytest.mark.parametrize(("multiplier", "releases"), [(2.0, 1), (20.0, 400), (1e6, 1)])
+    def test_far_out_it_is_above_the_exact_figure_or_has_none(
+        self, multiplier: float, releases: int, delta: float
+    ) -> None:
+        exact = gdp_epsilon(compose(1 / multiplier, releases), delta)
+        try:
+            told, reason = self.epsilon(multiplier, releases, delta), ""
+        except NoFigureError as error:
+            told, reason = math.nan, str(error)
+        if math.isnan(told):
+            assert self.name in ("prv", "pld")
+            assert re.search("its grid would|its numerics end before delta", reason)
+        else:
+            assert 0.999 * exact <= told <= 3 * exact + 0.2
 
     def test_nothing_sent_costs_nothing(self) -> None:
         assert self.epsilon(1.0, 0) == 0

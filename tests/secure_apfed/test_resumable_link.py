@@ -18,6 +18,7 @@ from protocols.psi.interface import Aligner
 from secure_apfed.alignment import AlignmentSettings, canonical_ids, intersection, take_part
 from secure_apfed.exchange import resumable_link as module
 from secure_apfed.exchange.resumable_link import ResumableLink
+from tests.waiting import LONG_S, wait_until
 
 
 class Cut:
@@ -182,16 +183,14 @@ def refuse() -> Cut:
 
 
 def test_a_peer_that_does_not_come_back_is_an_error_in_time() -> None:
-    began = time.monotonic()
     link = ResumableLink("shop", refuse, patience_s=0.5)
     link.send(b"hello")
     with pytest.raises(RemoteProtocolError, match=r"shop did not come within 0.5 s \(nobody"):
-        link.receive(20)
+        link.receive(LONG_S)
     with pytest.raises(RemoteProtocolError, match="did not come within"):
         link.send(b"more")
     with pytest.raises(RemoteProtocolError, match=r"shop did not confirm the last 1 part\(s\)"):
         link.close()
-    assert time.monotonic() - began < 5
 
 
 def test_silence_on_a_good_link_is_a_time_out() -> None:
@@ -322,9 +321,7 @@ def test_a_flood_beyond_what_is_confirmed_ends_the_link(monkeypatch: pytest.Monk
             connection.send_bytes(HELLO)
             for number in range(9):
                 connection.send_bytes(first(number, 250_000, bytes(250_000)))
-            deadline = time.monotonic() + 10
-            while not vars(link)["_failure"] and time.monotonic() < deadline:
-                time.sleep(0.05)
+            wait_until(lambda: vars(link)["_failure"], "the end of the link")
             for _ in range(7):
                 assert link.receive(5) == bytes(250_000)
             with pytest.raises(RemoteProtocolError, match="sent more than it may before"):
@@ -333,18 +330,18 @@ def test_a_flood_beyond_what_is_confirmed_ends_the_link(monkeypatch: pytest.Monk
 
 def test_a_connection_that_hangs_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_BEAT_S", 0.2)
-    monkeypatch.setattr(module, "_SILENT_S", 1.0)
+    monkeypatch.setattr(module, "_SILENT_S", 4.0)
     ends = Ends([])
     ends.here.send(b"first")
     assert ends.there.receive(5) == b"first"
     quiet, connections = threading.Event(), ends.connections
-    time.sleep(2.0)
+    time.sleep(5.0)
     assert ends.connections == connections  # signs of life keep it
     wire = vars(ends.there)["_wire"].connection
     monkeypatch.setattr(wire, "poll", lambda timeout: quiet.wait(timeout))
     time.sleep(0.5)  # one look is under way
     ends.here.send(b"second")
-    assert ends.there.receive(10) == b"second"
+    assert ends.there.receive(LONG_S) == b"second"
     assert ends.connections == connections + 1
     ends.close()
 

@@ -1,9 +1,14 @@
 """Seeds: one purpose one stream, and the global generator as it was."""
 
 import hashlib
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from secure_apfed.seeds import derive_seed, seeded, shuffled
 
@@ -71,3 +76,73 @@ def test_shuffling_keeps_every_row_and_depends_on_its_purpose_alone() -> None:
     for other in (shuffled(rows, 1, "batches", 0), shuffled(rows, 0, "batches", 1)):
         assert not torch.equal(other, first)
     assert len(shuffled(rows[:0], 0, "batches", 0)) == 0
+
+
+# What draws within a block, and draws on the CPU as torch's own generator would at the same seed.
+DRAWS: dict[str, Callable[[], Tensor]] = {
+    "dropout": lambda: F.dropout(torch.ones(7, 9), 0.3),
+    "dropout of a transposed tensor": lambda: nn.Dropout(0.3)(torch.ones(9, 7).T),
+    "dropout in place": lambda: F.dropout(torch.ones(9, 7), 0.3, inplace=True),
+    "dropout in bfloat16": lambda: torch.dropout(torch.ones(64, dtype=torch.bfloat16), 0.3, True),
+    "no dropout": lambda: F.dropout(torch.ones(9), 0.3, training=False),
+    "linear": lambda: nn.Linear(5, 6).bias,
+    "transposed convolution": lambda: nn.ConvTranspose2d(2, 3, 5).weight,
+    "GRU": lambda: next(nn.GRU(3, 4).parameters()),
+    "rand": lambda: torch.rand(3, 4),
+    "rand_like": lambda: torch.rand_like(torch.ones(4, dtype=torch.float64)),
+    "randn": lambda: torch.randn(17),
+    "randn_like": lambda: torch.randn_like(torch.ones(40)),
+    "randint": lambda: torch.randint(9, (30,)),
+    "randperm": lambda: torch.randperm(40),
+    "normal": lambda: torch.normal(0.0, 1.0, (5,)),
+    "bernoulli": lambda: torch.bernoulli(torch.full((9,), 0.5)),
+    "exponential": lambda: torch.empty(5).exponential_(),
+    "beta": lambda: torch.distributions.Beta(0.75, 0.75).sample((8,)),
+}
+# What draws from torch's own generator alone.
+BORROWS: dict[str, Callable[[], Tensor]] = {
+    "gumbel": lambda: F.gumbel_softmax(torch.ones(9)),
+    "rrelu": lambda: F.rrelu(-torch.ones(9), training=True),
+    "channels": lambda: F.dropout2d(torch.ones(2, 9, 4, 4)),
+    "recurrent dropout": lambda: nn.GRU(3, 4, 2, dropout=0.5)(torch.ones(9, 3))[0],
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_a_block_draws_what_torch_would_and_leaves_its_generator_alone(name: str) -> None:
+    torch.manual_seed(derive_seed(3, "x"))
+    expected = [DRAWS[name](), DRAWS[name]()]
+    state = torch.get_rng_state()
+    with seeded(3, "x"):
+        got = [DRAWS[name](), DRAWS[name]()]
+    assert all(torch.equal(one, other) for one, other in zip(got, expected, strict=True))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("name", BORROWS)
+def test_what_takes_no_generator_borrows_one(name: str) -> None:
+    state, drawn = torch.get_rng_state(), []
+    for _ in range(2):
+        with seeded(3, "x"), seeded(4, "y"):
+            drawn += [BORROWS[name](), BORROWS[name]()]
+    assert torch.equal(drawn[0], drawn[2])
+    assert torch.equal(drawn[1], drawn[3])
+    assert not torch.equal(drawn[0], drawn[1])
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_threads_draw_each_its_own() -> None:
+    meet = threading.Barrier(2)
+
+    def draw(seed: int) -> Tensor:
+        with seeded(seed, "x"):
+            parts = []
+            for _ in range(20):
+                meet.wait(60)
+                parts.append(F.dropout(torch.ones(50)))
+        return torch.cat(parts)
+
+    with ThreadPoolExecutor(2) as pool:
+        together = list(pool.map(draw, (0, 1)))
+    meet = threading.Barrier(1)
+    assert all(torch.equal(draw(seed), one) for seed, one in enumerate(together))

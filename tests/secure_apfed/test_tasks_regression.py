@@ -297,7 +297,8 @@ def test_report_and_list_tell_measures_of_regression(tmp_path: Path) -> None:
     assert "<h2>APFed-R accuracy</h2>" not in page
     (row,) = list_runs(tmp_path / "runs")
     assert row.accuracy is None
-    assert row.gain is None
+    assert row.reached.startswith(f"{row.measure.title} ")
+    assert row.gained == f"{row.gain:+.3f}"
 
 
 def test_baselines_are_chosen_by_their_own_labels(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 Run by: the active as the hub, each passive as a member, and a dealer without IDs, over
 authenticated and encrypted links. Protects from: semi-honest parties, of which the dealer
-works with nobody. Only the intersection of all opens; no pairwise intersection does.
+works with nobody. Only the intersection of all opens; no pairwise intersection does. A hub that
+alters its shares gets another function of the bits in each bin, one bit a bin in all, and may
+have the dealer count more than there are (`UNCHECKED`).
 
 1. Hub and members agree on a hash key (commit, reveal) and put their IDs into bins
    (`protocols.psi.circuit.hashing`).
@@ -29,13 +31,14 @@ from protocols.errors import LocalProtocolError
 from protocols.psi.circuit.bits import And, BeaverAnd, TripleShares, bit_planes
 from protocols.psi.circuit.comparing import Comparing, Slots
 from protocols.psi.circuit.gates import all_members_agree, any_slot_equals
-from protocols.psi.circuit.hashing import BITS
+from protocols.psi.circuit.hashing import BITS, bins_for, slots_for
 from protocols.psi.circuit.meeting import meet_as_hub, meet_as_member
 from protocols.psi.circuit.messages import Desk, chunks, triple_words
 from protocols.psi.circuit.opening import open_at_hub, open_at_member
 from protocols.psi.circuit.stocking import hub_triples, member_triples
 from protocols.psi.interface import (
     Admit,
+    Guesses,
     IntersectionAgreement,
     Output,
     Progress,
@@ -47,7 +50,14 @@ from protocols.psi.script import Script, ScriptedRole
 from protocols.psi.supply import Supply
 from protocols.randomness import KEY_BYTES
 
-__all__ = ["CircuitIntersection"]
+__all__ = ["UNCHECKED", "CircuitIntersection"]
+
+UNCHECKED = (
+    "That only what all share opens, and only from the agreed minimum on, holds against parties "
+    "that follow the protocol: shares are not checked, so that a hub which alters its own may open "
+    "which of its IDs some members have and others lack, also below the minimum, and a member may "
+    "have other IDs opened."
+)
 
 
 class CircuitIntersection:
@@ -67,7 +77,17 @@ class CircuitIntersection:
     leaks: ClassVar[tuple[str, ...]] = (
         "The dealer learns about how large each set is, and how many IDs are common to all.",
         "All parties learn whether the agreed minimum is reached.",
+        UNCHECKED,
     )
+
+    @staticmethod
+    def most_guesses(maximum_ids: int) -> Guesses:
+        """The hub compares one ID a bin; a member one a slot, in one of the ID's three bins or all.
+
+        An ID that a member has in one slot alone is found with a chance of a third.
+        """
+        bins = bins_for(maximum_ids)
+        return Guesses(hub=bins, member=bins * slots_for(maximum_ids, bins))
 
     def __init__(
         self,

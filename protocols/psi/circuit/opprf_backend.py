@@ -2,9 +2,13 @@
 
 from typing import ClassVar
 
-from protocols.psi.circuit.backend import CircuitIntersection
+from protocols.psi.circuit.backend import UNCHECKED, CircuitIntersection
 from protocols.psi.circuit.comparing import Comparing
+from protocols.psi.circuit.hashing import bins_for
 from protocols.psi.circuit.programmed import Programmed
+from protocols.psi.digests import PLACES
+from protocols.psi.interface import Guesses
+from protocols.psi.vole.messages import vector_elements
 
 __all__ = ["OpprfIntersection"]
 
@@ -19,7 +23,17 @@ class OpprfIntersection(CircuitIntersection):
     leaks: ClassVar[tuple[str, ...]] = (
         "The dealer learns how large the hub's set is, and how many IDs are common to all.",
         "All parties learn whether the agreed minimum is reached.",
+        UNCHECKED,
     )
+
+    @staticmethod
+    def most_guesses(maximum_ids: int) -> Guesses:
+        """The hub has one ID a bin; a member's store solves three equations a cell.
+
+        An ID takes three, or one for a chance of a third.
+        """
+        member = PLACES * vector_elements(maximum_ids)
+        return Guesses(hub=bins_for(maximum_ids), member=member)
 
     def _comparing(self) -> Comparing:
         return Programmed()

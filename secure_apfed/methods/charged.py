@@ -1,0 +1,120 @@
+"""What a party that helps tells the active of its privacy accounts, with each checkpoint.
+
+Run by: every passive, of its own ledgers, and by the active, which reads it. Figures only, and all
+of them follow from the settings and from how often rows were asked for, which the active knows; so
+the run's result can state what was charged where no ledger but the active's own is at hand. It is
+the passive's word: a passive that deviates may say anything, of its own people's protection.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any
+
+import msgpack
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from protocols.errors import RemoteProtocolError
+from secure_apfed.names import UPDATES, ReleaseFigure
+from secure_apfed.privacy import PrivacyLedger, PrivacySpent
+
+__all__ = ["Charged", "pack_charged", "read_charged", "said_of"]
+
+_MOST_BYTES = 4096
+
+
+class Charged(BaseModel):
+    """One account.
+
+    Attributes:
+        figure: what epsilon is called, as in `secure_apfed.privacy_rows.FIGURES`.
+        epsilon: at delta, of `releases` of one row, the most of any; infinite without noise.
+        mu: of Gaussian DP of those; infinite where it is not that.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    figure: ReleaseFigure
+    epsilon: Annotated[float, Field(ge=0)]
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    releases: Annotated[int, Field(ge=0, lt=2**31)]
+    mu: Annotated[float, Field(ge=0)] = math.inf
+
+    def account(self, party: str) -> dict[str, Any]:
+        """As `PrivacyLedger.account` has it, with whose word it is."""
+        return {**self.model_dump(exclude={"mu"}), "trace": [self._said_by(party)]}
+
+    def spent(self, party: str) -> PrivacySpent:
+        """As `PrivacyLedger.spent` has it, with whose word it is."""
+        return PrivacySpent(
+            epsilon_x=self.epsilon, delta=self.delta, releases=self.releases, mu=self.mu,
+            trace=(self._said_by(party),),
+        )  # fmt: skip
+
+    def _said_by(self, party: str) -> str:
+        return (
+            f"{party} says that it charged {self.figure} {self.epsilon:.4g} at delta "
+            f"{self.delta:g}, for {self.releases} releases of one row at most"
+        )
+
+
+_ALL: TypeAdapter[tuple[Charged, ...]] = TypeAdapter(
+    Annotated[tuple[Charged, ...], Field(strict=False, max_length=2)]
+)
+
+
+def pack_charged(ledgers: Iterable[tuple[str, PrivacyLedger]]) -> bytes:
+    """What a party tells of its ledgers by name; those of private updates stay with it."""
+    told = []
+    for name, ledger in ledgers:
+        if not name.endswith(UPDATES):
+            spent = ledger.spent()
+            told.append(
+                {"figure": ledger.figure, "epsilon": spent.epsilon_x, "delta": spent.delta,
+                 "releases": spent.releases, "mu": spent.mu}
+            )  # fmt: skip
+    packed: bytes = msgpack.packb(told)
+    return packed
+
+
+def said_of(
+    charged: Mapping[str, Sequence[Charged]], *, among: Iterable[str], silent: Mapping[str, int]
+) -> dict[str, dict[str, Any]]:
+    """The accounts of votes or contributions of parties that are played elsewhere.
+
+    Args:
+        charged: by party, what it last said.
+        among: those that help; of one that said nothing, where others did, nothing is promised.
+        silent: who fell silent, and in which step.
+    """
+    said = {
+        name: one.account(name)
+        for name, accounts in charged.items()
+        for one in accounts
+        if one.figure != "epsilon_x"
+    }
+    if said:
+        unknown = {**next(iter(said.values())), "epsilon": math.inf, "releases": 0}
+        for name in among:
+            if name not in charged:
+                said[name] = {**unknown, "trace": [f"{name} never said what it charged"]}
+    for name in said.keys() & silent.keys():
+        since = f"it fell silent in step {silent[name]}, and what it charged since is not known"
+        said[name]["trace"].append(since)
+    return said
+
+
+def read_charged(payload: bytes, *, sender: str) -> Sequence[Charged]:
+    """Read what `pack_charged` made.
+
+    Raises:
+        RemoteProtocolError: it is something else.
+    """
+    try:
+        if len(payload) > _MOST_BYTES:
+            raise ValueError("too long")
+        return _ALL.validate_python(msgpack.unpackb(payload))
+    except (ValueError, TypeError, msgpack.UnpackException, ValidationError) as error:
+        raise RemoteProtocolError(
+            f"checkpoint: {sender} sent no accounts where it says that it has saved; it runs "
+            "another version, or deviates"
+        ) from error

@@ -1,0 +1,192 @@
+"""What is written beside a promise about training labels follows from the answers for them.
+
+Two worlds differ in one training label, and the mechanism answers the same in both: then every
+file that a run leaves, and all that it prints, is the same. What is left out of the comparison is
+drawn anew in each run whatever the labels are: keys, sessions, digests over them, and times.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor
+
+from experiments import solo
+from experiments.report import find_reference, read_run
+from secure_apfed.cli import execute
+from secure_apfed.config import Config
+from secure_apfed.config.file import dump_config, load_config, load_config_text
+from secure_apfed.data import load_data
+from secure_apfed.errors import ConfigError
+from secure_apfed.privacy import LabelResponse, MultiStageResponse
+from secure_apfed.runs.writing import RunWriter
+from secure_apfed.solo import BASELINES
+from tests.experiments.own_tables import own_tables
+
+RESPONSE = {"labels": {"mechanism": "randomised_response", "epsilon": 0.01}}
+STAGES = {"labels": {"mechanism": "lp_mst", "epsilon": 0.01, "stages": 2}}
+TRAIN = {"epochs": 2, "batch_size": 32, "learning_rate": 0.01, "device": "cpu"}
+GUARD = {"mechanism": "none", "noise": "reproducible_insecure"}
+SUM = {"scheme": "plain", "masks": "pairwise"}
+CASES: dict[str, dict[str, Any]] = {
+    "alone": {"method": "single_view", **RESPONSE, "threshold": "f1",
+              "train": {**TRAIN, "class_weights": "balanced", "patience": 1}},
+    "stages": {"method": "single_view", **STAGES, "measure": "auc"},
+    "apfed": {"method": "apfed_r", "secure_sum": SUM, **RESPONSE, "threshold": "accuracy"},
+    "votes": {"method": "votes", "secure_sum": SUM, **RESPONSE,
+              "data": {"labelled": 40}},
+    "tvfl": {"method": "tvfl", **RESPONSE},
+}  # fmt: skip
+# Of every run its own, whatever the labels are.
+DRAWN = re.compile(r"[0-9a-f]{32,}|\"seconds\": [0-9.e+-]+|[0-9.]+\u202fs\b|/[^\"<\s]*/w\d")
+DRAWN_FILES = (
+    "identity.pem", "events.out.*", "answers-*", "ledger-*", "alignment.*", "transcript.msgpack",
+)  # fmt: skip
+
+
+def config_of(**settings: Any) -> Config:
+    usual = {"name": "private", "party_seeds": "shared_for_comparison", "guard": GUARD}
+    return load_config_text(json.dumps({**usual, "train": TRAIN, **settings}))
+
+
+def answered_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the chances of both worlds had fallen so that the answers are the same."""
+
+    def answer(
+        self: Any, labels_N: Tensor, *, key: bytes, prior_NK: Tensor | None = None
+    ) -> Tensor:
+        return torch.arange(len(labels_N)) * 7 % 3 % 2
+
+    for mechanism in (LabelResponse, MultiStageResponse):
+        monkeypatch.setattr(mechanism, "answer", answer)
+
+
+def told(
+    case: Mapping[str, Any], folder: Path, flipped: int | None, capsys: pytest.CaptureFixture[str]
+) -> dict[str, str]:
+    """All that a run says where the label of this training row is another one, by file."""
+    tables = folder / "tables"
+    tables.mkdir(exist_ok=True)
+    data = {**own_tables(tables), **case.get("data", {})}
+    config = config_of(**{**case, "data": data})
+    if flipped is not None:
+        row = int(load_data(config.data, seed=config.seed).labelled_rows[flipped])
+        frame = pd.read_csv(tables / "active.csv")
+        labels = frame["label"].tolist()
+        labels[row] = {"yes": "no", "no": "yes"}[labels[row]]
+        frame.assign(label=labels).to_csv(tables / "active.csv", index=False)
+    (folder / "run.yaml").write_text(dump_config(config))
+    place = folder / f"w{0 if flipped is None else flipped}"
+    capsys.readouterr()
+    assert execute(["run", str(folder / "run.yaml"), "--output", str(place), "--json"]) == 0
+    found = {"printed": capsys.readouterr().out}
+    for path in place.rglob("*"):
+        if path.is_file() and not any(path.match(drawn) for drawn in DRAWN_FILES):
+            name = path.relative_to(place).as_posix()
+            found[name] = path.read_bytes().decode("utf-8", "backslashreplace")
+    return {name: DRAWN.sub("", text) for name, text in found.items()}
+
+
+def differing(one: Mapping[str, str], other: Mapping[str, str]) -> set[str]:
+    assert set(one) == set(other)
+    return {name for name, text in one.items() if text != other[name]}
+
+
+@pytest.fixture(autouse=True)
+def few_baselines(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them once: each takes seconds."""
+    if "alone" not in request.node.name:
+        few = {name: BASELINES[name] for name in ("ridge", "logistic")}
+        monkeypatch.setattr(solo, "BASELINES", few)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_all_that_is_written_follows_from_the_answers(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answered_alike(monkeypatch)
+    before = told(CASES[name], tmp_path, None, capsys)
+    after = told(CASES[name], tmp_path, 3, capsys)
+    assert differing(before, after) == set()
+    assert {"printed", "result.json", "solo.json", "report.html"} <= set(before)
+    record = json.loads(before["solo.json"])
+    assert record["labels"] == "answered"
+    assert all(one["validation"] is not None for one in record["baselines"])
+    assert "by the answers for its labels" in before["report.html"]
+
+
+def fitted_on_true_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = solo._measured
+
+    def planted(config: Any, path: Path, own: Any, **more: Any) -> Any:
+        known = load_data(config.data, seed=config.seed).own("active")
+        assert known is not None
+        return measured(config, path, known)
+
+    monkeypatch.setattr(solo, "_measured", planted)
+
+
+def counted_in_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = RunWriter._card
+
+    def planted(self: Any, session: Any, data: Any, *more: Any) -> dict[str, Any]:
+        counts = data.table.labels[data.labelled_rows].bincount().tolist()
+        return {**card(self, session, data, *more), "labels": counts}
+
+    monkeypatch.setattr(RunWriter, "_card", planted)
+
+
+@pytest.mark.parametrize(
+    ("plant", "found"),
+    [(fitted_on_true_labels, {"printed", "solo.json", "report.html", "privacy.json"}),
+     (counted_in_the_card, {"model.json"})],
+)  # fmt: skip
+def test_a_planted_figure_of_true_labels_is_found(
+    plant: Callable[[pytest.MonkeyPatch], None], found: set[str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    answered_alike(monkeypatch)
+    plant(monkeypatch)
+    case = CASES["stages"]
+    before, after = (told(case, tmp_path, flipped, capsys) for flipped in (None, 3))
+    assert differing(before, after) == found
+
+
+def test_dp_sgd_leaves_out_what_its_noise_does_not_cover(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = {"method": "single_view", "dp_sgd": {"noise_multiplier": 2.0}}
+    found = told(case, tmp_path, None, capsys)
+    assert "solo.json" not in found
+    assert json.loads(found["printed"])["solo"] is None
+    assert "What the active does alone is left out" in found["report.html"]
+    assert set(re.findall(r'"loss": ([^,]*),', found["metrics.jsonl"])) == {"null"}
+    card = json.loads(found["model.json"])
+    assert (card["scores_in_training"], card["columns_in_training"]) == (None, {})
+
+
+def test_a_run_beside_that_knows_the_labels_is_no_reference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told({"method": "single_view"}, tmp_path, None, capsys)
+    (tmp_path / "w0").rename(tmp_path / "beside")
+    told(CASES["apfed"], tmp_path, None, capsys)
+    assert find_reference(read_run(tmp_path / "w0")) is None
+    with pytest.raises(ConfigError, match="baselines of the labels as they are would tell them"):
+        solo.keep_solo(load_config(tmp_path / "run.yaml"), tmp_path / "solo.json")
+
+
+@pytest.mark.parametrize("private", [RESPONSE, {"dp_sgd": {"noise_multiplier": 2.0}}])
+@pytest.mark.parametrize("key", ["split", "labelled_choice"])
+def test_private_labels_do_not_decide_who_tests(
+    key: str, private: dict[str, Any], tmp_path: Path
+) -> None:
+    case = {"method": "single_view", **private}
+    assert getattr(config_of(**case, data=own_tables(tmp_path)).data, key) == "at_random"
+    with pytest.raises(ConfigError, match=f"data.{key}: by_class draws rows by their labels"):
+        config_of(**case, data={**own_tables(tmp_path), key: "by_class"})

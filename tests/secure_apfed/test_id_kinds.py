@@ -1,0 +1,381 @@
+"""One door for IDs: what is taken, how it is written, what is refused, and that advice works."""
+
+import doctest
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from io import StringIO
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from secure_apfed import AlignmentSettings, IdNormalisation, align, id_kinds
+from secure_apfed.alignment import IdFile
+from secure_apfed.data import DataSettings
+from secure_apfed.data.inputs import load_features
+from secure_apfed.data.raw_tables import read_raw
+from secure_apfed.errors import DataError
+from secure_apfed.estimator import VerticalClassifier
+from secure_apfed.id_kinds import JOINT, KINDS, REFUSALS, id_texts
+from secure_apfed.party_frames import checked_frames
+
+BERLIN = timezone(timedelta(hours=1))
+UNIQUE = UUID("8B2D9F0E-7C1A-4F63-9D57-3E0C5A1B2F44")
+
+# A column, and its texts.
+TAKEN: dict[str, tuple[Any, list[str]]] = {
+    "text": (["007", "7", "é", "Ann"], ["007", "7", "é", "Ann"]),
+    "numpy text": (np.array(["a", "b"]), ["a", "b"]),
+    "bytes": ([b"k0", bytearray(b"k1"), "é".encode()], ["k0", "k1", "é"]),
+    "numpy bytes": (np.array([b"k0", b"k1"]), ["k0", "k1"]),
+    "big ints": ([2**53 + 1, 10**30, -1], ["9007199254740993", "1" + "0" * 30, "-1"]),
+    "uint64": (np.array([2**64 - 1], np.uint64), ["18446744073709551615"]),
+    "numpy ints": ([np.int8(1), np.uint64(2**63)], ["1", "9223372036854775808"]),
+    "nullable ints": (pd.Series([2**60 + 1], dtype="Int64"), ["1152921504606846977"]),
+    "floats": (np.array([1001.0, -0.0, 2.0**53 - 1]), ["1001", "0", "9007199254740991"]),
+    "float32": (np.array([2**24 - 1], np.float32), ["16777215"]),
+    "float scalars": ([np.float32(7), 7.0], ["7", "7"]),
+    "decimals": ([Decimal("1001.00"), Decimal("1E+3")], ["1001", "1000"]),
+    "days": ([date(2026, 1, 31)], ["2026-01-31"]),
+    "days of numpy": (np.array(["2026-01-31"], "M8[D]"), ["2026-01-31"]),
+    "days of polars": (pl.Series([date(2026, 1, 31)]), ["2026-01-31"]),
+    "moments": (pd.Series(pd.to_datetime(["2026-01-31 10:00"])), ["2026-01-31 10:00:00"]),
+    "moments of numpy": (
+        np.array(["2026-01-31T10:00:00.5", "2026-01-31"], "M8[ns]"),
+        ["2026-01-31 10:00:00.500000", "2026-01-31 00:00:00"],
+    ),
+    "nanoseconds": (np.array([1], "M8[ns]"), ["1970-01-01 00:00:00.000000001"]),
+    "two zones": (
+        [datetime(2026, 1, 31, 10, tzinfo=BERLIN), datetime(2026, 1, 31, 9, tzinfo=UTC),
+         pd.Timestamp("2026-01-31 04:00", tz="America/New_York")],
+        ["2026-01-31 09:00:00+00:00"] * 3,
+    ),
+    "UUIDs": ([UNIQUE], ["8b2d9f0e-7c1a-4f63-9d57-3e0c5a1b2f44"]),
+    "categories of text": (pd.Series(["b", "a", "b"], dtype="category"), ["b", "a", "b"]),
+    "categories of ints": (pd.Categorical([2**60 + 1, 3]), ["1152921504606846977", "3"]),
+    "an index": (pd.Index([3, 4]), ["3", "4"]),
+    "several levels": (pd.MultiIndex.from_tuples([("a", 1)]), ["a" + JOINT + "1"]),
+    "polars": (pl.Series([2**60 + 1]), ["1152921504606846977"]),
+    "arrow": (pa.chunked_array([pa.array([b"k0"])]), ["k0"]),
+    "scalars of arrow": (list(pa.array([5, 6])), ["5", "6"]),
+    "a dictionary of arrow": (pa.array(["x", "y"]).dictionary_encode(), ["x", "y"]),
+    "dict keys": ({"a": 1, "b": 2}.keys(), ["a", "b"]),
+    "a dict": ({"a": 1, "b": 2}, ["a", "b"]),
+    "a set": ({7}, ["7"]),
+    "a generator": ((one for one in "ab"), ["a", "b"]),
+    "rows": ([("ann", 1990), ["bob", 7.0]], ["ann\x1f1990", "bob\x1f7"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("ids", "texts"), TAKEN.values(), ids=TAKEN)
+def test_what_is_taken_is_written_so(ids: Any, texts: list[str]) -> None:
+    assert id_texts(ids, party="bank", rows=True) == texts
+
+
+def _source(ids: "pd.Series") -> "pd.Series":
+    """As its file said it, before it was read as floats."""
+    table = "id\n" + "".join(f"{int(one)}\n" for one in ids)
+    return pd.read_csv(StringIO(table), dtype={"id": "Int64"})["id"]
+
+
+def _floats(bits: int, dtype: str) -> "pd.Series":
+    return pd.Series(np.array([1, 2**bits, -(2**bits), 2**bits - 1], dtype))
+
+
+# A column, the reason, the rows, and the advice as it is followed.
+REFUSED: dict[str, tuple[Any, str, list[int], Callable[["pd.Series"], Any] | None]] = {
+    "NaN": (pd.Series([1.0, np.nan, 3.0]), "nobody", [1], lambda ids: ids.drop([1])),
+    "None": (pd.Series(["a", None, "c", None]), "nobody", [1, 3], lambda ids: ids.drop([1, 3])),
+    "NaT": (pd.Series(pd.DatetimeIndex(["2026-01-31", pd.NaT])), "nobody", [1],
+            lambda ids: ids.drop([1])),
+    "pd.NA": (pd.Series([1, None], dtype="Int64"), "nobody", [1], lambda ids: ids.drop([1])),
+    "blank": (pd.Series(["a", "", " \t"]), "nobody", [1, 2], lambda ids: ids.drop([1, 2])),
+    "words": (pd.Series([1.0, np.nan, None]).map(str), "nobody", [1, 2],
+              lambda ids: ids.drop([1, 2])),
+    "NaT of numpy": (np.array(["NaT", "2026-01-31"], "M8[ns]"), "nobody", [0], None),
+    "NaN as a decimal": ([Decimal("NaN"), 1], "nobody", [0], None),
+    "a part": ([("a", 1), ("b", None)], "nobody", [1], None),
+    "2^53": (_floats(53, "f8"), "rounded", [1, 2], _source),
+    "2^24": (_floats(24, "f4"), "rounded", [1, 2], _source),
+    "2^11": (_floats(11, "f2"), "rounded", [1, 2], _source),
+    "nullable": (pd.Series([2.0**53], dtype="Float64"), "rounded", [0], _source),
+    "categories": (pd.Series(pd.Categorical(np.array([2**24], "f4"))), "rounded", [0], _source),
+    "float32 of arrow": (pa.array([2.0**24], pa.float32()), "rounded", [0], None),
+    "float32 of polars": (pl.Series([2.0**24], dtype=pl.Float32), "rounded", [0], None),
+    "float32 of pandas": (pd.Series([2.0**24], dtype="float[pyarrow]"), "rounded", [0], None),
+    "fractions": (pd.Series([1.0, 1.5]), "fraction", [1], lambda ids: ids.map("{:.2f}".format)),
+    "decimals": (pd.Series([Decimal("1.50")]), "fraction", [0],
+                 lambda ids: ids.map("{:.2f}".format)),
+    "infinite": (pd.Series([np.inf, 1.0]), "infinite", [0], lambda ids: ids.drop([0])),
+    "truths": (pd.Series([True, False]), "truth", [0, 1], lambda ids: pd.Series(["a", "b"])),
+    "numpy truths": ([1, np.True_], "truth", [1], None),
+    "bytes": (pd.Series([b"a", b"\xff\x00"]), "bytes", [1], lambda ids: ids.map(bytes.hex)),
+    "surrogates": (["a", "é\ud800"], "unicode", [1], None),
+    "digits": (pd.Series([1, 10**4000], dtype=object), "digits", [1], lambda ids: ids.map(hex)),
+    "lists": (pd.Series([[1, 2], [3, 4]]), "nested", [0, 1],
+              lambda ids: pd.DataFrame(ids.tolist())),
+    "records": ([{"a": 1}], "nested", [0], None),
+    "times": (pd.Series([time(1), time(2)]), "type", [0, 1], lambda ids: ids.map(str)),
+    "durations": (pd.Series(pd.to_timedelta([1, 2], "s")), "type", [0, 1],
+                  lambda ids: ids.map(str)),
+    "U+001F": (pd.DataFrame({"a": ["x\x1fy"], "b": ["z"]}), "joint", [0],
+               lambda ids: ids.assign(a=ids["a"].str.replace("\x1f", "|"))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("ids", "why", "rows", "advised"), REFUSED.values(), ids=REFUSED)
+def test_what_is_refused_is_counted_and_the_advice_works(
+    ids: Any, why: str, rows: list[int], advised: Callable[[Any], Any] | None,
+    request: pytest.FixtureRequest,
+) -> None:  # fmt: skip
+    what, remedy = REFUSALS[why]
+    nested = why != "nested"
+    if isinstance(ids, pd.DataFrame):
+        with pytest.raises(DataError) as caught:
+            align({"bank": ids, "shop": ids}, hub="bank")
+    else:
+        with pytest.raises(DataError) as caught:
+            id_texts(ids, party="bank", rows=nested, key="id")
+    said = str(caught.value)
+    places = f"row{'s' if len(rows) > 1 else ''} {', '.join(map(str, rows))} (from 0); "
+    came = {"times": " (time)", "durations": " (Timedelta)"}.get(request.node.callspec.id, "")
+    assert f" {what}{came} in {len(rows)} rows, first in {places}" in said
+    assert said.endswith(remedy.format(key=" (id)") if nested else " (id)")
+    if advised:
+        mended = advised(ids)
+        one = AlignmentSettings(minimum_rows=1)
+        found = align({"bank": mended, "shop": mended}, hub="bank", settings=one)
+        assert len(found["bank"]) == len(mended)
+
+
+def test_every_reason_is_tried() -> None:
+    assert {why for _, why, _, _ in REFUSED.values()} == {*REFUSALS}
+
+
+def test_all_reasons_are_told_with_all_rows_beyond_a_piece() -> None:
+    ids: list[object] = [f"p{row}" for row in range(200_000)]
+    ids[3], ids[100_000], ids[150_000] = None, "", 1.5
+    with pytest.raises(DataError) as caught:
+        align({"bank": ids, "shop": ids}, hub="bank")
+    assert "is empty in 2 rows, first in rows 3, 100000 (from 0)" in str(caught.value)
+    assert "It holds numbers with a fraction in 1 rows, first in row 150000" in str(caught.value)
+
+
+COMPARED: dict[str, tuple[Any, Any, str, Callable[[Any], Any] | dict[str, Any]]] = {
+    "points": ([1001, 1002], ["1001.0", "1002.0"], "numbers with a decimal point",
+               {"whole_numbers": True}),
+    "zeros": (["7", "8"], ["007", "008"], "numbers with leading zeros", {"whole_numbers": True}),
+    "capitals": ([UNIQUE], [str(UNIQUE).upper()], "UUIDs in capitals", {"case_fold": True}),
+    "days": ([date(2026, 1, 31)], pd.Series(pd.to_datetime(["2026-01-31"])), "moments without",
+             lambda ids: ids.dt.strftime("%Y-%m-%d")),
+    "zones": (pd.Series(pd.to_datetime(["2026-01-31 09:00Z"])),
+              pd.Series(pd.to_datetime(["2026-01-31 10:00"])), "moments in UTC",
+              lambda ids: ids.dt.tz_localize("Europe/Berlin")),
+    "text": ([1, 2], ["p1", "p2"], "other text", lambda ids: [one[1:] for one in ids]),
+    "columns": ([("a", 1)], ["a"], "the same columns of IDs", lambda ids: [("a", 1)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("left", "right", "says", "advised"), COMPARED.values(), ids=COMPARED)
+def test_kinds_that_never_match_are_told_and_the_advice_works(
+    left: Any, right: Any, says: str, advised: Any
+) -> None:
+    one = AlignmentSettings(minimum_rows=1)
+    with pytest.raises(DataError, match=r"^shop: its IDs are .*no two can match; ") as caught:
+        align({"bank": left, "shop": right}, hub="bank", settings=one)
+    assert says in str(caught.value)
+    if isinstance(advised, dict):
+        assert f"{next(iter(advised))}: true" in str(caught.value)
+        rules = IdNormalisation.model_validate(advised)
+        one = AlignmentSettings(minimum_rows=1, normalisation=rules)
+    else:
+        right = advised(right)
+    assert len(align({"bank": left, "shop": right}, hub="bank", settings=one)["bank"]) == len(left)
+
+
+def test_one_common_look_is_enough_to_try() -> None:
+    with pytest.raises(DataError, match="minimum of 2"):
+        align({"bank": ["1001", "p1"], "shop": [1001, 1002, 1003]}, hub="bank")
+
+
+PEOPLE = [f"p{row}" for row in range(1, 41)]
+
+
+def _read(folder: Path, table: "pa.Table") -> list[list[str]]:
+    """The same file through each of its readers."""
+    path = folder / "bank.parquet"
+    parquet.write_table(table, path)
+    data = DataSettings.model_validate({
+        "dataset": "tables", "active": "bank", "folder": str(folder), "id_column": "id",
+        "label_column": "y",
+        "parties": {"bank": {"file": path.name, "missing": "drop"}, "shop": {"file": "x.csv"}},
+    })  # fmt: skip
+    raw = read_raw(data, "bank")
+    alone = [text for piece in IdFile("bank", path, "id").pieces() for text in piece]
+    return [list(raw.ids), alone]
+
+
+ARROW = {
+    "BINARY": pa.array([b"k%d" % row for row in range(4)]),
+    "decimals": pa.array([Decimal(f"100{row}.00") for row in range(4)]),
+    "UUIDs": pa.array([UUID(int=row).bytes for row in range(4)], pa.uuid()),
+    "zones": pa.array([datetime(2026, 1, 1, row, tzinfo=BERLIN) for row in range(4)],
+                      pa.timestamp("ms", "Europe/Berlin")),
+    "days": pa.array([date(2026, 1, row + 1) for row in range(4)]),
+    "float32": pa.array([1.0, 2.0, 3.0, 4.0], pa.float32()),
+    "uint64": pa.array([2**64 - row for row in range(1, 5)], pa.uint64()),
+    "categories": pa.array([2**60 + row for row in range(4)]).dictionary_encode(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("ids", ARROW.values(), ids=ARROW)
+def test_every_reader_of_a_file_and_of_frames_gives_the_same(
+    ids: "pa.Array", tmp_path: Path
+) -> None:
+    table = pa.table({"id": ids, "x": [0.1, 0.7, 0.3, 0.2], "y": ["a", "b", "a", "b"]})
+    raw, alone = _read(tmp_path, table)
+    assert raw == alone == id_texts(ids, party="bank")
+    frames = {"shop": table.drop(["y"]), "lab": table.drop(["y"]).to_pandas()}
+    checked = checked_frames(table, frames, name="bank", id_column="id", label="y")
+    assert all(frame["id"].tolist() == raw for frame in checked.values())
+
+
+def test_whole_numbers_with_an_empty_cell_keep_their_digits(tmp_path: Path) -> None:
+    ids = [2**53 + 1, None, 2**53 + 3, 2**53 + 5]
+    table = pa.table({"id": ids, "x": [0.1, None, 0.3, 0.2], "y": ["a", "b", "a", "b"]})
+    with pytest.raises(DataError, match=r"bank.parquet is empty in 1 rows, first in row 1 "):
+        _read(tmp_path, table)
+    data = {"file": "bank.parquet", "missing": "drop"}
+    raw = read_raw(DataSettings.model_validate({
+        "dataset": "tables", "active": "bank", "folder": str(tmp_path), "id_column": "id",
+        "label_column": "y", "parties": {"bank": data, "shop": {"file": "x.csv"}},
+    }), "bank")  # fmt: skip
+    assert list(raw.ids) == [str(one) for one in ids if one]
+
+
+@pytest.mark.parametrize("dtype", ["f8", "category", "f4"])
+def test_floats_that_lost_digits_match_nobody_wherever_they_are(dtype: str, tmp_path: Path) -> None:
+    bits = 24 if dtype == "f4" else 53
+    exact = [2**bits + 4 * row + 1 for row in range(4)]
+    floats: Any = pd.Series(exact, dtype="f4" if dtype == "f4" else "f8")
+    floats = floats.astype(dtype)
+    table = pd.DataFrame({"id": floats, "x": [0.1, 0.7, 0.3, 0.2], "y": ["a", "b", "a", "b"]})
+    lost = "holds whole numbers as floats too large to be exact in 4 rows"
+    table.to_parquet(tmp_path / "in.parquet")
+    with pytest.raises(DataError, match=f"bank: column 'id' of bank.parquet {lost}"):
+        _read(tmp_path, parquet.read_table(tmp_path / "in.parquet"))
+    with pytest.raises(DataError, match=f"bank: column 'id' of .*in.parquet {lost}"):
+        align({"bank": IdFile("bank", tmp_path / "in.parquet", "id"), "shop": exact}, hub="bank")
+    with pytest.raises(DataError, match=f"shop: column 'id' {lost}"):
+        checked_frames(table.assign(id=exact), {"shop": table.drop(columns="y")}, name="bank",
+                       id_column="id", label="y")  # fmt: skip
+    with pytest.raises(DataError, match=f"shop: its ID column {lost}"):
+        align({"bank": exact, "shop": floats}, hub="bank")
+    with pytest.raises(DataError, match=f"active: its index {lost}"):
+        _fit(table.set_index("id")[["x"]], table.assign(id=exact).set_index("id")[["x"]])
+
+
+def _fit(own: pd.DataFrame, lab: pd.DataFrame) -> None:
+    settings = {
+        "method": "apfed_c", "train": {"epochs": 1}, "guard": {"mechanism": "none"},
+        "secure_sum": {"scheme": "plain", "clip": None, "allow_single_passive": True},
+    }  # fmt: skip
+    VerticalClassifier({"lab": lab}, settings).fit(own, np.arange(len(own)) % 2)
+
+
+@pytest.mark.parametrize("nobody", [np.nan, None, pd.NaT, pd.NA, "", "nan"])
+def test_the_index_of_the_estimator_names_nobody(nobody: Any) -> None:
+    own = pd.DataFrame({"x": np.arange(40.0)}, index=[nobody, *PEOPLE[1:]])
+    lab = pd.DataFrame({"u": np.arange(40.0)}, index=pd.Index(PEOPLE))
+    for active, passive, name in ((own, lab, "active"), (lab, own, "lab")):
+        with pytest.raises(DataError, match=rf"^{name}: its index is empty in 1 rows, .* row 0 "):
+            _fit(active, passive)
+
+
+def test_the_estimator_compares_kinds() -> None:
+    own = pd.DataFrame({"x": np.arange(40.0)}, index=range(40))
+    with pytest.raises(DataError, match=r"^lab: its IDs are other text.*active whole numbers"):
+        _fit(own, own.set_axis(PEOPLE))
+    with pytest.raises(DataError, match=r"numbers with a decimal point.*whole_numbers: true"):
+        _fit(own, own.set_axis([f"{row}.0" for row in range(40)]))
+
+
+def test_frames_of_floats_and_ints_match_and_texts_of_floats_are_told() -> None:
+    own = pd.DataFrame({"id": range(1000, 1040), "x": 0.1, "y": [0, 1] * 20})
+    lab = pd.DataFrame({"id": np.arange(1000, 1040.0), "u": 1.0})
+    found = checked_frames(own, {"lab": lab}, name="bank", id_column="id", label="y")
+    assert found["lab"]["id"].tolist() == found["bank"]["id"].tolist()
+    wrong = lab.assign(id=lab["id"].astype(str))
+    with pytest.raises(DataError, match=r'\.astype\("Int64"\)'):
+        checked_frames(own, {"lab": wrong}, name="bank", id_column="id", label="y")
+    mended = lab.assign(id=lab["id"].astype("Int64"))
+    found = checked_frames(own, {"lab": mended}, name="bank", id_column="id", label="y")
+    assert found["lab"]["id"].tolist() == found["bank"]["id"].tolist()
+    rules = IdNormalisation(whole_numbers=True)
+    checked_frames(own, {"lab": wrong}, name="bank", id_column="id", label="y", rules=rules)
+
+
+def test_rows_of_predictions_are_called_as_in_training(tmp_path: Path) -> None:
+    from secure_apfed.data.column_encoding import fit_columns
+
+    table = pd.DataFrame({"id": [1001.0, 1002.0], "x": [0.5, 1.5]})
+    encoding = fit_columns(table[["x"]], source="bank")
+    table.to_parquet(tmp_path / "in.parquet")
+    assert load_features(tmp_path / "in.parquet", encoding, id_columns=["id"])[0] == (
+        "1001",
+        "1002",
+    )
+    table.assign(id=[1001.0, 2.0**53]).to_parquet(tmp_path / "in.parquet")
+    with pytest.raises(DataError, match=r"too large to be exact in 1 rows, first in row 1 "):
+        load_features(tmp_path / "in.parquet", encoding, id_columns=["id"])
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(-(2**53) + 1, 2**53 - 1), min_size=2, max_size=9, unique=True))
+def test_one_number_is_one_text_in_every_type(numbers: list[int]) -> None:
+    texts = [str(one) for one in numbers]
+    forms: list[Any] = [
+        numbers, texts, [text.encode() for text in texts], [float(one) for one in numbers],
+        [Decimal(one).quantize(Decimal("1.00")) for one in numbers], np.array(numbers),
+        pd.Series(numbers, dtype="Int64"), pd.Categorical(numbers), pl.Series(numbers),
+        pa.array(numbers), pd.Index(numbers, dtype="f8"), dict.fromkeys(numbers).keys(),
+        pd.Series(numbers, dtype="f8").astype("Int64"),
+    ]  # fmt: skip
+    assert all(id_texts(form, party="bank") == texts for form in forms)
+
+
+def test_the_example_runs() -> None:
+    assert doctest.testmod(id_kinds).failed == 0
+
+
+def test_the_door_needs_neither_torch_nor_pydantic_nor_pandas() -> None:
+    script = (
+        "import sys, secure_apfed.id_kinds as door\n"
+        "assert door.id_texts(['a', 7.0], party='bank') == ['a', '7']\n"
+        "print({'torch', 'pydantic', 'pandas'} & {*sys.modules})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "set()"
+
+
+def test_the_page_has_the_table_of_kinds() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "alignment.md").read_text("utf-8")
+    for kind in KINDS:
+        if kind.written:
+            assert f"| {kind.name} | {kind.written} |" in page
+    for what, remedy in REFUSALS.values():
+        remedy = remedy.format(key="").replace("|", "\\|")
+        assert f"| {what.strip(',')} | {remedy} |" in page
