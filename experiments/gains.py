@@ -35,14 +35,13 @@ __all__ = [
 READING = (
     "Gain: accuracy (or another measure, if asked for) minus that of the best solo baseline on the "
     "same seeds, turned so that more is better; mean and 95 % interval over the re-splits of one "
-    "table "
-    "(corrected resampled t; of test rows that a set brings along, Student's). p: adjusted for the "
-    "number of cases (Holm). The baseline is "
-    "chosen by cross-validation over the active's labelled rows, so test rows only measure. Beside "
-    "it: the gain over the baseline that the test rows would have chosen; and over no help, which "
-    "is the student of votes taught by its prior alone, or APFed's own network and training at "
-    "lambda 0, with what that reaches. Epsilon: of one person's vote at one passive, with the "
-    "labeller held fixed, at delta 1e-5 (randomised answers: 0)."
+    "table (corrected resampled t; of test rows that a set brings along, Student's). p: adjusted "
+    "for the number of cases (Holm). The baseline is chosen by cross-validation over the active's "
+    "labelled rows, so test rows only measure. Beside it: the gain over the baseline that the test "
+    "rows would have chosen; and over no help, which is the student of votes taught by its prior "
+    "alone, or APFed's own network and training at lambda 0, with what that reaches. Epsilon: of "
+    "one person's vote at one passive, with the labeller held fixed, at delta 1e-5 (randomised "
+    "answers: 0)."
 )
 
 SEEDS, QUICK_SEEDS = 10, 3
