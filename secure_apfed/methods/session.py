@@ -264,8 +264,10 @@ class Session:
         """By passive that adds noise to what it lets out, what that cost it: as its ledger counts
         where it is played here, else as it last said.
         """
-        said = said_of(self.charged, among=self.contract.passives, silent=self.learner.left)
-        return {**{name: one.account() for name, one in self.contributions.items()}, **said}
+        passives = self.contract.passives
+        accounts = {name: one.account() for name, one in self.contributions.items()}
+        accounts |= said_of(self.charged, among=passives, silent=self.learner.left)
+        return {name: accounts[name] for name in passives if name in accounts}
 
     @property
     def secure_sum(self) -> dict[str, object]:

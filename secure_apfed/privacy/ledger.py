@@ -25,7 +25,7 @@ from secure_apfed.privacy.label_mechanism import LabelMechanism
 from secure_apfed.privacy.release_log import Release, ReleaseCounts
 from secure_apfed.privacy.vote_response import VoteResponse
 
-__all__ = ["BudgetExhaustedError", "PrivacyLedger", "PrivacySpent"]
+__all__ = ["BudgetExhaustedError", "PrivacyLedger", "PrivacySpent", "cross_check"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,11 +206,7 @@ class PrivacyLedger:
         """
         if isinstance(self._mechanism, SummedRelease | VoteResponse):
             return {self._accountant: self.would_cost(self._counts.most)}
-        return {
-            name: _figure(accountant, self._mechanism, self._counts.most, self._delta)
-            for name, accountant in ACCOUNTANTS.items()
-            if accountant.available()
-        }
+        return cross_check(self._mechanism, releases=self._counts.most, delta=self._delta)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return the account for a checkpoint, (N,) int64 releases of each row; sync the log."""
@@ -263,6 +259,15 @@ class PrivacyLedger:
     def would_cost(self, releases: int) -> float:
         """Return epsilon_x after that many releases of one row; charges nothing."""
         return math.inf if self._bare else self._epsilon(releases, self._delta)
+
+
+def cross_check(mechanism: Mechanism, *, releases: int, delta: float) -> dict[str, float | str]:
+    """See `PrivacyLedger.cross_check`."""
+    return {
+        name: _figure(accountant, mechanism, releases, delta)
+        for name, accountant in ACCOUNTANTS.items()
+        if accountant.available()
+    }
 
 
 def _accountant_of(

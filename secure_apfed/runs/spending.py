@@ -12,9 +12,10 @@ from secure_apfed.config import Config
 from secure_apfed.defences import statements
 from secure_apfed.methods import Session
 from secure_apfed.names import UPDATES, ReleaseFigure
-from secure_apfed.privacy import LabelMechanism, PrivacyLedger, PrivacySpent
+from secure_apfed.privacy import GaussianRelease, LabelMechanism, PrivacyLedger, PrivacySpent
 from secure_apfed.privacy.contributions import contributions_statement
 from secure_apfed.privacy.guarantee import guarantee_of
+from secure_apfed.privacy.ledger import cross_check
 
 __all__ = [
     "ReleaseMeter", "cross_checked", "guarantee_text", "shown_figure", "spent_in", "worst_of",
@@ -109,9 +110,15 @@ def _of_nobody_here(session: Session, delta: float) -> PrivacySpent:
 def cross_checked(spent: PrivacySpent, session: Session) -> PrivacySpent:
     """The same beside the figures of every accountant that is installed; takes seconds."""
     worst = _worst(_releasing(session))
-    if worst is None or not 0 < spent.epsilon_x < math.inf:
+    if not 0 < spent.epsilon_x < math.inf:
         return spent
-    return replace(spent, accountants=worst.cross_check())
+    if worst is not None:
+        return replace(spent, accountants=worst.cross_check())
+    if not (spent.releases and 0 < spent.mu < math.inf):
+        return spent
+    # What passives elsewhere say: mu of all releases together is that of one, times sqrt(T).
+    one = GaussianRelease(noise_multiplier=math.sqrt(spent.releases) / spent.mu)
+    return replace(spent, accountants=cross_check(one, releases=spent.releases, delta=spent.delta))
 
 
 def worst_of(ledgers: Iterable[PrivacyLedger]) -> PrivacySpent | None:

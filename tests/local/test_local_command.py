@@ -16,8 +16,8 @@ import pytest
 from experiments.finished_run import read_finished_run
 from secure_apfed.cli import TransportName, execute
 from secure_apfed.config.file import dump_config, load_config
-from secure_apfed.errors import CheckpointError, ConfigError
-from secure_apfed.runs import TRANSPORTS, load_recording, run
+from secure_apfed.errors import CheckpointError, ConfigError, DataError
+from secure_apfed.runs import TRANSPORTS, load_recording, local, run
 from tests.local.processes import model_digests
 from tests.secure_apfed.small_runs import small_config
 from tests.waiting import LONG_S, wait_until
@@ -225,6 +225,43 @@ def test_nobody_comes_and_the_party_says_whom_it_waited_for(
         assert told in " ".join(capsys.readouterr().err.replace("│", "").split())
 
 
+def ended(name: str, code: int, kind: str = "", message: str = "") -> local._Process:
+    """A party's process that ends with this code, and says this before where it is of a kind."""
+    error = json.dumps({"error": {"kind": kind, "message": message}})
+    how = f"os._exit({code})" if code >= 0 else f"os.kill(os.getpid(), {-code})"
+    says = f"print({error!r}, flush=True); " if kind else ""
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"import os; {says}{how}"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    party = local._Process(name, process, lambda status: None)
+    party.read()
+    return party
+
+
+@pytest.mark.parametrize(
+    ("processes", "told", "kind"),
+    [
+        ([("active", 4, "RunStoppedError", "aggregator stopped the run: passive-1 left"),
+          ("aggregator", 4, "PartyLeftError", "passive-1 closed its link"),
+          ("passive-1", -signal.SIGKILL),
+          ("passive-2", 4, "RunStoppedError", "active stopped the run: passive-1 left")],
+         "passive-1: its process was ended by SIGKILL\naggregator: passive-1 closed its link\n"
+         "active and passive-2 heard of it, and stopped", PartyLeftError),
+        ([("active", 4, "PartyLeftError", "passive-1 closed its link"),
+          ("passive-1", 3, "DataError", "its table has no column a")],
+         "passive-1: its table has no column a\nactive: passive-1 closed its link", DataError),
+        ([("active", 4, "RunStoppedError", "passive-1 stopped the run"), ("passive-1", 0)],
+         "active: passive-1 stopped the run", PartyLeftError),
+    ],
+)  # fmt: skip
+def test_a_death_is_told_once_and_its_cause_first(
+    processes: list[tuple[Any, ...]], told: str, kind: type[Exception]
+) -> None:
+    error = local._failures([ended(*one) for one in processes])
+    assert (type(error), str(error)) == (kind, told)
+
+
 PRIVATE: dict[str, dict[str, Any]] = {
     "votes": {"votes": {"epsilon": 8.0}},
     "split_nn": {},
@@ -249,18 +286,19 @@ def test_one_thing_costs_the_same_by_the_same_name_wherever_it_is_told(
     config = small_config(method, **PRIVATE[method])
     (tmp_path / "run.yaml").write_text(dump_config(config))
     told, runs = [], {}
+    alone = over == "grpc"  # once: all baselines take a while
     for transport in ("memory", over):
         folder = tmp_path / transport
         arguments = ["run", str(tmp_path / "run.yaml"), "--output", str(folder)]
-        assert execute([*arguments, "--transport", transport]) == 0
+        arguments += ["--transport", transport, *([] if alone else ["--no-baselines"])]
+        assert execute(arguments) == 0
         told.append(epsilons(capsys.readouterr().out))
         runs[transport] = read_finished_run(folder)
         assert (folder / "report.html").is_file()
     assert told[0] == told[1]
     memory, apart = runs["memory"], runs[over]
-    assert memory.solo is not None
-    assert apart.solo is not None
-    assert memory.solo == apart.solo.model_copy(update={"files": memory.solo.files})
+    assert (memory.solo is not None) is alone
+    assert memory.solo == apart.solo
     assert memory.outcome.contributions == apart.outcome.contributions
     # What the passives said at the end stands in the active's own folder, too.
     active = tmp_path / over / "parties" / "active"

@@ -116,6 +116,7 @@ def test_who_stops_midway_is_told_with_how_far_it_came(monkeypatch: pytest.Monke
     with pytest.raises(PartyLeftError, match="bob stopped midway in a message: 10 of 30") as told:
         pair.hear()
     assert told.value.left == ("bob",)
+    assert "; nothing more came" in str(told.value)  # for some of it did
 
 
 def test_nothing_else_comes_between_parts_but_the_word_that_a_peer_stops(
