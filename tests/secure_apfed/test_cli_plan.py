@@ -149,7 +149,7 @@ def test_passives_forecast_what_their_noise_costs_and_the_run_agrees(
     method: str, changes: list[str], row: str, config: Path, tmp_path: Path,
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("COLUMNS", "300")
     changed = [f"--set={one}" for one in (f"method={method}", *changes)]
     planned = told(capsys, "plan", config, *changed)["epsilon_passives"]
     folder = tmp_path / "run"
