@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from experiments.finished_run import read_finished_run
+from protocols.errors import PartyLeftError
 from secure_apfed.cli import TransportName, execute
 from secure_apfed.config.file import dump_config, load_config
 from secure_apfed.errors import CheckpointError, ConfigError, DataError
@@ -246,8 +247,8 @@ def ended(name: str, code: int, kind: str = "", message: str = "") -> local._Pro
           ("aggregator", 4, "PartyLeftError", "passive-1 closed its link"),
           ("passive-1", -signal.SIGKILL),
           ("passive-2", 4, "RunStoppedError", "active stopped the run: passive-1 left")],
-         "passive-1: its process was ended by SIGKILL\naggregator: passive-1 closed its link\n"
-         "active and passive-2 heard of it, and stopped", PartyLeftError),
+         ("passive-1: its process was ended by SIGKILL\naggregator: passive-1 closed its link\n"
+          "active and passive-2 heard of it, and stopped"), PartyLeftError),
         ([("active", 4, "PartyLeftError", "passive-1 closed its link"),
           ("passive-1", 3, "DataError", "its table has no column a")],
          "passive-1: its table has no column a\nactive: passive-1 closed its link", DataError),

@@ -23,6 +23,7 @@ from secure_apfed.methods import (
     freshly_brought,
     open_session,
 )
+from secure_apfed.methods.vote_protocol import unless_untold
 from secure_apfed.parties import PassiveParty
 from secure_apfed.runs import RunResult, run
 from tests.secure_apfed.single_steps import active_of, passives_of
