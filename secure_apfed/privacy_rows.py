@@ -41,14 +41,24 @@ def figure_title(figure: str, *, of: str = "", fixed: bool = False) -> str:
     return f"{figure}{whose}, {what}" + (f", {held} held fixed" if fixed and held else "")
 
 
-def privacy_rows(privacy: Union["PrivacySpent", "Forecast"]) -> list[tuple[str, str]]:
-    """Return (name, value) for the three epsilons of a run."""
+def privacy_rows(
+    privacy: Union["PrivacySpent", "Forecast"], *, figure: str, counted: bool
+) -> list[tuple[str, str]]:
+    """Return (name, value) for the three epsilons of a run.
+
+    Args:
+        privacy: spent, or forecast.
+        figure: of `FIGURES`, what speaks of what leaves a party in this run.
+        counted: passives add noise to that, and tell in rows of their own what it costs them.
+    """
     model = privacy.epsilon_model
+    if figure == "epsilon_x":
+        value = told(privacy.epsilon_x, delta=privacy.delta, releases=privacy.releases)
+        left = [(figure_title(figure), value)]
+    else:
+        left = [] if counted else [(figure_title(figure), "inf")]
     return [
-        (
-            figure_title("epsilon_x"),
-            told(privacy.epsilon_x, delta=privacy.delta, releases=privacy.releases),
-        ),
+        *left,
         (figure_title("epsilon_y"), told(privacy.epsilon_y, delta=privacy.delta)),
         (
             figure_title("epsilon_model"),

@@ -83,7 +83,7 @@ class Draws(TorchFunctionMode):
             named = {_DROPOUTS_NAMES.get(name, name): value for name, value in kwargs.items()}
             return self._dropout(*args, **named)
         if func in _BORROW:
-            with self._lent():
+            with self._lent(*args, *kwargs.values()):
                 return func(*args, **kwargs)
         if func in _LIKE:
             like = args[0] if args else kwargs.pop("input")
@@ -106,10 +106,13 @@ class Draws(TorchFunctionMode):
         return values.mul_(kept) if inplace else values * kept
 
     @contextmanager
-    def _lent(self) -> Iterator[None]:
-        """One thread at a time has torch's own generators at a drawn seed; put back after."""
+    def _lent(self, *given: object) -> Iterator[None]:
+        """One thread at a time has torch's own generators, of the devices of what is given, at a
+        drawn seed; put back after.
+        """
         seed = int(torch.randint(2**62, (), generator=self.on()))
-        with _LENT, torch.random.fork_rng(), torch._C.DisableTorchFunction():
+        gpus = {one.device.index for one in given if isinstance(one, Tensor) and one.is_cuda}
+        with _LENT, torch.random.fork_rng(list(gpus)):
             torch.manual_seed(seed)
             yield
 

@@ -154,7 +154,9 @@ def show_rows(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]])
 
 
 def _widths(columns: Sequence[str], rows: Sequence[Sequence[str]], most: int) -> list[int]:
-    """Of columns with the gap behind them: whole cells, or no less than the longest words."""
+    """Of columns with the gap behind them: whole cells, or no less than the longest words; what
+    names a row in a table without a header is whole.
+    """
     cells = [[_printable(cell) for cell in column] for column in zip(columns, *rows, strict=True)]
     widths = [
         _GAP + max(cell_len(word) for cell in column for word in ("", *cell.split()))
@@ -164,6 +166,9 @@ def _widths(columns: Sequence[str], rows: Sequence[Sequence[str]], most: int) ->
         _GAP + max(cell_len(line) for cell in column for line in ("", *cell.split("\n"))) - width
         for column, width in zip(cells, widths, strict=True)
     ]
+    if not any(columns):
+        widths[0] += needs[0]
+        needs[0] = 0
     room = max(0, most - sum(widths))
     for at in sorted(range(len(needs)), key=needs.__getitem__):
         widths[at] += min(room, needs[at])
@@ -207,7 +212,8 @@ def show_forecast(name: str, told: "Forecast", *, links: bool = False) -> None:
             ("numbers sent of a row", f"{told.numbers_per_row:,}"),
             ("sent in all", f"about {_size(told.wire_bytes)}"),
         ]
-    rows += [*privacy_rows(told), *passive_rows(told)]
+    passives = passive_rows(told)
+    rows += [*privacy_rows(told, figure=told.figure, counted=bool(passives)), *passives]
     show_rows(f"Forecast of {name}", ("", ""), rows)
     if told.links and links:
         show_rows(

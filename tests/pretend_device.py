@@ -120,7 +120,7 @@ _SEEN = Pretended()
 
 def _our_line() -> str:
     for frame in reversed(traceback.extract_stack()):
-        if frame.filename.startswith(_OURS):
+        if frame.filename.startswith(_OURS) and not frame.filename.endswith("/seeds.py"):
             path = Path(frame.filename).relative_to(_ROOT)
             return f"{path}:{frame.lineno}: {frame.line}"
     return "a test"
@@ -267,7 +267,7 @@ class _Generator(torch.Generator):
     at: torch.device
 
     def __new__(cls, device: Any = "cpu") -> "_Generator":
-        made: _Generator = torch.Generator.__new__(cls, CPU)  # type: ignore[call-arg]
+        made: _Generator = super().__new__(cls, CPU)  # type: ignore[call-arg]
         made.at = _device(device)
         return made
 

@@ -26,7 +26,7 @@ def tell(config: "Config", result: "RunResult", *, baselines: bool, quiet: bool)
     solo = alone(config, result, quiet=quiet) if baselines else None
     results, page = _finish(config, result, quiet=quiet)
     if not quiet:
-        _show_result(result, results, solo, page)
+        _show_result(config, result, results, solo, page)
     assert result.folder is not None
     board = leakage.study_of_run(config, result.folder / "tradeoff", quiet=quiet)
     if quiet:
@@ -104,11 +104,12 @@ def _reached(result: "RunResult") -> list[tuple[str, str]]:
 
 
 def _show_result(
-    result: "RunResult", results: "Sequence[AttackResult]", solo: "SoloRecord | None",
-    page: Path | None,
+    config: "Config", result: "RunResult", results: "Sequence[AttackResult]",
+    solo: "SoloRecord | None", page: Path | None,
 ) -> None:  # fmt: skip
     from attacks.run import headlines
     from secure_apfed.privacy_rows import cross_check_rows, figure_title, privacy_rows, told
+    from secure_apfed.runs.spending import shown_figure
 
     rows = _reached(result)
     if solo is not None:
@@ -118,7 +119,9 @@ def _show_result(
             ("help", solo.sentence(next(iter(result.scores.values())))),
         ]
     rows.append(("sent", f"{result.wire_bytes / 1e6:.1f} MB"))
-    rows += [*privacy_rows(result.privacy), *cross_check_rows(result.privacy)]
+    figure, _ = shown_figure(config, None, None)
+    rows += privacy_rows(result.privacy, figure=figure, counted=bool(result.contributions))
+    rows += cross_check_rows(result.privacy) if figure == "epsilon_x" else []
     rows += [
         (figure_title(one["figure"], of=name), told(one["epsilon"], delta=one["delta"],
                                                     releases=one["releases"]))

@@ -35,6 +35,7 @@ from secure_apfed.privacy import (
 )
 from secure_apfed.privacy.gdp import compose, gdp_epsilon
 from secure_apfed.privacy.label_stages import first_epoch_of
+from secure_apfed.runs.spending import shown_figure
 
 __all__ = ["Forecast", "Link", "forecast"]
 
@@ -66,6 +67,7 @@ class Forecast:
         steps: of the run; numbers_per_row: sent of each row in each step.
         wire_bytes: in all; links: by sender, receiver and kind.
         seconds: on this machine with all parties in one process.
+        figure: what speaks of what leaves a party, of `secure_apfed.privacy_rows.FIGURES`.
         epsilon_x: at the end; infinite without a guard, 0 where nothing is sent.
         epsilon_y: of one training label; infinite without a label mechanism or private training.
         epsilon_model: of one whole record; infinite where none is claimed.
@@ -89,6 +91,7 @@ class Forecast:
     links: tuple[Link, ...]
     seconds: float
     seconds_per_step: float
+    figure: str
     epsilon_x: float
     epsilon_y: float
     epsilon_model: float
@@ -180,6 +183,7 @@ def forecast(config: Config) -> Forecast:
         + steps * played.step_seconds
         + _evaluation_seconds(config, data, played),
         seconds_per_step=played.step_seconds,
+        figure=shown_figure(config, None, None)[0],
         epsilon_x=privacy.epsilon_x,
         epsilon_y=privacy.epsilon_y,
         epsilon_model=privacy.epsilon_model,

@@ -211,7 +211,7 @@ def config_digest(config: Config) -> str:
     """SHA-256 (hex) of everything that the run's result depends on."""
     # What may be other when the run is resumed is left out.
     other: dict[str, bool | dict[str, bool]] = {
-        "attacks": True, "checkpoint_every": True,
+        "attacks": True, "tradeoff": True, "checkpoint_every": True,
         "rules": {"refused_sums": True, "patience_s": True, "restarts": True},
         "votes": {"broken_audits": True},
     }  # fmt: skip

@@ -20,7 +20,7 @@ _ACTIVES = (
     "train.held_out", "train.class_weights", "train.loss",
 )  # fmt: skip
 _OF_EACH = (
-    "name", "data", "transcript", "attacks", "train.device", "secure_sum.zero_pool",
+    "name", "data", "transcript", "attacks", "tradeoff", "train.device", "secure_sum.zero_pool",
     "secure_sum.worker", "alignment",
 )  # fmt: skip
 DECIDED_ALONE = (*_ACTIVES, *_OF_EACH)

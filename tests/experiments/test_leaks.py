@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def test_a_part_that_is_played_again_replaces_its_rows_and_no_others(
     path.write_text('{"decoder": [{"r2": 1}], "noise": [{"r2": 2}]}')
     play(["noise"], path)
     assert json.loads(path.read_bytes()) == {
-        "noise": [{"r2": {"mean": 0.5, "low": 0.4, "high": 0.6}, "epsilon": "inf"}],
+        "noise": [{"r2": asdict(Interval.of([0.4, 0.6])), "epsilon": "inf"}],
         "decoder": [{"r2": 1}],
     }
 
@@ -99,7 +100,7 @@ def test_numbers_become_means_and_what_was_run_stays() -> None:
     assert list(merged) == ["data", "M", "r2", "least r2", "greatest r2", "n"]
     assert (merged["data"], merged["M"]) == ("d", 2)
     assert math.isclose(merged["r2"].mean, 0.6)
-    assert (merged["r2"].low, merged["r2"].high) == (0.5, 0.7)
+    assert merged["r2"] == Interval.of([0.5, 0.7])
     assert (merged["least r2"], merged["greatest r2"]) == (0.5, 0.7)
     assert merged["n"] == Interval(3.0, 3.0, 3.0)
 

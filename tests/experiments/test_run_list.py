@@ -207,8 +207,9 @@ def test_settings_are_dotted_and_leave_defaults_out() -> None:
 
 
 def test_the_command_prints_a_table_one_object_or_a_note(
-    top: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    top: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     assert execute(["runs", str(top)]) == 0
     out = capsys.readouterr().out
     assert re.search(r"guarded +apfed_c +digits, 4 parties +70\.0 % +\+5\.0 points +7\.98", out)

@@ -199,3 +199,14 @@ def test_links_are_summed_by_kind_unless_they_are_asked_for(
         assert sum(int(line.split()[-3].replace(",", "")) for line in table) == sum(
             link["messages"] for link in links
         )
+
+
+@pytest.mark.parametrize(
+    ("method", "figure"), [("votes", "epsilon_v"), ("apfed_c", "epsilon_x"), ("tvfl", "epsilon_x")]
+)
+def test_a_forecast_tells_the_one_figure_of_what_leaves_a_party(
+    method: str, figure: str, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert execute(["plan", str(config), f"--set=method={method}"]) == 0
+    told = re.findall(r"^(epsilon_[xvc])\S* .* inf$", capsys.readouterr().out, re.MULTILINE)
+    assert told == [figure]

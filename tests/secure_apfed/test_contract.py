@@ -282,7 +282,7 @@ THE_ACTIVE = {
     "rules": "refused_sums",
 }
 EACH_FOR_ITSELF = {
-    "": "name",
+    "": "name tradeoff",
     "data": "dataset clients views natural_views active_view rows rows_per_class overlap aligned "
     "test_fraction split limit labelled labelled_choice folder columns active "
     "id_column label_column numeric_labels",

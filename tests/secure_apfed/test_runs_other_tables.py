@@ -33,7 +33,7 @@ def write_tables(folder: Path) -> None:
         pd.DataFrame(columns).to_csv(folder / f"{name}.csv", index=False)
 
 
-def config_of(folder: Path, guard: dict[str, Any]) -> Config:
+def config_of(folder: Path, guard: dict[str, Any], **changes: Any) -> Config:
     settings: dict[str, Any] = {
         "name": "test",
         "party_seeds": "shared_for_comparison",
@@ -47,7 +47,7 @@ def config_of(folder: Path, guard: dict[str, Any]) -> Config:
         "secure_sum": {"scheme": "plain"},
         "guard": guard,
     }  # fmt: skip
-    return Config.model_validate(settings)
+    return Config.model_validate(settings | changes)
 
 
 def reversed_rows(table: pd.DataFrame) -> pd.DataFrame:
@@ -109,8 +109,8 @@ def test_noise_of_the_seed_under_other_features_ends_every_claim(
     """The steps that are played anew have the same noise: their difference has none."""
     write_tables(tmp_path)
     guard = {"mechanism": "gaussian", "sigma": 20.0, "noise": noise}
-    private = {"method": method, "dp_sgd": {"noise_multiplier": 20.0}}
-    config = Config.model_validate(config_of(tmp_path, guard).model_dump() | private)
+    private: dict[str, Any] = {"method": method, "dp_sgd": {"noise_multiplier": 20.0}}
+    config = config_of(tmp_path, guard, **private)
     interrupted(config, tmp_path / "run", at_step=5)
     table = pd.read_csv(tmp_path / "bank.csv")
     table.assign(**{"bank-x": -table["bank-x"]}).to_csv(tmp_path / "bank.csv", index=False)
