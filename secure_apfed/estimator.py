@@ -3,13 +3,13 @@
 Run by: who has all parties' frames in one process, to try a method out or to compare it with other
 classifiers; parties that keep their frames to themselves take part in a run (`secure-apfed party`).
 People are matched by the frames' index. After `fit` nothing of a passive is needed any more: what
-is shown of a classifier, and a pickle of a fitted one, hold none of their rows.
+is shown of a classifier, and a pickle of one or of a search over it, hold none of their rows.
 """
 
+import copy
 import numbers
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import narwhals.stable.v2 as nw
@@ -45,7 +45,13 @@ _NOBODY = ("nobody",)
 
 
 class _Unshown(dict[str, pd.DataFrame | None]):
-    """Frames by party, which no text or page shows the rows of."""
+    """Frames by party, of which no text, page or pickle has the rows."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Unshown.fromkeys, (list(self),)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Unshown":
+        return _Unshown({name: copy.deepcopy(frame, memo) for name, frame in self.items()})
 
     def __repr__(self) -> str:
         return f"<{', '.join(self)}>"
@@ -87,14 +93,6 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             given = _Unshown(given)
         self.__dict__["passives"] = given
 
-    def __getstate__(self) -> dict[str, Any]:
-        """What a pickle holds: once fitted, nothing of the passives' rows."""
-        state: dict[str, Any] = dict(super().__getstate__())
-        if "model_" in state:
-            state["passives"] = self.passives and _Unshown.fromkeys(self.passives)
-            state["result_"] = replace(self.result_, recorded=None)
-        return state
-
     def __sklearn_tags__(self) -> Tags:
         tags: Tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
@@ -109,13 +107,13 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Args:
             X: frame (N, columns) of the active, whose index names people; without passives also
                 an array.
-            y: labels (N,).
+            y: labels (N,), in the order of X; where a Series names people of X, its index is X's.
 
         Raises:
             ConfigError, DataError: as `secure_apfed.runs.run`, and for labels that are spelled in
-                several ways.
+                several ways, or of people in another order.
         """
-        self._require_index(X)
+        self._require_index(X, y)
         X = _storable(X)
         raw, labels = self._checked(X, y)
         frame, self._named = _frame(X, raw), isinstance(X, pd.DataFrame)
@@ -139,28 +137,43 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         with warnings.catch_warnings():
             # All parties are this process: a plain sum hides nothing from whoever has it all.
             warnings.simplefilter("ignore", UnsafeChoiceWarning)
-            self.result_: RunResult = run(config, None, data=data)
-        network = self.result_.recording.model
+            result = run(config, None, data=data)
+        network = result.recording.model
+        self.result_: RunResult = result
         assert network is not None
         encoding = data.active.encoding
         assert isinstance(encoding, ColumnEncoding)
-        self.model_ = SoloModel(
-            network, data.classes, encoding, {}, threshold=self.result_.threshold
-        )
+        self.model_ = SoloModel(network, data.classes, encoding, {}, threshold=result.threshold)
         return self
 
-    def _require_index(self, X: Any) -> None:
+    def _require_index(self, X: Any, y: Any) -> None:
         absent = [name for name, frame in (self.passives or {}).items() if frame is None]
         if absent:
             raise ConfigError(
                 f"VerticalClassifier: the rows of {', '.join(absent)} are not here, since a pickle "
-                "of a fitted classifier leaves them out; give the frames, set_params(passives=...)"
+                "of a classifier leaves them out; give the frames, set_params(passives=...), and "
+                'let a search run in threads, joblib.parallel_config(backend="threading")'
             )
+        for name, frame in (self.passives or {}).items():
+            if not isinstance(frame, pd.DataFrame):
+                raise ConfigError(
+                    f"VerticalClassifier: the rows of {name} came as {type(frame).__name__}, which "
+                    "names nobody; give a pandas frame whose index names people"
+                )
         if self.passives and not isinstance(X, pd.DataFrame):
             raise ConfigError(
                 f"VerticalClassifier: people are matched by the index of frames, and the active's "
                 f"rows came as {type(X).__name__}, which names nobody; give a pandas frame, and in "
                 'a Pipeline say .set_output(transform="pandas") of what stands before'
+            )
+        named = getattr(y, "index", None)
+        if not (self.passives and isinstance(named, pd.Index) and len(named) == len(X)):
+            return
+        unnamed = named.equals(pd.RangeIndex(len(X))) or not named.isin(X.index).any()
+        if not unnamed and not named.equals(X.index):
+            raise DataError(
+                "VerticalClassifier: the index of y names other people than that of X, or in "
+                "another order; give y.loc[X.index]"
             )
 
     @undisturbed()
@@ -196,6 +209,8 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return labels
 
     def _checked(self, X: Any, y: Any) -> tuple[Any, NDArray[Any]]:
+        if y is not None and pd.isna(np.asarray(y, dtype=object)).any():
+            raise ValueError("Input y contains NaN: each row of X needs its label")
         raw, labels = validate_data(self, X, y, dtype=None, ensure_all_finite="allow-nan")
         check_classification_targets(labels)
         return raw, np.asarray(labels)

@@ -22,10 +22,15 @@ from secure_apfed.errors import DataError, SuspectColumnWarning
 __all__ = ["anomaly_labels", "class_labels", "require_one_spelling", "warn_of_empty_words"]
 
 _SHOWN, _WIDTH = 5, 40
-_DASHES = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2212"), "-")
+_SIGNS = {
+    **dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2212"), "-"),
+    ord("\u2044"): "/", ord("\u2019"): "'",
+}  # fmt: skip
 _WHOLE = re.compile(r"-?[0-9]+")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?")
-_BETWEEN_WORDS = re.compile(r"(?<=\w)[\s_-]+(?=\w)")
+_THOUSANDS = re.compile(r"[+-]?[0-9]{1,3}(?:([ ,'])[0-9]{3})(?:\1[0-9]{3})*")
+_BETWEEN_NUMBERS = re.compile(r"(?<=[0-9])[\s_-]+(?=[0-9])")
+_BETWEEN_WORDS = re.compile(r"(?<=\w)[\s_-]+(?=\w)|\s+(?=%)")
 # As columns of truths are written; a letter stands for its word only beside that word.
 _TRUTHS = {"true": "1", "yes": "1", "false": "0", "no": "0"}
 _LETTERS = {"t": "true", "y": "yes", "f": "false", "n": "no"}
@@ -38,7 +43,8 @@ def require_one_spelling(
     """Refuse texts that differ only in how one label is spelled.
 
     Told alike are letters of either case, composed and decomposed, wide and narrow, blanks, numbers
-    of one value ("1", "1.0", "1,0", "01", "+1", "1e0") and words of truth ("True", "T", "1").
+    of one value ("1", "1.0", "1,0", "01", "+1", "1e0", "1,000" beside "1000"), words of truth
+    ("True", "T", "1"), quotes around a word, and blanks and dashes within ("class 1", "class1").
 
     Args:
         labels: of rows; None where there is none.
@@ -104,9 +110,11 @@ def _short(label: str) -> str:
 
 def _plain(label: str) -> str:
     """Without what nobody sees or minds."""
-    text = unicodedata.normalize("NFKC", label).translate(_DASHES)
-    text = "".join(one for one in text if unicodedata.category(one) != "Cf")
-    return unicodedata.normalize("NFKC", text.casefold()).strip()
+    text = unicodedata.normalize("NFKC", label).translate(_SIGNS)
+    text = "".join(
+        str(unicodedata.decimal(one, one)) for one in text if unicodedata.category(one) != "Cf"
+    )
+    return unicodedata.normalize("NFKC", text.casefold()).strip().strip("\"'").strip()
 
 
 def _meaning(text: str, words: set[str]) -> object:
@@ -114,13 +122,16 @@ def _meaning(text: str, words: set[str]) -> object:
     word = _LETTERS.get(text, text)
     text = word if word in words else text
     text = _TRUTHS.get(text, text)
+    bare = re.sub("[ ,']", "", text)
+    if _THOUSANDS.fullmatch(text) and ("," not in text or bare in words):
+        text = bare
     point = text.replace(",", ".") if text.count(",") == 1 and "." not in text else text
     if _NUMBER.fullmatch(point):
         try:
             return Decimal(point)
         except InvalidOperation:  # its exponent lies beyond all bounds
             return text
-    return _BETWEEN_WORDS.sub(" ", text)
+    return _BETWEEN_WORDS.sub("", _BETWEEN_NUMBERS.sub("\0", text))
 
 
 def class_labels(

@@ -72,6 +72,10 @@ class RunResult:
     threshold: float | None = None
     undefined: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a pickle holds: what the experimenter holds of other parties' rows stays here."""
+        return {**self.__dict__, "recorded": None}
+
     @property
     def scores(self) -> dict[str, float]:
         """The measure that the run is judged by, by inference variant; see `scores_of`."""

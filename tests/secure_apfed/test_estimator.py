@@ -1,5 +1,6 @@
 """The classifier behaves as scikit-learn's do, and passives help by the index of their frames."""
 
+import copy
 import pickle
 import re
 import threading
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pytest
 import torch
 from numpy.typing import NDArray
+from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.datasets import load_breast_cancer
 from sklearn.model_selection import GridSearchCV, cross_val_score
@@ -242,13 +244,29 @@ def test_nothing_shown_or_pickled_holds_a_passive_s_rows() -> None:
     for one in (fitted, make_pipeline(fitted), search, search.best_estimator_, fitted.result_):
         shown = [repr(one), str(vars(one)), getattr(one, "_repr_html_", lambda: "")()]
         assert not any("7.12" in text for text in shown), type(one)
-    content = pickle.dumps(fitted)
-    assert np.float64(passive["c"].iloc[0]).tobytes() not in content
-    assert np.float32(passive["c"].iloc[0]).tobytes() not in content
+    column = passive["c"].to_numpy()
+    standard = fitted.result_.recording.data.passives[0].features[:, 0].numpy()
+    hidden = [one.tobytes() for some in (column, np.float32(column), standard) for one in some[:5]]
+    for one in (search, clone(fitted), fitted.result_, fitted):
+        content = pickle.dumps(one)
+        assert not any(bytes_ in content for bytes_ in hidden), type(one)
+    assert len(copy.deepcopy(fitted).fit(active, labels).result_.recording.alignment["lab"])
     kept = pickle.loads(content)
     assert np.array_equal(kept.predict_proba(active), fitted.predict_proba(active))
     with pytest.raises(ConfigError, match=r"the rows of lab are not here.*set_params\(passives"):
         kept.fit(active, labels)
     kept.set_params(passives={"lab": passive}).fit(active, labels)
-    again = pickle.loads(pickle.dumps(VerticalClassifier({"lab": passive}, HELPED)))
-    again.fit(active, labels)  # processes that search for settings get the rows
+
+
+def test_rows_that_name_others_or_nobody_are_refused() -> None:
+    active, passive, labels = small()
+    model = VerticalClassifier({"lab": passive}, HELPED)
+    named = pd.Series(labels, index=active.index)
+    model.fit(active, named)
+    model.fit(active, pd.Series(labels))  # names nobody: by place
+    with pytest.raises(DataError, match=r"in another order; give y\.loc\[X\.index\]"):
+        model.fit(active, named[::-1])
+    with pytest.raises(ConfigError, match="the rows of lab came as DataFrame, which names nobody"):
+        VerticalClassifier({"lab": pl.from_pandas(passive)}, HELPED).fit(active, labels)
+    with pytest.raises(ValueError, match="each row of X needs its label"):
+        model.fit(active, np.where(labels == labels[0], None, "b"))
