@@ -440,8 +440,8 @@ def _bits_of(kind: object) -> int:
 def _parts(ids: Any) -> list[Any] | None:
     """The columns of rows that each have a type of their own; None: it is one column."""
     if hasattr(ids, "get_level_values"):  # an index of pandas
-        several = range(ids.nlevels) if ids.nlevels > 1 else None
-        return several and [ids.get_level_values(level) for level in several]
+        levels = [ids.get_level_values(level) for level in range(ids.nlevels)]
+        return levels if len(levels) > 1 else None
     names = getattr(getattr(ids, "dtype", None), "names", None)  # a structured array
     return [ids[name] for name in names] if names else None
 
