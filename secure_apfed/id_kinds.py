@@ -49,6 +49,8 @@ _DOUBLE_BITS, _QUICK_BITS = 53, 64
 _ROWS_OF_A_PIECE = 2**16
 _ROWS_SHOWN = 5
 _COLUMN = "its ID column"
+# What datetime, pandas, pyarrow and polars raise of years that there are none of.
+_NO_MOMENT = (OverflowError, NotImplementedError, ValueError)
 
 REFUSALS: Mapping[str, tuple[str, str]] = {
     "nobody": ("is empty", ("each row needs an ID, and NaN, None, NA or the like is none; leave "
@@ -72,6 +74,8 @@ REFUSALS: Mapping[str, tuple[str, str]] = {
               r'.str.replace("\x1f", "|")')),
     "nested": ("holds lists or records",
                "write their parts into columns of their own, and take these as IDs{key}"),
+    "moment": ("holds moments that in UTC lie outside of the years 1 to 9999",
+               "leave these rows out, or write them as text at all parties"),
     "type": ("holds values of another type",
              "write them as text in the same way at all parties, as with .map(str)"),
 }  # fmt: skip
@@ -131,9 +135,12 @@ def _day(value: Any, bits: int) -> str:
 
 
 def _moment(value: Any, bits: int) -> str:
-    if value.utcoffset() is not None:
-        value = value.astimezone(UTC)
-    return str(value.isoformat(sep=" "))
+    try:
+        if value.utcoffset() is not None:
+            value = value.astimezone(UTC)
+        return str(value.isoformat(sep=" "))
+    except _NO_MOMENT:
+        raise _RefusedError("moment") from None
 
 
 def _numpy_moment(value: Any, bits: int) -> str:
@@ -188,6 +195,7 @@ KINDS = (
     IdKind("moments, in UTC where they have a zone",
            "`2026-01-31 10:00:00`, with a zone `2026-01-31 09:00:00+00:00`", (datetime,), _moment),
     IdKind("moments of numpy", "as days or moments", (np.datetime64,), _numpy_moment),
+    IdKind("durations of numpy", "", (np.timedelta64,), _refuse("type")),
     IdKind("UUIDs", "`8b2d9f0e-7c1a-4f63-9d57-3e0c5a1b2f44`", (UUID,), lambda one, _: str(one)),
     IdKind("truth values", "", (bool, np.bool_), _refuse("truth")),
     IdKind("lists and records", "", (list, tuple, dict, set, frozenset, np.ndarray),
@@ -200,7 +208,11 @@ _OF_TYPE = {one: kind.text for kind in KINDS for one in kind.types}
 
 def _other(value: Any, bits: int) -> str:
     if hasattr(value, "as_py"):  # a scalar of pyarrow
-        value = value.as_py()
+        bits = _bits_of(value.type)
+        try:
+            value = value.as_py()
+        except _NO_MOMENT:
+            raise _RefusedError("moment") from None
         return _text_of(value.__class__)(value, bits)
     try:
         return _whole(operator.index(value), bits)
@@ -387,16 +399,22 @@ def _columns(ids: Any) -> list[tuple[str, Any]] | None:
 
 def _values(ids: Any, whose: str) -> tuple[list[Any], int]:
     """The cells of a column, and how many bits its floats have."""
-    kind = getattr(ids, "dtype", getattr(ids, "type", None))
-    kind = getattr(getattr(kind, "categories", None), "dtype", kind)
-    bits = next((few for name, few in _BITS if re.search(name, str(kind).lower())), _DOUBLE_BITS)
     if isinstance(ids, list):
-        return ids, bits
+        return ids, _DOUBLE_BITS
+    if (parts := _parts(ids)) is not None:
+        cells = [_exact(*_values(part, whose)) for part in parts]
+        return list(zip(*cells, strict=True)), _DOUBLE_BITS
+    bits = _bits_of(next((found for name in ("dtype", "type", "typecode")
+                          if (found := getattr(ids, name, None)) is not None), None))  # fmt: skip
     if isinstance(ids, np.ndarray) and ids.dtype.kind in "mM" and ids.ndim == 1:
         return list(ids), bits  # as a list they would be numbers
     for listing in ("to_pylist", "tolist", "to_list"):
         if hasattr(ids, listing):
-            ids = getattr(ids, listing)()
+            try:
+                ids = getattr(ids, listing)()
+            except _NO_MOMENT as error:
+                what, remedy = REFUSALS["moment"]
+                raise DataError(f"{whose} {what}; {remedy}") from error
             break
     if isinstance(ids, str | bytes | bytearray | memoryview) or not isinstance(ids, Iterable):
         raise DataError(
@@ -406,7 +424,35 @@ def _values(ids: Any, whose: str) -> tuple[list[Any], int]:
     return list(ids), bits
 
 
-_BITS = ((r"float16|halffloat", 11), (r"float32|^float(\[pyarrow\])?$|values=float,", 24))
+# By what a type is called; of float8 there are kinds that hold powers of two alone.
+_BITS = (
+    (r"float[48]", 1), (r"bfloat16", 8), (r"float16|halffloat", 11),
+    (r"float32|^float(\[pyarrow\])?$|values(=|: )float[,>]|^f$", 24),
+)  # fmt: skip
+
+
+def _bits_of(kind: object) -> int:
+    """How many bits the floats of a type have, or of its categories."""
+    kind = getattr(getattr(kind, "categories", None), "dtype", kind)
+    return next((few for name, few in _BITS if re.search(name, str(kind).lower())), _DOUBLE_BITS)
+
+
+def _parts(ids: Any) -> list[Any] | None:
+    """The columns of rows that each have a type of their own; None: it is one column."""
+    if hasattr(ids, "get_level_values"):  # an index of pandas
+        levels = [ids.get_level_values(level) for level in range(ids.nlevels)]
+        return levels if len(levels) > 1 else None
+    names = getattr(getattr(ids, "dtype", None), "names", None)  # a structured array
+    return [ids[name] for name in names] if names else None
+
+
+def _exact(values: list[Any], bits: int) -> list[Any]:
+    """The same, where floats say by their type that they have few bits."""
+    few = {11: np.float16, 24: np.float32}.get(bits)
+    if few is None:
+        return values
+    return [few(one) if isinstance(one, float) else one for one in values]
+
 
 _TIME = r"[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?"
 _HEX = r"{0}{{8}}-{0}{{4}}-{0}{{4}}-{0}{{4}}-{0}{{12}}"

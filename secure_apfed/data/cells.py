@@ -63,6 +63,7 @@ LINES = "lines of the file"
 _ISO = re.compile(r"\d{4}-\d{2}-\d{2}([T ][\d:.]+(Z|[+-]\d{2}:?\d{2})?)?", re.ASCII)
 # As pandas writes durations.
 _SPAN = re.compile(r"-?\d+ days?( [+-]?\d{1,2}:\d{2}:\d{2}(\.\d+)?)?", re.ASCII)
+_PADDED = r"[+-]?0[0-9]"
 # What programs write in several ways: numbers with a fraction or an exponent, times and moments.
 _NUMBER = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?(e[+-][0-9]{1,3})?"
 _TIME = r"[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]+"
@@ -294,19 +295,22 @@ def has_measures(column: "pd.Series") -> bool:
 
 
 def are_padded_codes(column: "pd.Series") -> bool:
-    """Whether its texts are digits alone, and some begin with a zero that a number would lose."""
+    """Whether its texts all say numbers, and some begin with a zero that a number would lose.
+
+    Such a zero has a digit behind it, also in 01.5, -01 and +0123; 0, 0.5 and -0.5 are numbers.
+    """
     if column.dtype.kind not in "OUT" and not holds_texts(column):
         return False
-    known = [text for text in texts_of(column) if text is not None]
-    return all(text.isdecimal() for text in known) and any(
-        len(text) > 1 and text[0] == "0" for text in known
-    )
+    known = pd.Series([text for text in texts_of(column) if text is not None], dtype=str)
+    padded = known.str.match(_PADDED).any()
+    return bool(padded and pd.to_numeric(known, errors="coerce").notna().all())
 
 
 def typed(column: "pd.Series") -> "pd.Series":
     """A column of a CSV file, read as texts, as numbers or truths where it holds nothing else.
 
-    Digits with leading zeros stay texts. So do words that mean an empty cell among texts.
+    Numbers of which one has a leading zero stay texts. So do words that mean an empty cell, among
+    texts.
     """
     texts = column.str.strip()
     known = ~is_empty(column)

@@ -56,7 +56,7 @@ def read_frame(
         texts: columns of a CSV file to read as text, so that "007" stays what it is; the others
             hold numbers or truths where all their cells do.
         words: of `texts`, columns whose cells are kept where they say "NA", "None" or the like; in
-            the others of them such a cell counts as empty.
+            the others of them, the IDs, such a cell counts as empty.
         source: who or what it belongs to, for errors.
 
     Raises:
@@ -81,7 +81,8 @@ def read_frame(
     frame.columns = pd.Index(list(map(name_of, frame.columns)))
     _refuse_nested(frame, path, source)
     if not is_csv(frame):
-        return plain_cells(frame, but=texts, source=source)
+        ids = [name for name in texts if name not in words]
+        return plain_cells(frame, but=texts, ids=ids, source=source)
     for name in frame.columns:  # in place: of a long table there is no second copy
         if name not in texts:
             frame[name] = typed(frame[name])
@@ -211,7 +212,11 @@ def _refuse_separators(names: "pd.Series", path: Path, source: str) -> None:
 
 
 def plain_cells(
-    frame: pd.DataFrame, *, but: Sequence[str] = (), source: str = "the input"
+    frame: pd.DataFrame,
+    *,
+    but: Sequence[str] = (),
+    ids: Sequence[str] = (),
+    source: str = "the input",
 ) -> pd.DataFrame:
     """The same with decimals, and objects that are all numbers, as floats, else categories;
     half precision as single.
@@ -219,6 +224,7 @@ def plain_cells(
     Args:
         frame: as read.
         but: columns that stay as they are: a number as an ID has every digit.
+        ids: of these the IDs, in half precision too, so that it is known how few digits they have.
         source: who or what it belongs to, for errors.
 
     Raises:
@@ -228,7 +234,7 @@ def plain_cells(
     for name in frame.columns:
         column = frame[name]
         kind = "" if name in but else _kind_of(column)
-        if column.dtype == np.float16:  # of which pandas can make no groups
+        if column.dtype == np.float16 and name not in ids:  # of which pandas can make no groups
             plain[name] = column.astype(np.float32)
         elif kind in ("integer", "floating", "mixed-integer-float"):
             plain[name] = pd.to_numeric(column)

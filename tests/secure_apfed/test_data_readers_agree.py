@@ -231,9 +231,23 @@ def test_codes_with_leading_zeros_are_categories_unless_they_are_called_numbers(
         zeros = own_table(
             tmp_path, frame.assign(plz=[*["0", "0.5"] * 19, "0.5", "7"]), name, numeric=("plz",)
         )
+    for beside in (
+        ("00501", "-1"),
+        ("01.5", "12.5"),
+        ("00123", "12.0"),
+        ("+0123", "7"),
+        ("-01", "2"),
+    ):
+        odd = frame.assign(plz=beside * 20)
+        with pytest.warns(SuspectColumnWarning, match=r"'plz' holds digits, some with leading"):
+            (column,) = own_table(tmp_path, odd, name).encoding.columns
+        assert isinstance(column, CategoricalColumn)
+        assert {*column.categories} == {*beside}
+    with pytest.raises(DataError, match=r"'plz' look like dates in another order"):
+        own_table(tmp_path, frame.assign(plz=["01/02/2026", "02/02/2026"] * 20), name)
     assert isinstance(numbers[0], NumericColumn)
     assert isinstance(zeros.encoding.columns[0], NumericColumn)
-    assert typed(pd.Series(["0", "0.50", "10"])).dtype == float
+    assert typed(pd.Series(["0", "0.50", "10", "-0.5", "-0", "1e05"])).dtype == float
 
 
 def test_a_table_with_a_given_encoding_is_read_as_that_says(tmp_path: Path) -> None:
