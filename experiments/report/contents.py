@@ -223,7 +223,8 @@ def alignment_leaks_of(run: ReportedRun) -> tuple[str, ...]:
     guesses = most_guesses(settings)
     tried = (
         f"With maximum_ids {settings.maximum_ids:,}, an active that deviates tries out up to "
-        f"{guesses.hub:,} guessed IDs in one intersection, a passive up to {guesses.member:,}."
+        f"{guesses.hub:,} guessed IDs at each passive in one intersection, others at another; a "
+        f"passive up to {guesses.member:,}."
     )
     return (*SET_INTERSECTIONS[settings.backend].leaks, tried)
 

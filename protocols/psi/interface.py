@@ -80,7 +80,11 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Guesses:
-    """How many IDs a hub, and a member, that deviates tries out in one intersection, at most."""
+    """How many IDs who deviates tries out in one intersection, at most.
+
+    Attributes:
+        hub: at each member, of which it may try out others at another; member: at the hub.
+    """
 
     hub: int
     member: int

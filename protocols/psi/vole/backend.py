@@ -107,7 +107,8 @@ class VoleIntersection:
     def most_guesses(maximum_ids: int) -> Guesses:
         """The hub's store solves as many equations as it has cells; a member's tag is of one ID.
 
-        So an announced n lets the hub try out about 1.3 n + 88 IDs. A store of n cells alone would
+        So an announced n lets the hub try out about 1.3 n + 88 IDs at each member, with a store for
+        each. A store of n cells alone would
         be a polynomial of degree n - 1, which takes n log^2 n multiplications to find.
         """
         return Guesses(hub=vector_elements(maximum_ids), member=maximum_ids)
