@@ -63,6 +63,9 @@ class RepresentationTerms(Settings):
         minimum_spread: how much the rows of a batch must differ in direction, 0 (any batch) to
             1; asked of the active by passives.
         rows: of its own that this party trains on, where weights are averaged by them; else null.
+        features: what each of its features is, a SHA-256 in hex (see
+            `secure_apfed.data.PartyTable.layout`), where weights of features are averaged; else
+            null.
     """
 
     shape: tuple[PositiveInt, ...] = Field(min_length=1)
@@ -71,6 +74,7 @@ class RepresentationTerms(Settings):
     maximum_norm: float = Field(gt=0, allow_inf_nan=False)
     minimum_spread: float = Field(0.0, ge=0, lt=1)
     rows: int | None = Field(None, ge=1, le=2**40)
+    features: str | None = Field(None, pattern="^[0-9a-f]{64}$")
 
     @model_validator(mode="after")
     def _bounds_fit(self) -> Self:

@@ -32,10 +32,17 @@ def check_encoder(
 
     from secure_apfed.config.file import load_config
     from secure_apfed.data import UNLABELLED, load_data
+    from secure_apfed.errors import ConfigError
     from secure_apfed.learning.encoder_quality import encoder_quality
     from secure_apfed.parties import Compute
 
     config = load_config(config_file, overrides=overrides or ())
+    if config.labels_are_private:
+        raise ConfigError(
+            "check-encoder fits classifiers to the true training labels, which labels and dp_sgd "
+            "keep private; leave both out here, and show its figures to nobody who may not know "
+            "these labels"
+        )
     data = load_data(config.data, seed=config.seed)
     assert data.active.labels is not None
     labels_N = torch.full_like(data.active.labels, UNLABELLED)

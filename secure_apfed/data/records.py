@@ -3,6 +3,8 @@
 Letters: N rows of a table.
 """
 
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -74,6 +76,22 @@ class PartyTable:
             f"{self.name}: {int(bad_F.sum())} features are NaN or infinite, {int(bad_F[worst])} of "
             f"them in {self.encoding.feature_name(worst)!r}; mend the rows or leave them out"
         )
+
+    @property
+    def layout(self) -> str:
+        """SHA-256 (hex) of what each feature is: columns, kinds and categories in their order, and
+        the views; means and scales are a party's own.
+        """
+        told = {"kind", "name", "categories", "buckets"}
+        columns = getattr(self.encoding, "columns", ())
+        content = {
+            "shape": self.encoding.shape,
+            "columns": [column.model_dump(mode="json", include=told) for column in columns],
+            "views": {
+                name: (view.first, view.end, view.sequence) for name, view in self.views.items()
+            },
+        }
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -234,12 +252,12 @@ class VerticalData:
                     f"all of 0 to {len(self.classes) - 1}"
                 )
         like = self.active
-        alike = (table.encoding.shape, dict(table.views)) == (like.encoding.shape, dict(like.views))
-        if self.horizontal and not alike:
+        if self.horizontal and table.layout != like.layout:
             raise DataError(
                 f"{name}: under a horizontal partition all parties have the same features in the "
-                f"same views; {like.name} has {like.encoding.shape}, {name} has "
-                f"{table.encoding.shape}: give all of them one encoding"
+                f"same order and the same views; those of {name} are others than {like.name}'s: "
+                "give all of them the same columns in one order, of the same categories, and one "
+                "encoding"
             )
 
     def _check_labels(self) -> None:

@@ -141,15 +141,26 @@ class Averaging(Method):
         )
 
     def offer(self, own: Own) -> RepresentationTerms | None:
-        """See `Method`: each party says how many classes it has, and how many rows it trains on."""
+        """See `Method`: each party says how many classes it has, how many rows it trains on, and
+        what its features are.
+        """
         check_passives(own.config, own.passives)
         terms = label_terms(own, len(own.classes))
-        return terms.model_copy(update={"rows": len(own.train_rows)})
+        told = {"rows": len(own.train_rows), "features": own.held.table.layout}
+        return terms.model_copy(update=told)
 
     def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
         for name, offered in offers.items():
             classes = math.prod(offers[own.active].shape)
-            expected = label_terms(own, classes).model_copy(update={"rows": offered.rows})
+            features = offers[own.active].features
+            if offered.features != features:
+                raise RemoteProtocolError(
+                    f"{name} has other features than {own.active}, or in another order: weights of "
+                    "different columns, kinds or categories would be averaged. Give both the same "
+                    "columns in the same order and one encoding (data.parties.X.encoding)"
+                )
+            told = {"rows": offered.rows, "features": features}
+            expected = label_terms(own, classes).model_copy(update=told)
             require_own_terms(own.name, name, offered, expected)
             if offered.rows is None:
                 raise RemoteProtocolError(f"{name} says not on how many rows it trains")

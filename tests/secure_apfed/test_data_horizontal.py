@@ -1,5 +1,6 @@
 """Parties with people of their own and labels, passives with labels, and views of features."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -242,10 +243,23 @@ def test_own_tables_that_do_not_fit_their_views(
         load(**hospitals | change)
 
 
-def test_hospitals_need_one_encoding(hospitals: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda frame: frame.assign(ward="a"), True),
+        (lambda frame: frame.assign(ward=frame["ward"].map({"a": "a", "b": "c"})), True),
+        (lambda frame: frame.assign(ward=frame["age"], age=frame["ward"]), True),
+        # Where views name columns, they give them their order.
+        (lambda frame: frame[["id", "age", "pulse", "ward", "sick"]], False),
+    ],
+)
+def test_hospitals_need_one_encoding(
+    hospitals: dict[str, object], change: Callable[[pd.DataFrame], pd.DataFrame], named: bool
+) -> None:
     path = Path(str(hospitals["folder"])) / "south.csv"
-    frame = pd.read_csv(path)
-    frame.assign(ward="a").to_csv(path, index=False)
+    if not named:
+        del hospitals["view_columns"]
+    change(pd.read_csv(path)).to_csv(path, index=False)
     with pytest.raises(DataError, match=r"south: under a horizontal partition .* one encoding"):
         load(**hospitals)
 

@@ -105,3 +105,6 @@ def test_the_command_judges_the_actives_encoder(
     assert execute(["check-encoder", str(path), "--threshold", "1", "--json", "--folds", "5"]) == 0
     assert json.loads(capsys.readouterr().out)["good_enough"] is True
     assert execute(["check-encoder", str(path), "--folds", "60"]) == 3
+    private = "labels={mechanism: randomised_response, epsilon: 1}"
+    assert execute(["check-encoder", str(path), "--set", private]) == 2
+    assert "true training labels" in " ".join(capsys.readouterr().err.replace("│", "").split())

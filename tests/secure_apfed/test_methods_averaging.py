@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed.config import Config
-from secure_apfed.data import load_data
+from secure_apfed.data import PartyTable, load_data
 from secure_apfed.errors import ModelError
 from secure_apfed.exchange import Kind, Links, pack
 from secure_apfed.learning.averaging import LinearViews
@@ -91,6 +91,19 @@ def test_a_round_is_the_average_of_all_by_their_rows() -> None:
         average = np.sum([rows[name] * one.weights for name, one in models.items()], axis=0)
         average /= sum(rows.values())
     np.testing.assert_allclose(stages["active"].at(1).weights, average, atol=1e-12)
+
+
+def test_parties_apart_whose_features_are_others_do_not_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = config_of()
+    data = load_data(config.data, seed=0)  # of tables at hand this is checked when they are read
+    layout = {"passive-1": "1" * 64}
+    monkeypatch.setattr(
+        PartyTable, "layout", property(lambda self: layout.get(self.name, "0" * 64))
+    )
+    with pytest.raises(RemoteProtocolError, match=r"passive-1 has other features than active"):
+        open_session(config, data)
 
 
 def test_nothing_is_aligned_and_nobody_sends_rows() -> None:
