@@ -372,7 +372,7 @@ class ColumnEncoding(Settings):
         return found if list(found.columns) == names else found.set_axis(names, axis=1)
 
 
-def _refuse_empty(counts: Mapping[str, int], *, source: str, party: str = "PARTY") -> None:
+def _refuse_empty(counts: Mapping[str, int], *, source: str, party: str = "X") -> None:
     """Raise a DataError that names the columns and how many cells each lacks, if any does."""
     if counts:
         lacking = ", ".join(f"{name} ({count})" for name, count in counts.items())

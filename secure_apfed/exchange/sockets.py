@@ -478,7 +478,8 @@ def parse_address(text: str) -> Address:
     """
     host, colon, port = text.rpartition(":")
     bare = host[1:-1] if host[:1] + host[-1:] == "[]" else host
-    if not colon or not bare or not port.isdecimal() or not 0 < int(port) < 2**16:
+    numbered = port.isascii() and port.isdecimal() and 0 < int(port) < 2**16
+    if not colon or not bare or not numbered:
         raise LocalProtocolError(
             f"an address is host:port, such as 127.0.0.1:47001 or [::1]:47001, got {text!r}"
         )

@@ -366,7 +366,18 @@ def test_a_script_that_fails_tells_the_others_why(place: Place) -> None:
     assert stopped.value.left == ("ann",)
 
 
-_NO_ADDRESSES = ("", "host", ":1", "host:", "host:0", "host:65536", "host:x", "[]:1", "[::1]")
+_NO_ADDRESSES = (
+    "a:\u0661",
+    "",
+    "host",
+    ":1",
+    "host:",
+    "host:0",
+    "host:65536",
+    "host:x",
+    "[]:1",
+    "[::1]",
+)
 _BARE = ("::1:7001", "2001:db8::7:7001", "[127.0.0.1]:7001", "[host]:1", "[::1:1", "::1")
 
 
