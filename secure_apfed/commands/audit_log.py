@@ -1,6 +1,5 @@
 """The commands `audit-log verify` and `audit-log compare`."""
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -69,13 +68,15 @@ def compare(one: _Log, other: _Log, as_json: AsJson = False) -> None:
 
 
 def _show(summary: "Summary") -> None:
-    epsilon = "inf" if math.isinf(summary.epsilon) else f"{summary.epsilon:.4g}"
+    last = f"{figure_title(summary.figure)}, last", f"{summary.epsilon:.4g}"
+    if not summary.epsilon:
+        last = "epsilon, last", "none: it let out nothing that it counts"
     rows = [
         ("party", summary.party), ("identity", summary.identity), ("last chain", summary.head),
         ("lines", f"{summary.lines:,}, all chained"), ("its end", _ending(summary)),
         ("opened", f"{summary.opened:,} times, {summary.agreed:,} sessions agreed"),
         ("cut after a kill", f"{summary.cut:,} bytes"),
-        (f"{figure_title(summary.figure)}, last", epsilon),
+        last,
     ]  # fmt: skip
     terminal.show_rows("Audit log", ("", ""), rows)
     flows = [
