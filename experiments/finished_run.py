@@ -16,7 +16,7 @@ from secure_apfed.errors import CheckpointError
 from secure_apfed.folder_files import read_json
 from secure_apfed.runs import RunFolder
 from secure_apfed.runs.record import Outcome, read_outcome
-from secure_apfed.runs.spending import shown_figure
+from secure_apfed.runs.spending import figure_of, shown_figure
 
 __all__ = ["FinishedRun", "read_finished_run"]
 
@@ -39,7 +39,7 @@ class FinishedRun:
     @property
     def figure(self) -> str:
         """What `epsilon` is called, of `secure_apfed.privacy_rows.FIGURES`."""
-        return shown_figure(self.config, None, None)[0]
+        return figure_of(self.config)
 
     @property
     def epsilon(self) -> float:

@@ -41,9 +41,9 @@ from secure_apfed.runs.record import Written
 from secure_apfed.solo import BASELINES, SoloTask
 from secure_apfed.solo.choice import BaselineResult, best, compare
 from secure_apfed.solo.detectors import DETECTORS, compare_detectors
-from secure_apfed.solo.kept import FitStore, one_thread
+from secure_apfed.solo.kept import FitStore
 from secure_apfed.solo.numbers import compare_numbers
-from secure_apfed.torch_state import undisturbed
+from secure_apfed.torch_state import one_thread, undisturbed
 
 __all__ = [
     "LEFT_OUT", "SoloRecord", "beside_run", "fits_beside", "keep_solo", "read_solo",

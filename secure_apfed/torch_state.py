@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
-__all__ = ["undisturbed"]
+__all__ = ["one_thread", "undisturbed"]
 
 
 class _DefaultDtype:
@@ -58,3 +58,14 @@ def undisturbed() -> Iterator[None]:
         if torch.get_default_device() != torch.device("cpu"):
             stack.enter_context(torch.device("cpu"))
         yield
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """So that fits depend on no number of cores, and small tensors wait for none."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

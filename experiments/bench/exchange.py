@@ -24,7 +24,6 @@ from experiments.bench.rows import (
     Row,
     interleave,
     median_ratio,
-    one_thread,
     single,
 )
 from protocols.errors import UnsafeChoiceWarning
@@ -36,6 +35,7 @@ from secure_apfed.methods import Session, open_session
 from secure_apfed.models import family_for, output_shape, projection_to
 from secure_apfed.objectives import ContrastiveSettings, make_objective
 from secure_apfed.seeds import shuffled
+from secure_apfed.torch_state import one_thread
 
 __all__ = ["BENCH", "whole_batches"]
 

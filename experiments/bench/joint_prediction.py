@@ -11,11 +11,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from experiments.bench.rows import Bench, Group, Row, interleave, median_ratio, one_thread
+from experiments.bench.rows import Bench, Group, Row, interleave, median_ratio
 from protocols.errors import UnsafeChoiceWarning
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.methods import open_session
+from secure_apfed.torch_state import one_thread
 
 __all__ = ["BENCH"]
 

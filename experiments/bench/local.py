@@ -26,7 +26,6 @@ from experiments.bench.rows import (
     Row,
     interleave,
     median_ratio,
-    one_thread,
     single,
 )
 from protocols.errors import UnsafeChoiceWarning
@@ -42,6 +41,7 @@ from secure_apfed.runs.folder import make_private
 from secure_apfed.runs.local import prepare_parties
 from secure_apfed.runs.party import Joined, PartyFile, joined
 from secure_apfed.runs.trial_links import Way, free_addresses, relaying
+from secure_apfed.torch_state import one_thread
 
 __all__ = ["BENCH", "apart", "local_stepper", "sealed", "stepper"]
 

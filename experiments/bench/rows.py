@@ -8,12 +8,9 @@ peer that cannot be had is a row without seconds, with the reason.
 
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-import torch
 
 __all__ = [
     "Bench",
@@ -22,7 +19,6 @@ __all__ = [
     "absent",
     "interleave",
     "median_ratio",
-    "one_thread",
     "quotient",
     "single",
 ]
@@ -133,14 +129,3 @@ def quotient(ours: float, theirs: float) -> float:
     if not theirs:
         raise RuntimeError("the clock did not move while a turn was measured; measure again")
     return ours / theirs
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Let torch compute in one thread while the block runs."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

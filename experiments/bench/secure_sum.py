@@ -27,7 +27,6 @@ from experiments.bench.rows import (
     absent,
     interleave,
     median_ratio,
-    one_thread,
     quotient,
     single,
 )
@@ -41,6 +40,7 @@ from experiments.bench.sum_paths import (
     Values,
 )
 from experiments.bench.training_step import training_step
+from secure_apfed.torch_state import one_thread
 
 __all__ = ["BENCH"]
 

@@ -19,11 +19,11 @@ from experiments.bench.rows import (
     Row,
     interleave,
     median_ratio,
-    one_thread,
     single,
 )
 from secure_apfed.runs.local import WAYS
 from secure_apfed.runs.trial_links import Way
+from secure_apfed.torch_state import one_thread
 
 __all__ = ["BENCH"]
 

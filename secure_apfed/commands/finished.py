@@ -109,7 +109,7 @@ def _show_result(
 ) -> None:  # fmt: skip
     from attacks.run import headlines
     from secure_apfed.privacy_rows import cross_check_rows, figure_title, privacy_rows, told
-    from secure_apfed.runs.spending import shown_figure
+    from secure_apfed.runs.spending import figure_of
 
     rows = _reached(result)
     if solo is not None:
@@ -119,7 +119,7 @@ def _show_result(
             ("help", solo.sentence(next(iter(result.scores.values())))),
         ]
     rows.append(("sent", f"{result.wire_bytes / 1e6:.1f} MB"))
-    figure, _ = shown_figure(config, None, None)
+    figure = figure_of(config)
     rows += privacy_rows(result.privacy, figure=figure, counted=bool(result.contributions))
     rows += cross_check_rows(result.privacy) if figure == "epsilon_x" else []
     rows += [

@@ -11,7 +11,7 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -297,6 +297,12 @@ class ColumnEncoding(Settings):
     def shape(self) -> tuple[int, ...]:
         """(F,) of one row's features."""
         return (sum(len(column.features) for column in self.columns),)
+
+    @property
+    def layout(self) -> list[dict[str, Any]]:
+        """What each column is: kind, name and categories, in plain values."""
+        told = {"kind", "name", "categories", "buckets"}
+        return [column.model_dump(mode="json", include=told) for column in self.columns]
 
     def feature_name(self, index: int) -> str:
         """Return the name of a position in the features."""

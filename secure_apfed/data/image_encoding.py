@@ -50,6 +50,11 @@ class ImageEncoding(Settings):
         """(C, S, W) of one row's features."""
         return (self.channels, self.end_row - self.first_row, self.width)
 
+    @property
+    def layout(self) -> tuple[int, ...]:
+        """What each feature is: its place in a strip of this shape."""
+        return self.shape
+
     def feature_name(self, index: int) -> str:
         """Return the name of a position in the flattened features."""
         channel, row, column = np.unravel_index(index, self.shape)

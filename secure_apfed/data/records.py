@@ -82,11 +82,8 @@ class PartyTable:
         """SHA-256 (hex) of what each feature is: columns, kinds and categories in their order, and
         the views; means and scales are a party's own.
         """
-        told = {"kind", "name", "categories", "buckets"}
-        columns = getattr(self.encoding, "columns", ())
         content = {
-            "shape": self.encoding.shape,
-            "columns": [column.model_dump(mode="json", include=told) for column in columns],
+            "features": self.encoding.layout,
             "views": {
                 name: (view.first, view.end, view.sequence) for name, view in self.views.items()
             },

@@ -35,7 +35,7 @@ from secure_apfed.privacy import (
 )
 from secure_apfed.privacy.gdp import compose, gdp_epsilon
 from secure_apfed.privacy.label_stages import first_epoch_of
-from secure_apfed.runs.spending import shown_figure
+from secure_apfed.runs.spending import figure_of
 
 __all__ = ["Forecast", "Link", "forecast"]
 
@@ -183,7 +183,7 @@ def forecast(config: Config) -> Forecast:
         + steps * played.step_seconds
         + _evaluation_seconds(config, data, played),
         seconds_per_step=played.step_seconds,
-        figure=shown_figure(config, None, None)[0],
+        figure=figure_of(config),
         epsilon_x=privacy.epsilon_x,
         epsilon_y=privacy.epsilon_y,
         epsilon_model=privacy.epsilon_model,

@@ -18,8 +18,16 @@ from secure_apfed.privacy.guarantee import guarantee_of
 from secure_apfed.privacy.ledger import cross_check
 
 __all__ = [
-    "ReleaseMeter", "cross_checked", "guarantee_text", "shown_figure", "spent_in", "worst_of",
+    "ReleaseMeter", "cross_checked", "figure_of", "guarantee_text", "shown_figure",
+    "spent_in", "worst_of",
 ]  # fmt: skip
+
+
+def figure_of(config: Config) -> ReleaseFigure:
+    """What speaks of what leaves a party in this run, of `secure_apfed.privacy_rows.FIGURES`."""
+    facts = config.facts
+    sent = facts.representations_from is not None or not facts.has_passives
+    return "epsilon_x" if sent else facts.passives_figure
 
 
 def shown_figure(
@@ -33,10 +41,8 @@ def shown_figure(
         epsilon_x: of representations.
         epsilon_passives: of the passive that spent most on votes or contributions; None: of none.
     """
-    facts = config.facts
-    if facts.representations_from is not None or not facts.has_passives:
-        return "epsilon_x", epsilon_x
-    return facts.passives_figure, epsilon_passives
+    figure = figure_of(config)
+    return figure, epsilon_x if figure == "epsilon_x" else epsilon_passives
 
 
 class ReleaseMeter:

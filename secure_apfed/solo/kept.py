@@ -21,7 +21,7 @@ from secure_apfed.seeds import Draws, seeded
 from secure_apfed.solo.interface import FloatArray, SoloTask
 
 __all__ = [
-    "FitStore", "fits_kept_by", "fits_kept_meanwhile", "fitted_once", "one_thread", "scored_once",
+    "FitStore", "fits_kept_by", "fits_kept_meanwhile", "fitted_once", "scored_once",
 ]  # fmt: skip
 
 FitStore: TypeAlias = Callable[[str, Callable[[], bytes]], bytes]
@@ -94,17 +94,6 @@ def scored_once(name: str, task: SoloTask, score: Callable[[], FloatArray]) -> F
     make = lambda: save({"scores": torch.from_numpy(score())})  # noqa: E731
     kept: FloatArray = load(store(f"{name}-{of_run}-{_digest(task, True)}", make))["scores"].numpy()
     return kept
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """So that fits depend on no number of cores, and small tensors wait for none."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _digest(task: SoloTask, labels: bool) -> str:
