@@ -30,18 +30,18 @@ help:
 setup: $(STAMP)
 
 # crypten comes last and without its dependencies: it names a dead package among them.
-$(STAMP): pyproject.toml requirements.lock
+$(STAMP): pyproject.toml protocols/pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "Python 3.11 or newer is needed; $(PYTHON) is `$(PYTHON) -V 2>&1`. Try: make PYTHON=python3.11" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
 	$(PIP) hatchling editables
-	$(PIP) --no-build-isolation --editable '.[experiments,docs,dev]'
+	$(PIP) --no-build-isolation --editable ./protocols --editable '.[experiments,docs,dev]'
 	$(PIP) --no-deps crypten
 	@touch $@
 
 run: setup
-	$(BIN)/python -m experiments main
+	$(BIN)/python -m apfed_experiments main
 
 lint: setup
 	$(BIN)/ruff check $(CODE)

@@ -9,10 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from protocols.conversation import converse
-    from protocols.identity import Identity, fresh_identity
-    from protocols.seal import SealedLink, fresh_run_key
-    from protocols.sums import (
+    from apfed_protocols.conversation import converse
+    from apfed_protocols.identity import Identity, fresh_identity
+    from apfed_protocols.seal import SealedLink, fresh_run_key
+    from apfed_protocols.sums import (
         SECURE_SUMS,
         BfvSum,
         CkksSum,
@@ -85,9 +85,9 @@ __all__ = [
 ]
 
 _HOME: dict[str, str] = {
-    **dict.fromkeys(("converse",), "protocols.conversation"),
-    **dict.fromkeys(("Identity", "fresh_identity"), "protocols.identity"),
-    **dict.fromkeys(("SealedLink", "fresh_run_key"), "protocols.seal"),
+    **dict.fromkeys(("converse",), "apfed_protocols.conversation"),
+    **dict.fromkeys(("Identity", "fresh_identity"), "apfed_protocols.identity"),
+    **dict.fromkeys(("SealedLink", "fresh_run_key"), "apfed_protocols.seal"),
     **dict.fromkeys(
         (
             "SECURE_SUMS",
@@ -103,7 +103,7 @@ _HOME: dict[str, str] = {
             "SumAgreement",
             "join_sum",
         ),
-        "protocols.sums",
+        "apfed_protocols.sums",
     ),
     **dict.fromkeys(("AlignmentSettings", "IdNormalisation", "align"), "secure_apfed.alignment"),
     "Config": "secure_apfed.config",

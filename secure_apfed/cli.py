@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import TyperException
 
-from protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed import progress_bars, terminal
 from secure_apfed.commands import (
     AsJson,
@@ -189,7 +189,7 @@ def _run_seeds(
     config: "Config", folder: Path, seeds: int, jobs: int, *, baselines: bool, as_json: bool
 ) -> None:
     """Run under several seeds, and say what all of them found; each has a report."""
-    from experiments.several import run_seeds
+    from apfed_experiments.several import run_seeds
 
     with progress_bars.counting(f"{config.name}: seeds", quiet=as_json) as on_done:
         found = run_seeds(
@@ -208,14 +208,14 @@ def _run_seeds(
 
 def _check_what_follows(config: "Config", folder: Path) -> None:
     """Refuse a misspelt attack or study before hours of training, not after them."""
-    from attacks.run import expand
+    from apfed_attacks.run import expand
     from secure_apfed.errors import ConfigError
 
     expand(config.attacks)
     if not config.tradeoff:
         return
     try:
-        from experiments.tradeoff import points_of, tradeoff_of
+        from apfed_experiments.tradeoff import points_of, tradeoff_of
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"tradeoff: {error.name}, which draws it, is not installed; leave it out, or "
@@ -262,7 +262,7 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Make the pictures and the HTML report of a run again, from its folder."""
-    from experiments.report import write_report
+    from apfed_experiments.report import write_report
 
     page = write_report(folder, show_originals=show_originals)
     if as_json:

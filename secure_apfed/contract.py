@@ -12,7 +12,7 @@ from typing import Any, Literal, Self, TypeAlias
 
 from pydantic import Field, PositiveInt, model_validator
 
-from protocols.errors import RemoteProtocolError
+from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.names import Name, check_parties
 from secure_apfed.objectives.settings import ObjectiveSettings
 from secure_apfed.settings import Settings, SilentPassive

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 from torch import Tensor
 
-from protocols.errors import UnsafeChoiceWarning
+from apfed_protocols.errors import UnsafeChoiceWarning
 from secure_apfed.alignment import AlignmentSettings, IdNormalisation
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
@@ -46,8 +46,8 @@ from secure_apfed.tasks import Classification
 from secure_apfed.torch_state import undisturbed
 
 if TYPE_CHECKING:
-    from attacks.interface import AttackResult
-    from experiments.solo import SoloRecord
+    from apfed_attacks.interface import AttackResult
+    from apfed_experiments.solo import SoloRecord
 
 __all__ = ["FramesModel", "FramesResult", "run_frames"]
 
@@ -301,8 +301,8 @@ def _result(
     baselines: bool, keeps: bool,
 ) -> FramesResult:  # fmt: skip
     """What the finished run's folder says."""
-    from experiments.finish import mount_attacks
-    from experiments.solo import beside_run
+    from apfed_experiments.finish import mount_attacks
+    from apfed_experiments.solo import beside_run
 
     variant = next(iter(found.accuracy))
     scored = read_scored(RunFolder(folder), variant, threshold=found.threshold)
@@ -322,8 +322,8 @@ def _result(
 def _reported(folder: Path, *, draws: bool) -> tuple[Mapping[str, Sequence[Any]], Path | None]:
     """Who learns what, and the page; nothing without the extra that makes them."""
     try:
-        from experiments.report import read_run, write_report
-        from experiments.report.contents import learned_by
+        from apfed_experiments.report import read_run, write_report
+        from apfed_experiments.report.contents import learned_by
     except ModuleNotFoundError as error:
         if error.name not in _DRAWING:
             raise

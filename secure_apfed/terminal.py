@@ -17,7 +17,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed import errors
 from secure_apfed.plain_json import to_json
 from secure_apfed.privacy_rows import passive_rows, privacy_rows
@@ -63,7 +63,7 @@ class Failure:
 def failure_of(error: Exception) -> Failure:
     """Return what to tell about an error that is meant for people."""
     # Imported here, since they take longer to load than help may take.
-    from protocols.psi.interface import IntersectionTooSmallError
+    from apfed_protocols.psi.interface import IntersectionTooSmallError
     from secure_apfed.privacy import BudgetExhaustedError
 
     table: tuple[tuple[type[Exception], int, str], ...] = (

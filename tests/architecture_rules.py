@@ -24,7 +24,13 @@ __all__ = [
     "without_weak_randomness_or_io",
 ]
 
-LAYERS = ("protocols", "secure_apfed", "attacks", "experiments")
+HOMES = {
+    "apfed_protocols": "protocols/apfed_protocols",
+    "secure_apfed": "secure_apfed",
+    "apfed_attacks": "attacks/apfed_attacks",
+    "apfed_experiments": "experiments/apfed_experiments",
+}
+LAYERS = tuple(HOMES)
 # The command line: its main module, and those that only it and they import.
 COMPOSITION_ROOT = (
     "secure_apfed.cli",
@@ -60,14 +66,14 @@ PROTOCOLS_WITHOUT = frozenset(
 )  # fmt: skip
 # Keys and masks come from one module; what it is made of stays inside.
 ENTROPY = frozenset({"secrets", "os.urandom"})
-RANDOMNESS_MODULE = "protocols.randomness"
+RANDOMNESS_MODULE = "apfed_protocols.randomness"
 
 METHODS_PACKAGE = "secure_apfed.methods"
 # Methods that are called by a word of the field, which tables of other things have, too: such a
 # name may stand where nothing is compared with it.
 WORDS = frozenset({"votes"})
 # Experiments that read runs of any method, and declare none.
-NO_STUDY = frozenset({"experiments.report"})
+NO_STUDY = frozenset({"apfed_experiments.report"})
 
 _Definition = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
@@ -93,8 +99,9 @@ def parse(name: str, source: str, *, is_package: bool = False) -> Module:
 def the_tree(root: Path) -> dict[str, Module]:
     """Parse every module of the four packages below `root`, by dotted name."""
     modules = {}
-    for path in sorted(path for layer in LAYERS for path in (root / layer).rglob("*.py")):
-        parts = path.relative_to(root).with_suffix("").parts
+    for path in sorted(path for home in HOMES.values() for path in (root / home).rglob("*.py")):
+        layer = next(layer for layer, home in HOMES.items() if path.is_relative_to(root / home))
+        parts = (layer, *path.relative_to(root / HOMES[layer]).with_suffix("").parts)
         is_package = parts[-1] == "__init__"
         name = ".".join(parts[:-1] if is_package else parts)
         modules[name] = parse(name, path.read_text(encoding="utf-8"), is_package=is_package)
@@ -167,7 +174,7 @@ def without_weak_randomness_or_io(modules: Mapping[str, Module]) -> list[str]:
     """`protocols` has no seeded generator, socket, clock or network of neurons."""
     offences = []
     for module in modules.values():
-        if module.layer != "protocols":
+        if module.layer != "apfed_protocols":
             continue
         forbidden = PROTOCOLS_WITHOUT
         if module.name != RANDOMNESS_MODULE:
@@ -210,7 +217,7 @@ def no_method_by_name(modules: Mapping[str, Module]) -> list[str]:
     for module in modules.values():
         if _within(module.name, frozenset({METHODS_PACKAGE})):
             continue
-        declares = module.layer == "experiments" and not _within(module.name, NO_STUDY)
+        declares = module.layer == "apfed_experiments" and not _within(module.name, NO_STUDY)
         compared = _compared(module.tree)
         nodes = [(compared, names)]
         if not declares:

@@ -56,7 +56,7 @@ def _few_baselines(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     from secure_apfed.solo import BASELINES
 
     few = {name: BASELINES[name] for name in ("ridge", "logistic")}
-    monkeypatch.setattr("experiments.solo.BASELINES", few)
+    monkeypatch.setattr("apfed_experiments.solo.BASELINES", few)
     if not _starts_others(request):
         monkeypatch.setattr("secure_apfed.solo.choice.BASELINES", few)
 

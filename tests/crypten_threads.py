@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from protocols.crypten.communicator import Communicator
-from protocols.crypten.party import Seat, seated
-from protocols.crypten.shim import load_crypten
+from apfed_protocols.crypten.communicator import Communicator
+from apfed_protocols.crypten.party import Seat, seated
+from apfed_protocols.crypten.shim import load_crypten
 
 __all__ = ["ThreadCommunicator", "as_threads"]
 

@@ -37,63 +37,97 @@ _TABLE = {"secure_apfed.methods": "METHODS: dict[str, int] = {'tvfl': 1}"}
 
 # A rule, planted modules by name, and what it must say of them.
 PLANTED: tuple[tuple[Rule, dict[str, str], str], ...] = (
-    (one_way, {"protocols.a": "import secure_apfed.errors"}, "against the direction"),
-    (one_way, {"secure_apfed.a": "from attacks import run"}, "against the direction"),
-    (one_way, {"attacks.a": "def f():\n    import experiments"}, "against the direction"),
+    (one_way, {"apfed_protocols.a": "import secure_apfed.errors"}, "against the direction"),
+    (one_way, {"secure_apfed.a": "from apfed_attacks import run"}, "against the direction"),
     (
         one_way,
-        {"secure_apfed.cli": "", "experiments.a": "from secure_apfed import cli"},
+        {"apfed_attacks.a": "def f():\n    import apfed_experiments"},
+        "against the direction",
+    ),
+    (
+        one_way,
+        {"secure_apfed.cli": "", "apfed_experiments.a": "from secure_apfed import cli"},
         "composition root",
     ),
     (
         without_cycles,
-        {"attacks.a": "from attacks import b", "attacks.b": "import attacks.a"},
-        "attacks.a imports attacks.b",
+        {
+            "apfed_attacks.a": "from apfed_attacks import b",
+            "apfed_attacks.b": "import apfed_attacks.a",
+        },
+        "apfed_attacks.a imports apfed_attacks.b",
     ),
     (
         without_cycles,
-        {"attacks": "from attacks.a import x", "attacks.a": "from attacks import y"},
-        "attacks.a imports attacks",
+        {
+            "apfed_attacks": "from apfed_attacks.a import x",
+            "apfed_attacks.a": "from apfed_attacks import y",
+        },
+        "apfed_attacks.a imports apfed_attacks",
     ),
-    (all_is_true, {"attacks.a": "__all__ = ['b']"}, "exports b"),
-    (all_is_true, {"attacks.a": "__all__: list[str] = []\ndef b(): ..."}, "hides b"),
-    (all_is_true, {"attacks.a": "class B: ..."}, "has no __all__"),
-    (without_weak_randomness_or_io, {"protocols.a": "import random"}, "uses random"),
-    (without_weak_randomness_or_io, {"protocols.a": "from numpy import random"}, "numpy.random"),
-    (without_weak_randomness_or_io, {"protocols.a": "np.random.default_rng(1)"}, "np.random"),
-    (without_weak_randomness_or_io, {"protocols.a": "torch.manual_seed(1)"}, "manual_seed"),
-    (without_weak_randomness_or_io, {"protocols.a": "import secrets"}, "uses secrets"),
-    (without_weak_randomness_or_io, {"protocols.a": "from time import monotonic"}, "uses time"),
-    (unsafe_calls, {"attacks.a": "import pickle"}, "uses pickle"),
-    (unsafe_calls, {"attacks.a": "torch.load('x')"}, "uses torch.load"),
-    (unsafe_calls, {"attacks.a": "from torch import load"}, "uses torch.load"),
-    (unsafe_calls, {"attacks.a": "eval('1')"}, "calls eval"),
-    (unsafe_calls, {"attacks.a": "np.load('x', allow_pickle=True)"}, "allows pickles"),
-    (unsafe_calls, {"attacks.a": "yaml.load(text, Loader=yaml.FullLoader)"}, "FullLoader"),
-    (documented, {"attacks.a": "x = 1"}, "no docstring"),
-    (no_method_by_name, {**_TABLE, "attacks.a": "m == 'tvfl'"}, "attacks.a:1 names tvfl"),
-    (no_method_by_name, {**_TABLE, "secure_apfed.a": "x = ('tvfl', 'else')"}, "names tvfl"),
-    (no_method_by_name, {**_TABLE, "experiments.report.a": "f('tvfl')"}, "names tvfl"),
-    (no_method_by_name, {**_TABLE, "experiments.a": "m in ('tvfl', 'x')"}, "names tvfl"),
-    (no_method_by_name, {**_TABLE, "experiments.a": "m.startswith('tvfl')"}, "names tvfl"),
+    (all_is_true, {"apfed_attacks.a": "__all__ = ['b']"}, "exports b"),
+    (all_is_true, {"apfed_attacks.a": "__all__: list[str] = []\ndef b(): ..."}, "hides b"),
+    (all_is_true, {"apfed_attacks.a": "class B: ..."}, "has no __all__"),
+    (without_weak_randomness_or_io, {"apfed_protocols.a": "import random"}, "uses random"),
+    (
+        without_weak_randomness_or_io,
+        {"apfed_protocols.a": "from numpy import random"},
+        "numpy.random",
+    ),
+    (without_weak_randomness_or_io, {"apfed_protocols.a": "np.random.default_rng(1)"}, "np.random"),
+    (without_weak_randomness_or_io, {"apfed_protocols.a": "torch.manual_seed(1)"}, "manual_seed"),
+    (without_weak_randomness_or_io, {"apfed_protocols.a": "import secrets"}, "uses secrets"),
+    (
+        without_weak_randomness_or_io,
+        {"apfed_protocols.a": "from time import monotonic"},
+        "uses time",
+    ),
+    (unsafe_calls, {"apfed_attacks.a": "import pickle"}, "uses pickle"),
+    (unsafe_calls, {"apfed_attacks.a": "torch.load('x')"}, "uses torch.load"),
+    (unsafe_calls, {"apfed_attacks.a": "from torch import load"}, "uses torch.load"),
+    (unsafe_calls, {"apfed_attacks.a": "eval('1')"}, "calls eval"),
+    (unsafe_calls, {"apfed_attacks.a": "np.load('x', allow_pickle=True)"}, "allows pickles"),
+    (unsafe_calls, {"apfed_attacks.a": "yaml.load(text, Loader=yaml.FullLoader)"}, "FullLoader"),
+    (documented, {"apfed_attacks.a": "x = 1"}, "no docstring"),
     (
         no_method_by_name,
-        {**_TABLE, "experiments.a": "match m:\n  case 'x' | 'tvfl': pass"},
-        "experiments.a:2 names tvfl",
+        {**_TABLE, "apfed_attacks.a": "m == 'tvfl'"},
+        "apfed_attacks.a:1 names tvfl",
+    ),
+    (no_method_by_name, {**_TABLE, "secure_apfed.a": "x = ('tvfl', 'else')"}, "names tvfl"),
+    (no_method_by_name, {**_TABLE, "apfed_experiments.report.a": "f('tvfl')"}, "names tvfl"),
+    (no_method_by_name, {**_TABLE, "apfed_experiments.a": "m in ('tvfl', 'x')"}, "names tvfl"),
+    (no_method_by_name, {**_TABLE, "apfed_experiments.a": "m.startswith('tvfl')"}, "names tvfl"),
+    (
+        no_method_by_name,
+        {**_TABLE, "apfed_experiments.a": "match m:\n  case 'x' | 'tvfl': pass"},
+        "apfed_experiments.a:2 names tvfl",
     ),
 )
 
 ALLOWED: tuple[tuple[Rule, dict[str, str]], ...] = (
-    (one_way, {"secure_apfed.cli": "import experiments", "attacks.a": "import protocols"}),
-    (without_cycles, {"attacks.a": "import attacks.b", "attacks.b": "def f(): import attacks.a"}),
-    (all_is_true, {"attacks.a": "__all__ = ['X', 'f']\nX = 1\ndef f(): ...\ndef _g(): ..."}),
-    (all_is_true, {"experiments.__main__": "main()"}),
+    (
+        one_way,
+        {
+            "secure_apfed.cli": "import apfed_experiments",
+            "apfed_attacks.a": "import apfed_protocols",
+        },
+    ),
+    (
+        without_cycles,
+        {
+            "apfed_attacks.a": "import apfed_attacks.b",
+            "apfed_attacks.b": "def f(): import apfed_attacks.a",
+        },
+    ),
+    (all_is_true, {"apfed_attacks.a": "__all__ = ['X', 'f']\nX = 1\ndef f(): ...\ndef _g(): ..."}),
+    (all_is_true, {"apfed_experiments.__main__": "main()"}),
     (all_is_true, {"secure_apfed.cli": "__all__ = ['main']\ndef main(): ...\ndef run(): ..."}),
-    (without_weak_randomness_or_io, {"protocols.randomness": "import secrets"}),
-    (without_weak_randomness_or_io, {"attacks.a": "import time, random"}),
-    (unsafe_calls, {"attacks.a": "network.eval()\nnp.load('x', allow_pickle=False)"}),
+    (without_weak_randomness_or_io, {"apfed_protocols.randomness": "import secrets"}),
+    (without_weak_randomness_or_io, {"apfed_attacks.a": "import time, random"}),
+    (unsafe_calls, {"apfed_attacks.a": "network.eval()\nnp.load('x', allow_pickle=False)"}),
     (no_method_by_name, {**_TABLE, "secure_apfed.methods.a": "m == 'tvfl'"}),
-    (no_method_by_name, {**_TABLE, "experiments.a": "run(method='tvfl')\nm == 'tvfl-0'"}),
+    (no_method_by_name, {**_TABLE, "apfed_experiments.a": "run(method='tvfl')\nm == 'tvfl-0'"}),
 )
 
 
@@ -103,7 +137,7 @@ def _planted(sources: Mapping[str, str]) -> dict[str, Module]:
 
 def test_the_tree_is_found() -> None:
     assert {module.layer for module in TREE.values()} == set(LAYERS)
-    assert "protocols.sums.interface" in TREE
+    assert "apfed_protocols.sums.interface" in TREE
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)

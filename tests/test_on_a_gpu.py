@@ -16,13 +16,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks import ATTACKS, trial, view
-from attacks.interface import AttackResult
-from attacks.live.play import play, play_active, play_passive
-from attacks.live.strategy import ActiveAttack, AnsweringAttack
-from attacks.people.id_stuffing import IdStuffing
-from attacks.run import mount
-from protocols.sums import SECURE_SUMS
+from apfed_attacks import ATTACKS, trial, view
+from apfed_attacks.interface import AttackResult
+from apfed_attacks.live.play import play, play_active, play_passive
+from apfed_attacks.live.strategy import ActiveAttack, AnsweringAttack
+from apfed_attacks.people.id_stuffing import IdStuffing
+from apfed_attacks.run import mount
+from apfed_protocols.sums import SECURE_SUMS
 from secure_apfed.config import AttackChoice, Config
 from secure_apfed.data import ImageEncoding, PartyTable, VerticalData
 from secure_apfed.defences import DEFENCES, who_applies
@@ -38,7 +38,7 @@ from tests.pretend_device import DEVICES, DeviceError, Pretended, pretend_gpus
 from tests.secure_apfed.small_runs import small_config
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning"),
+    pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning"),
     # The machine is a pretence; its libraries are not there.
     pytest.mark.filterwarnings("ignore:PyTorch was compiled without cuDNN"),
 ]

@@ -17,8 +17,27 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("protocols", "secure_apfed", "attacks", "experiments")
-PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+# Distribution -> where its project is, and its packages by their folders.
+DISTRIBUTIONS = {
+    "apfed_protocols": (ROOT / "protocols", (ROOT / "protocols" / "apfed_protocols",)),
+    "secure_apfed": (
+        ROOT,
+        (
+            ROOT / "secure_apfed",
+            ROOT / "attacks" / "apfed_attacks",
+            ROOT / "experiments" / "apfed_experiments",
+        ),
+    ),
+}
+PACKAGES = [folder.name for _, folders in DISTRIBUTIONS.values() for folder in folders]
+
+
+def _project(of: Path) -> dict[str, Any]:
+    return dict(tomllib.loads((of / "pyproject.toml").read_text())["project"])
+
+
+PROJECT = _project(ROOT)
+LIGHT = _project(ROOT / "protocols")
 
 
 # Lock file -> the extras that it pins with all that they need. Those of `make setup` come first;
@@ -52,8 +71,13 @@ def _requirements() -> list[tuple[str, Requirement]]:
     return [
         (lock, Requirement(line))
         for lock, names in LOCKS.items()
-        for group in (PROJECT["dependencies"], *(extras[name] for name in names))
+        for group in (
+            PROJECT["dependencies"],
+            LIGHT["dependencies"],
+            *(extras[name] for name in names),
+        )
         for line in group
+        if not line.startswith(LIGHT["name"])
     ]
 
 
@@ -89,35 +113,39 @@ def test_the_page_on_installing_names_every_extra_and_its_lock() -> None:
     assert all(extra in LOCKS[lock] for extra, lock in told.items())
 
 
-def _shipped_sources() -> set[str]:
-    """Every file of the four packages, as a path inside the wheel."""
-    files = (path for package in PACKAGES for path in (ROOT / package).rglob("*"))
+def _shipped_sources(distribution: str) -> set[str]:
+    """Every file of its packages, as a path inside the wheel."""
+    _, packages = DISTRIBUTIONS[distribution]
     return {
-        path.relative_to(ROOT).as_posix()
-        for path in files
+        path.relative_to(folder.parent).as_posix()
+        for folder in packages
+        for path in folder.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the source distribution, and the wheel out of it; an index would take both."""
-    folder = tmp_path_factory.mktemp("dist")
-    _run(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), cwd=ROOT)
-    (source,) = folder.glob("*.tar.gz")
-    (built,) = folder.glob("*.whl")
-    _run(sys.executable, "-m", "twine", "check", "--strict", str(source), str(built), cwd=folder)
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Build the source distributions, and wheels out of them; an index would take both."""
+    built = {}
+    for name, (project, _) in DISTRIBUTIONS.items():
+        folder = tmp_path_factory.mktemp(name)
+        _run(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), cwd=project)
+        (source,) = folder.glob("*.tar.gz")
+        (built[name],) = folder.glob("*.whl")
+        check = (sys.executable, "-m", "twine", "check", "--strict")
+        _run(*check, str(source), str(built[name]), cwd=folder)
     return built
 
 
 @pytest.fixture(scope="module")
-def clean_bin(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Install the wheel into a new environment that borrows the dependencies of this one."""
+def clean_bin(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install the wheels into a new environment that borrows the dependencies of this one."""
     folder = tmp_path_factory.mktemp("clean") / "venv"
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"
     pip = (sys.executable, "-m", "pip", "--python", str(python), "install")
-    _run(*pip, "--no-deps", "--no-index", str(wheel), cwd=folder)
+    _run(*pip, "--no-deps", "--no-index", *map(str, wheels.values()), cwd=folder)
     # Paths in a .pth file are not searched for further .pth files: our editable install stays out.
     (site,) = folder.glob("lib/python*/site-packages")
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
@@ -134,14 +162,16 @@ def _run(*command: str, cwd: Path) -> str:
     return done.stdout
 
 
-def test_wheel_ships_every_file_of_the_packages_and_nothing_else(wheel: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_wheel_ships_every_file_of_the_packages_and_nothing_else(
+    distribution: str, wheels: dict[str, Path]
+) -> None:
+    with zipfile.ZipFile(wheels[distribution]) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
         (licence,) = (name for name in archive.namelist() if name.endswith("LICENSE"))
         assert b"Apache License" in archive.read(licence)
-    assert names == _shipped_sources()
-    assert any(name.endswith(".jinja") for name in names)
-    assert any(name.endswith(".yaml") for name in names)
+    assert names == _shipped_sources(distribution)
+    assert f"{distribution}/py.typed" in names
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from protocols.sums import SECURE_SUMS
+from apfed_protocols.sums import SECURE_SUMS
 
 __all__ = ["installed", "pair_of", "usable", "usable_secure_sums"]
 

@@ -20,8 +20,8 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from protocols.errors import LocalProtocolError
-from protocols.randomness import keystream
+from apfed_protocols.errors import LocalProtocolError
+from apfed_protocols.randomness import keystream
 from secure_apfed.alignment.ids import SizedIds, encode_pieces
 from secure_apfed.alignment.settings import AlignmentSettings
 from secure_apfed.errors import DataError

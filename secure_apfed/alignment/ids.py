@@ -13,8 +13,8 @@ from typing import Protocol, runtime_checkable
 
 from pydantic import field_validator
 
-from protocols.errors import LocalProtocolError
-from protocols.psi.interface import check_ids
+from apfed_protocols.errors import LocalProtocolError
+from apfed_protocols.psi.interface import check_ids
 from secure_apfed.errors import DataError
 from secure_apfed.id_kinds import JOINT, text_pieces
 from secure_apfed.settings import Settings

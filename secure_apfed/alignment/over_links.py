@@ -1,7 +1,7 @@
 """Intersections over the links of a session: in buckets, with signs of life, and resumable.
 
 Run by: the hub and each member, one script a role; each gets the row of its own table at each
-position of the intersection. By `protocols.psi.ecdh`, whose guarantees and leaks hold here:
+position of the intersection. By `apfed_protocols.psi.ecdh`, whose guarantees and leaks hold here:
 
 1. Each member tells the hub 32 random bytes, how many IDs it has, and which intersection it could
    go on with. The hub tells all the random bytes of all, its own size and the number of buckets.
@@ -29,16 +29,16 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from protocols.conversation import Conversation, Outgoing
-from protocols.errors import RemoteProtocolError
-from protocols.psi.ecdh import EcdhIntersection
-from protocols.psi.interface import (
+from apfed_protocols.conversation import Conversation, Outgoing
+from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.psi.ecdh import EcdhIntersection
+from apfed_protocols.psi.interface import (
     IntersectionAgreement,
     IntersectionTooSmallError,
     Output,
     Progress,
 )
-from protocols.randomness import fresh_key, random_permutation
+from apfed_protocols.randomness import fresh_key, random_permutation
 from secure_apfed.alignment import buckets as bucketing
 from secure_apfed.alignment.buckets import BucketedIds, bucket_count, capacity, fingerprint
 from secure_apfed.alignment.history import admit_run

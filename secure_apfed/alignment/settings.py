@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from protocols.psi import SET_INTERSECTIONS
-from protocols.psi.interface import DEFAULT_MAXIMUM_IDS
+from apfed_protocols.psi import SET_INTERSECTIONS
+from apfed_protocols.psi.interface import DEFAULT_MAXIMUM_IDS
 from secure_apfed.alignment.ids import IdNormalisation
 from secure_apfed.settings import Settings
 
@@ -20,8 +20,8 @@ class AlignmentSettings(Settings):
     """How rows are matched; all parties must agree, but for the last three.
 
     Attributes:
-        protocol: a key of `protocols.psi.SET_INTERSECTIONS`, or `auto` for what the next two allow.
-        dealer: under `auto`, whether a party without IDs that works with nobody may deal.
+        protocol: a key of `apfed_protocols.psi.SET_INTERSECTIONS`, or `auto` for what the next two
+        allow. dealer: under `auto`, whether a party without IDs that works with nobody may deal.
         pairwise_overlaps: whether the active may learn its overlap with every single passive. Under
             `auto`, `shown` takes `vole` with a dealer and `ecdh` without one; `hidden` takes
             `opprf`, which needs a dealer. They are hidden from an active that follows the protocol:
@@ -79,7 +79,7 @@ class AlignmentSettings(Settings):
 
     @property
     def backend(self) -> str:
-        """The key of `protocols.psi.SET_INTERSECTIONS` that these settings take."""
+        """The key of `apfed_protocols.psi.SET_INTERSECTIONS` that these settings take."""
         if self.protocol != _AUTO:
             return self.protocol
         if self.pairwise_overlaps == "hidden":

@@ -25,8 +25,8 @@ import hashlib
 import os
 from pathlib import Path
 
-from protocols.errors import LocalProtocolError
-from protocols.psi.supply import Supply
+from apfed_protocols.errors import LocalProtocolError
+from apfed_protocols.psi.supply import Supply
 from secure_apfed.errors import DataError
 
 __all__ = ["store_supply", "take_supply"]

@@ -4,7 +4,7 @@
 `count_common` and `share_membership`, which open less. Parties in different organisations
 each build their own end with `intersection` from the same settings, and carry the messages
 over their links with `take_part`. Who learns what is the business of the protocol, see
-`protocols.psi`. Nothing else of this package is needed to use this module.
+`apfed_protocols.psi`. Nothing else of this package is needed to use this module.
 
 Example:
     >>> from secure_apfed.alignment import AlignmentSettings, IdNormalisation, align
@@ -19,10 +19,10 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from protocols.conversation import converse
-from protocols.errors import LocalProtocolError
-from protocols.psi import SET_INTERSECTIONS
-from protocols.psi.interface import (
+from apfed_protocols.conversation import converse
+from apfed_protocols.errors import LocalProtocolError
+from apfed_protocols.psi import SET_INTERSECTIONS
+from apfed_protocols.psi.interface import (
     Aligner,
     Guesses,
     IntersectionAgreement,
@@ -32,7 +32,7 @@ from protocols.psi.interface import (
     Progress,
     SetIntersection,
 )
-from protocols.randomness import fresh_key
+from apfed_protocols.randomness import fresh_key
 from secure_apfed.alignment.buckets import bucket_count, capacity
 from secure_apfed.alignment.history import admit_run
 from secure_apfed.alignment.ids import IdColumn, encode_ids, text_of

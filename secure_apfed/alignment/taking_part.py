@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable
 from typing import NoReturn
 
-from protocols.conversation import Conversation, Outgoing
-from protocols.errors import RemoteProtocolError
+from apfed_protocols.conversation import Conversation, Outgoing
+from apfed_protocols.errors import RemoteProtocolError
 
 __all__ = ["take_part"]
 

@@ -19,8 +19,8 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from protocols.errors import RemoteProtocolError
-from protocols.randomness import derive_key, fresh_key
+from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.randomness import derive_key, fresh_key
 from secure_apfed.errors import CheckpointError
 from secure_apfed.folder_files import read_bytes
 from secure_apfed.regular_file import write_atomically

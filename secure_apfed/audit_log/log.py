@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal, Protocol, Self
 
-from protocols.identity import Identity
+from apfed_protocols.identity import Identity
 from secure_apfed.audit_log.lines import (
     MOST_PEERS,
     PURPOSE,

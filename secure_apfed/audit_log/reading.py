@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from protocols.errors import RemoteProtocolError
-from protocols.identity import verify
+from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.identity import verify
 from secure_apfed.audit_log.lines import (
     FILE_NAME,
     MOST_PEERS,

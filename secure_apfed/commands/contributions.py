@@ -45,7 +45,7 @@ def contributions(
     as_json: AsJson = False,
 ) -> None:
     """Say what each passive adds, by runs of coalitions; their bytes and epsilons are added up."""
-    from experiments.who_helped import HEADER, READING, measure_passives
+    from apfed_experiments.who_helped import HEADER, READING, measure_passives
     from secure_apfed.config.file import load_config
 
     config = load_config(config_file, overrides=overrides or ())

@@ -13,8 +13,8 @@ from secure_apfed import terminal
 from secure_apfed.commands import leakage
 
 if TYPE_CHECKING:
-    from attacks.interface import AttackResult
-    from experiments.solo import SoloRecord
+    from apfed_attacks.interface import AttackResult
+    from apfed_experiments.solo import SoloRecord
     from secure_apfed.config import Config
     from secure_apfed.runs import RunResult
 
@@ -36,7 +36,7 @@ def tell(config: "Config", result: "RunResult", *, baselines: bool, quiet: bool)
 
 def alone(config: "Config", result: "RunResult", *, quiet: bool) -> "SoloRecord | None":
     """What the active would do without anybody, from the same rows and labels."""
-    from experiments.solo import LEFT_OUT, beside_run
+    from apfed_experiments.solo import LEFT_OUT, beside_run
 
     assert result.folder is not None
     if not quiet and config.dp_sgd is not None:
@@ -50,7 +50,7 @@ def _finish(
     config: "Config", result: "RunResult", *, quiet: bool
 ) -> "tuple[tuple[AttackResult, ...], Path | None]":
     """Mount the attacks and write the report; pictures need an extra, which may be absent."""
-    from experiments.finish import mount_attacks
+    from apfed_experiments.finish import mount_attacks
 
     folder = result.folder
     assert folder is not None
@@ -107,7 +107,7 @@ def _show_result(
     config: "Config", result: "RunResult", results: "Sequence[AttackResult]",
     solo: "SoloRecord | None", page: Path | None,
 ) -> None:  # fmt: skip
-    from attacks.run import headlines
+    from apfed_attacks.run import headlines
     from secure_apfed.privacy_rows import cross_check_rows, figure_title, privacy_rows, told
     from secure_apfed.runs.spending import figure_of
 

@@ -13,8 +13,8 @@ from secure_apfed import progress_bars, terminal
 from secure_apfed.commands import AsJson, RunFolder
 
 if TYPE_CHECKING:
-    from attacks.interface import AttackResult
-    from experiments.tradeoff import Board, TradeOff
+    from apfed_attacks.interface import AttackResult
+    from apfed_experiments.tradeoff import Board, TradeOff
     from secure_apfed.config import AttackChoice, Config
 
 __all__ = ["attack", "report_if_possible", "study_of_run", "tradeoff"]
@@ -41,7 +41,7 @@ def attack(
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Mount attacks on a finished run, show them, and renew its report."""
-    from experiments.finish import mount_attacks
+    from apfed_experiments.finish import mount_attacks
     from secure_apfed.learning.compute import find_device
 
     chosen = _chosen(attacks or [], options or [])
@@ -62,7 +62,7 @@ def attack(
 def report_if_possible(folder: Path) -> Path | None:
     """Make a run's report; without the extra that draws it, say so and return None."""
     try:
-        from experiments.report import write_report
+        from apfed_experiments.report import write_report
     except ModuleNotFoundError as error:
         if error.name not in ("matplotlib", "jinja2", "adjustText"):
             raise
@@ -76,7 +76,7 @@ def report_if_possible(folder: Path) -> Path | None:
 
 def _show_attacks(results: "Sequence[AttackResult]") -> None:
     """Print the worst adversary of each attack, and why others said nothing."""
-    from attacks.run import headlines
+    from apfed_attacks.run import headlines
 
     worst = headlines(results)
     rows: list[tuple[str, ...]] = [
@@ -98,8 +98,8 @@ def _show_attacks(results: "Sequence[AttackResult]") -> None:
 
 def _chosen(names: Sequence[str], options: Sequence[str]) -> "tuple[AttackChoice, ...]":
     """Return what to mount: the attacks with options given once each, the others' full suites."""
-    from attacks import ATTACKS
-    from attacks.run import ALL, full_suite, prepare
+    from apfed_attacks import ATTACKS
+    from apfed_attacks.run import ALL, full_suite, prepare
     from secure_apfed.config import AttackChoice
     from secure_apfed.errors import ConfigError
 
@@ -149,7 +149,7 @@ def tradeoff(
     as_json: AsJson = False,
 ) -> None:
     """Sweep defences and their strengths: accuracy against leakage, with pictures and a table."""
-    from experiments.tradeoff import load_tradeoff
+    from apfed_experiments.tradeoff import load_tradeoff
 
     study = load_tradeoff(study_file)
     folder = output or Path("runs", study.name)
@@ -167,7 +167,7 @@ def study_of_run(config: "Config", folder: Path, *, quiet: bool) -> "Board | Non
     """Play the study that the settings of a run ask for, if they do."""
     if not config.tradeoff:
         return None
-    from experiments.tradeoff import tradeoff_of
+    from apfed_experiments.tradeoff import tradeoff_of
 
     return _played(tradeoff_of(config), folder, 2, "loky", quiet=quiet)
 
@@ -176,7 +176,7 @@ def _played(
     study: "TradeOff", folder: Path, jobs: int, backend: Literal["loky", "ray"], *, quiet: bool
 ) -> "Board":
     """Run a study and show its board."""
-    from experiments.tradeoff import run_tradeoff
+    from apfed_experiments.tradeoff import run_tradeoff
 
     with progress_bars.counting(f"{study.name}: trials", quiet=quiet) as on_done:
         board = run_tradeoff(study, folder, jobs=jobs, backend=backend, on_done=on_done)

@@ -12,7 +12,7 @@ from secure_apfed import terminal
 from secure_apfed.commands import AsJson
 
 if TYPE_CHECKING:
-    from experiments.run_list import ListedRun
+    from apfed_experiments.run_list import ListedRun
 
 __all__ = ["runs"]
 
@@ -28,7 +28,7 @@ def runs(
     as_json: AsJson = False,
 ) -> None:
     """List run folders, the newest first: method, data, gain, epsilon, worst attacks, date."""
-    from experiments.run_list import list_runs
+    from apfed_experiments.run_list import list_runs
 
     found = list_runs(folder)
     page = None if html is None else _write(html, folder, found)
@@ -45,7 +45,7 @@ def _write(html: Path, folder: Path, found: "list[ListedRun]") -> Path:
     from secure_apfed.errors import ConfigError
 
     try:
-        from experiments.report.runs_page import write_runs_page
+        from apfed_experiments.report.runs_page import write_runs_page
     except ModuleNotFoundError as error:
         if error.name not in ("matplotlib", "jinja2", "adjustText"):
             raise
@@ -56,7 +56,7 @@ def _write(html: Path, folder: Path, found: "list[ListedRun]") -> Path:
 
 
 def _show(folder: Path, found: "list[ListedRun]") -> None:
-    from experiments.run_list import HEADER
+    from apfed_experiments.run_list import HEADER
 
     if not found:
         terminal.show_note(f"{folder}: no run folder lies below it; secure-apfed run makes one")

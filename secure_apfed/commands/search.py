@@ -39,8 +39,8 @@ def search(
     as_json: AsJson = False,
 ) -> None:
     """Search settings by trials on labels that the active holds back; say what all of it costs."""
-    from experiments.search import HEADER, load_space
-    from experiments.search import search as find
+    from apfed_experiments.search import HEADER, load_space
+    from apfed_experiments.search import search as find
     from secure_apfed.config.file import load_config
 
     config = load_config(config_file, overrides=overrides or ())

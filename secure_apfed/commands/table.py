@@ -12,7 +12,7 @@ from secure_apfed import progress_bars, terminal
 from secure_apfed.commands import AsJson
 
 if TYPE_CHECKING:
-    from experiments.tables.board import Board
+    from apfed_experiments.tables.board import Board
 
 __all__ = ["table"]
 
@@ -38,9 +38,9 @@ def table(
     if name is None:
         _list(as_json=as_json)
         return
-    from experiments.tables import find_table
-    from experiments.tables.board import fill
-    from experiments.tables.writing import write
+    from apfed_experiments.tables import find_table
+    from apfed_experiments.tables.board import fill
+    from apfed_experiments.tables.writing import write
 
     wanted = find_table(name)
     folder = output or Path("runs", "tables", name)
@@ -57,7 +57,7 @@ def table(
 
 
 def _list(*, as_json: bool) -> None:
-    from experiments.tables import TABLES
+    from apfed_experiments.tables import TABLES
 
     if as_json:
         entries = [
@@ -73,7 +73,7 @@ def _list(*, as_json: bool) -> None:
 
 
 def _show(board: "Board") -> None:
-    from experiments.tables.writing import cells_of, header_of
+    from apfed_experiments.tables.writing import cells_of, header_of
 
     told = board.table
     terminal.show_rows(f"{told.title}: {told.source}", header_of(board), cells_of(board))

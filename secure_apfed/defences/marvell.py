@@ -18,7 +18,7 @@ from pydantic import Field
 from scipy.optimize import minimize
 from torch import Tensor
 
-from protocols.errors import LocalProtocolError
+from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.defences.interface import GradientDefence, Leaving, Surroundings
 from secure_apfed.errors import ConfigError
 from secure_apfed.facts import Released

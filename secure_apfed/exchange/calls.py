@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from protocols.errors import RemoteProtocolError
-from protocols.randomness import fresh_key
+from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.randomness import fresh_key
 from secure_apfed.exchange.door import Door
 from secure_apfed.exchange.resumable_link import Connection
 from secure_apfed.exchange.sealed_connection import (

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from protocols.errors import RemoteProtocolError
+from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.errors import ConfigError
 
 __all__ = [

@@ -9,7 +9,7 @@ import queue
 import threading
 from collections.abc import Callable
 
-from protocols.errors import RemoteProtocolError
+from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.exchange.resumable_link import Connection
 from secure_apfed.exchange.sealed_connection import Carrier, LocalEnd, prove, refuse
 

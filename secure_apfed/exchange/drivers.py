@@ -9,8 +9,8 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Protocol, Self, TypeVar
 
-from protocols.errors import LocalProtocolError, PartyLeftError
-from protocols.seal import RunKey, SealedLink
+from apfed_protocols.errors import LocalProtocolError, PartyLeftError
+from apfed_protocols.seal import RunKey, SealedLink
 from secure_apfed.exchange.envelope import Envelope
 from secure_apfed.exchange.links import Awaited, Frame, Links, Script
 

@@ -1,7 +1,7 @@
 """The one form in which anything passes between parties.
 
 An envelope's header names session, step, kind, sender, receiver and sequence; the link
-authenticates it together with the payload (see `protocols.seal`). Payloads are tensors
+authenticates it together with the payload (see `apfed_protocols.seal`). Payloads are tensors
 and plain metadata (see `secure_apfed.exchange.codec`); never code, never method names.
 """
 
@@ -10,7 +10,7 @@ from enum import StrEnum
 
 import msgpack
 
-from protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 
 __all__ = ["BEFORE_TRAINING", "SCHEMA_VERSION", "SESSION_LETTERS", "Envelope", "Kind"]
 

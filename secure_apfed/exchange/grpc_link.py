@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from ipaddress import ip_address
 from typing import Any
 
-from protocols.errors import UnsafeChoiceWarning
+from apfed_protocols.errors import UnsafeChoiceWarning
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange.certificates import Credentials
 from secure_apfed.exchange.sealed_connection import (

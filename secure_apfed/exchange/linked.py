@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Self
 
-from protocols.errors import PartyLeftError, RemoteProtocolError
+from apfed_protocols.errors import PartyLeftError, RemoteProtocolError
 from secure_apfed.exchange.links import Awaited, Frame
 from secure_apfed.exchange.resumable_link import Connection, ResumableLink
 from secure_apfed.exchange.silence import Silence

@@ -2,11 +2,11 @@
 
 Run by: every party, one object a session. Once the contract is signed (see
 `secure_apfed.exchange.agreement`) every envelope is sealed end to end between its two parties (see
-`protocols.seal`), so a message under another contract, replayed, reordered or altered is refused.
-A role is an `async def` over its links and does nothing else with the world: whoever drives it
-(see `secure_apfed.exchange.drivers`) carries the frames. Long messages before training travel in
-parts (see `secure_apfed.exchange.parts`), and signs of life are heard while a role waits (see
-`secure_apfed.exchange.signs`); roles see whole messages only.
+`apfed_protocols.seal`), so a message under another contract, replayed, reordered or altered is
+refused. A role is an `async def` over its links and does nothing else with the world: whoever
+drives it (see `secure_apfed.exchange.drivers`) carries the frames. Long messages before training
+travel in parts (see `secure_apfed.exchange.parts`), and signs of life are heard while a role waits
+(see `secure_apfed.exchange.signs`); roles see whole messages only.
 """
 
 from collections import Counter
@@ -14,14 +14,14 @@ from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, S
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias, TypeVar
 
-from protocols.conversation import Conversation, Outgoing
-from protocols.errors import (
+from apfed_protocols.conversation import Conversation, Outgoing
+from apfed_protocols.errors import (
     LocalProtocolError,
     PartyLeftError,
     RemoteProtocolError,
     RunStoppedError,
 )
-from protocols.seal import SealedLink
+from apfed_protocols.seal import SealedLink
 from secure_apfed.exchange.envelope import BEFORE_TRAINING, Envelope, Kind
 from secure_apfed.exchange.parts import IN_PARTS, MOST_BYTES, Gathering, parts_of
 from secure_apfed.exchange.signs import Pulse, SignsHeard

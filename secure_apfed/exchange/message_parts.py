@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from protocols.errors import RemoteProtocolError
+from apfed_protocols.errors import RemoteProtocolError
 
 __all__ = ["MOST_MESSAGE", "MOST_PART", "Incoming", "Message", "cost_of", "parts_of"]
 

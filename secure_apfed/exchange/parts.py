@@ -12,7 +12,7 @@ put one message into another.
 import struct
 from collections.abc import Iterator
 
-from protocols.errors import RemoteProtocolError
+from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.exchange.envelope import Envelope, Kind
 
 __all__ = ["IN_PARTS", "MOST_BYTES", "PART_BYTES", "PART_HEADER_BYTES", "Gathering", "parts_of"]

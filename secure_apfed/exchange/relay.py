@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import msgpack
 
-from protocols.errors import RemoteProtocolError
-from protocols.identity import SIGNATURE_BYTES, verify
-from protocols.randomness import fresh_key
+from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.identity import SIGNATURE_BYTES, verify
+from apfed_protocols.randomness import fresh_key
 from secure_apfed.exchange.certificates import Credentials
 from secure_apfed.exchange.door import Crowd
 from secure_apfed.exchange.grpc_link import GrpcConnection, Port

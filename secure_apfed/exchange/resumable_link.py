@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.randomness import fresh_key
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.randomness import fresh_key
 from secure_apfed.exchange.message_parts import (
     MOST_MESSAGE,
     MOST_PART,

@@ -16,9 +16,9 @@ from typing import NoReturn, Protocol
 
 import msgpack
 
-from protocols.errors import RemoteProtocolError
-from protocols.identity import Identity, verify
-from protocols.seal import SEAL_OVERHEAD_BYTES, SealedLink, fresh_run_key
+from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.identity import Identity, verify
+from apfed_protocols.seal import SEAL_OVERHEAD_BYTES, SealedLink, fresh_run_key
 from secure_apfed.exchange.resumable_link import MOST_FRAME, Connection
 
 __all__ = [

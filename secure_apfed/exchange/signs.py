@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from protocols.errors import RemoteProtocolError
+from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.exchange.envelope import Envelope
 
 __all__ = ["IDS_A_SIGN", "Pulse", "SignsHeard", "most_signs"]

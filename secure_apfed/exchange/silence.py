@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable
 
-from protocols.errors import PartyLeftError
+from apfed_protocols.errors import PartyLeftError
 from secure_apfed.exchange.links import Awaited
 
 __all__ = ["Silence"]

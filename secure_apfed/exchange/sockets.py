@@ -21,9 +21,9 @@ from typing import Self
 
 import msgpack
 
-from protocols.errors import LocalProtocolError, PartyLeftError, RemoteProtocolError
-from protocols.identity import SIGNATURE_BYTES, Identity, verify
-from protocols.randomness import fresh_key
+from apfed_protocols.errors import LocalProtocolError, PartyLeftError, RemoteProtocolError
+from apfed_protocols.identity import SIGNATURE_BYTES, Identity, verify
+from apfed_protocols.randomness import fresh_key
 from secure_apfed.exchange.links import Awaited, Frame
 from secure_apfed.exchange.silence import Silence
 

@@ -15,7 +15,7 @@ import safetensors.torch
 from pydantic import Field
 from torch import Tensor
 
-from protocols.errors import LocalProtocolError
+from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.exchange.envelope import Envelope, Kind
 from secure_apfed.settings import Settings
 

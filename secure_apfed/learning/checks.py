@@ -14,7 +14,7 @@ Letters: B batch, D numbers of a representation.
 import torch
 from torch import Tensor
 
-from protocols.errors import RemoteProtocolError
+from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.contract import RepresentationTerms
 
 __all__ = ["check_norms", "check_rows", "check_spread", "is_narrow", "spread_of"]

@@ -7,8 +7,8 @@ import hashlib
 import math
 from pathlib import Path
 
-from protocols.identity import Identity, fresh_identity
-from protocols.randomness import derive_key, fresh_key
+from apfed_protocols.identity import Identity, fresh_identity
+from apfed_protocols.randomness import derive_key, fresh_key
 from secure_apfed.defences import NoiseSource, Surroundings
 from secure_apfed.errors import CheckpointError
 from secure_apfed.methods.method import Brought, Keeper, Own

@@ -4,7 +4,7 @@ import math
 
 from torch import Tensor
 
-from protocols.sums import SecureSum
+from apfed_protocols.sums import SecureSum
 from secure_apfed.contract import Contract
 from secure_apfed.defences import representation_chain
 from secure_apfed.methods.accounts import ledger_for, refused_sums, surroundings_of

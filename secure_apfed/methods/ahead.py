@@ -8,8 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import partial
 
-from protocols.sums import SumContributor
-from protocols.sums.homomorphic import Encrypter
+from apfed_protocols.sums import SumContributor
+from apfed_protocols.sums.homomorphic import Encrypter
 from secure_apfed.settings.training import SumSettings
 from secure_apfed.workers import open_worker, pays
 

@@ -17,12 +17,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from protocols.conversation import Conversation
-from protocols.errors import RemoteProtocolError
-from protocols.psi import SET_INTERSECTIONS
-from protocols.psi.ecdh import EcdhIntersection
-from protocols.psi.interface import Aligner, SetIntersection
-from protocols.randomness import random_permutation
+from apfed_protocols.conversation import Conversation
+from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.psi import SET_INTERSECTIONS
+from apfed_protocols.psi.ecdh import EcdhIntersection
+from apfed_protocols.psi.interface import Aligner, SetIntersection
+from apfed_protocols.randomness import random_permutation
 from secure_apfed.alignment import AlignmentSettings, canonical_ids, intersection
 from secure_apfed.alignment.over_links import (
     ProgressTo,

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from protocols.errors import PartyLeftError, RemoteProtocolError, RunStoppedError
-from protocols.sums import SecureSum, SumCombiner
+from apfed_protocols.errors import PartyLeftError, RemoteProtocolError, RunStoppedError
+from apfed_protocols.sums import SecureSum, SumCombiner
 from secure_apfed.contract import AGGREGATOR, Contract, RepresentationTerms
 from secure_apfed.data import OwnData
 from secure_apfed.defences import gradient_chain

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgpack
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from protocols.errors import RemoteProtocolError
+from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.names import UPDATES, ReleaseFigure
 from secure_apfed.privacy import PrivacyLedger, PrivacySpent
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protocols.errors import RemoteProtocolError
+from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.contract import AGGREGATOR, Contract, Participant, PartyRole, Resumption
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.exchange import Agreement, Greeting, Links, agree

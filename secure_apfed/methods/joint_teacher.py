@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protocols.randomness import derive_key
+from apfed_protocols.randomness import derive_key
 from secure_apfed.contract import Contract
 from secure_apfed.exchange import Links
 from secure_apfed.labellers import Spreading, hard, make_labeller

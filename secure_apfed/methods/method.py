@@ -13,8 +13,8 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from protocols.errors import LocalProtocolError, PartyLeftError
-from protocols.identity import Identity
+from apfed_protocols.errors import LocalProtocolError, PartyLeftError
+from apfed_protocols.identity import Identity
 from secure_apfed.contract import AGGREGATOR, Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.data import OwnData, PartyTable
 from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from protocols.sums import SecureSum
+from apfed_protocols.sums import SecureSum
 from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.data import UNLABELLED
 from secure_apfed.exchange import Links

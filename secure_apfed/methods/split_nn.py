@@ -18,7 +18,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from protocols.sums import SecureSum, SumReceiver
+from apfed_protocols.sums import SecureSum, SumReceiver
 from secure_apfed.contract import Contract, RepresentationTerms
 from secure_apfed.defences import representation_chain
 from secure_apfed.errors import ConfigError

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from protocols.discrete_gaussian import MAX_DEVIATION
-from protocols.randomness import derive_key
-from protocols.sums import SecureSum
-from protocols.sums.fixed_point import FixedPoint
+from apfed_protocols.discrete_gaussian import MAX_DEVIATION
+from apfed_protocols.randomness import derive_key
+from apfed_protocols.sums import SecureSum
+from apfed_protocols.sums.fixed_point import FixedPoint
 from secure_apfed.defences import DEFENCES, GradientDefence
 from secure_apfed.errors import ConfigError
 from secure_apfed.labellers import LABELLERS

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from protocols.sums import SumContributor, SumReceiver
+from apfed_protocols.sums import SumContributor, SumReceiver
 from secure_apfed.contract import AGGREGATOR, Contract
 from secure_apfed.exchange import Envelope, Kind, Links
 from secure_apfed.methods.method import Helper, Save, keep_or_end

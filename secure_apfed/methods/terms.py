@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from protocols.errors import RemoteProtocolError
-from protocols.sums import PlainSum, SecureSum, SumAgreement
+from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.sums import PlainSum, SecureSum, SumAgreement
 from secure_apfed.contract import AGGREGATOR, PassiveTerms, RepresentationTerms
 from secure_apfed.errors import ConfigError
 from secure_apfed.methods.method import Agreed, Own

@@ -2,10 +2,10 @@
 
 A key generator, the dealer, hands out orthogonal masks; the active names its aligned training
 rows; all parties send the aggregator their masked tables of these; it decomposes their sum, and the
-active takes the mask off the left singular vectors (FedSVD, `protocols.svd`: the five exchanges of
-APC-VFL, Appendix E.3). Everything else the active does alone (`secure_apfed.learning.transfer`). No
-label leaves the active. Nothing of this has noise: what masks and vectors tell stands in
-docs/decomposition.md.
+active takes the mask off the left singular vectors (FedSVD, `apfed_protocols.svd`: the five
+exchanges of APC-VFL, Appendix E.3). Everything else the active does alone
+(`secure_apfed.learning.transfer`). No label leaves the active. Nothing of this has noise: what
+masks and vectors tell stands in docs/decomposition.md.
 
 Source: Huang et al. 2023 (VFedTrans) with FedSVD (Chai et al. 2022), as APC-VFL compares with it.
 `model.representation` is how many singular vectors are taken; VFedTrans takes as many as the
@@ -18,9 +18,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from protocols.errors import RemoteProtocolError
-from protocols.svd import SvdAgreement, SvdDealer, SvdOwner, SvdReceiver, SvdServer
-from protocols.svd.agreement import MOST_FEATURES
+from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.svd import SvdAgreement, SvdDealer, SvdOwner, SvdReceiver, SvdServer
+from apfed_protocols.svd.agreement import MOST_FEATURES
 from secure_apfed.contract import AGGREGATOR, Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.data import OwnData
 from secure_apfed.errors import ConfigError
@@ -50,7 +50,7 @@ from secure_apfed.settings.run import RunSettings
 
 __all__ = ["VFedTrans", "VFedTransAggregator", "VFedTransHelper", "VFedTransLearner"]
 
-_LARGEST = 1e100  # as `protocols.svd` takes
+_LARGEST = 1e100  # as `apfed_protocols.svd` takes
 
 
 class VFedTransLearner(StudentLearner):

@@ -16,8 +16,8 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from protocols.errors import PartyLeftError, RemoteProtocolError
-from protocols.randomness import derive_key
+from apfed_protocols.errors import PartyLeftError, RemoteProtocolError
+from apfed_protocols.randomness import derive_key
 from secure_apfed.contract import AGGREGATOR, Contract
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import BEFORE_TRAINING, Kind, Links

@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protocols.errors import RemoteProtocolError
-from protocols.randomness import derive_key
-from protocols.sums import SecureSum, SumContributor, SumReceiver
+from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.randomness import derive_key
+from apfed_protocols.sums import SecureSum, SumContributor, SumReceiver
 from secure_apfed.contract import AGGREGATOR, Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack, unpack
 from secure_apfed.facts import MethodFacts, VoteOpening

@@ -2,8 +2,8 @@
 
 The active sends its labels under its own key, each passive multiplies them with the matrix of a
 labeller that is linear in the labels, the aggregator adds, the active decrypts. What each of them
-learns stands in `protocols.products.roles`, and what an active that breaks the protocol reads in
-`SumOfProducts.malicious`. With `votes.candidates` the passives find most such actives out.
+learns stands in `apfed_protocols.products.roles`, and what an active that breaks the protocol reads
+in `SumOfProducts.malicious`. With `votes.candidates` the passives find most such actives out.
 """
 
 from collections.abc import Mapping
@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protocols.errors import RemoteProtocolError
-from protocols.products import (
+from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.products import (
     ProductAgreement,
     ProductCombiner,
     ProductContributor,

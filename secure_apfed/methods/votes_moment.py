@@ -2,8 +2,8 @@
 
 The active holds d signs of every row; a dealer, the aggregator and the passives let it read the
 sum over rows of signs times votes, under noise of the passives, and nothing else. Whatever signs it
-sends, one person moves that no further than agreed (`protocols.moments`). Passives see the labels,
-as in `votes`. The active then estimates votes as functions of its own features.
+sends, one person moves that no further than agreed (`apfed_protocols.moments`). Passives see the
+labels, as in `votes`. The active then estimates votes as functions of its own features.
 """
 
 from collections.abc import Mapping
@@ -12,8 +12,8 @@ from functools import cached_property
 import numpy as np
 from torch import Tensor
 
-from protocols.errors import RemoteProtocolError
-from protocols.moments import (
+from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.moments import (
     MomentAgreement,
     MomentCombiner,
     MomentContributor,

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from protocols.errors import LocalProtocolError
-from protocols.sums import SumReceiver
-from protocols.sums.interface import StepBinding
+from apfed_protocols.errors import LocalProtocolError
+from apfed_protocols.sums import SumReceiver
+from apfed_protocols.sums.interface import StepBinding
 from secure_apfed.contract import Contract
 from secure_apfed.data import UNLABELLED, PartyTable
 from secure_apfed.defences import RepresentationChain

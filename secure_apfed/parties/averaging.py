@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protocols.errors import RemoteProtocolError
-from protocols.sums import SumContributor
+from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.sums import SumContributor
 from secure_apfed.contract import Contract
 from secure_apfed.exchange import Envelope, TensorSpec, pack, unpack
 from secure_apfed.learning.averaging import AveragedModel, Stages

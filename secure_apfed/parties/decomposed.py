@@ -1,8 +1,8 @@
 """A passive whose table is decomposed together with the others', under the dealer's masks.
 
 Run by: every passive of VFedTrans. It answers one request a session, sends the server its masked
-rows, and gets nothing back. What the masks hide, and what not, stands in `protocols.svd.roles`.
-Letters: N aligned rows, U of them asked for, F own features.
+rows, and gets nothing back. What the masks hide, and what not, stands in
+`apfed_protocols.svd.roles`. Letters: N aligned rows, U of them asked for, F own features.
 """
 
 import hashlib
@@ -11,8 +11,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from protocols.errors import RemoteProtocolError
-from protocols.svd import SvdOwner
+from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.svd import SvdOwner
 from secure_apfed.contract import Contract
 from secure_apfed.exchange import Envelope, TensorSpec, pack, unpack
 from secure_apfed.learning.checks import check_rows

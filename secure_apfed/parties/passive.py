@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from protocols.sums import SumContributor
+from apfed_protocols.sums import SumContributor
 from secure_apfed.contract import AGGREGATOR, Contract
 from secure_apfed.defences import GradientChain, Leaving
 from secure_apfed.exchange import Envelope

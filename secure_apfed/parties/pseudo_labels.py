@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.sums import SumContributor
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.sums import SumContributor
 from secure_apfed.contract import Contract, RepresentationTerms
 from secure_apfed.exchange import Envelope, TensorSpec, pack, unpack
 from secure_apfed.learning.checks import check_norms, check_rows

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.sums.interface import StepBinding
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.sums.interface import StepBinding
 from secure_apfed.contract import Contract, RepresentationTerms
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Envelope, TensorSpec, unpack

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from protocols.errors import RemoteProtocolError
-from protocols.sums import SumContributor
+from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.sums import SumContributor
 from secure_apfed.contract import Contract
 from secure_apfed.data import PartyTable
 from secure_apfed.defences import GradientChain, LabelCode, Leaving, RepresentationChain

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protocols.errors import RemoteProtocolError
+from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.contract import Contract
 from secure_apfed.exchange import Envelope, TensorSpec, pack, unpack
 from secure_apfed.labellers import Labeller, about, hard

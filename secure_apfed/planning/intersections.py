@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from protocols.conversation import Conversation, Outgoing, converse
-from protocols.psi import SET_INTERSECTIONS
+from apfed_protocols.conversation import Conversation, Outgoing, converse
+from apfed_protocols.psi import SET_INTERSECTIONS
 from secure_apfed.alignment import canonical_ids, intersection
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData

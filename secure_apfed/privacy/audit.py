@@ -18,7 +18,7 @@ import torch
 from scipy.special import expit, ndtr, ndtri
 from scipy.stats import beta, binom
 
-from protocols.errors import LocalProtocolError
+from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.privacy.gdp import gdp_epsilon
 
 __all__ = ["Audit", "audit_release", "epsilon_below", "mu_below", "mu_below_if_independent"]

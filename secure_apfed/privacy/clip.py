@@ -8,7 +8,7 @@ Shapes: B rows of a batch, D numbers of a representation, P parameters.
 
 import torch
 
-from protocols.errors import LocalProtocolError
+from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.errors import ModelError
 
 __all__ = ["clip_gradients", "clip_rows", "onto_ball"]

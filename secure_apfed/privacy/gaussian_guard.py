@@ -17,7 +17,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from protocols.errors import LocalProtocolError
+from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.privacy.clip import clip_rows
 from secure_apfed.privacy.gdp import GaussianRelease, Mechanism, calibrate_sigma
@@ -56,7 +56,7 @@ class GaussianGuard(WithoutMemory):
         LocalProtocolError: a key of the wrong length.
 
     Example:
-        >>> from protocols.randomness import fresh_key
+        >>> from apfed_protocols.randomness import fresh_key
         >>> guard = GaussianGuard(clip=1.0, sigma=2.0, key=fresh_key())
         >>> z = guard.release(torch.ones(4, 8), step=0, rows=torch.arange(4))
         >>> z.shape, guard.sensitivity(), guard.mechanism().mu
@@ -140,7 +140,7 @@ class FrozenGaussianGuard:
         fresh: where a row goes when it is sent for the first time.
 
     Example:
-        >>> from protocols.randomness import fresh_key
+        >>> from apfed_protocols.randomness import fresh_key
         >>> guard = FrozenGaussianGuard(GaussianGuard(clip=1.0, sigma=2.0, key=fresh_key()))
         >>> first = guard.release(torch.ones(2, 8), step=0, rows=torch.tensor([4, 7]))
         >>> again = guard.release(torch.zeros(2, 8), step=1, rows=torch.tensor([7, 5]))

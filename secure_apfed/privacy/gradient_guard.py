@@ -21,8 +21,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from protocols.errors import LocalProtocolError
-from protocols.randomness import derive_key
+from apfed_protocols.errors import LocalProtocolError
+from apfed_protocols.randomness import derive_key
 from secure_apfed.errors import ConfigError
 from secure_apfed.privacy.clip import clip_gradients
 from secure_apfed.privacy.gdp import GaussianRelease

@@ -13,7 +13,7 @@ from typing import ClassVar, Protocol
 
 import torch
 
-from protocols.errors import LocalProtocolError
+from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.errors import CheckpointError
 from secure_apfed.privacy.gdp import Mechanism, NoPrivacy
 from secure_apfed.privacy.settings import GuardSettings

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from protocols.errors import LocalProtocolError
-from protocols.randomness import keystream
+from apfed_protocols.errors import LocalProtocolError
+from apfed_protocols.randomness import keystream
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.privacy.settings import LARGEST_LABEL_EPSILON as LARGEST_EPSILON
 from secure_apfed.privacy.settings import LabelSettings

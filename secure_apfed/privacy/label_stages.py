@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from protocols.errors import LocalProtocolError
+from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.privacy.label_mechanism import chances, check_labels, check_strength, is_below
 from secure_apfed.privacy.settings import LabelSettings

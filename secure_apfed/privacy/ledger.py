@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from protocols.errors import LocalProtocolError
+from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.errors import ApfedError, ConfigError
 from secure_apfed.names import ReleaseFigure
 from secure_apfed.privacy.accountants import ACCOUNTANTS, EXACT, Accountant, NoFigureError

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from protocols.errors import LocalProtocolError
-from protocols.randomness import derive_key
+from apfed_protocols.errors import LocalProtocolError
+from apfed_protocols.randomness import derive_key
 from secure_apfed.privacy.label_mechanism import LabelResponse, chances, check_strength
 
 __all__ = ["VoteResponse"]

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from protocols.errors import RunStoppedError
+from apfed_protocols.errors import RunStoppedError
 from secure_apfed.config import Config
 from secure_apfed.errors import ConfigError, NoHelpWarning
 from secure_apfed.exchange import Kind, Links

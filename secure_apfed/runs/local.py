@@ -22,13 +22,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from protocols.errors import (
+from apfed_protocols.errors import (
     LocalProtocolError,
     PartyLeftError,
     RemoteProtocolError,
     RunStoppedError,
 )
-from protocols.psi.interface import IntersectionTooSmallError
+from apfed_protocols.psi.interface import IntersectionTooSmallError
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_config, dump_settings
 from secure_apfed.data import VerticalData, load_data, pack_own

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from protocols.errors import PartyLeftError
+from apfed_protocols.errors import PartyLeftError
 from secure_apfed.audit_log import AuditLog
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config

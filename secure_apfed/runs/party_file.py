@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field
 
-from protocols.errors import LocalProtocolError
+from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.config.file import load_settings_text, read_text
 from secure_apfed.exchange.sockets import parse_address
 from secure_apfed.names import Name, PartyName

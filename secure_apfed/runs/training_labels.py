@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from protocols.randomness import derive_key
+from apfed_protocols.randomness import derive_key
 from secure_apfed.config import Config
 from secure_apfed.data import UNLABELLED, OwnData
 from secure_apfed.errors import CheckpointError, ConfigError

@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from protocols.svd.agreement import MOST_MASK_ROWS
+from apfed_protocols.svd.agreement import MOST_MASK_ROWS
 from secure_apfed.labellers import LABELLERS, PrivateLogistic
 from secure_apfed.models.settings import ModelSettings
 from secure_apfed.privacy.settings import LARGEST_LABEL_EPSILON

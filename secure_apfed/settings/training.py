@@ -5,8 +5,8 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from protocols.sums import SECURE_SUMS, SecureSum, spelled
-from protocols.sums.homomorphic import HomomorphicSum
+from apfed_protocols.sums import SECURE_SUMS, SecureSum, spelled
+from apfed_protocols.sums.homomorphic import HomomorphicSum
 from secure_apfed.models.settings import ModelSettings
 from secure_apfed.objectives.settings import ObjectiveSettings
 from secure_apfed.settings import Settings, SilentPassive, did_you_mean

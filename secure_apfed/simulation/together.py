@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protocols.errors import UnsafeChoiceWarning
+from apfed_protocols.errors import UnsafeChoiceWarning
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import ConfigError

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from protocols.seal import fresh_run_key
+from apfed_protocols.seal import fresh_run_key
 from secure_apfed.config import Config
 from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
 from secure_apfed.exchange import (

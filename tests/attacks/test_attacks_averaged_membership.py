@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attacks.candidates import reveal_people, trained_alike
-from attacks.interface import AttackError
-from attacks.run import mount
+from apfed_attacks.candidates import reveal_people, trained_alike
+from apfed_attacks.interface import AttackError
+from apfed_attacks.run import mount
 from secure_apfed.config import AttackChoice
 from secure_apfed.runs import Recording, run
 from secure_apfed.seeds import seeded
 from tests.attacks.test_attacks_null import why_not_zero
 from tests.secure_apfed.small_runs import small_config
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 
 @cache

@@ -3,17 +3,17 @@ from typing import Any
 import pytest
 import torch
 
-from attacks.features.chosen_representations import ChosenRepresentations
-from attacks.live.apfed import LiveRun
-from attacks.live.play import play
-from attacks.live.unprotected import ALL_RULES
-from attacks.recorded import reveal_features, view_of
-from attacks.run import mount
-from attacks.view import Knowledge, Played
+from apfed_attacks.features.chosen_representations import ChosenRepresentations
+from apfed_attacks.live.apfed import LiveRun
+from apfed_attacks.live.play import play
+from apfed_attacks.live.unprotected import ALL_RULES
+from apfed_attacks.recorded import reveal_features, view_of
+from apfed_attacks.run import mount
+from apfed_attacks.view import Knowledge, Played
 from secure_apfed.config import AttackChoice
 from tests.attacks.live_runs import live_config
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 UNPROTECTED: frozenset[Any] = frozenset()
 
 

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from attacks.interface import AttackError
-from attacks.live.cohort_degradation import CohortDegradation
+from apfed_attacks.interface import AttackError
+from apfed_attacks.live.cohort_degradation import CohortDegradation
 
 
 def test_only_the_cohort_is_pulled_towards_the_others() -> None:

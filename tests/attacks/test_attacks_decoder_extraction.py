@@ -3,14 +3,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attacks.features.decoder_extraction import DecoderExtraction, _procrustes
-from attacks.features.regression import Regression
-from attacks.live.play import play
-from attacks.run import mount
+from apfed_attacks.features.decoder_extraction import DecoderExtraction, _procrustes
+from apfed_attacks.features.regression import Regression
+from apfed_attacks.live.play import play
+from apfed_attacks.run import mount
 from secure_apfed.config import AttackChoice
 from tests.attacks.live_runs import TWO_TABLES, live_config
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 UNPROTECTED: frozenset[Any] = frozenset()
 
 

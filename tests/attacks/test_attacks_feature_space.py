@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from attacks.features.feature_space import decoder_for, simulator_for, slope_penalty
+from apfed_attacks.features.feature_space import decoder_for, simulator_for, slope_penalty
 
 
 @pytest.mark.parametrize(

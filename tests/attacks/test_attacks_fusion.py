@@ -7,8 +7,8 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
-from attacks.fusion import TRUST, beside, corrected
-from attacks.run import mount
+from apfed_attacks.fusion import TRUST, beside, corrected
+from apfed_attacks.run import mount
 from secure_apfed.config import AttackChoice
 
 ROWS, KNOWN, CLASSES = 600, 30, 3

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-import attacks.run
-from attacks import ATTACKS
+import apfed_attacks.run
+from apfed_attacks import ATTACKS
 from secure_apfed.config import AttackChoice
 
 GUIDE = Path(__file__).parents[2] / "docs" / "add-an-attack.md"
@@ -41,10 +41,10 @@ def test_the_printed_attack_finds_a_planted_leak(
     programs: list[ModuleType], make_recording: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind = programs[0].NearestMean
-    monkeypatch.setattr(attacks.run, "ATTACKS", {**ATTACKS, kind.name: kind})
+    monkeypatch.setattr(apfed_attacks.run, "ATTACKS", {**ATTACKS, kind.name: kind})
     choice = [AttackChoice(name="nearest_mean", options={"labels_per_class": 10})]
-    leaking = attacks.run.mount(make_recording("labels"), choice, seed=0)
-    quiet = attacks.run.mount(make_recording("nothing"), choice, seed=0)
+    leaking = apfed_attacks.run.mount(make_recording("labels"), choice, seed=0)
+    quiet = apfed_attacks.run.mount(make_recording("nothing"), choice, seed=0)
     assert min(result.advantage or 0 for result in leaking) > 0.15
     assert max(result.advantage or 0 for result in quiet) < 0.15
 

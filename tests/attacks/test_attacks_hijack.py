@@ -6,19 +6,19 @@ import pytest
 import torch
 from torch import nn
 
-from attacks.features.hijack import Beside, FeatureSpaceHijack, Hijack
-from attacks.live.joint import JointRun
-from attacks.live.play import play_active
-from attacks.run import mount
-from attacks.scoring import DECOY
-from protocols.errors import RemoteProtocolError
+from apfed_attacks.features.hijack import Beside, FeatureSpaceHijack, Hijack
+from apfed_attacks.live.joint import JointRun
+from apfed_attacks.live.play import play_active
+from apfed_attacks.run import mount
+from apfed_attacks.scoring import DECOY
+from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.config import AttackChoice
 from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
 from secure_apfed.exchange import Kind
 from secure_apfed.seeds import seeded
 from tests.attacks.live_runs import live_config
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 
 PEOPLE = 800

@@ -5,10 +5,10 @@ from typing import Any, Literal
 
 import pytest
 
-from attacks.interface import AttackError
-from attacks.live.stuffing import Tables, play_stuffing
-from attacks.people.id_stuffing import IdStuffing
-from attacks.run import mount
+from apfed_attacks.interface import AttackError
+from apfed_attacks.live.stuffing import Tables, play_stuffing
+from apfed_attacks.people.id_stuffing import IdStuffing
+from apfed_attacks.run import mount
 from secure_apfed.alignment import AlignmentSettings
 from secure_apfed.alignment.history import AlignmentHistory
 from secure_apfed.config import AttackChoice

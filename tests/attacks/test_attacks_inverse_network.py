@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 import torch
 
-from attacks.recorded import truth_of
-from attacks.run import mount
+from apfed_attacks.recorded import truth_of
+from apfed_attacks.run import mount
 from secure_apfed.config import AttackChoice
 
 

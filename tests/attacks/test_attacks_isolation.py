@@ -4,18 +4,18 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from attacks.features.isolation import Isolation
-from attacks.live.apfed import LiveRun
-from attacks.live.play import play
-from attacks.live.unprotected import ALL_RULES, Rule
-from attacks.recorded import reveal_features
-from attacks.view import Knowledge
-from protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_attacks.features.isolation import Isolation
+from apfed_attacks.live.apfed import LiveRun
+from apfed_attacks.live.play import play
+from apfed_attacks.live.unprotected import ALL_RULES, Rule
+from apfed_attacks.recorded import reveal_features
+from apfed_attacks.view import Knowledge
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed.errors import ConfigError
 from tests.attacks.live_runs import live_config
 from tests.with_crypten import pair_of
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 UNPROTECTED: frozenset[Rule] = frozenset()
 
 

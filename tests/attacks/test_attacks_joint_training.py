@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from attacks.labels.batch_labels import explain_labels
-from attacks.run import mount
+from apfed_attacks.labels.batch_labels import explain_labels
+from apfed_attacks.run import mount
 from secure_apfed.config import AttackChoice
 from secure_apfed.data import VerticalData
 

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 import torch
 
-from attacks.run import mount
+from apfed_attacks.run import mount
 from secure_apfed.config import AttackChoice
 
 

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from attacks.interface import AttackError
-from attacks.live.apfed import LiveRun
-from protocols.errors import RemoteProtocolError
+from apfed_attacks.interface import AttackError
+from apfed_attacks.live.apfed import LiveRun
+from apfed_protocols.errors import RemoteProtocolError
 from tests.attacks.live_runs import live_config
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 
 @pytest.fixture(scope="module")

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from attacks.live.poisoned_votes import Poison, PoisonedVotes
-from attacks.live.votes import VotesRun
-from experiments.overlap import with_overlap
-from protocols.errors import RemoteProtocolError
+from apfed_attacks.live.poisoned_votes import Poison, PoisonedVotes
+from apfed_attacks.live.votes import VotesRun
+from apfed_experiments.overlap import with_overlap
+from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.data import load_data
 from secure_apfed.privacy import BudgetExhaustedError
 from tests.attacks.test_attacks_votes import config_of
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 DIGITS = {"dataset": "digits", "views": 4, "overlap": 1.0, "labelled": 50, "limit": 400}
 NOISY = {"votes": {"epsilon": 4.0}}

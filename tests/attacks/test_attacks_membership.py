@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from attacks.candidates import reveal_candidates
-from attacks.interface import AttackError
-from attacks.metrics import receiver_curve, true_positives_at
-from attacks.people.membership import likelihood_ratio, logit_confidence
-from attacks.people.shadow import Shadows, halves
-from attacks.run import mount
+from apfed_attacks.candidates import reveal_candidates
+from apfed_attacks.interface import AttackError
+from apfed_attacks.metrics import receiver_curve, true_positives_at
+from apfed_attacks.people.membership import likelihood_ratio, logit_confidence
+from apfed_attacks.people.shadow import Shadows, halves
+from apfed_attacks.run import mount
 from secure_apfed.config import AttackChoice
 from secure_apfed.settings.training import TrainSettings
 

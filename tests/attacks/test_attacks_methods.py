@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from attacks import ATTACKS
-from attacks.interface import AttackResult
-from attacks.run import mount
+from apfed_attacks import ATTACKS
+from apfed_attacks.interface import AttackResult
+from apfed_attacks.run import mount
 from secure_apfed.config import AttackChoice
 from secure_apfed.methods import METHODS
 from secure_apfed.runs import Recording, run
 from tests.secure_apfed.small_runs import small_config
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 RELEASES_OF_ACTIVE = {
     "model_completion", "semi_supervised", "inverse_network", "unpaired_inversion",

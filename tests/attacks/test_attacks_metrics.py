@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import r2_score, recall_score, roc_auc_score
 
-from attacks.metrics import (
+from apfed_attacks.metrics import (
     explained,
     macro_auc,
     mean_recall,

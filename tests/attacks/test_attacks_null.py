@@ -16,27 +16,27 @@ import torch
 from scipy.stats import t
 from torch import nn
 
-from attacks import ATTACKS
-from attacks.features.chosen_representations import ChosenRepresentations
-from attacks.features.decoder_extraction import DecoderExtraction
-from attacks.features.isolation import Isolation
-from attacks.interface import AttackResult
-from attacks.labels.completion import PROBES
-from attacks.live import stuffing
-from attacks.live.apfed import LiveRun
-from attacks.live.play import play_from
-from attacks.live.strategy import ActiveAttack, AnsweringAttack
-from attacks.people.id_stuffing import IdStuffing
-from attacks.reading import batches
-from attacks.trial import Trial
-from attacks.view import Played
+from apfed_attacks import ATTACKS
+from apfed_attacks.features.chosen_representations import ChosenRepresentations
+from apfed_attacks.features.decoder_extraction import DecoderExtraction
+from apfed_attacks.features.isolation import Isolation
+from apfed_attacks.interface import AttackResult
+from apfed_attacks.labels.completion import PROBES
+from apfed_attacks.live import stuffing
+from apfed_attacks.live.apfed import LiveRun
+from apfed_attacks.live.play import play_from
+from apfed_attacks.live.strategy import ActiveAttack, AnsweringAttack
+from apfed_attacks.people.id_stuffing import IdStuffing
+from apfed_attacks.reading import batches
+from apfed_attacks.trial import Trial
+from apfed_attacks.view import Played
 from secure_apfed.alignment import AlignmentSettings
 from secure_apfed.contract import RepresentationTerms
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.seeds import seeded
 from tests.attacks.live_runs import TWO_TABLES, live_config
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 SEEDS = range(8)
 # The first one's own features tell something of the label and the other's nothing: beside the one

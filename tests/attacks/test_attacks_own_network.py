@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from attacks.interface import AttackError
-from attacks.labels.own_network import OwnNetwork
-from attacks.recorded import view_of
-from attacks.run import mount
-from attacks.view import Knowledge
+from apfed_attacks.interface import AttackError
+from apfed_attacks.labels.own_network import OwnNetwork
+from apfed_attacks.recorded import view_of
+from apfed_attacks.run import mount
+from apfed_attacks.view import Knowledge
 from secure_apfed.config import AttackChoice
 
 FURTHER, FRESH = "own network, trained further", "own network, fresh weights"

@@ -8,19 +8,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks import ATTACKS
-from attacks.columns import own_columns
-from attacks.decoys import exchanged
-from attacks.features.hijack import ReversedHijack
-from attacks.interface import AttackError, AttackResult, Guess
-from attacks.live.apfed import LiveRun
-from attacks.live.play import play_passive
-from attacks.live.strategy import people_to_ask
-from attacks.reading import batches
-from attacks.recorded import reveal_features, reveal_public, truth_of, view_of
-from attacks.trial import Trial
-from attacks.view import AdversaryView, Knowledge
-from experiments.overlap import with_overlap
+from apfed_attacks import ATTACKS
+from apfed_attacks.columns import own_columns
+from apfed_attacks.decoys import exchanged
+from apfed_attacks.features.hijack import ReversedHijack
+from apfed_attacks.interface import AttackError, AttackResult, Guess
+from apfed_attacks.live.apfed import LiveRun
+from apfed_attacks.live.play import play_passive
+from apfed_attacks.live.strategy import people_to_ask
+from apfed_attacks.reading import batches
+from apfed_attacks.recorded import reveal_features, reveal_public, truth_of, view_of
+from apfed_attacks.trial import Trial
+from apfed_attacks.view import AdversaryView, Knowledge
+from apfed_experiments.overlap import with_overlap
 from secure_apfed.data import load_data
 from tests.attacks.live_runs import live_config
 
@@ -164,7 +164,7 @@ def live() -> tuple[Any, Any]:
     return config, with_overlap(load_data(config.data, seed=config.seed), 0.5, seed=1)
 
 
-@pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+@pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 def test_a_malicious_active_asks_about_people_whom_its_victim_holds(live: Any) -> None:
     run = LiveRun(*live)
     asked = people_to_ask(run, Knowledge(classes=10, victim="passive-2"), len(run.trained))
@@ -176,7 +176,7 @@ def test_a_malicious_active_asks_about_people_whom_its_victim_holds(live: Any) -
         run.representations("passive-2", unknown)
 
 
-@pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+@pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 def test_a_passive_that_does_not_hold_everybody_can_play(live: Any) -> None:
     config, data = live
     attack = ReversedHijack(ahead=5, hidden=16)

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from attacks import ATTACKS
-from attacks.live.strategy import ActiveAttack
+from apfed_attacks import ATTACKS
+from apfed_attacks.live.strategy import ActiveAttack
 
 PROGRAM = """
 @pytest.mark.planted("one", "two")

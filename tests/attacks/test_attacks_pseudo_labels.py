@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attacks.run import mount
+from apfed_attacks.run import mount
 from secure_apfed.config import AttackChoice
 from secure_apfed.runs import Recording, run
 from tests.attacks.requested import ask
@@ -60,7 +60,7 @@ def test_pseudo_labels_that_no_label_drew_tell_none(make_recording: Any, known: 
     assert why_not_zero(advantages) is None
 
 
-@pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+@pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 @pytest.mark.parametrize("method", ["mmvfl", "v_fedmv"])
 def test_a_real_run_gives_every_training_label_away(method: str) -> None:
     for result in attack(run(small_config(method), None).recording, labels_per_class=0):

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from attacks.recorded import reveal_encoder
-from attacks.run import mount
+from apfed_attacks.recorded import reveal_encoder
+from apfed_attacks.run import mount
 from secure_apfed.config import AttackChoice
 from secure_apfed.errors import CheckpointError
 from secure_apfed.runs import load_recording, run
@@ -76,7 +76,7 @@ def test_results_are_a_function_of_the_seed(make_recording: Any, encoder: Any) -
     assert _mount(recording, iterations=5)[0] == _mount(recording, iterations=5)[0]
 
 
-@pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+@pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 def test_a_run_keeps_the_encoders_for_the_experimenter(tmp_path: Path) -> None:
     config = live_config("tvfl", data=TWO_TABLES, train={"epochs": 1})
     kept = run(config, tmp_path).recording

@@ -4,15 +4,15 @@ import pytest
 import torch
 from torch import nn
 
-from attacks.features.hijack import Beside, Hijack, ReversedHijack
-from attacks.live.play import play_passive
-from attacks.run import mount
-from attacks.scoring import DECOY
+from apfed_attacks.features.hijack import Beside, Hijack, ReversedHijack
+from apfed_attacks.live.play import play_passive
+from apfed_attacks.run import mount
+from apfed_attacks.scoring import DECOY
 from secure_apfed.config import AttackChoice
 from secure_apfed.seeds import seeded
 from tests.attacks.live_runs import live_config
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 
 def _explained(strength: float, steps: int) -> float:

@@ -3,10 +3,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attacks import ATTACKS
-from attacks.interface import AttackResult, Guess
-from attacks.risk import risk_of_features, risk_of_labels
-from attacks.run import full_suite, mount, prepare
+from apfed_attacks import ATTACKS
+from apfed_attacks.interface import AttackResult, Guess
+from apfed_attacks.risk import risk_of_features, risk_of_labels
+from apfed_attacks.run import full_suite, mount, prepare
 from secure_apfed.config import AttackChoice
 from secure_apfed.errors import ConfigError
 

@@ -9,25 +9,25 @@ import numpy as np
 import pytest
 import torch
 
-import attacks
-from attacks import ATTACKS
-from attacks.interface import AttackError, AttackResult, Guess, Prediction
-from attacks.labels.model_completion import ModelCompletion
-from attacks.recorded import reveal_labels, truth_of, view_of
-from attacks.run import expand, full_suite, headlines, mount, prepare
-from attacks.scoring import DECOY, score
-from attacks.view import Knowledge
+import apfed_attacks
+from apfed_attacks import ATTACKS
+from apfed_attacks.interface import AttackError, AttackResult, Guess, Prediction
+from apfed_attacks.labels.model_completion import ModelCompletion
+from apfed_attacks.recorded import reveal_labels, truth_of, view_of
+from apfed_attacks.run import expand, full_suite, headlines, mount, prepare
+from apfed_attacks.scoring import DECOY, score
+from apfed_attacks.view import Knowledge
 from secure_apfed.config import AttackChoice
 from secure_apfed.errors import ConfigError
 from secure_apfed.facts import MethodFacts
 from secure_apfed.methods import METHODS, Apfed
 
 EXPERIMENTER_ONLY = {
-    "attacks.candidates",
-    "attacks.recorded",
-    "attacks.scoring",
-    "attacks.run",
-    "attacks.trial",
+    "apfed_attacks.candidates",
+    "apfed_attacks.recorded",
+    "apfed_attacks.scoring",
+    "apfed_attacks.run",
+    "apfed_attacks.trial",
     "secure_apfed.runs",
 }
 
@@ -45,7 +45,7 @@ def test_no_attack_imports_what_only_the_experimenter_holds() -> None:
 
 def _read_by_attacks() -> set[Path]:
     """Modules of attacks, and those that they share."""
-    folder = Path(next(iter(attacks.__path__)))
+    folder = Path(next(iter(apfed_attacks.__path__)))
     shared = ("view", "interface", "observed", "reading", "requests", "columns", "metrics", "risk",
         "live/strategy")  # fmt: skip
     found = {

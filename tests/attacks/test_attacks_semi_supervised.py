@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 import torch
 
-from attacks.labels.semi_supervised import MixMatch, SemiSupervised
-from attacks.run import mount
+from apfed_attacks.labels.semi_supervised import MixMatch, SemiSupervised
+from apfed_attacks.run import mount
 from secure_apfed.config import AttackChoice
 
 

@@ -7,8 +7,8 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from attacks.features.decoder_extraction import DecoderExtraction
-from attacks.live.strategy import ask_among_decoys, rows_at_once
+from apfed_attacks.features.decoder_extraction import DecoderExtraction
+from apfed_attacks.live.strategy import ask_among_decoys, rows_at_once
 from secure_apfed.contract import RepresentationTerms
 
 

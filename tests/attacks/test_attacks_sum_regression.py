@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.run import mount
+from apfed_attacks.run import mount
 from secure_apfed.config import AttackChoice
 from secure_apfed.runs import Recording, run
 from tests.attacks.requested import ask
@@ -78,7 +78,7 @@ def test_own_labels_are_no_news(make_recording: Any) -> None:
     assert result.advantage < 0.02
 
 
-@pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+@pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 def test_a_real_sum_of_representations_is_read() -> None:
     for result in attack(run(small_config(SPLIT), None).recording, shadow_rows=100):
         assert (result.role, result.method) == ("active", SPLIT)

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from attacks.features.unpaired_inversion import UnpairedInversion
-from attacks.recorded import reveal_features, view_of
-from attacks.scoring import DECOY
-from attacks.trial import Trial
-from attacks.view import Budget, Knowledge, KnownRows
+from apfed_attacks.features.unpaired_inversion import UnpairedInversion
+from apfed_attacks.recorded import reveal_features, view_of
+from apfed_attacks.scoring import DECOY
+from apfed_attacks.trial import Trial
+from apfed_attacks.view import Budget, Knowledge, KnownRows
 from secure_apfed.data import ColumnEncoding
 
 ITERATIONS = 500

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from attacks.interface import AttackResult
-from attacks.recorded import view_of
-from attacks.run import mount, prepare
-from attacks.view import Knowledge
+from apfed_attacks.interface import AttackResult
+from apfed_attacks.recorded import view_of
+from apfed_attacks.run import mount, prepare
+from apfed_attacks.view import Knowledge
 from secure_apfed.config import AttackChoice, Config
 from secure_apfed.exchange import Envelope, Kind, pack
 from secure_apfed.runs import Recording, run
@@ -75,7 +75,7 @@ def test_vectors_of_other_tables_tell_nothing(make_recording: Any) -> None:
     assert why_not_zero(advantages) is None
 
 
-@pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+@pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 def test_a_real_run_is_attacked() -> None:
     model = {"network": "enriched", "hidden": [8], "representation": 30}
     recording = run(small_config("vfedtrans", model=model), None).recording

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 import torch
 
-from attacks.interface import AttackError
-from attacks.reading import collect, representations
-from attacks.recorded import class_priors, reveal_features, reveal_labels, truth_of, view_of
-from attacks.view import Knowledge
-from protocols.errors import RemoteProtocolError
+from apfed_attacks.interface import AttackError
+from apfed_attacks.reading import collect, representations
+from apfed_attacks.recorded import class_priors, reveal_features, reveal_labels, truth_of, view_of
+from apfed_attacks.view import Knowledge
+from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.exchange import Envelope, Kind, pack
 
 IGNORANT = Knowledge(classes=3)

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.interface import AttackResult
-from attacks.recorded import view_of
-from attacks.run import mount, prepare
-from attacks.view import Knowledge
+from apfed_attacks.interface import AttackResult
+from apfed_attacks.recorded import view_of
+from apfed_attacks.run import mount, prepare
+from apfed_attacks.view import Knowledge
 from secure_apfed.config import AttackChoice, Config
 from secure_apfed.runs import Recording, run
 from tests.attacks.ballots import Voting, ballot_of
@@ -100,7 +100,7 @@ def config_of(method: str, **changes: Any) -> Config:
     return small_config(method, **{**usual, **changes})
 
 
-@pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+@pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 @pytest.mark.parametrize("method", OPENINGS)
 def test_a_real_run_is_attacked(method: str) -> None:
     recording = run(config_of(method), None).recording

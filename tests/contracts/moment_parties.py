@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from protocols.conversation import converse
-from protocols.discrete_gaussian import discrete_gaussian
-from protocols.moments import (
+from apfed_protocols.conversation import converse
+from apfed_protocols.discrete_gaussian import discrete_gaussian
+from apfed_protocols.moments import (
     MomentAgreement,
     MomentCombiner,
     MomentContributor,
     MomentDealer,
     MomentReceiver,
 )
-from protocols.moments.correlation import hiding_bits
-from protocols.moments.frames import MessageKind, MomentFrames
-from protocols.randomness import KEY_BYTES
+from apfed_protocols.moments.correlation import hiding_bits
+from apfed_protocols.moments.frames import MessageKind, MomentFrames
+from apfed_protocols.randomness import KEY_BYTES
 
 __all__ = [
     "OTHERS",

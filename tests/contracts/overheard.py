@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from protocols.conversation import Outgoing
-from protocols.sums import SecureSum, StepBinding
+from apfed_protocols.conversation import Outgoing
+from apfed_protocols.sums import SecureSum, StepBinding
 from tests.contracts.sum_secrets import secrets_alive
 
 __all__ = ["OVERHEARD_SHAPE", "Overheard"]

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from protocols.conversation import converse
-from protocols.products import ProductAgreement, ProductReceiver, SumOfProducts
+from apfed_protocols.conversation import converse
+from apfed_protocols.products import ProductAgreement, ProductReceiver, SumOfProducts
 
 __all__ = ["ProductParties", "agreement", "labels", "matrices"]
 

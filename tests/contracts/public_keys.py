@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from protocols.sums.homomorphic import HomomorphicSum
+from apfed_protocols.sums.homomorphic import HomomorphicSum
 
 __all__ = ["genuine_key", "residues_of", "setup_with"]
 

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from protocols.conversation import Outgoing
-from protocols.errors import RemoteProtocolError
-from protocols.sums import BfvSum, StepBinding, SumReceiver
-from protocols.sums.frames import Frame
-from protocols.sums.homomorphic import HomomorphicSum
-from protocols.sums.masked import MaskedSum
-from protocols.sums.seal_cipher import SealCipher, scratch_file
+from apfed_protocols.conversation import Outgoing
+from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.sums import BfvSum, StepBinding, SumReceiver
+from apfed_protocols.sums.frames import Frame
+from apfed_protocols.sums.homomorphic import HomomorphicSum
+from apfed_protocols.sums.masked import MaskedSum
+from apfed_protocols.sums.seal_cipher import SealCipher, scratch_file
 from tests.contracts.sum_parties import Parties
 
 __all__ = ["Reactions", "Rearmed", "key_coefficients", "number_from_reactions", "shifted"]

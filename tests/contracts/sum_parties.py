@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from protocols.conversation import converse
-from protocols.errors import UnsafeChoiceWarning
-from protocols.sums import (
+from apfed_protocols.conversation import converse
+from apfed_protocols.errors import UnsafeChoiceWarning
+from apfed_protocols.sums import (
     SECURE_SUMS,
     PlainSum,
     SecureSum,

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import tenseal.sealapi as seal
 
-from protocols.seal import RunKey
-from protocols.sums.crypten_sum import CryptenContributor
-from protocols.sums.masks import PairwiseSeeds
-from protocols.sums.seal_cipher import SealForm, scratch_file
-from protocols.sums.step_keys import StepKeys
+from apfed_protocols.seal import RunKey
+from apfed_protocols.sums.crypten_sum import CryptenContributor
+from apfed_protocols.sums.masks import PairwiseSeeds
+from apfed_protocols.sums.seal_cipher import SealForm, scratch_file
+from apfed_protocols.sums.step_keys import StepKeys
 
 __all__ = ["SealKeys", "alive", "secrets_alive", "shown_in"]
 

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.seal import RunKey
-from protocols.sums import SECURE_SUMS
-from protocols.sums.fixed_point import FixedPoint
-from protocols.sums.interface import StepBinding, SumAgreement, spelled
-from protocols.sums.masks import PairwiseSeeds
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.seal import RunKey
+from apfed_protocols.sums import SECURE_SUMS
+from apfed_protocols.sums.fixed_point import FixedPoint
+from apfed_protocols.sums.interface import StepBinding, SumAgreement, spelled
+from apfed_protocols.sums.masks import PairwiseSeeds
 from tests.contracts.sum_parties import (
     CHOICES,
     Parties,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from tests.contracts.overheard import Overheard
 from tests.contracts.reaction import Rearmed
 from tests.contracts.sum_parties import (

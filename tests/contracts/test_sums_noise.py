@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from protocols.discrete_gaussian import MAX_DEVIATION, discrete_gaussian, largest_noise
-from protocols.errors import LocalProtocolError
-from protocols.sums import StepBinding
-from protocols.sums.bfv import solve_bfv
-from protocols.sums.ckks import solve_ckks
-from protocols.sums.fixed_point import FixedPoint
+from apfed_protocols.discrete_gaussian import MAX_DEVIATION, discrete_gaussian, largest_noise
+from apfed_protocols.errors import LocalProtocolError
+from apfed_protocols.sums import StepBinding
+from apfed_protocols.sums.bfv import solve_bfv
+from apfed_protocols.sums.ckks import solve_ckks
+from apfed_protocols.sums.fixed_point import FixedPoint
 from tests.contracts.sum_parties import CHOICES, Parties, agreement, make, parties, random_values
 
 # `plain` of the table adds floating-point numbers; its quantised form takes noise.

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from protocols.errors import LocalProtocolError
-from protocols.seal import RunKey, SealedLink
-from protocols.sums.agreement import StepBinding
-from protocols.sums.frames import Frame
-from protocols.sums.homomorphic import HomomorphicSum
-from protocols.sums.masks import add_keystream
-from protocols.sums.roles import KeepsSecrets
+from apfed_protocols.errors import LocalProtocolError
+from apfed_protocols.seal import RunKey, SealedLink
+from apfed_protocols.sums.agreement import StepBinding
+from apfed_protocols.sums.frames import Frame
+from apfed_protocols.sums.homomorphic import HomomorphicSum
+from apfed_protocols.sums.masks import add_keystream
+from apfed_protocols.sums.roles import KeepsSecrets
 from tests.contracts.overheard import OVERHEARD_SHAPE, Overheard
 from tests.contracts.sum_parties import agreement, binding, make
 from tests.contracts.sum_secrets import SealKeys, alive, shown_in

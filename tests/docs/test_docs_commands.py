@@ -4,11 +4,11 @@ import pytest
 import typer
 from typer import TyperException
 
-from experiments.cli import app as experiments
+from apfed_experiments.cli import app as experiments
 from secure_apfed.cli import app as secure_apfed
 from tests.docs.pages import DOCUMENTS, command_lines
 
-PROGRAMS = {"secure-apfed": secure_apfed, "python -m experiments": experiments}
+PROGRAMS = {"secure-apfed": secure_apfed, "python -m apfed_experiments": experiments}
 
 CALLS = [
     pytest.param(program, arguments, whole, id=f"{document}-{program}-{' '.join(arguments)}")

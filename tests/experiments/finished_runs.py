@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attacks.interface import AttackResult
-from experiments.finished_run import FinishedRun
+from apfed_attacks.interface import AttackResult
+from apfed_experiments.finished_run import FinishedRun
 from secure_apfed.config import Config
 from secure_apfed.runs.record import Outcome
 from tests.experiments.run_folder import attack_result, config_of

@@ -6,9 +6,9 @@ import pandas as pd
 import pytest
 import torch
 
-from experiments.finish import mount_attacks
-from experiments.reconstructions import FILE, read_examples
-from protocols.errors import UnsafeChoiceWarning
+from apfed_experiments.finish import mount_attacks
+from apfed_experiments.reconstructions import FILE, read_examples
+from apfed_protocols.errors import UnsafeChoiceWarning
 from secure_apfed.cli import execute
 from secure_apfed.config import AttackChoice
 from secure_apfed.config.file import load_config_text

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from experiments.audit.bounds import epsilon_from, evidence_from
-from protocols.errors import LocalProtocolError
+from apfed_experiments.audit.bounds import epsilon_from, evidence_from
+from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.privacy.gdp import gdp_epsilon
 
 LEVEL = 0.05

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from experiments.audit.bounds import evidence_from
-from experiments.audit.cases import CASES, networks, task_of
-from experiments.audit.retraining import Protection, Retrainings, Step, Task
-from experiments.audit.run import CaseResult, play_case, run_audit
-from experiments.audit.scores import WhiteBox
-from protocols.sums import PlainSum, SumAgreement, SumCombiner
+from apfed_experiments.audit.bounds import evidence_from
+from apfed_experiments.audit.cases import CASES, networks, task_of
+from apfed_experiments.audit.retraining import Protection, Retrainings, Step, Task
+from apfed_experiments.audit.run import CaseResult, play_case, run_audit
+from apfed_experiments.audit.scores import WhiteBox
+from apfed_protocols.sums import PlainSum, SumAgreement, SumCombiner
 from secure_apfed.contract import Contract
 from secure_apfed.data import ColumnEncoding, PartyTable
 from secure_apfed.exchange import Envelope, Kind, TensorSpec, unpack
@@ -150,7 +150,7 @@ def parties(task: Task) -> tuple[ActiveParty, PassiveParty, SumCombiner]:
     return active, passive, sums.combiner()
 
 
-@pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+@pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 def test_a_retraining_is_what_the_parties_do() -> None:
     task = task_of(EVERYTHING, epochs=3)
     task = replace(
@@ -223,8 +223,8 @@ def test_the_audit_shows_what_the_guard_alone_leaves_open(tmp_path: Path) -> Non
 
 
 def test_a_case_counts_every_retraining_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("experiments.audit.run._TOGETHER", 100)
-    monkeypatch.setattr("experiments.audit.run.task_of", lambda case: task_of(case, epochs=1))
+    monkeypatch.setattr("apfed_experiments.audit.run._TOGETHER", 100)
+    monkeypatch.setattr("apfed_experiments.audit.run.task_of", lambda case: task_of(case, epochs=1))
     result = play_case(EVERYTHING, retrainings=250, seed=0, level=LEVEL, device=torch.device("cpu"))
     assert isinstance(result, CaseResult)
     # Three parts of 82 or 83, of which each has two worlds of the same size.

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from experiments.audit.cases import DELTA
-from experiments.audit.vote_cases import VOTE_CASES, VoteResult, play_vote_case
-from experiments.audit.votes import (
+from apfed_experiments.audit.cases import DELTA
+from apfed_experiments.audit.vote_cases import VOTE_CASES, VoteResult, play_vote_case
+from apfed_experiments.audit.votes import (
     NoisySum,
     TwoTables,
     labelled_person,
@@ -22,7 +22,7 @@ from experiments.audit.votes import (
     record_in_weights,
     weights_and_sum,
 )
-from protocols.sums.fixed_point import FixedPoint
+from apfed_protocols.sums.fixed_point import FixedPoint
 from secure_apfed.labellers import Logistic, PrivateLogistic, Ridge, Spreading, hard, make_labeller
 from secure_apfed.privacy.label_mechanism import LabelResponse
 from secure_apfed.privacy.vote_response import VoteResponse

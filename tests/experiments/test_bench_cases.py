@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from experiments.bench import (
+from apfed_experiments.bench import (
     BENCHES,
     Bench,
     Group,
@@ -27,8 +27,8 @@ from experiments.bench import (
     transport,
     votes,
 )
-from experiments.bench.running import Measured, run_all, run_one
-from experiments.cli import app
+from apfed_experiments.bench.running import Measured, run_all, run_one
+from apfed_experiments.cli import app
 from secure_apfed.errors import ConfigError
 
 # glob, where something is measured, and what of its arguments is seen there; psi has its own test
@@ -142,7 +142,7 @@ def test_what_is_there_is_taken_unless_it_failed_or_was_measured_otherwise(
     (tmp_path / "whole.json").write_text('{"rows": [')
     for changes in ({}, {"quick": False}, {"cases": "a"}, {"cases": "a", "again": True}):
         _run_all({"whole": whole}, tmp_path, **changes)
-    monkeypatch.setattr("experiments.bench.running._source", lambda: "another")
+    monkeypatch.setattr("apfed_experiments.bench.running._source", lambda: "another")
     _run_all({"whole": whole}, tmp_path, cases="a")
     assert measured[3:] == ["a"] * 5
 
@@ -166,7 +166,7 @@ def test_the_command_prints_a_line_a_bench_and_fails_where_a_case_did(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     benches = {"whole": _bench("a"), "broken": _bench("broken")}
-    for name in ("experiments.bench.BENCHES", "experiments.cli.BENCHES"):
+    for name in ("apfed_experiments.bench.BENCHES", "apfed_experiments.cli.BENCHES"):
         monkeypatch.setattr(name, benches)
     arguments = ["bench", "all", "--json", "--output", str(tmp_path)]
     done = CliRunner().invoke(app, arguments)

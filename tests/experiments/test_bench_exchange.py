@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from experiments.bench import BENCHES, Row
-from experiments.bench.rows import interleave, median_ratio
+from apfed_experiments.bench import BENCHES, Row
+from apfed_experiments.bench.rows import interleave, median_ratio
 
 
 def test_cases_take_turns() -> None:
@@ -36,7 +36,7 @@ def test_a_row_is_flat() -> None:
 
 
 def test_an_unknown_bench_is_named() -> None:
-    command = [sys.executable, "-m", "experiments", "bench", "exchnge"]
+    command = [sys.executable, "-m", "apfed_experiments", "bench", "exchnge"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "no bench is called 'exchnge'" in done.stderr
@@ -47,7 +47,7 @@ def test_an_unknown_bench_is_named() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BENCHES)
 def test_every_bench_prints_one_object(name: str) -> None:
-    command = [sys.executable, "-m", "experiments", "bench", name, "--json", "--quick"]
+    command = [sys.executable, "-m", "apfed_experiments", "bench", name, "--json", "--quick"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     printed = json.loads(done.stdout)
     assert printed["bench"] == name

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments.bench import BENCHES, optional, psi, psi_case, run_bench
-from protocols.conversation import Outgoing
-from protocols.errors import LocalProtocolError
+from apfed_experiments.bench import BENCHES, optional, psi, psi_case, run_bench
+from apfed_protocols.conversation import Outgoing
+from apfed_protocols.errors import LocalProtocolError
 from tests.conftest import Children
 from tests.waiting import LONG_S
 

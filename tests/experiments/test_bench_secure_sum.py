@@ -5,9 +5,9 @@ import importlib.util
 import numpy as np
 import pytest
 
-from experiments.bench import optional, run_bench, secure_sum
-from experiments.bench.paillier import PackedPaillier, why_not
-from protocols.errors import LocalProtocolError
+from apfed_experiments.bench import optional, run_bench, secure_sum
+from apfed_experiments.bench.paillier import PackedPaillier, why_not
+from apfed_protocols.errors import LocalProtocolError
 
 
 @pytest.mark.slow

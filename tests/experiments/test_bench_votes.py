@@ -1,7 +1,7 @@
 """The bench of sums of products: its row, whose bytes are those of the agreement."""
 
-from experiments.bench import BENCHES, votes
-from protocols.products import SumOfProducts
+from apfed_experiments.bench import BENCHES, votes
+from apfed_protocols.products import SumOfProducts
 from tests.contracts.product_parties import agreement
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.credit_card import HEADER, LINES, CreditRow, compare_credit
-from experiments.summary import Interval
+from apfed_experiments.credit_card import HEADER, LINES, CreditRow, compare_credit
+from apfed_experiments.summary import Interval
 from secure_apfed.data import load_data
 from secure_apfed.errors import DataError
 from secure_apfed.solo import BASELINES

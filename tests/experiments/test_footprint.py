@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from experiments.bench import run_bench
-from experiments.footprint import (
+from apfed_experiments.bench import run_bench
+from apfed_experiments.footprint import (
     apc_vfl_bytes,
     split_nn_backward_bytes,
     split_nn_bytes,

@@ -8,9 +8,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from experiments.gains import CASES, HEADER, GainCase, cases_like, run_gains, stored_of
-from experiments.solo import fits_beside, keep_solo, read_solo, taught_alone
-from experiments.summary import Gain
+from apfed_experiments.gains import CASES, HEADER, GainCase, cases_like, run_gains, stored_of
+from apfed_experiments.solo import fits_beside, keep_solo, read_solo, taught_alone
+from apfed_experiments.summary import Gain
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.errors import CheckpointError, ConfigError
@@ -146,7 +146,7 @@ def test_hidden_labels_do_not_reach_the_baselines(
         seen.append(task)
         return compare(task, *rest, **more)  # type: ignore[arg-type]  # passed on as they came
 
-    monkeypatch.setattr("experiments.solo.compare", spy)
+    monkeypatch.setattr("apfed_experiments.solo.compare", spy)
     keep_solo(config, tmp_path / "solo.json")
     (task,) = seen
     assert len(task.labels) == len(task.labelled) == 9

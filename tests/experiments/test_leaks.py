@@ -10,18 +10,18 @@ import pytest
 import torch
 import typer
 
-from attacks.live.unprotected import ALL_RULES
-from experiments.leaks import __main__ as command
-from experiments.leaks.__main__ import PARTS, main, play
-from experiments.leaks.sessions import (
+from apfed_attacks.live.unprotected import ALL_RULES
+from apfed_experiments.leaks import __main__ as command
+from apfed_experiments.leaks.__main__ import PARTS, main, play
+from apfed_experiments.leaks.sessions import (
     UNPROTECTED,
     centred_cosine,
     live_config,
     sum_for,
 )
-from experiments.study_page import markdown, table_of
-from experiments.summary import Interval, Row, Setting
-from protocols.errors import RemoteProtocolError
+from apfed_experiments.study_page import markdown, table_of
+from apfed_experiments.summary import Interval, Row, Setting
+from apfed_protocols.errors import RemoteProtocolError
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from attacks.run import prepare
-from experiments.leaks.papers import CASES, config_of, papers
+from apfed_attacks.run import prepare
+from apfed_experiments.leaks.papers import CASES, config_of, papers
 from secure_apfed.config import AttackChoice
 
 STORED = Path(__file__).parents[2] / "docs" / "leaks.json"

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from experiments.leaks.votes import chosen_labels, poisoned_votes, repeated_votes
-from experiments.summary import Row, Setting
+from apfed_experiments.leaks.votes import chosen_labels, poisoned_votes, repeated_votes
+from apfed_experiments.summary import Row, Setting
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 
 def measured(table: Callable[[], Iterator[Setting]], **columns: Any) -> Row:

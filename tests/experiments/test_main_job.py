@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments import main_job, sweep
-from experiments.finished_run import FinishedRun
-from experiments.main_job import (
+from apfed_experiments import main_job, sweep
+from apfed_experiments.finished_run import FinishedRun
+from apfed_experiments.main_job import (
     CONFIGS,
     HEADER,
     VARIANTS,
@@ -21,8 +21,8 @@ from experiments.main_job import (
     draw,
     points_of,
 )
-from experiments.study import base_config, finish, results_of
-from experiments.study_page import Part, markdown, write_comparison
+from apfed_experiments.study import base_config, finish, results_of
+from apfed_experiments.study_page import Part, markdown, write_comparison
 from tests.experiments.finished_runs import attacked, finished
 
 BY_KEY = {variant.key: variant for variant in VARIANTS}

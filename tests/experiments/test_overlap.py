@@ -8,11 +8,11 @@ import torch
 from typer import Typer
 from typer.testing import CliRunner
 
-from experiments import overlap
+from apfed_experiments import overlap
 from secure_apfed.data import load_data
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning"),
+    pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning"),
     pytest.mark.filterwarnings("ignore::secure_apfed.errors.NoHelpWarning"),
 ]
 

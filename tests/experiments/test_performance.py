@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from experiments.bench import BENCHES, Measured
-from experiments.performance import block, read_measured, renewed, write_performance
+from apfed_experiments.bench import BENCHES, Measured
+from apfed_experiments.performance import block, read_measured, renewed, write_performance
 from secure_apfed.errors import DataError
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -40,7 +40,7 @@ Not measured: `spu-rr22/9`, `spu-ecdh/9`: no &lt;spu> here
 
 
 def test_the_tables_of_the_page_are_what_was_measured() -> None:
-    """`python -m experiments performance` writes them."""
+    """`python -m apfed_experiments performance` writes them."""
     page = (DOCS / "performance.md").read_text("utf-8")
     assert renewed(page, read_measured(DOCS / "performance")) == page
 

@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from experiments import solo
-from experiments.report import find_reference, read_run
+from apfed_experiments import solo
+from apfed_experiments.report import find_reference, read_run
 from secure_apfed.cli import execute
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_config, load_config, load_config_text

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from attacks.run import prepare
-from experiments.references import REFERENCES, Reference, run_reference
-from experiments.study import base_config
+from apfed_attacks.run import prepare
+from apfed_experiments.references import REFERENCES, Reference, run_reference
+from apfed_experiments.study import base_config
 from secure_apfed.config import AttackChoice, Config
 from secure_apfed.errors import CheckpointError
 
@@ -47,7 +47,7 @@ def test_every_reference_ships_its_run_and_names_its_attack(name: str) -> None:
 def test_a_table_has_every_score_what_was_published_and_the_distance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("experiments.references.base_config", small)
+    monkeypatch.setattr("apfed_experiments.references.base_config", small)
     told: list[tuple[int, int]] = []
     table = run_reference(SMALL, tmp_path, on_done=lambda *now: told.append(now))
     assert told == [(1, 2), (2, 2)]
@@ -69,11 +69,11 @@ def test_a_table_has_every_score_what_was_published_and_the_distance(
 def test_runs_with_other_settings_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("experiments.references.base_config", small)
+    monkeypatch.setattr("apfed_experiments.references.base_config", small)
     one = dataclasses.replace(SMALL, seeds=1)
     run_reference(one, tmp_path)
     monkeypatch.setattr(
-        "experiments.references.base_config",
+        "apfed_experiments.references.base_config",
         lambda name: small(name).model_copy(update={"attacks": ()}),
     )
     with pytest.raises(CheckpointError, match="a run with other settings"):

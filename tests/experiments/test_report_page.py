@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from experiments.report import find_reference, read_run, write_report
-from experiments.report.contents import settings_of
-from experiments.report.words import count, duration, epsilon, number, percent, size
+from apfed_experiments.report import find_reference, read_run, write_report
+from apfed_experiments.report.contents import settings_of
+from apfed_experiments.report.words import count, duration, epsilon, number, percent, size
 from secure_apfed.errors import CheckpointError
 from secure_apfed.folder_files import MOST_JSON_BYTES
 from tests.experiments.run_folder import attack_result, config_of, write_run
@@ -65,7 +65,7 @@ def test_the_page_is_well_formed_and_holds_everything_itself(guarded: Path) -> N
 
 @pytest.mark.parametrize("page", ["report", "tradeoff", "comparison"])
 def test_a_wide_table_scrolls_in_a_box_of_its_own_and_not_the_page(page: str) -> None:
-    files = resources.files("experiments.report")
+    files = resources.files("apfed_experiments.report")
     template = files.joinpath(f"{page}.html.jinja").read_text("utf-8")
     tables = template.count('<table class="cards')
     assert tables == template.count('<div class="wide"><table class="cards') > 0

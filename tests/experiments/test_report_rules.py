@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from experiments.report.who_learns import COALITIONS, LIMITS, Limit, Role, RunFacts, rule_for
-from protocols.sums import SECURE_SUMS
-from protocols.sums.interface import Reading
+from apfed_experiments.report.who_learns import COALITIONS, LIMITS, Limit, Role, RunFacts, rule_for
+from apfed_protocols.sums import SECURE_SUMS
+from apfed_protocols.sums.interface import Reading
 from secure_apfed.errors import ApfedError
 from secure_apfed.exchange import Kind
 from secure_apfed.facts import MethodFacts, VoteOpening
@@ -201,7 +201,9 @@ def test_a_guarded_run_says_that_training_is_not_private() -> None:
 
 
 def test_the_threat_model_repeats_the_tables_word_for_word() -> None:
-    tables = resources.files("experiments.report").joinpath("who_learns.md").read_text("utf-8")
+    tables = (
+        resources.files("apfed_experiments.report").joinpath("who_learns.md").read_text("utf-8")
+    )
     assert tables in Path("docs/threat-model.md").read_text(encoding="utf-8")
 
 

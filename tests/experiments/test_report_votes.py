@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from experiments.report import write_report
+from apfed_experiments.report import write_report
 from secure_apfed.runs import run
 from tests.attacks.test_attacks_votes import config_of
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 
 @pytest.mark.parametrize("method", ["votes", "votes_randomised"])

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from experiments.run_list import HEADER, ListedRun, State, list_runs, settings_in
-from experiments.solo import SoloRecord, settings_digest, solo_file
+from apfed_experiments.run_list import HEADER, ListedRun, State, list_runs, settings_in
+from apfed_experiments.solo import SoloRecord, settings_digest, solo_file
 from secure_apfed.cli import execute
 from secure_apfed.config import Config
 from secure_apfed.errors import DataError

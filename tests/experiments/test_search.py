@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from experiments import search as package
-from experiments.search import Charge, SearchSpace, bound_of, load_space
-from experiments.search import trials as played
-from experiments.search.trials import search
+from apfed_experiments import search as package
+from apfed_experiments.search import Charge, SearchSpace, bound_of, load_space
+from apfed_experiments.search import trials as played
+from apfed_experiments.search.trials import search
 from secure_apfed.cli import execute
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config

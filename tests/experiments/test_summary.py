@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_1samp
 
-from experiments.summary import Interval, Summary, holm, p_text, shared_share
+from apfed_experiments.summary import Interval, Summary, holm, p_text, shared_share
 from secure_apfed.data import DataSettings
 from secure_apfed.methods import METHODS
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.centralised import centralise
-from experiments.finished_run import FinishedRun
-from experiments.study import Trial, base_config, finish, results_of
-from experiments.sweep import CONFIGS, LINES, points_of, run_sweep, summarise
+from apfed_experiments.centralised import centralise
+from apfed_experiments.finished_run import FinishedRun
+from apfed_experiments.study import Trial, base_config, finish, results_of
+from apfed_experiments.sweep import CONFIGS, LINES, points_of, run_sweep, summarise
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.errors import CheckpointError, DataError
@@ -90,7 +90,7 @@ def test_a_point_is_run_once_and_read_afterwards(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("run again")
 
-    monkeypatch.setattr("experiments.study.run", never)
+    monkeypatch.setattr("apfed_experiments.study.run", never)
     assert finish(trial).outcome == first
 
 
@@ -135,13 +135,13 @@ def test_losses_are_paired_by_seed_and_intervals_hold_the_mean(tmp_path: Path) -
 def test_a_sweep_writes_tables_pictures_a_page_and_what_plan_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("experiments.sweep.base_config", small)
+    monkeypatch.setattr("apfed_experiments.sweep.base_config", small)
 
     def made_up(trial: Trial) -> FinishedRun:
         releases = 0 if trial.config.method == "single_view" else 2
         return finished(0.8 + trial.config.seed / 100, releases=releases)
 
-    monkeypatch.setattr("experiments.study.finish", made_up)
+    monkeypatch.setattr("apfed_experiments.study.finish", made_up)
     (sweep,) = run_sweep(
         tmp_path / "out", seeds=[0, 1], jobs=1, configs=["sweep-breast-cancer"],
         store=tmp_path / "stored.json", figures=tmp_path / "figures",

@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.tables import TABLES, apfed, find_table
-from experiments.tables.apc_vfl import alone, helped
-from experiments.tables.apc_vfl_scenarios import SCENARIOS
-from experiments.tables.apc_vfl_splitnn import exchanged
-from experiments.tables.board import fill
-from experiments.tables.table import FunctionJob, Line, PaperTable, Printed, Size
-from experiments.tables.writing import cells_of, write
+from apfed_experiments.tables import TABLES, apfed, find_table
+from apfed_experiments.tables.apc_vfl import alone, helped
+from apfed_experiments.tables.apc_vfl_scenarios import SCENARIOS
+from apfed_experiments.tables.apc_vfl_splitnn import exchanged
+from apfed_experiments.tables.board import fill
+from apfed_experiments.tables.table import FunctionJob, Line, PaperTable, Printed, Size
+from apfed_experiments.tables.writing import cells_of, write
 from secure_apfed.cli import execute
 from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError, DataError, ModelError
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 Measure = Callable[..., Mapping[str, float]]
 
@@ -181,7 +181,7 @@ def test_it_is_written_as_csv_markdown_and_a_picture(tmp_path: Path, axis: str) 
 def test_the_command_lists_fills_and_names_what_is_near(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("experiments.tables.TABLES", {"toy": toy()})
+    monkeypatch.setattr("apfed_experiments.tables.TABLES", {"toy": toy()})
     assert execute(["table", "--list", "--json"]) == 0
     (entry,) = json.loads(capsys.readouterr().out)["tables"]
     assert entry["name"] == "toy"

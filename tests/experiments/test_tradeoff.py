@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-import experiments as package
-from attacks import ATTACKS
-from experiments.study import base_config, results_of
-from experiments.tradeoff import TradeOff, TradeOffError, load_tradeoff, run_tradeoff
-from experiments.tradeoff.board import Board, dcs, on_the_front
-from experiments.tradeoff.settings import points_of, tradeoff_of
+import apfed_experiments as package
+from apfed_attacks import ATTACKS
+from apfed_experiments.study import base_config, results_of
+from apfed_experiments.tradeoff import TradeOff, TradeOffError, load_tradeoff, run_tradeoff
+from apfed_experiments.tradeoff.board import Board, dcs, on_the_front
+from apfed_experiments.tradeoff.settings import points_of, tradeoff_of
 from secure_apfed.cli import execute
 from secure_apfed.config.file import load_config_text
 from secure_apfed.errors import CheckpointError, ConfigError
@@ -267,7 +267,7 @@ def test_a_runs_study_is_checked_before_the_run(
     assert not folder.exists()
 
 
-@pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+@pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 def test_a_run_is_followed_by_its_own_study(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,10 +5,10 @@ from typing import cast
 import pytest
 from matplotlib.figure import Figure
 
-from experiments.summary import Interval, Leakage, Summary
-from experiments.tradeoff.board import Board, Entry
-from experiments.tradeoff.picture import draw
-from experiments.tradeoff.settings import DefencePoint
+from apfed_experiments.summary import Interval, Leakage, Summary
+from apfed_experiments.tradeoff.board import Board, Entry
+from apfed_experiments.tradeoff.picture import draw
+from apfed_experiments.tradeoff.settings import DefencePoint
 from tests.secure_apfed.small_runs import small_config
 
 

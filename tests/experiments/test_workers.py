@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from experiments import workers
-from experiments.cli import app
+from apfed_experiments import workers
+from apfed_experiments.cli import app
 
 # In a process of its own, since a server stays as long as who began it.
 _ASKED = """
 import json, os, sys
-from experiments import workers
+from apfed_experiments import workers
 
 def seen():
     import torch
-    return {"parent": os.getppid(), "preloaded": "experiments.main_job" in sys.modules,
+    return {"parent": os.getppid(), "preloaded": "apfed_experiments.main_job" in sys.modules,
             "threads": torch.get_num_threads(), "frozen": __import__("gc").get_freeze_count()}
 
 if __name__ == "__main__":
@@ -69,14 +69,14 @@ def test_on_other_systems_processes_start_as_ever(
 
 
 def test_commands_that_play_runs_are_commands() -> None:
-    from experiments.__main__ import _PLAYING
+    from apfed_experiments.__main__ import _PLAYING
 
     assert set(get_command(app).commands) >= _PLAYING  # type: ignore[attr-defined]
 
 
 _WORKING = """
 import os, sys, time
-from experiments import workers
+from apfed_experiments import workers
 
 def work():
     print(os.getpid(), flush=True)

@@ -18,7 +18,7 @@ from tests.secure_apfed.small_runs import small_config
 from tests.waiting import LONG_S, wait_until
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning"),
+    pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning"),
     pytest.mark.filterwarnings("ignore::secure_apfed.errors.NoHelpWarning"),
 ]
 

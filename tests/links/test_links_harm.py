@@ -19,7 +19,7 @@ from tests.local.test_local_harm import SENT, config_of, whole
 
 __all__ = ["whole"]  # a fixture
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 # A message of each phase that a role has a part in: agreement, alignment, set-up, training, and the
 # checkpoint.

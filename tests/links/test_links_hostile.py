@@ -13,8 +13,8 @@ import msgpack
 import numpy as np
 import pytest
 
-from protocols.errors import RemoteProtocolError
-from protocols.identity import fresh_identity
+from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.identity import fresh_identity
 from secure_apfed.exchange.grpc_link import GrpcConnection, dial
 from secure_apfed.exchange.relay import Relay
 from secure_apfed.exchange.sealed_connection import MOST_SEALED, MOST_UNPROVED, read_before
@@ -22,7 +22,7 @@ from secure_apfed.exchange.sockets import parse_address
 from tests.links.pair import Pair, say_and_hear, until_somebody_listens
 from tests.waiting import LONG_S, wait_until
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"

@@ -8,8 +8,8 @@ from threading import Thread
 import grpc
 import pytest
 
-from protocols.errors import PartyLeftError, RemoteProtocolError, UnsafeChoiceWarning
-from protocols.identity import fresh_identity
+from apfed_protocols.errors import PartyLeftError, RemoteProtocolError, UnsafeChoiceWarning
+from apfed_protocols.identity import fresh_identity
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange.certificates import Credentials, make_authority
 from secure_apfed.exchange.grpc_link import dial

@@ -17,7 +17,7 @@ from secure_apfed.exchange.relay import Relay
 from tests.links.test_links_equal import config_of
 from tests.local.processes import Parties
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 
 class Watched(Parties):

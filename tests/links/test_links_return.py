@@ -16,7 +16,7 @@ from tests.local.test_local_harm import recovering
 from tests.local.test_local_restarts import RETURN, changed
 from tests.waiting import LONG_S, wait_until
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 
 class Dialling(Impatient):

@@ -10,8 +10,8 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from protocols.errors import PartyLeftError, RemoteProtocolError
-from protocols.identity import fresh_identity
+from apfed_protocols.errors import PartyLeftError, RemoteProtocolError
+from apfed_protocols.identity import fresh_identity
 from secure_apfed.exchange import Kind, Links, drive, play_one
 from secure_apfed.exchange.grpc_link import GrpcConnection, Port, dial
 from secure_apfed.exchange.relay import Relay, room_of, through

@@ -30,7 +30,7 @@ from tests.local.processes import model_digests
 from tests.local.test_local_harm import recovering
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 FEW = {"data": {"dataset": "breast_cancer", "labelled": 40}}
 

@@ -18,7 +18,7 @@ from tests.local.test_local_methods import HELPED, config_of
 from tests.secure_apfed.small_runs import small_config
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning"),
+    pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning"),
     pytest.mark.filterwarnings("ignore::secure_apfed.errors.NoHelpWarning"),
     pytest.mark.slow,
     needs_nvflare,

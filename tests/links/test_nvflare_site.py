@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from protocols.errors import PartyLeftError
-from protocols.identity import fresh_identity
+from apfed_protocols.errors import PartyLeftError
+from apfed_protocols.identity import fresh_identity
 from secure_apfed.errors import ConfigError
 from secure_apfed.runs.party_file import PartyFile
 from tests.links.jobs import OPEN, WAIT, Job, job_of, needs_nvflare
 from tests.waiting import wait_until
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning"),
+    pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning"),
     needs_nvflare,
 ]
 

@@ -19,7 +19,7 @@ from tests.local.test_local_command import LONG, command, processes_of
 from tests.secure_apfed.small_runs import small_config
 from tests.waiting import LONG_S
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 TRAIN = {"epochs": 3, "batch_size": 128, "learning_rate": 0.05, "device": "cpu"}
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from experiments.finished_run import read_finished_run
-from protocols.errors import PartyLeftError
+from apfed_experiments.finished_run import read_finished_run
+from apfed_protocols.errors import PartyLeftError
 from secure_apfed.cli import TransportName, execute
 from secure_apfed.config.file import dump_config, load_config
 from secure_apfed.errors import CheckpointError, ConfigError, DataError
@@ -23,7 +23,7 @@ from tests.local.processes import model_digests
 from tests.secure_apfed.small_runs import small_config
 from tests.waiting import LONG_S, wait_until
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 LONG = {"epochs": 4000, "batch_size": 64, "learning_rate": 0.01, "device": "cpu"}
 

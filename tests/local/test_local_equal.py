@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from protocols.sums import SECURE_SUMS
+from apfed_protocols.sums import SECURE_SUMS
 from secure_apfed.runs import load_model, run
 from tests.local.processes import Parties, model_digests
 from tests.secure_apfed.small_runs import small_config
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 SUMS = {
     name: {"secure_sum": {"scheme": kind.scheme, "masks": kind.masks}}

@@ -15,7 +15,7 @@ from secure_apfed.exchange import Kind
 from tests.local.processes import Harm, Parties, model_digests, the_others_say_who_and_when
 from tests.secure_apfed.small_runs import small_config
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 TRAIN = {"epochs": 3, "batch_size": 128, "learning_rate": 0.05, "device": "cpu"}
 # Every role and every kind of message that it sends, and which of them it never comes to send.

@@ -19,7 +19,7 @@ from tests.local.processes import (
 from tests.secure_apfed.small_runs import small_config
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning"),
+    pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning"),
     pytest.mark.filterwarnings("ignore::secure_apfed.errors.NoHelpWarning"),
 ]
 

@@ -23,7 +23,7 @@ from tests.waiting import LONG_S, wait_until
 
 __all__ = ["whole"]  # a fixture
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 WAIT = {"silent_passive": "wait", "patience_s": 20.0, "restarts": 4}
 SOON = [

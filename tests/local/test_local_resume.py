@@ -15,7 +15,7 @@ from tests.local.processes import Harm, Parties, model_digests
 from tests.local.test_local_harm import config_of, recovering
 from tests.secure_apfed.small_runs import interrupted, small_config
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 
 @pytest.fixture

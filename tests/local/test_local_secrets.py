@@ -21,7 +21,7 @@ from tests.local.processes import Harm, Parties
 from tests.secure_apfed.small_runs import small_config
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 NAMES = ("active", "passive-1", "passive-2")
 

@@ -26,7 +26,7 @@ from tests.secure_apfed.small_runs import interrupted, small_config
 
 __all__ = ["whole"]  # a fixture
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 
 @pytest.mark.parametrize("moment", ["torn", "whole", "in place"])

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from protocols.conversation import Conversation
-from protocols.psi.interface import IntersectionTooSmallError
+from apfed_protocols.conversation import Conversation
+from apfed_protocols.psi.interface import IntersectionTooSmallError
 
 __all__ = ["play"]
 

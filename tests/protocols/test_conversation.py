@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from protocols.conversation import Conversation, Outgoing, converse
-from protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.conversation import Conversation, Outgoing, converse
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 
 
 class Script:

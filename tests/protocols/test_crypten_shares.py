@@ -14,13 +14,13 @@ if importlib.util.find_spec("crypten") is None:
 import torch
 from torch.distributed import ReduceOp
 
-from protocols.crypten.communicator import open_shares
-from protocols.crypten.ring import add_shares, complete, draw_share, sum_at_first, total
-from protocols.crypten.shim import load_crypten
-from protocols.crypten.triples import DealtTriples, bits_of, shared_bits
-from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.psi.circuit.bits import TripleShares, deal_triples, random_words
-from protocols.randomness import fresh_key
+from apfed_protocols.crypten.communicator import open_shares
+from apfed_protocols.crypten.ring import add_shares, complete, draw_share, sum_at_first, total
+from apfed_protocols.crypten.shim import load_crypten
+from apfed_protocols.crypten.triples import DealtTriples, bits_of, shared_bits
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.psi.circuit.bits import TripleShares, deal_triples, random_words
+from apfed_protocols.randomness import fresh_key
 from tests.crypten_threads import ThreadCommunicator, as_threads
 
 INT64 = st.integers(-(2**63), 2**63 - 1)

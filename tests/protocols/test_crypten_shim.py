@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from protocols.crypten.party import Seat, seated
-from protocols.crypten.shim import INSTALL, load_crypten
-from protocols.errors import LocalProtocolError
+from apfed_protocols.crypten.party import Seat, seated
+from apfed_protocols.crypten.shim import INSTALL, load_crypten
+from apfed_protocols.errors import LocalProtocolError
 
 ROOT = Path(__file__).parents[2]
 installed = pytest.mark.skipif(
@@ -26,7 +26,7 @@ class Nowhere:
 sys.meta_path.insert(0, Nowhere())
 """
 TRY = """
-from protocols.crypten.shim import load_crypten
+from apfed_protocols.crypten.shim import load_crypten
 before = set(sys.modules)
 try:
     load_crypten()
@@ -48,7 +48,7 @@ def run(script: str, *options: str) -> tuple[str, str]:
 
 @installed
 def test_it_loads_without_a_word(tmp_path: Path) -> None:
-    script = "from protocols.crypten.shim import load_crypten as l; assert l() is l()"
+    script = "from apfed_protocols.crypten.shim import load_crypten as l; assert l() is l()"
     assert run(script) == ("", "")
     assert run(script, "-X", f"pycache_prefix={tmp_path}") == ("", ""), (
         "compiled for the first time"
@@ -65,7 +65,7 @@ def test_models_are_not_converted_and_the_error_says_so() -> None:
 def test_stock_crypten_works_on_after_the_shim() -> None:
     script = (
         "import os, tempfile, warnings\n"
-        "from protocols.crypten.shim import load_crypten\n"
+        "from apfed_protocols.crypten.shim import load_crypten\n"
         "crypten = load_crypten()\n"
         "os.environ.update(RANK='0', WORLD_SIZE='1', RENDEZVOUS='file://' + tempfile.mktemp())\n"
         "warnings.simplefilter('ignore')\n"
@@ -88,14 +88,14 @@ def test_a_missing_module_is_named_with_the_command(module: str) -> None:
 
 
 SUM = """
-from protocols.sums import CryptenSum as make, SumAgreement
+from apfed_protocols.sums import CryptenSum as make, SumAgreement
 agreed = SumAgreement(
     session="s", receiver="a", combiner="b", contributors=("c", "d"), clip_norm=1.0
 )
 """
 CIRCUIT = """
-from protocols.psi.circuit.crypten_backend import CryptenCircuitIntersection as make
-from protocols.psi.interface import IntersectionAgreement
+from apfed_protocols.psi.circuit.crypten_backend import CryptenCircuitIntersection as make
+from apfed_protocols.psi.interface import IntersectionAgreement
 agreed = IntersectionAgreement(session="s", dealer="d")
 """
 
@@ -118,13 +118,16 @@ def test_an_import_that_fails_leaves_nothing_behind() -> None:
 
 
 def test_tables_and_packages_load_without_crypten() -> None:
-    script = ABSENT.format(module="crypten") + "import protocols.sums, protocols.psi, secure_apfed"
+    script = (
+        ABSENT.format(module="crypten")
+        + "import apfed_protocols.sums, apfed_protocols.psi, secure_apfed"
+    )
     assert run(script) == ("", "")
 
 
 def test_importing_the_tables_does_not_load_crypten_or_torch() -> None:
     script = (
-        "import sys, protocols.sums, protocols.psi\n"
+        "import sys, apfed_protocols.sums, apfed_protocols.psi\n"
         "print(sorted({'crypten', 'torch'} & set(sys.modules)))"
     )
     assert run(script)[0] == "[]\n"

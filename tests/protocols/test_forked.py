@@ -12,15 +12,15 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import json, os
 import numpy as np
-from protocols.errors import LocalProtocolError
-from protocols.fork_check import ForkCheck
-from protocols.psi.ecdh import EcdhIntersection
-from protocols.psi.interface import IntersectionAgreement
+from apfed_protocols.errors import LocalProtocolError
+from apfed_protocols.fork_check import ForkCheck
+from apfed_protocols.psi.ecdh import EcdhIntersection
+from apfed_protocols.psi.interface import IntersectionAgreement
 from tests.protocols.test_psi_supply import AHEAD, SETS, MEMBERS, play, stock
 from tests.contracts.sum_parties import agreement, binding, make
 from tests.protocols.test_seal import ends, pair_of_links
-from protocols.psi.circuit.backend import CircuitIntersection
-from protocols.psi.supply import Supply
+from apfed_protocols.psi.circuit.backend import CircuitIntersection
+from apfed_protocols.psi.supply import Supply
 
 
 def said(action):

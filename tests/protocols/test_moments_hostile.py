@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protocols.conversation import converse
-from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.moments import (
+from apfed_protocols.conversation import converse
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.moments import (
     MomentAgreement,
     MomentCombiner,
     MomentContributor,
     MomentDealer,
     MomentReceiver,
 )
-from protocols.moments import agreement as agreements
+from apfed_protocols.moments import agreement as agreements
 from tests.contracts.moment_parties import (
     OTHERS,
     PEOPLE,
@@ -261,7 +261,7 @@ def test_any_bytes_are_taken_or_refused(monkeypatch: pytest.MonkeyPatch) -> None
     """Bodies are words of a ring or bits, so that every body of the right length has a meaning."""
     rng, moment = random.Random(7), Moment()
     receiver = moment.parties.receiver
-    monkeypatch.setattr("protocols.moments.roles._use", lambda agreement, me: None)
+    monkeypatch.setattr("apfed_protocols.moments.roles._use", lambda agreement, me: None)
     answer, kept = moment.answer(), dict(vars(receiver))
     monkeypatch.setattr(vars(receiver)["_seeds"], "forget", lambda: None)
     refused = taken = 0

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.moments import MOMENT_LEAKS, MomentAgreement, roles
-from protocols.moments import agreement as agreements
-from protocols.moments.correlation import (
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.moments import MOMENT_LEAKS, MomentAgreement, roles
+from apfed_protocols.moments import agreement as agreements
+from apfed_protocols.moments.correlation import (
     added_shares,
     block_signs,
     combiner_shares,
@@ -19,7 +19,7 @@ from protocols.moments.correlation import (
     mask_of_votes,
     packed_signs,
 )
-from protocols.moments.frames import MessageKind
+from apfed_protocols.moments.frames import MessageKind
 from tests.contracts.moment_parties import (
     OTHERS,
     PEOPLE,

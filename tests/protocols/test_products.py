@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protocols.conversation import converse
-from protocols.discrete_gaussian import discrete_gaussian
-from protocols.errors import LocalProtocolError
-from protocols.products import SumOfProducts
+from apfed_protocols.conversation import converse
+from apfed_protocols.discrete_gaussian import discrete_gaussian
+from apfed_protocols.errors import LocalProtocolError
+from apfed_protocols.products import SumOfProducts
 from tests.contracts.product_parties import ProductParties, agreement, labels, matrices
 
 SHAPES: tuple[dict[str, Any], ...] = (

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protocols.conversation import Conversation, Outgoing, converse
-from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.products import SumOfProducts, audit
-from protocols.products.described import open_request, request_frame
-from protocols.products.labels import encrypt_labels
-from protocols.sums.interface import IntArray
+from apfed_protocols.conversation import Conversation, Outgoing, converse
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.products import SumOfProducts, audit
+from apfed_protocols.products.described import open_request, request_frame
+from apfed_protocols.products.labels import encrypt_labels
+from apfed_protocols.sums.interface import IntArray
 from tests.contracts.product_parties import ProductParties, agreement, labels, matrices
 
 SHAPES: tuple[dict[str, Any], ...] = (

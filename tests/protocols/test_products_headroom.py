@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protocols.discrete_gaussian import largest_noise
-from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.products.headroom import LARGEST_ERROR, row_limit, solve_products
-from protocols.products.ring import Digits
-from protocols.sums.headroom import SECURE_MODULUS_BITS
+from apfed_protocols.discrete_gaussian import largest_noise
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.products.headroom import LARGEST_ERROR, row_limit, solve_products
+from apfed_protocols.products.ring import Digits
+from apfed_protocols.sums.headroom import SECURE_MODULUS_BITS
 from tests.contracts.product_parties import ProductParties, agreement, matrices
 
 CASES: list[dict[str, Any]] = [

@@ -10,10 +10,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.products import SumOfProducts
-from protocols.products.described import open_request, request_frame
-from protocols.sums.frames import Frame, FrameKind
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.products import SumOfProducts
+from apfed_protocols.products.described import open_request, request_frame
+from apfed_protocols.sums.frames import Frame, FrameKind
 from tests.contracts.product_parties import ProductParties, agreement, labels, matrices
 
 TWO_BLOCKS = {"people": 8300, "columns": 10, "labelled": 2}

@@ -12,11 +12,11 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from protocols.products.described import open_request
-from protocols.products.headroom import LARGEST_ERROR
-from protocols.products.labels import expand_label
-from protocols.products.ring import Digits, Ring, inverse
-from protocols.seal import RunKey
+from apfed_protocols.products.described import open_request
+from apfed_protocols.products.headroom import LARGEST_ERROR
+from apfed_protocols.products.labels import expand_label
+from apfed_protocols.products.ring import Digits, Ring, inverse
+from apfed_protocols.seal import RunKey
 from tests.contracts.product_parties import ProductParties, agreement, matrices
 
 _SLOT = 24  # bytes: products of 2^109 and 2^16 numbers of 16 bits fit
@@ -113,7 +113,7 @@ def fixed_randomness() -> Iterator[None]:
         for module in ("products.roles", "products.ring", "products.audit", "sums.bfv"):
             stack.enter_context(patch(f"protocols.{module}.fresh_key", block))
         stack.enter_context(
-            patch("protocols.sums.masks.fresh_run_key", lambda: RunKey.restored(block()))
+            patch("apfed_protocols.sums.masks.fresh_run_key", lambda: RunKey.restored(block()))
         )
         yield
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from protocols.products.described import open_request
-from protocols.products.headroom import LARGEST_ERROR, row_limit
-from protocols.products.labels import expand_label
-from protocols.products.ring import Digits, inverse, transform
+from apfed_protocols.products.described import open_request
+from apfed_protocols.products.headroom import LARGEST_ERROR, row_limit
+from apfed_protocols.products.labels import expand_label
+from apfed_protocols.products.ring import Digits, inverse, transform
 from tests.contracts.product_parties import ProductParties, agreement
 
 Integers = NDArray[np.object_]

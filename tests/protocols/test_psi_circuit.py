@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from protocols.conversation import Conversation, Outgoing, converse
-from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.psi.circuit import bits, hashing, messages
-from protocols.psi.circuit import dealer as dealing
-from protocols.psi.circuit.backend import CircuitIntersection
-from protocols.psi.circuit.dealer import deal_request
-from protocols.psi.circuit.messages import VERSION, Kind
-from protocols.psi.framing import Framing
-from protocols.psi.interface import Aligner, IntersectionAgreement, IntersectionTooSmallError
+from apfed_protocols.conversation import Conversation, Outgoing, converse
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.psi.circuit import bits, hashing, messages
+from apfed_protocols.psi.circuit import dealer as dealing
+from apfed_protocols.psi.circuit.backend import CircuitIntersection
+from apfed_protocols.psi.circuit.dealer import deal_request
+from apfed_protocols.psi.circuit.messages import VERSION, Kind
+from apfed_protocols.psi.framing import Framing
+from apfed_protocols.psi.interface import Aligner, IntersectionAgreement, IntersectionTooSmallError
 
 AGREEMENT = IntersectionAgreement(session="s", minimum_rows=0, maximum_ids=1000, dealer="d")
 RNG = np.random.default_rng(7)

@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from protocols.conversation import Conversation, Outgoing, converse
-from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.psi import SET_INTERSECTIONS
-from protocols.psi.circuit import messages
-from protocols.psi.interface import Aligner, IntersectionAgreement, IntersectionTooSmallError
+from apfed_protocols.conversation import Conversation, Outgoing, converse
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.psi import SET_INTERSECTIONS
+from apfed_protocols.psi.circuit import messages
+from apfed_protocols.psi.interface import Aligner, IntersectionAgreement, IntersectionTooSmallError
 from tests.with_crypten import usable
 
 HUB, DEALER = "active", "aggregator"

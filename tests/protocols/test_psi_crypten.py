@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 if importlib.util.find_spec("crypten") is None:
     pytest.skip("crypten is absent", allow_module_level=True)
 
-from protocols import randomness
-from protocols.conversation import Outgoing, converse
-from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.psi import SET_INTERSECTIONS
-from protocols.psi.circuit import bits, hashing, meeting
-from protocols.psi.circuit.crypten_and import CryptenAnd
-from protocols.psi.interface import IntersectionAgreement
+from apfed_protocols import randomness
+from apfed_protocols.conversation import Outgoing, converse
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.psi import SET_INTERSECTIONS
+from apfed_protocols.psi.circuit import bits, hashing, meeting
+from apfed_protocols.psi.circuit.crypten_and import CryptenAnd
+from apfed_protocols.psi.interface import IntersectionAgreement
 from tests.free_port import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -150,7 +150,7 @@ def test_one_gate_sends_and_gives_the_same_words(words: list[list[int]], leads: 
 
 
 def test_a_dead_peer_leaves_no_thread_and_no_seat() -> None:
-    from protocols.crypten.shim import load_crypten
+    from apfed_protocols.crypten.shim import load_crypten
 
     threads = threading.active_count()
     sets = {HUB: [b"a", b"b"], "p": [b"b", b"c"]}
@@ -198,9 +198,9 @@ PARTY = """
 import sys, warnings
 warnings.simplefilter("error")
 import numpy as np
-from protocols.crypten.shim import load_crypten
-from protocols.crypten.triples import DealtTriples, bits_of, shared_bits
-from protocols.psi.circuit.bits import TripleShares
+from apfed_protocols.crypten.shim import load_crypten
+from apfed_protocols.crypten.triples import DealtTriples, bits_of, shared_bits
+from apfed_protocols.psi.circuit.bits import TripleShares
 from secure_apfed.crypten_world import crypten_world
 
 folder, rank, port = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])

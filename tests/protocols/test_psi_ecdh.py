@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from protocols.conversation import Outgoing
-from protocols.errors import RemoteProtocolError
-from protocols.psi import curve, ladder
-from protocols.psi.ecdh import EcdhIntersection
-from protocols.psi.interface import Aligner, IntersectionAgreement, IntersectionTooSmallError
-from protocols.psi.ladder import split_points
-from protocols.randomness import fresh_key
+from apfed_protocols.conversation import Outgoing
+from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.psi import curve, ladder
+from apfed_protocols.psi.ecdh import EcdhIntersection
+from apfed_protocols.psi.interface import Aligner, IntersectionAgreement, IntersectionTooSmallError
+from apfed_protocols.psi.ladder import split_points
+from apfed_protocols.randomness import fresh_key
 
 HEADER = 22
 PRIME = 2**255 - 19

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from protocols.errors import RemoteProtocolError
-from protocols.psi.circuit import hashing, meeting
-from protocols.psi.circuit.backend import CircuitIntersection
-from protocols.psi.circuit.messages import CHUNK_SLOTS, VERSION, Kind, chunks
-from protocols.psi.framing import Framing
-from protocols.psi.interface import Aligner, IntersectionAgreement
+from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.psi.circuit import hashing, meeting
+from apfed_protocols.psi.circuit.backend import CircuitIntersection
+from apfed_protocols.psi.circuit.messages import CHUNK_SLOTS, VERSION, Kind, chunks
+from apfed_protocols.psi.framing import Framing
+from apfed_protocols.psi.interface import Aligner, IntersectionAgreement
 
 HEADER = 22
 MOST_MEMBERS = 65_535

@@ -5,22 +5,22 @@ from collections.abc import Generator, Sequence
 import numpy as np
 import pytest
 
-from protocols.errors import RemoteProtocolError
-from protocols.psi.circuit import programmed
-from protocols.psi.circuit.backend import CircuitIntersection
-from protocols.psi.circuit.bits import Words
-from protocols.psi.circuit.dealer import deal_request
-from protocols.psi.circuit.hashing import bins_for
-from protocols.psi.circuit.meeting import Meeting
-from protocols.psi.circuit.messages import Desk, Inbox, Kind
-from protocols.psi.circuit.opprf_backend import OpprfIntersection
-from protocols.psi.circuit.programmed import Programmed, ProgrammedStocking
-from protocols.psi.interface import IntersectionAgreement, Output
-from protocols.psi.script import ScriptedRole, Turn
-from protocols.psi.supply import Supply
-from protocols.psi.vole.dealing import HubShare
-from protocols.psi.vole.messages import DEAL
-from protocols.psi.vole.store import DENSE, Rows, cells_for, decode, targets_of
+from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.psi.circuit import programmed
+from apfed_protocols.psi.circuit.backend import CircuitIntersection
+from apfed_protocols.psi.circuit.bits import Words
+from apfed_protocols.psi.circuit.dealer import deal_request
+from apfed_protocols.psi.circuit.hashing import bins_for
+from apfed_protocols.psi.circuit.meeting import Meeting
+from apfed_protocols.psi.circuit.messages import Desk, Inbox, Kind
+from apfed_protocols.psi.circuit.opprf_backend import OpprfIntersection
+from apfed_protocols.psi.circuit.programmed import Programmed, ProgrammedStocking
+from apfed_protocols.psi.interface import IntersectionAgreement, Output
+from apfed_protocols.psi.script import ScriptedRole, Turn
+from apfed_protocols.psi.supply import Supply
+from apfed_protocols.psi.vole.dealing import HubShare
+from apfed_protocols.psi.vole.messages import DEAL
+from apfed_protocols.psi.vole.store import DENSE, Rows, cells_for, decode, targets_of
 from tests.protocols.scripted import play
 
 IDS = [b"person %d" % k for k in range(400)]

@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from protocols.conversation import Conversation, Outgoing, converse
-from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.psi import SET_INTERSECTIONS, curve, ladder
-from protocols.psi.interface import (
+from apfed_protocols.conversation import Conversation, Outgoing, converse
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.psi import SET_INTERSECTIONS, curve, ladder
+from apfed_protocols.psi.interface import (
     Aligner,
     IntersectionAgreement,
     IntersectionTooSmallError,
@@ -252,7 +252,7 @@ def test_progress_of_ecdh_counts_ids() -> None:
 
 
 def test_progress_of_the_circuit_counts_bins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protocols.psi.circuit.messages.CHUNK_SLOTS", 2000)
+    monkeypatch.setattr("apfed_protocols.psi.circuit.messages.CHUNK_SLOTS", 2000)
     progress: list[Progress] = []
     play("circuit", Output.ROWS, {HUB: ids_of(0, 400), "p": ids_of(300, 700)}, progress=progress)
     for party in (HUB, "p"):

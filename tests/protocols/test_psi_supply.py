@@ -8,17 +8,17 @@ from dataclasses import replace
 
 import pytest
 
-from protocols.conversation import Conversation, Outgoing, converse
-from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.psi.circuit import messages
-from protocols.psi.circuit.backend import CircuitIntersection
-from protocols.psi.circuit.crypten_backend import CryptenCircuitIntersection
-from protocols.psi.circuit.messages import Kind
-from protocols.psi.circuit.stocking import Stocking
-from protocols.psi.ecdh import EcdhIntersection
-from protocols.psi.interface import Aligner, IntersectionAgreement, Output
-from protocols.psi.supply import Supply
-from protocols.randomness import fresh_key
+from apfed_protocols.conversation import Conversation, Outgoing, converse
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.psi.circuit import messages
+from apfed_protocols.psi.circuit.backend import CircuitIntersection
+from apfed_protocols.psi.circuit.crypten_backend import CryptenCircuitIntersection
+from apfed_protocols.psi.circuit.messages import Kind
+from apfed_protocols.psi.circuit.stocking import Stocking
+from apfed_protocols.psi.ecdh import EcdhIntersection
+from apfed_protocols.psi.interface import Aligner, IntersectionAgreement, Output
+from apfed_protocols.psi.supply import Supply
+from apfed_protocols.randomness import fresh_key
 from tests.with_crypten import installed
 
 SIZES = {"hub": 300, "p": 250, "q": 200}

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
-from protocols.errors import LocalProtocolError
-from protocols.psi import curve, ladder, threads
-from protocols.psi.ladder import split_points
-from protocols.psi.threads import in_threads
+from apfed_protocols.errors import LocalProtocolError
+from apfed_protocols.psi import curve, ladder, threads
+from apfed_protocols.psi.ladder import split_points
+from apfed_protocols.psi.threads import in_threads
 from secure_apfed.workers import worker_pool
 from tests.conftest import Children
 from tests.waiting import LONG_S
@@ -151,7 +151,7 @@ def test_no_threads_are_refused() -> None:
 def test_a_party_that_is_told_to_end_ends_soon(sent: signal.Signals) -> None:
     script = (
         "import signal\n"
-        "from protocols.psi import curve\n"
+        "from apfed_protocols.psi import curve\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def tell(done):\n"
         "    print(done, flush=True)\n"

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from protocols.conversation import Conversation
-from protocols.psi import SET_INTERSECTIONS, curve, ladder
-from protocols.psi.circuit import bits, meeting
-from protocols.psi.interface import Aligner, IntersectionAgreement
+from apfed_protocols.conversation import Conversation
+from apfed_protocols.psi import SET_INTERSECTIONS, curve, ladder
+from apfed_protocols.psi.circuit import bits, meeting
+from apfed_protocols.psi.interface import Aligner, IntersectionAgreement
 from tests.with_crypten import usable
 
 HUB, DEALER = "hub", "dealer"

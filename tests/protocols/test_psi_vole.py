@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from protocols.conversation import Outgoing
-from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.psi.interface import IntersectionAgreement
-from protocols.psi.script import ScriptedRole
-from protocols.psi.vole import output as outputs
-from protocols.psi.vole import store as stores
-from protocols.psi.vole.backend import VoleIntersection
-from protocols.psi.vole.dealing import HubShare, MemberShare, VoleStocking, deal
-from protocols.psi.vole.field import Multiplier, from_bytes, random_elements, to_bytes
-from protocols.psi.vole.messages import DEAL, Desk, Kind, tag_bytes, vector_elements
-from protocols.psi.vole.output import hash_values, match
-from protocols.psi.vole.store import (
+from apfed_protocols.conversation import Outgoing
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.psi.interface import IntersectionAgreement
+from apfed_protocols.psi.script import ScriptedRole
+from apfed_protocols.psi.vole import output as outputs
+from apfed_protocols.psi.vole import store as stores
+from apfed_protocols.psi.vole.backend import VoleIntersection
+from apfed_protocols.psi.vole.dealing import HubShare, MemberShare, VoleStocking, deal
+from apfed_protocols.psi.vole.field import Multiplier, from_bytes, random_elements, to_bytes
+from apfed_protocols.psi.vole.messages import DEAL, Desk, Kind, tag_bytes, vector_elements
+from apfed_protocols.psi.vole.output import hash_values, match
+from apfed_protocols.psi.vole.store import (
     DENSE,
     DependentRowsError,
     Encoder,
@@ -29,7 +29,7 @@ from protocols.psi.vole.store import (
     digest_ids,
     expected_dependent_sets,
 )
-from protocols.randomness import fresh_key
+from apfed_protocols.randomness import fresh_key
 from tests.protocols.scripted import play
 
 IDS = [b"person %d" % k for k in range(3000)]

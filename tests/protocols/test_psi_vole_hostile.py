@@ -7,23 +7,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protocols.conversation import Outgoing
-from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.psi.circuit.backend import CircuitIntersection
-from protocols.psi.circuit.messages import Kind as CircuitKind
-from protocols.psi.circuit.opprf_backend import OpprfIntersection
-from protocols.psi.circuit.programmed import ProgrammedStocking
-from protocols.psi.interface import (
+from apfed_protocols.conversation import Outgoing
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.psi.circuit.backend import CircuitIntersection
+from apfed_protocols.psi.circuit.messages import Kind as CircuitKind
+from apfed_protocols.psi.circuit.opprf_backend import OpprfIntersection
+from apfed_protocols.psi.circuit.programmed import ProgrammedStocking
+from apfed_protocols.psi.interface import (
     IntersectionAgreement,
     IntersectionTooSmallError,
     Output,
 )
-from protocols.psi.script import ScriptedRole
-from protocols.psi.supply import Supply
-from protocols.psi.vole.backend import VoleIntersection
-from protocols.psi.vole.dealing import VoleStocking
-from protocols.psi.vole.messages import COMMIT, HELLO, Kind, member_dealt_bytes
-from protocols.psi.vole.store import (
+from apfed_protocols.psi.script import ScriptedRole
+from apfed_protocols.psi.supply import Supply
+from apfed_protocols.psi.vole.backend import VoleIntersection
+from apfed_protocols.psi.vole.dealing import VoleStocking
+from apfed_protocols.psi.vole.messages import COMMIT, HELLO, Kind, member_dealt_bytes
+from apfed_protocols.psi.vole.store import (
     DependentRowsError,
     Encoder,
     Rows,

@@ -9,8 +9,14 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.errors import LocalProtocolError
-from protocols.randomness import KEY_BYTES, derive_key, fresh_key, keystream, random_permutation
+from apfed_protocols.errors import LocalProtocolError
+from apfed_protocols.randomness import (
+    KEY_BYTES,
+    derive_key,
+    fresh_key,
+    keystream,
+    random_permutation,
+)
 
 KEY = bytes(range(32))
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.seal import SEAL_OVERHEAD_BYTES, RunKey, SealedLink, fresh_run_key
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.seal import SEAL_OVERHEAD_BYTES, RunKey, SealedLink, fresh_run_key
 
 CONTRACT = b"c" * 32
 # RFC 7748: points of order 1, 2 and 4 or 8 on the curve and its twist.

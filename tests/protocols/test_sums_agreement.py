@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protocols.errors import LocalProtocolError
-from protocols.sums import StepBinding, SumAgreement
+from apfed_protocols.errors import LocalProtocolError
+from apfed_protocols.sums import StepBinding, SumAgreement
 from tests.contracts.sum_parties import agreement, binding
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.sums import BfvSum, MaskedBfvSum
-from protocols.sums.frames import Frame
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.sums import BfvSum, MaskedBfvSum
+from apfed_protocols.sums.frames import Frame
 from tests.contracts.sum_parties import Parties, agreement, binding, fresh_parties, parties
 
 SHAPE = (128, 64)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from protocols.sums.bfv import BfvCipher, centred_binomial, ternary
-from protocols.sums.seal_cipher import SealCipher, SealContext, scratch_file
+from apfed_protocols.sums.bfv import BfvCipher, centred_binomial, ternary
+from apfed_protocols.sums.seal_cipher import SealCipher, SealContext, scratch_file
 
 COUNT = 400_000
 RECIPE = 4096, (60,), 46
@@ -61,7 +61,7 @@ def test_u_is_uniform_on_three_values_of_independent_neighbours() -> None:
 
 def test_few_accepted_bytes_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
     streams = iter([b"\xff" * 40, b"\x00\x01\x02" + b"\xff" * 37, bytes(40)])
-    monkeypatch.setattr("protocols.sums.bfv.keystream", lambda *_, **__: next(streams))
+    monkeypatch.setattr("apfed_protocols.sums.bfv.keystream", lambda *_, **__: next(streams))
     assert ternary(5).tolist() == [-1, 0, 1, -1, -1]
 
 
@@ -110,7 +110,7 @@ def test_ciphertexts_are_the_public_key_times_u_and_two_errors(
             drawn[name].append(draw(count))
             return drawn[name][-1].copy()
 
-        monkeypatch.setattr(f"protocols.sums.bfv.{name}", recorded)
+        monkeypatch.setattr(f"apfed_protocols.sums.bfv.{name}", recorded)
     cipher = BfvCipher(*RECIPE)
     keys, q = cipher.key_pair(), cipher.residues.modulus
     assert cipher.ciphertext_form.count == 8192

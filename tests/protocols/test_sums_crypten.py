@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 if importlib.util.find_spec("crypten") is None:
     pytest.skip("crypten is absent", allow_module_level=True)
 
-from protocols.crypten.ring import draw_share, sum_at_first
-from protocols.discrete_gaussian import MAX_DEVIATION
-from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.sums import CryptenSum, StepBinding
-from protocols.sums.crypten_sum import CryptenContributor
-from protocols.sums.fixed_point import FixedPoint
-from protocols.sums.frames import Frame
-from protocols.sums.masks import StepSeals
+from apfed_protocols.crypten.ring import draw_share, sum_at_first
+from apfed_protocols.discrete_gaussian import MAX_DEVIATION
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.sums import CryptenSum, StepBinding
+from apfed_protocols.sums.crypten_sum import CryptenContributor
+from apfed_protocols.sums.fixed_point import FixedPoint
+from apfed_protocols.sums.frames import Frame
+from apfed_protocols.sums.masks import StepSeals
 from tests.contracts.sum_parties import Parties, agreement, binding, random_values
 from tests.crypten_threads import as_threads
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocols.errors import LocalProtocolError
-from protocols.sums.fixed_point import FixedPoint, Packing, clip_rows
+from apfed_protocols.errors import LocalProtocolError
+from apfed_protocols.sums.fixed_point import FixedPoint, Packing, clip_rows
 
 FULL = st.floats(allow_nan=False, allow_infinity=False)
 
@@ -123,7 +123,7 @@ def test_a_slot_holds_53_bits() -> None:
 _LONG_ROWS = """
 import time
 import numpy as np
-from protocols.sums.fixed_point import clip_rows
+from apfed_protocols.sums.fixed_point import clip_rows
 
 rows = np.full((64, 20_000), 1e-3)
 clip_rows(rows, 10.0)

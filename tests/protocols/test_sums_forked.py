@@ -14,11 +14,11 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import hashlib, json, os, sys
 import numpy as np
-from protocols.errors import LocalProtocolError
-from protocols.randomness import fresh_key, random_permutation
-from protocols.seal import fresh_run_key
-from protocols.sums.bfv import centred_binomial, ternary
-from protocols.sums.step_keys import split
+from apfed_protocols.errors import LocalProtocolError
+from apfed_protocols.randomness import fresh_key, random_permutation
+from apfed_protocols.seal import fresh_run_key
+from apfed_protocols.sums.bfv import centred_binomial, ternary
+from apfed_protocols.sums.step_keys import split
 from tests.contracts.sum_parties import CHOICES, Parties, agreement, make
 
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.sums.frames import Frame, FrameKind, frame_bytes
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.sums.frames import Frame, FrameKind, frame_bytes
 
 frames = st.builds(
     Frame,

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.sums import MaskedSum, SecureSum, join_sum
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.sums import MaskedSum, SecureSum, join_sum
 from tests.contracts.sum_parties import Parties, agreement, binding, random_values
 
 ROOT = Path(__file__).resolve().parents[2]

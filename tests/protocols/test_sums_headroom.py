@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.sums.bfv import BfvCipher, solve_bfv
-from protocols.sums.ckks import (
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.sums.bfv import BfvCipher, solve_bfv
+from apfed_protocols.sums.ckks import (
     ROUNDING_TOLERANCE,
     CkksCipher,
     CkksHeadroom,
@@ -19,8 +19,8 @@ from protocols.sums.ckks import (
     slot_noise,
     solve_ckks,
 )
-from protocols.sums.fixed_point import FixedPoint, Packing
-from protocols.sums.headroom import fresh_noise
+from apfed_protocols.sums.fixed_point import FixedPoint, Packing
+from apfed_protocols.sums.headroom import fresh_noise
 
 
 def fixed_point(passives: int, bits: int = 16) -> FixedPoint:

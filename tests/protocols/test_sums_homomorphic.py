@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.sums import BfvSum, CkksSum
-from protocols.sums.frames import Frame
-from protocols.sums.homomorphic import Encrypter, HomomorphicSum
-from protocols.sums.seal_cipher import SealCipher, SealContext, SealForm, scratch_file
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.sums import BfvSum, CkksSum
+from apfed_protocols.sums.frames import Frame
+from apfed_protocols.sums.homomorphic import Encrypter, HomomorphicSum
+from apfed_protocols.sums.seal_cipher import SealCipher, SealContext, SealForm, scratch_file
 from tests.contracts.sum_parties import (
     Parties,
     agreement,

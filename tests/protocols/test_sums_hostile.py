@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from protocols.sums import SECURE_SUMS
-from protocols.sums.homomorphic import HomomorphicSum
+from apfed_protocols.sums import SECURE_SUMS
+from apfed_protocols.sums.homomorphic import HomomorphicSum
 from tests.with_crypten import usable
 
 SCRIPT = """
 import json, random, resource, sys
 from collections import Counter
 import numpy as np
-from protocols.errors import RemoteProtocolError
-from protocols.sums.homomorphic import Encrypter
+from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.sums.homomorphic import Encrypter
 from tests.contracts.public_keys import genuine_key, residues_of, setup_with
 from tests.contracts.reaction import Rearmed
 from tests.contracts.sum_parties import Parties, agreement, make

@@ -14,7 +14,7 @@ SCRIPT = """
 import json, os, signal, sys, time
 from multiprocessing import Pipe, Process
 from multiprocessing.connection import wait
-from protocols.errors import RemoteProtocolError
+from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed import RecoverableSum, StepBinding, SumAgreement, join_sum
 import numpy as np
 

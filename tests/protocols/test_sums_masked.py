@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.sums import MaskedSum, RecoverableSum, StepBinding
-from protocols.sums.frames import Frame
-from protocols.sums.masked import MaskedReceiver
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.sums import MaskedSum, RecoverableSum, StepBinding
+from apfed_protocols.sums.frames import Frame
+from apfed_protocols.sums.masked import MaskedReceiver
 from tests.contracts.sum_parties import Parties, agreement, binding, fresh_parties, parties
 
 SHAPE = (128, 64)

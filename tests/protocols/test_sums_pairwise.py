@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from protocols.errors import LocalProtocolError
-from protocols.randomness import keystream
-from protocols.sums import MaskedSum, StepBinding
-from protocols.sums.masks import PairwiseSeeds, add_keystream
+from apfed_protocols.errors import LocalProtocolError
+from apfed_protocols.randomness import keystream
+from apfed_protocols.sums import MaskedSum, StepBinding
+from apfed_protocols.sums.masks import PairwiseSeeds, add_keystream
 from tests.contracts.sum_parties import agreement, binding
 
 

@@ -5,9 +5,9 @@ import warnings
 import numpy as np
 import pytest
 
-from protocols.errors import RemoteProtocolError, UnsafeChoiceWarning
-from protocols.sums import PlainSum
-from protocols.sums.frames import frame_bytes
+from apfed_protocols.errors import RemoteProtocolError, UnsafeChoiceWarning
+from apfed_protocols.sums import PlainSum
+from apfed_protocols.sums.frames import frame_bytes
 from tests.contracts.sum_parties import Parties, agreement, random_values
 
 

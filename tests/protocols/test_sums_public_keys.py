@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from protocols.errors import RemoteProtocolError
-from protocols.sums import CkksSum
-from protocols.sums.homomorphic import Encrypter, HomomorphicSum
-from protocols.sums.seal_cipher import SealCipher, SealContext, coefficients
+from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.sums import CkksSum
+from apfed_protocols.sums.homomorphic import Encrypter, HomomorphicSum
+from apfed_protocols.sums.seal_cipher import SealCipher, SealContext, coefficients
 from tests.contracts.public_keys import genuine_key, residues_of, setup_with
 from tests.contracts.sum_parties import agreement, binding, make
 

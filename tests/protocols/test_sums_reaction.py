@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.sums import BfvSum
-from protocols.sums.fixed_point import FixedPoint
-from protocols.sums.frames import Frame
-from protocols.sums.homomorphic import KeyHolder
-from protocols.sums.seal_cipher import SealContext
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.sums import BfvSum
+from apfed_protocols.sums.fixed_point import FixedPoint
+from apfed_protocols.sums.frames import Frame
+from apfed_protocols.sums.homomorphic import KeyHolder
+from apfed_protocols.sums.seal_cipher import SealContext
 from tests.contracts.reaction import (
     Reactions,
     Rearmed,

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.sums import SECURE_SUMS, PlainSum, StepBinding
-from protocols.sums.frames import Frame, FrameKind
-from protocols.sums.interface import FloatArray, IntArray
-from protocols.sums.roles import NoSetup
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.sums import SECURE_SUMS, PlainSum, StepBinding
+from apfed_protocols.sums.frames import Frame, FrameKind
+from apfed_protocols.sums.interface import FloatArray, IntArray
+from apfed_protocols.sums.roles import NoSetup
 from tests.contracts.sum_parties import Parties, agreement, make, random_values
 
 SHAPE = (2, 3)
@@ -89,7 +89,7 @@ class Twice:
         return {me: role.answer(requests[me]) for me, role in self.passives.items()}
 
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 
 def test_two_rounds_give_the_sum() -> None:

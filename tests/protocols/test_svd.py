@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.randomness import fresh_key
-from protocols.svd import SvdAgreement, SvdDealer, SvdFrames, SvdOwner, SvdReceiver, SvdServer
-from protocols.svd.frames import MessageKind
-from protocols.svd.masks import block_sizes, random_orthogonal, rows_masked
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.randomness import fresh_key
+from apfed_protocols.svd import SvdAgreement, SvdDealer, SvdFrames, SvdOwner, SvdReceiver, SvdServer
+from apfed_protocols.svd.frames import MessageKind
+from apfed_protocols.svd.masks import block_sizes, random_orthogonal, rows_masked
 
 Floats = NDArray[np.float64]
 

@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from protocols.seal import RunKey, fresh_run_key
-from protocols.sums import PlainSum, SumAgreement
+from apfed_protocols.seal import RunKey, fresh_run_key
+from apfed_protocols.sums import PlainSum, SumAgreement
 from secure_apfed.contract import Contract
 from secure_apfed.exchange import Envelope, InMemory, Kind, pack
 from secure_apfed.parties import Compute

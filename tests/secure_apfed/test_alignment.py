@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 import secure_apfed.alignment.tables
-from protocols.conversation import converse
-from protocols.errors import RemoteProtocolError
-from protocols.psi import SET_INTERSECTIONS
+from apfed_protocols.conversation import converse
+from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.psi import SET_INTERSECTIONS
 from secure_apfed.alignment import (
     AlignmentSettings,
     IdColumn,

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.psi.ecdh import EcdhIntersection
-from protocols.psi.interface import IntersectionAgreement, IntersectionTooSmallError, Output
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.psi.ecdh import EcdhIntersection
+from apfed_protocols.psi.interface import IntersectionAgreement, IntersectionTooSmallError, Output
 from secure_apfed.alignment import AlignmentSettings, buckets, over_links
 from secure_apfed.alignment.buckets import BucketedIds, bucket_count, capacity
 from secure_apfed.alignment.over_links import align_hub, align_member, signs_of_alignment
@@ -398,7 +398,7 @@ def test_signs_reach_everybody_who_waits_and_are_bounded_by_the_announced_sizes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(signs, "IDS_A_SIGN", 20)
-    monkeypatch.setattr("protocols.psi.threads._POINTS_OF_A_PIECE", 10)
+    monkeypatch.setattr("apfed_protocols.psi.threads._POINTS_OF_A_PIECE", 10)
     session = Session()
     assert set(session.align()["bank"]) == COMMON
     alive = {(one.sender, one.receiver) for one in session.sent if one.kind is Kind.ALIVE}

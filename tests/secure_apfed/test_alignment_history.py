@@ -10,7 +10,7 @@ from filelock import FileLock
 from pydantic import ValidationError
 
 import secure_apfed.alignment.history
-from protocols.psi import SET_INTERSECTIONS
+from apfed_protocols.psi import SET_INTERSECTIONS
 from secure_apfed.alignment import AlignmentSettings, align, intersection
 from secure_apfed.alignment import history as alignment_history
 from secure_apfed.alignment.history import AlignmentHistory
@@ -142,7 +142,7 @@ def test_a_history_is_no_part_of_the_contract(tmp_path: Path) -> None:
     assert kept.for_a_trial() == AlignmentSettings(protocol=kept.protocol, minimum_rows=1)
 
 
-@pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+@pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 @pytest.mark.parametrize("mode", ["all", "pairwise"])
 def test_runs_count_but_neither_resumed_ones_nor_forecasts(mode: str, tmp_path: Path) -> None:
     histories = tmp_path / "histories"

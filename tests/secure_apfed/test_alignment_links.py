@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from protocols.conversation import Conversation, Outgoing
-from protocols.errors import PartyLeftError, RemoteProtocolError
-from protocols.psi import SET_INTERSECTIONS
-from protocols.seal import SealedLink, fresh_run_key
+from apfed_protocols.conversation import Conversation, Outgoing
+from apfed_protocols.errors import PartyLeftError, RemoteProtocolError
+from apfed_protocols.psi import SET_INTERSECTIONS
+from apfed_protocols.seal import SealedLink, fresh_run_key
 from secure_apfed.alignment import AlignmentSettings, canonical_ids, intersection
 from secure_apfed.exchange import InMemory, Kind
 from tests.secure_apfed.seats import network

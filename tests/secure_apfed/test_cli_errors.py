@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.psi.interface import IntersectionTooSmallError
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.psi.interface import IntersectionTooSmallError
 from secure_apfed import terminal
 from secure_apfed.cli import execute
 from secure_apfed.errors import CheckpointError, ConfigError, DataError, ModelError

@@ -24,7 +24,7 @@ from tests.local.processes import Parties
 from tests.secure_apfed.small_runs import small_config
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning"),
+    pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning"),
     pytest.mark.filterwarnings("ignore::secure_apfed.errors.NoHelpWarning"),
 ]
 

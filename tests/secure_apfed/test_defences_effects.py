@@ -9,7 +9,7 @@ from scipy.stats import kstest
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
-from protocols.errors import LocalProtocolError
+from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
 from secure_apfed.defences import Leaving, NoiseSource, Surroundings
@@ -32,7 +32,7 @@ from secure_apfed.errors import ModelError
 from secure_apfed.exchange import Kind, TensorSpec, unpack
 from secure_apfed.runs import run
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 
 def around(classes: int = 2, size: int = 4) -> Surroundings:

@@ -32,7 +32,7 @@ from secure_apfed.methods import METHODS
 from secure_apfed.runs import run
 from tests.secure_apfed.small_runs import small_config
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 INTERFACES = {
     "representations": Layer, "labels": LabelDefence,

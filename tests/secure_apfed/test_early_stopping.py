@@ -19,7 +19,7 @@ from secure_apfed.runs import RunResult, run
 from secure_apfed.runs.training_labels import answered_labels
 from tests.secure_apfed.small_runs import interrupted, small_config
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 STOPPING = [name for name, method in METHODS.items() if method.facts.stops_early]
 TRAIN = {

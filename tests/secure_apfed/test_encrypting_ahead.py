@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from protocols.errors import LocalProtocolError
-from protocols.sums.homomorphic import Encrypter
+from apfed_protocols.errors import LocalProtocolError
+from apfed_protocols.sums.homomorphic import Encrypter
 from secure_apfed.config import Config
 from secure_apfed.errors import ApfedError
 from secure_apfed.methods.ahead import waiting_of, worker_for

@@ -149,7 +149,7 @@ def test_a_person_that_stands_twice_is_named(bunch: Any) -> None:
         VerticalClassifier(passives={"lab": lab}, settings=HELPED).fit(own, bunch.target)
 
 
-@pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+@pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 def test_the_page_s_blocks_run(capsys: pytest.CaptureFixture[str]) -> None:
     page = Path(__file__).parents[2] / "docs" / "python.md"
     blocks = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)

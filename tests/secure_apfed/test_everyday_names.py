@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import secure_apfed
-from protocols.discrete_gaussian import discrete_gaussian
-from protocols.moments.agreement import MomentAgreement
-from protocols.products.agreement import ProductAgreement
-from protocols.psi.interface import IntersectionAgreement
-from protocols.svd.agreement import SvdAgreement
+from apfed_protocols.discrete_gaussian import discrete_gaussian
+from apfed_protocols.moments.agreement import MomentAgreement
+from apfed_protocols.products.agreement import ProductAgreement
+from apfed_protocols.psi.interface import IntersectionAgreement
+from apfed_protocols.svd.agreement import SvdAgreement
 from secure_apfed.exchange import Kind
 from secure_apfed.privacy.accountants import ACCOUNTANTS
 from secure_apfed.privacy.audit import epsilon_below

@@ -8,8 +8,8 @@ from typing import Any
 import msgpack
 import pytest
 
-from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.identity import Identity, fresh_identity, verify
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.identity import Identity, fresh_identity, verify
 from secure_apfed.contract import Contract, Resumption
 from secure_apfed.exchange import Agreement, Envelope, Greeting, InMemory, Kind, Script, agree
 from secure_apfed.methods import METHODS, Start, freshly_brought
@@ -190,7 +190,7 @@ def test_one_identity_is_one_party_and_its_own() -> None:
         Table().play(p1=table.script("p1", known={"p1": bytes(32)}))
 
 
-@pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+@pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 @pytest.mark.parametrize(
     ("method", "changes", "field"),
     [

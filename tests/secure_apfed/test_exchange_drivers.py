@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from protocols.errors import LocalProtocolError, PartyLeftError, RemoteProtocolError
+from apfed_protocols.errors import LocalProtocolError, PartyLeftError, RemoteProtocolError
 from secure_apfed.exchange import Envelope, InMemory, Kind, Links
 from tests.secure_apfed.seats import network
 

@@ -13,8 +13,8 @@ import resource
 
 import torch
 
-from protocols.errors import RemoteProtocolError
-from protocols.seal import fresh_run_key
+from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.seal import fresh_run_key
 from secure_apfed.exchange import InMemory, Kind, TensorSpec, pack, unpack
 
 chance = random.Random(11)

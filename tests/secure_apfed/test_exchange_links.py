@@ -7,14 +7,14 @@ from typing import Any, TypeVar
 
 import pytest
 
-from protocols.conversation import Outgoing
-from protocols.errors import (
+from apfed_protocols.conversation import Outgoing
+from apfed_protocols.errors import (
     LocalProtocolError,
     PartyLeftError,
     RemoteProtocolError,
     RunStoppedError,
 )
-from protocols.seal import SEAL_OVERHEAD_BYTES
+from apfed_protocols.seal import SEAL_OVERHEAD_BYTES
 from secure_apfed.exchange import BEFORE_TRAINING, Awaited, Envelope, InMemory, Kind, drive
 from secure_apfed.exchange.links import Frame
 from secure_apfed.exchange.parts import parts_of

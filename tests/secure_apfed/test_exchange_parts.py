@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from protocols.conversation import Outgoing
-from protocols.errors import PartyLeftError, RemoteProtocolError, RunStoppedError
+from apfed_protocols.conversation import Outgoing
+from apfed_protocols.errors import PartyLeftError, RemoteProtocolError, RunStoppedError
 from secure_apfed.exchange import BEFORE_TRAINING, InMemory, Kind, links, parts, signs
 from secure_apfed.exchange.parts import Gathering, parts_of
 from secure_apfed.exchange.signs import Pulse, most_signs

@@ -8,7 +8,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from protocols.errors import LocalProtocolError
+from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.exchange import Envelope, InMemory, Kind, Transcript, TranscriptSettings
 from tests.secure_apfed.seats import network
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from protocols.errors import RemoteProtocolError
+from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.config.file import load_config_text
 from secure_apfed.contract import RepresentationTerms
 from secure_apfed.errors import NarrowBatchWarning
@@ -18,7 +18,7 @@ from secure_apfed.runs import run
 from tests.secure_apfed.seats import cloned, contract, representations, same
 from tests.secure_apfed.test_parties_apfed import ALIGNMENT, Active, opened, passive
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 D = 32
 

@@ -29,7 +29,7 @@ from secure_apfed.privacy.noise import standard_normals
 from secure_apfed.settings.training import TrainSettings
 from tests.secure_apfed.seats import COMPUTE, SESSION, contract, plain_sum, random
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 ROWS, COLUMNS, CLASSES, D, H = 12, 5, 3, 3, 4
 ALIGNMENT = torch.tensor([7, 2, 9, 4, 0, 11, 5])

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from protocols.errors import RemoteProtocolError
+from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.learning.release import Releases
 from secure_apfed.privacy import BudgetExhaustedError, GaussianGuard, PrivacyLedger
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from protocols.errors import PartyLeftError
+from apfed_protocols.errors import PartyLeftError
 from secure_apfed import live_view
 from secure_apfed.cli import execute
 from secure_apfed.exchange import (

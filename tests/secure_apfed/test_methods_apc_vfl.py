@@ -14,7 +14,7 @@ from secure_apfed.runs import RunFolder, load_model, run
 from secure_apfed.runs.record import read_outcome
 from tests.secure_apfed.small_runs import small_config
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 SMALL = {"network": "selu", "hidden": [16], "representation": 12}
 DISTILLED = {

@@ -9,7 +9,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed.config import Config
 from secure_apfed.data import PartyTable, load_data
 from secure_apfed.errors import ModelError
@@ -23,7 +23,7 @@ from secure_apfed.planning.forecast import forecast
 from secure_apfed.runs import run
 from tests.secure_apfed.small_runs import interrupted, small_config
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 CLEAR = {"scheme": "plain", "masks": "none", "clip": None}
 PARTS = {"dataset": "breast_cancer", "partition": "horizontal", "clients": 3}

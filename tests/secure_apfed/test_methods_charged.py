@@ -6,7 +6,7 @@ import msgpack
 import pytest
 import torch
 
-from protocols.errors import RemoteProtocolError
+from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.methods.charged import Charged, pack_charged, read_charged, said_of
 from secure_apfed.privacy import GaussianRelease, PrivacyLedger
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from protocols.errors import PartyLeftError, RemoteProtocolError
-from protocols.sums import SumContributor
-from protocols.sums.fixed_point import FixedPoint
-from protocols.sums.interface import FloatArray, IntArray, StepBinding
+from apfed_protocols.errors import PartyLeftError, RemoteProtocolError
+from apfed_protocols.sums import SumContributor
+from apfed_protocols.sums.fixed_point import FixedPoint
+from apfed_protocols.sums.interface import FloatArray, IntArray, StepBinding
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError
@@ -296,7 +296,7 @@ def test_a_run_on_digits_that_may_not_go_on_stops_and_resumes_with_all(
     assert attendance_in(tmp_path) == {"left": {}, "steps_without_all": 0}
 
 
-@pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+@pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 @pytest.mark.parametrize("threshold", [3, 4])
 def test_a_step_that_is_played_again_without_somebody_does_not_bare_its_contribution(
     threshold: int, deaths: dict[str, tuple[int, Kind]], tmp_path: Path
@@ -401,7 +401,7 @@ def test_waiting_has_a_length_and_a_new_session_to_come(rules: dict[str, Any]) -
         config_of(rules={**WAIT, **rules})
 
 
-@pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+@pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 @pytest.mark.parametrize("method", ["split_nn_sum", "mmvfl"])
 def test_a_sum_that_lacks_somebody_is_never_read_as_that_of_all(method: str) -> None:
     """Where passives' representations or pseudo-labels are added, no step goes on without one."""

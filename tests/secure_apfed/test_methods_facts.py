@@ -17,7 +17,7 @@ from secure_apfed.planning.forecast import Forecast, forecast
 from secure_apfed.runs import run
 from tests.secure_apfed.small_runs import small_config
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 
 # What names nobody has heard of are like: facts of their own, under a protocol that exists.

@@ -8,8 +8,8 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from protocols.errors import RemoteProtocolError
-from protocols.psi.interface import IntersectionTooSmallError
+from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.psi.interface import IntersectionTooSmallError
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
 from secure_apfed.exchange import Envelope, Kind, TensorSpec, pack, unpack
@@ -21,7 +21,7 @@ from tests.secure_apfed.single_steps import active_of, passives_of, random_data,
 from tests.secure_apfed.test_methods_apfed import Monolith, assert_equal
 from tests.with_crypten import pair_of
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 OVERLAPS = {"passive-1": range(20), "passive-2": range(12, 30)}
 

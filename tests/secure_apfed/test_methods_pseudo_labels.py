@@ -8,7 +8,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.exchange import Kind, Links, pack
@@ -19,7 +19,7 @@ from secure_apfed.runs import run
 from tests.secure_apfed.small_runs import interrupted, small_config
 from tests.with_crypten import pair_of, usable_secure_sums
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 METHODS_OF_VIEWS = [
     name for name, method in METHODS.items() if method.facts.averages == "pseudo-labels"

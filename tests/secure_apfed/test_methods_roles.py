@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import secure_apfed.methods.session as session_module
-from protocols.errors import RemoteProtocolError
+from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.exchange import Envelope, InMemory, Kind, Links
 from secure_apfed.methods import Simulation, open_session
 from secure_apfed.methods.apfed import ApfedPassive
@@ -19,7 +19,7 @@ from secure_apfed.methods.method import meet, meet_all
 from tests.secure_apfed.seats import network
 from tests.secure_apfed.single_steps import ROWS, random_data, step_config
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 BATCH = torch.arange(16)
 PASSIVES = ("passive-1", "passive-2", "passive-3")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from protocols.errors import PartyLeftError, RemoteProtocolError
-from protocols.identity import fresh_identity
+from apfed_protocols.errors import PartyLeftError, RemoteProtocolError
+from apfed_protocols.identity import fresh_identity
 from secure_apfed.config import Config
 from secure_apfed.contract import AGGREGATOR
 from secure_apfed.data import PartyTable, VerticalData
@@ -20,7 +20,7 @@ from secure_apfed.runs import RunResult, run
 from tests.secure_apfed.single_steps import ROWS, own_of, passives_of, random_data, step_config
 from tests.secure_apfed.small_runs import small_config
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 BATCH = torch.arange(16)
 NAMES = ("active", "passive-1", "passive-2")

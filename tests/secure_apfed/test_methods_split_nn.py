@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from torch import nn
 from torch.nn import functional as F
 
-from protocols.errors import RemoteProtocolError
+from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError
@@ -18,7 +18,7 @@ from secure_apfed.methods.alignment import positions_of
 from secure_apfed.runs import run
 from tests.secure_apfed.small_runs import small_config
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 MASKED = {"scheme": "plain", "masks": "pairwise", "clip": 4.0}
 CLEAR = {"scheme": "plain", "masks": "none", "clip": None}

@@ -11,7 +11,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from protocols.errors import RemoteProtocolError
+from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.config import Config
 from secure_apfed.data import UNLABELLED, ColumnEncoding, PartyTable, VerticalData
 from secure_apfed.exchange import Envelope, Kind, TensorSpec, pack, unpack
@@ -26,7 +26,7 @@ from secure_apfed.solo import BASELINES, SoloTask
 from tests.secure_apfed.single_steps import active_of, step_config
 from tests.secure_apfed.small_runs import interrupted, small_config
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 K, TRAIN, TEST, LABELLED = 4, 240, 160, 8
 

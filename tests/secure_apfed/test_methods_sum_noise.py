@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from experiments.report.contents import accounting_of, privacy_document
-from experiments.report.folder import read_run
+from apfed_experiments.report.contents import accounting_of, privacy_document
+from apfed_experiments.report.folder import read_run
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_config, load_config_text
 from secure_apfed.data import load_data
@@ -25,7 +25,7 @@ from tests.secure_apfed.single_steps import own_of
 from tests.secure_apfed.small_runs import small_config
 from tests.with_crypten import pair_of
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 NOISE = {"sigma": 3.0}
 

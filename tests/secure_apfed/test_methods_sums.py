@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from protocols.sums import SECURE_SUMS
+from apfed_protocols.sums import SECURE_SUMS
 from secure_apfed.exchange import Kind
 from secure_apfed.methods import Session, open_session
 from secure_apfed.settings.training import SumSettings
@@ -22,7 +22,7 @@ from tests.secure_apfed.test_methods_apfed import (
 )
 from tests.with_crypten import pair_of, usable_secure_sums
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 OTHERS = [name for name in usable_secure_sums() if name != "plain + pairwise masks"]
 STEPS = 3

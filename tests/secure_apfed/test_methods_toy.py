@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.run import mount
-from experiments.report import write_report
+from apfed_attacks.run import mount
+from apfed_experiments.report import write_report
 from secure_apfed.config import AttackChoice, Config
 from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.exchange import Kind, Links, pack

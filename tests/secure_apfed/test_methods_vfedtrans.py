@@ -9,8 +9,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from protocols.errors import PartyLeftError, RemoteProtocolError
-from protocols.svd import SvdAgreement, SvdFrames
+from apfed_protocols.errors import PartyLeftError, RemoteProtocolError
+from apfed_protocols.svd import SvdAgreement, SvdFrames
 from secure_apfed.config import Config
 from secure_apfed.contract import AGGREGATOR
 from secure_apfed.data import VerticalData, load_data
@@ -23,7 +23,7 @@ from secure_apfed.runs import load_model, run
 from tests.secure_apfed.small_runs import interrupted, small_config
 from tests.secure_apfed.test_methods_votes_encrypted import altered
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 
 def config_of(vectors: int = 8, **changes: Any) -> Config:

@@ -11,8 +11,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from protocols.errors import RemoteProtocolError
-from protocols.sums import SECURE_SUMS
+from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.sums import SECURE_SUMS
 from secure_apfed.config import Config
 from secure_apfed.data import PartyTable, VerticalData, load_data
 from secure_apfed.errors import CheckpointError
@@ -27,7 +27,7 @@ from secure_apfed.runs.record import read_outcome
 from secure_apfed.solo import BASELINES, Predictor, SoloTask
 from tests.secure_apfed.small_runs import interrupted, small_config
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 OPENINGS = ["votes", "votes_randomised", "votes_encrypted", "votes_moment"]
 

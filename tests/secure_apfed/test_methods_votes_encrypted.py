@@ -10,7 +10,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from protocols.errors import PartyLeftError, RemoteProtocolError
+from apfed_protocols.errors import PartyLeftError, RemoteProtocolError
 from secure_apfed.contract import AGGREGATOR
 from secure_apfed.data import load_data
 from secure_apfed.errors import CheckpointError, ConfigError
@@ -22,7 +22,7 @@ from secure_apfed.privacy.votes import summed_votes
 from secure_apfed.runs import run
 from tests.secure_apfed.test_methods_votes import clear_votes, config_of
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 
 def session_of(**changes: Any) -> tuple[Simulation, np.ndarray]:

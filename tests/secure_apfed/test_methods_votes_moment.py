@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protocols.errors import PartyLeftError, RemoteProtocolError
-from protocols.moments import MomentAgreement
+from apfed_protocols.errors import PartyLeftError, RemoteProtocolError
+from apfed_protocols.moments import MomentAgreement
 from secure_apfed.contract import AGGREGATOR
 from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError
@@ -20,7 +20,7 @@ from secure_apfed.runs import run
 from tests.secure_apfed.test_methods_votes import clear_votes, config_of
 from tests.secure_apfed.test_methods_votes_encrypted import altered
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 VOTES = {"epsilon": 4.0, "moment_features": 64}
 
@@ -71,7 +71,7 @@ def test_a_dealer_takes_part_and_holds_nothing() -> None:
 
 
 def test_the_dealer_is_never_far_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protocols.moments.agreement.BLOCK_BYTES", 2**15)
+    monkeypatch.setattr("apfed_protocols.moments.agreement.BLOCK_BYTES", 2**15)
     sent: list[tuple[Kind, int]] = []
     send = Links.send
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from experiments.tradeoff import TradeOff
+from apfed_experiments.tradeoff import TradeOff
 from secure_apfed import names
 from secure_apfed.alignment import align
 from secure_apfed.config import Config

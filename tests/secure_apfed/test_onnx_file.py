@@ -74,7 +74,7 @@ def said(path: Path, model: SoloModel, raw: Any) -> tuple[Any, Any]:
     return label_N, probability_NK
 
 
-@pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+@pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 @pytest.mark.parametrize("dataset", EMBEDDED)
 @pytest.mark.parametrize("network", NETWORKS)
 def test_it_says_what_predict_says(tmp_path: Path, dataset: str, network: str) -> None:

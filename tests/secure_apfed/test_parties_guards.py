@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from protocols.errors import RemoteProtocolError
+from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.exchange import Envelope, Kind, pack
 from secure_apfed.methods import Simulation, open_session
 from secure_apfed.methods.apfed import ApfedAggregator, ApfedLearner, ApfedPassive

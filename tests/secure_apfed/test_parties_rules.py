@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from protocols.errors import RemoteProtocolError
+from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.contract import RepresentationTerms
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Kind, pack

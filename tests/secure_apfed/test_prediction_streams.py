@@ -21,7 +21,7 @@ from secure_apfed.runs.predicted_files import row_writer
 from secure_apfed.runs.prediction import predict_file, predict_into
 from tests.secure_apfed.test_tasks_regression import config_of, own_tables
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from protocols.errors import LocalProtocolError
+from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.privacy import GaussianGuard, NoGuard, PrivacyLedger, calibrate_sigma
 from secure_apfed.privacy.audit import (
     Audit,

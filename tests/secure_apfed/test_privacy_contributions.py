@@ -10,7 +10,7 @@ import torch
 from dp_accounting.rdp import RdpAccountant
 from numpy.typing import NDArray
 
-from protocols.discrete_gaussian import MAX_DEVIATION, discrete_gaussian
+from apfed_protocols.discrete_gaussian import MAX_DEVIATION, discrete_gaussian
 from secure_apfed.errors import ConfigError
 from secure_apfed.privacy.audit import audit_release
 from secure_apfed.privacy.contributions import (
@@ -125,7 +125,7 @@ def test_the_excess_of_a_sum_vanishes_quickly() -> None:
 @pytest.mark.parametrize(("columns", "rows"), [(1, 1), (64, 1), (64, 128)])
 def test_sensitivity_holds_for_quantised_neighbours(columns: int, rows: int) -> None:
     """Opposite rows on the bound, where rounding helps most."""
-    from protocols.sums.fixed_point import FixedPoint
+    from apfed_protocols.sums.fixed_point import FixedPoint
 
     fixed_point = FixedPoint(clip_norm=1.0, bits=4, contributors=1)
     bound = sensitivity_in_steps(levels=fixed_point.levels, columns=columns, rows=rows)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from protocols.errors import LocalProtocolError
+from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.errors import CheckpointError
 from secure_apfed.privacy import (
     FrozenGaussianGuard,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from protocols.errors import LocalProtocolError
+from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.errors import ConfigError
 from secure_apfed.privacy import GradientGuard, PrivacyLedger
 from secure_apfed.privacy.audit import mu_below_if_independent

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from protocols.sums import SECURE_SUMS
+from apfed_protocols.sums import SECURE_SUMS
 from secure_apfed.privacy import LabelResponse, NoLabelPrivacy
 from secure_apfed.privacy.contributions import contributions_statement
 from secure_apfed.privacy.guarantee import LABEL_ASSUMPTIONS, NOTHING_RELEASED, guarantee_of

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from protocols.errors import LocalProtocolError
+from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.errors import ConfigError
 from secure_apfed.privacy import (
     GUARDS,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from protocols.errors import LocalProtocolError
+from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.privacy import LABEL_MECHANISMS, LabelMechanism, LabelSettings
 from secure_apfed.privacy import make_label_mechanism as make

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from protocols.errors import LocalProtocolError
+from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.privacy import (
     ACCOUNTANTS,

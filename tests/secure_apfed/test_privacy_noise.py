@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy import stats
 
-from protocols.errors import LocalProtocolError
+from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.privacy import GaussianGuard, GradientGuard
 from secure_apfed.privacy.noise import on_grid, standard_normals
 

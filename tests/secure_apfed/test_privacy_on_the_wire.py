@@ -18,7 +18,7 @@ from secure_apfed.config import Config
 from secure_apfed.exchange import Kind, TensorSpec, unpack
 from secure_apfed.runs import RunResult, run
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 EPOCHS, D, CLIP, SIGMA = 3, 4, 1e-3, 1.0
 METHODS = ("apfed_c", "tvfl")

@@ -12,9 +12,9 @@ from dp_accounting.pld import PLDAccountant, privacy_loss_distribution
 from numpy.typing import NDArray
 from scipy.stats import chi2
 
-from protocols.errors import LocalProtocolError
-from protocols.randomness import fresh_key
-from protocols.sums.fixed_point import FixedPoint
+from apfed_protocols.errors import LocalProtocolError
+from apfed_protocols.randomness import fresh_key
+from apfed_protocols.sums.fixed_point import FixedPoint
 from secure_apfed.errors import ConfigError
 from secure_apfed.labellers import (
     LABELLERS,

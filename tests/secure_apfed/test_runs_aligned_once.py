@@ -11,7 +11,7 @@ from secure_apfed.runs import RunResult, run
 from secure_apfed.runs.aligned_once import PastAlignment, aligned_once
 from tests.secure_apfed.small_runs import interrupted, small_config
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 SHORT = {"train": {"epochs": 1, "batch_size": 64, "device": "cpu"}}
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from protocols.errors import RemoteProtocolError
+from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.config import Config
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Envelope, TensorSpec, unpack
@@ -21,7 +21,7 @@ from secure_apfed.runs import run
 from tests.secure_apfed.small_runs import interrupted, small_config
 from tests.with_crypten import pair_of
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 EPOCHS = 3
 

@@ -14,7 +14,7 @@ from secure_apfed.runs import load_model, resumable, run
 from secure_apfed.runs.folder import RunFolder
 from tests.secure_apfed.small_runs import small_config
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 DELTA = 1e-5
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.report import write_report
+from apfed_experiments.report import write_report
 from secure_apfed import runs
 from secure_apfed.cli import execute
 from secure_apfed.config.file import load_config_text

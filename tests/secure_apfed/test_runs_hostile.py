@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from experiments.reconstructions import FILE, read_examples
-from experiments.report import audited, read_run, write_report
+from apfed_experiments.reconstructions import FILE, read_examples
+from apfed_experiments.report import audited, read_run, write_report
 from secure_apfed.errors import ApfedError, CheckpointError, ModelError
 from secure_apfed.folder_files import (
     MOST_BYTES,
@@ -24,7 +24,7 @@ from secure_apfed.folder_files import (
 from secure_apfed.runs import load_model, load_recording, run
 from tests.secure_apfed.small_runs import interrupted, small_config
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 NOT_JSON = {
     "nothing": b"",

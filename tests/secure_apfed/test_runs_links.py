@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.report import write_report
-from experiments.study import Point, finish
+from apfed_experiments.report import write_report
+from apfed_experiments.study import Point, finish
 from secure_apfed.data import load_data
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.methods import Start, freshly_brought

@@ -11,8 +11,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from experiments.report import write_report
-from experiments.solo import keep_solo
+from apfed_experiments.report import write_report
+from apfed_experiments.solo import keep_solo
 from secure_apfed.config import Config
 from secure_apfed.data import UNLABELLED, load_data
 from secure_apfed.errors import CheckpointError, ConfigError
@@ -24,7 +24,7 @@ from secure_apfed.runs.scored_rows import read_scored
 from secure_apfed.tasks import task_loss
 from tests.secure_apfed.small_runs import small_config
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 ALL = set(names_of("classification"))
 

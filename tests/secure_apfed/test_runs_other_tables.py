@@ -17,7 +17,7 @@ from secure_apfed.privacy import BudgetExhaustedError, GaussianRelease, PrivacyL
 from secure_apfed.runs import run
 from tests.secure_apfed.small_runs import interrupted
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 ROWS = 60
 PARTIES = ("bank", "shop", "clinic")

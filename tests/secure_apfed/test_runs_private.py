@@ -11,7 +11,7 @@ from secure_apfed.runs import run
 from secure_apfed.runs.folder import make_private
 from tests.secure_apfed.small_runs import interrupted, small_config
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 
 def mode(path: Path) -> int:

@@ -10,8 +10,8 @@ from typing import Any
 import msgpack
 import pytest
 
-from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.sums.homomorphic import KeyHolder
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.sums.homomorphic import KeyHolder
 from secure_apfed.config import Config
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Kind, Links

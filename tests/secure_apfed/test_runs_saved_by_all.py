@@ -10,7 +10,7 @@ from secure_apfed.runs.party_folder import PartyKeeper
 from tests.secure_apfed.small_runs import small_config
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning"),
+    pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning"),
     pytest.mark.filterwarnings("ignore::secure_apfed.errors.NoHelpWarning"),
 ]
 

@@ -33,7 +33,7 @@ from secure_apfed.runs.party_folder import PartyFolder
 from tests.secure_apfed.small_runs import interrupted, small_config
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 
 def parameters_of(folder: Path) -> dict[str, torch.Tensor]:

@@ -29,7 +29,7 @@ from secure_apfed.runs.folder import read_sealed, write_sealed
 from secure_apfed.runs.training_labels import TrainingLabels
 from tests.secure_apfed.small_runs import interrupted, small_config
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 KEY = bytes(range(32))
 RESPONSE = {"mechanism": "randomised_response", "epsilon": 1.0}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from protocols.errors import UnsafeChoiceWarning
+from apfed_protocols.errors import UnsafeChoiceWarning
 from secure_apfed.config import Config
 from secure_apfed.data import ImageEncoding, PartyTable, VerticalData, load_data
 from secure_apfed.errors import ConfigError, ModelError
@@ -21,7 +21,7 @@ from secure_apfed.simulation import simulate, simulate_many, why_not
 from secure_apfed.simulation.stacked import UnstackableError, simulate_stacked
 from secure_apfed.simulation.together import begin, train
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 _MIXED = {
     "default": {"objective": {"name": "contrastive"}, "weight": 2.0},

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 import secure_apfed.alignment.supply_file
-from protocols.conversation import converse
-from protocols.errors import LocalProtocolError
-from protocols.psi.circuit.backend import CircuitIntersection
-from protocols.psi.circuit.stocking import Stocking
-from protocols.psi.interface import IntersectionAgreement
-from protocols.psi.supply import Supply
+from apfed_protocols.conversation import converse
+from apfed_protocols.errors import LocalProtocolError
+from apfed_protocols.psi.circuit.backend import CircuitIntersection
+from apfed_protocols.psi.circuit.stocking import Stocking
+from apfed_protocols.psi.interface import IntersectionAgreement
+from apfed_protocols.psi.supply import Supply
 from secure_apfed.alignment.supply_file import store_supply, take_supply
 from secure_apfed.errors import DataError
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from protocols.conversation import Conversation, Outgoing
-from protocols.errors import RemoteProtocolError
-from protocols.psi import SET_INTERSECTIONS
+from apfed_protocols.conversation import Conversation, Outgoing
+from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.psi import SET_INTERSECTIONS
 from secure_apfed.alignment import AlignmentSettings, canonical_ids, intersection, take_part
 from tests.waiting import LONG_S, wait_until
 from tests.with_crypten import usable

@@ -11,10 +11,10 @@ import torch
 from pydantic import ValidationError
 from sklearn.metrics import roc_auc_score
 
-from attacks.run import full_suite, mount
-from experiments.report import write_report
-from experiments.solo import keep_solo
-from experiments.tasks import CASES, HEADER, compare_tasks
+from apfed_attacks.run import full_suite, mount
+from apfed_experiments.report import write_report
+from apfed_experiments.solo import keep_solo
+from apfed_experiments.tasks import CASES, HEADER, compare_tasks
 from secure_apfed.config import Config
 from secure_apfed.data import DataSettings, PartySettings, load_data
 from secure_apfed.errors import DataError
@@ -27,7 +27,7 @@ from secure_apfed.solo.detectors import DETECTORS, compare_detectors
 from secure_apfed.tasks import TASKS, Anomaly
 from tests.secure_apfed.small_runs import interrupted, small_config
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 NO_GUARD = {"mechanism": "none", "noise": "reproducible_insecure"}
 DIGITS = {"dataset": "digits", "views": 4, "anomaly": "6", "limit": 300}

@@ -12,10 +12,10 @@ from pydantic import ValidationError
 from safetensors.torch import load
 from sklearn.metrics import r2_score
 
-from attacks.run import full_suite, mount
-from experiments.report import write_report
-from experiments.run_list import list_runs
-from experiments.solo import keep_solo
+from apfed_attacks.run import full_suite, mount
+from apfed_experiments.report import write_report
+from apfed_experiments.run_list import list_runs
+from apfed_experiments.solo import keep_solo
 from secure_apfed.config import Config
 from secure_apfed.data import (
     DataSettings,
@@ -42,7 +42,7 @@ from secure_apfed.solo.numbers import REGRESSORS, compare_numbers
 from secure_apfed.tasks import TASKS, Regression
 from tests.secure_apfed.small_runs import interrupted, small_config
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 NO_GUARD = {"mechanism": "none", "noise": "reproducible_insecure"}
 TAKING = [name for name, method in METHODS.items() if "regression" in method.facts.tasks]

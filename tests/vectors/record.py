@@ -5,7 +5,7 @@ import json
 import sys
 from typing import Any
 
-from protocols.conversation import converse
+from apfed_protocols.conversation import converse
 from tests.vectors.recorded import (
     RECOVERABLE,
     RECOVERED,

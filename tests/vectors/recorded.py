@@ -18,14 +18,14 @@ import tenseal.sealapi as seal
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
-from protocols.conversation import converse
-from protocols.errors import UnsafeChoiceWarning
-from protocols.seal import RunKey
-from protocols.sums import SECURE_SUMS, SecureSum, StepBinding, SumAgreement
-from protocols.sums.homomorphic import HomomorphicSum, KeyHolder
-from protocols.sums.masks import PairwiseSeeds
-from protocols.sums.roles import OneRoundCombiner
-from protocols.sums.seal_cipher import SealContext, scratch_file
+from apfed_protocols.conversation import converse
+from apfed_protocols.errors import UnsafeChoiceWarning
+from apfed_protocols.seal import RunKey
+from apfed_protocols.sums import SECURE_SUMS, SecureSum, StepBinding, SumAgreement
+from apfed_protocols.sums.homomorphic import HomomorphicSum, KeyHolder
+from apfed_protocols.sums.masks import PairwiseSeeds
+from apfed_protocols.sums.roles import OneRoundCombiner
+from apfed_protocols.sums.seal_cipher import SealContext, scratch_file
 
 AGREEMENT: dict[str, Any] = {
     "session": "vectors",
@@ -83,11 +83,11 @@ def fixed_randomness() -> Iterator[None]:
         return RunKey.restored(block())
 
     with (
-        patch("protocols.seal.fresh_key", block),
-        patch("protocols.sums.step_keys.fresh_key", block),
-        patch("protocols.sums.crypten_sum.fresh_key", block),
-        patch("protocols.sums.masks.fresh_run_key", run_key),
-        patch("protocols.sums.recoverable.fresh_run_key", run_key),
+        patch("apfed_protocols.seal.fresh_key", block),
+        patch("apfed_protocols.sums.step_keys.fresh_key", block),
+        patch("apfed_protocols.sums.crypten_sum.fresh_key", block),
+        patch("apfed_protocols.sums.masks.fresh_run_key", run_key),
+        patch("apfed_protocols.sums.recoverable.fresh_run_key", run_key),
         patch("Crypto.Protocol.SecretSharing.rng", block),
     ):
         yield

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.sums import SECURE_SUMS
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.sums import SECURE_SUMS
 from tests.vectors.record import SEEDED
 from tests.vectors.recorded import (
     DECODED_LEVELS,

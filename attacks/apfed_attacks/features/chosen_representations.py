@@ -1,0 +1,159 @@
+"""A6, chosen representations: a malicious active of APFed-C reads the passives' own ones.
+
+Run by: an active that sends one direction u for every person in place of representations. The
+cosine loss then answers each row with (m - P z_i) / (tau |h|), where z_i is the passive's unit
+representation, P takes its part along u away, and m is the same for all rows: differences of
+rows are differences of people. A second direction v gives the part along u, unit norms and the
+loss itself give the rest. With several passives the same holds of the sum of their z_i, and only
+of the sum.
+
+Own derivation from Eqs. (14) to (16) of APFed. Where the protocol refuses representations that
+are too much alike, `spread` makes them differ, and the answers are explained numerically; or
+`decoys` fill the batch.
+
+Letters: B batch, N people asked about, D numbers of a representation.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from apfed_attacks.features.contrastive_inversion import Question, explain_sums, why_not_contrastive
+from apfed_attacks.features.regression import guess_features
+from apfed_attacks.interface import Guess
+from apfed_attacks.live.strategy import (
+    ActiveAttack,
+    ActiveSeat,
+    ask_among_decoys,
+    notes_of,
+    people_to_ask,
+    rows_at_once,
+    why_not_played,
+)
+from apfed_attacks.view import AdversaryView, Agreed, Knowledge
+from secure_apfed.objectives import ContrastiveSettings
+from secure_apfed.seeds import derive_seed
+
+__all__ = ["ChosenRepresentations"]
+
+_ROOM = 4.0
+
+
+class ChosenRepresentations(ActiveAttack):
+    """Ask about people in two directions; rebuild the representations; regress to features.
+
+    Without rules both directions go into one batch, every person twice; under the protocol they
+    are two steps, between which the passives train.
+
+    With decoys only what is the same for all rows of a direction is used, not the loss itself.
+    """
+
+    name: ClassVar[str] = "chosen_representations"
+
+    iterations: int = Field(500, ge=1)
+
+    def applicable(self, view: AdversaryView) -> str | None:
+        """It needs to have been played against contrastive objectives."""
+        if view.role in self.roles and view.agreed and (reason := why_not_contrastive(view)):
+            return reason
+        return why_not_played(self, view)
+
+    def play(self, seat: ActiveSeat, knowledge: Knowledge, seed: int) -> Mapping[str, Tensor]:
+        """Ask in both directions; return people and, for both, what was sent and opened."""
+        people_N = people_to_ask(seat, knowledge, self.people)
+        draw = torch.Generator().manual_seed(derive_seed(seed, self.name))
+        size = math.prod(seat.terms.shape)
+        axes_2D = torch.linalg.qr(torch.randn(size, 2, generator=draw, dtype=torch.float64)).Q.T
+        length = min(max(_ROOM, seat.terms.minimum_norm), seat.terms.maximum_norm)
+
+        def question(axis_D: Tensor, rows: int) -> Tensor:
+            noise_BD = torch.randn(rows, size, generator=draw, dtype=torch.float64) / size**0.5
+            return length * F.normalize(axis_D + self.spread * noise_BD, dim=1)
+
+        sent = [question(axis_D, len(people_N)) for axis_D in axes_2D]
+        if seat.protected:
+            opened = [ask_among_decoys(self, seat, people_N, rows_ND, draw) for rows_ND in sent]
+        else:
+            shaped = torch.cat(sent).reshape(-1, *seat.terms.shape)
+            opened = list(seat.ask(people_N.repeat(2), shaped).flatten(1).double().chunk(2))
+        return {
+            "people": people_N,
+            "sent": torch.stack(sent),
+            "opened": torch.stack(opened),
+            "batch": torch.tensor(
+                rows_at_once(self, seat) if seat.protected else len(people_N) * 2
+            ),
+        }
+
+    def run(self, view: AdversaryView, seed: int) -> Guess:
+        """Guess the victim's features of the people asked about that are no shadow rows."""
+        people_N, z_ND = self.representations(view)
+        positions, order = people_N.sort()
+        return guess_features(
+            view, positions, {"z": z_ND[order]},
+            hidden=self.hidden, components=self.components, seed=seed,
+        )  # fmt: skip
+
+    def representations(self, view: AdversaryView) -> tuple[Tensor, Tensor]:
+        """Return people (N,) and, for one passive, its unit z (N, D).
+
+        For several, the sum of theirs, centred on the mean of each batch; so too with decoys.
+
+        Raises:
+            AttackError: the view is not of a live run of this attack.
+        """
+        notes, contributors = notes_of(self, view), list(view.agreed.values())
+        people_N, size = notes["people"], int(notes["batch"])
+        found = []
+        together = size > len(people_N)
+        chunk = len(people_N) if together else size
+        for at in torch.arange(len(people_N)).split(chunk):
+            sent, opened = notes["sent"][:, at], notes["opened"][:, at]
+            differences_BD = _differences(sent, opened, contributors)
+            if len(contributors) > 1 or self.decoys:
+                found.append(differences_BD)
+                continue
+            if together:
+                twice = torch.arange(len(at)).repeat(2)
+                questions = [Question.of(sent.flatten(0, 1), opened.flatten(0, 1), twice)]
+            else:
+                questions = [Question.of(h, g) for h, g in zip(sent, opened, strict=True)]
+            start = _on_the_sphere(differences_BD)
+            found.append(
+                explain_sums(questions, contributors, view.budget.iterations, start_ND=start)
+            )
+        return people_N, torch.cat(found)
+
+
+def _differences(sent: Tensor, opened: Tensor, contributors: list[Agreed]) -> Tensor:
+    """Return the sum over contributors of z_i, weighted, minus its mean over the batch (B, D).
+
+    `sent` (2, B, D) is each about one direction, `opened` are the answers.
+    """
+    objective = contributors[0].objective
+    assert isinstance(objective, ContrastiveSettings)
+    along_2D = F.normalize(sent.mean(dim=1), dim=1)
+    scaled = -objective.temperature * sent.norm(dim=2, keepdim=True) * opened
+    first_BD, second_BD = scaled - scaled.mean(dim=1, keepdim=True)
+    # The first answer says nothing along its own direction, the second one does.
+    missing_B1: Tensor = (second_BD - first_BD) @ along_2D[0][:, None]
+    whole_BD: Tensor = first_BD + missing_B1 * along_2D[0]
+    return whole_BD
+
+
+def _on_the_sphere(differences_BD: Tensor) -> Tensor:
+    """Return points with these differences whose norms are as near to 1 as the mean allows.
+
+    |m + d_i|^2 = 1 is linear in the mean m and in |m|^2 - 1.
+    """
+    ones_B1 = torch.ones_like(differences_BD[:, :1])
+    system = torch.cat([2 * differences_BD, ones_B1], dim=1)
+    right = -differences_BD.square().sum(dim=1, keepdim=True)
+    # The one driver for systems of any rank is the CPU's.
+    found: Tensor = torch.linalg.lstsq(system.cpu(), right.cpu(), driver="gelsd").solution
+    return differences_BD + found[:-1, 0].to(differences_BD.device)

@@ -1,0 +1,219 @@
+"""A5, contrastive inversion: a curious active reads the passives' representations out of sums.
+
+Run by: the active of APFed-C, which sent h honestly and decoded the sum of the passives'
+gradients. The gradient of the contrastive loss depends on the passive's unit representations
+only, one equation for each unknown: L-BFGS finds those that explain the sum. With one passive
+these are its representations; with several, one set that would explain their sum, a mixture.
+From shadow rows it then learns representations, x^A -> x^p. The secure sum is no protection
+against this: its receiver reads the sum.
+
+Own derivation from Eqs. (14) to (16) of APFed; the start and the objective are close to
+gradient matching (Zhu et al., 2019, Deep Leakage from Gradients). A passive's weight and the clip
+of its rows are part of what is matched; a clipped row keeps its direction only. Every step is
+inverted by itself, since the passive's networks change from step to step.
+
+Letters: B batch, N rows of the epoch, D numbers of a representation.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from apfed_attacks.features.regression import FeatureAttack, Regression
+from apfed_attacks.fusion import beside
+from apfed_attacks.interface import AttackError, Guess
+from apfed_attacks.reading import Observed, batches
+from apfed_attacks.view import AdversaryView, Agreed, Role
+from secure_apfed.objectives import ContrastiveSettings, contrastive_loss
+
+__all__ = [
+    "ContrastiveInversion",
+    "Question",
+    "contrastive_sum",
+    "explain_sums",
+    "opened_batches",
+    "why_not_contrastive",
+]
+
+_SMALLEST_BATCH = 2
+
+
+class ContrastiveInversion(FeatureAttack):
+    """Invert every sum of the last epoch that is not zero, then regress to the victim's features.
+
+    Attacks use the recovered representations, the same beside the own features x, and the
+    sums as they are. Baselines, with the same shadow rows: their mean, and x alone.
+    """
+
+    name: ClassVar[str] = "contrastive_inversion"
+    roles: ClassVar[tuple[Role, ...]] = ("active",)
+
+    def applicable(self, view: AdversaryView) -> str | None:
+        """The active needs the sums that it decoded, of a contrastive objective."""
+        if reason := self.wrong_role(view):
+            return reason
+        own = view.facts.own_objective
+        if not view.facts.sums_gradients or (own and own.name != "contrastive"):
+            return f"{view.method}: the active receives no sum of contrastive gradients"
+        if not any(opened_batches(view, epoch) for epoch in view.epochs):
+            return "the recording holds no sum as the active decoded it"
+        return why_not_contrastive(view)
+
+    def run(self, view: AdversaryView, seed: int) -> Guess:
+        """Guess the victim's features of the rows of the last epoch that are no shadow rows."""
+        sums, recovered = self._invert(view)
+        positions = self.choose(view, sums.positions, seed)
+        z_ND, sum_ND = (self.scaled(each.at(positions), seed) for each in (recovered, sums))
+        x_NF = self.own(view, positions, seed)
+        regress = Regression.of(view, positions, hidden=self.hidden, seed=seed)
+        columns = {
+            "recovered z": z_ND,
+            **beside("recovered z", z_ND, x_NF),
+            **beside("sums", sum_ND, x_NF),
+        }
+        return regress.guess(positions, regress.on(columns), x_NF)
+
+    def _invert(self, view: AdversaryView) -> tuple[Observed, Observed]:
+        """Return sums and recovered representations of the last epoch that has any gradient."""
+        contributors = list(view.agreed.values())
+        asked = next(filter(None, (_questions(view, epoch) for epoch in reversed(view.epochs))), [])
+        if not asked:
+            raise AttackError(
+                f"every sum that {view.name} opened is zero everywhere for people whom "
+                f"{view.knowledge.victim} holds; there is no gradient to invert"
+            )
+        recovered = [
+            explain_sums([question], contributors, view.budget.iterations) for _, question in asked
+        ]
+        positions, order = torch.cat([rows_B for rows_B, _ in asked]).sort()
+        return (
+            Observed(positions, torch.cat([question.sum for _, question in asked])[order]),
+            Observed(positions, torch.cat(recovered)[order]),
+        )
+
+
+def why_not_contrastive(view: AdversaryView) -> str | None:
+    """Return why the sums of this view are not of one contrastive objective, or None."""
+    objectives = {agreed.objective for agreed in view.agreed.values()}
+    if not objectives:
+        return "the view does not say what the passives contribute (agreed)"
+    if any(item.name != "contrastive" for item in objectives):
+        return "a passive contributes gradients of another objective than the contrastive one"
+    if len(objectives) > 1:
+        return "the passives' contrastive objectives differ, so no one set explains their sum"
+    return None
+
+
+def opened_batches(view: AdversaryView, epoch: int) -> list[tuple[int, Tensor, Tensor]]:
+    """Return (step, rows (B,), what was sent (B, D)) of the steps whose sum was opened."""
+    return [
+        (step, rows_B, h_BD)
+        for step, rows_B, h_BD in batches(view, epoch)
+        if step in view.opened and len(rows_B) >= _SMALLEST_BATCH
+    ]
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """What the active sent in a step and the sum that it opened.
+
+    Attributes:
+        h: (B, D) what it sent.
+        sum: (B, D) the sum of lambda_p B dL_p/dh over the contributors, rows clipped.
+        people: (B,) which of the unknown representations each row is of.
+    """
+
+    h: Tensor
+    sum: Tensor
+    people: Tensor
+
+    @classmethod
+    def of(cls, h_BD: Tensor, sum_BD: Tensor, people_B: Tensor | None = None) -> Self:
+        """In double precision; by default each row is another person's."""
+        people_B = torch.arange(len(h_BD)) if people_B is None else people_B
+        return cls(h_BD.flatten(1).double(), sum_BD.flatten(1).double(), people_B)
+
+
+def _questions(view: AdversaryView, epoch: int) -> list[tuple[Tensor, Question]]:
+    """Return rows (B,) and question of each step of which any gradient came.
+
+    Rows that the victim does not hold took no part in its loss.
+    """
+    found = []
+    for step, rows_B, h_BD in opened_batches(view, epoch):
+        held_B = view.holds(view.knowledge.victim, rows_B)
+        question = Question.of(h_BD[held_B], view.opened[step][held_B])
+        if held_B.sum() >= _SMALLEST_BATCH and question.sum.any():
+            found.append((rows_B[held_B], question))
+    return found
+
+
+def explain_sums(
+    questions: Sequence[Question],
+    contributors: Sequence[Agreed],
+    iterations: int,
+    *,
+    start_ND: Tensor | None = None,
+) -> Tensor:
+    """Return unit representations (N, D) that, held by every contributor, give these sums.
+
+    Args:
+        questions: about N people, answered with the same representations.
+        contributors: of one contrastive objective.
+        iterations: of L-BFGS on |predicted - sum|^2 / |sum|^2.
+        start_ND: where it starts, any norm; by default a mixture of the first sum and h.
+
+    Raises:
+        AttackError: the sums are zero everywhere.
+    """
+    first = questions[0]
+    scale = sum(float(item.sum.square().sum()) for item in questions)
+    if not scale:
+        raise AttackError("the sum is zero everywhere; it holds no gradient to invert")
+    if start_ND is None:
+        start_ND = F.normalize(-first.sum, dim=1) + 0.5 * F.normalize(first.h, dim=1)
+    guess_ND = start_ND.double().clone().requires_grad_()
+    optimiser = torch.optim.LBFGS(
+        [guess_ND], max_iter=iterations, history_size=20, line_search_fn="strong_wolfe",
+        tolerance_grad=1e-12, tolerance_change=1e-15,
+    )  # fmt: skip
+
+    def mismatch() -> Tensor:
+        optimiser.zero_grad()
+        error = guess_ND.new_zeros(())
+        for item in questions:
+            found_BD = contrastive_sum(item.h, guess_ND[item.people], contributors)
+            error = error + (found_BD - item.sum).square().sum() / scale
+        (guess_ND.grad,) = torch.autograd.grad(error, guess_ND)
+        return error.detach()
+
+    optimiser.step(mismatch)
+    return F.normalize(guess_ND.detach(), dim=1)
+
+
+def contrastive_sum(h_BD: Tensor, p_BD: Tensor, contributors: Sequence[Agreed]) -> Tensor:
+    """Return what the active decodes (B, D) if every contributor holds `p_BD`; differentiable."""
+    objective = contributors[0].objective
+    assert isinstance(objective, ContrastiveSettings)
+    sent_BD = h_BD.detach().clone().requires_grad_()
+    loss = contrastive_loss(
+        sent_BD, p_BD, temperature=objective.temperature, anchors=objective.anchors
+    )
+    (row_BD,) = torch.autograd.grad(loss * len(h_BD), sent_BD, create_graph=True)
+    scale_B1 = torch.zeros_like(row_BD[:, :1])
+    for agreed in contributors:
+        scale_B1 = scale_B1 + _clipped_weight(row_BD, agreed)
+    return row_BD * scale_B1
+
+
+def _clipped_weight(row_BD: Tensor, agreed: Agreed) -> Tensor:
+    """Return lambda_p, or less for rows (B, 1) that are clipped after it."""
+    if agreed.clip is None:
+        return torch.full_like(row_BD[:, :1], agreed.weight)
+    norm_B1 = row_BD.norm(dim=1, keepdim=True).clamp(min=1e-30)
+    weight_B1: Tensor = (agreed.clip / norm_B1).clamp(max=agreed.weight)
+    return weight_B1

@@ -1,0 +1,147 @@
+"""A7, decoder extraction: a malicious active of APFed-R reads the passives' features.
+
+Run by: an active that chooses representations. For one h the answer (2 lambda / F) J^T (DEC(h) -
+x) is affine in a row's features x, and for the same h with the same matrix for all rows. So a
+few known pairs, one more than the rank of J, open every other row of that batch, whatever the
+decoder ("same point"). Where the decoder is linear, with matrix W, answers to h = 0 and h = e_k
+of one row give W^T W; its factor turns the answers into x up to a rotation and a shift, which
+the known pairs fix (Procrustes; "gram"). A sum over several passives is affine in all their
+features: the secure sum hides them as far as D numbers cannot hold them all.
+
+Own derivation from Eq. (12) of APFed. Without rules everything is asked in one batch, in which a
+row may occur twice, so no passive trains in between; under the protocol a row occurs once a
+step, and `spread` or `decoys` keep a batch from being near-constant.
+
+Letters: B batch, N people asked about, D numbers of a representation, F features.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from apfed_attacks.features.regression import Regression, guess_features
+from apfed_attacks.interface import FloatArray, Guess, Prediction
+from apfed_attacks.live.strategy import (
+    ActiveAttack,
+    ActiveSeat,
+    ask_among_decoys,
+    notes_of,
+    people_to_ask,
+    why_not_played,
+)
+from apfed_attacks.view import AdversaryView, Knowledge
+from secure_apfed.seeds import derive_seed
+
+__all__ = ["DecoderExtraction"]
+
+_RANK = 1e-5
+
+
+class DecoderExtraction(ActiveAttack):
+    """Ask at one point and, without rules, along every axis; fit the known pairs.
+
+    Attributes:
+        length: norm of the point that it asks at, within what the contract allows.
+    """
+
+    name: ClassVar[str] = "decoder_extraction"
+
+    length: float = Field(1.0, gt=0)
+
+    def applicable(self, view: AdversaryView) -> str | None:
+        """It needs to have been played against reconstructing passives."""
+        kinds = {agreed.objective.name for agreed in view.agreed.values()}
+        if view.role in self.roles and kinds and kinds != {"reconstruction"}:
+            return "a passive contributes gradients of another objective than reconstruction"
+        return why_not_played(self, view)
+
+    def play(self, seat: ActiveSeat, knowledge: Knowledge, seed: int) -> Mapping[str, Tensor]:
+        """Ask; return people, what was sent to them and opened, and answers about the axes."""
+        people_N = people_to_ask(seat, knowledge, self.people)
+        draw = torch.Generator().manual_seed(derive_seed(seed, self.name))
+        size = math.prod(seat.terms.shape)
+        point_D = torch.randn(size, generator=draw, dtype=torch.float64)
+        length = min(max(self.length, seat.terms.minimum_norm), seat.terms.maximum_norm)
+        if not seat.protected:
+            return self._ask_at_once(seat, people_N, length * point_D / point_D.norm())
+        noise_ND = torch.randn(len(people_N), size, generator=draw, dtype=torch.float64)
+        far_ND = point_D / point_D.norm() + self.spread * noise_ND / size**0.5
+        sent_ND = length * far_ND / far_ND.norm(dim=1, keepdim=True)
+        opened_ND = ask_among_decoys(self, seat, people_N, sent_ND, draw)
+        return {"people": people_N, "sent": sent_ND, "opened": opened_ND}
+
+    def _ask_at_once(
+        self, seat: ActiveSeat, people_N: Tensor, point_D: Tensor
+    ) -> Mapping[str, Tensor]:
+        """One step: everybody at the point and at zero, and one person along every axis."""
+        size, count = len(point_D), len(people_N)
+        at_point_ND = point_D.expand(count, size)
+        asked = torch.cat([at_point_ND, torch.zeros_like(at_point_ND), torch.eye(size).double()])
+        rows = torch.cat([people_N, people_N, people_N[:1].expand(size)])
+        answers = seat.ask(rows, asked.reshape(-1, *seat.terms.shape)).flatten(1).double()
+        opened, zero, axes = answers.split([count, count, size])
+        return {
+            "people": people_N, "sent": at_point_ND, "opened": opened,
+            "zero": zero, "gram": axes - zero[:1],
+        }  # fmt: skip
+
+    def run(self, view: AdversaryView, seed: int) -> Guess:
+        """Guess the victim's features of the people asked about that are no shadow rows."""
+        notes = notes_of(self, view)
+        positions, order = notes["people"].sort()
+        answers_ND = notes["opened"][order]
+        guess = guess_features(
+            view, positions, {"answers": answers_ND},
+            hidden=self.hidden, components=self.components, seed=seed,
+        )  # fmt: skip
+        regress = Regression.of(view, positions, hidden=self.hidden, seed=seed)
+        exact = {"affine on answers": Prediction(_affine(regress, answers_ND.numpy(force=True)))}
+        if "gram" in notes:
+            turned_NR = _unrotated(notes["zero"][order], notes["gram"]).numpy(force=True)
+            if turned_NR.shape[1] <= regress.pairs.shape[1]:
+                exact["gram"] = Prediction(_procrustes(regress, turned_NR))
+        return replace(guess, attacks={**exact, **guess.attacks})
+
+
+def _unrotated(zero_ND: Tensor, gram_DD: Tensor) -> Tensor:
+    """Return R^T (b - x) (N, rank) from answers W^T (b - x) and W^T W, both times one number c.
+
+    Divided by sqrt(c), which the caller's pairs fix.
+    """
+    values_D, vectors_DD = torch.linalg.eigh((gram_DD + gram_DD.T) / 2)
+    kept = values_D > _RANK * values_D[-1]
+    inverse = vectors_DD[:, kept] / values_D[kept].sqrt()
+    turned_NR: Tensor = zero_ND @ inverse
+    return turned_NR
+
+
+def _procrustes(regress: Regression, turned_NR: FloatArray) -> FloatArray:
+    """Turn, scale and shift (N, R) onto the known pairs; return the rows that are guessed (U, F).
+
+    R is at most F. What a decoder of lower rank cannot tell stays at the known pairs' mean, and so
+    does a feature in which these do not vary: they say nothing of how it is turned.
+    """
+    known = turned_NR[regress.shadow]
+    middle, centre = known.mean(axis=0), regress.pairs.mean(axis=0)
+    left, sizes, right = np.linalg.svd(
+        (known - middle).T @ (regress.pairs - centre), full_matrices=False
+    )
+    kept = sizes > _RANK * sizes[0]
+    turn_RF = left[:, kept] @ right[kept] * sizes.sum() / np.square(known - middle).sum()
+    found: FloatArray = (turned_NR[~regress.shadow] - middle) @ turn_RF + centre
+    return found
+
+
+def _affine(regress: Regression, values_NF: FloatArray) -> FloatArray:
+    """Fit features = A values + b exactly to the known pairs, with the smallest A; apply it."""
+    known = values_NF[regress.shadow]
+    middle, centre = known.mean(axis=0), regress.pairs.mean(axis=0)
+    weights = np.linalg.pinv(known - middle, rcond=_RANK) @ (regress.pairs - centre)
+    found: FloatArray = (values_NF[~regress.shadow] - middle) @ weights + centre
+    return found

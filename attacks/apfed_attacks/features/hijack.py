@@ -1,0 +1,311 @@
+"""Feature-space hijacking: a malicious party pulls a victim's encoder into its own feature space.
+
+Run by: a party whose answers train the victim's encoder (Pasquini et al., 2021, Unleashing the
+Tiger: Inference Attacks on Split Learning, FSHA). It knows some outsiders wholly, the victim's
+features included. From these it trains a simulator f and a decoder d with d(f(x)) near x, and a
+discriminator between f(x) and the representations that it receives; its answer pulls those
+towards f's space. Then d decodes them.
+
+`hijack` is played by an active of TVFL, which returns to one passive, in place of the gradient of
+the task, the gradient that pulls; the passive cannot tell one from the other. In APFed no party
+returns such a gradient. `reversed_hijack` (A4) is played by a passive of APFed: in split learning
+the server does this to its clients; here the passive has to do it through a sum with other
+passives' gradients, against the active's own loss, and with rows no longer than the sum's clip.
+
+Deviations from that paper: f and d are trained before the first answer and stay as they are, so
+that what the victim is pulled to does not move; the loss is the non-saturating one with a penalty
+on slopes, unless "wasserstein" is chosen, under which the victim's scale kept swinging here; the
+discriminator is a perceptron, and f and d are ones where the victim sends no maps.
+
+Letters: B batch, N rows, P outsiders, D numbers of a representation, F features of the victim.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from apfed_attacks.columns import own_columns
+from apfed_attacks.features.feature_space import decoder_for, layers, simulator_for, slope_penalty
+from apfed_attacks.features.regression import ridge
+from apfed_attacks.interface import AttackError, Guess, Prediction
+from apfed_attacks.live.strategy import AnsweringAttack, notes_of, why_not_played
+from apfed_attacks.reading import released
+from apfed_attacks.view import AdversaryView, Knowledge, Role
+from secure_apfed.contract import RepresentationTerms
+from secure_apfed.models import Shape
+from secure_apfed.seeds import derive_seed, seeded
+
+__all__ = ["Beside", "FeatureSpaceHijack", "Hijack", "HijackAttack", "ReversedHijack", "Space"]
+
+_AWAY_FROM_ZERO = 2.0
+_BETAS = 0.5, 0.999  # Adam's betas: a game between two learners wants little momentum
+_AT_ONCE = 500  # rows that are encoded or decoded together
+
+
+class HijackAttack(AnsweringAttack):
+    """Hijack while training; decode the representations of the last epoch.
+
+    Baselines, with the same outsiders: their mean, and ridge regression from the own features.
+
+    Attributes:
+        strength: kappa, by which the answer is multiplied.
+        loss: of discriminator and answer; FSHA's notebook takes the Wasserstein one.
+        penalty: weight of the discriminator's slopes (FSHA's notebook: 500).
+        ahead: training steps of simulator and decoder, before the first answer.
+        rounds: training rounds of the discriminator for each step that it answers.
+        learning_rate, judge_rate: of simulator and decoder, and of the discriminator (Adam).
+        conditioned: whether the discriminator compares representations together with the
+            adversary's own features of the same people, which says which outsiders a person
+            resembles. The paper's server has no features.
+        batch: outsiders in a step before the first answer.
+        channels: of convolutions (see `apfed_attacks.features.feature_space`).
+    """
+
+    strength: float = Field(1.0, gt=0)
+    loss: Literal["logistic", "wasserstein"] = "logistic"
+    penalty: float = Field(1.0, ge=0)
+    ahead: int = Field(600, ge=1)
+    rounds: int = Field(1, ge=1)
+    learning_rate: float = Field(1e-3, gt=0)
+    judge_rate: float = Field(1e-3, gt=0)
+    conditioned: bool = True
+    batch: int = Field(64, ge=2)
+    channels: int = Field(16, ge=1)
+
+    def applicable(self, view: AdversaryView) -> str | None:
+        """It needs to have been played by the adversary of this view."""
+        return why_not_played(self, view)
+
+    def begin(
+        self, terms: RepresentationTerms, knowledge: Knowledge, own_AF: Tensor, seed: int
+    ) -> "Hijack":
+        """Start with fresh networks."""
+        assert knowledge.victim is not None
+        outsiders = knowledge.public[knowledge.victim].float()
+        own = [rows for name, rows in knowledge.public.items() if name != knowledge.victim]
+        known_PF = outsiders.new_empty(len(outsiders), 0)
+        if own and self.conditioned:
+            known_PF = _as_own_columns(own[0], own_AF.flatten(1).shape[1])
+        beside = Beside(own_AF, known_PF)
+        return Hijack(self, terms.shape, outsiders, beside, derive_seed(seed, self.name))
+
+    def run(self, view: AdversaryView, seed: int) -> Guess:
+        """Decode what was received of every row."""
+        notes, victim = notes_of(self, view), view.knowledge.victim
+        assert victim is not None
+        seen = released(view, victim)
+        positions = seen["h"].positions
+        outsiders = view.knowledge.public[victim].float()
+        sent = tuple(notes["shape"].tolist())
+        space = Space(self, sent, outsiders)
+        space.decoder.load_state_dict({key: notes[key] for key in space.decoder.state_dict()})
+        decoded = {
+            f"decoded {name}": Prediction(
+                space.decoded(observed.at(positions).float()).double().numpy(force=True)
+            )
+            for name, observed in seen.items()
+        }
+        public_PF = outsiders.flatten(1).double().numpy(force=True)
+        mean_NF = np.tile(public_PF.mean(axis=0), (len(positions), 1))
+        baselines = {"mean of the outsiders": Prediction(mean_NF)}
+        own = view.knowledge.public.get(view.parties[0])
+        if own is not None:
+            own_NC = own_columns(view, positions).double().numpy(force=True)
+            own_PC = _as_own_columns(own, own_NC.shape[1]).double().numpy(force=True)
+            baselines["ridge on x"] = ridge(own_PC, public_PF, own_NC)
+        return Guess(
+            positions=positions,
+            attacks=decoded,
+            baselines=baselines,
+        )
+
+
+class FeatureSpaceHijack(HijackAttack):
+    """FSHA: a malicious active of TVFL rebuilds a passive's features."""
+
+    name: ClassVar[str] = "hijack"
+    roles: ClassVar[tuple[Role, ...]] = ("active",)
+
+    def applicable(self, view: AdversaryView) -> str | None:
+        """It needs joint training, in which it was played."""
+        if view.role in self.roles and not view.facts.returns_gradients:
+            return f"{view.method}: the active returns no gradient that trains a passive's encoder"
+        if view.role in self.roles and view.facts.sums_representations:
+            return f"{view.method}: the active reads a sum of representations, and no passive's own"
+        return super().applicable(view)
+
+
+class ReversedHijack(HijackAttack):
+    """A4: a malicious passive of APFed rebuilds the active's features."""
+
+    name: ClassVar[str] = "reversed_hijack"
+    roles: ClassVar[tuple[Role, ...]] = ("passive",)
+
+    def applicable(self, view: AdversaryView) -> str | None:
+        """It needs a sum that trains the active's encoder, in which it was played."""
+        if view.role in self.roles and not view.facts.sums_gradients:
+            return f"{view.method}: no answer of a passive trains the active's encoder"
+        return super().applicable(view)
+
+
+def _as_own_columns(known_P: Tensor, columns: int) -> Tensor:
+    """Return (P, columns): rows (P, ...) of people whom one party holds, beside its own columns.
+
+    Raises:
+        AttackError: so many columns are not that party's.
+    """
+    known_PF = known_P.flatten(1)
+    missing = columns - known_PF.shape[1]
+    if missing not in (0, 1):
+        raise AttackError(
+            f"rows of {known_PF.shape[1]} features cannot stand beside {columns} own columns; "
+            "give rows of the same party"
+        )
+    return F.pad(known_PF, (0, missing))
+
+
+class Space:
+    """The adversary's feature space: simulator f, decoder d, and the outsiders in one unit."""
+
+    def __init__(self, attack: HijackAttack, sent: Shape, outsiders: Tensor) -> None:
+        self.outsiders = rows_PF = outsiders.flatten(1)
+        self._low, self._high = rows_PF.min(), rows_PF.max()
+        self._centre_F, self._scale = rows_PF.mean(dim=0), float(rows_PF.std()) or 1.0
+        self.public_PF = (rows_PF - self._centre_F) / self._scale
+        widths = tuple(outsiders.shape[1:]), sent, attack.hidden, attack.channels
+        self.simulator = simulator_for(*widths).to(outsiders.device)
+        self.decoder = decoder_for(*widths).to(outsiders.device)
+
+    @torch.no_grad()
+    def simulated(self, features_NF: Tensor) -> Tensor:
+        """f(x), (N, D)."""
+        scaled_NF = (features_NF.flatten(1) - self._centre_F) / self._scale
+        return torch.cat([self.simulator(scaled_BF) for scaled_BF in scaled_NF.split(_AT_ONCE)])
+
+    @torch.no_grad()
+    def decoded(self, z_ND: Tensor) -> Tensor:
+        """d(z), (N, F), in the outsiders' units and range."""
+        decoded_NF = torch.cat([self.decoder(z_BD) for z_BD in z_ND.split(_AT_ONCE)])
+        return (decoded_NF * self._scale + self._centre_F).clamp(self._low, self._high)
+
+
+class Beside:
+    """The adversary's own features of a row, in units of the outsiders' ones.
+
+    Args:
+        own_AF: by alignment position; own_PF: of the outsiders. (P, 0): none are used.
+    """
+
+    def __init__(self, own_AF: Tensor, own_PF: Tensor) -> None:
+        self._own_AF = own_AF.flatten(1).float() if own_PF.shape[1] else None
+        self._outsiders_PF = own_PF.float()
+        self._centre_F = self._outsiders_PF.mean(dim=0)
+        self._scale = (float(self._outsiders_PF.std()) if self.size else 1.0) or 1.0
+
+    @property
+    def size(self) -> int:
+        """F."""
+        return self._outsiders_PF.shape[1]
+
+    def rows(self, positions_B: Tensor) -> Tensor:
+        """Of people in the training, by alignment position."""
+        if self._own_AF is None:
+            return self._outsiders_PF.new_empty(len(positions_B), 0)
+        return (self._own_AF[positions_B] - self._centre_F) / self._scale
+
+    def outsiders(self, rows_B: Tensor) -> Tensor:
+        """Of outsiders, by number."""
+        return (self._outsiders_PF[rows_B] - self._centre_F) / self._scale
+
+
+class Hijack:
+    """The adversary's networks and how it answers a step."""
+
+    def __init__(
+        self, attack: HijackAttack, sent: Shape, outsiders: Tensor, beside: Beside, seed: int
+    ) -> None:
+        self._attack, self._sent, self._seed = attack, sent, seed
+        self._beside = beside
+        with seeded(seed, "networks"):
+            self._space = Space(attack, sent, outsiders)
+            self._judge = layers(math.prod(sent) + beside.size, *[attack.hidden] * 2, 1)
+        self._judge.to(outsiders.device)
+        self._judging = torch.optim.Adam(
+            self._judge.parameters(), attack.judge_rate, betas=_BETAS, fused=True
+        )
+        self._target_PD: Tensor | None = None
+        self._reach_D: Tensor | None = None
+
+    def answer(self, step: int, rows_B: Tensor, z_BD: Tensor) -> Tensor:
+        """Train on this batch; return the gradient, row by row, that makes z look like f(x)."""
+        z_BD = z_BD.detach().to(self._space.outsiders.device, torch.float32)
+        if self._target_PD is None:
+            self._target_PD = self._build(z_BD)
+        own_BF = self._beside.rows(rows_B)
+        theirs_BD = torch.cat([z_BD, own_BF], dim=1)
+        with seeded(self._seed, step):
+            for _ in range(self._attack.rounds):
+                self._judge_batch(theirs_BD, self._target_PD)
+        wanted_BD = z_BD.clone().requires_grad_()
+        judged_B = self._judge(torch.cat([wanted_BD, own_BF], dim=1))
+        logistic = self._attack.loss == "logistic"
+        loss = F.softplus(-judged_B).sum() if logistic else -judged_B.sum()
+        (gradient_BD,) = torch.autograd.grad(loss, wanted_BD)
+        return gradient_BD * self._attack.strength
+
+    def _build(self, z_BD: Tensor) -> Tensor:
+        """Train simulator and decoder within the victim's reach; return f of the outsiders."""
+        space, attack = self._space, self._attack
+        # What the first batch shows of a victim behind a ReLU: numbers that stay 0.
+        self._reach_D = (z_BD > 0).any(dim=0) if bool((z_BD >= 0).all()) else None
+        parameters = [*space.simulator.parameters(), *space.decoder.parameters()]
+        adam = torch.optim.Adam(parameters, attack.learning_rate, fused=True)
+        with seeded(self._seed, "ahead"):
+            for _ in range(attack.ahead):
+                rows_B = torch.randint(len(space.public_PF), (attack.batch,))
+                public_BF = space.public_PF[rows_B]
+                simulated_BD = _within_reach(space.simulator(public_BF), self._reach_D)
+                adam.zero_grad()
+                F.mse_loss(space.decoder(simulated_BD), public_BF).backward()
+                adam.step()
+        return self.simulated(space.outsiders)
+
+    def _judge_batch(self, theirs_BD: Tensor, target_PD: Tensor) -> None:
+        outsiders_B = torch.randint(len(target_PD), (len(theirs_BD),))
+        mine_BD = torch.cat([target_PD[outsiders_B], self._beside.outsiders(outsiders_B)], dim=1)
+        mine_B, theirs_B = self._judge(mine_BD), self._judge(theirs_BD)
+        logistic = self._attack.loss == "logistic"
+        if logistic:
+            loss = F.softplus(-mine_B).mean() + F.softplus(theirs_B).mean()
+        else:
+            loss = theirs_B.mean() - mine_B.mean()
+        slope = 0.0 if logistic else 1.0
+        penalty = slope_penalty(self._judge, theirs_BD, mine_BD, slope=slope)
+        self._judging.zero_grad()
+        (loss + self._attack.penalty * penalty).backward()
+        self._judging.step()
+
+    def decoded(self, z_ND: Tensor) -> Tensor:
+        """Flattened features (N, F) out of flattened representations: d."""
+        return self._space.decoded(z_ND)
+
+    def simulated(self, features_NF: Tensor) -> Tensor:
+        """Representations (N, D) as they are to look: f, which the experimenter compares with."""
+        return _within_reach(self._space.simulated(features_NF), self._reach_D)
+
+    def notes(self) -> Mapping[str, Tensor]:
+        """The decoder's state."""
+        return {**self._space.decoder.state_dict(), "shape": torch.tensor(self._sent)}
+
+
+def _within_reach(simulated_BD: Tensor, reach_D: Tensor | None) -> Tensor:
+    """Keep the space where a ReLU lets the victim go, and far enough from 0 to learn."""
+    if reach_D is None:
+        return simulated_BD
+    return F.softplus(simulated_BD + _AWAY_FROM_ZERO) * reach_D

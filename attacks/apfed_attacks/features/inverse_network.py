@@ -1,0 +1,49 @@
+"""A3, inverse network, paired: a curious party rebuilds the features behind representations.
+
+Run by: whoever receives a victim's representations: in APFed a passive, or several that pool
+what they have, against the active; in TVFL the active against each passive. It knows the
+victim's features of some shadow rows (former customers, a leak, a public part), learns from
+these pairs h, x -> the victim's features, and applies it to every other row (He et al., 2019,
+Model Inversion Attacks Against Collaborative Inference; the paired form).
+
+Letters: N observed rows, n of them shadow rows, U the others, F the victim's features.
+"""
+
+from typing import ClassVar
+
+from apfed_attacks.columns import FloatArray, why_nothing_of_victim
+from apfed_attacks.features.regression import FeatureAttack, Regression
+from apfed_attacks.fusion import beside
+from apfed_attacks.interface import Guess
+from apfed_attacks.reading import released
+from apfed_attacks.view import AdversaryView, Role
+
+__all__ = ["InverseNetwork"]
+
+
+class InverseNetwork(FeatureAttack):
+    """Regressors from h, and from h beside the own features x, to the victim's features.
+
+    h is the last release of each row and, where more than two epochs were kept, the mean of all.
+
+    Baselines, with the same shadow rows: their mean, and the same regressors from x alone.
+    """
+
+    name: ClassVar[str] = "inverse_network"
+    roles: ClassVar[tuple[Role, ...]] = ("passive", "active")
+
+    def applicable(self, view: AdversaryView) -> str | None:
+        """The adversary needs representations that the victim released to it."""
+        return why_nothing_of_victim(self, view)
+
+    def run(self, view: AdversaryView, seed: int) -> Guess:
+        """Guess the victim's features of the observed rows that are no shadow rows."""
+        seen = released(view, view.knowledge.victim)
+        positions = self.choose(view, seen["h"].positions, seed)
+        x_NF = self.own(view, positions, seed)
+        regress = Regression.of(view, positions, hidden=self.hidden, seed=seed)
+        columns: dict[str, FloatArray] = {}
+        for name, observed in seen.items():
+            h_NF = self.scaled(observed.at(positions), seed)
+            columns |= {name: h_NF, **beside(name, h_NF, x_NF)}
+        return regress.guess(positions, regress.on(columns), x_NF)

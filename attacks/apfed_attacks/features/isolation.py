@@ -1,0 +1,95 @@
+"""A8, isolation: a malicious active takes one passive's gradient out of the sum.
+
+Run by: an active that receives sums over several passives and wants one part. "weight" asks the
+others for lambda = 0. "unequal" sends the others representations of norm 1e6, to which gradients
+of the cosine loss shrink as 1 / norm (and to the victim the honest ones). "subset" has one batch
+summed with and without the victim, and subtracts. "collusion" subtracts what colluding passives
+say that they contributed: no rule can stop that, only a second honest passive.
+
+Shown by: notes of this project on what a homomorphic sum leaves open. What is isolated is then
+read like any single gradient; here by regression from shadow rows.
+
+Letters: B batch, N people asked about, D numbers of a representation.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from apfed_attacks.features.regression import guess_features
+from apfed_attacks.interface import Guess
+from apfed_attacks.live.strategy import (
+    ActiveAttack,
+    ActiveSeat,
+    notes_of,
+    people_to_ask,
+    why_not_played,
+)
+from apfed_attacks.view import AdversaryView, Knowledge
+from secure_apfed.seeds import derive_seed
+
+__all__ = ["Isolation"]
+
+
+class Isolation(ActiveAttack):
+    """Isolate the victim's contribution for some people; regress it to the victim's features.
+
+    Attributes:
+        way: how, see above.
+        colluding: how many other passives collude; None: all of them ("collusion" only).
+        length: norm of the representations that the victim gets; far: that the others get
+            ("unequal" only).
+    """
+
+    name: ClassVar[str] = "isolation"
+
+    way: Literal["weight", "unequal", "subset", "collusion"] = "unequal"
+    colluding: int | None = Field(None, ge=0)
+    length: float = Field(1.0, gt=0)
+    far: float = Field(1e6, gt=0)
+    people: int = Field(64, ge=4)
+    shadow_rows: int = Field(30, ge=2)
+
+    def applicable(self, view: AdversaryView) -> str | None:
+        """It needs several passives, and to have been played."""
+        if view.role in self.roles and len(view.agreed) == 1:
+            return "with one passive the sum is its gradient; there is nothing to isolate"
+        return why_not_played(self, view)
+
+    def play(self, seat: ActiveSeat, knowledge: Knowledge, seed: int) -> Mapping[str, Tensor]:
+        """Ask about one batch; return people and what should be the victim's part alone."""
+        rows_B = people_to_ask(seat, knowledge, min(self.people, seat.batch_size))
+        draw = torch.Generator().manual_seed(derive_seed(seed, self.name))
+        size = math.prod(seat.terms.shape)
+        noise_BD = torch.randn(len(rows_B), size, generator=draw, dtype=torch.float64)
+        unit_BD = noise_BD / noise_BD.norm(dim=1, keepdim=True)
+        length = min(max(self.length, seat.terms.minimum_norm), seat.terms.maximum_norm)
+        sent_BD = (length * unit_BD).reshape(-1, *seat.terms.shape)
+        victim = knowledge.victim
+        others = [name for name in seat.passives if name != victim]
+        if self.way == "weight":
+            found = seat.ask(rows_B, sent_BD, weights=dict.fromkeys(others, 0.0))
+        elif self.way == "unequal":
+            far_BD = sent_BD / length * self.far
+            found = seat.ask(rows_B, sent_BD, instead=dict.fromkeys(others, far_BD))
+        elif self.way == "subset":
+            found = seat.ask(rows_B, sent_BD)
+            found = found - seat.ask(rows_B, sent_BD, participants=others)
+        else:
+            found = seat.ask(rows_B, sent_BD)
+            for name in others[: self.colluding]:
+                found = found - seat.contributed(name)
+        return {"people": rows_B, "isolated": found.flatten(1).double()}
+
+    def run(self, view: AdversaryView, seed: int) -> Guess:
+        """Guess the victim's features of the people asked about that are no shadow rows."""
+        notes = notes_of(self, view)
+        positions, order = notes["people"].sort()
+        return guess_features(
+            view, positions, {"isolated part": notes["isolated"][order]},
+            hidden=self.hidden, components=self.components, seed=seed,
+        )  # fmt: skip

@@ -1,0 +1,197 @@
+"""A victim's features out of columns, learnt from shadow rows; shared by attacks on features.
+
+Attacks and baselines get the same regressors and the same shadow rows; only their columns
+differ. Nothing here chooses among the regressors.
+
+Letters: N rows, n of them shadow rows, U the others, F the victim's features.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import RidgeCV
+from sklearn.neural_network import MLPRegressor
+from torch import Tensor
+
+from apfed_attacks.columns import ColumnAttack, FloatArray, own_columns, standardised
+from apfed_attacks.fusion import beside
+from apfed_attacks.interface import AttackError, Guess, Prediction, Target
+from apfed_attacks.repeated import guessed_once
+from apfed_attacks.view import AdversaryView
+
+__all__ = ["REGRESSORS", "FeatureAttack", "Regression", "guess_features", "ridge"]
+
+_ALPHAS = np.logspace(-2, 4, 13)
+_BATCH = 200
+# (hidden width, most iterations, seed, rows) -> an unfitted scikit-learn regressor of many outputs.
+# Where one batch holds all rows their order changes nothing, and shuffling takes half of the time.
+REGRESSORS: Mapping[str, Callable[[int, int, int, int], Any]] = {
+    "ridge": lambda *_: RidgeCV(_ALPHAS),
+    "mlp": lambda width, iterations, seed, rows: MLPRegressor(
+        hidden_layer_sizes=(width,), alpha=1.0, learning_rate_init=2e-3,
+        max_iter=iterations, random_state=seed, batch_size=min(_BATCH, rows),
+        shuffle=rows > _BATCH,
+    ),
+}  # fmt: skip
+
+
+class FeatureAttack(ColumnAttack):
+    """Base of the curious attacks on features, out of what was released or summed.
+
+    Attributes:
+        shadow_rows: rows of the victim's features that the adversary has.
+        hidden: width of every hidden layer.
+    """
+
+    target: ClassVar[Target] = "features"
+
+    shadow_rows: int = Field(100, ge=2)
+    hidden: int = Field(128, ge=1)
+
+
+@dataclass(frozen=True, eq=False)
+class Regression:
+    """The same fit for every set of columns.
+
+    Attributes:
+        pairs: (n, F) the victim's features of the shadow rows.
+        shadow: (N,) which of the rows these are.
+        hidden, iterations, seed: of the MLP.
+        decoy: whether rows have other rows' releases.
+    """
+
+    pairs: FloatArray
+    shadow: NDArray[np.bool_]
+    hidden: int
+    iterations: int
+    seed: int
+    decoy: bool = False
+
+    @classmethod
+    def of(cls, view: AdversaryView, positions: Tensor, *, hidden: int, seed: int) -> Self:
+        """Take the shadow rows among `positions` (N,), which are ascending.
+
+        Raises:
+            AttackError: fewer than two of them were observed, or nobody else was.
+        """
+        shadow = view.knowledge.shadow
+        shadow_N = torch.isin(positions, shadow.positions)
+        if shadow_N.sum() < 2:
+            raise AttackError(
+                f"{view.name} observed {int(shadow_N.sum())} of its {len(shadow)} shadow rows; "
+                "two are needed; raise shadow_rows"
+            )
+        if shadow_N.all():
+            raise AttackError(
+                f"{view.name} observed no row but its {len(shadow)} shadow rows, so that there is "
+                "none to guess; lower shadow_rows"
+            )
+        # Both are ascending, so the i-th of these pairs is the i-th shadow row of `positions`.
+        pairs = shadow.values[torch.isin(shadow.positions, positions)].flatten(1)
+        return cls(
+            pairs.double().numpy(force=True),
+            shadow_N.numpy(),
+            hidden,
+            view.budget.iterations,
+            seed,
+            decoy=view.is_decoy,
+        )
+
+    @property
+    def unknown(self) -> Tensor:
+        """(N,) which rows are guessed."""
+        return torch.from_numpy(~self.shadow)
+
+    def mean(self) -> Prediction:
+        """Predict the shadow rows' mean for every other row."""
+        others = int((~self.shadow).sum())
+        return Prediction(np.tile(self.pairs.mean(axis=0), (others, 1)))
+
+    def on(self, columns: Mapping[str, FloatArray]) -> dict[str, Prediction]:
+        """Fit each regressor on each of the sets (N, F); predict the other rows."""
+        return {
+            f"{how} on {name}": self._fit(how, values_NF)
+            for name, values_NF in columns.items()
+            for how in REGRESSORS
+        }
+
+    def without_releases(self, columns: Mapping[str, FloatArray]) -> dict[str, Prediction]:
+        """The same on sets that hold no release, for baselines: of a decoy nobody reads them."""
+        return {} if self.decoy else self.on(columns)
+
+    def guess(
+        self, positions: Tensor, attacks: Mapping[str, Prediction], own_NF: FloatArray
+    ) -> Guess:
+        """What these attacks make of the rows that are guessed, beside the same from own columns.
+
+        Args:
+            positions: (N,) of the rows that it was made of.
+            attacks: predictions of the rows that are guessed.
+            own_NF: the adversary's own columns of all rows.
+        """
+        return Guess(
+            positions=positions[self.unknown],
+            attacks=attacks,
+            baselines={
+                "mean of the shadow rows": self.mean(),
+                **self.without_releases({"x": own_NF}),
+            },
+        )
+
+    def _fit(self, how: str, values_NF: FloatArray) -> Prediction:
+        made_of = (self.hidden, self.iterations, self.seed, self.shadow, self.pairs, values_NF)
+        return Prediction(guessed_once(lambda: self._guessed(how, values_NF), how, *made_of))
+
+    def _guessed(self, how: str, values_NF: FloatArray) -> FloatArray:
+        centre_F = self.pairs.mean(axis=0)
+        scale = self.pairs.std() or 1.0
+        wanted_nF = (self.pairs - centre_F) / scale
+        seed, rows = self.seed % 2**32, len(self.pairs)
+        regressor = REGRESSORS[how](self.hidden, self.iterations, seed, rows)
+        with warnings.catch_warnings():
+            # The budget may end the optimiser; that is part of the adversary's description.
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            # scikit-learn warns of one column that is no vector.
+            wanted = wanted_nF[:, 0] if wanted_nF.shape[1] == 1 else wanted_nF
+            regressor.fit(values_NF[self.shadow], wanted)
+        found_UF = regressor.predict(values_NF[~self.shadow]).reshape(-1, self.pairs.shape[1])
+        guessed_UF: FloatArray = found_UF * scale + centre_F
+        return guessed_UF
+
+
+def ridge(known_PC: FloatArray, wanted_PF: FloatArray, columns_NC: FloatArray) -> Prediction:
+    """Fit ridge regression on P known rows; predict N others, (N, F)."""
+    found_NF = RidgeCV(_ALPHAS).fit(known_PC, wanted_PF).predict(columns_NC)
+    return Prediction(found_NF.reshape(len(columns_NC), -1))
+
+
+def guess_features(
+    view: AdversaryView,
+    positions: Tensor,
+    columns: Mapping[str, Tensor],
+    *,
+    hidden: int,
+    components: int,
+    seed: int,
+) -> Guess:
+    """Regress what was released to the victim's features, beside the same from own features x.
+
+    `columns` are (N, C) of `positions` (N,), which ascend and have shadow rows among them. The
+    MLP is `hidden` wide; columns wider than `components` are reduced to so many.
+    """
+    scaled = {
+        name: standardised(values, components=components, seed=seed)
+        for name, values in {**columns, "x": own_columns(view, positions)}.items()
+    }
+    own_NF = scaled.pop("x")
+    first = next(iter(scaled))
+    regress = Regression.of(view, positions, hidden=hidden, seed=seed)
+    attacks = regress.on({**scaled, **beside(first, scaled[first], own_NF)})
+    return regress.guess(positions, attacks, own_NF)

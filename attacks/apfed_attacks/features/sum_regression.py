@@ -1,0 +1,117 @@
+"""Sum regression: a curious active reads a passive's features out of the sums that it opened.
+
+Run by: the active, where the sum holds something of each row: the passives' representations
+(SplitNN that merges by sum), or what they make of the common pseudo-labels (MMVFL, FedMV). Shadow
+rows, whose features at the victim it knows, teach a regression. The secure sum hides which passive
+a part came from, and is no protection against this: its receiver reads the sum.
+
+A passive of MMVFL adds zeta_k / zeta (X_k W_k + zeta_k Z) / (1 + zeta_k) to the sum, and Z was sent
+to it. What a regression on Z leaves of the sum is linear in the features of all passives, by
+other weights in each round; several rounds side by side are more equations.
+
+Letters: N rows, C numbers of a sum, F columns, K classes.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as nn
+from torch import Tensor
+
+from apfed_attacks.columns import FloatArray
+from apfed_attacks.features.regression import FeatureAttack, Regression
+from apfed_attacks.fusion import beside
+from apfed_attacks.interface import Guess
+from apfed_attacks.requests import opened_epochs, opened_sums, pseudo_labels
+from apfed_attacks.view import AdversaryView, Role
+
+__all__ = ["SumRegression"]
+
+
+class SumRegression(FeatureAttack):
+    """Regress opened sums, alone and beside what the active has, to the victim's features.
+
+    Attacks use the last epoch's sums, what is left of them where pseudo-labels were sent, and that
+    of all kept epochs. Baselines, with the same shadow rows: their mean, and own features x, also
+    with the own labels, which a sum tells again.
+    """
+
+    name: ClassVar[str] = "sum_regression"
+    roles: ClassVar[tuple[Role, ...]] = ("active",)
+    suite: ClassVar[tuple[Mapping[str, Any], ...]] = ({"shadow_rows": 30}, {"shadow_rows": 100})
+
+    def applicable(self, view: AdversaryView) -> str | None:
+        """It needs sums about rows that were opened, and kept."""
+        if reason := self.wrong_role(view):
+            return reason
+        facts = view.facts
+        if not facts.sums_representations and facts.averages != "pseudo-labels":
+            return f"{view.method}: no sum of representations or pseudo-labels is opened"
+        if not opened_epochs(view):
+            return "the transcript kept no sums; set transcript.keep to first_and_last or all"
+        return None
+
+    def run(self, view: AdversaryView, seed: int) -> Guess:
+        """Guess the victim's features of people of whom a sum was opened."""
+        epochs = opened_epochs(view)
+        last = opened_sums(view, epochs[-1])
+        positions = self.choose(view, last.positions, seed)
+        columns = {"sums": last.at(positions)}
+        if view.facts.averages:
+            columns["rest of the sums"] = _rest(view, epochs[-1], positions)
+        over_time = self._over_time(view, epochs, positions)
+        if over_time is not None:
+            columns["all epochs"] = over_time
+        x_NF = self.own(view, positions, seed)
+        both_NF = np.hstack([x_NF, _own_labels(view, positions)])
+        told = {name: self.scaled(values, seed) for name, values in columns.items()}
+        together = {
+            f"{key} and labels": of_NF
+            for name, released_NF in told.items()
+            for key, of_NF in beside(name, released_NF, both_NF).items()
+        }
+        regress = Regression.of(view, positions, hidden=self.hidden, seed=seed)
+        guess = regress.guess(positions, regress.on({**told, **together}), x_NF)
+        known = regress.without_releases({"x and labels": both_NF})
+        return Guess(
+            positions=guess.positions,
+            attacks=guess.attacks,
+            baselines={**guess.baselines, **known},
+        )
+
+    def _over_time(
+        self, view: AdversaryView, epochs: tuple[int, ...], positions: Tensor
+    ) -> Tensor | None:
+        """All epochs side by side (N, ...), of those that hold all of these positions."""
+        seen = [(epoch, opened_sums(view, epoch)) for epoch in epochs]
+        whole = [
+            (epoch, sums) for epoch, sums in seen if torch.isin(positions, sums.positions).all()
+        ]
+        if len(whole) < 2:
+            return None
+        if view.facts.averages:
+            return torch.cat([_rest(view, epoch, positions) for epoch, _ in whole], dim=1)
+        return torch.cat([sums.at(positions) for _, sums in whole], dim=1)
+
+
+def _rest(view: AdversaryView, epoch: int, positions: Tensor) -> Tensor:
+    """What the pseudo-labels that were sent do not explain of the sums by least squares, and they.
+
+    (N, 2 C): where they explain some of the features, both together are needed.
+    """
+    # On the CPU, whose least squares take columns of any rank.
+    sums_NC = opened_sums(view, epoch).at(positions).double().cpu()
+    sent_NC = pseudo_labels(view, epoch).at(positions).cpu()
+    known_NC = torch.cat([sent_NC, torch.ones(len(sent_NC), 1, dtype=sent_NC.dtype)], dim=1)
+    rest_NC = sums_NC - known_NC @ torch.linalg.lstsq(known_NC, sums_NC).solution
+    return torch.cat([rest_NC, sent_NC], dim=1)
+
+
+def _own_labels(view: AdversaryView, positions: Tensor) -> FloatArray:
+    """The active's labels one-hot, (N, K); a row of zeros where it has none."""
+    labels_N = view.labels[view.parties[0]][positions]
+    told_N1 = (labels_N >= 0)[:, None]
+    one_hot_NK = nn.one_hot(labels_N.clamp(min=0), view.knowledge.classes) * told_N1
+    return np.asarray(one_hot_NK.double().numpy())

@@ -1,0 +1,78 @@
+"""Vote regression: a curious active reads a passive's features out of the votes that it opened.
+
+Run by: the active, on the secure sum of votes, or on each passive's answers under randomised
+response. A vote says which labelled rows a row is near to in the passive's features. Shadow rows,
+whose features at the victim it knows, teach a regression from votes to these features.
+
+Baselines: the same regression from own features, and from own features with what the active's own
+labeller makes of them and of its labels: all that it has before anybody votes.
+
+Letters: N rows, K classes.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from apfed_attacks.ballots import Asked, asked, own_votes, votes_read, why_no_votes
+from apfed_attacks.columns import FloatArray, own_columns
+from apfed_attacks.features.regression import FeatureAttack, Regression
+from apfed_attacks.fusion import beside
+from apfed_attacks.interface import Guess
+from apfed_attacks.view import AdversaryView, Role
+
+__all__ = ["VoteRegression"]
+
+
+class VoteRegression(FeatureAttack):
+    """Regress votes, alone and beside own features, to the victim's features."""
+
+    name: ClassVar[str] = "vote_regression"
+    roles: ClassVar[tuple[Role, ...]] = ("active",)
+    suite: ClassVar[tuple[Mapping[str, Any], ...]] = ({"shadow_rows": 30}, {"shadow_rows": 100})
+
+    def applicable(self, view: AdversaryView) -> str | None:
+        """It needs votes that were opened, and kept."""
+        return why_no_votes(self, view)
+
+    def run(self, view: AdversaryView, seed: int) -> Guess:
+        """Guess the victim's features of people whom it voted on."""
+        read, ballot = votes_read(view), asked(view)
+        assert ballot is not None
+        first = next(iter(read.values()))
+        positions = self.choose(view, first.positions, seed)
+        columns = {name: seen.at(positions) for name, seen in read.items()}
+        victim = view.knowledge.victim
+        told = {"votes": torch.cat(list(columns.values()), dim=1)}
+        if victim in columns and len(columns) > 1:
+            told["its votes"] = columns[victim]
+        scaled = {name: self.scaled(values, seed) for name, values in told.items()}
+        own_NF = self.own(view, positions, seed)
+        solo = self._solo(view, ballot, positions, own_NF)
+        both = {f"votes, {name}": np.hstack([scaled["votes"], one]) for name, one in solo.items()}
+        regress = Regression.of(view, positions, hidden=self.hidden, seed=seed)
+        attacks = regress.on({**scaled, **beside("votes", scaled["votes"], own_NF), **both})
+        guess = regress.guess(positions, attacks, own_NF)
+        return Guess(
+            positions=guess.positions,
+            attacks=guess.attacks,
+            baselines={**guess.baselines, **regress.without_releases(solo)},
+        )
+
+    def _solo(
+        self, view: AdversaryView, ballot: Asked, positions: torch.Tensor, own_NF: FloatArray
+    ) -> dict[str, FloatArray]:
+        """Own features with what the own labeller says of them; {} where labels were not shown."""
+        if ballot.labels is None:
+            return {}
+        rows_U = ballot.rows.sort().values
+        labels = dict(zip(ballot.labelled.tolist(), ballot.labels.tolist(), strict=True))
+        places = torch.isin(rows_U, ballot.labelled).nonzero().flatten()
+        of_rows = torch.tensor([labels[row] for row in rows_U[places].tolist()])
+        features_UF = own_columns(view, rows_U).double().numpy(force=True)
+        votes_UK = own_votes(features_UF, places, of_rows, view.knowledge.classes)
+        wanted_N = torch.searchsorted(rows_U, positions).numpy()
+        votes_NK = self.scaled(torch.from_numpy(votes_UK[wanted_N]), 0)
+        return {"x and own votes": np.hstack([own_NF, votes_NK])}

@@ -1,0 +1,213 @@
+"""What an attack is, what it guesses, and what its result says.
+
+An attack is one file with one class and one line in `apfed_attacks.ATTACKS`. The object itself is
+frozen settings: its fields are the options of a config file. It reads an `AdversaryView` and
+returns a `Guess`; it never sees the truth, so it can neither score itself nor choose by it.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+
+from apfed_attacks.view import AdversaryView, Behaviour, Role
+from secure_apfed.errors import ApfedError
+from secure_apfed.settings import Settings
+
+__all__ = ["Attack", "AttackError", "AttackResult", "FloatArray", "Guess", "Prediction", "Target"]
+
+Target: TypeAlias = Literal["labels", "features", "membership"]
+FloatArray: TypeAlias = NDArray[np.floating[Any]]
+
+
+_COUNTED = ("labels_per_class", "shadow_rows")  # options of which the knowledge tells
+
+
+class AttackError(ApfedError):
+    """An attack was set up or scored in a way that would make its figures untrue."""
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """One guess for N rows.
+
+    Attributes:
+        values: (N, K) class scores, the highest is the guess; or (N, F) features; or (N, 1)
+            scores of membership, of any scale, the higher the likelier.
+        clusters: the K columns are clusters without names; the scorer names them by the
+            truth (clustering accuracy), for attacks and baselines alike.
+    """
+
+    values: FloatArray
+    clusters: bool = False
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Guess:
+    """All that an attack says about the rows at `positions`.
+
+    Attributes:
+        positions: (N,) alignment positions, none of which the adversary knew; for membership
+            the numbers of the candidates.
+        attacks: variant -> its prediction; every variant uses what was released.
+        baselines: name -> the prediction of an adversary that knows and computes the same
+            but saw nothing of what was released.
+        references: name -> further predictions that help to read the figures; they use what
+            was released and take no part in the advantage.
+        decoys: variant -> the same computation where each row's release is another row's; the
+            trial adds them unless the attack is not `exchangeable`.
+    """
+
+    positions: Tensor
+    attacks: Mapping[str, Prediction]
+    baselines: Mapping[str, Prediction]
+    references: Mapping[str, Prediction] = field(default_factory=dict)
+    decoys: Mapping[str, Prediction] = field(default_factory=dict)
+
+
+class Attack(Settings, ABC):
+    """Base of every attack; the fields below are options that all attacks share.
+
+    Class attributes:
+        name: its key in the table and in configs.
+        target: what it guesses, which decides how it is scored.
+        roles: who mounts it.
+        behaviour: whether that party must have deviated from the protocol.
+        white_box: whether the adversary is told the victim's network.
+        suite: the options under which it is mounted where nobody names any.
+
+    Attributes:
+        coalition: "single" mounts it once for each party of the role, "all" once for all of
+            them together.
+        labels_per_class: labels of training rows that the adversary knows.
+        priors: whether it knows the share of each class.
+        shadow_rows: training rows whose victim features it knows.
+        candidates: rows of which it asks whether they trained the model, half of which did.
+        iterations: at most, of any optimiser that it runs.
+    """
+
+    name: ClassVar[str]
+    target: ClassVar[Target]
+    roles: ClassVar[tuple[Role, ...]]
+    behaviour: ClassVar[Behaviour] = "curious"
+    white_box: ClassVar[bool] = False
+    suite: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)
+
+    coalition: Literal["single", "all"] = "single"
+    labels_per_class: int = Field(0, ge=0)
+    priors: bool = True
+    shadow_rows: int = Field(0, ge=0)
+    candidates: int = Field(0, ge=0)
+    iterations: int = Field(300, ge=1)
+
+    @property
+    def exchangeable(self) -> bool:
+        """Whether it reads releases of rows, so that exchanging them makes a decoy.
+
+        An attack that reads something else gives its own decoys, or says why it needs none.
+        """
+        return True
+
+    def wrong_role(self, view: AdversaryView) -> str | None:
+        """Return why the party of this view does not mount this attack, or None if it does."""
+        if view.role in self.roles:
+            return None
+        return (
+            f"{self.name} is mounted by the {' or '.join(self.roles)} party, not by the {view.role}"
+        )
+
+    def why_not(self, view: AdversaryView) -> str | None:
+        """Return why there is nothing to guess here or to guess it from, or None."""
+        facts = view.facts
+        if self.target != "membership" and facts.has_passives and not facts.aligns:
+            return (
+                f"{view.method}: every party has people of its own, so no position is the same "
+                "person's at two of them, and there is no row to guess"
+            )
+        return self.applicable(view)
+
+    @abstractmethod
+    def applicable(self, view: AdversaryView) -> str | None:
+        """Return why this attack says nothing about this view, or None if it applies."""
+
+    @abstractmethod
+    def run(self, view: AdversaryView, seed: int) -> Guess:
+        """Attack. The result is a function of the view and the seed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackResult:
+    """One attack by one adversary on one run; plain values only.
+
+    A failed attack proves no privacy. `variant` and `baseline` are the best ones by `metric`
+    on the scored rows, so both maxima are optimistic by selection, and alike: the adversary
+    chooses among its variants and the baselines proper, which it may fall back on, and the
+    baseline among the latter and the decoys, of which each variant has one. An advantage below
+    0 therefore means no more than one as far above 0: the decoys had more luck.
+
+    Attributes:
+        attack, target: what was tried; victim: the party that holds what is guessed.
+        options: those of the attack that are not its defaults.
+        adversary, role, behaviour: who tried it; method: how the run trained.
+        applicable: False: nothing was computed, for this `reason`.
+        metric: what the advantage is measured in.
+        variant, score: the best variant and its figures; a baseline where ignoring what was
+            released is best.
+        variants, baselines, references: all figures, by name and metric; decoys are baselines.
+        baseline: the name of the best same-knowledge baseline.
+        advantage: metric of the best variant minus that of the best baseline; None where not
+            applicable.
+        knowledge: what the adversary was declared to know.
+        counts: "known" and "scored" rows.
+        risk: how unevenly the best variant hurts, as `apfed_attacks.risk` defines it: by class, and
+            for the tenth of the people that it hurts most.
+        roc: of an attack on membership, (false, true positive rate) of the best variant.
+        seed: of the attack and of the choice of known rows.
+    """
+
+    attack: str
+    target: Target
+    victim: str | None
+    adversary: str
+    role: Role
+    behaviour: Behaviour
+    method: str
+    applicable: bool
+    reason: str | None = None
+    metric: str | None = None
+    variant: str | None = None
+    score: Mapping[str, float | None] = field(default_factory=dict)
+    variants: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    baseline: str | None = None
+    baselines: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    references: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    advantage: float | None = None
+    knowledge: Mapping[str, int | bool] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
+    risk: Mapping[str, float] = field(default_factory=dict)
+    roc: Sequence[Sequence[float]] = ()
+    seed: int
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def setting(self) -> str:
+        """The attack, what it was given, and who mounts it on whom: what seeds are averaged over.
+
+        The worst of several settings is the one with the highest mean; the highest figure of each
+        single run would be above 0 where there is nothing.
+        """
+        labels, shadow = self.knowledge.get("labels", 0), self.knowledge.get("shadow_rows", 0)
+        counted = ((labels, "labels"), (shadow, "pairs"))
+        known = [f"{count} {what}" for count, what in counted if count] or ["no labels"]
+        known += [f"{name} {value}" for name, value in self.options.items() if name not in _COUNTED]
+        of = f" on {self.victim}" if self.target == "features" else ""
+        return f"{self.attack} ({', '.join(known)}) by {self.adversary}{of}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a dict that `json.dumps` takes and `AttackResult(**it)` restores."""
+        return asdict(self)

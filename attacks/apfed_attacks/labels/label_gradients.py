@@ -1,0 +1,102 @@
+"""Label gradients: a curious passive of TVFL reads labels out of the gradients that it got.
+
+Run by: one passive, or several that pool what they have. In joint training the active returns
+the gradient of the task loss for each row of a passive's representation, also where it read the
+sum of the passives' alone; all of them get the same then. Its direction and
+length depend on the row's label (Li et al., 2022, Label Leakage and Protection in Two-party
+Split Learning); a few known labels calibrate them. In APFed no passive ever receives such a
+gradient: there the attack has nothing to read, which is a property of the method and no
+defence against other attacks.
+"""
+
+from functools import partial
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from apfed_attacks.columns import why_alone
+from apfed_attacks.interface import Guess
+from apfed_attacks.labels.completion import LabelProbe, guess_labels
+from apfed_attacks.reading import Observed, first_and_last, gradients, mean
+from apfed_attacks.view import AdversaryView
+from secure_apfed.exchange import Kind
+
+__all__ = ["LabelGradients", "gradient_epochs", "gradients_over_time", "why_no_gradients"]
+
+
+class LabelGradients(LabelProbe):
+    """Probes with known labels, or clusters without any, on gradients.
+
+    Attacks use direction and length of the first and of the last kept epoch's gradients and of
+    their mean over many epochs; the first and the mean also together with the own features x.
+    Baselines are those of model completion.
+    """
+
+    name: ClassVar[str] = "label_gradients"
+
+    def applicable(self, view: AdversaryView) -> str | None:
+        """A passive needs gradients of the task loss."""
+        return why_no_gradients(self, view)
+
+    def run(self, view: AdversaryView, seed: int) -> Guess:
+        """Guess the labels of the rows that got a gradient and are not known."""
+        seen = gradients_over_time(view)
+        positions = self.choose(view, seen["first epoch"].positions, seed)
+        x_NF = self.own(view, positions, seed)
+        columns = {
+            f"gradients of the {name}": self.scaled(_shape_of(observed.at(positions)), seed)
+            for name, observed in seen.items()
+        }
+        return guess_labels(
+            view,
+            positions,
+            attacks=columns,
+            fused={name: (of_NF, x_NF) for name, of_NF in columns.items() if "last" not in name},
+            baselines={"x": x_NF},
+            references={},
+            seed=seed,
+        )
+
+
+def gradients_over_time(view: AdversaryView) -> dict[str, Observed]:
+    """Return each position's gradient in the first and the last epoch and, of many, the mean.
+
+    Where gradients are noised afresh in each epoch, the noise averages out in the mean.
+    """
+    epochs = gradient_epochs(view)
+    first, last = first_and_last(gradients, view, epochs)
+    found = {"first epoch": first}
+    if len(epochs) > 1:
+        found["last epoch"] = last
+    if len(epochs) > 2:
+        found["mean of all epochs"] = mean(partial(gradients, view), epochs)
+    return found
+
+
+def why_no_gradients(attack: LabelProbe, view: AdversaryView) -> str | None:
+    """Return why `attack`, on gradients of the task loss, finds none here."""
+    if reason := attack.wrong_role(view) or why_alone(view):
+        return reason
+    if not view.facts.returns_gradients:
+        return f"{view.method}: a passive receives no gradient of the task loss"
+    if not gradient_epochs(view):
+        return "the transcript kept no gradients; set transcript.keep to first_and_last or all"
+    return None
+
+
+def gradient_epochs(view: AdversaryView) -> tuple[int, ...]:
+    """Return the epochs, ascending, of which the view holds gradients of the task loss."""
+    return tuple(
+        epoch
+        for epoch in sorted(view.envelopes)
+        if any(envelope.kind is Kind.GRADIENTS for envelope in view.envelopes[epoch])
+    )
+
+
+def _shape_of(gradient_ND: Tensor) -> Tensor:
+    """Return (N, D + 1): direction and the logarithm of the length."""
+    length_N = gradient_ND.norm(dim=1, keepdim=True)
+    smallest = torch.finfo(gradient_ND.dtype).tiny
+    return torch.cat([F.normalize(gradient_ND, dim=1), length_N.clamp(min=smallest).log()], dim=1)

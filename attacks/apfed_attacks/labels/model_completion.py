@@ -1,0 +1,63 @@
+"""A1, model completion: a curious passive reads labels out of the representations it got.
+
+Run by: one passive, or several that pool what they have. It collects the representations of
+the last epoch by alignment position and completes the model that it lacks, a head, from the
+few labels that it knows; without labels it clusters. In TVFL the representations are those
+that the passive itself computed and sent, whose encoder the label gradients trained (passive
+model completion; Fu et al., 2022, Label Inference Attacks Against Vertical Federated Learning).
+
+Its probes are supervised; `semi_supervised` trains as that paper does, also the encoder.
+"""
+
+from typing import ClassVar
+
+import torch
+
+from apfed_attacks.fusion import beside
+from apfed_attacks.interface import Guess
+from apfed_attacks.labels.completion import LabelProbe, guess_labels, why_no_label_moves
+from apfed_attacks.labels.own_network import fresh_columns
+from apfed_attacks.reading import first_and_last, representations
+from apfed_attacks.view import AdversaryView
+
+__all__ = ["ModelCompletion"]
+
+
+class ModelCompletion(LabelProbe):
+    """Probes with known labels, or clusters without any.
+
+    Attacks use h, and h together with the own features x. Baselines: the majority class, and the
+    same probes or clusters on x alone and, where h is of its own network, on what this network
+    makes of x before training. Reference: the same on h of the first kept epoch, which
+    shows what training added to the leak; it was released too, so it takes no part in the
+    advantage.
+    """
+
+    name: ClassVar[str] = "model_completion"
+
+    def applicable(self, view: AdversaryView) -> str | None:
+        """A passive needs recorded representations that labels moved: the active's, or its own."""
+        return why_no_label_moves(self, view)
+
+    def run(self, view: AdversaryView, seed: int) -> Guess:
+        """Guess the labels of the observed rows that are not known."""
+        first, last = first_and_last(representations, view, view.epochs)
+        seen = last.positions[torch.isin(last.positions, first.positions)]
+        positions = self.choose(view, seen, seed)
+        h_NF, first_NF = (self.scaled(each.at(positions), seed) for each in (last, first))
+        x_NF = self.own(view, positions, seed)
+        baselines = {"x": x_NF}
+        fresh = fresh_columns(view, positions, seed)
+        if fresh is not None:
+            fresh_NF = self.scaled(fresh, seed)
+            name = "fresh own network"
+            baselines |= {name: fresh_NF, **beside(name, fresh_NF, x_NF)}
+        return guess_labels(
+            view,
+            positions,
+            attacks={"h": h_NF},
+            fused={"h": (h_NF, x_NF)},
+            baselines=baselines,
+            references={"h of the first epoch": first_NF} if len(view.epochs) > 1 else {},
+            seed=seed,
+        )

@@ -1,0 +1,83 @@
+"""Pseudo-labels: a curious passive of MMVFL or FedMV reads labels off what it is sent of them.
+
+Run by: one passive, or several that pool what they have. In every round the active sends the
+common pseudo-labels Z of all aligned training rows, which the labels draw (MMVFL, Eq. 14; FedMV,
+Eq. 10): column k speaks of class k, so the largest column of the last round is the guess, and
+nothing has to be known. A few known labels teach a probe on the columns.
+
+Letters: N rows, C classes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar
+
+from apfed_attacks.interface import Guess, Prediction
+from apfed_attacks.labels.completion import LabelProbe, guess_labels
+from apfed_attacks.observed import Observed
+from apfed_attacks.reading import first_and_last, mean
+from apfed_attacks.requests import pseudo_labels, requests
+from apfed_attacks.view import AdversaryView
+
+__all__ = ["PseudoLabels"]
+
+
+class PseudoLabels(LabelProbe):
+    """The largest column; probes with known labels, or clusters without any, on all columns.
+
+    Attacks use Z of the last round and, of many epochs, their mean, alone and with the own features
+    x. Baselines are those of model completion. Reference: the first round's Z, which is random.
+    """
+
+    name: ClassVar[str] = "pseudo_labels"
+    suite: ClassVar[tuple[Mapping[str, Any], ...]] = tuple(
+        {"labels_per_class": known} for known in (0, 4)
+    )
+
+    def applicable(self, view: AdversaryView) -> str | None:
+        """A passive needs pseudo-labels that were sent and recorded."""
+        if reason := self.wrong_role(view):
+            return reason
+        if view.facts.averages != "pseudo-labels":
+            return f"{view.method}: no pseudo-labels are sent"
+        if not _epochs(view):
+            return "the transcript kept no pseudo-labels; set transcript.keep to first_and_last"
+        return None
+
+    def run(self, view: AdversaryView, seed: int) -> Guess:
+        """Guess the labels of the rows with pseudo-labels that are not known."""
+        epochs = _epochs(view)
+        first, last = first_and_last(pseudo_labels, view, epochs)
+        over_time = {"z": last}
+        if len(epochs) > 2:
+            over_time["mean z"] = mean(partial(pseudo_labels, view), epochs)
+        positions = self.choose(view, last.positions, seed)
+        x_NF = self.own(view, positions, seed)
+        columns = {name: self.scaled(seen.at(positions), seed) for name, seen in over_time.items()}
+        guess = guess_labels(
+            view,
+            positions,
+            attacks=columns,
+            fused={"z": (columns["z"], x_NF)},
+            baselines={"x": x_NF},
+            references={},
+            seed=seed,
+        )
+        read = {f"largest of {name}": _read(seen, guess) for name, seen in over_time.items()}
+        before = {"largest of the first z": _read(first, guess)} if len(epochs) > 1 else {}
+        return replace(guess, attacks={**read, **guess.attacks}, references=before)
+
+
+def _epochs(view: AdversaryView) -> tuple[int, ...]:
+    """Those of which the view holds pseudo-labels, ascending."""
+    return tuple(
+        epoch
+        for epoch in sorted(view.envelopes)
+        if any(asked.z is not None for asked in requests(view, epoch))
+    )
+
+
+def _read(seen: Observed, guess: Guess) -> Prediction:
+    """(N, C) as they are: the columns are the classes in order."""
+    return Prediction(seen.at(guess.positions).numpy(force=True))

@@ -1,0 +1,219 @@
+"""A1, semi-supervised: model completion that also learns from the rows without known labels.
+
+Run by: one passive, or several that pool what they have. Where `model_completion` fits its head
+to the few labelled rows only, this one trains it with MixMatch (Berthelot et al., 2019), as Fu et
+al. (2022, Label Inference Attacks Against Vertical Federated Learning) do: labels of the other
+rows are guessed, sharpened and mixed with the known ones. Their settings are the defaults,
+but for the number of iterations (they take 25 x 1024). Vectors have no flips and crops: rows are
+augmented by noise.
+
+In joint training (TVFL) the passive's bottom model is its own: with `own_network` it puts the head
+on this network and trains both further on its own features, which is that paper's passive attack.
+
+Letters: N observed rows, F columns, D numbers of h, B batch, K classes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from apfed_attacks.columns import own_columns
+from apfed_attacks.fusion import beside
+from apfed_attacks.interface import AttackError, Guess, Prediction
+from apfed_attacks.labels.completion import (
+    LabelProbe,
+    guess_labels,
+    known_labels,
+    why_no_label_moves,
+)
+from apfed_attacks.labels.label_gradients import gradients_over_time, why_no_gradients
+from apfed_attacks.labels.own_network import OwnNetwork, in_parts
+from apfed_attacks.reading import latest
+from apfed_attacks.view import AdversaryView
+from secure_apfed.seeds import derive_seed, seeded
+
+__all__ = ["MixMatch", "SemiSupervised"]
+
+_TRAINED_FURTHER, _FRESH = "own network, trained further", "own network, fresh weights"
+
+
+class SemiSupervised(LabelProbe):
+    """MixMatch on h, and on h beside the own features x with several weights.
+
+    Baselines: the majority class, MixMatch on x with the same labels, and the supervised probes
+    on x; for the own network the same network from fresh weights, trained alike.
+
+    Attributes:
+        rate: of Adam; batch: labelled rows in a step, and as many others.
+        temperature, alpha, unlabelled_weight, decay: T, alpha, lambda_u and EMA decay of MixMatch.
+        noise: standard deviation of the augmentation, in standard deviations of a column.
+        hidden: width of the head's hidden layer.
+        own_network: read no h; train the own network further, below the head.
+    """
+
+    name: ClassVar[str] = "semi_supervised"
+    suite: ClassVar[tuple[Mapping[str, Any], ...]] = (
+        {"labels_per_class": 4},
+        {"labels_per_class": 4, "own_network": True},
+    )
+
+    labels_per_class: int = Field(4, ge=1)
+    iterations: int = Field(1_500, ge=1)
+    rate: float = Field(2e-3, gt=0)
+    batch: int = Field(16, ge=1)
+    temperature: float = Field(0.8, gt=0, le=1)
+    alpha: float = Field(0.75, gt=0)
+    unlabelled_weight: float = Field(50.0, ge=0)
+    decay: float = Field(0.999, ge=0, lt=1)
+    noise: float = Field(0.1, ge=0)
+    hidden: int = Field(128, ge=1)
+    own_network: bool = False
+
+    @property
+    def exchangeable(self) -> bool:
+        """An own network is no release: its decoy is the same network from other fresh weights."""
+        return not self.own_network
+
+    def applicable(self, view: AdversaryView) -> str | None:
+        """A passive needs recorded representations, or its own network beside them."""
+        if self.own_network and view.facts.sums_representations:
+            reason = why_no_gradients(self, view)
+        else:
+            reason = why_no_label_moves(self, view)
+        missing = [name for name in view.parties if name not in view.networks]
+        if reason is None and self.own_network and missing:
+            return (
+                f"{view.name} has no network to train further: the recording holds no encoder of "
+                f"{', '.join(missing)} ({view.method})"
+            )
+        return reason
+
+    def run(self, view: AdversaryView, seed: int) -> Guess:
+        """Guess the labels of the observed rows that are not known."""
+        # A network needs no release: only whom it was trained on.
+        summed = view.facts.sums_representations
+        seen = gradients_over_time(view)["first epoch"] if summed else latest(view)
+        positions = self.choose(view, seen.positions, seed)
+        x_NF = self.own(view, positions, seed)
+        guess = guess_labels(
+            view, positions, attacks={}, baselines={"x": x_NF}, references={}, seed=seed
+        )
+        labels_N = known_labels(view, positions)
+        if not (labels_N >= 0).any():
+            raise AttackError(
+                f"{view.name} knows no label of an observed row; raise labels_per_class"
+            )
+        unknown_N = torch.isin(positions, guess.positions)
+        match = MixMatch(self, view.knowledge.classes, seed, view.device)
+        decoys: dict[str, Tensor] = {}
+        baselines: dict[str, Tensor] = {}
+        if not view.is_decoy:
+            baselines["MixMatch on x"] = match.scores(torch.from_numpy(x_NF), labels_N)
+        if self.own_network:
+            own_NF = own_columns(view, positions)
+            attacks = {_TRAINED_FURTHER: match.scores(own_NF, labels_N, OwnNetwork.of(view))}
+            fresh = OwnNetwork.of(view, fresh=True)
+            baselines[_FRESH] = match.scores(own_NF, labels_N, fresh)
+            again = replace(match, seed=derive_seed(seed, "decoy"))
+            decoys[_TRAINED_FURTHER] = again.scores(own_NF, labels_N, fresh)
+        else:
+            h_NF = self.scaled(seen.at(positions), seed)
+            attacks = {
+                f"MixMatch on {name}": match.scores(torch.from_numpy(columns), labels_N)
+                for name, columns in {"h": h_NF, **beside("h", h_NF, x_NF)}.items()
+            }
+        found, known_anyway, lucky = (
+            {name: Prediction(found_NK[unknown_N].numpy()) for name, found_NK in scores.items()}
+            for scores in (attacks, baselines, decoys)
+        )
+        return replace(
+            guess, attacks=found, baselines={**guess.baselines, **known_anyway}, decoys=lucky
+        )
+
+
+@dataclass(frozen=True)
+class MixMatch:
+    """One training of a head, or of a network and a head, with labelled and other rows.
+
+    Attributes:
+        options: of the attack; classes: K; seed: of weights, batches and noise.
+        device: where it trains.
+    """
+
+    options: SemiSupervised
+    classes: int
+    seed: int
+    device: torch.device
+
+    def scores(self, columns_NF: Tensor, labels_N: Tensor, own: OwnNetwork | None = None) -> Tensor:
+        """Return class probabilities (N, K) by the averaged network.
+
+        Args:
+            columns_NF: standardised; for an own network its features as they are.
+            labels_N: -1 where unknown; at least one is known.
+            own: what is trained below the head.
+        """
+        options, rows_NF = self.options, columns_NF.float().to(self.device)
+        known, other = (labels_N >= 0).nonzero()[:, 0], (labels_N < 0).nonzero()[:, 0]
+        with seeded(self.seed, "attacks", "mixmatch"):
+            head = self._network(rows_NF, own)
+            spread_F = self._spread(rows_NF, own)
+            average = AveragedModel(head, multi_avg_fn=get_ema_multi_avg_fn(options.decay))
+            adam = torch.optim.Adam(head.parameters(), lr=options.rate)
+            for step in range(options.iterations):
+                labelled = known[torch.randint(len(known), (options.batch,))]
+                unlabelled = other[torch.randint(len(other), (options.batch,))]
+                target_BK = F.one_hot(labels_N[labelled], self.classes).float().to(self.device)
+                loss = self._loss(head, rows_NF[labelled], target_BK, rows_NF[unlabelled],
+                                  spread_F, ramp=(step + 1) / options.iterations)  # fmt: skip
+                adam.zero_grad()
+                loss.backward()
+                adam.step()
+                average.update_parameters(head)
+        return in_parts(average, rows_NF).softmax(dim=1).cpu()
+
+    def _network(self, rows_NF: Tensor, own: OwnNetwork | None) -> nn.Module:
+        bottom = nn.Identity() if own is None else own.bottom(rows_NF)
+        width = bottom(rows_NF[:1]).shape[1]
+        return nn.Sequential(
+            bottom, nn.Linear(width, self.options.hidden), nn.ReLU(),
+            nn.Linear(self.options.hidden, self.classes),
+        ).to(self.device)  # fmt: skip
+
+    def _spread(self, rows_NF: Tensor, own: OwnNetwork | None) -> Tensor:
+        """The noise's standard deviation by column; principal components get the same all."""
+        spread_F = torch.ones_like(rows_NF[0]) if own is None else rows_NF.std(dim=0)
+        return self.options.noise * spread_F
+
+    def _loss(
+        self, head: nn.Module, rows_BF: Tensor, target_BK: Tensor, others_BF: Tensor,
+        spread_F: Tensor, *, ramp: float,
+    ) -> Tensor:  # fmt: skip
+        """Algorithm 1 and Eqs. (2) to (5) of MixMatch, two augmentations, lambda_u rising."""
+        options, batch = self.options, len(rows_BF)
+        augmented = [_augmented(others_BF, spread_F) for _ in range(2)]
+        with torch.no_grad():
+            guess_BK = torch.stack([head(rows).softmax(dim=1) for rows in augmented]).mean(dim=0)
+            sharp_BK = guess_BK ** (1 / options.temperature)
+            sharp_BK = sharp_BK / sharp_BK.sum(dim=1, keepdim=True)
+        inputs = torch.cat([_augmented(rows_BF, spread_F), *augmented])
+        targets = torch.cat([target_BK, sharp_BK, sharp_BK])
+        order = torch.randperm(len(inputs))
+        share = torch.distributions.Beta(options.alpha, options.alpha).sample((len(inputs), 1))
+        share = torch.maximum(share, 1 - share).to(self.device)
+        mixed = share * inputs + (1 - share) * inputs[order]
+        mixed_targets = share * targets + (1 - share) * targets[order]
+        logits = head(mixed)
+        labelled = F.cross_entropy(logits[:batch], mixed_targets[:batch])
+        unlabelled = F.mse_loss(logits[batch:].softmax(dim=1), mixed_targets[batch:])
+        return labelled + options.unlabelled_weight * ramp * unlabelled
+
+
+def _augmented(rows_BF: Tensor, spread_F: Tensor) -> Tensor:
+    return rows_BF + spread_F * torch.randn_like(rows_BF)

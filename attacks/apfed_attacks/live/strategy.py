@@ -1,0 +1,255 @@
+"""A malicious attack: one that deviates in a live run first and reads its recording afterwards.
+
+Run by: an adversary that is a party. `play` is its strategy: it takes the party's place among
+the real parties, whose messages, rules and sums are those of any run. `run` is an attack like
+every other, on the view of that run. What the adversary kept for itself while it played comes
+back in `view.played`.
+
+Letters: A aligned rows, B batch, D numbers of a representation,
+F features.
+"""
+
+from abc import abstractmethod
+from collections.abc import Collection, Mapping
+from typing import ClassVar, Protocol
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from apfed_attacks.interface import Attack, AttackError, Target
+from apfed_attacks.view import AdversaryView, Behaviour, Knowledge, Role
+from secure_apfed.contract import RepresentationTerms
+
+__all__ = [
+    "ActiveAttack",
+    "ActiveSeat",
+    "Answering",
+    "AnsweringAttack",
+    "ask_among_decoys",
+    "notes_of",
+    "people_to_ask",
+    "rows_at_once",
+    "why_not_played",
+]
+
+
+class ActiveSeat(Protocol):
+    """The active's place in a live run, as an attack plays it.
+
+    Attributes:
+        trained: (T,) alignment positions of the training rows, in an order of the seed.
+        terms: what a row of representations may be; batch_size: the largest agreed batch.
+        passives: their names.
+        holds: whether a passive has a row of each of these positions (N,), bool.
+        protected: whether the passives hold the active to the protocol's rules.
+    """
+
+    @property
+    def trained(self) -> Tensor: ...
+
+    @property
+    def terms(self) -> RepresentationTerms: ...
+
+    @property
+    def batch_size(self) -> int: ...
+
+    @property
+    def passives(self) -> tuple[str, ...]: ...
+
+    @property
+    def protected(self) -> bool: ...
+
+    def holds(self, passive: str, positions: Tensor) -> Tensor: ...
+
+    def ask(
+        self,
+        rows_B: Tensor,
+        z_BD: Tensor,
+        *,
+        instead: Mapping[str, Tensor] | None = None,
+        weights: Mapping[str, float] | None = None,
+        participants: Collection[str] | None = None,
+    ) -> Tensor:
+        """Play one step with these representations; return the sum (B, D) that it opened.
+
+        Args:
+            rows_B: alignment positions.
+            z_BD: what is sent.
+            instead: what is sent to single passives in its place.
+            weights: asks these passives to use another lambda_p.
+            participants: whose contributions are added; None: everybody's.
+
+        Raises:
+            RemoteProtocolError: a party refused; the run is over then.
+        """
+        ...
+
+    def contributed(self, passive: str) -> Tensor:
+        """What a colluding passive says that it contributed to the last sum (B, D), clipped."""
+        ...
+
+
+class ActiveAttack(Attack):
+    """Base of the attacks by a malicious active on a passive's features.
+
+    Attributes:
+        people: how many it asks about, known ones among them.
+        spread: how far the rows of one question are apart, relative to their norm; 0: not at
+            all.
+        decoys: share of a batch in random directions, so that the rest may be alike.
+        repeats: how often it asks the same, which averages noise; only under the protocol.
+        shadow_rows: pairs that the adversary has.
+        hidden, components: of the regression, as in `FeatureAttack`.
+    """
+
+    target: ClassVar[Target] = "features"
+    roles: ClassVar[tuple[Role, ...]] = ("active",)
+    behaviour: ClassVar[Behaviour] = "malicious"
+
+    people: int = Field(128, ge=4)
+    spread: float = Field(0.0, ge=0)
+    decoys: float = Field(0.0, ge=0, lt=1)
+    repeats: int = Field(1, ge=1)
+    shadow_rows: int = Field(50, ge=2)
+    hidden: int = Field(128, ge=1)
+    components: int = Field(256, ge=2)
+
+    @abstractmethod
+    def play(self, seat: ActiveSeat, knowledge: Knowledge, seed: int) -> Mapping[str, Tensor]:
+        """Ask what it needs; return what the adversary keeps besides the recording.
+
+        Raises:
+            RemoteProtocolError: a party refused.
+        """
+
+
+class Answering(Protocol):
+    """What a malicious party does in place of its objective."""
+
+    def answer(self, step: int, rows_B: Tensor, z_BD: Tensor) -> Tensor:
+        """Return the "gradient" (B, D), row by row; an end of a sum clips the rows."""
+        ...
+
+    def notes(self) -> Mapping[str, Tensor]:
+        """What the adversary keeps, for `view.played`."""
+        ...
+
+
+class AnsweringAttack(Attack):
+    """Base of the attacks on features by a party that answers representations with gradients.
+
+    A passive of APFed or the active of TVFL does; it answers every step of the others' honest
+    training.
+
+    Attributes:
+        people: outsiders whom it knows wholly, at most.
+        hidden: width of its networks.
+    """
+
+    target: ClassVar[Target] = "features"
+    behaviour: ClassVar[Behaviour] = "malicious"
+
+    people: int = Field(2_000, ge=4)
+    hidden: int = Field(256, ge=1)
+
+    @abstractmethod
+    def begin(
+        self, terms: RepresentationTerms, knowledge: Knowledge, own_AF: Tensor, seed: int
+    ) -> Answering:
+        """Return what plays the party from now on.
+
+        `own_AF` are the party's own features by alignment position, as `own_columns` gives them.
+        """
+
+
+def rows_at_once(attack: ActiveAttack, seat: ActiveSeat) -> int:
+    """How many people a batch of the largest agreed size asks about; the rest are decoys."""
+    return max(1, int(seat.batch_size * (1 - attack.decoys)))
+
+
+def ask_among_decoys(
+    attack: ActiveAttack,
+    seat: ActiveSeat,
+    people_N: Tensor,
+    z_ND: Tensor,
+    draw: torch.Generator,
+) -> Tensor:
+    """Ask about these people, a batch at a time; return answers (N, D), means over the repeats.
+
+    Others in random directions fill up each batch to the attack's share of decoys.
+    """
+    chunk = rows_at_once(attack, seat)
+    shaped_N = z_ND.reshape(-1, *seat.terms.shape)
+    parts = list(zip(people_N.split(chunk), shaped_N.split(chunk), strict=True))
+    rest = seat.trained[~torch.isin(seat.trained, people_N)]
+    # All of them before any again, so that their passives have trained as long on average.
+    asked = []
+    for _ in range(attack.repeats):
+        for rows_B, z_BD in parts:
+            # Not always the same people, since each is answered about once an epoch only.
+            others = torch.cat([
+                rest[torch.randperm(len(rest), generator=draw)],
+                people_N[~torch.isin(people_N, rows_B)],
+            ])  # fmt: skip
+            asked.append(_ask_part(attack, seat, rows_B, z_BD, others, draw))
+    return torch.cat(asked).double().reshape(attack.repeats, len(people_N), -1).mean(dim=0)
+
+
+def _ask_part(
+    attack: ActiveAttack,
+    seat: ActiveSeat,
+    rows_B: Tensor,
+    z_BD: Tensor,
+    others: Tensor,
+    draw: torch.Generator,
+) -> Tensor:
+    """One batch; return answers about `rows_B` (B, D). The first of `others` are decoys."""
+    wanted = round(len(rows_B) * attack.decoys / (1 - attack.decoys))
+    others = others[: min(wanted, seat.batch_size - len(rows_B))]
+    if not len(others):
+        return seat.ask(rows_B, z_BD).flatten(1)
+    noise_CD = torch.randn(len(others), *z_BD.shape[1:], generator=draw, dtype=z_BD.dtype)
+    scale = z_BD.flatten(1).norm(dim=1).mean() / noise_CD.flatten(1).norm(dim=1).mean()
+    both = torch.cat([rows_B, others]), torch.cat([z_BD, noise_CD * scale])
+    return seat.ask(*both)[: len(rows_B)].flatten(1)
+
+
+def people_to_ask(seat: ActiveSeat, knowledge: Knowledge, most: int) -> Tensor:
+    """Return (N,) positions that the victim holds: known ones first, then others."""
+    known, victim = knowledge.shadow.positions, knowledge.victim
+    others = seat.trained[~torch.isin(seat.trained, known)]
+    if victim is not None:
+        others = others[seat.holds(victim, others)]
+    return torch.cat([known, others])[:most]
+
+
+def notes_of(attack: Attack, view: AdversaryView) -> Mapping[str, Tensor]:
+    """Return what the adversary kept while it played; "people" are those whom it asked about.
+
+    Raises:
+        AttackError: the view is not of a live run of this attack.
+    """
+    notes = _kept(attack, view)
+    if notes is None:
+        raise AttackError(f"{attack.name} was not played in this run")
+    if "people" in notes:
+        return {**notes, "people": view.attributed(notes["people"])}
+    return notes
+
+
+def why_not_played(attack: Attack, view: AdversaryView) -> str | None:
+    """Return why this view is not one of a live run of `attack`, or None."""
+    if (reason := attack.wrong_role(view)) or _kept(attack, view) is not None:
+        return reason
+    if isinstance(attack, ActiveAttack) and not view.facts.sums_gradients:
+        return f"{view.method}: passives contribute no gradients of objectives of their own"
+    return (
+        "this run was recorded while every party kept to the protocol; a malicious attack is "
+        "played in a live run (apfed_attacks.live.play)"
+    )
+
+
+def _kept(attack: Attack, view: AdversaryView) -> Mapping[str, Tensor] | None:
+    played = view.played
+    return played.notes if played is not None and played.attack == attack.name else None

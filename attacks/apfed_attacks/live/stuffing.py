@@ -1,0 +1,235 @@
+"""Live intersections in which one party stuffs its set: the real roles of `apfed_protocols.psi`.
+
+Run by: the experimenter, who plays both parties and knows who has which ID. The victim's end is
+the real one, with its size limit, its minimum and its own history of runs. The adversary's end
+is the real one too, where it keeps to the agreed size; to exceed it, it takes a larger limit for
+itself and claims the agreed one.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from apfed_attacks.interface import AttackError, AttackResult
+from apfed_attacks.people.id_stuffing import IdStuffing
+from apfed_attacks.recorded import Truth
+from apfed_attacks.scoring import not_applicable, score
+from apfed_attacks.view import AdversaryView, Knowledge, Played
+from apfed_protocols.conversation import converse
+from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.psi import SET_INTERSECTIONS
+from apfed_protocols.psi.interface import (
+    IntersectionAgreement,
+    IntersectionTooSmallError,
+    SetIntersection,
+)
+from apfed_protocols.randomness import fresh_key
+from secure_apfed.alignment import AlignmentSettings, canonical_ids, intersection
+from secure_apfed.alignment.history import AlignmentHistory
+from secure_apfed.errors import DataError
+from secure_apfed.seeds import shuffled
+
+__all__ = ["Stuffed", "Tables", "play_stuffing", "stuff"]
+
+_MOST = 2**32 - 1
+_DEALER = "dealer (in memory)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Boundless(IntersectionAgreement):
+    """The adversary's own copy of an agreement, whose size limit does not bind it."""
+
+    claimed: IntersectionAgreement
+
+    @property
+    def digest(self) -> bytes:
+        """That of the agreement that it claims to keep."""
+        return self.claimed.digest
+
+
+@runtime_checkable
+class _SeesPairs(Protocol):
+    """A hub that learns what it shares with each member."""
+
+    @property
+    def overlaps(self) -> Mapping[str, NDArray[np.int64]]: ...
+
+
+@dataclass
+class Stuffed:
+    """What an adversary got out of its intersections.
+
+    Attributes:
+        tried, found: candidates by number.
+        runs: intersections that were played to the end; refusal: what ended the attempt.
+    """
+
+    tried: set[int] = field(default_factory=set)
+    found: set[int] = field(default_factory=set)
+    runs: int = 0
+    refusal: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tables:
+    """Who has which IDs.
+
+    Attributes:
+        own: the adversary's customers; victim: its peer's; outsiders: people that neither has.
+    """
+
+    own: Sequence[str]
+    victim: Sequence[str]
+    outsiders: Sequence[str]
+
+    def candidates(self, count: int, seed: int) -> list[str]:
+        """Half of them the victim's and not the adversary's, half nobody's, mixed.
+
+        Raises:
+            AttackError: there are fewer.
+        """
+        secret = sorted(set(self.victim) - set(self.own))
+        nobody = sorted(set(self.outsiders) - set(self.own) - set(self.victim))
+        half = count // 2
+        if half > min(len(secret), len(nobody)):
+            raise AttackError(
+                f"{count} candidates were asked for; the victim has {len(secret)} IDs that the "
+                f"adversary lacks, and {len(nobody)} belong to nobody; lower candidates"
+            )
+        chosen = [
+            [names[at] for at in shuffled(torch.arange(len(names)), seed, "stuffing", which)[:half]]
+            for which, names in (("secret", secret), ("nobody", nobody))
+        ]
+        mixed = chosen[0] + chosen[1]
+        return [mixed[at] for at in shuffled(torch.arange(len(mixed)), seed, "stuffing", "order")]
+
+
+def play_stuffing(
+    attack: IdStuffing,
+    tables: Tables,
+    settings: AlignmentSettings,
+    *,
+    role: Literal["active", "passive"] = "passive",
+    history: AlignmentHistory | None = None,
+    seed: int = 0,
+) -> tuple[AttackResult, Stuffed]:
+    """Let the adversary stuff its set, and score what it says about the candidates.
+
+    Where the victim refused before anything was learned, the result does not apply, for that
+    reason.
+
+    Args:
+        attack: settings.
+        tables: who has which IDs.
+        settings: what both parties agreed on.
+        role: the adversary's; the active is the hub.
+        history: the victim's own; None: it keeps none.
+        seed: of the choice of candidates.
+    """
+    candidates = tables.candidates(attack.candidates, seed)
+    stuffed = stuff(attack, tables, candidates, settings, role=role, history=history)
+    notes = {
+        name: torch.tensor([number in chosen for number in range(len(candidates))])
+        for name, chosen in (("tried", stuffed.tried), ("found", stuffed.found))
+    }
+    victim = "passive" if role == "active" else "active"
+    view = AdversaryView(
+        role=role, parties=(role,), behaviour=attack.behaviour, method=settings.backend,
+        envelopes={}, features={}, knowledge=Knowledge(classes=2, victim=victim),
+        played=Played(attack.name, notes),
+    )  # fmt: skip
+    if not stuffed.tried:
+        reason = f"the protocol refused: {stuffed.refusal}"
+        return not_applicable(attack, view, reason, seed), stuffed
+    has = set(tables.victim)
+    members = torch.tensor([[name in has, False] for name in candidates])
+    truth = Truth.of_members(members, classes=2)
+    return score(attack, view, attack.run(view, seed), truth, seed), stuffed
+
+
+def stuff(
+    attack: IdStuffing,
+    tables: Tables,
+    candidates: Sequence[str],
+    settings: AlignmentSettings,
+    *,
+    role: Literal["active", "passive"],
+    history: AlignmentHistory | None,
+) -> Stuffed:
+    """Play intersections until the candidates, or the victim's patience, are used up.
+
+    The adversary keeps all its customers in the set, so that the run looks as usual.
+    """
+    stuffed = Stuffed()
+    room = len(candidates) if attack.overstuff else settings.maximum_ids - len(tables.own)
+    for _ in range(attack.intersections):
+        numbers = [n for n in range(len(candidates)) if n not in stuffed.tried][: max(room, 0)]
+        if not numbers:
+            if not stuffed.tried:
+                stuffed.refusal = "the agreed size leaves no room for a guess"
+            break
+        session = f"in memory {fresh_key().hex()}"
+        guesses = [candidates[number] for number in numbers]
+        try:
+            if history is not None:
+                history.admit(session=session, peers=[role])
+            rows = _intersect(
+                attack, [*tables.own, *guesses], tables.victim, settings, session, role
+            )
+        except (DataError, RemoteProtocolError, IntersectionTooSmallError) as refusal:
+            stuffed.refusal = str(refusal)
+            break
+        stuffed.runs += 1
+        stuffed.tried.update(numbers)
+        stuffed.found.update(
+            numbers[row - len(tables.own)] for row in rows.tolist() if row >= len(tables.own)
+        )
+    return stuffed
+
+
+def _intersect(
+    attack: IdStuffing,
+    stuffed: Sequence[str],
+    victim: Sequence[str],
+    settings: AlignmentSettings,
+    session: str,
+    role: Literal["active", "passive"],
+) -> NDArray[np.int64]:
+    """Play one intersection; return the rows of its own set that the adversary learned.
+
+    Raises:
+        RemoteProtocolError: the victim refused.
+        IntersectionTooSmallError: nothing was opened, and nothing was seen besides.
+    """
+    honest = intersection(settings, session=session, dealer=_DEALER)
+    theirs: SetIntersection = honest
+    if attack.overstuff:
+        theirs = SET_INTERSECTIONS[settings.backend](_without_limit(honest.agreement))
+    unbounded = settings.model_copy(update={"maximum_ids": _MOST})
+    mine = canonical_ids(role, list(stuffed), unbounded)
+    other = canonical_ids("victim", list(victim), settings)
+    if role == "active":
+        adversary, honest_end = (
+            theirs.hub("active", ["passive"], mine),
+            honest.member("passive", "active", other),
+        )
+    else:
+        adversary, honest_end = (
+            theirs.member("passive", "active", mine),
+            honest.hub("active", ["passive"], other),
+        )
+    ends = {role: adversary, "passive" if role == "active" else "active": honest_end}
+    helpers = {_DEALER: honest.dealer("active", ["passive"])} if honest.needs_dealer else {}
+    converse(ends | helpers)
+    if isinstance(adversary, _SeesPairs):
+        return adversary.overlaps["passive"]
+    return adversary.rows
+
+
+def _without_limit(agreement: IntersectionAgreement) -> _Boundless:
+    fields = {name: getattr(agreement, name) for name in IntersectionAgreement.__dataclass_fields__}
+    return _Boundless(**fields | {"maximum_ids": _MOST}, claimed=agreement)

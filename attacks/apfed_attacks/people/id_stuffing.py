@@ -1,0 +1,74 @@
+"""A10, ID stuffing: guessed IDs in one's own set tell which of them a peer has.
+
+Run by: any party of a set intersection. Of each candidate in its set it learns whether it is common
+to all parties; the hub of `ecdh` learns it of each member alone, even where too few are common to
+be opened. No intersection can tell a guess from a customer: agreed limits on the size of a set
+(`maximum_ids`) and on runs with a peer (`AlignmentHistory`) bound how many guesses are tried; one
+that deviates gets `secure_apfed.alignment.most_guesses`.
+
+Letters: N candidates.
+"""
+
+from typing import ClassVar
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from apfed_attacks.interface import Attack, Guess, Prediction, Target
+from apfed_attacks.live.strategy import notes_of, why_not_played
+from apfed_attacks.view import AdversaryView, Behaviour, Role
+
+__all__ = ["IdStuffing"]
+
+_UNTRIED = 0.5
+
+
+class IdStuffing(Attack):
+    """Stuff as many candidates as the limits allow; those that open are the peer's.
+
+    Half of the candidates are IDs that the victim has and the adversary does not. Baseline: one
+    score for all, since nothing but the intersection tells candidates apart.
+
+    Attributes:
+        candidates: IDs that the adversary would like to know about.
+        intersections: how many it starts at most.
+        overstuff: send all candidates at once, whatever size was agreed.
+    """
+
+    name: ClassVar[str] = "id_stuffing"
+    target: ClassVar[Target] = "membership"
+    roles: ClassVar[tuple[Role, ...]] = ("passive", "active")
+    behaviour: ClassVar[Behaviour] = "malicious"
+
+    candidates: int = Field(400, ge=4)
+    intersections: int = Field(1, ge=1)
+    overstuff: bool = False
+
+    @property
+    def exchangeable(self) -> bool:
+        """No: what opens is never wrong, so that it has no luck to compare with."""
+        return False
+
+    def applicable(self, view: AdversaryView) -> str | None:
+        """It needs to have been played in an intersection."""
+        if view.role in self.roles and not view.facts.aligns:
+            return f"{view.method}: nothing is aligned, so there is no intersection"
+        if view.played is None and view.role in self.roles:
+            return (
+                "this run was aligned while every party kept to the protocol; stuffed IDs are "
+                "played against an intersection (apfed_attacks.live.stuffing.play_stuffing)"
+            )
+        return why_not_played(self, view)
+
+    def run(self, view: AdversaryView, seed: int) -> Guess:
+        """Guess all candidates: found, not found, or not tried."""
+        notes = notes_of(self, view)
+        tried_N, found_N = notes["tried"].numpy(), notes["found"].numpy()
+        scores_N = np.where(tried_N, found_N.astype(np.float64), _UNTRIED)
+        nothing_N1 = np.full((len(scores_N), 1), _UNTRIED)
+        return Guess(
+            positions=torch.arange(len(scores_N)),
+            attacks={"what opened": Prediction(scores_N[:, None])},
+            baselines={"the same for all": Prediction(nothing_N1)},
+        )

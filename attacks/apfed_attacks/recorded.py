@@ -1,0 +1,339 @@
+"""The experimenter's side: cuts a finished run into views, knowledge and truth.
+
+Run by: whoever holds the recording of all parties, which no real party does. Attacks import
+`apfed_attacks.view` and never this module (a test holds them to it).
+"""
+
+import copy
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from apfed_attacks.interface import AttackError
+from apfed_attacks.view import (
+    AdversaryView,
+    Agreed,
+    Behaviour,
+    Budget,
+    Knowledge,
+    KnownRows,
+    Played,
+    Role,
+)
+from secure_apfed.data import UNLABELLED, PartyTable
+from secure_apfed.exchange import Flow
+from secure_apfed.methods.alignment import positions_of
+from secure_apfed.methods.terms import objective_of, settings_of
+from secure_apfed.runs import Recording
+from secure_apfed.seeds import derive_seed, shuffled
+
+__all__ = [
+    "Truth",
+    "class_priors",
+    "reveal_encoder",
+    "reveal_features",
+    "reveal_labels",
+    "reveal_public",
+    "truth_of",
+    "view_of",
+]
+
+# Adversaries that hold no table; their names say their roles.
+_ROLES: Mapping[str, Role] = {
+    "aggregator": "aggregator",
+    "eavesdropper": "eavesdropper",
+    "outsider": "outsider",
+}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Truth:
+    """What the scorer compares with.
+
+    Attributes:
+        classes: K; 0 where labels are numbers.
+        labels: (A,) int64 by alignment position, or such numbers; `UNLABELLED` where nobody knows
+            one, so that no guess there can be right or wrong.
+        trained: (T,) int64 alignment positions of the training rows, ascending; those that the
+            victim holds.
+        features: party -> (A, ...) by alignment position; NaN where it does not hold the person.
+        members: (n, 2) bool: whether each candidate of an attack on membership trained the
+            model, and whether it was aligned.
+    """
+
+    classes: int
+    labels: Tensor
+    trained: Tensor
+    features: Mapping[str, Tensor]
+    members: Tensor = field(default_factory=lambda: torch.empty(0, 2, dtype=torch.bool))
+
+    @property
+    def labelled(self) -> Tensor:
+        """Those of `trained` with a label: the only ones that labels are drawn and scored from."""
+        return self.trained[self.labels[self.trained] != UNLABELLED]
+
+    @classmethod
+    def of_members(cls, members: Tensor, *, classes: int) -> "Truth":
+        """The truth about candidates alone."""
+        nothing = torch.empty(0, dtype=torch.int64)
+        return cls(classes, nothing, nothing, {}, members)
+
+
+def truth_of(recording: Recording, victim: str | None = None) -> Truth:
+    """Return labels and features of all aligned rows.
+
+    Args:
+        recording: of a run that aligned rows.
+        victim: only training rows that this party holds count as `trained`; None: all.
+
+    Raises:
+        AttackError: the run aligned nothing, or the active holds no labels.
+    """
+    data = recording.data
+    if data.active.name not in recording.alignment or not recording.config.facts.aligns:
+        raise AttackError("the run aligned no rows, so there is nothing to attack or to score")
+    rows = recording.alignment[data.active.name]
+    if data.active.labels is None:
+        raise AttackError(f"{data.active.name} holds no labels, so no attack on them can be scored")
+    return Truth(
+        classes=len(data.classes),
+        labels=data.active.labels[rows],
+        trained=_trained_in_own_order(recording, victim).sort().values,
+        features=_features(recording, tuple(_tables(recording))),
+    )
+
+
+def class_priors(truth: Truth) -> tuple[float, ...]:
+    """Return the share of each class among the labelled training rows; none of numbers.
+
+    Raises:
+        AttackError: labels are classes, and no training row has one.
+    """
+    if not truth.classes:
+        return ()
+    if not len(truth.labelled):
+        raise AttackError("no aligned training row has a label, so that classes have no shares")
+    counts_K = torch.bincount(truth.labels[truth.labelled], minlength=truth.classes)
+    return tuple((counts_K / counts_K.sum()).tolist())
+
+
+def reveal_labels(recording: Recording, per_class: int, seed: int) -> KnownRows:
+    """Choose `per_class` aligned training rows of each class whose labels become known.
+
+    For one seed, fewer labels are a subset of more, so that figures are comparable.
+
+    Raises:
+        AttackError: a class has too few rows for one of them to remain unknown.
+    """
+    truth, trained = truth_of(recording), _trained_in_own_order(recording)
+    draw = np.random.default_rng(derive_seed(seed, "attacks", "labels"))
+    chosen: list[int] = []
+    for label in range(truth.classes if per_class else 0):
+        rows = trained[truth.labels[trained] == label].numpy()
+        if len(rows) <= per_class:
+            raise AttackError(
+                f"class {recording.data.classes[label]!r} has {len(rows)} aligned training rows; "
+                f"{per_class} known ones leave none to score; lower labels_per_class"
+            )
+        chosen += draw.permutation(rows)[:per_class].tolist()
+    positions = torch.tensor(sorted(chosen), dtype=torch.int64)
+    return KnownRows(positions, truth.labels[positions])
+
+
+def reveal_features(recording: Recording, victim: str, rows: int, seed: int) -> KnownRows:
+    """Choose `rows` aligned training rows of `victim` whose features there become known.
+
+    Raises:
+        AttackError: none would remain unknown.
+    """
+    truth, trained = truth_of(recording), _trained_in_own_order(recording, victim)
+    if rows and rows >= len(trained):
+        raise AttackError(
+            f"{victim} holds {len(trained)} aligned training rows; {rows} known ones leave none "
+            "to score; lower shadow_rows"
+        )
+    draw = np.random.default_rng(derive_seed(seed, "attacks", "features"))
+    positions = torch.from_numpy(np.sort(draw.permutation(trained.numpy())[:rows]))
+    return KnownRows(positions, truth.features[victim][positions])
+
+
+def reveal_encoder(recording: Recording, victim: str) -> Callable[[Tensor], Tensor] | None:
+    """Return the victim's network behind a function of rows of features, if it was recorded."""
+    network = recording.encoders.get(victim)
+    if network is None:
+        return None
+    network = copy.deepcopy(network).requires_grad_(False)
+    dtype = next(network.parameters()).dtype
+
+    def encode(features_N: Tensor) -> Tensor:
+        h_ND: Tensor = network.to(features_N.device)(features_N.to(dtype))
+        return h_ND.flatten(1)
+
+    return encode
+
+
+def reveal_public(
+    recording: Recording, parties: Sequence[str], rows: int, seed: int
+) -> dict[str, Tensor]:
+    """Choose up to `rows` people outside the training whom all of these and the active hold."""
+    truth = truth_of(recording)
+    names = (recording.data.active.name, *parties)
+    outside = positions_of(
+        recording.alignment[recording.data.active.name], recording.data.test_rows
+    )
+    for held_A in _held(recording, names).values():
+        outside = outside[held_A[outside]]
+    chosen = shuffled(outside, seed, "attacks", "public")[:rows]
+    return {name: truth.features[name][chosen] for name in dict.fromkeys(names)}
+
+
+def _trained_in_own_order(recording: Recording, victim: str | None = None) -> Tensor:
+    """Positions of the training rows such that a draw from them depends on the seed alone."""
+    data = recording.data
+    trained = positions_of(recording.alignment[data.active.name], data.train_rows)
+    held_A = _held(recording, [victim] if victim else []).get(victim or "")
+    return trained if held_A is None else trained[held_A[trained]]
+
+
+def view_of(
+    recording: Recording,
+    parties: Sequence[str],
+    *,
+    knowledge: Knowledge,
+    behaviour: Behaviour = "curious",
+    budget: Budget | None = None,
+    opened: Mapping[int, Tensor] | None = None,
+    played: Played | None = None,
+) -> AdversaryView:
+    """Return what `parties` saw: the adversary first, then those that collude with it.
+
+    "eavesdropper" and "outsider" are adversaries too: the links are sealed, so the first sees
+    the sizes of all flows and no payload, the second nothing of the training. `opened` is what
+    the active decoded (see `AdversaryView.opened`), where it is not what the recording says; only
+    a coalition with the active gets it. `played` is what the first party played.
+
+    Raises:
+        AttackError: no party, one that the run does not have, or one named twice.
+    """
+    tables = _tables(recording)
+    known = (*tables, *_ROLES)
+    if not parties or len(set(parties)) != len(parties) or not set(parties) <= set(known):
+        raise AttackError(
+            f"an adversary is one or several of {', '.join(known)}, each once; got {list(parties)}"
+        )
+    members, transcript = set(parties), recording.transcript
+    return AdversaryView(
+        role=_role(recording, parties[0]),
+        parties=tuple(parties),
+        behaviour=behaviour,
+        method=recording.config.method,
+        envelopes={
+            epoch: tuple(item for item in envelopes if {item.sender, item.receiver} & members)
+            for epoch, envelopes in transcript.kept.items()
+        },
+        flows=tuple(flow for flow in transcript.flows if _sees(members, flow)),
+        opened=(transcript.opened if opened is None else opened)
+        if recording.data.active.name in members
+        else {},
+        agreed=_agreed(recording),
+        played=played,
+        features=_features(recording, parties),
+        labels=_labels(recording, parties),
+        held=_held(recording, tuple(tables) if recording.data.active.name in members else parties),
+        networks=_networks(recording, members),
+        answers=_answers(recording) if parties[0] == "outsider" else None,
+        knowledge=knowledge,
+        budget=budget or Budget(),
+    )
+
+
+def _tables(recording: Recording) -> dict[str, PartyTable]:
+    data = recording.data
+    return {party.name: party for party in data.tables}
+
+
+def _agreed(recording: Recording) -> dict[str, Agreed]:
+    config = recording.config
+    if not config.facts.sums_gradients:
+        return {}
+    return {
+        table.name: Agreed(
+            objective=objective_of(config, table.name),
+            weight=settings_of(config, table.name).weight,
+            clip=config.secure_sum.clip,
+        )
+        for table in recording.data.passives
+    }
+
+
+def _features(recording: Recording, parties: Sequence[str]) -> dict[str, Tensor]:
+    """Return (A, ...) features by alignment position of those parties that hold aligned rows."""
+    tables, alignment = _tables(recording), recording.alignment
+    found = {}
+    for name in parties:
+        if name in tables and name in alignment:
+            rows = alignment[name]
+            found[name] = tables[name].features[rows.clamp(min=0)]
+            # A position without a row must not show somebody else's.
+            found[name][rows < 0] = torch.nan
+    return found
+
+
+def _labels(recording: Recording, parties: Sequence[str]) -> dict[str, Tensor]:
+    """Return (A,) own labels by alignment position of those parties that train on any."""
+    found = {}
+    for name in parties:
+        own = recording.data.own(name)
+        if own is None or own.table.labels is None or name not in recording.alignment:
+            continue
+        labels_N = torch.full_like(own.table.labels, UNLABELLED)
+        labels_N[own.labelled_rows] = own.table.labels[own.labelled_rows]
+        rows = recording.alignment[name]
+        found[name] = torch.where(rows < 0, UNLABELLED, labels_N[rows.clamp(min=0)])
+    return found
+
+
+def _held(recording: Recording, parties: Sequence[str]) -> dict[str, Tensor]:
+    """Return of whom these parties have a row, (A,) bool; without those that hold everybody."""
+    alignment = recording.alignment
+    held = {name: alignment[name] >= 0 for name in parties if name in alignment}
+    return {name: held_A for name, held_A in held.items() if not held_A.all()}
+
+
+def _networks(recording: Recording, members: Collection[str]) -> dict[str, nn.Module]:
+    """Return copies of the members' own encoders where they were recorded, or of their average."""
+    kept = recording.encoders
+    if recording.config.facts.averages == "weights" and recording.model is not None:
+        kept = dict.fromkeys(_tables(recording), recording.model)
+    return {name: copy.deepcopy(network) for name, network in kept.items() if name in members}
+
+
+def _role(recording: Recording, party: str) -> Role:
+    if party == recording.data.active.name:
+        return "active"
+    if party in _tables(recording):
+        return "passive"
+    return _ROLES[party]
+
+
+def _sees(members: set[str], flow: Flow) -> bool:
+    return "eavesdropper" in members or bool({flow.sender, flow.receiver} & members)
+
+
+def _answers(recording: Recording) -> Callable[[Tensor], Tensor] | None:
+    """The finished model behind an interface that answers with log-probabilities (n, K)."""
+    model = recording.model
+    if model is None:
+        return None
+    like = next(model.parameters())
+
+    @torch.no_grad()
+    def ask(features_N: Tensor) -> Tensor:
+        # Where its owner runs it.
+        scores_NK: Tensor = model(features_N.to(like.device, like.dtype))
+        return scores_NK.log_softmax(1).to(features_N.device)
+
+    return ask

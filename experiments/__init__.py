@@ -1,6 +1,0 @@
-"""Experiments: configurations, the main job, benches, and the tables and pictures made of them.
-
-Run as `python -m experiments`; the packages below do not know of it.
-"""
-
-__all__: list[str] = []

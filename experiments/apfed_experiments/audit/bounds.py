@@ -1,0 +1,141 @@
+"""From scores of retrainings in two worlds to what they prove: a lower bound on mu.
+
+The score is any function of what a retraining showed. A third of the retrainings choose the
+threshold above which world 1 is guessed; the others, on which nothing was chosen, count.
+Clopper and Pearson 1934 bound the two rates, each at half of the level, and mu-GDP allows
+
+    TPR <= Phi(Phi^-1(FPR) + mu)        (Dong, Roth and Su 2022, Section 2.2),
+
+so mu is at least Phi^-1(TPR's lower end) - Phi^-1(FPR's upper end), except with probability
+`level`. A bound below a claim proves nothing about the claim; one above it proves it wrong.
+
+Where no more is claimed than (epsilon, delta)-DP, which allows
+
+    TPR <= e^epsilon FPR + delta    and    1 - FPR <= e^epsilon (1 - TPR) + delta,
+
+the threshold is the one that bounds epsilon best on the first third.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+from scipy.stats import beta
+
+from apfed_protocols.errors import LocalProtocolError
+from secure_apfed.privacy.gdp import gdp_epsilon
+
+__all__ = ["Evidence", "epsilon_from", "evidence_from"]
+
+_SMALLEST_PART = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What the scores prove.
+
+    Attributes:
+        threshold: a score above it is taken for world 1.
+        hits, alarms: how often, of `tested` in each world: rightly and wrongly.
+        tpr_low, fpr_high: ends of the rates' intervals, each one-sided.
+        mu_low: the lower bound on mu; 0 where nothing is proved.
+        level: the probability that it is wrong is at most that.
+    """
+
+    threshold: float
+    hits: int
+    alarms: int
+    tested: int
+    tpr_low: float
+    fpr_high: float
+    mu_low: float
+    level: float
+
+    def epsilon_low(self, delta: float) -> float:
+        """The lower bound on epsilon, if the mechanism is claimed to be Gaussian DP."""
+        return gdp_epsilon(self.mu_low, delta)
+
+
+def evidence_from(
+    scores_0: NDArray[np.float64], scores_1: NDArray[np.float64], *, level: float
+) -> Evidence:
+    """Return what the scores of both worlds prove.
+
+    Args:
+        scores_0: of independent retrainings in world 0; their order says nothing.
+        scores_1: of those in world 1, as many.
+        level: significance, in (0, 1).
+
+    Raises:
+        LocalProtocolError: too few scores, or some that are not finite.
+    """
+    if scores_0.shape != scores_1.shape or len(scores_0) < 3 * _SMALLEST_PART:
+        raise LocalProtocolError(
+            f"expected as many scores of both worlds, at least {3 * _SMALLEST_PART}, got "
+            f"{scores_0.shape} and {scores_1.shape}"
+        )
+    if not (0 < level < 1 and np.isfinite(scores_0).all() and np.isfinite(scores_1).all()):
+        raise LocalProtocolError("expected finite scores and a level between 0 and 1")
+    third = len(scores_0) // 3
+    threshold = _best_threshold(scores_0[:third], scores_1[:third])
+    return _count(scores_0[third:], scores_1[third:], threshold, level)
+
+
+def epsilon_from(
+    scores_0: NDArray[np.float64], scores_1: NDArray[np.float64], *, delta: float, level: float
+) -> float:
+    """Return a lower bound on epsilon at `delta` that assumes nothing of the mechanism.
+
+    Args:
+        scores_0: of independent runs in world 0.
+        scores_1: of those in world 1, as many.
+        delta: in [0, 1).
+        level: significance, in (0, 1).
+
+    Raises:
+        LocalProtocolError: too few scores, or some that are not finite.
+    """
+    evidence_from(scores_0, scores_1, level=level)  # refuses what proves nothing
+    third = len(scores_0) // 3
+    candidates = np.unique(np.concatenate([scores_0[:third], scores_1[:third]]))
+    tried = candidates[np.unique(np.linspace(0, len(candidates) - 1, 100).astype(int))]
+
+    def bound(part: slice, threshold: float) -> float:
+        found = _count(scores_0[part], scores_1[part], threshold, level)
+        return _epsilon_of(found, delta)
+
+    best = max(tried, key=lambda threshold: bound(slice(third), float(threshold)))
+    return bound(slice(third, None), float(best))
+
+
+def _epsilon_of(found: Evidence, delta: float) -> float:
+    above = (found.tpr_low - delta, found.fpr_high)
+    below = (1 - found.fpr_high - delta, 1 - found.tpr_low)
+    ratios = [top / bottom for top, bottom in (above, below) if top > 0 and bottom > 0]
+    return max(0.0, *(float(np.log(ratio)) for ratio in ratios), 0.0)
+
+
+def _best_threshold(scores_0: NDArray[np.float64], scores_1: NDArray[np.float64]) -> float:
+    """Where the rates differ most; for two normal distributions that is in the middle."""
+    every = np.sort(np.concatenate([scores_0, scores_1]))
+    below_0 = np.searchsorted(np.sort(scores_0), every, side="right")
+    below_1 = np.searchsorted(np.sort(scores_1), every, side="right")
+    return float(every[np.argmax(below_0 - below_1)])
+
+
+def _count(
+    scores_0: NDArray[np.float64], scores_1: NDArray[np.float64], threshold: float, level: float
+) -> Evidence:
+    tested = len(scores_0)
+    hits, alarms = int((scores_1 > threshold).sum()), int((scores_0 > threshold).sum())
+    tpr_low = float(beta.ppf(level / 2, hits, tested - hits + 1)) if hits else 0.0
+    fpr_high = (
+        float(beta.ppf(1 - level / 2, alarms + 1, tested - alarms)) if alarms < tested else 1.0
+    )
+    proved = tpr_low > 0 and fpr_high < 1
+    mu_low = max(0.0, float(ndtri(tpr_low) - ndtri(fpr_high))) if proved else 0.0
+    return Evidence(
+        threshold=threshold, hits=hits, alarms=alarms, tested=tested, tpr_low=tpr_low,
+        fpr_high=fpr_high, mu_low=mu_low, level=level,
+    )  # fmt: skip

@@ -1,0 +1,268 @@
+"""Audits of what votes cost: a person's record at one passive in two worlds, the real mechanisms.
+
+Nothing is trained for long here, so every run is played through the code that a passive runs: the
+labeller, the randomised answer, the noisy sum. The auditor knows both worlds and all that is
+public, reads what the claim says may be read, and scores it by its likelihood ratio. Where the
+claim takes noisy weights as read (weights, then the own vote), the auditor reads them: out of the
+votes of people whose features are unit vectors.
+
+Letters: R runs of one world, U rows, F features, K classes, P numbers of a row of Phi.
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apfed_protocols.discrete_gaussian import discrete_gaussian
+from apfed_protocols.sums.fixed_point import FixedPoint
+from secure_apfed.labellers import Labeller, PrivateLogistic, hard
+from secure_apfed.labellers.interface import Integers
+from secure_apfed.privacy.noise import on_grid, standard_normals
+from secure_apfed.privacy.vote_response import VoteResponse
+
+__all__ = [
+    "NoisySum",
+    "Scores",
+    "TwoTables",
+    "labelled_person",
+    "one_answer",
+    "one_vote_in_a_moment",
+    "one_vote_in_a_sum",
+    "people_on_a_line",
+    "record_in_answers",
+    "record_in_weights",
+    "weights_and_answer",
+    "weights_and_sum",
+]
+
+Floats = NDArray[np.float64]
+Scores = tuple[Floats, Floats]
+
+
+def _key(seed: int, *use: str | int) -> bytes:
+    """A key for a repeatable audit, where nobody's data are at stake."""
+    return hashlib.sha256(repr((seed, *use)).encode()).digest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoisySum:
+    """What a passive adds to a sum, and what the honest ones add of noise.
+
+    Attributes:
+        point: fixed point; its noise is the deviation of each honest party.
+        honest: n.
+    """
+
+    point: FixedPoint
+    honest: int
+
+    def open(self, votes_RK: Floats, *, seed: int, world: int) -> Floats:
+        """R sums in which the others' votes are 0; reader and colluders can subtract them."""
+        opened_RK = self.point.quantise(votes_RK, self._noise(votes_RK.shape, seed, world, 0))
+        total_RK = opened_RK.astype(np.float64)
+        for party in range(1, self.honest):
+            total_RK += self._noise(votes_RK.shape, seed, world, party)
+        return total_RK
+
+    def _noise(
+        self, shape: tuple[int, ...], seed: int, world: int, party: int
+    ) -> NDArray[np.int64]:
+        key = _key(seed, "sum", world, party)
+        return discrete_gaussian(key, deviation=self.point.noise, shape=shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoTables:
+    """One passive's table in two worlds.
+
+    Attributes:
+        features: of each world, (U, F); they differ in the row `person`.
+        labelled, labels: who has a label, and which.
+        classes: K.
+        person: whose record is replaced.
+        readable: first of F rows that are unit vectors, or -1.
+    """
+
+    features: tuple[Floats, Floats]
+    labelled: Integers
+    labels: Integers
+    classes: int
+    person: int
+    readable: int = -1
+
+
+def people_on_a_line(*, labelled: bool) -> TwoTables:
+    """Two groups with a label each, far apart, and nine people in the middle.
+
+    Without a label the person sits between the middle and one group or the other; the middle's
+    graph has no other edge to a group. With a label the person is the only one of class 1, and
+    stands on the right or far on the left, beyond class 0.
+    """
+    left, middle = np.array([-2.0, -2.1, -1.9]), np.linspace(-0.01, 0.01, 9)
+    people = [0.0, *left, *-left, *middle]
+    worlds = []
+    for at in (1.9, -8.0) if labelled else (-1.0, 1.0):
+        people[0] = at
+        worlds.append(np.array(people)[:, None])
+    known = np.array([1, 0]) if labelled else np.array([1, 4])
+    return TwoTables(
+        features=(worlds[0], worlds[1]),
+        labelled=known,
+        labels=np.array([0, 1]),
+        classes=2,
+        person=0,
+    )
+
+
+def labelled_person() -> TwoTables:
+    """Two labelled people, of whom one turns into the opposite, and three unit vectors."""
+    world = np.concatenate([np.eye(3)[:2], np.eye(3)])
+    other = world.copy()
+    other[0] *= -1
+    return TwoTables(
+        features=(world, other), labelled=np.array([0, 1]), labels=np.array([0, 1]), classes=3,
+        person=0, readable=2,
+    )  # fmt: skip
+
+
+def one_answer(response: VoteResponse, runs: int, seed: int) -> Scores:
+    """Randomised answers to a vote for class 0 or class 1."""
+    scores = []
+    for world in (0, 1):
+        votes_RK = np.tile(np.eye(response.classes)[world], (runs, 1))
+        answers_R = response.answer(votes_RK, key=_key(seed, "answer", world), about=b"audit")
+        scores.append((answers_R == 1).astype(np.float64) - (answers_R == 0))
+    return scores[0], scores[1]
+
+
+def one_vote_in_a_sum(
+    added: NoisySum, votes: tuple[Floats, Floats], runs: int, seed: int
+) -> Scores:
+    """Noisy sums with one row of votes or another."""
+    towards_K = votes[1] - votes[0]
+    opened = [
+        added.open(np.tile(votes[world], (runs, 1)), seed=seed, world=world) for world in (0, 1)
+    ]
+    return opened[0] @ towards_K, opened[1] @ towards_K
+
+
+def one_vote_in_a_moment(sigma: float, runs: int, seed: int) -> Scores:
+    """Phi^T V with Gaussian noise; one of six people votes for class 0 or class 1."""
+    phi_UP = standard_normals(_key(0, "phi"), shape=(6, 4))
+    phi_UP /= np.linalg.norm(phi_UP, axis=1, keepdims=True)
+    scores = []
+    for world in (0, 1):
+        votes_UK = np.eye(3)[[world, 0, 1, 2, 0, 1]]
+        noise_RPK = standard_normals(_key(seed, "moment", world), shape=(runs, 4, 3))
+        opened_RPK = on_grid(phi_UP.T @ votes_UK + sigma * noise_RPK, sigma)
+        towards_PK = np.outer(phi_UP[0], np.array([-1.0, 1.0, 0.0]))
+        scores.append((opened_RPK * towards_PK).sum(axis=(1, 2)))
+    return scores[0], scores[1]
+
+
+def record_in_answers(
+    labeller: Labeller, response: VoteResponse, tables: TwoTables, runs: int, seed: int
+) -> Scores:
+    """All randomised answers of a passive, by their likelihood ratio."""
+    votes = [
+        hard(labeller.label(x_UF, tables.labelled, tables.labels, tables.classes))
+        for x_UF in tables.features
+    ]
+    scores = []
+    for world in (0, 1):
+        asked = np.tile(votes[world], (runs, 1))
+        answers = response.answer(asked, key=_key(seed, "answers", world), about=b"audit")
+        chosen = np.eye(tables.classes)[answers].reshape(runs, *votes[0].shape)
+        scores.append((chosen * (votes[1] - votes[0])).sum(axis=(1, 2)) * response.epsilon)
+    return scores[0], scores[1]
+
+
+Private = Callable[[bytes], PrivateLogistic]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Read:
+    """What one world's runs of a private labeller showed.
+
+    Attributes:
+        weights: in units of the noise, (R, F, K), less their mean over classes.
+        ratio: log likelihood of world 1's weights over world 0's, (R,).
+        own: the person's hard vote, (R, K).
+    """
+
+    weights: Floats
+    ratio: Floats
+    own: Floats
+
+
+def _read(private: Private, tables: TwoTables, runs: int, seed: int, world: int) -> _Read:
+    """Label R times under fresh keys, and read the weights out of readable rows."""
+    readable = slice(tables.readable, tables.readable + tables.features[0].shape[1])
+    votes_RUK = np.stack(
+        [
+            private(_key(seed, "weights", world, run)).label(
+                tables.features[world], tables.labelled, tables.labels, tables.classes
+            )
+            for run in range(runs)
+        ]
+    )
+    log_RFK = np.log(votes_RUK[:, readable])
+    weights_RFK = log_RFK - log_RFK.mean(axis=2, keepdims=True)
+    mean_0, mean_1 = _clean(private, tables)
+    ratio_R = ((weights_RFK - (mean_0 + mean_1) / 2) * (mean_1 - mean_0)).sum(axis=(1, 2))
+    return _Read(weights=weights_RFK, ratio=ratio_R, own=hard(votes_RUK[:, tables.person]))
+
+
+def _clean(private: Private, tables: TwoTables) -> tuple[Floats, Floats]:
+    """Both worlds' weights without noise, in its units; the auditor computes them himself."""
+    labeller = private(bytes(32))
+    sigma = labeller.sigma(labelled=len(tables.labelled), classes=tables.classes)
+    first, second = (
+        labeller.fit(labeller.directions(x_UF)[tables.labelled], tables.labels, tables.classes)
+        / sigma
+        for x_UF in tables.features
+    )
+    return first, second
+
+
+def _votes_given(read: _Read, tables: TwoTables, world: int) -> Floats:
+    """The hard vote that the person would cast in a world under the weights that were read."""
+    x_F = tables.features[world][tables.person]
+    return hard(np.exp(np.einsum("f,rfk->rk", x_F, read.weights)))
+
+
+def record_in_weights(private: Private, tables: TwoTables, runs: int, seed: int) -> Scores:
+    """The weights alone, as the votes of others show them."""
+    first, second = (_read(private, tables, runs, seed, world).ratio for world in (0, 1))
+    return first, second
+
+
+def weights_and_answer(
+    private: Private, response: VoteResponse, tables: TwoTables, runs: int, seed: int
+) -> Scores:
+    """The weights, and the person's own randomised answer."""
+    scores = []
+    for world in (0, 1):
+        read = _read(private, tables, runs, seed, world)
+        answers_R = response.answer(read.own, key=_key(seed, "own", world), about=b"audit")
+        gain_RK = _votes_given(read, tables, 1) - _votes_given(read, tables, 0)
+        scores.append(read.ratio + response.epsilon * gain_RK[np.arange(runs), answers_R])
+    return scores[0], scores[1]
+
+
+def weights_and_sum(
+    private: Private, added: NoisySum, tables: TwoTables, runs: int, seed: int
+) -> Scores:
+    """The weights, and the sum of hard votes at the person's row."""
+    scores = []
+    variance = added.honest * added.point.noise**2
+    for world in (0, 1):
+        read = _read(private, tables, runs, seed, world)
+        opened_RK = added.open(read.own, seed=seed, world=world)
+        mean_0, mean_1 = (added.point.levels * _votes_given(read, tables, w) for w in (0, 1))
+        own_R = ((opened_RK - (mean_0 + mean_1) / 2) * (mean_1 - mean_0)).sum(axis=1) / variance
+        scores.append(read.ratio + own_R)
+    return scores[0], scores[1]

@@ -1,0 +1,263 @@
+"""Simulated training beside a straightforward script, and several seeds beside one after another.
+
+Peers: of one run, a script as a tutorial has it (DataLoader, one model, float32, the same networks
+and optimiser), of which a step of APFed-C has two models; of several seeds, the same runs one after
+the other with all cores each. `ratio` is the peer's seconds over ours. On a GPU: seeds times
+settings stacked, beside one run at a time with its parties' messages.
+"""
+
+import statistics
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from joblib import Parallel, delayed
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from apfed_experiments.bench.operations import step_row
+from apfed_experiments.bench.rows import Bench, Group, Row, absent, interleave, median_ratio, single
+from apfed_experiments.tables.apfed import PROXY, run_of
+from apfed_protocols.errors import UnsafeChoiceWarning
+from secure_apfed.config import Config
+from secure_apfed.data import VerticalData, load_data
+from secure_apfed.errors import DataError
+from secure_apfed.methods import METHODS, Simulation, Start
+from secure_apfed.methods.method import batches_of
+from secure_apfed.objectives import contrastive_loss
+from secure_apfed.simulation.stacked import simulate_stacked
+from secure_apfed.simulation.together import begin, simulate, train
+from secure_apfed.workers import usable_cores
+
+__all__ = ["BENCH"]
+
+_BATCH = 256
+_SCRIPT, _ONE_BY_ONE, _MESSAGES = "a plain script", "one after another", "parties with messages"
+
+
+def _groups(quick: bool) -> Sequence[Group]:
+    steps, repetitions = (2, 2) if quick else (8, 7)
+    return [
+        *(
+            single(f"{method}/fmnist/2-1/b{_BATCH}", partial(_one_run, method, steps, repetitions))
+            for method in ("single_view", "apfed_c")
+        ),
+        *(
+            single(f"step/{method}/fmnist/2-1/b{_BATCH}", partial(_operations, method))
+            for method in ("single_view", "apfed_c", "apfed_r", "tvfl")
+        ),
+        single("five-seeds/digits", partial(_seeds, *((10, 1) if quick else (100, 5)))),
+        single("stacked/fmnist/2-1", partial(_stacked, 4 if quick else 40)),
+    ]
+
+
+BENCH = Bench(
+    groups=_groups,
+    ratio="the peer's seconds over ours",
+    fields=(
+        "precision", "bfloat16_units", "over_messages", "processes", "stacked", "runs",
+        "operations", "kernels", "h200_floor_us", "bound_by",
+    ),
+)  # fmt: skip
+
+
+def _one_run(method: str, steps: int, repetitions: int) -> Row:
+    case = f"{method}/fmnist/2-1/b{_BATCH}"
+    try:
+        config, data, images = _images(method, steps)
+    except DataError as error:
+        return absent(case, str(error))
+    with _threads(usable_cores()):
+        seconds = interleave(
+            {
+                case: lambda: _train(config, data),
+                _SCRIPT: lambda: _script(config, data),
+                _MESSAGES: lambda: _by_messages(config, data),
+            },
+            repetitions=repetitions,
+        )
+    return Row(
+        case=case,
+        seconds=statistics.median(seconds[case]) / steps,
+        peer=_SCRIPT,
+        ratio=median_ratio(seconds[_SCRIPT], seconds[case]),
+        more={
+            "images": images,
+            "precision": config.train.precision,
+            "bfloat16_units": _has_bfloat16(),
+            "over_messages": median_ratio(seconds[_MESSAGES], seconds[case]),
+        },
+    )
+
+
+def _operations(method: str) -> Row:
+    case = f"step/{method}/fmnist/2-1/b{_BATCH}"
+    try:
+        config, data, _ = _images(method, 1)
+    except DataError as error:
+        return absent(case, str(error))
+    return step_row(case, config, data)
+
+
+def _images(method: str, steps: int, **changes: Any) -> tuple[Config, VerticalData, str]:
+    """A run of Table 2's first cell for so many steps; MNIST where Fashion-MNIST is not there."""
+    for dataset in ("fashion_mnist", "mnist"):
+        config = run_of(dataset, "2-1", method, 10.0, PROXY)
+        settings = config.model_dump(mode="json", exclude_defaults=True)
+        settings["data"]["limit"] = steps * _BATCH
+        precision = "bfloat16" if _has_bfloat16() else "float32"
+        own = {"epochs": 1, "batch_size": _BATCH, "precision": precision}
+        settings["train"] |= own | changes
+        config = Config.model_validate(settings)
+        try:
+            return config, load_data(config.data, seed=0), dataset
+        except DataError:
+            if dataset == "mnist":
+                raise
+    raise AssertionError
+
+
+def _has_bfloat16() -> bool:
+    """Whether this processor multiplies bfloat16 in units of its own."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text("ascii", errors="ignore").split()
+    except OSError:
+        return False
+    return bool({"avx512_bf16", "amx_bf16"}.intersection(flags))
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _train(config: Config, data: VerticalData) -> None:
+    train(begin(config, data), config)
+
+
+def _by_messages(config: Config, data: VerticalData) -> None:
+    prepared = begin(config, data)  # for the alignment, which is not what is measured
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnsafeChoiceWarning)
+        start = Start(config=config, data=data, alignment=prepared.alignment or None)
+        session, step = Simulation(METHODS[config.method], start), 0
+    session.transcript.begin_epoch(0)
+    for rows_B in batches_of(session.learner, config, 0):
+        session.step(step, rows_B)
+        step += 1
+
+
+def _encoder() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 5, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 5, padding=1), nn.ReLU(),
+        nn.Flatten(),
+    )  # fmt: skip
+
+
+def _script(config: Config, data: VerticalData) -> None:
+    """One epoch as a tutorial would write it, for the active alone or with one passive."""
+    rows = data.train_rows
+    views = [data.active.features[rows]]
+    if config.facts.has_passives:
+        views.append(data.passives[0].features[rows])
+    labels = data.active.labels
+    assert labels is not None
+    encoders = [_encoder() for _ in views]
+    size = encoders[0](views[0][:1]).shape[1]
+    head = nn.Sequential(
+        nn.Linear(size, 256), nn.ReLU(), nn.Dropout(0.5), nn.Linear(256, len(data.classes))
+    )
+    projections = [nn.Linear(size, 64) for _ in views] if len(views) > 1 else []
+    every = nn.ModuleList([*encoders, head, *projections])
+    optimizer = torch.optim.SGD(
+        every.parameters(), lr=config.train.learning_rate, momentum=config.train.momentum,
+        weight_decay=config.train.weight_decay,
+    )  # fmt: skip
+    loader = DataLoader(TensorDataset(*views, labels[rows]), batch_size=_BATCH, shuffle=True)
+    for *features, labels_B in loader:
+        optimizer.zero_grad()
+        encoded = [encode(view) for encode, view in zip(encoders, features, strict=True)]
+        loss = F.cross_entropy(head(encoded[0]), labels_B)
+        if projections:
+            pair = [project(h) for project, h in zip(projections, encoded, strict=True)]
+            loss = loss + contrastive_loss(pair[0], pair[1])
+        loss.backward()
+        optimizer.step()
+
+
+def _seeds(epochs: int, repetitions: int) -> Row:
+    """Five small runs at once, in as many processes as there are cores, which stay open."""
+    configs = [_digits(seed, epochs) for seed in range(5)]
+    cores = usable_cores()
+    with Parallel(n_jobs=cores) as pool, _threads(cores):
+        seconds = interleave(
+            {
+                "together": lambda: pool(delayed(_alone)(config) for config in configs),
+                _ONE_BY_ONE: lambda: [simulate(config) for config in configs],
+                "stacked": lambda: simulate_stacked(configs),
+            },
+            repetitions=repetitions,
+        )
+    return Row(
+        case="five-seeds/digits",
+        seconds=statistics.median(seconds["together"]),
+        peer=_ONE_BY_ONE,
+        ratio=median_ratio(seconds[_ONE_BY_ONE], seconds["together"]),
+        more={
+            "processes": cores,
+            "stacked": median_ratio(seconds[_ONE_BY_ONE], seconds["stacked"]),
+        },
+    )
+
+
+def _alone(config: Config) -> None:
+    torch.set_num_threads(1)
+    simulate(config)
+
+
+def _digits(seed: int, epochs: int) -> Config:
+    return Config.model_validate({
+        "name": f"five-seeds-{seed}", "method": "apfed_c", "seed": seed,
+        "data": {"dataset": "digits", "views": 2},
+        "model": {"hidden": [64], "representation": 32, "projection": 32},
+        "train": {"epochs": epochs, "batch_size": 64, "learning_rate": 0.05, "device": "cpu"},
+        "rules": {"minimum_spread": 0},
+        "guard": {"mechanism": "none"},
+        "secure_sum": {"scheme": "plain", "clip": None, "allow_single_passive": True},
+        "transcript": {"keep": "none"},
+    })  # fmt: skip
+
+
+def _stacked(steps: int) -> Row:
+    """Five seeds times five lambdas of one cell, beside one run with its messages."""
+    case = "stacked/fmnist/2-1"
+    if not torch.cuda.is_available():
+        return absent(case, "torch sees no GPU")
+    config, data, images = _images("apfed_c", steps, device="cuda")
+    configs = [
+        config.model_copy(update={
+            "seed": seed, "passives": {"default": config.passives["default"].model_copy(
+                update={"weight": weight})},
+        })
+        for seed in range(5)
+        for weight in (0.1, 0.3, 1.0, 3.0, 10.0)
+    ]  # fmt: skip
+    began = time.perf_counter()
+    simulate_stacked(configs)
+    each = (time.perf_counter() - began) / len(configs)
+    began = time.perf_counter()
+    _by_messages(config, data)
+    alone = time.perf_counter() - began
+    return Row(case=case, seconds=each, peer=_MESSAGES, ratio=alone / each,
+               more={"images": images, "runs": len(configs), "steps": steps})  # fmt: skip

@@ -1,0 +1,105 @@
+"""What votes with encrypted labels cost: sums of products, against labels that passives see.
+
+A case `encrypted/PEOPLExLABELS` is one session of three passives with ten classes, in one thread:
+`seconds` of the active, one passive and the aggregator together, and of each apart; `bytes` is what
+one passive gets (`bytes_up`, the encrypted labels) and sends (`bytes_down`). `ratio` is these
+seconds over those of the same matrix product in the clear and the masked sum of the products, with
+labels that every passive sees; `ratio_to_product` is the passive's part over the product alone.
+`audited/...` is the same with 20 candidates, of which each passive sees through 19.
+Every sum is checked against the product of integers. Each case runs in an interpreter of its own,
+whose peak memory holds all parties.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from apfed_experiments.bench import votes_case
+from apfed_experiments.bench.rows import Bench, Group, Row, quotient, single
+
+__all__ = ["BENCH", "measure"]
+
+_COLUMNS, _PASSIVES = 10, 3
+_CANDIDATES = 20
+_QUICK = ((10_000, 50, 0),)
+_SIZES = (*_QUICK, (100_000, 50, 0), (100_000, 50, _CANDIDATES), (1_000_000, 200, 0))
+_REPETITIONS = 3
+_PATIENCE_S = 900
+_PARTS = ("passive_seconds", "active_seconds", "aggregator_seconds")
+
+
+def _groups(quick: bool) -> Sequence[Group]:
+    """10,000 people and 50 labels; unless `quick`, up to a million people and 200 labels."""
+    return [
+        single(
+            _case(people, labelled, candidates),
+            partial(
+                measure,
+                people,
+                labelled,
+                1 if quick or people > 10**5 else _REPETITIONS,
+                candidates,
+            ),
+        )
+        for people, labelled, candidates in (_QUICK if quick else _SIZES)
+    ]
+
+
+BENCH = Bench(groups=_groups, fields=(*_PARTS, "peak_memory", "ratio_to_product"))
+
+
+def _case(people: int, labelled: int, candidates: int) -> str:
+    return f"{'audited' if candidates else 'encrypted'}/{people}x{labelled}"
+
+
+def measure(people: int, labelled: int, repetitions: int, candidates: int = 0) -> Row:
+    """The fastest of some runs of one size; what else a machine does only adds."""
+    runs = [_run(people, labelled, candidates) for _ in range(repetitions)]
+    found = min(runs, key=_seconds)
+    clear = min(run["clear_seconds"] for run in runs)
+    product = min(run["clear_product_seconds"] for run in runs)
+    return Row(
+        case=_case(people, labelled, candidates),
+        seconds=_seconds(found),
+        peer="clear product, masked sum",
+        ratio=quotient(_seconds(found), clear),
+        bytes=found["bytes_up"] + found["bytes_down"],
+        more={**found, "ratio_to_product": quotient(found["passive_seconds"], product)},
+    )
+
+
+def _seconds(found: Mapping[str, Any]) -> float:
+    return float(sum(found[part] for part in _PARTS))
+
+
+def _run(people: int, labelled: int, candidates: int) -> Mapping[str, Any]:
+    """Run one case in an interpreter of its own.
+
+    Raises:
+        RuntimeError: it failed, or opened another sum.
+    """
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(str(Path(at).resolve()) for at in sys.path),
+    }
+    sizes = map(str, (people, labelled, _COLUMNS, _PASSIVES, candidates))
+    # the interpreter and the script are ours
+    done = subprocess.run(  # noqa: S603
+        [sys.executable, votes_case.__file__, *sizes],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=_PATIENCE_S,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{people}x{labelled} failed: {done.stderr[-2000:]}")
+    found: Mapping[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found

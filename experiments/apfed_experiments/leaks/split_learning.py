@@ -1,0 +1,220 @@
+"""FSHA near its published point: MNIST, whole images, a client without a task of its own.
+
+`python -m apfed_experiments.leaks --only split_learning`: the table. `python -m
+apfed_experiments.leaks.split_learning --picture FILE`: the images. Each run takes a minute or two
+on a core of its own.
+
+The published figure (Pasquini et al., 2021, the notebook of the authors' release): MSE 0.0193 of
+images between -1 and 1, a client of residual convolutions that holds MNIST's training images, a
+server that knows the test images and whose answers are all that trains the client, batches of 64,
+10,000 iterations, Adam everywhere.
+
+The same here: data, who knows what, the batch, Adam, residual convolutions. Different: 28 x 28
+grey images for 32 x 32 of three equal channels, 784 numbers of a representation for 4,096, 16
+channels for up to 256, higher rates, and the deviations of `apfed_attacks.features.hijack` itself.
+
+The server is `apfed_attacks.features.hijack`, as in live runs of TVFL. The client is not ours: what
+our parties add (links, rules, SGD, cut images) is measured by `hijacking`.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+import typer
+from torch import Tensor, nn
+
+from apfed_attacks.features.hijack import FeatureSpaceHijack, Hijack
+from apfed_attacks.view import Knowledge
+from apfed_experiments.study_page import drawing
+from apfed_experiments.summary import Row, Setting
+from secure_apfed.contract import RepresentationTerms
+from secure_apfed.data import find_dataset
+from secure_apfed.data.readers import ImagePool
+from secure_apfed.models import Shape, output_shape
+from secure_apfed.seeds import seeded
+
+__all__ = ["Case", "Outcome", "draw_rebuilt", "hijack_client", "main", "split_learning"]
+
+PUBLISHED = 0.0193
+_SEEDS = range(3)
+_BATCH = 64
+_SCORED = 2_000  # private images whose rebuilt forms are compared
+_CLIENT_RATE = 3e-4
+_COLUMNS = 12  # images of a row of the picture
+_SIDE = 0.7  # inches of an image
+_SERVER = FeatureSpaceHijack(conditioned=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One setting.
+
+    Attributes:
+        name: in the table.
+        maps: whether the client sends maps; else a linear layer mixes them to 64 numbers.
+        attack: of the server.
+        iterations: answers of the server.
+    """
+
+    name: str
+    maps: bool = True
+    attack: FeatureSpaceHijack = _SERVER
+    iterations: int = 10_000
+
+
+CASES = (
+    Case(name="maps of 7 x 7"),
+    Case(name="mixed to 64 numbers", maps=False),
+)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Outcome:
+    """Errors on images between -1 and 1, and some of the images.
+
+    Attributes:
+        mse: of what the server decodes from what the client sent; own: of what it decodes from
+            its own representations of the same images, which no attack gets below; mean: of the
+            outsiders' mean.
+        rebuilt: the first private images, (n, 1, 28, 28).
+    """
+
+    mse: float
+    own: float
+    mean: float
+    rebuilt: Tensor
+
+
+class _Residual(nn.Module):
+    """Two convolutions beside the identity."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(
+            nn.ReLU(), nn.Conv2d(channels, channels, 3, padding=1),
+            nn.ReLU(), nn.Conv2d(channels, channels, 3, padding=1),
+        )  # fmt: skip
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Maps of the same shape."""
+        added: Tensor = maps + self.inner(maps)
+        return added
+
+
+def split_learning() -> Iterator[Setting]:
+    """Every case with several seeds: the reference in three, the other in one."""
+    of_images = _images()
+    for case in CASES:
+        for seed in _SEEDS if case is CASES[0] else _SEEDS[:1]:
+            columns = {
+                "client sends": case.name, "iterations": case.iterations, "seed": seed,
+                "party_seeds": "shared_for_comparison",
+            }  # fmt: skip
+            measure = partial(_errors, case, *of_images)
+            yield Setting(columns=columns, measure=measure, seeds=(seed,))
+
+
+def _errors(case: Case, private: Tensor, outsiders: Tensor, seed: int) -> Row:
+    found = hijack_client(case, private, outsiders, seed=seed)
+    return {
+        "mse in [-1, 1]": found.mse,
+        "over the published": found.mse / PUBLISHED,
+        "mean of the outsiders": found.mean,
+        "own representations": found.own,
+    }
+
+
+def _images() -> tuple[Tensor, Tensor]:
+    """MNIST's training images, the client's, and its test images, the server's."""
+    dataset = find_dataset("mnist")
+    pool = dataset.read(dataset, None)
+    assert isinstance(pool, ImagePool)
+    assert pool.official_train is not None
+    pixels = torch.from_numpy(pool.pixels).float() * (2 / pool.maximum) - 1
+    return pixels[: pool.official_train], pixels[pool.official_train :]
+
+
+def hijack_client(case: Case, private: Tensor, outsiders: Tensor, *, seed: int) -> Outcome:
+    """Play one case; the images are (N, 1, 28, 28) between -1 and 1."""
+    features: Shape = tuple(private.shape[1:])
+    with seeded(seed, "client"):
+        encoder = _client(case.maps, features)
+    shape = output_shape(encoder, features)
+    adam = torch.optim.Adam(encoder.parameters(), _CLIENT_RATE, fused=True)
+    terms = RepresentationTerms(shape=shape, dtype="float32", minimum_norm=0, maximum_norm=1e9)
+    known = Knowledge(classes=10, victim="client", public={"client": outsiders})
+    server = case.attack.begin(terms, known, private.new_empty(len(private), 0), seed)
+    with seeded(seed, "batches"):
+        for step in range(case.iterations):
+            rows_B = torch.randint(len(private), (_BATCH,))
+            z_BD = encoder(private[rows_B])
+            answer_BD = server.answer(step, rows_B, z_BD.flatten(1))
+            adam.zero_grad()
+            z_BD.flatten(1).backward(answer_BD / _BATCH)
+            adam.step()
+    return _outcome(encoder, server, private[:_SCORED], outsiders)
+
+
+@torch.no_grad()
+def _outcome(encoder: nn.Module, server: Hijack, private: Tensor, outsiders: Tensor) -> Outcome:
+    rebuilt = server.decoded(encoder(private).flatten(1)).reshape(private.shape)
+    own = server.decoded(server.simulated(private)).reshape(private.shape)
+    return Outcome(
+        mse=float(F.mse_loss(rebuilt, private)),
+        own=float(F.mse_loss(own, private)),
+        mean=float((outsiders.mean(dim=0) - private).square().mean()),
+        rebuilt=rebuilt,
+    )
+
+
+def _client(maps: bool, features: Shape) -> nn.Module:
+    """Residual convolutions, (1, 28, 28) -> (16, 7, 7)."""
+    layers: list[nn.Module] = [
+        nn.Conv2d(features[0], 16, 4, 2, 1), nn.ReLU(), nn.Conv2d(16, 16, 4, 2, 1), _Residual(16),
+    ]  # fmt: skip
+    if not maps:
+        layers += [nn.Flatten(), nn.Linear(16 * 49, 64)]
+    return nn.Sequential(*layers)
+
+
+def draw_rebuilt(original: Tensor, rebuilt: Mapping[str, Tensor], path: Path) -> None:
+    """Write a PNG: the first images (1, height, width) in a row, and a row for each attack.
+
+    What is black is the least value of the originals, what is white the greatest.
+    """
+    rows = {"original": original, **rebuilt}
+    low, high = float(original.min()), float(original.max())
+    size = (2.2 + _SIDE * _COLUMNS, 0.15 + 1.1 * _SIDE * len(rows))
+    with drawing(path, size, layout=None) as figure:
+        grid = figure.subplots(len(rows), _COLUMNS, squeeze=False)
+        for line, (name, images) in zip(grid, rows.items(), strict=True):
+            for axes, image in zip(line, images, strict=False):
+                axes.imshow(image[0].numpy(), cmap="gray", vmin=low, vmax=high)
+                axes.set(xticks=[], yticks=[])
+                axes.grid(visible=False)
+            line[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8)
+        figure.subplots_adjust(left=0.22, right=0.99, top=0.97, bottom=0.03, wspace=0.05)
+
+
+def main(
+    picture: Annotated[Path, typer.Option(help="PNG to write: originals above rebuilt images.")],
+    seed: Annotated[int, typer.Option(help="Of the first case; the other takes 0.")] = 1,
+) -> None:
+    """Draw the first images of both cases."""
+    torch.set_num_threads(1)
+    private, outsiders = _images()
+    found = {
+        case.name: hijack_client(case, private, outsiders, seed=of_case)
+        for case, of_case in zip(CASES, (seed, 0), strict=True)
+    }
+    rows = {f"{name}\nMSE {outcome.mse:.3f}": outcome.rebuilt for name, outcome in found.items()}
+    draw_rebuilt(private, rows, picture)
+
+
+if __name__ == "__main__":
+    typer.run(main)

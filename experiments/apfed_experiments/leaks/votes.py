@@ -1,0 +1,261 @@
+"""Ballots in live runs: what chosen labels and repeated runs read, and what poisoned votes spoil.
+
+Digits in four strips with 50 labels and breast cancer with 20; votes by label spreading. An epsilon
+is of one vote at one passive: noise under the sum, or randomised response. All rules hold.
+
+Letters: U rows asked about, K classes.
+"""
+
+from collections.abc import Iterator, Mapping
+from functools import cache, partial
+from itertools import product
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.stats import rankdata
+from sklearn.neighbors import NearestNeighbors
+from torch import Tensor
+
+from apfed_attacks.live.poisoned_votes import Poison, PoisonedVotes
+from apfed_attacks.live.votes import VotesRun
+from apfed_experiments.leaks.sessions import VICTIM
+from apfed_experiments.summary import Row, Setting
+from secure_apfed.config import Config
+from secure_apfed.data import VerticalData, load_data
+from secure_apfed.measures import ACCURACY
+
+__all__ = ["chosen_labels", "labels_config", "poisoned_votes", "repeated_votes", "vote_membership"]
+
+_SEEDS = range(5)
+_NEAR = 10
+_DATA: Mapping[str, Mapping[str, Any]] = {
+    "digits": {"dataset": "digits", "views": 4, "overlap": 1.0, "labelled": 50},
+    "breast_cancer": {"dataset": "breast_cancer", "overlap": 1.0, "labelled": 20},
+}  # fmt: skip
+# Name for the table, method, epsilon.
+_OPENINGS: tuple[tuple[str, str, float | None], ...] = (
+    ("sum", "votes", None), ("sum", "votes", 4.0), ("each", "votes_randomised", 4.0),
+)  # fmt: skip
+
+
+def labels_config(
+    data: str, method: str, *, epsilon: float | None = None, seed: int = 0, **changes: Any
+) -> Config:
+    """A run with few labels; votes under noise of this epsilon."""
+    settings: dict[str, Any] = {
+        "name": f"few-labels-{data}", "method": method, "seed": seed,
+        "party_seeds": "shared_for_comparison", "data": _DATA[data],
+        "model": {"network": "random_features"},
+        "train": {"epochs": 1, "batch_size": 64, "learning_rate": 0.1, "device": "cpu"},
+        "secure_sum": {"scheme": "plain", "masks": "pairwise"},
+        "guard": {"mechanism": "none"},
+        "votes": {} if epsilon is None else {"epsilon": epsilon},
+    }  # fmt: skip
+    return Config.model_validate(settings | changes)
+
+
+@cache
+def _data(name: str, seed: int) -> VerticalData:
+    return load_data(labels_config(name, "votes").data, seed=seed)
+
+
+_ALIGNED: dict[tuple[str, int], Mapping[str, Tensor]] = {}
+
+
+def _open(
+    data: str, method: str, epsilon: float | None, seed: int, labeller: str = "spreading"
+) -> VotesRun:
+    """A new run on the same people, which nobody counts together with an earlier one."""
+    votes = {"labeller": labeller} | ({} if epsilon is None else {"epsilon": epsilon})
+    config = labels_config(data, method, seed=seed, votes=votes)
+    run = VotesRun(config, _data(data, seed), alignment=_ALIGNED.get((data, seed)))
+    _ALIGNED[data, seed] = run.alignment
+    return run
+
+
+def chosen_labels() -> Iterator[Setting]:
+    """The active labels one person a class, and others with the last class.
+
+    Column k of what it opens is then how near everybody is to person k, summed over the passives.
+    Measured: which share of the ten people nearest to k in the victim's features (by its table) are
+    among the ten that it names, for one run and several; the baseline names the nearest in its own
+    features, and chance ten of all.
+    """
+    for data, (opened, method, epsilon), runs in product(_DATA, _OPENINGS, (1, 8)):
+        yield Setting(
+            columns={"data": data, "opened": opened, "epsilon": epsilon, "runs": runs},
+            measure=partial(_neighbours, data, method, epsilon, runs), seeds=range(3),
+        )  # fmt: skip
+
+
+def _neighbours(data: str, method: str, epsilon: float | None, runs: int, seed: int) -> Row:
+    run = _open(data, method, epsilon, seed)
+    rows = run.ballot.rows.sort().values
+    draw = np.random.default_rng(seed)
+    landmarks = draw.choice(len(rows), size=run.learner.party.classes - 1, replace=False)
+    later = (_open(data, method, epsilon, seed) for _ in range(1, runs))
+    seen_Uk = np.mean([_columns_of(one, rows, landmarks, draw) for one in (run, *later)], axis=0)
+    near = {
+        table.name: _nearest(table.features[run.alignment[table.name]][rows], landmarks)
+        for table in run.data.tables
+    }
+    seen_Uk[landmarks, np.arange(len(landmarks))] = -np.inf
+    found = np.argsort(-seen_Uk, axis=0)[:_NEAR].T
+    others = [name for name in near if name != run.data.active.name]
+    return {
+        "found": fmean(_share(found, near[name]) for name in others),
+        "baseline": fmean(_share(near[run.data.active.name], near[name]) for name in others),
+        "chance": _NEAR / len(rows),
+    }
+
+
+def _columns_of(
+    run: VotesRun, rows: Tensor, landmarks: NDArray[np.int64], draw: np.random.Generator
+) -> NDArray[np.float64]:
+    """How near everybody is to each landmark, as far as votes tell.
+
+    A soft vote has a share for the landmark whoever else is labelled, so all are. A hard one is for
+    whoever is nearest: with a tenth of all labelled, about ten people vote for each landmark.
+    """
+    others = np.arange(len(rows))
+    if run.config.facts.opens_votes == "randomised":
+        others = draw.choice(len(rows), size=len(rows) // _NEAR, replace=False)
+    last = run.learner.party.classes - 1
+    labels = dict.fromkeys(rows[others].tolist(), last)
+    labels |= {int(rows[place]): number for number, place in enumerate(landmarks)}
+    _, votes = run.ask(rows, labels)
+    return np.asarray(votes.totals[:, :last])
+
+
+def _nearest(rows_U: Tensor, landmarks: NDArray[np.int64]) -> NDArray[np.int64]:
+    features_UF = rows_U.flatten(1).double().numpy()
+    search = NearestNeighbors(n_neighbors=_NEAR + 1).fit(features_UF)
+    found = search.kneighbors(features_UF[landmarks], return_distance=False)
+    return np.stack([row[row != at][:_NEAR] for row, at in zip(found, landmarks, strict=True)])
+
+
+def _share(found: NDArray[np.int64], truth: NDArray[np.int64]) -> float:
+    return fmean(
+        len(set(one) & set(other)) / _NEAR for one, other in zip(found, truth, strict=True)
+    )
+
+
+def repeated_votes() -> Iterator[Setting]:
+    """The passives' class for each person, out of what is opened in new runs on the same people.
+
+    Measured: for which share of the people the class with the most votes in the mean of what was
+    opened is that of the votes without noise. Each run is a run of its own, with its own budget.
+    """
+    cases = (("votes_randomised", 1.0), ("votes_randomised", 4.0), ("votes", 4.0))
+    for data, (method, epsilon), runs in product(_DATA, cases, (1, 4, 16)):
+        yield Setting(
+            columns={"data": data, "opened": _opened(method), "epsilon": epsilon, "runs": runs},
+            measure=partial(_averaged, data, method, epsilon, runs), seeds=_SEEDS,
+        )  # fmt: skip
+
+
+def _opened(method: str) -> str:
+    return next(name for name, one, _ in _OPENINGS if one == method)
+
+
+def _averaged(data: str, method: str, epsilon: float, runs: int, seed: int) -> Row:
+    totals = []
+    run = _open(data, method, epsilon, seed)
+    for number in range(runs):
+        run = _open(data, method, epsilon, seed) if number else run
+        _, votes = run.ask()
+        totals.append(votes.totals)
+    truth_UK = np.sum([run.voter(name).party.vote(run.ballot) for name in run.voters], axis=0)
+    named_U1 = np.mean(totals, axis=0).argmax(axis=1)[:, None]
+    # Hard votes tie often: any class of those with most votes will do.
+    reached_U1 = np.take_along_axis(truth_UK, named_U1, axis=1) >= truth_UK.max(1, keepdims=True)
+    return {"class read": float(reached_U1.mean()), "epsilon spent": epsilon * runs}
+
+
+def vote_membership() -> Iterator[Setting]:
+    """Two runs whose labels differ in one person: does this person's row, at the passives, vote?
+
+    Half of the candidates are in the passives' tables. The statistic is how far the two openings
+    lie apart for all other people. The active knows the answer from the intersection: this is what
+    the two openings alone tell whoever is shown them.
+    """
+    for data, (opened, method, epsilon) in product(_DATA, _OPENINGS):
+        yield Setting(
+            columns={"data": data, "opened": opened, "epsilon": epsilon},
+            measure=partial(_moved, data, method, epsilon), seeds=_SEEDS,
+        )  # fmt: skip
+
+
+_CANDIDATES = 16
+
+
+def _moved(data: str, method: str, epsilon: float | None, seed: int) -> Row:
+    """AUC of the distance between two openings."""
+    run = _open(data, method, epsilon, seed)
+    honest = dict(zip(
+        run.ballot.rows[run.ballot.labelled].tolist(), run.ballot.labels.tolist(), strict=True
+    ))  # fmt: skip
+    classes = run.learner.party.classes
+    free = run.ballot.rows[~torch.isin(run.ballot.rows, torch.tensor(list(honest)))]
+    draw = np.random.default_rng(seed)
+    chosen = draw.choice(len(free), size=_CANDIDATES, replace=False)
+    distances, inside = [], []
+    for number, candidate in enumerate(free[chosen].tolist()):
+        member = number % 2 == 0
+        found = []
+        for label in (0, classes - 1):
+            run = _open(data, method, epsilon, seed)
+            if not member:
+                for name in run.voters:
+                    run.voter(name).party.held_N[candidate] = False
+            _, votes = run.ask(None, honest | {candidate: label})
+            found.append(votes.totals[run.ballot.rows.numpy() != candidate])
+        distances.append(float(np.abs(found[0] - found[1]).sum()))
+        inside.append(member)
+    return {"auc": _auc(np.asarray(distances), np.asarray(inside))}
+
+
+def _auc(score_N: NDArray[np.float64], inside_N: NDArray[np.bool_]) -> float:
+    ranks = rankdata(score_N)
+    members = int(inside_N.sum())
+    above = ranks[inside_N].sum() - members * (members + 1) / 2
+    return float(above / (members * (len(score_N) - members)))
+
+
+def poisoned_votes() -> Iterator[Setting]:
+    """One passive votes against what its features say; accuracy of the student, in per cent."""
+    ways: tuple[Poison | None, ...] = (None, "random", "constant", "flip", "rotate")
+    for data, (opened, method, epsilon), way in product(_DATA, _OPENINGS, ways):
+        yield Setting(
+            columns={
+                "data": data, "opened": opened, "epsilon": epsilon, "adversary": way or "none",
+            },
+            measure=partial(_spoilt, data, method, epsilon, way), seeds=_SEEDS,
+        )  # fmt: skip
+
+
+def _spoilt(data: str, method: str, epsilon: float | None, way: Poison | None, seed: int) -> Row:
+    honest, _ = _accuracy(data, method, epsilon, None, seed)
+    reached, agreement = _accuracy(data, method, epsilon, way, seed)
+    row: Row = {"accuracy": reached, "change": reached - honest}
+    if agreement:
+        row["its agreement"] = agreement[VICTIM]
+        row["of the others"] = fmean(one for name, one in agreement.items() if name != VICTIM)
+    return row
+
+
+@cache
+def _accuracy(
+    data: str, method: str, epsilon: float | None, way: Poison | None, seed: int
+) -> tuple[float, Mapping[str, float]]:
+    """In per cent, and where single answers are opened how far each passive agrees with others."""
+    run = _open(data, method, epsilon, seed)
+    if way is not None:
+        honest = run.voter(VICTIM).party.labeller
+        run.vote_by(VICTIM, PoisonedVotes(honest=honest, way=way, seed=seed))
+    run.learn()
+    agreement = {name: one.others or 0.0 for name, one in run.learner.agreement.items()}
+    return 100 * ACCURACY.of(run.learner.student.scored(run.data.test_rows)), agreement

@@ -1,0 +1,353 @@
+"""The main job: where few rows have a label, what help is worth, costs and gives away.
+
+Digits (four strips) and breast cancer (three natural parties), with handwritten numerals where
+their files are, over several seeds: the active alone, every method of votes, a joint teacher,
+imputation, TVFL with its lonely inferences, and APFed-C plain and protected, each beside the best
+that the active does alone. One YAML file describes the protected APFed-C of a data set; every other
+run is derived from it by a variant, so that all share data, seeds and labelled rows. Everything
+lies in one folder; a stopped job goes on where it was.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from joblib import Parallel, delayed
+from matplotlib.axes import Axes
+
+from apfed_experiments.report import write_report
+from apfed_experiments.study import OnDone, Point, Results, Study, base_config
+from apfed_experiments.study_page import (
+    ATTACK,
+    OTHER,
+    OURS,
+    Part,
+    Picture,
+    drawing,
+    markdown,
+    write_comparison,
+    write_text,
+)  # fmt: skip
+from apfed_experiments.summary import Interval, Leakage, Summary, holm, p_text
+from secure_apfed.config import Config
+from secure_apfed.data import load_data
+from secure_apfed.errors import DataError
+from secure_apfed.methods import METHODS
+from secure_apfed.plain_csv import to_csv
+
+__all__ = [
+    "CONFIGS", "HEADER", "READING", "VARIANTS", "Comparison", "Line", "Variant", "VariantPoint",
+    "as_csv", "compare", "draw", "points_of", "run_main_job",
+]  # fmt: skip
+
+READING = (
+    "Few of the active's training rows have a label; the figures say how many. Accuracy: on "
+    "the active's test rows, mean and 95 % interval over the seeds (corrected resampled t); "
+    '"TVFL, all '
+    "parties\" needs every party to predict, every other row predicts with the active's "
+    "features alone. Gain: accuracy minus that of the best solo baseline (of nine, chosen by "
+    "cross-validation over the labelled rows), paired by seed; p of it, adjusted "
+    "for the number of gains in the table (Holm). Epsilon: of votes, of one person's vote at one "
+    "passive, labeller held fixed, "
+    "at delta 1e-5 (randomised: 0); of a guard, of one row's releases, encoder held fixed, at "
+    "delta 1e-5. Labels and the model have no guarantee. Labels and features read: by the attack "
+    "that gains most over its best baseline with the same knowledge, on average over the seeds, "
+    "in balanced accuracy of one party's guesses and in R2 of another party's features (30 people "
+    "known wholly). Where nothing leaks it is as often below 0 as above; an interval around "
+    "0 means that these attacks found nothing, not that there is nothing, and one that begins "
+    "just above 0 is no finding, since the highest of several means is shown."
+)
+
+CONFIGS = ("main-digits", "main-breast-cancer", "main-handwritten")
+HEADER = (
+    "method", "protection", "accuracy %", "gain, points", "p, Holm", "bytes", "epsilon",
+    "labels read", "features read",
+)  # fmt: skip
+
+# Inference variants of TVFL, in the paper's words; the others have one, named by the method.
+_INFERENCE: Mapping[str, str] = {
+    "tvfl": "TVFL, all parties",
+    "tvfl_0": "TVFL-0",
+    "tvfl_a": "TVFL-A",
+    "tvfl_r": "TVFL-R",
+    "joint_teacher_together": "Teacher, all parties",
+}
+_TARGETS: Mapping[str, str] = {"labels": "balanced accuracy", "features": "R2"}
+_NO_GUARD = {"guard": {"mechanism": "none"}}
+_PLAIN = {**_NO_GUARD, "secure_sum": {"scheme": "plain", "masks": "none"}}
+_MASKED = {**_NO_GUARD, "secure_sum": {"scheme": "plain", "masks": "pairwise"}}
+_STUDENT = {**_MASKED, "model": {"network": "random_features"}, "train": {"epochs": 1}}
+_ENDLESS = 100.0
+_JOINTLY = {"epochs": 20, "batch_size": 64, "learning_rate": 0.1, "evaluate_every": 20}
+_TEACHER = {"labels": "spreading"}
+_EPSILON = {"votes": {"epsilon": 4.0}}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Variant:
+    """How a run differs from the protected APFed-C.
+
+    Attributes:
+        key: for folder names; label: for people.
+        method: a key of METHODS.
+        protection: for people; protected: whether something protects what passives tell or get.
+        changes: of settings, whole sections.
+    """
+
+    key: str
+    label: str
+    method: str
+    protection: str
+    protected: bool = True
+    changes: Mapping[str, Any]
+
+    def of(self, base: Config) -> Config:
+        """The run of this variant."""
+        settings = base.model_dump(mode="json", exclude_defaults=True) | dict(self.changes)
+        settings |= {"name": f"{base.name}-{self.key}", "method": self.method}
+        if not METHODS[self.method].facts.sums_gradients:
+            settings.pop("passives", None)
+        return Config.model_validate(settings)
+
+
+VARIANTS: tuple[Variant, ...] = (
+    Variant(key="alone", label="SingleVL", method="single_view", protection="nothing is sent",
+            protected=False, changes=_PLAIN),
+    Variant(key="votes", label="Votes", method="votes", protection="secure sum",
+            changes=_STUDENT),
+    Variant(key="votes-noise", label="Votes", method="votes", protection="secure sum + noise",
+            changes={**_STUDENT, **_EPSILON}),
+    Variant(key="votes-randomised", label="Votes", method="votes_randomised",
+            protection="randomised answers", changes={**_STUDENT, **_EPSILON}),
+    Variant(key="votes-moment", label="Votes", method="votes_moment", protection="noised moment",
+            changes={**_STUDENT, **_EPSILON}),
+    Variant(key="votes-encrypted", label="Votes", method="votes_encrypted",
+            protection="labels encrypted", changes=_STUDENT),
+    Variant(key="joint-teacher", label="Joint teacher", method="joint_teacher", protection="none",
+            protected=False, changes={**_STUDENT, "train": _JOINTLY, "teacher": _TEACHER}),
+    Variant(key="imputation", label="Imputation", method="imputation", protection="none",
+            protected=False, changes=_STUDENT),
+    Variant(key="tvfl", label="TVFL", method="tvfl", protection="none", protected=False,
+            changes={**_PLAIN, "train": {**_JOINTLY, "epochs": 100, "evaluate_every": 100}}),
+    Variant(key="apfed_c", label="APFed-C", method="apfed_c", protection="none", protected=False,
+            changes=_PLAIN),
+    Variant(key="apfed_c-protected", label="APFed-C", method="apfed_c",
+            protection="guard + secure sum", changes={}),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class VariantPoint(Point):
+    """The runs of one variant on one data set."""
+
+    variant: Variant
+
+
+def points_of(base: Config, folder: Path) -> list[VariantPoint]:
+    """All variants of one data set, whose runs lie in a folder of its name."""
+    return [
+        VariantPoint(
+            config=variant.of(base), folder=folder / base.name, variant=variant, alone=base
+        )
+        for variant in VARIANTS
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One line of the table: a variant, and one of its ways of inference."""
+
+    method: str
+    variant: Variant
+    accuracy: Interval
+    summary: Summary
+    p_holm: float = math.nan
+
+    def read(self, target: str) -> Interval | None:
+        """Advantage of the attack on this target that gained most; None where none applied."""
+        leakage = self.summary.leakage.get(target)
+        return leakage.advantage if leakage else None
+
+    @property
+    def gain(self) -> Interval | None:
+        """Over the best solo baseline; None where others help to predict, or play no part."""
+        own = next(iter(self.summary.accuracies.values())) is self.accuracy
+        alone = own and METHODS[self.variant.method].facts.predicts_alone
+        return self.summary.gain.over_chosen if alone and self.summary.gain else None
+
+    @property
+    def epsilon(self) -> float:
+        """See `Summary.epsilon_of`."""
+        return self.summary.epsilon_of(METHODS[self.variant.method].facts)
+
+    def cells(self) -> tuple[str, ...]:
+        """Texts in the order of `HEADER`."""
+        wire_bytes = self.summary.wire_bytes
+        return (
+            self.method,
+            self.variant.protection,
+            self.accuracy.text(scale=100),
+            "" if self.gain is None else self.gain.text(scale=100, form="+.1f"),
+            p_text(self.p_holm),
+            f"{wire_bytes / 1e6:.1f} MB" if wire_bytes else "0",
+            "∞" if math.isinf(self.epsilon) else f"{self.epsilon:.3g}",
+            *(_cell(self.summary.leakage.get(target)) for target in _TARGETS),
+        )
+
+
+def _cell(leakage: Leakage | None) -> str:
+    if leakage is None:
+        return "not applicable"
+    missing = f" ({leakage.missing})" if leakage.missing else ""
+    return leakage.advantage.text(form=".3f") + missing
+
+
+def compare(points: Sequence[VariantPoint], results: Results) -> list[Line]:
+    """Lines in the order of the variants, one for each way of inference."""
+    summaries = [(point.variant, Summary.of(results.of(point))) for point in points]
+    lines = [
+        Line(
+            method=_INFERENCE.get(inference, variant.label),
+            variant=variant,
+            accuracy=accuracy,
+            summary=summary,
+        )
+        for variant, summary in summaries
+        for inference, accuracy in summary.accuracies.items()
+    ]
+    adjusted = holm([line.gain for line in lines], [line.summary.seeds for line in lines])
+    return [replace(line, p_holm=p) for line, p in zip(lines, adjusted, strict=True)]
+
+
+def as_csv(lines: Sequence[Line]) -> str:
+    """The table with plain numbers."""
+    rows = []
+    for line in lines:
+        nothing = Interval(math.nan, math.nan, math.nan)
+        gain = line.gain or nothing
+        leaks = {target: line.read(target) or nothing for target in _TARGETS}
+        rows.append({
+            "method": line.method, "protection": line.variant.protection,
+            "accuracy": line.accuracy.mean, "accuracy_low": line.accuracy.low,
+            "accuracy_high": line.accuracy.high, "gain": gain.mean, "gain_low": gain.low,
+            "gain_high": gain.high, "p_holm": line.p_holm,
+            "bytes": line.summary.wire_bytes, "epsilon": line.epsilon,
+        } | {
+            f"{target}{end}": value
+            for target, leak in leaks.items()
+            for end, value in (("", leak.mean), ("_low", leak.low), ("_high", leak.high))
+        })  # fmt: skip
+    return to_csv(pd.DataFrame(rows))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A finished table of one data set."""
+
+    config: Config
+    points: Sequence[VariantPoint]
+    lines: Sequence[Line]
+
+    def title(self, seeds: int) -> str:
+        """What was compared, in a line."""
+        data = self.config.data
+        return (
+            f"{data.dataset}: {data.view_count} parties with features, {data.labelled} labelled "
+            f"rows, {seeds} seed{'' if seeds == 1 else 's'}"
+        )
+
+
+def run_main_job(
+    folder: Path, *, seeds: Sequence[int], jobs: int, on_done: OnDone = lambda done, total: None
+) -> list[Comparison]:
+    """Run every trial that is missing, then write tables, and the reports of the first seed."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    bases = [base for base in map(base_config, CONFIGS) if _is_here(base)]
+    parts = [(base, points_of(base, folder)) for base in bases]
+    points = [point for _, of_base in parts for point in of_base]
+    # The longest variants are the last; begun first, they leave no process without work at the end.
+    study = Study(points=points[::-1], seeds=seeds)
+    results = study.run(jobs=jobs, on_done=on_done, solo=True)
+    # Written by the workers meanwhile.
+    reports = Parallel(n_jobs=jobs, return_as="generator")(
+        delayed(write_report)(point.trial(seeds[0]).path) for point in points
+    )
+    found = [Comparison(base, of_base, compare(of_base, results)) for base, of_base in parts]
+    for comparison in found:
+        path, lines = folder / comparison.config.name, comparison.lines
+        write_text(path.with_suffix(".csv"), as_csv(lines))
+        write_text(path.with_suffix(".md"), markdown(HEADER, [line.cells() for line in lines]))
+    shown = [_part(comparison, folder, seeds) for comparison in found]
+    list(reports)
+    write_comparison(
+        folder,
+        title="The main job: what help is worth where few rows have a label",
+        reading=READING,
+        header=HEADER,
+        parts=shown,
+    )
+    return found
+
+
+def _is_here(base: Config) -> bool:
+    """Whether the data can be had: the embedded sets always can."""
+    try:
+        load_data(base.data, seed=0)
+    except DataError:
+        return base.data.dataset in ("digits", "breast_cancer")
+    return True
+
+
+def _part(comparison: Comparison, folder: Path, seeds: Sequence[int]) -> Part:
+    title, lines = comparison.title(len(seeds)), comparison.lines
+    reported = [point.trial(seeds[0]).path for point in comparison.points]
+    return Part(
+        title=title,
+        picture=draw(folder / f"{comparison.config.name}.png", title=title, lines=lines),
+        rows=[line.cells() for line in lines],
+        reports=[(path.name, f"{path.relative_to(folder)}/report.html") for path in reported],
+    )
+
+
+def draw(path: Path, *, title: str, lines: Sequence[Line]) -> Picture:
+    """Gain, epsilon and what is read, of each line, side by side."""
+    with drawing(path, (12.0, 0.9 + 0.33 * len(lines))) as figure:
+        gain, epsilon, *reads = figure.subplots(1, 2 + len(_TARGETS), sharey=True)
+        _dots(gain, lines, [line.gain for line in lines], colour=OURS, scale=100)
+        gain.set(title="Gain", xlabel="points over the best solo model")
+        gain.axvline(0, color=OTHER, linestyle=":", linewidth=1.2)
+        spent = [Interval.of([min(line.epsilon, _ENDLESS)]) for line in lines]
+        _dots(epsilon, lines, spent, colour=OURS)
+        epsilon.set(title="Epsilon", xlabel=f"{_ENDLESS:g}: no noise", xscale="symlog")
+        epsilon.set_xlim(-0.3, 2 * _ENDLESS)
+        for axes, (target, metric) in zip(reads, _TARGETS.items(), strict=True):
+            _dots(axes, lines, [line.read(target) for line in lines], colour=ATTACK)
+            axes.set(title=f"{target.capitalize()} read", xlabel=f"{metric} over baseline")
+            axes.axvline(0, color=OTHER, linewidth=1)
+    return Picture(
+        path=path,
+        title=title,
+        caption="Means over the seeds with 95 % intervals; a gain is drawn where the active "
+        "predicts alone. Dotted: the best solo baseline. Protected lines are filled.",
+    )
+
+
+def _dots(
+    axes: Axes, lines: Sequence[Line], intervals: Sequence[Interval | None], *, colour: str,
+    scale: float = 1.0,
+) -> None:  # fmt: skip
+    """One dot and interval a line, the first line on top."""
+    for height, (line, interval) in enumerate(zip(lines, intervals, strict=True)):
+        if interval is not None:
+            axes.errorbar(
+                interval.mean * scale, -height, xerr=interval.arms(scale), fmt="o", color=colour,
+                markerfacecolor=colour if line.variant.protected else "white", capsize=2.5,
+            )  # fmt: skip
+    axes.set_yticks([-height for height in range(len(lines))])
+    axes.set_yticklabels(
+        [f"{line.method}, {line.variant.protection}" for line in lines], fontsize=8
+    )
+    axes.grid(visible=False, axis="y")

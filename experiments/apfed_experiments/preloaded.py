@@ -1,0 +1,13 @@
+"""What the server of `apfed_experiments.workers` imports before it forks: all that runs need."""
+
+from apfed_experiments.workers import end_with_parent, uncollected
+
+with uncollected():
+    # For those that are forked from here; torch's optimizers import its compiler when they begin.
+    import torch._dynamo  # noqa: F401
+
+    import apfed_experiments.main_job  # noqa: F401
+
+end_with_parent()
+
+__all__: list[str] = []

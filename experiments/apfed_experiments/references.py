@@ -1,0 +1,146 @@
+"""Attacks beside figures that others published: several seeds of one shipped run, and one table.
+
+`python -m apfed_experiments references` runs what is missing. Data and networks are smaller than in
+the papers, or other ones: each entry says which, and the distance is written beside the figures.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from apfed_experiments.finished_run import FinishedRun
+from apfed_experiments.study import Figures, OnDone, Point, Study, base_config, figures_of
+from apfed_experiments.study_page import markdown, write_text
+from apfed_experiments.summary import Interval, accuracy_of
+
+__all__ = ["REFERENCES", "Reference", "ReferenceTable", "run_reference"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """A published figure and the run that stands beside it.
+
+    Attributes:
+        config: name of a shipped configuration; seeds: runs of it.
+        variant: of an attack in it, which the figure is compared with.
+        metrics: columns, keys of the attack's figures.
+        published: those of the columns that the source gives.
+        source: where the figure was read; setting: how the source's setting differs.
+    """
+
+    config: str
+    seeds: int
+    variant: str
+    metrics: tuple[str, ...]
+    published: Mapping[str, float]
+    source: str
+    setting: str
+
+
+REFERENCES: Mapping[str, Reference] = {
+    "membership": Reference(
+        config="reference-lira",
+        seeds=3,
+        variant="likelihood ratio",
+        metrics=("auc", "tpr_at_1_percent_fpr", "tpr_at_0.1_percent_fpr"),
+        published={"auc": 0.6856, "tpr_at_0.1_percent_fpr": 0.0593},
+        source="official code of Carlini et al. (2022), 16 models",
+        setting="CIFAR-10, wide residual network",
+    ),
+    "model_completion": Reference(
+        config="reference-pmc",
+        seeds=3,
+        variant="own network, trained further",
+        metrics=("accuracy", "balanced_accuracy"),
+        published={"accuracy": 0.8024},
+        source="Fu et al. (2022), training rows, as quoted in issue 6 of "
+        "FuChong-cyber/label-inference-attacks",
+        setting="CIFAR-10, residual networks",
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceTable:
+    """What the seeds found.
+
+    Attributes:
+        accuracy: of the runs themselves, on test rows.
+        figures: by "attack: VARIANT" or "baseline: NAME", and metric.
+    """
+
+    reference: Reference
+    accuracy: Interval
+    figures: Mapping[str, Mapping[str, Interval]]
+
+    @property
+    def header(self) -> tuple[str, ...]:
+        """Of `cells`."""
+        return ("", *(metric.replace("_", " ") for metric in self.reference.metrics))
+
+    def cells(self) -> list[tuple[str, ...]]:
+        """Texts: every variant and baseline, what was published, and the distance to it."""
+        wanted = self.reference
+        ours = self.figures[f"attack: {wanted.variant}"]
+        published = {metric: wanted.published.get(metric) for metric in wanted.metrics}
+        return [
+            *(
+                (name, *(
+                    figures[metric].text(form=".3f") if metric in figures else "-"
+                    for metric in wanted.metrics
+                ))
+                for name, figures in self.figures.items()
+            ),
+            (f"published: {wanted.setting}",
+             *("-" if figure is None else f"{figure:.3f}" for figure in published.values())),
+            (f"{wanted.variant} minus published",
+             *("-" if figure is None else f"{ours[metric].mean - figure:+.3f}"
+               for metric, figure in published.items())),
+        ]  # fmt: skip
+
+    def as_markdown(self) -> str:
+        """The table with what it stands beside."""
+        accuracy = f"Accuracy of the runs {self.accuracy.text(scale=100)} %."
+        return f"{accuracy} {self.reference.source}.\n\n{markdown(self.header, self.cells())}"
+
+
+def run_reference(
+    reference: Reference, folder: Path, *, jobs: int = 1,
+    on_done: OnDone = lambda done, total: None,
+) -> ReferenceTable:  # fmt: skip
+    """Run the seeds that are missing below `folder`; return the table."""
+    point = Point(config=base_config(reference.config), folder=folder)
+    study = Study(points=[point], seeds=range(reference.seeds))
+    rows = study.run(jobs=jobs, figures=_scores_of, on_done=on_done).table
+    wanted = rows["target"].isin(("attack", "baseline")) & rows["metric"].isin(reference.metrics)
+    shared = float(rows["shared"].max())
+    # Attacks first, then baselines.
+    figures: dict[str, dict[str, Interval]] = {}
+    for (kind, name), of_name in rows[wanted & rows["score"].notna()].groupby(
+        ["target", "name"], sort=False
+    ):
+        figures[f"{kind}: {name}"] = {
+            str(metric): Interval.of(of_metric["score"].tolist(), shared=shared)
+            for metric, of_metric in of_name.groupby("metric", sort=False)
+        }
+    accuracy = Interval.of(accuracy_of(rows).tolist(), shared=shared)
+    table = ReferenceTable(reference=reference, accuracy=accuracy, figures=figures)
+    write_text(folder / f"{reference.config}.md", table.as_markdown())
+    return table
+
+
+def _scores_of(run: FinishedRun) -> Figures:
+    """Of every variant and baseline; a name that several attacks have says the same in all.
+
+    A score is None where it was not finite: that seed takes no part in its mean.
+    """
+    yield from (figure for figure in figures_of(run) if figure["target"] == "task")
+    for kind, part in (("attack", "variants"), ("baseline", "baselines")):
+        scores = {
+            name: by_metric
+            for result in run.attacks or ()
+            for name, by_metric in getattr(result, part).items()
+        }
+        for name, by_metric in scores.items():
+            for metric, score in by_metric.items():
+                yield {"target": kind, "name": name, "metric": metric, "score": score}

@@ -1,0 +1,59 @@
+"""The report of a run: pictures and one self-contained HTML page, made from its folder only."""
+
+from pathlib import Path
+
+from apfed_experiments.report.audited import audit_of
+from apfed_experiments.report.contents import privacy_document
+from apfed_experiments.report.folder import ReportedRun, read_run
+from apfed_experiments.report.measured import measured_of
+from apfed_experiments.report.page import render
+from apfed_experiments.report.pictures import write_pictures
+from secure_apfed.errors import CheckpointError, ConfigError
+from secure_apfed.plain_json import to_json
+from secure_apfed.runs.folder import make_private, write_atomically
+
+__all__ = ["find_reference", "read_run", "write_report"]
+
+
+def write_report(folder: Path, *, show_originals: bool = False) -> Path:
+    """Make pictures/*.png, report.html and privacy.json of a finished run; return the page's path.
+
+    Args:
+        folder: of the run; shut for others, where it was not.
+        show_originals: show images that attacks rebuilt beside the people's own. Both are
+            people's data: a page that shows them is for whoever may see the data themselves.
+
+    Raises:
+        CheckpointError: the folder is no finished run, or a file in it is not as this
+            version writes it.
+    """
+    run = read_run(folder, examples=show_originals)
+    make_private(folder)
+    reference = find_reference(run)
+    pictures = write_pictures(run, reference, folder / "pictures")
+    page = folder / "report.html"
+    audited = audit_of(run)
+    content = render(run, reference, pictures, audited, measured_of(run)).encode()
+    write_atomically(page, content, private=show_originals)
+    document = to_json(privacy_document(run, audited), indent=2).encode() + b"\n"
+    write_atomically(folder / "privacy.json", document)
+    return page
+
+
+def find_reference(run: ReportedRun) -> ReportedRun | None:
+    """Return a run of the active alone beside this one, on the same data and seed, if there is.
+
+    None where training labels are private: another run learnt from them as they are, or from other
+    answers, and no epsilon of this one counts that.
+    """
+    if run.config.labels_are_private:
+        return None
+    for result in sorted(run.path.absolute().parent.glob("*/result.json")):
+        try:
+            other = read_run(result.parent)
+        except (CheckpointError, ConfigError):
+            continue  # a sibling that cannot be read is not a reference
+        same = (other.config.data, other.config.seed) == (run.config.data, run.config.seed)
+        if same and not other.facts.method.has_passives:
+            return other
+    return None

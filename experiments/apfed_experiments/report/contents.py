@@ -1,0 +1,405 @@
+"""What a report says of a run, as plain values: the page gives them their form, privacy.json none.
+
+What is said depends on facts of the run, never on its method's name.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from typing import Any
+
+from apfed_attacks.interface import AttackResult
+from apfed_experiments.report import words
+from apfed_experiments.report.audited import Audited
+from apfed_experiments.report.folder import ReportedRun
+from apfed_experiments.report.who_learns import COALITIONS, LIMITS, Coalition, Role, rule_for
+from apfed_protocols.psi import SET_INTERSECTIONS
+from secure_apfed.alignment import most_guesses
+from secure_apfed.data import find_dataset
+from secure_apfed.defences import DEFENCES, who_applies
+from secure_apfed.exchange import Kind
+from secure_apfed.measures import ACCURACY
+from secure_apfed.privacy_rows import figure_title
+from secure_apfed.runs.outcome import scores_of
+from secure_apfed.runs.record import AgreementOf
+from secure_apfed.settings import Settings
+from secure_apfed.tasks import TASKS, Classification
+
+__all__ = [
+    "Learned", "Tile", "accounting_of", "agreement_of", "alignment_leaks_of", "coalitions_of",
+    "headline_of", "learned_by", "limits_of", "privacy_document", "settings_of", "tiles_of",
+    "trace_of", "unevenness", "warnings_of",
+]  # fmt: skip
+
+_BY_CLASS = "recall of class "
+_BALLOTS = frozenset({Kind.LABELS, Kind.ENCRYPTED_LABELS})
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One figure of the summary."""
+
+    name: str
+    value: str
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learned:
+    """What one party received of one kind, and what it can read of it."""
+
+    kind: str
+    senders: str
+    messages: str
+    size: str
+    steps: str
+    reads: str
+    protects: str
+    remains: str
+
+
+def headline_of(run: ReportedRun) -> str:
+    """Return in a sentence who trained, and who is needed to predict."""
+    method, passives = run.facts.method, run.facts.passives
+    if not method.has_passives:
+        return f"{method.title}: the active trained alone; nothing was sent."
+    others = "one passive party" if passives == 1 else f"{passives} passive parties"
+    needed = (
+        "the active predicts alone" if method.predicts_alone
+        else "prediction needs the passives, or a stand-in for what they would send"
+    )  # fmt: skip
+    return f"{method.title}: one active party trained with {others}; {needed}."
+
+
+def warnings_of(run: ReportedRun) -> tuple[str, ...]:
+    """Return what a reader must know before any figure: unsafe choices and made-up data."""
+    facts, method = run.facts, run.facts.method
+    in_clear = method.sums and run.config.secure_sum.kind.unsafe
+    votes = method.opens_votes is not None
+    from_active = method.representations_from == "active"
+    from_passives = method.representations_from == "passives"
+    any_sent = any(flow.kind is Kind.REPRESENTATIONS for flow in run.flows)
+    sentences = (
+        ("synthetic" in run.config.data.dataset,
+         "The data are synthetic: no figure here says anything about real people."),
+        (in_clear,
+         f"The sum is {facts.secure_sum}: the aggregator reads every passive's contribution."),
+        (method.sums and facts.passives == 1,
+         "There is one passive: the active reads what it contributes, whatever the sum."),
+        (method.sends_labels and not facts.label_dp,
+         "Every passive is shown the labels that the active trains on."),
+        (votes and not facts.noisy,
+         "There is no noise on votes: the active reads their sum as it is."),
+        (votes and facts.noisy and not facts.inductive,
+         "The epsilon on votes is of one vote, not of a person's record."),
+        (votes and not any(flow.kind in _BALLOTS for flow in run.flows),
+         "Nobody was ever asked for votes: the active trained alone."),
+        (method.decomposes,
+         "There is no noise: the active reads singular vectors of all parties' rows as they are."),
+        (method.returns_gradients, "Passives receive gradients that give labels away."),
+        (run.config.labels_are_private and bool(run.attacks),
+         "Attacks compare guesses with the true training rows: no epsilon covers their scores."),
+        (from_active and not any_sent,
+         "No batch was ever sent to the passives: the active trained alone."),
+        (from_active and not facts.guarded,
+         "There is no guard: passives receive the representations as they are."),
+        (from_passives and not facts.guarded,
+         "There is no guard: the active receives representations as they are."),
+    )  # fmt: skip
+    attendance = run.outcome.attendance
+    silent = (
+        f"{name} fell silent in step {step}: of the steps from then on "
+        f"{attendance.steps_without_all} went on without all passives."
+        for name, step in attendance.left.items()
+    )
+    return (*(sentence for holds, sentence in sentences if holds), *silent)
+
+
+def tiles_of(run: ReportedRun, reference: ReportedRun | None) -> Iterator[Tile]:
+    """Yield the figures of the summary; `reference` is a run of the active alone."""
+    outcome = run.outcome
+    tested = f"of {words.count(outcome.test_rows)} test rows" if outcome.test_rows else "of tests"
+    measure = outcome.judged_by
+    if measure is not ACCURACY:
+        for variant, value in outcome.scores.items():
+            why = outcome.undefined.get(variant, {}).get(measure.name, tested)
+            title = f"{run.title_of(variant)} {measure.title}"
+            yield Tile(title, measure.text(value), why if math.isnan(value) else tested)
+    classifies = run.config.task == Classification.name
+    for variant, share in outcome.accuracy.items() if classifies else ():
+        why = outcome.undefined.get(variant, {}).get(ACCURACY.name, tested)
+        title = f"{run.title_of(variant)} accuracy"
+        yield Tile(title, ACCURACY.text(share) if math.isnan(share) else words.percent(share),
+                   why if math.isnan(share) else tested)  # fmt: skip
+    if reference is not None and run.facts.method.has_passives:
+        judged, other = ACCURACY if classifies else measure, reference.outcome
+        reached = scores_of(judged.name, other.accuracy, other.measures)
+        title = f"{reference.facts.method.title} {judged.title}"
+        yield Tile(title, judged.text(next(iter(reached.values()))), "the active alone")
+    if run.solo is not None:
+        alone = run.solo.best
+        told = run.solo.judged_by.text(alone.test)
+        yield Tile("best alone", told, f"{alone.title}, {run.solo.chosen}")
+    yield _epsilon_tile(run)
+    # One for each metric: advantages in different metrics do not compare.
+    worst: dict[str, float] = {}
+    for attack in run.attacks or ():
+        if attack.advantage is not None:
+            metric = str(attack.metric)
+            worst[metric] = max(worst.get(metric, attack.advantage), attack.advantage)
+    for metric, advantage in worst.items():
+        yield Tile("worst attack", f"{advantage:+.3f}", f"{words.plain(metric)} over baseline")
+    messages = words.count(sum(flow.messages for flow in run.flows))
+    yield Tile("sent", words.size(outcome.wire_bytes), f"{messages} messages")
+    device = run.versions.get("device")
+    where = f"on {device}" if isinstance(device, str) else ""
+    yield Tile("duration", words.duration(outcome.seconds), where)
+
+
+def _epsilon_tile(run: ReportedRun) -> Tile:
+    """What the releases of one row cost, or one vote where passives vote."""
+    privacy = run.outcome.privacy
+    others = (
+        f"labels {words.epsilon(privacy.epsilon_y)}, "
+        f"model {words.model_epsilon(privacy.epsilon_model)}"
+    )
+    if run.facts.method.opens_votes:
+        spent = run.outcome.contributions.values()
+        worst = max((account.epsilon for account in spent), default=math.inf)
+        fixed = "labeller held fixed, " if spent else ""
+        return Tile(figure_title("epsilon_v"), words.epsilon(worst), fixed + others)
+    delta = f"at delta {words.number(privacy.delta)}, " if privacy.delta else ""
+    counted = "" if privacy.releases is None else f"T {words.count(privacy.releases)}, "
+    epsilon = words.epsilon(privacy.epsilon_x)
+    return Tile(figure_title("epsilon_x"), epsilon, f"{delta}{counted}{others}")
+
+
+def learned_by(run: ReportedRun) -> Mapping[str, tuple[Learned, ...]]:
+    """Return what each party received, filled from the transcript.
+
+    Parties of one role that received the same, apart from the sender's name, share an entry.
+    """
+    alike: dict[tuple[Role, tuple[Learned, ...]], list[str]] = {}
+    for name, role in run.roles.items():
+        alike.setdefault((role, tuple(_received(run, name, role))), []).append(name)
+    return {_heading(names, role): received for (role, received), names in alike.items()}
+
+
+def _heading(names: list[str], role: Role) -> str:
+    if names == [role]:
+        return role.capitalize()
+    each = ", each of them" if len(names) > 1 else ""
+    return f"{', '.join(names)} ({role}{each})"
+
+
+def _received(run: ReportedRun, name: str, role: Role) -> Iterator[Learned]:
+    kinds = list(Kind)
+    flows = sorted(
+        (flow for flow in run.flows if flow.receiver == name),
+        key=lambda flow: kinds.index(flow.kind),
+    )
+    for kind, of_kind in groupby(flows, key=lambda flow: flow.kind):
+        group = list(of_kind)
+        rule = rule_for(kind, role, run.facts)
+        first, last = min(f.first_step for f in group), max(f.last_step for f in group)
+        yield Learned(
+            kind=words.plain(kind),
+            senders=", ".join(flow.sender for flow in group),
+            messages=words.count(sum(flow.messages for flow in group)),
+            size=words.size(sum(flow.payload_bytes for flow in group)),
+            steps="before training" if last < 0 else f"steps {max(first, 0)} to {last}",
+            reads=rule.reads,
+            protects=rule.protects,
+            remains=rule.remains,
+        )
+
+
+def alignment_leaks_of(run: ReportedRun) -> tuple[str, ...]:
+    """Return what the set intersection reveals beyond its result, as it says itself."""
+    if not any(flow.kind == Kind.ALIGNMENT for flow in run.flows):
+        return ()
+    settings = run.config.alignment
+    guesses = most_guesses(settings)
+    tried = (
+        f"With maximum_ids {settings.maximum_ids:,}, an active that deviates tries out up to "
+        f"{guesses.hub:,} guessed IDs at each passive in one intersection, others at another; a "
+        f"passive up to {guesses.member:,}."
+    )
+    return (*SET_INTERSECTIONS[settings.backend].leaks, tried)
+
+
+def coalitions_of(run: ReportedRun) -> tuple[Coalition, ...]:
+    """Return what parties of this run would learn together."""
+    return tuple(coalition for coalition in COALITIONS if coalition.holds(run.facts))
+
+
+def limits_of(run: ReportedRun) -> tuple[str, ...]:
+    """Return what this run does not guarantee."""
+    return tuple(limit.sentence for limit in LIMITS if limit.holds(run.facts))
+
+
+def accounting_of(run: ReportedRun) -> tuple[tuple[str, str], ...]:
+    """Return the privacy accounting as (name, value) rows."""
+    privacy = run.outcome.privacy
+    votes = run.facts.method.opens_votes is not None
+    rows = [] if votes else [
+        (figure_title("epsilon_x", fixed=True), words.epsilon(privacy.epsilon_x)),
+    ]  # fmt: skip
+    rows += [
+        (figure_title("epsilon_y"), words.epsilon(privacy.epsilon_y)),
+        (figure_title("epsilon_model"), words.model_epsilon(privacy.epsilon_model)),
+    ]
+    if privacy.delta is not None:
+        rows.append(("delta", words.number(privacy.delta)))
+    if privacy.releases is not None and not votes:
+        rows.append(("T, most releases of one row", words.count(privacy.releases)))
+    rows += [
+        (words.plain(name), words.in_words(value))
+        for name, value in (privacy.model_extra or {}).items()
+    ]
+    rows += [
+        (f"{figure_title(account.figure, of=passive, fixed=True)}, T {account.releases}",
+         f"{words.epsilon(account.epsilon)} at delta {words.number(account.delta)}")
+        for passive, account in run.outcome.contributions.items()
+    ]  # fmt: skip
+    rows += [
+        (f"charges to the ledger of {party}", words.count(charges))
+        for party, charges in run.charges.items()
+    ]
+    return tuple(rows)
+
+
+def agreement_of(run: ReportedRun) -> tuple[tuple[str, str], ...]:
+    """Return how far each passive's votes agree with others', where each one's are read."""
+    return tuple(
+        (passive, "; ".join(_shares(one))) for passive, one in run.outcome.agreement.items()
+    )
+
+
+def _shares(one: AgreementOf) -> Iterator[str]:
+    if one.others is not None:
+        yield f"as another passive on {one.others:.2f} of the rows, +- {one.others_noise:.2f}"
+    yield f"as labelled on {one.labels:.2f} of the labelled ones, +- {one.labels_noise:.2f}"
+
+
+def trace_of(run: ReportedRun) -> tuple[str, ...]:
+    """Return how the accountant came to epsilon_x, and what others say of it, or why not."""
+    privacy = run.outcome.privacy
+    return privacy.trace + tuple(
+        f"cross-check, {name} accountant: "
+        + (value if isinstance(value, str) else f"epsilon_x {value:.4g}")
+        for name, value in privacy.accountants.items()
+    )
+
+
+def unevenness(result: AttackResult) -> str:
+    """Return whom an attack hits: the extreme decile, and the classes from worst to best."""
+    classes = {
+        name.removeprefix(_BY_CLASS): recall
+        for name, recall in result.risk.items()
+        if name.startswith(_BY_CLASS)
+    }
+    parts = [f"{name} {value:.2f}" for name, value in result.risk.items() if _BY_CLASS not in name]
+    if classes:
+        most, least = max(classes, key=classes.__getitem__), min(classes, key=classes.__getitem__)
+        parts.append(
+            f"recall from {classes[least]:.2f} (class {least}) to {classes[most]:.2f} "
+            f"(class {most})"
+        )
+    return "; ".join(parts)
+
+
+def settings_of(run: ReportedRun) -> Iterator[tuple[str, str]]:
+    """Yield the settings that a reader asks for first; the whole config stands below them."""
+    config, outcome = run.config, run.outcome
+    data, train, labels = config.data, config.train, config.labels
+    own = data.dataset == "tables"
+    title = "the parties' own tables" if own else find_dataset(data.dataset).title
+    rows = {
+        "trained": outcome.train_rows, "of these with a label": outcome.labelled_rows,
+        "tested": outcome.test_rows, "aligned": outcome.aligned_rows,
+    }  # fmt: skip
+    yield "method", run.facts.method.title
+    yield "task", TASKS[config.task].title
+    parted = "parties with people of their own" if data.horizontal else "views"
+    yield "data", f"{title}, {data.view_count} {parted}"
+    yield "parties", ", ".join(run.roles)
+    yield "rows", ", ".join(f"{words.count(n)} {name}" for name, n in rows.items() if n is not None)
+    rate = f"learning rate {train.learning_rate:g}"
+    yield "training", f"{train.epochs} epochs, batches of {train.batch_size}, {rate}"
+    asked = f"people {data.aligned}" if data.aligned else f"overlap {words.percent(data.overlap)}"
+    if not data.horizontal:
+        yield "alignment", f"{config.alignment.backend}, {asked} asked"
+    if outcome.sum:
+        yield "secure sum", words.in_words(outcome.sum)
+    if config.facts.opens_votes:
+        yield "how passives vote", _listed(config.votes)
+    yield "guard", _listed(config.guard)
+    if config.defences:
+        yield (
+            "defences without a guarantee",
+            "; ".join(
+                f"{defence.kind} ({who_applies(defence.kind, config.facts)}): "
+                f"{DEFENCES[defence.kind].gives}"
+                for defence in config.defences
+            ),
+        )
+    if labels.epsilon is not None:
+        stages = f", {labels.stages} stages" if labels.mechanism == "lp_mst" else ""
+        yield (
+            "training labels",
+            f"{words.plain(labels.mechanism)}, epsilon {labels.epsilon:g}{stages}",
+        )
+
+
+def _listed(settings: Settings) -> str:
+    said = settings.model_dump(mode="json", exclude_none=True)
+    return ", ".join(f"{name} {words.in_words(value)}" for name, value in said.items())
+
+
+def privacy_document(run: ReportedRun, audited: Audited | None = None) -> dict[str, Any]:
+    """Return privacy.json: the privacy report for programs, with all that the page says in words.
+
+    Plain values only. "inventory" counts what each party received; "who_learns_what" says what it
+    can read of it; an attack that was not applicable says why. "audit" is null where no guard
+    released anything.
+    """
+    privacy = run.outcome.privacy
+    return {
+        "schema_version": 1,
+        "run": run.config.name,
+        "method": run.config.method,
+        "contract_sha256": run.contract_sha256,
+        "warnings": warnings_of(run),
+        "threat_model": {
+            "parties": dict(run.roles),
+            "who_learns_what": {
+                party: [asdict(row) for row in rows] for party, rows in learned_by(run).items()
+            },
+            "alignment": list(alignment_leaks_of(run)),
+            "coalitions": {each.who: each.learns for each in coalitions_of(run)},
+        },
+        "inventory": [
+            {
+                "receiver": flow.receiver, "sender": flow.sender, "kind": str(flow.kind),
+                "messages": flow.messages, "payload_bytes": flow.payload_bytes,
+                "steps": [flow.first_step, flow.last_step],
+            }
+            for flow in run.flows
+        ],
+        "accounting": {
+            "guarantee": run.outcome.guarantee,
+            "figures": privacy.model_dump(exclude={"trace"}),
+            "trace": list(privacy.trace),
+            "charges": dict(run.charges),
+            "audit": asdict(audited) | {"contradicted": audited.contradicted} if audited else None,
+            "contributions": {
+                name: account.model_dump() for name, account in run.outcome.contributions.items()
+            },
+        },
+        "solo": None if run.solo is None else run.solo.model_dump(mode="json"),
+        "attacks": [result.as_json() for result in run.attacks or ()],
+        "agreement_of_votes": run.outcome.model_dump()["agreement"],
+        "not_guaranteed": list(limits_of(run)),
+    }  # fmt: skip

@@ -1,0 +1,319 @@
+"""The pictures of a run: learning, accuracy against the active alone, attacks, what they rebuilt.
+
+Each is drawn by a function of what it shows, which returns a figure and a sentence that says what
+it shows, or None where there is nothing to show.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from numpy.typing import NDArray
+from scipy.stats import binomtest
+from torch import Tensor
+
+from apfed_attacks.interface import AttackResult
+from apfed_experiments.reconstructions import Reconstruction, key_of
+from apfed_experiments.report.folder import ReportedRun
+from apfed_experiments.report.picture_style import (
+    ATTACK,
+    FAINT,
+    OTHER,
+    OURS,
+    STYLE,
+    inches_of,
+    set_margins,
+)
+from apfed_experiments.report.words import attack_title, plain, signed
+from secure_apfed.measures import ACCURACY, Measure
+from secure_apfed.runs.folder import own_subfolder
+from secure_apfed.runs.outcome import scores_of
+
+__all__ = ["Picture", "write_pictures"]
+
+_WIDTH = 8.0
+_MANY_EPOCHS = 25
+# Of pictures that attacks rebuilt: inches a column and a row, and how many attacks are shown.
+_COLUMN, _ROW = 0.85, 0.95
+_MOST = 4
+
+Drawn = tuple[Figure, str] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A written picture: its file, and a sentence that says what it shows."""
+
+    path: Path
+    title: str
+    caption: str
+
+
+def write_pictures(
+    run: ReportedRun, reference: ReportedRun | None, folder: Path
+) -> tuple[Picture, ...]:
+    """Write every picture that the run has data for; return them in the order of reading.
+
+    `reference` is a run of the active alone on the same data, or None.
+
+    Raises:
+        CheckpointError: the folder is a link.
+    """
+    for stale in own_subfolder(folder).glob("*.png"):
+        stale.unlink()
+    made: list[Picture] = []
+    drawings: tuple[tuple[str, str, Callable[[], Drawn]], ...] = (
+        ("learning", "Learning", lambda: _learning(run)),
+        ("accuracy", "Against SingleVL", lambda: _accuracy(run, reference)),
+        ("attacks", "Attacks against their baselines", lambda: _attacks(run.attacks or ())),
+        ("roc", "Who trained the model", lambda: _roc(run)),
+        ("rebuilt", "What attacks rebuilt", lambda: _rebuilt(run)),
+    )
+    with mpl.rc_context(STYLE):
+        for name, title, draw in drawings:
+            drawn = draw()
+            if drawn is None:
+                continue
+            figure, caption = drawn
+            path = folder / f"{name}.png"
+            path.touch(mode=0o600 if name == "rebuilt" else 0o644)
+            figure.savefig(path)
+            made.append(Picture(path=path, title=title, caption=caption))
+    return tuple(made)
+
+
+def _learning(run: ReportedRun) -> Drawn:
+    if len(run.epochs) < 2:  # what is fitted in one go has no curve
+        return None
+    epochs = [row.epoch for row in run.epochs]
+    losses = [row.loss for row in run.epochs if row.loss is not None]
+    figure = Figure(figsize=(_WIDTH, 3.1))
+    panels = figure.subplots(1, 2 if losses else 1, squeeze=False)[0]
+    right = panels[-1]
+    marker = "o" if len(epochs) <= _MANY_EPOCHS else None
+    if losses:
+        left = panels[0]
+        left.plot(epochs, losses, color=OURS, marker=marker, markersize=3.5)
+        left.set(title="Training loss", xlabel="epoch", ylabel="mean task loss")
+        left.set_ylim(bottom=0)
+    measure = run.outcome.judged_by
+    scale = 100 if measure.share else 1
+    measured = [(row.epoch, row.scores(measure.name)) for row in run.epochs if row.accuracy]
+    ends: list[tuple[float, str, str]] = []
+    for at, variant in enumerate(run.outcome.accuracy):
+        points = [
+            (epoch, scale * values[variant])
+            for epoch, values in measured
+            if math.isfinite(values.get(variant, math.nan))
+        ]
+        if points:
+            color = OURS if at == 0 else OTHER
+            right.plot(*zip(*points, strict=True), color=color, marker=marker, markersize=3.5)
+            ends.append((points[-1][1], run.title_of(variant), color))
+    right.set(
+        title=f"Test {measure.title}", xlabel="epoch",
+        ylabel="per cent of test rows" if measure.share else measure.title,
+    )  # fmt: skip
+    beside = inches_of(_label_ends(right, epochs[-1], ends, measure))
+    for axes in panels:
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    set_margins(figure, left=0.7, right=0.1 + beside, bottom=0.5, top=0.32, between=0.85)
+    trained = "task loss on the rows that it trains on, and its " if losses else ""
+    return figure, f"The active's {trained}{measure.title} on rows that no training step saw."
+
+
+def _label_ends(
+    axes: Axes, epoch: int, ends: Sequence[tuple[float, str, str]], measure: Measure
+) -> list[str]:
+    """Write each curve's name at its end, apart where ends are close; return the texts."""
+    texts, scale = list[str](), 100 if measure.share else 1
+    low, high = axes.get_ylim()
+    gap, past = 0.075 * (high - low), -math.inf
+    for value, name, color in sorted(ends):
+        past = max(value, past + gap)
+        texts.append(f"{name}, {measure.text(value / scale)}")
+        axes.annotate(
+            texts[-1], (epoch, value), xytext=(8, past), color=color,
+            textcoords=("offset points", "data"), va="center", annotation_clip=False,
+        )  # fmt: skip
+    return texts
+
+
+def _accuracy(run: ReportedRun, reference: ReportedRun | None) -> Drawn:
+    if reference is None or not run.facts.method.has_passives:
+        return None
+    measure, alone = run.outcome.judged_by, reference.outcome
+    counted, scale = measure is ACCURACY, 100 if measure.share else 1
+    title = f"{reference.facts.method.title} (the active alone)"
+    rows = [
+        (run.title_of(variant), value, run.outcome.test_rows, OURS)
+        for variant, value in run.outcome.scores.items()
+    ]
+    rows += [
+        (title, value, alone.test_rows, OTHER)
+        for value in scores_of(measure.name, alone.accuracy, alone.measures).values()
+    ]
+    rows = [row for row in rows if not math.isnan(row[1])]
+    if not rows:
+        return None
+    figure = Figure(figsize=(_WIDTH, 0.9 + 0.48 * len(rows)))
+    axes = figure.subplots()
+    for place, (_, value, tested, color) in enumerate(rows):
+        ends = _wilson(value, tested) if tested and counted else (value, value)
+        axes.plot([scale * end for end in ends], [place, place], color=color, linewidth=2.5)
+        axes.plot(scale * value, place, "o", color=color, markersize=8)
+        axes.annotate(
+            measure.text(value), (scale * value, place), xytext=(0, 8),
+            textcoords="offset points", ha="center", color=color,
+        )  # fmt: skip
+    _name_rows(axes, [name for name, *_ in rows])
+    axes.set(xlabel=f"test {measure.title}{', per cent' if measure.share else ''}")
+    axes.margins(x=0.1)
+    left = 0.15 + inches_of(name for name, *_ in rows)
+    set_margins(figure, left=left, right=0.1, bottom=0.5, top=0.05)
+    drawn = "The lines are 95 % intervals (Wilson) for the number of test rows; they"
+    return figure, (
+        f"One run with one seed each. {drawn if counted else 'The points'} do not contain the "
+        "spread over seeds."
+    )
+
+
+def _wilson(share: float, tested: int) -> tuple[float, float]:
+    interval = binomtest(round(share * tested), tested).proportion_ci(method="wilson")
+    return float(interval.low), float(interval.high)
+
+
+def _attacks(results: Sequence[AttackResult]) -> Drawn:
+    by_metric: dict[str, list[tuple[str, float, float]]] = {}
+    for result in results:
+        metric = str(result.metric)
+        attack = result.score.get(metric)
+        baseline = result.baselines.get(str(result.baseline), {}).get(metric)
+        if result.applicable and attack is not None and baseline is not None:
+            name = f"{attack_title(result)}\nby {result.adversary}"
+            by_metric.setdefault(plain(metric), []).append((name, attack, baseline))
+    if not by_metric:
+        return None
+    by_metric = {
+        metric: sorted(rows, key=lambda row: row[2] - row[1]) for metric, rows in by_metric.items()
+    }
+    sizes = [len(rows) + 1.0 for rows in by_metric.values()]
+    figure = Figure(figsize=(_WIDTH, 0.5 + 0.55 * sum(sizes)))
+    panels = figure.subplots(len(sizes), 1, squeeze=False, height_ratios=sizes)[:, 0]
+    for axes, (metric, rows) in zip(panels, by_metric.items(), strict=True):
+        _draw_dumbbells(axes, metric, rows)
+    marks = [
+        Line2D([], [], ls="", marker="o", color=ATTACK, markersize=9),
+        Line2D([], [], ls="", marker="D", color=OTHER, markersize=7),
+    ]
+    names = ["attack, best variant", "best baseline with equal knowledge"]
+    figure.legend(marks, names, loc="upper left", ncols=2, frameon=False, borderpad=0.1)
+    left = 0.15 + inches_of(name for rows in by_metric.values() for name, *_ in rows)
+    figure.subplots_adjust(hspace=1.1 * len(sizes) / sum(sizes))
+    set_margins(figure, left=left, right=0.1, bottom=0.5, top=0.3)
+    return figure, (
+        "How well each adversary guesses with what it received, beside the same adversary without "
+        "it, or with it exchanged between the rows. The difference is the advantage: by chance as "
+        "often below 0 as above where nothing leaks. A small one proves no privacy."
+    )
+
+
+def _draw_dumbbells(axes: Axes, metric: str, rows: Sequence[tuple[str, float, float]]) -> None:
+    for place, (_, attack, baseline) in enumerate(rows):
+        axes.plot([baseline, attack], [place, place], color=FAINT, linewidth=5, zorder=1)
+        axes.plot(baseline, place, "D", color=OTHER, markersize=7)
+        axes.plot(attack, place, "o", color=ATTACK, markersize=9)
+        axes.annotate(
+            signed(attack - baseline), ((attack + baseline) / 2, place),
+            xytext=(0, 8), textcoords="offset points", ha="center", fontsize=9,
+        )  # fmt: skip
+    _name_rows(axes, [name for name, *_ in rows])
+    axes.set(xlabel=f"{metric} of the guess")
+    axes.margins(x=0.12)
+
+
+def _name_rows(axes: Axes, names: Sequence[str]) -> None:
+    """Name horizontal rows, the first on top."""
+    axes.set_yticks(range(len(names)), names)
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(len(names) - 0.5, -0.75)
+    axes.grid(visible=False, axis="y")
+
+
+def _roc(run: ReportedRun) -> Drawn:
+    shown = [result for result in run.attacks or () if result.roc]
+    if not shown:
+        return None
+    figure = Figure(figsize=(5.6, 4.4), layout="constrained")
+    axes = figure.subplots()
+    for result in shown:
+        false, true = (np.array(rates) for rates in zip(*result.roc, strict=True))
+        axes.step(false, true, where="post", color=ATTACK, linewidth=1.8,
+                  label=f"{result.variant}, AUC {result.score['auc']:.3f}")  # fmt: skip
+    least = 1 / max(sum(result.counts.values()) for result in shown)
+    axes.plot([least, 1], [least, 1], color=OTHER, linestyle=":", label="guessing")
+    axes.set(
+        xscale="log", yscale="log", xlim=(least, 1), ylim=(least, 1.1),
+        title="Who trained the model",
+        xlabel="false positive rate", ylabel="true positive rate",
+    )  # fmt: skip
+    axes.legend(loc="lower right", frameon=False)
+    return figure, (
+        "Attacks on membership by an outside querier. What matters is the left end: the share of "
+        "the people who trained that are recognised almost without a mistake."
+    )
+
+
+def _rebuilt(run: ReportedRun) -> Drawn:
+    """The attacks that rebuilt images, most recovered first; None: none, or not to be shown."""
+    examples = run.examples or {}
+    shown = sorted(
+        (
+            (result, examples[key_of(result)])
+            for result in run.attacks or ()
+            if key_of(result) in examples
+        ),
+        key=lambda pair: -(pair[0].score.get("r2") or 0.0),
+    )[:_MOST]
+    if not shown:
+        return None
+    columns = max(len(example.original) for _, example in shown)
+    figure = Figure(figsize=(1.9 + _COLUMN * columns, 0.3 + 2 * _ROW * len(shown)), layout="tight")
+    grid = figure.subplots(2 * len(shown), columns, squeeze=False)
+    for at, (result, example) in enumerate(shown):
+        _draw_pair(grid[2 * at], grid[2 * at + 1], result, example)
+    return figure, (
+        "People's features as their party holds them, and below them what the attack rebuilt of "
+        "the same people: the first rows that were scored, not the best. The owner of the run "
+        "folder sees real data here."
+    )
+
+
+def _draw_pair(
+    above: list[Axes], below: list[Axes], result: AttackResult, example: Reconstruction
+) -> None:
+    low, high = float(example.original.min()), float(example.original.max())
+    for axes in (*above, *below):
+        axes.set(xticks=[], yticks=[])
+        axes.set_frame_on(False)
+    for line, images in ((above, example.original), (below, example.rebuilt)):
+        for axes, image in zip(line, images, strict=False):
+            axes.imshow(_as_picture(image, low, high), cmap="gray", vmin=0, vmax=1)
+    name = f"{result.victim}\n{plain(result.attack)}"
+    for axes, label in ((above[0], f"{name}\noriginal"), (below[0], f"{name}\nrebuilt")):
+        axes.set_ylabel(label, rotation=0, ha="right", va="center", fontsize=7.5)
+
+
+def _as_picture(image: Tensor, low: float, high: float) -> NDArray[np.float32]:
+    """Scale (channels, height, width) to 0..1 by the originals' range, channels last."""
+    scaled = ((image - low) / (high - low or 1.0)).clamp(0, 1)
+    shown: NDArray[np.float32] = (
+        scaled.permute(1, 2, 0) if len(scaled) == 3 else scaled[0]
+    ).numpy()
+    return shown

@@ -1,0 +1,92 @@
+"""How figures, settings and keys are written for people."""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from apfed_attacks.interface import AttackResult
+
+__all__ = [
+    "attack_title", "count", "duration", "epsilon", "in_words", "model_epsilon", "number",
+    "percent", "plain", "signed", "size",
+]  # fmt: skip
+
+_SHORT = re.compile(r"e(-?)[+]?0*")
+_STEPS = ("B", "kB", "MB", "GB", "TB")
+
+
+def number(value: float, digits: int = 3) -> str:
+    """Return a figure with this many significant digits."""
+    return epsilon(value) if math.isinf(value) else _SHORT.sub(r"e\1", f"{value:.{digits}g}")
+
+
+def count(value: int) -> str:
+    """Return a count with thin spaces between thousands."""
+    return f"{value:,}".replace(",", "\u202f")
+
+
+def signed(value: float) -> str:
+    """Return a difference with its sign and three decimals."""
+    return f"{value:+.3f}".replace("-", "\u2212")
+
+
+def percent(share: float) -> str:
+    """Return a share of 1 as per cent with one decimal."""
+    return f"{100 * share:.1f}\u202f%"
+
+
+def size(value: float) -> str:
+    """Return bytes in a decimal unit, as in 1.2 MB."""
+    for unit in _STEPS:
+        if value < 1000 or unit == _STEPS[-1]:
+            digits = 0 if unit == "B" or value >= 100 else 1
+            return f"{value:.{digits}f}\u202f{unit}"
+        value /= 1000
+    raise AssertionError("the last unit takes everything")
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as 0.5 s, 42 s, 3 min 20 s or 2 h 5 min."""
+    if seconds < 10:
+        return f"{seconds:.1f}\u202fs"
+    minutes, rest = divmod(round(seconds), 60)
+    if not minutes:
+        return f"{rest}\u202fs"
+    if minutes < 60:
+        return f"{minutes}\u202fmin {rest}\u202fs"
+    return f"{minutes // 60}\u202fh {minutes % 60}\u202fmin"
+
+
+def epsilon(value: float) -> str:
+    """Return a privacy loss; infinity means that nothing is promised."""
+    return "\u221e" if math.isinf(value) else f"{value:.3g}"
+
+
+def model_epsilon(value: float) -> str:
+    """Return the privacy loss of a finished model, which is infinite where none is claimed."""
+    return "not claimed" if math.isinf(value) else epsilon(value)
+
+
+def plain(key: str) -> str:
+    """Return a key as words."""
+    return key.replace("_", " ").replace("-", " ")
+
+
+def in_words(value: Any) -> str:
+    """Return a setting or figure, and what is nested in it."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return number(value, 4)
+    if isinstance(value, list | tuple):
+        return ", ".join(map(in_words, value))
+    if isinstance(value, Mapping):
+        return "; ".join(f"{plain(key)} {in_words(entry)}" for key, entry in value.items())
+    return str(value)
+
+
+def attack_title(result: AttackResult) -> str:
+    """Return what was attempted, such as "labels of active by model completion"."""
+    victim = f" of {result.victim}" if result.victim else ""
+    return f"{result.target}{victim} by {plain(result.attack)}"

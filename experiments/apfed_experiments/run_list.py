@@ -1,0 +1,289 @@
+"""Runs at a glance: each run folder below a folder as one row, in whatever state it is.
+
+Read by: `secure-apfed runs`. Folders may have been sent by somebody else: they are read as
+`apfed_experiments.finished_run` reads them, links are not followed, and what cannot be read is a
+row that says why.
+"""
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from apfed_attacks.interface import AttackResult
+from apfed_experiments.finished_run import FinishedRun, read_finished_run
+from apfed_experiments.solo import SoloRecord, read_solo, solo_file
+from secure_apfed.config import Config
+from secure_apfed.data import DataSettings
+from secure_apfed.errors import ApfedError, DataError
+from secure_apfed.folder_files import count_lines
+from secure_apfed.measures import ACCURACY, Measure
+from secure_apfed.runs import RunFolder
+from secure_apfed.runs.record import Outcome
+
+__all__ = ["HEADER", "TARGETS", "Leak", "ListedRun", "State", "list_runs", "settings_in"]
+
+HEADER = (
+    "run", "method", "data", "reached", "gain", "epsilon", "worst attacks", "date, UTC",
+    "state",
+)  # fmt: skip
+TARGETS = ("labels", "features", "membership")
+"""What attacks are after, in the order in which they are told."""
+
+
+class State(StrEnum):
+    """How far a run came."""
+
+    FINISHED = "finished"
+    UNFINISHED = "unfinished"
+    BROKEN = "broken"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leak:
+    """The highest advantage that any attack had on one target; of many it is above 0 by chance."""
+
+    target: str
+    advantage: float
+    metric: str
+    attack: str
+
+    @classmethod
+    def worst(cls, attacks: tuple[AttackResult, ...], target: str) -> "Leak | None":
+        """Of those on this target; None where none applied."""
+        applied = [
+            (one.advantage, one)
+            for one in attacks
+            if one.target == target and one.advantage is not None
+        ]
+        if not applied:
+            return None
+        advantage, worst = max(applied, key=lambda each: each[0])
+        return cls(
+            target=target, advantage=advantage, metric=str(worst.metric), attack=worst.setting
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedRun:
+    """One run folder.
+
+    Attributes:
+        path: of the folder; name: the same below the folder that was listed.
+        state, reason: how far it came; why it is broken, or how much of it is done.
+        date: of the last change of the file that tells how far it came, in UTC; a copy of the
+            folder may have another.
+        config: what was asked; None where that cannot be read.
+        accuracy: share of the test rows, of the method's own inference; None also where the task is
+            no classification.
+        measure: that the run is judged by; value: of it, of the same inference; NaN: undefined.
+        alone: what the active would do alone; None where nobody measured it.
+        epsilon: see `FinishedRun.epsilon`; inf: nothing is promised.
+        leaks: by target, where attacks applied.
+        attacked: whether any attack was mounted; without, no leaks say nothing.
+        report: whether it has a page of its own.
+    """
+
+    path: Path
+    name: str
+    state: State
+    reason: str = ""
+    date: datetime
+    config: Config | None = None
+    accuracy: float | None = None
+    measure: Measure = ACCURACY
+    value: float | None = None
+    alone: SoloRecord | None = None
+    epsilon: float | None = None
+    wire_bytes: int | None = None
+    leaks: Mapping[str, Leak]
+    attacked: bool = False
+    report: bool = False
+
+    @property
+    def gain(self) -> float | None:
+        """How much better than the best solo baseline, by the measure; one run shows no help."""
+        if self.value is None or self.alone is None or self.alone.judged_by != self.measure:
+            return None
+        gain = self.measure.gain(self.value, self.alone.best.test)
+        return None if math.isnan(gain) else gain
+
+    @property
+    def reached(self) -> str:
+        """Such as "95.2 %", and "AUC 0.952" of what is no accuracy; empty of a run without."""
+        if self.value is None:
+            return ""
+        text = self.measure.text(self.value)
+        return text if self.measure is ACCURACY else f"{self.measure.title} {text}"
+
+    @property
+    def gained(self) -> str:
+        """The gain, or why there is none."""
+        if self.value is None:
+            return ""
+        if self.alone is None:
+            return "alone not measured"
+        if self.alone.judged_by != self.measure:
+            return f"alone measured by {self.alone.judged_by.title}"
+        return self.measure.gain_text(self.value, self.alone.best.test)
+
+    @property
+    def data(self) -> str:
+        """Which data, cut how, and how many rows have a label."""
+        return "" if self.config is None else _data_in_words(self.config.data)
+
+    def cells(self) -> tuple[str, ...]:
+        """Texts in the order of `HEADER`."""
+        config = self.config
+        return (
+            self.name,
+            "" if config is None else config.method,
+            self.data,
+            self.reached,
+            self.gained,
+            "" if self.epsilon is None else f"{self.epsilon:.3g}",
+            ", ".join(f"{leak.target} {leak.advantage:+.2f}" for leak in self.leaks.values())
+            or ("" if self.attacked or self.state is not State.FINISHED else "none mounted"),
+            self.date.strftime("%Y-%m-%d %H:%M"),
+            f"{self.state}: {self.reason}" if self.reason else str(self.state),
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs; shares are of 1, and what is not known is null."""
+        config, alone = self.config, self.alone
+        return {
+            "folder": _legible(str(self.path)), "name": self.name, "state": self.state,
+            "reason": self.reason,
+            "date": self.date.isoformat(timespec="seconds"),
+            "method": None if config is None else config.method,
+            "dataset": None if config is None else config.data.dataset,
+            "seed": None if config is None else config.seed,
+            "accuracy": self.accuracy, "measure": self.measure.name, "value": self.value,
+            "best_alone": None if alone is None else {
+                "name": alone.best.name, "measure": alone.measure, "value": alone.best.test,
+            },
+            "gain": self.gain, "epsilon": self.epsilon, "wire_bytes": self.wire_bytes,
+            "attacked": self.attacked,
+            "worst_attacks": {target: asdict(leak) for target, leak in self.leaks.items()},
+        }  # fmt: skip
+
+
+def list_runs(top: Path) -> list[ListedRun]:
+    """Read every run folder below `top`, `top` itself too; the newest comes first.
+
+    Figures that a study keeps without run folders are not among them.
+
+    Raises:
+        DataError: there is no such folder.
+    """
+    if not top.is_dir():
+        raise DataError(f"{top}: there is no such folder; give the one that run folders lie below")
+    found = [_read(path, top) for path in _run_folders(top)]
+    return sorted(found, key=lambda run: run.date, reverse=True)
+
+
+def settings_in(config: Config) -> dict[str, str]:
+    """The settings that are not defaults, as text by dotted key."""
+    given = config.model_dump(mode="json", exclude_defaults=True)
+    return dict(_flat(given, ""))
+
+
+def _run_folders(top: Path) -> Iterator[Path]:
+    """Yield what is a run folder or cannot be entered; nothing inside of a run folder is."""
+    closed: list[Path] = []
+    for place, below, files in os.walk(top, onerror=lambda e: closed.append(Path(e.filename))):
+        begun = "config.yaml" in files and ("contract.json" in files or "parties" in below)
+        if begun or "result.json" in files:
+            below.clear()
+            yield Path(place)
+    yield from closed
+
+
+def _read(path: Path, top: Path) -> ListedRun:
+    folder = RunFolder(path)
+    row = ListedRun(
+        path=path,
+        name=_legible(path.relative_to(top).as_posix() if path != top else path.resolve().name),
+        state=State.BROKEN,
+        date=_date(folder),
+        leaks={},
+    )
+    try:
+        if not os.access(path, os.R_OK | os.X_OK):
+            return replace(row, reason="the folder may not be entered; ask its owner")
+        if folder.result.is_file():
+            return _finished(row, read_finished_run(path))
+        config = folder.load_config()
+        done = count_lines(folder.metrics) if folder.metrics.is_file() else 0
+        told = f"{done} of {config.train.epochs} epochs; continue it with --resume"
+        return replace(row, state=State.UNFINISHED, reason=told, config=config)
+    except (ApfedError, OSError) as error:
+        return replace(row, reason=_legible(str(error).replace(f"{path}{os.sep}", "")))
+
+
+def _legible(name: str) -> str:
+    """A name whose bytes are no UTF-8, with marks in their places."""
+    return os.fsencode(name).decode("utf-8", "replace")
+
+
+def _finished(row: ListedRun, run: FinishedRun) -> ListedRun:
+    attacks = run.attacks or ()
+    leaks = {target: Leak.worst(attacks, target) for target in TARGETS}
+    return replace(
+        row,
+        state=State.FINISHED,
+        config=run.config,
+        accuracy=_accuracy(run.outcome),
+        measure=run.outcome.judged_by,
+        value=next(iter(run.outcome.scores.values())),
+        alone=run.solo or _beside(row.path, run.config),
+        epsilon=run.epsilon,
+        wire_bytes=run.outcome.wire_bytes,
+        leaks={target: leak for target, leak in leaks.items() if leak is not None},
+        attacked=run.attacks is not None,
+        report=(row.path / "report.html").is_file(),
+    )
+
+
+def _accuracy(outcome: Outcome) -> float | None:
+    """Of the method's own inference; None where nothing is classified."""
+    share = next(iter(outcome.accuracy.values()))
+    return None if math.isnan(share) else share
+
+
+def _beside(path: Path, config: Config) -> SoloRecord | None:
+    """The baselines that runs of a study share, beside their folders."""
+    shared = solo_file(config, path.parent)
+    return read_solo(config, shared) if shared.is_file() else None
+
+
+def _date(folder: RunFolder) -> datetime:
+    """When the run last wrote what tells how far it came, else when its folder was changed."""
+    files = (folder.result, folder.metrics, folder.config)
+    there = (file for file in files if os.access(file, os.F_OK))
+    try:
+        return datetime.fromtimestamp(next(there, folder.path).stat().st_mtime, UTC)
+    except (ValueError, OverflowError):  # the clock of who sent it
+        return datetime.fromtimestamp(0, UTC)
+
+
+def _data_in_words(data: DataSettings) -> str:
+    parted = "parties with people of their own" if data.horizontal else "parties"
+    told = [data.dataset, f"{data.view_count} {parted}"]
+    if isinstance(data.labelled, int):
+        told.append(f"{data.labelled} labelled")
+    elif data.labelled is not None:
+        told.append(f"{100 * data.labelled:g} % labelled")
+    return ", ".join(told)
+
+
+def _flat(value: Any, key: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping) and value:
+        for name, inner in value.items():
+            yield from _flat(inner, f"{key}.{name}" if key else str(name))
+    else:
+        yield key, str(value)

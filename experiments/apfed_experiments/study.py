@@ -1,0 +1,411 @@
+"""A study: points, each a run for every seed, that become one table of figures.
+
+`Study.run` runs what its folder does not show to be done, in several processes, and reads every
+finished run into a table with a row for each figure. A study that was stopped, or to which points
+or seeds were added, goes on where it was. Main job, sweep, trade-off and references say which
+points they have, which figures they read, and what they write of them.
+"""
+
+import hashlib
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import pandas as pd
+import torch
+from joblib import Parallel, delayed
+
+from apfed_experiments.centralised import centralise
+from apfed_experiments.finish import mount_attacks
+from apfed_experiments.finished_run import FinishedRun, read_finished_run
+from apfed_experiments.solo import SoloRecord, fits_beside, keep_solo, read_solo, solo_file
+from apfed_experiments.summary import shared_share
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError, UnsafeChoiceWarning
+from secure_apfed.config import Config
+from secure_apfed.config.file import load_config_text
+from secure_apfed.data import VerticalData, files_digest, load_data
+from secure_apfed.data.settings import DataSettings
+from secure_apfed.errors import ApfedError, CheckpointError
+from secure_apfed.folder_files import read_json
+from secure_apfed.plain_json import to_json
+from secure_apfed.privacy.settings import LabelSettings
+from secure_apfed.runs import RunFolder, resumable, run
+from secure_apfed.runs.aligned_once import PastAlignment, aligned_once
+from secure_apfed.runs.folder import own_subfolder, write_atomically
+from secure_apfed.runs.record import Contributions, Outcome, Privacy, Written
+from secure_apfed.solo.kept import fits_kept_by
+
+__all__ = [
+    "Failure", "Figures", "OnDone", "Point", "Results", "Study", "Trial", "base_config",
+    "figures_of", "finish", "results_of",
+]  # fmt: skip
+
+OnDone: TypeAlias = Callable[[int, int], None]
+"""Called with the trials that are done and that there are."""
+
+Figures: TypeAlias = Iterator[Mapping[str, Any]]
+"""Rows of one run; columns as `figures_of` has them."""
+
+
+PartySeeds: TypeAlias = Literal["secret", "shared_for_comparison"]
+
+_ALIGNED: dict[str, PastAlignment] = {}
+"""What this process aligned: the runs of a study on one data set and seed share it."""
+
+
+def base_config(name: str) -> Config:
+    """A configuration that ships with this package, by the name of its file."""
+    text = (files("apfed_experiments") / "configs" / f"{name}.yaml").read_text("utf-8")
+    return load_config_text(text, source=f"{name}.yaml")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One setting of a study: what seeds are averaged over.
+
+    Attributes:
+        config: of its runs, but for their seeds; its name is the point's.
+        folder: where the runs' folders lie, or their files of figures.
+        figures_only: no attacks follow, and of each run one small file is kept.
+        alone: whose network and training the solo baselines are measured with, where it is not
+            `config`: points that share it share them.
+        centralised: all features in one table at the active, of which figures are kept: as a run
+            folder it would look like a run of the active alone.
+        party_seeds: of its runs, in place of what `config` says: a study compares, and whoever
+            repeats it finds the same.
+    """
+
+    config: Config
+    folder: Path
+    figures_only: bool = False
+    alone: Config | None = None
+    centralised: bool = False
+    party_seeds: PartySeeds = "shared_for_comparison"
+
+    @property
+    def name(self) -> str:
+        """Unique within the study."""
+        return self.config.name
+
+    def trial(self, seed: int) -> "Trial":
+        return Trial(self, seed)
+
+    def data(self, seed: int) -> VerticalData:
+        """What a run of which figures are kept trains on."""
+        data = _loaded(self.config.data.model_dump_json(), seed)
+        return centralise(data) if self.centralised else data
+
+    def played(self, config: Config) -> Outcome:
+        """Run it, and tell the figures that are kept of it."""
+        began, data = time.monotonic(), self.data(config.seed)
+        result = run(config, None, data=data)
+        aligned = result.recording.alignment.get(data.active.name, ())
+        return Outcome(
+            method=result.method,
+            accuracy=result.accuracy,
+            measure=result.measure,
+            measures=result.measures,
+            wire_bytes=result.wire_bytes,
+            privacy=Privacy.model_validate(asdict(result.privacy)),
+            seconds=time.monotonic() - began,
+            aligned_rows=len(aligned),
+            train_rows=len(data.train_rows),
+            labelled_rows=len(data.labelled_rows),
+            test_rows=len(data.test_rows),
+            contributions={
+                name: Contributions.model_validate(told)
+                for name, told in result.contributions.items()
+            },
+        )
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a study."""
+
+    point: Point
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.point.name}-seed{self.seed}"
+
+    @property
+    def config(self) -> Config:
+        """The point's, under its own name and seed."""
+        own = {"name": self.name, "seed": self.seed, "party_seeds": self.point.party_seeds}
+        return self.point.config.model_copy(update=own)
+
+    @property
+    def alone(self) -> Config:
+        """What the solo baselines are measured with: without privacy, since nothing is sent."""
+        shown = {"seed": self.seed, "labels": LabelSettings(), "dp_sgd": None}
+        return (self.point.alone or self.config).model_copy(update=shown)
+
+    @property
+    def keeps_figures(self) -> bool:
+        """Whether a file of figures is kept in place of a run folder."""
+        return self.point.figures_only or self.point.centralised
+
+    @property
+    def path(self) -> Path:
+        return self.point.folder / (f"{self.name}.json" if self.keeps_figures else self.name)
+
+    @property
+    def settings(self) -> str:
+        """SHA-256 of settings that differ from the defaults, and own tables; not of the code."""
+        settings = self.config.model_dump_json(exclude_defaults=True) + str(self.point.centralised)
+        settings += files_digest(self.config.data)
+        return hashlib.sha256(settings.encode()).hexdigest()
+
+    def refuse_another_run(self) -> None:
+        """Raise where something lies in this run's place that these settings did not start.
+
+        Raises:
+            CheckpointError: it does.
+        """
+        if self.keeps_figures:
+            if self.path.exists():
+                _read_figures(self)
+            return
+        folder = RunFolder(self.path)
+        begun = folder.result.exists() or resumable(self.path, self.config)
+        if begun and folder.load_config() != self.config:
+            raise CheckpointError(
+                f"{self.path} holds a run with other settings; remove it, or choose another folder"
+            )
+
+
+def finish(trial: Trial) -> FinishedRun:
+    """Run and attack, on one thread, what the folder does not show to be done, and read it.
+
+    Raises:
+        CheckpointError: the folder is a link, or what lies there has other settings.
+        ApfedError: as `secure_apfed.runs.run`.
+    """
+    torch.set_num_threads(1)
+    if not trial.keeps_figures:
+        own_subfolder(trial.path)
+    trial.refuse_another_run()
+    fits = fits_kept_by(fits_beside(trial.point.folder))
+    with warnings.catch_warnings(), fits, aligned_once(_ALIGNED):
+        # Plain sums are unsafe by name, and the tables say so.
+        warnings.simplefilter("ignore", UnsafeChoiceWarning)
+        if trial.keeps_figures:
+            if not trial.path.exists():
+                _keep_figures(trial)
+            return _read_figures(trial)
+        recording = None
+        if not RunFolder(trial.path).result.exists():
+            resume = resumable(trial.path, trial.config)
+            data = _data_of(trial.config)
+            recording = run(trial.config, trial.path, data=data, resume=resume).recording
+        if not (trial.path / "attacks.json").exists():
+            mount_attacks(trial.path, data=_data_of(trial.config), recording=recording)
+    return replace(read_finished_run(trial.path), solo=_solo(trial))
+
+
+def _keep_alone(config: Config, path: Path) -> None:
+    with fits_kept_by(fits_beside(path.parent)):
+        keep_solo(config, path, data=_data_of(config))
+
+
+def _data_of(config: Config) -> VerticalData:
+    """The tables of a run; the runs of a study on the same data and seed share them."""
+    return _loaded(config.data.model_dump_json(), config.seed)
+
+
+@lru_cache(maxsize=2)
+def _loaded(settings: str, seed: int) -> VerticalData:
+    return load_data(DataSettings.model_validate_json(settings), seed=seed)
+
+
+class _KeptFigures(Written):
+    """The file of a run without a folder, with the digest of its settings."""
+
+    settings: str
+    outcome: Outcome
+
+
+def _keep_figures(trial: Trial) -> None:
+    outcome = trial.point.played(trial.config)
+    kept = _KeptFigures(settings=trial.settings, outcome=outcome)
+    trial.point.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_atomically(trial.path, to_json(kept.model_dump(exclude_unset=True)).encode())
+
+
+def _read_figures(trial: Trial) -> FinishedRun:
+    try:
+        kept = read_json(trial.path, _KeptFigures)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{trial.path} holds no figures of a run; remove it and run again"
+        ) from error
+    if kept.settings != trial.settings:
+        raise CheckpointError(
+            f"{trial.path} is of a run with other settings; remove it, or choose another folder"
+        )
+    return FinishedRun(config=trial.config, outcome=kept.outcome, attacks=None, solo=_solo(trial))
+
+
+def _solo(trial: Trial) -> SoloRecord | None:
+    """What the active would do alone on the trial's data, where the study measured it."""
+    path = solo_file(trial.alone, trial.point.folder)
+    return read_solo(trial.alone, path) if path.is_file() else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """A trial that ended with an error; the next start of the study tries it again."""
+
+    point: str
+    trial: str
+    message: str
+
+
+def _attempt(trial: Trial, *, keep_going: bool) -> tuple[str, FinishedRun | Failure]:
+    try:
+        return trial.name, finish(trial)
+    except (ApfedError, LocalProtocolError, RemoteProtocolError) as error:
+        if not keep_going:
+            raise
+        message = f"{type(error).__name__}: {error}"
+        return trial.name, Failure(point=trial.point.name, trial=trial.name, message=message)
+
+
+def _beside(found: FinishedRun | Failure, trial: Trial) -> FinishedRun | Failure:
+    if isinstance(found, Failure) or found.solo is not None:
+        return found
+    return replace(found, solo=_solo(trial))
+
+
+def figures_of(run: FinishedRun) -> Figures:
+    """The run's measure of each way of inference and solo baseline, and each attack that applied.
+
+    target: "task", "solo" or that of the attack; baseline: of a solo baseline the measure on
+    held-out labels; name: the way of inference, the method's own first, or
+    the attack's setting; metric, score: what it reached in what; baseline, advantage: of an attack.
+    """
+    for name, reached in run.outcome.scores.items():
+        yield {"target": "task", "name": name, "metric": run.outcome.measure, "score": reached}
+    for one in run.solo.baselines if run.solo else ():
+        yield {
+            "target": "solo", "name": one.name, "metric": run.solo.measure if run.solo else "",
+            "score": one.test, "baseline": one.validation,
+        }  # fmt: skip
+    for attack in run.attacks or ():
+        if attack.advantage is None or not math.isfinite(attack.advantage):
+            continue
+        metric, baseline = str(attack.metric), str(attack.baseline)
+        yield {
+            "target": attack.target, "name": attack.setting, "metric": metric,
+            "score": attack.score[metric] or 0.0,
+            "baseline": attack.baselines[baseline][metric] or 0.0, "advantage": attack.advantage,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a study found.
+
+    Attributes:
+        table: a row for each figure of each run, seed by seed. Columns: point and seed; those of
+            `figures_of`; epsilon_x, epsilon_y, releases and wire_bytes of the run; shared: see
+            `shared_share`.
+        failures: runs that are not in it.
+    """
+
+    table: pd.DataFrame
+    failures: tuple[Failure, ...] = ()
+
+    def of(self, point: Point) -> pd.DataFrame:
+        """The rows of one point."""
+        return self.table[self.table["point"] == point.name]
+
+
+def results_of(
+    finished: Iterable[tuple[Trial, FinishedRun | Failure]],
+    *,
+    figures: Callable[[FinishedRun], Figures] = figures_of,
+) -> Results:
+    """The one table of all runs."""
+    rows: list[dict[str, Any]] = []
+    failures: list[Failure] = []
+    for trial, found in finished:
+        if isinstance(found, Failure):
+            failures.append(found)
+            continue
+        privacy = found.outcome.privacy
+        of_run = {
+            "point": trial.point.name, "seed": trial.seed, "epsilon_x": privacy.epsilon_x,
+            "epsilon_y": privacy.epsilon_y, "releases": privacy.releases or 0,
+            "wire_bytes": found.outcome.wire_bytes, "epsilon_passives": _worst(found.outcome),
+            "shared": _shared(trial.config.data, found.outcome),
+        }  # fmt: skip
+        rows += [{**of_run, **figure} for figure in figures(found)]
+    return Results(pd.DataFrame(rows), tuple(failures))
+
+
+def _shared(data: DataSettings, outcome: Outcome) -> float:
+    """See `shared_share`; an older version's figures tell the aligned rows alone."""
+    labelled, test = outcome.labelled_rows or 0, outcome.test_rows or 0
+    train = outcome.train_rows or max(labelled, (outcome.aligned_rows or 0) - test)
+    return shared_share(data, train=train, labelled=labelled, test=test) if train else 0.0
+
+
+def _worst(outcome: Outcome) -> float:
+    """What a person costs the passive that spent most; inf where no passive adds noise."""
+    return max((one.epsilon for one in outcome.contributions.values()), default=math.inf)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """Points times seeds."""
+
+    points: Sequence[Point]
+    seeds: Sequence[int]
+
+    @property
+    def trials(self) -> list[Trial]:
+        """Seed by seed, so that a stopped study has whole seeds."""
+        return [point.trial(seed) for seed in self.seeds for point in self.points]
+
+    def run(
+        self, *, jobs: int = 1, on_done: OnDone = lambda done, total: None,
+        keep_going: bool = False, figures: Callable[[FinishedRun], Figures] = figures_of,
+        solo: bool = False,
+    ) -> Results:  # fmt: skip
+        """Run what is missing, and read all of it.
+
+        Args:
+            jobs: processes; each uses one thread.
+            on_done: called after each trial.
+            keep_going: a trial that ends with an error meant for people becomes a failure;
+                otherwise it ends the study.
+            figures: what to read of each run.
+            solo: measure, too, what the active would do alone, once for all runs on the same data.
+
+        Raises:
+            CheckpointError: a trial's place holds a run with other settings.
+            ApfedError, LocalProtocolError, RemoteProtocolError: as `secure_apfed.runs.run`.
+        """
+        trials = self.trials
+        files = {solo_file(one.alone, one.point.folder): one.alone for one in trials if solo}
+        found: dict[str, FinishedRun | Failure] = {}
+        finished = Parallel(n_jobs=jobs, return_as="generator_unordered")([
+            *(delayed(_keep_alone)(of, path) for path, of in files.items()),
+            *(delayed(_attempt)(trial, keep_going=keep_going) for trial in trials),
+        ])  # fmt: skip
+        for done in finished:
+            if done is not None:
+                found.update([done])
+                on_done(len(found), len(trials))
+        # Some of these may have been measured after the runs that they stand beside.
+        beside = [(trial, _beside(found[trial.name], trial)) for trial in trials]
+        return results_of(beside, figures=figures)

@@ -1,0 +1,26 @@
+"""The papers' tables and figures, each by one command; one file a paper."""
+
+from collections.abc import Mapping
+
+from apfed_experiments.tables import apc_vfl, apc_vfl_splitnn, apfed, fedmv, mmvfl
+from apfed_experiments.tables.table import PaperTable
+from secure_apfed.errors import ConfigError
+from secure_apfed.settings import unknown_name
+
+__all__ = ["TABLES", "find_table"]
+
+_PAPERS = (apfed, apc_vfl, apc_vfl_splitnn, mmvfl, fedmv)
+TABLES: Mapping[str, PaperTable] = {
+    table.name: table for paper in _PAPERS for table in paper.TABLES
+}
+
+
+def find_table(name: str) -> PaperTable:
+    """The table of this name.
+
+    Raises:
+        ConfigError: there is none; names the nearest.
+    """
+    if name not in TABLES:
+        raise ConfigError(f"table: {unknown_name(name, TABLES)}")
+    return TABLES[name]

@@ -1,0 +1,82 @@
+"""The processes of studies, forked from a server that has imported what they need.
+
+Run by: `python -m apfed_experiments`, before it imports anything large itself, so that the server
+and it import at the same time, each on a core of its own, and workers find what they need.
+Elsewhere, and on other systems than Linux, whose libraries may not survive a fork, joblib starts
+its processes as it always does; what they compute is the same.
+"""
+
+import gc
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from multiprocessing import forkserver, parent_process, set_forkserver_preload
+from threading import Thread
+
+__all__ = ["begin", "end_with_parent", "uncollected"]
+
+_PRELOADED = "apfed_experiments.preloaded"
+_SOON_S = 0.05
+_ENVIRONMENT = {
+    # Libraries read these when they are loaded; every worker computes on one thread.
+    **dict.fromkeys(
+        ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
+    ),
+    # glibc's: what one step frees the next takes again, in place of fresh pages from the kernel.
+    "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
+    "MALLOC_MMAP_THRESHOLD_": str(64 << 20),
+}
+
+
+def begin() -> None:
+    """Start the server, and let joblib's processes be forked there."""
+    if sys.platform != "linux":
+        return
+    from joblib.externals.loky.backend.context import set_start_method
+
+    set_forkserver_preload([_PRELOADED])
+    with _environment(_ENVIRONMENT):
+        forkserver.ensure_running()
+    set_start_method("forkserver", force=True)
+
+
+def end_with_parent() -> None:
+    """Let every process that is forked from this one end when the one that asked for it does.
+
+    A worker that waits for work would not notice: it holds both ends of the queue.
+    """
+    os.register_at_fork(after_in_child=lambda: Thread(target=_follow, daemon=True).start())
+
+
+def _follow() -> None:
+    while (parent := parent_process()) is None:
+        time.sleep(_SOON_S)  # it is told a moment after the fork
+    parent.join()
+    os._exit(1)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Import within: nothing of it becomes garbage, so that no collection need look at it, ever."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if enabled:
+            gc.enable()
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """These variables for what is started within; what the user set goes before."""
+    new = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(new)
+    try:
+        yield
+    finally:
+        for name in new:
+            del os.environ[name]

@@ -1,4 +1,0 @@
-"""What an active reads out of the sums, honest or not, and what each rule of the protocol stops.
-
-`python -m experiments.leaks [--only PART] [--json]`.
-"""

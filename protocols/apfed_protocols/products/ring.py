@@ -1,0 +1,207 @@
+"""Polynomials modulo X^N + 1 and a power of two, exact, by Fourier transforms of their digits.
+
+Run by: the active and the passives of a sum of products. A coefficient modulo 2^k is a row of
+digits; a product of polynomials is one of digits with small integers, in float64, rounded. The
+digits are as narrow as `product_error` asks for, so that what is rounded lies within a quarter of
+the integer, whatever the numbers are: no secret and no number of a peer decides whether it does.
+
+Fan and Vercauteren 2012, section 4, take powers of two for q and t, too: scaling is a shift then.
+That ring learning with errors is hard for any modulus: Peikert, Regev and Stephens-Davidowitz 2017.
+
+Letters: N coefficients, L digits, lowest first; C coefficients of any polynomials.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.randomness import fresh_key, keystream
+
+__all__ = ["Digits", "Ring", "Words", "inverse", "product_error", "split", "transform"]
+
+Digits = NDArray[np.int64]
+Words = NDArray[np.uint64]
+Spectrum = NDArray[np.complex128]
+
+_WORD = np.dtype("<u8")
+_ROUND_OFF = 2.0**-53
+
+
+def split(bits: int, widest: int) -> tuple[int, ...]:
+    """As few widths as there can be, hardly different, none above `widest`, that sum to `bits`."""
+    count = -(-bits // widest)
+    return tuple(bits * (k + 1) // count - bits * k // count for k in range(count))
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Z[X] / (X^N + 1) modulo 2^k.
+
+    Attributes:
+        degree: N, a power of two.
+        widths: bits of the digits, lowest first; k is their sum.
+    """
+
+    degree: int
+    widths: tuple[int, ...]
+
+    @cached_property
+    def bits(self) -> int:
+        """k, log2 of the modulus."""
+        return sum(self.widths)
+
+    @cached_property
+    def offsets(self) -> tuple[int, ...]:
+        """Where each digit begins."""
+        return tuple(sum(self.widths[:place]) for place in range(len(self.widths)))
+
+    @property
+    def size(self) -> int:
+        """Bytes of a polynomial on the wire: each coefficient in as few as hold it."""
+        return self.degree * self._octets
+
+    @property
+    def _octets(self) -> int:
+        return -(-self.bits // 8)
+
+    def expand(self, seed: bytes, *context: bytes) -> Digits:
+        """The uniform polynomial that a public seed stands for: AES-256 in counter mode."""
+        octets = np.frombuffer(keystream(seed, *context, length=self.size), np.uint8)
+        octets_CO = octets.reshape(self.degree, -1).copy()
+        octets_CO[:, -1] >>= 8 * self._octets - self.bits
+        return self._digits(octets_CO)
+
+    def parse(self, blob: bytes, *, sender: str) -> Digits:
+        """The digits (L, N) of a polynomial.
+
+        Raises:
+            RemoteProtocolError: another size, or a coefficient beyond the modulus.
+        """
+        if len(blob) != self.size:
+            raise RemoteProtocolError(
+                f"a polynomial from {sender} has {len(blob)} bytes, expected {self.size}"
+            )
+        octets_CO = np.frombuffer(blob, np.uint8).reshape(self.degree, -1)
+        if (octets_CO[:, -1].astype(np.int64) >> (self.bits - 8 * (self._octets - 1))).any():
+            raise RemoteProtocolError(
+                f"a polynomial from {sender} holds coefficients beyond 2^{self.bits}"
+            )
+        return self._digits(octets_CO)
+
+    def pack(self, numbers_LC: Digits) -> bytes:
+        """The canonical bytes of a polynomial, its digits in any range."""
+        words_CW = np.zeros((self.degree, -(-self.bits // 64) + 1), dtype=_WORD)
+        for digit_C, offset in zip(self.carried(numbers_LC), self.offsets, strict=True):
+            word, shift = divmod(offset, 64)
+            words_CW[:, word] |= digit_C.astype(np.uint64) << np.uint64(shift)
+            if shift:
+                words_CW[:, word + 1] |= digit_C.astype(np.uint64) >> np.uint64(64 - shift)
+        return words_CW.view(np.uint8)[:, : self._octets].tobytes()
+
+    def _digits(self, octets_CO: NDArray[np.uint8]) -> Digits:
+        padded = np.zeros((len(octets_CO), 8 * (-(-self.bits // 64) + 1)), dtype=np.uint8)
+        padded[:, : self._octets] = octets_CO
+        words_CW = padded.view(_WORD)
+        digits_LC = np.empty((len(self.widths), len(octets_CO)), dtype=np.int64)
+        for digit_C, offset, width in zip(digits_LC, self.offsets, self.widths, strict=True):
+            word, shift = divmod(offset, 64)
+            part_C = words_CW[:, word] >> np.uint64(shift)
+            if shift:
+                part_C |= words_CW[:, word + 1] << np.uint64(64 - shift)
+            digit_C[:] = part_C & np.uint64((1 << width) - 1)
+        return digits_LC
+
+    def carried(self, numbers_L: Digits) -> Digits:
+        """The same numbers with each digit in [0, 2^width)."""
+        carried_L, carry = numbers_L.copy(), np.int64(0)
+        for digit, width in zip(carried_L, self.widths, strict=True):
+            digit += carry
+            carry = digit >> width
+            digit &= (1 << width) - 1
+        return carried_L
+
+    def centred(self, numbers_L: Digits) -> Digits:
+        """The same with each digit in [-2^(width - 1), 2^(width - 1)], small in products."""
+        centred_L, carry = self.carried(numbers_L), np.int64(0)
+        for digit, width in zip(centred_L, self.widths, strict=True):
+            digit += carry
+            carry = (digit >= 1 << (width - 1)).astype(np.int64)
+            digit -= carry << width
+        return centred_L
+
+    def add_at(self, numbers_L: Digits, place: int, integers: Digits | int) -> None:
+        """Add `integers` times 2^place, in place; they have few bits, as digits are words."""
+        digit = max(k for k, offset in enumerate(self.offsets) if offset <= place)
+        numbers_L[digit] += integers << (place - self.offsets[digit])
+
+    def add_uniform(self, numbers_L: Digits, bits: int) -> None:
+        """Add secret integers, each uniform on [-2^(bits - 1), 2^(bits - 1)), in place."""
+        count = math.prod(numbers_L.shape[1:])
+        for digit, offset, width in zip(numbers_L, self.offsets, self.widths, strict=True):
+            if offset < bits:
+                stream = keystream(fresh_key(), b"uniform", length=4 * count)
+                drawn = np.frombuffer(stream, "<u4").reshape(digit.shape).astype(np.int64)
+                digit += drawn & ((1 << min(width, bits - offset)) - 1)
+        self.add_at(numbers_L, bits - 1, -1)
+
+    def rounded(self, numbers_L: Digits, kept: int) -> Words:
+        """The numbers divided by 2^(k - kept) and rounded, modulo 2^kept; a digit begins there."""
+        first = self.offsets.index(self.bits - kept)
+        carry: Any = np.int64(0)
+        for place in range(first):
+            half = 1 << (self.widths[place] - 1) if place == first - 1 else 0
+            carry = (numbers_L[place] + (carry + half)) >> self.widths[place]
+        words: Words = (numbers_L[first] + carry).view(np.uint64)
+        for digit, offset in zip(numbers_L[first + 1 :], self.offsets[first + 1 :], strict=True):
+            words += digit.view(np.uint64) << np.uint64(offset - self.offsets[first])
+        words &= np.uint64((1 << kept) - 1)
+        return words
+
+
+@lru_cache(maxsize=8)
+def _twist(size: int) -> Spectrum:
+    """Powers of exp(i pi / size), half of them: their power size / 2 is i."""
+    turns: Spectrum = np.exp(1j * np.pi * np.arange(size // 2) / size)
+    turns.setflags(write=False)
+    return turns
+
+
+def transform(polynomial_U: NDArray[Any]) -> Spectrum:
+    """Values of real polynomials modulo Y^U + 1, along the last axis, at half of the roots.
+
+    Y^U + 1 = (Y^(U/2) - i) (Y^(U/2) + i), and what a real one is modulo the second factor follows
+    from what it is modulo the first. Products are products of values.
+    """
+    size = polynomial_U.shape[-1]
+    folded: Spectrum = np.empty((*polynomial_U.shape[:-1], size // 2), dtype=np.complex128)
+    folded.real, folded.imag = polynomial_U[..., : size // 2], polynomial_U[..., size // 2 :]
+    folded *= _twist(size)
+    return np.fft.fft(folded)
+
+
+def inverse(values_H: Spectrum) -> NDArray[np.float64]:
+    """The polynomials that have these values along the last axis."""
+    folded = np.fft.ifft(values_H)
+    folded *= _twist(2 * values_H.shape[-1]).conj()
+    return np.concatenate((folded.real, folded.imag), axis=-1)
+
+
+def product_error(size: int, terms: int) -> float:
+    """Bound of the error of a coefficient of a sum of products, over the sum of norm times norm.
+
+    Three transforms of k = log2(size) levels, the twist counted as one, each level off by at most
+    (1 + sqrt(5) + 1) round-offs for sum, product and root (Brent, Percival and Zimmermann 2007,
+    theorem 5.1), and `terms` products and sums of complex values; doubled for higher orders.
+
+    Args:
+        size: U.
+        terms: how many products are added before the inverse.
+    """
+    levels = math.log2(size)
+    rounds = 3 * levels * (2 + math.sqrt(5)) + math.sqrt(5) + math.sqrt(2) * (terms + 2)
+    return 2 * _ROUND_OFF * rounds

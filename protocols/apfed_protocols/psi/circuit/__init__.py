@@ -1,0 +1,3 @@
+"""The backend `circuit`; start reading at `apfed_protocols.psi.circuit.backend`."""
+
+__all__: list[str] = []

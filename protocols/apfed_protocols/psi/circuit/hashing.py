@@ -1,0 +1,158 @@
+"""Putting IDs into bins: cuckoo hashing at the hub, simple hashing at the members.
+
+Run by: hub and members of `apfed_protocols.psi.circuit.backend`, each on its own IDs. Both use one
+key, so an ID that both hold has the same tag and the same three different bins at both; the hub
+keeps it in one of the three, a member in all of them: they meet exactly once. Tags have 63 bits:
+two different IDs pass for equal with probability at most B K 2^-63, which is 2^-38 for two sets of
+a million, and 2^-34 for ten million. Where rows open to all, the members notice; else there is one
+common ID too many.
+
+A key under which IDs do not fit is followed by another one, which tells all who hold the key
+something of that set; so this is rare (`bins_for`, `slots_for`).
+
+B bins (a multiple of 64), K slots of a member's bin, n IDs.
+Source: Pinkas, Schneider and Zohner, ACM TOPS 2018, sections 3.1 and 5 (bins and slots).
+"""
+
+import bisect
+import hashlib
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apfed_protocols.psi.digests import PLACES, digest_each, three_different
+from apfed_protocols.randomness import fresh_key, keystream
+
+__all__ = [
+    "BITS",
+    "TOKEN_BYTES",
+    "WORD_BYTES",
+    "bins_for",
+    "cuckoo_table",
+    "fingerprints",
+    "hub_tags",
+    "member_table",
+    "slots_for",
+]
+
+Words = NDArray[np.uint64]
+Rows = NDArray[np.int64]
+
+BITS = 64
+TOKEN_BYTES = 16
+WORD_BYTES = 8
+_FAILURE_BITS = 40
+_ROUNDS = 1000
+# Tags of IDs have a top bit of 0; these never equal one of them, nor each other.
+_HUB_DUMMY, _MEMBER_DUMMY = np.uint64(1 << 63), np.uint64((1 << 63) + 1)
+_TAG_MASK = np.uint64((1 << 63) - 1)
+
+
+def bins_for(hub_size: int) -> int:
+    """Return B >= 1.27 n + 128: cuckoo hashing with three different choices and no stash.
+
+    It fails where s IDs have all their bins among s - 1, each of which two of them have at least.
+    The expected number of such sets is below 2^-41 up to 2,000 IDs; four IDs with the same three
+    bins make up most of it, and fewer of them are expected in larger tables. There the load, at
+    most .79, is far below the threshold of .917.
+    Source: Dietzfelbinger, Goerdt, Mitzenmacher, Montanari, Pagh and Rink, ICALP 2010 (threshold).
+    """
+    return BITS * math.ceil((1.27 * hub_size + 128) / BITS)
+
+
+def slots_for(member_size: int, bins: int) -> int:
+    """Return K such that no bin gets more than K IDs, except with probability 2^-40.
+
+    Union bound over B bins of a Binomial(n, 3 / B) tail, which is at most its first term
+    times (k + 1) / (k + 1 - 3n / B) for k above the mean (Feller, vol. 1, VI.3).
+    """
+    share = PLACES / bins
+    mean = member_size * share
+
+    def fits(slots: int) -> bool:
+        k = slots + 1
+        ways = math.lgamma(member_size + 1) - math.lgamma(k + 1) - math.lgamma(member_size - k + 1)
+        term = ways + k * math.log(share) + (member_size - k) * math.log1p(-share)
+        tail = term + math.log((k + 1) / (k + 1 - mean))
+        return tail + math.log(bins) <= -_FAILURE_BITS * math.log(2)
+
+    # above the mean the tail falls with k, so that halving finds the first that fits
+    candidates = range(math.floor(mean) + 1, member_size)
+    found = bisect.bisect_left(candidates, True, key=fits)
+    return candidates[found] if found < len(candidates) else max(member_size, 1)
+
+
+def fingerprints(
+    ids: Sequence[bytes], key: bytes, bins: int
+) -> tuple[Words, Rows, NDArray[np.uint8]]:
+    """Return of each ID what BLAKE2b under `key` makes of it.
+
+    Returns:
+        Tags below 2^63, shape (n,); three different bins in 0..B-1, shape (n, 3); and a token of 16
+        bytes by which a member finds an opened ID among its own, shape (n, 16).
+    """
+    length = WORD_BYTES * (1 + PLACES) + TOKEN_BYTES
+    keyed = hashlib.blake2b(key=key, digest_size=length, person=b"apfed psi tag")
+    words = digest_each(ids, keyed).view("<u8")
+    bins_n3 = three_different(words[:, 1 : 1 + PLACES], bins)
+    tokens = np.ascontiguousarray(words[:, 1 + PLACES :]).view(np.uint8)
+    return words[:, 0] & _TAG_MASK, bins_n3, tokens
+
+
+def cuckoo_table(bins_n3: Rows, bins: int) -> Rows | None:
+    """Return the row kept in each bin (-1: none), shape (B,), or None where that fails.
+
+    All rows without a bin move at once: the last one to enter a bin stays, who was there
+    before moves to another of its bins. The walk is random, it is not a secret.
+    """
+    table = np.full(bins, -1, np.int64)
+    choice = np.zeros(len(bins_n3), np.int64)
+    homeless = np.arange(len(bins_n3))
+    for _ in range(_ROUNDS):
+        if not len(homeless):
+            return table
+        target = bins_n3[homeless, choice[homeless]]
+        before = table[target]
+        table[target] = homeless
+        entered = table[target] == homeless
+        evicted = before[entered]
+        homeless = np.concatenate([homeless[~entered], evicted[evicted >= 0]])
+        walk = np.frombuffer(keystream(fresh_key(), length=len(homeless)), np.uint8)
+        choice[homeless] += 1 + walk % (PLACES - 1)
+        choice[homeless] %= PLACES
+    return None
+
+
+def hub_tags(tags_n: Words, row_of_bin: Rows) -> Words:
+    """Return the tag in each bin, shape (B,); a dummy where there is none."""
+    tags_B = np.full(len(row_of_bin), _HUB_DUMMY)
+    used = row_of_bin >= 0
+    tags_B[used] = tags_n[row_of_bin[used]]
+    return tags_B
+
+
+def member_table(tags_n: Words, bins_n3: Rows, bins: int, slots: int) -> Words | None:
+    """Return the tags in all slots, shape (K, B), or None where they do not fit.
+
+    That is where a bin overflows, or holds one tag twice, which would cancel it later.
+    """
+    if _twice_in_a_bin(tags_n, bins_n3):
+        return None
+    bin_of, tag_of = bins_n3.ravel(), np.repeat(tags_n, PLACES)
+    order = np.argsort(bin_of, kind="stable")
+    bin_of, tag_of = bin_of[order], tag_of[order]
+    slot_of = np.arange(len(bin_of)) - np.searchsorted(bin_of, bin_of)
+    if len(slot_of) and int(slot_of.max()) >= slots:
+        return None
+    tags_KB = np.full((slots, bins), _MEMBER_DUMMY)
+    tags_KB[slot_of, bin_of] = tag_of
+    return tags_KB
+
+
+def _twice_in_a_bin(tags_n: Words, bins_n3: Rows) -> bool:
+    order = np.argsort(tags_n)
+    same = tags_n[order[1:]] == tags_n[order[:-1]]
+    first, second = bins_n3[order[:-1][same]], bins_n3[order[1:][same]]
+    return bool((first[:, :, None] == second[:, None, :]).any())

@@ -1,0 +1,261 @@
+"""An oblivious key-value store: a linear system with three ones and few dense bits a row.
+
+Run by: whoever encodes, and whoever decodes, with one public key of the hash. Cell 0..m-1 of the
+sparse part and 48 dense cells; the value of an ID is the sum of its three sparse cells and of the
+dense cells that its 48 bits name. Encoding peels: a cell that one ID alone uses takes whatever this
+ID still lacks, round after round; the few IDs that are left are solved by elimination. Cells that
+nobody needs are random, so the store shows how many IDs it may hold and nothing of them, where
+their values are random.
+
+Encoding fails where the rows are linearly dependent. For a random key that has probability at most
+2^-48 times the expected number of sets of rows whose sparse parts add up to nothing
+(`expected_dependent_sets`, the empty one included), which `cells_for` keeps below 2: below 2^-47.
+Who hit upon such a key takes another one; that this happened is all that it tells.
+Source: Garimella, Pinkas, Rosulek, Trieu and Yanai, CRYPTO 2021 (three hashes, dense columns);
+the bound is the first-moment method of random linear systems over GF(2).
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apfed_protocols.psi.digests import digest_each, three_different
+from apfed_protocols.psi.vole.field import (
+    Elements,
+    gather_sums,
+    pick,
+    random_rows,
+    subset_sums,
+    whole,
+)
+from apfed_protocols.randomness import fresh_key
+
+__all__ = [
+    "DENSE", "DependentRowsError", "Digests", "Encoder", "Rows", "cells_for", "decode",
+    "digest_ids", "expected_dependent_sets", "targets_of",
+]  # fmt: skip
+
+Places = NDArray[np.signedinteger]
+Digests = NDArray[np.uint64]
+"""Shape (n, 6)."""
+
+DENSE = 48
+_ONES = 3
+_DIGEST_BYTES = 8 * _ONES + DENSE // 8 + 2 + 16
+_EXPANSION, _LEAST = 1.3, 40
+_SUM_BITS = 40
+_ONE_USER = 1 << _SUM_BITS
+_PERSON = b"apfed psi store"
+# rows that are worked on at once: what that takes stays in the cache, and is no memory to speak of
+_CHUNK = 2**15
+
+
+class DependentRowsError(ArithmeticError):
+    """The rows of these IDs under this key are linearly dependent; take another key."""
+
+
+def cells_for(ids: int) -> int:
+    """How many sparse cells a store for so many IDs has."""
+    return math.ceil(_EXPANSION * ids) + _LEAST
+
+
+def expected_dependent_sets(ids: int, cells: int) -> float:
+    """The expected number of sets of rows whose sparse parts add up to nothing.
+
+    The mean over all vectors of GF(2)^m of (1 + r)^n, where r is the correlation of a row of three
+    different ones with that vector: a Krawtchouk polynomial over a binomial coefficient.
+    """
+    if not ids:
+        return 1.0
+    weight = np.arange(cells + 1, dtype=np.float64)
+    rest = cells - weight
+
+    def choose(count: NDArray[np.float64], ones: int) -> NDArray[np.float64]:
+        return np.asarray(np.prod([(count - k) / (k + 1) for k in range(ones)], axis=0))
+
+    even = choose(rest, 3) + choose(weight, 2) * rest
+    odd = choose(weight, 1) * choose(rest, 2) + choose(weight, 3)
+    correlation = (even - odd) / math.comb(cells, _ONES)
+    logs = np.array([math.lgamma(cells + 1) - math.lgamma(k + 1) - math.lgamma(cells - k + 1)
+                     for k in range(cells + 1)])  # fmt: skip
+    with np.errstate(divide="ignore"):
+        logs += ids * np.log1p(np.maximum(correlation, -1.0)) - cells * math.log(2)
+    return float(np.exp(logs).sum())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """The rows of a set of IDs under one key.
+
+    Attributes:
+        cells: their three sparse cells, all different, shape (n, 3).
+        dense: the bits of the dense part, shape (n, 1), the lowest 48 of each word.
+    """
+
+    cells: Places
+    dense: NDArray[np.uint64]
+
+    @classmethod
+    def of(cls, digests: Digests, size: int) -> "Rows":
+        """The rows of IDs for a store of so many sparse cells; `digests` by `digest_ids`."""
+        narrow = np.int32 if size <= np.iinfo(np.int32).max else np.int64
+        cells = np.empty((len(digests), _ONES), narrow)
+        for chunk in _chunks(len(digests)):
+            cells[chunk] = three_different(digests[chunk, :_ONES], size)
+        return cls(cells=cells, dense=digests[:, _ONES : _ONES + 1] & np.uint64((1 << DENSE) - 1))
+
+    def __getitem__(self, chunk: slice) -> "Rows":
+        """Some that lie one after the other."""
+        return Rows(cells=self.cells[chunk], dense=self.dense[chunk])
+
+    def at(self, places: Places) -> "Rows":
+        """Those in these places."""
+        return Rows(cells=self.cells.take(places, axis=0), dense=self.dense.take(places, axis=0))
+
+    def __len__(self) -> int:
+        return len(self.cells)
+
+
+def digest_ids(ids: Sequence[bytes], key: bytes) -> Digests:
+    """Hash IDs: BLAKE2b under `key`, as secret as the IDs are to whoever has the key."""
+    keyed = hashlib.blake2b(key=key, digest_size=_DIGEST_BYTES, person=_PERSON)
+    return digest_each(ids, keyed).view("<u8")
+
+
+def targets_of(digests: Digests) -> Elements:
+    """128 bits of each ID, shape (n, 2): what `apfed_protocols.psi.vole` encodes."""
+    return np.ascontiguousarray(digests[:, _ONES + 1 :])
+
+
+def _chunks(rows: int) -> Iterator[slice]:
+    return (slice(start, start + _CHUNK) for start in range(0, rows, _CHUNK))
+
+
+def decode(store: Elements, rows: Rows) -> Elements:
+    """The value of each row, of as many words as a cell of the store; shape (n, w)."""
+    dense, found = _dense_tables(store), np.empty((len(rows), store.shape[1]), np.uint64)
+    for chunk in _chunks(len(rows)):
+        found[chunk] = _sums(store, dense, rows[chunk])
+    return found
+
+
+def _dense_tables(store: Elements) -> NDArray[np.uint64]:
+    return subset_sums(store[len(store) - DENSE :])
+
+
+def _sums(store: Elements, dense: NDArray[np.uint64], rows: Rows) -> Elements:
+    found = gather_sums(dense, rows.dense)
+    for one in range(_ONES):
+        found ^= pick(store, rows.cells[:, one])
+    return found
+
+
+class Encoder:
+    """Encodes values for one set of rows; what the rows alone decide is done when it is made.
+
+    Args:
+        rows: of the IDs, for so many sparse cells.
+        cells: as `cells_for`.
+    """
+
+    def __init__(self, rows: Rows, cells: int) -> None:
+        self._rows, self._cells = rows, cells
+        self._rounds, self._left = _peel(rows.cells, cells)
+
+    def encode(self, values: Elements) -> Elements:
+        """Return a store in which each row has its value, shape (cells + DENSE, w).
+
+        Args:
+            values: shape (n, w), of w words each.
+
+        Raises:
+            DependentRowsError: there is none, which has probability below 2^-47.
+        """
+        rows, cells = self._rows, self._cells
+        store = random_rows(fresh_key(), b"store", (cells + DENSE, values.shape[1]))
+        _solve(store, rows, values, self._left)
+        dense = _dense_tables(store)
+        for all_peeled, places in reversed(self._rounds):
+            # no row of a round has the cell of another, so that they may go one after the other
+            for chunk in _chunks(len(places)):
+                peeled, at = all_peeled[chunk], places[chunk]
+                value = pick(values, peeled) ^ _sums(store, dense, rows.at(peeled))
+                value ^= pick(store, at)  # what was there, which its row has summed up, too
+                whole(store)[at] = whole(value)
+        return store
+
+
+def _peel(cells_n3: Places, cells: int) -> tuple[list[tuple[Places, Places]], Places]:
+    """Take away rows that have a cell of their own, round after round.
+
+    Returns:
+        For each round the rows, and the cell of each; and the rows that are left.
+    """
+    numbered = np.arange(len(cells_n3)) + _ONE_USER
+    # of each cell how many rows use it, above 40 bits that hold the sum of these rows
+    users = np.zeros(cells, np.int64)
+    for one in range(_ONES):
+        counted = np.bincount(cells_n3[:, one], numbered, cells)
+        np.add(users, counted, out=users, casting="unsafe")
+    there, rounds = np.ones(len(cells_n3), np.bool_), []
+    scratch = np.empty(max(cells, len(cells_n3)), np.int64)
+    alone = np.flatnonzero(users >> _SUM_BITS == 1)
+    while len(alone):
+        peeled, first = _once(users[alone] - _ONE_USER, scratch)
+        rounds.append((peeled, alone[first]))
+        there[peeled] = False
+        touched = cells_n3[peeled].ravel()
+        np.subtract.at(users, touched, np.repeat(numbered[peeled], _ONES))
+        alone, _ = _once(touched[users[touched] >> _SUM_BITS == 1], scratch)
+    return rounds, np.flatnonzero(there)
+
+
+def _once(numbers: Places, scratch: Places) -> tuple[Places, Places]:
+    """Each of these numbers once, and where; without sorting."""
+    index = np.arange(len(numbers))
+    scratch[numbers] = index
+    kept = np.flatnonzero(scratch[numbers] == index)
+    return numbers[kept], kept
+
+
+def _solve(store: Elements, rows: Rows, values: Elements, left: Places) -> None:
+    """Set the cells that the rows which could not be peeled need, by elimination.
+
+    Raises:
+        DependentRowsError: they are dependent.
+    """
+    sparse = len(store) - DENSE
+    pivots: list[tuple[int, int, int]] = []
+    for row in left.tolist():
+        pattern = int(rows.dense[row, 0]) << sparse
+        for cell in rows.cells[row].tolist():
+            pattern |= 1 << cell
+        value = _as_int(values[row])
+        for bit, other, known in pivots:
+            if pattern >> bit & 1:
+                pattern, value = pattern ^ other, value ^ known
+        if not pattern:
+            raise DependentRowsError(f"{len(left)} rows are linearly dependent")
+        pivots.append((pattern.bit_length() - 1, pattern, value))
+    # a pivot's row has no cell of an earlier pivot, so the last is solved first
+    for bit, pattern, value in reversed(pivots):
+        for cell in _bits(pattern ^ (1 << bit)):
+            value ^= _as_int(store[cell])
+        store[bit] = np.frombuffer(value.to_bytes(8 * store.shape[1], "little"), "<u8")
+
+
+def _as_int(element: NDArray[np.uint64]) -> int:
+    return sum(int(word) << 64 * place for place, word in enumerate(element))
+
+
+def _bits(pattern: int) -> list[int]:
+    found = []
+    while pattern:
+        low = pattern & -pattern
+        found.append(low.bit_length() - 1)
+        pattern ^= low
+    return found

@@ -1,0 +1,93 @@
+"""The only source of key, mask, nonce and noise randomness in this project.
+
+Run by: every role. Keys come from the operating system's generator through `secrets`;
+long streams are AES-256 in counter mode under such a key. Nothing here takes a seed
+from a configuration: seeded NumPy or torch generators never make a key or a mask.
+"""
+
+import hashlib
+import secrets
+from collections.abc import Iterator
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import NDArray
+
+from apfed_protocols.errors import LocalProtocolError
+
+__all__ = [
+    "KEY_BYTES",
+    "derive_key",
+    "fresh_key",
+    "keystream",
+    "keystream_chunks",
+    "random_permutation",
+]
+
+KEY_BYTES = 32
+_NONCE_BYTES = 16
+_COUNTER = modes.CTR(bytes(_NONCE_BYTES))
+_ZEROS = bytes(2**17)
+
+
+def fresh_key() -> bytes:
+    """Return 32 bytes from the operating system's generator."""
+    return secrets.token_bytes(KEY_BYTES)
+
+
+def derive_key(key: bytes, *context: bytes) -> bytes:
+    """Return a 32-byte sub-key of `key` for one use, named by `context`.
+
+    Keyed BLAKE2b (RFC 7693) as a PRF over the length-prefixed parts of `context`, so
+    that no two different contexts can collide by concatenation.
+
+    Raises:
+        LocalProtocolError: `key` is not 32 bytes long.
+    """
+    if len(key) != KEY_BYTES:
+        raise LocalProtocolError(f"a key has {KEY_BYTES} bytes, got {len(key)}")
+    prf = hashlib.blake2b(key=key, digest_size=KEY_BYTES)
+    for part in context:
+        prf.update(len(part).to_bytes(8, "big"))
+        prf.update(part)
+    return prf.digest()
+
+
+def keystream(key: bytes, *context: bytes, length: int) -> bytes:
+    """Return `length` pseudo-random bytes: AES-256-CTR under a sub-key of `key`.
+
+    The same (key, context) gives the same stream, so a context must be used once;
+    callers put session, step and purpose into it.
+    """
+    if length < 0:
+        raise LocalProtocolError(f"a keystream has a length of at least 0, got {length}")
+    cipher = Cipher(algorithms.AES(derive_key(key, *context)), _COUNTER)
+    return cipher.encryptor().update(bytes(length))
+
+
+def keystream_chunks(key: bytes, *context: bytes, length: int) -> Iterator[memoryview]:
+    """Yield the bytes of `keystream` piece by piece, each in the same memory as the one before.
+
+    For long streams that are used up at once: they stay in the processor's cache. Pieces have
+    128 KiB, the last may have less.
+    """
+    cipher = Cipher(algorithms.AES(derive_key(key, *context)), _COUNTER)
+    encryptor = cipher.encryptor()
+    # Memory that numpy does not clear first.
+    buffer = np.empty(min(length, len(_ZEROS)) + _NONCE_BYTES, dtype=np.uint8).data
+    for start in range(0, length, len(_ZEROS)):
+        size = min(len(_ZEROS), length - start)
+        encryptor.update_into(_ZEROS[:size], buffer)
+        yield buffer[:size]
+
+
+def random_permutation(count: int, *, key: bytes | None = None) -> NDArray[np.int64]:
+    """Return a uniformly random order of `count` items (each key of the sort is 128 bits).
+
+    Under a secret `key` of 32 bytes, which serves for nothing else, the same order each time.
+    """
+    if count < 0:
+        raise LocalProtocolError(f"a permutation has at least 0 items, got {count}")
+    stream = keystream(fresh_key() if key is None else key, length=16 * count)
+    keys = np.frombuffer(stream, dtype=">u8").reshape(count, 2)
+    return np.lexsort((keys[:, 1], keys[:, 0])).astype(np.int64)

@@ -1,0 +1,210 @@
+"""Sealed links: end-to-end authenticated encryption between two parties of one session.
+
+Run by: every party, once for each peer. Protects from: everybody on the way, a relay
+included (it learns sizes and timing). Does not give: forward secrecy against the later
+theft of a run key, unless the run keys are fresh for each session, as `fresh_run_key`
+makes them.
+
+Key agreement is static X25519 (RFC 7748) between the run keys that the session's
+contract names; the link key is HKDF-SHA256 (RFC 5869) of the shared secret, salted
+with the hash of the contract, over the names and a hello of either end: 32 random bytes that it
+draws for this link and sends in the clear. So no two links have the same key, whatever the other
+end does, and a replayed session opens nowhere. A party that holds another contract, or heard
+another hello, derives other keys, so its messages fail to authenticate. Messages are AES-256-GCM
+with the message's sequence number as the nonce, one key for each direction.
+"""
+
+from dataclasses import dataclass, field
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.fork_check import ForkCheck
+from apfed_protocols.randomness import fresh_key
+
+__all__ = ["HELLO_BYTES", "SEAL_OVERHEAD_BYTES", "RunKey", "SealedLink", "fresh_run_key"]
+
+SEAL_OVERHEAD_BYTES = 16
+HELLO_BYTES = 32
+_PUBLIC_KEY_BYTES = 32
+_PRIVATE_KEY_BYTES = 32
+_NONCE_BYTES = 12
+_HASH_BYTES = 32
+
+
+@dataclass(frozen=True)
+class RunKey:
+    """A party's X25519 key pair for one session; only `public` may be shown."""
+
+    public: bytes
+    _private: X25519PrivateKey = field(repr=False, compare=False)
+
+    @classmethod
+    def restored(cls, private: bytes) -> "RunKey":
+        """The key pair of 32 secret bytes, which a party made or put together from shares."""
+        if len(private) != _PRIVATE_KEY_BYTES:
+            raise LocalProtocolError(
+                f"an X25519 private key has {_PRIVATE_KEY_BYTES} bytes, got {len(private)}"
+            )
+        key = X25519PrivateKey.from_private_bytes(private)
+        return cls(key.public_key().public_bytes_raw(), key)
+
+    def agree(self, peer_public: bytes, *, salt: bytes, info: bytes) -> bytes:
+        """Return 32 key bytes shared with the holder of `peer_public`."""
+        if len(peer_public) != _PUBLIC_KEY_BYTES:
+            raise RemoteProtocolError(
+                f"an X25519 public key has {_PUBLIC_KEY_BYTES} bytes, "
+                f"the peer's has {len(peer_public)}"
+            )
+        try:
+            shared = self._private.exchange(X25519PublicKey.from_public_bytes(peer_public))
+        except ValueError as error:
+            raise RemoteProtocolError("the peer's X25519 public key is of low order") from error
+        return HKDF(algorithm=SHA256(), length=32, salt=salt, info=info).derive(shared)
+
+    def __reduce__(self) -> str:
+        raise LocalProtocolError("a run key is a secret of its party and is never serialised")
+
+
+def fresh_run_key() -> RunKey:
+    """Make a key pair for one session."""
+    private = X25519PrivateKey.generate()
+    return RunKey(private.public_key().public_bytes_raw(), private)
+
+
+class SealedLink:
+    """One party's end of the link to one peer.
+
+    The ends send each other their `hello`, then `agree`. Sequence numbers count from 0 in each
+    direction and are the nonces: a repeated, missing or reordered message is refused, and so is
+    any use in a forked process, which would count on from the same number.
+
+    Args:
+        me, peer: the two parties' names.
+        run_key: this party's key pair.
+        contract_hash: 32 bytes; both ends must hold the same contract.
+
+    Attributes:
+        hello: 32 random bytes of this end, public; the peer needs them.
+
+    Raises:
+        LocalProtocolError: `me` and `peer` are the same, or no hash of 32 bytes.
+    """
+
+    def __init__(self, *, me: str, peer: str, run_key: RunKey, contract_hash: bytes) -> None:
+        if me == peer:
+            raise LocalProtocolError(f"{me!r} has no link to itself")
+        if type(contract_hash) is not bytes or len(contract_hash) != _HASH_BYTES:
+            # As a salt it would be filled up with zeros, and two contracts could be one.
+            raise LocalProtocolError(
+                f"{me}: the hash of a contract has {_HASH_BYTES} bytes; give its SHA-256"
+            )
+        self.me, self.peer = me, peer
+        self.hello = fresh_key()
+        self._run_key, self._contract_hash = run_key, contract_hash
+        self._ciphers: tuple[AESGCM, AESGCM] | None = None
+        self._sent = self._received = 0
+        self._fork_check = ForkCheck(f"the link of {me} to {peer}")
+
+    def agree(self, peer_public: bytes, peer_hello: bytes) -> None:
+        """Derive the keys of both directions, once.
+
+        Args:
+            peer_public: the peer's public key, as the contract names it.
+            peer_hello: its end's `hello`, as it came; it needs no protection on the way.
+
+        Raises:
+            LocalProtocolError: the keys are agreed already.
+            RemoteProtocolError: no public key, or no hello of another end.
+        """
+        self._fork_check.require()
+        if self._ciphers is not None:
+            raise LocalProtocolError(
+                f"the link of {self.me} to {self.peer} agreed its keys already; make another link"
+            )
+        foreign = type(peer_hello) is bytes and peer_hello != self.hello
+        if not foreign or len(peer_hello) != HELLO_BYTES:
+            raise RemoteProtocolError(
+                f"{self.me} expects of {self.peer} a hello of {HELLO_BYTES} bytes other than its "
+                "own, and got something else"
+            )
+        here, there = (self.me, self.hello), (self.peer, peer_hello)
+        self._ciphers = (
+            self._cipher(peer_public, here, there),
+            self._cipher(peer_public, there, here),
+        )
+
+    def _cipher(
+        self, peer_public: bytes, sender: tuple[str, bytes], receiver: tuple[str, bytes]
+    ) -> AESGCM:
+        ends = b"".join(
+            len(name.encode()).to_bytes(2, "big") + name.encode() + hello
+            for name, hello in (sender, receiver)
+        )
+        info = b"secure-apfed link v2" + ends
+        return AESGCM(self._run_key.agree(peer_public, salt=self._contract_hash, info=info))
+
+    @property
+    def agreed(self) -> bool:
+        """Whether the keys are there, so that messages can be sealed and opened."""
+        return self._ciphers is not None
+
+    def _keys(self) -> tuple[AESGCM, AESGCM]:
+        """The ciphers that seal and open."""
+        self._fork_check.require()
+        if self._ciphers is None:
+            raise LocalProtocolError(
+                f"the link of {self.me} to {self.peer} has no keys yet; send its hello there, and "
+                "call agree with the hello of the other end"
+            )
+        return self._ciphers
+
+    def __reduce__(self) -> str:
+        raise LocalProtocolError("a link holds keys and counts its nonces; it is never copied")
+
+    @property
+    def next_sequence(self) -> int:
+        """The sequence number that the next sealed message must carry."""
+        return self._sent
+
+    def seal(self, plaintext: bytes, *, sequence: int, associated: bytes) -> bytes:
+        """Encrypt and authenticate `plaintext`, and authenticate `associated` with it.
+
+        Raises:
+            LocalProtocolError: `sequence` is not the next one, no keys are agreed, or this is
+                a forked process.
+        """
+        sealer, _ = self._keys()
+        if sequence != self._sent:
+            raise LocalProtocolError(
+                f"{self.me} to {self.peer}: the next message is number {self._sent}, got {sequence}"
+            )
+        self._sent += 1
+        return sealer.encrypt(sequence.to_bytes(_NONCE_BYTES, "big"), plaintext, associated)
+
+    def open(self, sealed: bytes, *, sequence: int, associated: bytes) -> bytes:
+        """Decrypt what the peer sealed.
+
+        Raises:
+            RemoteProtocolError: replayed, reordered, altered, or sealed under another
+                contract or by another party. The link's state does not change then.
+        """
+        _, opener = self._keys()
+        if sequence != self._received:
+            raise RemoteProtocolError(
+                f"{self.me}: expected message {self._received} of {self.peer}, got {sequence}; "
+                "a message was replayed, lost or reordered"
+            )
+        try:
+            plaintext = opener.decrypt(sequence.to_bytes(_NONCE_BYTES, "big"), sealed, associated)
+        except InvalidTag as error:
+            raise RemoteProtocolError(
+                f"{self.me}: message {sequence} of {self.peer} does not authenticate; "
+                "it was altered, or the two parties do not hold the same contract"
+            ) from error
+        self._received += 1
+        return plaintext

@@ -1,0 +1,54 @@
+"""Adding private vectors so that the active learns the sum only: a scheme, and masks under it.
+
+A scheme says what becomes of the numbers: nothing (`plain`), encryption under the active's key
+(`ckks`, `bfv`), or additive shares (`crypten`). Masks are added to them before: none, `pairwise`
+ones that cancel in the sum, or `recoverable` ones, under which a passive may fall silent.
+"""
+
+from collections.abc import Mapping
+
+from apfed_protocols.sums.agreement import StepBinding, SumAgreement
+from apfed_protocols.sums.bfv import BfvSum, MaskedBfvSum
+from apfed_protocols.sums.ckks import CkksSum
+from apfed_protocols.sums.crypten_sum import CryptenSum
+from apfed_protocols.sums.interface import (
+    SecureSum,
+    SumCombiner,
+    SumContributor,
+    SumReceiver,
+    spelled,
+)
+from apfed_protocols.sums.masked import MaskedSum
+from apfed_protocols.sums.plain import PlainSum
+from apfed_protocols.sums.recoverable import RecoverableSum
+from apfed_protocols.sums.roles import join_sum
+
+__all__ = [
+    "SECURE_SUMS",
+    "BfvSum",
+    "CkksSum",
+    "CryptenSum",
+    "MaskedBfvSum",
+    "MaskedSum",
+    "PlainSum",
+    "RecoverableSum",
+    "SecureSum",
+    "StepBinding",
+    "SumAgreement",
+    "SumCombiner",
+    "SumContributor",
+    "SumReceiver",
+    "join_sum",
+    "spelled",
+]
+
+# The pairs that there are: scheme, masks; each class states the facts of its pair.
+SECURE_SUMS: Mapping[str, type[SecureSum]] = {
+    spelled("plain", "none"): PlainSum,
+    spelled("plain", "pairwise"): MaskedSum,
+    spelled("plain", "recoverable"): RecoverableSum,
+    spelled("ckks", "none"): CkksSum,
+    spelled("bfv", "none"): BfvSum,
+    spelled("bfv", "pairwise"): MaskedBfvSum,
+    spelled("crypten", "none"): CryptenSum,
+}

@@ -1,0 +1,256 @@
+"""Sum of additive shares in Z_2^64, added by CrypTen's ArithmeticSharedTensor.
+
+Run by: all three roles, in two rounds. Protects from: a curious aggregator and a curious
+active, also together (they learn the sum of the honest passives, no single contribution), as
+long as two passives are honest; the aggregator alone learns nothing, not even the sum. An
+active that sends different representations to different passives gets no sum: a share
+answers one message only. Does not protect from: M - 1 passives and the active together;
+a passive that falls silent (the step then has no sum); a passive that adds another number than
+its own.
+
+1. Each passive splits its fixed-point integers into M shares, of which M - 1 are streams under
+   fresh keys, and sends every other passive its share's key, sealed (`masks.StepSeals`).
+2. The aggregator relays. Each passive adds its M shares with CrypTen and sends its share of the
+   sum, sealed for the active.
+3. The aggregator puts these M together without opening them; the active opens and adds them.
+
+CrypTen's encoder cuts off and overflows without a word, and its `reveal(dst=)` leaves plaintext
+at other parties, so neither is used: integers go in, and shares are gathered. Nothing is
+approximate: the decoded sum is the integer sum.
+
+Additive sharing: Knott et al., CrypTen, NeurIPS 2021, section 3.1 (Z_2^64); keys in place of
+long uniform shares: Cramer, Damgard and Ishai, TCC 2005.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apfed_protocols.crypten.ring import Shares, add_shares, complete, draw_share, total
+from apfed_protocols.crypten.shim import load_crypten
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.integers import take_numpy_integers
+from apfed_protocols.randomness import KEY_BYTES, derive_key, fresh_key
+from apfed_protocols.seal import SEAL_OVERHEAD_BYTES
+from apfed_protocols.sums.agreement import StepBinding, SumAgreement
+from apfed_protocols.sums.frames import Frame, frame_bytes
+from apfed_protocols.sums.interface import (
+    ALTERED_SUM,
+    FloatArray,
+    Reading,
+    SumCombiner,
+    SumContributor,
+    SumLeaks,
+)
+from apfed_protocols.sums.masks import StepSeals
+from apfed_protocols.sums.roles import (
+    DescribedSum,
+    NoSetup,
+    OneRefusalReceiver,
+    Role,
+    StepContributor,
+)
+
+__all__ = ["CryptenCombiner", "CryptenContributor", "CryptenReceiver", "CryptenSum"]
+
+_WORD = np.dtype("<u8")
+_WHO = "Who takes part, and when."
+
+
+@dataclass(frozen=True)
+class CryptenSum(DescribedSum):
+    """Sum of additive shares; what an agreement allows at most is far below 2^63.
+
+    Args:
+        agreement: what the parties fixed.
+
+    Raises:
+        LocalProtocolError: CrypTen, an optional extra, is not installed.
+    """
+
+    agreement: SumAgreement
+    scheme: ClassVar[str] = "crypten"
+    name: ClassVar[str] = "crypten"
+    rounds: ClassVar[int] = 2
+    rests_on: ClassVar[str] = (
+        "X25519 and AES-256 being hard to break, and two passives who keep their shares"
+    )
+    leaks: ClassVar[SumLeaks] = SumLeaks(
+        contribution=Reading(
+            reads="From each passive for each other one a sealed key, which stands for a share of "
+            "its contribution: its size and time.",
+            protects="Seals between the passives, which open only where both answer the same "
+            "message.",
+            remains=_WHO,
+        ),
+        request=Reading(
+            reads="One share of every other passive's contribution, as good as random.",
+            protects="Additive sharing: without all of its shares a contribution is uniform.",
+            remains=_WHO,
+        ),
+        answer=Reading(
+            reads="One share of the sum of each passive, sealed for the active: its size and time.",
+            protects="The seal between that passive and the active.",
+            remains="It can withhold a sum, not alter it.",
+        ),
+        active_and_aggregator="The sum only: every passive keeps a share of each contribution "
+        "from them.",
+        altered="The aggregator cannot alter a sum; a passive that adds other numbers can. "
+        + ALTERED_SUM,
+    )
+
+    def __post_init__(self) -> None:
+        take_numpy_integers(self)
+        load_crypten()
+
+    def receiver(self) -> "CryptenReceiver":
+        return CryptenReceiver(self)
+
+    def contributor(self, me: str) -> SumContributor:
+        return CryptenContributor(self, me)
+
+    def combiner(self) -> SumCombiner:
+        return CryptenCombiner(self)
+
+    def contribution_bytes(self, shape: tuple[int, int]) -> int:
+        """Forecast the bytes of the first round; those of the second are `answer_bytes`."""
+        del shape
+        sealed = KEY_BYTES + SEAL_OVERHEAD_BYTES
+        return frame_bytes((sealed,) * (len(self.agreement.contributors) - 1))
+
+    def answer_bytes(self, shape: tuple[int, int]) -> int:
+        """Forecast the bytes of one answer, which carries a share of every value."""
+        return frame_bytes((shape[0] * shape[1] * _WORD.itemsize + SEAL_OVERHEAD_BYTES,))
+
+    def parameters(self) -> Mapping[str, object]:
+        return {**super().parameters(), "ring_bits": 64}
+
+
+class CryptenContributor(StepContributor):
+    """A passive's end."""
+
+    def __init__(self, described: CryptenSum, me: str) -> None:
+        agreement, frames = described.agreement, described.frames()
+        self._others = tuple(name for name in agreement.contributors if name != me)
+        self._seals = StepSeals(me, (*self._others, agreement.receiver), frames)
+        super().__init__(described, me, frames, self._seals)
+        self._secret = fresh_key()
+        self._own: tuple[StepBinding, Shares] | None = None
+
+    def _require_setup(self) -> None:
+        self._seals.require_finished()
+
+    def _protect(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
+        """The keys of the others' shares, each sealed for its holder; the rest is the own share."""
+        keys = {
+            peer: derive_key(self._secret, b"share of", binding.digest, peer.encode())
+            for peer in self._others
+        }
+        rows, columns = numbers_BD.shape
+        drawn = [draw_share(key, (rows, columns)) for key in keys.values()]
+        self._own = binding, complete(numbers_BD, drawn)
+        return [self._seals.seal(peer, binding, (rows, columns), key) for peer, key in keys.items()]
+
+    def answer(self, request: bytes) -> bytes:
+        """See `SumContributor`: this party's share of the sum, sealed for the active."""
+        frame = self._frames.open_request(request, self.me)
+        agreement = self._sum.agreement
+        if len(frame.blobs) != len(self._others):
+            raise RemoteProtocolError(
+                f"{agreement.combiner} relays {len(frame.blobs)} shares to {self.me}, who expects "
+                f"one of each of {', '.join(self._others) or 'nobody'}"
+            )
+        if self._own is None:
+            raise LocalProtocolError(f"{self.me} has no share of step {frame.step}")
+        binding, own = self._own
+        received = [
+            self._received(peer, sealed, frame, binding)
+            for peer, sealed in zip(self._others, frame.blobs, strict=True)
+        ]
+        self._own = None
+        summed = add_shares([own, *received]).tobytes()
+        sealed = self._seals.seal(agreement.receiver, binding, frame.shape, summed)
+        return self._frames.answer(self.me, (sealed,))
+
+    def _received(self, peer: str, sealed: bytes, frame: Frame, binding: StepBinding) -> Shares:
+        key = self._seals.open(peer, binding, frame.shape, sealed)
+        if len(key) != KEY_BYTES:
+            raise RemoteProtocolError(f"{peer} sealed {len(key)} bytes, expected a key")
+        return draw_share(key, frame.shape)
+
+
+class CryptenCombiner(Role):
+    """The aggregator's end: relays what it cannot open."""
+
+    def __init__(self, described: CryptenSum) -> None:
+        self._names = described.agreement.contributors
+        super().__init__(described.frames(), NoSetup())
+
+    def ask(
+        self, contributions: Mapping[str, bytes], binding_digest: bytes | None = None
+    ) -> Mapping[str, bytes]:
+        """See `SumCombiner`: gives each passive what the others sealed for it."""
+        frames = self._frames.open_contributions(contributions, binding_digest)
+        for name, frame in zip(self._names, frames, strict=True):
+            if len(frame.blobs) != len(self._names) - 1:
+                raise RemoteProtocolError(
+                    f"{name} sealed {len(frame.blobs)} shares, expected one for each of the "
+                    f"{len(self._names) - 1} others"
+                )
+        return {
+            name: self._frames.request(
+                name,
+                # the sender left itself out, so those after it are one place further to the front
+                [
+                    frame.blobs[place - (sender < place)]
+                    for sender, frame in enumerate(frames)
+                    if sender != place
+                ],
+            )
+            for place, name in enumerate(self._names)
+        }
+
+    def combine(self, bodies: Mapping[str, bytes], binding_digest: bytes | None = None) -> bytes:
+        """See `SumCombiner`: gathers the sealed shares of the sum."""
+        frames = self._frames.open_answers(bodies, self._names, binding_digest)
+        for name, frame in zip(self._names, frames, strict=True):
+            if len(frame.blobs) != 1:
+                raise RemoteProtocolError(
+                    f"{name} answered with {len(frame.blobs)} shares of the sum, expected 1"
+                )
+        return self._frames.sum_of(frames, [frame.blobs[0] for frame in frames])
+
+
+class CryptenReceiver(OneRefusalReceiver):
+    """The active's end: opens the shares of the sum and adds them."""
+
+    def __init__(self, described: CryptenSum) -> None:
+        agreement, frames = described.agreement, described.frames()
+        self._seals = StepSeals(agreement.receiver, agreement.contributors, frames)
+        super().__init__(described, frames, self._seals)
+
+    def _open(self, frame: Frame, binding: StepBinding) -> FloatArray:
+        agreement = self._sum.agreement
+        self._seals.require_finished()
+        if len(frame.blobs) != len(agreement.contributors):
+            raise RemoteProtocolError(
+                f"{agreement.combiner} gathered {len(frame.blobs)} shares of the sum, expected "
+                f"{len(agreement.contributors)}"
+            )
+        shares = [
+            self._share(name, self._seals.open(name, binding, frame.shape, sealed), frame.shape)
+            for name, sealed in zip(agreement.contributors, frame.blobs, strict=True)
+        ]
+        return self._dequantised(total(shares), binding)
+
+    @staticmethod
+    def _share(name: str, body: bytes, shape: tuple[int, int]) -> Shares:
+        if len(body) != shape[0] * shape[1] * _WORD.itemsize:
+            raise RemoteProtocolError(f"{name} sealed {len(body)} bytes of a share of {shape}")
+        return np.frombuffer(body, _WORD).reshape(shape)
+
+    def _forget(self) -> None:
+        self._seals.forget()

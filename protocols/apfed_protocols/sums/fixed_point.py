@@ -1,0 +1,248 @@
+"""The one quantiser of all secure sums: row clip, fixed point, and packing into slots.
+
+Run by: every passive (clip, quantise, pack) and the active (unpack, dequantise), with
+the same public numbers on both ends. Protects: the sum's range, so that no honest
+contribution can wrap around; and the receiver's learning, as rows beyond the agreed
+bound never leave their owner.
+
+Shapes: B rows, D columns, V slot vectors of S slots.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apfed_protocols.discrete_gaussian import largest_noise
+from apfed_protocols.errors import LocalProtocolError
+from apfed_protocols.sums.agreement import SumAgreement
+from apfed_protocols.sums.interface import FloatArray, IntArray
+
+__all__ = ["EXACT_FLOAT_BITS", "FixedPoint", "Packing", "checked_matrix", "clip_rows"]
+
+EXACT_FLOAT_BITS = 53
+"""Integers of so many bits are exact in float64."""
+
+_PIECE = 8192  # OpenBLAS takes one thread for up to 10,000 numbers
+
+
+def checked_matrix(values_BD: object) -> FloatArray:
+    """Return `values_BD` if it is a finite, non-empty float32 or float64 matrix.
+
+    Raises:
+        LocalProtocolError: it is anything else.
+    """
+    # Not a subclass: masked arrays and matrices add, reshape and copy in other ways.
+    if type(values_BD) is not np.ndarray:
+        kind = type(values_BD).__name__
+        raise LocalProtocolError(f"a contribution is a float32 or float64 array, got {kind}")
+    if values_BD.dtype not in (np.float32, np.float64):
+        raise LocalProtocolError(
+            f"a contribution is a float32 or float64 array, got {values_BD.dtype}"
+        )
+    if values_BD.ndim != 2 or values_BD.size == 0:
+        raise LocalProtocolError(
+            f"a contribution is a non-empty matrix (rows, columns), got shape {values_BD.shape}"
+        )
+    if not np.isfinite(values_BD).all():
+        bad = int(np.count_nonzero(~np.isfinite(values_BD)))
+        raise LocalProtocolError(
+            f"{bad} of {values_BD.size} values of a contribution are NaN or infinite; "
+            "lower the learning rate or check the objective"
+        )
+    return values_BD
+
+
+def clip_rows(values_BD: FloatArray, clip_norm: float) -> NDArray[np.float64]:
+    """Scale every row whose L2 norm exceeds `clip_norm` down to it; others stay as they are.
+
+    The result's norms are at most `clip_norm` times 1 + 1e-15 * sqrt(D), for any finite
+    row: one whose squares overflow is first divided by its largest magnitude, and one whose
+    squares vanish is below any bound that an agreement may fix (1e-30 or more). It is a new
+    array, row after row in memory however `values_BD` lies.
+    """
+    wide_BD = values_BD.astype(np.float64, order="C")
+    with np.errstate(over="ignore"):
+        norm_B = np.sqrt(_squares(wide_BD))
+    huge_B = ~np.isfinite(norm_B)
+    if huge_B.any():
+        wide_BD[huge_B] /= np.abs(wide_BD[huge_B]).max(axis=1, keepdims=True)
+        wide_BD[huge_B] *= 2 * clip_norm
+        norm_B[huge_B] = np.linalg.norm(wide_BD[huge_B], axis=1)
+    long_B = norm_B > clip_norm
+    if long_B.any():
+        wide_BD[long_B] *= (clip_norm / norm_B[long_B])[:, None]
+    return wide_BD
+
+
+def _squares(wide_BD: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The squared norm of each row, in pieces that BLAS multiplies in one thread.
+
+    It would spread each longer product over threads, whose waiting for each other takes many
+    times as long as the work where other processes use the processors.
+    """
+    found_B = np.zeros(len(wide_BD))
+    for start in range(0, wide_BD.shape[1], _PIECE):
+        part = wide_BD[:, start : start + _PIECE]
+        found_B += np.vecdot(part, part)
+    return found_B
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedPoint:
+    """Signed fixed point of `bits` bits over [-clip_norm, clip_norm], for sums of many.
+
+    Attributes:
+        clip_norm: C, the L2 bound of a row.
+        bits: of one value, sign included.
+        contributors: M, how many quantised vectors are added.
+        noise: deviation of the discrete Gaussian noise on each value of each of them, in steps;
+            0: none.
+    """
+
+    clip_norm: float
+    bits: int
+    contributors: int
+    noise: int = 0
+
+    @classmethod
+    def of(cls, agreement: SumAgreement) -> "FixedPoint":
+        """The quantiser that an agreement fixes."""
+        return cls(
+            clip_norm=agreement.clip_norm,
+            bits=agreement.bits,
+            contributors=len(agreement.contributors),
+            noise=agreement.noise or 0,
+        )
+
+    def with_bits(self, bits: int) -> "FixedPoint":
+        """The same bound and the same noise, in coarser or finer steps."""
+        levels = 2 ** (bits - 1) - 1
+        return replace(self, bits=bits, noise=math.ceil(self.noise * levels / self.levels))
+
+    @property
+    def levels(self) -> int:
+        """The largest magnitude of one quantised value, 2^(bits - 1) - 1."""
+        return int(2 ** (self.bits - 1) - 1)
+
+    @property
+    def largest(self) -> int:
+        """The largest magnitude of one contributed value: levels, and the noise's tail."""
+        return self.levels + largest_noise(self.noise)
+
+    @property
+    def limit(self) -> int:
+        """The largest magnitude of a sum, M * largest."""
+        return self.contributors * self.largest
+
+    @property
+    def field_bits(self) -> int:
+        """W: signed bits that hold any sum, bits + ceil(log2 M) without noise."""
+        return self.largest.bit_length() + 1 + (self.contributors - 1).bit_length()
+
+    @property
+    def rounding(self) -> float:
+        """The largest error of one value of the sum, noise apart: half a step a contributor."""
+        return self.contributors * self.clip_norm / self.levels / 2
+
+    def quantise(
+        self,
+        values_BD: FloatArray,
+        noise_BD: IntArray | None = None,
+        width: type[np.signedinteger[Any]] = np.int64,
+    ) -> NDArray[np.signedinteger[Any]]:
+        """Clip the rows and return round(g / C * levels) plus the noise, in rows of integers.
+
+        Integers of 32 bits serve sums modulo 2^32, for which adding them may wrap around.
+
+        Raises:
+            LocalProtocolError: not a finite, non-empty float matrix; or noise that does not fit
+                what was agreed.
+        """
+        levels_BD = clip_rows(checked_matrix(values_BD), self.clip_norm)
+        levels_BD *= self.levels / self.clip_norm
+        # A norm of C (1 + 1e-15 sqrt(D)) rounds to `levels`, never beyond.
+        np.rint(levels_BD, out=levels_BD)
+        if noise_BD is None and not self.noise:
+            return levels_BD.astype(width)
+        noise_BD = self.checked_noise(noise_BD, values_BD.shape)
+        return (levels_BD.astype(np.int64) + noise_BD).astype(width, copy=False)
+
+    def checked_noise(self, noise_BD: IntArray | None, shape: tuple[int, ...]) -> IntArray:
+        """The noise, if it is what was agreed; LocalProtocolError otherwise."""
+        if noise_BD is None or not self.noise:
+            raise LocalProtocolError(
+                f"the agreement says noise of {self.noise} steps on each value, but "
+                f"{'none' if noise_BD is None else 'some'} was given to a contribution"
+            )
+        plain = type(noise_BD) is np.ndarray
+        kind = noise_BD.dtype if plain else type(noise_BD).__name__
+        if kind != np.int64 or noise_BD.shape != shape:
+            raise LocalProtocolError(
+                f"noise is an int64 array of shape {shape} like the contribution, got {kind} of "
+                f"shape {np.shape(noise_BD)}"
+            )
+        most = largest_noise(self.noise)
+        if not -most <= noise_BD.min() <= noise_BD.max() <= most:
+            raise LocalProtocolError(
+                f"noise of {self.noise} steps ends at {most}; what was given "
+                "lies beyond and could leave the sum's range"
+            )
+        return np.ascontiguousarray(noise_BD)
+
+    def dequantise(self, sum_BD: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
+        """Return the real numbers that an integer sum stands for."""
+        real_BD: NDArray[np.float64] = np.multiply(
+            sum_BD, self.clip_norm / self.levels, dtype=np.float64
+        )
+        return real_BD
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packing:
+    """Integers side by side in the slots of a homomorphic scheme.
+
+    With two fields a slot holds q_even + q_odd * 2^field_bits, which adds up to the two
+    sums as long as each stays below 2^(field_bits - 1) in magnitude.
+
+    Attributes:
+        fields: integers in one slot, 1 or 2.
+        field_bits: W, signed bits of one field.
+        slots: S, slots of one vector.
+    """
+
+    fields: int
+    field_bits: int
+    slots: int
+
+    def __post_init__(self) -> None:
+        if self.fields not in (1, 2) or self.fields * self.field_bits > EXACT_FLOAT_BITS:
+            raise LocalProtocolError(
+                f"{self.fields} field(s) of {self.field_bits} bits do not fit a float64 slot of "
+                f"{EXACT_FLOAT_BITS} exact bits; use fewer bits or one field"
+            )
+
+    def vectors(self, values: int) -> int:
+        """How many slot vectors `values` integers need."""
+        return -(-values // (self.fields * self.slots))
+
+    def pack(self, integers_BD: IntArray) -> IntArray:
+        """Return slots (V, S) with zeros after the last integer."""
+        flat = integers_BD.reshape(-1)
+        padded = np.zeros((self.vectors(flat.size) * self.slots, self.fields), dtype=np.int64)
+        padded.reshape(-1)[: flat.size] = flat
+        slots = padded[:, 0]
+        if self.fields == 2:
+            slots = slots + (padded[:, 1] << self.field_bits)
+        return slots.reshape(-1, self.slots)
+
+    def unpack(self, slots_VS: IntArray) -> IntArray:
+        """Return all fields of the slots in order, padding included; signs carry over."""
+        slots = slots_VS.reshape(-1)
+        if self.fields == 1:
+            return slots.copy()
+        half = 1 << (self.field_bits - 1)
+        low = ((slots + half) & (2 * half - 1)) - half
+        return np.stack((low, (slots - low) >> self.field_bits), axis=1).reshape(-1)

@@ -1,0 +1,500 @@
+"""The messages of a sum: one framing, and what every role checks of the frames it takes.
+
+Run by: every role, through one `AgreedFrames` each. Protects from: malformed bytes (whatever
+arrives parses to a `Frame` or raises `RemoteProtocolError`, and every size is checked before
+anything is copied); missing, unknown, doubled and replayed contributions; frames made under other
+parameters or another key; an active that sends different representations to different passives
+(equivocation), whose contributions carry different binding digests and are not added; and in a
+second round, requests and answers of another step, message or party. Authentication is the
+link's (`apfed_protocols.seal`): a frame travels inside it.
+
+Layout, big endian: magic, version, kind, party, name, step, rows, columns, binding, fingerprint,
+number of blobs, their sizes, the blobs; nothing after.
+"""
+
+import hashlib
+import json
+import struct
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.fork_check import ForkCheck
+from apfed_protocols.integers import is_whole
+from apfed_protocols.sums.agreement import StepBinding, SumAgreement
+
+__all__ = ["AgreedFrames", "Frame", "FrameKind", "fingerprint", "frame_bytes"]
+
+_MAGIC = b"SUMF"
+_VERSION = 1
+_HEADER = struct.Struct(">4sBBH32sQII32s32sI")
+_SIZE = struct.Struct(">I")
+_NAME_BYTES = 32
+_MAX_BLOBS = 2**20
+_MAX_VALUES = 2**31
+
+
+class FrameKind(IntEnum):
+    """What a frame carries."""
+
+    SETUP = 1
+    CONTRIBUTION = 2
+    SUM = 3
+    REQUEST = 4
+    ANSWER = 5
+
+    @property
+    def noun(self) -> str:
+        """The kind with its article."""
+        return ("an " if self is FrameKind.ANSWER else "a ") + self.name.lower()
+
+
+_KINDS = frozenset(FrameKind)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """One message of a sum.
+
+    Attributes:
+        kind: what it carries.
+        name: of the sum, 1 to 32 printable ASCII characters.
+        party: the contributor's position in the agreement, for what it sends or is asked;
+            else the number of contributors.
+        step: that it belongs to; 0 for setup.
+        rows, columns: shape of the values; 0, 0 for setup.
+        binding: 32 bytes; the step binding's digest, or the agreement's for setup.
+        fingerprint: 32 bytes; of the agreement, the parameters and the public key.
+        blobs: protected values, opaque here.
+    """
+
+    kind: FrameKind
+    name: str
+    party: int
+    step: int
+    rows: int
+    columns: int
+    binding: bytes
+    fingerprint: bytes
+    blobs: tuple[bytes, ...] = field(repr=False)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.rows, self.columns
+
+    def pack(self) -> bytes:
+        """Return the canonical bytes of this frame.
+
+        Raises:
+            LocalProtocolError: a field does not fit its place.
+        """
+        name = self.name.encode("ascii")
+        if not 0 < len(name) <= _NAME_BYTES or len(self.blobs) > _MAX_BLOBS:
+            raise LocalProtocolError(
+                f"a frame has a name of 1 to {_NAME_BYTES} characters and at most {_MAX_BLOBS} "
+                f"blobs, got {self.name!r} and {len(self.blobs)}"
+            )
+        try:
+            header = _HEADER.pack(
+                _MAGIC, _VERSION, self.kind, self.party, name, self.step, self.rows, self.columns,
+                self.binding, self.fingerprint, len(self.blobs),
+            )  # fmt: skip
+            sizes = b"".join(_SIZE.pack(len(blob)) for blob in self.blobs)
+        except struct.error as error:
+            raise LocalProtocolError(f"a field of a frame is out of range: {error}") from error
+        return b"".join((header, sizes, *self.blobs))
+
+    @classmethod
+    def parse(cls, data: bytes, *, sender: str) -> "Frame":
+        """Read a frame that `sender` sent.
+
+        Raises:
+            LocalProtocolError: no bytes; a buffer that its owner may change is none either.
+            RemoteProtocolError: anything but the canonical bytes of a frame of this version.
+        """
+        if type(data) is not bytes:
+            raise LocalProtocolError(
+                f"a frame of a secure sum is bytes, got {type(data).__name__} from {sender}"
+            )
+        if len(data) < _HEADER.size:
+            raise _malformed(sender, f"has {len(data)} bytes, its header alone {_HEADER.size}")
+        magic, version, kind, party, name, *sizes, binding, fingerprint, count = (
+            _HEADER.unpack_from(data)
+        )
+        step, rows, columns = sizes
+        if magic != _MAGIC or version != _VERSION:
+            raise _malformed(sender, f"is no frame of version {_VERSION}; run the same release")
+        if kind not in _KINDS or rows * columns > _MAX_VALUES:
+            raise _malformed(sender, "has an unknown kind or an impossible shape")
+        name = name.rstrip(b"\0")
+        if not name or not name.isascii() or not name.decode("ascii").isprintable():
+            raise _malformed(sender, "names no sum")
+        return cls(
+            kind=FrameKind(kind),
+            name=name.decode("ascii"),
+            party=party,
+            step=step,
+            rows=rows,
+            columns=columns,
+            binding=binding,
+            fingerprint=fingerprint,
+            blobs=_read_blobs(data, count, sender),
+        )
+
+    def require_blobs(self, sender: str, count: int) -> None:
+        """Raise RemoteProtocolError unless there are `count` blobs."""
+        if len(self.blobs) != count:
+            raise RemoteProtocolError(
+                f"{sender} sent {len(self.blobs)} parts in {self.kind.noun}, expected {count}"
+            )
+
+
+def frame_bytes(blob_sizes: Collection[int]) -> int:
+    """The length of a frame whose blobs have these sizes."""
+    return _HEADER.size + _SIZE.size * len(blob_sizes) + sum(blob_sizes)
+
+
+def _malformed(sender: str, what: str) -> RemoteProtocolError:
+    return RemoteProtocolError(f"a frame of a secure sum from {sender} {what}")
+
+
+def _read_blobs(data: bytes, count: int, sender: str) -> tuple[bytes, ...]:
+    start = _HEADER.size + _SIZE.size * count
+    if count > _MAX_BLOBS or start > len(data):
+        raise _malformed(sender, f"announces {count} blobs in {len(data)} bytes")
+    sizes = struct.unpack_from(f">{count}I", data, _HEADER.size)
+    if start + sum(sizes) != len(data):
+        raise _malformed(
+            sender,
+            f"announces {start + sum(sizes)} bytes and has {len(data)}; it was cut or padded",
+        )
+    blobs = []
+    for size in sizes:
+        blobs.append(data[start : start + size])
+        start += size
+    return tuple(blobs)
+
+
+def fingerprint(
+    agreement: SumAgreement, parameters: Mapping[str, object], key: bytes = b""
+) -> bytes:
+    """SHA-256 over agreement, parameters and public key: equal at all parties."""
+    canonical = json.dumps(dict(parameters), sort_keys=True).encode()
+    parts = b"".join(len(part).to_bytes(8, "big") + part for part in (canonical, key))
+    return hashlib.sha256(b"secure-apfed sum v1" + agreement.digest + parts).digest()
+
+
+class AgreedFrames:
+    """Writes and checks one role's frames of one sum under one agreement.
+
+    A step is `contribution` at a passive and `open_contributions`, `sum_of` at the aggregator; with
+    a second round in between `request` and `open_answers` there, `open_request` and `answer` here:
+    the frames remember the contribution that is under way, and forget it with the answer.
+
+    Steps only go up: a step at or below the last one is refused, and so is any step in a forked
+    process, whose copy of the role would use it a second time.
+
+    Args:
+        agreement: what the parties fixed.
+        name: of the sum.
+        fingerprint: of agreement, parameters and key, as `fingerprint` makes it.
+        least: contributors without whom a step has no sum; None where it takes all of them.
+
+    Raises:
+        LocalProtocolError: the agreement asks for fewer of a sum that takes all.
+    """
+
+    def __init__(
+        self, agreement: SumAgreement, name: str, fingerprint: bytes, least: int | None = None
+    ) -> None:
+        contributors = len(agreement.contributors)
+        if least is None and agreement.threshold not in (None, contributors):
+            raise LocalProtocolError(
+                f"{name} needs all {contributors} contributors in every step, the agreement says "
+                f"threshold {agreement.threshold}; take recoverable masks, or leave it out"
+            )
+        self.agreement = agreement
+        self.name = name
+        self.fingerprint = fingerprint
+        self.least = contributors if least is None else least
+        self._last_step = -1
+        self._underway: Frame | None = None
+        self._fork_check = ForkCheck(f"this role of {name}")
+
+    def begin_step(self, binding: StepBinding) -> None:
+        """Mark the step of `binding` as used by this role.
+
+        Raises:
+            LocalProtocolError: another session, a step that is not above the last one, or
+                another process.
+        """
+        self.require_own_process()
+        if binding.session != self.agreement.session:
+            raise LocalProtocolError(
+                f"the binding names session {binding.session!r}, the agreement "
+                f"{self.agreement.session!r}"
+            )
+        if binding.step <= self._last_step:
+            raise LocalProtocolError(
+                f"step {binding.step} is not above step {self._last_step}, the last one that this "
+                "party used; each step is used once"
+            )
+        self._last_step = binding.step
+
+    def require_own_process(self) -> None:
+        """Raise LocalProtocolError in a process that holds a copy of this role by a fork."""
+        self._fork_check.require()
+
+    def setup(self, *blobs: bytes) -> bytes:
+        """Frame a setup message."""
+        return Frame(
+            kind=FrameKind.SETUP,
+            name=self.name,
+            party=len(self.agreement.contributors),
+            step=0,
+            rows=0,
+            columns=0,
+            binding=self.agreement.digest,
+            fingerprint=self.fingerprint,
+            blobs=blobs,
+        ).pack()
+
+    def open_setup(self, body: bytes, sender: str) -> Frame:
+        """Return the frame of a setup message; its sender and fingerprint are unchecked.
+
+        Raises:
+            RemoteProtocolError: malformed, of another sum, or for another agreement.
+        """
+        frame = Frame.parse(body, sender=sender)
+        self._check_kind(frame, sender, FrameKind.SETUP)
+        if frame.binding != self.agreement.digest:
+            raise RemoteProtocolError(
+                f"{sender} sets up a sum under another agreement; compare the two configurations"
+            )
+        return frame
+
+    def open_own_setup(self, body: bytes, sender: str, me: str) -> Frame:
+        """Return the frame of a setup message under the parameters of this role, that of `me`.
+
+        Raises:
+            RemoteProtocolError: as `open_setup`; or other parameters.
+        """
+        frame = self.open_setup(body, sender)
+        if frame.fingerprint != self.fingerprint:
+            raise RemoteProtocolError(
+                f"{sender} sets up {frame.name} with other parameters than {me}"
+            )
+        return frame
+
+    def contribution(
+        self, me: str, binding: StepBinding, shape: tuple[int, int], blobs: Sequence[bytes]
+    ) -> bytes:
+        """Frame the protected values of `me`; a request may be about them."""
+        self._underway = Frame(
+            kind=FrameKind.CONTRIBUTION,
+            name=self.name,
+            party=self.agreement.position(me),
+            step=binding.step,
+            rows=shape[0],
+            columns=shape[1],
+            binding=binding.digest,
+            fingerprint=self.fingerprint,
+            blobs=(),
+        )
+        return replace(self._underway, blobs=tuple(blobs)).pack()
+
+    def open_contributions(
+        self, contributions: Mapping[str, bytes], binding_digest: bytes | None
+    ) -> tuple[Frame, ...]:
+        """Return one frame of each party that sent one, in the agreement's order, for one message.
+
+        Raises:
+            RemoteProtocolError: see the top of this file.
+        """
+        names = self._present(contributions, self.agreement.contributors, "contribution")
+        frames = tuple(Frame.parse(contributions[name], sender=name) for name in names)
+        for name, frame in zip(names, frames, strict=True):
+            self._check(frame, name, FrameKind.CONTRIBUTION)
+            position = self.agreement.position(name)
+            if frame.party != position:
+                raise RemoteProtocolError(
+                    f"{name} is contributor {position} and sent the contribution of {frame.party}"
+                )
+        self._check_one_message(frames, binding_digest)
+        if frames[0].step <= self._last_step:
+            raise RemoteProtocolError(
+                f"contributions to step {frames[0].step} arrived after step {self._last_step} was "
+                "added; they are replayed"
+            )
+        self._last_step = frames[0].step
+        self._underway = replace(frames[0], blobs=())
+        return frames
+
+    def sum_of(self, frames: Sequence[Frame], blobs: Sequence[bytes]) -> bytes:
+        """Frame the combined values of `frames`; nothing is under way then."""
+        self._underway = None
+        return replace(frames[0], kind=FrameKind.SUM, party=len(frames), blobs=tuple(blobs)).pack()
+
+    def open_sum(self, combined: bytes, shape: tuple[int, int], binding: StepBinding) -> Frame:
+        """Return the frame of the sum that answers `binding`; its step is used then.
+
+        Raises:
+            LocalProtocolError: the step was opened before, or `shape` is none.
+            RemoteProtocolError: the frame is malformed or answers something else.
+        """
+        _require_shape(shape)
+        sender = self.agreement.combiner
+        frame = Frame.parse(combined, sender=sender)
+        self._check(frame, sender, FrameKind.SUM)
+        if not self.least <= frame.party <= len(self.agreement.contributors):
+            raise RemoteProtocolError(
+                f"{sender} sent a sum of {frame.party} contributions, expected "
+                f"{self.least} to {len(self.agreement.contributors)}"
+            )
+        if frame.shape != shape:
+            raise RemoteProtocolError(
+                f"{sender} sent a sum of shape {frame.shape}, expected {shape}"
+            )
+        if (frame.step, frame.binding) != (binding.step, binding.digest):
+            raise RemoteProtocolError(
+                f"{sender} sent the sum of step {frame.step} for another message than the one that "
+                f"step {binding.step} asked for"
+            )
+        self.begin_step(binding)
+        return frame
+
+    def request(self, to: str, blobs: Sequence[bytes]) -> bytes:
+        """Frame what the aggregator asks of the contributor called `to`.
+
+        Raises:
+            LocalProtocolError: no contributions were taken.
+        """
+        return self._about_underway(FrameKind.REQUEST, to, blobs)
+
+    def open_request(self, request: bytes, me: str) -> Frame:
+        """Return the aggregator's request about the last contribution of `me`.
+
+        Raises:
+            LocalProtocolError: nothing waits for a request.
+            RemoteProtocolError: it is malformed, or about another party, step or message.
+        """
+        sender = self.agreement.combiner
+        frame = Frame.parse(request, sender=sender)
+        self._check_about_underway(frame, sender, FrameKind.REQUEST, me)
+        return frame
+
+    def answer(self, me: str, blobs: Sequence[bytes]) -> bytes:
+        """Frame the answer of `me`; nothing waits for a request then.
+
+        Raises:
+            LocalProtocolError: the step was answered before, or by another process.
+        """
+        self.require_own_process()
+        body = self._about_underway(FrameKind.ANSWER, me, blobs)
+        self._underway = None
+        return body
+
+    def open_answers(
+        self, answers: Mapping[str, bytes], asked: Collection[str], binding_digest: bytes | None
+    ) -> tuple[Frame, ...]:
+        """Return the answers that came in the order of `asked`, all about the last contributions.
+
+        Raises:
+            LocalProtocolError: nobody was asked.
+            RemoteProtocolError: too few came, or one is unknown, malformed, or about something
+                else.
+        """
+        names = self._present(answers, asked, "answer")
+        frames = tuple(Frame.parse(answers[name], sender=name) for name in names)
+        for name, frame in zip(names, frames, strict=True):
+            self._check_about_underway(frame, name, FrameKind.ANSWER, name)
+        if binding_digest is not None and self._waiting().binding != binding_digest:
+            raise RemoteProtocolError(
+                f"the answers to step {self._waiting().step} are about another message than the "
+                "one agreed"
+            )
+        return frames
+
+    def _present(
+        self, bodies: Mapping[str, bytes], expected: Collection[str], what: str
+    ) -> tuple[str, ...]:
+        """Which of the `expected` sent something; RemoteProtocolError where too few or others."""
+        present = tuple(name for name in expected if name in bodies)
+        unknown = sorted(set(bodies) - set(expected))
+        if unknown or len(present) < self.least:
+            missing = [name for name in expected if name not in bodies]
+            quorum = "each" if self.least == len(expected) else f"at least {self.least}"
+            raise RemoteProtocolError(
+                f"a sum needs one {what} of {quorum} of {', '.join(expected)}; "
+                f"missing: {', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'}"
+            )
+        return present
+
+    def _check_kind(self, frame: Frame, sender: str, kind: FrameKind) -> None:
+        if (frame.kind, frame.name) != (kind, self.name):
+            raise RemoteProtocolError(
+                f"{sender} sent {frame.kind.noun} of {frame.name}, expected {kind.noun} of "
+                f"{self.name}"
+            )
+
+    def _check(self, frame: Frame, sender: str, kind: FrameKind) -> None:
+        self._check_kind(frame, sender, kind)
+        if frame.fingerprint != self.fingerprint:
+            raise RemoteProtocolError(
+                f"{sender} uses other parameters or another public key for {self.name}; "
+                "all parties must hold the same agreement and setup"
+            )
+
+    def _check_one_message(self, frames: Sequence[Frame], binding_digest: bytes | None) -> None:
+        first, agreed = frames[0], self.agreement.contributors
+        expected = first.binding if binding_digest is None else binding_digest
+        for frame in frames:
+            name = agreed[frame.party]
+            if (frame.step, frame.shape) != (first.step, first.shape):
+                raise RemoteProtocolError(
+                    f"{name} contributed {frame.rows}x{frame.columns} values to step {frame.step}, "
+                    f"but {agreed[first.party]} {first.rows}x{first.columns} to step "
+                    f"{first.step}"
+                )
+            if frame.binding != expected:
+                raise RemoteProtocolError(
+                    f"{name} answered another message than "
+                    f"{'the others' if binding_digest is None else 'the one agreed'} in step "
+                    f"{frame.step}; {self.agreement.receiver} may have sent them different "
+                    "representations"
+                )
+
+    def _waiting(self) -> Frame:
+        if self._underway is None:
+            raise LocalProtocolError(
+                "no contribution waits for a second round; each step is answered once"
+            )
+        return self._underway
+
+    def _about_underway(self, kind: FrameKind, party: str, blobs: Sequence[bytes]) -> bytes:
+        position = self.agreement.position(party)
+        return replace(self._waiting(), kind=kind, party=position, blobs=tuple(blobs)).pack()
+
+    def _check_about_underway(self, frame: Frame, sender: str, kind: FrameKind, party: str) -> None:
+        underway, position = self._waiting(), self.agreement.position(party)
+        self._check(frame, sender, kind)
+        about = (frame.step, frame.binding, frame.shape)
+        if about != (underway.step, underway.binding, underway.shape):
+            raise RemoteProtocolError(
+                f"{sender} sent {kind.noun} about step {frame.step}, or another message "
+                f"or shape, while step {underway.step} is under way"
+            )
+        if frame.party != position:
+            raise RemoteProtocolError(
+                f"{party} is contributor {position}, and the {kind.name.lower()} from {sender} is "
+                f"for contributor {frame.party}"
+            )
+
+
+def _require_shape(shape: object) -> None:
+    sizes = shape if isinstance(shape, tuple) else ()
+    if len(sizes) != 2 or not all(is_whole(size) and size > 0 for size in sizes):
+        raise LocalProtocolError(
+            f"the shape of a sum is two numbers (rows, columns) above 0, got {shape!r}"
+        )

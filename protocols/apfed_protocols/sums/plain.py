@@ -1,0 +1,163 @@
+"""The sum without protection: a named choice for comparison, never a default.
+
+Run by: all three roles. Protects from nobody: the aggregator reads every passive's
+contribution, and with `clip=False` and `quantise=False` the sum is exactly the one that
+a single autograd graph computes, which is what the tests need it for.
+"""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError, UnsafeChoiceWarning
+from apfed_protocols.sums.agreement import StepBinding, SumAgreement
+from apfed_protocols.sums.fixed_point import checked_matrix, clip_rows
+from apfed_protocols.sums.frames import Frame, frame_bytes
+from apfed_protocols.sums.interface import ALTERED_SUM, FloatArray, IntArray, Reading, SumLeaks
+from apfed_protocols.sums.roles import (
+    DescribedSum,
+    NoSetup,
+    OneRefusalReceiver,
+    OneRoundCombiner,
+    OneRoundContributor,
+)
+
+__all__ = ["PlainContributor", "PlainReceiver", "PlainSum"]
+
+_FLOAT_TYPES = (np.dtype("<f4"), np.dtype("<f8"))
+_INTEGER_TYPE = np.dtype("<i8")
+
+
+@dataclass(frozen=True)
+class PlainSum(DescribedSum):
+    """Unprotected addition. Everybody on the way reads every contribution.
+
+    Args:
+        agreement: what the parties fixed; `bits` counts only with `quantise`.
+        clip: scale rows down to the agreement's bound.
+        quantise: send fixed-point integers, as the protected sums do; implies the clip.
+    """
+
+    agreement: SumAgreement
+    clip: bool = True
+    quantise: bool = False
+    scheme: ClassVar[str] = "plain"
+    name: ClassVar[str] = "plain"
+    unsafe: ClassVar[bool] = True
+    rests_on: ClassVar[str] = "nothing"
+    leaks: ClassVar[SumLeaks] = SumLeaks(
+        contribution=Reading(
+            reads="Every passive's contribution in the clear.",
+            protects="Nothing: `plain` without masks is no secure sum.",
+            remains="From contributions a passive's features can be rebuilt, wholly or in part. "
+            "It can alter the sum without being noticed.",
+        ),
+        active_and_aggregator="Every single passive's contribution, which the aggregator reads "
+        "alone.",
+        single="the aggregator, which reads each contribution",
+        altered=ALTERED_SUM,
+    )
+
+    def __post_init__(self) -> None:
+        if self.agreement.noise and not self.quantise:
+            raise LocalProtocolError(
+                "discrete noise is added to fixed-point integers; use PlainSum(quantise=True)"
+            )
+        warnings.warn(
+            f"the plain sum hides nothing: {self.agreement.combiner} reads each contribution; "
+            "choose pairwise masks to protect them",
+            UnsafeChoiceWarning,
+            stacklevel=3,
+        )
+
+    def receiver(self) -> "PlainReceiver":
+        return PlainReceiver(self, self.frames(), NoSetup())
+
+    def contributor(self, me: str) -> "PlainContributor":
+        return PlainContributor(self, me, self.frames(), NoSetup())
+
+    def combiner(self) -> OneRoundCombiner:
+        return OneRoundCombiner(self.frames(), self.add)
+
+    def contribution_bytes(self, shape: tuple[int, int]) -> int:
+        return frame_bytes((shape[0] * shape[1] * (8 if self.quantise else 4),))
+
+    def rounding(self) -> float:
+        """0 without `quantise`: then only floating-point addition rounds."""
+        return super().rounding() if self.quantise else 0.0
+
+    def parameters(self) -> Mapping[str, object]:
+        return {**super().parameters(), "clip": self.clip, "quantise": self.quantise}
+
+    def numbers(self, values_BD: FloatArray, noise_BD: IntArray | None) -> NDArray[Any]:
+        """Without `quantise` float32 travels as 4 bytes a value, float64 as 8."""
+        if self.quantise:
+            return super().numbers(values_BD, noise_BD).astype(_INTEGER_TYPE, copy=False)
+        if noise_BD is not None:
+            raise LocalProtocolError("no noise was agreed for this sum, but some was given")
+        values_BD = checked_matrix(values_BD)
+        sent_BD = clip_rows(values_BD, self.agreement.clip_norm) if self.clip else values_BD
+        return sent_BD.astype(values_BD.dtype.newbyteorder("<"))
+
+    def add(self, frames: Sequence[Frame]) -> Sequence[bytes]:
+        """In the order of the agreement, which is that of the frames."""
+        names = self.agreement.contributors
+        addends = [self.opened(frame, names[frame.party], addends=1) for frame in frames]
+        if len({addend.dtype for addend in addends}) > 1:
+            raise RemoteProtocolError(
+                "some passives contributed float32 and some float64; all must use one precision"
+            )
+        total = addends[0].copy()
+        with np.errstate(over="ignore"):
+            for addend in addends[1:]:
+                total += addend
+        return (total.tobytes(),)
+
+    def opened(self, frame: Frame, sender: str, *, addends: int) -> NDArray[Any]:
+        """The values of a frame, within the range of a sum of `addends` contributions."""
+        count = frame.rows * frame.columns
+        kinds = (_INTEGER_TYPE,) if self.quantise else _FLOAT_TYPES
+        dtypes = {count * dtype.itemsize: dtype for dtype in kinds}
+        if count == 0 or len(frame.blobs) != 1 or len(frame.blobs[0]) not in dtypes:
+            raise RemoteProtocolError(
+                f"{sender} announced {frame.rows}x{frame.columns} values and sent other bytes"
+            )
+        values: NDArray[Any] = np.frombuffer(frame.blobs[0], dtype=dtypes[len(frame.blobs[0])])
+        limit = addends * self.fixed_point.largest
+        out_of_range = self.quantise and not -limit <= values.min() <= values.max() <= limit
+        if out_of_range or not np.isfinite(values).all():
+            raise RemoteProtocolError(f"{sender} sent values beyond the agreed range, or NaN")
+        return values.reshape(frame.shape)
+
+
+class PlainContributor(OneRoundContributor):
+    """A passive's end."""
+
+    def _require_setup(self) -> None:
+        """There is none."""
+
+    def _protect(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
+        """They leave as they are."""
+        del binding
+        return (numbers_BD.tobytes(),)
+
+
+class PlainReceiver(OneRefusalReceiver):
+    """The active's end; it holds no key, and keeps the rule of all receivers."""
+
+    _sum: PlainSum
+
+    def _open(self, frame: Frame, binding: StepBinding) -> FloatArray:
+        """Returns the precision that the passives used."""
+        agreement = self._sum.agreement
+        total_BD = self._sum.opened(frame, agreement.combiner, addends=len(agreement.contributors))
+        if self._sum.quantise:
+            return self._dequantised(total_BD.astype(np.int64), binding)
+        return total_BD.astype(total_BD.dtype.newbyteorder("="))
+
+    def _forget(self) -> None:
+        """Nothing opens these sums: all may read them."""

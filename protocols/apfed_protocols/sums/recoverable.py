@@ -1,0 +1,498 @@
+"""Plain integers under recoverable masks: the sum survives passives who fall silent.
+
+Run by: all three roles, in two rounds. Protects from the same as pairwise masks (`masked`), and
+has a sum as long as `threshold` (t) of the M passives contribute and answer: a passive that
+contributed counts, one that did not is left out of the sum and of the rest of the session. With
+fewer than t, contributions or answers, the step has no sum and nothing of any contribution is
+revealed. A false share is found out where a secret is put together from it, and the step has no
+sum then; one that was not needed goes unnoticed, and changes nothing.
+
+Bounds. c passives that work together with the aggregator learn no single contribution while
+2t > M + c, so t must be above M / 2, and the default floor(2M / 3) + 1 holds against c < M / 3:
+nobody answers twice about one step, so the aggregator gets t shares of a passive's seed or
+t shares of its key, never both. One that tells passives different sets may get a sum of
+fewer than t, never of one; and in the next step nobody answers it, for passives seal what
+they were told. Not protected from: an aggregator that calls honest passives silent, so that
+they are left out, or that adds a constant to the sum; coalitions beyond that bound; all
+other passives of a sum and the active together. Nor from active and aggregator together over
+several steps: two sums of the same values, the second without a passive that they called
+silent, differ by its contribution. With t = M nobody can be left out.
+
+After Bonawitz et al. 2017, section 4.2 and figure 4, for parties that follow the protocol, with
+fresh keys for each step (`step_keys`): each passive adds a mask of its own and one shared with each
+other passive, and deals shares of the secrets behind both. They save a round: what is shared for a
+step travels with the contribution to the one before (with the setup, for the first). So a passive
+whose contribution was never asked about has no keys for another step; its session ends. The
+mask shared with the active, as under `masked`, keeps the sum from the aggregator.
+
+1. `contribute`: the masked vector; keys for the next step, announced to all, and sealed shares of
+   them, one for each other passive.
+2. `ask`: the aggregator adds, and tells each passive who is counted, with the sealed shares.
+3. `answer`: one share of each passive of the step: of its own mask's seed where it is counted, of
+   its key where it fell silent. Never both, never twice, never for fewer than t.
+4. `combine`: rebuilds those secrets and takes off what does not cancel; `decode` the rest.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar
+
+from numpy.typing import NDArray
+
+from apfed_protocols.conversation import Outgoing
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.seal import RunKey, SealedLink, fresh_run_key
+from apfed_protocols.sums.agreement import StepBinding
+from apfed_protocols.sums.frames import AgreedFrames, Frame, frame_bytes
+from apfed_protocols.sums.interface import (
+    ALTERED_SUM,
+    Reading,
+    SumCombiner,
+    SumContributor,
+    SumLeaks,
+    spelled,
+)
+from apfed_protocols.sums.masked import MaskedReceiver, MaskedSum
+from apfed_protocols.sums.masks import Elements, PairwiseSeeds, add_keystream, pair_seed
+from apfed_protocols.sums.roles import KeepsSecrets, StepContributor
+from apfed_protocols.sums.step_keys import (
+    ANNOUNCEMENT_BYTES,
+    PARCEL_BYTES,
+    SECRET_BYTES,
+    Announcement,
+    Held,
+    StepKeys,
+    rebuilt_key,
+    rebuilt_seed,
+)
+
+__all__ = [
+    "RecoverableCombiner",
+    "RecoverableContributor",
+    "RecoverableReceiver",
+    "RecoverableSum",
+]
+
+_SETUP = b"setup"
+_STEP_MASK = b"secure-apfed step mask v1"
+
+
+@dataclass(frozen=True)
+class RecoverableSum(MaskedSum):
+    """Sum of doubly masked integers modulo 2^ring_bits, of at least `threshold` passives.
+
+    Args:
+        agreement: what the parties fixed; its threshold, or floor(2M / 3) + 1 of M.
+        ring_bits: 32 or 64.
+
+    Raises:
+        LocalProtocolError: a ring that the sum could leave, or a threshold of at most M / 2.
+    """
+
+    masks: ClassVar[str] = "recoverable"
+    name: ClassVar[str] = spelled(MaskedSum.scheme, masks)
+    rounds: ClassVar[int] = 2
+    needs_all: ClassVar[bool] = False
+    rests_on: ClassVar[str] = (
+        "X25519 and AES-256 being hard to break, and fewer than 2 threshold - M passives who help "
+        "the aggregator"
+    )
+    leaks: ClassVar[SumLeaks] = SumLeaks(
+        contribution=Reading(
+            reads="One masked vector of each passive and step, as good as random: its size and "
+            "time; public keys for the next step, and sealed shares that it passes on.",
+            protects="Masks that the passives share in pairs, one of each passive's own, and one "
+            "more that each shares with the active. They come off only if all answer the same "
+            "message.",
+            remains="Who takes part, and when. It can alter the sum without being noticed, and "
+            "call a passive silent that is not.",
+        ),
+        request=Reading(
+            reads="Which passives are counted in the step; their public keys for the next one, "
+            "and the shares that they sealed for it.",
+            protects="A share alone says nothing of the secret.",
+            remains="Who fell silent, and when.",
+        ),
+        answer=Reading(
+            reads="Of each counted passive the seed of its own mask, of each silent one the key "
+            "of its masks with others; for this step only.",
+            protects="No passive answers both about one passive, nor twice about one step, nor "
+            "where fewer than the threshold are counted.",
+            remains="Together with more than 2 threshold - M - 1 passives it could open single "
+            "contributions. Telling passives different sets, it may once get a sum of fewer "
+            "passives than the threshold, never of one.",
+        ),
+        active_and_aggregator="In one step the sum only. But with a threshold below M they can "
+        "call a passive silent that is not, send the same batch again, and read it out of two "
+        "sums: exactly where the others' contributions are the same, and roughly where their "
+        "networks moved on.",
+        altered=ALTERED_SUM,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        contributors = len(self.agreement.contributors)
+        if 2 * self.threshold <= contributors:
+            raise LocalProtocolError(
+                f"threshold {self.threshold} of {contributors} contributors is not above half of "
+                f"them: an aggregator could open single contributions; take "
+                f"{contributors // 2 + 1} or more"
+            )
+
+    @cached_property
+    def threshold(self) -> int:
+        """t: contributions and answers without which a step has no sum."""
+        contributors = len(self.agreement.contributors)
+        return self.agreement.threshold or min(contributors, 2 * contributors // 3 + 1)
+
+    def receiver(self) -> "RecoverableReceiver":
+        return RecoverableReceiver(self)
+
+    def contributor(self, me: str) -> SumContributor:
+        return RecoverableContributor(self, me)
+
+    def combiner(self) -> SumCombiner:
+        return RecoverableCombiner(self)
+
+    def contribution_bytes(self, shape: tuple[int, int]) -> int:
+        """With the keys for the next step; the answer to the aggregator comes on top."""
+        values = shape[0] * shape[1] * self.word.itemsize
+        parcels = (PARCEL_BYTES,) * (len(self.agreement.contributors) - 1)
+        return frame_bytes((values, ANNOUNCEMENT_BYTES, *parcels))
+
+    def parameters(self) -> Mapping[str, object]:
+        return {**super().parameters(), "threshold": self.threshold}
+
+    def frames(self, key: bytes = b"", *, least: int | None = None) -> AgreedFrames:
+        return super().frames(key, least=self.threshold if least is None else least)
+
+
+@dataclass(frozen=True)
+class _Step(KeepsSecrets):
+    """The secrets of one step: this passive's keys, and what it holds of the others'."""
+
+    own: StepKeys
+    held: dict[str, Held]
+
+
+class RecoverableContributor(StepContributor):
+    """A passive's end: two kinds of masks, and shares of the secrets behind both for the others.
+
+    An aggregator that asks for the share of a self-mask and for the share of a key of the same
+    passive, or asks twice, or counts fewer than the threshold, gets no answer, and the session of
+    this passive is over.
+    """
+
+    _sum: RecoverableSum
+
+    def __init__(self, described: RecoverableSum, me: str) -> None:
+        agreement, frames = described.agreement, described.frames()
+        self._active = PairwiseSeeds(me, (agreement.receiver,), frames)
+        super().__init__(described, me, frames, self._active)
+        self._others = tuple(name for name in agreement.contributors if name != me)
+        self._link_key = fresh_run_key()
+        self._links = {
+            name: SealedLink(
+                me=me, peer=name, run_key=self._link_key, contract_hash=agreement.digest
+            )
+            for name in self._others
+        }
+        self._due = set(self._others)  # passives whose shares for the first step did not come
+        self._ready: _Step | None = _Step(self._fresh_keys(), {})
+        self._waiting: tuple[_Step, StepKeys] | None = None
+
+    def start(self) -> Sequence[Outgoing]:
+        """Send public keys: for masks to the active and the aggregator, for links to passives."""
+        assert self._ready is not None
+        link, announced = self._link_key.public, self._ready.own.announcement.pack()
+        return (
+            *self._active.start(),
+            *(Outgoing(to, self._frames.setup(link, end.hello)) for to, end in self._links.items()),
+            Outgoing(self._sum.agreement.combiner, self._frames.setup(announced)),
+        )
+
+    def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
+        """Take the active's mask key; of each passive its link, then shares for step one."""
+        if sender == self._sum.agreement.receiver:
+            return self._active.receive(sender, body)
+        step = self._ready
+        if sender not in self._due or step is None:
+            raise RemoteProtocolError(
+                f"{sender} sent a setup message to {self.me}, who expects two from each of "
+                f"{', '.join(self._others) or 'nobody'}"
+            )
+        frame = self._frames.open_own_setup(body, sender, self.me)
+        link = self._links[sender]
+        frame.require_blobs(sender, 1 if link.agreed else 2)
+        if link.agreed:
+            opened = link.open(frame.blobs[0], sequence=0, associated=_SETUP)
+            step.held[sender] = Held.parse(opened, sender=sender)
+            self._due.remove(sender)
+            return ()
+        link.agree(*frame.blobs)
+        parcel = link.seal(step.own.held_by(sender).pack(), sequence=0, associated=_SETUP)
+        return (Outgoing(sender, self._frames.setup(parcel)),)
+
+    @property
+    def finished(self) -> bool:
+        return self._active.finished and not self._due
+
+    def _require_setup(self) -> None:
+        self._active.require_finished()
+        if self._due:
+            raise LocalProtocolError(
+                f"{self.me} holds no keys of {', '.join(sorted(self._due))}; run the setup first"
+            )
+
+    def _protect(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
+        """Mask them; the keys for the next step travel with them."""
+        step, self._ready = self._ready, None
+        if step is None:
+            raise LocalProtocolError(
+                f"the last contribution of {self.me} was never asked about, so it has no keys for "
+                "another step; its session is over, open a new one"
+            )
+        self._add_masks(numbers_BD, step, binding)
+        following, bound = self._fresh_keys(), self._bound(step, binding.digest)
+        # To the others in the agreement's order, as all parties count them.
+        parcels = [self._seal(peer, following, bound) for peer in self._others if peer in step.held]
+        self._waiting = step, following
+        return numbers_BD.tobytes(), following.announcement.pack(), *parcels
+
+    def _add_masks(self, total_BD: Elements, step: _Step, binding: StepBinding) -> None:
+        """Bonawitz et al. 2017, section 4.2, formula of y_u, and the mask for the active."""
+        agreement = self._sum.agreement
+        add_keystream(total_BD, step.own.seed, binding.digest, sign=1)
+        for peer, held in step.held.items():
+            seed = pair_seed(step.own.key, held.public, agreement, (self.me, peer), use=_STEP_MASK)
+            # The earlier of two passives adds what the later one subtracts.
+            earlier = self._position < agreement.position(peer)
+            add_keystream(total_BD, seed, binding.digest, sign=1 if earlier else -1)
+        self._active.add_stream(agreement.receiver, binding, total_BD, sign=1)
+
+    def answer(self, request: bytes) -> bytes:
+        """See `SumContributor`: one share of each passive of this step, never two of one."""
+        waiting, self._waiting = self._waiting, None
+        if waiting is None:
+            raise LocalProtocolError(
+                f"no contribution of {self.me} waits for a request; each step is answered once"
+            )
+        step, following = waiting
+        frame = self._frames.open_request(request, self.me)
+        counted = self._counted(frame.blobs, step)
+        others = [name for name in counted if name != self.me]
+        bound = self._bound(step, frame.binding)
+        parcels = zip(others, frame.blobs[1:], strict=True)
+        held = {peer: self._open(peer, parcel, bound) for peer, parcel in parcels}
+        everybody = {**step.held, self.me: step.own.held_by(self.me)}
+        shares = [
+            everybody[name].seed_share if name in counted else everybody[name].key_share
+            for name in self._sum.agreement.contributors
+            if name in everybody
+        ]
+        body = self._frames.answer(self.me, shares)
+        self._ready = _Step(following, held)
+        return body
+
+    def _counted(self, blobs: Sequence[bytes], step: _Step) -> Sequence[str]:
+        """Whom the request counts, if the agreement allows to answer it."""
+        agreement = self._sum.agreement
+        aggregator = agreement.combiner
+        if not blobs:
+            raise RemoteProtocolError(f"{aggregator} sent a request that counts nobody")
+        counted = agreement.parse_names(blobs[0], sender=aggregator)
+        strangers = [name for name in counted if name != self.me and name not in step.held]
+        if strangers or self.me not in counted or len(counted) < self._frames.least:
+            raise RemoteProtocolError(
+                f"{aggregator} counts {', '.join(counted) or 'nobody'} in this step; "
+                f"{self.me} answers only where it is counted among {self._frames.least} or more "
+                f"of {', '.join(sorted([self.me, *step.held]))}"
+            )
+        if len(blobs) != len(counted):
+            raise RemoteProtocolError(
+                f"{aggregator} sent keys of {len(blobs) - 1} passives, expected {len(counted) - 1}"
+            )
+        return counted
+
+    def _fresh_keys(self) -> StepKeys:
+        return StepKeys(self._sum.agreement, self._frames.least, self.me)
+
+    def _seal(self, peer: str, keys: StepKeys, bound: bytes) -> bytes:
+        link = self._links[peer]
+        held = keys.held_by(peer).pack()
+        return link.seal(held, sequence=link.next_sequence, associated=bound)
+
+    def _open(self, peer: str, parcel: bytes, bound: bytes) -> Held:
+        """Each passive sealed as many parcels for this one as this one for it."""
+        link = self._links[peer]
+        try:
+            opened = link.open(parcel, sequence=link.next_sequence - 1, associated=bound)
+        except RemoteProtocolError as error:
+            agreement = self._sum.agreement
+            raise RemoteProtocolError(
+                f"the keys of {peer} for {self.me} do not authenticate: they were altered, or "
+                f"{agreement.combiner} counted others towards {peer} in the last step, or "
+                f"{agreement.receiver} sent {peer} another message; no answer"
+            ) from error
+        return Held.parse(opened, sender=peer)
+
+    def _bound(self, step: _Step, binding_digest: bytes) -> bytes:
+        """What seals of this step hold on to: what it answers, and who takes part in it."""
+        return binding_digest + self._sum.agreement.pack_names([self.me, *step.held])
+
+
+@dataclass(frozen=True)
+class _Underway:
+    """A step between its contributions and its answers.
+
+    Attributes:
+        roster: what was announced for it by all who could contribute, in order.
+        frames: of the contributions that came.
+        counted: whose they are, in order.
+        total: their sum, masked.
+    """
+
+    roster: Mapping[str, Announcement]
+    frames: Sequence[Frame] = field(repr=False)
+    counted: Sequence[str]
+    total: Elements = field(repr=False)
+
+
+class RecoverableCombiner(KeepsSecrets):
+    """The aggregator's end: adds, asks, and takes off what is left.
+
+    It holds no key of its own; what it rebuilds from shares opens one step's self-masks and the
+    pair masks of those who fell silent, and is forgotten with the step.
+    """
+
+    def __init__(self, described: RecoverableSum) -> None:
+        self._sum, self._frames = described, described.frames()
+        self._announced: dict[str, Announcement] = {}
+        self._underway: _Underway | None = None
+        self._set_up = False
+
+    def start(self) -> Sequence[Outgoing]:
+        return ()
+
+    def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
+        """Take what one passive announces for the first step."""
+        contributors = self._sum.agreement.contributors
+        if sender not in contributors or self._set_up or sender in self._announced:
+            raise RemoteProtocolError(
+                f"{sender} sent a setup message to the aggregator, who expects one from each of "
+                f"{', '.join(contributors)}"
+            )
+        frame = self._frames.open_own_setup(body, sender, "the aggregator")
+        frame.require_blobs(sender, 1)
+        self._announced[sender] = Announcement.parse(frame.blobs[0], sender=sender)
+        self._set_up = len(self._announced) == len(contributors)
+        return ()
+
+    @property
+    def finished(self) -> bool:
+        return self._set_up
+
+    def ask(
+        self, contributions: Mapping[str, bytes], binding_digest: bytes | None = None
+    ) -> Mapping[str, bytes]:
+        """See `SumCombiner`: tells who is counted, and passes on the keys for the next step."""
+        if not self._set_up:
+            raise LocalProtocolError("the aggregator has no keys announced yet; run the setup")
+        agreed = self._sum.agreement.contributors
+        roster = {name: self._announced[name] for name in agreed if name in self._announced}
+        gone = [name for name in agreed if name in contributions and name not in roster]
+        if gone:
+            raise RemoteProtocolError(
+                f"{', '.join(gone)} fell silent in an earlier step, and stays out until a new "
+                "session"
+            )
+        frames = self._frames.open_contributions(contributions, binding_digest)
+        counted = [agreed[frame.party] for frame in frames]
+        announced = [self._announcement(frame, len(roster)) for frame in frames]
+        self._underway = _Underway(roster, frames, counted, self._sum.added(frames))
+        self._announced = dict(zip(counted, announced, strict=True))
+        return {name: self._request(name, self._underway) for name in counted}
+
+    def combine(self, bodies: Mapping[str, bytes], binding_digest: bytes | None = None) -> bytes:
+        """See `SumCombiner`: takes off the self-masks, and the pair masks of the silent."""
+        underway, agreement = self._underway, self._sum.agreement
+        if underway is None:
+            raise LocalProtocolError("nobody was asked yet; ask with the contributions first")
+        frames = self._frames.open_answers(bodies, underway.counted, binding_digest)
+        self._underway = None
+        shares = self._shares(frames, underway)
+        binding, total = underway.frames[0].binding, underway.total
+        for name, announced in underway.roster.items():
+            if name in underway.counted:
+                seed = rebuilt_seed(shares[name], announced, agreement, name)
+                add_keystream(total, seed, binding, sign=-1)
+            else:
+                key = rebuilt_key(shares[name], announced, agreement, name)
+                self._take_off_pairs(name, key, underway)
+        counted = agreement.pack_names(underway.counted)
+        return self._frames.sum_of(underway.frames, (total.tobytes(), counted))
+
+    def _announcement(self, frame: Frame, roster: int) -> Announcement:
+        """What a contribution announces for the next step, if its parcels are complete."""
+        sender = self._sum.agreement.contributors[frame.party]
+        frame.require_blobs(sender, 1 + roster)
+        if any(len(parcel) != PARCEL_BYTES for parcel in frame.blobs[2:]):
+            raise RemoteProtocolError(f"{sender} sent keys of another size for the next step")
+        return Announcement.parse(frame.blobs[1], sender=sender)
+
+    def _request(self, to: str, underway: _Underway) -> bytes:
+        """Who is counted, and of each of them what it sealed for `to`."""
+        parcels = []
+        for name, frame in zip(underway.counted, underway.frames, strict=True):
+            if name != to:
+                receivers = [other for other in underway.roster if other != name]
+                parcels.append(frame.blobs[2 + receivers.index(to)])
+        counted = self._sum.agreement.pack_names(underway.counted)
+        return self._frames.request(to, (counted, *parcels))
+
+    def _shares(
+        self, frames: Sequence[Frame], underway: _Underway
+    ) -> Mapping[str, Mapping[int, bytes]]:
+        """Of each passive of the step as many shares as the threshold, by their holders."""
+        agreed = self._sum.agreement.contributors
+        for frame in frames:
+            frame.require_blobs(agreed[frame.party], len(underway.roster))
+            if any(len(share) != SECRET_BYTES for share in frame.blobs):
+                raise RemoteProtocolError(f"{agreed[frame.party]} sent a share of another size")
+        return {
+            name: {frame.party: frame.blobs[at] for frame in frames[: self._frames.least]}
+            for at, name in enumerate(underway.roster)
+        }
+
+    def _take_off_pairs(self, silent: str, key: RunKey, underway: _Underway) -> None:
+        """Take off the masks that those counted share with one who fell silent, under its key."""
+        agreement, binding = self._sum.agreement, underway.frames[0].binding
+        for name in underway.counted:
+            public = underway.roster[name].public
+            seed = pair_seed(key, public, agreement, (name, silent), use=_STEP_MASK)
+            # The counted one added it where it comes first.
+            added = agreement.position(name) < agreement.position(silent)
+            add_keystream(underway.total, seed, binding, sign=-1 if added else 1)
+
+
+class RecoverableReceiver(MaskedReceiver):
+    """The active's end: takes off the masks that it shares with those whom the sum counts.
+
+    Attributes:
+        counted: whose contributions the last sum holds.
+    """
+
+    counted: Sequence[str] = ()
+
+    def _counted(self, frame: Frame) -> Sequence[str]:
+        agreement = self._sum.agreement
+        frame.require_blobs(agreement.combiner, 2)
+        counted = agreement.parse_names(frame.blobs[1], sender=agreement.combiner)
+        if len(counted) != frame.party:
+            raise RemoteProtocolError(
+                f"{agreement.combiner} sent a sum of {frame.party} contributions and names "
+                f"{len(counted)} contributors"
+            )
+        self.counted = counted
+        return counted

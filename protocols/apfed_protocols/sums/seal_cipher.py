@@ -1,0 +1,420 @@
+"""The one file that hands homomorphic objects to SEAL and takes them back.
+
+Run by: every role of a homomorphic sum, through SEAL's own interface in TenSEAL: TenSEAL's vectors
+cost a fifth more time, insist on a key-switching prime, which sums need not, and wrap ciphertexts
+in a format whose length fields they trust. Protects from: hostile bytes, from broken public keys
+(what `public_keys` finds, and nothing else) and from keys in wrong hands: no object but the
+receiver's ever holds a secret key.
+
+What parties send each other are numbers and nothing else. Under one data prime q a ciphertext is
+2N numbers modulo q, and the ciphertext of a sum is the sum of those numbers (Cheon et al. 2017,
+section 3.4, Add; the same in BFV), so the aggregator hands nothing to SEAL. What SEAL writes around
+them (its header, the parameters, compression) each party adds itself: no byte of a peer's names
+parameters or sizes, or reaches a decompressor.
+
+Letters: N coefficients, V ciphertexts, S numbers in each.
+"""
+
+import os
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any, ClassVar
+
+import numpy as np
+import tenseal.sealapi as seal
+import zstandard
+from numpy.typing import NDArray
+
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.sums.public_keys import require_spread
+from apfed_protocols.sums.roles import KeepsSecrets
+
+__all__ = [
+    "Residues",
+    "ScratchFile",
+    "SealCipher",
+    "SealContext",
+    "SealForm",
+    "coefficients",
+    "scratch_file",
+]
+
+Numbers = NDArray[np.uint64]
+_WORD = np.dtype("<u8")
+# What pybind11 makes of SEAL's C++ exceptions.
+_SEAL_ERRORS = (ValueError, RuntimeError, IndexError, MemoryError)
+# SEAL 4.1's header: magic, its size, version, compression, reserved, total size.
+_HEADER_BYTES, _COMPRESSION_AT, _SIZE_AT = 16, 5, 8
+_MAGIC, _ZSTANDARD = b"\x5e\xa1", 2
+
+
+@dataclass(frozen=True)
+class ScratchFile:
+    """A file for SEAL, which saves to and loads from paths only.
+
+    The path names memory of this process, or a private temporary file where the system has no such
+    memory; only public keys, ciphertexts, and at the ends plaintexts pass through it.
+    """
+
+    handle: int
+    path: str
+
+    def save(self, thing: Any) -> bytes:
+        thing.save(self.path)
+        return os.pread(self.handle, os.fstat(self.handle).st_size, 0)
+
+    def load(self, target: Any, context: Any, blob: bytes) -> None:
+        os.ftruncate(self.handle, 0)
+        os.pwrite(self.handle, blob, 0)
+        target.load(context, self.path)
+
+
+@contextmanager
+def scratch_file() -> Iterator[ScratchFile]:
+    """A file that only this process and user can open."""
+    if hasattr(os, "memfd_create"):
+        handle = os.memfd_create("seal")
+        try:
+            yield ScratchFile(handle, f"/proc/self/fd/{handle}")
+        finally:
+            os.close(handle)
+    else:
+        with tempfile.NamedTemporaryFile() as file:
+            yield ScratchFile(file.fileno(), file.name)
+
+
+@dataclass(frozen=True)
+class SealForm:
+    """How SEAL writes objects of one kind, uncompressed: a start that is always the same, numbers.
+
+    Attributes:
+        start: header, and what names the parameters.
+        count: numbers of 8 bytes each.
+    """
+
+    start: bytes
+    count: int
+
+    @classmethod
+    def of(cls, sample: Any, count: int) -> "SealForm":
+        """Read the form off an object of this party's own library.
+
+        Raises:
+            LocalProtocolError: the installed SEAL writes another format than 4.1 does.
+        """
+        with scratch_file() as scratch:
+            blob = scratch.save(sample)
+        names = cls.content(blob)[: -_WORD.itemsize * count]
+        size = _HEADER_BYTES + len(names) + _WORD.itemsize * count
+        uncompressed = blob[:_COMPRESSION_AT] + b"\0" + blob[_COMPRESSION_AT + 1 : _SIZE_AT]
+        return cls(uncompressed + size.to_bytes(8, "little") + names, count)
+
+    @staticmethod
+    def content(own: bytes) -> bytes:
+        """What SEAL compressed in an object that it saved here just now."""
+        if own[: len(_MAGIC)] != _MAGIC or own[_COMPRESSION_AT] != _ZSTANDARD:
+            raise LocalProtocolError(
+                "the installed TenSEAL does not serialise as SEAL 4.1 with Zstandard does; "
+                "install a release of tenseal 0.3"
+            )
+        return zstandard.ZstdDecompressor().decompress(memoryview(own)[_HEADER_BYTES:])
+
+    def numbers(self, own: Any, scratch: ScratchFile) -> Numbers:
+        """The numbers of an object of this party's; read-only."""
+        content = self.content(scratch.save(own))
+        return np.frombuffer(content, _WORD, offset=len(content) - _WORD.itemsize * self.count)
+
+    def load(self, target: Any, context: Any, numbers: bytes, scratch: ScratchFile) -> None:
+        """Make `target` the object of these numbers."""
+        scratch.load(target, context, self.start + numbers)
+
+
+@dataclass(frozen=True)
+class Residues:
+    """Numbers modulo q on the wire: each in as many bytes as q has, little endian."""
+
+    count: int
+    modulus: int
+
+    @property
+    def width(self) -> int:
+        """Bytes of one."""
+        return -(-self.modulus.bit_length() // 8)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all."""
+        return self.count * self.width
+
+    def pack(self, numbers: Numbers) -> bytes:
+        octets = numbers.astype(_WORD, copy=False).view(np.uint8).reshape(self.count, -1)
+        return octets[:, : self.width].tobytes()
+
+    def parse(self, blob: bytes, *, sender: str) -> Numbers:
+        """The numbers, all below q, in memory of their own.
+
+        Raises:
+            RemoteProtocolError: another size, or a number beyond the modulus.
+        """
+        if len(blob) != self.size:
+            raise RemoteProtocolError(
+                f"a ciphertext from {sender} has {len(blob)} bytes, expected {self.size}"
+            )
+        octets = np.zeros((self.count, _WORD.itemsize), dtype=np.uint8)
+        octets[:, : self.width] = np.frombuffer(blob, np.uint8).reshape(self.count, -1)
+        numbers: Numbers = octets.view(_WORD).reshape(-1)
+        if int(numbers.max()) >= self.modulus:
+            raise RemoteProtocolError(
+                f"a ciphertext from {sender} holds numbers beyond the modulus"
+            )
+        return numbers
+
+
+@dataclass(frozen=True)
+class SealContext(KeepsSecrets):
+    """What one party can do; adding needs none.
+
+    Attributes:
+        public_key, encryptor: of the receiver's key.
+        decryptor: None without the secret key.
+    """
+
+    public_key: Any = field(repr=False)
+    encryptor: Any = field(repr=False)
+    decryptor: Any = field(repr=False)
+
+
+@lru_cache(maxsize=8)
+def _modulo(degree: int, modulus: int) -> tuple[Any, SealForm]:
+    """SEAL modulo one prime alone, for transforms: nothing is encrypted under it."""
+    parameters = seal.EncryptionParameters(seal.SCHEME_TYPE.CKKS)
+    parameters.set_poly_modulus_degree(degree)
+    parameters.set_coeff_modulus([seal.Modulus(modulus)])
+    context, sample = (
+        seal.SEALContext(parameters, False, seal.SEC_LEVEL_TYPE.NONE),
+        seal.PublicKey(),
+    )
+    seal.KeyGenerator(context).create_public_key(sample)
+    return context, SealForm.of(sample.data(), 2 * degree)
+
+
+def coefficients(transformed_2N: Numbers, modulus: int) -> Numbers:
+    """The coefficients of two polynomials that SEAL keeps as values at the odd powers of a root.
+
+    The second one is not zero: SEAL takes none such for a ciphertext.
+    """
+    context, form = _modulo(transformed_2N.shape[1], modulus)
+    pair = seal.Ciphertext(context)
+    with scratch_file() as scratch:
+        form.load(pair, context, transformed_2N.tobytes(), scratch)
+        seal.Evaluator(context).transform_from_ntt_inplace(pair)
+        return form.numbers(pair, scratch).reshape(2, -1)
+
+
+class SealCipher(ABC):
+    """A scheme of SEAL under one set of parameters; they never come from a peer.
+
+    Args:
+        poly_degree: N.
+        primes: bits of the data prime and, if there are two, of the key-switching prime.
+        bits: log2 of what a subclass scales or reduces by.
+
+    Attributes:
+        recipe: the arguments, from which another process makes the same cipher.
+        moduli: the primes; the first is q, that of the data.
+        residues: how a ciphertext travels.
+        slots: S.
+    """
+
+    seal_type: ClassVar[Any]
+    slots: int
+
+    def __init__(self, poly_degree: int, primes: tuple[int, ...], bits: int) -> None:
+        self.recipe = poly_degree, primes, bits
+        self.poly_degree, self._bits = poly_degree, bits
+        parameters = seal.EncryptionParameters(self.seal_type)
+        self._set_more(parameters)
+        parameters.set_poly_modulus_degree(poly_degree)
+        parameters.set_coeff_modulus(seal.CoeffModulus.Create(poly_degree, list(primes)))
+        self._seal = seal.SEALContext(parameters, True, seal.SEC_LEVEL_TYPE.TC128)
+        if not self._seal.parameters_set():
+            raise LocalProtocolError(
+                f"SEAL refuses N = {poly_degree} with primes of {list(primes)} bits: "
+                f"{self._seal.parameters_error_message()}"
+            )
+        self._evaluator = seal.Evaluator(self._seal)
+        chain = self._seal.key_context_data().parms().coeff_modulus()
+        self.moduli = tuple(prime.value() for prime in chain)
+        data = self._seal.first_context_data().parms().coeff_modulus()
+        self.residues = Residues(2 * poly_degree, data[0].value())
+
+    @abstractmethod
+    def _set_more(self, parameters: Any) -> None:
+        """Set what this scheme has beyond degree and primes."""
+
+    @abstractmethod
+    def encode(self, numbers_S: NDArray[np.int64], plain: Any, scratch: ScratchFile) -> None:
+        """Make `plain` the plaintext of these numbers."""
+
+    @abstractmethod
+    def decode(self, plain: Any, scratch: ScratchFile) -> NDArray[Any]:
+        """The numbers of a plaintext."""
+
+    @cached_property
+    def ciphertext_form(self) -> SealForm:
+        return SealForm.of(SealCipher.zero(self, self.key_pair()), self.residues.count)
+
+    @cached_property
+    def _key_form(self) -> SealForm:
+        numbers = self.residues.count * len(self.moduli)
+        return SealForm.of(self.key_pair().public_key, numbers)
+
+    def key_pair(self) -> SealContext:
+        """A context with a fresh secret key, for the receiver only."""
+        generator = seal.KeyGenerator(self._seal)
+        key = seal.PublicKey()
+        generator.create_public_key(key)
+        decryptor = seal.Decryptor(self._seal, generator.secret_key())
+        return SealContext(key, seal.Encryptor(self._seal, key), decryptor)
+
+    def public_key(self, context: SealContext) -> bytes:
+        """The public key (b, a) of a context: b modulo each prime, then a; words of 8 bytes."""
+        with scratch_file() as scratch:
+            return self._key_form.numbers(context.public_key, scratch).tobytes()
+
+    def public_context(self, key: bytes, *, sender: str) -> SealContext:
+        """A context that can encrypt under the public key that `sender` sent.
+
+        Raises:
+            RemoteProtocolError: the key is of another size, or no key that encrypts.
+        """
+        expected = self._key_form.count * _WORD.itemsize
+        if len(key) != expected:
+            raise RemoteProtocolError(
+                f"the public key from {sender} has {len(key)} bytes, expected {expected}"
+            )
+        numbers_2PN = np.frombuffer(key, _WORD).reshape(2, len(self.moduli), self.poly_degree)
+        loaded = seal.PublicKey()
+        with _seal_errors_as(f"SEAL refuses the public key from {sender}"):
+            for place, modulus in enumerate(self.moduli):
+                key_2N = numbers_2PN[:, place]
+                if int(key_2N.max()) >= modulus:
+                    raise RemoteProtocolError(
+                        f"the public key from {sender} holds numbers beyond the modulus"
+                    )
+                require_spread(key_2N, modulus, sender=sender)
+                require_spread(coefficients(key_2N, modulus), modulus, sender=sender)
+            with scratch_file() as scratch:
+                self._key_form.load(loaded, self._seal, key, scratch)
+            context = SealContext(loaded, seal.Encryptor(self._seal, loaded), None)
+            self.zero(context)  # what SEAL would refuse only once it encrypts shows here
+        return context
+
+    def zero(self, context: SealContext) -> Any:
+        """A fresh encryption of zeros, for one later ciphertext of `encrypt`."""
+        zero, plain = seal.Ciphertext(self._seal), seal.Plaintext()
+        with scratch_file() as scratch:
+            self.encode(np.zeros(self.slots, dtype=np.int64), plain, scratch)
+        context.encryptor.encrypt(plain, zero)
+        return zero
+
+    def zeros_in(self, blobs: Sequence[bytes]) -> Sequence[Any]:
+        """Zeros that this party's worker encrypted."""
+        return self.load(blobs, len(blobs), sender="the worker")
+
+    def encrypt(
+        self, context: SealContext, slots_VS: NDArray[np.int64], zeros: Sequence[Any] = ()
+    ) -> list[bytes]:
+        """One ciphertext for each row of numbers; the first rows use up `zeros`."""
+        fresh, plain, blobs = seal.Ciphertext(self._seal), seal.Plaintext(), []
+        with scratch_file() as scratch:
+            # One at a time, so that each stays in the processor's cache from end to end.
+            for row, slots_S in enumerate(slots_VS):
+                self.encode(slots_S, plain, scratch)
+                if row < len(zeros):
+                    self._evaluator.add_plain_inplace(zeros[row], plain)
+                else:
+                    context.encryptor.encrypt(plain, fresh)
+                ready = zeros[row] if row < len(zeros) else fresh
+                blobs.append(self.residues.pack(self.ciphertext_form.numbers(ready, scratch)))
+        return blobs
+
+    def add(self, contributions: Mapping[str, Sequence[bytes]], vectors: int) -> list[bytes]:
+        """Add the ciphertexts of all contributors, `vectors` of each; needs no key.
+
+        Raises:
+            RemoteProtocolError: too few or too many, or one is malformed.
+        """
+        for name, blobs in contributions.items():
+            _require_count(blobs, vectors, name)
+        return [
+            self._added({name: blobs[vector] for name, blobs in contributions.items()})
+            for vector in range(vectors)
+        ]
+
+    def _added(self, blobs: Mapping[str, bytes]) -> bytes:
+        modulus = np.uint64(self.residues.modulus)
+        addends = (self.residues.parse(blob, sender=name) for name, blob in blobs.items())
+        total = next(addends)
+        over = np.empty_like(total)
+        for addend in addends:
+            total += addend
+            # Below q the difference wraps around to a large number, so the least is the residue.
+            np.subtract(total, modulus, out=over)
+            np.minimum(total, over, out=total)
+        return self.residues.pack(total)
+
+    def decrypt(
+        self, context: SealContext, blobs: Sequence[bytes], vectors: int, *, sender: str
+    ) -> NDArray[Any]:
+        """The numbers of `vectors` ciphertexts in order, all finite.
+
+        Raises:
+            RemoteProtocolError: a blob is malformed, or this context has no secret key.
+        """
+        if context.decryptor is None:
+            raise RemoteProtocolError(f"SEAL cannot decrypt the sum from {sender}: no secret key")
+        plain, rows = seal.Plaintext(), []
+        loaded = self.load(blobs, vectors, sender=sender)
+        refusal = f"SEAL cannot decrypt the sum from {sender}"
+        with _seal_errors_as(refusal), scratch_file() as scratch:
+            for ciphertext in loaded:
+                context.decryptor.decrypt(ciphertext, plain)
+                rows.append(self.decode(plain, scratch))
+        numbers = np.concatenate(rows)
+        if not np.isfinite(numbers).all():
+            raise RemoteProtocolError(f"the sum from {sender} decrypts to infinite numbers")
+        return numbers
+
+    def load(self, blobs: Sequence[bytes], vectors: int, *, sender: str) -> list[Any]:
+        """The ciphertexts in `vectors` blobs; RemoteProtocolError if one is bad."""
+        _require_count(blobs, vectors, sender)
+        parsed = [self.residues.parse(blob, sender=sender) for blob in blobs]
+        loaded = [seal.Ciphertext(self._seal) for _ in blobs]
+        refusal = f"SEAL refuses a ciphertext from {sender}"
+        with _seal_errors_as(refusal), scratch_file() as scratch:
+            for ciphertext, numbers in zip(loaded, parsed, strict=True):
+                self.ciphertext_form.load(ciphertext, self._seal, numbers.tobytes(), scratch)
+        return loaded
+
+
+def _require_count(blobs: Sequence[bytes], vectors: int, sender: str) -> None:
+    if len(blobs) != vectors or not vectors:
+        raise RemoteProtocolError(
+            f"{sender} sent {len(blobs)} ciphertexts, expected {vectors} for its shape"
+        )
+
+
+@contextmanager
+def _seal_errors_as(refusal: str) -> Iterator[None]:
+    """Whatever SEAL raises over a peer's numbers is a RemoteProtocolError that says `refusal`."""
+    try:
+        yield
+    except RemoteProtocolError:
+        raise
+    except _SEAL_ERRORS as error:
+        raise RemoteProtocolError(refusal) from error
