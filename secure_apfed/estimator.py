@@ -245,7 +245,7 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
 def _alone() -> str:
     """The method in which the active trains by itself."""
-    return next(name for name, method in METHODS.items() if not method.facts.has_passives)
+    return next(name for name, method in METHODS.items() if not method.settings.has_passives)
 
 
 def _storable(X: Any) -> Any:

@@ -142,10 +142,10 @@ class FramesResult:
             ModelError: the method needs every party to predict.
         """
         if self._model is None:
-            alone = ", ".join(name for name, one in METHODS.items() if one.facts.predicts_alone)
+            alone = ", ".join(name for name, one in METHODS.items() if one.settings.predicts_alone)
             raise ModelError(
-                f"method {self.config.method} needs every party to predict, so the active keeps no "
-                f"model of its own; train with one of {alone}"
+                f"method {self.config.method.name} needs every party to predict, so the active "
+                f"keeps no model of its own; train with one of {alone}"
             )
         return self._model
 
@@ -205,7 +205,7 @@ def run_frames(
     *,
     label: str,
     id: str = "id",  # noqa: A002 - the word that people use for it
-    method: str = "votes",
+    method: str | Mapping[str, Any] = "votes",
     folder: Path | str | None = None,
     baselines: bool = True,
     **settings: Any,
@@ -217,11 +217,12 @@ def run_frames(
         passives: by name, frames with the same IDs and other features.
         label: the active's column of labels; rows without one train without and test nothing.
         id: the column of IDs in every frame, or the name of a pandas index.
-        method: a key of `secure_apfed.methods.METHODS`.
+        method: a key of `secure_apfed.methods.METHODS`, alone or with its settings, as
+            {"name": "votes", "epsilon": 4}.
         folder: of the run, for its model, report and accounts, and copies of the frames that
             attacks and reports read; None: all is written to a temporary folder and removed.
         baselines: whether to measure what the active does alone.
-        settings: further ones of a run's YAML file by section, as votes={"epsilon": 4}; of `data`
+        settings: further ones of a run's YAML file by section, as train={"epochs": 4}; of `data`
             those that name no file, as data={"labelled": 50}.
 
     Raises:
@@ -274,15 +275,19 @@ def _ran(config: Config, folder: Path, frames: Mapping[str, pd.DataFrame]) -> Ru
 
 
 def _config(
-    settings: Mapping[str, Any], files: Mapping[str, str], *, method: str, data: Mapping[str, str]
+    settings: Mapping[str, Any],
+    files: Mapping[str, str],
+    *,
+    method: str | Mapping[str, Any],
+    data: Mapping[str, str],
 ) -> Config:
     given = {"name": "frames", **settings, "method": method}
     given["data"] = given.get("data") or {}
     ours = {"dataset", "parties", "folder", "id_column", "label_column"}
     if named := sorted(ours & set(given["data"])):
         raise ConfigError(f"data.{named[0]}: the frames say this; leave it out, or say label or id")
-    facts = METHODS[method].facts if method in METHODS else None
-    if facts and facts.representations_from is None:  # then a guard has nothing to protect
+    known = METHODS.get(method if isinstance(method, str) else str(method.get("name")))
+    if known and known.settings.representations_from is None:  # a guard has nothing to protect
         given.setdefault("guard", {"mechanism": "none"})
     given["data"] = {
         "dataset": _TABLES, **data, **given["data"],
@@ -310,7 +315,7 @@ def _result(
     alone = beside_run(config, folder, found.trained) if baselines else None
     who_learns, page = _reported(folder, draws=keeps)
     model = None
-    if config.facts.predicts_alone:
+    if config.method.predicts_alone:
         solo = load_model(folder)
         model = FramesModel(tuple(labels.get(one, one) for one in solo.classes), solo)
     return FramesResult(

@@ -17,10 +17,10 @@ from secure_apfed.data import UNLABELLED, PartyTable
 from secure_apfed.learning.multiview import Pull
 from secure_apfed.methods.alignment import rows_among
 from secure_apfed.methods.averaging import linear_views
-from secure_apfed.methods.pseudo_labels import FEDMV_WEIGHTING
 from secure_apfed.models.recurrent import SequenceEncoder
 from secure_apfed.runs import Recording
 from secure_apfed.seeds import shuffled
+from secure_apfed.settings.multiview import MultiviewSettings
 
 __all__ = ["Strangers", "reveal_candidates", "reveal_people", "trained_alike"]
 
@@ -44,7 +44,7 @@ def reveal_candidates(recording: Recording, most: int, seed: int) -> tuple[Candi
     """
     data, config = recording.data, recording.config
     aligned = recording.alignment.get(data.active.name, torch.empty(0, dtype=torch.int64))
-    helped = config.facts.has_passives
+    helped = config.method.has_passives
     only = aligned if helped and not config.train.use_unaligned else None
     trained, rest = (
         _with_label(data.active, rows)
@@ -138,6 +138,7 @@ def trained_alike(
     assert isinstance(model, nn.Sequential)
     encoder, classes = copy.deepcopy(model[0]), len(data.classes)
     columns = [view.columns for view in data.active.views.values()]
+    settings = MultiviewSettings.of(config)
 
     @torch.no_grad()
     def parts(rows_N: Tensor) -> list[Tensor]:
@@ -147,10 +148,10 @@ def trained_alike(
         return [rows_N.flatten(1)[:, view].double().cpu() for view in columns]
 
     def train(rows_n: Tensor, labels_n: Tensor) -> Callable[[Tensor], Tensor]:
-        eta_n1 = torch.full((len(rows_n), 1), FEDMV_WEIGHTING.eta(config), dtype=torch.float64)
+        eta_n1 = torch.full((len(rows_n), 1), settings.eta, dtype=torch.float64)
         truth_nK = F.one_hot(labels_n, classes).double()
         pull = Pull(truth_nK.numpy(), eta_n1.numpy())
-        views = linear_views(config, parts(rows_n), pull, owner="adversary", seed=seed)
+        views = linear_views(settings, parts(rows_n), pull, owner="adversary", seed=seed)
         views.train(0)
         weights = [torch.from_numpy(view.weights_FC) for view in views.views]
 

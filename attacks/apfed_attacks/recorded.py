@@ -93,7 +93,7 @@ def truth_of(recording: Recording, victim: str | None = None) -> Truth:
         AttackError: the run aligned nothing, or the active holds no labels.
     """
     data = recording.data
-    if data.active.name not in recording.alignment or not recording.config.facts.aligns:
+    if data.active.name not in recording.alignment or not recording.config.method.aligns:
         raise AttackError("the run aligned no rows, so there is nothing to attack or to score")
     rows = recording.alignment[data.active.name]
     if data.active.labels is None:
@@ -229,7 +229,7 @@ def view_of(
         role=_role(recording, parties[0]),
         parties=tuple(parties),
         behaviour=behaviour,
-        method=recording.config.method,
+        method=recording.config.method.name,
         envelopes={
             epoch: tuple(item for item in envelopes if {item.sender, item.receiver} & members)
             for epoch, envelopes in transcript.kept.items()
@@ -257,7 +257,7 @@ def _tables(recording: Recording) -> dict[str, PartyTable]:
 
 def _agreed(recording: Recording) -> dict[str, Agreed]:
     config = recording.config
-    if not config.facts.sums_gradients:
+    if not config.method.sums_gradients:
         return {}
     return {
         table.name: Agreed(
@@ -306,7 +306,7 @@ def _held(recording: Recording, parties: Sequence[str]) -> dict[str, Tensor]:
 def _networks(recording: Recording, members: Collection[str]) -> dict[str, nn.Module]:
     """Return copies of the members' own encoders where they were recorded, or of their average."""
     kept = recording.encoders
-    if recording.config.facts.averages == "weights" and recording.model is not None:
+    if recording.config.method.averages == "weights" and recording.model is not None:
         kept = dict.fromkeys(_tables(recording), recording.model)
     return {name: copy.deepcopy(network) for name, network in kept.items() if name in members}
 

@@ -159,7 +159,7 @@ class Trial:
 
     def _of_average(self, attack: AveragedMembership) -> tuple[Knowledge, Truth]:
         recording, victim, seed = self.recording, self.victim, self.seed
-        if recording.config.facts.averages != "weights":
+        if recording.config.method.averages != "weights":
             raise AttackError("the parties average no weights")
         candidates, members = reveal_people(
             recording, self.parties[0], victim, attack.candidates, seed, attack.strangers

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from secure_apfed.exchange import Envelope, Flow, Kind
-from secure_apfed.facts import MethodFacts
 from secure_apfed.methods import METHODS
 from secure_apfed.models.settings import ModelSettings
 from secure_apfed.objectives.settings import ObjectiveSettings
+from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.training import TrainSettings
 
 __all__ = [
@@ -248,9 +248,9 @@ class AdversaryView:
         return self.budget.device
 
     @property
-    def facts(self) -> MethodFacts:
+    def facts(self) -> MethodSettings:
         """Of the method that trained."""
-        return METHODS[self.method].facts
+        return METHODS[self.method].declared
 
     @property
     def name(self) -> str:

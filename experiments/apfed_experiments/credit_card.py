@@ -93,7 +93,7 @@ LINES: tuple[Line, ...] = (
     Line(key="votes", label="Votes, masked sum",
          settings={"method": "votes", **_STUDENT, **_MASKED}),
     Line(key="votes-eps4", label="Votes, noised to epsilon 4",
-         settings={"method": "votes", **_STUDENT, **_MASKED, "votes": {"epsilon": 4.0}}),
+         settings={"method": {"name": "votes", "epsilon": 4.0}, **_STUDENT, **_MASKED}),
     Line(key="tvfl", label="TVFL", settings={"method": "tvfl", **_NETWORK}, together=True),
 )  # fmt: skip
 _ALONE = "votes"  # whose settings the solo baselines are measured with

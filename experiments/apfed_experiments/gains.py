@@ -25,7 +25,6 @@ from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.measures import ACCURACY, MEASURES, Measure
 from secure_apfed.plain_json import to_json
 from secure_apfed.runs.record import Outcome, Privacy
-from secure_apfed.settings.votes import VotesSettings
 
 __all__ = [
     "CASES", "EPSILONS", "HEADER", "QUICK", "QUICK_SEEDS", "READING", "SEEDS", "GainCase",
@@ -81,20 +80,17 @@ _METHODS: Mapping[str, dict[str, Any]] = {
     "votes-encrypted": {"method": "votes_encrypted", **_STUDENT},
     # Whose votes a person without a label moves in no way but by the own one.
     "votes-moment-logistic": {
-        "method": "votes_moment",
+        "method": {"name": "votes_moment", "labeller": "logistic"},
         **_STUDENT,
-        "votes": {"labeller": "logistic"},
     },
     "votes-randomised-logistic": {
-        "method": "votes_randomised",
+        "method": {"name": "votes_randomised", "labeller": "logistic"},
         **_STUDENT,
-        "votes": {"labeller": "logistic"},
     },
     "joint_teacher": {
-        "method": "joint_teacher",
+        "method": {"name": "joint_teacher", "labels": "spreading"},
         **_STUDENT,
         "train": _JOINTLY,
-        "teacher": {"labels": "spreading"},
     },
     "imputation": {"method": "imputation", **_STUDENT},
     "apc_vfl": {
@@ -115,7 +111,7 @@ class _NoHelpPoint(Point):
         began, data = time.monotonic(), self.data(config.seed)
         scored = taught_alone(config, data).scored(data.test_rows)
         return Outcome(
-            method=config.method,
+            method=config.method.name,
             accuracy={_NO_HELP: ACCURACY.of(scored)},
             measure=config.measure,
             measures={_NO_HELP: {config.measure: MEASURES[config.measure].of(scored)}},
@@ -155,7 +151,7 @@ class GainCase:
     @property
     def control(self) -> "GainCase":
         """The same without help, which cases on the same rows share."""
-        method = _LAMBDA_0 if self.config.facts.sums_gradients else _NO_HELP
+        method = _LAMBDA_0 if self.config.method.sums_gradients else _NO_HELP
         return replace(self, method=method, epsilon=None)
 
     def point(self, folder: Path, measure: Measure) -> Point:
@@ -178,7 +174,9 @@ class GainCase:
         settings = {**usual, **_METHODS[self.method]}
         settings["data"] = _DATA[self.data] | {"labelled": self.labelled}
         if self.epsilon is not None:
-            settings["votes"] = {**settings.get("votes", {}), "epsilon": self.epsilon}
+            said = settings["method"]
+            named = {"name": said} if isinstance(said, str) else said
+            settings["method"] = {**named, "epsilon": self.epsilon}
         return Config.model_validate(settings)
 
 
@@ -370,11 +368,11 @@ def stored_of(rows: Sequence[GainRow]) -> list[dict[str, Any]]:
     """What `secure-apfed plan` reads of these rows: those with the default labeller."""
     stored = []
     for row in rows:
-        if row.gain is None or row.case.config.votes.labeller != VotesSettings().labeller:
+        if row.gain is None or "labeller" in row.case.config.method.model_fields_set:
             continue
         data, over = row.case.config.data, row.gain.over_chosen
         stored.append({
-            "method": row.case.config.method, "dataset": data.dataset,
+            "method": row.case.config.method.name, "dataset": data.dataset,
             "active_view": data.active_view, "labelled": row.case.labelled,
             "epsilon": row.case.epsilon, "seeds": row.seeds, "baseline": row.gain.baseline,
             "gain": 100 * over.mean, "low": 100 * over.low, "high": 100 * over.high,

@@ -83,7 +83,7 @@ _STUDENT = {**_MASKED, "model": {"network": "random_features"}, "train": {"epoch
 _ENDLESS = 100.0
 _JOINTLY = {"epochs": 20, "batch_size": 64, "learning_rate": 0.1, "evaluate_every": 20}
 _TEACHER = {"labels": "spreading"}
-_EPSILON = {"votes": {"epsilon": 4.0}}
+_EPSILON = {"method": {"epsilon": 4.0}}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -92,7 +92,7 @@ class Variant:
 
     Attributes:
         key: for folder names; label: for people.
-        method: a key of METHODS.
+        method: a key of METHODS; its settings are among the changes.
         protection: for people; protected: whether something protects what passives tell or get.
         changes: of settings, whole sections.
     """
@@ -107,8 +107,11 @@ class Variant:
     def of(self, base: Config) -> Config:
         """The run of this variant."""
         settings = base.model_dump(mode="json", exclude_defaults=True) | dict(self.changes)
-        settings |= {"name": f"{base.name}-{self.key}", "method": self.method}
-        if not METHODS[self.method].facts.sums_gradients:
+        settings |= {
+            "name": f"{base.name}-{self.key}",
+            "method": {"name": self.method, **self.changes.get("method", {})},
+        }
+        if not METHODS[self.method].settings.sums_gradients:
             settings.pop("passives", None)
         return Config.model_validate(settings)
 
@@ -127,7 +130,7 @@ VARIANTS: tuple[Variant, ...] = (
     Variant(key="votes-encrypted", label="Votes", method="votes_encrypted",
             protection="labels encrypted", changes=_STUDENT),
     Variant(key="joint-teacher", label="Joint teacher", method="joint_teacher", protection="none",
-            protected=False, changes={**_STUDENT, "train": _JOINTLY, "teacher": _TEACHER}),
+            protected=False, changes={**_STUDENT, "train": _JOINTLY, "method": _TEACHER}),
     Variant(key="imputation", label="Imputation", method="imputation", protection="none",
             protected=False, changes=_STUDENT),
     Variant(key="tvfl", label="TVFL", method="tvfl", protection="none", protected=False,
@@ -175,13 +178,13 @@ class Line:
     def gain(self) -> Interval | None:
         """Over the best solo baseline; None where others help to predict, or play no part."""
         own = next(iter(self.summary.accuracies.values())) is self.accuracy
-        alone = own and METHODS[self.variant.method].facts.predicts_alone
+        alone = own and METHODS[self.variant.method].settings.predicts_alone
         return self.summary.gain.over_chosen if alone and self.summary.gain else None
 
     @property
     def epsilon(self) -> float:
         """See `Summary.epsilon_of`."""
-        return self.summary.epsilon_of(METHODS[self.variant.method].facts)
+        return self.summary.epsilon_of(METHODS[self.variant.method].declared)
 
     def cells(self) -> tuple[str, ...]:
         """Texts in the order of `HEADER`."""

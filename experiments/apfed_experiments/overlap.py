@@ -157,7 +157,7 @@ def compare_overlaps(
             })  # fmt: skip
         over = gain.over_chosen
         lines.append({
-            "dataset": dataset, "overlap": point.overlap, "method": point.config.method,
+            "dataset": dataset, "overlap": point.overlap, "method": point.config.method.name,
             "mode": point.mode, "helped": rows[rows["target"] == "helped"]["score"].mean(),
             **_spread(reached), "gain": over.mean, "low": over.low, "high": over.high,
         })  # fmt: skip

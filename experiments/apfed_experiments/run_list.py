@@ -141,7 +141,7 @@ class ListedRun:
         config = self.config
         return (
             self.name,
-            "" if config is None else config.method,
+            "" if config is None else config.method.name,
             self.data,
             self.reached,
             self.gained,
@@ -159,7 +159,7 @@ class ListedRun:
             "folder": _legible(str(self.path)), "name": self.name, "state": self.state,
             "reason": self.reason,
             "date": self.date.isoformat(timespec="seconds"),
-            "method": None if config is None else config.method,
+            "method": None if config is None else config.method.name,
             "dataset": None if config is None else config.data.dataset,
             "seed": None if config is None else config.seed,
             "accuracy": self.accuracy, "measure": self.measure.name, "value": self.value,

@@ -64,7 +64,7 @@ class SeveralSeeds:
         ]
         if found.gain is not None:
             rows.append(("help", found.gain.sentence))
-        epsilon = found.epsilon_of(self.config.facts)
+        epsilon = found.epsilon_of(self.config.method)
         rows.append(("largest epsilon", "∞" if math.isinf(epsilon) else f"{epsilon:.3g}"))
         rows += [
             (f"worst attack on {target}", f"{leak.advantage.text(form='+.3f')} ({leak.name})")
@@ -82,7 +82,7 @@ class SeveralSeeds:
             },
             "intervals": {name: asdict(one) for name, one in found.accuracies.items()},
             "gain": None if found.gain is None else asdict(found.gain),
-            "epsilon": found.epsilon_of(self.config.facts), "wire_bytes": found.wire_bytes,
+            "epsilon": found.epsilon_of(self.config.method), "wire_bytes": found.wire_bytes,
             "leakage": {target: leak.as_json() for target, leak in found.leakage.items()},
             "folders": {str(seed): str(path) for seed, path in self.folders.items()},
         }  # fmt: skip

@@ -15,8 +15,8 @@ from scipy.stats import t
 
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.data import DATASETS, DataSettings
-from secure_apfed.facts import MethodFacts
 from secure_apfed.measures import ACCURACY, MEASURES
+from secure_apfed.settings.method import MethodSettings
 
 __all__ = [
     "Gain", "Interval", "Leakage", "Row", "Setting", "Summary", "accuracy_of", "holm", "p_text",
@@ -294,7 +294,7 @@ class Summary:
     gain: Gain | None = None
     epsilon_passives: float = math.inf
 
-    def epsilon_of(self, facts: MethodFacts) -> float:
+    def epsilon_of(self, facts: MethodSettings) -> float:
         """Of a row's releases where representations are sent, else of a person's contributions at
         one passive (its vote, or its parts of the sums).
         """

@@ -80,8 +80,8 @@ def _diabetes(labelled: int | None) -> Case:
             "SingleVL": {"method": "single_view", **_REGRESSION},
             "APFed-R, masked sum": {"method": "apfed_r", **_REGRESSION, **_MASKED},
             "Votes, masked sum": {
-                "method": "votes", **_VOTES, **_MASKED,
-                "votes": {"prior": "labeller", "labeller": "ridge"},
+                "method": {"name": "votes", "prior": "labeller", "labeller": "ridge"}, **_VOTES,
+                **_MASKED,
             },
         },
     )  # fmt: skip

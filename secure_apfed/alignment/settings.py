@@ -104,7 +104,7 @@ class AlignmentSettings(Settings):
         return self
 
     def terms(self) -> dict[str, Any]:
-        """What goes into a contract: what is played, and none of a party's own choices."""
+        """What is played, and none of a party's own choices."""
         own = {"dealer", "pairwise_overlaps", "threads", "history", "runs_with_a_peer"}
         return self.model_dump(mode="json", exclude=own) | {"protocol": self.backend}
 

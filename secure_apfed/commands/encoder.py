@@ -35,6 +35,7 @@ def check_encoder(
     from secure_apfed.errors import ConfigError
     from secure_apfed.learning.encoder_quality import encoder_quality
     from secure_apfed.parties import Compute
+    from secure_apfed.settings.distillation import DistillationSettings
 
     config = load_config(config_file, overrides=overrides or ())
     if config.labels_are_private:
@@ -47,9 +48,11 @@ def check_encoder(
     assert data.active.labels is not None
     labels_N = torch.full_like(data.active.labels, UNLABELLED)
     labels_N[data.labelled_rows] = data.active.labels[data.labelled_rows]
+    said = isinstance(config.method, DistillationSettings)
+    fitting = config.method if said else DistillationSettings()
     found = encoder_quality(
         data.active.features[data.train_rows], labels_N[data.train_rows], model=config.model,
-        settings=config.distilled, owner=data.active.name, seed=config.seed,
+        settings=fitting, owner=data.active.name, seed=config.seed,
         compute=Compute.of(config.train), threshold=threshold, folds=folds,
     )  # fmt: skip
     if as_json:

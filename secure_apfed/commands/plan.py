@@ -102,7 +102,7 @@ def _forecast(
             terminal.show_note(f"note: {warning}")
     guard = config.guard
     calibrations = []
-    if guard.epsilon is not None and config.facts.representations_from is not None:
+    if guard.epsilon is not None and config.method.representations_from is not None:
         calibrations.append(
             calibrate(
                 guard.epsilon, epochs=config.train.epochs, delta=guard.delta, clip=guard.clip,
@@ -134,8 +134,8 @@ def _expected_of(config: "Config", epsilon_x: float) -> list[str]:
     from secure_apfed.planning.stored_sweeps import load_sweeps, nearest, sentence
 
     sweeps, found = load_sweeps(), []
-    dataset, method = config.data.dataset, config.method
-    if config.guard.mechanism != "none" and config.facts.representations_from is not None:
+    dataset, method = config.data.dataset, config.method.name
+    if config.guard.mechanism != "none" and config.method.representations_from is not None:
         found += nearest(
             sweeps, epsilon=config.guard.epsilon or epsilon_x, dataset=dataset, method=method,
             guards=(config.guard.mechanism,),

@@ -110,6 +110,8 @@ def _override(raw: dict[str, Any], override: str) -> KeyPath:
         path.append(_index(holder, name, override))
         if isinstance(holder, dict) and holder.get(name) is None:
             holder[name] = {}
+        elif name == "method" and isinstance(holder, dict) and isinstance(holder[name], str):
+            holder[name] = {"name": holder[name]}
         holder = holder[path[-1]]
     path.append(_index(holder, names[-1], override))
     holder[path[-1]] = value

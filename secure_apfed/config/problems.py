@@ -67,7 +67,7 @@ def describe(cls: type[BaseModel], error: ValidationError, raw: Any) -> list[tup
             more = [((), f"has more problems than these {_MOST}; mend them first")]
             break
         problems.setdefault(path, []).append(detail)
-    return [*((path, _sentence(cls, details)) for path, details in problems.items()), *more]
+    return [*((path, _sentence(cls, details, raw)) for path, details in problems.items()), *more]
 
 
 def _given_path(detail: ErrorDetails, raw: Any) -> _Path:
@@ -89,11 +89,11 @@ def _given_path(detail: ErrorDetails, raw: Any) -> _Path:
     return (*path, *(() if missing is None else (missing,)))
 
 
-def _sentence(cls: type[BaseModel], details: list[ErrorDetails]) -> str:
+def _sentence(cls: type[BaseModel], details: list[ErrorDetails], raw: Any) -> str:
     first = details[0]
     if first["type"] == "extra_forbidden":
         *above, name = first["loc"]
-        return _unknown(str(name), sorted(set(_known_keys(cls, tuple(above)))))
+        return _unknown(str(name), sorted(set(_known_keys(cls, tuple(above), raw))))
     if first["type"] == "missing":
         return "is missing; it has no default"
     if first["type"] in ("value_error", "assertion_error"):
@@ -141,25 +141,39 @@ def _shown(value: Any) -> str:
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
 
-def _known_keys(annotation: Any, path: _Path) -> Iterator[str]:
-    """Yield the keys that settings at `path` inside `annotation` may have."""
+def _known_keys(annotation: Any, path: _Path, given: Any) -> Iterator[str]:
+    """Yield the keys that settings at `path` inside `annotation` may have, where this is given."""
     for option in _options(annotation):
         arguments = get_args(option)
         if isinstance(option, type) and issubclass(option, BaseModel):
-            yield from _keys_of_model(option, path)
+            yield from _keys_of_model(_named(option, given), path, given)
         elif path and get_origin(option) is dict:
-            yield from _known_keys(arguments[1], path[1:])
+            yield from _known_keys(arguments[1], path[1:], _inside(given, path[0]))
         elif path and get_origin(option) in (tuple, list):
-            yield from _known_keys(arguments[0], path[1:])
+            yield from _known_keys(arguments[0], path[1:], _inside(given, path[0]))
 
 
-def _keys_of_model(model: type[BaseModel], path: _Path) -> Iterator[str]:
+def _keys_of_model(model: type[BaseModel], path: _Path, given: Any) -> Iterator[str]:
     if not path:
         yield from model.model_fields
     elif path[0] in model.model_fields:
-        yield from _known_keys(model.model_fields[str(path[0])].annotation, path[1:])
+        inner = model.model_fields[str(path[0])].annotation
+        yield from _known_keys(inner, path[1:], _inside(given, path[0]))
     elif path[0] == model.__name__ or path[0] in _tags(model):
-        yield from _keys_of_model(model, path[1:])
+        yield from _keys_of_model(model, path[1:], given)
+
+
+def _inside(given: Any, key: str | int) -> Any:
+    return given.get(key) if isinstance(given, dict) else None
+
+
+def _named(model: type[BaseModel], given: Any) -> type[BaseModel]:
+    """The class that the given name is of, where one class stands for those derived from it."""
+    name = _inside(given, "name") if isinstance(given, dict) else given
+    if isinstance(name, str) and name in _tags(model):
+        return model
+    found = (_named(kind, given) for kind in model.__subclasses__())
+    return next((kind for kind in found if isinstance(name, str) and name in _tags(kind)), model)
 
 
 def _options(annotation: Any) -> Iterator[Any]:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 from secure_apfed.measures import MEASURES, names_of
-from secure_apfed.methods import METHODS
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.tasks import TASKS, Anomaly, Classification, Regression
 
@@ -22,12 +21,6 @@ def check_task(config: RunSettings) -> None:
 
 def _problems(config: RunSettings) -> Iterator[str]:
     task, numbers = TASKS[config.task], config.data.labels_are_numbers
-    if config.task not in config.facts.tasks:
-        taking = [name for name, method in METHODS.items() if config.task in method.facts.tasks]
-        yield (
-            f"task: method {config.method} learns {' or '.join(config.facts.tasks)}, not "
-            f"{config.task}; use {', '.join(taking)}"
-        )
     if task.name not in (measured := MEASURES[config.measure].tasks):
         yield (
             f"measure: {config.measure} is a measure of {' and '.join(measured)}, and "

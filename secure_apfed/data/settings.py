@@ -1,7 +1,7 @@
 """What a run says about its data: which set, how it is cut between parties, who knows whom."""
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -135,6 +135,13 @@ class DataSettings(Settings):
         if self.dataset == TABLES:
             return self.numeric_labels
         return find_dataset(self.dataset).numeric_labels
+
+    def terms(self) -> dict[str, Any]:
+        """Who holds labels and, where several do, how they number the classes."""
+        told = {"partition", "labels_at"}
+        if self.horizontal or self.labels_at:
+            told |= {"classes", "anomaly"}
+        return self.model_dump(mode="json", include=told)
 
     def class_names(self, known: tuple[str, ...]) -> tuple[str, ...]:
         """Of the run: those that are known, or normal rows and anomalies."""

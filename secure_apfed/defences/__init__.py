@@ -2,7 +2,7 @@
 
 They make known attacks worse and guarantee nothing; the report says so. Each says what it changes
 on its way out (`protects`) and what that gives. Who runs it, and whether it does anything, follows
-from the method's facts.
+from what the method says of itself.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,9 +30,9 @@ from secure_apfed.defences.marvell import Marvell, MarvellSettings
 from secure_apfed.defences.max_norm import MaxNorm, MaxNormSettings
 from secure_apfed.defences.mid import Mid, MidSettings
 from secure_apfed.defences.nopeek import NoPeek, NoPeekSettings
-from secure_apfed.facts import MethodFacts, Released, Side
 from secure_apfed.privacy.noise import NoiseSource
 from secure_apfed.seeds import seeded
+from secure_apfed.settings.method import MethodSettings, Released, Side
 
 __all__ = [
     "DEFENCES",
@@ -93,7 +93,7 @@ _NOT_SENT: Mapping[Released, str] = {
 }
 
 
-def check_defences(choices: Sequence[DefenceSettings], method: str, facts: MethodFacts) -> None:
+def check_defences(choices: Sequence[DefenceSettings], method: MethodSettings) -> None:
     """Refuse defences that would do nothing under a method, and one that is given twice.
 
     Raises:
@@ -101,26 +101,26 @@ def check_defences(choices: Sequence[DefenceSettings], method: str, facts: Metho
     """
     kinds = [choice.kind for choice in choices]
     for kind in kinds:
-        if not who_applies(kind, facts):
-            fits = [name for name in DEFENCES if who_applies(name, facts)]
+        if not who_applies(kind, method):
+            fits = [name for name in DEFENCES if who_applies(name, method)]
             reason = " and ".join(_NOT_SENT[released] for released in DEFENCES[kind].protects)
             raise ValueError(
-                f"defences: {kind} does not apply to method {method}: {reason}; leave it out, or "
-                f"use one of {', '.join(fits) or 'none'}"
+                f"defences: {kind} does not apply to method {method.name}: {reason}; leave it "
+                f"out, or use one of {', '.join(fits) or 'none'}"
             )
         if kinds.count(kind) > 1:
             raise ValueError(f"defences: {kind} is given {kinds.count(kind)} times; keep one")
 
 
-def who_applies(kind: str, facts: MethodFacts) -> str:
+def who_applies(kind: str, method: MethodSettings) -> str:
     """Who runs a defence, in words: whoever lets out what it protects; empty if nobody does."""
-    senders = map(facts.sender_of, DEFENCES[kind].protects)
+    senders = map(method.sender_of, DEFENCES[kind].protects)
     return " and ".join(dict.fromkeys(_RUN_BY[sender] for sender in senders if sender))
 
 
-def statements(choices: Sequence[DefenceSettings], facts: MethodFacts) -> list[str]:
+def statements(choices: Sequence[DefenceSettings], method: MethodSettings) -> list[str]:
     """What to say of defences where a run's guarantee is told; nothing without any."""
-    run_by = ", ".join(f"{choice.kind} by {who_applies(choice.kind, facts)}" for choice in choices)
+    run_by = ", ".join(f"{choice.kind} by {who_applies(choice.kind, method)}" for choice in choices)
     return [f"defences without a guarantee: {run_by}"] if choices else []
 
 

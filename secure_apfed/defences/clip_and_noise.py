@@ -12,10 +12,10 @@ from pydantic import Field
 from torch import Tensor
 
 from secure_apfed.defences.interface import GradientDefence, Leaving, Surroundings
-from secure_apfed.facts import Released
 from secure_apfed.privacy.clip import clip_rows
 from secure_apfed.privacy.settings import LARGEST_CLIP, SMALLEST_CLIP
 from secure_apfed.settings import Settings
+from secure_apfed.settings.method import Released
 
 __all__ = ["ClipAndNoise", "ClipAndNoiseSettings"]
 

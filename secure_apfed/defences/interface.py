@@ -17,8 +17,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from secure_apfed.facts import Released
 from secure_apfed.privacy.noise import NoiseSource
+from secure_apfed.settings.method import Released
 
 __all__ = [
     "Defence",

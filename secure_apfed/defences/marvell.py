@@ -21,8 +21,8 @@ from torch import Tensor
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.defences.interface import GradientDefence, Leaving, Surroundings
 from secure_apfed.errors import ConfigError
-from secure_apfed.facts import Released
 from secure_apfed.settings import Settings
+from secure_apfed.settings.method import Released
 
 __all__ = ["Marvell", "MarvellSettings", "Noise", "Split", "best_noise", "sum_kl"]
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from secure_apfed.defences.interface import GradientDefence, Leaving, Surroundings
-from secure_apfed.facts import Released
 from secure_apfed.settings import Settings
+from secure_apfed.settings.method import Released
 
 __all__ = ["MaxNorm", "MaxNormSettings"]
 

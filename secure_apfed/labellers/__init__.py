@@ -4,7 +4,7 @@ A new one is one file and one line in the table. What their votes cost stands in
 `secure_apfed.privacy.votes`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from secure_apfed.errors import ConfigError
 from secure_apfed.labellers.interface import Floats, Labeller, LinearLabeller, hard
@@ -12,6 +12,7 @@ from secure_apfed.labellers.logistic import Logistic
 from secure_apfed.labellers.private_logistic import PrivateLogistic
 from secure_apfed.labellers.ridge import Ridge
 from secure_apfed.labellers.spreading import Spreading
+from secure_apfed.settings import unknown_name
 
 __all__ = [
     "LABELLERS",
@@ -23,6 +24,7 @@ __all__ = [
     "Spreading",
     "about",
     "hard",
+    "labeller_for_oneself",
     "make_labeller",
 ]
 
@@ -67,6 +69,23 @@ def make_labeller(
     if epsilon is None or key is None:
         raise ConfigError(f"the labeller {name} needs an epsilon for its weights, and a key")
     return kind(epsilon=epsilon, delta=delta, key=key, centre=centre, seeded=seeded)
+
+
+def labeller_for_oneself(name: str, *, also: Sequence[str] = ()) -> str:
+    """Return the name of a labeller that a party may use for itself: noise on weights is against
+    others.
+
+    Args:
+        name: a key of `LABELLERS`, or one of `also`.
+        also: names of something else that is taken there.
+
+    Raises:
+        ValueError: it is none of them.
+    """
+    known = (*also, *(one for one in LABELLERS if one != PrivateLogistic.name))
+    if name not in known:
+        raise ValueError(unknown_name(name, known))
+    return name
 
 
 def about(labeller: Labeller, question: bytes) -> Labeller:

@@ -23,7 +23,7 @@ from secure_apfed.learning.compute import Compute
 from secure_apfed.learning.descent import prefixed, without_prefix
 from secure_apfed.learning.votes import last_layer
 from secure_apfed.measures import Scored, scored_by
-from secure_apfed.settings.teaching import DistillationSettings
+from secure_apfed.settings.distillation import DistillationSettings
 
 __all__ = ["FittedOnce", "fit_classifier"]
 

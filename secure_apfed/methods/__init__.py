@@ -1,20 +1,28 @@
-"""Methods: facts and roles, one script a party.
+"""Methods: settings and roles, one script a party.
 
-A new method is one file, which declares its facts beside its code, and one line in the table.
-Outside of this package nobody asks for a method's name: whoever has a run's configuration asks
-`config.facts`.
+A new method is one file, which declares its settings beside its code, and one line in the table.
+Outside of this package nobody asks for a method by its name: whoever has a run's configuration asks
+`config.method`.
 """
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from secure_apfed.data import VerticalData
 from secure_apfed.methods.accounts import freshly_brought
 from secure_apfed.methods.apc_vfl import ApcVfl
-from secure_apfed.methods.apfed import APFED, APFED_C, APFED_R, Apfed, SingleView
-from secure_apfed.methods.averaging import H_FEDMV, S_FEDMV
+from secure_apfed.methods.apfed import (
+    Apfed,
+    ApfedCSettings,
+    ApfedRSettings,
+    MixedApfedSettings,
+    SingleView,
+)
+from secure_apfed.methods.averaging import Averaging, HFedMvSettings, SFedMvSettings
 from secure_apfed.methods.entering import roles_of
 from secure_apfed.methods.imputation import Imputation
 from secure_apfed.methods.joint_teacher import JointTeacher
@@ -29,7 +37,7 @@ from secure_apfed.methods.method import (
     PartyState,
     Role,
 )
-from secure_apfed.methods.pseudo_labels import MMVFL, V_FEDMV
+from secure_apfed.methods.pseudo_labels import MmvflSettings, PseudoLabels, VFedMvSettings
 from secure_apfed.methods.session import (
     Entered,
     PartyTensors,
@@ -46,6 +54,8 @@ from secure_apfed.methods.vfedtrans import VFedTrans
 from secure_apfed.methods.votes import RandomisedVotes, SummedVotes
 from secure_apfed.methods.votes_encrypted import EncryptedVotes
 from secure_apfed.methods.votes_moment import MomentVotes
+from secure_apfed.settings import unknown_name
+from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
 
 __all__ = [
@@ -70,15 +80,16 @@ __all__ = [
     "assist",
     "freshly_brought",
     "lead",
+    "method_settings",
     "new_session",
     "open_session",
     "roles_of",
 ]
 
 METHODS: Mapping[str, Method] = {
-    "apfed": Apfed("apfed", APFED),
-    "apfed_r": Apfed("apfed_r", APFED_R),
-    "apfed_c": Apfed("apfed_c", APFED_C),
+    "apfed": Apfed(MixedApfedSettings),
+    "apfed_r": Apfed(ApfedRSettings),
+    "apfed_c": Apfed(ApfedCSettings),
     "tvfl": Tvfl(),
     "single_view": SingleView(),
     "votes": SummedVotes(),
@@ -91,11 +102,37 @@ METHODS: Mapping[str, Method] = {
     "vfedtrans": VFedTrans(),
     "split_nn": SplitNn(),
     "split_nn_sum": SummedSplitNn(),
-    "mmvfl": MMVFL,
-    "v_fedmv": V_FEDMV,
-    "h_fedmv": H_FEDMV,
-    "s_fedmv": S_FEDMV,
+    "mmvfl": PseudoLabels(MmvflSettings, own=True),
+    "v_fedmv": PseudoLabels(VFedMvSettings, own=False),
+    "h_fedmv": Averaging(HFedMvSettings),
+    "s_fedmv": Averaging(SFedMvSettings),
 }
+
+
+def method_settings(said: Any, *, as_json: bool = False) -> MethodSettings:
+    """The settings of a method, as a run says them.
+
+    Args:
+        said: its key in `METHODS`; a mapping with that as `name`, and its settings; or what was
+            made of these before.
+        as_json: whether lists are taken for tuples, and nothing else for what it is not.
+
+    Raises:
+        ValueError: no method has that name, or it has other settings.
+    """
+    if isinstance(said, MethodSettings):
+        return said
+    given = {"name": said} if isinstance(said, str) else said
+    if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
+        raise ValueError(
+            f"expected the name of a method, or {{name: ..., and its settings}}, got {said!r:.60}"
+        )
+    if given["name"] not in METHODS:
+        raise ValueError(unknown_name(given["name"], METHODS))
+    kind = METHODS[given["name"]].settings
+    if as_json:
+        return kind.model_validate_json(json.dumps(given), strict=True)
+    return kind.model_validate(given)
 
 
 def open_session(
@@ -113,4 +150,4 @@ def open_session(
     names = [] if logs is None else [table.name for table in data.tables]
     brought = {name: freshly_brought(config, name, logs=logs) for name in names}
     start = Start(config=config, data=data, brought=brought, alignment=alignment)
-    return Simulation(METHODS[config.method], start)
+    return Simulation(METHODS[config.method.name], start)

@@ -141,10 +141,10 @@ def refused_sums(own: Own) -> RefusedSums:
     return RefusedSums(own.name, log, allowed=own.config.rules.refused_sums)
 
 
-def open_audits(own: Own) -> OpenAudits:
+def open_audits(own: Own, *, allowed: int) -> OpenAudits:
     """Where a passive notes audits of encrypted labels, over all sessions of the run."""
     log = log_file(own.logs, "audits", own.name, "jsonl") if own.logs else None
-    return OpenAudits(own.name, log, allowed=own.config.votes.broken_audits)
+    return OpenAudits(own.name, log, allowed=allowed)
 
 
 def ledger_for(own: Own, guard: RepresentationGuard, *, aligned: int) -> PrivacyLedger:
@@ -177,7 +177,7 @@ def private_updates(own: Own, guard: RepresentationGuard) -> PrivateUpdates | No
             settings.epsilon,
             delta,
             release=guard.mechanism(),
-            releases=guard.planned(epochs) if config.facts.representations_from == "active" else 0,
+            releases=guard.planned(epochs) if config.method.representations_from == "active" else 0,
             updates=epochs,
         )
     gradient_guard = GradientGuard(

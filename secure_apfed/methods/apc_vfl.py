@@ -14,6 +14,7 @@ epsilon, of one row's release with the encoder held fixed, is none for the passi
 
 import math
 from collections.abc import Mapping
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,6 @@ from torch import Tensor, nn
 from secure_apfed.contract import Contract, RepresentationTerms
 from secure_apfed.defences import representation_chain
 from secure_apfed.exchange import Links
-from secure_apfed.facts import MethodFacts
 from secure_apfed.learning.autoencoder import Autoencoder, fit_autoencoder, new_autoencoder
 from secure_apfed.learning.distilling import Distilled
 from secure_apfed.measures import Scored
@@ -39,9 +39,48 @@ from secure_apfed.models import ModelSettings, Shape, family_for, output_shape
 from secure_apfed.parties import Compute, TvflPassive
 from secure_apfed.privacy.guard import joint_releases_statement
 from secure_apfed.seeds import seeded
+from secure_apfed.settings import THE_ACTIVE
+from secure_apfed.settings.distillation import DistillationSettings
+from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
 
 __all__ = ["ApcVfl", "ApcVflLearner"]
+
+
+class ApcVflSettings(MethodSettings, DistillationSettings):
+    """Autoencoders of all parties, and what the student learns from them.
+
+    Attributes:
+        own: g1 of the active; passive: g1 of passives that have no `model` of their own.
+        joint: hidden widths of g2, whose code is as wide as the student's (the run's `model`).
+    """
+
+    name: Literal["apc_vfl"] = "apc_vfl"
+    own: Annotated[ModelSettings, THE_ACTIVE] = ModelSettings(
+        network="selu", hidden=(64,), representation=128
+    )
+    passive: ModelSettings = ModelSettings(network="selu", hidden=(128,), representation=256)
+    joint: Annotated[tuple[int, ...], THE_ACTIVE] = (256,)
+
+    title = "APC-VFL"
+    predicts_alone = True
+    representations_from = "passives"
+    teacher = "joint representations"
+
+    def check(self, config: RunSettings) -> None:
+        """See `MethodSettings`."""
+        linear = ("selu", "linear")
+        if config.model.network not in linear:
+            raise ValueError(
+                f"model.network: method {self.name} classifies the student's code by logistic "
+                f"regression, and {config.model.network} has another head; use "
+                f"{' or '.join(linear)}"
+            )
+        if config.model.head:
+            raise ValueError(
+                f"model.head: method {self.name} fits one linear layer on the student's code; "
+                "leave it out"
+            )
 
 
 class ApcVflLearner(ReleaseLearner):
@@ -76,16 +115,10 @@ class ApcVflLearner(ReleaseLearner):
 class ApcVfl(Method):
     """The method; see `Method`."""
 
-    headline = "apc_vfl"
-    facts = MethodFacts(
-        title="APC-VFL",
-        predicts_alone=True,
-        representations_from="passives",
-        teacher="joint representations",
-    )
+    settings = ApcVflSettings
 
     def sent_network(self, config: RunSettings, passive: str, features: Shape) -> nn.Module:
-        model = settings_of(config, passive).model or config.distilled.passive
+        model = settings_of(config, passive).model or ApcVflSettings.of(config).passive
         return family_for(model, features).encoder(features, model)
 
     def offer(self, own: Own) -> RepresentationTerms | None:
@@ -113,11 +146,11 @@ class ApcVfl(Method):
     def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
         config, guard, compute = own.config, guard_for(own), Compute.of(own.config.train)
         shape = contract.passives[own.name].representation.shape
-        model = settings_of(config, own.name).model or config.distilled.passive
+        model = settings_of(config, own.name).model or ApcVflSettings.of(config).passive
         local = _autoencoder(own, model, own.features, "g1", compute)
         # In the table's order: that of the alignment is random.
         own_UF = compute.place(own.rows.features[rows.sort().values])
-        fit_autoencoder(local, own_UF, config.distilled, owner=own.name, seed=own.seed)
+        fit_autoencoder(local, own_UF, ApcVflSettings.of(config), owner=own.name, seed=own.seed)
         return ImputationHelper(
             TvflPassive(
                 own.name,
@@ -144,7 +177,7 @@ def _autoencoder(
 def _student(own: Own, contract: Contract, rows: Tensor) -> Distilled:
     """The active's networks at their start."""
     config, compute = own.config, Compute.of(own.config.train)
-    model, distilled, classes = config.model, config.distilled, len(own.classes)
+    model, distilled, classes = config.model, ApcVflSettings.of(config), len(own.classes)
     student = _autoencoder(own, model, own.features, "g3", compute)
     size = math.prod(output_shape(student.encoder, own.features))
     local = _autoencoder(own, distilled.own, own.features, "g1", compute)

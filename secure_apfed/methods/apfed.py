@@ -8,7 +8,7 @@ anybody else: it trains on its own loss.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from typing import Literal
 
 from torch import Tensor
 
@@ -18,7 +18,6 @@ from secure_apfed.contract import AGGREGATOR, Contract, RepresentationTerms
 from secure_apfed.data import OwnData
 from secure_apfed.defences import gradient_chain
 from secure_apfed.exchange import Envelope, Kind, Links
-from secure_apfed.facts import MethodFacts
 from secure_apfed.measures import Scored
 from secure_apfed.methods.accounts import (
     answers_log,
@@ -62,26 +61,76 @@ from secure_apfed.parties.rules import StepGate, read_sum, write_sum
 from secure_apfed.privacy import PrivacyLedger, WholeTraining
 from secure_apfed.privacy.guarantee import NOTHING_RELEASED
 from secure_apfed.seeds import seeded
+from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
 
 __all__ = [
-    "APFED",
-    "APFED_C",
-    "APFED_R",
     "Apfed",
     "ApfedAggregator",
+    "ApfedCSettings",
     "ApfedLearner",
     "ApfedPassive",
+    "ApfedRSettings",
+    "ApfedSettings",
+    "MixedApfedSettings",
     "SingleView",
+    "SingleViewSettings",
 ]
 
-APFED = MethodFacts(
-    title="APFed", predicts_alone=True, representations_from="active", sums_gradients=True,
-    trains_privately=True, takes_pairwise=True, stops_early=True, weighs_classes=True,
-    simulated=True, tasks=("classification", "regression", "anomaly"),
-)  # fmt: skip
-APFED_R = replace(APFED, title="APFed-R", own_objective=ReconstructionSettings())
-APFED_C = replace(APFED, title="APFed-C", own_objective=ContrastiveSettings())
+
+class SingleViewSettings(MethodSettings):
+    """The active alone; see `MethodSettings`."""
+
+    name: Literal["single_view"] = "single_view"
+
+    title = "SingleVL"
+    predicts_alone = True
+    has_passives = False
+    trains_privately = True
+    stops_early = True
+    weighs_classes = True
+    simulated = True
+    tasks = ("classification", "regression", "anomaly")
+
+
+class ApfedSettings(MethodSettings):
+    """APFed, whatever passives optimise; see `MethodSettings`."""
+
+    predicts_alone = True
+    representations_from = "active"
+    sums_gradients = True
+    trains_privately = True
+    takes_pairwise = True
+    stops_early = True
+    weighs_classes = True
+    simulated = True
+    tasks = ("classification", "regression", "anomaly")
+
+
+class MixedApfedSettings(ApfedSettings):
+    """Every passive says its objective; see `ApfedSettings`."""
+
+    name: Literal["apfed"] = "apfed"
+
+    title = "APFed"
+
+
+class ApfedRSettings(ApfedSettings):
+    """All passives reconstruct; see `ApfedSettings`."""
+
+    name: Literal["apfed_r"] = "apfed_r"
+
+    title = "APFed-R"
+    own_objective = ReconstructionSettings()
+
+
+class ApfedCSettings(ApfedSettings):
+    """All passives contrast; see `ApfedSettings`."""
+
+    name: Literal["apfed_c"] = "apfed_c"
+
+    title = "APFed-C"
+    own_objective = ContrastiveSettings()
 
 
 class ApfedLearner(Learner):
@@ -341,12 +390,11 @@ class Apfed(Method):
     """The method; see `Method`.
 
     Args:
-        headline: what the accuracy of the active alone is called.
-        facts: see `Method`.
+        settings: see `Method`.
     """
 
-    def __init__(self, headline: str, facts: MethodFacts) -> None:
-        self.headline, self.facts = headline, facts
+    def __init__(self, settings: type[ApfedSettings]) -> None:
+        self.settings = settings
 
     def labels_learnt(self, config: RunSettings, held: OwnData, aligned: Tensor) -> Tensor:
         """Of people whom only the active knows, too, unless the settings leave them out."""
@@ -426,12 +474,7 @@ class Apfed(Method):
 class SingleView(Method):
     """SingleVL (Section 5.1): the active alone; nothing is aligned, nothing is sent."""
 
-    headline = "single_view"
-    facts = MethodFacts(
-        title="SingleVL", predicts_alone=True, has_passives=False, trains_privately=True,
-        stops_early=True, weighs_classes=True, simulated=True,
-        tasks=("classification", "regression", "anomaly"),
-    )  # fmt: skip
+    settings = SingleViewSettings
 
     def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
         return _learner(own, contract, rows, None, self.headline)

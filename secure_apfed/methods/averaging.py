@@ -10,6 +10,7 @@ states are the views from there on.
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Literal, Self
 
 import numpy as np
 import torch
@@ -20,7 +21,6 @@ from secure_apfed.contract import Contract, RepresentationTerms
 from secure_apfed.data import UNLABELLED
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Links
-from secure_apfed.facts import MethodFacts
 from secure_apfed.learning.averaging import LinearViews, SequenceViews, Stages
 from secure_apfed.learning.multiview import Floats, Pull, ViewModel, joint_weights
 from secure_apfed.measures import Scored, scored_by
@@ -28,7 +28,7 @@ from secure_apfed.methods.accounts import answers_log, refused_sums
 from secure_apfed.methods.apfed import ApfedAggregator
 from secure_apfed.methods.method import Agreed, Helper, Learner, Method, Own
 from secure_apfed.methods.pseudo_labels import (
-    FEDMV_WEIGHTING,
+    FedMvSettings,
     agreed_sum,
     label_terms,
     parameters_of_sum,
@@ -41,9 +41,13 @@ from secure_apfed.models.recurrent import SequenceEncoder
 from secure_apfed.parties import ActiveNetworks, Compute
 from secure_apfed.parties.averaging import AveragingActive, AveragingPassive
 from secure_apfed.seeds import derive_seed, seeded
+from secure_apfed.settings.multiview import MultiviewSettings, RecurrentSettings
 from secure_apfed.settings.run import RunSettings
 
-__all__ = ["H_FEDMV", "S_FEDMV", "Averaging", "AveragingLearner", "linear_views"]
+__all__ = [
+    "Averaging", "AveragingLearner", "AveragingSettings", "HFedMvSettings", "SFedMvSettings",
+    "linear_views",
+]  # fmt: skip
 
 
 class AveragingLearner(Learner):
@@ -125,20 +129,60 @@ class AveragingLearner(Learner):
         self.party.load_tensors(tensors)
 
 
+class AveragingSettings(FedMvSettings):
+    """Parties average the weights of their views; see `MultiviewSettings`."""
+
+    averages = "weights"
+
+    def check(self, config: RunSettings) -> None:
+        """See `MethodSettings`; also that no passive is weighted by hand."""
+        super().check(config)
+        weighted = [name for name, one in config.passives.items() if one.weight != 1.0]
+        if weighted:
+            raise ValueError(
+                f"passives.{weighted[0]}.weight: in method {self.name} a party counts by the rows "
+                "that it trains on; leave weight out"
+            )
+
+
+class HFedMvSettings(AveragingSettings):
+    """H-FedMV; see `MultiviewSettings`."""
+
+    name: Literal["h_fedmv"] = "h_fedmv"
+
+    title = "H-FedMV"
+
+
+class SFedMvSettings(AveragingSettings):
+    """S-FedMV: views are sequences, which GRUs make views of first; see `MultiviewSettings`.
+
+    Attributes:
+        recurrent: how these are trained.
+    """
+
+    name: Literal["s_fedmv"] = "s_fedmv"
+    recurrent: RecurrentSettings = RecurrentSettings()
+
+    title = "S-FedMV"
+    network = "gru"
+    reads_sequences = True
+
+    def rehearsed(self, steps: int, epochs: int) -> Self:
+        """See `MethodSettings`: so many of the steps average GRUs as of the run's."""
+        rounds = max(1, round(steps * self.recurrent.rounds / epochs))
+        recurrent = self.recurrent.model_copy(update={"rounds": rounds})
+        return self.model_copy(update={"recurrent": recurrent})
+
+
 class Averaging(Method):
     """The method; see `Method`.
 
     Args:
-        headline: what the accuracy of the active alone is called.
-        title: see `MethodFacts`.
-        recurrent: whether views are sequences, which GRUs read first.
+        settings: see `Method`.
     """
 
-    def __init__(self, headline: str, title: str, *, recurrent: bool) -> None:
-        self.headline, self._recurrent = headline, recurrent
-        self.facts = MethodFacts(
-            title=title, predicts_alone=True, averages="weights", reads_sequences=recurrent
-        )
+    def __init__(self, settings: type[AveragingSettings]) -> None:
+        self.settings, self._recurrent = settings, settings.reads_sequences
 
     def offer(self, own: Own) -> RepresentationTerms | None:
         """See `Method`: each party says how many classes it has, how many rows it trains on, and
@@ -210,14 +254,14 @@ class Averaging(Method):
         """One party's copy of the model at its start; the active's goes to all."""
         if not own.held.views:
             raise ConfigError(
-                f"{own.name}: method {own.config.method} learns from several views, and this "
+                f"{own.name}: method {own.config.method.name} learns from several views, and this "
                 "party's columns have none; name them in data.view_columns"
             )
         features_NF = own.rows.features[own.train_rows]
         if not self._recurrent:
             views = [features_NF[:, view.columns] for view in own.held.views.values()]
             return Stages(lambda: _linear(own, views))
-        recurrent, settings = _recurrent(own), own.config.multiview.recurrent
+        recurrent, settings = _recurrent(own), SFedMvSettings.of(own.config).recurrent
 
         def after() -> LinearViews:
             with torch.no_grad():
@@ -227,17 +271,18 @@ class Averaging(Method):
 
 
 def _linear(own: Own, views: Sequence[Tensor]) -> LinearViews:
-    pull = pull_of(own, own.train_rows, eta=FEDMV_WEIGHTING.eta(own.config), own=False)
-    return linear_views(own.config, views, pull, owner=own.name, seed=own.seed)
+    pull = pull_of(own, own.train_rows, eta=MultiviewSettings.of(own.config).eta, own=False)
+    settings = MultiviewSettings.of(own.config)
+    return linear_views(settings, views, pull, owner=own.name, seed=own.seed)
 
 
 def linear_views(
-    config: RunSettings, views: Sequence[Tensor], pull: Pull, *, owner: str, seed: int
+    settings: MultiviewSettings, views: Sequence[Tensor], pull: Pull, *, owner: str, seed: int
 ) -> LinearViews:
     """One party's model of its views (N, F) at its start.
 
     Args:
-        config: of the run.
+        settings: of the method.
         views: one by one, of the rows that train.
         pull: of their labels.
         owner: whose random numbers it starts from.
@@ -248,14 +293,14 @@ def linear_views(
             _numbers(view),
             pull.truth_NC.shape[1],
             np.random.default_rng(derive_seed(seed, owner, "view", at)),
-            beta=FEDMV_WEIGHTING.beta(config),
-            zeta=FEDMV_WEIGHTING.zeta(config),
-            tolerance=config.multiview.tolerance,
-            most_rounds=config.multiview.most_rounds,
+            beta=settings.beta,
+            zeta=settings.zeta,
+            tolerance=settings.tolerance,
+            most_rounds=settings.most_rounds,
         )
         for at, view in enumerate(views)
     ]
-    return LinearViews(models, pull, config.multiview)
+    return LinearViews(models, pull, settings)
 
 
 def _numbers(view_NF: Tensor) -> Floats:
@@ -279,11 +324,7 @@ def _recurrent(own: Own) -> SequenceViews:
         heads=heads,
         features_N=own.rows.features,
         labels_N=told_N,
-        settings=config.multiview.recurrent,
+        settings=SFedMvSettings.of(config).recurrent,
         compute=Compute.of(config.train),
         seed=own.seed,
     )
-
-
-H_FEDMV = Averaging("h_fedmv", "H-FedMV", recurrent=False)
-S_FEDMV = Averaging("s_fedmv", "S-FedMV", recurrent=True)

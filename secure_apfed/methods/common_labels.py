@@ -44,7 +44,8 @@ def require_labels(method: Method, config: RunSettings, held: OwnData, aligned: 
     owner, common = held.table.name, f"the {len(aligned)} common people"
     every = held.labelled_rows
     learnt = method.labels_learnt(config, held, aligned)
-    among = f" (of {len(every)}; the others are not among {common})" if method.facts.aligns else ""
+    left_out = f" (of {len(every)}; the others are not among {common})"
+    among = left_out if method.declared.aligns else ""
     taught = _counts(held, learnt)
     # Passives with labels of their own may know other classes; of anomalies no label is learnt.
     if not config.data.labels_at and config.task != Anomaly.name:
@@ -55,7 +56,7 @@ def require_labels(method: Method, config: RunSettings, held: OwnData, aligned: 
             )
         if len(taught) < 2:
             raise DataError(
-                f"{owner}: the {len(learnt)} labelled training rows that {method.facts.title} "
+                f"{owner}: the {len(learnt)} labelled training rows that {method.settings.title} "
                 f"learns from{among} are all {_name(held, taught)}, so there is nothing to learn; "
                 f"{_MORE}"
             )
@@ -63,7 +64,7 @@ def require_labels(method: Method, config: RunSettings, held: OwnData, aligned: 
         if lost and config.task != Regression.name:
             few = ", ".join(held.classes[int(one)] for one in sorted(lost))
             warnings.warn(
-                f"{owner}: {method.facts.title} learns nothing of class {few}: none of its "
+                f"{owner}: {method.settings.title} learns nothing of class {few}: none of its "
                 f"labelled training rows is among {common}; {_MORE}",
                 FewRowsWarning,
                 stacklevel=2,
@@ -71,12 +72,12 @@ def require_labels(method: Method, config: RunSettings, held: OwnData, aligned: 
     tested = method.rows_tested(held, aligned)
     if not len(held.test_rows):
         return
-    asked = 1 if method.facts.predicts_alone else config.rules.minimum_batch
+    asked = 1 if method.settings.predicts_alone else config.rules.minimum_batch
     if len(tested) < asked:
         warnings.warn(
             f"{owner}: {len(tested)} of its {len(held.test_rows)} test rows are among {common}, "
-            f"and passives answer {asked} at least, so nothing measures {method.facts.title} with "
-            f"all parties; {_TEST}",
+            f"and passives answer {asked} at least, so nothing measures {method.settings.title} "
+            f"with all parties; {_TEST}",
             FewRowsWarning,
             stacklevel=2,
         )
@@ -86,7 +87,7 @@ def require_labels(method: Method, config: RunSettings, held: OwnData, aligned: 
         return
     if len(counts) < 2:
         raise DataError(
-            f"{owner}: the {len(tested)} rows that {method.facts.title} is tested on are all "
+            f"{owner}: the {len(tested)} rows that {method.settings.title} is tested on are all "
             f"{_name(held, counts)}: whoever always says so is always right; {_TEST}"
         )
     rarest, rows = min((dict.fromkeys(taught, 0) | counts).items(), key=lambda one: one[1])
@@ -97,7 +98,7 @@ def require_labels(method: Method, config: RunSettings, held: OwnData, aligned: 
         )
         none = f"none is {_name(held, [rarest])}, so nothing tells how well it is found; {_TEST}"
         warnings.warn(
-            f"{owner}: of the {len(tested)} rows that {method.facts.title} is tested on "
+            f"{owner}: of the {len(tested)} rows that {method.settings.title} is tested on "
             f"{few if rows else none}",
             FewRowsWarning,
             stacklevel=2,

@@ -20,7 +20,6 @@ from secure_apfed.methods.alignment import DEALER, allow_signs, needs_dealer
 from secure_apfed.methods.method import Agreed, Method, Own, PartyState
 from secure_apfed.methods.terms import asked_of
 from secure_apfed.settings import SilentPassive
-from secure_apfed.settings.concern import shared_settings
 from secure_apfed.settings.run import RunSettings
 
 __all__ = ["enter", "roles_of", "standing"]
@@ -31,11 +30,11 @@ def roles_of(
 ) -> dict[str, PartyRole]:
     """Names and roles of all parties of a session."""
     roles: dict[str, PartyRole] = {active: "active"}
-    if method.facts.has_passives:
+    if method.settings.has_passives:
         roles |= dict.fromkeys(passives, "passive")
-    if method.facts.aggregates:
+    if method.declared.aggregates:
         roles[AGGREGATOR] = "aggregator"
-    if method.facts.takes_dealer or (method.facts.aligns and needs_dealer(config.alignment)):
+    if method.declared.takes_dealer or (method.declared.aligns and needs_dealer(config.alignment)):
         roles[DEALER] = "dealer"
     return roles
 
@@ -87,12 +86,12 @@ def _draw(own: Own, method: Method, session: str, greetings: Mapping[str, Greeti
     """The contract, as every party draws it up from the settings and the greetings."""
     config = own.config
     offers = {name: one.offer for name, one in greetings.items() if one.offer is not None}
-    facts = method.facts
+    declared = method.declared
     names = {"active": (own.active,), "passives": own.passives}
-    expected = [name for side in facts.offers for name in names[side]]
+    expected = [name for side in declared.offers for name in names[side]]
     if set(offers) != set(expected):
         raise RemoteProtocolError(
-            f"{own.name}: in {facts.title} what a row is that parties send is said by "
+            f"{own.name}: in {declared.title} what a row is that parties send is said by "
             f"{', '.join(expected) or 'nobody'}; it was said by {', '.join(offers) or 'nobody'}"
         )
     agreed, asked = method.agree(own, offers, session), asked_of(config)
@@ -109,7 +108,7 @@ def _draw(own: Own, method: Method, session: str, greetings: Mapping[str, Greeti
             for name, role in roles_of(method, config, own.active, own.passives).items()
         ),
         passives=dict(agreed.passives),
-        settings=shared_settings(config),
+        settings=config.terms(),
         secure_sum=dict(agreed.secure_sum),
         minimum_batch=config.rules.minimum_batch,
         epochs=asked.releases,
@@ -130,7 +129,7 @@ def _when_silent(own: Own, agreed: Agreed) -> SilentPassive:
     """
     asked, passives = own.config.rules.silent_passive, len(agreed.passives)
     threshold = agreed.secure_sum.get("threshold", passives)
-    recovers = own.config.facts.goes_on_without and threshold < passives
+    recovers = own.config.method.goes_on_without and threshold < passives
     if asked != "recover" or recovers:
         silent = asked or ("recover" if recovers else "stop")
         if silent == "stop" and own.config.rules.restarts:
@@ -139,10 +138,10 @@ def _when_silent(own: Own, agreed: Agreed) -> SilentPassive:
                 "by itself; leave it at 0, or say rules.silent_passive: wait, or recover"
             )
         return silent
-    if not own.config.facts.goes_on_without:
+    if not own.config.method.goes_on_without:
         raise ConfigError(
-            f"rules.silent_passive: method {own.config.method} needs every passive in every step; "
-            "say stop or wait"
+            f"rules.silent_passive: method {own.config.method.name} needs every passive in every "
+            "step; say stop or wait"
         )
     raise ConfigError(
         f"rules.silent_passive: the sum needs all {passives} passives, so no step goes on without "

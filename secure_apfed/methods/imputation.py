@@ -11,18 +11,19 @@ the passive, without noise. Letters: U aligned training rows, D numbers of a pro
 
 import math
 from collections.abc import Mapping
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.contract import Contract, RepresentationTerms
 from secure_apfed.defences import representation_chain
 from secure_apfed.exchange import Kind, Links, pack
-from secure_apfed.facts import MethodFacts
-from secure_apfed.labellers import make_labeller
+from secure_apfed.labellers import labeller_for_oneself, make_labeller
 from secure_apfed.learning.imputation import fixed_projection, linear_projection, predicted
 from secure_apfed.learning.student import Student, side_by_side
 from secure_apfed.methods.accounts import answers_log, guard_for, ledger_for, surroundings_of
@@ -35,11 +36,45 @@ from secure_apfed.models import Shape
 from secure_apfed.parties import Compute, TvflPassive
 from secure_apfed.parties.rules import read_representations
 from secure_apfed.privacy.guard import joint_releases_statement
+from secure_apfed.settings import THE_ACTIVE
+from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
 
-__all__ = ["Imputation", "ImputationHelper", "ImputationLearner", "ReleaseLearner"]
+__all__ = [
+    "Imputation", "ImputationHelper", "ImputationLearner", "ImputationSettings", "ReleaseLearner",
+]  # fmt: skip
 
 Floats = NDArray[np.float64]
+
+
+class ImputationSettings(MethodSettings):
+    """What passives release once, and how the active labels its rows by it.
+
+    Attributes:
+        projection: of a passive's features. "principal_components" are fitted to its own aligned
+            rows, without noise; "random" is drawn from the run's seed and moves with nobody's
+            features.
+        numbers: of one row of the projection, at most.
+        labels: a key of `LABELLERS`.
+        labels_from: "predicted" reads what the active predicts of the passives' rows; "released"
+            the rows as they came, noise and all.
+    """
+
+    name: Literal["imputation"] = "imputation"
+    projection: Literal["principal_components", "random"] = "principal_components"
+    numbers: int = Field(16, ge=1, le=4096)
+    labels: Annotated[str, THE_ACTIVE] = "spreading"
+    labels_from: Annotated[Literal["predicted", "released"], THE_ACTIVE] = "predicted"
+
+    title = "imputation"
+    predicts_alone = True
+    representations_from = "passives"
+    teacher = "imputed representations"
+
+    @field_validator("labels")
+    @classmethod
+    def _is_a_labeller(cls, name: str) -> str:
+        return labeller_for_oneself(name)
 
 
 class ReleaseLearner(StudentLearner):
@@ -101,7 +136,7 @@ class ImputationLearner(ReleaseLearner):
         super().__init__(
             contract, own, aligned, student=student, headline=headline, guarantee=guarantee
         )
-        self._settings, self._seed = own.config.imputed, own.seed
+        self._settings, self._seed = ImputationSettings.of(own.config), own.seed
         self._features_N = own.rows.features
 
     async def teach(self, links: Links, course: Course) -> None:
@@ -130,13 +165,7 @@ class ImputationHelper(TvflHelper):
 class Imputation(Method):
     """The method; see `Method`."""
 
-    headline = "imputation"
-    facts = MethodFacts(
-        title="imputation",
-        predicts_alone=True,
-        representations_from="passives",
-        teacher="imputed representations",
-    )
+    settings = ImputationSettings
 
     def sent_network(self, config: RunSettings, passive: str, features: Shape) -> nn.Module:
         size = math.prod(features)
@@ -182,7 +211,7 @@ class Imputation(Method):
                     numbers,
                     seed=config.seed,
                     party=own.name,
-                    principal=config.imputed.projection == "principal_components",
+                    principal=ImputationSettings.of(config).projection == "principal_components",
                 ),
                 guard=guard,
                 ledger=ledger_for(own, guard, aligned=len(rows)),
@@ -197,4 +226,4 @@ class Imputation(Method):
 
 
 def _numbers(config: RunSettings, features: int) -> int:
-    return min(config.imputed.numbers, features)
+    return min(ImputationSettings.of(config).numbers, features)

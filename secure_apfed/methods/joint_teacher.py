@@ -15,17 +15,18 @@ Letters: U aligned training rows, B batch, K classes.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from typing import Literal, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
 from apfed_protocols.randomness import derive_key
 from secure_apfed.contract import Contract
 from secure_apfed.exchange import Links
-from secure_apfed.labellers import Spreading, hard, make_labeller
+from secure_apfed.labellers import LABELLERS, Spreading, hard, labeller_for_oneself, make_labeller
 from secure_apfed.learning.descent import prefixed, without_prefix
 from secure_apfed.learning.student import Student, by_labeller, side_by_side, with_prior
 from secure_apfed.learning.votes import Votes
@@ -33,14 +34,16 @@ from secure_apfed.measures import Scored
 from secure_apfed.methods.alignment import positions_in
 from secure_apfed.methods.method import Course, Learner, Own
 from secure_apfed.methods.students import student_of, train_student
-from secure_apfed.methods.tvfl import Joint, Tvfl, TvflLearner
+from secure_apfed.methods.tvfl import Joint, JointSettings, Tvfl, TvflLearner
 from secure_apfed.models import ModelSettings
 from secure_apfed.parties import ActiveNetworks, TvflActive
+from secure_apfed.privacy.settings import LARGEST_LABEL_EPSILON
 from secure_apfed.privacy.vote_response import VoteResponse
 from secure_apfed.settings.run import RunSettings
-from secure_apfed.settings.teaching import HEAD
 
-__all__ = ["JointTeacher", "JointTeacherLearner"]
+__all__ = ["JointTeacher", "JointTeacherLearner", "JointTeacherSettings"]
+
+HEAD = "head"
 
 Floats = NDArray[np.float64]
 
@@ -67,7 +70,7 @@ class JointTeacherLearner(TvflLearner):
 
     async def conclude(self, links: Links, course: Course) -> None:
         """Ask for the rows that the teacher is to label, label them, and train the student."""
-        settings = self._config.teacher
+        settings = JointTeacherSettings.of(self._config)
         labelled = torch.zeros(len(self._train_rows), dtype=torch.bool)
         labelled[torch.from_numpy(self.student.labelled)] = True
         places = torch.arange(len(labelled))
@@ -97,7 +100,7 @@ class JointTeacherLearner(TvflLearner):
 
     def _label(self, places_V: NDArray[np.int64], told: list[Joint]) -> Floats:
         """What the teacher says of these places of the training rows, (V, K)."""
-        settings = self._config.teacher
+        settings = JointTeacherSettings.of(self._config)
         if settings.labels == HEAD:
             scores_VK = torch.cat([joint.scores for joint in told]).double()
             labels_VK = scores_VK.softmax(1).cpu().numpy()
@@ -147,14 +150,58 @@ class JointTeacherLearner(TvflLearner):
         self.student.load_tensors(without_prefix("student", tensors))
 
 
+class JointTeacherSettings(JointSettings):
+    """The joint model and how it labels rows.
+
+    Attributes:
+        model: networks of the active and of passives that have none of their own; the run's
+            `model` is the student.
+        labels: "head" is the joint model's own head; a key of `LABELLERS` labels the rows from all
+            parties' representations, which takes one more of each labelled row.
+        form: "soft" labels are probabilities, "hard" ones name one class.
+        epsilon: of the randomised response under which the student learns each label that is not
+            the active's own; null: none. Labels are hard then. It holds against whoever has the
+            finished student alone.
+    """
+
+    name: Literal["joint_teacher"] = "joint_teacher"
+    model: ModelSettings = ModelSettings(network="linear", representation=16)
+    labels: str = HEAD
+    form: Literal["soft", "hard"] = "soft"
+    epsilon: float | None = Field(None, gt=0, le=LARGEST_LABEL_EPSILON)
+
+    title = "joint teacher"
+    predicts_alone = True
+    teacher = "joint model"
+
+    @field_validator("labels")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
+        return labeller_for_oneself(name, also=(HEAD,))
+
+    @model_validator(mode="after")
+    def _others_move_no_label(self) -> Self:
+        noised = self.epsilon is not None
+        if noised and self.labels != HEAD and not LABELLERS[self.labels].inductive:
+            raise ValueError(
+                f"epsilon: under labels: {self.labels} a person moves other people's labels, too, "
+                f"and no epsilon of one label covers that; use {HEAD}, or leave epsilon out"
+            )
+        return self
+
+    @property
+    def asks_again(self) -> bool:
+        """A teacher other than the head reads labelled rows once more, after training."""
+        return self.labels != HEAD
+
+
 class JointTeacher(Tvfl):
     """The method; see `Method`."""
 
-    headline = "joint_teacher"
-    facts = replace(Tvfl.facts, title="joint teacher", predicts_alone=True, teacher="joint model")
+    settings = JointTeacherSettings
 
     def model(self, config: RunSettings) -> ModelSettings:
-        return config.teacher.model
+        return JointTeacherSettings.of(config).model
 
     def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
         return JointTeacherLearner(
@@ -170,7 +217,7 @@ class JointTeacher(Tvfl):
 
 def _response_statement(own: Own) -> str:
     """What randomised response between teacher and student gives, in words; may be empty."""
-    epsilon = own.config.teacher.epsilon
+    epsilon = JointTeacherSettings.of(own.config).epsilon
     if epsilon is None:
         return ""
     seeded = own.config.guard.noise != "secret"

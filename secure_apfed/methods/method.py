@@ -1,4 +1,4 @@
-"""What a method is: facts, the terms that its parties agree on, and one role for each of them.
+"""What a method is: its settings, the terms that its parties agree on, and a role for each of them.
 
 A role is built from its own party's data and secrets and from the contract, which is public, and
 from nothing else. Its script is an `async def` over its links (see `secure_apfed.exchange`).
@@ -18,7 +18,6 @@ from apfed_protocols.identity import Identity
 from secure_apfed.contract import AGGREGATOR, Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.data import OwnData, PartyTable
 from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links
-from secure_apfed.facts import MethodFacts
 from secure_apfed.learning.agreement import Agreement
 from secure_apfed.measures import Scored
 from secure_apfed.methods.charged import Charged, read_charged
@@ -26,6 +25,7 @@ from secure_apfed.models import Shape
 from secure_apfed.parties import ActiveNetworks
 from secure_apfed.privacy import PrivacyLedger, WholeTraining
 from secure_apfed.seeds import shuffled
+from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
 
 __all__ = [
@@ -355,7 +355,7 @@ class Learner(Role, ABC):
         return self.training_rows
 
     async def loss_on(self, links: Links, course: Course, rows: Tensor) -> float:
-        """The loss of some training rows, from which nobody learns; where `facts.stops_early`."""
+        """The loss of some training rows, from which nobody learns; where it `stops_early`."""
         raise LocalProtocolError(f"{self.name} tells no loss of rows that it does not learn from")
 
     async def learn(self, links: Links, course: Course) -> None:
@@ -382,15 +382,23 @@ class Learner(Role, ABC):
 
 
 class Method(ABC):
-    """One learning procedure: its facts, what its parties agree on, and the role of each.
+    """One learning procedure: what its parties agree on, and the role of each.
 
     Attributes:
-        headline: the variant of `evaluate` that a run reports first.
-        facts: what others may know of it.
+        settings: the class of its settings, which says what others may know of it.
     """
 
-    headline: str
-    facts: MethodFacts
+    settings: type[MethodSettings]
+
+    @property
+    def declared(self) -> MethodSettings:
+        """What others may know of it, whatever the settings of a run are."""
+        return self.settings.model_construct(name=self.settings.model_fields["name"].default)
+
+    @property
+    def headline(self) -> str:
+        """Its key, and the variant of `evaluate` that a run reports first."""
+        return self.declared.name
 
     def offer(self, own: Own) -> RepresentationTerms | None:
         """What a row may be that this party sends; None where it sends no representation."""
@@ -402,17 +410,17 @@ class Method(ABC):
 
     def sent_network(self, config: RunSettings, passive: str, features: Shape) -> nn.Module:
         """The network whose output this passive sends, before training; where it sends any."""
-        raise LocalProtocolError(f"{passive} sends no output of a network in {self.facts.title}")
+        raise LocalProtocolError(f"{passive} sends no output of a network in {self.settings.title}")
 
     def labels_learnt(self, config: RunSettings, held: OwnData, aligned: Tensor) -> Tensor:
         """The active's rows whose labels it learns from; `aligned`: its row at each position."""
         rows = held.labelled_rows
-        return rows[torch.isin(rows, aligned)] if self.facts.aligns else rows
+        return rows[torch.isin(rows, aligned)] if self.declared.aligns else rows
 
     def rows_tested(self, held: OwnData, aligned: Tensor) -> Tensor:
         """The active's test rows that the model of the headline can say something of."""
         rows = held.test_rows
-        return rows if self.facts.predicts_alone else rows[torch.isin(rows, aligned)]
+        return rows if self.settings.predicts_alone else rows[torch.isin(rows, aligned)]
 
     @abstractmethod
     def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
@@ -420,11 +428,11 @@ class Method(ABC):
 
     def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
         """A passive's role; -1 stands in `rows` for who it does not know."""
-        raise LocalProtocolError(f"{own.name}: {self.facts.title} has no passive party")
+        raise LocalProtocolError(f"{own.name}: {self.settings.title} has no passive party")
 
     def aggregator(self, own: Own, contract: Contract) -> Helper:
         """The aggregator's role, where there is a sum."""
-        raise LocalProtocolError(f"{own.name}: {self.facts.title} has no aggregator")
+        raise LocalProtocolError(f"{own.name}: {self.settings.title} has no aggregator")
 
     async def deal(self, own: Own, links: Links, contract: Contract) -> None:  # noqa: B027
         """The dealer's script after the alignment, where the method takes one."""
@@ -512,5 +520,5 @@ def batches_of(learner: Learner, config: RunSettings, epoch: int) -> list[Tensor
     parties average, an epoch is one step with all rows.
     """
     order = shuffled(learnt_rows(learner, config), config.seed, "batches", epoch)
-    batches = [order] if config.facts.averages else order.split(config.train.batch_size)
+    batches = [order] if config.method.averages else order.split(config.train.batch_size)
     return [rows_B for rows_B in batches if len(rows_B) >= learner.smallest_batch]

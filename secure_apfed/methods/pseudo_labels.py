@@ -12,9 +12,11 @@ Letters: B batch, C classes.
 
 import math
 from collections.abc import Mapping
+from typing import Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -22,7 +24,6 @@ from apfed_protocols.sums import SecureSum
 from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.data import UNLABELLED
 from secure_apfed.exchange import Links
-from secure_apfed.facts import MethodFacts
 from secure_apfed.learning.multiview import Floats, Pull, ViewModel, start
 from secure_apfed.measures import Scored, scored_by
 from secure_apfed.methods.accounts import answers_log, guard_for, refused_sums
@@ -42,15 +43,14 @@ from secure_apfed.models import encoder_and_head
 from secure_apfed.parties import ActiveNetworks, Compute
 from secure_apfed.parties.pseudo_labels import PseudoLabelActive, PseudoLabelPassive
 from secure_apfed.seeds import derive_seed, seeded
-from secure_apfed.settings.run import RunSettings
+from secure_apfed.settings.multiview import MultiviewSettings
 
 __all__ = [
-    "FEDMV_WEIGHTING",
-    "MMVFL",
-    "V_FEDMV",
+    "FedMvSettings",
+    "MmvflSettings",
     "PseudoLabelLearner",
     "PseudoLabels",
-    "Weighting",
+    "VFedMvSettings",
     "agreed_sum",
     "label_terms",
     "parameters_of_sum",
@@ -141,45 +141,46 @@ class PseudoLabelLearner(Learner):
         self.party.load_tensors(tensors)
 
 
-class Weighting:
-    """What a paper gives its objective where the settings say nothing.
+class MmvflSettings(MultiviewSettings):
+    """MMVFL: the labels draw the active's own pseudo-labels; see `MultiviewSettings`."""
 
-    Args:
-        beta, zeta, eta: see `MultiviewSettings`.
-        own: whether the labels draw the active's own pseudo-labels, or the common ones.
-    """
+    name: Literal["mmvfl"] = "mmvfl"
+    beta: float = Field(1.0, ge=0)
+    zeta: float = Field(1000.0, gt=0)
+    eta: float = Field(1000.0, gt=0)
 
-    def __init__(self, *, beta: float, zeta: float, eta: float, own: bool) -> None:
-        self._beta, self._zeta, self._eta, self.own = beta, zeta, eta, own
+    title = "MMVFL"
+    averages = "pseudo-labels"
+    takes_labels_of_passives = True
 
-    def beta(self, config: RunSettings) -> float:
-        said = config.multiview.beta
-        return self._beta if said is None else said
 
-    def eta(self, config: RunSettings) -> float:
-        return config.multiview.eta or self._eta
+class FedMvSettings(MultiviewSettings):
+    """FedMV in its three forms: the labels draw the common pseudo-labels."""
 
-    def zeta(self, config: RunSettings) -> float:
-        return config.multiview.zeta or self._zeta
+    beta: float = Field(4.0, ge=0)
+    zeta: float = Field(8.0, gt=0)
+    eta: float = Field(8.0, gt=0)
+
+
+class VFedMvSettings(FedMvSettings):
+    """V-FedMV; see `MultiviewSettings`."""
+
+    name: Literal["v_fedmv"] = "v_fedmv"
+
+    title = "V-FedMV"
+    averages = "pseudo-labels"
 
 
 class PseudoLabels(Method):
     """The method; see `Method`.
 
     Args:
-        headline: what the accuracy of the active alone is called.
-        title: see `MethodFacts`.
-        weighting: of its paper.
+        settings: see `Method`; own: whether the labels draw the active's own pseudo-labels, or
+            the common ones.
     """
 
-    def __init__(self, headline: str, title: str, weighting: Weighting) -> None:
-        self.headline, self._weighting = headline, weighting
-        self.facts = MethodFacts(
-            title=title,
-            predicts_alone=True,
-            averages="pseudo-labels",
-            takes_labels_of_passives=weighting.own,
-        )
+    def __init__(self, settings: type[MultiviewSettings], *, own: bool) -> None:
+        self.settings, self._own = settings, own
 
     def offer(self, own: Own) -> RepresentationTerms | None:
         """See `Method`: the active says how many classes there are."""
@@ -238,15 +239,15 @@ class PseudoLabels(Method):
 
     def _view(self, own: Own, contract: Contract, rows: Tensor, classes: int) -> ViewModel:
         """One party's view of the aligned people at its start, with the zeta_k that was agreed."""
-        config, order = own.config, rows.argsort().numpy()
+        settings, order = MultiviewSettings.of(own.config), rows.argsort().numpy()
         view = ViewModel.begin(
             own.rows.features[rows].flatten(1).double().numpy(),
             classes,
             np.random.default_rng(derive_seed(own.seed, own.name, "view")),
-            beta=self._weighting.beta(config),
+            beta=settings.beta,
             zeta=self._zetas(own, contract)[own.name],
-            tolerance=config.multiview.tolerance,
-            most_rounds=config.multiview.most_rounds,
+            tolerance=settings.tolerance,
+            most_rounds=settings.most_rounds,
         )
         # In the table's order: that of the alignment is random.
         drawn_NC = view.labels_NC.copy()
@@ -254,11 +255,11 @@ class PseudoLabels(Method):
         return view
 
     def _pull(self, own: Own, rows: Tensor) -> Pull:
-        return pull_of(own, rows, eta=self._weighting.eta(own.config), own=self._weighting.own)
+        return pull_of(own, rows, eta=MultiviewSettings.of(own.config).eta, own=self._own)
 
     def _zetas(self, own: Own, contract: Contract) -> dict[str, float]:
         """zeta_k of every party, in its own update (MMVFL, Eq. 12; FedMV, Eqs. 8, 13) as in Z."""
-        zeta = self._weighting.zeta(own.config)
+        zeta = MultiviewSettings.of(own.config).zeta
         weights = {name: terms.weight for name, terms in contract.passives.items()}
         return {name: zeta * weight for name, weight in {own.active: 1.0, **weights}.items()}
 
@@ -299,8 +300,3 @@ def parameters_of_sum(
 def agreed_sum(own: Own, contract: Contract) -> SecureSum:
     """The sum, as each party describes it for itself."""
     return make_sum(own.config, contract.session, own.active, tuple(contract.passives))
-
-
-MMVFL = PseudoLabels("mmvfl", "MMVFL", Weighting(beta=1.0, zeta=1000.0, eta=1000.0, own=True))
-FEDMV_WEIGHTING = Weighting(beta=4.0, zeta=8.0, eta=8.0, own=False)
-V_FEDMV = PseudoLabels("v_fedmv", "V-FedMV", FEDMV_WEIGHTING)

@@ -111,7 +111,7 @@ async def lead(own: Own, links: Links, method: Method, *, session: str) -> tuple
     state, rows = standing(own, contract)
     if contract.passives and rows is None:
         rows = torch.arange(len(own.rows.ids))  # where nothing is aligned
-        if method.facts.aligns:
+        if method.declared.aligns:
             rows = await align_as_active(own, links, contract.session)
     if contract.passives and contract.resumes is None:
         await meet_all(links, helpers)
@@ -187,7 +187,7 @@ async def _rows_of(
 ) -> Tensor:
     if role != "passive":
         return torch.empty(0, dtype=torch.int64)
-    if not method.facts.aligns:
+    if not method.declared.aligns:
         return torch.arange(len(own.rows.ids))
     return await align_as_passive(own, links, contract.session)
 

@@ -14,6 +14,7 @@ Letters: B batch, D numbers of a representation, K classes.
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -23,7 +24,6 @@ from secure_apfed.contract import Contract, RepresentationTerms
 from secure_apfed.defences import representation_chain
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Kind, Links
-from secure_apfed.facts import MethodFacts
 from secure_apfed.measures import Scored
 from secure_apfed.methods.accounts import answers_log, refused_sums, surroundings_of
 from secure_apfed.methods.apfed import ApfedAggregator
@@ -36,10 +36,11 @@ from secure_apfed.methods.sum_noise import (
 )
 from secure_apfed.methods.summing import OpenedSums, SummingHelper
 from secure_apfed.methods.terms import clip_of
-from secure_apfed.methods.tvfl import Joint, Tvfl, TvflLearner
+from secure_apfed.methods.tvfl import Joint, JointSettings, Tvfl, TvflLearner
 from secure_apfed.models import output_shape
 from secure_apfed.parties import Compute, SummedPassive, TvflActive
 from secure_apfed.parties.rules import RefusedSums
+from secure_apfed.settings.method import MethodSettings
 
 __all__ = [
     "SplitNn",
@@ -114,11 +115,30 @@ class SummedSplitNnLearner(SplitNnLearner):
         return compute.place(await self._sums.open(links, step, rows_B, request, numbers=size))
 
 
+class SplitNnSettings(JointSettings):
+    """SplitNN that concatenates; see `MethodSettings`."""
+
+    name: Literal["split_nn"] = "split_nn"
+
+    title = "SplitNN"
+
+
+class SummedSplitNnSettings(MethodSettings):
+    """SplitNN that merges by a secure sum; see `MethodSettings`."""
+
+    name: Literal["split_nn_sum"] = "split_nn_sum"
+
+    title = "SplitNN, summed"
+    predicts_alone = False
+    sums_representations = True
+    returns_gradients = True
+    stops_early = True
+
+
 class SplitNn(Tvfl):
     """Vertical SplitNN that concatenates; see `Method`."""
 
-    headline = "split_nn"
-    facts = replace(Tvfl.facts, title="SplitNN")
+    settings = SplitNnSettings
 
     def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
         party = self.active_party(own, contract, rows)
@@ -128,14 +148,7 @@ class SplitNn(Tvfl):
 class SummedSplitNn(Tvfl):
     """Vertical SplitNN that merges by a secure sum; see `Method`."""
 
-    headline = "split_nn_sum"
-    facts = MethodFacts(
-        title="SplitNN, summed",
-        predicts_alone=False,
-        sums_representations=True,
-        returns_gradients=True,
-        stops_early=True,
-    )
+    settings = SummedSplitNnSettings
 
     def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
         agreed = super().agree(own, offers, session)
@@ -145,8 +158,8 @@ class SummedSplitNn(Tvfl):
         if len(set(sizes.values())) > 1:
             said = ", ".join(f"{size} at {name}" for name, size in sizes.items())
             raise ConfigError(
-                f"{own.config.method}: representations are added, so all have as many numbers; got "
-                f"{said}; give all parties one model.representation"
+                f"{own.config.method.name}: representations are added, so all have as many "
+                f"numbers; got {said}; give all parties one model.representation"
             )
         secure_sum, noise = self._sum(own, session, offers)
         parameters = parameters_of(own.config, secure_sum, noise)

@@ -19,6 +19,7 @@ from secure_apfed.labellers import LABELLERS
 from secure_apfed.methods.accounts import open_ledger
 from secure_apfed.methods.method import Own
 from secure_apfed.methods.terms import asked_of, clip_of, make_sum, objective_of
+from secure_apfed.methods.vote_protocol import VoteSettings
 from secure_apfed.models import Shape
 from secure_apfed.objectives import OBJECTIVES
 from secure_apfed.parties import ContributionNoise
@@ -28,7 +29,7 @@ from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import NoiseSettings
 
 __all__ = [
-    "NoisePlan", "contribution_noise", "noise_of", "parameters_of", "sum_and_noise",
+    "NoisePlan", "contribution_noise", "parameters_of", "sum_and_noise",
     "summed_release",
 ]  # fmt: skip
 
@@ -64,7 +65,7 @@ def sum_and_noise(
         LocalProtocolError: parameters that do not fit, or a single passive.
     """
     parts = config, session, active, passives
-    quiet, noise = make_sum(*parts), noise_of(config)
+    quiet, noise = make_sum(*parts), config.method.noise(config)
     if noise is None:
         return quiet, None
     if clip_of(config) is None:
@@ -87,7 +88,7 @@ def parameters_of(
 ) -> dict[str, Any]:
     """What the contract says about the sum."""
     settings = config.secure_sum.model_dump(mode="json", exclude={"threshold"})
-    noise = noise_of(config)
+    noise = config.method.noise(config)
     if plan is not None and noise is not None:
         settings["noise"] = noise.model_dump(mode="json") | asdict(plan)
     return {**secure_sum.parameters(), **settings}
@@ -98,13 +99,13 @@ def contribution_noise(
 ) -> ContributionNoise | None:
     """A passive's noise and its account; None where none is agreed."""
     config = own.config
-    noise = noise_of(config)
+    noise = config.method.noise(config)
     if noise is None or plan is None:
         return None
     release = summed_release(config, own.name, shape, plan)
     ledger = open_ledger(
         own, own.name, release, delta=noise.delta, budget=noise.epsilon, rows=aligned,
-        figure=config.facts.passives_figure,
+        figure=config.method.passives_figure,
     )  # fmt: skip
     key = derive_key(own.noise_key, b"secure-apfed contributions v1")
     return ContributionNoise(
@@ -150,19 +151,9 @@ def _steps(
     return steps
 
 
-def noise_of(config: RunSettings) -> NoiseSettings | None:
-    """The noise that is asked for under a sum, of gradients or of votes; None: none is."""
-    votes = config.votes
-    if not config.facts.opens_votes:
-        return config.secure_sum.noise
-    if votes.epsilon is None:
-        return None
-    return NoiseSettings(epsilon=votes.epsilon, delta=votes.delta, colluders=votes.colluders)
-
-
 def _numbers(config: RunSettings, shape: Shape) -> int:
     """How many numbers of a contribution one person may move."""
-    rows = 1 if config.facts.opens_votes else config.train.batch_size
+    rows = 1 if config.method.opens_votes else config.train.batch_size
     return rows * math.prod(shape)
 
 
@@ -173,14 +164,14 @@ def _sensitivity(config: RunSettings, passive: str, shape: Shape) -> float:
     Of representations one row, the encoder held fixed.
     Of votes one row, the labeller held fixed.
     """
-    if config.facts.opens_votes:
-        quantiser = _quantiser(config)
+    if config.method.opens_votes:
+        quantiser, votes = _quantiser(config), VoteSettings.of(config)
         return distance_in_steps(
             steps=quantiser.levels / quantiser.clip_norm,
             numbers=math.prod(shape),
-            signed=config.votes.form == "soft" and LABELLERS[config.votes.labeller].signed,
+            signed=votes.answers == "soft" and LABELLERS[votes.labeller].signed,
         )
-    if config.facts.sums_representations:
+    if config.method.sums_representations:
         return sensitivity_in_steps(
             levels=_quantiser(config).levels, columns=math.prod(shape), rows=1
         )

@@ -13,7 +13,6 @@ from secure_apfed.models import ModelSettings, Shape
 from secure_apfed.objectives import ObjectiveSettings
 from secure_apfed.privacy import RepresentationGuard
 from secure_apfed.settings.run import RunSettings
-from secure_apfed.settings.teaching import HEAD
 from secure_apfed.settings.training import PassiveSettings
 from secure_apfed.tasks import TASKS, Task
 
@@ -53,12 +52,11 @@ class Asked:
 
 def asked_of(config: RunSettings) -> Asked:
     """What the settings say that passives are asked for; the contract holds them to it."""
-    if config.facts.asks_once:
+    if config.method.asks_once:
         return Asked(rows=_ROWS_AT_ONCE, releases=1)
-    if config.facts.averages:
+    if config.method.averages:
         return Asked(rows=config.alignment.maximum_ids, releases=config.train.epochs)
-    # A teacher other than the head reads labelled rows once more, after training.
-    again = config.facts.teacher == "joint model" and config.teacher.labels != HEAD
+    again = config.method.asks_again
     return Asked(rows=config.train.batch_size, releases=config.train.epochs + again)
 
 
@@ -106,16 +104,16 @@ def objective_of(config: RunSettings, passive: str) -> ObjectiveSettings:
     Raises:
         ConfigError: the method has none and none is said, or another kind than the method's.
     """
-    own = config.facts.own_objective
+    own = config.method.own_objective
     said = settings_of(config, passive).objective
     if own is None and said is None:
         raise ConfigError(
-            f"passives.{passive}.objective: method {config.method} needs one for every passive, "
-            "got none; name it there or under passives.default, or use method apfed_r or apfed_c"
+            f"passives.{passive}.objective: method {config.method.name} needs one for every "
+            "passive, got none; name it there or under passives.default, or use apfed_r or apfed_c"
         )
     if own is not None and said is not None and said.name != own.name:
         raise ConfigError(
-            f"passives.{passive}.objective: method {config.method} is {own.name} for every "
+            f"passives.{passive}.objective: method {config.method.name} is {own.name} for every "
             f"passive, got {said.name}; use method apfed to mix"
         )
     objective = said or own
@@ -280,14 +278,14 @@ def make_sum(
 
 def clip_of(config: RunSettings) -> float | None:
     """C, the bound of one row of a contribution; a row of votes is no longer than 1 by itself."""
-    return 1.0 if config.facts.opens_votes else config.secure_sum.clip
+    return 1.0 if config.method.opens_votes else config.secure_sum.clip
 
 
 def _threshold(config: RunSettings, passives: int) -> int | None:
     settings, silent = config.secure_sum, config.rules.silent_passive
     least, without_all = settings.threshold, silent not in ("stop", "wait")
     if least is None and not settings.kind.needs_all:
-        least = None if without_all and config.facts.goes_on_without else passives
+        least = None if without_all and config.method.goes_on_without else passives
     if least is None or least == passives:
         return least
     if least > passives or settings.kind.needs_all:
@@ -296,8 +294,8 @@ def _threshold(config: RunSettings, passives: int) -> int | None:
             f"{settings.name}; only recoverable masks (scheme plain) have a sum without all "
             "passives, and a threshold is at most their number"
         )
-    if not (without_all and config.facts.goes_on_without):
-        said = f"rules.silent_passive {silent}" if silent else f"method {config.method}"
+    if not (without_all and config.method.goes_on_without):
+        said = f"rules.silent_passive {silent}" if silent else f"method {config.method.name}"
         raise ConfigError(
             f"secure_sum.threshold: under {said} no step goes on without a passive, and {least} of "
             f"{passives} would only open more to an active and an aggregator who work together; "

@@ -9,6 +9,7 @@ between the smallest and the largest of them, as the authors' release does.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,6 @@ from torch import Tensor, nn
 from secure_apfed.contract import Contract, RepresentationTerms
 from secure_apfed.defences import gradient_chain, label_code, representation_chain
 from secure_apfed.exchange import Envelope, Kind, Links
-from secure_apfed.facts import MethodFacts
 from secure_apfed.measures import Scored, scored_by
 from secure_apfed.methods.accounts import answers_log, guard_for, ledger_for, surroundings_of
 from secure_apfed.methods.alignment import positions_of
@@ -41,6 +41,7 @@ from secure_apfed.models import ModelSettings, Shape, family_for, output_shape
 from secure_apfed.parties import Compute, TvflActive, TvflPassive
 from secure_apfed.privacy.guard import joint_releases_statement
 from secure_apfed.seeds import seeded
+from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
 
 __all__ = ["Joint", "Tvfl", "TvflHelper", "TvflLearner"]
@@ -222,18 +223,28 @@ class TvflHelper(Helper):
         self.party.load_tensors(tensors, last_step=next_step - 1)
 
 
+class JointSettings(MethodSettings):
+    """Joint training, whoever predicts in the end; see `MethodSettings`."""
+
+    predicts_alone = False
+    representations_from = "passives"
+    returns_gradients = True
+    stops_early = True
+    simulated = True
+
+
+class TvflSettings(JointSettings):
+    """Joint training and joint inference; see `MethodSettings`."""
+
+    name: Literal["tvfl"] = "tvfl"
+
+    title = "TVFL, all views"
+
+
 class Tvfl(Method):
     """The method; see `Method`."""
 
-    headline = "tvfl"
-    facts = MethodFacts(
-        title="TVFL, all views",
-        predicts_alone=False,
-        representations_from="passives",
-        returns_gradients=True,
-        stops_early=True,
-        simulated=True,
-    )
+    settings: type[MethodSettings] = TvflSettings
 
     def model(self, config: RunSettings) -> ModelSettings:
         """Networks of the active, and of passives that have none of their own."""

@@ -14,18 +14,19 @@ parties have features together.
 
 import math
 from collections.abc import Mapping
+from typing import Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.svd import SvdAgreement, SvdDealer, SvdOwner, SvdReceiver, SvdServer
-from apfed_protocols.svd.agreement import MOST_FEATURES
+from apfed_protocols.svd.agreement import MOST_FEATURES, MOST_MASK_ROWS
 from secure_apfed.contract import AGGREGATOR, Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.data import OwnData
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links
-from secure_apfed.facts import MethodFacts
 from secure_apfed.learning.transfer import Transferred
 from secure_apfed.methods.accounts import answers_log
 from secure_apfed.methods.alignment import DEALER, next_dealt, positions_in
@@ -46,6 +47,8 @@ from secure_apfed.methods.vote_protocol import unless_untold
 from secure_apfed.models import Enriched, family_for
 from secure_apfed.parties import Compute, DecomposedPassive, RowsAsked
 from secure_apfed.seeds import seeded
+from secure_apfed.settings.distillation import DistillationSettings
+from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
 
 __all__ = ["VFedTrans", "VFedTransAggregator", "VFedTransHelper", "VFedTransLearner"]
@@ -161,11 +164,36 @@ class VFedTransAggregator(Helper):
         links.send(active, Kind.SINGULAR_VECTORS, step, self._server.factor(tables))
 
 
+class VFedTransSettings(MethodSettings, DistillationSettings):
+    """How all parties' tables are decomposed, and the student whose code resembles the vectors.
+
+    Attributes:
+        mask_rows: rows of one block of the orthogonal mask, at most. A block for all rows hides
+            most, and takes the cube of their number in time. `model.representation` of the run
+            says how many vectors there are.
+    """
+
+    name: Literal["vfedtrans"] = "vfedtrans"
+    mask_rows: int = Field(1024, ge=2, le=MOST_MASK_ROWS)
+
+    title = "VFedTrans"
+    predicts_alone = True
+    teacher = "shared singular vectors"
+
+    def check(self, config: RunSettings) -> None:
+        """See `MethodSettings`."""
+        if config.model.network != "enriched" or config.model.head:
+            raise ValueError(
+                f"model.network: method {self.name} classifies the active's own features beside "
+                f"the student's code by logistic regression, and {config.model.network} has "
+                "another head; use enriched, without model.head"
+            )
+
+
 class VFedTrans(Method):
     """The method; see `Method`."""
 
-    headline = "vfedtrans"
-    facts = MethodFacts(title="VFedTrans", predicts_alone=True, teacher="shared singular vectors")
+    settings = VFedTransSettings
 
     def labels_learnt(self, config: RunSettings, held: OwnData, aligned: Tensor) -> Tensor:
         """Of people whom only the active knows, too: its classifier reads what the student says."""
@@ -199,7 +227,7 @@ class VFedTrans(Method):
                 "masks": "orthogonal",
                 "features": features,
                 "vectors": vectors,
-                "mask_rows": own.config.decomposed.mask_rows,
+                "mask_rows": VFedTransSettings.of(own.config).mask_rows,
             },
         )
 
@@ -273,7 +301,7 @@ def _student(own: Own, aligned: Tensor) -> Transferred:
         enriched=enriched,
         decoder=decoder,
         head=head,
-        settings=config.distilled,
+        settings=VFedTransSettings.of(config),
         compute=Compute.of(config.train),
         seed=own.seed,
     )

@@ -10,18 +10,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Self
+from typing import Annotated, Literal, Self
 
 import msgpack
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, field_validator, model_validator
 
 from apfed_protocols.errors import PartyLeftError, RemoteProtocolError
 from apfed_protocols.randomness import derive_key
 from secure_apfed.contract import AGGREGATOR, Contract
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import BEFORE_TRAINING, Kind, Links
-from secure_apfed.labellers import Labeller
+from secure_apfed.labellers import LABELLERS, Labeller, PrivateLogistic
 from secure_apfed.learning.release import ContributionNoise
 from secure_apfed.methods.accounts import open_ledger
 from secure_apfed.methods.method import Helper, Own, Save, keep_or_end
@@ -29,10 +30,17 @@ from secure_apfed.parties import Ballot, VotingParty
 from secure_apfed.parties.rules import StepGate
 from secure_apfed.privacy.contributions import SummedRelease
 from secure_apfed.privacy.votes import calibrate_votes
+from secure_apfed.settings import THE_ACTIVE, unknown_name
+from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
+from secure_apfed.settings.training import NoiseSettings
+from secure_apfed.solo import BASELINES
 
 __all__ = [
+    "BEST_SOLO",
     "BallotSize",
+    "NoisedVoteSettings",
+    "VoteSettings",
     "VoteTerms",
     "VotesAggregator",
     "calibrated",
@@ -43,7 +51,95 @@ __all__ = [
     "vote_noise",
 ]
 
+BEST_SOLO = "best_solo"
 _DIGEST_BYTES = 32
+
+
+class VoteSettings(MethodSettings):
+    """How parties vote on the labels of the active's rows, and how the active reads that.
+
+    Attributes:
+        labeller: a key of `LABELLERS`: how every party labels rows from its own features and the
+            labels that there are.
+        prior: what the active believes of its rows before it reads votes: "best_solo", what it
+            would do alone by the baseline that its held-out labels choose; a key of `BASELINES`,
+            by this one; or "labeller", what its own labeller of the passives' kind says.
+        epsilon: what the vote on one person may cost one passive, the labeller held fixed; null:
+            votes are opened without noise.
+        delta: of that epsilon; randomised answers have none.
+        weights_epsilon: what the weights of a labeller that noises them may cost a labelled
+            person, at `delta`; for `private_logistic`, which needs it.
+    """
+
+    labeller: str = "spreading"
+    prior: Annotated[str, THE_ACTIVE] = BEST_SOLO
+    epsilon: float | None = Field(None, gt=0)
+    delta: float = Field(1e-5, gt=0, lt=0.5)
+    weights_epsilon: float | None = Field(None, gt=0)
+
+    predicts_alone = True
+
+    @field_validator("prior")
+    @classmethod
+    def _is_a_prior(cls, name: str) -> str:
+        priors = (BEST_SOLO, "labeller", *BASELINES)
+        if name not in priors:
+            raise ValueError(unknown_name(name, priors))
+        return name
+
+    @field_validator("labeller")
+    @classmethod
+    def _is_a_labeller(cls, name: str) -> str:
+        if name not in LABELLERS:
+            raise ValueError(unknown_name(name, LABELLERS))
+        return name
+
+    @model_validator(mode="after")
+    def _weights_fit(self) -> Self:
+        if (self.weights_epsilon is None) is (self.labeller == PrivateLogistic.name):
+            raise ValueError(
+                f"weights_epsilon: it is for {PrivateLogistic.name}, which needs it; got "
+                f"{self.weights_epsilon} for {self.labeller}"
+            )
+        return self
+
+    @property
+    def answers(self) -> Literal["soft", "hard"]:
+        """What a vote is: "soft" ones are shares of the classes that add up to 1 at most, "hard"
+        ones name one class.
+        """
+        return "soft"
+
+    @property
+    def inductive(self) -> bool:
+        return LABELLERS[self.labeller].inductive
+
+    def noise(self, config: RunSettings) -> NoiseSettings | None:
+        """See `MethodSettings`."""
+        if self.epsilon is None:
+            return None
+        return NoiseSettings(epsilon=self.epsilon, delta=self.delta, colluders=self.colluding)
+
+    def _needs_epsilon(self) -> None:
+        if self.epsilon is None:
+            raise ValueError(
+                f"epsilon: method {self.name} protects each vote by noise; say how much a vote may "
+                f"cost, as method: {{name: {self.name}, epsilon: 4}}"
+            )
+
+
+class NoisedVoteSettings(VoteSettings):
+    """Where noise of passives adds up.
+
+    Attributes:
+        colluders: passives that may help the active, or add no noise; theirs is not counted.
+    """
+
+    colluders: int = Field(0, ge=0)
+
+    @property
+    def colluding(self) -> int:
+        return self.colluders
 
 
 @contextmanager
@@ -161,11 +257,12 @@ def honest_passives(config: RunSettings, passives: int) -> int:
     Raises:
         ConfigError: there is none, or a single passive's votes would be opened unasked.
     """
-    honest = passives - config.votes.colluders
-    if config.votes.epsilon is not None and honest < 1:
+    votes = NoisedVoteSettings.of(config)
+    honest = passives - votes.colluders
+    if votes.epsilon is not None and honest < 1:
         raise ConfigError(
-            f"votes.colluders: {config.votes.colluders} of {passives} passives leave no honest one "
-            "whose noise would count"
+            f"method.colluders: {votes.colluders} of {passives} passives leave no honest one whose "
+            "noise would count"
         )
     if passives == 1 and not config.secure_sum.allow_single_passive:
         raise ConfigError(
@@ -178,8 +275,8 @@ def honest_passives(config: RunSettings, passives: int) -> int:
 def calibrated(
     config: RunSettings, labeller: Labeller, release: Callable[[int], SummedRelease]
 ) -> SummedRelease:
-    """The release whose noise is the least that keeps votes.epsilon, for one vote."""
-    votes = config.votes
+    """The release whose noise is the least that keeps the settings' epsilon, for one vote."""
+    votes = VoteSettings.of(config)
     assert votes.epsilon is not None
     deviation = calibrate_votes(
         labeller, release, epsilon=votes.epsilon, delta=votes.delta, whole_table=False
@@ -191,7 +288,7 @@ def noise_terms(config: RunSettings, release: SummedRelease | None) -> dict[str,
     """What the contract says about noise on votes."""
     if release is None:
         return {}
-    votes = config.votes
+    votes = NoisedVoteSettings.of(config)
     asked = {"epsilon": votes.epsilon, "delta": votes.delta, "colluders": votes.colluders}
     return {"noise": asked | {"steps": release.deviation, "honest": release.honest}}
 
@@ -200,7 +297,7 @@ def vote_noise(own: Own, release: SummedRelease | None, *, rows: int) -> Contrib
     """A passive's noise and its account; None where there is none."""
     if release is None:
         return None
-    votes = own.config.votes
+    votes = VoteSettings.of(own.config)
     return ContributionNoise(
         deviation=release.deviation,
         key=derive_key(own.noise_key, b"secure-apfed vote noise v1"),
@@ -211,7 +308,7 @@ def vote_noise(own: Own, release: SummedRelease | None, *, rows: int) -> Contrib
             delta=votes.delta,
             budget=votes.epsilon,
             rows=rows,
-            figure=own.config.facts.passives_figure,
+            figure=own.config.method.passives_figure,
         ),
         secret=own.config.guard.noise == "secret",
     )

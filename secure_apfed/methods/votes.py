@@ -3,17 +3,19 @@
 One round trip before training: the active names rows and the labels that it has, every passive
 labels the rows from its own features, and the active opens the votes: as a secure sum (`votes`), or
 each passive's under randomised response (`votes_randomised`). Its student then learns alone; the
-prior is what the active believes without votes (`votes.prior`: by default the solo baseline that
+prior is what the active believes without votes (`prior`: by default the solo baseline that
 its held-out labels choose). Help is worth most where few rows have a label and many more are
 aligned. Two more openings are files of their own.
 """
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from typing import Literal, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import model_validator
 from torch import Tensor
 
 from apfed_protocols.errors import RemoteProtocolError
@@ -21,7 +23,6 @@ from apfed_protocols.randomness import derive_key
 from apfed_protocols.sums import SecureSum, SumContributor, SumReceiver
 from secure_apfed.contract import AGGREGATOR, Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack, unpack
-from secure_apfed.facts import MethodFacts, VoteOpening
 from secure_apfed.labellers import Labeller, Logistic, PrivateLogistic, make_labeller
 from secure_apfed.learning.agreement import agreements
 from secure_apfed.learning.release import ContributionNoise
@@ -49,13 +50,13 @@ from secure_apfed.methods.sum_noise import (
     summed_release,
 )
 from secure_apfed.methods.terms import check_passives, require_own_terms
+from secure_apfed.methods.vote_protocol import BEST_SOLO, NoisedVoteSettings, VoteSettings
 from secure_apfed.parties import Ballot, VotesActive, VotingParty
 from secure_apfed.parties.rules import RefusedSums, bind_step, read_sum
 from secure_apfed.privacy import PrivacyLedger
 from secure_apfed.privacy.vote_response import VoteResponse
 from secure_apfed.privacy.votes import Opening, table_guarantee
 from secure_apfed.settings.run import RunSettings
-from secure_apfed.settings.votes import BEST_SOLO
 from secure_apfed.solo import BASELINES
 
 __all__ = [
@@ -68,7 +69,6 @@ __all__ = [
     "VotesHelper",
     "VotesLearner",
     "VotesMethod",
-    "open_votes_facts",
     "passive_labeller",
     "prior_of",
 ]
@@ -77,17 +77,45 @@ _ASK = 0
 _SEEDED = bytes(8)  # for every ballot alike, so that experiments repeat with the seed
 
 
-def open_votes_facts(title: str, opening: VoteOpening) -> MethodFacts:
-    """Facts of a method whose passives vote."""
-    return MethodFacts(
-        title=title,
-        predicts_alone=True,
-        opens_votes=opening,
-        takes_pairwise=opening in ("sum", "randomised"),
-        tasks=("classification", "regression")
-        if opening in ("sum", "randomised")
-        else ("classification",),
-    )
+class VotesSettings(NoisedVoteSettings):
+    """Votes that are opened as their secure sum; see `VoteSettings`.
+
+    Attributes:
+        form: "soft" votes are shares of the classes that add up to 1 at most, "hard" ones name one
+            class.
+    """
+
+    name: Literal["votes"] = "votes"
+    form: Literal["soft", "hard"] = "soft"
+
+    title = "votes, summed"
+    opens_votes = "sum"
+    takes_pairwise = True
+    tasks = ("classification", "regression")
+
+    @property
+    def answers(self) -> Literal["soft", "hard"]:
+        return self.form
+
+
+class RandomisedVotesSettings(VoteSettings):
+    """Votes that every passive answers for itself, always hard; see `VoteSettings`."""
+
+    name: Literal["votes_randomised"] = "votes_randomised"
+
+    title = "votes, randomised"
+    opens_votes = "randomised"
+    takes_pairwise = True
+    tasks = ("classification", "regression")
+
+    @model_validator(mode="after")
+    def _is_noised(self) -> Self:
+        self._needs_epsilon()
+        return self
+
+    @property
+    def answers(self) -> Literal["soft", "hard"]:
+        return "hard"
 
 
 class VotesLearner(StudentLearner):
@@ -138,9 +166,6 @@ class VotesHelper(AskedHelper):
 class VotesMethod(Method):
     """What all openings of votes share; see `Method`."""
 
-    def __init__(self, headline: str, facts: MethodFacts) -> None:
-        self.headline, self.facts = headline, facts
-
     def offer(self, own: Own) -> RepresentationTerms | None:
         """The active says how many classes a row of votes has, or ranges of numbers."""
         if own.name != own.active:
@@ -172,19 +197,18 @@ class VotesMethod(Method):
             prior=prior_of(own.config),
             # As the solo baselines beside the run, which are the same fits: none of them is sent.
             seed=own.config.seed,
-            shown=self.facts.sends_labels,
+            shown=own.config.method.sends_labels,
         )
 
     def voting_party(self, own: Own, contract: Contract, rows: Tensor) -> VotingParty:
         """A passive with its labeller."""
-        votes = own.config.votes
         return VotingParty(
             own.name,
             contract,
             features_N=own.rows.features[rows.clamp(min=0)],
             held_N=rows >= 0,
             labeller=passive_labeller(own),
-            form="hard" if self.facts.opens_votes == "randomised" else votes.form,
+            form=VoteSettings.of(own.config).answers,
             answers=answers_log(own),
         )
 
@@ -193,12 +217,14 @@ class VotesMethod(Method):
         if opening is None:
             return "no guarantee: votes are opened without noise (epsilon is infinite)"
         labeller = passive_labeller(own)
-        return table_guarantee(labeller, opening, delta=own.config.votes.delta).statement()
+        return table_guarantee(
+            labeller, opening, delta=VoteSettings.of(own.config).delta
+        ).statement()
 
 
 def passive_labeller(own: Own) -> Labeller:
     """The labeller that all passives agreed on, with this party's own key."""
-    votes = own.config.votes
+    votes = VoteSettings.of(own.config)
     noised = votes.weights_epsilon is not None
     return make_labeller(
         votes.labeller,
@@ -211,7 +237,7 @@ def passive_labeller(own: Own) -> Labeller:
 
 def prior_of(config: RunSettings) -> Prior:
     """What the active believes before it reads votes; it needs no noise against itself."""
-    votes = config.votes
+    votes = VoteSettings.of(config)
     if votes.prior == BEST_SOLO:
         measure = MEASURES[config.measure]
         return by_best_baseline(measure if "classification" in measure.tasks else ACCURACY)
@@ -318,8 +344,7 @@ class SummedVotesHelper(VotesHelper):
 class SummedVotes(VotesMethod):
     """Votes that are opened as their secure sum; see `Method`."""
 
-    def __init__(self) -> None:
-        super().__init__("votes", open_votes_facts("votes, summed", "sum"))
+    settings = VotesSettings
 
     def sum_terms(self, own: Own, session: str, shape: tuple[int, ...]) -> Mapping[str, object]:
         secure_sum, noise = sum_and_noise(own.config, session, own.active, own.passives, shape)
@@ -449,9 +474,7 @@ class RandomisedVotesHelper(VotesHelper):
 class RandomisedVotes(VotesMethod):
     """Votes that every passive answers for itself, under randomised response; see `Method`."""
 
-    def __init__(self) -> None:
-        facts = open_votes_facts("votes, randomised", "randomised")
-        super().__init__("votes_randomised", facts)
+    settings = RandomisedVotesSettings
 
     def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
         response = _response(own, contract)
@@ -464,10 +487,10 @@ class RandomisedVotes(VotesMethod):
         )
 
     def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
-        votes, response = own.config.votes, _response(own, contract)
+        votes, response = VoteSettings.of(own.config), _response(own, contract)
         ledger = open_ledger(
             own, own.name, response, delta=votes.delta, budget=votes.epsilon, rows=len(rows),
-            figure=own.config.facts.passives_figure,
+            figure=own.config.method.passives_figure,
         )  # fmt: skip
         key = derive_key(own.noise_key, b"secure-apfed votes v1")
         return RandomisedVotesHelper(
@@ -479,5 +502,6 @@ class RandomisedVotes(VotesMethod):
 def _response(own: Own, contract: Contract) -> VoteResponse:
     """The agreed randomised response."""
     (classes,) = contract.passives[own.passives[0]].representation.shape
-    assert own.config.votes.epsilon is not None
-    return VoteResponse(epsilon=own.config.votes.epsilon, classes=classes)
+    epsilon = VoteSettings.of(own.config).epsilon
+    assert epsilon is not None
+    return VoteResponse(epsilon=epsilon, classes=classes)

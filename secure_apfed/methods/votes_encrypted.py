@@ -3,16 +3,18 @@
 The active sends its labels under its own key, each passive multiplies them with the matrix of a
 labeller that is linear in the labels, the aggregator adds, the active decrypts. What each of them
 learns stands in `apfed_protocols.products.roles`, and what an active that breaks the protocol reads
-in `SumOfProducts.malicious`. With `votes.candidates` the passives find most such actives out.
+in `SumOfProducts.malicious`. With `candidates` the passives find most such actives out.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
+from typing import Literal, Self
 
 import msgpack
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from apfed_protocols.errors import RemoteProtocolError
@@ -25,13 +27,14 @@ from apfed_protocols.products import (
 )
 from secure_apfed.contract import AGGREGATOR, Contract
 from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links
-from secure_apfed.labellers import LinearLabeller, make_labeller
+from secure_apfed.labellers import LABELLERS, LinearLabeller, make_labeller
 from secure_apfed.learning.release import ContributionNoise
 from secure_apfed.learning.votes import Votes
 from secure_apfed.methods.accounts import open_audits, refused_sums
 from secure_apfed.methods.method import Helper, Learner, Own, meet, meet_all
 from secure_apfed.methods.vote_protocol import (
     BallotSize,
+    NoisedVoteSettings,
     VotesAggregator,
     VoteTerms,
     calibrated,
@@ -41,7 +44,12 @@ from secure_apfed.methods.vote_protocol import (
     unless_untold,
     vote_noise,
 )
-from secure_apfed.methods.votes import VotesHelper, VotesLearner, VotesMethod, open_votes_facts
+from secure_apfed.methods.votes import (
+    VotesHelper,
+    VotesLearner,
+    VotesMethod,
+    passive_labeller,
+)
 from secure_apfed.parties import Ballot, VotesActive, VotingParty
 from secure_apfed.parties.rules import OpenAudits, RefusedSums
 from secure_apfed.privacy.contributions import SummedRelease
@@ -58,8 +66,52 @@ _ASK = 0
 _MOST_LABELLED = 4096
 
 
+class EncryptedVotesSettings(NoisedVoteSettings):
+    """Votes on labels that no passive sees, always soft; see `VoteSettings`.
+
+    Attributes:
+        candidates: requests with encrypted labels that the active makes, of which the passives see
+            through all but one: an active that cheats is found out but for one time in so many;
+            null: it is trusted. Needed beside an epsilon.
+        broken_audits: how many sessions of a run may end between a passive's word which request is
+            kept and the request itself; each gives an active that cheats another chance.
+    """
+
+    name: Literal["votes_encrypted"] = "votes_encrypted"
+    candidates: int | None = Field(None, ge=2, le=1024)
+    broken_audits: int = Field(1, ge=0)
+
+    title = "votes on encrypted labels"
+    opens_votes = "encrypted"
+
+    @model_validator(mode="after")
+    def _cheats_are_found(self) -> Self:
+        if self.epsilon is not None and self.candidates is None:
+            raise ValueError(
+                f"candidates: method {self.name} counts an epsilon for labels of one class each, "
+                "and an active that encrypts others reads below the noise; let the passives look, "
+                f"as method: {{name: {self.name}, candidates: 20}}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _labeller_is_linear(self) -> Self:
+        if not LABELLERS[self.labeller].linear:
+            raise ValueError(
+                f"labeller: {self.labeller} is not linear in the labels, and encrypted labels are "
+                "only ever multiplied and added; use "
+                f"{', '.join(name for name, one in LABELLERS.items() if one.linear)}"
+            )
+        return self
+
+
 class _Terms(VoteTerms):
     """What the settings say of the sums; see `VoteTerms`."""
+
+    @property
+    def settings(self) -> EncryptedVotesSettings:
+        """Of the method."""
+        return EncryptedVotesSettings.of(self.config)
 
     @property
     def levels(self) -> int:
@@ -74,7 +126,7 @@ class _Terms(VoteTerms):
         to L at most, and as each label is of one class, so has the row of votes, in integers. So
         `integers` holds, and nothing is added for rounding.
         """
-        votes, honest = self.config.votes, honest_passives(self.config, len(self.contributors))
+        votes, honest = self.settings, honest_passives(self.config, len(self.contributors))
         if votes.epsilon is None:
             return None
         labeller = make_labeller(votes.labeller)
@@ -101,7 +153,7 @@ class _Terms(VoteTerms):
                 labelled=size.labelled,
                 bits=settings.bits,
                 noise=release.deviation if release else None,
-                candidates=self.config.votes.candidates,
+                candidates=self.settings.candidates,
                 allow_single=settings.allow_single_passive,
             )
         )
@@ -130,7 +182,7 @@ class EncryptedVotesLearner(VotesLearner):
         self._sums = terms.sums(party.contract, self._size)
         noised = "; that is so for labels of one class each" if self._sums.products.noise else ""
         audited = self._sums.products.candidates is not None
-        broken = own.config.votes.broken_audits
+        broken = EncryptedVotesSettings.of(own.config).broken_audits
         counted = f" After {broken + 1} that were broken off there, a passive begins no other."
         self.guarantee = f"{guarantee}{noised}. {self._sums.malicious}{counted if audited else ''}"
         # Towards zero a number moves by a step at most, to the nearest by half of one.
@@ -224,7 +276,7 @@ class EncryptedVotesHelper(VotesHelper):
             raise RemoteProtocolError(f"{message.sender} asks for votes that are opened already")
         self._size.require(ballot, sender=message.sender)
         contributor.accept(request)
-        if self._terms.config.votes.candidates is not None:
+        if self._terms.settings.candidates is not None:
             self._audits.end(contract=party.contract.digest.hex())
         matrix_Un = self._matrix(ballot)
         digest = counted(party, ballot, matrix_Un)
@@ -282,13 +334,11 @@ class EncryptedVotesAggregator(VotesAggregator):
 class EncryptedVotes(VotesMethod):
     """Votes on labels that no passive sees, opened as their sum; see `Method`."""
 
-    def __init__(self) -> None:
-        facts = open_votes_facts("votes on encrypted labels", "encrypted")
-        super().__init__("votes_encrypted", facts)
+    settings = EncryptedVotesSettings
 
     def sum_terms(self, own: Own, session: str, shape: tuple[int, ...]) -> Mapping[str, object]:
         terms = _Terms(own, own.passives, *shape)
-        settings, votes = own.config.secure_sum, own.config.votes
+        settings, votes = own.config.secure_sum, terms.settings
         return {
             "scheme": SumOfProducts.scheme,
             "masks": SumOfProducts.masks,
@@ -310,14 +360,14 @@ class EncryptedVotes(VotesMethod):
         )
 
     def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
-        terms, labeller = _Terms.of(own, contract), make_labeller(own.config.votes.labeller)
+        terms, labeller = _Terms.of(own, contract), passive_labeller(own)
         assert isinstance(labeller, LinearLabeller)
         return EncryptedVotesHelper(
             self.voting_party(own, contract, rows),
             labeller,
             terms,
             vote_noise(own, terms.release, rows=len(rows)),
-            open_audits(own),
+            open_audits(own, allowed=terms.settings.broken_audits),
         )
 
     def aggregator(self, own: Own, contract: Contract) -> Helper:

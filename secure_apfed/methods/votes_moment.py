@@ -8,8 +8,10 @@ labels, as in `votes`. The active then estimates votes as functions of its own f
 
 from collections.abc import Mapping
 from functools import cached_property
+from typing import Literal, Self
 
 import numpy as np
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from apfed_protocols.errors import RemoteProtocolError
@@ -31,6 +33,7 @@ from secure_apfed.methods.alignment import DEALER, next_dealt
 from secure_apfed.methods.method import Helper, Learner, Own
 from secure_apfed.methods.vote_protocol import (
     BallotSize,
+    NoisedVoteSettings,
     VotesAggregator,
     VoteTerms,
     calibrated,
@@ -44,7 +47,6 @@ from secure_apfed.methods.votes import (
     VotesHelper,
     VotesLearner,
     VotesMethod,
-    open_votes_facts,
     passive_labeller,
 )
 from secure_apfed.parties import VotesActive, VotingParty
@@ -59,8 +61,39 @@ _BITS = 12
 _UNASKED = 8  # blocks of 4 MiB
 
 
+class MomentVotesSettings(NoisedVoteSettings):
+    """Votes that are opened as a noisy moment; see `VoteSettings`.
+
+    Attributes:
+        form: "soft" votes are shares of the classes that add up to 1 at most, "hard" ones name one
+            class.
+        moment_features: d, signs of random hyperplanes under which the moment is taken.
+    """
+
+    name: Literal["votes_moment"] = "votes_moment"
+    form: Literal["soft", "hard"] = "soft"
+    moment_features: int = Field(256, ge=8, le=4096)
+
+    title = "votes, as a moment"
+    opens_votes = "moment"
+
+    @model_validator(mode="after")
+    def _is_noised(self) -> Self:
+        self._needs_epsilon()
+        return self
+
+    @property
+    def answers(self) -> Literal["soft", "hard"]:
+        return self.form
+
+
 class _Terms(VoteTerms):
     """What the settings say of the moment; see `VoteTerms`."""
+
+    @property
+    def settings(self) -> MomentVotesSettings:
+        """Of the method."""
+        return MomentVotesSettings.of(self.config)
 
     @cached_property
     def release(self) -> SummedRelease:
@@ -69,7 +102,7 @@ class _Terms(VoteTerms):
         One person moves the moment by a vector of d signs times votes that are rounded towards
         zero, in integers: `MomentAgreement.sensitivity`.
         """
-        votes, honest = self.config.votes, honest_passives(self.config, len(self.contributors))
+        votes, honest = self.settings, honest_passives(self.config, len(self.contributors))
         labeller = passive_labeller(self.own)
 
         def release(deviation: int) -> SummedRelease:
@@ -83,7 +116,7 @@ class _Terms(VoteTerms):
 
     def agreement(self, contract: Contract, size: BallotSize) -> MomentAgreement:
         """The moment of one ballot."""
-        votes = self.config.votes
+        votes = self.settings
         return MomentAgreement(
             session=size.bind(contract).hex(),
             receiver=contract.active,
@@ -238,8 +271,7 @@ class MomentVotesAggregator(VotesAggregator):
 class MomentVotes(VotesMethod):
     """Votes that are opened as a noisy moment; see `Method`."""
 
-    def __init__(self) -> None:
-        super().__init__("votes_moment", open_votes_facts("votes, as a moment", "moment"))
+    settings = MomentVotesSettings
 
     def sum_terms(self, own: Own, session: str, shape: tuple[int, ...]) -> Mapping[str, object]:
         terms = _Terms(own, own.passives, *shape)
@@ -247,7 +279,7 @@ class MomentVotes(VotesMethod):
             "scheme": "moment",
             "masks": "pairwise",
             "bits": _BITS,
-            "features": own.config.votes.moment_features,
+            "features": terms.settings.moment_features,
             "allow_single_passive": own.config.secure_sum.allow_single_passive,
             **noise_terms(own.config, terms.release),
         }

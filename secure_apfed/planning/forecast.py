@@ -18,7 +18,6 @@ from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Flow, Kind
-from secure_apfed.facts import MethodFacts
 from secure_apfed.methods import METHODS
 from secure_apfed.methods.common_labels import require_labels
 from secure_apfed.methods.sum_noise import noise_of
@@ -36,6 +35,7 @@ from secure_apfed.privacy import (
 from secure_apfed.privacy.gdp import compose, gdp_epsilon
 from secure_apfed.privacy.label_stages import first_epoch_of
 from secure_apfed.runs.spending import figure_of
+from secure_apfed.settings.method import MethodSettings
 
 __all__ = ["Forecast", "Link", "forecast"]
 
@@ -118,7 +118,7 @@ class _Counts:
     @classmethod
     def of(cls, config: Config, data: VerticalData) -> "_Counts":
         """Count what all parties share; all tables are at hand in a simulation."""
-        method, own = METHODS[config.method], data.own(data.active.name)
+        method, own = METHODS[config.method.name], data.own(data.active.name)
         assert own is not None
         common = _common(config, data)
         require_labels(method, config, own, common)
@@ -127,12 +127,12 @@ class _Counts:
             "teaching": len(method.labels_learnt(config, replace(own, labelled=None), common)),
         }
         # Whose passives learn from returned gradients trains on rows with a label alone.
-        rows = data.labelled_rows if config.facts.returns_gradients else data.train_rows
-        if not config.facts.aligns:
+        rows = data.labelled_rows if config.method.returns_gradients else data.train_rows
+        if not config.method.aligns:
             return cls(common=0, train=len(rows), aligned_share=1.0, **taught)
         aligned = int(torch.isin(rows, common).sum())
         # A model that needs every party to predict needs them for every row that it trains on.
-        alone = config.facts.predicts_alone and not config.facts.averages
+        alone = config.method.predicts_alone and not config.method.averages
         if not (alone and config.train.use_unaligned):
             rows = rows[:aligned]
         share = aligned / max(1, len(rows))
@@ -189,7 +189,7 @@ def forecast(config: Config) -> Forecast:
         epsilon_model=privacy.epsilon_model,
         delta=privacy.delta,
         releases=privacy.releases,
-        figure_passives=config.facts.passives_figure,
+        figure_passives=config.method.passives_figure,
         epsilon_passives={
             name: ledger.would_cost(releases) for name, ledger in played.contributions.items()
         },
@@ -202,10 +202,10 @@ def forecast(config: Config) -> Forecast:
 
 def _rehearsed(config: Config, counts: _Counts) -> int:
     """Rows of a step of the rehearsal."""
-    if config.facts.averages:  # a step is of all rows; of weights, whichever are asked for
-        return counts.train if config.facts.aligns else max(2, -(-counts.train // STEPS))
+    if config.method.averages:  # a step is of all rows; of weights, whichever are asked for
+        return counts.train if config.method.aligns else max(2, -(-counts.train // STEPS))
     batch = min(config.train.batch_size, counts.train)
-    if not config.facts.decomposes:
+    if not config.method.decomposes:
         return batch
     # There are no fewer aligned rows than vectors, in the rehearsal either.
     least = config.model.representation / max(counts.aligned_share, 1 / counts.train)
@@ -224,15 +224,15 @@ def _scales(config: Config, rows: int, steps: int, *, batch: int) -> tuple[float
 
     Who is asked once is asked for all rows, and not in every epoch.
     """
-    if not config.facts.asks_once:
+    if not config.method.asks_once:
         return steps / STEPS, steps / STEPS
     by_rows = rows / (batch * STEPS)
-    return 1.0 if config.facts.decomposes else by_rows, by_rows
+    return 1.0 if config.method.decomposes else by_rows, by_rows
 
 
 def _steps(config: Config, rows: int, *, classes: int) -> int:
     """Batches of all epochs; under lp_mst a stage trains on the rows answered so far."""
-    if config.facts.averages:
+    if config.method.averages:
         return config.train.epochs
     train, stages = config.train, make_label_mechanism(config.labels, classes=classes).stages
     starts = [first_epoch_of(stage, stages=stages, epochs=train.epochs) for stage in range(stages)]
@@ -264,7 +264,7 @@ def _link(flow: Flow, messages: float, scale: float) -> Link:
 
 def _alignment_seconds(config: Config, data: VerticalData, played: Rehearsal) -> float:
     """Time an intersection of the rehearsal's IDs, and scale it by the number of real ones."""
-    if not config.facts.aligns:
+    if not config.method.aligns:
         return 0.0
     tables = played.data.tables
     ids = {table.name: table.ids for table in tables}
@@ -282,10 +282,10 @@ def _privacy(config: Config) -> PrivacySpent:
     # No noise is drawn here, so any key does.
     asked = asked_of(config).releases
     guard = make_guard(config.guard, releases=asked, key=bytes(32))
-    releases = guard.planned(asked) if config.facts.representations_from else 0
+    releases = guard.planned(asked) if config.method.representations_from else 0
     mechanism = guard.mechanism()
     released = EXACT.epsilon(mechanism, releases=releases, delta=delta)
-    if config.facts.decomposes:
+    if config.method.decomposes:
         released = math.inf
     label = model = math.inf
     if config.dp_sgd is not None:
@@ -307,7 +307,7 @@ def _privacy(config: Config) -> PrivacySpent:
 def _warnings(
     config: Config, played: Rehearsal, links: tuple[Link, ...], epsilon: float, passives: int
 ) -> Iterator[str]:
-    sent = config.facts.representations_from is not None
+    sent = config.method.representations_from is not None
     guarded = config.guard.mechanism != "none" and sent
     drawn = guarded or config.dp_sgd or config.labels.epsilon or config.secure_sum.noise
     if config.guard.noise != "secret" and drawn:
@@ -321,10 +321,10 @@ def _warnings(
         yield "there is no guard: representations leave as they are, epsilon is infinite"
     elif sent and epsilon > _LARGE_EPSILON:
         yield f"epsilon {epsilon:.3g} promises little; fewer epochs or more noise would lower it"
-    if config.facts.decomposes:
+    if config.method.decomposes:
         yield "singular vectors of all parties' rows are opened without noise, epsilon is infinite"
-    if config.facts.sums:
-        each = _summed(config.facts)
+    if config.method.sums:
+        each = _summed(config.method)
         if config.secure_sum.kind.unsafe:
             yield f"the sum is {config.secure_sum.name}: the aggregator reads every {each}"
         if passives == 1:
@@ -332,7 +332,7 @@ def _warnings(
     yield from _memory_warning(config, links)
 
 
-def _summed(facts: MethodFacts) -> str:
+def _summed(facts: MethodSettings) -> str:
     """What one passive adds to the sum."""
     if facts.sums_gradients:
         return "gradient"
@@ -349,10 +349,10 @@ def _memory_warning(config: Config, links: tuple[Link, ...]) -> Iterator[str]:
     for link in links:
         if link.kind in _KEPT:
             sent = link.kind == Kind.REPRESENTATIONS
-            shared = sent and config.facts.representations_from == "active"
+            shared = sent and config.method.representations_from == "active"
             receiver = "all" if shared else link.receiver
             once[f"{link.sender} {link.kind}", receiver] = link.wire_bytes
-            if shared and config.facts.sums_gradients:
+            if shared and config.method.sums_gradients:
                 # What the active decodes is kept too, and is as large as what it sends.
                 once[_OPENED, receiver] = link.wire_bytes
     epochs = min(kept, config.train.epochs)

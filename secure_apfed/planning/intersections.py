@@ -40,7 +40,7 @@ class IntersectionCost:
 
 def intersection_costs(config: Config, data: VerticalData) -> tuple[IntersectionCost, ...]:
     """Play every protocol with at most 1,000 IDs a party, and scale by the number of real ones."""
-    if not config.facts.aligns:
+    if not config.method.aligns:
         return ()
     settings, real = config.alignment.for_a_trial(), sum(len(one.ids) for one in data.tables)
     ids = {

@@ -17,7 +17,6 @@ from secure_apfed.data import PartyTable, VerticalData
 from secure_apfed.exchange import Flow, Links, TranscriptSettings
 from secure_apfed.methods import METHODS, Learner, Simulation, Start
 from secure_apfed.privacy import PrivacyLedger
-from secure_apfed.settings.multiview import MultiviewSettings
 
 __all__ = ["STEPS", "Rehearsal", "rehearse"]
 
@@ -64,14 +63,13 @@ def rehearse(
         update={
             "transcript": TranscriptSettings(keep="none"),
             "alignment": config.alignment.for_a_trial(),
+            "method": config.method.rehearsed(STEPS, config.train.epochs),
         }
     )
-    if config.facts.reads_sequences:
-        quiet = quiet.model_copy(update={"multiview": _rounds_of_each_kind(config)})
     rows = batch * STEPS
-    labelled = min(rows, labelled) if config.facts.asks_once else rows
+    labelled = min(rows, labelled) if config.method.asks_once else rows
     data = _random_data(like, rows, aligned, labelled=labelled)
-    session = Simulation(METHODS[config.method], Start(config=quiet, data=data))
+    session = Simulation(METHODS[config.method.name], Start(config=quiet, data=data))
     setup = session.transcript.flows
     course = _Course(batch)
     session.play(session.learner.learn(session.links, course))
@@ -85,15 +83,6 @@ def rehearse(
         evaluation_seconds=course.evaluation_seconds,
         numbers_per_row=math.prod(terms[0].representation.shape) if terms else 0,
         contributions=session.contributions,
-    )
-
-
-def _rounds_of_each_kind(config: Config) -> MultiviewSettings:
-    """So many of the rehearsal's steps average GRUs as of the run's."""
-    said = config.multiview
-    rounds = max(1, round(STEPS * said.recurrent.rounds / config.train.epochs))
-    return said.model_copy(
-        update={"recurrent": said.recurrent.model_copy(update={"rounds": rounds})}
     )
 
 

@@ -77,7 +77,8 @@ def nearest_gain(
         gains: cases.
         labelled: rows whose labels are learnt from; infinite where all rows have one.
     """
-    epsilon = config.votes.epsilon
+    said = config.method.noise(config)
+    epsilon = said.epsilon if said else None
 
     def distance(case: StoredGain) -> tuple[bool, bool, float, float]:
         labels = math.inf if case.labelled is None else float(case.labelled)
@@ -86,4 +87,6 @@ def nearest_gain(
         other = case.dataset != config.data.dataset
         return (other, case.active_view != config.data.active_view, apart, noise)
 
-    return min((case for case in gains if case.method == config.method), key=distance, default=None)
+    return min(
+        (case for case in gains if case.method == config.method.name), key=distance, default=None
+    )

@@ -69,7 +69,7 @@ class StoredSweep(Settings):
             point
             for point in self.points
             if (point.guard, point.labels) == ("none", "none")
-            and not METHODS[point.method].facts.has_passives
+            and not METHODS[point.method].settings.has_passives
         ]
 
     @property

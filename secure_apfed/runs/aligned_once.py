@@ -72,7 +72,7 @@ class Sharing:
     def past(self) -> PastAlignment | None:
         """What an earlier run on the same tables left, if runs share it and there was one."""
         past = _PAST.get()
-        if past is None or not self.config.facts.aligns:
+        if past is None or not self.config.method.aligns:
             return None
         found = past.get(_settings(self.config))
         return found if found is not None and found.is_of(self.tables) else None
@@ -83,7 +83,7 @@ class Sharing:
         A dealer's messages are of more kinds than the alignment's, so that its runs share none.
         """
         past, config = _PAST.get(), self.config
-        aligns = config.facts.aligns and bool(session.contract.passives)
+        aligns = config.method.aligns and bool(session.contract.passives)
         if past is None or not aligns or needs_dealer(config.alignment):
             return
         flows = tuple(flow for flow in session.transcript.flows if flow.kind is Kind.ALIGNMENT)

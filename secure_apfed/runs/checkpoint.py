@@ -213,7 +213,7 @@ def config_digest(config: Config) -> str:
     other: dict[str, bool | dict[str, bool]] = {
         "attacks": True, "tradeoff": True, "checkpoint_every": True,
         "rules": {"refused_sums": True, "patience_s": True, "restarts": True},
-        "votes": {"broken_audits": True},
+        "method": {"broken_audits": True},
     }  # fmt: skip
     content = config.model_dump_json(exclude=other)
     return hashlib.sha256(content.encode()).hexdigest()

@@ -50,7 +50,7 @@ def load_encoders(folder: RunFolder, config: Config, data: VerticalData) -> Mapp
         encoders = {}
         for table in data.passives:
             features = tuple(table.features.shape[1:])
-            encoder = METHODS[config.method].sent_network(config, table.name, features)
+            encoder = METHODS[config.method.name].sent_network(config, table.name, features)
             state = without_prefix(table.name, tensors)
             encoder.to(next(iter(state.values())).dtype).load_state_dict(state)
             encoders[table.name] = encoder.eval()

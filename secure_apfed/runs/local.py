@@ -167,7 +167,7 @@ def prepare_parties(
     data = data or load_data(config.data, seed=config.seed)
     data.compare_ids(config.alignment.normalisation.text)
     active, passives = data.active.name, tuple(table.name for table in data.passives)
-    names = tuple(roles_of(METHODS[config.method], config, active, passives))
+    names = tuple(roles_of(METHODS[config.method.name], config, active, passives))
     run = RunFolder(folder)
     write_atomically(run.config, dump_config(config).encode())
     peers = _known(run, names, over)
@@ -437,7 +437,7 @@ def _gather(config: Config, run: RunFolder, led: RunFolder) -> RunResult:
     run.write_json(run.card, card)
     write_outcome(run, outcome)
     return RunResult(
-        method=config.method,
+        method=config.method.name,
         accuracy=outcome.accuracy,
         measure=outcome.measure,
         measures=outcome.measures,

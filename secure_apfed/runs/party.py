@@ -111,7 +111,7 @@ def _play(
         absent = _Absent(here.links, here.transport) if restarts else lambda names: ()
         script = _active(here, folder, on_progress, absent)
         return play_one(script, here.links, here.transport, **how)
-    method = METHODS[here.own.config.method]
+    method = METHODS[here.own.config.method.name]
     play_one(assist(here.own, here.links, method, here.role), here.links, here.transport, **how)
     # The active's own are among its results.
     folder.write_json(folder.flows, [asdict(flow) for flow in here.transcript.flows])
@@ -211,7 +211,7 @@ async def _active(
 ) -> RunResult:
     """The active's whole script: what `assist` is for the others, with a course and a result."""
     own, links = here.own, here.links
-    config, method = own.config, METHODS[own.config.method]
+    config, method = own.config, METHODS[own.config.method.name]
     assert isinstance(config, Config)
     labels, state = answered_labels(config, own.held, own.brought)
     own = replace(own, data=labels.data())
@@ -225,7 +225,7 @@ async def _active(
     writer.cross_check(privacy.accountants)
     assert course.judged is not None
     return RunResult(
-        method=config.method,
+        method=config.method.name,
         **course.judged.told,
         wire_bytes=here.transcript.wire_bytes,
         privacy=privacy,
@@ -248,11 +248,11 @@ def _role_of(told: PartyFile, config: Config) -> PartyRole:
     Raises:
         ConfigError: its file names others than the run needs.
     """
-    roles = roles_of(METHODS[config.method], config, told.active, told.passives)
+    roles = roles_of(METHODS[config.method.name], config, told.active, told.passives)
     named = {told.party, *told.peers}
     if named != set(roles):
         raise ConfigError(
-            f"{told.party}: a run of {config.method} with these settings is of "
+            f"{told.party}: a run of {config.method.name} with these settings is of "
             f"{', '.join(roles)}; the file of {told.party} names {', '.join(sorted(named))}: "
             "correct party, active, passives and peers"
         )

@@ -73,7 +73,7 @@ def _brought(
 ) -> dict[str, Brought]:
     """What each party brings from its own folder, which is held until the stack unwinds."""
     passives = [table.name for table in data.passives]
-    roles = roles_of(METHODS[config.method], config, data.active.name, passives)
+    roles = roles_of(METHODS[config.method.name], config, data.active.name, passives)
     found = {}
     for name in roles:
         folder = stack.enter_context(PartyFolder.open(own_subfolder(parties / name), resume=resume))
@@ -113,7 +113,7 @@ def _play(
     if writer:
         writer.cross_check(privacy.accountants)
     return RunResult(
-        method=config.method,
+        method=config.method.name,
         **judged.told,
         wire_bytes=session.transcript.wire_bytes,
         privacy=privacy,
@@ -130,7 +130,7 @@ def _opened(
     past = sharing.past() if sharing else None
     alignment = past.rows if past else None
     start = Start(config=config, data=data, brought=brought, alignment=alignment)
-    session = Simulation(METHODS[config.method], start)
+    session = Simulation(METHODS[config.method.name], start)
     if past:
         session.transcript.add(past.flows)
     elif sharing:

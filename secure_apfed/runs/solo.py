@@ -126,7 +126,9 @@ def load_model(path: Path) -> SoloModel:
     folder.check(folder.config, folder.card, folder.model)
     card = read_json(folder.card, dict[str, Any])
     if not card.get("predicts_alone"):
-        alone = ", ".join(name for name, method in METHODS.items() if method.facts.predicts_alone)
+        alone = ", ".join(
+            name for name, method in METHODS.items() if method.settings.predicts_alone
+        )
         raise ModelError(
             f"{path} holds a run of {card.get('method')}, whose model needs every party to "
             f"predict; train with one of {alone} to predict alone"

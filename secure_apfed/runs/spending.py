@@ -25,7 +25,7 @@ __all__ = [
 
 def figure_of(config: Config) -> ReleaseFigure:
     """What speaks of what leaves a party in this run, of `secure_apfed.privacy_rows.FIGURES`."""
-    facts = config.facts
+    facts = config.method
     sent = facts.representations_from is not None or not facts.has_passives
     return "epsilon_x" if sent else facts.passives_figure
 
@@ -93,7 +93,7 @@ def _of_nobody_here(session: Session, delta: float) -> PrivacySpent:
     bound until all of them have.
     """
     nothing = PrivacySpent.nothing(delta=delta)
-    facts = session.entered.own.config.facts
+    facts = session.entered.own.config.method
     if facts.decomposes:
         why = "singular vectors of all parties' rows were opened without noise"
     elif facts.representations_from == "passives" and not session.helpers:
@@ -147,8 +147,8 @@ def _releasing(session: Session) -> list[PrivacyLedger]:
 def guarantee_text(config: Config, session: Session, labels: LabelMechanism) -> str:
     """All that was on, with what each part gives and what none gives, in words for people."""
     seeded, learner = config.guard.noise != "secret", session.learner
-    also = statements(config.defences, config.facts)
-    if session.contract.secure_sum.get("noise") and not config.facts.opens_votes:
+    also = statements(config.defences, config.method)
+    if session.contract.secure_sum.get("noise") and not config.method.opens_votes:
         also.insert(0, contributions_statement(config.secure_sum.kind.leaks.single, seeded=seeded))
     return guarantee_of(
         learner.guarantee, labels, private_training=learner.training is not None, seeded=seeded,

@@ -156,7 +156,7 @@ class RunWriter:
         folder.write_json(folder.flows, [asdict(flow) for flow in transcript.flows])
         aligned = session.alignment.get(session.active)
         outcome = Outcome(
-            method=self._config.method,
+            method=self._config.method.name,
             **judged.told,
             wire_bytes=transcript.wire_bytes,
             privacy=Privacy.of(privacy),
@@ -186,7 +186,7 @@ class RunWriter:
         """What there is to know of the model."""
         privacy = outcome.privacy
         return {
-            "method": self._config.method,
+            "method": self._config.method.name,
             "run": self._config.name,
             "dataset": self._config.data.dataset,
             "party": data.table.name,

@@ -7,16 +7,39 @@ pydantic's ValidationError, which `secure_apfed.config.file` turns into a `Confi
 key and nearest key.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["Settings", "SilentPassive", "did_you_mean", "unknown_name"]
+__all__ = [
+    "EACH_ALONE",
+    "THE_ACTIVE",
+    "DecidedBy",
+    "Settings",
+    "SilentPassive",
+    "did_you_mean",
+    "unknown_name",
+]
 
 SilentPassive: TypeAlias = Literal["stop", "wait", "recover"]
 """What the silence of a passive does to a run; see `secure_apfed.contract.Contract`."""
+
+
+@dataclass(frozen=True)
+class DecidedBy:
+    """Marks a key that no contract holds, as `Annotated[int, THE_ACTIVE]`: who decides it."""
+
+    who: Literal["the active", "each party"]
+
+
+THE_ACTIVE = DecidedBy("the active")
+"""Of a key that moves nothing at other parties but by what the active sends them."""
+
+EACH_ALONE = DecidedBy("each party")
+"""Of a key of one party's own data, machine or speed."""
 
 
 class Settings(BaseModel):
@@ -25,6 +48,27 @@ class Settings(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False
     )
+
+    def terms(self) -> dict[str, Any]:
+        """What all parties sign, plain: every key but those that are marked as decided alone.
+
+        Parties whose settings differ in it do not begin (`secure_apfed.exchange.agreement`).
+        """
+        told = self.model_dump(mode="json")
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            if any(isinstance(mark, DecidedBy) for mark in field.metadata):
+                del told[name]
+            elif isinstance(value, Settings):
+                told[name] = value.terms()
+            elif isinstance(value, Mapping):
+                inner = {key: one.terms() for key, one in value.items() if _is_section(one)}
+                told[name] |= inner
+        return told
+
+
+def _is_section(value: object) -> bool:
+    return isinstance(value, Settings)
 
 
 def did_you_mean(given: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:

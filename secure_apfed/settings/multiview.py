@@ -1,8 +1,14 @@
 """Settings of multi-view learning: of MMVFL and of FedMV in its three forms."""
 
+from typing import TYPE_CHECKING, ClassVar
+
 from pydantic import Field
 
 from secure_apfed.settings import Settings
+from secure_apfed.settings.method import MethodSettings
+
+if TYPE_CHECKING:
+    from secure_apfed.settings.run import RunSettings
 
 __all__ = ["MultiviewSettings", "RecurrentSettings"]
 
@@ -23,8 +29,8 @@ class RecurrentSettings(Settings):
     dropout: float = Field(0.1, ge=0, lt=1)
 
 
-class MultiviewSettings(Settings):
-    """Weights of the terms of the objective; null takes those of the method's paper.
+class MultiviewSettings(MethodSettings):
+    """Weights of the terms of the objective; the defaults are those of the method's paper.
 
     Attributes:
         beta: of the l2,1 norm of a view's weights.
@@ -33,12 +39,28 @@ class MultiviewSettings(Settings):
         eta: how much the labels draw those that they are tied to.
         tolerance: of the objective, relative, below which updates that repeat until they converge
             end; most_rounds: of them, at most.
-        recurrent: where views are sequences (s_fedmv).
+        network: that views are read by, `model.network` of the run.
     """
 
-    beta: float | None = Field(None, ge=0, allow_inf_nan=False)
-    zeta: float | None = Field(None, gt=0, allow_inf_nan=False)
-    eta: float | None = Field(None, gt=0, allow_inf_nan=False)
+    beta: float = Field(ge=0)
+    zeta: float = Field(gt=0)
+    eta: float = Field(gt=0)
     tolerance: float = Field(1e-6, gt=0, lt=1)
     most_rounds: int = Field(100, ge=1)
-    recurrent: RecurrentSettings = RecurrentSettings()
+
+    predicts_alone = True
+    network: ClassVar[str] = "identity"
+
+    def check(self, config: "RunSettings") -> None:
+        """See `MethodSettings`."""
+        if config.guard.mechanism != "none":
+            raise ValueError(
+                f"guard.mechanism: method {self.name} sends no representation, and one person "
+                f"moves all {self.averages} of a party, so that no noise of a guard covers it; say "
+                "none"
+            )
+        if config.model.network != self.network:
+            raise ValueError(
+                f"model.network: method {self.name} takes {self.network}, got "
+                f"{config.model.network}"
+            )

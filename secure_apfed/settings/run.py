@@ -6,35 +6,27 @@ needs is kept as names and options, since attacks lie above this package; the co
 validates them.
 """
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, SerializeAsAny, field_validator
 
 from secure_apfed.alignment import AlignmentSettings
 from secure_apfed.data.settings import DataSettings
 from secure_apfed.defences import DefenceSettings
 from secure_apfed.exchange.transcript import TranscriptSettings
-from secure_apfed.facts import MethodFacts
 from secure_apfed.measures import ACCURACY
 from secure_apfed.models.settings import ModelSettings
 from secure_apfed.names import RunName
 from secure_apfed.privacy.settings import DpSgdSettings, GuardSettings, LabelSettings
-from secure_apfed.settings import Settings
-from secure_apfed.settings.multiview import MultiviewSettings
-from secure_apfed.settings.teaching import (
-    DecompositionSettings,
-    DistillationSettings,
-    ImputationSettings,
-    TeacherSettings,
-)
+from secure_apfed.settings import EACH_ALONE, THE_ACTIVE, Settings
+from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.training import (
     PassiveSettings,
     RuleSettings,
     SumSettings,
     TrainSettings,
 )
-from secure_apfed.settings.votes import VotesSettings
 
 __all__ = ["AttackChoice", "RunSettings"]
 
@@ -55,7 +47,8 @@ class RunSettings(Settings, ABC):
         party_seeds: of initial weights and dropout: "secret" draws one for each party, which
             it alone knows; "shared_for_comparison" takes `seed` for all, so that a run repeats
             figure for figure, and whoever knows it knows everybody's initial weights.
-        method: a key of `METHODS`: apfed (every passive says its objective), apfed_r and apfed_c
+        method: a key of `secure_apfed.methods.METHODS`, alone or with its settings, as
+            {name: votes, epsilon: 8}: apfed (every passive says its objective), apfed_r and apfed_c
             (the paper's two), tvfl (joint training, joint inference) or single_view (the active
             alone); where few rows have a label, votes and its kin, joint_teacher and imputation
             label the others for a student that predicts alone; apc_vfl and vfedtrans distil what
@@ -69,12 +62,6 @@ class RunSettings(Settings, ABC):
             decides for it; or accuracy, balanced_accuracy or f1: chosen by that on the labelled
             training rows, after training. null: the likelier class is taken.
         passives: settings by party name; "default" holds for those not named.
-        votes: how passives label rows, where the method asks them to.
-        teacher: the joint model that labels rows, where the method has one.
-        imputed: what passives release once, and how rows are labelled by it.
-        distilled: autoencoders of all parties, and what the student learns from them.
-        multiview: the objective of methods in which parties agree on pseudo-labels.
-        decomposed: how all parties' tables are decomposed, where the method does so.
         checkpoint_every: epochs between two checkpoints of every party; the last is always saved.
             It changes no figure; a run that was broken off plays again what came after its newest,
             and where the same answer again counts, `rules.spare_answers` must allow for that.
@@ -86,13 +73,13 @@ class RunSettings(Settings, ABC):
             `run` plays it at other strengths and draws accuracy against leakage.
     """
 
-    name: RunName
+    name: Annotated[RunName, EACH_ALONE]
     seed: int = Field(0, ge=0)
     party_seeds: Literal["secret", "shared_for_comparison"] = "secret"
-    method: str
-    task: str = "classification"
-    measure: str = ACCURACY.name
-    threshold: Annotated[float, Field(gt=0, lt=1)] | str | None = None
+    method: SerializeAsAny[MethodSettings]
+    task: Annotated[str, THE_ACTIVE] = "classification"
+    measure: Annotated[str, THE_ACTIVE] = ACCURACY.name
+    threshold: Annotated[Annotated[float, Field(gt=0, lt=1)] | str | None, THE_ACTIVE] = None
     data: DataSettings
     model: ModelSettings = ModelSettings()
     passives: dict[str, PassiveSettings] = {"default": PassiveSettings()}
@@ -100,21 +87,14 @@ class RunSettings(Settings, ABC):
     alignment: AlignmentSettings = AlignmentSettings()
     secure_sum: SumSettings = SumSettings()
     guard: GuardSettings
-    votes: VotesSettings = VotesSettings()
-    teacher: TeacherSettings = TeacherSettings()
-    imputed: ImputationSettings = ImputationSettings()
-    distilled: DistillationSettings = DistillationSettings()
-    multiview: MultiviewSettings = MultiviewSettings()
-    decomposed: DecompositionSettings = DecompositionSettings()
-    checkpoint_every: int = Field(1, ge=1)
-    dp_sgd: DpSgdSettings | None = None
+    checkpoint_every: Annotated[int, Field(ge=1), THE_ACTIVE] = 1
+    dp_sgd: Annotated[DpSgdSettings | None, THE_ACTIVE] = None
     defences: tuple[DefenceSettings, ...] = ()
-    labels: LabelSettings = LabelSettings()
+    labels: Annotated[LabelSettings, THE_ACTIVE] = LabelSettings()
     rules: RuleSettings = RuleSettings()
-    transcript: TranscriptSettings = TranscriptSettings()
-    attacks: tuple[AttackChoice, ...] = ()
-
-    tradeoff: dict[str, Any] = {}
+    transcript: Annotated[TranscriptSettings, EACH_ALONE] = TranscriptSettings()
+    attacks: Annotated[tuple[AttackChoice, ...], EACH_ALONE] = ()
+    tradeoff: Annotated[dict[str, Any], EACH_ALONE] = {}
 
     @field_validator("attacks", mode="before")
     @classmethod
@@ -126,8 +106,3 @@ class RunSettings(Settings, ABC):
     def labels_are_private(self) -> bool:
         """Whether figures of the run may depend on training labels only through noise."""
         return self.labels.mechanism != "none" or self.dp_sgd is not None
-
-    @property
-    @abstractmethod
-    def facts(self) -> MethodFacts:
-        """What the method is; ask for these, never for its name."""

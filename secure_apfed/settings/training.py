@@ -1,7 +1,7 @@
 """Settings of training: optimiser, batches, the passives' part, the secure sum, the rules."""
 
 import re
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -9,7 +9,13 @@ from apfed_protocols.sums import SECURE_SUMS, SecureSum, spelled
 from apfed_protocols.sums.homomorphic import HomomorphicSum
 from secure_apfed.models.settings import ModelSettings
 from secure_apfed.objectives.settings import ObjectiveSettings
-from secure_apfed.settings import Settings, SilentPassive, did_you_mean
+from secure_apfed.settings import (
+    EACH_ALONE,
+    THE_ACTIVE,
+    Settings,
+    SilentPassive,
+    did_you_mean,
+)
 
 __all__ = [
     "DEVICE", "NoiseSettings", "PassiveSettings", "RuleSettings", "SumSettings", "TrainSettings",
@@ -25,7 +31,7 @@ class TrainSettings(Settings):
     Attributes:
         epochs: passes over the active's training rows.
         batch_size: the active's rows in one step.
-        optimizer: of every module of every party; autoencoders of `distilled` have their own.
+        optimizer: of every module of every party; autoencoders of a method have their own.
         learning_rate: of each; momentum: of SGD alone. Adam's moments decay as its authors say.
         weight_decay: the L2 terms of Eqs. (6) and (7), on every module; under adamw each step
             shrinks the weights by it instead (Loshchilov and Hutter 2019).
@@ -65,15 +71,15 @@ class TrainSettings(Settings):
     schedule_steps: int | None = Field(None, ge=1)
     warmup_steps: int = Field(0, ge=0)
     max_gradient_norm: float | None = Field(None, gt=0)
-    use_unaligned: bool = True
-    spread_labels: bool = False
-    evaluate_every: int = Field(1, ge=1)
-    patience: int | None = Field(None, ge=1)
-    keep_best: bool = False
-    held_out: float = Field(0.1, gt=0, lt=1)
-    class_weights: Literal["none", "balanced"] = "none"
-    loss: Literal["squared", "absolute", "huber"] = "squared"
-    device: str = "auto"
+    use_unaligned: Annotated[bool, THE_ACTIVE] = True
+    spread_labels: Annotated[bool, THE_ACTIVE] = False
+    evaluate_every: Annotated[int, Field(ge=1), THE_ACTIVE] = 1
+    patience: Annotated[Annotated[int, Field(ge=1)] | None, THE_ACTIVE] = None
+    keep_best: Annotated[bool, THE_ACTIVE] = False
+    held_out: Annotated[float, Field(gt=0, lt=1), THE_ACTIVE] = 0.1
+    class_weights: Annotated[Literal["none", "balanced"], THE_ACTIVE] = "none"
+    loss: Annotated[Literal["squared", "absolute", "huber"], THE_ACTIVE] = "squared"
+    device: Annotated[str, EACH_ALONE] = "auto"
     precision: Literal["float32", "float64", "bfloat16"] = "float32"
 
     @field_validator("device")
@@ -172,8 +178,8 @@ class SumSettings(Settings):
     bits: int = Field(16, ge=2, le=24)
     allow_single_passive: bool = False
     threshold: int | None = Field(None, ge=1)
-    zero_pool: int = Field(0, ge=0, le=100)
-    worker: Literal["auto"] | bool = "auto"
+    zero_pool: Annotated[int, Field(ge=0, le=100), EACH_ALONE] = 0
+    worker: Annotated[Literal["auto"] | bool, EACH_ALONE] = "auto"
     noise: NoiseSettings | None = None
 
     @model_validator(mode="after")
@@ -243,7 +249,7 @@ class RuleSettings(Settings):
     minimum_norm: float | None = Field(None, ge=0)
     minimum_spread: float | None = Field(None, ge=0, lt=1)
     spare_answers: int = Field(2, ge=0)
-    refused_sums: int = Field(0, ge=0)
+    refused_sums: Annotated[int, Field(ge=0), THE_ACTIVE] = 0
     silent_passive: SilentPassive | None = None
     patience_s: float | None = Field(None, gt=0, le=86_400)
     restarts: int = Field(0, ge=0, le=10_000)

@@ -49,10 +49,10 @@ def shape_of(config: Config) -> str:
 
 def unstackable(config: Config) -> str:
     """Why such runs cannot be stacked; empty where they can."""
-    helped = config.facts.has_passives
+    helped = config.method.has_passives
     if helped and config.data.overlap < 1:
         return "data.overlap: batches of runs then differ in how many rows are sent"
-    if config.facts.sums_gradients and config.rules.minimum_spread != 0:
+    if config.method.sums_gradients and config.rules.minimum_spread != 0:
         return "rules.minimum_spread: whether a batch is sent depends on each run; say 0"
     if config.train.class_weights != "none":
         return "train.class_weights: labels of each run weigh otherwise; say none"

@@ -50,9 +50,9 @@ class Simulated:
 
 def why_not(config: Config) -> str:
     """Why only parties that send messages can play this run; empty where it can be simulated."""
-    facts, train = config.facts, config.train
+    facts, train = config.method, config.train
     reasons = {
-        f"method {config.method} is not trained step by step as APFed and TVFL are":
+        f"method {config.method.name} is not trained step by step as APFed and TVFL are":
             not facts.simulated,
         f"task {config.task} is judged by its parties, and not by accuracy":
             config.task != Classification.name,
@@ -110,7 +110,7 @@ def begin(
     """
     if reason := why_not(config):
         raise ConfigError(f"this run cannot be simulated: {reason}; run it with its parties")
-    if config.facts.has_passives:
+    if config.method.has_passives:
         alignment = alignment or _aligned(data)
     held = data.own(data.active.name)
     assert held is not None
@@ -121,7 +121,7 @@ def begin(
         # A plain sum is unsafe by name; here nothing is sent at all.
         warnings.simplefilter("ignore", UnsafeChoiceWarning)
         start = Start(config=config, data=data, alignment=alignment)
-        return Simulation(METHODS[config.method], start)
+        return Simulation(METHODS[config.method.name], start)
 
 
 def train(session: Simulation, config: Config) -> int:

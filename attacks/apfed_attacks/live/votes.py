@@ -70,7 +70,7 @@ class VotesRun(LiveSession[VotesLearner]):
             ballot = Ballot.of(
                 rows_U, Tensor([place[position] for position in labels]).long(),
                 Tensor(list(labels.values())).long(),
-                size=honest.size, shown=self.config.facts.sends_labels,
+                size=honest.size, shown=self.config.method.sends_labels,
             )  # fmt: skip
             self.learner.party.ballot = ballot
         step = self._next_step()

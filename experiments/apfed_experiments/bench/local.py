@@ -112,7 +112,7 @@ def apart(
         for file in files.values():
             stack.enter_context(_process(file))
         here = stack.enter_context(joined(active))
-        script = lead(here.own, here.links, METHODS[config.method], session=new_session())
+        script = lead(here.own, here.links, METHODS[config.method.name], session=new_session())
         entered, learner = drive(script, here.transport, timeout_s=_PATIENCE_S)
         yield here, learner
         end_all(here.links, list(entered.contract.names("passive")), 0)

@@ -151,7 +151,7 @@ def _by_messages(config: Config, data: VerticalData) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnsafeChoiceWarning)
         start = Start(config=config, data=data, alignment=prepared.alignment or None)
-        session, step = Simulation(METHODS[config.method], start), 0
+        session, step = Simulation(METHODS[config.method.name], start), 0
     session.transcript.begin_epoch(0)
     for rows_B in batches_of(session.learner, config, 0):
         session.step(step, rows_B)
@@ -169,7 +169,7 @@ def _script(config: Config, data: VerticalData) -> None:
     """One epoch as a tutorial would write it, for the active alone or with one passive."""
     rows = data.train_rows
     views = [data.active.features[rows]]
-    if config.facts.has_passives:
+    if config.method.has_passives:
         views.append(data.passives[0].features[rows])
     labels = data.active.labels
     assert labels is not None

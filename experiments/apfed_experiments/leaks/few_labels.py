@@ -26,7 +26,8 @@ NETWORKS: Mapping[str, Any] = {
 _METHODS: Mapping[str, Mapping[str, Any]] = {
     "votes": NETWORKS, "votes_randomised": {"epsilon": 4.0, **NETWORKS},
     "apfed_c": {"passives": {"default": {"weight": 10.0}}, **NETWORKS}, "tvfl": NETWORKS,
-    "joint_teacher": {"teacher": {"labels": "spreading"}, **NETWORKS}, "imputation": NETWORKS,
+    "joint_teacher": {"method": {"name": "joint_teacher", "labels": "spreading"}, **NETWORKS},
+    "imputation": NETWORKS,
 }  # fmt: skip
 _PAIRS = {"shadow_rows": 100}
 _ONE_LABEL = {"labels_per_class": 1}
@@ -55,7 +56,7 @@ def few_labels() -> Iterator[Setting]:
 
 def _reads(attack: str, method: str) -> bool:
     """Whether there is something for the attack, as its own reasons and roles have it."""
-    facts = labels_config("digits", method, **_METHODS[method]).facts
+    facts = labels_config("digits", method, **_METHODS[method]).method
     return {
         "vote_regression": facts.opens_votes is not None,
         "shown_labels": facts.sends_labels,

@@ -79,14 +79,14 @@ CASES = (
         method="apc_vfl", data="digits", attacks=(("inverse_network", _PAIRS),),
         changes={
             "model": _CODE,
-            "distilled": {"own": _CODE, "passive": _CODE, "joint": [128], "epochs": 60},
+            "method": {"own": _CODE, "passive": _CODE, "joint": [128], "epochs": 60},
         },
     ),
     Case(
         method="vfedtrans", data="digits", attacks=(("vector_regression", _PAIRS),),
         changes={
             "model": {"network": "enriched", "hidden": [64], "representation": 64},
-            "distilled": {"epochs": 60},
+            "method": {"epochs": 60},
         },
     ),
     *(_averaged(method, bits) for method in ("mmvfl", "v_fedmv") for bits in _BITS),
@@ -104,7 +104,7 @@ CASES = (
                 "network": "gru", "representation": 8,
                 "sequences": list(find_dataset(_SEQUENCES).sequences.values()),
             },
-            "multiview": {"recurrent": {"rounds": 4}},
+            "method": {"recurrent": {"rounds": 4}},
             "train": {"epochs": 8, "device": "cpu"}, "secure_sum": {**_SUM, "clip": 32.0},
         },
     ),
@@ -128,12 +128,13 @@ def papers() -> Iterator[Setting]:
 def config_of(case: Case, seed: int) -> Config:
     """A run of it."""
     usual: dict[str, Any] = {
-        "name": f"papers-{case.method}", "method": case.method, "seed": seed,
+        "name": f"papers-{case.method}", "seed": seed,
         "data": _PEOPLE[case.data], "party_seeds": "shared_for_comparison",
         "train": {"epochs": 20, "device": "cpu"}, "secure_sum": _SUM,
         "guard": {"mechanism": "none"}, "transcript": {"keep": "all"},
     }  # fmt: skip
-    return Config.model_validate({**usual, **case.changes})
+    named = {"name": case.method, **case.changes.get("method", {})}
+    return Config.model_validate({**usual, **case.changes, "method": named})
 
 
 @lru_cache(maxsize=len(_SEEDS))

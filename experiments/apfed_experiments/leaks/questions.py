@@ -158,7 +158,7 @@ def noise() -> Iterator[Setting]:
         settings: Row = {
             "method": method, "passives": _PASSIVES, "rules": ALL_RULES, "noise": strength,
         }  # fmt: skip
-        objective = sum_for("digits", **settings).facts.own_objective
+        objective = sum_for("digits", **settings).method.own_objective
         decodes = isinstance(objective, ReconstructionSettings)
         told = strength and " ".join(f"{name} {value:g}" for name, value in strength.items())
         yield Setting(

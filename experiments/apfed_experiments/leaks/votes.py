@@ -42,17 +42,19 @@ _OPENINGS: tuple[tuple[str, str, float | None], ...] = (
 
 
 def labels_config(
-    data: str, method: str, *, epsilon: float | None = None, seed: int = 0, **changes: Any
-) -> Config:
-    """A run with few labels; votes under noise of this epsilon."""
+    data: str, method: str, *, epsilon: float | None = None, labeller: str | None = None,
+    seed: int = 0, **changes: Any,
+) -> Config:  # fmt: skip
+    """A run with few labels; votes by this labeller, under noise of this epsilon."""
+    said = {"name": method, "epsilon": epsilon, "labeller": labeller}
     settings: dict[str, Any] = {
-        "name": f"few-labels-{data}", "method": method, "seed": seed,
+        "name": f"few-labels-{data}", "seed": seed,
+        "method": {key: value for key, value in said.items() if value is not None},
         "party_seeds": "shared_for_comparison", "data": _DATA[data],
         "model": {"network": "random_features"},
         "train": {"epochs": 1, "batch_size": 64, "learning_rate": 0.1, "device": "cpu"},
         "secure_sum": {"scheme": "plain", "masks": "pairwise"},
         "guard": {"mechanism": "none"},
-        "votes": {} if epsilon is None else {"epsilon": epsilon},
     }  # fmt: skip
     return Config.model_validate(settings | changes)
 
@@ -69,8 +71,7 @@ def _open(
     data: str, method: str, epsilon: float | None, seed: int, labeller: str = "spreading"
 ) -> VotesRun:
     """A new run on the same people, which nobody counts together with an earlier one."""
-    votes = {"labeller": labeller} | ({} if epsilon is None else {"epsilon": epsilon})
-    config = labels_config(data, method, seed=seed, votes=votes)
+    config = labels_config(data, method, epsilon=epsilon, seed=seed, labeller=labeller)
     run = VotesRun(config, _data(data, seed), alignment=_ALIGNED.get((data, seed)))
     _ALIGNED[data, seed] = run.alignment
     return run
@@ -121,7 +122,7 @@ def _columns_of(
     whoever is nearest: with a tenth of all labelled, about ten people vote for each landmark.
     """
     others = np.arange(len(rows))
-    if run.config.facts.opens_votes == "randomised":
+    if run.config.method.opens_votes == "randomised":
         others = draw.choice(len(rows), size=len(rows) // _NEAR, replace=False)
     last = run.learner.party.classes - 1
     labels = dict.fromkeys(rows[others].tolist(), last)

@@ -333,14 +333,14 @@ def settings_of(run: ReportedRun) -> Iterator[tuple[str, str]]:
         yield "alignment", f"{config.alignment.backend}, {asked} asked"
     if outcome.sum:
         yield "secure sum", words.in_words(outcome.sum)
-    if config.facts.opens_votes:
-        yield "how passives vote", _listed(config.votes)
+    if config.method.opens_votes:
+        yield "how passives vote", _listed(config.method, but="name")
     yield "guard", _listed(config.guard)
     if config.defences:
         yield (
             "defences without a guarantee",
             "; ".join(
-                f"{defence.kind} ({who_applies(defence.kind, config.facts)}): "
+                f"{defence.kind} ({who_applies(defence.kind, config.method)}): "
                 f"{DEFENCES[defence.kind].gives}"
                 for defence in config.defences
             ),
@@ -353,8 +353,8 @@ def settings_of(run: ReportedRun) -> Iterator[tuple[str, str]]:
         )
 
 
-def _listed(settings: Settings) -> str:
-    said = settings.model_dump(mode="json", exclude_none=True)
+def _listed(settings: Settings, *, but: str = "") -> str:
+    said = settings.model_dump(mode="json", exclude_none=True, exclude={but})
     return ", ".join(f"{name} {words.in_words(value)}" for name, value in said.items())
 
 
@@ -369,7 +369,7 @@ def privacy_document(run: ReportedRun, audited: Audited | None = None) -> dict[s
     return {
         "schema_version": 1,
         "run": run.config.name,
-        "method": run.config.method,
+        "method": run.config.method.name,
         "contract_sha256": run.contract_sha256,
         "warnings": warnings_of(run),
         "threat_model": {

@@ -12,7 +12,6 @@ from apfed_experiments.report.who_learns import Role, RunFacts
 from secure_apfed.config import Config
 from secure_apfed.exchange import Flow
 from secure_apfed.folder_files import count_lines, read_json, read_json_lines
-from secure_apfed.labellers import LABELLERS
 from secure_apfed.runs import RunFolder
 from secure_apfed.runs.outcome import scores_of
 from secure_apfed.runs.record import Epsilon, Written
@@ -82,7 +81,7 @@ class ReportedRun(FinishedRun):
         """What decides who can read what."""
         config = self.config
         return RunFacts(
-            method=config.facts,
+            method=config.method,
             secure_sum=config.secure_sum.name,
             passives=sum(role == Role.PASSIVE for role in self.roles.values()),
             guarded=config.guard.mechanism != "none",
@@ -90,7 +89,7 @@ class ReportedRun(FinishedRun):
             label_dp=config.labels.mechanism != "none",
             private=config.dp_sgd is not None,
             noisy=_noise(config) is not None,
-            inductive=LABELLERS[config.votes.labeller].inductive,
+            inductive=config.method.inductive,
             labelled_passives=bool(config.data.labels_at),
             defended=bool(config.defences),
             apart=self.outcome.apart,
@@ -99,15 +98,15 @@ class ReportedRun(FinishedRun):
 
     def title_of(self, variant: str) -> str:
         """The name for people of a way to predict, as `outcome.accuracy` names it."""
-        title, suffix = self.facts.method.title, variant.removeprefix(f"{self.config.method}_")
-        if variant == self.config.method:
+        title, suffix = self.facts.method.title, variant.removeprefix(f"{self.config.method.name}_")
+        if variant == self.config.method.name:
             return title
         return variant if suffix == variant else f"{title.partition(',')[0]}-{suffix.upper()}"
 
 
 def _noise(config: Config) -> object:
     """What passives add to what they let out, as its settings say; None: nothing."""
-    return config.votes.epsilon if config.facts.opens_votes else config.secure_sum.noise
+    return config.method.noise(config)
 
 
 def read_run(path: Path, *, examples: bool = False) -> ReportedRun:

@@ -31,7 +31,7 @@ def write_runs_page(runs: Sequence[ListedRun], path: Path, *, title: str) -> Pat
         targets=leaked,
         rows=[_row(run, leaked, path.parent) for run in runs],
         choices={
-            "method": sorted({run.config.method for run in runs if run.config}),
+            "method": sorted({run.config.method.name for run in runs if run.config}),
             "data": sorted({run.config.data.dataset for run in runs if run.config}),
             "state": sorted({str(run.state) for run in runs}),
         },
@@ -63,8 +63,8 @@ def _row(run: ListedRun, targets: Sequence[str], start: Path) -> dict[str, Any]:
     return {
         "name": run.name,
         "report": _address(run, start) if run.report else None,
-        "method": "" if config is None else config.method,
-        "title": "" if config is None else config.facts.title,
+        "method": "" if config is None else config.method.name,
+        "title": "" if config is None else config.method.title,
         "dataset": "" if config is None else config.data.dataset,
         "data": run.data,
         "figures": figures,

@@ -14,7 +14,7 @@ from importlib import resources
 from apfed_protocols.sums import SECURE_SUMS
 from secure_apfed.errors import ApfedError
 from secure_apfed.exchange.envelope import Kind
-from secure_apfed.facts import MethodFacts, VoteOpening
+from secure_apfed.settings.method import MethodSettings, VoteOpening
 
 __all__ = [
     "COALITIONS", "FACTS", "LIMITS", "RULES",
@@ -50,7 +50,7 @@ class RunFacts:
         shared_seeds: whether all parties' initial weights follow from the run's seed.
     """
 
-    method: MethodFacts
+    method: MethodSettings
     secure_sum: str
     passives: int
     guarded: bool = False

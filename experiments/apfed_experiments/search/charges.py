@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from secure_apfed.config import Config
-from secure_apfed.methods.sum_noise import noise_of
 from secure_apfed.methods.terms import asked_of
 from secure_apfed.privacy import make_guard
 from secure_apfed.privacy.gdp import compose, gdp_epsilon
@@ -89,7 +88,7 @@ def bound_of(config: Config, passives: Iterable[str]) -> Charge:
         config: of the run.
         passives: names of all.
     """
-    facts, noise = config.facts, noise_of(config)
+    facts, noise = config.method, config.method.noise(config)
     mu = 0.0
     if facts.representations_from is not None:
         asked = asked_of(config).releases

@@ -2,7 +2,7 @@
 
 Source: section 5 and Appendices A and B of the paper. Who holds which columns and people says
 `secure_apfed.data.preset`; encoders, epochs, patience and Adam are the defaults of
-`secure_apfed.settings.teaching.DistillationSettings`, which are the paper's.
+`secure_apfed.settings.distillation.DistillationSettings`, which are the paper's.
 """
 
 from collections.abc import Callable, Mapping
@@ -79,10 +79,9 @@ class Scenario:
         settings: dict[str, Any] = {
             "name": f"apc-vfl-{self.dataset}".replace("_", "-"),
             "party_seeds": "shared_for_comparison",
-            "method": method,
+            "method": {"name": method, "batch_size": self.batch_size},
             "data": data,
             "model": {"network": "selu", "hidden": [256], "representation": 256},
-            "distilled": {"batch_size": self.batch_size},
             "guard": {"mechanism": "none"},
             "secure_sum": {"scheme": "plain"},
             "transcript": {"keep": "none"},
@@ -106,9 +105,9 @@ HELPED: Mapping[str, tuple[str, Changes]] = {
         "vfedtrans",
         lambda scenario: {"model": {"network": "enriched", "representation": scenario.width}},
     ),
-    "APC-VFL, lambda 0.1": ("apc_vfl", lambda scenario: {"distilled": {"weight": 0.1}}),
-    "APC-VFL, lambda 10": ("apc_vfl", lambda scenario: {"distilled": {"weight": 10.0}}),
-    "APC-VFL, absolute distance": ("apc_vfl", lambda scenario: {"distilled": {"loss": "mae"}}),
+    "APC-VFL, lambda 0.1": ("apc_vfl", lambda scenario: {"method": {"weight": 0.1}}),
+    "APC-VFL, lambda 10": ("apc_vfl", lambda scenario: {"method": {"weight": 10.0}}),
+    "APC-VFL, absolute distance": ("apc_vfl", lambda scenario: {"method": {"loss": "mae"}}),
 }
 _FEATURES, _SEEDS, _COMPARED = (5, 4, 3, 2), 5, (USUAL, _VECTORS)
 _MANY, _FEW = (10_000, 7500, 5000, 2500), (750, 500, 250, 100)

@@ -22,6 +22,7 @@ from apfed_experiments.tables.table import (
 from secure_apfed.config import Config
 from secure_apfed.data import load_data, preset
 from secure_apfed.exchange import Kind
+from secure_apfed.methods.apc_vfl import ApcVflSettings
 from secure_apfed.runs import Progress, run
 
 __all__ = ["TABLES", "exchanged", "size_of"]
@@ -78,20 +79,20 @@ def _config(scenario: Scenario, rows: int, method: str) -> Config:
     """So many aligned rows, some of which test; networks and batches are the same for both."""
     data = preset(f"apc-vfl/{scenario.dataset}/all-aligned/{rows}")
     base = scenario.config(data, _METHODS["APC-VFL"], {})
-    settings = base.model_dump(mode="json", exclude_defaults=True) | {"method": method}
+    settings = base.model_dump(mode="json", exclude_defaults=True)
     if method == _METHODS["APC-VFL"]:
         # One message holds every row.
         settings["train"] |= {"epochs": 1, "batch_size": rows}
         return Config.model_validate(settings)
-    own, passive = base.distilled.own, base.distilled.passive
-    settings.pop("distilled", None)
+    codes = ApcVflSettings.of(base)
     return Config.model_validate({
         **settings,
-        "model": {**own.model_dump(exclude_defaults=True), "head": [256, 256]},
-        "passives": {"default": {"model": passive.model_dump(exclude_defaults=True)}},
+        "method": method,
+        "model": {**codes.own.model_dump(exclude_defaults=True), "head": [256, 256]},
+        "passives": {"default": {"model": codes.passive.model_dump(exclude_defaults=True)}},
         "train": {
             **settings["train"], "optimizer": "adam", "weight_decay": 0.0, "patience": 10,
-            "epochs": base.distilled.epochs, "batch_size": scenario.batch_size,
+            "epochs": codes.epochs, "batch_size": scenario.batch_size,
         },
     })  # fmt: skip
 

@@ -112,7 +112,7 @@ def run_of(
     a label, all unless said.
     """
     base, (views, view) = base_config("apfed-table2"), setting.split("-")
-    helped = METHODS[method].facts.sums_gradients
+    helped = METHODS[method].settings.sums_gradients
     few = [f"n{labelled}"] if labelled else []
     weighted = [f"lambda{weight:g}"] if helped else []
     parts = (dataset, setting, method, *weighted, training.key, *few)
@@ -138,7 +138,7 @@ def run_of(
 def _job(config: Config, seed: int, lines: Mapping[str, str]) -> RunJob:
     share = 0.3 if config.data.dataset.startswith("cifar") else 1.0
     share *= (config.data.limit or _IMAGES) / _IMAGES
-    cost = share * config.train.epochs * _SECONDS[config.data.view_count][config.method]
+    cost = share * config.train.epochs * _SECONDS[config.data.view_count][config.method.name]
     return RunJob(config=config, seed=seed, lines=lines, cost=cost)
 
 
@@ -199,7 +199,7 @@ def _few_labels(full: bool) -> Size:
         for seed in range(training.seeds)
         for cell in _FEW
         for method, lines in _ways(*cell).items()
-        if METHODS[method].facts.predicts_alone
+        if METHODS[method].settings.predicts_alone
     ]
     jobs.sort(key=lambda job: (job.seed, job.cost))
     lines = [

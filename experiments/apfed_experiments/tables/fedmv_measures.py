@@ -25,9 +25,10 @@ from secure_apfed.data import DataSettings, VerticalData, load_data
 from secure_apfed.learning.averaging import LinearViews, SequenceViews
 from secure_apfed.learning.compute import Compute
 from secure_apfed.learning.multiview import Floats, Pull, ViewModel, joint_scores, weights_of
+from secure_apfed.methods.pseudo_labels import VFedMvSettings
 from secure_apfed.models.recurrent import SequenceEncoder
 from secure_apfed.seeds import seeded
-from secure_apfed.settings.multiview import MultiviewSettings, RecurrentSettings
+from secure_apfed.settings.multiview import RecurrentSettings
 from secure_apfed.settings.training import TrainSettings
 
 __all__ = [
@@ -40,7 +41,7 @@ Rows = NDArray[np.int64]
 
 _BETA, _WEIGHT = 4.0, 8.0
 METRICS = ("accuracy", "precision", "recall", "F1")
-_UPDATES = MultiviewSettings(tolerance=1e-4, most_rounds=30)
+_UPDATES = VFedMvSettings(tolerance=1e-4, most_rounds=30)
 
 
 @dataclass(frozen=True, eq=False)

@@ -81,7 +81,7 @@ class Entry:
     @property
     def epsilon(self) -> float:
         """See `Summary.epsilon_of`."""
-        return self.summary.epsilon_of(self.point.config.facts)
+        return self.summary.epsilon_of(self.point.config.method)
 
     @property
     def alone(self) -> tuple[str, float] | None:

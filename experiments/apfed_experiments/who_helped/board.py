@@ -101,7 +101,7 @@ class Board:
         data, count = self.config.data, len(self.seeds)
         orders = "all orders" if self.game.exact else f"{len(self.game.orders)} drawn orders"
         return (
-            f"{self.config.facts.title} on {data.dataset}: {len(self.game.players)} passives, "
+            f"{self.config.method.title} on {data.dataset}: {len(self.game.players)} passives, "
             f"{orders}, {count} seed{'' if count == 1 else 's'}"
         )
 

@@ -30,11 +30,11 @@ def players_of(config: Config, active: str, passives: Sequence[str]) -> Players:
             too few passives to tell any apart; or sums of several coalitions would open a
             passive's votes, which a difference of two sums without noise is.
     """
-    facts, settings = config.facts, config.secure_sum
+    facts, settings = config.method, config.secure_sum
     if not (facts.predicts_alone and (facts.sums_gradients or facts.opens_votes)):
         raise ConfigError(
-            f"method {config.method}: contributions are of passives that add gradients or votes "
-            "to a model which predicts alone; take apfed_c, votes or one of their kin"
+            f"method {config.method.name}: contributions are of passives that add gradients or "
+            "votes to a model which predicts alone; take apfed_c, votes or one of their kin"
         )
     if config.task != Classification.name:
         raise ConfigError(
@@ -49,13 +49,13 @@ def players_of(config: Config, active: str, passives: Sequence[str]) -> Players:
             "so no coalition but all may be asked and nobody can be told apart; take more "
             "passives, or say secure_sum.allow_single_passive: true if that is acceptable"
         )
-    repeats = facts.opens_votes and config.votes.epsilon is None
+    repeats = facts.opens_votes and facts.noise(config) is None
     if repeats and not settings.allow_single_passive:
         raise ConfigError(
-            "votes.epsilon: votes without noise are the same in every coalition, so the sums of "
+            "method.epsilon: votes without noise are the same in every coalition, so the sums of "
             "two that differ by one passive open its votes; say how much a vote may cost, as "
-            "votes: {epsilon: 4}, or secure_sum.allow_single_passive: true if single votes may "
-            "be read"
+            "method: {name: votes, epsilon: 4}, or secure_sum.allow_single_passive: true if "
+            "single votes may be read"
         )
     return Players(names, minimum)
 
@@ -63,13 +63,12 @@ def players_of(config: Config, active: str, passives: Sequence[str]) -> Players:
 def _minimum(config: Config, active: str, passives: tuple[str, ...]) -> int:
     """1 where single answers are read anyway; else 2 or what thresholds and colluders ask for."""
     noise = config.secure_sum.noise
-    colluders = config.votes.colluders if config.facts.opens_votes else 0
-    least = max(1, 1 + (noise.colluders if noise else colluders))
-    if config.facts.opens_votes == "randomised":
+    least = max(1, 1 + (noise.colluders if noise else config.method.colluding))
+    if config.method.opens_votes == "randomised":
         return least
     if not config.secure_sum.allow_single_passive:
         least = max(least, 2)
-    if config.facts.sums and not config.secure_sum.kind.needs_all and len(passives) > 1:
+    if config.method.sums and not config.secure_sum.kind.needs_all and len(passives) > 1:
         agreed = make_sum(config, "who helped", active, passives)
         threshold = agreed.parameters().get("threshold")
         # A threshold of all says that nobody may fall silent, not how many hide each other.

@@ -243,8 +243,8 @@ def _alone(config: Config, data: VerticalData) -> nn.Module:
 
     Where passives vote, the student of votes that say nothing: it learns what the active believes.
     """
-    if config.facts.opens_votes is None:
-        alone = next(name for name, one in METHODS.items() if not one.facts.has_passives)
+    if config.method.opens_votes is None:
+        alone = next(name for name, one in METHODS.items() if not one.settings.has_passives)
         without = {
             "method": alone, "guard": GuardSettings(mechanism="none"), "defences": (),
             "labels": LabelSettings(), "dp_sgd": None,

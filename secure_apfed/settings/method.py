@@ -1,18 +1,23 @@
-"""What a method is, as facts: configuration, plans, reports and attacks ask for these.
+"""What every method declares of itself: its settings, and what others may know of it.
 
-A method's name tells nobody outside `secure_apfed.methods` anything. Each method declares its
-facts beside its code, and the table `secure_apfed.methods.METHODS` holds them by name; whoever has
-a run's `Config` reads `config.facts`. They are public: every party agrees to them with the
-contract's method.
+A run names one as `method: votes`, or with its settings as `method: {name: votes, epsilon: 8}`; the
+object that comes of it, `config.method`, answers whoever asks what the method is. Its class stands
+beside the method's code, in the file of the method; nothing outside of `secure_apfed.methods` asks
+for a method by its name. What it says is public: every party agrees to it with the contract.
 """
 
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from abc import ABC
+from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeAlias
 
 from secure_apfed.names import ReleaseFigure
 from secure_apfed.objectives.settings import ObjectiveSettings
+from secure_apfed.settings import Settings
+from secure_apfed.settings.training import NoiseSettings
 
-__all__ = ["Averaged", "MethodFacts", "Released", "Side", "Teacher", "VoteOpening"]
+if TYPE_CHECKING:
+    from secure_apfed.settings.run import RunSettings
+
+__all__ = ["Averaged", "MethodSettings", "Released", "Side", "Teacher", "VoteOpening"]
 
 Side: TypeAlias = Literal["active", "passives"]
 VoteOpening: TypeAlias = Literal["sum", "randomised", "moment", "encrypted"]
@@ -37,11 +42,11 @@ Released: TypeAlias = Literal["representations", "contributions", "returned grad
 """What training lets out of a party, labels by way of the gradients of their loss."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class MethodFacts:
-    """What others may know of a method.
+class MethodSettings(Settings, ABC):
+    """A method, as a run's settings have it.
 
     Attributes:
+        name: its key in `secure_apfed.methods.METHODS`.
         title: for people.
         predicts_alone: whether the active predicts with no other party present. A method without
             that needs all parties for every row, in training as well.
@@ -71,44 +76,63 @@ class MethodFacts:
         own_objective: of every passive that contributes; None: each says its own.
     """
 
-    title: str
-    predicts_alone: bool
-    has_passives: bool = True
-    representations_from: Side | None = None
-    sums_gradients: bool = False
-    sums_representations: bool = False
-    averages: Averaged | None = None
-    reads_sequences: bool = False
-    opens_votes: VoteOpening | None = None
-    teacher: Teacher | None = None
-    returns_gradients: bool = False
-    trains_privately: bool = False
-    takes_labels_of_passives: bool = False
-    takes_pairwise: bool = False
-    stops_early: bool = False
-    weighs_classes: bool = False
-    tasks: tuple[str, ...] = ("classification",)
-    simulated: bool = False
-    own_objective: ObjectiveSettings | None = None
+    name: str
 
-    def __post_init__(self) -> None:
-        exchanges = (
-            self.representations_from
-            or self.sums_gradients
-            or self.sums_representations
-            or self.averages
-            or self.opens_votes
-            or self.returns_gradients
-        )
-        if not self.has_passives and (exchanges or not self.predicts_alone):
-            raise ValueError(f"{self.title} has no passives to exchange anything with")
-        told = self.representations_from == "passives" or self.sums_representations
-        if self.returns_gradients and not told:
-            raise ValueError(f"{self.title} returns gradients on what no passive sent")
-        if self.teacher and not (self.representations_from == "passives" or self.decomposes):
-            raise ValueError(f"{self.title} has a teacher that passives tell nothing")
-        if self.own_objective is not None and not self.sums_gradients:
-            raise ValueError(f"{self.title} has an objective of passives that contribute nothing")
+    title: ClassVar[str]
+    predicts_alone: ClassVar[bool]
+    has_passives: ClassVar[bool] = True
+    representations_from: ClassVar[Side | None] = None
+    sums_gradients: ClassVar[bool] = False
+    sums_representations: ClassVar[bool] = False
+    averages: ClassVar[Averaged | None] = None
+    reads_sequences: ClassVar[bool] = False
+    opens_votes: ClassVar[VoteOpening | None] = None
+    teacher: ClassVar[Teacher | None] = None
+    returns_gradients: ClassVar[bool] = False
+    trains_privately: ClassVar[bool] = False
+    takes_labels_of_passives: ClassVar[bool] = False
+    takes_pairwise: ClassVar[bool] = False
+    stops_early: ClassVar[bool] = False
+    weighs_classes: ClassVar[bool] = False
+    tasks: ClassVar[tuple[str, ...]] = ("classification",)
+    simulated: ClassVar[bool] = False
+    own_objective: ClassVar[ObjectiveSettings | None] = None
+
+    @classmethod
+    def of(cls, config: "RunSettings") -> Self:
+        """The settings of this method in those of a run that plays it."""
+        assert isinstance(config.method, cls)
+        return config.method
+
+    def check(self, config: "RunSettings") -> None:
+        """Refuse what a run says beside these settings and this method does not take.
+
+        Raises:
+            ValueError: names the key, and what to write instead.
+        """
+
+    def noise(self, config: "RunSettings") -> NoiseSettings | None:
+        """What passives add to what they let out, to gradients or to votes; None: nothing."""
+        return config.secure_sum.noise
+
+    def rehearsed(self, steps: int, epochs: int) -> Self:
+        """The same for a rehearsal of so many steps in place of a run of so many epochs."""
+        return self
+
+    @property
+    def colluding(self) -> int:
+        """Passives whose noise on votes is not counted."""
+        return 0
+
+    @property
+    def inductive(self) -> bool:
+        """Whether a person without a label moves nobody's vote but the own one."""
+        return False
+
+    @property
+    def asks_again(self) -> bool:
+        """Whether passives are asked for labelled rows once more, after training."""
+        return False
 
     @property
     def sums(self) -> bool:

@@ -1,0 +1,230 @@
+"""Whether the settings of a run fit its method: what it does not take is refused, with what does.
+
+What a method alone knows it checks itself (`MethodSettings.check`); here are the checks of what
+every method says of itself, by which the others are named that would take the same.
+"""
+
+from collections.abc import Callable, Iterator
+
+from secure_apfed.defences import DEFENCES, check_defences
+from secure_apfed.measures import THRESHOLDS
+from secure_apfed.methods import METHODS
+from secure_apfed.privacy import MultiStageResponse
+from secure_apfed.settings import unknown_name
+from secure_apfed.settings.method import MethodSettings
+from secure_apfed.settings.run import RunSettings
+
+__all__ = ["check_method", "methods_that"]
+
+
+def check_method(config: RunSettings) -> None:
+    """Refuse what does not go with the method.
+
+    Raises:
+        ValueError: names the setting, and what to write instead.
+    """
+    check_defences(config.defences, config.method)
+    config.method.check(config)
+    for problems in (
+        _task, _noise, _early_end, _imbalance, _parties, _spreading, _pairwise, _labels,
+        _private_training,
+    ):  # fmt: skip
+        for problem in problems(config):
+            raise ValueError(problem)
+
+
+def methods_that(fit: Callable[[MethodSettings], bool]) -> str:
+    """The methods of which this holds, in words."""
+    *others, last = (name for name, method in METHODS.items() if fit(method.declared))
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def _task(config: RunSettings) -> Iterator[str]:
+    method = config.method
+    if config.task not in method.tasks:
+        taking = [name for name, one in METHODS.items() if config.task in one.settings.tasks]
+        yield (
+            f"task: method {method.name} learns {' or '.join(method.tasks)}, not {config.task}; "
+            f"use {', '.join(taking)}"
+        )
+
+
+def _noise(config: RunSettings) -> Iterator[str]:
+    method = config.method
+    if config.secure_sum.noise is not None and method.sender_of("contributions") is None:
+        votes = "; noise on votes is method.epsilon" if method.opens_votes else ""
+        adding = methods_that(lambda one: one.sender_of("contributions") is not None)
+        yield (
+            f"secure_sum.noise: method {method.name} adds no gradients or representations of "
+            f"passives; leave it out, or use {adding}{votes}"
+        )
+    if method.sums_representations and config.guard.mechanism != "none":
+        yield (
+            f"guard.mechanism: in method {method.name} nobody reads a representation; say none "
+            "and add noise under their sum, as secure_sum: {noise: {epsilon: 8}}"
+        )
+    if method.decomposes and config.guard.mechanism != "none":
+        guarded = methods_that(
+            lambda one: one.predicts_alone and one.representations_from is not None
+        )
+        yield (
+            f"guard.mechanism: method {method.name} adds no noise to what it decomposes; say none "
+            f"and accept that, or use {guarded}"
+        )
+
+
+def _early_end(config: RunSettings) -> Iterator[str]:
+    method = config.method
+    if config.train.patience is None:
+        return
+    if not method.stops_early:
+        yield (
+            f"train.patience: method {method.name} learns no labels by steps, and has no loss on "
+            "rows that were held out; leave it out, or use "
+            f"{methods_that(lambda one: one.stops_early)}"
+        )
+    if config.train.keep_best and not method.predicts_alone:
+        yield (
+            "train.keep_best: the active goes back to the networks of an earlier epoch; in method "
+            f"{method.name} it needs the other parties' of the same; leave it out"
+        )
+    if config.dp_sgd is not None:
+        yield (
+            "train.patience: when training ends would tell of the held-out rows without the noise "
+            "of dp_sgd; leave one of the two out"
+        )
+    if config.labels.mechanism == MultiStageResponse.name:
+        yield (
+            f"train.patience: {config.labels.mechanism} answers labels as the epochs go on, and "
+            "losses before and after do not compare; use randomised_response"
+        )
+
+
+def _imbalance(config: RunSettings) -> Iterator[str]:
+    method, weighed = config.method, config.train.class_weights != "none"
+    if weighed and not method.weighs_classes:
+        yield (
+            f"train.class_weights: method {method.name} learns by no steps on the active's own "
+            f"labels; leave it out, or use {methods_that(lambda one: one.weighs_classes)}"
+        )
+    if config.threshold is not None and not method.predicts_alone:
+        yield (
+            f"threshold: in method {method.name} the active does not predict alone, and has no "
+            f"model to decide by; use {methods_that(lambda one: one.predicts_alone)}"
+        )
+    chosen = isinstance(config.threshold, str)
+    if isinstance(config.threshold, str) and config.threshold not in THRESHOLDS:
+        yield f"threshold: {unknown_name(config.threshold, THRESHOLDS)}"
+    if config.dp_sgd is not None and (weighed or chosen):
+        yield (
+            f"{'train.class_weights' if weighed else 'threshold'}: it would tell how many labels "
+            "there are of each class without the noise of dp_sgd; leave one of the two out"
+            + ("" if weighed else ", or give the threshold as a number")
+        )
+
+
+def _parties(config: RunSettings) -> Iterator[str]:
+    method, data = config.method, config.data
+    if not method.has_passives:
+        return
+    if data.horizontal and method.aligns:
+        yield (
+            f"data.partition: method {method.name} aligns tables of the same people, and under "
+            "horizontal each party has people of its own; take vertical, or use "
+            f"{methods_that(lambda one: not one.aligns)}"
+        )
+    if not data.horizontal and not method.aligns:
+        yield (
+            f"data.partition: in method {method.name} all parties have the same features of other "
+            f"people; say horizontal, or use {methods_that(lambda one: one.aligns)}"
+        )
+    if data.labels_at and not method.takes_labels_of_passives:
+        yield (
+            f"data.labels_at: in method {method.name} the active alone holds labels; leave it out, "
+            f"or use {methods_that(lambda one: one.takes_labels_of_passives)}"
+        )
+    if (data.horizontal or data.labels_at) and config.labels.mechanism != "none":
+        yield (
+            f"labels.mechanism: {config.labels.mechanism} answers the active's labels alone, and "
+            "passives hold labels, too; say none"
+        )
+
+
+def _spreading(config: RunSettings) -> Iterator[str]:
+    if not config.train.spread_labels:
+        return
+    if not config.method.predicts_throughout:
+        yield (
+            f"train.spread_labels: method {config.method.name} trains no model of the active's "
+            "alone, or labels its rows already; use "
+            f"{methods_that(lambda one: one.predicts_throughout)}"
+        )
+    if config.dp_sgd is not None:
+        yield (
+            "train.spread_labels: the last layer would be fitted to the rows without the noise of "
+            "dp_sgd; leave one of the two out"
+        )
+
+
+def _pairwise(config: RunSettings) -> Iterator[str]:
+    method = config.method
+    if config.alignment.mode == "all" or not method.has_passives:
+        return
+    if not method.takes_pairwise:
+        yield (
+            "alignment.mode: pairwise leaves rows that some passives do not know, and "
+            f"{method.name} needs all passives for every row; use all, or "
+            f"{methods_that(lambda one: one.takes_pairwise)}"
+        )
+    if not config.secure_sum.allow_single_passive:
+        yield (
+            "alignment.mode: pairwise opens to the active the gradient of every row that one "
+            "passive alone knows; say secure_sum.allow_single_passive: true if that is "
+            "acceptable, or use all"
+        )
+
+
+def _labels(config: RunSettings) -> Iterator[str]:
+    method, mechanism = config.method, config.labels.mechanism
+    if mechanism != MultiStageResponse.name:
+        return
+    if method.sends_labels:
+        yield (
+            f"labels.mechanism: {mechanism} answers labels in stages, and method {method.name} "
+            "sends all of them once; use randomised_response"
+        )
+    if not method.predicts_throughout:
+        yield (
+            f"labels.mechanism: {mechanism} asks the active's model what it expects, and method "
+            f"{method.name} has none that predicts alone all along; use randomised_response"
+        )
+
+
+def _private_training(config: RunSettings) -> Iterator[str]:
+    method = config.method
+    if config.dp_sgd is None:
+        return
+    if not method.trains_privately:
+        returned = " (the gradient of every row's loss)" if method.returns_gradients else ""
+        yield (
+            f"dp_sgd: method {method.name} gives the passives more than DP-SGD makes private"
+            f"{returned}; use {methods_that(lambda one: one.trains_privately)}, or leave dp_sgd out"
+        )
+    if config.train.precision == "bfloat16":
+        yield (
+            "dp_sgd: gradients of single examples in bfloat16 are too coarse to be clipped; use "
+            "train.precision float32 or float64"
+        )
+    for choice in config.defences:
+        if "representations" in DEFENCES[choice.kind].protects:
+            yield (
+                f"dp_sgd: defence {choice.kind} adds a loss of the whole batch, which cannot be "
+                "clipped by example; leave one of the two out"
+            )
+    sent = method.representations_from == "active"
+    if sent and config.guard.mechanism == "none" and config.dp_sgd.epsilon is not None:
+        yield (
+            "dp_sgd.epsilon cannot be kept where representations are sent without noise; choose "
+            "guard.mechanism gaussian or frozen_gaussian, or give noise_multiplier (then labels "
+            "alone are protected)"
+        )
