@@ -31,7 +31,7 @@ from secure_apfed.data.frames import plain_cells
 from secure_apfed.data.labels import require_one_spelling, warn_of_empty_words
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.id_kinds import id_texts
-from secure_apfed.methods import METHODS
+from secure_apfed.methods import ALONE
 from secure_apfed.party_frames import as_pandas
 from secure_apfed.runs import RunResult, SoloModel, run
 from secure_apfed.tasks import Classification
@@ -225,7 +225,7 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             )
         settings: dict[str, Any] = {
             "name": "estimator",
-            **({"method": _alone()} if alone else {}),
+            **({"method": ALONE.name} if alone else {}),
             "party_seeds": "shared_for_comparison",
             **(self.settings or {}),
             "seed": self.seed,
@@ -241,11 +241,6 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             },
         }  # fmt: skip
         return Config.model_validate(settings)
-
-
-def _alone() -> str:
-    """The method in which the active trains by itself."""
-    return next(name for name, method in METHODS.items() if not method.settings.has_passives)
 
 
 def _storable(X: Any) -> Any:

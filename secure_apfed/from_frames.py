@@ -32,6 +32,7 @@ from secure_apfed.data.column_encoding import CellCounts
 from secure_apfed.errors import CheckpointError, ConfigError, ModelError
 from secure_apfed.measures import MEASURES, Estimate, Measure, estimates
 from secure_apfed.methods import METHODS
+from secure_apfed.methods.checks import methods_that
 from secure_apfed.party_frames import (
     as_pandas,
     checked_frames,
@@ -142,7 +143,7 @@ class FramesResult:
             ModelError: the method needs every party to predict.
         """
         if self._model is None:
-            alone = ", ".join(name for name, one in METHODS.items() if one.settings.predicts_alone)
+            alone = methods_that(lambda method: method.predicts_alone)
             raise ModelError(
                 f"method {self.config.method.name} needs every party to predict, so the active "
                 f"keeps no model of its own; train with one of {alone}"

@@ -294,12 +294,11 @@ class Summary:
     gain: Gain | None = None
     epsilon_passives: float = math.inf
 
-    def epsilon_of(self, facts: MethodSettings) -> float:
+    def epsilon_of(self, method: MethodSettings) -> float:
         """Of a row's releases where representations are sent, else of a person's contributions at
         one passive (its vote, or its parts of the sums).
         """
-        told = facts.representations_from is not None or not facts.has_passives
-        return self.epsilon_x if told else self.epsilon_passives
+        return self.epsilon_x if method.figure == "epsilon_x" else self.epsilon_passives
 
     @property
     def accuracy(self) -> Interval:

@@ -102,7 +102,7 @@ def _forecast(
             terminal.show_note(f"note: {warning}")
     guard = config.guard
     calibrations = []
-    if guard.epsilon is not None and config.method.representations_from is not None:
+    if guard.epsilon is not None and "representations are sent" in config.method.happens:
         calibrations.append(
             calibrate(
                 guard.epsilon, epochs=config.train.epochs, delta=guard.delta, clip=guard.clip,
@@ -135,7 +135,7 @@ def _expected_of(config: "Config", epsilon_x: float) -> list[str]:
 
     sweeps, found = load_sweeps(), []
     dataset, method = config.data.dataset, config.method.name
-    if config.guard.mechanism != "none" and config.method.representations_from is not None:
+    if config.guard.mechanism != "none" and "representations are sent" in config.method.happens:
         found += nearest(
             sweeps, epsilon=config.guard.epsilon or epsilon_x, dataset=dataset, method=method,
             guards=(config.guard.mechanism,),

@@ -59,6 +59,7 @@ from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
 
 __all__ = [
+    "ALONE",
     "METHODS",
     "Apfed",
     "Brought",
@@ -107,6 +108,12 @@ METHODS: Mapping[str, Method] = {
     "h_fedmv": Averaging(HFedMvSettings),
     "s_fedmv": Averaging(SFedMvSettings),
 }
+
+
+ALONE: MethodSettings = next(
+    method.declared for method in METHODS.values() if not method.settings.has_passives
+)
+"""The method in which the active trains by itself."""
 
 
 def method_settings(said: Any, *, as_json: bool = False) -> MethodSettings:

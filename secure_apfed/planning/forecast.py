@@ -20,7 +20,13 @@ from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Flow, Kind
 from secure_apfed.methods import METHODS
 from secure_apfed.methods.common_labels import require_labels
-from secure_apfed.methods.sum_noise import noise_of
+from secure_apfed.methods.pace import (
+    growth,
+    planned_releases,
+    rows_of_a_step,
+    rows_trained,
+    steps_of,
+)
 from secure_apfed.methods.terms import asked_of
 from secure_apfed.planning.intersections import IntersectionCost, intersection_costs
 from secure_apfed.planning.rehearsal import STEPS, Rehearsal, rehearse
@@ -33,9 +39,7 @@ from secure_apfed.privacy import (
     make_label_mechanism,
 )
 from secure_apfed.privacy.gdp import compose, gdp_epsilon
-from secure_apfed.privacy.label_stages import first_epoch_of
 from secure_apfed.runs.spending import figure_of
-from secure_apfed.settings.method import MethodSettings
 
 __all__ = ["Forecast", "Link", "forecast"]
 
@@ -43,6 +47,14 @@ _WIDE = 1024
 _LARGE_EPSILON = 10.0
 _KEPT = (Kind.REQUEST, Kind.REPRESENTATIONS, Kind.GRADIENTS, Kind.SUM)
 _OPENED = "sums as the active decoded them"
+# What one passive adds to a sum, by what is summed.
+_SUMMED = {
+    "gradients are summed": "gradient",
+    "representations are summed": "representation",
+    "passives vote": "row of votes",
+    "pseudo-labels are averaged": "passive's pseudo-labels",
+    "weights are averaged": "passive's weights",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,17 +138,9 @@ class _Counts:
             "labelled": len(method.labels_learnt(config, own, common)),
             "teaching": len(method.labels_learnt(config, replace(own, labelled=None), common)),
         }
-        # Whose passives learn from returned gradients trains on rows with a label alone.
-        rows = data.labelled_rows if config.method.returns_gradients else data.train_rows
-        if not config.method.aligns:
-            return cls(common=0, train=len(rows), aligned_share=1.0, **taught)
-        aligned = int(torch.isin(rows, common).sum())
-        # A model that needs every party to predict needs them for every row that it trains on.
-        alone = config.method.predicts_alone and not config.method.averages
-        if not (alone and config.train.use_unaligned):
-            rows = rows[:aligned]
-        share = aligned / max(1, len(rows))
-        return cls(common=len(common), train=len(rows), aligned_share=share, **taught)
+        rows, share = rows_trained(config, own, common)
+        shared = len(common) if config.method.aligns else 0
+        return cls(common=shared, train=len(rows), aligned_share=share, **taught)
 
 
 def _common(config: Config, data: VerticalData) -> Tensor:
@@ -158,16 +162,18 @@ def forecast(config: Config) -> Forecast:
     counts = _Counts.of(config, data)
     if counts.train < 2:
         raise ConfigError("there is no row to train on: the intersection holds no training row")
-    noise, releases = noise_of(config), asked_of(config).releases
-    batch = _rehearsed(config, counts)
-    steps = _steps(config, counts.train, classes=len(data.classes))
+    noise, releases = config.method.noise(config), asked_of(config).releases
+    batch = rows_of_a_step(config, counts.train, aligned_share=counts.aligned_share, steps=STEPS)
+    stages = make_label_mechanism(config.labels, classes=len(data.classes)).stages
+    steps = steps_of(config, counts.train, stages=stages)
+    scales = growth(config, steps=steps / STEPS, rows=counts.train / (batch * STEPS))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # unsafe choices are told in the forecast itself
         played = rehearse(
             config, data, batch=batch, aligned=counts.aligned_share, labelled=counts.labelled
         )
         privacy = _privacy(config)
-    links = tuple(_links(played, data, *_scales(config, counts.train, steps, batch=batch)))
+    links = tuple(_links(played, data, *scales))
     return Forecast(
         rows={table.name: len(table.ids) for table in data.tables},
         aligned_rows=counts.common,
@@ -200,47 +206,11 @@ def forecast(config: Config) -> Forecast:
     )
 
 
-def _rehearsed(config: Config, counts: _Counts) -> int:
-    """Rows of a step of the rehearsal."""
-    if config.method.averages:  # a step is of all rows; of weights, whichever are asked for
-        return counts.train if config.method.aligns else max(2, -(-counts.train // STEPS))
-    batch = min(config.train.batch_size, counts.train)
-    if not config.method.decomposes:
-        return batch
-    # There are no fewer aligned rows than vectors, in the rehearsal either.
-    least = config.model.representation / max(counts.aligned_share, 1 / counts.train)
-    return min(counts.train, max(batch, math.ceil(least)))
-
-
 def _evaluation_seconds(config: Config, data: VerticalData, played: Rehearsal) -> float:
     """Of all evaluations of the run."""
     evaluations = -(-config.train.epochs // config.train.evaluate_every)
     rows = len(data.test_rows) / len(played.data.test_rows)
     return evaluations * played.evaluation_seconds * rows
-
-
-def _scales(config: Config, rows: int, steps: int, *, batch: int) -> tuple[float, float]:
-    """How many times the rehearsal's messages and bytes of training a run sends.
-
-    Who is asked once is asked for all rows, and not in every epoch.
-    """
-    if not config.method.asks_once:
-        return steps / STEPS, steps / STEPS
-    by_rows = rows / (batch * STEPS)
-    return 1.0 if config.method.decomposes else by_rows, by_rows
-
-
-def _steps(config: Config, rows: int, *, classes: int) -> int:
-    """Batches of all epochs; under lp_mst a stage trains on the rows answered so far."""
-    if config.method.averages:
-        return config.train.epochs
-    train, stages = config.train, make_label_mechanism(config.labels, classes=classes).stages
-    starts = [first_epoch_of(stage, stages=stages, epochs=train.epochs) for stage in range(stages)]
-    ends = [*starts[1:], train.epochs]
-    return sum(
-        (end - start) * -(-rows * (stage + 1) // (stages * train.batch_size))
-        for stage, (start, end) in enumerate(zip(starts, ends, strict=True))
-    )
 
 
 def _links(played: Rehearsal, data: VerticalData, messages: float, wire: float) -> Iterator[Link]:
@@ -282,10 +252,10 @@ def _privacy(config: Config) -> PrivacySpent:
     # No noise is drawn here, so any key does.
     asked = asked_of(config).releases
     guard = make_guard(config.guard, releases=asked, key=bytes(32))
-    releases = guard.planned(asked) if config.method.representations_from else 0
+    releases = planned_releases(config, guard)
     mechanism = guard.mechanism()
     released = EXACT.epsilon(mechanism, releases=releases, delta=delta)
-    if config.method.decomposes:
+    if "tables are decomposed" in config.method.happens:
         released = math.inf
     label = model = math.inf
     if config.dp_sgd is not None:
@@ -307,7 +277,8 @@ def _privacy(config: Config) -> PrivacySpent:
 def _warnings(
     config: Config, played: Rehearsal, links: tuple[Link, ...], epsilon: float, passives: int
 ) -> Iterator[str]:
-    sent = config.method.representations_from is not None
+    happens = config.method.happens
+    sent = "representations are sent" in happens
     guarded = config.guard.mechanism != "none" and sent
     drawn = guarded or config.dp_sgd or config.labels.epsilon or config.secure_sum.noise
     if config.guard.noise != "secret" and drawn:
@@ -321,24 +292,15 @@ def _warnings(
         yield "there is no guard: representations leave as they are, epsilon is infinite"
     elif sent and epsilon > _LARGE_EPSILON:
         yield f"epsilon {epsilon:.3g} promises little; fewer epochs or more noise would lower it"
-    if config.method.decomposes:
+    if "tables are decomposed" in happens:
         yield "singular vectors of all parties' rows are opened without noise, epsilon is infinite"
-    if config.method.sums:
-        each = _summed(config.method)
+    if "contributions are summed" in happens:
+        each = next(one for word, one in _SUMMED.items() if word in happens)
         if config.secure_sum.kind.unsafe:
             yield f"the sum is {config.secure_sum.name}: the aggregator reads every {each}"
         if passives == 1:
             yield f"with one passive the sum is its {each}: the active reads it"
     yield from _memory_warning(config, links)
-
-
-def _summed(facts: MethodSettings) -> str:
-    """What one passive adds to the sum."""
-    if facts.sums_gradients:
-        return "gradient"
-    if facts.sums_representations:
-        return "representation"
-    return "row of votes" if facts.opens_votes else f"passive's {facts.averages}"
 
 
 def _memory_warning(config: Config, links: tuple[Link, ...]) -> Iterator[str]:
@@ -349,10 +311,10 @@ def _memory_warning(config: Config, links: tuple[Link, ...]) -> Iterator[str]:
     for link in links:
         if link.kind in _KEPT:
             sent = link.kind == Kind.REPRESENTATIONS
-            shared = sent and config.method.representations_from == "active"
+            shared = sent and "the active sends representations" in config.method.happens
             receiver = "all" if shared else link.receiver
             once[f"{link.sender} {link.kind}", receiver] = link.wire_bytes
-            if shared and config.method.sums_gradients:
+            if shared and "gradients are summed" in config.method.happens:
                 # What the active decodes is kept too, and is as large as what it sends.
                 once[_OPENED, receiver] = link.wire_bytes
     epochs = min(kept, config.train.epochs)

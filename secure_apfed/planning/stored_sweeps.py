@@ -14,7 +14,7 @@ from typing import Any, Self
 from pydantic import TypeAdapter, ValidationError, model_validator
 
 from secure_apfed.errors import DataError
-from secure_apfed.methods import METHODS
+from secure_apfed.methods import ALONE
 from secure_apfed.settings import Settings
 
 __all__ = ["Span", "StoredPoint", "StoredSweep", "load_sweeps", "nearest", "sentence"]
@@ -68,8 +68,7 @@ class StoredSweep(Settings):
         return [
             point
             for point in self.points
-            if (point.guard, point.labels) == ("none", "none")
-            and not METHODS[point.method].settings.has_passives
+            if (point.guard, point.labels) == ("none", "none") and point.method == ALONE.name
         ]
 
     @property

@@ -296,7 +296,7 @@ class Course:
     def _warn_without_help(self) -> None:
         """Say it where training alone would pass for training with others."""
         contract, flows = self.session.contract, self.session.transcript.flows
-        if self._config.method.representations_from and all(
+        if "representations are sent" in self._config.method.happens and all(
             flow.kind is not Kind.REPRESENTATIONS for flow in flows
         ):
             warnings.warn(

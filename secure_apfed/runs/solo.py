@@ -21,7 +21,7 @@ from secure_apfed.data.drift import Extremes
 from secure_apfed.errors import DataError, ModelError
 from secure_apfed.folder_files import read_bytes, read_json
 from secure_apfed.measures import ScoreRanges
-from secure_apfed.methods import METHODS
+from secure_apfed.methods.checks import methods_that
 from secure_apfed.models import ModelSettings, encoder_and_head
 from secure_apfed.parties import ActiveNetworks
 from secure_apfed.runs.folder import RunFolder, write_atomically
@@ -126,9 +126,7 @@ def load_model(path: Path) -> SoloModel:
     folder.check(folder.config, folder.card, folder.model)
     card = read_json(folder.card, dict[str, Any])
     if not card.get("predicts_alone"):
-        alone = ", ".join(
-            name for name, method in METHODS.items() if method.settings.predicts_alone
-        )
+        alone = methods_that(lambda method: method.predicts_alone)
         raise ModelError(
             f"{path} holds a run of {card.get('method')}, whose model needs every party to "
             f"predict; train with one of {alone} to predict alone"

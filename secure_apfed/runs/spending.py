@@ -25,9 +25,7 @@ __all__ = [
 
 def figure_of(config: Config) -> ReleaseFigure:
     """What speaks of what leaves a party in this run, of `secure_apfed.privacy_rows.FIGURES`."""
-    facts = config.method
-    sent = facts.representations_from is not None or not facts.has_passives
-    return "epsilon_x" if sent else facts.passives_figure
+    return config.method.figure
 
 
 def shown_figure(
@@ -93,10 +91,10 @@ def _of_nobody_here(session: Session, delta: float) -> PrivacySpent:
     bound until all of them have.
     """
     nothing = PrivacySpent.nothing(delta=delta)
-    facts = session.entered.own.config.method
-    if facts.decomposes:
+    happens = session.entered.own.config.method.happens
+    if "tables are decomposed" in happens:
         why = "singular vectors of all parties' rows were opened without noise"
-    elif facts.representations_from == "passives" and not session.helpers:
+    elif "passives send representations" in happens and not session.helpers:
         told = {
             name: one
             for name, accounts in session.charged.items()
@@ -148,7 +146,8 @@ def guarantee_text(config: Config, session: Session, labels: LabelMechanism) -> 
     """All that was on, with what each part gives and what none gives, in words for people."""
     seeded, learner = config.guard.noise != "secret", session.learner
     also = statements(config.defences, config.method)
-    if session.contract.secure_sum.get("noise") and not config.method.opens_votes:
+    votes = "passives vote" in config.method.happens
+    if session.contract.secure_sum.get("noise") and not votes:
         also.insert(0, contributions_statement(config.secure_sum.kind.leaks.single, seeded=seeded))
     return guarantee_of(
         learner.guarantee, labels, private_training=learner.training is not None, seeded=seeded,

@@ -151,6 +151,40 @@ class MethodSettings(Settings, ABC):
         return "epsilon_v" if self.opens_votes else "epsilon_c"
 
     @property
+    def figure(self) -> ReleaseFigure:
+        """What speaks of what leaves a party, of `secure_apfed.privacy_rows.FIGURES`."""
+        sent = self.representations_from is not None or not self.has_passives
+        return "epsilon_x" if sent else self.passives_figure
+
+    @property
+    def happens(self) -> frozenset[str]:
+        """What goes between its parties, in the words of the report's tables (`who_learns.md`)."""
+        votes, averages = self.opens_votes, self.averages
+        said = {
+            "passives take part": self.has_passives,
+            "people are aligned": self.aligns,
+            "the active sends representations": self.representations_from == "active",
+            "passives send representations": self.representations_from == "passives",
+            "representations are sent": self.representations_from is not None,
+            "gradients are summed": self.sums_gradients,
+            "representations are summed": self.sums_representations,
+            "pseudo-labels are averaged": averages == "pseudo-labels",
+            "weights are averaged": averages == "weights",
+            "contributions are summed": self.sums,
+            "passives vote": votes is not None,
+            "votes are answered singly": votes == "randomised",
+            "the sum of votes is opened": votes == "sum",
+            "votes are opened as a moment": votes == "moment",
+            "votes of encrypted labels are summed": votes == "encrypted",
+            "labels are shown": self.sends_labels,
+            "a teacher labels rows": self.teacher is not None and not self.decomposes,
+            "tables are decomposed": self.decomposes,
+            "gradients are returned": self.returns_gradients,
+            "the active predicts alone": self.predicts_alone,
+        }
+        return frozenset(word for word, holds in said.items() if holds)
+
+    @property
     def aligns(self) -> bool:
         """Whether parties find out whom they have in common; parties with other people do not."""
         return self.has_passives and self.averages != "weights"

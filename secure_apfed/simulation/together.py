@@ -50,10 +50,11 @@ class Simulated:
 
 def why_not(config: Config) -> str:
     """Why only parties that send messages can play this run; empty where it can be simulated."""
-    facts, train = config.method, config.train
+    method, train = config.method, config.train
+    summed = "gradients are summed" in method.happens
     reasons = {
-        f"method {config.method.name} is not trained step by step as APFed and TVFL are":
-            not facts.simulated,
+        f"method {method.name} is not trained step by step as APFed and TVFL are":
+            not method.simulated,
         f"task {config.task} is judged by its parties, and not by accuracy":
             config.task != Classification.name,
         f"guard.mechanism {config.guard.mechanism} adds noise, which has to be accounted for":
@@ -61,15 +62,15 @@ def why_not(config: Config) -> str:
         f"labels.mechanism {config.labels.mechanism} has to be accounted for":
             config.labels.mechanism != "none",
         "alignment.mode pairwise lets passives help on different people":
-            facts.has_passives and config.alignment.mode == "pairwise",
+            config.alignment.mode == "pairwise",
         "dp_sgd has to be accounted for": config.dp_sgd is not None,
         "defences change what is sent": bool(config.defences),
         f"secure_sum {config.secure_sum.name} is not the plain sum":
-            facts.sums_gradients and config.secure_sum.name != "plain",
+            summed and config.secure_sum.name != "plain",
         "secure_sum.clip bounds what is sent":
-            facts.sums_gradients and config.secure_sum.clip is not None,
+            summed and config.secure_sum.clip is not None,
         "secure_sum.noise has to be accounted for":
-            facts.sums_gradients and config.secure_sum.noise is not None,
+            summed and config.secure_sum.noise is not None,
         "train.patience ends epochs by a loss that parties compute together":
             train.patience is not None,
     }  # fmt: skip
@@ -110,8 +111,7 @@ def begin(
     """
     if reason := why_not(config):
         raise ConfigError(f"this run cannot be simulated: {reason}; run it with its parties")
-    if config.method.has_passives:
-        alignment = alignment or _aligned(data)
+    alignment = alignment or _aligned(data)
     held = data.own(data.active.name)
     assert held is not None
     labels = TrainingLabels(config, held, key=_NO_KEY)

@@ -7,7 +7,6 @@ settings stacked, beside one run at a time with its parties' messages.
 """
 
 import statistics
-import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,7 +30,6 @@ from secure_apfed.errors import DataError
 from secure_apfed.methods import METHODS, Simulation, Start
 from secure_apfed.methods.method import batches_of
 from secure_apfed.objectives import contrastive_loss
-from secure_apfed.simulation.stacked import simulate_stacked
 from secure_apfed.simulation.together import begin, simulate, train
 from secure_apfed.workers import usable_cores
 
@@ -53,7 +51,6 @@ def _groups(quick: bool) -> Sequence[Group]:
             for method in ("single_view", "apfed_c", "apfed_r", "tvfl")
         ),
         single("five-seeds/digits", partial(_seeds, *((10, 1) if quick else (100, 5)))),
-        single("stacked/fmnist/2-1", partial(_stacked, 4 if quick else 40)),
     ]
 
 
@@ -61,7 +58,7 @@ BENCH = Bench(
     groups=_groups,
     ratio="the peer's seconds over ours",
     fields=(
-        "precision", "bfloat16_units", "over_messages", "processes", "stacked", "runs",
+        "precision", "bfloat16_units", "over_messages", "processes",
         "operations", "kernels", "h200_floor_us", "bound_by",
     ),
 )  # fmt: skip
@@ -169,7 +166,7 @@ def _script(config: Config, data: VerticalData) -> None:
     """One epoch as a tutorial would write it, for the active alone or with one passive."""
     rows = data.train_rows
     views = [data.active.features[rows]]
-    if config.method.has_passives:
+    if "passives take part" in config.method.happens:
         views.append(data.passives[0].features[rows])
     labels = data.active.labels
     assert labels is not None
@@ -205,7 +202,6 @@ def _seeds(epochs: int, repetitions: int) -> Row:
             {
                 "together": lambda: pool(delayed(_alone)(config) for config in configs),
                 _ONE_BY_ONE: lambda: [simulate(config) for config in configs],
-                "stacked": lambda: simulate_stacked(configs),
             },
             repetitions=repetitions,
         )
@@ -216,7 +212,6 @@ def _seeds(epochs: int, repetitions: int) -> Row:
         ratio=median_ratio(seconds[_ONE_BY_ONE], seconds["together"]),
         more={
             "processes": cores,
-            "stacked": median_ratio(seconds[_ONE_BY_ONE], seconds["stacked"]),
         },
     )
 
@@ -237,27 +232,3 @@ def _digits(seed: int, epochs: int) -> Config:
         "secure_sum": {"scheme": "plain", "clip": None, "allow_single_passive": True},
         "transcript": {"keep": "none"},
     })  # fmt: skip
-
-
-def _stacked(steps: int) -> Row:
-    """Five seeds times five lambdas of one cell, beside one run with its messages."""
-    case = "stacked/fmnist/2-1"
-    if not torch.cuda.is_available():
-        return absent(case, "torch sees no GPU")
-    config, data, images = _images("apfed_c", steps, device="cuda")
-    configs = [
-        config.model_copy(update={
-            "seed": seed, "passives": {"default": config.passives["default"].model_copy(
-                update={"weight": weight})},
-        })
-        for seed in range(5)
-        for weight in (0.1, 0.3, 1.0, 3.0, 10.0)
-    ]  # fmt: skip
-    began = time.perf_counter()
-    simulate_stacked(configs)
-    each = (time.perf_counter() - began) / len(configs)
-    began = time.perf_counter()
-    _by_messages(config, data)
-    alone = time.perf_counter() - began
-    return Row(case=case, seconds=each, peer=_MESSAGES, ratio=alone / each,
-               more={"images": images, "runs": len(configs), "steps": steps})  # fmt: skip

@@ -56,16 +56,16 @@ def few_labels() -> Iterator[Setting]:
 
 def _reads(attack: str, method: str) -> bool:
     """Whether there is something for the attack, as its own reasons and roles have it."""
-    facts = labels_config("digits", method, **_METHODS[method]).method
-    return {
-        "vote_regression": facts.opens_votes is not None,
-        "shown_labels": facts.sends_labels,
-        "contrastive_inversion": facts.sums_gradients,
-        "inverse_network": facts.representations_from == "passives",
-        "model_completion": facts.representations_from == "active" or facts.returns_gradients,
-        "gradient_direction": facts.returns_gradients,
-        "membership": facts.predicts_alone,
+    needed = {
+        "vote_regression": {"passives vote"},
+        "shown_labels": {"labels are shown"},
+        "contrastive_inversion": {"gradients are summed"},
+        "inverse_network": {"passives send representations"},
+        "model_completion": {"the active sends representations", "gradients are returned"},
+        "gradient_direction": {"gradients are returned"},
+        "membership": {"the active predicts alone"},
     }[attack]
+    return bool(needed & labels_config("digits", method, **_METHODS[method]).method.happens)
 
 
 @lru_cache(maxsize=2)

@@ -122,7 +122,7 @@ def _columns_of(
     whoever is nearest: with a tenth of all labelled, about ten people vote for each landmark.
     """
     others = np.arange(len(rows))
-    if run.config.method.opens_votes == "randomised":
+    if "votes are answered singly" in run.config.method.happens:
         others = draw.choice(len(rows), size=len(rows) // _NEAR, replace=False)
     last = run.learner.party.classes - 1
     labels = dict.fromkeys(rows[others].tolist(), last)

@@ -54,6 +54,6 @@ def find_reference(run: ReportedRun) -> ReportedRun | None:
         except (CheckpointError, ConfigError):
             continue  # a sibling that cannot be read is not a reference
         same = (other.config.data, other.config.seed) == (run.config.data, run.config.seed)
-        if same and not other.facts.method.has_passives:
+        if same and not other.helped:
             return other
     return None

@@ -61,12 +61,12 @@ class Learned:
 
 def headline_of(run: ReportedRun) -> str:
     """Return in a sentence who trained, and who is needed to predict."""
-    method, passives = run.facts.method, run.facts.passives
-    if not method.has_passives:
+    method, passives = run.config.method, run.facts.passives
+    if not run.helped:
         return f"{method.title}: the active trained alone; nothing was sent."
     others = "one passive party" if passives == 1 else f"{passives} passive parties"
     needed = (
-        "the active predicts alone" if method.predicts_alone
+        "the active predicts alone" if "the active predicts alone" in method.happens
         else "prediction needs the passives, or a stand-in for what they would send"
     )  # fmt: skip
     return f"{method.title}: one active party trained with {others}; {needed}."
@@ -74,37 +74,37 @@ def headline_of(run: ReportedRun) -> str:
 
 def warnings_of(run: ReportedRun) -> tuple[str, ...]:
     """Return what a reader must know before any figure: unsafe choices and made-up data."""
-    facts, method = run.facts, run.facts.method
-    in_clear = method.sums and run.config.secure_sum.kind.unsafe
-    votes = method.opens_votes is not None
-    from_active = method.representations_from == "active"
-    from_passives = method.representations_from == "passives"
+    facts, words = run.facts, run.facts.words
+    summed = "contributions are summed" in words
+    in_clear = summed and run.config.secure_sum.kind.unsafe
+    votes = "passives vote" in words
+    from_active = "the active sends representations" in words
     any_sent = any(flow.kind is Kind.REPRESENTATIONS for flow in run.flows)
     sentences = (
         ("synthetic" in run.config.data.dataset,
          "The data are synthetic: no figure here says anything about real people."),
         (in_clear,
          f"The sum is {facts.secure_sum}: the aggregator reads every passive's contribution."),
-        (method.sums and facts.passives == 1,
+        (summed and facts.passives == 1,
          "There is one passive: the active reads what it contributes, whatever the sum."),
-        (method.sends_labels and not facts.label_dp,
+        ("labels are shown" in words and not facts.label_dp,
          "Every passive is shown the labels that the active trains on."),
-        (votes and not facts.noisy,
+        ("no noise on votes" in words,
          "There is no noise on votes: the active reads their sum as it is."),
-        (votes and facts.noisy and not facts.inductive,
+        ({"noise on votes", "votes move each other"} <= words,
          "The epsilon on votes is of one vote, not of a person's record."),
         (votes and not any(flow.kind in _BALLOTS for flow in run.flows),
          "Nobody was ever asked for votes: the active trained alone."),
-        (method.decomposes,
+        ("tables are decomposed" in words,
          "There is no noise: the active reads singular vectors of all parties' rows as they are."),
-        (method.returns_gradients, "Passives receive gradients that give labels away."),
+        ("gradients are returned" in words, "Passives receive gradients that give labels away."),
         (run.config.labels_are_private and bool(run.attacks),
          "Attacks compare guesses with the true training rows: no epsilon covers their scores."),
         (from_active and not any_sent,
          "No batch was ever sent to the passives: the active trained alone."),
         (from_active and not facts.guarded,
          "There is no guard: passives receive the representations as they are."),
-        (from_passives and not facts.guarded,
+        ("passives send representations" in words and not facts.guarded,
          "There is no guard: the active receives representations as they are."),
     )  # fmt: skip
     attendance = run.outcome.attendance
@@ -132,10 +132,10 @@ def tiles_of(run: ReportedRun, reference: ReportedRun | None) -> Iterator[Tile]:
         title = f"{run.title_of(variant)} accuracy"
         yield Tile(title, ACCURACY.text(share) if math.isnan(share) else words.percent(share),
                    why if math.isnan(share) else tested)  # fmt: skip
-    if reference is not None and run.facts.method.has_passives:
+    if reference is not None and run.helped:
         judged, other = ACCURACY if classifies else measure, reference.outcome
         reached = scores_of(judged.name, other.accuracy, other.measures)
-        title = f"{reference.facts.method.title} {judged.title}"
+        title = f"{reference.config.method.title} {judged.title}"
         yield Tile(title, judged.text(next(iter(reached.values()))), "the active alone")
     if run.solo is not None:
         alone = run.solo.best
@@ -164,7 +164,7 @@ def _epsilon_tile(run: ReportedRun) -> Tile:
         f"labels {words.epsilon(privacy.epsilon_y)}, "
         f"model {words.model_epsilon(privacy.epsilon_model)}"
     )
-    if run.facts.method.opens_votes:
+    if "passives vote" in run.facts.words:
         spent = run.outcome.contributions.values()
         worst = max((account.epsilon for account in spent), default=math.inf)
         fixed = "labeller held fixed, " if spent else ""
@@ -242,7 +242,7 @@ def limits_of(run: ReportedRun) -> tuple[str, ...]:
 def accounting_of(run: ReportedRun) -> tuple[tuple[str, str], ...]:
     """Return the privacy accounting as (name, value) rows."""
     privacy = run.outcome.privacy
-    votes = run.facts.method.opens_votes is not None
+    votes = "passives vote" in run.facts.words
     rows = [] if votes else [
         (figure_title("epsilon_x", fixed=True), words.epsilon(privacy.epsilon_x)),
     ]  # fmt: skip
@@ -320,7 +320,7 @@ def settings_of(run: ReportedRun) -> Iterator[tuple[str, str]]:
         "trained": outcome.train_rows, "of these with a label": outcome.labelled_rows,
         "tested": outcome.test_rows, "aligned": outcome.aligned_rows,
     }  # fmt: skip
-    yield "method", run.facts.method.title
+    yield "method", run.config.method.title
     yield "task", TASKS[config.task].title
     parted = "parties with people of their own" if data.horizontal else "views"
     yield "data", f"{title}, {data.view_count} {parted}"
@@ -333,7 +333,7 @@ def settings_of(run: ReportedRun) -> Iterator[tuple[str, str]]:
         yield "alignment", f"{config.alignment.backend}, {asked} asked"
     if outcome.sum:
         yield "secure sum", words.in_words(outcome.sum)
-    if config.method.opens_votes:
+    if "passives vote" in run.facts.words:
         yield "how passives vote", _listed(config.method, but="name")
     yield "guard", _listed(config.guard)
     if config.defences:

@@ -81,7 +81,7 @@ class ReportedRun(FinishedRun):
         """What decides who can read what."""
         config = self.config
         return RunFacts(
-            method=config.method,
+            happens=config.method.happens,
             secure_sum=config.secure_sum.name,
             passives=sum(role == Role.PASSIVE for role in self.roles.values()),
             guarded=config.guard.mechanism != "none",
@@ -96,9 +96,17 @@ class ReportedRun(FinishedRun):
             shared_seeds=config.party_seeds == "shared_for_comparison",
         )
 
+    @property
+    def helped(self) -> bool:
+        """Whether passives took part."""
+        return "passives take part" in self.config.method.happens
+
     def title_of(self, variant: str) -> str:
         """The name for people of a way to predict, as `outcome.accuracy` names it."""
-        title, suffix = self.facts.method.title, variant.removeprefix(f"{self.config.method.name}_")
+        title, suffix = (
+            self.config.method.title,
+            variant.removeprefix(f"{self.config.method.name}_"),
+        )
         if variant == self.config.method.name:
             return title
         return variant if suffix == variant else f"{title.partition(',')[0]}-{suffix.upper()}"

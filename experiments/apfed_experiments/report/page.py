@@ -44,9 +44,7 @@ def render(
         warnings=contents.warnings_of(run),
         tiles=contents.tiles_of(run, reference),
         pictures=[inside(picture) for picture in pictures],
-        lacks_reference=reference is None
-        and run.facts.method.has_passives
-        and not run.config.labels_are_private,
+        lacks_reference=reference is None and run.helped and not run.config.labels_are_private,
         left_out="" if run.config.dp_sgd is None else f"{LEFT_OUT[0].upper()}{LEFT_OUT[1:]}.",
         learned=contents.learned_by(run),
         alignment_leaks=contents.alignment_leaks_of(run),

@@ -146,11 +146,11 @@ def _label_ends(
 
 
 def _accuracy(run: ReportedRun, reference: ReportedRun | None) -> Drawn:
-    if reference is None or not run.facts.method.has_passives:
+    if reference is None or not run.helped:
         return None
     measure, alone = run.outcome.judged_by, reference.outcome
     counted, scale = measure is ACCURACY, 100 if measure.share else 1
-    title = f"{reference.facts.method.title} (the active alone)"
+    title = f"{reference.config.method.title} (the active alone)"
     rows = [
         (run.title_of(variant), value, run.outcome.test_rows, OURS)
         for variant, value in run.outcome.scores.items()

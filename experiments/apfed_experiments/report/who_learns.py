@@ -6,7 +6,7 @@ open; coalitions and limits are of a whole run. The column "when" names facts: `
 ` or ` is or. A method's name is no fact.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import resources
@@ -14,7 +14,7 @@ from importlib import resources
 from apfed_protocols.sums import SECURE_SUMS
 from secure_apfed.errors import ApfedError
 from secure_apfed.exchange.envelope import Kind
-from secure_apfed.settings.method import MethodSettings, VoteOpening
+from secure_apfed.methods import METHODS
 
 __all__ = [
     "COALITIONS", "FACTS", "LIMITS", "RULES",
@@ -36,7 +36,8 @@ class RunFacts:
     """What of a run decides who can read what.
 
     Attributes:
-        method: what the run's method does; secure_sum: key of `SECURE_SUMS`.
+        happens: what its method does, in words (`MethodSettings.happens`).
+        secure_sum: key of `SECURE_SUMS`.
         guarded: whether a guard is set, for whoever sends representations.
         passives: M.
         pairwise: whether each passive helps on its own overlap with the active.
@@ -50,7 +51,7 @@ class RunFacts:
         shared_seeds: whether all parties' initial weights follow from the run's seed.
     """
 
-    method: MethodSettings
+    happens: frozenset[str]
     secure_sum: str
     passives: int
     guarded: bool = False
@@ -64,69 +65,52 @@ class RunFacts:
     apart: bool = False
     shared_seeds: bool = False
 
-
-Fact = Callable[[RunFacts], bool]
-
-
-def _sums_by(name: str) -> Fact:
-    return lambda run: run.method.sums and run.secure_sum == name
+    @property
+    def words(self) -> frozenset[str]:
+        """All that hold, of those that the column "when" may have."""
+        return self.happens | {word for word, holds in _words(self) if holds}
 
 
-def _opens(*openings: VoteOpening) -> Fact:
-    return lambda run: run.method.opens_votes in openings
+_OF_METHODS = frozenset[str]().union(*(one.declared.happens for one in METHODS.values()))
 
 
-def _adds_noise(run: RunFacts) -> bool:
-    return run.method.sums_gradients or run.method.sums_representations
+def _words(run: RunFacts) -> Iterator[tuple[str, bool]]:
+    """All words that may stand in the column "when", beside those of methods, and which hold."""
+    passives = "passives take part" in run.happens
+    votes, summed = "passives vote" in run.happens, "contributions are summed" in run.happens
+    gradients = "gradients are summed" in run.happens
+    yield from {
+        "always": True,
+        "passives hold labels": run.labelled_passives,
+        "noise on votes": votes and run.noisy,
+        "no noise on votes": votes and not run.noisy,
+        "votes move each other": votes and not run.inductive,
+        "votes stand alone": votes and run.inductive,
+        **{f"sum {name}": summed and run.secure_sum == name for name in SECURE_SUMS},
+        "noise under the sum": run.noisy
+        and (gradients or "representations are summed" in run.happens),
+        "no noise under the sum": gradients and not run.noisy,
+        "guard on": run.guarded and "representations are sent" in run.happens,
+        "no guard": not run.guarded,
+        "label DP": run.label_dp,
+        "no label DP": not run.label_dp,
+        "DP-SGD": run.private,
+        "no DP-SGD": not run.private,
+        "alignment pairwise": run.pairwise,
+        "alignment of all": "people are aligned" in run.happens and not run.pairwise,
+        "defences on": passives and run.defended,
+        "in one process": passives and not run.apart,
+        "in processes": passives and run.apart,
+        "shared seeds": passives and run.shared_seeds,
+        "M = 1": run.passives == 1,
+        "M = 2": run.passives == 2,
+        "M >= 2": run.passives >= 2,
+        "M >= 3": run.passives >= 3,
+    }.items()
 
 
-def _votes(run: RunFacts) -> bool:
-    return run.method.opens_votes is not None
-
-
-FACTS: Mapping[str, Fact] = {
-    "always": lambda run: True,
-    "passives take part": lambda run: run.method.has_passives,
-    "the active sends representations": lambda run: run.method.representations_from == "active",
-    "passives send representations": lambda run: run.method.representations_from == "passives",
-    "gradients are summed": lambda run: run.method.sums_gradients,
-    "representations are summed": lambda run: run.method.sums_representations,
-    "pseudo-labels are averaged": lambda run: run.method.averages == "pseudo-labels",
-    "weights are averaged": lambda run: run.method.averages == "weights",
-    "passives hold labels": lambda run: run.labelled_passives,
-    "contributions are summed": lambda run: run.method.sums,
-    "passives vote": _votes,
-    "votes are answered singly": _opens("randomised"),
-    "the sum of votes is opened": _opens("sum"),
-    "labels are shown": lambda run: run.method.sends_labels,
-    "noise on votes": lambda run: _votes(run) and run.noisy,
-    "no noise on votes": lambda run: _votes(run) and not run.noisy,
-    "votes move each other": lambda run: _votes(run) and not run.inductive,
-    "votes stand alone": lambda run: _votes(run) and run.inductive,
-    "a teacher labels rows": lambda run: bool(run.method.teacher) and not run.method.decomposes,
-    "tables are decomposed": lambda run: run.method.decomposes,
-    "gradients are returned": lambda run: run.method.returns_gradients,
-    **{f"sum {name}": _sums_by(name) for name in SECURE_SUMS},
-    "votes are opened as a moment": _opens("moment"),
-    "votes of encrypted labels are summed": _opens("encrypted"),
-    "noise under the sum": lambda run: _adds_noise(run) and run.noisy,
-    "no noise under the sum": lambda run: run.method.sums_gradients and not run.noisy,
-    "guard on": lambda run: run.guarded and run.method.representations_from is not None,
-    "no guard": lambda run: not run.guarded,
-    "label DP": lambda run: run.label_dp,
-    "no label DP": lambda run: not run.label_dp,
-    "DP-SGD": lambda run: run.private,
-    "no DP-SGD": lambda run: not run.private,
-    "alignment pairwise": lambda run: run.pairwise,
-    "alignment of all": lambda run: run.method.aligns and not run.pairwise,
-    "defences on": lambda run: run.method.has_passives and run.defended,
-    "in one process": lambda run: run.method.has_passives and not run.apart,
-    "in processes": lambda run: run.method.has_passives and run.apart,
-    "shared seeds": lambda run: run.method.has_passives and run.shared_seeds,
-    "M = 1": lambda run: run.passives == 1,
-    "M = 2": lambda run: run.passives == 2,
-    "M >= 2": lambda run: run.passives >= 2,
-    "M >= 3": lambda run: run.passives >= 3,
+FACTS = _OF_METHODS | {
+    word for word, _ in _words(RunFacts(happens=_OF_METHODS, secure_sum="", passives=0))
 }
 
 
@@ -136,17 +120,16 @@ class _Row:
 
     def __post_init__(self) -> None:
         named = {word for part in self.when.split("; ") for word in part.split(" or ")}
-        if unknown := named - set(FACTS):
+        if unknown := named - FACTS:
             raise ApfedError(
                 f"who_learns.md: {', '.join(sorted(unknown))} in {self.when!r} is no fact of a "
-                f"run; add it to FACTS, or take one of {', '.join(FACTS)}"
+                f"run; say it of runs or methods, or take one of {', '.join(sorted(FACTS))}"
             )
 
     def holds(self, run: RunFacts) -> bool:
         """Whether the run is one of those that the row speaks of."""
-        return all(
-            any(FACTS[word](run) for word in part.split(" or ")) for part in self.when.split("; ")
-        )
+        words = run.words
+        return all(words & set(part.split(" or ")) for part in self.when.split("; "))
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from secure_apfed.config import Config
+from secure_apfed.methods.pace import planned_releases
 from secure_apfed.methods.terms import asked_of
 from secure_apfed.privacy import make_guard
 from secure_apfed.privacy.gdp import compose, gdp_epsilon
@@ -88,14 +89,12 @@ def bound_of(config: Config, passives: Iterable[str]) -> Charge:
         config: of the run.
         passives: names of all.
     """
-    facts, noise = config.method, config.method.noise(config)
-    mu = 0.0
-    if facts.representations_from is not None:
-        asked = asked_of(config).releases
-        # No noise is drawn here, so any key does.
-        guard = make_guard(config.guard, releases=asked, key=bytes(32))
-        mu = compose(guard.mechanism().mu, guard.planned(asked))
-    if facts.decomposes:
+    noise = config.method.noise(config)
+    # No noise is drawn here, so any key does.
+    guard = make_guard(config.guard, releases=asked_of(config).releases, key=bytes(32))
+    releases = planned_releases(config, guard)
+    mu = compose(guard.mechanism().mu, releases) if releases else 0.0
+    if "tables are decomposed" in config.method.happens:
         mu = math.inf
     private = math.inf if config.dp_sgd is None else config.dp_sgd.epsilon or math.inf
     each = math.inf if noise is None or noise.epsilon is None else noise.epsilon

@@ -22,6 +22,7 @@ from secure_apfed.data import VerticalData, load_data
 from secure_apfed.learning.encoder_quality import Score, cross_validated, own_codes
 from secure_apfed.parties import Compute
 from secure_apfed.runs import run
+from secure_apfed.settings.distillation import DistillationSettings
 
 __all__ = ["READING", "TABLES", "alone", "helped", "size_of"]
 
@@ -46,8 +47,10 @@ def alone(*, seed: int, config: Mapping[str, Any], scores: Sequence[Score]) -> F
     """Mean scores in per cent on the active's columns and on its own code, by "columns SCORE"."""
     of_run, data, score = _opened(seed, config, scores)
     features_TF = data.active.features[data.train_rows]
+    fitting = of_run.method
+    assert isinstance(fitting, DistillationSettings)
     codes_TD, _ = own_codes(
-        features_TF, model=of_run.model, settings=of_run.distilled, owner=data.active.name,
+        features_TF, model=of_run.model, settings=fitting, owner=data.active.name,
         seed=seed, compute=Compute.of(of_run.train),
     )  # fmt: skip
     return {**score("columns", features_TF), **score("code", codes_TD)}

@@ -30,8 +30,9 @@ def players_of(config: Config, active: str, passives: Sequence[str]) -> Players:
             too few passives to tell any apart; or sums of several coalitions would open a
             passive's votes, which a difference of two sums without noise is.
     """
-    facts, settings = config.method, config.secure_sum
-    if not (facts.predicts_alone and (facts.sums_gradients or facts.opens_votes)):
+    happens, settings = config.method.happens, config.secure_sum
+    helps = {"gradients are summed", "passives vote"} & happens
+    if not (helps and "the active predicts alone" in happens):
         raise ConfigError(
             f"method {config.method.name}: contributions are of passives that add gradients or "
             "votes to a model which predicts alone; take apfed_c, votes or one of their kin"
@@ -49,7 +50,7 @@ def players_of(config: Config, active: str, passives: Sequence[str]) -> Players:
             "so no coalition but all may be asked and nobody can be told apart; take more "
             "passives, or say secure_sum.allow_single_passive: true if that is acceptable"
         )
-    repeats = facts.opens_votes and facts.noise(config) is None
+    repeats = "passives vote" in happens and config.method.noise(config) is None
     if repeats and not settings.allow_single_passive:
         raise ConfigError(
             "method.epsilon: votes without noise are the same in every coalition, so the sums of "
@@ -64,11 +65,15 @@ def _minimum(config: Config, active: str, passives: tuple[str, ...]) -> int:
     """1 where single answers are read anyway; else 2 or what thresholds and colluders ask for."""
     noise = config.secure_sum.noise
     least = max(1, 1 + (noise.colluders if noise else config.method.colluding))
-    if config.method.opens_votes == "randomised":
+    if "votes are answered singly" in config.method.happens:
         return least
     if not config.secure_sum.allow_single_passive:
         least = max(least, 2)
-    if config.method.sums and not config.secure_sum.kind.needs_all and len(passives) > 1:
+    if (
+        "contributions are summed" in config.method.happens
+        and not config.secure_sum.kind.needs_all
+        and len(passives) > 1
+    ):
         agreed = make_sum(config, "who helped", active, passives)
         threshold = agreed.parameters().get("threshold")
         # A threshold of all says that nobody may fall silent, not how many hide each other.

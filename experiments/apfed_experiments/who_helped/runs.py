@@ -27,7 +27,7 @@ from secure_apfed.data import VerticalData, load_data
 from secure_apfed.data.partition import choose_labelled
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.folder_files import read_json
-from secure_apfed.methods import METHODS
+from secure_apfed.methods import ALONE
 from secure_apfed.plain_json import to_json
 from secure_apfed.privacy import GuardSettings, LabelSettings
 from secure_apfed.runs import run
@@ -243,10 +243,9 @@ def _alone(config: Config, data: VerticalData) -> nn.Module:
 
     Where passives vote, the student of votes that say nothing: it learns what the active believes.
     """
-    if config.method.opens_votes is None:
-        alone = next(name for name, one in METHODS.items() if not one.settings.has_passives)
+    if "passives vote" not in config.method.happens:
         without = {
-            "method": alone, "guard": GuardSettings(mechanism="none"), "defences": (),
+            "method": ALONE, "guard": GuardSettings(mechanism="none"), "defences": (),
             "labels": LabelSettings(), "dp_sgd": None,
         }  # fmt: skip
         own_config = config.model_copy(update=without)
