@@ -48,11 +48,9 @@ def check_encoder(
     assert data.active.labels is not None
     labels_N = torch.full_like(data.active.labels, UNLABELLED)
     labels_N[data.labelled_rows] = data.active.labels[data.labelled_rows]
-    said = config.method
-    fitting = said if isinstance(said, DistillationSettings) else DistillationSettings()
     found = encoder_quality(
         data.active.features[data.train_rows], labels_N[data.train_rows], model=config.model,
-        settings=fitting, owner=data.active.name, seed=config.seed,
+        settings=DistillationSettings.among(config.method), owner=data.active.name, seed=config.seed,
         compute=Compute.of(config.train), threshold=threshold, folds=folds,
     )  # fmt: skip
     if as_json:

@@ -1,6 +1,6 @@
 """Settings of autoencoders that end early, and of the student whose code resembles another."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
@@ -28,3 +28,8 @@ class DistillationSettings(Settings):
     held_out: float = Field(0.1, gt=0, lt=1)
     learning_rate: float = Field(1e-3, gt=0)
     batch_size: int = Field(128, ge=1)
+
+    @classmethod
+    def among(cls, settings: Settings) -> Self:
+        """What other settings say of these, as those of a method that distils; defaults beside."""
+        return cls.model_validate(settings.model_dump(include=set(cls.model_fields)))

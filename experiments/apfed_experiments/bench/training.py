@@ -2,8 +2,7 @@
 
 Peers: of one run, a script as a tutorial has it (DataLoader, one model, float32, the same networks
 and optimiser), of which a step of APFed-C has two models; of several seeds, the same runs one after
-the other with all cores each. `ratio` is the peer's seconds over ours. On a GPU: seeds times
-settings stacked, beside one run at a time with its parties' messages.
+the other with all cores each. `ratio` is the peer's seconds over ours.
 """
 
 import statistics

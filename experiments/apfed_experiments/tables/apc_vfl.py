@@ -47,10 +47,8 @@ def alone(*, seed: int, config: Mapping[str, Any], scores: Sequence[Score]) -> F
     """Mean scores in per cent on the active's columns and on its own code, by "columns SCORE"."""
     of_run, data, score = _opened(seed, config, scores)
     features_TF = data.active.features[data.train_rows]
-    fitting = of_run.method
-    assert isinstance(fitting, DistillationSettings)
     codes_TD, _ = own_codes(
-        features_TF, model=of_run.model, settings=fitting, owner=data.active.name,
+        features_TF, model=of_run.model, settings=DistillationSettings.among(of_run.method), owner=data.active.name,
         seed=seed, compute=Compute.of(of_run.train),
     )  # fmt: skip
     return {**score("columns", features_TF), **score("code", codes_TD)}
