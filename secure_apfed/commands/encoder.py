@@ -50,7 +50,8 @@ def check_encoder(
     labels_N[data.labelled_rows] = data.active.labels[data.labelled_rows]
     found = encoder_quality(
         data.active.features[data.train_rows], labels_N[data.train_rows], model=config.model,
-        settings=DistillationSettings.among(config.method), owner=data.active.name, seed=config.seed,
+        settings=DistillationSettings.among(config.method), owner=data.active.name,
+        seed=config.seed,
         compute=Compute.of(config.train), threshold=threshold, folds=folds,
     )  # fmt: skip
     if as_json:

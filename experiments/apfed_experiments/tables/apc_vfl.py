@@ -48,7 +48,8 @@ def alone(*, seed: int, config: Mapping[str, Any], scores: Sequence[Score]) -> F
     of_run, data, score = _opened(seed, config, scores)
     features_TF = data.active.features[data.train_rows]
     codes_TD, _ = own_codes(
-        features_TF, model=of_run.model, settings=DistillationSettings.among(of_run.method), owner=data.active.name,
+        features_TF, model=of_run.model, settings=DistillationSettings.among(of_run.method),
+        owner=data.active.name,
         seed=seed, compute=Compute.of(of_run.train),
     )  # fmt: skip
     return {**score("columns", features_TF), **score("code", codes_TD)}
