@@ -7,7 +7,7 @@ files, 4 protocol or security, 5 privacy budget exhausted, 130 interrupted.
 
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -50,7 +50,6 @@ __all__ = ["app", "execute", "main"]
 
 
 _JSON = {"--json", "--json-events"}
-_RESEARCH = "Research"
 # What a wrong call raises, whether click lies beside typer or, since 0.26, inside it.
 _UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
 
@@ -332,20 +331,22 @@ def doctor(as_json: AsJson = False) -> None:
         raise typer.Exit(1)
 
 
-for command in (
+_EVERYDAY: tuple[Callable[..., None], ...] = (
     run, plan.plan, report, listing.runs, leakage.attack, model.predict, model.export,
     encoder.check_encoder, ids.check_ids, party.party, relay.relay, doctor,
-):  # fmt: skip
-    app.command()(command)
+)  # fmt: skip
+_RESEARCH: tuple[Callable[..., None], ...] = (
+    contributions.contributions, search.search, leakage.tradeoff, table.table,
+    bench.bench, bench.performance, bench.audit,
+)  # fmt: skip
+for _command in _EVERYDAY:
+    app.command()(_command)
 app.add_typer(data_app, name="data")
 app.add_typer(certs.certs_app, name="certs")
 app.add_typer(audit_log.app, name="audit-log")
-for command in (
-    contributions.contributions, search.search, leakage.tradeoff, table.table,
-    bench.bench, bench.performance, bench.audit,
-):  # fmt: skip
-    app.command(rich_help_panel=_RESEARCH)(command)
-app.add_typer(study.app, name="study", rich_help_panel=_RESEARCH)
+for _command in _RESEARCH:
+    app.command(rich_help_panel="Research")(_command)
+app.add_typer(study.app, name="study", rich_help_panel="Research")
 
 
 def execute(arguments: Sequence[str]) -> int:

@@ -181,7 +181,7 @@ def _figures(run: FinishedRun) -> Figures:
 
 def cells_of(rows: pd.DataFrame) -> list[tuple[str, ...]]:
     """Texts in the order of `HEADER`, of what `compare_overlaps` returns."""
-    cells = []
+    cells: list[tuple[str, ...]] = []
     for row in rows.to_dict("records"):
         gain = Interval(row["gain"], row["low"], row["high"]).text(scale=100, form="+.1f")
         cells.append((
