@@ -111,7 +111,7 @@ def test_errors_are_one_json_object_for_programs(
 def test_without_a_command_there_is_help_and_no_empty_panel(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert execute(arguments) == 2
+    assert execute(arguments) in (0, 2)  # click before 8.2 says 0
     out, err = capsys.readouterr()
     assert "Usage:" in out
     assert err == ""
