@@ -372,6 +372,10 @@ def execute(arguments: Sequence[str]) -> int:
             failure = terminal.Failure(
                 code=terminal.INTERRUPTED, title="Stopped", kind="Interrupted", message=str(stop)
             )
+        except ModuleNotFoundError as error:
+            if error.name not in terminal.RESEARCH_MODULES:
+                raise
+            failure = terminal.failure_of(error)
         except (ApfedError, LocalProtocolError, RemoteProtocolError, OSError) as error:
             failure = terminal.failure_of(error)
         else:

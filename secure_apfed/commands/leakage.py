@@ -65,7 +65,7 @@ def report_if_possible(folder: Path) -> Path | None:
     try:
         from apfed_experiments.report import write_report
     except ModuleNotFoundError as error:
-        if error.name not in ("matplotlib", "jinja2", "adjustText"):
+        if error.name not in terminal.RESEARCH_MODULES:
             raise
         terminal.show_note(
             f"no report: {error.name} is not installed; "
