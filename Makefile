@@ -41,7 +41,7 @@ $(STAMP): pyproject.toml protocols/pyproject.toml requirements.lock
 	@touch $@
 
 run: setup
-	$(BIN)/python -m apfed_experiments main
+	$(BIN)/secure-apfed study main
 
 lint: setup
 	$(BIN)/ruff check $(CODE)

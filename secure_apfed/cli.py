@@ -7,14 +7,13 @@ files, 4 protocol or security, 5 privacy budget exhausted, 130 interrupted.
 
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
-from typer import TyperException
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed import progress_bars, terminal
@@ -24,6 +23,7 @@ from secure_apfed.commands import (
     Overrides,
     RunFolder,
     audit_log,
+    bench,
     certs,
     contributions,
     encoder,
@@ -36,6 +36,7 @@ from secure_apfed.commands import (
     plan,
     relay,
     search,
+    study,
     table,
 )
 from secure_apfed.errors import ApfedError
@@ -49,6 +50,8 @@ __all__ = ["app", "execute", "main"]
 
 
 _JSON = {"--json", "--json-events"}
+# What a wrong call raises, whether click lies beside typer or, since 0.26, inside it.
+_UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
 
 
 class TransportName(StrEnum):
@@ -69,23 +72,6 @@ app = typer.Typer(
     "3 data or files, 4 protocol or security, 5 privacy budget exhausted, 130 interrupted.",
 )  # fmt: skip
 data_app = typer.Typer(no_args_is_help=True, help="List the built-in data sets, or fetch one.")
-app.add_typer(data_app, name="data")
-app.add_typer(audit_log.app, name="audit-log")
-app.add_typer(certs.certs_app, name="certs")
-app.command()(plan.plan)
-app.command()(encoder.check_encoder)
-app.command()(ids.check_ids)
-app.command()(party.party)
-app.command()(relay.relay)
-app.command()(leakage.attack)
-app.command()(leakage.tradeoff)
-app.command()(table.table)
-app.command()(listing.runs)
-app.command()(contributions.contributions)
-app.command()(search.search)
-app.command()(model.predict)
-app.command()(model.export)
-
 Transport = Annotated[
     TransportName,
     typer.Option(
@@ -109,7 +95,6 @@ def _options(
     """Options of every command; `execute` reads them where they stand."""
 
 
-@app.command()
 def run(
     config_file: ConfigFile,
     output: Annotated[Path | None, typer.Option(help="Run folder; runs/NAME unless given.")] = None,
@@ -249,7 +234,6 @@ class _InterruptedRun(Exception):  # noqa: N818 - it is no error
     """The user stopped a run; the message says how to continue."""
 
 
-@app.command()
 def report(
     folder: RunFolder,
     show_originals: Annotated[
@@ -333,7 +317,6 @@ def fetch_data(
         terminal.show_note(f"{name} ships with a library; there is nothing to fetch")
 
 
-@app.command()
 def doctor(as_json: AsJson = False) -> None:
     """Say what is installed, what is missing, and how to get it."""
     from secure_apfed.commands.doctor import examine, healthy
@@ -348,6 +331,24 @@ def doctor(as_json: AsJson = False) -> None:
         raise typer.Exit(1)
 
 
+_EVERYDAY: tuple[Callable[..., None], ...] = (
+    run, plan.plan, report, listing.runs, leakage.attack, model.predict, model.export,
+    encoder.check_encoder, ids.check_ids, party.party, relay.relay, doctor,
+)  # fmt: skip
+_RESEARCH: tuple[Callable[..., None], ...] = (
+    contributions.contributions, search.search, leakage.tradeoff, table.table,
+    bench.bench, bench.performance, bench.audit,
+)  # fmt: skip
+for _command in _EVERYDAY:
+    app.command()(_command)
+app.add_typer(data_app, name="data")
+app.add_typer(certs.certs_app, name="certs")
+app.add_typer(audit_log.app, name="audit-log")
+for _command in _RESEARCH:
+    app.command(rich_help_panel="Research")(_command)
+app.add_typer(study.app, name="study", rich_help_panel="Research")
+
+
 def execute(arguments: Sequence[str]) -> int:
     """Run one command; return its exit code."""
     debug, as_json = "--debug" in arguments, not _JSON.isdisjoint(arguments)
@@ -356,7 +357,7 @@ def execute(arguments: Sequence[str]) -> int:
         warnings.showwarning = terminal.show_warning
         try:
             code = app(args=rest, prog_name="secure-apfed", standalone_mode=False)
-        except TyperException as error:
+        except _UsageError as error:
             if not error.format_message():  # no command was named, and the help stands there
                 return error.exit_code
             failure = terminal.Failure(
@@ -371,6 +372,10 @@ def execute(arguments: Sequence[str]) -> int:
             failure = terminal.Failure(
                 code=terminal.INTERRUPTED, title="Stopped", kind="Interrupted", message=str(stop)
             )
+        except ModuleNotFoundError as error:
+            if error.name not in terminal.RESEARCH_MODULES:
+                raise
+            failure = terminal.failure_of(error)
         except (ApfedError, LocalProtocolError, RemoteProtocolError, OSError) as error:
             failure = terminal.failure_of(error)
         else:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "INTERRUPTED",
+    "RESEARCH_MODULES",
     "Failure",
     "failure_of",
     "print_json",
@@ -38,6 +39,8 @@ __all__ = [
 ]
 
 INTERRUPTED = 130
+RESEARCH_MODULES = ("matplotlib", "jinja2", "adjustText", "joblib", "dp_accounting")
+"""What the extra `experiments` brings: reports and research need it, runs do not."""
 _WIDEST, _GAP = 100_000, 2
 _USAGE, _DATA, _PROTOCOL, _BUDGET = 2, 3, 4, 5
 
@@ -62,6 +65,9 @@ class Failure:
 
 def failure_of(error: Exception) -> Failure:
     """Return what to tell about an error that is meant for people."""
+    if isinstance(error, ModuleNotFoundError):
+        told = f"{error.name} is not installed; pip install 'secure-apfed[experiments]'"
+        return Failure(code=_USAGE, title="An extra is missing", kind="ConfigError", message=told)
     # Imported here, since they take longer to load than help may take.
     from apfed_protocols.psi.interface import IntersectionTooSmallError
     from secure_apfed.privacy import BudgetExhaustedError

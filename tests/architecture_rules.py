@@ -34,6 +34,7 @@ LAYERS = tuple(HOMES)
 # The command line: its main module, and those that only it and they import.
 COMPOSITION_ROOT = (
     "secure_apfed.cli",
+    "secure_apfed.commands.bench",
     "secure_apfed.commands.contributions",
     "secure_apfed.commands.finished",
     "secure_apfed.commands.leakage",
@@ -42,6 +43,7 @@ COMPOSITION_ROOT = (
     "secure_apfed.commands.plan",
     "secure_apfed.commands.relay",
     "secure_apfed.commands.search",
+    "secure_apfed.commands.study",
     "secure_apfed.commands.table",
     "secure_apfed.from_frames",
 )

@@ -121,7 +121,6 @@ ALLOWED: tuple[tuple[Rule, dict[str, str]], ...] = (
         },
     ),
     (all_is_true, {"apfed_attacks.a": "__all__ = ['X', 'f']\nX = 1\ndef f(): ...\ndef _g(): ..."}),
-    (all_is_true, {"apfed_experiments.__main__": "main()"}),
     (all_is_true, {"secure_apfed.cli": "__all__ = ['main']\ndef main(): ...\ndef run(): ..."}),
     (without_weak_randomness_or_io, {"apfed_protocols.randomness": "import secrets"}),
     (without_weak_randomness_or_io, {"apfed_attacks.a": "import time, random"}),

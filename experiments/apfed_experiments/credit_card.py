@@ -1,22 +1,19 @@
 """Credit card clients: what help is worth to a bank that knows five things of them.
 
-`python -m apfed_experiments.credit_card [--json] [--seeds N] [--jobs N]`: the active has the five
-columns about the client and the labels (22 % default), two passives have repayments and amounts.
-With 200 labels and with all: every solo baseline, APFed, votes, and joint prediction, which nobody
-can do alone afterwards, by AUC and KS over seeds. Runs that are done are not run again.
+`secure-apfed study credit-card`: the active has the five columns about the client and the labels
+(22 % default), two passives have repayments and amounts. With 200 labels and with all: every solo
+baseline, APFed, votes, and joint prediction, which nobody can do alone afterwards, by AUC and KS
+over seeds. Runs that are done are not run again.
 """
 
 import math
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import pandas as pd
-import typer
 from joblib import Parallel, delayed
-from rich.console import Console
 
 from apfed_experiments.centralised import centralise
 from apfed_experiments.finished_run import FinishedRun
@@ -24,18 +21,17 @@ from apfed_experiments.solo import SoloRecord, keep_solo, solo_file
 from apfed_experiments.study import Figures, OnDone, Point, Results, Study
 from apfed_experiments.study_page import markdown, write_text
 from apfed_experiments.summary import Gain, Interval, holm, p_text, shared_share
-from apfed_protocols.errors import UnsafeChoiceWarning
-from secure_apfed import progress_bars, terminal
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.plain_json import to_json
 from secure_apfed.solo import BASELINES
 
-__all__ = ["HEADER", "LABELLED", "LINES", "READING", "CreditRow", "Line", "compare_credit", "main"]
+__all__ = [
+    "HEADER", "LABELLED", "LINES", "READING", "CreditRow", "Line", "compare_credit", "tables_of",
+]  # fmt: skip
 
 LABELLED: tuple[int | None, ...] = (200, None)
 _MEASURES = ("auc", "ks")
-_SEEDS = 5
 READING = (
     "AUC and KS on 7,500 test rows, mean and 95 % interval over the seeds, which draw test rows, "
     "labelled rows and weights (corrected resampled t). Gain: AUC minus that of the solo baseline "
@@ -124,7 +120,7 @@ def compare_credit(
     folder: Path, *, seeds: Sequence[int], jobs: int = 1, lines: Sequence[Line] = LINES,
     labelled: Sequence[int | None] = LABELLED, on_done: OnDone = lambda done, total: None,
 ) -> list[CreditRow]:  # fmt: skip
-    """Run what is missing; return the lines, those of few labels first.
+    """Run what is missing; return and write the lines, those of few labels first.
 
     Raises:
         DataError: the data set is not here; it says where to put it.
@@ -149,7 +145,23 @@ def compare_credit(
         joint = _Baselines(solo[count, True], shared)
         rows += joint.rows(count, "all, one table", alone)
     adjusted = holm([row.gain for row in rows], len(seeds))
-    return [replace(row, p_holm=p) for row, p in zip(rows, adjusted, strict=True)]
+    rows = [replace(row, p_holm=p) for row, p in zip(rows, adjusted, strict=True)]
+    plain = {"rows": [asdict(row) for row in rows]}
+    write_text(folder / "credit-card.json", to_json(plain, indent=1))
+    page = [f"{title}\n\n{markdown(HEADER, cells)}" for title, cells in tables_of(rows)]
+    write_text(folder / "credit-card.md", "\n".join(page))
+    return rows
+
+
+def tables_of(rows: Sequence[CreditRow]) -> list[tuple[str, list[tuple[str, ...]]]]:
+    """A title and the cells of its lines, for each number of labels."""
+    return [
+        (
+            f"Credit card, {'all' if count is None else count} labels",
+            [row.cells() for row in rows if row.labelled == count],
+        )
+        for count in dict.fromkeys(row.labelled for row in rows)
+    ]
 
 
 def _shared(*, labelled: int | None) -> float:
@@ -276,34 +288,3 @@ def _row(
         gain=alone.gain(auc).over_chosen,
         wire_bytes=float(found.drop_duplicates("seed")["wire_bytes"].mean()),
     )
-
-
-def _title(labelled: int | None) -> str:
-    return f"Credit card, {'all' if labelled is None else labelled} labels"
-
-
-def main(
-    output: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs/credit-card"),
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each line.")] = _SEEDS,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes, one thread each.")] = 2,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, nothing else.")] = False,
-) -> None:
-    """AUC and KS of what the active does alone, of help and of joint prediction."""
-    warnings.simplefilter("ignore", UnsafeChoiceWarning)
-    with progress_bars.counting("runs", quiet=as_json) as on_done:
-        rows = compare_credit(output, seeds=range(seeds), jobs=jobs, on_done=on_done)
-    plain = {"rows": [asdict(row) for row in rows]}
-    write_text(output / "credit-card.json", to_json(plain, indent=1))
-    parts = [(count, [row.cells() for row in rows if row.labelled == count]) for count in LABELLED]
-    page = [f"{_title(count)}\n\n{markdown(HEADER, cells)}" for count, cells in parts]
-    write_text(output / "credit-card.md", "\n".join(page))
-    if as_json:
-        terminal.print_json(plain)
-        return
-    for count, cells in parts:
-        terminal.show_rows(_title(count), HEADER, cells)
-    Console().print(READING, highlight=False)
-
-
-if __name__ == "__main__":
-    typer.run(main)

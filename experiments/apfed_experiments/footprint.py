@@ -3,7 +3,7 @@
 Run by: whoever compares methods by bytes. Numbers weigh 4 bytes there (float32), nothing frames or
 seals them, and requests are not counted. Its own figures of APC-VFL (Table 2: 9.73 MB for 10,000
 aligned rows, of which 500 test) are Eq. (6) at MB of 10^6. Where a formula is not legible in the
-text, it is written from the exchanges that the appendix lists; `python -m apfed_experiments bench
+text, it is written from the exchanges that the appendix lists; `secure-apfed bench
 footprint` puts what this library sends beside it.
 """
 

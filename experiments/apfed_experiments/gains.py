@@ -1,6 +1,6 @@
 """Where help pays: each method against the best that the active does alone, paired by seed.
 
-`python -m apfed_experiments gains` runs what is missing. A case names method, data, labelled rows
+`secure-apfed study gains` runs what is missing. A case names method, data, labelled rows
 and epsilon. The best solo baseline of a case is chosen by held-out labels of the active, never by
 test rows; beside the gain over it stand the gain over the baseline that the test rows would have
 chosen, which nobody could know, and that over the same without help: the student taught by its
@@ -324,8 +324,18 @@ def header_of(measure: Measure) -> tuple[str, ...]:
 def run_gains(
     folder: Path, cases: Sequence[GainCase], *, seeds: int, jobs: int,
     on_done: OnDone = lambda done, total: None, measure: Measure = ACCURACY,
+    store: Path | None = None,
 ) -> list[GainRow]:  # fmt: skip
     """Run what is missing; return and write a row for each case.
+
+    Args:
+        folder: of the runs; made where missing.
+        cases: what to run.
+        seeds: runs of each.
+        jobs: processes; each uses one thread.
+        on_done: called after each run.
+        measure: what runs are judged by.
+        store: file of what `secure-apfed plan` reads, or None.
 
     Raises:
         CheckpointError: the folder holds runs that were judged by another measure.
@@ -361,6 +371,8 @@ def run_gains(
     write_text(folder / "gains.json", to_json({"rows": [row.as_json() for row in rows]}))
     write_text(folder / "gains.md", markdown(header_of(measure), [row.cells() for row in rows]))
     _draw(folder / "gains.png", rows)
+    if store is not None:
+        write_text(store, to_json(stored_of(rows), indent=1))
     return rows
 
 

@@ -1,25 +1,21 @@
 """Whom passives help on where few rows have a label: people that all know, or each on its own.
 
-`python -m apfed_experiments.overlap [--json] [--seeds N] [--picture FILE.png]`: test accuracy of
-APFed-C and votes on digits (three passives) and breast cancer (two) in both modes of
-`alignment.mode`, beside the best that the active does alone. Each passive knows a share of the
-active's training people, drawn for itself: with M passives all share about overlap^M of them. No
-noise and a plain sum: neither of them depends on the mode. Runs that are done are not run again.
+`secure-apfed study overlap`: test accuracy of APFed-C and votes on digits (three passives) and
+breast cancer (two) in both modes of `alignment.mode`, beside the best that the active does alone.
+Each passive knows a share of the active's training people, drawn for itself: with M passives all
+share about overlap^M of them. No noise and a plain sum: neither of them depends on the mode. Runs
+that are done are not run again.
 """
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pandas as pd
-import typer
 from matplotlib.axes import Axes
-from rich.console import Console
-from rich.table import Table
 
 from apfed_experiments.finished_run import FinishedRun
 from apfed_experiments.study import Figures, Point, Study, figures_of
@@ -27,23 +23,25 @@ from apfed_experiments.study_page import ATTACK, COLOURS, OTHER, OURS, drawing
 from apfed_experiments.summary import Gain, Interval, accuracy_of, holm, p_text
 from secure_apfed.config import Config
 from secure_apfed.data import PartyTable, VerticalData
-from secure_apfed.errors import NoHelpWarning
 from secure_apfed.seeds import derive_seed
 
 __all__ = [
-    "OVERLAPS", "OverlapPoint", "compare_overlaps", "draw_overlaps", "main", "points_of",
-    "with_overlap",
+    "DATASETS", "HEADER", "OVERLAPS", "OverlapPoint", "cells_of", "compare_overlaps",
+    "draw_overlaps", "points_of", "with_overlap",
 ]  # fmt: skip
 
 Mode: TypeAlias = Literal["all", "pairwise"]
 
 OVERLAPS = (0.05, 0.2, 0.5, 0.8)
+HEADER = (
+    "dataset", "overlap", "method", "mode", "helped on", "accuracy %", "gain, points", "p, Holm",
+)  # fmt: skip
 _LOOKS = {
     "apfed_c, all": (OURS, "o"),
     "apfed_c, pairwise": (ATTACK, "o"),
     "votes, pairwise": (COLOURS[2], "s"),
 }
-_DATASETS: Mapping[str, Mapping[str, Any]] = {
+DATASETS: Mapping[str, Mapping[str, Any]] = {
     "digits": {
         "data": {"dataset": "digits", "views": 4, "overlap": 1.0, "labelled": 50, "limit": 800},
         "model": {"hidden": [64], "representation": 32, "projection": 64, "dropout": 0.0},
@@ -79,11 +77,11 @@ def points_of(
     or each knows few, those may hold labels of one class or none, so these points are left out.
     """
     apfed_c = {
-        **_DATASETS[dataset],
+        **DATASETS[dataset],
         "method": "apfed_c",
         "passives": {"default": {"weight": 10.0}},
         "train": {
-            **_DATASETS[dataset]["train"], "epochs": epochs, "evaluate_every": epochs,
+            **DATASETS[dataset]["train"], "epochs": epochs, "evaluate_every": epochs,
             "device": "cpu", "max_gradient_norm": 1.0, "spread_labels": True,
         },
         "secure_sum": {"scheme": "plain", "allow_single_passive": True},
@@ -181,6 +179,19 @@ def _figures(run: FinishedRun) -> Figures:
     yield {"target": "helped", "name": "people", "score": float(helped)}
 
 
+def cells_of(rows: pd.DataFrame) -> list[tuple[str, ...]]:
+    """Texts in the order of `HEADER`, of what `compare_overlaps` returns."""
+    cells: list[tuple[str, ...]] = []
+    for row in rows.to_dict("records"):
+        gain = Interval(row["gain"], row["low"], row["high"]).text(scale=100, form="+.1f")
+        cells.append((
+            row["dataset"], f"{row['overlap']:.0%}", row["method"], row["mode"],
+            f"{row['helped']:.0f}", f"{100 * row['accuracy']:.1f} ± {100 * row['deviation']:.1f}",
+            gain if row["mode"] else "", p_text(row["p_holm"]),
+        ))  # fmt: skip
+    return cells
+
+
 def draw_overlaps(rows: pd.DataFrame, path: Path) -> None:
     """Write a PNG: a column each data set, accuracy and gain above, people helped on below.
 
@@ -227,36 +238,3 @@ def _helped(axes: Axes, rows: pd.DataFrame) -> None:
     axes.set_xticks(sorted(set(100 * rows["overlap"])))
     axes.set_xlabel("people of the active known to each passive, %")
     axes.set_ylabel("people helped on")
-
-
-def main(
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON list, nothing else.")] = False,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each line.")] = 5,
-    epochs: Annotated[int, typer.Option(min=1, help="Of each run of APFed-C.")] = 10,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes, one thread each.")] = 1,
-    picture: Annotated[Path | None, typer.Option(help="Also draw it into this PNG file.")] = None,
-    output: Annotated[Path, typer.Option(help="Folder of finished runs.")] = Path("runs/overlap"),
-) -> None:
-    """Compare the two overlap modes on digits and breast cancer, of which few rows have a label."""
-    warnings.simplefilter("ignore", NoHelpWarning)  # what few common rows come to is the question
-    points = [point for name in _DATASETS for point in points_of(name, output, epochs=epochs)]
-    rows = compare_overlaps(points, seeds=seeds, jobs=jobs)
-    if picture is not None:
-        draw_overlaps(rows, picture)
-    if as_json:
-        typer.echo(rows.to_json(orient="records", double_precision=15))
-        return
-    table = Table("dataset", "overlap", "method", "mode", "helped on", "accuracy %", "gain, points",
-                  "p, Holm")  # fmt: skip
-    for row in rows.to_dict("records"):
-        gain = Interval(row["gain"], row["low"], row["high"]).text(scale=100, form="+.1f")
-        table.add_row(
-            row["dataset"], f"{row['overlap']:.0%}", row["method"], row["mode"],
-            f"{row['helped']:.0f}", f"{100 * row['accuracy']:.1f} ± {100 * row['deviation']:.1f}",
-            gain if row["mode"] else "", p_text(row["p_holm"]),
-        )  # fmt: skip
-    Console(width=120).print(table)
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -51,12 +51,11 @@ def read_measured(folder: Path) -> dict[str, Measured]:
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise DataError(
                 f"{path} is not what a bench wrote ({type(error).__name__}: {error}); remove it "
-                f"and measure again: python -m apfed_experiments bench all --output {folder}"
+                f"and measure again: secure-apfed bench all --output {folder}"
             ) from error
     if not found:
         raise DataError(
-            f"{folder} holds no figures; first "
-            f"python -m apfed_experiments bench all --output {folder}"
+            f"{folder} holds no figures; first secure-apfed bench all --output {folder}"
         )
     return found
 

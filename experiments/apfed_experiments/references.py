@@ -1,6 +1,6 @@
 """Attacks beside figures that others published: several seeds of one shipped run, and one table.
 
-`python -m apfed_experiments references` runs what is missing. Data and networks are smaller than in
+`secure-apfed study references` runs what is missing. Data and networks are smaller than in
 the papers, or other ones: each entry says which, and the distance is written beside the figures.
 """
 

@@ -1,6 +1,6 @@
 """Accuracy against epsilon: fresh noise, frozen noise and label DP, beside lines to compare with.
 
-`python -m apfed_experiments sweep`: each point is a run of a shipped configuration with one thing
+`secure-apfed study sweep`: each point is a run of a shipped configuration with one thing
 changed. A stopped sweep goes on where it was; `secure-apfed plan` reads what it stores.
 """
 
@@ -276,7 +276,7 @@ def run_sweep(
     )  # fmt: skip
     summary = {
         "format": 1,
-        "command": f"python -m apfed_experiments sweep --seeds {len(seeds)}",
+        "command": f"secure-apfed study sweep --seeds {len(seeds)}",
         "sweeps": [sweep.stored() for sweep in sweeps],
     }
     write_text(folder / "summary.json", to_json(summary, indent=1) + "\n")

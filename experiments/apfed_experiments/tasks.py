@@ -1,8 +1,8 @@
 """Regression and anomaly detection with the passives' help, beside what the active does alone.
 
-`python -m apfed_experiments.tasks [--json] [--seeds N] [--jobs N]`: R2 on scikit-learn's diabetes
-with 60 and with all labels, and AUC on digits, of whose ten classes each is left out of training
-once. What the active does alone is measured on the same rows, and help is compared with it by seed.
+`secure-apfed study tasks`: R2 on scikit-learn's diabetes with 60 and with all labels, and AUC on
+digits, of whose ten classes each is left out of training once. What the active does alone is
+measured on the same rows, and help is compared with it by seed.
 """
 
 import math
@@ -11,24 +11,22 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-import typer
 from joblib import Parallel, delayed
 
 from apfed_experiments.solo import SoloRecord, keep_solo
 from apfed_experiments.study_page import markdown, write_text
 from apfed_experiments.summary import Interval, holm, p_text, shared_share
 from apfed_protocols.errors import UnsafeChoiceWarning
-from secure_apfed import terminal
 from secure_apfed.config import Config
 from secure_apfed.data import find_dataset, load_data
 from secure_apfed.errors import NarrowBatchWarning
 from secure_apfed.plain_json import to_json
 from secure_apfed.runs import run
 
-__all__ = ["CASES", "HEADER", "Case", "TaskRow", "compare_tasks", "main"]
+__all__ = ["CASES", "HEADER", "Case", "TaskRow", "compare_tasks", "tables_of"]
 
 HEADER = ("model", "measure", "mean and 95 % interval", "help minus best alone", "p, Holm")
 
@@ -124,12 +122,26 @@ class TaskRow:
 
 
 def compare_tasks(
-    *, seeds: Sequence[int], jobs: int = 1, cases: Sequence[Case] = CASES
+    folder: Path, *, seeds: Sequence[int], jobs: int = 1, cases: Sequence[Case] = CASES
 ) -> list[TaskRow]:
-    """Run every line and the solo baselines of each case for each seed."""
+    """Run every line and the solo baselines of each case for each seed; return and write rows."""
+    folder.mkdir(parents=True, exist_ok=True)
     rows = [row for case in cases for row in _rows(case, seeds, jobs)]
     adjusted = holm([row.gain for row in rows], len(seeds))
-    return [replace(row, p_holm=p) for row, p in zip(rows, adjusted, strict=True)]
+    rows = [replace(row, p_holm=p) for row, p in zip(rows, adjusted, strict=True)]
+    plain = {"seeds": len(seeds), "rows": [asdict(row) for row in rows]}
+    write_text(folder / "tasks.json", to_json(plain, indent=1))
+    page = [f"{title}\n\n{markdown(HEADER, cells)}" for title, cells in tables_of(rows)]
+    write_text(folder / "tasks.md", "\n".join(page))
+    return rows
+
+
+def tables_of(rows: Sequence[TaskRow]) -> list[tuple[str, list[tuple[str, ...]]]]:
+    """The title of each case and the cells of its lines."""
+    return [
+        (title, [row.cells() for row in rows if row.case == title])
+        for title in dict.fromkeys(row.case for row in rows)
+    ]
 
 
 def _rows(case: Case, seeds: Sequence[int], jobs: int) -> list[TaskRow]:
@@ -192,30 +204,3 @@ def _reached(case: Case, label: str, data: Mapping[str, Any], seed: int) -> floa
 def _alone(case: Case, data: Mapping[str, Any], seed: int) -> SoloRecord:
     with tempfile.TemporaryDirectory() as folder:
         return keep_solo(case.config(next(iter(case.lines)), data, seed), Path(folder, "solo.json"))
-
-
-def main(
-    output: Annotated[Path, typer.Option(help="Folder of the page.")] = Path("runs/tasks"),
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each line.")] = 5,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 2,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, nothing else.")] = False,
-) -> None:
-    """R2 of regression and AUC of anomaly detection, with help and alone."""
-    output.mkdir(parents=True, exist_ok=True)
-    rows = compare_tasks(seeds=range(seeds), jobs=jobs)
-    plain = {"seeds": seeds, "rows": [asdict(row) for row in rows]}
-    write_text(output / "tasks.json", to_json(plain, indent=1))
-    parts = [
-        f"{title}\n\n{markdown(HEADER, [row.cells() for row in rows if row.case == title])}"
-        for title in dict.fromkeys(row.case for row in rows)
-    ]
-    write_text(output / "tasks.md", "\n".join(parts))
-    if as_json:
-        terminal.print_json({**plain, "folder": output})
-        return
-    for title in dict.fromkeys(row.case for row in rows):
-        terminal.show_rows(title, HEADER, [row.cells() for row in rows if row.case == title])
-
-
-if __name__ == "__main__":
-    typer.run(main)

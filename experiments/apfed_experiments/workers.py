@@ -1,7 +1,7 @@
 """The processes of studies, forked from a server that has imported what they need.
 
-Run by: `python -m apfed_experiments`, before it imports anything large itself, so that the server
-and it import at the same time, each on a core of its own, and workers find what they need.
+Run by: the commands of `secure-apfed study`, before they import anything large, so that the server
+and they import at the same time, each on a core of its own, and workers find what they need.
 Elsewhere, and on other systems than Linux, whose libraries may not survive a fork, joblib starts
 its processes as it always does; what they compute is the same.
 """
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from multiprocessing import forkserver, parent_process, set_forkserver_preload
 from threading import Thread
 
-__all__ = ["begin", "end_with_parent", "uncollected"]
+__all__ = ["begin", "end_with_parent", "playing", "uncollected"]
 
 _PRELOADED = "apfed_experiments.preloaded"
 _SOON_S = 0.05
@@ -40,6 +40,14 @@ def begin() -> None:
     with _environment(_ENVIRONMENT):
         forkserver.ensure_running()
     set_start_method("forkserver", force=True)
+
+
+@contextmanager
+def playing() -> Iterator[None]:
+    """Begin the server, and import within what plays the runs."""
+    begin()
+    with uncollected():
+        yield
 
 
 def end_with_parent() -> None:

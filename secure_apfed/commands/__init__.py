@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["AsJson", "JsonEvents", "Overrides", "RunFolder"]
+__all__ = ["AsJson", "Jobs", "JsonEvents", "Overrides", "RunFolder"]
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")]
 Overrides = Annotated[
@@ -15,6 +15,7 @@ Overrides = Annotated[
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout; infinity is the text inf.")
 ]
+Jobs = Annotated[int, typer.Option(min=1, help="Processes, one thread each.")]
 JsonEvents = Annotated[
     bool,
     typer.Option(

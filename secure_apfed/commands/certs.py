@@ -10,7 +10,6 @@ import typer
 from secure_apfed import terminal
 from secure_apfed.commands import AsJson
 from secure_apfed.errors import ConfigError
-from secure_apfed.names import check_name
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -57,6 +56,7 @@ def make_party(
 ) -> None:
     """Make a key and a certificate for each of these parties, in a folder of its own."""
     from secure_apfed.exchange.certificates import Authority
+    from secure_apfed.names import check_name
 
     authority = Authority(_read(folder / _CA), _read(folder / _CA_KEY))
     files: dict[Path, tuple[bytes, bool]] = {}

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from secure_apfed import progress_bars, terminal
-from secure_apfed.commands import AsJson, Overrides
+from secure_apfed.commands import AsJson, Jobs, Overrides
 
 __all__ = ["contributions"]
 
@@ -34,7 +34,7 @@ def contributions(
     config_file: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")],
     output: _Output = None,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each coalition.")] = 5,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes, one thread each.")] = 2,
+    jobs: Jobs = 2,
     held_back: _HeldBack = 0.3,
     orders: _Orders = None,
     noise: _Noise = None,

@@ -4,20 +4,21 @@ Part of the composition root: `secure_apfed.cli` registers them, nothing else im
 """
 
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from secure_apfed import progress_bars, terminal
-from secure_apfed.commands import AsJson, RunFolder
+from secure_apfed.commands import AsJson, Jobs, RunFolder
 
 if TYPE_CHECKING:
     from apfed_attacks.interface import AttackResult
     from apfed_experiments.tradeoff import Board, TradeOff
     from secure_apfed.config import AttackChoice, Config
 
-__all__ = ["attack", "report_if_possible", "study_of_run", "tradeoff"]
+__all__ = ["Backend", "attack", "report_if_possible", "study_of_run", "tradeoff"]
 
 
 def attack(
@@ -64,7 +65,7 @@ def report_if_possible(folder: Path) -> Path | None:
     try:
         from apfed_experiments.report import write_report
     except ModuleNotFoundError as error:
-        if error.name not in ("matplotlib", "jinja2", "adjustText"):
+        if error.name not in terminal.RESEARCH_MODULES:
             raise
         terminal.show_note(
             f"no report: {error.name} is not installed; "
@@ -137,15 +138,22 @@ def _options_by_attack(options: Sequence[str]) -> dict[str, dict[str, object]]:
     return given
 
 
+class Backend(StrEnum):
+    """Where the processes of a study run."""
+
+    loky = "loky"
+    ray = "ray"
+
+
 def tradeoff(
     study_file: Annotated[Path, typer.Argument(metavar="STUDY", help="YAML file of the study.")],
     output: Annotated[
         Path | None, typer.Option(help="Folder; runs/NAME unless given. A stopped study goes on.")
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes, one thread each.")] = 2,
+    jobs: Jobs = 2,
     backend: Annotated[
-        Literal["loky", "ray"], typer.Option(help="Where processes run; ray: on a Ray cluster.")
-    ] = "loky",
+        Backend, typer.Option(help="Where processes run; ray: on a Ray cluster.")
+    ] = Backend.loky,
     as_json: AsJson = False,
 ) -> None:
     """Sweep defences and their strengths: accuracy against leakage, with pictures and a table."""
@@ -153,7 +161,7 @@ def tradeoff(
 
     study = load_tradeoff(study_file)
     folder = output or Path("runs", study.name)
-    board = _played(study, folder, jobs, backend, quiet=as_json)
+    board = _played(study, folder, jobs, backend.value, quiet=as_json)
     if as_json:
         failures = {failure.trial: failure.message for failure in board.failures}
         terminal.print_json({

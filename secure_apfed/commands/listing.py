@@ -42,16 +42,8 @@ def runs(
 
 
 def _write(html: Path, folder: Path, found: "list[ListedRun]") -> Path:
-    from secure_apfed.errors import ConfigError
+    from apfed_experiments.report.runs_page import write_runs_page
 
-    try:
-        from apfed_experiments.report.runs_page import write_runs_page
-    except ModuleNotFoundError as error:
-        if error.name not in ("matplotlib", "jinja2", "adjustText"):
-            raise
-        raise ConfigError(
-            f"--html: {error.name} is not installed; pip install 'secure-apfed[experiments]'"
-        ) from None
     return write_runs_page(found, html, title=f"Runs below {folder}")
 
 

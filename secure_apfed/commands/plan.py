@@ -176,4 +176,4 @@ def _show(calibrations: Sequence["Calibration"], expected: Sequence[str]) -> Non
     for loss in expected:
         typer.echo(f"- {loss}")
     if not expected:
-        typer.echo("- no stored sweep fits; measure it with python -m apfed_experiments sweep")
+        typer.echo("- no stored sweep fits; measure it with secure-apfed study sweep")

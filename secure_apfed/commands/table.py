@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from secure_apfed import progress_bars, terminal
-from secure_apfed.commands import AsJson
+from secure_apfed.commands import AsJson, Jobs
 
 if TYPE_CHECKING:
     from apfed_experiments.tables.board import Board
@@ -26,7 +26,7 @@ def table(
     output: Annotated[
         Path | None, typer.Option(help="Folder; runs/tables/NAME unless given.")
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes, one thread each.")] = 2,
+    jobs: Jobs = 2,
     minutes: Annotated[
         float | None, typer.Option(min=0, help="Begin no other job after so many minutes.")
     ] = None,

@@ -1,6 +1,6 @@
 """What help was worth where it was measured: the gains that ship with this package.
 
-Run by: the planner. `stored_gains.json` is what `python -m apfed_experiments gains --store` wrote.
+Run by: the planner. `stored_gains.json` is what `secure-apfed study gains --store` wrote.
 Nothing is taken from between its points: other data or labels may gain more or less.
 """
 

@@ -1,6 +1,6 @@
 """What protection cost where it was measured: the sweeps that ship with this package.
 
-Run by: the planner. `stored_sweeps.json` is what `python -m apfed_experiments sweep --store` wrote,
+Run by: the planner. `stored_sweeps.json` is what `secure-apfed study sweep --store` wrote,
 with data sets, settings and seeds. Nothing is fitted to it or taken from between its points:
 another data set, network or number of epochs may lose more or less.
 """
@@ -102,7 +102,7 @@ def load_sweeps(text: str | None = None) -> tuple[StoredSweep, ...]:
         raise DataError(
             "the stored sweeps are not as this version stores them; install the package again, or "
             "make them with "
-            "python -m apfed_experiments sweep --store"
+            "secure-apfed study sweep --store"
         ) from error
 
 

@@ -16,7 +16,7 @@ DOCUMENTS = tuple(
 
 _BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 _SHELLS = ("sh", "bash", "console")
-_INLINE = re.compile(r"`((?:secure-apfed|python -m apfed_experiments) [^`|]+)`")
+_INLINE = re.compile(r"`(secure-apfed [^`|]+)`")
 
 
 def text_of(document: str) -> str:

@@ -7,7 +7,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from apfed_experiments.bench import (
     BENCHES,
@@ -28,7 +27,8 @@ from apfed_experiments.bench import (
     votes,
 )
 from apfed_experiments.bench.running import Measured, run_all, run_one
-from apfed_experiments.cli import app
+from secure_apfed.cli import execute
+from secure_apfed.commands import bench as command
 from secure_apfed.errors import ConfigError
 
 # glob, where something is measured, and what of its arguments is seen there; psi has its own test
@@ -163,18 +163,16 @@ def test_rows_that_nobody_asked_for_are_left_out() -> None:
 
 
 def test_the_command_prints_a_line_a_bench_and_fails_where_a_case_did(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     benches = {"whole": _bench("a"), "broken": _bench("broken")}
-    for name in ("apfed_experiments.bench.BENCHES", "apfed_experiments.cli.BENCHES"):
-        monkeypatch.setattr(name, benches)
-    arguments = ["bench", "all", "--json", "--output", str(tmp_path)]
-    done = CliRunner().invoke(app, arguments)
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    monkeypatch.setattr("apfed_experiments.bench.BENCHES", benches)
+    monkeypatch.setattr(command, "NAMES", tuple(benches))
+    assert execute(["bench", "all", "--json", "--output", str(tmp_path)]) == 1
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["bench"] for line in lines] == ["whole", "broken"]
-    assert done.exit_code == 1
-    assert CliRunner().invoke(app, ["bench", "whole", "--json"]).exit_code == 0
+    assert execute(["bench", "whole", "--json"]) == 0
+    capsys.readouterr()
     for option in (["--again"], ["--output", str(tmp_path)]):
-        refused = CliRunner().invoke(app, ["bench", "whole", *option])
-        assert refused.exit_code == 2
-        assert "are for `bench all`" in refused.stderr
+        assert execute(["bench", "whole", *option]) == 2
+        assert "are for `bench all`" in capsys.readouterr().err

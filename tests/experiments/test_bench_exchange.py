@@ -36,7 +36,7 @@ def test_a_row_is_flat() -> None:
 
 
 def test_an_unknown_bench_is_named() -> None:
-    command = [sys.executable, "-m", "apfed_experiments", "bench", "exchnge"]
+    command = [sys.executable, "-m", "secure_apfed.cli", "bench", "exchnge"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "no bench is called 'exchnge'" in done.stderr
@@ -47,7 +47,7 @@ def test_an_unknown_bench_is_named() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BENCHES)
 def test_every_bench_prints_one_object(name: str) -> None:
-    command = [sys.executable, "-m", "apfed_experiments", "bench", name, "--json", "--quick"]
+    command = [sys.executable, "-m", "secure_apfed.cli", "bench", name, "--json", "--quick"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     printed = json.loads(done.stdout)
     assert printed["bench"] == name

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-import typer
 
 from apfed_attacks.live.unprotected import ALL_RULES
-from apfed_experiments.leaks import __main__ as command
-from apfed_experiments.leaks.__main__ import PARTS, main, play
+from apfed_experiments.leaks import parts
+from apfed_experiments.leaks.parts import PARTS, play
 from apfed_experiments.leaks.sessions import (
     UNPROTECTED,
     centred_cosine,
@@ -22,6 +21,7 @@ from apfed_experiments.leaks.sessions import (
 from apfed_experiments.study_page import markdown, table_of
 from apfed_experiments.summary import Interval, Row, Setting
 from apfed_protocols.errors import RemoteProtocolError
+from secure_apfed.errors import ConfigError
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -33,20 +33,11 @@ def test_columns_are_those_that_occur_and_gaps_stay_empty() -> None:
     ]  # fmt: skip
 
 
-def test_an_unknown_part_is_named() -> None:
-    with pytest.raises(
-        typer.BadParameter, match="no part is called 'nothing'; there are inversion"
-    ):
-        main(only="nothing")
-
-
 def test_a_part_that_is_played_again_replaces_its_rows_and_no_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = [_setting({"r2": 0.4}, {"r2": 0.6}, epsilon=math.inf)]
-    monkeypatch.setattr(
-        command, "PARTS", {"noise": lambda: iter(lines), "decoder": lambda: iter([])}
-    )
+    monkeypatch.setattr(parts, "PARTS", {"noise": lambda: iter(lines), "decoder": lambda: iter([])})
     path = tmp_path / "leaks.json"
     path.write_text('{"decoder": [{"r2": 1}], "noise": [{"r2": 2}]}')
     play(["noise"], path)
@@ -60,13 +51,13 @@ def test_a_part_that_is_played_again_replaces_its_rows_and_no_others(
 def test_figures_are_stored_in_no_file_of_something_else(content: str, tmp_path: Path) -> None:
     path = tmp_path / "leaks.json"
     path.write_text(content)
-    with pytest.raises(typer.BadParameter, match=r"leaks\.json"):
+    with pytest.raises(ConfigError, match=r"leaks\.json"):
         play(["a part that would be missed if it were played"], path)
     assert path.read_text() == content
 
 
 def test_a_folder_that_is_missing_is_told_before_anything_is_played(tmp_path: Path) -> None:
-    with pytest.raises(typer.BadParameter, match="there is no folder"):
+    with pytest.raises(ConfigError, match="there is no folder"):
         play(["a part that would be missed"], tmp_path / "nowhere" / "leaks.json")
 
 

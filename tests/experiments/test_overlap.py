@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer import Typer
-from typer.testing import CliRunner
 
-from apfed_experiments import overlap
+from apfed_experiments import overlap, workers
+from secure_apfed.cli import execute
 from secure_apfed.data import load_data
 
 pytestmark = [
@@ -57,19 +56,17 @@ def test_lines_of_one_data_set(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_prints_one_json_list_and_draws_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_the_command_prints_one_json_object_and_draws_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(overlap, "_DATASETS", {"breast_cancer": overlap._DATASETS["breast_cancer"]})
+    monkeypatch.setattr(overlap, "DATASETS", {"breast_cancer": overlap.DATASETS["breast_cancer"]})
+    monkeypatch.setattr(workers, "begin", lambda: None)
     picture = tmp_path / "new" / "overlap.png"
-    app = Typer()
-    app.command()(overlap.main)
     threads = torch.get_num_threads()
-    options = ["--seeds", "1", "--epochs", "1", "--picture", str(picture)]
-    done = CliRunner().invoke(app, ["--json", *options, "--output", str(tmp_path / "figures")])
+    options = ["--seeds", "1", "--epochs", "1", "--picture", str(picture), "--json"]
+    assert execute(["study", "overlap", *options, "--output", str(tmp_path / "figures")]) == 0
     torch.set_num_threads(threads)
-    assert done.exit_code == 0, done.output
-    lines = json.loads(done.stdout)
+    lines = json.loads(capsys.readouterr().out)["rows"]
     assert lines[0]["method"].startswith("best solo model")
     assert len(lines) == 1 + 4 + 4 + 3
     assert picture.read_bytes().startswith(b"\x89PNG")

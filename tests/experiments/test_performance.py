@@ -40,7 +40,7 @@ Not measured: `spu-rr22/9`, `spu-ecdh/9`: no &lt;spu> here
 
 
 def test_the_tables_of_the_page_are_what_was_measured() -> None:
-    """`python -m apfed_experiments performance` writes them."""
+    """`secure-apfed performance` writes them."""
     page = (DOCS / "performance.md").read_text("utf-8")
     assert renewed(page, read_measured(DOCS / "performance")) == page
 

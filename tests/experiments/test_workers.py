@@ -9,10 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.main import get_command
 
 from apfed_experiments import workers
-from apfed_experiments.cli import app
 
 # In a process of its own, since a server stays as long as who began it.
 _ASKED = """
@@ -68,10 +66,35 @@ def test_on_other_systems_processes_start_as_ever(
     assert get_context().get_start_method() == "loky"
 
 
-def test_commands_that_play_runs_are_commands() -> None:
-    from apfed_experiments.__main__ import _PLAYING
+_COMMAND = """
+import os, sys
+from secure_apfed.cli import execute
 
-    assert set(get_command(app).commands) >= _PLAYING  # type: ignore[attr-defined]
+def found(*_, **__):
+    from joblib import Parallel, delayed
+    told = {os.getppid(), *Parallel(n_jobs=2)(delayed(os.getppid)() for _ in range(2))}
+    print(len(told), os.getpid() in told)
+    return []
+
+class Fake:
+    HEADER, READING, run_main_job = (), "", staticmethod(found)
+
+if __name__ == "__main__":
+    from apfed_experiments import workers
+    began = workers.begin
+    workers.begin = lambda: (print("torch" in sys.modules), began())
+    sys.modules["apfed_experiments.main_job"] = Fake
+    raise SystemExit(execute(["study", "main"]))
+"""
+
+
+def test_a_command_begins_them_before_it_imports_what_runs_need(tmp_path: Path) -> None:
+    script = tmp_path / "commands.py"
+    script.write_text(_COMMAND, "utf-8")
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout.splitlines()[:2] == ["False", "2 False"]
 
 
 _WORKING = """

@@ -1,6 +1,6 @@
 """The slow audit: what retraining a thousand times proves about a claim of privacy.
 
-`python -m apfed_experiments audit [--quick]`: in each case half of the retrainings have a record
+`secure-apfed audit [--quick]`: in each case half of the retrainings have a record
 and half have its replacement; a score is read from what the others receive, and how well it tells
 the two apart bounds mu below (`bounds`). With the guard alone the bound exceeds the row-release
 figure: the other rows tell of the record through the encoder. With DP-SGD on it stays under the

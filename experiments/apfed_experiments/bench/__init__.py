@@ -1,4 +1,4 @@
-"""Benchmarks in one form: `python -m apfed_experiments bench NAME [--only CASES] [--json]
+"""Benchmarks in one form: `secure-apfed bench NAME [--only CASES] [--json]
 [--quick]`.
 
 A new bench is one file and one line in the table. `bench all --output FOLDER` runs all of them.

@@ -1,4 +1,4 @@
 """What an active reads out of the sums, honest or not, and what each rule of the protocol stops.
 
-`python -m apfed_experiments.leaks [--only PART] [--json]`.
+`secure-apfed study leaks` plays `leaks.parts`.
 """

@@ -1,8 +1,7 @@
 """FSHA near its published point: MNIST, whole images, a client without a task of its own.
 
-`python -m apfed_experiments.leaks --only split_learning`: the table. `python -m
-apfed_experiments.leaks.split_learning --picture FILE`: the images. Each run takes a minute or two
-on a core of its own.
+`secure-apfed study leaks --only split_learning`: the table. `secure-apfed study hijacked-images
+FILE`: the images. Each run takes a minute or two on a core of its own.
 
 The published figure (Pasquini et al., 2021, the notebook of the authors' release): MSE 0.0193 of
 images between -1 and 1, a client of residual convolutions that holds MNIST's training images, a
@@ -21,11 +20,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
 import torch
 import torch.nn.functional as F
-import typer
 from torch import Tensor, nn
 
 from apfed_attacks.features.hijack import FeatureSpaceHijack, Hijack
@@ -38,7 +35,7 @@ from secure_apfed.data.readers import ImagePool
 from secure_apfed.models import Shape, output_shape
 from secure_apfed.seeds import seeded
 
-__all__ = ["Case", "Outcome", "draw_rebuilt", "hijack_client", "main", "split_learning"]
+__all__ = ["Case", "Outcome", "draw_both_cases", "draw_rebuilt", "hijack_client", "split_learning"]
 
 PUBLISHED = 0.0193
 _SEEDS = range(3)
@@ -201,20 +198,12 @@ def draw_rebuilt(original: Tensor, rebuilt: Mapping[str, Tensor], path: Path) ->
         figure.subplots_adjust(left=0.22, right=0.99, top=0.97, bottom=0.03, wspace=0.05)
 
 
-def main(
-    picture: Annotated[Path, typer.Option(help="PNG to write: originals above rebuilt images.")],
-    seed: Annotated[int, typer.Option(help="Of the first case; the other takes 0.")] = 1,
-) -> None:
-    """Draw the first images of both cases."""
-    torch.set_num_threads(1)
+def draw_both_cases(path: Path, *, seed: int) -> None:
+    """Write a PNG: the first images of both cases, played with this seed and with 0."""
     private, outsiders = _images()
     found = {
         case.name: hijack_client(case, private, outsiders, seed=of_case)
         for case, of_case in zip(CASES, (seed, 0), strict=True)
     }
     rows = {f"{name}\nMSE {outcome.mse:.3f}": outcome.rebuilt for name, outcome in found.items()}
-    draw_rebuilt(private, rows, picture)
-
-
-if __name__ == "__main__":
-    typer.run(main)
+    draw_rebuilt(private, rows, path)

@@ -1,7 +1,4 @@
-"""`python -m apfed_experiments.leaks`: eighteen tables, nearly all of live runs of all parties.
-
-`--store FILE` keeps the figures as JSON: each part that was played replaces its rows in FILE as
-soon as it ends; the rows of other parts stay.
+"""`secure-apfed study leaks`: eighteen tables, nearly all of live runs of all parties.
 
 `inversion`: contrastive inversion by an honest active, against the number of passives (APFed-C).
 `chosen`: representations that the active chose (APFed-C). `decoder`: the same against decoders
@@ -21,14 +18,10 @@ same people. `vote_membership`: whether two openings tell who is in a passive's 
 """
 
 import json
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
-
-import torch
-import typer
+from typing import Any
 
 from apfed_experiments.leaks.degradation import degradation
 from apfed_experiments.leaks.few_labels import few_labels
@@ -46,13 +39,12 @@ from apfed_experiments.leaks.votes import (
     repeated_votes,
     vote_membership,
 )
-from apfed_experiments.study_page import markdown, table_of, write_text
+from apfed_experiments.study_page import write_text
 from apfed_experiments.summary import Interval, Row, Setting
-from apfed_protocols.errors import UnsafeChoiceWarning
-from secure_apfed.errors import NarrowBatchWarning
+from secure_apfed.errors import ConfigError
 from secure_apfed.plain_json import to_json
 
-__all__ = ["PARTS", "main", "play"]
+__all__ = ["PARTS", "plain", "play"]
 
 PARTS: Mapping[str, Callable[[], Iterator[Setting]]] = {
     part.__name__: part
@@ -64,40 +56,18 @@ PARTS: Mapping[str, Callable[[], Iterator[Setting]]] = {
 }  # fmt: skip
 
 
-def main(
-    only: Annotated[str | None, typer.Option(help=f"One of {', '.join(PARTS)}.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, no tables.")] = False,
-    store: Annotated[
-        Path | None, typer.Option(help="JSON file in which the parts played are replaced.")
-    ] = None,
-) -> None:
-    """Play the attacks and print what they reach."""
-    if only is not None and only not in PARTS:
-        raise typer.BadParameter(f"no part is called {only!r}; there are {', '.join(PARTS)}")
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore", UnsafeChoiceWarning)  # without rules a plain sum is the point
-    warnings.simplefilter("ignore", NarrowBatchWarning)  # of honest steps before an attack
-    found = play(PARTS if only is None else (only,), store)
-    if as_json:
-        typer.echo(to_json({name: [_plain(row) for row in rows] for name, rows in found.items()}))
-        return
-    for name, rows in found.items():
-        typer.echo(f"\n{name}\n")
-        typer.echo(markdown(*table_of(rows)), nl=False)
-
-
 def play(names: Iterable[str], store: Path | None = None) -> dict[str, list[Row]]:
-    """The rows of these parts, which `store` holds, too, from the end of each on.
+    """The rows of these parts; each replaces its rows in `store` as soon as it ends.
 
     Raises:
-        typer.BadParameter: `store` holds something else; nothing was played.
+        ConfigError: `store` holds something else; nothing was played.
     """
     stored = _read(store) if store else {}
     found: dict[str, list[Row]] = {}
     for name in names:
         found[name] = [setting.line() for setting in PARTS[name]()]
         if store:
-            stored[name] = [_plain(row) for row in found[name]]
+            stored[name] = [plain(row) for row in found[name]]
             ordered = {one: stored[one] for one in PARTS if one in stored}
             write_text(store, to_json(ordered, indent=1) + "\n")
     return found
@@ -107,24 +77,21 @@ def _read(path: Path) -> dict[str, Any]:
     """The stored rows of every part; none if there is no such file.
 
     Raises:
-        typer.BadParameter: a file of something else, found before anything is played.
+        ConfigError: a file of something else, found before anything is played.
     """
     try:
         stored = json.loads(path.read_bytes())
     except FileNotFoundError:
         if not path.parent.is_dir():
-            raise typer.BadParameter(f"there is no folder {path.parent}") from None
+            raise ConfigError(f"there is no folder {path.parent}") from None
         return {}
     except (ValueError, OSError) as error:
-        raise typer.BadParameter(f"{path} cannot be read as JSON: {error}") from error
+        raise ConfigError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(stored, dict) or not set(stored) <= set(PARTS):
-        raise typer.BadParameter(f"{path} does not hold the parts of this command by name")
+        raise ConfigError(f"{path} does not hold the parts of this command by name")
     return stored
 
 
-def _plain(row: Row) -> Row:
+def plain(row: Row) -> Row:
+    """The row with its intervals as dictionaries."""
     return {key: asdict(one) if isinstance(one, Interval) else one for key, one in row.items()}
-
-
-if __name__ == "__main__":
-    typer.run(main)

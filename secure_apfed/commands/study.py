@@ -1,0 +1,267 @@
+"""The commands `secure-apfed study`: what compares many runs, or plays attacks over many seeds.
+
+Part of the composition root: `secure_apfed.cli` registers it, nothing else imports this. Their
+workers are begun before anything large is imported: see `apfed_experiments.workers`.
+"""
+
+import warnings
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from apfed_protocols.errors import UnsafeChoiceWarning
+from secure_apfed import progress_bars, terminal
+from secure_apfed.commands import AsJson, Jobs
+from secure_apfed.errors import NarrowBatchWarning, NoHelpWarning
+
+__all__ = ["GAIN_MEASURES", "LEAKS", "REFERENCES", "SWEEPS", "app"]
+
+# Names for the help, which loads none of the tables that they are the keys of; a test compares.
+SWEEPS = ("sweep-digits", "sweep-breast-cancer")
+REFERENCES = ("membership", "model_completion")
+GAIN_MEASURES = (
+    "accuracy", "auc", "average_precision", "ks", "gini", "balanced_accuracy", "f1", "brier",
+    "log_loss",
+)  # fmt: skip
+LEAKS = (
+    "inversion", "chosen", "decoder", "noise", "isolation", "degradation", "labels",
+    "joint_inversion", "hijacking", "reversed_hijacking", "split_learning", "stuffing",
+    "few_labels", "chosen_labels", "repeated_votes", "vote_membership", "poisoned_votes", "papers",
+)  # fmt: skip
+
+app = typer.Typer(
+    no_args_is_help=True, help="Compare many runs: what help is worth, what it costs, what is read."
+)
+Seeds = Annotated[int, typer.Option(min=1, help="Runs of each line.")]
+Output = Annotated[Path, typer.Option(help="Folder of the study.")]
+Store = Annotated[
+    Path | None, typer.Option(help="Write what `secure-apfed plan` reads to this file, too.")
+]
+
+
+def _workers() -> AbstractContextManager[None]:
+    """Import within what plays runs: the processes that play them import it at the same time."""
+    from apfed_experiments.workers import playing
+
+    return playing()
+
+
+def _some(names: Sequence[str]) -> str:
+    return f"Some of: {', '.join(names)}; all unless given. May be repeated."
+
+
+@app.command("main")
+def main_job(output: Output = Path("runs/main"), seeds: Seeds = 5, jobs: Jobs = 2) -> None:
+    """What help is worth, costs and gives away where few rows have a label: the main job."""
+    with _workers():
+        from apfed_experiments.main_job import HEADER, READING, run_main_job
+
+    with progress_bars.counting("runs", quiet=False) as on_done:
+        comparisons = run_main_job(output, seeds=range(seeds), jobs=jobs, on_done=on_done)
+    for comparison in comparisons:
+        rows = [line.cells() for line in comparison.lines]
+        terminal.show_rows(comparison.title(seeds), HEADER, rows)
+    _tell(READING, output / "index.html")
+
+
+@app.command()
+def sweep(
+    output: Output = Path("runs/sweep"),
+    seeds: Seeds = 5,
+    jobs: Jobs = 2,
+    config: Annotated[list[str] | None, typer.Option(help=_some(SWEEPS))] = None,
+    store: Store = None,
+    figures: Annotated[Path | None, typer.Option(help="Copy the pictures to this folder.")] = None,
+) -> None:
+    """Accuracy against epsilon: fresh and frozen noise and label DP."""
+    _known(config, SWEEPS)
+    with _workers():
+        from apfed_experiments.sweep import HEADER, READING, run_sweep
+
+    with progress_bars.counting("points", quiet=False) as on_done:
+        found = run_sweep(
+            output, seeds=range(seeds), jobs=jobs, configs=config or SWEEPS, store=store,
+            figures=figures, on_done=on_done,
+        )  # fmt: skip
+    for sweep_of_data in found:
+        terminal.show_rows(sweep_of_data.title, HEADER, sweep_of_data.cells())
+    _tell(READING, output / "index.html")
+
+
+@app.command()
+def references(
+    output: Output = Path("runs/references"),
+    jobs: Jobs = 2,
+    only: Annotated[list[str] | None, typer.Option(help=_some(REFERENCES))] = None,
+) -> None:
+    """Attacks beside figures that others published, over several seeds."""
+    _known(only, REFERENCES)
+    with _workers():
+        from apfed_experiments import references as published
+
+    for name in only or REFERENCES:
+        with progress_bars.counting(name, quiet=False) as on_done:
+            table = published.run_reference(
+                published.REFERENCES[name], output, jobs=jobs, on_done=on_done
+            )
+        terminal.show_rows(f"{name}, {table.reference.source}", table.header, table.cells())
+        typer.echo(f"accuracy of the runs {table.accuracy.text(scale=100)} %")
+
+
+@app.command()
+def gains(
+    output: Output = Path("runs/gains"),
+    seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each case; 10.")] = None,
+    jobs: Jobs = 2,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Cases, as globs such as 'votes/*'; all unless given.")
+    ] = None,
+    store: Store = None,
+    measure: Annotated[
+        str, typer.Option(help=f"Of classes: {', '.join(GAIN_MEASURES)}.")
+    ] = GAIN_MEASURES[0],
+    as_json: AsJson = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Three cases, three seeds.")] = False,
+) -> None:
+    """What help adds to the best that the active does alone, case by case."""
+    _known([measure], GAIN_MEASURES)
+    if store is not None and measure != GAIN_MEASURES[0]:
+        raise typer.BadParameter("--store is for accuracy, which `secure-apfed plan` tells")
+    with _workers():
+        from apfed_experiments import gains as help_by_case
+        from secure_apfed.measures import MEASURES
+
+    warnings.simplefilter("ignore", UnsafeChoiceWarning)
+    cases = help_by_case.cases_like(only or (help_by_case.QUICK if quick else ("*",)))
+    usual = help_by_case.QUICK_SEEDS if quick else help_by_case.SEEDS
+    with progress_bars.counting("runs", quiet=as_json) as on_done:
+        rows = help_by_case.run_gains(
+            output, cases, seeds=seeds or usual, jobs=jobs, on_done=on_done,
+            measure=MEASURES[measure], store=store,
+        )  # fmt: skip
+    if as_json:
+        terminal.print_json({"rows": [row.as_json() for row in rows]})
+        return
+    header = help_by_case.header_of(MEASURES[measure])
+    terminal.show_rows("What help is worth", header, [row.cells() for row in rows])
+    _tell(help_by_case.READING, output / "gains.md")
+
+
+@app.command("credit-card")
+def credit_card(
+    output: Output = Path("runs/credit-card"), seeds: Seeds = 5, jobs: Jobs = 2,
+    as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Credit card clients: AUC and KS of the active alone, of help and of joint prediction."""
+    with _workers():
+        from apfed_experiments.credit_card import HEADER, READING, compare_credit, tables_of
+
+    warnings.simplefilter("ignore", UnsafeChoiceWarning)
+    with progress_bars.counting("runs", quiet=as_json) as on_done:
+        rows = compare_credit(output, seeds=range(seeds), jobs=jobs, on_done=on_done)
+    if as_json:
+        terminal.print_json({"rows": [asdict(row) for row in rows]})
+        return
+    for title, cells in tables_of(rows):
+        terminal.show_rows(title, HEADER, cells)
+    _tell(READING, output / "credit-card.md")
+
+
+@app.command()
+def overlap(
+    output: Output = Path("runs/overlap"),
+    seeds: Seeds = 5,
+    jobs: Jobs = 1,
+    epochs: Annotated[int, typer.Option(min=1, help="Of each run of APFed-C.")] = 10,
+    picture: Annotated[Path | None, typer.Option(help="Also draw it into this PNG file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Whom passives help on: people that all of them know, or each on its own."""
+    with _workers():
+        from apfed_experiments import overlap as modes
+
+    warnings.simplefilter("ignore", NoHelpWarning)  # what few common rows come to is the question
+    points = [
+        point for name in modes.DATASETS for point in modes.points_of(name, output, epochs=epochs)
+    ]
+    rows = modes.compare_overlaps(points, seeds=seeds, jobs=jobs)
+    if picture is not None:
+        modes.draw_overlaps(rows, picture)
+    if as_json:
+        terminal.print_json({"rows": rows.to_dict("records")})
+        return
+    title = "People that all know, or each on its own"
+    terminal.show_rows(title, modes.HEADER, modes.cells_of(rows))
+
+
+@app.command()
+def tasks(
+    output: Output = Path("runs/tasks"), seeds: Seeds = 5, jobs: Jobs = 2, as_json: AsJson = False
+) -> None:
+    """Regression and anomaly detection: R2 and AUC with help and alone."""
+    with _workers():
+        from apfed_experiments.tasks import HEADER, compare_tasks, tables_of
+
+    rows = compare_tasks(output, seeds=range(seeds), jobs=jobs)
+    if as_json:
+        terminal.print_json({"seeds": seeds, "rows": [asdict(row) for row in rows]})
+        return
+    for title, cells in tables_of(rows):
+        terminal.show_rows(title, HEADER, cells)
+    typer.echo(output / "tasks.md")
+
+
+@app.command()
+def leaks(
+    only: Annotated[list[str] | None, typer.Option(help=_some(LEAKS))] = None,
+    store: Annotated[
+        Path | None, typer.Option(help="JSON file in which the parts played are replaced.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What an active or a passive reads, honest or not, in live runs, and what rules stop."""
+    _known(only, LEAKS)
+    from apfed_experiments.leaks.parts import plain, play
+    from apfed_experiments.study_page import markdown, table_of
+    from secure_apfed.torch_state import one_thread
+
+    warnings.simplefilter("ignore", UnsafeChoiceWarning)  # without rules a plain sum is the point
+    warnings.simplefilter("ignore", NarrowBatchWarning)  # of honest steps before an attack
+    with one_thread():
+        found = play(only or LEAKS, store)
+    if as_json:
+        terminal.print_json({name: [plain(row) for row in rows] for name, rows in found.items()})
+        return
+    for name, rows in found.items():
+        typer.echo(f"\n{name}\n\n{markdown(*table_of(rows))}", nl=False)
+
+
+@app.command("hijacked-images")
+def hijacked_images(
+    picture: Annotated[Path, typer.Argument(metavar="PNG", help="File to write.")],
+    seed: Annotated[int, typer.Option(help="Of the first case; the other takes 0.")] = 1,
+) -> None:
+    """Draw MNIST images above what the server of split learning rebuilt of them."""
+    from apfed_experiments.leaks.split_learning import draw_both_cases
+    from secure_apfed.torch_state import one_thread
+
+    with one_thread():
+        draw_both_cases(picture, seed=seed)
+    typer.echo(picture)
+
+
+def _known(given: Sequence[str] | None, names: Sequence[str]) -> None:
+    for name in given or ():
+        if name not in names:
+            from secure_apfed.settings import unknown_name
+
+            raise typer.BadParameter(unknown_name(name, names))
+
+
+def _tell(reading: str, page: Path) -> None:
+    terminal.show_note(reading)
+    typer.echo(page)

@@ -1,0 +1,81 @@
+"""Research from the command line: what help names is there, and what is wrong is told at once."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from apfed_experiments.bench import BENCHES
+from apfed_experiments.leaks import parts
+from apfed_experiments.references import REFERENCES
+from apfed_experiments.sweep import CONFIGS
+from secure_apfed.cli import execute
+from secure_apfed.commands import bench, study
+from secure_apfed.measures import names_of
+
+_HELPS = """
+import sys
+from secure_apfed.cli import execute
+codes = [execute(call.split()) for call in ("--help", "study --help", "study gains --help")]
+codes.append(execute(["bench", "--help"]))
+heavy = {"torch", "matplotlib", "numpy", "pandas", "joblib", "multiprocessing"} & set(sys.modules)
+print(codes, sorted(heavy), file=sys.stderr)
+"""
+
+
+def test_names_in_helps_are_those_of_the_tables() -> None:
+    assert tuple(BENCHES) == bench.NAMES
+    assert tuple(parts.PARTS) == study.LEAKS
+    assert tuple(REFERENCES) == study.REFERENCES
+    assert CONFIGS == study.SWEEPS
+    assert names_of("classification") == study.GAIN_MEASURES
+
+
+def test_helps_import_nothing_large() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _HELPS], capture_output=True, text=True, check=True
+    )
+    assert done.stderr.splitlines()[-1] == "[0, 0, 0, 0] []"
+
+
+def test_everyday_commands_stand_before_research(capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["--help"]) == 0
+    everyday, research = capsys.readouterr().out.split("Research")
+    for name in ("run", "plan", "predict", "party", "doctor", "data"):
+        assert f"│ {name} " in everyday
+    for name in ("contributions", "search", "tradeoff", "table", "bench", "audit", "study"):
+        assert f"│ {name} " in research
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["sweep", "--config", "sweep-digts"], "did you mean 'sweep-digits'?"),
+        (["references", "--only", "mia"], "Known are membership, model_completion"),
+        (["gains", "--measure", "r2"], "'r2' is unknown"),
+        (["gains", "--measure", "auc", "--store", "gains.json"], "--store is for accuracy"),
+        (["gains", "--only", "votes/nothing"], "no case is like 'votes/nothing'"),
+        (["leaks", "--only", "noise", "--only", "nothing"], "'nothing' is unknown"),
+    ],
+)
+def test_what_is_wrong_is_told(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("apfed_experiments.workers.begin", lambda: None)
+    assert execute(["study", *arguments, "--debug"]) == 2
+    assert said in " ".join(capsys.readouterr().err.replace("│", "").split())
+
+
+def test_leaks_are_stored_and_printed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "apfed_experiments.leaks.parts.play",
+        lambda names, store: {one: [{"r2": 0.5}] for one in names},
+    )
+    assert execute(["study", "leaks", "--only", "noise", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"noise": [{"r2": 0.5}]}
+    assert execute(["study", "leaks", "--only", "noise"]) == 0
+    assert capsys.readouterr().out == "\nnoise\n\n| r2 |\n| --- |\n| 0.5 |\n"
