@@ -79,7 +79,7 @@ def votes_read(view: AdversaryView) -> dict[str, Observed]:
     if ballot is None:
         return {}
     rows_U = view.attributed(ballot.rows)
-    if view.description.opens == "votes":
+    if view.description.opens == "sum of votes":
         return {"sum": _in_order(rows_U, view.opened[min(view.opened)])} if view.opened else {}
     found: dict[str, Observed] = {}
     for envelope in _of_kind(view, Kind.VOTES):

@@ -256,7 +256,7 @@ def view_of(
 
 
 _OPENED_VOTES: Mapping[str, Opened] = {
-    "sum": "votes", "encrypted": "votes", "moment": "moment of votes",
+    "sum": "sum of votes", "encrypted": "sum of votes", "moment": "moment of votes",
 }  # fmt: skip
 
 

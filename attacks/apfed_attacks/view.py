@@ -11,15 +11,17 @@ a representation, F features, K classes.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Literal, Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from secure_apfed.exchange import Envelope, Flow, Kind
-from secure_apfed.models.settings import ModelSettings
-from secure_apfed.objectives.settings import ObjectiveSettings
-from secure_apfed.settings.training import TrainSettings
+
+if TYPE_CHECKING:
+    from secure_apfed.models.settings import ModelSettings
+    from secure_apfed.objectives.settings import ObjectiveSettings
+    from secure_apfed.settings.training import TrainSettings
 
 __all__ = [
     "AdversaryView",
@@ -38,7 +40,7 @@ __all__ = [
 Role: TypeAlias = Literal["passive", "active", "aggregator", "eavesdropper", "outsider"]
 Behaviour: TypeAlias = Literal["curious", "malicious"]
 Opened: TypeAlias = Literal[
-    "gradients", "representations", "pseudo-labels", "weights", "votes", "moment of votes",
+    "gradients", "representations", "pseudo-labels", "weights", "sum of votes", "moment of votes",
     "singular vectors",
 ]  # fmt: skip
 
@@ -81,7 +83,7 @@ class Candidates:
 
     features: Tensor
     labels: Tensor
-    train: TrainSettings
+    train: "TrainSettings"
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -112,7 +114,7 @@ class Knowledge:
     labels: KnownRows = field(default_factory=KnownRows)
     priors: tuple[float, ...] | None = None
     shadow: KnownRows = field(default_factory=KnownRows)
-    architecture: ModelSettings | None = None
+    architecture: "ModelSettings | None" = None
     encoder: Callable[[Tensor], Tensor] | None = field(default=None, repr=False)
     candidates: Candidates | None = None
     alike: Callable[[Tensor, Tensor], Callable[[Tensor], Tensor]] | None = field(
@@ -154,7 +156,7 @@ class Agreed:
         clip: L2 bound of one row of its contribution; None: it does not clip.
     """
 
-    objective: ObjectiveSettings
+    objective: "ObjectiveSettings"
     weight: float
     clip: float | None
 
@@ -172,11 +174,11 @@ class Exchange:
             sends the same to every passive.
         returns_gradients: the active returns to each passive the gradient of the task loss on
             what that passive made of its features, row by row.
-        opens: what the active reads of all passives together, and of none alone: the sum of the
-            "gradients" of their objectives, of their "representations" or of their "votes"; the
-            average of "pseudo-labels", which the active sends and each answers by its own, or of
-            "weights"; a noised "moment of votes", which is of no row; the left "singular
-            vectors" of all parties' tables. `AdversaryView.opened` holds it.
+        opens: what the active reads of all passives together, and of none alone: a sum of the
+            "gradients" of their objectives, or of their "representations"; an average of
+            "pseudo-labels", which the active sends and each answers by its own, or of "weights";
+            the "sum of votes", or a noised "moment of votes", which is of no row; the left
+            "singular vectors" of all parties' tables. `AdversaryView.opened` holds it.
         labels: how the active's labels go to the passives with a request for votes: "shown", or
             "encrypted".
         aligned: a position is the same person's at all parties that have a row there. False where
