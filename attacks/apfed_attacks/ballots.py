@@ -45,7 +45,7 @@ def asked(view: AdversaryView) -> Asked | None:
     envelope = next(_of_kind(view, Kind.LABELS), None)
     if envelope is None:
         return None
-    shown = view.facts.sends_labels
+    shown = view.description.labels == "shown"
     expected = {"rows": _VECTOR, "labelled": _VECTOR} | ({"labels": _VECTOR} if shown else {})
     tensors, _ = unpack(envelope.payload, expected, sender=envelope.sender)
     rows_U = tensors["rows"]
@@ -62,13 +62,12 @@ def why_no_votes(attack: Attack, view: AdversaryView) -> str | None:
     """Return why this view gives `attack` no votes on rows to read."""
     if reason := attack.wrong_role(view):
         return reason
-    opening = view.facts.opens_votes
-    if opening is None:
-        return f"{view.method}: nobody votes"
-    if opening == "moment":
-        return f"{view.method}: a moment of votes is opened, and nothing row by row"
-    if opening == "encrypted":
-        return f"{view.method}: whom a ballot of encrypted labels names is not read here yet"
+    if view.description.labels is None:
+        return f"{view.description}: nobody votes"
+    if view.description.opens == "moment of votes":
+        return f"{view.description}: a moment of votes is opened, and nothing row by row"
+    if view.description.labels == "encrypted":
+        return f"{view.description}: whom a ballot of encrypted labels names is not read here yet"
     if asked(view) is None or not votes_read(view):
         return "the transcript kept no votes; set transcript.keep to first_and_last or all"
     return None
@@ -80,7 +79,7 @@ def votes_read(view: AdversaryView) -> dict[str, Observed]:
     if ballot is None:
         return {}
     rows_U = view.attributed(ballot.rows)
-    if view.facts.opens_votes != "randomised":
+    if view.description.opens == "sum of votes":
         return {"sum": _in_order(rows_U, view.opened[min(view.opened)])} if view.opened else {}
     found: dict[str, Observed] = {}
     for envelope in _of_kind(view, Kind.VOTES):

@@ -43,9 +43,8 @@ def reveal_candidates(recording: Recording, most: int, seed: int) -> tuple[Candi
         AttackError: fewer than two rows with a label trained, or did not.
     """
     data, config = recording.data, recording.config
-    aligned = recording.alignment.get(data.active.name, torch.empty(0, dtype=torch.int64))
-    helped = config.method.has_passives
-    only = aligned if helped and not config.train.use_unaligned else None
+    aligned = recording.alignment.get(data.active.name)  # None: it trained alone
+    only = None if config.train.use_unaligned else aligned
     trained, rest = (
         _with_label(data.active, rows)
         for rows in (rows_among(data.train_rows, only), data.test_rows)
@@ -59,7 +58,8 @@ def reveal_candidates(recording: Recording, most: int, seed: int) -> tuple[Candi
     inside = shuffled(trained, seed, "attacks", "members")[:count]
     outside = shuffled(rest, seed, "attacks", "others")[:count]
     rows = shuffled(torch.cat([inside, outside]), seed, "attacks", "candidates")
-    members = torch.stack([torch.isin(rows, inside), torch.isin(rows, aligned)], dim=1)
+    common = inside[:0] if aligned is None else aligned
+    members = torch.stack([torch.isin(rows, inside), torch.isin(rows, common)], dim=1)
     return Candidates(data.active.features[rows], labels_N[rows], config.train), members
 
 

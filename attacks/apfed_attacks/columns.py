@@ -23,7 +23,6 @@ __all__ = [
     "FloatArray",
     "own_columns",
     "standardised",
-    "why_alone",
     "why_nothing_of_victim",
     "why_nothing_to_read",
 ]
@@ -66,19 +65,12 @@ class ColumnAttack(Attack):
         return torch.cat([seen[known], others[:room]]).sort().values
 
 
-def why_alone(view: AdversaryView) -> str | None:
-    """Return why this view holds no message of any other party, or None."""
-    if view.facts.has_passives:
-        return None
-    return f"{view.method}: the active trains alone and releases no representation"
-
-
 def why_nothing_to_read(attack: Attack, view: AdversaryView) -> str | None:
     """Return why this view gives `attack`, on released representations, nothing to read."""
-    if reason := attack.wrong_role(view) or why_alone(view):
+    if reason := attack.wrong_role(view):
         return reason
-    if view.facts.representations_from is None:
-        return f"{view.method}: no party releases a representation"
+    if view.description.released_by is None:
+        return f"{view.description}: no party releases a representation"
     if not view.epochs:
         return (
             "the transcript kept no representations; set transcript.keep to first_and_last or all"
@@ -91,7 +83,7 @@ def why_nothing_of_victim(attack: Attack, view: AdversaryView) -> str | None:
     reason = why_nothing_to_read(attack, view)
     victim = view.knowledge.victim
     if reason is None and victim not in view.senders(view.epochs[-1]):
-        return f"{view.method}: {victim} releases no representation to {view.name}"
+        return f"{view.description}: {victim} releases no representation to {view.name}"
     return reason
 
 

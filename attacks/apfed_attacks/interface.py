@@ -123,11 +123,10 @@ class Attack(Settings, ABC):
 
     def why_not(self, view: AdversaryView) -> str | None:
         """Return why there is nothing to guess here or to guess it from, or None."""
-        facts = view.facts
-        if self.target != "membership" and facts.has_passives and not facts.aligns:
+        if self.target != "membership" and not view.description.aligned:
             return (
-                f"{view.method}: every party has people of its own, so no position is the same "
-                "person's at two of them, and there is no row to guess"
+                f"{view.description}: nobody is aligned, so no position is the same person's at "
+                "two parties, and there is no row to guess"
             )
         return self.applicable(view)
 

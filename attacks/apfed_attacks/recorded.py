@@ -7,6 +7,7 @@ Run by: whoever holds the recording of all parties, which no real party does. At
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import torch
@@ -18,11 +19,14 @@ from apfed_attacks.view import (
     Agreed,
     Behaviour,
     Budget,
+    Exchange,
     Knowledge,
     KnownRows,
+    Opened,
     Played,
     Role,
 )
+from secure_apfed.config import Config
 from secure_apfed.data import UNLABELLED, PartyTable
 from secure_apfed.exchange import Flow
 from secure_apfed.methods.alignment import positions_of
@@ -33,6 +37,7 @@ from secure_apfed.seeds import derive_seed, shuffled
 __all__ = [
     "Truth",
     "class_priors",
+    "exchange_of",
     "reveal_encoder",
     "reveal_features",
     "reveal_labels",
@@ -93,7 +98,7 @@ def truth_of(recording: Recording, victim: str | None = None) -> Truth:
         AttackError: the run aligned nothing, or the active holds no labels.
     """
     data = recording.data
-    if data.active.name not in recording.alignment or not recording.config.method.aligns:
+    if data.active.name not in recording.alignment or not exchange_of(recording.config).aligned:
         raise AttackError("the run aligned no rows, so there is nothing to attack or to score")
     rows = recording.alignment[data.active.name]
     if data.active.labels is None:
@@ -229,7 +234,7 @@ def view_of(
         role=_role(recording, parties[0]),
         parties=tuple(parties),
         behaviour=behaviour,
-        method=recording.config.method.name,
+        description=exchange_of(recording.config),
         envelopes={
             epoch: tuple(item for item in envelopes if {item.sender, item.receiver} & members)
             for epoch, envelopes in transcript.kept.items()
@@ -250,6 +255,32 @@ def view_of(
     )
 
 
+_OPENED_VOTES: Mapping[str, Opened] = {
+    "sum": "sum of votes", "encrypted": "sum of votes", "moment": "moment of votes",
+}  # fmt: skip
+
+
+def exchange_of(config: Config) -> Exchange:
+    """What the parties of a run exchange: the only place where attacks ask what a method is."""
+    facts = config.method
+    opens: Opened | None = facts.averages or _OPENED_VOTES.get(facts.opens_votes or "")
+    if facts.sums_gradients:
+        opens = "gradients"
+    elif facts.sums_representations:
+        opens = "representations"
+    elif facts.decomposes:
+        opens = "singular vectors"
+    shown: Literal["shown", "encrypted"] = "shown" if facts.sends_labels else "encrypted"
+    return Exchange(
+        name=config.method.name,
+        released_by=facts.representations_from,
+        returns_gradients=facts.returns_gradients,
+        opens=opens,
+        labels=shown if facts.opens_votes else None,
+        aligned=facts.aligns,
+    )
+
+
 def _tables(recording: Recording) -> dict[str, PartyTable]:
     data = recording.data
     return {party.name: party for party in data.tables}
@@ -257,7 +288,7 @@ def _tables(recording: Recording) -> dict[str, PartyTable]:
 
 def _agreed(recording: Recording) -> dict[str, Agreed]:
     config = recording.config
-    if not config.method.sums_gradients:
+    if exchange_of(config).opens != "gradients":
         return {}
     return {
         table.name: Agreed(
@@ -306,7 +337,7 @@ def _held(recording: Recording, parties: Sequence[str]) -> dict[str, Tensor]:
 def _networks(recording: Recording, members: Collection[str]) -> dict[str, nn.Module]:
     """Return copies of the members' own encoders where they were recorded, or of their average."""
     kept = recording.encoders
-    if recording.config.method.averages == "weights" and recording.model is not None:
+    if exchange_of(recording.config).opens == "weights" and recording.model is not None:
         kept = dict.fromkeys(_tables(recording), recording.model)
     return {name: copy.deepcopy(network) for name, network in kept.items() if name in members}
 

@@ -196,7 +196,7 @@ def _who(attack: Attack, view: AdversaryView) -> dict[str, Any]:
         "adversary": view.name,
         "role": view.role,
         "behaviour": view.behaviour,
-        "method": view.method,
+        "method": view.description.name,
     }
 
 

@@ -20,6 +20,7 @@ from apfed_attacks.people.averaged_membership import AveragedMembership
 from apfed_attacks.recorded import (
     Truth,
     class_priors,
+    exchange_of,
     reveal_encoder,
     reveal_features,
     reveal_labels,
@@ -159,7 +160,7 @@ class Trial:
 
     def _of_average(self, attack: AveragedMembership) -> tuple[Knowledge, Truth]:
         recording, victim, seed = self.recording, self.victim, self.seed
-        if recording.config.method.averages != "weights":
+        if exchange_of(recording.config).opens != "weights":
             raise AttackError("the parties average no weights")
         candidates, members = reveal_people(
             recording, self.parties[0], victim, attack.candidates, seed, attack.strangers

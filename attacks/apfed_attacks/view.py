@@ -11,17 +11,17 @@ a representation, F features, K classes.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Literal, Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from secure_apfed.exchange import Envelope, Flow, Kind
-from secure_apfed.methods import METHODS
-from secure_apfed.models.settings import ModelSettings
-from secure_apfed.objectives.settings import ObjectiveSettings
-from secure_apfed.settings.method import MethodSettings
-from secure_apfed.settings.training import TrainSettings
+
+if TYPE_CHECKING:
+    from secure_apfed.models.settings import ModelSettings
+    from secure_apfed.objectives.settings import ObjectiveSettings
+    from secure_apfed.settings.training import TrainSettings
 
 __all__ = [
     "AdversaryView",
@@ -29,14 +29,20 @@ __all__ = [
     "Behaviour",
     "Budget",
     "Candidates",
+    "Exchange",
     "Knowledge",
     "KnownRows",
+    "Opened",
     "Played",
     "Role",
 ]
 
 Role: TypeAlias = Literal["passive", "active", "aggregator", "eavesdropper", "outsider"]
 Behaviour: TypeAlias = Literal["curious", "malicious"]
+Opened: TypeAlias = Literal[
+    "gradients", "representations", "pseudo-labels", "weights", "sum of votes", "moment of votes",
+    "singular vectors",
+]  # fmt: skip
 
 _CPU = torch.device("cpu")
 
@@ -77,7 +83,7 @@ class Candidates:
 
     features: Tensor
     labels: Tensor
-    train: TrainSettings
+    train: "TrainSettings"
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -108,7 +114,7 @@ class Knowledge:
     labels: KnownRows = field(default_factory=KnownRows)
     priors: tuple[float, ...] | None = None
     shadow: KnownRows = field(default_factory=KnownRows)
-    architecture: ModelSettings | None = None
+    architecture: "ModelSettings | None" = None
     encoder: Callable[[Tensor], Tensor] | None = field(default=None, repr=False)
     candidates: Candidates | None = None
     alike: Callable[[Tensor, Tensor], Callable[[Tensor], Tensor]] | None = field(
@@ -150,9 +156,44 @@ class Agreed:
         clip: L2 bound of one row of its contribution; None: it does not clip.
     """
 
-    objective: ObjectiveSettings
+    objective: "ObjectiveSettings"
     weight: float
     clip: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """What the parties exchange while they train, as far as an attack must know it.
+
+    Whatever is not stated does not happen. For split learning, say, it is
+    `Exchange(name="split learning", released_by="passives", returns_gradients=True)`.
+
+    Attributes:
+        name: of the method or protocol, for results and reasons.
+        released_by: who releases representations of its own features, row by row; the active
+            sends the same to every passive.
+        returns_gradients: the active returns to each passive the gradient of the task loss on
+            what that passive made of its features, row by row.
+        opens: what the active reads of all passives together, and of none alone: a sum of the
+            "gradients" of their objectives, or of their "representations"; an average of
+            "pseudo-labels", which the active sends and each answers by its own, or of "weights";
+            the "sum of votes", or a noised "moment of votes", which is of no row; the left
+            "singular vectors" of all parties' tables. `AdversaryView.opened` holds it.
+        labels: how the active's labels go to the passives with a request for votes: "shown", or
+            "encrypted".
+        aligned: a position is the same person's at all parties that have a row there. False where
+            parties have other people, or the active trains alone.
+    """
+
+    name: str
+    released_by: Literal["active", "passives"] | None = None
+    returns_gradients: bool = False
+    opens: Opened | None = None
+    labels: Literal["shown", "encrypted"] | None = None
+    aligned: bool = True
+
+    def __str__(self) -> str:
+        return self.name
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,12 +226,12 @@ class AdversaryView:
         role: of the first party.
         parties: the adversary and, after it, those that collude with it.
         behaviour: "curious" follows the protocol; "malicious" chose what it sent.
-        method: that trained, a key of `METHODS`; `facts` says what it is.
+        description: how the parties trained.
         envelopes: epoch -> what the coalition sent and received, in that order.
         flows: message counts and sizes of the coalition's links (an eavesdropper's: all).
-        opened: step -> (B, D) the sum of lambda_p B dL_p/dz that the active decoded, its rows in
-            the order of that step's representations. No message holds it: where sums are
-            encrypted only the active's own record does.
+        opened: step -> (B, D) what the active decoded (`Exchange.opens`), its rows in the order of
+            that step's representations or request; of gradients the sum of lambda_p B dL_p/dz. No
+            message holds it: where sums are encrypted only the active's own record does.
         agreed: passive -> what it does by contract; empty where it contributes to no sum.
         played: what the adversary played in place of its part; None: it kept to the protocol
             while the run was recorded.
@@ -212,7 +253,7 @@ class AdversaryView:
     role: Role
     parties: tuple[str, ...]
     behaviour: Behaviour
-    method: str
+    description: Exchange
     envelopes: Mapping[int, tuple[Envelope, ...]] = field(repr=False)
     flows: tuple[Flow, ...] = field(default=(), repr=False)
     opened: Mapping[int, Tensor] = field(default_factory=dict, repr=False)
@@ -246,11 +287,6 @@ class AdversaryView:
     def device(self) -> torch.device:
         """Where the attack computes."""
         return self.budget.device
-
-    @property
-    def facts(self) -> MethodSettings:
-        """Of the method that trained."""
-        return METHODS[self.method].declared
 
     @property
     def name(self) -> str:

@@ -1,13 +1,18 @@
 """How parties exchange anything: envelope, codec, links, drivers, sockets, transcript, status."""
 
-from secure_apfed.exchange.agreement import Agreement, Greeting, agree
-from secure_apfed.exchange.codec import TensorSpec, pack, unpack
-from secure_apfed.exchange.drivers import InMemory, Transport, WaitObserver, drive, play_one
-from secure_apfed.exchange.envelope import BEFORE_TRAINING, Envelope, Kind
-from secure_apfed.exchange.links import Awaited, Frame, LinkObserver, Links, Script
-from secure_apfed.exchange.sockets import Sockets
-from secure_apfed.exchange.status import PeerStatus, Status, StatusKeeper, Waiting
-from secure_apfed.exchange.transcript import Flow, Transcript, TranscriptSettings
+from typing import TYPE_CHECKING
+
+from secure_apfed.lazy import loads
+
+if TYPE_CHECKING:
+    from secure_apfed.exchange.agreement import Agreement, Greeting, agree
+    from secure_apfed.exchange.codec import TensorSpec, pack, unpack
+    from secure_apfed.exchange.drivers import InMemory, Transport, WaitObserver, drive, play_one
+    from secure_apfed.exchange.envelope import BEFORE_TRAINING, Envelope, Kind
+    from secure_apfed.exchange.links import Awaited, Frame, LinkObserver, Links, Script
+    from secure_apfed.exchange.sockets import Sockets
+    from secure_apfed.exchange.status import PeerStatus, Status, StatusKeeper, Waiting
+    from secure_apfed.exchange.transcript import Flow, Transcript, TranscriptSettings
 
 __all__ = [
     "BEFORE_TRAINING",
@@ -38,3 +43,14 @@ __all__ = [
     "play_one",
     "unpack",
 ]
+
+__getattr__ = loads(__name__, {
+    "agreement": ("Agreement", "Greeting", "agree"),
+    "codec": ("TensorSpec", "pack", "unpack"),
+    "drivers": ("InMemory", "Transport", "WaitObserver", "drive", "play_one"),
+    "envelope": ("BEFORE_TRAINING", "Envelope", "Kind"),
+    "links": ("Awaited", "Frame", "LinkObserver", "Links", "Script"),
+    "sockets": ("Sockets",),
+    "status": ("PeerStatus", "Status", "StatusKeeper", "Waiting"),
+    "transcript": ("Flow", "Transcript", "TranscriptSettings"),
+})  # fmt: skip

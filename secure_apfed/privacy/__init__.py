@@ -6,18 +6,27 @@ Under DP-SGD the active's updates are private as well (`GradientGuard`, `WholeTr
 Label mechanisms answer for the active's training labels (table `LABEL_MECHANISMS`).
 """
 
-from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from secure_apfed.privacy.accountants import ACCOUNTANTS, EXACT, Accountant
-from secure_apfed.privacy.gaussian_guard import FrozenGaussianGuard, GaussianGuard
-from secure_apfed.privacy.gdp import GaussianRelease, Mechanism, NoPrivacy, calibrate_sigma
-from secure_apfed.privacy.gradient_guard import GradientGuard
-from secure_apfed.privacy.guard import NoGuard, RepresentationGuard
-from secure_apfed.privacy.label_mechanism import LabelMechanism, LabelResponse, NoLabelPrivacy
-from secure_apfed.privacy.label_stages import MultiStageResponse
-from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger, PrivacySpent
-from secure_apfed.privacy.settings import DpSgdSettings, GuardSettings, LabelSettings
-from secure_apfed.privacy.whole_training import WholeTraining, calibrate_updates
+from secure_apfed.lazy import loads
+
+if TYPE_CHECKING:
+    from secure_apfed.privacy.accountants import ACCOUNTANTS, EXACT, Accountant
+    from secure_apfed.privacy.gaussian_guard import FrozenGaussianGuard, GaussianGuard
+    from secure_apfed.privacy.gdp import GaussianRelease, Mechanism, NoPrivacy, calibrate_sigma
+    from secure_apfed.privacy.gradient_guard import GradientGuard
+    from secure_apfed.privacy.guard import NoGuard, RepresentationGuard
+    from secure_apfed.privacy.label_mechanism import LabelMechanism, LabelResponse, NoLabelPrivacy
+    from secure_apfed.privacy.label_stages import MultiStageResponse
+    from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger, PrivacySpent
+    from secure_apfed.privacy.settings import DpSgdSettings, GuardSettings, LabelSettings
+    from secure_apfed.privacy.tables import (
+        GUARDS,
+        LABEL_MECHANISMS,
+        make_guard,
+        make_label_mechanism,
+    )
+    from secure_apfed.privacy.whole_training import WholeTraining, calibrate_updates
 
 __all__ = [
     "ACCOUNTANTS",
@@ -50,34 +59,16 @@ __all__ = [
     "make_label_mechanism",
 ]
 
-GUARDS: Mapping[str, type[NoGuard] | type[GaussianGuard] | type[FrozenGaussianGuard]] = {
-    guard.name: guard for guard in (NoGuard, GaussianGuard, FrozenGaussianGuard)
-}
-
-LABEL_MECHANISMS: Mapping[
-    str, type[NoLabelPrivacy] | type[LabelResponse] | type[MultiStageResponse]
-] = {mechanism.name: mechanism for mechanism in (NoLabelPrivacy, LabelResponse, MultiStageResponse)}
-
-
-def make_guard(settings: GuardSettings, *, releases: int, key: bytes) -> RepresentationGuard:
-    """Build the guard that `settings` describe.
-
-    Args:
-        settings: of the guard.
-        releases: T, the planned releases of each row; sigma is calibrated for it.
-        key: 32 bytes: fresh ones, or under "reproducible_insecure" the caller's, who warns.
-
-    Raises:
-        ConfigError: fewer than one release planned.
-        LocalProtocolError: a key of the wrong length.
-    """
-    return GUARDS[settings.mechanism].from_settings(settings, releases=releases, key=key)
-
-
-def make_label_mechanism(settings: LabelSettings, *, classes: int) -> LabelMechanism:
-    """Build the mechanism that `settings` describe, for labels of this many classes.
-
-    Raises:
-        ConfigError: fewer than two classes.
-    """
-    return LABEL_MECHANISMS[settings.mechanism].from_settings(settings, classes=classes)
+__getattr__ = loads(__name__, {
+    "accountants": ("ACCOUNTANTS", "EXACT", "Accountant"),
+    "gaussian_guard": ("FrozenGaussianGuard", "GaussianGuard"),
+    "gdp": ("GaussianRelease", "Mechanism", "NoPrivacy", "calibrate_sigma"),
+    "gradient_guard": ("GradientGuard",),
+    "guard": ("NoGuard", "RepresentationGuard"),
+    "label_mechanism": ("LabelMechanism", "LabelResponse", "NoLabelPrivacy"),
+    "label_stages": ("MultiStageResponse",),
+    "ledger": ("BudgetExhaustedError", "PrivacyLedger", "PrivacySpent"),
+    "settings": ("DpSgdSettings", "GuardSettings", "LabelSettings"),
+    "tables": ("GUARDS", "LABEL_MECHANISMS", "make_guard", "make_label_mechanism"),
+    "whole_training": ("WholeTraining", "calibrate_updates"),
+})  # fmt: skip

@@ -84,7 +84,7 @@ def test_single_view_releases_nothing_to_attack(make_recording: Any) -> None:
     for result in _mount(make_recording("nothing", method="single_view")):
         assert not result.applicable
         assert result.advantage is None
-        assert result.reason.startswith("single_view: the active trains alone")
+        assert result.reason.startswith("single_view: nobody is aligned")
 
 
 def test_an_empty_transcript_is_said(make_recording: Any) -> None:

@@ -28,7 +28,7 @@ def test_a_view_holds_only_what_its_parties_sent_or_received(recording: Any) -> 
     assert {item.kind for item in envelopes} == {Kind.REPRESENTATIONS}
     assert all("passive-1" in (flow.sender, flow.receiver) for flow in view.flows)
     assert list(view.features) == ["passive-1"]
-    assert (view.role, view.name, view.method) == ("passive", "passive-1", "apfed_c")
+    assert (view.role, view.name, view.description.name) == ("passive", "passive-1", "apfed_c")
 
 
 def test_a_view_cannot_reach_the_recording(recording: Any) -> None:

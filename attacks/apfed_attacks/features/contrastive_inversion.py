@@ -56,12 +56,13 @@ class ContrastiveInversion(FeatureAttack):
         """The active needs the sums that it decoded, of a contrastive objective."""
         if reason := self.wrong_role(view):
             return reason
-        own = view.facts.own_objective
-        if not view.facts.sums_gradients or (own and own.name != "contrastive"):
-            return f"{view.method}: the active receives no sum of contrastive gradients"
+        if view.description.opens != "gradients":
+            return f"{view.description}: the active receives no sum of gradients"
+        if reason := why_not_contrastive(view):
+            return reason
         if not any(opened_batches(view, epoch) for epoch in view.epochs):
             return "the recording holds no sum as the active decoded it"
-        return why_not_contrastive(view)
+        return None
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         """Guess the victim's features of the rows of the last epoch that are no shadow rows."""

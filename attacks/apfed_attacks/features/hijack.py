@@ -134,10 +134,11 @@ class FeatureSpaceHijack(HijackAttack):
 
     def applicable(self, view: AdversaryView) -> str | None:
         """It needs joint training, in which it was played."""
-        if view.role in self.roles and not view.facts.returns_gradients:
-            return f"{view.method}: the active returns no gradient that trains a passive's encoder"
-        if view.role in self.roles and view.facts.sums_representations:
-            return f"{view.method}: the active reads a sum of representations, and no passive's own"
+        told = view.description
+        if view.role in self.roles and not told.returns_gradients:
+            return f"{told}: the active returns no gradient that trains a passive's encoder"
+        if view.role in self.roles and told.opens == "representations":
+            return f"{told}: the active reads a sum of representations, and no passive's own"
         return super().applicable(view)
 
 
@@ -149,8 +150,8 @@ class ReversedHijack(HijackAttack):
 
     def applicable(self, view: AdversaryView) -> str | None:
         """It needs a sum that trains the active's encoder, in which it was played."""
-        if view.role in self.roles and not view.facts.sums_gradients:
-            return f"{view.method}: no answer of a passive trains the active's encoder"
+        if view.role in self.roles and view.description.opens != "gradients":
+            return f"{view.description}: no answer of a passive trains the active's encoder"
         return super().applicable(view)
 
 

@@ -46,9 +46,8 @@ class SumRegression(FeatureAttack):
         """It needs sums about rows that were opened, and kept."""
         if reason := self.wrong_role(view):
             return reason
-        facts = view.facts
-        if not facts.sums_representations and facts.averages != "pseudo-labels":
-            return f"{view.method}: no sum of representations or pseudo-labels is opened"
+        if view.description.opens not in ("representations", "pseudo-labels"):
+            return f"{view.description}: no sum of representations or pseudo-labels is opened"
         if not opened_epochs(view):
             return "the transcript kept no sums; set transcript.keep to first_and_last or all"
         return None
@@ -59,7 +58,7 @@ class SumRegression(FeatureAttack):
         last = opened_sums(view, epochs[-1])
         positions = self.choose(view, last.positions, seed)
         columns = {"sums": last.at(positions)}
-        if view.facts.averages:
+        if view.description.opens == "pseudo-labels":
             columns["rest of the sums"] = _rest(view, epochs[-1], positions)
         over_time = self._over_time(view, epochs, positions)
         if over_time is not None:
@@ -91,7 +90,7 @@ class SumRegression(FeatureAttack):
         ]
         if len(whole) < 2:
             return None
-        if view.facts.averages:
+        if view.description.opens == "pseudo-labels":
             return torch.cat([_rest(view, epoch, positions) for epoch, _ in whole], dim=1)
         return torch.cat([sums.at(positions) for _, sums in whole], dim=1)
 

@@ -29,8 +29,8 @@ class VectorRegression(FeatureAttack):
         """It needs vectors that were opened, and kept."""
         if reason := self.wrong_role(view):
             return reason
-        if not view.facts.decomposes:
-            return f"{view.method}: no table is decomposed"
+        if view.description.opens != "singular vectors":
+            return f"{view.description}: no table is decomposed"
         if not opened_epochs(view):
             return "the transcript kept no vectors; set transcript.keep to first_and_last or all"
         return None

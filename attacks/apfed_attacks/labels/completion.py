@@ -77,10 +77,10 @@ class LabelProbe(ColumnAttack):
 
 def why_no_label_moves(attack: LabelProbe, view: AdversaryView) -> str | None:
     """Return why no label moved the representations that `attack` would read, or None."""
-    facts = view.facts
+    told = view.description
     reason = why_nothing_to_read(attack, view)
-    if reason is None and facts.representations_from == "passives" and not facts.returns_gradients:
-        return f"{view.method}: passives make their representations without labels or gradients"
+    if reason is None and told.released_by == "passives" and not told.returns_gradients:
+        return f"{told}: passives make their representations without labels or gradients"
     return reason
 
 

@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from apfed_attacks.columns import why_alone
 from apfed_attacks.interface import Guess
 from apfed_attacks.labels.completion import LabelProbe, guess_labels
 from apfed_attacks.reading import Observed, first_and_last, gradients, mean
@@ -77,10 +76,10 @@ def gradients_over_time(view: AdversaryView) -> dict[str, Observed]:
 
 def why_no_gradients(attack: LabelProbe, view: AdversaryView) -> str | None:
     """Return why `attack`, on gradients of the task loss, finds none here."""
-    if reason := attack.wrong_role(view) or why_alone(view):
+    if reason := attack.wrong_role(view):
         return reason
-    if not view.facts.returns_gradients:
-        return f"{view.method}: a passive receives no gradient of the task loss"
+    if not view.description.returns_gradients:
+        return f"{view.description}: a passive receives no gradient of the task loss"
     if not gradient_epochs(view):
         return "the transcript kept no gradients; set transcript.keep to first_and_last or all"
     return None

@@ -39,8 +39,8 @@ class PseudoLabels(LabelProbe):
         """A passive needs pseudo-labels that were sent and recorded."""
         if reason := self.wrong_role(view):
             return reason
-        if view.facts.averages != "pseudo-labels":
-            return f"{view.method}: no pseudo-labels are sent"
+        if view.description.opens != "pseudo-labels":
+            return f"{view.description}: no pseudo-labels are sent"
         if not _epochs(view):
             return "the transcript kept no pseudo-labels; set transcript.keep to first_and_last"
         return None

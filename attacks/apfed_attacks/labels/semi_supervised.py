@@ -82,7 +82,7 @@ class SemiSupervised(LabelProbe):
 
     def applicable(self, view: AdversaryView) -> str | None:
         """A passive needs recorded representations, or its own network beside them."""
-        if self.own_network and view.facts.sums_representations:
+        if self.own_network and view.description.opens == "representations":
             reason = why_no_gradients(self, view)
         else:
             reason = why_no_label_moves(self, view)
@@ -90,14 +90,14 @@ class SemiSupervised(LabelProbe):
         if reason is None and self.own_network and missing:
             return (
                 f"{view.name} has no network to train further: the recording holds no encoder of "
-                f"{', '.join(missing)} ({view.method})"
+                f"{', '.join(missing)} ({view.description})"
             )
         return reason
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         """Guess the labels of the observed rows that are not known."""
         # A network needs no release: only whom it was trained on.
-        summed = view.facts.sums_representations
+        summed = view.description.opens == "representations"
         seen = gradients_over_time(view)["first epoch"] if summed else latest(view)
         positions = self.choose(view, seen.positions, seed)
         x_NF = self.own(view, positions, seed)

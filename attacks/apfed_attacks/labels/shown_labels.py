@@ -37,10 +37,10 @@ class ShownLabels(LabelProbe):
         """Labels must have been shown."""
         if reason := self.wrong_role(view):
             return reason
-        if view.facts.opens_votes is None:
-            return f"{view.method}: nobody votes, and no label is sent"
-        if not view.facts.sends_labels:
-            return f"{view.method}: labels are encrypted, and a passive reads none of them"
+        if view.description.labels is None:
+            return f"{view.description}: nobody votes, and no label is sent"
+        if view.description.labels == "encrypted":
+            return f"{view.description}: labels are encrypted, and a passive reads none of them"
         if asked(view) is None:
             return "the transcript kept no request for votes; set transcript.keep to all"
         return None

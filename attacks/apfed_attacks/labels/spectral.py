@@ -41,7 +41,7 @@ class Spectral(LabelProbe):
         """A passive needs representations that label gradients moved: its own, in TVFL."""
         reason = why_no_label_moves(self, view)
         if reason is None and not any(set(view.parties) & view.senders(e) for e in view.epochs):
-            return f"{view.method}: no label gradient moves a passive's representations"
+            return f"{view.description}: no label gradient moves a passive's representations"
         return reason
 
     def run(self, view: AdversaryView, seed: int) -> Guess:

@@ -242,8 +242,8 @@ def why_not_played(attack: Attack, view: AdversaryView) -> str | None:
     """Return why this view is not one of a live run of `attack`, or None."""
     if (reason := attack.wrong_role(view)) or _kept(attack, view) is not None:
         return reason
-    if isinstance(attack, ActiveAttack) and not view.facts.sums_gradients:
-        return f"{view.method}: passives contribute no gradients of objectives of their own"
+    if isinstance(attack, ActiveAttack) and view.description.opens != "gradients":
+        return f"{view.description}: passives contribute no gradients of objectives of their own"
     return (
         "this run was recorded while every party kept to the protocol; a malicious attack is "
         "played in a live run (apfed_attacks.live.play)"

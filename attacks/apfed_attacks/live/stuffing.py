@@ -18,7 +18,7 @@ from apfed_attacks.interface import AttackError, AttackResult
 from apfed_attacks.people.id_stuffing import IdStuffing
 from apfed_attacks.recorded import Truth
 from apfed_attacks.scoring import not_applicable, score
-from apfed_attacks.view import AdversaryView, Knowledge, Played
+from apfed_attacks.view import AdversaryView, Exchange, Knowledge, Played
 from apfed_protocols.conversation import converse
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.psi import SET_INTERSECTIONS
@@ -138,9 +138,9 @@ def play_stuffing(
     }
     victim = "passive" if role == "active" else "active"
     view = AdversaryView(
-        role=role, parties=(role,), behaviour=attack.behaviour, method=settings.backend,
-        envelopes={}, features={}, knowledge=Knowledge(classes=2, victim=victim),
-        played=Played(attack.name, notes),
+        role=role, parties=(role,), behaviour=attack.behaviour,
+        description=Exchange(name=settings.backend), envelopes={}, features={},
+        knowledge=Knowledge(classes=2, victim=victim), played=Played(attack.name, notes),
     )  # fmt: skip
     if not stuffed.tried:
         reason = f"the protocol refused: {stuffed.refusal}"

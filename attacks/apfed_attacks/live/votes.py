@@ -14,6 +14,7 @@ from typing import Any, cast
 from torch import Tensor
 
 from apfed_attacks.live.session import LiveSession
+from apfed_attacks.recorded import exchange_of
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
 from secure_apfed.exchange import Envelope, Kind, Links
@@ -70,7 +71,7 @@ class VotesRun(LiveSession[VotesLearner]):
             ballot = Ballot.of(
                 rows_U, Tensor([place[position] for position in labels]).long(),
                 Tensor(list(labels.values())).long(),
-                size=honest.size, shown=self.config.method.sends_labels,
+                size=honest.size, shown=exchange_of(self.config).labels == "shown",
             )  # fmt: skip
             self.learner.party.ballot = ballot
         step = self._next_step()

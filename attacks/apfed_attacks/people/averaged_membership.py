@@ -68,10 +68,10 @@ class AveragedMembership(Attack):
         """A party needs the average of weights that others trained."""
         if reason := self.wrong_role(view):
             return reason
-        if view.facts.averages != "weights":
-            return f"{view.method}: no weights are averaged"
+        if view.description.opens != "weights":
+            return f"{view.description}: no weights are averaged"
         if view.parties[0] not in view.networks:
-            return f"the recording holds no average of {view.method}"
+            return f"the recording holds no average of {view.description}"
         if view.knowledge.candidates is None:
             return f"{view.name} holds no people to ask about"
         return None

@@ -52,8 +52,8 @@ class IdStuffing(Attack):
 
     def applicable(self, view: AdversaryView) -> str | None:
         """It needs to have been played in an intersection."""
-        if view.role in self.roles and not view.facts.aligns:
-            return f"{view.method}: nothing is aligned, so there is no intersection"
+        if view.role in self.roles and not view.description.aligned:
+            return f"{view.description}: nothing is aligned, so there is no intersection"
         if view.played is None and view.role in self.roles:
             return (
                 "this run was aligned while every party kept to the protocol; stuffed IDs are "

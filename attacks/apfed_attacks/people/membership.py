@@ -102,7 +102,7 @@ class Membership(Attack):
         if view.role not in self.roles:
             return f"{self.name} is mounted by an outside querier, not by the {view.role}"
         if view.answers is None:
-            return f"{view.method}: no party has a model that an outsider could query alone"
+            return f"{view.description}: no party has a model that an outsider could query alone"
         if view.knowledge.candidates is None:
             return "the querier holds no candidate rows"
         return None

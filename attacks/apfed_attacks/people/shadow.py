@@ -12,6 +12,7 @@ Letters: S shadow models, N candidates, B batch, K classes.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +21,9 @@ from torch.func import functional_call, stack_module_state
 
 from apfed_attacks.interface import AttackError
 from secure_apfed.seeds import derive_seed, seeded
-from secure_apfed.settings.training import TrainSettings
+
+if TYPE_CHECKING:
+    from secure_apfed.settings.training import TrainSettings
 
 __all__ = ["Shadows", "halves"]
 
@@ -53,7 +56,7 @@ class Shadows:
     """
 
     make: Callable[[], nn.Module]
-    train: TrainSettings
+    train: "TrainSettings"
     seed: int
     device: torch.device
 
