@@ -293,7 +293,8 @@ def show_presets(
 ) -> None:
     """List the papers' partitions, or print one as settings of a run's file."""
     from secure_apfed.config.plain_yaml import as_yaml
-    from secure_apfed.data import PRESETS, DataSettings, preset
+    from secure_apfed.data import PRESETS, preset
+    from secure_apfed.settings.data import DataSettings
 
     if name is not None:
         given = DataSettings.model_validate(preset(name))

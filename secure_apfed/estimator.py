@@ -25,13 +25,14 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from apfed_protocols.errors import UnsafeChoiceWarning
 from secure_apfed.config import Config
 from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
-from secure_apfed.data.cells import has_measures, name_of
+from secure_apfed.data.cells import has_measures
 from secure_apfed.data.column_encoding import CellCounts, fit_columns
 from secure_apfed.data.frames import plain_cells
 from secure_apfed.data.labels import require_one_spelling, warn_of_empty_words
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.id_kinds import id_texts
 from secure_apfed.methods import METHODS
+from secure_apfed.names import column_name as column_name
 from secure_apfed.party_frames import as_pandas
 from secure_apfed.runs import RunResult, SoloModel, run
 from secure_apfed.tasks import Classification
@@ -271,7 +272,7 @@ def _in_another_order(columns: "pd.Index[Any]") -> bool:
 def _frame(X: Any, raw: Any) -> pd.DataFrame:
     """The rows with names: of columns and people where the caller gave some."""
     if isinstance(X, pd.DataFrame):
-        return X.set_axis(list(map(name_of, X.columns)), axis=1)
+        return X.set_axis(list(map(column_name, X.columns)), axis=1)
     if raw.dtype == object:
         _check_cells(raw)
     columns = [f"x{place}" for place in range(raw.shape[1])]

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from secure_apfed.exchange import Envelope, Flow, Kind
 from secure_apfed.methods import METHODS
-from secure_apfed.models.settings import ModelSettings
-from secure_apfed.objectives.settings import ObjectiveSettings
 from secure_apfed.settings.method import MethodSettings
+from secure_apfed.settings.model import ModelSettings
+from secure_apfed.settings.objective import ObjectiveSettings
 from secure_apfed.settings.training import TrainSettings
 
 __all__ = [

@@ -7,7 +7,7 @@ from secure_apfed.exchange.envelope import BEFORE_TRAINING, Envelope, Kind
 from secure_apfed.exchange.links import Awaited, Frame, LinkObserver, Links, Script
 from secure_apfed.exchange.sockets import Sockets
 from secure_apfed.exchange.status import PeerStatus, Status, StatusKeeper, Waiting
-from secure_apfed.exchange.transcript import Flow, Transcript, TranscriptSettings
+from secure_apfed.exchange.transcript import Flow, Transcript
 
 __all__ = [
     "BEFORE_TRAINING",
@@ -28,7 +28,6 @@ __all__ = [
     "StatusKeeper",
     "TensorSpec",
     "Transcript",
-    "TranscriptSettings",
     "Transport",
     "WaitObserver",
     "Waiting",

@@ -16,8 +16,8 @@ from secure_apfed.privacy.guard import NoGuard, RepresentationGuard
 from secure_apfed.privacy.label_mechanism import LabelMechanism, LabelResponse, NoLabelPrivacy
 from secure_apfed.privacy.label_stages import MultiStageResponse
 from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger, PrivacySpent
-from secure_apfed.privacy.settings import DpSgdSettings, GuardSettings, LabelSettings
 from secure_apfed.privacy.whole_training import WholeTraining, calibrate_updates
+from secure_apfed.settings.privacy import GuardSettings, LabelSettings
 
 __all__ = [
     "ACCOUNTANTS",
@@ -26,15 +26,12 @@ __all__ = [
     "LABEL_MECHANISMS",
     "Accountant",
     "BudgetExhaustedError",
-    "DpSgdSettings",
     "FrozenGaussianGuard",
     "GaussianGuard",
     "GaussianRelease",
     "GradientGuard",
-    "GuardSettings",
     "LabelMechanism",
     "LabelResponse",
-    "LabelSettings",
     "Mechanism",
     "MultiStageResponse",
     "NoGuard",

@@ -22,9 +22,10 @@ from secure_apfed.errors import DataError, ModelError
 from secure_apfed.folder_files import read_bytes, read_json
 from secure_apfed.measures import ScoreRanges
 from secure_apfed.methods import METHODS
-from secure_apfed.models import ModelSettings, encoder_and_head
+from secure_apfed.models import encoder_and_head
 from secure_apfed.parties import ActiveNetworks
 from secure_apfed.runs.folder import RunFolder, write_atomically
+from secure_apfed.settings.model import ModelSettings
 from secure_apfed.tasks import TASKS, Classification, Task
 from secure_apfed.torch_state import undisturbed
 
