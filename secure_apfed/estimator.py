@@ -34,7 +34,9 @@ from secure_apfed.id_kinds import id_texts
 from secure_apfed.methods import METHODS
 from secure_apfed.names import column_name as column_name
 from secure_apfed.party_frames import as_pandas
-from secure_apfed.runs import RunResult, SoloModel, run
+from secure_apfed.runs.outcome import RunResult
+from secure_apfed.runs.run import run
+from secure_apfed.runs.solo import SoloModel
 from secure_apfed.tasks import Classification
 from secure_apfed.torch_state import undisturbed
 
@@ -111,7 +113,7 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             y: labels (N,), in the order of X; where a Series names people of X, its index is X's.
 
         Raises:
-            ConfigError, DataError: as `secure_apfed.runs.run`, and for labels that are spelled in
+            ConfigError, DataError: as `secure_apfed.run`, and for labels that are spelled in
                 several ways, or of people in another order.
         """
         self._require_index(X, y)
@@ -222,7 +224,7 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if task != Classification.name:
             raise ConfigError(
                 f"VerticalClassifier: task {task!r} is no classification; leave it out, or run it "
-                "from settings (secure_apfed.runs.run)"
+                "from settings (secure_apfed.run)"
             )
         settings: dict[str, Any] = {
             "name": "estimator",

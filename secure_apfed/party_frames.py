@@ -14,8 +14,8 @@ import pandas as pd
 from pyarrow import ArrowException
 
 from secure_apfed.alignment import IdNormalisation
-from secure_apfed.alignment.id_files import cell_text
 from secure_apfed.errors import DataError
+from secure_apfed.id_files import cell_text
 from secure_apfed.id_kinds import id_texts, require_comparable
 from secure_apfed.names import column_name as column_name
 from secure_apfed.runs.folder import make_private

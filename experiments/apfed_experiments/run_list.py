@@ -22,7 +22,7 @@ from secure_apfed.data.catalogue import view_count
 from secure_apfed.errors import ApfedError, DataError
 from secure_apfed.folder_files import count_lines
 from secure_apfed.measures import ACCURACY, Measure
-from secure_apfed.runs import RunFolder
+from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.record import Outcome
 from secure_apfed.settings.data import DataSettings
 

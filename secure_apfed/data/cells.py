@@ -20,8 +20,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from secure_apfed.alignment.id_files import EMPTY, cell_text
 from secure_apfed.errors import DataError
+from secure_apfed.id_files import EMPTY, cell_text
 
 __all__ = [
     "BLANK",

@@ -17,9 +17,9 @@ import pyarrow
 from pandas.api.types import is_object_dtype
 from pyarrow import ArrowException, default_memory_pool
 
-from secure_apfed.alignment.id_files import EMPTY, PARQUET, cell_text
 from secure_apfed.data.cells import LINES, holds_texts, typed
 from secure_apfed.errors import DataError
+from secure_apfed.id_files import EMPTY, PARQUET, cell_text
 from secure_apfed.names import column_name as column_name
 
 if TYPE_CHECKING:

@@ -72,7 +72,7 @@ def play_party(
         What the run gave, at the active: its own bytes on the links, and of passives what they say
         that they charged.
 
-    Raises: as `secure_apfed.runs.run`, and PartyLeftError where another party stopped or left.
+    Raises: as `secure_apfed.run`, and PartyLeftError where another party stopped or left.
     """
     told, restarts, status = PartyFile.read(path), 0, status or StatusKeeper()
     with _noting_the_end(status):

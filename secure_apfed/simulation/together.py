@@ -94,7 +94,7 @@ def simulate(
 
     Raises:
         ConfigError: the run needs parties that send messages; see `why_not`.
-        DataError, ModelError: as `secure_apfed.runs.run`.
+        DataError, ModelError: as `secure_apfed.run`.
     """
     began = time.monotonic()
     session = begin(config, data or load_data(config.data, seed=config.seed), alignment)

@@ -24,7 +24,7 @@ from secure_apfed.data import (
 from secure_apfed.data.people import deal_clients
 from secure_apfed.data.views import fit_views, locate_views
 from secure_apfed.errors import ConfigError, DataError
-from secure_apfed.runs import run
+from secure_apfed.runs.run import run
 from secure_apfed.settings.data import DataSettings, ViewColumns
 
 # In these few rows the pulse tells who is sick.

@@ -23,7 +23,7 @@ from secure_apfed.defences.mid import Mid, gaussian_kl
 from secure_apfed.defences.nopeek import distance_correlation
 from secure_apfed.errors import ModelError
 from secure_apfed.exchange import Kind, TensorSpec, unpack
-from secure_apfed.runs import run
+from secure_apfed.runs.run import run
 from secure_apfed.settings.defence import (
     ClipAndNoiseSettings,
     CompressionSettings,

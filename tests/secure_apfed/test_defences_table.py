@@ -28,7 +28,7 @@ from secure_apfed.defences.interface import RepresentationDefence as Layer
 from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.exchange import Kind, TensorSpec, unpack
 from secure_apfed.methods import METHODS
-from secure_apfed.runs import run
+from secure_apfed.runs.run import run
 from secure_apfed.settings.defence import DefenceSettings
 from tests.secure_apfed.small_runs import small_config
 

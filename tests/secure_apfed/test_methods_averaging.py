@@ -20,7 +20,7 @@ from secure_apfed.methods import Simulation, open_session
 from secure_apfed.models import encoder_and_head
 from secure_apfed.models.recurrent import SequenceEncoder
 from secure_apfed.planning.forecast import forecast
-from secure_apfed.runs import run
+from secure_apfed.runs.run import run
 from secure_apfed.settings.model import ModelSettings
 from tests.secure_apfed.small_runs import interrupted, small_config
 
