@@ -41,7 +41,9 @@ if TYPE_CHECKING:
         RepresentationGuard,
         calibrate_sigma,
     )
-    from secure_apfed.runs import load_model, load_recording, run
+    from secure_apfed.runs.recording import load_recording
+    from secure_apfed.runs.run import run
+    from secure_apfed.runs.solo import load_model
 
 __all__ = [
     "SECURE_SUMS",
@@ -117,7 +119,9 @@ _HOME: dict[str, str] = {
         "secure_apfed.privacy",
     ),
     "run_frames": "secure_apfed.from_frames",
-    **dict.fromkeys(("load_model", "load_recording", "run"), "secure_apfed.runs"),
+    "load_model": "secure_apfed.runs.solo",
+    "load_recording": "secure_apfed.runs.recording",
+    "run": "secure_apfed.runs.run",
 }
 
 

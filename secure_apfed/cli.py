@@ -44,7 +44,7 @@ from secure_apfed.errors import ApfedError
 if TYPE_CHECKING:
     from secure_apfed.config import Config
     from secure_apfed.live_view import Shown
-    from secure_apfed.runs import RunResult
+    from secure_apfed.runs.outcome import RunResult
 
 __all__ = ["app", "execute", "main"]
 
@@ -212,16 +212,17 @@ def _check_what_follows(config: "Config", folder: Path) -> None:
 def _train(
     config: "Config", folder: Path, *, resume: bool, shown: "Shown", how: "dict[str, Any]"
 ) -> "RunResult":
-    from secure_apfed import live_view, runs
+    from secure_apfed import live_view
+    from secure_apfed.runs.run import run
 
     try:
         if how["transport"] == "memory":
             quiet = shown is live_view.Shown.NOT_AT_ALL
             with progress_bars.watching(config.name, quiet=quiet) as on_progress:
-                return runs.run(config, folder, resume=resume, on_progress=on_progress, **how)
+                return run(config, folder, resume=resume, on_progress=on_progress, **how)
         with live_view.showing(live_view.Board(), shown) as board:
             how = {**how, "on_progress": board.tell_progress, "on_status": board.tell}
-            return runs.run(config, folder, resume=resume, **how)
+            return run(config, folder, resume=resume, **how)
     except KeyboardInterrupt:
         # The folder's config is complete, whatever --set changed in the file.
         again = f"secure-apfed run {folder / 'config.yaml'} --output {folder} --resume"
@@ -277,7 +278,8 @@ def show_presets(
 ) -> None:
     """List the papers' partitions, or print one as settings of a run's file."""
     from secure_apfed.config.plain_yaml import as_yaml
-    from secure_apfed.data import PRESETS, DataSettings, preset
+    from secure_apfed.data import PRESETS, preset
+    from secure_apfed.settings.data import DataSettings
 
     if name is not None:
         given = DataSettings.model_validate(preset(name))

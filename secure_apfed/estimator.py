@@ -25,15 +25,18 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from apfed_protocols.errors import UnsafeChoiceWarning
 from secure_apfed.config import Config
 from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
-from secure_apfed.data.cells import has_measures, name_of
+from secure_apfed.data.cells import has_measures
 from secure_apfed.data.column_encoding import CellCounts, fit_columns
 from secure_apfed.data.frames import plain_cells
 from secure_apfed.data.labels import require_one_spelling, warn_of_empty_words
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.id_kinds import id_texts
 from secure_apfed.methods import ALONE
+from secure_apfed.names import column_name
 from secure_apfed.party_frames import as_pandas
-from secure_apfed.runs import RunResult, SoloModel, run
+from secure_apfed.runs.outcome import RunResult
+from secure_apfed.runs.run import run
+from secure_apfed.runs.solo import SoloModel
 from secure_apfed.tasks import Classification
 from secure_apfed.torch_state import undisturbed
 
@@ -110,7 +113,7 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             y: labels (N,), in the order of X; where a Series names people of X, its index is X's.
 
         Raises:
-            ConfigError, DataError: as `secure_apfed.runs.run`, and for labels that are spelled in
+            ConfigError, DataError: as `secure_apfed.run`, and for labels that are spelled in
                 several ways, or of people in another order.
         """
         self._require_index(X, y)
@@ -221,7 +224,7 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if task != Classification.name:
             raise ConfigError(
                 f"VerticalClassifier: task {task!r} is no classification; leave it out, or run it "
-                "from settings (secure_apfed.runs.run)"
+                "from settings (secure_apfed.run)"
             )
         settings: dict[str, Any] = {
             "name": "estimator",
@@ -266,7 +269,7 @@ def _in_another_order(columns: "pd.Index[Any]") -> bool:
 def _frame(X: Any, raw: Any) -> pd.DataFrame:
     """The rows with names: of columns and people where the caller gave some."""
     if isinstance(X, pd.DataFrame):
-        return X.set_axis(list(map(name_of, X.columns)), axis=1)
+        return X.set_axis(list(map(column_name, X.columns)), axis=1)
     if raw.dtype == object:
         _check_cells(raw)
     columns = [f"x{place}" for place in range(raw.shape[1])]

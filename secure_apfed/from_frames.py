@@ -40,8 +40,11 @@ from secure_apfed.party_frames import (
     names_of_files,
     write_frames,
 )
-from secure_apfed.runs import RunFolder, RunResult, SoloModel, load_model, run
+from secure_apfed.runs.folder import RunFolder
+from secure_apfed.runs.outcome import RunResult
+from secure_apfed.runs.run import run
 from secure_apfed.runs.scored_rows import read_scored
+from secure_apfed.runs.solo import SoloModel, load_model
 from secure_apfed.solo.kept import fits_kept_meanwhile
 from secure_apfed.tasks import Classification
 from secure_apfed.torch_state import undisturbed
@@ -229,7 +232,7 @@ def run_frames(
     Raises:
         DataError: a frame does not fit; names party and column.
         ConfigError: a setting is wrong.
-        CheckpointError: the folder holds a run already. Others as `secure_apfed.runs.run`.
+        CheckpointError: the folder holds a run already. Others as `secure_apfed.run`.
     """
     own = (settings.get("data") or {}).get("active", "active")
     frames = checked_frames(

@@ -26,7 +26,7 @@ from secure_apfed.progress_bars import figures
 
 if TYPE_CHECKING:
     from secure_apfed.exchange import Status, Waiting
-    from secure_apfed.runs import Progress
+    from secure_apfed.runs.outcome import Progress
 
 __all__ = ["Board", "Shown", "showing", "shown_as"]
 

@@ -14,6 +14,7 @@ Example:
 """
 
 import re
+import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias, TypeVar
@@ -23,8 +24,8 @@ from pydantic import AfterValidator
 from secure_apfed.errors import ConfigError
 
 __all__ = [
-    "RESERVED", "UPDATES", "ByParty", "Name", "PartyName", "ReleaseFigure", "RunName", "check_name",
-    "check_parties", "log_file", "own_file",
+    "RESERVED", "UPDATES", "ByParty", "ColumnName", "Name", "PartyName", "ReleaseFigure", "RunName",
+    "check_name", "check_parties", "column_name", "log_file", "own_file",
 ]  # fmt: skip
 
 _T = TypeVar("_T")
@@ -71,6 +72,11 @@ def check_parties(names: Iterable[str]) -> None:
         seen[name.casefold()] = name
 
 
+def column_name(name: object) -> str:
+    """A column's name as text, in Unicode's form NFC: a number is its digits."""
+    return unicodedata.normalize("NFC", str(name))
+
+
 def _party(name: str) -> str:
     if check_name(name).casefold() in RESERVED:
         raise ValueError(
@@ -91,6 +97,8 @@ def _keys(by_party: dict[str, _T]) -> dict[str, _T]:
 
 Name: TypeAlias = Annotated[str, AfterValidator(check_name)]
 PartyName: TypeAlias = Annotated[str, AfterValidator(_party)]
+ColumnName: TypeAlias = Annotated[str, AfterValidator(column_name)]
+"""As settings have it, compared with those of files."""
 RunName: TypeAlias = Annotated[str, AfterValidator(_run)]
 ByParty: TypeAlias = Annotated[dict[str, _T], AfterValidator(_keys)]
 

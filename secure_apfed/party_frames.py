@@ -14,10 +14,10 @@ import pandas as pd
 from pyarrow import ArrowException
 
 from secure_apfed.alignment import IdNormalisation
-from secure_apfed.alignment.id_files import cell_text
-from secure_apfed.data.cells import name_of
 from secure_apfed.errors import DataError
+from secure_apfed.id_files import cell_text
 from secure_apfed.id_kinds import id_texts, require_comparable
+from secure_apfed.names import column_name as column_name
 from secure_apfed.runs.folder import make_private
 
 __all__ = ["as_pandas", "checked_frames", "labels_by_text", "names_of_files", "write_frames"]
@@ -41,7 +41,7 @@ def as_pandas(frame: Any, *, party: str) -> pd.DataFrame:
         raise DataError(
             f"{party}: its frame has several columns of one name; give each a name of its own"
         ) from error
-    named: pd.DataFrame = rows.set_axis(list(map(name_of, rows.columns)), axis=1)
+    named: pd.DataFrame = rows.set_axis(list(map(column_name, rows.columns)), axis=1)
     if not named.columns.is_unique:  # 1 and "1", or one name in two forms of Unicode
         raise DataError(
             f"{party}: its frame has several columns of one name; give each a name of its own"

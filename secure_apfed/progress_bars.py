@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from secure_apfed.runs import Progress
+    from secure_apfed.runs.outcome import Progress
 
 __all__ = ["counting", "downloading", "figures", "watching"]
 

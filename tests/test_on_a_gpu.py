@@ -32,7 +32,9 @@ from secure_apfed.methods import METHODS
 from secure_apfed.models import NETWORKS
 from secure_apfed.objectives import OBJECTIVES
 from secure_apfed.privacy import GUARDS, LABEL_MECHANISMS, GaussianGuard
-from secure_apfed.runs import Recording, load_model, run
+from secure_apfed.runs.recording import Recording
+from secure_apfed.runs.run import run
+from secure_apfed.runs.solo import load_model
 from tests.attacks.live_runs import live_config
 from tests.pretend_device import DEVICES, DeviceError, Pretended, pretend_gpus
 from tests.secure_apfed.small_runs import small_config

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from secure_apfed.exchange import Envelope, Flow, Kind
 
 if TYPE_CHECKING:
-    from secure_apfed.models.settings import ModelSettings
-    from secure_apfed.objectives.settings import ObjectiveSettings
+    from secure_apfed.settings.model import ModelSettings
+    from secure_apfed.settings.objective import ObjectiveSettings
     from secure_apfed.settings.training import TrainSettings
 
 __all__ = [

@@ -19,8 +19,8 @@ from secure_apfed.config import AttackChoice
 from secure_apfed.data import VerticalData
 from secure_apfed.errors import CheckpointError
 from secure_apfed.folder_files import read_json
-from secure_apfed.runs import Recording, RunFolder, load_recording
-from secure_apfed.runs.folder import make_private
+from secure_apfed.runs.folder import RunFolder, make_private
+from secure_apfed.runs.recording import Recording, load_recording
 
 __all__ = ["mount_attacks"]
 

@@ -14,7 +14,7 @@ from apfed_experiments.solo import SoloRecord, read_solo
 from secure_apfed.config import Config
 from secure_apfed.errors import CheckpointError
 from secure_apfed.folder_files import read_json
-from secure_apfed.runs import RunFolder
+from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.record import Outcome, read_outcome
 from secure_apfed.runs.spending import figure_of, shown_figure
 

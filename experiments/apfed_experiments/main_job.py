@@ -34,6 +34,7 @@ from apfed_experiments.study_page import (
 from apfed_experiments.summary import Interval, Leakage, Summary, holm, p_text
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
+from secure_apfed.data.catalogue import view_count
 from secure_apfed.errors import DataError
 from secure_apfed.methods import METHODS
 from secure_apfed.plain_csv import to_csv
@@ -258,7 +259,7 @@ class Comparison:
         """What was compared, in a line."""
         data = self.config.data
         return (
-            f"{data.dataset}: {data.view_count} parties with features, {data.labelled} labelled "
+            f"{data.dataset}: {view_count(data)} parties with features, {data.labelled} labelled "
             f"rows, {seeds} seed{'' if seeds == 1 else 's'}"
         )
 

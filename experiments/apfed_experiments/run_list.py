@@ -18,12 +18,13 @@ from apfed_attacks.interface import AttackResult
 from apfed_experiments.finished_run import FinishedRun, read_finished_run
 from apfed_experiments.solo import SoloRecord, read_solo, solo_file
 from secure_apfed.config import Config
-from secure_apfed.data import DataSettings
+from secure_apfed.data.catalogue import view_count
 from secure_apfed.errors import ApfedError, DataError
 from secure_apfed.folder_files import count_lines
 from secure_apfed.measures import ACCURACY, Measure
-from secure_apfed.runs import RunFolder
+from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.record import Outcome
+from secure_apfed.settings.data import DataSettings
 
 __all__ = ["HEADER", "TARGETS", "Leak", "ListedRun", "State", "list_runs", "settings_in"]
 
@@ -273,7 +274,7 @@ def _date(folder: RunFolder) -> datetime:
 
 def _data_in_words(data: DataSettings) -> str:
     parted = "parties with people of their own" if data.horizontal else "parties"
-    told = [data.dataset, f"{data.view_count} {parted}"]
+    told = [data.dataset, f"{view_count(data)} {parted}"]
     if isinstance(data.labelled, int):
         told.append(f"{data.labelled} labelled")
     elif data.labelled is not None:

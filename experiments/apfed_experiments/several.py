@@ -104,7 +104,7 @@ def run_seeds(
 
     Raises:
         CheckpointError: the folder holds runs with other settings.
-        ApfedError, LocalProtocolError, RemoteProtocolError: as `secure_apfed.runs.run`.
+        ApfedError, LocalProtocolError, RemoteProtocolError: as `secure_apfed.run`.
     """
     point = Point(config=config, folder=folder, party_seeds=config.party_seeds)
     study = Study(points=[point], seeds=range(config.seed, config.seed + seeds))

@@ -30,15 +30,16 @@ from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError, Unsa
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
 from secure_apfed.data import VerticalData, files_digest, load_data
-from secure_apfed.data.settings import DataSettings
 from secure_apfed.errors import ApfedError, CheckpointError
 from secure_apfed.folder_files import read_json
 from secure_apfed.plain_json import to_json
-from secure_apfed.privacy.settings import LabelSettings
-from secure_apfed.runs import RunFolder, resumable, run
 from secure_apfed.runs.aligned_once import PastAlignment, aligned_once
-from secure_apfed.runs.folder import own_subfolder, write_atomically
+from secure_apfed.runs.folder import RunFolder, own_subfolder, write_atomically
+from secure_apfed.runs.party_folder import resumable
 from secure_apfed.runs.record import Contributions, Outcome, Privacy, Written
+from secure_apfed.runs.run import run
+from secure_apfed.settings.data import DataSettings
+from secure_apfed.settings.privacy import LabelSettings
 from secure_apfed.solo.kept import fits_kept_by
 
 __all__ = [
@@ -187,7 +188,7 @@ def finish(trial: Trial) -> FinishedRun:
 
     Raises:
         CheckpointError: the folder is a link, or what lies there has other settings.
-        ApfedError: as `secure_apfed.runs.run`.
+        ApfedError: as `secure_apfed.run`.
     """
     torch.set_num_threads(1)
     if not trial.keeps_figures:
@@ -393,7 +394,7 @@ class Study:
 
         Raises:
             CheckpointError: a trial's place holds a run with other settings.
-            ApfedError, LocalProtocolError, RemoteProtocolError: as `secure_apfed.runs.run`.
+            ApfedError, LocalProtocolError, RemoteProtocolError: as `secure_apfed.run`.
         """
         trials = self.trials
         files = {solo_file(one.alone, one.point.folder): one.alone for one in trials if solo}

@@ -14,8 +14,9 @@ import pandas as pd
 from scipy.stats import t
 
 from apfed_protocols.errors import RemoteProtocolError
-from secure_apfed.data import DATASETS, DataSettings
+from secure_apfed.data import DATASETS
 from secure_apfed.measures import ACCURACY, MEASURES
+from secure_apfed.settings.data import DataSettings
 from secure_apfed.settings.method import MethodSettings
 
 __all__ = [

@@ -25,8 +25,9 @@ from apfed_experiments.study_page import (
 )
 from apfed_experiments.summary import Gain, Interval, Summary, accuracy_of
 from secure_apfed.config import Config
+from secure_apfed.data.catalogue import view_count
 from secure_apfed.plain_json import to_json
-from secure_apfed.privacy import GuardSettings, LabelSettings
+from secure_apfed.settings.privacy import GuardSettings, LabelSettings
 
 __all__ = [
     "CONFIGS", "EPSILONS", "HEADER", "LINES", "READING", "Line", "PointSummary", "Sweep",
@@ -206,7 +207,7 @@ class Sweep:
         rows = f", {data.limit:,} training rows" if data.limit else ""
         rows += f", {data.labelled:,} labelled rows" if data.labelled else ""
         return (
-            f"{data.dataset}: {data.view_count} parties with features{rows}, "
+            f"{data.dataset}: {view_count(data)} parties with features{rows}, "
             f"{train.epochs} epochs, {count} seed{'' if count == 1 else 's'}"
         )
 

@@ -24,7 +24,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import find_dataset, load_data
 from secure_apfed.errors import NarrowBatchWarning
 from secure_apfed.plain_json import to_json
-from secure_apfed.runs import run
+from secure_apfed.runs.run import run
 
 __all__ = ["CASES", "HEADER", "Case", "TaskRow", "compare_tasks", "tables_of"]
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from apfed_attacks.interface import AttackResult
     from apfed_experiments.solo import SoloRecord
     from secure_apfed.config import Config
-    from secure_apfed.runs import RunResult
+    from secure_apfed.runs.outcome import RunResult
 
 __all__ = ["alone", "tell"]
 

@@ -50,9 +50,9 @@ def check_ids(
 
 def _checks(config: "Config", wanted: list[str] | None) -> "Iterator[IdCheck]":
     from secure_apfed.alignment.id_check import check_normalisation
-    from secure_apfed.alignment.id_files import IdFile
     from secure_apfed.data.raw_tables import party_path
     from secure_apfed.errors import ConfigError
+    from secure_apfed.id_files import IdFile
 
     parties = config.data.parties or {}
     unknown = [name for name in wanted or () if name not in parties]

@@ -70,8 +70,8 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write the active's model with its encoding as ONNX, to predict without this library."""
-    from secure_apfed.runs import load_model
     from secure_apfed.runs.onnx_file import write_onnx
+    from secure_apfed.runs.solo import load_model
 
     write_onnx(load_model(folder), onnx)
     if as_json:

@@ -42,7 +42,7 @@ def party(
     """
     from secure_apfed import live_view
     from secure_apfed.exchange import StatusKeeper
-    from secure_apfed.runs import RunFolder
+    from secure_apfed.runs.folder import RunFolder
     from secure_apfed.runs.party import play_party
 
     signal.signal(signal.SIGTERM, _interrupt)

@@ -11,14 +11,12 @@ from typing import Any, ClassVar, Self
 
 from pydantic import ValidationInfo, field_validator, model_validator
 
-from secure_apfed.data.catalogue import TABLES
-from secure_apfed.measures import find_measure
+from secure_apfed.errors import ConfigError
 from secure_apfed.names import check_parties
-from secure_apfed.settings import unknown_name
+from secure_apfed.settings.data import TABLES
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import AttackChoice, RunSettings
 from secure_apfed.settings.training import PassiveSettings
-from secure_apfed.tasks import TASKS
 
 __all__ = ["AttackChoice", "Config"]
 
@@ -58,23 +56,23 @@ class Config(RunSettings):
         check_parties(name for name in passives if name != "default")
         return passives
 
-    @field_validator("task")
+    @field_validator("task", "measure", "data", "secure_sum")
     @classmethod
-    def _is_a_task(cls, name: str) -> str:
-        if name not in TASKS:
-            raise ValueError(unknown_name(name, TASKS))
-        return name
+    def _is_in_its_table(cls, value: Any, info: ValidationInfo) -> Any:
+        from secure_apfed.config.checks import CHECKS
 
-    @field_validator("measure")
-    @classmethod
-    def _is_a_measure(cls, name: str) -> str:
-        return find_measure(name).name
+        try:
+            CHECKS[str(info.field_name)](value)
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
+        return value
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
         # Late: tables hold what they name, and whoever reads settings needs none of it.
-        from secure_apfed.config.tasks import check_task
+        from secure_apfed.config.checks import check_task
         from secure_apfed.methods.checks import check_method
+        from secure_apfed.tasks import TASKS
 
         if "measure" not in self.model_fields_set:
             # Nothing else sets a field of frozen settings: a default that depends on another.

@@ -62,12 +62,15 @@ def describe(cls: type[BaseModel], error: ValidationError, raw: Any) -> list[tup
     problems: dict[_Path, list[ErrorDetails]] = {}
     more: list[tuple[_Path, str]] = []
     for detail in error.errors(include_url=False):
-        path = _given_path(detail, raw)
+        path = (*_given_path(detail, raw), *_keys_named(cls, detail, raw))
         if path not in problems and len(problems) == _MOST:
             more = [((), f"has more problems than these {_MOST}; mend them first")]
             break
         problems.setdefault(path, []).append(detail)
-    return [*((path, _sentence(cls, details, raw)) for path, details in problems.items()), *more]
+    return [
+        *((path, _sentence(cls, path, details, raw)) for path, details in problems.items()),
+        *more,
+    ]
 
 
 def _given_path(detail: ErrorDetails, raw: Any) -> _Path:
@@ -89,7 +92,18 @@ def _given_path(detail: ErrorDetails, raw: Any) -> _Path:
     return (*path, *(() if missing is None else (missing,)))
 
 
-def _sentence(cls: type[BaseModel], details: list[ErrorDetails], raw: Any) -> str:
+def _keys_named(cls: type[BaseModel], detail: ErrorDetails, raw: Any) -> list[str]:
+    """The keys that a sentence of ours begins with, as "train.patience: ...", below its location.
+
+    Where a field's own validator speaks, the location ends in that field already.
+    """
+    if detail["type"] != "value_error":
+        return []
+    names = str(detail["ctx"]["error"]).partition(": ")[0].split(".")
+    return names if names[0] in _known_keys(cls, detail["loc"], raw) else []
+
+
+def _sentence(cls: type[BaseModel], path: _Path, details: list[ErrorDetails], raw: Any) -> str:
     first = details[0]
     if first["type"] == "extra_forbidden":
         *above, name = first["loc"]
@@ -98,9 +112,8 @@ def _sentence(cls: type[BaseModel], details: list[ErrorDetails], raw: Any) -> st
         return "is missing; it has no default"
     if first["type"] in ("value_error", "assertion_error"):
         # Validators may name their field, which the path names already.
-        return str(first["ctx"]["error"]).removeprefix(
-            f"{first['loc'][-1]}: " if first["loc"] else ""
-        )
+        keys, _, rest = (said := str(first["ctx"]["error"])).partition(": ")
+        return rest if rest and path[-len(keys.split(".")) :] == tuple(keys.split(".")) else said
     # A member of a union that takes another shape altogether says nothing about this value.
     expected = dict.fromkeys(_expectation(detail) for detail in details)
     given = first["input"]

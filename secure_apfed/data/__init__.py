@@ -11,28 +11,24 @@ from secure_apfed.data.loading import load_data
 from secure_apfed.data.prepared import pack_own, read_own
 from secure_apfed.data.presets import PRESETS, preset
 from secure_apfed.data.records import UNLABELLED, OwnData, PartyTable, VerticalData
-from secure_apfed.data.settings import DataSettings, PartySettings
 from secure_apfed.data.tables import files_digest, load_own_tables
 from secure_apfed.data.targets import TargetScale
-from secure_apfed.data.views import View, ViewColumns
+from secure_apfed.data.views import View
 
 __all__ = [
     "DATASETS",
     "PRESETS",
     "UNLABELLED",
     "ColumnEncoding",
-    "DataSettings",
     "FeatureEncoding",
     "ImageEncoding",
     "OwnData",
-    "PartySettings",
     "PartyTable",
     "Progress",
     "RawFeatures",
     "TargetScale",
     "VerticalData",
     "View",
-    "ViewColumns",
     "default_folder",
     "describe",
     "fetch",

@@ -14,22 +14,20 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Annotated, Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from pydantic import AfterValidator
 
-from secure_apfed.alignment.id_files import EMPTY, cell_text
 from secure_apfed.errors import DataError
+from secure_apfed.id_files import EMPTY, cell_text
 
 __all__ = [
     "BLANK",
     "LINES",
     "RESPELT",
     "TRUTHS",
-    "ColumnName",
     "are_padded_codes",
     "days_of",
     "has_measures",
@@ -38,7 +36,6 @@ __all__ = [
     "is_duration",
     "is_empty",
     "is_numeric",
-    "name_of",
     "numbers_of",
     "place_of",
     "plain_text",
@@ -95,11 +92,6 @@ def holds_texts(column: "pd.Series") -> bool:
     return column.dtype != object and pd.api.types.is_string_dtype(column.dtype)
 
 
-def name_of(name: object) -> str:
-    """A column's name as text, in Unicode's form NFC: a number is its digits."""
-    return unicodedata.normalize("NFC", str(name))
-
-
 def place_of(column: "pd.Series | pd.DataFrame", row: int) -> str:
     """Where a reader finds a row: the line of a CSV file, else the row from 0.
 
@@ -109,10 +101,6 @@ def place_of(column: "pd.Series | pd.DataFrame", row: int) -> str:
     if column.attrs.get(LINES):
         return f"line {number + 2}"
     return f"row {number} (from 0)"
-
-
-ColumnName: TypeAlias = Annotated[str, AfterValidator(name_of)]
-"""As settings have it, compared with those of files."""
 
 
 def is_numeric(column: "pd.Series") -> bool:

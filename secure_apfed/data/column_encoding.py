@@ -19,7 +19,6 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
-from secure_apfed.alignment.id_files import EMPTY
 from secure_apfed.data.cells import (
     BLANK,
     TRUTHS,
@@ -27,7 +26,6 @@ from secure_apfed.data.cells import (
     is_date,
     is_duration,
     is_empty,
-    name_of,
     numbers_of,
     plain_text,
     spans_of,
@@ -35,7 +33,10 @@ from secure_apfed.data.cells import (
 )
 from secure_apfed.data.frames import only_columns
 from secure_apfed.errors import DataError, UnseenCellsWarning
+from secure_apfed.id_files import EMPTY
+from secure_apfed.names import column_name as column_name
 from secure_apfed.settings import Settings
+from secure_apfed.settings.data import MOST_CATEGORIES, Missing, RareCategories
 
 __all__ = [
     "CategoricalColumn",
@@ -44,14 +45,10 @@ __all__ = [
     "ColumnEncoding",
     "DateColumn",
     "DurationColumn",
-    "Missing",
     "NumericColumn",
-    "RareCategories",
     "fit_columns",
 ]
 
-Missing = Literal["error", "mean", "drop"]
-_CATEGORY_LIMIT = 256
 _ROUNDING = 8 * np.finfo(np.float64).eps
 _SAME = 1e-6  # of a number that a file has in float32, too
 
@@ -158,20 +155,6 @@ class DurationColumn(_StandardisedColumn):
         return spans_of(column, source=source)
 
 
-class RareCategories(Settings):
-    """What becomes of a column with many categories.
-
-    Attributes:
-        most: so many of the most frequent have a feature of their own. Null: 256, and a column with
-            more is refused unless there are buckets.
-        buckets: features that the other texts share, those that were never seen among them; with
-            none they are rows of zeros.
-    """
-
-    most: int | None = Field(None, ge=1, le=_CATEGORY_LIMIT)
-    buckets: int = Field(0, ge=0, le=4096)
-
-
 class CategoricalColumn(Settings):
     """One-hot over `categories`; then over `buckets`, which other texts share by their hash.
 
@@ -210,12 +193,14 @@ class CategoricalColumn(Settings):
         number, a moment or, where all are true or false or 1 or 0, a truth. Of texts that could
         stand for two, none is there.
         """
-        own, alike = {name_of(one): one for one in self.categories}, defaultdict[str, set[str]](set)
+        own = {column_name(one): one for one in self.categories}
+        alike = defaultdict[str, set[str]](set)
         for one, category in own.items():
             alike[self._meaning(one)].add(category)
         found = {}
         for text in texts:
-            same = {own[name_of(text)]} if name_of(text) in own else alike[self._meaning(text)]
+            name = column_name(text)
+            same = {own[name]} if name in own else alike[self._meaning(text)]
             if len(same) == 1:
                 (found[text],) = same
         return found
@@ -223,7 +208,7 @@ class CategoricalColumn(Settings):
     def _meaning(self, text: str) -> str:
         """The same of texts that stand for one thing."""
         truth = _truth_of(text) if self._truths else None
-        return plain_text(name_of(text)) if truth is None else str(truth)
+        return plain_text(column_name(text)) if truth is None else str(truth)
 
     @property
     def _truths(self) -> bool:
@@ -358,23 +343,23 @@ class ColumnEncoding(Settings):
                     f"of shape {raw.shape}"
                 )
             return pd.DataFrame(raw, columns=names)
-        own = list(map(name_of, raw.columns))
+        own = list(map(column_name, raw.columns))
         times = Counter(own)
-        repeated = [name for name in names if times[name_of(name)] > 1]
+        repeated = [name for name in names if times[column_name(name)] > 1]
         if repeated:
             raise DataError(
                 f"{source}: several columns are named {', '.join(repeated)}; give each a name of "
                 "its own"
             )
         places = dict(zip(own, raw.columns, strict=True))
-        absent = [name for name in names if name_of(name) not in places]
+        absent = [name for name in names if column_name(name) not in places]
         if absent:
             raise DataError(
                 f"{source}: {len(absent)} of {len(names)} columns are missing: "
                 f"{', '.join(absent)}; the "
                 "model was trained with them, so add them"
             )
-        found = only_columns(raw, [places[name_of(name)] for name in names])
+        found = only_columns(raw, [places[column_name(name)] for name in names])
         return found if list(found.columns) == names else found.set_axis(names, axis=1)
 
 
@@ -446,14 +431,14 @@ def _fit_categories(column: "pd.Series", rare: RareCategories, *, source: str) -
     texts = texts_of(column, words=EMPTY)
     counts = Counter(text for text in texts if text is not None)
     _check_any(len(counts), column, source)
-    if len(counts) > _CATEGORY_LIMIT and rare == RareCategories():
+    if len(counts) > MOST_CATEGORIES and rare == RareCategories():
         raise DataError(
             f"{source}: column {column.name!r} has {len(counts)} categories, at most "
-            f"{_CATEGORY_LIMIT} are one-hot encoded; drop it, group the rare ones, or in the run's "
+            f"{MOST_CATEGORIES} are one-hot encoded; drop it, group the rare ones, or in the run's "
             f"file name it under data.parties.{source}.numeric or .ignore, or say "
             f"data.parties.{source}.rare_categories: {{most: 64, buckets: 16}}"
         )
-    most = sorted(counts, key=lambda text: (-counts[text], text))[: rare.most or _CATEGORY_LIMIT]
+    most = sorted(counts, key=lambda text: (-counts[text], text))[: rare.most or MOST_CATEGORIES]
     return CategoricalColumn(
         name=str(column.name), categories=tuple(sorted(most)), buckets=rare.buckets,
         words=tuple(sorted(EMPTY & counts.keys())),

@@ -17,9 +17,10 @@ import pyarrow
 from pandas.api.types import is_object_dtype
 from pyarrow import ArrowException, default_memory_pool
 
-from secure_apfed.alignment.id_files import EMPTY, PARQUET, cell_text
-from secure_apfed.data.cells import LINES, holds_texts, name_of, typed
+from secure_apfed.data.cells import LINES, holds_texts, typed
 from secure_apfed.errors import DataError
+from secure_apfed.id_files import EMPTY, PARQUET, cell_text
+from secure_apfed.names import column_name as column_name
 
 if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile
@@ -78,7 +79,7 @@ def read_frame(
             frame = pd.read_csv(path, **_TEXTS)
             frame.attrs[LINES] = True
     _refuse_names(names, path, source)
-    frame.columns = pd.Index(list(map(name_of, frame.columns)))
+    frame.columns = pd.Index(list(map(column_name, frame.columns)))
     _refuse_nested(frame, path, source)
     if not is_csv(frame):
         ids = [name for name in texts if name not in words]
@@ -116,7 +117,7 @@ def read_blocks(path: Path, *, source: str, rows: int) -> Iterator[pd.DataFrame]
             if frame is None:
                 return
             frame.attrs[LINES] = not packed
-            frame.columns = pd.Index(list(map(name_of, frame.columns)))
+            frame.columns = pd.Index(list(map(column_name, frame.columns)))
             _refuse_nested(frame, path, source)
             yield frame
 
@@ -182,7 +183,7 @@ def _readable(path: Path, source: str) -> Iterator[None]:
 
 def _refuse_names(names: "pd.Series", path: Path, source: str) -> None:
     _refuse_separators(names, path, source)
-    names = names.dropna().map(name_of)
+    names = names.dropna().map(column_name)
     repeated = names[names.duplicated()].unique()
     if len(repeated):
         raise DataError(

@@ -11,7 +11,6 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
-from secure_apfed.data.cells import name_of
 from secure_apfed.data.column_encoding import CellCounts, ColumnEncoding
 from secure_apfed.data.encoding import FeatureEncoding, RawFeatures
 from secure_apfed.data.files import read_file
@@ -19,6 +18,7 @@ from secure_apfed.data.frames import is_table, read_blocks
 from secure_apfed.data.image_files import is_idx, parse_idx
 from secure_apfed.errors import DataError
 from secure_apfed.id_kinds import id_texts
+from secure_apfed.names import column_name as column_name
 
 __all__ = ["load_blocks", "load_features"]
 
@@ -52,7 +52,7 @@ def load_blocks(
 
     Cells of columns that are empty, or count for nothing, are added to `counts`.
     """
-    source, first, id_columns = path.name, 0, [name_of(name) for name in id_columns]
+    source, first, id_columns = path.name, 0, [column_name(name) for name in id_columns]
     for raw in _tables(path, id_columns, rows) if is_table(path) else (_array(path),):
         if not len(raw):
             break

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from secure_apfed.data.catalogue import TABLES, find_dataset
+from secure_apfed.data.catalogue import check_data, find_dataset, labels_are_numbers, party_names
 from secure_apfed.data.column_encoding import ColumnEncoding
 from secure_apfed.data.encoding import FeatureEncoding
 from secure_apfed.data.image_encoding import ImageEncoding
@@ -26,10 +26,10 @@ from secure_apfed.data.partition import (
 from secure_apfed.data.people import deal_clients, deal_people, draw_people
 from secure_apfed.data.readers import DataSet, ImagePool, Pool, TablePool
 from secure_apfed.data.records import UNLABELLED, PartyTable, VerticalData
-from secure_apfed.data.settings import DataSettings
 from secure_apfed.data.tables import load_tables
 from secure_apfed.data.targets import TargetScale
-from secure_apfed.data.views import View, ViewColumns, fit_views, locate_views
+from secure_apfed.data.views import View, fit_views, locate_views
+from secure_apfed.settings.data import TABLES, DataSettings, ViewColumns
 from secure_apfed.torch_state import undisturbed
 
 __all__ = ["load_data"]
@@ -46,9 +46,10 @@ def load_data(settings: DataSettings, *, seed: int) -> VerticalData:
     to the active's training rows, so that their features mean the same.
 
     Raises:
-        ConfigError: a view or column that the set does not have.
+        ConfigError: no such set, or a view or column that it does not have.
         DataError: a file is missing or damaged, or the tables do not fit; says what to do.
     """
+    check_data(settings)
     if settings.dataset == TABLES:
         return load_tables(settings, seed=seed)
     dataset = find_dataset(settings.dataset)
@@ -61,7 +62,7 @@ def load_data(settings: DataSettings, *, seed: int) -> VerticalData:
     if settings.anomaly is not None:
         classes_N = (classes_N == dataset.classes.index(settings.anomaly)).astype(np.int64)
     people = _People(classes_N, *_split(pool, classes_N, settings, seed), settings, seed)
-    targets = people.scale_of(pool.labels) if settings.labels_are_numbers else None
+    targets = people.scale_of(pool.labels) if labels_are_numbers(settings) else None
     views = (
         _ImageViews(pool, settings)
         if isinstance(pool, ImagePool)
@@ -69,7 +70,7 @@ def load_data(settings: DataSettings, *, seed: int) -> VerticalData:
     )
     tables: list[PartyTable] = []
     encoding: FeatureEncoding | None = None
-    for name in settings.party_names:
+    for name in party_names(settings):
         rows = people.rows(name)
         if encoding is None or not settings.horizontal:
             encoding = views.fit(name, people.fitted_to(name, rows))
@@ -112,7 +113,7 @@ class _People:
         self, labels_N: Rows, train: Rows, test: Rows, settings: DataSettings, seed: int
     ) -> None:
         self._labels_N, self._test, self._settings, self._seed = labels_N, test, settings, seed
-        names, limit = settings.party_names, settings.limit
+        names, limit = party_names(settings), settings.limit
         if settings.horizontal:
             dealt = deal_clients(labels_N, train, clients=len(names), limit=limit, seed=seed)
             self._train = dict(zip(names, dealt, strict=True))
@@ -171,7 +172,7 @@ class _ImageViews:
 
     def __init__(self, pool: ImagePool, settings: DataSettings) -> None:
         _, channels, height, width = pool.pixels.shape
-        names, whole = settings.party_names, settings.horizontal
+        names, whole = party_names(settings), settings.horizontal
         strips = cut_strips(
             channels=channels, height=height, width=width, maximum=pool.maximum,
             views=1 if whole else len(names), active_view=settings.active_view,
@@ -207,13 +208,13 @@ class _TableViews:
             cut = cut_columns(list(pool.frame.columns), settings.columns)
             self._views = {name: {name: ViewColumns(columns=cut[name])} for name in cut}
         elif settings.horizontal:
-            self._views = dict.fromkeys(settings.party_names, natural)
+            self._views = dict.fromkeys(party_names(settings), natural)
         else:
             order = list(natural)
             order.insert(0, order.pop(settings.active_view - 1))
             self._views = {
                 name: {view: natural[view]}
-                for name, view in zip(settings.party_names, order, strict=True)
+                for name, view in zip(party_names(settings), order, strict=True)
             }
 
     def fit(self, party: str, rows: Rows) -> ColumnEncoding:

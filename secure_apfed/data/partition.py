@@ -12,14 +12,13 @@ from secure_apfed.data.image_encoding import ImageEncoding
 from secure_apfed.data.records import UNLABELLED
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.seeds import derive_seed
+from secure_apfed.settings.data import BUILT_IN_ACTIVE
 
 __all__ = [
-    "BUILT_IN_ACTIVE",
     "choose_labelled",
     "cut_columns",
     "cut_strips",
     "generator",
-    "party_names",
     "passive_labels",
     "person_ids",
     "split_rows",
@@ -27,17 +26,10 @@ __all__ = [
 
 Rows = NDArray[np.int64]
 
-BUILT_IN_ACTIVE = "active"
-
 
 def generator(seed: int, purpose: str) -> np.random.Generator:
     """Return the generator of one purpose, so that changing one draw leaves the others alone."""
     return np.random.default_rng(derive_seed(seed, "data", purpose))
-
-
-def party_names(views: int) -> tuple[str, ...]:
-    """Return "active", "passive-1", ... for m views."""
-    return (BUILT_IN_ACTIVE, *(f"passive-{at}" for at in range(1, views)))
 
 
 def split_rows(

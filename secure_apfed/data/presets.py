@@ -12,9 +12,9 @@ from types import MappingProxyType
 from typing import Any
 
 from secure_apfed.data.catalogue import find_dataset
-from secure_apfed.data.partition import BUILT_IN_ACTIVE
 from secure_apfed.errors import ConfigError
 from secure_apfed.settings import did_you_mean
+from secure_apfed.settings.data import BUILT_IN_ACTIVE
 
 __all__ = ["PRESETS", "Preset", "preset"]
 

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from secure_apfed.alignment.id_files import EMPTY, JOINT
+from secure_apfed.data.catalogue import labels_are_numbers
 from secure_apfed.data.cells import (
     BLANK,
     are_padded_codes,
@@ -25,10 +25,11 @@ from secure_apfed.data.cells import (
 from secure_apfed.data.frames import is_csv, only_columns, read_frame, to_texts
 from secure_apfed.data.labels import warn_of_empty_words
 from secure_apfed.data.records import check_distinct
-from secure_apfed.data.settings import DataSettings, PartySettings
 from secure_apfed.data.suspects import warn_of_ids, warn_of_labels
 from secure_apfed.errors import DataError, SuspectColumnWarning
+from secure_apfed.id_files import EMPTY, JOINT
 from secure_apfed.id_kinds import id_texts
+from secure_apfed.settings.data import DataSettings, PartySettings
 
 __all__ = ["RawTable", "party_path", "read_raw"]
 
@@ -108,7 +109,7 @@ def read_raw(settings: DataSettings, name: str) -> RawTable:
     if label_column is not None:
         warn_of_labels(
             features, label_texts, source=name, label=label_column,
-            numbers=settings.labels_are_numbers,
+            numbers=labels_are_numbers(settings),
         )  # fmt: skip
     return RawTable(ids, features, categorical, label_texts)
 
@@ -120,7 +121,7 @@ def _labels(
     if column is None:
         return (None,) * len(frame)
     texts = to_texts(frame[column])
-    if settings.labels_are_numbers:
+    if labels_are_numbers(settings):
         empty = EMPTY if is_csv(frame) else frozenset[str]()
     else:
         empty = warn_of_empty_words(

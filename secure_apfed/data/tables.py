@@ -17,17 +17,18 @@ import torch
 from numpy.typing import NDArray
 from pyarrow import default_memory_pool
 
+from secure_apfed.data.catalogue import labels_are_numbers, party_names
 from secure_apfed.data.column_encoding import CellCounts, ColumnEncoding
 from secure_apfed.data.encoding import parse_encoding
 from secure_apfed.data.labels import anomaly_labels, class_labels
 from secure_apfed.data.partition import choose_labelled, generator, passive_labels, split_rows
 from secure_apfed.data.raw_tables import RawTable, party_path, read_raw
 from secure_apfed.data.records import UNLABELLED, OwnData, PartyTable, VerticalData
-from secure_apfed.data.settings import DataSettings
 from secure_apfed.data.targets import TargetScale, read_numbers
-from secure_apfed.data.views import View, ViewColumns, fit_views, locate_views
+from secure_apfed.data.views import View, fit_views, locate_views
 from secure_apfed.errors import CheckpointError, ConfigError, DataError
 from secure_apfed.folder_files import read_json
+from secure_apfed.settings.data import DataSettings, ViewColumns
 
 __all__ = ["files_digest", "load_active", "load_own_tables", "load_passive", "load_tables"]
 
@@ -47,7 +48,7 @@ def load_tables(settings: DataSettings, *, seed: int) -> VerticalData:
     return VerticalData(
         active=own.table,
         passives=tuple(
-            load_passive(settings, name, seed=seed) for name in settings.party_names[1:]
+            load_passive(settings, name, seed=seed) for name in party_names(settings)[1:]
         ),
         classes=own.classes,
         train_rows=own.train_rows,
@@ -133,7 +134,7 @@ def load_active(settings: DataSettings, *, seed: int) -> OwnData:
         groups[train_rows], settings.labelled, seed=seed, choice=settings.labelled_choice
     )
     learnt = train_rows if labelled is None else train_rows[labelled]
-    targets = TargetScale.of(labels[learnt], party=name) if settings.labels_are_numbers else None
+    targets = TargetScale.of(labels[learnt], party=name) if labels_are_numbers(settings) else None
     told = targets.encode(labels, party=name) if targets else torch.from_numpy(labels)
     return OwnData(
         table=PartyTable(name, raw.ids, features, told, encoding, views),
@@ -152,7 +153,7 @@ def _labels_of(
 
     Numbers have no classes: all rows that have one are drawn alike.
     """
-    if settings.labels_are_numbers:
+    if labels_are_numbers(settings):
         numbers = read_numbers(raw.labels, party=party, column=settings.label_column)
         return numbers, np.where(np.isnan(numbers), UNLABELLED, 0), ()
     _check_two(raw.labels, party=party)

@@ -9,56 +9,25 @@ Letters: N rows, F features, T steps, C channels.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Self
 
 import numpy as np
 import pandas as pd
-from pydantic import Field, model_validator
 from torch import Tensor
 
-from secure_apfed.data.cells import ColumnName, numbers_of
+from secure_apfed.data.cells import numbers_of
 from secure_apfed.data.column_encoding import (
     Column,
     ColumnEncoding,
-    Missing,
     NumericColumn,
-    RareCategories,
     fit_columns,
 )
 from secure_apfed.data.frames import only_columns
 from secure_apfed.errors import DataError
-from secure_apfed.settings import Settings
+from secure_apfed.settings.data import Missing, RareCategories, ViewColumns
 
 __all__ = [
-    "View", "ViewColumns", "check_views", "fit_views", "locate_views", "sequence_columns",
+    "View", "check_views", "fit_views", "locate_views", "sequence_columns",
 ]  # fmt: skip
-
-_Count = Annotated[int, Field(ge=1)]
-
-
-class ViewColumns(Settings):
-    """A view by the raw columns that it is made of.
-
-    Attributes:
-        columns: their names, in order.
-        sequence: [steps, channels] of a view of sequences, which has 1 + steps * channels columns:
-            the number of steps in use, then step after step; null: plain columns.
-    """
-
-    columns: tuple[ColumnName, ...] = Field(min_length=1)
-    sequence: tuple[_Count, _Count] | None = None
-
-    @model_validator(mode="after")
-    def _is_whole(self) -> Self:
-        if len(set(self.columns)) != len(self.columns):
-            raise ValueError("columns: a column is listed twice; a view has it once")
-        if self.sequence is not None and len(self.columns) != _width(*self.sequence):
-            steps, channels = self.sequence
-            raise ValueError(
-                f"sequence: {steps} steps of {channels} channels and the number of steps in use "
-                f"are {_width(steps, channels)} columns, got {len(self.columns)}"
-            )
-        return self
 
 
 @dataclass(frozen=True)

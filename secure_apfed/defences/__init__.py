@@ -1,4 +1,5 @@
-"""Defences beyond differential privacy: one file, one line in the table and one in the settings.
+"""Defences beyond differential privacy: one file, one line in the table and a class in
+`secure_apfed.settings.defence`.
 
 They make known attacks worse and guarantee nothing; the report says so. Each says what it changes
 on its way out (`protects`) and what that gives. Who runs it, and whether it does anything, follows
@@ -6,14 +7,12 @@ from what the method says of itself.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
-
-from secure_apfed.defences.clip_and_noise import ClipAndNoise, ClipAndNoiseSettings
-from secure_apfed.defences.compression import Compression, CompressionSettings
-from secure_apfed.defences.confusional_labels import ConfusionalLabels, ConfusionalLabelsSettings
-from secure_apfed.defences.discrete_sgd import DiscreteSgd, DiscreteSgdSettings
+from secure_apfed.defences.clip_and_noise import ClipAndNoise
+from secure_apfed.defences.compression import Compression
+from secure_apfed.defences.confusional_labels import ConfusionalLabels
+from secure_apfed.defences.discrete_sgd import DiscreteSgd
 from secure_apfed.defences.interface import (
     Defence,
     GradientChain,
@@ -26,18 +25,18 @@ from secure_apfed.defences.interface import (
     Surroundings,
     TrueLabels,
 )
-from secure_apfed.defences.marvell import Marvell, MarvellSettings
-from secure_apfed.defences.max_norm import MaxNorm, MaxNormSettings
-from secure_apfed.defences.mid import Mid, MidSettings
-from secure_apfed.defences.nopeek import NoPeek, NoPeekSettings
+from secure_apfed.defences.marvell import Marvell
+from secure_apfed.defences.max_norm import MaxNorm
+from secure_apfed.defences.mid import Mid
+from secure_apfed.defences.nopeek import NoPeek
 from secure_apfed.privacy.noise import NoiseSource
 from secure_apfed.seeds import seeded
+from secure_apfed.settings.defence import DefenceSettings
 from secure_apfed.settings.method import MethodSettings, Released, Side
 
 __all__ = [
     "DEFENCES",
     "Defence",
-    "DefenceSettings",
     "GradientChain",
     "GradientDefence",
     "LabelCode",
@@ -69,20 +68,6 @@ DEFENCES: Mapping[str, type[Defence]] = {
         MaxNorm,
     )
 }
-
-DefenceSettings = Annotated[
-    NoPeekSettings
-    | MidSettings
-    | ConfusionalLabelsSettings
-    | CompressionSettings
-    | DiscreteSgdSettings
-    | ClipAndNoiseSettings
-    | MarvellSettings
-    | MaxNormSettings,
-    Field(discriminator="kind"),
-]
-"""The settings of any defence, told apart by `kind`."""
-
 
 _RUN_BY: Mapping[Side, str] = {"active": "the active", "passives": "every passive"}
 _NOT_SENT: Mapping[Released, str] = {

@@ -6,32 +6,16 @@ APFed-C one person moves every row of the batch. With `secure_sum.noise` a passi
 privacy is bounded and charged.
 """
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from pydantic import Field
 from torch import Tensor
 
 from secure_apfed.defences.interface import GradientDefence, Leaving, Surroundings
 from secure_apfed.privacy.clip import clip_rows
-from secure_apfed.privacy.settings import LARGEST_CLIP, SMALLEST_CLIP
-from secure_apfed.settings import Settings
+from secure_apfed.settings.defence import ClipAndNoiseSettings
 from secure_apfed.settings.method import Released
 
-__all__ = ["ClipAndNoise", "ClipAndNoiseSettings"]
-
-
-class ClipAndNoiseSettings(Settings):
-    """Row clip and Gaussian noise.
-
-    Attributes:
-        clip: C_g, the L2 bound of one row of the gradient that the passive contributes.
-        sigma: standard deviation of the noise on each number, in the same unit; 0: none. The
-            sum clips the noisy row once more, at `secure_sum.clip`.
-    """
-
-    kind: Literal["clip_and_noise"] = "clip_and_noise"
-    clip: float = Field(1.0, ge=SMALLEST_CLIP, le=LARGEST_CLIP)
-    sigma: float = Field(0.1, ge=0)
+__all__ = ["ClipAndNoise"]
 
 
 class ClipAndNoise(GradientDefence):

@@ -7,26 +7,14 @@ here, since zeros are sent too: which numbers were kept is then not told apart.
 """
 
 import math
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from pydantic import Field
 from torch import Tensor
 
 from secure_apfed.defences.interface import GradientDefence, Leaving, Surroundings
-from secure_apfed.settings import Settings
+from secure_apfed.settings.defence import CompressionSettings
 
-__all__ = ["Compression", "CompressionSettings"]
-
-
-class CompressionSettings(Settings):
-    """Top-k by magnitude.
-
-    Attributes:
-        keep: share of a batch's numbers that stay, at least one number.
-    """
-
-    kind: Literal["compression"] = "compression"
-    keep: float = Field(0.1, gt=0, le=1)
+__all__ = ["Compression"]
 
 
 class Compression(GradientDefence):

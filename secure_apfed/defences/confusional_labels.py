@@ -9,36 +9,20 @@ nothing for it to confuse.
 Letters: N rows, B batch, K classes.
 """
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor, nn
 
 from secure_apfed.defences.interface import LabelDefence, Surroundings
 from secure_apfed.errors import ModelError
-from secure_apfed.settings import Settings
+from secure_apfed.settings.defence import ConfusionalLabelsSettings
 
-__all__ = ["ConfusionalLabels", "ConfusionalLabelsSettings"]
+__all__ = ["ConfusionalLabels"]
 
 _LEARNING_RATE = 0.01
 _BLUR = 0.1
-
-
-class ConfusionalLabelsSettings(Settings):
-    """The autoencoder.
-
-    Attributes:
-        confusion: lambda_1, how much a false label avoids the true class.
-        entropy: lambda_2, how flat a false label is.
-        steps: of the autoencoder's training.
-    """
-
-    kind: Literal["confusional_labels"] = "confusional_labels"
-    confusion: float = Field(1.0, ge=0)
-    entropy: float = Field(0.2, ge=0)
-    steps: int = Field(1500, ge=1, le=1_000_000)
 
 
 class ConfusionalLabels(LabelDefence):

@@ -5,26 +5,14 @@ contribution. Against: a receiver that reads labels or features out of exact gra
 guarantee: rounded gradients still point where exact ones do.
 """
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from pydantic import Field
 from torch import Tensor
 
 from secure_apfed.defences.interface import GradientDefence, Leaving, Surroundings
-from secure_apfed.settings import Settings
+from secure_apfed.settings.defence import DiscreteSgdSettings
 
-__all__ = ["DiscreteSgd", "DiscreteSgdSettings"]
-
-
-class DiscreteSgdSettings(Settings):
-    """Few levels.
-
-    Attributes:
-        bins: intervals between the lowest and the highest level.
-    """
-
-    kind: Literal["discrete_sgd"] = "discrete_sgd"
-    bins: int = Field(6, ge=1, le=4096)
+__all__ = ["DiscreteSgd"]
 
 
 class DiscreteSgd(GradientDefence):

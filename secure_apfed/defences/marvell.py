@@ -10,35 +10,22 @@ Letters: B batch, D (d in formulas) numbers of a gradient row.
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 from scipy.optimize import minimize
 from torch import Tensor
 
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.defences.interface import GradientDefence, Leaving, Surroundings
 from secure_apfed.errors import ConfigError
-from secure_apfed.settings import Settings
+from secure_apfed.settings.defence import MarvellSettings
 from secure_apfed.settings.method import Released
 
-__all__ = ["Marvell", "MarvellSettings", "Noise", "Split", "best_noise", "sum_kl"]
+__all__ = ["Marvell", "Noise", "Split", "best_noise", "sum_kl"]
 
 _SMALLEST = 1e-9
-
-
-class MarvellSettings(Settings):
-    """Optimal perturbation.
-
-    Attributes:
-        strength: s; the noise's expected squared norm is at most s |g1 - g0|^2 a row, with g1 and
-            g0 the classes' mean gradients in the batch.
-    """
-
-    kind: Literal["marvell"] = "marvell"
-    strength: float = Field(4.0, gt=0, le=1e6)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,22 +5,16 @@ classes by the length of their gradients. Gives no guarantee: directions stay (u
 and a row's length varies around the common mean in its own way.
 """
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from secure_apfed.defences.interface import GradientDefence, Leaving, Surroundings
-from secure_apfed.settings import Settings
+from secure_apfed.settings.defence import MaxNormSettings
 from secure_apfed.settings.method import Released
 
-__all__ = ["MaxNorm", "MaxNormSettings"]
-
-
-class MaxNormSettings(Settings):
-    """Nothing to set: the longest gradient of a batch is the measure."""
-
-    kind: Literal["max_norm"] = "max_norm"
+__all__ = ["MaxNorm"]
 
 
 class MaxNorm(GradientDefence):

@@ -8,31 +8,19 @@ nothing keeps training from raising it.
 Letters: B batch, D numbers of a representation.
 """
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from secure_apfed.defences.interface import RepresentationDefence, Surroundings
 from secure_apfed.errors import ModelError
-from secure_apfed.settings import Settings
+from secure_apfed.settings.defence import MidSettings
 
-__all__ = ["Mid", "MidSettings", "gaussian_kl"]
+__all__ = ["Mid", "gaussian_kl"]
 
 _WIDEST = 1024
 _START_DEVIATION = 0.1
-
-
-class MidSettings(Settings):
-    """A variational bottleneck.
-
-    Attributes:
-        weight: lambda of the paper, relative to the task loss; nats.
-    """
-
-    kind: Literal["mid"] = "mid"
-    weight: float = Field(1e-3, ge=0)
 
 
 class Mid(RepresentationDefence):

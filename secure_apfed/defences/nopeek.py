@@ -7,27 +7,15 @@ batches, and a low one does not bound what an inverse network finds; labels are 
 Letters: B batch, D numbers of a representation.
 """
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from secure_apfed.defences.interface import RepresentationDefence, Surroundings
-from secure_apfed.settings import Settings
+from secure_apfed.settings.defence import NoPeekSettings
 
-__all__ = ["NoPeek", "NoPeekSettings", "distance_correlation"]
-
-
-class NoPeekSettings(Settings):
-    """Distance correlation in the loss.
-
-    Attributes:
-        weight: alpha_1 of the paper, relative to the task loss; 0 changes nothing.
-    """
-
-    kind: Literal["nopeek"] = "nopeek"
-    weight: float = Field(0.1, ge=0)
+__all__ = ["NoPeek", "distance_correlation"]
 
 
 class NoPeek(RepresentationDefence):

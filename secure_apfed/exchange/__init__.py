@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from secure_apfed.exchange.links import Awaited, Frame, LinkObserver, Links, Script
     from secure_apfed.exchange.sockets import Sockets
     from secure_apfed.exchange.status import PeerStatus, Status, StatusKeeper, Waiting
-    from secure_apfed.exchange.transcript import Flow, Transcript, TranscriptSettings
+    from secure_apfed.exchange.transcript import Flow, Transcript
 
 __all__ = [
     "BEFORE_TRAINING",
@@ -33,7 +33,6 @@ __all__ = [
     "StatusKeeper",
     "TensorSpec",
     "Transcript",
-    "TranscriptSettings",
     "Transport",
     "WaitObserver",
     "Waiting",
@@ -52,5 +51,5 @@ __getattr__ = loads(__name__, {
     "links": ("Awaited", "Frame", "LinkObserver", "Links", "Script"),
     "sockets": ("Sockets",),
     "status": ("PeerStatus", "Status", "StatusKeeper", "Waiting"),
-    "transcript": ("Flow", "Transcript", "TranscriptSettings"),
+    "transcript": ("Flow", "Transcript"),
 })  # fmt: skip

@@ -9,34 +9,21 @@ active decodes is in no message, so its record of the sums is kept beside them.
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import safetensors.torch
-from pydantic import Field
 from torch import Tensor
 
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.exchange.envelope import Envelope, Kind
-from secure_apfed.settings import Settings
+from secure_apfed.settings.transcript import TranscriptSettings
 
-__all__ = ["Flow", "Transcript", "TranscriptSettings"]
+__all__ = ["Flow", "Transcript"]
 
 _SUM = "sum"
 KEPT_KINDS = frozenset(
     {Kind.REQUEST, Kind.LABELS, Kind.VOTES, Kind.REPRESENTATIONS, Kind.GRADIENTS, Kind.SUM}
 )
-
-
-class TranscriptSettings(Settings):
-    """Which payloads are kept for attacks; flows are always counted.
-
-    Attributes:
-        keep: payloads of no epoch, of the first and the last one, or of all.
-        limit_megabytes: refuse to hold more than this many MB of payloads.
-    """
-
-    keep: Literal["none", "first_and_last", "all"] = "first_and_last"
-    limit_megabytes: float = Field(512, gt=0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ Letters: N rows of a table, B batch, A of its rows that are sent, D numbers of a
 K classes, F features.
 """
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -34,6 +35,7 @@ __all__ = [
     "example_gradients",
     "joint_loss",
     "passive_gradients",
+    "predictor_of",
 ]
 
 Weights = Mapping[str, Tensor]
@@ -65,6 +67,13 @@ class ActiveNetworks(nn.Module):
             return scores_BK, None
         projected_B = h_B if self.projection is None else self.projection(h_B)
         return scores_BK, projected_B[sent]
+
+
+def predictor_of(networks: ActiveNetworks | None) -> nn.Module | None:
+    """A copy on the CPU of what predicts, features -> class scores; None where nothing does."""
+    if networks is None:
+        return None
+    return copy.deepcopy(nn.Sequential(networks.encoder, networks.head)).cpu().eval()
 
 
 def joint_loss(task: Tensor, z_A: Tensor, gradient_A: Tensor) -> Tensor:

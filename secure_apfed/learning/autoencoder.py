@@ -13,9 +13,10 @@ from torch.nn import functional as F
 
 from secure_apfed.errors import ModelError
 from secure_apfed.learning.compute import Compute
-from secure_apfed.models import ModelSettings, Shape, family_for, output_shape
+from secure_apfed.models import Shape, family_for, output_shape
 from secure_apfed.seeds import seeded
 from secure_apfed.settings.distillation import DistillationSettings
+from secure_apfed.settings.model import ModelSettings
 
 __all__ = ["Autoencoder", "Resembled", "fit_autoencoder", "new_autoencoder"]
 

@@ -28,7 +28,8 @@ from secure_apfed.learning.votes import (
     reliability_of,
 )
 from secure_apfed.measures import Measure, Scored
-from secure_apfed.models import ModelSettings, RandomFeatures
+from secure_apfed.models import RandomFeatures
+from secure_apfed.settings.model import ModelSettings
 from secure_apfed.settings.training import TrainSettings
 from secure_apfed.solo import Baseline, SoloTask
 from secure_apfed.solo.choice import chosen

@@ -35,13 +35,14 @@ from secure_apfed.methods.terms import (
     sent_terms,
     settings_of,
 )
-from secure_apfed.models import ModelSettings, Shape, family_for, output_shape
+from secure_apfed.models import Shape, family_for, output_shape
 from secure_apfed.parties import Compute, TvflPassive
 from secure_apfed.privacy.guard import joint_releases_statement
 from secure_apfed.seeds import seeded
 from secure_apfed.settings import THE_ACTIVE
 from secure_apfed.settings.distillation import DistillationSettings
 from secure_apfed.settings.method import MethodSettings
+from secure_apfed.settings.model import ModelSettings
 from secure_apfed.settings.run import RunSettings
 
 __all__ = ["ApcVfl", "ApcVflLearner"]

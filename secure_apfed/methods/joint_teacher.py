@@ -35,10 +35,10 @@ from secure_apfed.methods.alignment import positions_in
 from secure_apfed.methods.method import Course, Learner, Own
 from secure_apfed.methods.students import student_of, train_student
 from secure_apfed.methods.tvfl import Joint, JointSettings, Tvfl, TvflLearner
-from secure_apfed.models import ModelSettings
 from secure_apfed.parties import ActiveNetworks, TvflActive
-from secure_apfed.privacy.settings import LARGEST_LABEL_EPSILON
 from secure_apfed.privacy.vote_response import VoteResponse
+from secure_apfed.settings.model import ModelSettings
+from secure_apfed.settings.privacy import LARGEST_LABEL_EPSILON
 from secure_apfed.settings.run import RunSettings
 
 __all__ = ["JointTeacher", "JointTeacherLearner", "JointTeacherSettings"]

@@ -9,9 +9,11 @@ from apfed_protocols.sums import PlainSum, SecureSum, SumAgreement
 from secure_apfed.contract import AGGREGATOR, PassiveTerms, RepresentationTerms
 from secure_apfed.errors import ConfigError
 from secure_apfed.methods.method import Agreed, Own
-from secure_apfed.models import ModelSettings, Shape
-from secure_apfed.objectives import ObjectiveSettings
+from secure_apfed.models import Shape
 from secure_apfed.privacy import RepresentationGuard
+from secure_apfed.secure_sums import sum_kind
+from secure_apfed.settings.model import ModelSettings
+from secure_apfed.settings.objective import ObjectiveSettings
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import PassiveSettings
 from secure_apfed.tasks import TASKS, Task
@@ -131,7 +133,7 @@ def projection_size(config: RunSettings, passives: tuple[str, ...]) -> int | Non
         return None
     if config.model.projection != "auto":
         return config.model.projection
-    plain = config.secure_sum.kind.unsafe and config.guard.mechanism == "none"
+    plain = sum_kind(config.secure_sum).unsafe and config.guard.mechanism == "none"
     kinds = {objective_of(config, passive).name for passive in passives}
     return None if plain and kinds == {"reconstruction"} else _PROJECTION
 
@@ -246,7 +248,7 @@ def make_sum(
             with it.
         LocalProtocolError: parameters that do not fit, or a single passive.
     """
-    settings = config.secure_sum
+    settings, kind = config.secure_sum, sum_kind(config.secure_sum)
     helping = [name for name in passives if settings_of(config, name).weight > 0]
     if 1 in (len(passives), len(helping)) and not settings.allow_single_passive:
         raise ConfigError(
@@ -255,10 +257,9 @@ def make_sum(
             "and accept that"
         )
     clip = clip_of(config)
-    if clip is None and settings.kind is not PlainSum:
+    if clip is None and kind is not PlainSum:
         raise ConfigError(
-            f"secure_sum.clip: {settings.name} needs a bound for fixed point, got null; "
-            "start with 1.0"
+            f"secure_sum.clip: {kind.name} needs a bound for fixed point, got null; start with 1.0"
         )
     agreement = SumAgreement(
         session=session,
@@ -271,9 +272,9 @@ def make_sum(
         threshold=_threshold(config, len(passives)),
         noise=noise,
     )
-    if settings.kind is PlainSum:
+    if kind is PlainSum:
         return PlainSum(agreement, clip=clip is not None, quantise=noise is not None)
-    return settings.kind(agreement)
+    return kind(agreement)
 
 
 def clip_of(config: RunSettings) -> float | None:
@@ -283,15 +284,16 @@ def clip_of(config: RunSettings) -> float | None:
 
 def _threshold(config: RunSettings, passives: int) -> int | None:
     settings, silent = config.secure_sum, config.rules.silent_passive
+    kind = sum_kind(settings)
     least, without_all = settings.threshold, silent not in ("stop", "wait")
-    if least is None and not settings.kind.needs_all:
+    if least is None and not kind.needs_all:
         least = None if without_all and config.method.goes_on_without else passives
     if least is None or least == passives:
         return least
-    if least > passives or settings.kind.needs_all:
+    if least > passives or kind.needs_all:
         raise ConfigError(
             f"secure_sum.threshold: {least} of {passives} passives does not go with "
-            f"{settings.name}; only recoverable masks (scheme plain) have a sum without all "
+            f"{kind.name}; only recoverable masks (scheme plain) have a sum without all "
             "passives, and a threshold is at most their number"
         )
     if not (without_all and config.method.goes_on_without):

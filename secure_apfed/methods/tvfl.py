@@ -37,11 +37,12 @@ from secure_apfed.methods.terms import (
     sent_terms,
     settings_of,
 )
-from secure_apfed.models import ModelSettings, Shape, family_for, output_shape
+from secure_apfed.models import Shape, family_for, output_shape
 from secure_apfed.parties import Compute, TvflActive, TvflPassive
 from secure_apfed.privacy.guard import joint_releases_statement
 from secure_apfed.seeds import seeded
 from secure_apfed.settings.method import MethodSettings
+from secure_apfed.settings.model import ModelSettings
 from secure_apfed.settings.run import RunSettings
 
 __all__ = ["Joint", "Tvfl", "TvflHelper", "TvflLearner"]

@@ -14,12 +14,11 @@ from secure_apfed.models.perceptron import Perceptron
 from secure_apfed.models.random_features import RandomFeatureFamily, RandomFeatures
 from secure_apfed.models.recurrent import Recurrent
 from secure_apfed.models.selu import Selu
-from secure_apfed.models.settings import ModelSettings
+from secure_apfed.settings.model import ModelSettings
 
 __all__ = [
     "NETWORKS",
     "Enriched",
-    "ModelSettings",
     "NetworkFamily",
     "RandomFeatures",
     "Shape",

@@ -14,7 +14,7 @@ from torch import nn
 
 from secure_apfed.errors import ModelError
 from secure_apfed.models.network import Reshape, Shape, output_shape, two_layer_head
-from secure_apfed.models.settings import ModelSettings
+from secure_apfed.settings.model import ModelSettings
 
 __all__ = ["CONV_CIFAR", "CONV_MNIST", "Convolutional"]
 

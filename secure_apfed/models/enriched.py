@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from secure_apfed.models.network import Shape
 from secure_apfed.models.selu import Selu
-from secure_apfed.models.settings import ModelSettings
+from secure_apfed.settings.model import ModelSettings
 
 __all__ = ["Enriched", "EnrichedFamily"]
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from secure_apfed.models.network import Shape
 from secure_apfed.models.perceptron import Perceptron
-from secure_apfed.models.settings import ModelSettings
+from secure_apfed.settings.model import ModelSettings
 
 __all__ = ["Identity"]
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from secure_apfed.errors import ModelError
-from secure_apfed.models.settings import ModelSettings
+from secure_apfed.settings.model import ModelSettings
 
 __all__ = [
     "NetworkFamily",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from secure_apfed.models.network import Shape
 from secure_apfed.models.perceptron import Perceptron
-from secure_apfed.models.settings import ModelSettings
+from secure_apfed.settings.model import ModelSettings
 
 __all__ = ["RandomFeatureFamily", "RandomFeatures"]
 

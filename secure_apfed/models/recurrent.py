@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from secure_apfed.errors import ModelError
 from secure_apfed.models.network import Shape
 from secure_apfed.models.perceptron import Perceptron
-from secure_apfed.models.settings import ModelSettings
+from secure_apfed.settings.model import ModelSettings
 
 __all__ = ["Recurrent", "SequenceEncoder"]
 

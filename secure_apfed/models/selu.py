@@ -10,7 +10,7 @@ from itertools import pairwise
 from torch import nn
 
 from secure_apfed.models.network import Reshape, Shape
-from secure_apfed.models.settings import ModelSettings
+from secure_apfed.settings.model import ModelSettings
 
 __all__ = ["Selu"]
 

@@ -1,6 +1,7 @@
 """What a passive optimises, given the active's representations and its own features.
 
-A new objective is one file, its settings class in `settings.py`, and one line here.
+A new objective is one file, its settings class in `secure_apfed.settings.objective`, and one line
+here.
 """
 
 from collections.abc import Mapping
@@ -8,21 +9,15 @@ from typing import Any
 
 from torch import nn
 
-from secure_apfed.models import ModelSettings, Shape
+from secure_apfed.models import Shape
 from secure_apfed.objectives.contrastive import Contrastive, contrastive_loss
 from secure_apfed.objectives.reconstruction import Reconstruction
-from secure_apfed.objectives.settings import (
-    ContrastiveSettings,
-    ObjectiveSettings,
-    ReconstructionSettings,
-)
+from secure_apfed.settings.model import ModelSettings
+from secure_apfed.settings.objective import ObjectiveSettings
 
 __all__ = [
     "OBJECTIVES",
     "Contrastive",
-    "ContrastiveSettings",
-    "ObjectiveSettings",
-    "ReconstructionSettings",
     "contrastive_loss",
     "make_objective",
 ]

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from secure_apfed.errors import ModelError
-from secure_apfed.models import ModelSettings, Shape, family_for, output_shape, projection_to
-from secure_apfed.objectives.settings import ContrastiveSettings
+from secure_apfed.models import Shape, family_for, output_shape, projection_to
+from secure_apfed.settings.model import ModelSettings
+from secure_apfed.settings.objective import ContrastiveSettings
 
 __all__ = ["Contrastive", "contrastive_loss"]
 

@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from secure_apfed.errors import ModelError
-from secure_apfed.models import ModelSettings, Shape, family_for, output_shape
-from secure_apfed.objectives.settings import ReconstructionSettings
+from secure_apfed.models import Shape, family_for, output_shape
+from secure_apfed.settings.model import ModelSettings
+from secure_apfed.settings.objective import ReconstructionSettings
 
 __all__ = ["Reconstruction"]
 

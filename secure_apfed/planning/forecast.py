@@ -40,6 +40,7 @@ from secure_apfed.privacy import (
 )
 from secure_apfed.privacy.gdp import compose, gdp_epsilon
 from secure_apfed.runs.spending import figure_of
+from secure_apfed.secure_sums import sum_kind
 
 __all__ = ["Forecast", "Link", "forecast"]
 
@@ -296,8 +297,9 @@ def _warnings(
         yield "singular vectors of all parties' rows are opened without noise, epsilon is infinite"
     if "contributions are summed" in happens:
         each = next(one for word, one in _SUMMED.items() if word in happens)
-        if config.secure_sum.kind.unsafe:
-            yield f"the sum is {config.secure_sum.name}: the aggregator reads every {each}"
+        kind = sum_kind(config.secure_sum)
+        if kind.unsafe:
+            yield f"the sum is {kind.name}: the aggregator reads every {each}"
         if passives == 1:
             yield f"with one passive the sum is its {each}: the active reads it"
     yield from _memory_warning(config, links)

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from secure_apfed.config import Config
 from secure_apfed.data import PartyTable, VerticalData
-from secure_apfed.exchange import Flow, Links, TranscriptSettings
+from secure_apfed.exchange import Flow, Links
 from secure_apfed.methods import METHODS, Learner, Simulation, Start
 from secure_apfed.privacy import PrivacyLedger
+from secure_apfed.settings.transcript import TranscriptSettings
 
 __all__ = ["STEPS", "Rehearsal", "rehearse"]
 

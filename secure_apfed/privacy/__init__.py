@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from secure_apfed.privacy.label_mechanism import LabelMechanism, LabelResponse, NoLabelPrivacy
     from secure_apfed.privacy.label_stages import MultiStageResponse
     from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger, PrivacySpent
-    from secure_apfed.privacy.settings import DpSgdSettings, GuardSettings, LabelSettings
     from secure_apfed.privacy.tables import (
         GUARDS,
         LABEL_MECHANISMS,
@@ -35,15 +34,12 @@ __all__ = [
     "LABEL_MECHANISMS",
     "Accountant",
     "BudgetExhaustedError",
-    "DpSgdSettings",
     "FrozenGaussianGuard",
     "GaussianGuard",
     "GaussianRelease",
     "GradientGuard",
-    "GuardSettings",
     "LabelMechanism",
     "LabelResponse",
-    "LabelSettings",
     "Mechanism",
     "MultiStageResponse",
     "NoGuard",
@@ -68,7 +64,6 @@ __getattr__ = loads(__name__, {
     "label_mechanism": ("LabelMechanism", "LabelResponse", "NoLabelPrivacy"),
     "label_stages": ("MultiStageResponse",),
     "ledger": ("BudgetExhaustedError", "PrivacyLedger", "PrivacySpent"),
-    "settings": ("DpSgdSettings", "GuardSettings", "LabelSettings"),
     "tables": ("GUARDS", "LABEL_MECHANISMS", "make_guard", "make_label_mechanism"),
     "whole_training": ("WholeTraining", "calibrate_updates"),
 })  # fmt: skip

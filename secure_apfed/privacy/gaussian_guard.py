@@ -23,7 +23,7 @@ from secure_apfed.privacy.clip import clip_rows
 from secure_apfed.privacy.gdp import GaussianRelease, Mechanism, calibrate_sigma
 from secure_apfed.privacy.guard import WithoutMemory, check_release
 from secure_apfed.privacy.noise import NoiseSource
-from secure_apfed.privacy.settings import LARGEST_CLIP, SMALLEST_CLIP, GuardSettings
+from secure_apfed.settings.privacy import LARGEST_CLIP, SMALLEST_CLIP, GuardSettings
 
 __all__ = ["FrozenGaussianGuard", "GaussianGuard"]
 

@@ -27,7 +27,7 @@ from secure_apfed.errors import ConfigError
 from secure_apfed.privacy.clip import clip_gradients
 from secure_apfed.privacy.gdp import GaussianRelease
 from secure_apfed.privacy.noise import NoiseSource
-from secure_apfed.privacy.settings import LARGEST_CLIP, SMALLEST_CLIP
+from secure_apfed.settings.privacy import LARGEST_CLIP, SMALLEST_CLIP
 
 __all__ = ["GradientGuard", "clipped_sum"]
 

@@ -16,7 +16,7 @@ import torch
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.errors import CheckpointError
 from secure_apfed.privacy.gdp import Mechanism, NoPrivacy
-from secure_apfed.privacy.settings import GuardSettings
+from secure_apfed.settings.privacy import GuardSettings
 
 __all__ = [
     "NoGuard",

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from apfed_protocols.errors import LocalProtocolError
 from apfed_protocols.randomness import keystream
 from secure_apfed.errors import ConfigError, DataError
-from secure_apfed.privacy.settings import LARGEST_LABEL_EPSILON as LARGEST_EPSILON
-from secure_apfed.privacy.settings import LabelSettings
+from secure_apfed.settings.privacy import LARGEST_LABEL_EPSILON as LARGEST_EPSILON
+from secure_apfed.settings.privacy import LabelSettings
 
 __all__ = [
     "LARGEST_EPSILON",

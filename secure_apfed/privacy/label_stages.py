@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.privacy.label_mechanism import chances, check_labels, check_strength, is_below
-from secure_apfed.privacy.settings import LabelSettings
+from secure_apfed.settings.privacy import LabelSettings
 
 __all__ = ["MultiStageResponse", "first_epoch_of"]
 

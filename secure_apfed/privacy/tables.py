@@ -6,7 +6,7 @@ from secure_apfed.privacy.gaussian_guard import FrozenGaussianGuard, GaussianGua
 from secure_apfed.privacy.guard import NoGuard, RepresentationGuard
 from secure_apfed.privacy.label_mechanism import LabelMechanism, LabelResponse, NoLabelPrivacy
 from secure_apfed.privacy.label_stages import MultiStageResponse
-from secure_apfed.privacy.settings import GuardSettings, LabelSettings
+from secure_apfed.settings.privacy import GuardSettings, LabelSettings
 
 __all__ = ["GUARDS", "LABEL_MECHANISMS", "make_guard", "make_label_mechanism"]
 

@@ -16,6 +16,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import ColumnEncoding
 from secure_apfed.data.drift import Extremes, extremes_of
 from secure_apfed.errors import ConfigError
+from secure_apfed.learning.apfed import predictor_of
 from secure_apfed.measures import (
     ACCURACY,
     MEASURES,
@@ -28,7 +29,6 @@ from secure_apfed.measures import (
 )
 from secure_apfed.methods import Session
 from secure_apfed.methods.terms import task_of
-from secure_apfed.runs.solo import predictor_of
 from secure_apfed.runs.training_labels import TrainingLabels
 from secure_apfed.tasks import scored_rows
 

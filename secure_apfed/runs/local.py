@@ -78,7 +78,7 @@ def run_locally(
     over: Way = "tcp",
     baselines: bool = False,
 ) -> RunResult:
-    """Train, evaluate and write one run; see `secure_apfed.runs.run`.
+    """Train, evaluate and write one run; see `secure_apfed.run`.
 
     Args:
         config: of the run.

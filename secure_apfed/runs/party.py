@@ -17,14 +17,7 @@ from secure_apfed.config.file import load_config
 from secure_apfed.contract import PartyRole
 from secure_apfed.data import OwnData, load_own_tables, read_own
 from secure_apfed.errors import ConfigError
-from secure_apfed.exchange import (
-    Links,
-    StatusKeeper,
-    Transcript,
-    TranscriptSettings,
-    Transport,
-    play_one,
-)
+from secure_apfed.exchange import Links, StatusKeeper, Transcript, Transport, play_one
 from secure_apfed.methods import (
     METHODS,
     Own,
@@ -43,6 +36,7 @@ from secure_apfed.runs.party_folder import PartyFolder, PartyKeeper
 from secure_apfed.runs.spending import cross_checked
 from secure_apfed.runs.training_labels import answered_labels, gone_back
 from secure_apfed.runs.writing import RunWriter
+from secure_apfed.settings.transcript import TranscriptSettings
 from secure_apfed.torch_state import undisturbed
 from secure_apfed.workers import close_workers
 
@@ -78,7 +72,7 @@ def play_party(
         What the run gave, at the active: its own bytes on the links, and of passives what they say
         that they charged.
 
-    Raises: as `secure_apfed.runs.run`, and PartyLeftError where another party stopped or left.
+    Raises: as `secure_apfed.run`, and PartyLeftError where another party stopped or left.
     """
     told, restarts, status = PartyFile.read(path), 0, status or StatusKeeper()
     with _noting_the_end(status):

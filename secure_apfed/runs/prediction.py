@@ -19,8 +19,9 @@ from torch import Tensor
 from secure_apfed.data import ColumnEncoding, load_blocks
 from secure_apfed.data.drift import ColumnDrift, DriftMeter
 from secure_apfed.measures import rows_for_stability, stability_index
-from secure_apfed.runs import RunFolder, SoloModel, load_model
+from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.predicted_files import row_writer
+from secure_apfed.runs.solo import SoloModel, load_model
 from secure_apfed.torch_state import undisturbed
 
 __all__ = [

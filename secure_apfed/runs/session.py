@@ -16,6 +16,7 @@ import msgpack
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import CheckpointError
+from secure_apfed.learning.apfed import predictor_of
 from secure_apfed.methods import (
     METHODS,
     Brought,
@@ -33,7 +34,6 @@ from secure_apfed.runs.folder import own_subfolder
 from secure_apfed.runs.outcome import Progress, RunResult
 from secure_apfed.runs.party_folder import PartyFolder, PartyKeeper
 from secure_apfed.runs.recording import Recording
-from secure_apfed.runs.solo import predictor_of
 from secure_apfed.runs.spending import cross_checked
 from secure_apfed.runs.training_labels import answered_labels, gone_back
 from secure_apfed.runs.writing import RunWriter
@@ -51,7 +51,7 @@ def run_in_memory(
     on_progress: Callable[[Progress], None] = lambda progress: None,
     timeout_s: float = 60.0,
 ) -> RunResult:
-    """Train, evaluate and write one run; see `secure_apfed.runs.run`.
+    """Train, evaluate and write one run; see `secure_apfed.run`.
 
     `timeout_s` means nothing here: silence needs no clock where one process plays all.
     """

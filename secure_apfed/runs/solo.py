@@ -4,7 +4,6 @@ Two files: parameters as safetensors, and a JSON card that says what they are, h
 features are encoded, and what the run promised about privacy.
 """
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Annotated, Any
 import torch
 from pydantic import BaseModel, Field
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load
 from torch import Tensor, nn
 
 from secure_apfed.data import FeatureEncoding, TargetScale
@@ -21,16 +20,13 @@ from secure_apfed.data.drift import Extremes
 from secure_apfed.errors import DataError, ModelError
 from secure_apfed.folder_files import read_bytes, read_json
 from secure_apfed.measures import ScoreRanges
-from secure_apfed.methods.checks import methods_that
-from secure_apfed.models import ModelSettings, encoder_and_head
-from secure_apfed.parties import ActiveNetworks
-from secure_apfed.runs.folder import RunFolder, write_atomically
+from secure_apfed.models import encoder_and_head
+from secure_apfed.runs.folder import RunFolder
+from secure_apfed.settings.model import ModelSettings
 from secure_apfed.tasks import TASKS, Classification, Task
 from secure_apfed.torch_state import undisturbed
 
-__all__ = ["SoloModel", "load_model", "predictor_of", "save_model"]
-
-_CARD_VERSION = 1
+__all__ = ["SoloModel", "load_model"]
 
 
 class _Parts(BaseModel):
@@ -94,26 +90,6 @@ class SoloModel:
         return self.task.told(scores_NK, features)
 
 
-def predictor_of(networks: ActiveNetworks | None) -> nn.Module | None:
-    """A copy on the CPU of what predicts, features -> class scores; None where nothing does."""
-    if networks is None:
-        return None
-    return copy.deepcopy(nn.Sequential(networks.encoder, networks.head)).cpu().eval()
-
-
-def save_model(
-    folder: RunFolder, networks: ActiveNetworks | None, card: dict[str, Any], model: ModelSettings
-) -> None:
-    """Write the parameters and the card; without networks, a card that says why."""
-    card = {"card_version": _CARD_VERSION, "model": model.model_dump(mode="json"), **card}
-    card["predicts_alone"] = networks is not None
-    if networks is not None:
-        state = nn.ModuleDict({"encoder": networks.encoder, "head": networks.head}).state_dict()
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
-        write_atomically(folder.model, save(tensors))
-    folder.write_json(folder.card, card)
-
-
 @undisturbed()
 def load_model(path: Path) -> SoloModel:
     """Load the model of a finished run folder.
@@ -126,10 +102,9 @@ def load_model(path: Path) -> SoloModel:
     folder.check(folder.config, folder.card, folder.model)
     card = read_json(folder.card, dict[str, Any])
     if not card.get("predicts_alone"):
-        alone = methods_that(lambda method: method.predicts_alone)
         raise ModelError(
             f"{path} holds a run of {card.get('method')}, whose model needs every party to "
-            f"predict; train with one of {alone} to predict alone"
+            f"predict; docs/which-method.md says which predict alone"
         )
     parts = read_json(folder.card, _Parts)
     if not folder.model.exists():

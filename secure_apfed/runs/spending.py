@@ -16,6 +16,7 @@ from secure_apfed.privacy import GaussianRelease, LabelMechanism, PrivacyLedger,
 from secure_apfed.privacy.contributions import contributions_statement
 from secure_apfed.privacy.guarantee import guarantee_of
 from secure_apfed.privacy.ledger import cross_check
+from secure_apfed.secure_sums import sum_kind
 
 __all__ = [
     "ReleaseMeter", "cross_checked", "figure_of", "guarantee_text", "shown_figure",
@@ -148,7 +149,8 @@ def guarantee_text(config: Config, session: Session, labels: LabelMechanism) -> 
     also = statements(config.defences, config.method)
     votes = "passives vote" in config.method.happens
     if session.contract.secure_sum.get("noise") and not votes:
-        also.insert(0, contributions_statement(config.secure_sum.kind.leaks.single, seeded=seeded))
+        kind = sum_kind(config.secure_sum)
+        also.insert(0, contributions_statement(kind.leaks.single, seeded=seeded))
     return guarantee_of(
         learner.guarantee, labels, private_training=learner.training is not None, seeded=seeded,
         also=also,

@@ -10,12 +10,15 @@ from typing import Any, Self
 
 import msgpack
 import torch
+from safetensors.torch import save
+from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_config
 from secure_apfed.data import OwnData
 from secure_apfed.errors import CheckpointError
+from secure_apfed.learning.apfed import ActiveNetworks
 from secure_apfed.learning.compute import find_device
 from secure_apfed.methods import Session
 from secure_apfed.privacy import PrivacySpent
@@ -42,9 +45,11 @@ from secure_apfed.runs.record import (
 )
 from secure_apfed.runs.recording import Recording
 from secure_apfed.runs.scored_rows import keep_scored
-from secure_apfed.runs.solo import save_model
+from secure_apfed.settings.model import ModelSettings
 
 __all__ = ["RunWriter", "versions"]
+
+_CARD_VERSION = 1
 
 _PACKAGES = (
     "secure-apfed", "torch", "numpy", "tenseal", "cryptography", "opacus", "scikit-learn",
@@ -177,7 +182,7 @@ class RunWriter:
         )
         card = self._card(session, data, outcome, judged)
         keep_scored(folder, judged.said)
-        save_model(folder, session.learner.solo(), card, self._config.model)
+        _save_model(folder, session.learner.solo(), card, self._config.model)
         write_outcome(folder, outcome)
 
     def _card(
@@ -252,3 +257,16 @@ def _agreement_in(session: Session) -> dict[str, AgreementOf]:
     """How far votes agree, where each passive's are read."""
     agreement = session.learner.agreement
     return {name: AgreementOf.model_validate(asdict(one)) for name, one in agreement.items()}
+
+
+def _save_model(
+    folder: RunFolder, networks: ActiveNetworks | None, card: dict[str, Any], model: ModelSettings
+) -> None:
+    """Write the parameters and the card; without networks, a card that says why."""
+    card = {"card_version": _CARD_VERSION, "model": model.model_dump(mode="json"), **card}
+    card["predicts_alone"] = networks is not None
+    if networks is not None:
+        state = nn.ModuleDict({"encoder": networks.encoder, "head": networks.head}).state_dict()
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+        write_atomically(folder.model, save(tensors))
+    folder.write_json(folder.card, card)

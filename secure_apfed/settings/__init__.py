@@ -1,8 +1,9 @@
 """The one way in which settings are declared: frozen, keyword-only, no unknown keys.
 
-Each package declares the settings of what it holds beside the code. What belongs to training is
-in `secure_apfed.settings.training`; `secure_apfed.settings.run` puts all together, and
-`secure_apfed.config` checks that they fit. A value out of range or an unknown key raises
+Settings are names and numbers: this package imports nothing that does the work, and a name is
+looked up in its table where a `secure_apfed.config.Config` is made, which also checks that settings
+fit each other. `secure_apfed.settings.run` puts all together. A value out of range or an unknown
+key raises
 pydantic's ValidationError, which `secure_apfed.config.file` turns into a `ConfigError` with file,
 key and nearest key.
 """

@@ -10,8 +10,8 @@ from abc import ABC
 from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeAlias
 
 from secure_apfed.names import ReleaseFigure
-from secure_apfed.objectives.settings import ObjectiveSettings
 from secure_apfed.settings import Settings
+from secure_apfed.settings.objective import ObjectiveSettings
 from secure_apfed.settings.training import NoiseSettings
 
 if TYPE_CHECKING:

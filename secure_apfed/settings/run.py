@@ -1,9 +1,7 @@
 """All settings of one run, as they are declared; `secure_apfed.config.Config` checks them.
 
-Every package declares the settings of what it holds; here they meet. Methods are built from
-these, so that the configuration can stand above them and ask for their facts. What an attack
-needs is kept as names and options, since attacks lie above this package; the composition root
-validates them.
+What an attack needs is kept as names and options, since attacks lie above this package; the
+composition root validates them.
 """
 
 from abc import ABC
@@ -12,21 +10,20 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, SerializeAsAny, field_validator
 
 from secure_apfed.alignment import AlignmentSettings
-from secure_apfed.data.settings import DataSettings
-from secure_apfed.defences import DefenceSettings
-from secure_apfed.exchange.transcript import TranscriptSettings
-from secure_apfed.measures import ACCURACY
-from secure_apfed.models.settings import ModelSettings
 from secure_apfed.names import RunName
-from secure_apfed.privacy.settings import DpSgdSettings, GuardSettings, LabelSettings
 from secure_apfed.settings import EACH_ALONE, THE_ACTIVE, Settings
+from secure_apfed.settings.data import DataSettings
+from secure_apfed.settings.defence import DefenceSettings
 from secure_apfed.settings.method import MethodSettings
+from secure_apfed.settings.model import ModelSettings
+from secure_apfed.settings.privacy import DpSgdSettings, GuardSettings, LabelSettings
 from secure_apfed.settings.training import (
     PassiveSettings,
     RuleSettings,
     SumSettings,
     TrainSettings,
 )
+from secure_apfed.settings.transcript import TranscriptSettings
 
 __all__ = ["AttackChoice", "RunSettings"]
 
@@ -78,7 +75,7 @@ class RunSettings(Settings, ABC):
     party_seeds: Literal["secret", "shared_for_comparison"] = "secret"
     method: SerializeAsAny[MethodSettings]
     task: Annotated[str, THE_ACTIVE] = "classification"
-    measure: Annotated[str, THE_ACTIVE] = ACCURACY.name
+    measure: Annotated[str, THE_ACTIVE] = "accuracy"
     threshold: Annotated[Annotated[float, Field(gt=0, lt=1)] | str | None, THE_ACTIVE] = None
     data: DataSettings
     model: ModelSettings = ModelSettings()

@@ -5,17 +5,14 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from apfed_protocols.sums import SECURE_SUMS, SecureSum, spelled
-from apfed_protocols.sums.homomorphic import HomomorphicSum
-from secure_apfed.models.settings import ModelSettings
-from secure_apfed.objectives.settings import ObjectiveSettings
 from secure_apfed.settings import (
     EACH_ALONE,
     THE_ACTIVE,
     Settings,
     SilentPassive,
-    did_you_mean,
 )
+from secure_apfed.settings.model import ModelSettings
+from secure_apfed.settings.objective import ObjectiveSettings
 
 __all__ = [
     "DEVICE", "NoiseSettings", "PassiveSettings", "RuleSettings", "SumSettings", "TrainSettings",
@@ -181,37 +178,6 @@ class SumSettings(Settings):
     zero_pool: Annotated[int, Field(ge=0, le=100), EACH_ALONE] = 0
     worker: Annotated[Literal["auto"] | bool, EACH_ALONE] = "auto"
     noise: NoiseSettings | None = None
-
-    @model_validator(mode="after")
-    def _pair_exists(self) -> Self:
-        if self.name not in SECURE_SUMS:
-            pairs = ", ".join(
-                f"{{scheme: {kind.scheme}, masks: {kind.masks}}}" for kind in SECURE_SUMS.values()
-            )
-            guess = did_you_mean(self.name, SECURE_SUMS)
-            raise ValueError(
-                f"there is no sum with scheme {self.scheme!r} and masks {self.masks!r}; "
-                f"{f'{guess} ' if guess else ''}There are {pairs}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _zeros_are_for_encryption(self) -> Self:
-        if self.zero_pool and not issubclass(self.kind, HomomorphicSum):
-            raise ValueError(
-                f"zero_pool is for sums that encrypt; {self.name} does not, leave it at 0"
-            )
-        return self
-
-    @property
-    def name(self) -> str:
-        """The pair as it is spelled everywhere; a key of `SECURE_SUMS`."""
-        return spelled(self.scheme, self.masks)
-
-    @property
-    def kind(self) -> type[SecureSum]:
-        """The sum, with its facts."""
-        return SECURE_SUMS[self.name]
 
 
 class RuleSettings(Settings):

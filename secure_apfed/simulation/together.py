@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from apfed_protocols.errors import UnsafeChoiceWarning
+from apfed_protocols.sums import PlainSum
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import ConfigError
@@ -23,6 +24,7 @@ from secure_apfed.methods.apfed import ApfedLearner, ApfedPassive
 from secure_apfed.methods.method import Helper, Learner, batches_of
 from secure_apfed.methods.tvfl import TvflHelper, TvflLearner
 from secure_apfed.runs.training_labels import TrainingLabels
+from secure_apfed.secure_sums import sum_kind
 from secure_apfed.tasks import Classification
 from secure_apfed.torch_state import undisturbed
 
@@ -50,7 +52,7 @@ class Simulated:
 
 def why_not(config: Config) -> str:
     """Why only parties that send messages can play this run; empty where it can be simulated."""
-    method, train = config.method, config.train
+    method, train, kind = config.method, config.train, sum_kind(config.secure_sum)
     summed = "gradients are summed" in method.happens
     reasons = {
         f"method {method.name} is not trained step by step as APFed and TVFL are":
@@ -65,8 +67,8 @@ def why_not(config: Config) -> str:
             config.alignment.mode == "pairwise",
         "dp_sgd has to be accounted for": config.dp_sgd is not None,
         "defences change what is sent": bool(config.defences),
-        f"secure_sum {config.secure_sum.name} is not the plain sum":
-            summed and config.secure_sum.name != "plain",
+        f"secure_sum {kind.name} is not the plain sum":
+            summed and kind is not PlainSum,
         "secure_sum.clip bounds what is sent":
             summed and config.secure_sum.clip is not None,
         "secure_sum.noise has to be accounted for":
@@ -93,7 +95,7 @@ def simulate(
 
     Raises:
         ConfigError: the run needs parties that send messages; see `why_not`.
-        DataError, ModelError: as `secure_apfed.runs.run`.
+        DataError, ModelError: as `secure_apfed.run`.
     """
     began = time.monotonic()
     session = begin(config, data or load_data(config.data, seed=config.seed), alignment)

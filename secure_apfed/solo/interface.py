@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from secure_apfed.errors import DataError
-from secure_apfed.models import ModelSettings, Shape
+from secure_apfed.models import Shape
 from secure_apfed.seeds import derive_seed
+from secure_apfed.settings.model import ModelSettings
 from secure_apfed.settings.training import TrainSettings
 
 __all__ = [

@@ -11,15 +11,10 @@ from torch import Tensor
 from apfed_protocols.seal import fresh_run_key
 from secure_apfed.config import Config
 from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
-from secure_apfed.exchange import (
-    InMemory,
-    Kind,
-    Transcript,
-    TranscriptSettings,
-    pack,
-)
+from secure_apfed.exchange import InMemory, Kind, Transcript, pack
 from secure_apfed.methods import METHODS
-from secure_apfed.runs import Recording
+from secure_apfed.runs.recording import Recording
+from secure_apfed.settings.transcript import TranscriptSettings
 
 PASSIVES = ("passive-1", "passive-2")
 CLASSES = 3

@@ -22,14 +22,14 @@ from secure_apfed.errors import ConfigError
 from secure_apfed.facts import MethodFacts
 from secure_apfed.methods import METHODS, Apfed
 
-EXPERIMENTER_ONLY = {
+EXPERIMENTER_ONLY = (
     "apfed_attacks.candidates",
     "apfed_attacks.recorded",
     "apfed_attacks.scoring",
     "apfed_attacks.run",
     "apfed_attacks.trial",
     "secure_apfed.runs",
-}
+)
 
 
 def test_the_table_is_keyed_by_the_names_of_its_entries() -> None:
@@ -40,7 +40,7 @@ def test_no_attack_imports_what_only_the_experimenter_holds() -> None:
     for path in _read_by_attacks():
         tree = ast.parse(path.read_text())
         modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-        assert not modules & EXPERIMENTER_ONLY, path.name
+        assert not {one for one in modules if str(one).startswith(EXPERIMENTER_ONLY)}, path.name
 
 
 def _read_by_attacks() -> set[Path]:

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from apfed_attacks.run import mount
 from secure_apfed.config import AttackChoice
-from secure_apfed.runs import Recording, run
+from secure_apfed.runs.recording import Recording
+from secure_apfed.runs.run import run
 from tests.attacks.requested import ask
 from tests.attacks.test_attacks_null import why_not_zero
 from tests.secure_apfed.small_runs import small_config

@@ -13,7 +13,7 @@ from secure_apfed.cli import execute
 from secure_apfed.config import AttackChoice
 from secure_apfed.config.file import load_config_text
 from secure_apfed.errors import CheckpointError
-from secure_apfed.runs import run
+from secure_apfed.runs.run import run
 from tests.experiments.own_tables import own_tables
 
 CONFIG = """

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from apfed_experiments.report import write_report
-from secure_apfed.runs import run
+from secure_apfed.runs.run import run
 from tests.attacks.test_attacks_votes import config_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")

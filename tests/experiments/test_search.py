@@ -18,7 +18,8 @@ from secure_apfed.config import Config
 from secure_apfed.config.file import load_config
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.privacy.gdp import gdp_epsilon
-from secure_apfed.runs import RunResult, run
+from secure_apfed.runs.outcome import RunResult
+from secure_apfed.runs.run import run
 from tests.experiments.own_tables import own_tables
 
 CONFIGS = Path(package.__file__).parent.parent / "configs"

@@ -6,8 +6,8 @@ import pytest
 from scipy.stats import ttest_1samp
 
 from apfed_experiments.summary import Interval, Summary, holm, p_text, shared_share
-from secure_apfed.data import DataSettings
 from secure_apfed.methods import METHODS
+from secure_apfed.settings.data import DataSettings
 
 
 def test_intervals_of_one_of_equal_and_of_several_values() -> None:

@@ -21,7 +21,7 @@ from secure_apfed.cli import execute
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.errors import ApfedError, CheckpointError, ConfigError
-from secure_apfed.privacy.settings import LabelSettings
+from secure_apfed.settings.privacy import LabelSettings
 from tests.experiments.own_tables import own_tables
 
 NAMES = ("a", "b", "c", "d")

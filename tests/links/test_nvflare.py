@@ -22,9 +22,9 @@ from secure_apfed.config import Config
 from secure_apfed.config.file import load_config, load_settings_text
 from secure_apfed.data import read_own
 from secure_apfed.errors import ConfigError
-from secure_apfed.runs import run
 from secure_apfed.runs.party import play_party
 from secure_apfed.runs.party_file import PartyFile
+from secure_apfed.runs.run import run
 from tests.links.jobs import OPEN, SHORT, WAIT, Job, job_of, needs_nvflare
 from tests.local.processes import model_digests
 from tests.local.test_local_harm import recovering

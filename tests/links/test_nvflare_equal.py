@@ -10,7 +10,7 @@ import pytest
 
 from secure_apfed.config import Config
 from secure_apfed.methods import METHODS
-from secure_apfed.runs import run
+from secure_apfed.runs.run import run
 from tests.links.jobs import SHORT, Job, needs_nvflare
 from tests.local.processes import model_digests
 from tests.local.test_local_equal import CASES, OPEN

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from apfed_protocols.sums import SECURE_SUMS
-from secure_apfed.runs import load_model, run
+from secure_apfed.runs.run import run
+from secure_apfed.runs.solo import load_model
 from tests.local.processes import Parties, model_digests
 from tests.secure_apfed.small_runs import small_config
 

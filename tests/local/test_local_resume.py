@@ -10,7 +10,8 @@ from secure_apfed.cli import execute
 from secure_apfed.config.file import load_config
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Kind
-from secure_apfed.runs import load_model, run
+from secure_apfed.runs.run import run
+from secure_apfed.runs.solo import load_model
 from tests.local.processes import Harm, Parties, model_digests
 from tests.local.test_local_harm import config_of, recovering
 from tests.secure_apfed.small_runs import interrupted, small_config

@@ -12,7 +12,7 @@ import pytest
 
 from secure_apfed.config import Config
 from secure_apfed.exchange import Kind
-from secure_apfed.runs import run
+from secure_apfed.runs.run import run
 from tests.local.processes import (
     Harm,
     Parties,

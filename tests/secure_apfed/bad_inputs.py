@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from secure_apfed.data.settings import DataSettings
 from secure_apfed.data.tables import load_own_tables
 from secure_apfed.errors import ApfedError, SuspectColumnWarning
+from secure_apfed.settings.data import DataSettings
 
 ROWS = 60
 _HEAD = """# Bad inputs

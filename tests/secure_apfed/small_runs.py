@@ -8,7 +8,7 @@ import pytest
 from secure_apfed.config import Config
 from secure_apfed.data import find_dataset
 from secure_apfed.methods import METHODS
-from secure_apfed.runs import run
+from secure_apfed.runs.run import run
 
 __all__ = ["interrupted", "small_config"]
 

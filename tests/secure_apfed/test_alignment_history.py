@@ -18,7 +18,8 @@ from secure_apfed.config import Config
 from secure_apfed.config.file import load_config
 from secure_apfed.errors import CheckpointError, DataError
 from secure_apfed.planning.forecast import forecast
-from secure_apfed.runs import Progress, run
+from secure_apfed.runs.outcome import Progress
+from secure_apfed.runs.run import run
 from tests.with_crypten import usable
 
 

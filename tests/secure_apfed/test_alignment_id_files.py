@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 
 from secure_apfed.alignment import AlignmentSettings, IdFile, align, canonical_ids, id_files
-from secure_apfed.data import DataSettings
 from secure_apfed.data.raw_tables import read_raw
 from secure_apfed.errors import DataError
+from secure_apfed.settings.data import DataSettings
 
 FRAME = pd.DataFrame({"name": ["ann ", "bob", "eve"], "year": [1990, 7, 3], "x": [0.5, 1.5, 2.5]})
 

@@ -7,8 +7,8 @@ import pytest
 
 from secure_apfed.alignment import IdNormalisation
 from secure_apfed.alignment.id_check import check_normalisation
-from secure_apfed.alignment.id_files import IdFile
 from secure_apfed.cli import execute
+from secure_apfed.id_files import IdFile
 
 WRITTEN = ("007", "7", "Ann", "ann ", "31.1.2026", "2026-01-31", "bob")
 

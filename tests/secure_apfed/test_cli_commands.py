@@ -16,7 +16,7 @@ from sklearn.datasets import load_breast_cancer
 from secure_apfed import progress_bars
 from secure_apfed.cli import execute
 from secure_apfed.data import find_dataset
-from secure_apfed.runs import Progress
+from secure_apfed.runs.outcome import Progress
 
 CONFIG = """\
 name: small-run
@@ -278,8 +278,8 @@ def test_help_comes_without_loading_what_commands_need() -> None:
 @pytest.mark.parametrize(
     ("imported", "spared"),
     [
-        ("secure_apfed.config.file, secure_apfed.runs", {"sklearn", "matplotlib", "opacus"}),
-        ("attacks", {"torchmetrics", "matplotlib"}),
+        ("secure_apfed.config.file, secure_apfed.runs.run", {"sklearn", "matplotlib", "opacus"}),
+        ("apfed_attacks", {"torchmetrics", "matplotlib"}),
     ],
 )
 def test_a_run_begins_without_loading_what_its_end_needs(imported: str, spared: set[str]) -> None:

@@ -49,7 +49,7 @@ def test_each_kind_of_error_has_its_exit_code(
     def fails(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("secure_apfed.runs.run", fails)
+    monkeypatch.setattr("secure_apfed.runs.run.run", fails)
     assert execute(["run", str(config_file), "--output", str(config_file.parent / "r")]) == code
 
 
@@ -59,7 +59,7 @@ def test_a_fault_of_the_program_keeps_its_traceback(
     def fails(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("secure_apfed.runs.run", fails)
+    monkeypatch.setattr("secure_apfed.runs.run.run", fails)
     with pytest.raises(ZeroDivisionError):
         execute(["run", str(config_file), "--output", str(config_file.parent / "r")])
 

@@ -19,7 +19,7 @@ from secure_apfed.errors import DataError, FewRowsWarning
 from secure_apfed.estimator import VerticalClassifier
 from secure_apfed.measures import FEWEST_ROWS
 from secure_apfed.methods import METHODS
-from secure_apfed.runs import run
+from secure_apfed.runs.run import run
 from tests.local.processes import Parties
 from tests.secure_apfed.small_runs import small_config
 

@@ -21,10 +21,10 @@ from secure_apfed.data.column_encoding import (
     CategoricalColumn,
     CellCounts,
     NumericColumn,
-    RareCategories,
     fit_columns,
 )
 from secure_apfed.errors import DataError, UnseenCellsWarning
+from secure_apfed.settings.data import RareCategories
 
 FRAME = pd.DataFrame({
     "age": [20.0, 40.0, 60.0],

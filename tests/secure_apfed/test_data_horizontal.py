@@ -13,7 +13,6 @@ from pydantic import ValidationError
 from secure_apfed.config import Config
 from secure_apfed.data import (
     UNLABELLED,
-    DataSettings,
     PartyTable,
     VerticalData,
     View,
@@ -23,9 +22,10 @@ from secure_apfed.data import (
     read_own,
 )
 from secure_apfed.data.people import deal_clients
-from secure_apfed.data.views import ViewColumns, fit_views, locate_views
-from secure_apfed.errors import DataError
-from secure_apfed.runs import run
+from secure_apfed.data.views import fit_views, locate_views
+from secure_apfed.errors import ConfigError, DataError
+from secure_apfed.runs.run import run
+from secure_apfed.settings.data import DataSettings, ViewColumns
 
 # In these few rows the pulse tells who is sick.
 pytestmark = pytest.mark.filterwarnings("ignore::secure_apfed.errors.SuspectColumnWarning")
@@ -109,6 +109,7 @@ def test_passives_hold_as_few_labels_as_the_active() -> None:
     ("settings", "message"),
     [
         ({"partition": "horizontal", "views": 2}, "leave views out"),
+        ({"partition": "horizontal", "aligned": 5}, "leave aligned out"),
         ({**BREAST, "overlap": 0.5, "active_view": 2}, "leave active_view and overlap out"),
         ({**BREAST, "labels_at": ["passive-1"]}, "all parties hold labels; leave it out"),
         ({"clients": 3}, "under partition: horizontal only"),
@@ -124,8 +125,8 @@ def test_passives_hold_as_few_labels_as_the_active() -> None:
     ],
 )  # fmt: skip
 def test_settings_that_do_not_fit_a_partition(settings: dict[str, object], message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
-        DataSettings.model_validate(settings)
+    with pytest.raises((ValidationError, ConfigError), match=message):
+        load_data(DataSettings.model_validate(settings), seed=0)
 
 
 def test_natural_views_are_chosen_by_name() -> None:

@@ -10,10 +10,10 @@ import pandas as pd
 import pytest
 
 from secure_apfed import run_frames
-from secure_apfed.data.settings import DataSettings
 from secure_apfed.data.tables import load_own_tables
 from secure_apfed.errors import DataError, SuspectColumnWarning
 from secure_apfed.estimator import VerticalClassifier
+from secure_apfed.settings.data import DataSettings
 
 ROWS = 24
 # Spellings of one label, beside which another label stands.

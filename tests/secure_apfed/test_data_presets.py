@@ -10,9 +10,10 @@ from typer.testing import CliRunner
 from secure_apfed import cli
 from secure_apfed.config.file import load_settings_text
 from secure_apfed.config.plain_yaml import as_yaml
-from secure_apfed.data import DATASETS, PRESETS, DataSettings, VerticalData, load_data, preset
+from secure_apfed.data import DATASETS, PRESETS, VerticalData, load_data, preset
 from secure_apfed.data.people import deal_people, draw_people
 from secure_apfed.errors import ConfigError, DataError
+from secure_apfed.settings.data import DataSettings
 
 
 def load(settings: dict[str, object]) -> VerticalData:
@@ -124,7 +125,6 @@ def test_no_more_people_can_be_aligned_than_there_are() -> None:
     [
         ({"aligned": 5, "overlap": 0.5}, "give aligned or overlap, not both"),
         ({"rows": 5, "rows_per_class": 5}, "give rows or rows_per_class, not both"),
-        ({"aligned": 5, "partition": "horizontal"}, "leave aligned out"),
     ],
 )
 def test_settings_that_contradict_each_other(settings: dict[str, object], message: str) -> None:

@@ -23,22 +23,23 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from torch import nn
 
-from secure_apfed.alignment.id_files import EMPTY
-from secure_apfed.data import ColumnEncoding, DataSettings, PartySettings, load_features
-from secure_apfed.data.cells import name_of, texts_of, typed
+from secure_apfed.data import ColumnEncoding, load_features
+from secure_apfed.data.cells import texts_of, typed
 from secure_apfed.data.column_encoding import (
     CategoricalColumn,
     CellCounts,
     DateColumn,
     NumericColumn,
-    RareCategories,
     fit_columns,
 )
 from secure_apfed.data.tables import load_own_tables
 from secure_apfed.errors import DataError, SuspectColumnWarning, UnseenCellsWarning
+from secure_apfed.id_files import EMPTY
+from secure_apfed.names import column_name as column_name
 from secure_apfed.party_frames import as_pandas
-from secure_apfed.runs import SoloModel
 from secure_apfed.runs.onnx_file import write_onnx
+from secure_apfed.runs.solo import SoloModel
+from secure_apfed.settings.data import DataSettings, PartySettings, RareCategories
 
 pytestmark = pytest.mark.filterwarnings("ignore::secure_apfed.errors.SuspectColumnWarning")
 
@@ -146,7 +147,7 @@ def test_every_reader_says_the_same(
         given = Frame({name: typed(column) for name, column in given.items()})
     given = given.dropna(axis=1, how="all")
     names = map(str, given)
-    categorical = [name for name in names if name_of(name) in ("größe", *CATEGORIES)]
+    categorical = [name for name in names if column_name(name) in ("größe", *CATEGORIES)]
     rare = RareCategories(most=3, buckets=buckets) if buckets else None
     blank = [name for name in categorical if not any(texts_of(given[name], words=EMPTY))]
     given = given.drop(columns=blank)

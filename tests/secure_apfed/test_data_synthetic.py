@@ -8,10 +8,11 @@ from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import cross_val_score
 
-from secure_apfed.data import DATASETS, DataSettings, load_data
+from secure_apfed.data import DATASETS, load_data
 from secure_apfed.data.readers import TablePool
 from secure_apfed.data.sessions import session_pool
 from secure_apfed.data.synthetic import synthetic_admissions, synthetic_images, synthetic_sessions
+from secure_apfed.settings.data import DataSettings
 
 
 def pool(name: str, folder: Path | None = None) -> TablePool:

@@ -13,24 +13,26 @@ from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
 from secure_apfed.defences import Leaving, NoiseSource, Surroundings
-from secure_apfed.defences.clip_and_noise import ClipAndNoise, ClipAndNoiseSettings
-from secure_apfed.defences.compression import Compression, CompressionSettings
-from secure_apfed.defences.confusional_labels import ConfusionalLabels, ConfusionalLabelsSettings
-from secure_apfed.defences.discrete_sgd import DiscreteSgd, DiscreteSgdSettings
-from secure_apfed.defences.marvell import (
-    Marvell,
-    MarvellSettings,
-    Noise,
-    Split,
-    best_noise,
-    sum_kl,
-)
-from secure_apfed.defences.max_norm import MaxNorm, MaxNormSettings
-from secure_apfed.defences.mid import Mid, MidSettings, gaussian_kl
+from secure_apfed.defences.clip_and_noise import ClipAndNoise
+from secure_apfed.defences.compression import Compression
+from secure_apfed.defences.confusional_labels import ConfusionalLabels
+from secure_apfed.defences.discrete_sgd import DiscreteSgd
+from secure_apfed.defences.marvell import Marvell, Noise, Split, best_noise, sum_kl
+from secure_apfed.defences.max_norm import MaxNorm
+from secure_apfed.defences.mid import Mid, gaussian_kl
 from secure_apfed.defences.nopeek import distance_correlation
 from secure_apfed.errors import ModelError
 from secure_apfed.exchange import Kind, TensorSpec, unpack
-from secure_apfed.runs import run
+from secure_apfed.runs.run import run
+from secure_apfed.settings.defence import (
+    ClipAndNoiseSettings,
+    CompressionSettings,
+    ConfusionalLabelsSettings,
+    DiscreteSgdSettings,
+    MarvellSettings,
+    MaxNormSettings,
+    MidSettings,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 

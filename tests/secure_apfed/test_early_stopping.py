@@ -15,7 +15,8 @@ from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError
 from secure_apfed.methods import METHODS, freshly_brought, open_session
 from secure_apfed.methods.method import batches_of, held_out_of
-from secure_apfed.runs import RunResult, run
+from secure_apfed.runs.outcome import RunResult
+from secure_apfed.runs.run import run
 from secure_apfed.runs.training_labels import answered_labels
 from tests.secure_apfed.small_runs import interrupted, small_config
 

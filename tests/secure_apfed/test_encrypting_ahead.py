@@ -17,7 +17,7 @@ from apfed_protocols.sums.homomorphic import Encrypter
 from secure_apfed.config import Config
 from secure_apfed.errors import ApfedError
 from secure_apfed.methods.ahead import waiting_of, worker_for
-from secure_apfed.runs import run
+from secure_apfed.runs.run import run
 from secure_apfed.settings.training import SumSettings
 from secure_apfed.workers import close_workers, open_worker
 from tests.conftest import Children

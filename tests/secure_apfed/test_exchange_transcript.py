@@ -9,7 +9,8 @@ import torch
 from pydantic import ValidationError
 
 from apfed_protocols.errors import LocalProtocolError
-from secure_apfed.exchange import Envelope, InMemory, Kind, Transcript, TranscriptSettings
+from secure_apfed.exchange import Envelope, InMemory, Kind, Transcript
+from secure_apfed.settings.transcript import TranscriptSettings
 from tests.secure_apfed.seats import network
 
 

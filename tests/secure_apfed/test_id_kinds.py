@@ -24,13 +24,13 @@ from pyarrow import parquet
 
 from secure_apfed import AlignmentSettings, IdNormalisation, align, id_kinds
 from secure_apfed.alignment import IdFile
-from secure_apfed.data import DataSettings
 from secure_apfed.data.inputs import load_features
 from secure_apfed.data.raw_tables import read_raw
 from secure_apfed.errors import DataError
 from secure_apfed.estimator import VerticalClassifier
 from secure_apfed.id_kinds import JOINT, KINDS, REFUSALS, id_texts
 from secure_apfed.party_frames import checked_frames
+from secure_apfed.settings.data import DataSettings
 
 BERLIN = timezone(timedelta(hours=1))
 UNIQUE = UUID("8B2D9F0E-7C1A-4F63-9D57-3E0C5A1B2F44")

@@ -9,7 +9,6 @@ import torch
 from numpy.typing import NDArray
 
 from secure_apfed.data import load_data
-from secure_apfed.data.settings import DataSettings
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.labellers import (
     LABELLERS,
@@ -23,6 +22,7 @@ from secure_apfed.labellers import (
     make_labeller,
 )
 from secure_apfed.labellers.softmax import minimiser, with_constant
+from secure_apfed.settings.data import DataSettings
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

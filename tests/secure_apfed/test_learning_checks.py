@@ -14,7 +14,7 @@ from secure_apfed.contract import RepresentationTerms
 from secure_apfed.errors import NarrowBatchWarning
 from secure_apfed.exchange import Kind
 from secure_apfed.learning.checks import check_spread, spread_of
-from secure_apfed.runs import run
+from secure_apfed.runs.run import run
 from tests.secure_apfed.seats import cloned, contract, representations, same
 from tests.secure_apfed.test_parties_apfed import ALIGNMENT, Active, opened, passive
 

@@ -18,8 +18,8 @@ from secure_apfed.learning.encoder_quality import (
     cross_validated,
     encoder_quality,
 )
-from secure_apfed.models import ModelSettings
 from secure_apfed.parties import Compute
+from secure_apfed.settings.model import ModelSettings
 from secure_apfed.settings.teaching import DistillationSettings
 
 CPU = Compute(torch.device("cpu"))

@@ -22,7 +22,7 @@ from secure_apfed.exchange import (
     drive,
 )
 from secure_apfed.live_view import Board, Shown
-from secure_apfed.runs import Progress
+from secure_apfed.runs.outcome import Progress
 from tests.secure_apfed.audit_pair import FakeMeter
 from tests.waiting import wait_until
 

@@ -10,8 +10,10 @@ from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.exchange import Kind
 from secure_apfed.methods import METHODS, open_session
-from secure_apfed.runs import RunFolder, load_model, run
+from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.record import read_outcome
+from secure_apfed.runs.run import run
+from secure_apfed.runs.solo import load_model
 from tests.secure_apfed.small_runs import small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")

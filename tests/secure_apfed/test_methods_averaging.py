@@ -17,10 +17,11 @@ from secure_apfed.exchange import Kind, Links, pack
 from secure_apfed.learning.averaging import LinearViews
 from secure_apfed.learning.multiview import ViewModel
 from secure_apfed.methods import Simulation, open_session
-from secure_apfed.models import ModelSettings, encoder_and_head
+from secure_apfed.models import encoder_and_head
 from secure_apfed.models.recurrent import SequenceEncoder
 from secure_apfed.planning.forecast import forecast
-from secure_apfed.runs import run
+from secure_apfed.runs.run import run
+from secure_apfed.settings.model import ModelSettings
 from tests.secure_apfed.small_runs import interrupted, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")

@@ -25,7 +25,8 @@ from secure_apfed.methods import (
 )
 from secure_apfed.methods.vote_protocol import unless_untold
 from secure_apfed.parties import PassiveParty
-from secure_apfed.runs import RunResult, run
+from secure_apfed.runs.outcome import RunResult
+from secure_apfed.runs.run import run
 from tests.secure_apfed.single_steps import active_of, passives_of
 from tests.secure_apfed.small_runs import small_config
 from tests.secure_apfed.test_methods_apfed import CONTRASTIVE, config_of, vertical_data

@@ -14,7 +14,7 @@ from secure_apfed.exchange import Kind
 from secure_apfed.facts import MethodFacts
 from secure_apfed.methods import METHODS, Apfed, Method, SingleView, Tvfl
 from secure_apfed.planning.forecast import Forecast, forecast
-from secure_apfed.runs import run
+from secure_apfed.runs.run import run
 from tests.secure_apfed.small_runs import small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")

@@ -8,7 +8,7 @@ import torch
 from secure_apfed.config import Config
 from secure_apfed.data import UNLABELLED, VerticalData, load_data
 from secure_apfed.methods import METHODS
-from secure_apfed.runs import run
+from secure_apfed.runs.run import run
 from secure_apfed.tasks import task_loss
 from tests.secure_apfed.small_runs import small_config
 

@@ -16,7 +16,7 @@ from secure_apfed.exchange import Envelope, Kind, TensorSpec, pack, unpack
 from secure_apfed.methods import alignment as aligned
 from secure_apfed.methods import open_session
 from secure_apfed.methods.alignment import place_rows
-from secure_apfed.runs import run
+from secure_apfed.runs.run import run
 from tests.secure_apfed.single_steps import active_of, passives_of, random_data, step_config
 from tests.secure_apfed.test_methods_apfed import Monolith, assert_equal
 from tests.with_crypten import pair_of

@@ -15,7 +15,7 @@ from secure_apfed.exchange import Kind, Links, pack
 from secure_apfed.learning.multiview import Pull
 from secure_apfed.methods import METHODS, Simulation, open_session
 from secure_apfed.methods.pseudo_labels import PseudoLabelLearner
-from secure_apfed.runs import run
+from secure_apfed.runs.run import run
 from tests.secure_apfed.small_runs import interrupted, small_config
 from tests.with_crypten import pair_of, usable_secure_sums
 

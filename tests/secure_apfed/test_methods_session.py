@@ -16,7 +16,8 @@ from secure_apfed.contract import AGGREGATOR
 from secure_apfed.data import PartyTable, VerticalData
 from secure_apfed.exchange import InMemory, Kind, Transcript
 from secure_apfed.methods import METHODS, Brought, Own, Session, Simulation, Start, open_session
-from secure_apfed.runs import RunResult, run
+from secure_apfed.runs.outcome import RunResult
+from secure_apfed.runs.run import run
 from tests.secure_apfed.single_steps import ROWS, own_of, passives_of, random_data, step_config
 from tests.secure_apfed.small_runs import small_config
 

@@ -15,7 +15,7 @@ from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Kind, Links, pack
 from secure_apfed.methods import Simulation, open_session
 from secure_apfed.methods.alignment import positions_of
-from secure_apfed.runs import run
+from secure_apfed.runs.run import run
 from tests.secure_apfed.small_runs import small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")

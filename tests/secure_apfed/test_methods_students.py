@@ -21,7 +21,8 @@ from secure_apfed.methods import Simulation, open_session
 from secure_apfed.methods.imputation import ImputationHelper, ImputationLearner
 from secure_apfed.methods.joint_teacher import JointTeacherLearner
 from secure_apfed.methods.tvfl import TvflHelper
-from secure_apfed.runs import load_model, run
+from secure_apfed.runs.run import run
+from secure_apfed.runs.solo import load_model
 from secure_apfed.solo import BASELINES, SoloTask
 from tests.secure_apfed.single_steps import active_of, step_config
 from tests.secure_apfed.small_runs import interrupted, small_config

@@ -20,7 +20,7 @@ from secure_apfed.methods import Start, freshly_brought, open_session, sum_noise
 from secure_apfed.parties import ContributionNoise
 from secure_apfed.privacy.contributions import SummedRelease, sensitivity_in_steps
 from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger
-from secure_apfed.runs import run
+from secure_apfed.runs.run import run
 from tests.secure_apfed.single_steps import own_of
 from tests.secure_apfed.small_runs import small_config
 from tests.with_crypten import pair_of

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from apfed_protocols.sums import SECURE_SUMS
+from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Kind
 from secure_apfed.methods import Session, open_session
+from secure_apfed.secure_sums import check_sum, sum_kind
 from secure_apfed.settings.training import SumSettings
 from tests.protocols.test_sums_rounds import TwiceSum
 from tests.secure_apfed.single_steps import active_of
@@ -116,8 +118,8 @@ def test_two_rounds_train_like_one_with_4m_plus_1_envelopes_a_step(
 def test_a_pair_that_there_is_not_is_refused_with_those_that_there_are(
     pair: dict[str, Any],
 ) -> None:
-    with pytest.raises(ValueError, match=r"no sum with scheme .* did you mean") as caught:
-        SumSettings(**pair)
+    with pytest.raises(ConfigError, match=r"no sum with scheme .* did you mean") as caught:
+        check_sum(SumSettings(**pair))
     for kind in SECURE_SUMS.values():
         assert f"{{scheme: {kind.scheme}, masks: {kind.masks}}}" in str(caught.value)
-        assert SumSettings(scheme=kind.scheme, masks=kind.masks).kind is kind
+        assert sum_kind(SumSettings(scheme=kind.scheme, masks=kind.masks)) is kind

@@ -25,7 +25,8 @@ from secure_apfed.methods.apfed import ApfedLearner
 from secure_apfed.methods.method import Agreed, Save, keep_or_end
 from secure_apfed.methods.terms import representation_terms
 from secure_apfed.planning.forecast import forecast
-from secure_apfed.runs import load_recording, run
+from secure_apfed.runs.recording import load_recording
+from secure_apfed.runs.run import run
 
 
 class Speaker(Helper):

@@ -19,7 +19,8 @@ from secure_apfed.exchange import Kind, Links
 from secure_apfed.methods import Simulation, open_session
 from secure_apfed.methods.alignment import DEALER
 from secure_apfed.planning.forecast import forecast
-from secure_apfed.runs import load_model, run
+from secure_apfed.runs.run import run
+from secure_apfed.runs.solo import load_model
 from tests.secure_apfed.small_runs import interrupted, small_config
 from tests.secure_apfed.test_methods_votes_encrypted import altered
 

@@ -22,8 +22,10 @@ from secure_apfed.learning.votes import Votes, likely_labels, reliability_of
 from secure_apfed.methods import open_session
 from secure_apfed.parties import Ballot, VotingParty
 from secure_apfed.parties.rules import StepGate
-from secure_apfed.runs import RunFolder, load_model, run
+from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.record import read_outcome
+from secure_apfed.runs.run import run
+from secure_apfed.runs.solo import load_model
 from secure_apfed.solo import BASELINES, Predictor, SoloTask
 from tests.secure_apfed.small_runs import interrupted, small_config
 

@@ -19,7 +19,7 @@ from secure_apfed.labellers import make_labeller
 from secure_apfed.methods import Simulation, open_session
 from secure_apfed.methods.votes_encrypted import EncryptedVotesLearner
 from secure_apfed.privacy.votes import summed_votes
-from secure_apfed.runs import run
+from secure_apfed.runs.run import run
 from tests.secure_apfed.test_methods_votes import clear_votes, config_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")

@@ -16,7 +16,7 @@ from secure_apfed.exchange import Kind, Links
 from secure_apfed.learning.moment import hyperplane_signs, smoothed_votes
 from secure_apfed.methods import METHODS, Simulation, open_session, roles_of
 from secure_apfed.methods.alignment import DEALER
-from secure_apfed.runs import run
+from secure_apfed.runs.run import run
 from tests.secure_apfed.test_methods_votes import clear_votes, config_of
 from tests.secure_apfed.test_methods_votes_encrypted import altered
 

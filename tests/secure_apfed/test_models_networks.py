@@ -10,14 +10,8 @@ from pydantic import ValidationError
 from torch import nn
 
 from secure_apfed.errors import ModelError
-from secure_apfed.models import (
-    NETWORKS,
-    ModelSettings,
-    Shape,
-    family_for,
-    output_shape,
-    projection_to,
-)
+from secure_apfed.models import NETWORKS, Shape, family_for, output_shape, projection_to
+from secure_apfed.settings.model import ModelSettings
 
 USUAL = ModelSettings()
 # features of one view, map of the encoder: apfed-facts, Tables 3 and 4 for 2 and 3 views

@@ -10,14 +10,13 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from secure_apfed.errors import ModelError
-from secure_apfed.models import ModelSettings, Shape
-from secure_apfed.objectives import (
-    OBJECTIVES,
+from secure_apfed.models import Shape
+from secure_apfed.objectives import OBJECTIVES, contrastive_loss, make_objective
+from secure_apfed.settings.model import ModelSettings
+from secure_apfed.settings.objective import (
     ContrastiveSettings,
     ObjectiveSettings,
     ReconstructionSettings,
-    contrastive_loss,
-    make_objective,
 )
 
 MLP = ModelSettings(network="mlp", hidden=(6,), representation=5)

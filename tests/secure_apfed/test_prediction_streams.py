@@ -16,9 +16,10 @@ from secure_apfed.cli import execute
 from secure_apfed.data import load_blocks, load_features
 from secure_apfed.data.column_encoding import ColumnEncoding
 from secure_apfed.errors import DataError
-from secure_apfed.runs import load_model, run
 from secure_apfed.runs.predicted_files import row_writer
 from secure_apfed.runs.prediction import predict_file, predict_into
+from secure_apfed.runs.run import run
+from secure_apfed.runs.solo import load_model
 from tests.secure_apfed.test_tasks_regression import config_of, own_tables
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")

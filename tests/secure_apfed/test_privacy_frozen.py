@@ -5,15 +5,10 @@ import torch
 
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.errors import CheckpointError
-from secure_apfed.privacy import (
-    FrozenGaussianGuard,
-    GaussianGuard,
-    GuardSettings,
-    PrivacyLedger,
-    make_guard,
-)
+from secure_apfed.privacy import FrozenGaussianGuard, GaussianGuard, PrivacyLedger, make_guard
 from secure_apfed.privacy.audit import Audit, audit_release
 from secure_apfed.privacy.clip import clip_rows
+from secure_apfed.settings.privacy import GuardSettings
 
 KEY = bytes(range(32))
 CLIP, SIGMA = 1.5, 0.5

@@ -14,7 +14,6 @@ from secure_apfed.privacy import (
     GUARDS,
     GaussianGuard,
     GaussianRelease,
-    GuardSettings,
     NoGuard,
     NoPrivacy,
     RepresentationGuard,
@@ -22,6 +21,7 @@ from secure_apfed.privacy import (
     make_guard,
 )
 from secure_apfed.privacy.clip import clip_rows
+from secure_apfed.settings.privacy import GuardSettings
 
 KEY = bytes(range(32))
 ROWS = torch.arange(128)

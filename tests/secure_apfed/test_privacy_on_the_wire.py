@@ -16,7 +16,8 @@ from torch import Tensor
 
 from secure_apfed.config import Config
 from secure_apfed.exchange import Kind, TensorSpec, unpack
-from secure_apfed.runs import RunResult, run
+from secure_apfed.runs.outcome import RunResult
+from secure_apfed.runs.run import run
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 

@@ -17,7 +17,7 @@ from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Envelope, TensorSpec, unpack
 from secure_apfed.parties import ActiveParty, PassiveParty, TvflActive, TvflPassive
 from secure_apfed.parties.rules import representation_specs
-from secure_apfed.runs import run
+from secure_apfed.runs.run import run
 from tests.secure_apfed.small_runs import interrupted, small_config
 from tests.with_crypten import pair_of
 

@@ -10,8 +10,10 @@ import torch
 from secure_apfed.privacy import ACCOUNTANTS, GaussianRelease, PrivacyLedger
 from secure_apfed.privacy.accountants import MAX_GRID_POINTS, NoFigureError
 from secure_apfed.privacy.gdp import calibrate_sigma
-from secure_apfed.runs import load_model, resumable, run
 from secure_apfed.runs.folder import RunFolder
+from secure_apfed.runs.party_folder import resumable
+from secure_apfed.runs.run import run
+from secure_apfed.runs.solo import load_model
 from tests.secure_apfed.small_runs import small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from apfed_experiments.report import write_report
-from secure_apfed import runs
+from secure_apfed import run
 from secure_apfed.cli import execute
 from secure_apfed.config.file import load_config_text
 from secure_apfed.errors import CheckpointError
-from secure_apfed.runs import RunFolder, load_model, load_recording
+from secure_apfed.runs.folder import RunFolder
+from secure_apfed.runs.recording import load_recording
+from secure_apfed.runs.solo import load_model
 
 CONFIG = """
 name: small
@@ -38,7 +40,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     ):
         made[method] = tmp_path_factory.mktemp("damage") / method
         text = CONFIG.replace("method: tvfl", f"method: {method}") + more
-        runs.run(load_config_text(text), made[method])
+        run(load_config_text(text), made[method])
     return made
 
 

@@ -21,7 +21,9 @@ from secure_apfed.folder_files import (
     read_json,
     read_json_lines,
 )
-from secure_apfed.runs import load_model, load_recording, run
+from secure_apfed.runs.recording import load_recording
+from secure_apfed.runs.run import run
+from secure_apfed.runs.solo import load_model
 from tests.secure_apfed.small_runs import interrupted, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")

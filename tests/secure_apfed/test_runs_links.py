@@ -13,8 +13,8 @@ from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.methods import Start, freshly_brought
 from secure_apfed.methods.accounts import answers_log
 from secure_apfed.parties.rules import AnswersLog
-from secure_apfed.runs import RunFolder, run
-from secure_apfed.runs.folder import own_subfolder
+from secure_apfed.runs.folder import RunFolder, own_subfolder
+from secure_apfed.runs.run import run
 from tests.secure_apfed.single_steps import own_of
 from tests.secure_apfed.small_runs import interrupted, small_config
 

@@ -14,7 +14,7 @@ from secure_apfed.config import Config
 from secure_apfed.errors import CheckpointError
 from secure_apfed.methods import Own, accounts
 from secure_apfed.privacy import BudgetExhaustedError, GaussianRelease, PrivacyLedger
-from secure_apfed.runs import run
+from secure_apfed.runs.run import run
 from tests.secure_apfed.small_runs import interrupted
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")

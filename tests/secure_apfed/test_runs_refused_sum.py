@@ -16,7 +16,7 @@ from secure_apfed.config import Config
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Kind, Links
 from secure_apfed.parties import RefusedSums
-from secure_apfed.runs import run
+from secure_apfed.runs.run import run
 from tests.secure_apfed.small_runs import interrupted, small_config
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from secure_apfed.config import Config
-from secure_apfed.runs import run
+from secure_apfed.runs.run import run
 from tests.contracts.sum_secrets import SealKeys, secrets_alive, shown_in
 from tests.with_crypten import pair_of, usable_secure_sums
 

@@ -15,7 +15,7 @@ from secure_apfed.data import ImageEncoding, PartyTable, VerticalData, load_data
 from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.methods import METHODS, Simulation, Start
 from secure_apfed.methods.method import batches_of
-from secure_apfed.runs import run
+from secure_apfed.runs.run import run
 from secure_apfed.runs.training_labels import TrainingLabels
 from secure_apfed.simulation import simulate, simulate_many, why_not
 from secure_apfed.simulation.stacked import UnstackableError, simulate_stacked

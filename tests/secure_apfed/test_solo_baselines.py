@@ -16,7 +16,7 @@ from scipy.linalg import hadamard
 from sklearn.datasets import load_digits, make_moons
 
 from secure_apfed.errors import DataError, ModelError
-from secure_apfed.models import ModelSettings
+from secure_apfed.settings.model import ModelSettings
 from secure_apfed.settings.training import TrainSettings
 from secure_apfed.solo import BASELINES, Baseline, SoloTask
 from secure_apfed.solo.flat import flattened, parted

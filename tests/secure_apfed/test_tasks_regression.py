@@ -17,15 +17,7 @@ from apfed_experiments.report import write_report
 from apfed_experiments.run_list import list_runs
 from apfed_experiments.solo import keep_solo
 from secure_apfed.config import Config
-from secure_apfed.data import (
-    DataSettings,
-    PartySettings,
-    TargetScale,
-    VerticalData,
-    load_data,
-    pack_own,
-    read_own,
-)
+from secure_apfed.data import TargetScale, VerticalData, load_data, pack_own, read_own
 from secure_apfed.errors import ConfigError, DataError, ModelError
 from secure_apfed.estimator import VerticalClassifier
 from secure_apfed.exchange import Kind
@@ -33,10 +25,13 @@ from secure_apfed.learning.bins import RANGES, Bins
 from secure_apfed.measures import MEASURES, names_of
 from secure_apfed.methods import METHODS
 from secure_apfed.methods.apfed import APFED
-from secure_apfed.runs import RunFolder, load_model, run
+from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.prediction import PredictedNumbers, predict_file
 from secure_apfed.runs.record import read_outcome
+from secure_apfed.runs.run import run
 from secure_apfed.runs.scored_rows import read_scored
+from secure_apfed.runs.solo import load_model
+from secure_apfed.settings.data import DataSettings, PartySettings
 from secure_apfed.simulation.together import why_not
 from secure_apfed.solo.numbers import REGRESSORS, compare_numbers
 from secure_apfed.tasks import TASKS, Regression

@@ -36,8 +36,8 @@ from apfed_attacks.live.strategy import (
     why_not_played,
 )
 from apfed_attacks.view import AdversaryView, Agreed, Knowledge
-from secure_apfed.objectives import ContrastiveSettings
 from secure_apfed.seeds import derive_seed
+from secure_apfed.settings.objective import ContrastiveSettings
 
 __all__ = ["ChosenRepresentations"]
 

@@ -28,7 +28,8 @@ from apfed_attacks.fusion import beside
 from apfed_attacks.interface import AttackError, Guess
 from apfed_attacks.reading import Observed, batches
 from apfed_attacks.view import AdversaryView, Agreed, Role
-from secure_apfed.objectives import ContrastiveSettings, contrastive_loss
+from secure_apfed.objectives import contrastive_loss
+from secure_apfed.settings.objective import ContrastiveSettings
 
 __all__ = [
     "ContrastiveInversion",

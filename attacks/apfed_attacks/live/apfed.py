@@ -42,6 +42,7 @@ from secure_apfed.methods.terms import model_of, objective_of
 from secure_apfed.objectives import Contrastive, make_objective
 from secure_apfed.parties import ActiveParty, PassiveParty
 from secure_apfed.parties.rules import bind_step, read_sum, representation_specs
+from secure_apfed.secure_sums import sum_kind
 from secure_apfed.seeds import shuffled
 
 __all__ = ["LiveRun"]
@@ -225,7 +226,7 @@ class LiveRun(LiveSession[ApfedLearner]):
     def _sum_over(self, names: Sequence[str]) -> None:
         """Set up a plain sum over just these."""
         contract, settings = self.session.contract, self.config.secure_sum
-        if not settings.kind.unsafe:
+        if not sum_kind(settings).unsafe:
             _refuse_to_simulate()
         plain = PlainSum(
             SumAgreement(

@@ -18,7 +18,7 @@ from secure_apfed.data import VerticalData, load_data
 from secure_apfed.exchange import Script
 from secure_apfed.methods import Learner, Simulation, open_session
 from secure_apfed.methods.method import batches_of
-from secure_apfed.runs import Recording
+from secure_apfed.runs.recording import Recording
 
 __all__ = ["LiveSession"]
 

@@ -24,8 +24,9 @@ from torch import Tensor, nn
 from apfed_attacks.interface import Attack, Guess, Prediction, Target
 from apfed_attacks.people.shadow import Shadows, halves
 from apfed_attacks.view import AdversaryView, Role
-from secure_apfed.models import ModelSettings, encoder_and_head
+from secure_apfed.models import encoder_and_head
 from secure_apfed.seeds import shuffled
+from secure_apfed.settings.model import ModelSettings
 
 __all__ = ["Membership", "likelihood_ratio", "logit_confidence"]
 

@@ -15,11 +15,13 @@ from torch import Tensor, nn
 
 from apfed_experiments.audit.retraining import Protection, Task
 from secure_apfed.data import VerticalData, load_data
-from secure_apfed.data.settings import DataSettings
-from secure_apfed.models import ModelSettings, encoder_and_head, projection_to
-from secure_apfed.objectives import ReconstructionSettings, make_objective
+from secure_apfed.models import encoder_and_head, projection_to
+from secure_apfed.objectives import make_objective
 from secure_apfed.privacy.gdp import gdp_mu
 from secure_apfed.seeds import seeded, shuffled
+from secure_apfed.settings.data import DataSettings
+from secure_apfed.settings.model import ModelSettings
+from secure_apfed.settings.objective import ReconstructionSettings
 
 __all__ = ["CASES", "DELTA", "EPSILON", "Case", "networks", "task_of"]
 

@@ -24,7 +24,8 @@ from apfed_experiments.footprint import (
 from apfed_protocols.errors import UnsafeChoiceWarning
 from secure_apfed.config import Config
 from secure_apfed.exchange import Kind
-from secure_apfed.runs import RunResult, run
+from secure_apfed.runs.outcome import RunResult
+from secure_apfed.runs.run import run
 
 __all__ = ["BENCH"]
 

@@ -20,6 +20,7 @@ from apfed_experiments.leaks.sessions import (
 )
 from apfed_experiments.summary import Row, Setting
 from secure_apfed.config import Config
+from secure_apfed.secure_sums import sum_kind
 
 __all__ = ["isolation"]
 
@@ -59,7 +60,7 @@ def _setting(method: str, title: str, rules: frozenset[Rule], **options: Any) ->
     config = live_config("digits", method, masks="pairwise" if masked else "none")
     columns = {"method": method, "way": options["way"], "rules": title}
     return Setting(
-        columns={**columns, "sum": config.secure_sum.name, **options},
+        columns={**columns, "sum": sum_kind(config.secure_sum).name, **options},
         measure=partial(_isolated, config, rules, Isolation(**options)),
     )
 

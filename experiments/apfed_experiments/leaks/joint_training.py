@@ -15,7 +15,7 @@ from apfed_experiments.leaks.sessions import VICTIM, live_config
 from apfed_experiments.summary import Row, Setting
 from secure_apfed.config import AttackChoice, Config
 from secure_apfed.data import VerticalData, load_data
-from secure_apfed.runs import run
+from secure_apfed.runs.run import run
 
 __all__ = ["hijacking", "joint_inversion", "reversed_hijacking"]
 

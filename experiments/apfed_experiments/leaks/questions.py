@@ -29,8 +29,8 @@ from apfed_attacks.view import Budget, Knowledge, Played
 from apfed_experiments.finished_run import read_finished_run
 from apfed_experiments.leaks.sessions import UNPROTECTED, VICTIM, features_of, open_sum, sum_for
 from apfed_experiments.summary import Row, Setting
-from secure_apfed.objectives import ReconstructionSettings
-from secure_apfed.runs import run
+from secure_apfed.runs.run import run
+from secure_apfed.settings.objective import ReconstructionSettings
 
 __all__ = ["chosen", "decoder", "noise"]
 

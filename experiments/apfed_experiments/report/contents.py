@@ -17,12 +17,14 @@ from apfed_experiments.report.who_learns import COALITIONS, LIMITS, Coalition, R
 from apfed_protocols.psi import SET_INTERSECTIONS
 from secure_apfed.alignment import most_guesses
 from secure_apfed.data import find_dataset
+from secure_apfed.data.catalogue import view_count
 from secure_apfed.defences import DEFENCES, who_applies
 from secure_apfed.exchange import Kind
 from secure_apfed.measures import ACCURACY
 from secure_apfed.privacy_rows import figure_title
 from secure_apfed.runs.outcome import scores_of
 from secure_apfed.runs.record import AgreementOf
+from secure_apfed.secure_sums import sum_kind
 from secure_apfed.settings import Settings
 from secure_apfed.tasks import TASKS, Classification
 
@@ -76,7 +78,7 @@ def warnings_of(run: ReportedRun) -> tuple[str, ...]:
     """Return what a reader must know before any figure: unsafe choices and made-up data."""
     facts, words = run.facts, run.facts.words
     summed = "contributions are summed" in words
-    in_clear = summed and run.config.secure_sum.kind.unsafe
+    in_clear = summed and sum_kind(run.config.secure_sum).unsafe
     votes = "passives vote" in words
     from_active = "the active sends representations" in words
     any_sent = any(flow.kind is Kind.REPRESENTATIONS for flow in run.flows)
@@ -323,7 +325,7 @@ def settings_of(run: ReportedRun) -> Iterator[tuple[str, str]]:
     yield "method", run.config.method.title
     yield "task", TASKS[config.task].title
     parted = "parties with people of their own" if data.horizontal else "views"
-    yield "data", f"{title}, {data.view_count} {parted}"
+    yield "data", f"{title}, {view_count(data)} {parted}"
     yield "parties", ", ".join(run.roles)
     yield "rows", ", ".join(f"{words.count(n)} {name}" for name, n in rows.items() if n is not None)
     rate = f"learning rate {train.learning_rate:g}"

@@ -12,9 +12,10 @@ from apfed_experiments.report.who_learns import Role, RunFacts
 from secure_apfed.config import Config
 from secure_apfed.exchange import Flow
 from secure_apfed.folder_files import count_lines, read_json, read_json_lines
-from secure_apfed.runs import RunFolder
+from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.outcome import scores_of
 from secure_apfed.runs.record import Epsilon, Written
+from secure_apfed.secure_sums import sum_kind
 
 __all__ = ["EpochMetrics", "ReportedRun", "read_run"]
 
@@ -82,7 +83,7 @@ class ReportedRun(FinishedRun):
         config = self.config
         return RunFacts(
             happens=config.method.happens,
-            secure_sum=config.secure_sum.name,
+            secure_sum=sum_kind(config.secure_sum).name,
             passives=sum(role == Role.PASSIVE for role in self.roles.values()),
             guarded=config.guard.mechanism != "none",
             pairwise=config.alignment.mode == "pairwise",

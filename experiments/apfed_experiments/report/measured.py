@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from apfed_experiments.report.folder import ReportedRun
 from secure_apfed.measures import MEASURES, CalibrationPoint, calibration_curve, estimates
-from secure_apfed.runs import RunFolder
+from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.scored_rows import read_scored
 
 __all__ = ["MeasuredModel", "measured_of"]

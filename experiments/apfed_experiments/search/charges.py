@@ -15,7 +15,7 @@ from secure_apfed.methods.pace import planned_releases
 from secure_apfed.methods.terms import asked_of
 from secure_apfed.privacy import make_guard
 from secure_apfed.privacy.gdp import compose, gdp_epsilon
-from secure_apfed.runs import RunResult
+from secure_apfed.runs.outcome import RunResult
 
 __all__ = ["Charge", "bound_of", "charge_of"]
 

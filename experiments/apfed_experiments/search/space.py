@@ -8,8 +8,8 @@ from pydantic import Field, field_validator, model_validator
 
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_config, load_config_text, load_settings_text, read_text
-from secure_apfed.data.settings import DataSettings
 from secure_apfed.settings import Settings
+from secure_apfed.settings.data import DataSettings
 
 if TYPE_CHECKING:
     from optuna import Trial

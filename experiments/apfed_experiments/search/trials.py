@@ -20,11 +20,12 @@ from apfed_experiments.who_helped.runs import held_back
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_config
 from secure_apfed.data import files_digest, load_data
+from secure_apfed.data.catalogue import party_names
 from secure_apfed.errors import ApfedError, CheckpointError, ConfigError
 from secure_apfed.measures import MEASURES
-from secure_apfed.runs import RunFolder, run
-from secure_apfed.runs.folder import make_private, write_atomically
+from secure_apfed.runs.folder import RunFolder, make_private, write_atomically
 from secure_apfed.runs.record import read_outcome
+from secure_apfed.runs.run import run
 from secure_apfed.seeds import derive_seed
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class _Search:
         self._passives = (
             [table.name for table in data.passives]
             if space.public is None
-            else list(config.data.party_names[1:])
+            else list(party_names(config.data)[1:])
         )
         self._own = bound_of(config, self._passives)
         if budget is not None and not self._own.promised():

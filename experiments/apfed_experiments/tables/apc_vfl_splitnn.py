@@ -23,7 +23,8 @@ from secure_apfed.config import Config
 from secure_apfed.data import load_data, preset
 from secure_apfed.exchange import Kind
 from secure_apfed.methods.apc_vfl import ApcVflSettings
-from secure_apfed.runs import Progress, run
+from secure_apfed.runs.outcome import Progress
+from secure_apfed.runs.run import run
 
 __all__ = ["TABLES", "exchanged", "size_of"]
 

@@ -15,6 +15,7 @@ from typing import Any
 from apfed_experiments.study import base_config
 from apfed_experiments.tables.table import Line, PaperTable, Printed, RunJob, Size, line_of
 from secure_apfed.config import Config
+from secure_apfed.data.catalogue import view_count
 from secure_apfed.methods import METHODS
 
 __all__ = ["PRINTED", "PROXY", "TABLES", "Training", "run_of"]
@@ -138,7 +139,7 @@ def run_of(
 def _job(config: Config, seed: int, lines: Mapping[str, str]) -> RunJob:
     share = 0.3 if config.data.dataset.startswith("cifar") else 1.0
     share *= (config.data.limit or _IMAGES) / _IMAGES
-    cost = share * config.train.epochs * _SECONDS[config.data.view_count][config.method.name]
+    cost = share * config.train.epochs * _SECONDS[view_count(config.data)][config.method.name]
     return RunJob(config=config, seed=seed, lines=lines, cost=cost)
 
 

@@ -21,12 +21,13 @@ from sklearn.metrics import (
 from torch import nn
 
 from apfed_experiments.tables.table import Figures
-from secure_apfed.data import DataSettings, VerticalData, load_data
+from secure_apfed.data import VerticalData, load_data
 from secure_apfed.learning.averaging import LinearViews, SequenceViews
 from secure_apfed.learning.compute import Compute
 from secure_apfed.learning.multiview import Floats, Pull, ViewModel, joint_scores, weights_of
 from secure_apfed.models.recurrent import SequenceEncoder
 from secure_apfed.seeds import seeded
+from secure_apfed.settings.data import DataSettings
 from secure_apfed.settings.multiview import RecurrentSettings
 from secure_apfed.settings.training import TrainSettings
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apfed_experiments.tables.table import Figures, FunctionJob, Line, PaperTable, Printed, Size
-from secure_apfed.data import DataSettings, PartyTable, VerticalData, load_data
+from secure_apfed.data import PartyTable, VerticalData, load_data
 from secure_apfed.learning.multiview import (
     Floats,
     Pull,
@@ -24,6 +24,7 @@ from secure_apfed.learning.multiview import (
     start,
     weights_of,
 )
+from secure_apfed.settings.data import DataSettings
 
 __all__ = ["TABLES", "accuracies", "aligned_views", "fit_mmvfl", "measure_fold"]
 

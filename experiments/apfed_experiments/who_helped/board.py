@@ -178,7 +178,7 @@ def measure_passives(
 
     Raises:
         ConfigError: the method, the contract or the data leave nothing to tell apart.
-        ApfedError: as `secure_apfed.runs.run`.
+        ApfedError: as `secure_apfed.run`.
     """
     data = load_data(config.data, seed=seeds[0])
     players = players_of(config, data.active.name, [table.name for table in data.passives])

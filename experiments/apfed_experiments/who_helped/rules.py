@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from secure_apfed.config import Config
 from secure_apfed.errors import ConfigError
 from secure_apfed.methods.terms import make_sum, settings_of
+from secure_apfed.secure_sums import sum_kind
 from secure_apfed.tasks import Classification
 
 __all__ = ["Players", "players_of"]
@@ -69,11 +70,8 @@ def _minimum(config: Config, active: str, passives: tuple[str, ...]) -> int:
         return least
     if not config.secure_sum.allow_single_passive:
         least = max(least, 2)
-    if (
-        "contributions are summed" in config.method.happens
-        and not config.secure_sum.kind.needs_all
-        and len(passives) > 1
-    ):
+    summed = "contributions are summed" in config.method.happens
+    if summed and not sum_kind(config.secure_sum).needs_all and len(passives) > 1:
         agreed = make_sum(config, "who helped", active, passives)
         threshold = agreed.parameters().get("threshold")
         # A threshold of all says that nobody may fall silent, not how many hide each other.

@@ -27,14 +27,14 @@ from secure_apfed.data import VerticalData, load_data
 from secure_apfed.data.partition import choose_labelled
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.folder_files import read_json
+from secure_apfed.learning.apfed import predictor_of
 from secure_apfed.methods import ALONE
 from secure_apfed.plain_json import to_json
-from secure_apfed.privacy import GuardSettings, LabelSettings
-from secure_apfed.runs import run
 from secure_apfed.runs.folder import write_atomically
 from secure_apfed.runs.record import Epsilon, Written
-from secure_apfed.runs.solo import predictor_of
+from secure_apfed.runs.run import run
 from secure_apfed.seeds import derive_seed
+from secure_apfed.settings.privacy import GuardSettings, LabelSettings
 from secure_apfed.simulation import why_not
 from secure_apfed.simulation.together import begin, finish, train
 from secure_apfed.solo.kept import fits_kept_by
@@ -107,7 +107,7 @@ def measure(one: CoalitionRun) -> Measured:
 
     Raises:
         CheckpointError: its place holds something else.
-        ApfedError: as `secure_apfed.runs.run`.
+        ApfedError: as `secure_apfed.run`.
     """
     torch.set_num_threads(1)
     if one.path.is_file():

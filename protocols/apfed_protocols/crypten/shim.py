@@ -16,7 +16,6 @@ import warnings
 from types import ModuleType
 from typing import Any, NoReturn
 
-from apfed_protocols.crypten import party
 from apfed_protocols.errors import LocalProtocolError
 
 __all__ = ["INSTALL", "load_crypten"]
@@ -33,9 +32,11 @@ def load_crypten() -> Any:
         LocalProtocolError: it is not installed, or does not load; says what to do. Nothing of it
             stays among the loaded modules then.
     """
+    from apfed_protocols.crypten.party import turn_lookups
+
     known = sys.modules.get(_CRYPTEN)
     crypten = _import_with_stand_in() if known is None else known
-    party.turn_lookups(crypten)
+    turn_lookups(crypten)
     return crypten
 
 

@@ -1,12 +1,36 @@
-"""Whether the settings of a run fit its task: what is about classes is refused for other tasks."""
+"""What settings name, looked up where a configuration is made: a configuration that exists is one
+that can be run.
 
-from collections.abc import Iterator
+Settings are names and numbers, and import none of the tables; `Config` imports these checks when it
+is made. What is about classes is refused for other tasks.
+"""
 
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from secure_apfed.data.catalogue import check_data, labels_are_numbers
+from secure_apfed.errors import ConfigError
 from secure_apfed.measures import MEASURES, names_of
+from secure_apfed.secure_sums import check_sum
+from secure_apfed.settings import unknown_name
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.tasks import TASKS, Anomaly, Classification, Regression
 
-__all__ = ["check_task"]
+__all__ = ["CHECKS", "check_task"]
+
+
+def _check_name(name: str, table: Mapping[str, Any]) -> None:
+    if name not in table:
+        raise ConfigError(unknown_name(name, table))
+
+
+CHECKS: Mapping[str, Callable[[Any], None]] = {
+    "task": lambda name: _check_name(name, TASKS),
+    "measure": lambda name: _check_name(name, MEASURES),
+    "data": check_data,
+    "secure_sum": check_sum,
+}
+"""By section, what raises a `ConfigError` for a name that is in no table, with the nearest."""
 
 
 def check_task(config: RunSettings) -> None:
@@ -20,7 +44,7 @@ def check_task(config: RunSettings) -> None:
 
 
 def _problems(config: RunSettings) -> Iterator[str]:
-    task, numbers = TASKS[config.task], config.data.labels_are_numbers
+    task, numbers = TASKS[config.task], labels_are_numbers(config.data)
     if task.name not in (measured := MEASURES[config.measure].tasks):
         yield (
             f"measure: {config.measure} is a measure of {' and '.join(measured)}, and "

@@ -1,0 +1,41 @@
+"""The secure sum that a run's settings name, looked up where a run is opened."""
+
+from apfed_protocols.sums import SECURE_SUMS, SecureSum, spelled
+from apfed_protocols.sums.homomorphic import HomomorphicSum
+from secure_apfed.errors import ConfigError
+from secure_apfed.settings import did_you_mean
+from secure_apfed.settings.training import SumSettings
+
+__all__ = ["check_sum", "sum_kind"]
+
+
+def sum_kind(settings: SumSettings) -> type[SecureSum]:
+    """The sum, with its facts.
+
+    Raises:
+        ConfigError: there is none of this scheme and masks; names the nearest.
+    """
+    name = spelled(settings.scheme, settings.masks)
+    if name not in SECURE_SUMS:
+        pairs = ", ".join(
+            f"{{scheme: {kind.scheme}, masks: {kind.masks}}}" for kind in SECURE_SUMS.values()
+        )
+        guess = did_you_mean(name, SECURE_SUMS)
+        raise ConfigError(
+            f"there is no sum with scheme {settings.scheme!r} and masks {settings.masks!r}; "
+            f"{f'{guess} ' if guess else ''}There are {pairs}"
+        )
+    return SECURE_SUMS[name]
+
+
+def check_sum(settings: SumSettings) -> None:
+    """Refuse a sum that there is not, and zeros ahead for one that encrypts nothing.
+
+    Raises:
+        ConfigError: says what to write instead.
+    """
+    kind = sum_kind(settings)
+    if settings.zero_pool and not issubclass(kind, HomomorphicSum):
+        raise ConfigError(
+            f"zero_pool is for sums that encrypt; {kind.name} does not, leave it at 0"
+        )

@@ -1,0 +1,230 @@
+"""What a run says about its data: which set, how it is cut between parties, who knows whom.
+
+Whether the set exists and can be cut so is `secure_apfed.data.catalogue.check_data`.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeAlias
+
+from pydantic import Field, field_validator, model_validator
+
+from secure_apfed.names import ByParty, ColumnName, Name, PartyName
+from secure_apfed.settings import Settings
+
+__all__ = [
+    "ANOMALY_CLASSES",
+    "BUILT_IN_ACTIVE",
+    "MOST_CATEGORIES",
+    "TABLES",
+    "DataSettings",
+    "Missing",
+    "PartySettings",
+    "RareCategories",
+    "ViewColumns",
+]
+
+TABLES = "tables"
+"""What `dataset` says of the parties' own files."""
+
+BUILT_IN_ACTIVE = "active"
+"""The active's name where the set is built in."""
+
+ANOMALY_CLASSES = ("normal", "anomaly")
+"""Of a run whose training rows are normal alone."""
+
+MOST_CATEGORIES = 256
+"""Of one column, at most."""
+
+Missing: TypeAlias = Literal["error", "mean", "drop"]
+_Share = Annotated[float, Field(gt=0, lt=1)]
+_Count = Annotated[int, Field(ge=1)]
+
+
+class RareCategories(Settings):
+    """What becomes of a column with many categories.
+
+    Attributes:
+        most: so many of the most frequent have a feature of their own. Null: 256, and a column with
+            more is refused unless there are buckets.
+        buckets: features that the other texts share, those that were never seen among them; with
+            none they are rows of zeros.
+    """
+
+    most: int | None = Field(None, ge=1, le=MOST_CATEGORIES)
+    buckets: int = Field(0, ge=0, le=4096)
+
+
+class ViewColumns(Settings):
+    """A view by the raw columns that it is made of.
+
+    Attributes:
+        columns: their names, in order.
+        sequence: [steps, channels] of a view of sequences, which has 1 + steps * channels columns:
+            the number of steps in use, then step after step; null: plain columns.
+    """
+
+    columns: tuple[ColumnName, ...] = Field(min_length=1)
+    sequence: tuple[_Count, _Count] | None = None
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if len(set(self.columns)) != len(self.columns):
+            raise ValueError("columns: a column is listed twice; a view has it once")
+        if self.sequence is None:
+            return self
+        steps, channels = self.sequence
+        if len(self.columns) != (needed := 1 + steps * channels):
+            raise ValueError(
+                f"sequence: {steps} steps of {channels} channels and the number of steps in use "
+                f"are {needed} columns, got {len(self.columns)}"
+            )
+        return self
+
+
+class PartySettings(Settings):
+    """One party's own file, for `dataset: tables`.
+
+    Attributes:
+        file: CSV or Parquet; a relative path starts at `data.folder`, or at the working
+            directory where no folder is given.
+        id_column: one or several columns that name a row; null takes `data.id_column`.
+        numeric, categorical: columns to standardise and to one-hot encode; where both are
+            null, every other column is used, by its type. Naming one list uses it alone.
+        ignore: columns to leave out.
+        missing: what to do about empty cells: "error" names them, "mean" takes a numeric
+            column's mean and no category, "drop" leaves the row out.
+        rare_categories: what becomes of columns with many categories.
+        encoding: JSON file with the encoding to use, or a model card that holds one; null fits
+            means, scales and categories to the party's own rows, which they then tell of.
+    """
+
+    file: Path
+    id_column: ColumnName | tuple[ColumnName, ...] | None = None
+    numeric: tuple[ColumnName, ...] | None = None
+    categorical: tuple[ColumnName, ...] | None = None
+    ignore: tuple[ColumnName, ...] = ()
+    missing: Missing = "error"
+    rare_categories: RareCategories = RareCategories()
+    encoding: Path | None = None
+
+
+class DataSettings(Settings):
+    """The data of one run.
+
+    Attributes:
+        dataset: a key of `DATASETS`, or "tables" for the parties' own files.
+        partition: "vertical" gives each party other features of the same people, "horizontal"
+            gives each party all features of other people, with their labels, equally many of each
+            class; the test rows are the active's. Own tables are as they are.
+        clients: parties under a horizontal partition of a built-in set; null takes 4.
+        labels_at: passives that hold the labels of their own people, too, but for test rows.
+        views: m, the strips that an image is cut into; null takes the catalogue's number.
+            Sets of tables have natural views, whose number is fixed.
+        natural_views: those to use of a set of tables, in this order; null takes all.
+        active_view: i, the view that the active holds, from 1.
+        rows: at most this many people of a built-in set, drawn before anything else; rows_per_class
+            draws so many of each class instead. Null takes all.
+        overlap: the share of each passive's training people that the active knows too, and
+            the other way round; 1 is all. Own tables overlap as they do.
+        aligned: in place of overlap, how many of the active's training people all passives hold;
+            beside them and the test rows passives hold nobody.
+        test_fraction: of the active's rows, where the set has no official split.
+        split: "by_class" takes that share of each class, so that a label moves the split;
+            "at_random" reads no label.
+        limit: at most this many training rows at the active, after a seeded shuffle.
+        labelled: how many of the active's training rows have a label to learn from, as a number
+            of rows or, below 1, as a share; null: all that have one. The labels of the others
+            reach nothing that trains. In own tables a row without a label is one with an empty
+            cell. Passives that hold labels hold as many, drawn of their own rows.
+        labelled_choice: "by_class" takes of each class by its share, one row at least;
+            "at_random" reads no label.
+        folder: where to look for files; null takes SECURE_APFED_DATA (a list with the
+            system's path separator), else ~/.cache/secure-apfed.
+        columns: party -> columns by name, or by position from 0, for sets of tables; the
+            party called "active" is required.
+        view_columns: view -> its columns, for own tables; a party's views are those whose columns
+            it has, and they must be all of its columns. Null: one view a party.
+        parties: party -> its file, for `dataset: tables`.
+        active: which of `parties` is the active.
+        id_column: columns that name a row in every party's file, unless the party differs.
+        label_column: the column of labels, at whoever holds any.
+        numeric_labels: whether the labels of own tables are numbers to predict (`task: regression`)
+            and no classes; of a built-in set the catalogue says so. Splits read no label then.
+        anomaly: the label whose rows are anomalies (`task: anomaly`); the active trains on the
+            others and on rows without a label, and test rows are of both.
+        classes: the labels in the order of the network's outputs; null infers them from the
+            active's, which other parties with labels cannot.
+    """
+
+    dataset: str = "digits"
+    partition: Literal["vertical", "horizontal"] = "vertical"
+    clients: int | None = Field(None, ge=2)
+    labels_at: tuple[PartyName, ...] = ()
+    views: int | None = Field(None, ge=2)
+    natural_views: tuple[str, ...] | None = Field(None, min_length=1)
+    active_view: int = Field(1, ge=1)
+    rows: int | None = Field(None, ge=2)
+    rows_per_class: int | None = Field(None, ge=2)
+    overlap: float = Field(1.0, gt=0, le=1)
+    aligned: int | None = Field(None, ge=1)
+    test_fraction: float = Field(0.25, gt=0, lt=1)
+    split: Literal["by_class", "at_random"] = "by_class"
+    limit: int | None = Field(None, ge=1)
+    labelled: Annotated[int, Field(ge=2)] | _Share | None = None
+    labelled_choice: Literal["by_class", "at_random"] = "by_class"
+    folder: Path | None = None
+    columns: ByParty[tuple[int | str, ...]] | None = None
+    view_columns: dict[Name, ViewColumns] | None = Field(None, min_length=1)
+    parties: ByParty[PartySettings] | None = None
+    active: PartyName = "active"
+    id_column: ColumnName | tuple[ColumnName, ...] = "id"
+    label_column: ColumnName = "label"
+    numeric_labels: bool = False
+    anomaly: str | None = None
+    classes: tuple[str, ...] | None = Field(None, min_length=2)
+
+    def terms(self) -> dict[str, Any]:
+        """Who holds labels and, where several do, how they number the classes."""
+        told = {"partition", "labels_at"}
+        if self.horizontal or self.labels_at:
+            told |= {"classes", "anomaly"}
+        return self.model_dump(mode="json", include=told)
+
+    def class_names(self, known: tuple[str, ...]) -> tuple[str, ...]:
+        """Of the run: those that are known, or normal rows and anomalies."""
+        return known if self.anomaly is None else ANOMALY_CLASSES
+
+    @property
+    def active_name(self) -> str:
+        """The active party's name: built-in sets have parties of their own."""
+        return self.active if self.dataset == TABLES else BUILT_IN_ACTIVE
+
+    @property
+    def horizontal(self) -> bool:
+        """Whether parties hold all features of other people."""
+        return self.partition == "horizontal"
+
+    def holds_labels(self, name: str) -> bool:
+        """Whether the party of this name holds labels."""
+        return self.horizontal or name == self.active_name or name in self.labels_at
+
+    @field_validator("classes")
+    @classmethod
+    def _classes_differ(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if names is not None and len(set(map(str.strip, names))) < len(names):
+            raise ValueError(f"a class is named twice among {', '.join(names)}; name each once")
+        return None if names is None else tuple(map(str.strip, names))
+
+    @model_validator(mode="after")
+    def _are_cut_in_one_way(self) -> Self:
+        if self.rows is not None and self.rows_per_class is not None:
+            raise ValueError("give rows or rows_per_class, not both")
+        if self.aligned is not None and self.overlap != 1:
+            raise ValueError("give aligned or overlap, not both")
+        if self.clients is not None and not self.horizontal:
+            raise ValueError("clients: is the number of parties under partition: horizontal only")
+        if self.labels_at and self.horizontal:
+            raise ValueError(
+                "labels_at: under partition: horizontal all parties hold labels; leave it out"
+            )
+        return self
