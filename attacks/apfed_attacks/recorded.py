@@ -255,29 +255,35 @@ def view_of(
     )
 
 
-_OPENED_VOTES: Mapping[str, Opened] = {
-    "sum": "sum of votes", "encrypted": "sum of votes", "moment": "moment of votes",
-}  # fmt: skip
+_OPENS: Mapping[str, Opened] = {
+    "gradients are summed": "gradients",
+    "representations are summed": "representations",
+    "tables are decomposed": "singular vectors",
+    "pseudo-labels are averaged": "pseudo-labels",
+    "weights are averaged": "weights",
+    "the sum of votes is opened": "sum of votes",
+    "votes of encrypted labels are summed": "sum of votes",
+    "votes are opened as a moment": "moment of votes",
+}
 
 
 def exchange_of(config: Config) -> Exchange:
     """What the parties of a run exchange: the only place where attacks ask what a method is."""
-    facts = config.method
-    opens: Opened | None = facts.averages or _OPENED_VOTES.get(facts.opens_votes or "")
-    if facts.sums_gradients:
-        opens = "gradients"
-    elif facts.sums_representations:
-        opens = "representations"
-    elif facts.decomposes:
-        opens = "singular vectors"
-    shown: Literal["shown", "encrypted"] = "shown" if facts.sends_labels else "encrypted"
+    happens = config.method.happens
+    released_by: Literal["active", "passives"] | None = None
+    if "representations are sent" in happens:
+        passives = "passives send representations" in happens
+        released_by = "passives" if passives else "active"
+    labels: Literal["shown", "encrypted"] = (
+        "shown" if "labels are shown" in happens else "encrypted"
+    )
     return Exchange(
         name=config.method.name,
-        released_by=facts.representations_from,
-        returns_gradients=facts.returns_gradients,
-        opens=opens,
-        labels=shown if facts.opens_votes else None,
-        aligned=facts.aligns,
+        released_by=released_by,
+        returns_gradients="gradients are returned" in happens,
+        opens=next((opened for word, opened in _OPENS.items() if word in happens), None),
+        labels=labels if "passives vote" in happens else None,
+        aligned="people are aligned" in happens,
     )
 
 

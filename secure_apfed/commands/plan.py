@@ -102,14 +102,15 @@ def _forecast(
             terminal.show_note(f"note: {warning}")
     guard = config.guard
     calibrations = []
-    if guard.epsilon is not None and "representations are sent" in config.method.happens:
+    sent = "representations are sent" in config.method.happens
+    if guard.epsilon is not None and sent:
         calibrations.append(
             calibrate(
                 guard.epsilon, epochs=config.train.epochs, delta=guard.delta, clip=guard.clip,
                 mechanism=guard.mechanism,
             )
         )  # fmt: skip
-    return calibrations, _expected_of(config, planned.epsilon_x), asdict(planned)
+    return calibrations, _expected_of(config, planned.epsilon_x, sent=sent), asdict(planned)
 
 
 def _calibrations(epsilon: float, epochs: int, delta: float, clip: float) -> list["Calibration"]:
@@ -129,13 +130,13 @@ def _expected(epsilon: float) -> list[str]:
     return [sentence(sweep, point) for sweep, point in found]
 
 
-def _expected_of(config: "Config", epsilon_x: float) -> list[str]:
+def _expected_of(config: "Config", epsilon_x: float, *, sent: bool) -> list[str]:
     """What stored sweeps of the same data and method say; guard and label mechanism apart."""
     from secure_apfed.planning.stored_sweeps import load_sweeps, nearest, sentence
 
     sweeps, found = load_sweeps(), []
     dataset, method = config.data.dataset, config.method.name
-    if config.guard.mechanism != "none" and "representations are sent" in config.method.happens:
+    if config.guard.mechanism != "none" and sent:
         found += nearest(
             sweeps, epsilon=config.guard.epsilon or epsilon_x, dataset=dataset, method=method,
             guards=(config.guard.mechanism,),

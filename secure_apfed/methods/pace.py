@@ -15,8 +15,9 @@ from secure_apfed.settings.run import RunSettings
 __all__ = ["growth", "planned_releases", "rows_of_a_step", "rows_trained", "steps_of"]
 
 
-def rows_trained(config: RunSettings, held: OwnData, common: Tensor) -> tuple[Tensor, float]:
-    """The active's rows that an epoch goes through, and the share of them that is aligned.
+def rows_trained(config: RunSettings, held: OwnData, common: Tensor) -> tuple[Tensor, float, int]:
+    """The active's rows that an epoch goes through, the share of them that is aligned, and how many
+    people are.
 
     Args:
         config: of the run.
@@ -27,13 +28,13 @@ def rows_trained(config: RunSettings, held: OwnData, common: Tensor) -> tuple[Te
     # Whose passives learn from returned gradients trains on rows with a label alone.
     rows = held.labelled_rows if method.returns_gradients else held.train_rows
     if not method.aligns:
-        return rows, 1.0
+        return rows, 1.0, 0
     aligned = int(torch.isin(rows, common).sum())
     # A model that needs every party to predict needs them for every row that it trains on.
     alone = method.predicts_alone and not method.averages
     if not (alone and config.train.use_unaligned):
         rows = rows[:aligned]
-    return rows, aligned / max(1, len(rows))
+    return rows, aligned / max(1, len(rows)), len(common)
 
 
 def rows_of_a_step(config: RunSettings, rows: int, *, aligned_share: float, steps: int) -> int:

@@ -139,8 +139,7 @@ class _Counts:
             "labelled": len(method.labels_learnt(config, own, common)),
             "teaching": len(method.labels_learnt(config, replace(own, labelled=None), common)),
         }
-        rows, share = rows_trained(config, own, common)
-        shared = len(common) if config.method.aligns else 0
+        rows, share, shared = rows_trained(config, own, common)
         return cls(common=shared, train=len(rows), aligned_share=share, **taught)
 
 
@@ -308,15 +307,16 @@ def _warnings(
 def _memory_warning(config: Config, links: tuple[Link, ...]) -> Iterator[str]:
     """Warn where the transcript would refuse to hold what it is to keep."""
     kept = {"none": 0, "first_and_last": 2, "all": config.train.epochs}[config.transcript.keep]
+    happens = config.method.happens
     # The same representations go to every passive, and are held once.
     once: dict[tuple[str, str], int] = {}
     for link in links:
         if link.kind in _KEPT:
             sent = link.kind == Kind.REPRESENTATIONS
-            shared = sent and "the active sends representations" in config.method.happens
+            shared = sent and "the active sends representations" in happens
             receiver = "all" if shared else link.receiver
             once[f"{link.sender} {link.kind}", receiver] = link.wire_bytes
-            if shared and "gradients are summed" in config.method.happens:
+            if shared and "gradients are summed" in happens:
                 # What the active decodes is kept too, and is as large as what it sends.
                 once[_OPENED, receiver] = link.wire_bytes
     epochs = min(kept, config.train.epochs)

@@ -64,13 +64,13 @@ def players_of(config: Config, active: str, passives: Sequence[str]) -> Players:
 
 def _minimum(config: Config, active: str, passives: tuple[str, ...]) -> int:
     """1 where single answers are read anyway; else 2 or what thresholds and colluders ask for."""
-    noise = config.secure_sum.noise
+    noise, happens = config.secure_sum.noise, config.method.happens
     least = max(1, 1 + (noise.colluders if noise else config.method.colluding))
-    if "votes are answered singly" in config.method.happens:
+    if "votes are answered singly" in happens:
         return least
     if not config.secure_sum.allow_single_passive:
         least = max(least, 2)
-    summed = "contributions are summed" in config.method.happens
+    summed = "contributions are summed" in happens
     if summed and not sum_kind(config.secure_sum).needs_all and len(passives) > 1:
         agreed = make_sum(config, "who helped", active, passives)
         threshold = agreed.parameters().get("threshold")
