@@ -148,7 +148,7 @@ class AveragingSettings(FedMvSettings):
 class HFedMvSettings(AveragingSettings):
     """H-FedMV; see `MultiviewSettings`."""
 
-    name: Literal["h_fedmv"] = "h_fedmv"
+    name: Literal["h_fedmv"]
 
     title = "H-FedMV"
 
@@ -160,7 +160,7 @@ class SFedMvSettings(AveragingSettings):
         recurrent: how these are trained.
     """
 
-    name: Literal["s_fedmv"] = "s_fedmv"
+    name: Literal["s_fedmv"]
     recurrent: RecurrentSettings = RecurrentSettings()
 
     title = "S-FedMV"

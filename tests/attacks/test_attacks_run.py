@@ -251,7 +251,7 @@ def test_a_method_is_attacked_by_its_facts(
 
 
 class Quiet(ApfedSettings):
-    name: Literal["quiet"] = "quiet"
+    name: Literal["quiet"]
 
     title = "Quiet"
     representations_from = None  # type: ignore[assignment]  # of APFed it is the active

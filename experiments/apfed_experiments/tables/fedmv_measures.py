@@ -41,7 +41,7 @@ Rows = NDArray[np.int64]
 
 _BETA, _WEIGHT = 4.0, 8.0
 METRICS = ("accuracy", "precision", "recall", "F1")
-_UPDATES = VFedMvSettings(tolerance=1e-4, most_rounds=30)
+_UPDATES = VFedMvSettings(name="v_fedmv", tolerance=1e-4, most_rounds=30)
 
 
 @dataclass(frozen=True, eq=False)
