@@ -290,7 +290,7 @@ def _config(
     ours = {"dataset", "parties", "folder", "id_column", "label_column"}
     if named := sorted(ours & set(given["data"])):
         raise ConfigError(f"data.{named[0]}: the frames say this; leave it out, or say label or id")
-    known = METHODS.get(method if isinstance(method, str) else str(method.get("name")))
+    known = METHODS.get(str(method.get("name") if isinstance(method, Mapping) else method))
     if known and known.settings.representations_from is None:  # a guard has nothing to protect
         given.setdefault("guard", {"mechanism": "none"})
     given["data"] = {

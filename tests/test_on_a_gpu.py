@@ -98,7 +98,7 @@ def _objective(name: str) -> Config:
 
 
 def _defence(name: str) -> Config:
-    method = next(one for one in ("apfed_c", "tvfl") if who_applies(name, METHODS[one].facts))
+    method = next(one for one in ("apfed_c", "tvfl") if who_applies(name, METHODS[one].declared))
     few = {"steps": 300} if name == "confusional_labels" else {}
     return config_of(method, guard={"mechanism": "none", **NOISE}, defences=[{"kind": name, **few}])
 

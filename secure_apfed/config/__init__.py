@@ -6,8 +6,7 @@ keys of, and what does not go together is refused, with what does. Reading YAML,
 name the line, is `secure_apfed.config.file`.
 """
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from pydantic import ValidationInfo, field_validator, model_validator
 
@@ -24,24 +23,14 @@ __all__ = ["AttackChoice", "Config"]
 class Config(RunSettings):
     """The settings of a run, which fit its method and each other."""
 
-    moved: ClassVar[Mapping[str, str]] = {
-        "votes": "{name: votes, epsilon: 8}",
-        "teacher": "{name: joint_teacher, labels: spreading}",
-        "imputed": "{name: imputation, numbers: 16}",
-        "distilled": "{name: apc_vfl, epochs: 200}",
-        "decomposed": "{name: vfedtrans, mask_rows: 1024}",
-        "multiview": "{name: mmvfl, beta: 1.0}",
+    moved = {
+        "votes": "method: {name: votes, epsilon: 8}",
+        "teacher": "method: {name: joint_teacher, labels: spreading}",
+        "imputed": "method: {name: imputation, numbers: 16}",
+        "distilled": "method: {name: apc_vfl, epochs: 200}",
+        "decomposed": "method: {name: vfedtrans, mask_rows: 1024}",
+        "multiview": "method: {name: mmvfl, beta: 1.0}",
     }
-    """Sections of earlier versions, and how the same is said now."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _methods_have_settings(cls, said: Any) -> Any:
-        for key in cls.moved.keys() & (said.keys() if isinstance(said, Mapping) else ()):
-            raise ValueError(
-                f"{key}: settings of a method are said with its name, as method: {cls.moved[key]}"
-            )
-        return said
 
     @field_validator("method", mode="before")
     @classmethod

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from secure_apfed.settings import did_you_mean
+from secure_apfed.settings import Settings, did_you_mean
 
 __all__ = ["describe"]
 
@@ -54,7 +54,7 @@ _EXPECTED: Mapping[str, Callable[[_Context], str]] = {
 }
 
 
-def describe(cls: type[BaseModel], error: ValidationError, raw: Any) -> list[tuple[_Path, str]]:
+def describe(cls: type[Settings], error: ValidationError, raw: Any) -> list[tuple[_Path, str]]:
     """Return (key path in `raw`, problem) for everything that `cls` refused.
 
     A hundred problems at most, since each takes time; one more, of no key, says if there are more.
@@ -92,7 +92,7 @@ def _given_path(detail: ErrorDetails, raw: Any) -> _Path:
     return (*path, *(() if missing is None else (missing,)))
 
 
-def _keys_named(cls: type[BaseModel], detail: ErrorDetails, raw: Any) -> list[str]:
+def _keys_named(cls: type[Settings], detail: ErrorDetails, raw: Any) -> list[str]:
     """The keys that a sentence of ours begins with, as "train.patience: ...", below its location.
 
     Where a field's own validator speaks, the location ends in that field already.
@@ -103,10 +103,12 @@ def _keys_named(cls: type[BaseModel], detail: ErrorDetails, raw: Any) -> list[st
     return names if names[0] in _known_keys(cls, detail["loc"], raw) else []
 
 
-def _sentence(cls: type[BaseModel], path: _Path, details: list[ErrorDetails], raw: Any) -> str:
+def _sentence(cls: type[Settings], path: _Path, details: list[ErrorDetails], raw: Any) -> str:
     first = details[0]
     if first["type"] == "extra_forbidden":
         *above, name = first["loc"]
+        if not above and name in cls.moved:
+            return f"is no key any more; say {cls.moved[str(name)]}"
         return _unknown(str(name), sorted(set(_known_keys(cls, tuple(above), raw))))
     if first["type"] == "missing":
         return "is missing; it has no default"

@@ -56,7 +56,7 @@ class ApcVflSettings(MethodSettings, DistillationSettings):
         joint: hidden widths of g2, whose code is as wide as the student's (the run's `model`).
     """
 
-    name: Literal["apc_vfl"] = "apc_vfl"
+    name: Literal["apc_vfl"]
     own: Annotated[ModelSettings, THE_ACTIVE] = ModelSettings(
         network="selu", hidden=(64,), representation=128
     )

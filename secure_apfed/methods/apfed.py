@@ -82,7 +82,7 @@ __all__ = [
 class SingleViewSettings(MethodSettings):
     """The active alone; see `MethodSettings`."""
 
-    name: Literal["single_view"] = "single_view"
+    name: Literal["single_view"]
 
     title = "SingleVL"
     predicts_alone = True
@@ -111,7 +111,7 @@ class ApfedSettings(MethodSettings):
 class MixedApfedSettings(ApfedSettings):
     """Every passive says its objective; see `ApfedSettings`."""
 
-    name: Literal["apfed"] = "apfed"
+    name: Literal["apfed"]
 
     title = "APFed"
 
@@ -119,7 +119,7 @@ class MixedApfedSettings(ApfedSettings):
 class ApfedRSettings(ApfedSettings):
     """All passives reconstruct; see `ApfedSettings`."""
 
-    name: Literal["apfed_r"] = "apfed_r"
+    name: Literal["apfed_r"]
 
     title = "APFed-R"
     own_objective = ReconstructionSettings()
@@ -128,7 +128,7 @@ class ApfedRSettings(ApfedSettings):
 class ApfedCSettings(ApfedSettings):
     """All passives contrast; see `ApfedSettings`."""
 
-    name: Literal["apfed_c"] = "apfed_c"
+    name: Literal["apfed_c"]
 
     title = "APFed-C"
     own_objective = ContrastiveSettings()
@@ -475,7 +475,7 @@ class Apfed(Method):
 class SingleView(Method):
     """SingleVL (Section 5.1): the active alone; nothing is aligned, nothing is sent."""
 
-    settings = SingleViewSettings
+    settings: type[MethodSettings] = SingleViewSettings
 
     def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
         return _learner(own, contract, rows, None, self.headline)

@@ -149,7 +149,7 @@ class AveragingSettings(FedMvSettings):
 class HFedMvSettings(AveragingSettings):
     """H-FedMV; see `MultiviewSettings`."""
 
-    name: Literal["h_fedmv"] = "h_fedmv"
+    name: Literal["h_fedmv"]
 
     title = "H-FedMV"
 
@@ -162,7 +162,7 @@ class SFedMvSettings(AveragingSettings):
         local_epochs: of each party between two averages.
     """
 
-    name: Literal["s_fedmv"] = "s_fedmv"
+    name: Literal["s_fedmv"]
     rounds: int = Field(20, ge=1)
     local_epochs: int = Field(1, ge=1)
 

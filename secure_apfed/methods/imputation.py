@@ -60,7 +60,7 @@ class ImputationSettings(MethodSettings):
             the rows as they came, noise and all.
     """
 
-    name: Literal["imputation"] = "imputation"
+    name: Literal["imputation"]
     projection: Literal["principal_components", "random"] = "principal_components"
     numbers: int = Field(16, ge=1, le=4096)
     labels: Annotated[str, THE_ACTIVE] = "spreading"

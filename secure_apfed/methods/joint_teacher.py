@@ -164,7 +164,7 @@ class JointTeacherSettings(JointSettings):
             finished student alone.
     """
 
-    name: Literal["joint_teacher"] = "joint_teacher"
+    name: Literal["joint_teacher"]
     model: ModelSettings = ModelSettings(network="linear", representation=16)
     labels: str = HEAD
     form: Literal["soft", "hard"] = "soft"

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
@@ -393,7 +393,8 @@ class Method(ABC):
     @property
     def declared(self) -> MethodSettings:
         """What others may know of it, whatever the settings of a run are."""
-        return self.settings.model_construct(name=self.settings.model_fields["name"].default)
+        (name,) = get_args(self.settings.model_fields["name"].annotation)
+        return self.settings.model_construct(name=name)
 
     @property
     def headline(self) -> str:

@@ -144,7 +144,7 @@ class PseudoLabelLearner(Learner):
 class MmvflSettings(MultiviewSettings):
     """MMVFL: the labels draw the active's own pseudo-labels; see `MultiviewSettings`."""
 
-    name: Literal["mmvfl"] = "mmvfl"
+    name: Literal["mmvfl"]
     beta: float = Field(1.0, ge=0)
     zeta: float = Field(1000.0, gt=0)
     eta: float = Field(1000.0, gt=0)
@@ -165,7 +165,7 @@ class FedMvSettings(MultiviewSettings):
 class VFedMvSettings(FedMvSettings):
     """V-FedMV; see `MultiviewSettings`."""
 
-    name: Literal["v_fedmv"] = "v_fedmv"
+    name: Literal["v_fedmv"]
 
     title = "V-FedMV"
     averages = "pseudo-labels"

@@ -118,7 +118,7 @@ class SummedSplitNnLearner(SplitNnLearner):
 class SplitNnSettings(JointSettings):
     """SplitNN that concatenates; see `MethodSettings`."""
 
-    name: Literal["split_nn"] = "split_nn"
+    name: Literal["split_nn"]
 
     title = "SplitNN"
 
@@ -126,7 +126,7 @@ class SplitNnSettings(JointSettings):
 class SummedSplitNnSettings(MethodSettings):
     """SplitNN that merges by a secure sum; see `MethodSettings`."""
 
-    name: Literal["split_nn_sum"] = "split_nn_sum"
+    name: Literal["split_nn_sum"]
 
     title = "SplitNN, summed"
     predicts_alone = False

@@ -237,7 +237,7 @@ class JointSettings(MethodSettings):
 class TvflSettings(JointSettings):
     """Joint training and joint inference; see `MethodSettings`."""
 
-    name: Literal["tvfl"] = "tvfl"
+    name: Literal["tvfl"]
 
     title = "TVFL, all views"
 

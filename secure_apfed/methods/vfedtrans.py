@@ -173,7 +173,7 @@ class VFedTransSettings(MethodSettings, DistillationSettings):
             says how many vectors there are.
     """
 
-    name: Literal["vfedtrans"] = "vfedtrans"
+    name: Literal["vfedtrans"]
     mask_rows: int = Field(1024, ge=2, le=MOST_MASK_ROWS)
 
     title = "VFedTrans"

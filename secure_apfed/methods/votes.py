@@ -85,7 +85,7 @@ class VotesSettings(NoisedVoteSettings):
             class.
     """
 
-    name: Literal["votes"] = "votes"
+    name: Literal["votes"]
     form: Literal["soft", "hard"] = "soft"
 
     title = "votes, summed"
@@ -101,7 +101,7 @@ class VotesSettings(NoisedVoteSettings):
 class RandomisedVotesSettings(VoteSettings):
     """Votes that every passive answers for itself, always hard; see `VoteSettings`."""
 
-    name: Literal["votes_randomised"] = "votes_randomised"
+    name: Literal["votes_randomised"]
 
     title = "votes, randomised"
     opens_votes = "randomised"

@@ -77,7 +77,7 @@ class EncryptedVotesSettings(NoisedVoteSettings):
             kept and the request itself; each gives an active that cheats another chance.
     """
 
-    name: Literal["votes_encrypted"] = "votes_encrypted"
+    name: Literal["votes_encrypted"]
     candidates: int | None = Field(None, ge=2, le=1024)
     broken_audits: int = Field(1, ge=0)
 

@@ -70,7 +70,7 @@ class MomentVotesSettings(NoisedVoteSettings):
         moment_features: d, signs of random hyperplanes under which the moment is taken.
     """
 
-    name: Literal["votes_moment"] = "votes_moment"
+    name: Literal["votes_moment"]
     form: Literal["soft", "hard"] = "soft"
     moment_features: int = Field(256, ge=8, le=4096)
 

@@ -11,7 +11,7 @@ key and nearest key.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict
 
@@ -44,7 +44,13 @@ EACH_ALONE = DecidedBy("each party")
 
 
 class Settings(BaseModel):
-    """Base of every settings class."""
+    """Base of every settings class.
+
+    Attributes:
+        moved: keys of earlier versions, and what to say in their place.
+    """
+
+    moved: ClassVar[Mapping[str, str]] = {}
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False

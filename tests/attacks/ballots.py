@@ -46,7 +46,7 @@ def ballot_of(
             transcript.record(_sent(Kind.VOTES, passive, "active", number, answers), 0)
     transcript.keep_opened(0, votes.double())
     settings = empty.config.model_dump(mode="json")
-    settings |= {"method": method, "votes": {"epsilon": 4.0}}
+    settings |= {"method": {"name": method, "epsilon": 4.0}}
     return replace(empty, config=Config.model_validate(settings))
 
 

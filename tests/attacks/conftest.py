@@ -85,7 +85,7 @@ class _Wire:
 def _step(
     wire: _Wire, method: str, step: int, rows: Tensor, z: Tensor, gradient: Tensor | None
 ) -> None:
-    if METHODS[method].facts.representations_from == "passives":
+    if METHODS[method].settings.representations_from == "passives":
         for scale, passive in enumerate(PASSIVES, start=1):
             payload = pack({"rows": rows, "z": scale * z[rows]})
             wire.send(step, Kind.REPRESENTATIONS, passive, "active", payload)
@@ -125,7 +125,7 @@ def make_recording() -> MakeRecording:
         trained = torch.isin(rows, data.train_rows).nonzero().flatten()
         own = data.passives[0].features[alignment[PASSIVES[0]]]
         step = count()
-        for epoch in range(epochs if METHODS[method].facts.has_passives else 0):
+        for epoch in range(epochs if METHODS[method].settings.has_passives else 0):
             wire.transcript.begin_epoch(epoch)
             z = release(data.active.labels[rows], own, draw, epoch)
             answer = returned and returned(data.active.labels[rows], own, draw, epoch)
@@ -139,7 +139,7 @@ def make_recording() -> MakeRecording:
         return Recording(
             config=config,
             data=data,
-            alignment=alignment if METHODS[method].facts.has_passives else {},
+            alignment=alignment if METHODS[method].settings.has_passives else {},
             transcript=wire.transcript,
         )
 

@@ -39,9 +39,9 @@ def ask(
         if opened:
             empty.transcript.keep_opened(epoch, opened[epoch][rows].double())
     settings = empty.config.model_dump(mode="json")
-    network = "identity" if METHODS[method].facts.averages else "mlp"
-    facts = {
+    network = "identity" if METHODS[method].settings.averages else "mlp"
+    said = {
         "method": method, "model": {"network": network},
         "secure_sum": {"clip": 8.0, "scheme": "plain", "masks": "pairwise"},
     }  # fmt: skip
-    return replace(empty, config=Config.model_validate(settings | facts))
+    return replace(empty, config=Config.model_validate(settings | said))

@@ -15,15 +15,15 @@ from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.data import load_data
 from secure_apfed.privacy import BudgetExhaustedError
 from tests.attacks.test_attacks_votes import config_of
+from tests.secure_apfed.small_runs import Said
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 DIGITS = {"dataset": "digits", "views": 4, "overlap": 1.0, "labelled": 50, "limit": 400}
-NOISY = {"votes": {"epsilon": 4.0}}
-OPENINGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "sum": ("votes", {}),
-    "sum, noise": ("votes", NOISY),
-    "each": ("votes_randomised", NOISY),
+OPENINGS: Mapping[str, Said] = {
+    "sum": "votes",
+    "sum, noise": {"name": "votes", "epsilon": 4.0},
+    "each": "votes_randomised",
 }
 
 
@@ -35,8 +35,7 @@ def aligned() -> dict[str, Any]:
 
 
 def open_run(aligned: dict[str, Any], opening: str, **others: Any) -> VotesRun:
-    method, settings = OPENINGS[opening]
-    return VotesRun(config_of(method, data=DIGITS, **settings), **aligned, **others)
+    return VotesRun(config_of(OPENINGS[opening], data=DIGITS), **aligned, **others)
 
 
 def one_against_all(run: VotesRun, person: int) -> dict[int, int]:

@@ -56,10 +56,7 @@ CHEAP: Mapping[str, Mapping[str, Any]] = {
 
 @cache
 def recording(method: str) -> Recording:
-    said: dict[str, Any] = {}
-    if method == "apfed":
-        said["passives"] = {"default": {"objective": {"name": "contrastive"}}}
-    return run(small_config(method, **said), None).recording
+    return run(small_config(method), None).recording
 
 
 def attacked(method: str, name: str, **options: Any) -> tuple[AttackResult, ...]:

@@ -3,7 +3,7 @@ import inspect
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -19,8 +19,9 @@ from apfed_attacks.scoring import DECOY, score
 from apfed_attacks.view import Knowledge
 from secure_apfed.config import AttackChoice
 from secure_apfed.errors import ConfigError
-from secure_apfed.facts import MethodFacts
 from secure_apfed.methods import METHODS, Apfed
+from secure_apfed.methods.apfed import ApfedSettings
+from tests.secure_apfed.small_runs import renamed
 
 EXPERIMENTER_ONLY = (
     "apfed_attacks.candidates",
@@ -235,7 +236,7 @@ def test_a_method_is_attacked_by_its_facts(
     like: str, make_recording: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that nobody has heard of gets the attacks of its like, and is told the same reasons."""
-    monkeypatch.setitem(METHODS, "unheard", METHODS[like])
+    monkeypatch.setitem(METHODS, "unheard", renamed(METHODS[like], "unheard"))
     reasons: dict[str, list[str | None]] = {}
     for method in (like, "unheard"):
         recording = make_recording("labels", method=method, gradient="labels")
@@ -249,11 +250,18 @@ def test_a_method_is_attacked_by_its_facts(
     assert (None in reasons[like]) is (like != "single_view")
 
 
+class Quiet(ApfedSettings):
+    name: Literal["quiet"]
+
+    title = "Quiet"
+    representations_from = None  # type: ignore[assignment]  # of APFed it is the active
+    sums_gradients = False
+
+
 def test_where_nobody_releases_a_representation_there_is_none_to_attack(
     make_recording: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    facts = MethodFacts(title="Quiet", predicts_alone=True)
-    monkeypatch.setitem(METHODS, "quiet", Apfed("quiet", facts))
+    monkeypatch.setitem(METHODS, "quiet", Apfed(Quiet))
     recording = make_recording("nothing", method="quiet")
     for result in mount(recording, [AttackChoice(name="model_completion")], seed=0):
         assert result.reason == "quiet: no party releases a representation"

@@ -16,7 +16,7 @@ from secure_apfed.runs.recording import Recording
 from secure_apfed.runs.run import run
 from tests.attacks.ballots import Voting, ballot_of
 from tests.attacks.test_attacks_null import why_not_zero
-from tests.secure_apfed.small_runs import small_config
+from tests.secure_apfed.small_runs import Said, small_config
 
 OPENINGS = ("votes", "votes_randomised")
 SEEDS = range(8)
@@ -90,12 +90,11 @@ def test_labels_of_chance_are_worth_nothing(make_recording: Any) -> None:
     assert why_not_zero(advantages) is None
 
 
-def config_of(method: str, **changes: Any) -> Config:
-    votes = {"votes": {"epsilon": 4.0}} if method == "votes_randomised" else {}
+def config_of(method: Said, **changes: Any) -> Config:
     data = {"dataset": "breast_cancer", "overlap": 1.0, "labelled": 20}
     usual: dict[str, Any] = {
         "data": data, "model": {"network": "random_features"},
-        "train": {"epochs": 1, "device": "cpu"}, "guard": {"mechanism": "none"}, **votes,
+        "train": {"epochs": 1, "device": "cpu"}, "guard": {"mechanism": "none"},
         "secure_sum": {"scheme": "plain", "allow_single_passive": True},
     }  # fmt: skip
     return small_config(method, **{**usual, **changes})

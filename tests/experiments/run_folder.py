@@ -83,7 +83,7 @@ def write_run(
     """Write a finished run; epsilon None is infinite."""
     folder.mkdir(parents=True)
     epochs, steps = config.train.epochs, 16 * config.train.epochs
-    flows = _flows(config.method, steps, passives)
+    flows = _flows(config.method.name, steps, passives)
     wire = sum(one["wire_bytes"] for one in flows)
     metrics = [
         {
@@ -94,7 +94,7 @@ def write_run(
         for at in range(epochs)
     ]  # fmt: skip
     result = {
-        "method": config.method, "accuracy": dict(accuracy), "wire_bytes": wire,
+        "method": config.method.name, "accuracy": dict(accuracy), "wire_bytes": wire,
         "privacy": {
             "epsilon_x": epsilon, "epsilon_y": None, "epsilon_model": None, "delta": 1e-5,
             "releases": epochs,
@@ -104,9 +104,9 @@ def write_run(
         "guarantee": "Row-release guarantee, encoder held fixed; no label privacy.",
     }  # fmt: skip
     roles = {"active": "active"}
-    if config.method != "single_view":
+    if config.method.has_passives:
         roles |= {f"passive-{at + 1}": "passive" for at in range(passives)}
-    if config.method.startswith("apfed"):
+    if config.method.aggregates:
         roles |= {"aggregator": "aggregator"}
     participants = [{"name": name, "role": role} for name, role in roles.items()]
     files = {

@@ -28,7 +28,7 @@ def test_lines_differ_in_nothing_but_method_and_labels(line, labelled) -> None: 
     config = line.config(labelled)
     assert (config.data.dataset, config.data.labelled) == ("credit_card", labelled)
     assert config.measure == "auc"
-    assert config.facts.predicts_alone is not line.together or config.method == "tvfl"
+    assert config.method.predicts_alone is not line.together or config.method.name == "tvfl"
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ def test_every_method_of_the_papers_is_attacked() -> None:
 def test_cases_are_runs_and_attacks_that_there_are() -> None:
     for case in CASES:
         config = config_of(case, 1)
-        assert (config.method, config.seed, config.transcript.keep) == (case.method, 1, "all")
+        assert (config.method.name, config.seed, config.transcript.keep) == (case.method, 1, "all")
         for name, options in case.attacks:
             prepare(AttackChoice(name=name, options=dict(options)))
 

@@ -12,8 +12,8 @@ from apfed_protocols.sums import SECURE_SUMS
 from apfed_protocols.sums.interface import Reading
 from secure_apfed.errors import ApfedError
 from secure_apfed.exchange import Kind
-from secure_apfed.facts import MethodFacts, VoteOpening
 from secure_apfed.methods import METHODS
+from secure_apfed.settings.method import VoteOpening
 
 MESSAGES = {
     "apfed": [
@@ -89,13 +89,13 @@ def facts(
     method: str = "apfed", secure_sum: str = "ckks", passives: int = 3, **others: Any
 ) -> RunFacts:
     usual = {"secure_sum": secure_sum, "passives": passives, "guarded": True}
-    return RunFacts(method=METHODS[method].facts, **{**usual, **others})
+    return RunFacts(happens=METHODS[method].declared.happens, **{**usual, **others})
 
 
 def voting(opening: VoteOpening, passives: int = 3, **others: Any) -> RunFacts:
     usual = {"secure_sum": "plain + pairwise masks", "passives": passives}
-    method = MethodFacts(title="Votes", predicts_alone=True, opens_votes=opening)
-    return RunFacts(method=method, **{**usual, **others})
+    by_opening = {one.settings.opens_votes: one.declared for one in METHODS.values()}
+    return RunFacts(happens=by_opening[opening].happens, **{**usual, **others})
 
 
 def limits_in(run: RunFacts) -> tuple[str, ...]:

@@ -29,13 +29,12 @@ SPACE = {"model.random_features": {"low": 50, "high": 200}}
 def config_of(**changes: Any) -> Config:
     settings = {
         "name": "search",
-        "method": "votes",
+        "method": {"name": "votes", "prior": "labeller", "epsilon": 4},
         "data": {"dataset": "digits", "views": 4, "labelled": 60, "limit": 300},
         "model": {"network": "random_features"},
         "train": {"epochs": 1},
         "guard": {"mechanism": "none", "noise": "reproducible_insecure"},
         "secure_sum": {"scheme": "plain", "masks": "pairwise"},
-        "votes": {"prior": "labeller", "epsilon": 4},
         "transcript": {"keep": "none"},
     }
     return Config.model_validate({**settings, **changes})
@@ -48,7 +47,6 @@ def space_of(space: dict[str, Any] = SPACE, **more: Any) -> SearchSpace:
 PASSIVES = [f"passive-{at}" for at in (1, 2, 3)]
 APFED: dict[str, Any] = {
     "method": "apfed_c",
-    "votes": {},
     "model": {"hidden": [16], "representation": 8, "projection": 8, "dropout": 0.0},
     "train": {"epochs": 2, "batch_size": 64, "learning_rate": 0.05},
     "secure_sum": {"scheme": "plain", "masks": "pairwise", "clip": 1.0},
@@ -128,7 +126,7 @@ def test_what_would_exceed_the_budget_is_refused_before_it_begins(tmp_path: Path
     assert "would be 16, the budget is 13" in found.trials[2].why
     assert max(found.total.passives.values()) <= 13.0
     with pytest.raises(ConfigError, match="promises no epsilon"):
-        search(config_of(votes={}), space_of(), tmp_path / "none", trials=1, budget=1.0)
+        search(config_of(method="votes"), space_of(), tmp_path / "none", trials=1, budget=1.0)
 
 
 def test_a_trial_that_stops_early_leaves_enough_for_the_final_run(

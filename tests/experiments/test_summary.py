@@ -105,4 +105,4 @@ def test_the_epsilon_of_a_line_is_that_of_what_its_method_sends(
         seeds=1, accuracies={"accuracy": Interval.of([0.5])}, epsilon_x=8.0, epsilon_y=math.inf,
         releases=1, wire_bytes=1.0, leakage={}, epsilon_passives=2.0,
     )  # fmt: skip
-    assert line.epsilon_of(METHODS[method].facts) == epsilon
+    assert line.epsilon_of(METHODS[method].declared) == epsilon

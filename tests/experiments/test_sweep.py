@@ -138,7 +138,7 @@ def test_a_sweep_writes_tables_pictures_a_page_and_what_plan_reads(
     monkeypatch.setattr("apfed_experiments.sweep.base_config", small)
 
     def made_up(trial: Trial) -> FinishedRun:
-        releases = 0 if trial.config.method == "single_view" else 2
+        releases = 2 if trial.config.method.has_passives else 0
         return finished(0.8 + trial.config.seed / 100, releases=releases)
 
     monkeypatch.setattr("apfed_experiments.study.finish", made_up)

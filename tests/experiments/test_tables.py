@@ -20,6 +20,7 @@ from apfed_experiments.tables.writing import cells_of, write
 from secure_apfed.cli import execute
 from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError, DataError, ModelError
+from secure_apfed.settings.distillation import DistillationSettings
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
@@ -213,7 +214,7 @@ def test_figures_of_apfed_are_those_of_its_rows_of_averages() -> None:
 def test_lambda_0_is_the_active_alone_for_both_methods() -> None:
     size = TABLES["apfed-lambda"].size(False)
     at_0 = [one for one in size.jobs if any(name.endswith("/ 0") for name in one.lines)]
-    assert {one.config.method for one in at_0} == {"single_view"}  # type: ignore[attr-defined]
+    assert {one.config.method.name for one in at_0} == {"single_view"}  # type: ignore[attr-defined]
     assert {name for one in at_0 for name in one.lines} == {
         "MNIST / APFed-R / 0", "MNIST / APFed-C / 0",
         "Fashion-MNIST / APFed-R / 0", "Fashion-MNIST / APFed-C / 0",
@@ -223,7 +224,7 @@ def test_lambda_0_is_the_active_alone_for_both_methods() -> None:
 def test_with_few_labels_each_method_takes_the_steps_of_the_active_alone() -> None:
     size = TABLES["apfed-few-labels"].size(False)
     configs = [one.config for one in size.jobs]  # type: ignore[attr-defined]
-    assert {one.method for one in configs} == {"single_view", "apfed_r", "apfed_c"}
+    assert {one.method.name for one in configs} == {"single_view", "apfed_r", "apfed_c"}
     assert {(one.data.labelled, one.data.limit, one.train.epochs) for one in configs} == {
         (500, 10_000, 13)
     }
@@ -239,15 +240,13 @@ def test_the_full_table_trains_as_the_paper_does() -> None:
     assert config.data.columns is not None
     assert config.data.columns["active"] == ("mean texture", "worst fractal dimension")
     assert len(load_data(config.data, seed=0).train_rows) == 500
-    distilled = config.distilled
-    assert (distilled.epochs, distilled.patience, distilled.batch_size) == (200, 10, 8)
+    fitted = DistillationSettings.among(config.method)
+    assert (fitted.epochs, fitted.patience, fitted.batch_size) == (200, 10, 8)
 
 
 def small(**distilled: object) -> dict[str, Any]:
-    scenario = SCENARIOS["breast_cancer"]
-    config = scenario.config(
-        scenario.data(3, 100), "apc_vfl", {"distilled": {"epochs": 3, **distilled}}
-    )
+    scenario, changes = SCENARIOS["breast_cancer"], {"method": {"epochs": 3, **distilled}}
+    config = scenario.config(scenario.data(3, 100), "apc_vfl", changes)
     return {"config": config.model_dump(mode="json"), "scores": ["accuracy", "f1"]}
 
 
@@ -269,10 +268,8 @@ def test_one_exchange_against_one_for_every_step() -> None:
     for name in ("apc_vfl", "split_nn"):
         settings = dict(jobs[f"breast_cancer-{name}-n100-seed0"].settings)  # type: ignore[attr-defined]
         config = dict(settings["config"])
-        if name == "split_nn":
-            config["train"] = {**config["train"], "epochs": 2}
-        else:
-            config["distilled"] = {**config["distilled"], "epochs": 2}
+        section = "train" if name == "split_nn" else "method"
+        config[section] = {**config[section], "epochs": 2}
         found[name] = exchanged(seed=0, config=config, way=settings["way"])
     assert found["apc_vfl"]["rounds"] == 1.0
     # 45 rows in batches of 8 make 6 steps, and 5 that are held out make one message an epoch.

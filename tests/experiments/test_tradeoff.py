@@ -76,7 +76,7 @@ def test_points_are_every_strength_and_the_references(study_file: Path) -> None:
     assert listed[4].config.guard.epsilon == 1.0
     assert [point.centralised for point in listed] == [False, True, False, False, False, False]
     whole = listed[1].config
-    assert (whole.method, whole.data.overlap, whole.attacks) == ("single_view", 1.0, ())
+    assert (whole.method.name, whole.data.overlap, whole.attacks) == ("single_view", 1.0, ())
 
 
 def test_references_are_chosen_by_name(study_file: Path) -> None:

@@ -36,13 +36,12 @@ def drawn_worth(names: tuple[str, ...] = NAMES) -> dict[Coalition, float]:
 def config_of(**changes: Any) -> Config:
     settings = {
         "name": "who-helped",
-        "method": "votes",
+        "method": {"name": "votes", "prior": "labeller"},
         "data": {"dataset": "digits", "views": 4, "labelled": 60, "limit": 300},
         "model": {"network": "random_features"},
         "train": {"epochs": 1},
         "guard": {"mechanism": "none", "noise": "reproducible_insecure"},
         "secure_sum": {"scheme": "plain", "masks": "pairwise", "allow_single_passive": True},
-        "votes": {"prior": "labeller"},
         "transcript": {"keep": "none"},
     }
     return Config.model_validate({**settings, **changes})
@@ -50,7 +49,6 @@ def config_of(**changes: Any) -> Config:
 
 APFED = {
     "method": "apfed_c",
-    "votes": {},
     "model": {"hidden": [16], "representation": 8, "projection": 8, "dropout": 0.0},
     "train": {"epochs": 2, "batch_size": 64, "learning_rate": 0.05},
     "secure_sum": {"scheme": "plain", "clip": None},
@@ -117,13 +115,16 @@ def test_what_a_contract_allows() -> None:
         names = [f"passive-{at}" for at in range(1, count + 1)]
         return players_of(config_of(**changes), "active", names).minimum
 
-    noisy = {"votes": {"epsilon": 4.0}, "secure_sum": {"scheme": "plain", "masks": "pairwise"}}
-    colluding = {**noisy, "votes": {"epsilon": 4.0, "colluders": 2}}
+    noisy = {
+        "method": {"name": "votes", "epsilon": 4.0},
+        "secure_sum": {"scheme": "plain", "masks": "pairwise"},
+    }
+    colluding = {**noisy, "method": {"name": "votes", "epsilon": 4.0, "colluders": 2}}
     recoverable = {**noisy, "secure_sum": {"scheme": "plain", "masks": "recoverable"}}
     assert minimum({}) == 1
     assert minimum(noisy) == 2
     assert minimum(colluding, count=4) == 3
-    assert minimum({**noisy, "method": "votes_randomised"}) == 1
+    assert minimum({**noisy, "method": {"name": "votes_randomised", "epsilon": 4.0}}) == 1
     assert minimum(recoverable, count=6) == 5
     assert minimum(APFED) == 2
 
@@ -139,7 +140,7 @@ def test_passives_without_weight_do_not_play() -> None:
     [
         ({"secure_sum": {"scheme": "plain", "masks": "pairwise"}}, "open its votes"),
         ({**APFED, "data": {"dataset": "digits", "views": 3}}, "nobody can be told apart"),
-        ({"method": "single_view", "votes": {}}, "method single_view: contributions are of"),
+        ({"method": "single_view"}, "method single_view: contributions are of"),
         ({"data": {"dataset": "digits", "views": 4, "labelled": 12}}, "12 labelled rows of 10"),
     ],
 )  # fmt: skip
@@ -175,7 +176,7 @@ def test_noise_replaces_one_passive_alone() -> None:
 def test_a_passive_with_noise_comes_last_and_values_add_up(tmp_path: Path) -> None:
     """Two seeds; ten are in docs/contributions.md."""
     config = base_config("contributions-digits")
-    config = config.model_copy(update={"votes": config_of().votes})
+    config = config.model_copy(update={"method": config_of().method})
     board = measure_passives(config, tmp_path, seeds=[0, 1], share=2 / 3, noise=["passive-2"])
     assert board.rows[-1].name == "passive-2"
     assert board.rows[-1].least == 2
@@ -199,7 +200,7 @@ def test_a_passive_with_noise_comes_last_and_values_add_up(tmp_path: Path) -> No
 
 def test_charges_of_all_coalitions_are_added_up(tmp_path: Path) -> None:
     config = config_of(
-        votes={"prior": "labeller", "epsilon": 4.0},
+        method={"name": "votes", "prior": "labeller", "epsilon": 4.0},
         secure_sum={"scheme": "plain", "masks": "pairwise"},
     )
     board = measure_passives(config, tmp_path, seeds=[0])
@@ -317,7 +318,7 @@ def test_the_command_says_who_helped(tmp_path: Path, capsys: pytest.CaptureFixtu
     folder = tmp_path / "out"
     arguments = ["contributions", str(tmp_path / "run.yaml"), "--output", str(folder), "--json",
                  "--seeds", "1", "--jobs", "1", "--held-back", "0.6667",
-                 "--set", "votes.prior=labeller", "--set", "data.limit=300"]  # fmt: skip
+                 "--set", "method.prior=labeller", "--set", "data.limit=300"]  # fmt: skip
     assert execute(arguments) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["runs"] == 8

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from secure_apfed.config import Config
-from secure_apfed.methods import METHODS
 from secure_apfed.runs.run import run
 from tests.links.jobs import SHORT, Job, needs_nvflare
 from tests.local.processes import model_digests
@@ -24,17 +23,16 @@ pytestmark = [
     needs_nvflare,
 ]
 
-PLAYED = {method for method, _ in CASES.values()}
-
 
 def configs() -> dict[str, Config]:
     """Those of local processes, and the methods that are not among them; one party is no job."""
     found = {
         case: small_config(method, **{"train": SHORT, "guard": OPEN, **changes})
         for case, (method, changes) in CASES.items()
-        if METHODS[method].facts.has_passives
     }
-    return found | {method: config_of(method) for method in HELPED if method not in PLAYED}
+    played = {config.method.name for config in found.values()}
+    found |= {method: config_of(method) for method in HELPED if method not in played}
+    return {case: config for case, config in found.items() if config.method.has_passives}
 
 
 @pytest.mark.parametrize("case", configs())
@@ -50,5 +48,5 @@ def test_the_same_models_in_memory_and_in_a_job(case: str, tmp_path: Path) -> No
     assert result["accuracy"] == whole["accuracy"]
     assert result["sum"] == whole["sum"]
     # Least squares over rows in the order of the alignment, another one in each run.
-    if METHODS[config.method].facts.averages != "pseudo-labels":
+    if config.method.averages != "pseudo-labels":
         assert model_digests(job.run) == model_digests(tmp_path / "memory")

@@ -266,7 +266,7 @@ def test_a_death_is_told_once_and_its_cause_first(
 
 
 PRIVATE: dict[str, dict[str, Any]] = {
-    "votes": {"votes": {"epsilon": 8.0}},
+    "votes": {"method": {"name": "votes", "epsilon": 8.0}},
     "split_nn": {},
     "apfed_r": {"secure_sum": {"scheme": "plain", "masks": "pairwise", "noise": {"epsilon": 8.0}}},
 }
@@ -286,7 +286,7 @@ def test_one_thing_costs_the_same_by_the_same_name_wherever_it_is_told(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.setenv("COLUMNS", "160")
-    config = small_config(method, **PRIVATE[method])
+    config = small_config(**{"method": method, **PRIVATE[method]})
     (tmp_path / "run.yaml").write_text(dump_config(config))
     told, runs = [], {}
     alone = over == "grpc"  # once: all baselines take a while

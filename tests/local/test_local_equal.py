@@ -10,7 +10,7 @@ from apfed_protocols.sums import SECURE_SUMS
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
 from tests.local.processes import Parties, model_digests
-from tests.secure_apfed.small_runs import small_config
+from tests.secure_apfed.small_runs import Said, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
@@ -21,14 +21,16 @@ SUMS = {
 OPEN = {"mechanism": "none", "noise": "reproducible_insecure"}
 FEW = {"data": {"dataset": "breast_cancer", "labelled": 40}}
 NOISED: dict[str, Any] = {"epsilon": 4.0, "prior": "ridge"}
+MOMENT = NOISED | {"name": "votes_moment", "moment_features": 32}
+DEALT = {"alignment": {"protocol": "circuit"}}
 NOISE = {"scheme": "plain", "masks": "pairwise", "clip": 0.5, "noise": {"sigma": 0.1}}
-CASES: dict[str, tuple[str, dict[str, Any]]] = {
+CASES: dict[str, tuple[Said, dict[str, Any]]] = {
     **{name: ("apfed_c", changes) for name, changes in SUMS.items()},
     "apfed_r": ("apfed_r", {}),
-    "mixed": ("apfed", {"passives": {"default": {"objective": {"name": "reconstruction"}}}}),
+    "mixed": ("apfed", {}),
     "tvfl": ("tvfl", {}),
     "alone": ("single_view", {}),
-    "dealt": ("apfed_c", {"alignment": {"protocol": "circuit"}}),
+    "dealt": ("apfed_c", DEALT),
     "pair by pair": (
         "apfed_c",
         {
@@ -40,24 +42,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "noise under the sum": ("apfed_c", {"secure_sum": NOISE}),
     "private training": ("apfed_c", {"dp_sgd": {"clip": 0.5, "noise_multiplier": 2.0}}),
     "votes": ("votes", FEW),
-    "votes, noised": ("votes", {**FEW, "votes": NOISED}),
-    "votes, randomised": ("votes_randomised", {**FEW, "votes": NOISED}),
-    "votes, encrypted": ("votes_encrypted", {**FEW, "votes": NOISED | {"candidates": 3}}),
-    "votes, encrypted, dealt": (
-        "votes_encrypted",
-        {**FEW, "votes": {"prior": "ridge"}, "alignment": {"protocol": "circuit"}},
-    ),
-    "votes, moment": ("votes_moment", {**FEW, "votes": NOISED | {"moment_features": 32}}),
-    "votes, moment, dealt": (
-        "votes_moment",
-        {
-            **FEW,
-            "votes": NOISED | {"moment_features": 32},
-            "alignment": {"protocol": "circuit"},
-        },
-    ),
+    "votes, noised": (NOISED | {"name": "votes"}, FEW),
+    "votes, randomised": (NOISED | {"name": "votes_randomised"}, FEW),
+    "votes, encrypted": (NOISED | {"name": "votes_encrypted", "candidates": 3}, FEW),
+    "votes, encrypted, dealt": ({"name": "votes_encrypted", "prior": "ridge"}, FEW | DEALT),
+    "votes, moment": (MOMENT, FEW),
+    "votes, moment, dealt": (MOMENT, FEW | DEALT),
     "decomposed": ("vfedtrans", {}),
-    "decomposed, dealt": ("vfedtrans", {"alignment": {"protocol": "circuit"}}),
+    "decomposed, dealt": ("vfedtrans", DEALT),
     "label stages": ("apfed_c", {"labels": {"mechanism": "lp_mst", "epsilon": 1.0, "stages": 2}}),
 }
 
@@ -77,7 +69,7 @@ def test_the_same_models_in_one_process_and_in_many(case: str, tmp_path: Path) -
     result = json.loads((active / "result.json").read_bytes())
     assert result["accuracy"] == whole["accuracy"]
     assert result["sum"] == whole["sum"]
-    if method != "tvfl":
+    if config.method.predicts_alone:
         assert load_model(active).classes == load_model(tmp_path / "memory").classes
 
 

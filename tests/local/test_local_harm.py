@@ -219,9 +219,9 @@ def test_nobody_begins_anew_over_what_others_hold(tmp_path: Path) -> None:
 def test_nobody_begins_anew_over_votes_that_were_cast(tmp_path: Path) -> None:
     """At step 0 still, but a new alignment would put other people at the places that count."""
     config = small_config(
-        train=TRAIN | {"epochs": 2}, method="votes_randomised", guard={"mechanism": "none"},
+        train=TRAIN | {"epochs": 2}, guard={"mechanism": "none"},
         data={"dataset": "digits", "views": 3, "limit": 120, "labelled": 30},
-        votes={"epsilon": 2.0, "prior": "labeller"}, passives={},
+        method={"name": "votes_randomised", "epsilon": 2.0, "prior": "labeller"}, passives={},
     )  # fmt: skip
     parties = Parties(config, tmp_path / "run")
     parties.play({"active": Harm(Kind.CHECKPOINT, 0)})

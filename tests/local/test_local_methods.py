@@ -1,7 +1,6 @@
 """Every method, one process a party: one is killed at a checkpoint, and all resume to the same."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,7 +23,7 @@ pytestmark = [
 ]
 
 AT_ONCE = ("split_nn_sum", "h_fedmv", "mmvfl")
-HELPED = [name for name, method in METHODS.items() if method.facts.has_passives]
+HELPED = [name for name, method in METHODS.items() if method.settings.has_passives]
 
 
 # Their answers have noise that a new session draws anew, and the budget is for one.
@@ -32,15 +31,11 @@ ONCE_ONLY = ("votes_moment",)
 
 
 def config_of(method: str) -> Config:
-    facts = METHODS[method].facts
-    changes: dict[str, Any] = {}
-    if facts.sums_gradients and facts.own_objective is None:
-        changes["passives"] = {"default": {"objective": {"name": "reconstruction"}}}
-    if facts.opens_votes:
-        noise = {"epsilon": 4.0} if facts.opens_votes in ("randomised", "moment") else {}
-        changes["votes"] = {"prior": "labeller", **noise}
-        changes["data"] = {"dataset": "breast_cancer", "labelled": 40}
-    config = small_config(method, **changes)
+    if METHODS[method].settings.opens_votes:
+        few = {"dataset": "breast_cancer", "labelled": 40}
+        config = small_config({"name": method, "prior": "labeller"}, data=few)
+    else:
+        config = small_config(method)
     train = config.train.model_copy(update={"epochs": 2, "batch_size": 128})
     return config.model_copy(update={"train": train})
 

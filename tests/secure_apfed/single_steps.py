@@ -14,6 +14,7 @@ from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
 from secure_apfed.methods import Own, Session, Start, freshly_brought
 from secure_apfed.methods.apfed import ApfedLearner, ApfedPassive
 from secure_apfed.parties import ActiveParty, PassiveParty
+from tests.secure_apfed.small_runs import Said
 
 __all__ = [
     "CLASSES",
@@ -51,7 +52,7 @@ def random_data(
     return VerticalData(active, tuple(passives), ("a", "b", "c"), rows[:train], rows[train:])
 
 
-def step_config(method: str, **changes: Any) -> Config:
+def step_config(method: Said, **changes: Any) -> Config:
     """A plain sum without clip and no guard; changes replace whole sections."""
     settings: dict[str, Any] = {
         "name": "test",

@@ -1,23 +1,31 @@
 """Small runs of breast cancer between two parties, and runs that are stopped, for tests."""
 
+from collections.abc import Mapping
+from copy import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias, cast
 
 import pytest
+from pydantic import create_model
 
 from secure_apfed.config import Config
 from secure_apfed.data import find_dataset
-from secure_apfed.methods import METHODS
+from secure_apfed.methods import METHODS, Method
 from secure_apfed.runs.run import run
+from secure_apfed.settings.distillation import DistillationSettings
 
-__all__ = ["interrupted", "small_config"]
+__all__ = ["Said", "interrupted", "renamed", "small_config"]
+
+Said: TypeAlias = str | Mapping[str, Any]
+"""A method: its name, or a mapping with that and its settings."""
 
 
-def small_config(method: str = "apfed_c", **changes: Any) -> Config:
+def small_config(method: Said = "apfed_c", **changes: Any) -> Config:
     """Seconds of training under a guard whose noise repeats; changes replace whole sections."""
+    told: dict[str, Any] = {"name": method} if isinstance(method, str) else dict(method)
+    kind = METHODS[told["name"]].declared
     settings: dict[str, Any] = {
         "name": "test",
-        "method": method,
         "party_seeds": "shared_for_comparison",
         "data": {"dataset": "breast_cancer", "overlap": 0.8},
         "model": {"hidden": [8], "representation": 4, "projection": 4},
@@ -25,31 +33,35 @@ def small_config(method: str = "apfed_c", **changes: Any) -> Config:
         "secure_sum": {"scheme": "plain", "masks": "pairwise"},
         "guard": {"mechanism": "gaussian", "epsilon": 8.0, "noise": "reproducible_insecure"},
     }
-    if method in METHODS and METHODS[method].facts.opens_votes in ("randomised", "moment"):
-        settings["votes"] = {"epsilon": 4.0}
-    if method in METHODS and METHODS[method].facts.teacher == "joint representations":
-        settings["model"] = {"network": "selu", "hidden": [8], "representation": 4}
-        settings["distilled"] = {"epochs": 3}
-    facts = METHODS[method].facts if method in METHODS else None
-    if facts and facts.decomposes:
-        settings["model"] = {"network": "enriched", "hidden": [8], "representation": 4}
-        settings["distilled"] = {"epochs": 3}
-    if facts and (facts.sums_representations or facts.averages or facts.decomposes):
+    if kind.opens_votes in ("randomised", "moment"):
+        told.setdefault("epsilon", 4.0)
+    if issubclass(METHODS[told["name"]].settings, DistillationSettings):
+        network = "enriched" if kind.decomposes else "selu"
+        settings["model"] = {"network": network, "hidden": [8], "representation": 4}
+        told.setdefault("epochs", 3)
+    if kind.sums_gradients and kind.own_objective is None:
+        settings["passives"] = {"default": {"objective": {"name": "contrastive"}}}
+    if kind.sums_representations or kind.averages or kind.decomposes:
         settings["guard"] = {"mechanism": "none", "noise": "reproducible_insecure"}
-    if facts and not facts.aligns and facts.has_passives:
+    if kind.has_passives and not kind.aligns:
         settings["data"] = {"dataset": "breast_cancer", "partition": "horizontal", "clients": 3}
-    if facts and facts.averages:
+    if kind.averages:
         settings["model"] = {"network": "identity"}
         settings["secure_sum"] = {"scheme": "plain", "masks": "pairwise", "clip": 8.0}
-    if facts and facts.reads_sequences:
+    if kind.reads_sequences:
         kept = {"dataset": "synthetic_keystrokes", "partition": "horizontal", "limit": 240}
         sequences = list(find_dataset("synthetic_keystrokes").sequences.values())
-        settings |= {
-            "data": kept,
-            "model": {"network": "gru", "sequences": sequences, "representation": 4},
-            "multiview": {"recurrent": {"rounds": 2}},
-        }
-    return Config.model_validate({**settings, **changes})
+        model = {"network": "gru", "sequences": sequences, "representation": 4}
+        settings |= {"data": kept, "model": model}
+        told.setdefault("rounds", 2)
+    return Config.model_validate({**settings, "method": told, **changes})
+
+
+def renamed(method: Method, name: str) -> Method:
+    """The same method under a name that nobody has heard of."""
+    other, alone = copy(method), cast("Any", Literal)[name]
+    other.settings = create_model(name, __base__=method.settings, name=(alone, ...))
+    return other
 
 
 def interrupted(config: Config, folder: Path, *, at_step: int, resume: bool = False) -> None:

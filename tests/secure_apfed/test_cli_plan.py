@@ -140,9 +140,9 @@ SUM = "secure_sum={scheme: plain, masks: pairwise, noise: {sigma: 4.0}}"
     [
         ("apfed_r", [SUM, "train.epochs=2"], "epsilon_c of passive-1, one person in sums 2"),
         ("apfed_c", [SUM, "train.epochs=3"], "epsilon_c of passive-1, one person in sums 3"),
-        ("votes", ["secure_sum.masks=pairwise", "votes.epsilon=3"],
+        ("votes", ["secure_sum.masks=pairwise", "method.epsilon=3"],
          "epsilon_v of passive-1, one person's votes 1"),
-        ("votes_randomised", ["votes.epsilon=3"], "epsilon_v of passive-1, one person's votes 1"),
+        ("votes_randomised", ["method.epsilon=3"], "epsilon_v of passive-1, one person's votes 1"),
     ],
 )  # fmt: skip
 def test_passives_forecast_what_their_noise_costs_and_the_run_agrees(

@@ -28,19 +28,15 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::secure_apfed.errors.NoHelpWarning"),
 ]
 
-ALIGNING = [name for name, method in METHODS.items() if method.facts.aligns]
+ALIGNING = [name for name, method in METHODS.items() if method.declared.aligns]
 # They learn from labels of people whom only the active knows, too.
 EVERYBODY = ("apfed", "apfed_r", "apfed_c", "vfedtrans")
 Rows = Callable[[VerticalData], Tensor]
 
 
 def config_of(method: str) -> Config:
-    facts = METHODS[method].facts
     data = {"dataset": "breast_cancer", "overlap": 1.0, "labelled": 60}
-    changes = {}
-    if facts.sums_gradients and facts.own_objective is None:
-        changes["passives"] = {"default": {"objective": {"name": "reconstruction"}}}
-    config = small_config(method, data=data, **changes)
+    config = small_config(method, data=data)
     return config.model_copy(
         update={"train": config.train.model_copy(update={"epochs": 1, "use_unaligned": False})}
     )
@@ -114,7 +110,7 @@ def test_who_learns_from_all_labels_needs_two_classes_of_all(method: str) -> Non
     data = data_of(config, of_class(0))
     result = run(config.model_copy(update={"train": everybody}), None, data=data)
     assert result.undefined == {}
-    if config.facts.sums_gradients:
+    if config.method.sums_gradients:
         with pytest.raises(DataError, match="all of class malignant"):
             run(config, None, data=data)
 

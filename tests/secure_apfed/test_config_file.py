@@ -6,7 +6,9 @@ import pytest
 
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_config, load_config, load_config_text
+from secure_apfed.config.plain_yaml import yaml_value
 from secure_apfed.errors import ConfigError
+from secure_apfed.methods import method_settings
 
 GOOD = """\
 name: small
@@ -68,6 +70,10 @@ def test_texts_that_look_like_other_values_survive_a_dump(text: str) -> None:
             ),
         ),
         (
+            GOOD.replace("method: apfed", "method:\n  name: votes\n  epsilom: 4"),
+            "run.yaml:4: method.epsilom: is an unknown key; did you mean 'epsilon'? Known here: c",
+        ),
+        (
             GOOD + "attacks:\n- {name: a, option: 1}",
             "run.yaml:11: attacks.0.option: is an unknown key; did you mean 'options'?",
         ),
@@ -115,6 +121,16 @@ def test_a_missing_required_key_is_named(key: str) -> None:
     assert problems_of(rest) == f"run.yaml: {key}: is missing; it has no default"
 
 
+OLD = ("votes", "teacher", "imputed", "distilled", "decomposed", "multiview")
+
+
+@pytest.mark.parametrize("section", OLD)
+def test_a_section_of_earlier_versions_is_told_as_it_is_said_now(section: str) -> None:
+    told, _, now = problems_of(f"{GOOD}{section}: {{}}\n").partition("method: ")
+    assert told == f"run.yaml:10: {section}: is no key any more; say "
+    assert method_settings(yaml_value(now, given="")).model_fields_set > {"name"}
+
+
 def test_all_problems_are_told_at_once() -> None:
     told = problems_of(GOOD.replace("epochs: 2", "epochs: 0").replace("views: 4", "views: one"))
     assert [line.split(": ")[1] for line in told.splitlines()] == ["data.views", "train.epochs"]
@@ -160,6 +176,8 @@ def test_overrides_replace_add_and_reach_into_lists() -> None:
     assert config.passives["shop"].weight == 0.5
     assert config.attacks[0].name == "second"
     assert config.seed == 7
+    voting = load_config_text(text.replace("apfed", "votes"), overrides=["method.epsilon=4"])
+    assert voting.method == method_settings({"name": "votes", "epsilon": 4.0})
 
 
 @pytest.mark.parametrize(
@@ -172,6 +190,7 @@ def test_overrides_replace_add_and_reach_into_lists() -> None:
         ("train.epochs=few", "--set: train.epochs: expected a whole number, got 'few'"),
         ("train={epochs: few}", "--set: train.epochs: expected a whole number, got 'few'"),
         ("trian.epochs=3", "--set: trian: is an unknown key; did you mean 'train'?"),
+        ("method.epsilon=3", "--set: method.epsilon: is an unknown key. Known here: name"),
         ("name.first=3", "--set name.first=3: there is no 'first' to set in 'small'"),
     ],
 )

@@ -11,9 +11,9 @@ from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.config import Config
 from secure_apfed.contract import Contract
 from secure_apfed.data import load_data
-from secure_apfed.methods import open_session
+from secure_apfed.methods import METHODS, open_session
 from secure_apfed.settings import Settings
-from secure_apfed.settings.concern import shared_settings
+from secure_apfed.settings.method import MethodSettings
 from tests.secure_apfed.small_runs import small_config
 
 KEY = "0123456789abcdef" * 4
@@ -242,7 +242,10 @@ def test_a_contract_is_frozen() -> None:
 
 
 NETWORK = "network hidden representation projection sequences random_features dropout head"
-# Whom each setting concerns. A new one stands nowhere, and has to be put somewhere.
+VOTES = "labeller epsilon delta weights_epsilon"
+DISTILLED = "epochs learning_rate batch_size"
+# Whom each setting concerns, those of a method under its name. A new one stands nowhere, and has
+# to be put somewhere.
 ALL = {
     "": "seed party_seeds method defences",
     "data": "partition labels_at classes anomaly",
@@ -256,16 +259,18 @@ ALL = {
     "secure_sum": "scheme masks clip bits allow_single_passive threshold",
     "secure_sum.noise": "sigma epsilon delta colluders",
     "guard": "mechanism clip sigma epsilon delta noise",
-    "votes": "labeller form epsilon delta colluders weights_epsilon moment_features candidates "
-    "broken_audits",
-    "teacher": "labels form epsilon",
-    "teacher.model": NETWORK,
-    "imputed": "projection numbers",
-    "distilled": "epochs patience held_out learning_rate batch_size",
-    "distilled.passive": NETWORK,
-    "multiview": "beta zeta eta tolerance most_rounds",
-    "multiview.recurrent": "rounds local_epochs batch_size learning_rate dropout",
-    "decomposed": "mask_rows",
+    "votes": f"{VOTES} form colluders",
+    "votes_randomised": VOTES,
+    "votes_encrypted": f"{VOTES} colluders candidates broken_audits",
+    "votes_moment": f"{VOTES} form colluders moment_features",
+    "joint_teacher": "labels form epsilon",
+    "joint_teacher.model": NETWORK,
+    "imputation": "projection numbers",
+    "apc_vfl": DISTILLED,
+    "apc_vfl.passive": NETWORK,
+    "vfedtrans": f"{DISTILLED} mask_rows",
+    **dict.fromkeys(("mmvfl", "v_fedmv", "h_fedmv"), "beta zeta eta"),
+    "s_fedmv": "beta zeta eta rounds local_epochs",
     "rules": "minimum_batch maximum_norm minimum_norm minimum_spread spare_answers silent_passive "
     "patience_s restarts",
 }
@@ -275,10 +280,11 @@ THE_ACTIVE = {
     "labels": "mechanism epsilon stages",
     "train": "use_unaligned spread_labels evaluate_every patience keep_best held_out class_weights "
     "loss",
-    "votes": "prior",
-    "imputed": "labels labels_from",
-    "distilled": "joint loss weight",
-    "distilled.own": NETWORK,
+    **dict.fromkeys(("votes", "votes_randomised", "votes_encrypted", "votes_moment"), "prior"),
+    "imputation": "labels labels_from",
+    "apc_vfl": "joint loss weight",
+    "apc_vfl.own": NETWORK,
+    "vfedtrans": "loss weight",
     "rules": "refused_sums",
 }
 EACH_FOR_ITSELF = {
@@ -319,29 +325,42 @@ def every(kind: type[Settings], at: str = "") -> Iterator[str]:
         yield from [f"{at}{name}"] if section is None else every(section, f"{at}{name}.")
 
 
-def made(kind: type[Settings], altered: str, at: str = "") -> Any:
+def of_methods() -> Iterator[str]:
+    for name, method in METHODS.items():
+        yield from (key for key in every(method.settings, f"{name}.") if key != f"{name}.name")
+
+
+def made(kind: type[Settings], altered: str, method: str, at: str = "") -> Any:
     """Settings of which every one has a value of its own, and one another."""
     values: dict[str, Any] = {}
     for name, field in kind.model_fields.items():
         section, key = below(field.annotation), f"{at}{name}"
         if section is None:
             values[name] = "another" if key == altered else VALUES.get(key, key)
+        elif section is MethodSettings:
+            values[name] = made(METHODS[method].settings, altered, method, f"{method}.")
         else:
-            one = made(section, altered, f"{key}.")
+            one = made(section, altered, method, f"{key}.")
             values[name] = {"default": one} if name == "passives" else one
     return kind.model_construct(**values)
 
 
-VALUES = {"data.partition": "horizontal"}
+VALUES = {"data.partition": "horizontal", **{f"{name}.name": name for name in METHODS}}
+
+
+def is_signed(key: str) -> bool:
+    of, _, _ = key.partition(".")
+    method = of if of in METHODS else "apfed"
+    other = made(Config, "", "tvfl") if key == "method" else made(Config, key, method)
+    return bool(other.terms() != made(Config, "", method).terms())
 
 
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
 def test_the_contract_holds_every_setting_that_concerns_all() -> None:
     decided = [listed(concern) for concern in (ALL, THE_ACTIVE, EACH_FOR_ITSELF)]
-    assert sorted(every(Config)) == sorted(key for keys in decided for key in keys)
-    usual = shared_settings(made(Config, ""))
-    signed = {key for key in every(Config) if shared_settings(made(Config, key)) != usual}
-    assert signed == decided[0]
+    keys = ["method" if key == "method.name" else key for key in every(Config)] + [*of_methods()]
+    assert sorted(keys) == sorted(key for keys in decided for key in keys)
+    assert set(filter(is_signed, keys)) == decided[0]
 
 
 def test_classes_concern_all_where_several_number_them() -> None:
@@ -352,7 +371,7 @@ def test_classes_concern_all_where_several_number_them() -> None:
         config = small_config(
             "mmvfl", data=tables | {"active": "a", "classes": ["no", "yes"]} | data
         )
-        return shared_settings(config)["data"]
+        return config.terms()["data"]
 
     assert "classes" not in signed()
     assert signed(labels_at=["b"]) != signed(labels_at=["b"], classes=["yes", "no"])
@@ -362,4 +381,4 @@ def test_a_session_signs_them() -> None:
     for method in ("apfed_c", "imputation"):
         config = small_config(method)
         session = open_session(config, load_data(config.data, seed=0))
-        assert session.contract.settings == shared_settings(config)
+        assert session.contract.settings == config.terms()

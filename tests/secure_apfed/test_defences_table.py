@@ -41,7 +41,7 @@ INTERFACES = {
 
 
 def applies(name: str, method: str) -> bool:
-    return bool(who_applies(name, METHODS[method].facts))
+    return bool(who_applies(name, METHODS[method].declared))
 
 
 APPLIES = [
@@ -198,7 +198,7 @@ def test_a_result_tells_who_ran_a_defence_and_that_it_guarantees_nothing(tmp_pat
         run(config_of(method, *defences), tmp_path / method)
         result = json.loads((tmp_path / method / "result.json").read_bytes())
         assert f"defences without a guarantee: {told}" in result["guarantee"]
-    assert statements([], METHODS["tvfl"].facts) == []
+    assert statements([], METHODS["tvfl"].declared) == []
 
 
 def test_the_guide_lists_every_defence() -> None:
@@ -209,5 +209,5 @@ def test_the_guide_lists_every_defence() -> None:
         for told, method in zip(
             row.rstrip(" |").split(" | ")[-2:], ("apfed_c", "tvfl"), strict=True
         ):
-            run_by = who_applies(name, METHODS[method].facts).removeprefix("the ")
+            run_by = who_applies(name, METHODS[method].declared).removeprefix("the ")
             assert told == run_by or (told.startswith("refused") and not run_by)

@@ -22,7 +22,7 @@ from tests.secure_apfed.small_runs import interrupted, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
-STOPPING = [name for name, method in METHODS.items() if method.facts.stops_early]
+STOPPING = [name for name, method in METHODS.items() if method.settings.stops_early]
 TRAIN = {
     "epochs": 80, "batch_size": 32, "learning_rate": 0.02, "device": "cpu", "patience": 3,
     "held_out": 0.25, "optimizer": "adam", "weight_decay": 0.0,
@@ -32,12 +32,8 @@ TRAIN = {
 def config_of(method: str, **train: Any) -> Config:
     # An active that knows little overfits soon.
     data = {"dataset": "breast_cancer", "active_view": 2, "overlap": 1.0, "limit": 120}
-    facts = METHODS[method].facts
-    passives = {}
-    if facts.sums_gradients and facts.own_objective is None:
-        passives = {"passives": {"default": {"objective": {"name": "contrastive"}}}}
     return small_config(
-        method, **passives, data=data, train={**TRAIN, **train},
+        method, data=data, train={**TRAIN, **train},
         guard={"mechanism": "none", "noise": "reproducible_insecure"},
         transcript={"keep": "none"},
     )  # fmt: skip

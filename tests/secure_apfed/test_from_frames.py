@@ -19,7 +19,7 @@ BRIEF: dict[str, Any] = {
     "data": {"labelled": 40, "limit": 200},
     "model": {"network": "random_features"},
     "train": {"epochs": 1},
-    "votes": {"epsilon": 8.0, "prior": "labeller"},
+    "method": {"name": "votes", "epsilon": 8.0, "prior": "labeller"},
     "secure_sum": {"scheme": "plain", "masks": "pairwise"},
 }
 
@@ -47,7 +47,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> FramesResult:
 @pytest.mark.parametrize("task", ["regression", "anomaly"])
 def test_numbers_are_told_where_there_are_no_classes(task: str) -> None:
     own, passives = parties()
-    settings = {**BRIEF, "task": task, "method": "apfed_r", "votes": {}}
+    settings = {**BRIEF, "task": task, "method": "apfed_r"}
     settings["train"] = {"epochs": 2, "learning_rate": 0.01}
     settings["model"] = {"hidden": [16], "representation": 8, "projection": 8}
     settings["guard"] = {"mechanism": "none"}
@@ -68,9 +68,8 @@ def test_numbers_are_told_where_there_are_no_classes(task: str) -> None:
 def test_a_wrong_setting_leaves_no_frames(tmp_path: Path) -> None:
     own, passives = parties()
     with pytest.raises(ConfigError, match="epsilom"):
-        run_frames(
-            own, passives, label="target", folder=tmp_path, **{**BRIEF, "votes": {"epsilom": 8}}
-        )
+        run_frames(own, passives, label="target", folder=tmp_path,
+                   **{**BRIEF, "method": {"name": "votes", "epsilom": 8}})  # fmt: skip
     assert not list(tmp_path.iterdir())
     with pytest.raises(DataError):
         run_frames(own, passives, label="target", folder=tmp_path,

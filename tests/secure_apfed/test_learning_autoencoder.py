@@ -9,8 +9,8 @@ from secure_apfed.learning.apfed import ActiveNetworks
 from secure_apfed.learning.autoencoder import Autoencoder, Resembled, fit_autoencoder
 from secure_apfed.learning.fitted_once import fit_classifier
 from secure_apfed.models import family_for
+from secure_apfed.settings.distillation import DistillationSettings
 from secure_apfed.settings.model import ModelSettings
-from secure_apfed.settings.teaching import DistillationSettings
 
 SETTINGS = DistillationSettings(epochs=40, batch_size=16, learning_rate=3e-3)
 MODEL = ModelSettings(network="selu", hidden=(16,), representation=8)

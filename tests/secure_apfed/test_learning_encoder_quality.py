@@ -19,8 +19,8 @@ from secure_apfed.learning.encoder_quality import (
     encoder_quality,
 )
 from secure_apfed.parties import Compute
+from secure_apfed.settings.distillation import DistillationSettings
 from secure_apfed.settings.model import ModelSettings
-from secure_apfed.settings.teaching import DistillationSettings
 
 CPU = Compute(torch.device("cpu"))
 SETTINGS = DistillationSettings(epochs=40, batch_size=16, learning_rate=3e-3)
@@ -94,9 +94,9 @@ def test_the_command_judges_the_actives_encoder(
 ) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(
-        "name: first\nmethod: apc_vfl\ndata: {dataset: wine}\nguard: {mechanism: none}\n"
+        "name: first\ndata: {dataset: wine}\nguard: {mechanism: none}\n"
         "model: {network: selu, hidden: [], representation: 1}\n"
-        "distilled: {epochs: 20, batch_size: 16}\n"
+        "method: {name: apc_vfl, epochs: 20, batch_size: 16}\n"
     )
     assert execute(["check-encoder", str(path), "--folds", "5", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)

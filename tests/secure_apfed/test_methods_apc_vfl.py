@@ -19,19 +19,19 @@ from tests.secure_apfed.small_runs import small_config
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 SMALL = {"network": "selu", "hidden": [16], "representation": 12}
-DISTILLED = {
-    "own": {**SMALL, "representation": 6}, "passive": {**SMALL, "representation": 8},
-    "joint": [16], "epochs": 8, "batch_size": 32,
+SAID = {
+    "name": "apc_vfl", "own": {**SMALL, "representation": 6},
+    "passive": {**SMALL, "representation": 8}, "joint": [16], "epochs": 8, "batch_size": 32,
 }  # fmt: skip
 
 
 def config_of(**changes: Any) -> Config:
     usual: dict[str, Any] = {
         "data": {"dataset": "breast_cancer", "overlap": 0.6},
-        "model": SMALL, "distilled": DISTILLED, "train": {"epochs": 1, "device": "cpu"},
+        "model": SMALL, "train": {"epochs": 1, "device": "cpu"},
         "guard": {"mechanism": "none", "noise": "reproducible_insecure"},
     }  # fmt: skip
-    return small_config("apc_vfl", **{**usual, **changes})
+    return small_config(SAID, **{**usual, **changes})
 
 
 def test_rows_are_released_and_nothing_returns() -> None:
@@ -54,13 +54,11 @@ def test_a_guard_spends_one_release_a_row() -> None:
     guard = {"mechanism": "frozen_gaussian", "epsilon": 8.0, "noise": "reproducible_insecure"}
     config = config_of(guard=guard)
     session = open_session(config, load_data(config.data, seed=0))
-    assert METHODS["apc_vfl"].facts.asks_once
+    assert METHODS["apc_vfl"].declared.asks_once
     spent = {ledger.spent().releases for ledger in session.ledgers.values()}
     assert spent == {0}
 
 
-def test_settings_of_it_are_for_it() -> None:
-    with pytest.raises(ValidationError, match="distilled: method tvfl takes no joint"):
-        small_config("tvfl", distilled=DISTILLED)
+def test_a_head_of_several_layers_is_refused() -> None:
     with pytest.raises(ValidationError, match="fits one linear layer on the student's code"):
         config_of(model={**SMALL, "head": [8]})

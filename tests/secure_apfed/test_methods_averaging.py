@@ -27,22 +27,13 @@ from tests.secure_apfed.small_runs import interrupted, small_config
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 CLEAR = {"scheme": "plain", "masks": "none", "clip": None}
-PARTS = {"dataset": "breast_cancer", "partition": "horizontal", "clients": 3}
-SEQUENCES = ((100, 4), (100, 6), (100, 3))
 
 
 def config_of(method: str = "h_fedmv", **changes: Any) -> Config:
     usual: dict[str, Any] = {
-        "data": PARTS,
         "train": {"epochs": 3, "device": "cpu", "precision": "float64"},
         "secure_sum": CLEAR,
     }
-    if method == "s_fedmv":
-        usual |= {
-            "data": {"dataset": "synthetic_keystrokes", "partition": "horizontal", "limit": 240},
-            "model": {"network": "gru", "sequences": SEQUENCES, "representation": 4},
-            "multiview": {"recurrent": {"rounds": 2}},
-        }
     return small_config(method, **{**usual, **changes})
 
 
@@ -67,7 +58,7 @@ def copied(model: LinearViews) -> LinearViews:
         )
         for one in model.views
     ]  # fmt: skip
-    return LinearViews(views, model._pull, model._settings)
+    return LinearViews(views, model._pull, tolerance=model._tolerance, rounds=model._rounds)
 
 
 def test_a_round_is_the_average_of_all_by_their_rows() -> None:

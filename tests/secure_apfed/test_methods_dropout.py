@@ -223,7 +223,7 @@ def test_the_contract_names_the_threshold_that_holds() -> None:
     "method",
     [
         name for name, one in METHODS.items()
-        if one.facts.sums_representations or one.facts.averages
+        if one.settings.sums_representations or one.settings.averages
     ],
 )  # fmt: skip
 def test_an_average_never_lacks_a_party(method: str) -> None:
@@ -318,7 +318,7 @@ def test_a_step_that_is_played_again_without_somebody_does_not_bare_its_contribu
             deaths["passive-4"] = (0, BEFORE_CONTRIBUTING)
         alignment = sessions[0].alignment if again else None
         start = Start(config=config, data=data, brought=brought, alignment=alignment)
-        session = Simulation(METHODS[config.method], start)
+        session = Simulation(METHODS[config.method.name], start)
         noise: Any = session.secure_sum["noise"]
         assert noise["honest"] == threshold  # a sum may lack the others'
         recorder = Recorder.into(passives_of(session)[-1], session)

@@ -16,19 +16,20 @@ from secure_apfed.learning.multiview import Pull
 from secure_apfed.methods import METHODS, Simulation, open_session
 from secure_apfed.methods.pseudo_labels import PseudoLabelLearner
 from secure_apfed.runs.run import run
-from tests.secure_apfed.small_runs import interrupted, small_config
+from secure_apfed.settings.multiview import MultiviewSettings
+from tests.secure_apfed.small_runs import Said, interrupted, small_config
 from tests.with_crypten import pair_of, usable_secure_sums
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 METHODS_OF_VIEWS = [
-    name for name, method in METHODS.items() if method.facts.averages == "pseudo-labels"
+    name for name, method in METHODS.items() if method.settings.averages == "pseudo-labels"
 ]
 ROUNDS = 6
 CLEAR = {"scheme": "plain", "masks": "none", "clip": None}
 
 
-def config_of(method: str, **changes: Any) -> Config:
+def config_of(method: Said, **changes: Any) -> Config:
     usual: dict[str, Any] = {
         "data": {"dataset": "breast_cancer", "overlap": 0.8, "limit": 120},
         "train": {"epochs": 3, "device": "cpu", "precision": "float64"},
@@ -37,7 +38,7 @@ def config_of(method: str, **changes: Any) -> Config:
     return small_config(method, **{**usual, **changes})
 
 
-def session_of(method: str, **changes: Any) -> Simulation:
+def session_of(method: Said, **changes: Any) -> Simulation:
     config = config_of(method, **changes)
     return open_session(config, load_data(config.data, seed=config.seed))
 
@@ -100,19 +101,20 @@ class Paper:
 @pytest.mark.parametrize("labelled", [None, 20])
 @pytest.mark.parametrize("name", [*usable_secure_sums(), "plain, any length"])
 @pytest.mark.parametrize("method", METHODS_OF_VIEWS)
-def test_parties_compute_what_the_papers_say(method: str, name: str, labelled: int | None) -> None:
+def test_parties_compute_what_the_papers_say(
+    method: str, name: str, labelled: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With weights other than 1, under every secure sum."""
+    monkeypatch.setattr(MultiviewSettings, "tolerance", 1e-300)
+    monkeypatch.setattr(MultiviewSettings, "most_rounds", ROUNDS)
     secure_sum = (
         CLEAR if name == "plain, any length" else {**pair_of(name), "clip": 4.0, "bits": 24}
     )
     session = session_of(
-        method,
+        {"name": method, "beta": 2.0, "zeta": 4.0, "eta": 6.0},
         data={"dataset": "digits", "views": 3, "limit": 160, "labelled": labelled},
         secure_sum=secure_sum,
         passives={"default": {"weight": 3.0}, "passive-2": {"weight": 0.25}},
-        multiview={
-            "beta": 2.0, "zeta": 4.0, "eta": 6.0, "tolerance": 1e-300, "most_rounds": ROUNDS,
-        },
     )  # fmt: skip
     active = session.learner
     assert isinstance(active, PseudoLabelLearner)
@@ -241,8 +243,3 @@ def test_a_sum_that_would_cut_rows_is_refused() -> None:
 def test_settings_that_do_nothing_here_are_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         config_of("mmvfl", **changes)
-
-
-def test_settings_of_multi_view_learning_go_with_it() -> None:
-    with pytest.raises(ValidationError, match="agree on no pseudo-labels"):
-        small_config("apfed_c", multiview={"beta": 2.0})

@@ -19,13 +19,13 @@ from secure_apfed.labellers import Spreading
 from secure_apfed.learning.imputation import fixed_projection, predicted
 from secure_apfed.methods import Simulation, open_session
 from secure_apfed.methods.imputation import ImputationHelper, ImputationLearner
-from secure_apfed.methods.joint_teacher import JointTeacherLearner
+from secure_apfed.methods.joint_teacher import JointTeacherLearner, JointTeacherSettings
 from secure_apfed.methods.tvfl import TvflHelper
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
 from secure_apfed.solo import BASELINES, SoloTask
 from tests.secure_apfed.single_steps import active_of, step_config
-from tests.secure_apfed.small_runs import interrupted, small_config
+from tests.secure_apfed.small_runs import Said, interrupted, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
@@ -54,7 +54,7 @@ def planted(seed: int = 0) -> VerticalData:
     )  # fmt: skip
 
 
-def config_of(method: str, **changes: Any) -> Config:
+def config_of(method: Said, **changes: Any) -> Config:
     usual: dict[str, Any] = {
         "model": {"network": "random_features", "random_features": 60},
         "train": {
@@ -80,25 +80,24 @@ def alone(data: VerticalData) -> float:
     )
 
 
-WAYS: Mapping[str, tuple[str, dict[str, Any]]] = {
-    "head": ("joint_teacher", {}),
-    "hard": ("joint_teacher", {"teacher": {"form": "hard"}}),
-    "labeller": ("joint_teacher", {"teacher": {"labels": "spreading"}}),
-    "response": ("joint_teacher", {"teacher": {"epsilon": 4.0}}),
-    "predicted": ("imputation", {}),
-    "random": ("imputation", {"imputed": {"projection": "random"}}),
-    "released": ("imputation", {"imputed": {"labels_from": "released"}}),
+WAYS: Mapping[str, dict[str, Any]] = {
+    "head": {"name": "joint_teacher"},
+    "hard": {"name": "joint_teacher", "form": "hard"},
+    "labeller": {"name": "joint_teacher", "labels": "spreading"},
+    "response": {"name": "joint_teacher", "epsilon": 4.0},
+    "predicted": {"name": "imputation"},
+    "random": {"name": "imputation", "projection": "random"},
+    "released": {"name": "imputation", "labels_from": "released"},
 }
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_student_beats_the_active_alone_where_passives_tell_the_class(way: str) -> None:
-    method, changes = WAYS[way]
     gains = []
     for seed in range(3):
         data = planted(seed)
-        found = run(config_of(method, **changes), None, data=data)
-        gains.append(found.accuracy[method] - alone(data))
+        found = run(config_of(WAYS[way]), None, data=data)
+        gains.append(found.accuracy[found.method] - alone(data))
     assert np.mean(gains) > 0.05
 
 
@@ -124,7 +123,8 @@ def test_the_teacher_is_the_joint_model_and_its_labels_are_its_probabilities() -
     data = planted()
     config = config_of("joint_teacher")
     session = open_session(config, data)
-    joint = open_session(config_of("tvfl", model=config.teacher.model.model_dump()), data)
+    model = JointTeacherSettings.of(config).model
+    joint = open_session(config_of("tvfl", model=model.model_dump()), data)
     order = session.learner.training_rows
     assert len(order) == LABELLED
     for step in range(5):
@@ -151,7 +151,7 @@ def test_every_ask_is_in_the_passives_accounts(labels: str, again: int) -> None:
     data = planted()
     guard = {"mechanism": "gaussian", "epsilon": 8.0}
     config = config_of(
-        "joint_teacher", guard=guard, teacher={"labels": labels},
+        {"name": "joint_teacher", "labels": labels}, guard=guard,
         train={"epochs": 3, "batch_size": 64, "device": "cpu"},
     )  # fmt: skip
     result = run(config, None, data=data)
@@ -292,7 +292,7 @@ def test_under_strong_randomised_response_the_student_falls_back_to_its_own_labe
 
 
 def test_what_a_response_covers_is_said_with_what_it_does_not() -> None:
-    session = open_session(config_of("joint_teacher", teacher={"epsilon": 2.0}), planted())
+    session = open_session(config_of({"name": "joint_teacher", "epsilon": 2.0}), planted())
     said = session.learner.guarantee
     assert "epsilon 2, delta 0" in said
     assert "one person without a label" in said
@@ -305,11 +305,9 @@ def test_what_a_response_covers_is_said_with_what_it_does_not() -> None:
 @pytest.mark.parametrize(
     ("method", "changes", "message"),
     [
-        ("tvfl", {"teacher": {"form": "hard"}}, "use joint_teacher"),
-        ("joint_teacher", {"imputed": {"numbers": 3}}, "use imputation"),
-        ("joint_teacher", {"teacher": {"labels": "spreading", "epsilon": 1}}, "no epsilon of one"),
-        ("joint_teacher", {"teacher": {"labels": "spredding"}}, "did you mean 'spreading'"),
-        ("imputation", {"imputed": {"labels": "private_logistic"}}, "is unknown"),
+        (WAYS["labeller"] | {"epsilon": 1}, {}, "no epsilon of one"),
+        (WAYS["labeller"] | {"labels": "spredding"}, {}, "did you mean 'spreading'"),
+        (WAYS["random"] | {"labels": "private_logistic"}, {}, "is unknown"),
         ("joint_teacher", {"alignment": {"mode": "pairwise"}}, "needs all passives"),
         ("joint_teacher", {"train": {"spread_labels": True}}, "use apfed"),
         (
@@ -325,7 +323,7 @@ def test_what_a_response_covers_is_said_with_what_it_does_not() -> None:
     ],
 )
 def test_settings_that_do_not_fit_are_refused(
-    method: str, changes: dict[str, Any], message: str
+    method: Said, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValidationError, match=message):
         config_of(method, **changes)

@@ -7,10 +7,11 @@ It is no method that anybody should use; it shows that nothing else asks which m
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import pytest
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from apfed_attacks.run import mount
@@ -18,7 +19,6 @@ from apfed_experiments.report import write_report
 from secure_apfed.config import AttackChoice, Config
 from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.exchange import Kind, Links, pack
-from secure_apfed.facts import MethodFacts
 from secure_apfed.methods import METHODS, Course, Helper, Learner, Method, Own, SingleView
 from secure_apfed.methods.accounts import guard_for, ledger_for
 from secure_apfed.methods.apfed import ApfedLearner
@@ -27,6 +27,25 @@ from secure_apfed.methods.terms import representation_terms
 from secure_apfed.planning.forecast import forecast
 from secure_apfed.runs.recording import load_recording
 from secure_apfed.runs.run import run
+from secure_apfed.settings.method import MethodSettings
+
+
+class OneExchangeSettings(MethodSettings):
+    """What a run may say of it, and what others may know of it.
+
+    Attributes:
+        columns: of a passive's features that it sends, the first ones.
+    """
+
+    name: Literal["one_exchange"]
+    columns: int = Field(64, ge=1)
+
+    title = "one exchange"
+    predicts_alone = True
+    representations_from = "passives"
+
+    def sent(self, features_NF: Tensor) -> Tensor:
+        return features_NF.flatten(1)[:, : self.columns]
 
 
 class Speaker(Helper):
@@ -34,7 +53,8 @@ class Speaker(Helper):
 
     def __init__(self, own: Own, contract: Contract, rows: Tensor) -> None:
         self.name, self._active = own.name, contract.active
-        self._guard, self._x_ND = guard_for(own), own.rows.features[rows].flatten(1)
+        self._guard = guard_for(own)
+        self._x_ND = OneExchangeSettings.of(own.config).sent(own.rows.features[rows])
         self._ledger = ledger_for(own, self._guard, aligned=len(rows))
         self.ledgers = {own.name: self._ledger}
 
@@ -61,14 +81,13 @@ class Listener(ApfedLearner):
 
 
 class OneExchange(SingleView):
-    headline = "one_exchange"
-    facts = MethodFacts(title="one exchange", predicts_alone=True, representations_from="passives")
+    settings = OneExchangeSettings
 
     def offer(self, own: Own) -> RepresentationTerms | None:
         if own.name == own.active:
             return None
-        size = own.rows.features[0].numel()
-        return representation_terms(own.config, (size,), guard_for(own), projected=False)
+        sent = OneExchangeSettings.of(own.config).sent(own.rows.features[:1])
+        return representation_terms(own.config, sent[0].shape, guard_for(own), projected=False)
 
     def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
         terms = {
@@ -97,7 +116,7 @@ def config(monkeypatch: pytest.MonkeyPatch) -> Config:
     settings: dict[str, Any] = {
         "name": "toy",
         "party_seeds": "shared_for_comparison",
-        "method": "one_exchange",
+        "method": {"name": "one_exchange", "columns": 12},
         "data": {"dataset": "digits", "limit": 300},
         "model": {"network": "mlp", "hidden": [16], "representation": 8},
         "train": {"epochs": 3, "batch_size": 64, "learning_rate": 0.1, "device": "cpu"},

@@ -1,6 +1,6 @@
 """VFedTrans: five exchanges open the vectors of all tables, and a student of the active's alone."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +21,20 @@ from secure_apfed.methods.alignment import DEALER
 from secure_apfed.planning.forecast import forecast
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
-from tests.secure_apfed.small_runs import interrupted, small_config
+from tests.secure_apfed.small_runs import Said, interrupted, small_config
 from tests.secure_apfed.test_methods_votes_encrypted import altered
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 
-def config_of(vectors: int = 8, **changes: Any) -> Config:
+def config_of(vectors: int = 8, said: Mapping[str, Any] = {}, **changes: Any) -> Config:
     usual: dict[str, Any] = {
         "data": {"dataset": "breast_cancer", "overlap": 0.6},
         "model": {"network": "enriched", "hidden": [16], "representation": vectors},
-        "distilled": {"epochs": 8, "batch_size": 32, "loss": "mae"},
         "train": {"epochs": 1, "device": "cpu"},
     }
-    return small_config("vfedtrans", **{**usual, **changes})
+    method = {"name": "vfedtrans", "epochs": 8, "batch_size": 32, "loss": "mae", **said}
+    return small_config(method, **{**usual, **changes})
 
 
 def session_of(**changes: Any) -> Simulation:
@@ -73,7 +73,7 @@ def whole_table(session: Simulation, data: VerticalData) -> np.ndarray:
     {"dataset": "digits", "views": 4, "limit": 300},
 ])  # fmt: skip
 def test_the_vectors_are_those_of_all_tables(data: dict[str, Any], mask_rows: int) -> None:
-    session = session_of(data=data, decomposed={"mask_rows": mask_rows})
+    session = session_of(data=data, said={"mask_rows": mask_rows})
     found = taught(session).opened.numpy()
     config = config_of(data=data)
     whole = whole_table(session, load_data(config.data, seed=config.seed))
@@ -126,7 +126,7 @@ def test_fresh_masks_change_no_figure() -> None:
 def test_the_code_is_drawn_to_the_vectors() -> None:
     apart = []
     for weight in (0.0, 1.0):
-        session = session_of(distilled={"epochs": 60, "batch_size": 32, "weight": weight})
+        session = session_of(said={"epochs": 60, "loss": "mse", "weight": weight})
         learner = taught(session)
         rows, encoder = learner.training_rows, learner.student.networks.encoder
         codes = encoder.code(learner.student.features_N[rows]).double()
@@ -231,15 +231,13 @@ def test_more_vectors_than_features_or_rows_are_refused() -> None:
         ("vfedtrans", {"guard": {"mechanism": "gaussian", "epsilon": 1.0}}, "adds no noise to"),
         ("vfedtrans", {"model": {"network": "selu"}}, "use enriched"),
         ("vfedtrans", {"model": {"network": "enriched", "head": [4]}}, r"without model\.head"),
-        ("vfedtrans", {"distilled": {"joint": [8]}}, "distilled.joint: in method vfedtrans"),
         ("vfedtrans", {"alignment": {"mode": "pairwise"}}, "needs all passives for every row"),
-        ("vfedtrans", {"decomposed": {"mask_rows": 1}}, "greater than or equal to 2"),
-        ("apc_vfl", {"decomposed": {"mask_rows": 9}}, "decomposed: method apc_vfl takes no shared"),
+        ({"name": "vfedtrans", "mask_rows": 1}, {}, "greater than or equal to 2"),
         ("apc_vfl", {"model": {"network": "enriched"}}, "use selu or linear"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(
-    method: str, changes: dict[str, Any], said: str
+    method: Said, changes: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ValidationError, match=said):
         small_config(method, **changes)

@@ -27,19 +27,20 @@ from secure_apfed.runs.record import read_outcome
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
 from secure_apfed.solo import BASELINES, Predictor, SoloTask
-from tests.secure_apfed.small_runs import interrupted, small_config
+from tests.secure_apfed.small_runs import Said, interrupted, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 OPENINGS = ["votes", "votes_randomised", "votes_encrypted", "votes_moment"]
 
 
-def noise(method: str) -> dict[str, Any]:
-    """Settings of votes under noise."""
-    return {"epsilon": 4.0, **({"candidates": 2} if method == "votes_encrypted" else {})}
+def noisy(method: str, **more: Any) -> dict[str, Any]:
+    """Votes under noise."""
+    looked = {"candidates": 2} if method == "votes_encrypted" else {}
+    return {"name": method, "epsilon": 4.0, **looked, **more}
 
 
-def config_of(method: str = "votes", **changes: Any) -> Config:
+def config_of(method: Said = "votes", **changes: Any) -> Config:
     usual: dict[str, Any] = {
         "data": {"dataset": "digits", "views": 4, "limit": 400, "labelled": 30},
         "model": {"network": "random_features", "random_features": 60},
@@ -80,7 +81,7 @@ def test_every_sum_opens_the_sum_of_the_votes(name: str) -> None:
 @pytest.mark.parametrize("method", OPENINGS)
 def test_a_student_beats_the_active_alone_where_passives_tell_the_class(method: str) -> None:
     config = config_of(method, data={"dataset": "digits", "views": 4, "labelled": 30})
-    helped = run(config, None).accuracy[config.method]
+    helped = run(config, None).accuracy[method]
     alone = run(config_of("single_view", data=config.data, model={}, train={
         "epochs": 30, "learning_rate": 0.1, "batch_size": 64,
     }), None).accuracy["single_view"]  # fmt: skip
@@ -104,7 +105,7 @@ def test_a_network_learns_from_votes_in_epochs_and_predicts_alone(tmp_path: Path
 
 @pytest.mark.parametrize("method", OPENINGS)
 def test_a_ridge_student_is_kept_and_its_cost_is_told(method: str, tmp_path: Path) -> None:
-    result = run(config_of(method, votes=noise(method)), tmp_path / "run")
+    result = run(config_of(noisy(method)), tmp_path / "run")
     outcome = read_outcome(RunFolder(tmp_path / "run"))
     assert set(outcome.contributions) == {"passive-1", "passive-2", "passive-3"}
     for spent in outcome.contributions.values():
@@ -118,8 +119,8 @@ def test_a_ridge_student_is_kept_and_its_cost_is_told(method: str, tmp_path: Pat
 
 
 def test_a_private_labeller_covers_the_whole_table(tmp_path: Path) -> None:
-    votes = {"epsilon": 4.0, "labeller": "private_logistic", "weights_epsilon": 4.0}
-    run(config_of("votes_randomised", votes=votes), tmp_path / "run")
+    labeller = {"labeller": "private_logistic", "weights_epsilon": 4.0}
+    run(config_of(noisy("votes_randomised", **labeller)), tmp_path / "run")
     told = read_outcome(RunFolder(tmp_path / "run")).guarantee or ""
     assert "covers the whole record of any person at one passive" in told
 
@@ -261,11 +262,11 @@ def test_the_prior_is_what_held_out_labels_choose(
 
     table = {"collapsed": Collapsed(), "ridge": ridge}
     monkeypatch.setattr("secure_apfed.solo.choice.BASELINES", table)
-    config = config_of(method, votes=noise(method))
+    config = config_of(noisy(method))
     default = run(config, None).accuracy
     assert asked
     assert max(asked) < 30, "it was judged by parts of the labels, and fitted to all of them never"
-    named = config_of(method, votes={**noise(method), "prior": "ridge"})
+    named = config_of(noisy(method, prior="ridge"))
     assert run(named, None).accuracy == default
 
 
@@ -289,10 +290,9 @@ def test_people_may_have_different_voters() -> None:
 @pytest.mark.parametrize("method", OPENINGS)
 def test_a_run_that_was_stopped_goes_on_and_gives_the_same(method: str, tmp_path: Path) -> None:
     config = config_of(
-        method,
+        noisy(method),
         model={"hidden": [16], "representation": 8, "dropout": 0.0},
         train={"epochs": 4, "batch_size": 64, "learning_rate": 0.1},
-        votes=noise(method),
     )
     whole = run(config, tmp_path / "whole")
     interrupted(config, tmp_path / "run", at_step=10)
@@ -305,7 +305,7 @@ def test_a_run_that_was_stopped_goes_on_and_gives_the_same(method: str, tmp_path
 
 
 def test_two_sessions_have_other_noise() -> None:
-    config = config_of("votes", votes={"epsilon": 4.0}, guard={"mechanism": "none"})
+    config = config_of(noisy("votes"), guard={"mechanism": "none"})
     session_noise = []
     for _ in range(2):
         held = load_data(config.data, seed=0)
@@ -373,17 +373,16 @@ def test_a_request_that_breaks_a_rule_is_refused(tensors: dict[str, torch.Tensor
 @pytest.mark.parametrize(
     ("method", "changes", "said"),
     [
-        ("votes_randomised", {"votes": {}}, "votes.epsilon: method votes_randomised protects"),
-        ("apfed_c", {"votes": {"epsilon": 1.0}}, "in method apfed_c nobody votes"),
-        ("votes", {"votes": {"labeller": "spreding"}}, "did you mean 'spreading'"),
-        ("votes", {"votes": {"labeller": "private_logistic"}}, "weights_epsilon is for"),
-        ("votes", {"secure_sum": {"noise": {"sigma": 1.0}}}, "noise on votes is votes.epsilon"),
+        (noisy("votes_randomised", epsilon=None), {}, "epsilon: method votes_randomised protects"),
+        ({"name": "votes", "labeller": "spreding"}, {}, "did you mean 'spreading'"),
+        (noisy("votes", labeller="private_logistic"), {}, "private_logistic, which needs it"),
+        ("votes", {"secure_sum": {"noise": {"sigma": 1.0}}}, "noise on votes is method.epsilon"),
         ("votes", {"dp_sgd": {"noise_multiplier": 1.0}}, "dp_sgd"),
         ("votes", {"labels": {"mechanism": "lp_mst", "epsilon": 1.0}}, "labels.mechanism: lp_mst"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(
-    method: str, changes: dict[str, Any], said: str
+    method: Said, changes: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ValidationError, match=said):
         config_of(method, **changes)
@@ -391,9 +390,7 @@ def test_settings_that_do_not_fit_are_refused(
 
 def test_too_much_noise_for_too_little_budget_is_refused_with_the_reason() -> None:
     with pytest.raises(Exception, match="colluders"):
-        open_session(
-            config_of(votes={"epsilon": 1.0, "colluders": 3}), load_data(config_of().data, seed=0)
-        )
+        open_session(config_of(noisy("votes", colluders=3)), load_data(config_of().data, seed=0))
 
 
 def test_a_new_run_in_a_folder_of_another_is_refused(tmp_path: Path) -> None:

@@ -22,12 +22,12 @@ from tests.secure_apfed.test_methods_votes_encrypted import altered
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
-VOTES = {"epsilon": 4.0, "moment_features": 64}
+VOTES = {"name": "votes_moment", "epsilon": 4.0, "moment_features": 64}
 
 
-def session_of(**changes: Any) -> tuple[Simulation, np.ndarray]:
+def session_of(*, colluders: int = 0, **changes: Any) -> tuple[Simulation, np.ndarray]:
     """A session that is set up, and the votes that its passives would cast in the clear."""
-    config = config_of("votes_moment", **{"votes": VOTES, **changes})
+    config = config_of({**VOTES, "colluders": colluders}, **changes)
     held = load_data(config.data, seed=config.seed)
     return open_session(config, held), clear_votes(config, held)
 
@@ -55,17 +55,17 @@ def test_the_moment_of_the_votes_is_opened_under_the_noise_that_is_told(protocol
 
 def test_colluders_make_the_others_add_more() -> None:
     steps = [
-        session_of(votes={**VOTES, "colluders": colluders})[0].contract.secure_sum["noise"]["steps"]
+        session_of(colluders=colluders)[0].contract.secure_sum["noise"]["steps"]
         for colluders in (0, 2)
     ]
     assert steps[1] == pytest.approx(np.sqrt(3) * steps[0], rel=0.01)
     with pytest.raises(ConfigError, match="leave no honest one"):
-        session_of(votes={**VOTES, "colluders": 3})
+        session_of(colluders=3)
 
 
 def test_a_dealer_takes_part_and_holds_nothing() -> None:
-    config = config_of("votes_moment", votes=VOTES)
-    roles = roles_of(METHODS[config.method], config, "active", ("a", "b"))
+    config = config_of(VOTES)
+    roles = roles_of(METHODS["votes_moment"], config, "active", ("a", "b"))
     assert roles[DEALER] == "dealer"
     assert DEALER not in roles_of(METHODS["votes"], config, "active", ("a", "b"))
 
@@ -94,7 +94,7 @@ def test_the_dealer_is_never_far_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_help_is_kept_under_noise() -> None:
     data = {"dataset": "digits", "views": 4, "labelled": 30}
     alone, helped = (
-        run(config_of("votes_moment", data=data, votes={"epsilon": epsilon}), None).accuracy
+        run(config_of({"name": "votes_moment", "epsilon": epsilon}, data=data), None).accuracy
         for epsilon in (0.01, 8.0)
     )
     assert helped["votes_moment"] > alone["votes_moment"] + 0.03
@@ -145,7 +145,7 @@ def test_an_answer_that_is_altered_is_refused_and_noted(
 ) -> None:
     altered(monkeypatch, Kind.SUM, lambda body: body[:-64] + b"\x7f" * 64)
     with pytest.raises(RemoteProtocolError, match="beyond the range"):
-        run(config_of("votes_moment", votes=VOTES), tmp_path / "run")
+        run(config_of(VOTES), tmp_path / "run")
     (noted,) = (tmp_path / "run" / "parties").rglob("refused-*.jsonl")
     assert '"step": 0' in noted.read_text(encoding="utf-8")
 

@@ -28,16 +28,13 @@ def test_whatever_step_the_active_saves_all_others_saved_before(
 
     kept = PartyKeeper.save
     monkeypatch.setattr(PartyKeeper, "save", save)
-    changes = {}
-    if method == "apfed":
-        changes["passives"] = {"default": {"objective": {"name": "reconstruction"}}}
-    config = small_config(method, **changes)
+    config = small_config(method)
     config = config.model_copy(
         update={"train": config.train.model_copy(update={"epochs": 2, "batch_size": 128})}
     )
     run(config, tmp_path / "run")
     others = {path.name for path in (tmp_path / "run/parties").iterdir()} - {"active", "dealer"}
-    assert bool(others) is METHODS[method].facts.has_passives
+    assert bool(others) is METHODS[method].settings.has_passives
     of_active = [place for place, (name, _) in enumerate(saved) if name == "active"]
     assert len({saved[place][1] for place in of_active}) >= 2
     before = 0

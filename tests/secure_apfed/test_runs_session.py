@@ -169,7 +169,7 @@ def test_a_killed_process_resumes_bit_for_bit(
         import time, warnings
         from pathlib import Path
         from secure_apfed.config.file import load_config
-        from secure_apfed.runs import run
+        from secure_apfed import run
         warnings.simplefilter("ignore")
         run(load_config({str(config)!r}), Path({str(folder)!r}),
             on_progress=lambda progress: time.sleep(0 if progress.epoch < 2 else 600))

@@ -2,23 +2,20 @@
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 from apfed_protocols.errors import UnsafeChoiceWarning
 from secure_apfed.config import Config
-from secure_apfed.data import ImageEncoding, PartyTable, VerticalData, load_data
-from secure_apfed.errors import ConfigError, ModelError
+from secure_apfed.data import load_data
+from secure_apfed.errors import ConfigError
 from secure_apfed.methods import METHODS, Simulation, Start
 from secure_apfed.methods.method import batches_of
 from secure_apfed.runs.run import run
 from secure_apfed.runs.training_labels import TrainingLabels
 from secure_apfed.simulation import simulate, simulate_many, why_not
-from secure_apfed.simulation.stacked import UnstackableError, simulate_stacked
 from secure_apfed.simulation.together import begin, train
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
@@ -72,25 +69,6 @@ def config_of(method: str, changes: Mapping[str, Any], **more: Any) -> Config:
     return Config.model_validate(merged)
 
 
-def images(settings: Any, *, seed: int) -> VerticalData:
-    """Noise of a size that convolutions take, at an active and a passive."""
-    draw = torch.Generator().manual_seed(seed)
-    ids = tuple(f"p{row}" for row in range(48))
-    labels = torch.arange(48) % 3
-    encoding = ImageEncoding(channels=1, height=8, width=10, first_row=0, end_row=8)
-    tables = [
-        PartyTable(
-            name=name, ids=ids, features=torch.rand(48, 1, 8, 10, generator=draw),
-            labels=labels if name == "active" else None, encoding=encoding,
-        )
-        for name in ("active", "passive.one")  # a dot is allowed in names
-    ]  # fmt: skip
-    return VerticalData(
-        active=tables[0], passives=(tables[1],), classes=("a", "b", "c"),
-        train_rows=torch.arange(40), test_rows=torch.arange(40, 48),
-    )  # fmt: skip
-
-
 def weights_of(session: Simulation) -> dict[str, Tensor]:
     """Of all parties, with what their optimizers remember; not what was counted as sent."""
     return {
@@ -109,7 +87,7 @@ def trained_by_messages(config: Config, *, alignment: Any) -> Simulation:
     labels.answer(None)
     data = data.with_own(labels.data())
     start = Start(config=config, data=data, alignment=alignment)
-    session, step = Simulation(METHODS[config.method], start), 0
+    session, step = Simulation(METHODS[config.method.name], start), 0
     session.transcript.begin_epoch(0)
     for epoch in range(config.train.epochs):
         for rows_B in batches_of(session.learner, config, epoch):
@@ -158,64 +136,6 @@ def test_accuracy_is_that_of_a_run(method: str, labelled: int | None) -> None:
     assert simulated.accuracy.keys() == played.accuracy.keys()
 
 
-STACKED: Mapping[str, tuple[str, dict[str, Any]]] = {
-    "contrastive": ("apfed_c", {}),
-    "reconstruction": ("apfed_r", {"train": {"max_gradient_norm": 0.05}}),
-    "alone": ("single_view", {"train": {"optimizer": "adam", "learning_rate": 1e-3}}),
-    "some labels": ("apfed_c", {"data": {"labelled": 30}}),
-    "cosine": (
-        "apfed_c",
-        {"train": {"optimizer": "adamw", "schedule": "cosine", "schedule_steps": 9}},
-    ),
-    "typical": ("tvfl", {}),
-    "convolutions": ("apfed_c", {"model": {"network": "conv_mnist"}}),
-}
-
-
-@pytest.mark.parametrize("case", STACKED)
-def test_stacked_runs_have_the_weights_of_each(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seeds and lambdas differ; weights are read when the accuracy is measured."""
-    method, changes = STACKED[case]
-    if case == "convolutions":
-        monkeypatch.setattr("secure_apfed.simulation.stacked.load_data", images)
-        monkeypatch.setitem(globals(), "load_data", images)
-    found: list[Simulation] = []
-
-    def note(session: Simulation, config: Config, **options: Any) -> Any:
-        found.append(session)
-
-    monkeypatch.setattr("secure_apfed.simulation.stacked.finish", note)
-    configs = []
-    for seed, weight in ((0, 0.1), (1, 10.0), (0, 10.0)):
-        more: dict[str, Any] = {"seed": seed, "rules": {"minimum_spread": 0.0}}
-        model = {"hidden": [16], "representation": 8, "projection": 8, "dropout": 0.0}
-        if case == "convolutions":
-            more["secure_sum"] = {"scheme": "plain", "clip": None, "allow_single_passive": True}
-        if METHODS[method].facts.sums_gradients:
-            more["passives"] = {"default": {"weight": weight}}
-        configs.append(config_of(method, changes, model=model, **more))
-    simulate_stacked(configs)
-    assert len(found) == len(configs)
-    for session, config in zip(found, configs, strict=True):
-        alone = trained_together(config)
-        for name, network in _networks(session).items():
-            theirs = _networks(alone)[name].state_dict()
-            assert apart(network.state_dict(), theirs) < 1e-9
-
-
-def _networks(session: Simulation) -> dict[str, torch.nn.Module]:
-    learner: Any = session.learner
-    trainer = learner.party.trainer
-    own = torch.nn.ModuleList(list(trainer._modules.values()))
-    helpers: dict[str, Any] = dict(session.helpers)
-    others = {
-        name: torch.nn.ModuleList(list(helper.party.trainer._modules.values()))
-        for name, helper in helpers.items()
-        if hasattr(helper, "party")
-    }
-    return {session.active: own, **others}
-
-
 def test_many_runs_come_back_in_their_order() -> None:
     configs = [
         config_of("apfed_c", {}, seed=seed, passives={"default": {"weight": weight}})
@@ -250,48 +170,6 @@ def test_what_has_to_be_accounted_for_is_refused(
     assert says in why_not(config)
     with pytest.raises(ConfigError, match=f"(?s)cannot be simulated.*{says}"):
         simulate(config)
-
-
-def test_runs_with_other_batches_are_not_one_program() -> None:
-    configs = [config_of("single_view", {"data": {"limit": limit}}) for limit in (100, 200)]
-    with pytest.raises(ModelError, match="batches of the same sizes"):
-        simulate_stacked(configs)
-
-
-def are_simulated_run_by_run(configs: list[Config], why: str) -> None:
-    with pytest.raises(UnstackableError, match=why):
-        simulate_stacked(configs)
-    found = simulate_many(configs, stack=True)
-    assert [one.accuracy for one in found] == [simulate(one).accuracy for one in configs]
-
-
-def test_rows_that_not_all_have_are_simulated_run_by_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = load_data(config_of("apfed_c", {}).data, seed=0)
-    few = torch.arange(len(whole.passives[0].ids) - 50)
-    passive = whole.passives[0]
-    fewer = replace(passive, ids=passive.ids[: len(few)], features=passive.features[: len(few)])
-    data = replace(whole, passives=(fewer, *whole.passives[1:]))
-    for place in ("stacked", "together"):
-        monkeypatch.setattr(
-            f"secure_apfed.simulation.{place}.load_data", lambda settings, seed: data
-        )
-    configs = [
-        config_of("apfed_c", {}, seed=seed, rules={"minimum_spread": 0.0}) for seed in (0, 1)
-    ]
-    are_simulated_run_by_run(configs, "rows that not all passives have")
-
-
-def test_batches_that_passives_refuse_are_not_stacked() -> None:
-    rules = {"minimum_spread": 0.0, "minimum_batch": 60}
-    configs = [config_of("apfed_c", {}, seed=seed, rules=rules) for seed in (0, 1)]
-    are_simulated_run_by_run(configs, "minimum_batch")
-
-
-def test_a_stacked_run_that_diverges_is_named() -> None:
-    train_ = {"max_gradient_norm": 1.0, "learning_rate": 1e300}
-    configs = [config_of("single_view", {"train": train_}, seed=seed) for seed in (0, 1)]
-    with pytest.raises(ModelError, match="run 1 of 2: training diverged"):
-        simulate_stacked(configs)
 
 
 def test_nothing_is_written_or_warned(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,6 @@ from secure_apfed.exchange import Kind
 from secure_apfed.learning.bins import RANGES, Bins
 from secure_apfed.measures import MEASURES, names_of
 from secure_apfed.methods import METHODS
-from secure_apfed.methods.apfed import APFED
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.prediction import PredictedNumbers, predict_file
 from secure_apfed.runs.record import read_outcome
@@ -35,22 +34,20 @@ from secure_apfed.settings.data import DataSettings, PartySettings
 from secure_apfed.simulation.together import why_not
 from secure_apfed.solo.numbers import REGRESSORS, compare_numbers
 from secure_apfed.tasks import TASKS, Regression
-from tests.secure_apfed.small_runs import interrupted, small_config
+from tests.secure_apfed.small_runs import Said, interrupted, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 NO_GUARD = {"mechanism": "none", "noise": "reproducible_insecure"}
-TAKING = [name for name, method in METHODS.items() if "regression" in method.facts.tasks]
+TAKING = [name for name, method in METHODS.items() if "regression" in method.settings.tasks]
 
 
-def config_of(method: str = "apfed_r", **settings: Any) -> Config:
+def config_of(method: Said = "apfed_r", **settings: Any) -> Config:
     defaults: dict[str, Any] = {
         "task": "regression", "guard": NO_GUARD, "data": {"dataset": "diabetes", "labelled": 80},
         "train": {"epochs": 30, "batch_size": 64, "learning_rate": 0.02, "evaluate_every": 30,
                   "device": "cpu"},
     }  # fmt: skip
-    if method in METHODS and METHODS[method].facts == APFED:
-        defaults["passives"] = {"default": {"objective": {"name": "reconstruction"}}}
     return small_config(method, **{**defaults, **settings})
 
 
@@ -114,7 +111,7 @@ def test_prepared_rows_keep_their_scale(tmp_path: Path) -> None:
     assert torch.equal(again.table.labels, own.table.labels)
 
 
-VOTING = [name for name in TAKING if METHODS[name].facts.opens_votes]
+VOTING = [name for name in TAKING if METHODS[name].settings.opens_votes]
 
 
 def test_ranges_hold_as_many_targets_and_stand_for_their_mean() -> None:
@@ -142,8 +139,8 @@ def test_targets_that_are_alike_share_a_range() -> None:
 @pytest.mark.parametrize("method", VOTING)
 def test_passives_are_shown_ranges_and_the_student_learns_numbers(method: str) -> None:
     model = {"network": "random_features"}
-    votes = {"epsilon": 40.0, "prior": "labeller", "labeller": "ridge"}
-    config = config_of(method, model=model, train={"epochs": 1}, votes=votes)
+    votes = {"name": method, "epsilon": 40.0, "prior": "labeller", "labeller": "ridge"}
+    config = config_of(votes, model=model, train={"epochs": 1})
     result = run(config, None)
     assert result.scores[method] > 0.15
     assert max(one["epsilon"] for one in result.contributions.values()) <= 40.0001
@@ -156,7 +153,7 @@ def test_passives_are_shown_ranges_and_the_student_learns_numbers(method: str) -
 
 
 def test_a_student_that_descends_learns_numbers() -> None:
-    result = run(config_of("votes", votes={"prior": "labeller"}), None)
+    result = run(config_of({"name": "votes", "prior": "labeller"}), None)
     assert result.scores["votes"] > 0.1
 
 
@@ -319,12 +316,8 @@ def test_test_labels_choose_no_baseline() -> None:
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name not in TAKING])
 def test_other_methods_refuse_by_name(method: str) -> None:
-    if METHODS[method].facts.aligns is False or METHODS[method].facts.averages:
-        pytest.skip("its other partition is refused first")
-    with pytest.raises(ValidationError, match=r"task: method .*use .*apfed_r|model\.network"):
-        config_of(method, votes={"epsilon": 4.0}) if METHODS[method].facts.opens_votes else (
-            config_of(method)
-        )
+    with pytest.raises(ValidationError, match=r"task: method .*use .*apfed_r"):
+        config_of(method)
 
 
 @pytest.mark.parametrize(("settings", "said"), [

@@ -1,6 +1,6 @@
-"""Facts of methods: true of what is sent, and all that others ask of a method."""
+"""What methods say of themselves: true of what is sent, and all that others ask of a method."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -11,30 +11,18 @@ from secure_apfed.config.file import load_config_text
 from secure_apfed.defences import DEFENCES, who_applies
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Kind
-from secure_apfed.facts import MethodFacts
-from secure_apfed.methods import METHODS, Apfed, Method, SingleView, Tvfl
+from secure_apfed.methods import METHODS, Method, method_settings
+from secure_apfed.methods.tvfl import TvflSettings
 from secure_apfed.planning.forecast import Forecast, forecast
 from secure_apfed.runs.run import run
-from tests.secure_apfed.small_runs import small_config
+from tests.secure_apfed.small_runs import Said, renamed, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 
-# What names nobody has heard of are like: facts of their own, under a protocol that exists.
-class Joint(Tvfl):
-    facts = replace(Tvfl.facts, title="Joint")
-
-
-class Lone(SingleView):
-    facts = replace(SingleView.facts, title="Lone")
-
-
-TOYS: dict[str, Method] = {
-    "helped": Apfed("helped", replace(METHODS["apfed_c"].facts, title="Helped")),
-    "joint": Joint(),
-    "lone": Lone(),
-}
+# Names that nobody has heard of, under a protocol that exists.
 LIKE = {"helped": "apfed_c", "joint": "tvfl", "lone": "single_view"}
+TOYS: dict[str, Method] = {name: renamed(METHODS[like], name) for name, like in LIKE.items()}
 
 
 @pytest.fixture(autouse=True)
@@ -43,50 +31,55 @@ def _from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(METHODS, name, entry)
 
 
-def config_of(method: str, **changes: Any) -> Config:
+def config_of(method: Said, **changes: Any) -> Config:
     usual: dict[str, Any] = {
         "train": {"epochs": 2, "batch_size": 64, "device": "cpu"},
         "secure_sum": {"scheme": "plain"},
-        "passives": {"default": {"objective": {"name": "contrastive"}}}
-        if method == "apfed"
-        else {},
     }
     return small_config(method, **{**usual, **changes})
 
 
 @pytest.mark.parametrize("method", [*METHODS])
-def test_facts_are_true_of_what_a_run_sends_and_keeps(method: str) -> None:
-    facts = METHODS[method].facts
-    looked = {"candidates": 2} if facts.opens_votes == "encrypted" else {}
-    needed = {"votes": {"epsilon": 4.0, **looked}} if facts.opens_votes else {}
-    recording = run(config_of(method, **needed), None).recording
+def test_what_is_declared_is_true_of_what_a_run_sends_and_keeps(method: str) -> None:
+    config = config_of(method)
+    told = config.method
+    recording = run(config, None).recording
     active = recording.data.active.name
     sent = {(flow.kind, flow.sender == active) for flow in recording.transcript.flows}
     assert {by_active for kind, by_active in sent if kind is Kind.REPRESENTATIONS} == {
         None: set(), "active": {True}, "passives": {False},
-    }[facts.representations_from]  # fmt: skip
-    assert ((Kind.CONTRIBUTION, False) in sent) is facts.aggregates
-    assert ((Kind.LABELS, True) in sent) is facts.sends_labels
-    assert ((Kind.VOTES, False) in sent) is (facts.opens_votes == "randomised")
-    assert ((Kind.GRADIENTS, True) in sent) is facts.returns_gradients
-    assert bool(sent) is bool(recording.alignment) is facts.has_passives
-    assert (recording.model is not None) is facts.predicts_alone
-    networks = facts.representations_from == "passives" or facts.sums_representations
+    }[told.representations_from]  # fmt: skip
+    assert ((Kind.CONTRIBUTION, False) in sent) is told.aggregates
+    assert ((Kind.LABELS, True) in sent) is told.sends_labels
+    assert ((Kind.VOTES, False) in sent) is (told.opens_votes == "randomised")
+    assert ((Kind.GRADIENTS, True) in sent) is told.returns_gradients
+    assert bool(sent) is bool(recording.alignment) is told.has_passives
+    assert (recording.model is not None) is told.predicts_alone
+    networks = told.representations_from == "passives" or told.sums_representations
     assert bool(recording.encoders) is networks
 
 
-@pytest.mark.parametrize(
-    ("facts", "said"),
-    [
-        ({"has_passives": False, "sums_gradients": True}, "no passives to exchange"),
-        ({"has_passives": False, "predicts_alone": False}, "no passives to exchange"),
-        ({"returns_gradients": True, "representations_from": "active"}, "on what no passive sent"),
-        ({"own_objective": METHODS["apfed_r"].facts.own_objective}, "contribute nothing"),
-    ],
-)
-def test_facts_that_contradict_each_other_are_refused(facts: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=f"Odd .*{said}"):
-        MethodFacts(**{"title": "Odd", "predicts_alone": True, **facts})
+@pytest.mark.parametrize("method", [*METHODS])
+def test_what_is_declared_does_not_contradict_itself(method: str) -> None:
+    told = METHODS[method].declared
+    assert told.name == method
+    exchanges = bool(told.offers or told.sums or told.returns_gradients)
+    assert exchanges is told.has_passives
+    assert told.has_passives or told.predicts_alone
+    tells = told.representations_from == "passives" or told.sums_representations
+    assert tells or not told.returns_gradients
+    assert tells or told.decomposes or told.teacher is None
+    assert told.sums_gradients or told.own_objective is None
+
+
+@pytest.mark.parametrize("method", [*METHODS])
+def test_a_method_has_its_own_settings_and_no_other_s(method: str) -> None:
+    config = config_of(method)
+    assert method_settings(config.model_dump(exclude_defaults=True)["method"]) == config.method
+    keys = {key for one in METHODS.values() for key in one.settings.model_fields}
+    for key in keys - set(METHODS[method].settings.model_fields):
+        with pytest.raises(ValidationError, match=rf"method\.{key}\s+Extra inputs"):
+            config_of({"name": method, key: 1})
 
 
 def test_a_misspelt_method_names_the_nearest() -> None:
@@ -111,7 +104,7 @@ def test_a_misspelt_method_names_the_nearest() -> None:
     ],
     ids=str,
 )
-def test_the_settings_that_a_method_takes_follow_from_its_facts(
+def test_the_settings_that_a_method_takes_follow_from_what_it_declares(
     toy: str, changes: dict[str, Any]
 ) -> None:
     refused = []
@@ -125,17 +118,19 @@ def test_the_settings_that_a_method_takes_follow_from_its_facts(
 
 
 def test_who_runs_a_defence_follows_from_who_lets_out_what_it_protects() -> None:
-    both = replace(METHODS["joint"].facts, title="Both", sums_gradients=True)
-    quiet = MethodFacts(title="Quiet", predicts_alone=True)
+    class BothSettings(TvflSettings):
+        sums_gradients = True
+
+    both, quiet = BothSettings(name="tvfl"), METHODS["single_view"].declared
     assert who_applies("compression", both) == "every passive and the active"
     assert who_applies("clip_and_noise", both) == "every passive"
     assert who_applies("marvell", both) == who_applies("confusional_labels", both) == "the active"
-    assert who_applies("mid", METHODS["helped"].facts) == "the active"
+    assert who_applies("mid", METHODS["helped"].declared) == "the active"
     assert {who_applies(kind, quiet) for kind in DEFENCES} == {""}
 
 
 @pytest.mark.parametrize("toy", TOYS)
-def test_a_method_is_planned_by_its_facts(toy: str) -> None:
+def test_a_method_is_planned_by_what_it_declares(toy: str) -> None:
     changes: dict[str, Any] = {
         "guard": {"mechanism": "none"}, "transcript": {"limit_megabytes": 0.001},
     }  # fmt: skip
