@@ -28,10 +28,10 @@ def _problems(config: RunSettings) -> Iterator[str]:
             f"task: method {config.method} learns {' or '.join(config.facts.tasks)}, not "
             f"{config.task}; use {', '.join(taking)}"
         )
-    if task.name not in (measured := MEASURES[config.measure].tasks):
+    if task.measured_as not in (measured := MEASURES[config.measure].tasks):
         yield (
             f"measure: {config.measure} is a measure of {' and '.join(measured)}, and "
-            f"task is {config.task}; use {', '.join(names_of(task.name))}"
+            f"task is {config.task}; use {', '.join(names_of(task.measured_as))}"
         )
     if numbers and task is not Regression:
         yield (
