@@ -79,7 +79,7 @@ class FramesModel:
             DataError: a column of training is missing, or its cells do not fit.
             ModelError: the model tells no probabilities.
         """
-        if self.solo.task.name != Classification.name:
+        if self.solo.task.tells != Classification.tells:
             raise ModelError(
                 f"a model of task {self.solo.task.name} tells one number a row and no "
                 "probabilities; ask predict"
@@ -97,7 +97,7 @@ class FramesModel:
         Raises:
             DataError: see `predict_proba`.
         """
-        if self.solo.task.name != Classification.name:
+        if self.solo.task.tells != Classification.tells:
             return np.asarray(self._told(frame).numpy())
         places_N = self.solo.decide(torch.from_numpy(self.predict_proba(frame)))
         labels: NDArray[Any] = np.array(self.classes_)[places_N.numpy()]

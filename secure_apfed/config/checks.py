@@ -45,10 +45,10 @@ def check_task(config: RunSettings) -> None:
 
 def _problems(config: RunSettings) -> Iterator[str]:
     task, numbers = TASKS[config.task], labels_are_numbers(config.data)
-    if task.name not in (measured := MEASURES[config.measure].tasks):
+    if task.measured_as not in (measured := MEASURES[config.measure].tasks):
         yield (
             f"measure: {config.measure} is a measure of {' and '.join(measured)}, and "
-            f"task is {config.task}; use {', '.join(names_of(task.name))}"
+            f"task is {config.task}; use {', '.join(names_of(task.measured_as))}"
         )
     if numbers and task is not Regression:
         yield (

@@ -1,7 +1,7 @@
 """Labellers: how one party labels all aligned rows from its own features and a few labels.
 
-A new one is one file and one line in the table. What their votes cost stands in
-`secure_apfed.privacy.votes`.
+A new one is one file and one line in the table; see docs/add-a-labeller.md. What their votes cost
+stands in `secure_apfed.privacy.votes`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 # Each takes its own settings, all of which have defaults but what noise takes.
-LABELLERS: Mapping[str, type[Spreading] | type[Logistic] | type[Ridge] | type[PrivateLogistic]] = {
+LABELLERS: Mapping[str, type[Labeller]] = {
     labeller.name: labeller for labeller in (Spreading, Logistic, Ridge, PrivateLogistic)
 }
 

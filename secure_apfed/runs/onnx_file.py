@@ -309,7 +309,7 @@ def _name_outputs(helper: Any, joined: Any, model: SoloModel) -> None:
     """Add the label of each row where rows have classes, and give outputs their names."""
     graph = joined.graph
     net = graph.output[0].name
-    if not isinstance(model.task, Classification):
+    if model.task.tells != Classification.tells:
         number = f"output_{model.task.tells}"
         graph.node.append(helper.make_node("Identity", [net], [number]))
         del graph.output[:]

@@ -1,6 +1,6 @@
 """Tasks: what the active's model learns and says. A new one is one file and one line in the table.
 
-Which methods take a task is a fact of theirs (`MethodSettings.tasks`). See docs/tasks.md.
+Which methods take a task is a fact of theirs (`MethodSettings.tasks`). See docs/add-a-task.md.
 """
 
 from collections.abc import Mapping

@@ -29,6 +29,7 @@ class Anomaly(Task):
     title: ClassVar[str] = "anomaly detection"
     headline: ClassVar[str] = "auc"
     tells: ClassVar[str] = "score"
+    measured_as: ClassVar[str] = "anomaly"
     not_attacked: ClassVar[Mapping[str, str]] = MappingProxyType({
         "labels": "training reads no label, so that there is none to guess",
         "membership": "the model tells scores, and attacks on membership read probabilities of "

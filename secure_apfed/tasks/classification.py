@@ -21,6 +21,7 @@ class Classification(Task):
     title: ClassVar[str] = "classification"
     headline: ClassVar[str] = ACCURACY.name
     tells: ClassVar[str] = "probabilities"
+    measured_as: ClassVar[str] = "classification"
 
     @classmethod
     def of(cls, targets: TargetScale | None, *, loss: str = "squared") -> Self:

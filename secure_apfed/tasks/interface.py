@@ -25,9 +25,10 @@ class Task(ABC):
     """One task, for one run's data.
 
     Attributes:
-        name: its key in `TASKS`, and the task of its measures in `MEASURES`; title: for people.
+        name: its key in `TASKS`; title: for people.
         headline: the measure that a run is judged by where its settings say none.
         tells: what is told of a row.
+        measured_as: the task of its measures in `MEASURES`; the form of `scored` is of it.
         not_attacked: target of attacks -> why none on it applies.
     """
 
@@ -35,6 +36,7 @@ class Task(ABC):
     title: ClassVar[str]
     headline: ClassVar[str]
     tells: ClassVar[str]
+    measured_as: ClassVar[str]
     not_attacked: ClassVar[Mapping[str, str]] = {}
 
     @classmethod

@@ -40,6 +40,7 @@ class Regression(Task):
     title: ClassVar[str] = "regression"
     headline: ClassVar[str] = "r2"
     tells: ClassVar[str] = "prediction"
+    measured_as: ClassVar[str] = "regression"
     not_attacked: ClassVar[Mapping[str, str]] = MappingProxyType({
         "labels": "labels are numbers, and attacks on labels guess classes",
         "membership": "the model tells numbers, and attacks on membership read probabilities of "

@@ -1,10 +1,5 @@
 """The guide's two programs run as they are printed."""
 
-import importlib.util
-import re
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -13,28 +8,13 @@ import pytest
 import apfed_attacks.run
 from apfed_attacks import ATTACKS
 from secure_apfed.config import AttackChoice
-
-GUIDE = Path(__file__).parents[2] / "docs" / "add-an-attack.md"
+from tests.docs.pages import program_of
 
 
 @pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ModuleType]]:
+def programs(tmp_path_factory: pytest.TempPathFactory) -> list[ModuleType]:
     folder = tmp_path_factory.mktemp("guide")
-    modules = []
-    for at, code in enumerate(re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)):
-        path = folder / f"guide_{at}.py"
-        path.write_text(code)
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        # A class of settings looks its annotations up in its module.
-        sys.modules[path.stem] = module
-        spec.loader.exec_module(module)
-        modules.append(module)
-    yield modules
-    for module in modules:
-        del sys.modules[module.__name__]
+    return [program_of("docs/add-an-attack.md", folder, at=at) for at in range(2)]
 
 
 def test_the_printed_attack_finds_a_planted_leak(

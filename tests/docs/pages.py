@@ -1,12 +1,15 @@
 """The documents of the repository, and the blocks and lines of them that claim to work."""
 
+import importlib.util
 import re
 import shlex
+import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
-__all__ = ["DOCS", "DOCUMENTS", "ROOT", "blocks", "command_lines", "text_of"]
+__all__ = ["DOCS", "DOCUMENTS", "ROOT", "blocks", "command_lines", "program_of", "text_of"]
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -27,6 +30,19 @@ def blocks(document: str, *languages: str) -> list[str]:
     """The contents of its fenced blocks in these languages, those of lists and methods dedented."""
     found = _BLOCK.findall(text_of(document))
     return [textwrap.dedent(content) for _, language, content in found if language in languages]
+
+
+def program_of(document: str, folder: Path, *, at: int = 0) -> ModuleType:
+    """A fenced block in Python as a file in this folder, and as a module of its own."""
+    path = folder / f"{Path(document).stem.replace('-', '_')}_{at}.py"
+    path.write_text(blocks(document, "python")[at], encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # where classes of settings look their annotations up
+    spec.loader.exec_module(module)
+    return module
 
 
 def command_lines(document: str, program: str) -> Iterator[tuple[list[str], bool]]:

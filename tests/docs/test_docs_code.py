@@ -71,7 +71,8 @@ def test_a_name_that_is_not_there_would_be_found() -> None:
 def test_yaml_is_plain_and_files_of_runs_are_taken(document: str) -> None:
     for text in blocks(document, "yaml"):
         given: Any = parse_yaml(text, document)[0]
-        if {"name", "method", "data"} <= set(given):
+        # A guide's run names what the guide adds, and is run beside it.
+        if {"name", "method", "data"} <= set(given) and not document.startswith("docs/add-a"):
             assert load_config_text(text, source=document).name == given["name"]
 
 

@@ -1,7 +1,5 @@
 """docs/secure-sum.md and docs/add-a-backend.md as printed: the loop learns, the backend passes."""
 
-import importlib.util
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,19 +10,12 @@ import pytest
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.sums import MaskedSum, SecureSum, join_sum
 from tests.contracts.sum_parties import Parties, agreement, binding, random_values
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def printed(guide: str) -> str:
-    found = re.search(r"```python\n(.*?)```", (ROOT / "docs" / guide).read_text(), re.DOTALL)
-    assert found is not None
-    return found.group(1)
+from tests.docs.pages import ROOT, blocks, program_of
 
 
 def test_a_loop_of_ones_own_learns_in_four_processes(tmp_path: Path) -> None:
     script = tmp_path / "toy.py"
-    script.write_text(printed("secure-sum.md"))
+    script.write_text(blocks("docs/secure-sum.md", "python")[0])
     finished = subprocess.run(
         [sys.executable, "-W", "error", str(script)],
         cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=100,
@@ -35,7 +26,8 @@ def test_a_loop_of_ones_own_learns_in_four_processes(tmp_path: Path) -> None:
 
 
 def test_the_loop_is_short_and_uses_nothing_of_the_trainer() -> None:
-    lines = [line for line in printed("secure-sum.md").splitlines() if line.strip()]
+    printed = blocks("docs/secure-sum.md", "python")[0]
+    lines = [line for line in printed.splitlines() if line.strip()]
     assert len(lines) <= 25
     imports = [line for line in lines if "import" in line]
     assert imports[-1] == "from secure_apfed import MaskedSum, StepBinding, SumAgreement, join_sum"
@@ -43,13 +35,7 @@ def test_the_loop_is_short_and_uses_nothing_of_the_trainer() -> None:
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> type[SecureSum]:
-    path = tmp_path_factory.mktemp("guide") / "wide_masked.py"
-    path.write_text(printed("add-a-backend.md"))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = program_of("docs/add-a-backend.md", tmp_path_factory.mktemp("guide"))
     found: type[SecureSum] = module.WideMaskedSum
     return found
 

@@ -128,7 +128,7 @@ def tiles_of(run: ReportedRun, reference: ReportedRun | None) -> Iterator[Tile]:
             why = outcome.undefined.get(variant, {}).get(measure.name, tested)
             title = f"{run.title_of(variant)} {measure.title}"
             yield Tile(title, measure.text(value), why if math.isnan(value) else tested)
-    classifies = run.config.task == Classification.name
+    classifies = TASKS[run.config.task].tells == Classification.tells
     for variant, share in outcome.accuracy.items() if classifies else ():
         why = outcome.undefined.get(variant, {}).get(ACCURACY.name, tested)
         title = f"{run.title_of(variant)} accuracy"

@@ -1,0 +1,126 @@
+"""docs/add-a-labeller.md and docs/add-a-task.md as printed: what they add keeps what is asked."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from apfed_experiments.finish import mount_attacks
+from apfed_experiments.report import write_report
+from apfed_experiments.solo import beside_run
+from secure_apfed.cli import execute
+from secure_apfed.config import AttackChoice, Config
+from secure_apfed.config.file import load_config_text
+from secure_apfed.data import load_data
+from secure_apfed.labellers import LABELLERS
+from secure_apfed.methods import METHODS
+from secure_apfed.runs import RunFolder, load_model, run
+from secure_apfed.tasks import TASKS
+from tests.docs.pages import blocks, program_of
+from tests.secure_apfed import test_labellers, test_privacy_votes
+
+
+def register(monkeypatch: pytest.MonkeyPatch, table: Mapping[str, Any], entry: Any) -> None:
+    """The line in a table, for whoever has it."""
+    if isinstance(table, dict):
+        monkeypatch.setitem(table, entry.name, entry)
+        return
+    longer = {**table, entry.name: entry}
+    for module in list(sys.modules.values()):
+        for key, value in list(vars(module).items()):
+            if value is table:
+                monkeypatch.setattr(module, key, longer)
+
+
+def printed_config(document: str) -> Config:
+    (text,) = blocks(document, "yaml")
+    return load_config_text(f"{text}party_seeds: shared_for_comparison\n", source=document)
+
+
+@pytest.fixture
+def neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    kind = program_of("docs/add-a-labeller.md", tmp_path).Neighbours
+    register(monkeypatch, LABELLERS, kind)
+    return str(kind.name)
+
+
+def test_the_printed_labeller_keeps_the_contract(neighbours: str) -> None:
+    for case in test_labellers.CASES:
+        test_labellers.test_rows_of_votes_are_short(neighbours, case)
+        test_labellers.test_votes_of_linear_ones_are_a_matrix_times_labels(neighbours, case)
+    for holds in (
+        test_labellers.test_who_has_no_label_moves_others_only_where_it_is_said,
+        test_labellers.test_a_common_scale_and_shift_do_nothing,
+        test_labellers.test_tensors_and_arrays_are_alike_and_nothing_is_drawn,
+        test_labellers.test_clouds_are_told_apart,
+        test_labellers.test_strips_of_digits_are_labelled_from_fifty,
+        test_privacy_votes.test_what_is_claimed_follows_from_facts_of_the_labeller,
+    ):
+        holds(neighbours)
+
+
+@pytest.mark.usefixtures("neighbours")
+def test_the_printed_run_votes_by_it(tmp_path: Path) -> None:
+    config = printed_config("docs/add-a-labeller.md")
+    result = run(config, tmp_path / "run")
+    assert result.scores["votes"] > 0.4
+    page = write_report(tmp_path / "run").read_text()
+    assert "the nearest labelled rows, 3 of them" in page
+    encrypted = {"method": "votes_encrypted", "votes": {"labeller": "neighbours"}}
+    Config.model_validate(config.model_dump(exclude_unset=True) | encrypted)
+
+
+@pytest.fixture
+def ordinal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    kind = program_of("docs/add-a-task.md", tmp_path).Ordinal
+    register(monkeypatch, TASKS, kind)
+    method = METHODS["apfed_c"]
+    facts = replace(method.facts, tasks=(*method.facts.tasks, kind.name))
+    monkeypatch.setattr(method, "facts", facts)
+    return kind()
+
+
+def test_the_printed_loss_is_of_what_is_told(ordinal: Any) -> None:
+    outputs = torch.randn(6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    labels = torch.tensor([0, 1, 2, 3, -100, 3])
+    told = ordinal.told(outputs, outputs)
+    torch.testing.assert_close(told.sum(1), torch.ones(6, dtype=torch.float64))
+    expected = F.nll_loss(told.log(), labels)
+    torch.testing.assert_close(ordinal.loss(outputs, labels, outputs), expected)
+    assert ordinal.loss(outputs, torch.full((6,), -100), outputs) == 0
+
+
+@pytest.mark.usefixtures("ordinal")
+def test_the_printed_task_is_trained_judged_attacked_and_predicted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = printed_config("docs/add-a-task.md")
+    folder = tmp_path / "run"
+    result = run(config, folder)
+    assert config.measure == "accuracy"
+    reached = result.scores["apfed_c"]
+    assert reached > 0.4
+    solo = beside_run(config, folder, result.trained)
+    assert solo is not None
+    assert solo.best.test > 0.4
+    found = mount_attacks(folder, [AttackChoice(name="membership")])
+    assert {one.reason for one in found} == {
+        "task is ordinal: attacks on membership read the softmax of a network's outputs"
+    }
+    assert "classes in an order" in write_report(folder).read_text()
+    data = load_data(config.data, seed=config.seed)
+    told = load_model(folder).predict(data.active.features[data.test_rows])
+    assert data.active.labels is not None
+    right = told.argmax(1) == data.active.labels[data.test_rows]
+    assert float(right.float().mean()) == pytest.approx(reached)
+    config_file = RunFolder(folder).config
+    refused = ["run", str(config_file), "--output", str(tmp_path / "no"), "--set"]
+    assert execute([*refused, "measure=rmse"]) == 2
+    said = " ".join(capsys.readouterr().err.replace("│", "").split())
+    assert "task is ordinal; use accuracy, auc" in said
+    assert execute([*refused, "train.spread_labels=true"]) == 2
