@@ -218,9 +218,8 @@ class AdversaryView:
     """Everything that an attack may use.
 
     Numbers (features, representations, sums, networks) lie on `device`, and so does what
-    `apfed_attacks.reading`, `apfed_attacks.requests` and `apfed_attacks.ballots` read: whatever
-    torch makes of them is computed there. Positions, labels and masks lie on the CPU, and may index
-    them.
+    `apfed_attacks.reading` and `apfed_attacks.ballots` read: whatever torch makes of them is
+    computed there. Positions, labels and masks lie on the CPU, and may index them.
 
     Attributes:
         role: of the first party.
