@@ -7,7 +7,6 @@ Run by: whoever holds the recording of all parties, which no real party does. At
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 import torch
@@ -25,6 +24,7 @@ from apfed_attacks.view import (
     Opened,
     Played,
     Role,
+    Sent,
 )
 from secure_apfed.config import Config
 from secure_apfed.data import UNLABELLED, PartyTable
@@ -270,7 +270,7 @@ def exchange_of(config: Config) -> Exchange:
         opens = "representations"
     elif facts.decomposes:
         opens = "singular vectors"
-    shown: Literal["shown", "encrypted"] = "shown" if facts.sends_labels else "encrypted"
+    shown: Sent = "shown" if facts.sends_labels else "encrypted"
     return Exchange(
         name=config.method,
         released_by=facts.representations_from,
