@@ -14,6 +14,7 @@ __all__ = [
     "LAYERS",
     "Module",
     "all_is_true",
+    "attacks_ask_no_method",
     "documented",
     "no_method_by_name",
     "one_way",
@@ -76,6 +77,11 @@ METHODS_PACKAGE = "secure_apfed.methods"
 WORDS = frozenset({"votes"})
 # Experiments that read runs of any method, and declare none.
 NO_STUDY = frozenset({"apfed_experiments.report"})
+
+# Whoever plays and records runs, and reads views out of them; all other attack code asks a view.
+PLAY_METHODS = frozenset(
+    {"apfed_attacks.live", "apfed_attacks.recorded", "apfed_attacks.candidates"}
+)
 
 _Definition = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
@@ -234,6 +240,17 @@ def no_method_by_name(modules: Mapping[str, Module]) -> list[str]:
         }
         offences += [f"{module.name}:{line} names {name}" for line, name in lines.items()]
     return offences
+
+
+def attacks_ask_no_method(modules: Mapping[str, Module]) -> list[str]:
+    """What the parties exchanged, an attack asks its view."""
+    return [
+        f"{module.name}:{line} imports {target}, where a view would say what is exchanged"
+        for module, target, line in _all_imports(modules)
+        if module.layer == "apfed_attacks"
+        and not _within(module.name, PLAY_METHODS)
+        and _within(target, frozenset({METHODS_PACKAGE}))
+    ]
 
 
 def _keys_of_methods(modules: Mapping[str, Module]) -> frozenset[str]:

@@ -9,6 +9,7 @@ from tests.architecture_rules import (
     LAYERS,
     Module,
     all_is_true,
+    attacks_ask_no_method,
     documented,
     no_method_by_name,
     one_way,
@@ -31,6 +32,7 @@ RULES: tuple[Rule, ...] = (
     without_weak_randomness_or_io,
     unsafe_calls,
     documented,
+    attacks_ask_no_method,
 )
 
 _TABLE = {"secure_apfed.methods": "METHODS: dict[str, int] = {'tvfl': 1}"}
@@ -90,6 +92,11 @@ PLANTED: tuple[tuple[Rule, dict[str, str], str], ...] = (
     (unsafe_calls, {"apfed_attacks.a": "yaml.load(text, Loader=yaml.FullLoader)"}, "FullLoader"),
     (documented, {"apfed_attacks.a": "x = 1"}, "no docstring"),
     (
+        attacks_ask_no_method,
+        {"apfed_attacks.a": "def f():\n    from secure_apfed.methods.terms import objective_of"},
+        "apfed_attacks.a:2 imports secure_apfed.methods.terms",
+    ),
+    (
         no_method_by_name,
         {**_TABLE, "apfed_attacks.a": "m == 'tvfl'"},
         "apfed_attacks.a:1 names tvfl",
@@ -125,6 +132,7 @@ ALLOWED: tuple[tuple[Rule, dict[str, str]], ...] = (
     (without_weak_randomness_or_io, {"apfed_protocols.randomness": "import secrets"}),
     (without_weak_randomness_or_io, {"apfed_attacks.a": "import time, random"}),
     (unsafe_calls, {"apfed_attacks.a": "network.eval()\nnp.load('x', allow_pickle=False)"}),
+    (attacks_ask_no_method, {"apfed_attacks.live.a": "from secure_apfed.methods import METHODS"}),
     (no_method_by_name, {**_TABLE, "secure_apfed.methods.a": "m == 'tvfl'"}),
     (no_method_by_name, {**_TABLE, "apfed_experiments.a": "run(method='tvfl')\nm == 'tvfl-0'"}),
 )

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from apfed_attacks.ballots import asked_positions
 from apfed_attacks.interface import AttackError, Guess, Prediction
-from apfed_attacks.reading import answered_positions, released_positions
-from apfed_attacks.requests import requested_positions
+from apfed_attacks.reading import answered_positions, released_positions, requested_positions
 from apfed_attacks.view import AdversaryView
 from secure_apfed.seeds import shuffled
 

@@ -1,10 +1,10 @@
-"""Reads an `AdversaryView`: what was released or returned, by alignment position.
+"""Reads an `AdversaryView`: what was released, returned, asked about and opened, row by row.
 
-What requests say and sums hold reads `apfed_attacks.requests`. Letters: N observed rows, B batch, D
-numbers of a representation.
+Letters: N observed rows, B batch, D numbers of a representation, C classes.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial, reduce
 
 import numpy as np
@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 
 from apfed_attacks.interface import AttackError
-from apfed_attacks.observed import Observed, every_position, latest_of
-from apfed_attacks.requests import requests
 from apfed_attacks.view import AdversaryView
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.exchange import Envelope, Kind, TensorSpec, unpack
 
 __all__ = [
     "Observed",
+    "Request",
     "answered_positions",
     "batches",
     "collect",
@@ -27,9 +26,14 @@ __all__ = [
     "gradients",
     "latest",
     "mean",
+    "opened_epochs",
+    "opened_sums",
+    "pseudo_labels",
     "released",
     "released_positions",
     "representations",
+    "requested_positions",
+    "requests",
 ]
 
 _FIRST_AND_LAST = 2
@@ -38,6 +42,42 @@ _FIRST_AND_LAST = 2
 _LAYOUTS = tuple(
     (dtype, dimensions) for dtype in (torch.float32, torch.float64) for dimensions in (2, 4, 3)
 )
+_ROWS = TensorSpec(torch.int64, (None,))
+# What a request about rows may hold.
+_FORMS = ({"rows": _ROWS}, {"rows": _ROWS, "z": TensorSpec(torch.float64, (None, None))})
+
+
+@dataclass(frozen=True, eq=False)
+class Observed:
+    """One vector for each of N rows.
+
+    Attributes:
+        positions: (N,) int64 alignment positions, ascending, each once.
+        z: (N, D) what was released, returned or opened of them; maps are flattened.
+    """
+
+    positions: Tensor
+    z: Tensor
+
+    def at(self, positions: Tensor) -> Tensor:
+        """Return (len(positions), D) of positions that were all observed."""
+        return self.z[torch.searchsorted(self.positions, positions)]
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """Which rows the active asked a passive about.
+
+    Attributes:
+        receiver, step: of the message.
+        rows: (B,) alignment positions.
+        z: (B, C) pseudo-labels of them; None: none came.
+    """
+
+    receiver: str
+    step: int
+    rows: Tensor
+    z: Tensor | None
 
 
 def representations(view: AdversaryView, epoch: int, sender: str | None = None) -> Observed:
@@ -85,7 +125,7 @@ def gradients(view: AdversaryView, epoch: int) -> Observed:
 
 def answered_positions(view: AdversaryView) -> Tensor:
     """Return the positions (N,) of which the view holds any gradient, ascending."""
-    return every_position(rows for epoch in view.envelopes for _, rows in _answers(view, epoch))
+    return _every_position(rows for epoch in view.envelopes for _, rows in _answers(view, epoch))
 
 
 def _answers(view: AdversaryView, epoch: int) -> Iterator[tuple[Envelope, Tensor]]:
@@ -187,12 +227,74 @@ def first_and_last(
 
 def released_positions(view: AdversaryView) -> Tensor:
     """Return the positions (N,) of which the view holds any representation, ascending."""
-    return every_position(
+    return _every_position(
         _open(view, envelope)[0]
         for epoch in view.epochs
         for envelope in view.envelopes[epoch]
         if envelope.kind is Kind.REPRESENTATIONS
     )
+
+
+def requests(view: AdversaryView, epoch: int) -> Iterator[Request]:
+    """Yield the requests about rows of an epoch; the others are about none."""
+    for envelope in view.envelopes.get(epoch, ()):
+        if envelope.kind is Kind.REQUEST and (tensors := _request(envelope)) is not None:
+            rows_B, z_BC = view.attributed(tensors["rows"]), tensors.get("z")
+            if z_BC is not None:
+                z_BC = z_BC.to(view.device) if len(z_BC) == len(rows_B) else None
+            yield Request(envelope.receiver, envelope.step, rows_B, z_BC)
+
+
+def requested_positions(view: AdversaryView, *, told: bool = False) -> Tensor:
+    """Return the positions (N,) of all requests, ascending.
+
+    Args:
+        view: what to read.
+        told: only of those of which it reads more: what was sent with them, or opened of them.
+    """
+    return _every_position(
+        asked.rows
+        for epoch in view.envelopes
+        for asked in requests(view, epoch)
+        if not told or asked.z is not None or asked.step in view.opened
+    )
+
+
+def pseudo_labels(view: AdversaryView, epoch: int) -> Observed:
+    """Return the common pseudo-labels that the active sent in `epoch`, the last of each position.
+
+    Raises:
+        KeyError: the view holds none of that epoch.
+    """
+    sent = [(one.rows, one.z) for one in requests(view, epoch) if one.z is not None]
+    if not sent:
+        raise KeyError(f"{view.name} holds no pseudo-labels of epoch {epoch}")
+    return _latest_of(sent)
+
+
+def opened_epochs(view: AdversaryView) -> tuple[int, ...]:
+    """Return the epochs, ascending, of which the view holds anything opened row by row."""
+    return tuple(
+        epoch
+        for epoch in sorted(view.envelopes)
+        if any(asked.step in view.opened for asked in requests(view, epoch))
+    )
+
+
+def opened_sums(view: AdversaryView, epoch: int) -> Observed:
+    """Return what the active opened of each position that it asked about in `epoch`.
+
+    Raises:
+        KeyError: the view holds no such sum of that epoch.
+    """
+    opened = {
+        asked.step: (asked.rows, view.opened[asked.step])
+        for asked in requests(view, epoch)
+        if asked.step in view.opened
+    }
+    if not opened:
+        raise KeyError(f"{view.name} holds no sums of epoch {epoch}")
+    return _latest_of(list(opened.values()))
 
 
 def _open(view: AdversaryView, envelope: Envelope) -> tuple[Tensor, Tensor]:
@@ -229,6 +331,31 @@ def _check_finite(values: Tensor, envelope: Envelope) -> None:
 
 def _side_by_side(of_party: Mapping[str, Sequence[tuple[Tensor, Tensor]]]) -> Observed:
     """Join the parties' columns, in the order of their names, for the rows that all have."""
-    blocks = [latest_of(of_party[name]) for name in sorted(of_party)]
+    blocks = [_latest_of(of_party[name]) for name in sorted(of_party)]
     common = torch.from_numpy(reduce(np.intersect1d, [block.positions.numpy() for block in blocks]))
     return Observed(common, torch.cat([block.at(common) for block in blocks], dim=1))
+
+
+def _request(envelope: Envelope) -> dict[str, Tensor] | None:
+    """The tensors of a request about rows; None: it is about something else."""
+    for expected in _FORMS:
+        try:
+            return unpack(envelope.payload, expected, sender=envelope.sender)[0]
+        except RemoteProtocolError:
+            continue
+    return None
+
+
+def _every_position(rows: Iterable[Tensor]) -> Tensor:
+    """Every position once, ascending."""
+    positions: Tensor = torch.cat([torch.empty(0, dtype=torch.int64), *rows]).unique()
+    return positions
+
+
+def _latest_of(batches: Sequence[tuple[Tensor, Tensor]]) -> Observed:
+    """Of batches of rows (B,) and vectors (B, D), at least one, the last vector of each row."""
+    rows = torch.cat([rows for rows, _ in batches])
+    z_ND = torch.cat([z_BD for _, z_BD in batches])
+    # np.unique returns the first occurrence, so the order is reversed to keep the last.
+    positions, first = np.unique(rows.flip(0).numpy(), return_index=True)
+    return Observed(torch.from_numpy(positions), z_ND.flip(0)[torch.from_numpy(first)])

@@ -7,7 +7,6 @@ Run by: whoever holds the recording of all parties, which no real party does. At
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 import torch
@@ -270,19 +269,19 @@ _OPENS: Mapping[str, Opened] = {
 def exchange_of(config: Config) -> Exchange:
     """What the parties of a run exchange: the only place where attacks ask what a method is."""
     happens = config.method.happens
-    released_by: Literal["active", "passives"] | None = None
+    released_by: Literal[active, passives] | None = None
     if "representations are sent" in happens:
         passives = "passives send representations" in happens
         released_by = "passives" if passives else "active"
-    labels: Literal["shown", "encrypted"] = (
-        "shown" if "labels are shown" in happens else "encrypted"
-    )
+    labels: Literal[shown, encrypted] = "shown" if "labels are shown" in happens else "encrypted"
     return Exchange(
         name=config.method.name,
-        released_by=released_by,
+        released_by=("passives" if passives else "active")
+        if "representations are sent" in happens
+        else None,
         returns_gradients="gradients are returned" in happens,
         opens=next((opened for word, opened in _OPENS.items() if word in happens), None),
-        labels=labels if "passives vote" in happens else None,
+        labels=("shown" if shown else "encrypted") if "passives vote" in happens else None,
         aligned="people are aligned" in happens,
     )
 

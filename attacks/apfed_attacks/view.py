@@ -11,12 +11,13 @@ a representation, F features, K classes.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Literal, Self, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
 
 from secure_apfed.exchange import Envelope, Flow, Kind
+from secure_apfed.settings import unknown_name
 
 if TYPE_CHECKING:
     from secure_apfed.settings.model import ModelSettings
@@ -35,10 +36,14 @@ __all__ = [
     "Opened",
     "Played",
     "Role",
+    "Sent",
+    "Side",
 ]
 
 Role: TypeAlias = Literal["passive", "active", "aggregator", "eavesdropper", "outsider"]
 Behaviour: TypeAlias = Literal["curious", "malicious"]
+Side: TypeAlias = Literal["active", "passives"]
+Sent: TypeAlias = Literal["shown", "encrypted"]
 Opened: TypeAlias = Literal[
     "gradients", "representations", "pseudo-labels", "weights", "sum of votes", "moment of votes",
     "singular vectors",
@@ -183,14 +188,23 @@ class Exchange:
             "encrypted".
         aligned: a position is the same person's at all parties that have a row there. False where
             parties have other people, or the active trains alone.
+
+    Raises:
+        ValueError: a word that is none of these.
     """
 
     name: str
-    released_by: Literal["active", "passives"] | None = None
+    released_by: Side | None = None
     returns_gradients: bool = False
     opens: Opened | None = None
-    labels: Literal["shown", "encrypted"] | None = None
+    labels: Sent | None = None
     aligned: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse words that no attack would look for."""
+        for name, kind in (("released_by", Side), ("opens", Opened), ("labels", Sent)):
+            if (word := getattr(self, name)) not in (None, *get_args(kind)):
+                raise ValueError(f"Exchange: {name}: {unknown_name(word, get_args(kind))}")
 
     def __str__(self) -> str:
         return self.name
@@ -218,9 +232,8 @@ class AdversaryView:
     """Everything that an attack may use.
 
     Numbers (features, representations, sums, networks) lie on `device`, and so does what
-    `apfed_attacks.reading`, `apfed_attacks.requests` and `apfed_attacks.ballots` read: whatever
-    torch makes of them is computed there. Positions, labels and masks lie on the CPU, and may index
-    them.
+    `apfed_attacks.reading` and `apfed_attacks.ballots` read: whatever torch makes of them is
+    computed there. Positions, labels and masks lie on the CPU, and may index them.
 
     Attributes:
         role: of the first party.

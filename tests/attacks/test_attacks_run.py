@@ -47,7 +47,7 @@ def test_no_attack_imports_what_only_the_experimenter_holds() -> None:
 def _read_by_attacks() -> set[Path]:
     """Modules of attacks, and those that they share."""
     folder = Path(next(iter(apfed_attacks.__path__)))
-    shared = ("view", "interface", "observed", "reading", "requests", "columns", "metrics", "risk",
+    shared = ("view", "interface", "reading", "columns", "metrics", "risk",
         "live/strategy")  # fmt: skip
     found = {
         path for name in ("labels", "features", "people") for path in folder.glob(f"{name}/*.py")

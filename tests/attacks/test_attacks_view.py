@@ -8,7 +8,7 @@ import torch
 from apfed_attacks.interface import AttackError
 from apfed_attacks.reading import collect, representations
 from apfed_attacks.recorded import class_priors, reveal_features, reveal_labels, truth_of, view_of
-from apfed_attacks.view import Knowledge
+from apfed_attacks.view import Exchange, Knowledge
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.exchange import Envelope, Kind, pack
 
@@ -29,6 +29,19 @@ def test_a_view_holds_only_what_its_parties_sent_or_received(recording: Any) -> 
     assert all("passive-1" in (flow.sender, flow.receiver) for flow in view.flows)
     assert list(view.features) == ["passive-1"]
     assert (view.role, view.name, view.description.name) == ("passive", "passive-1", "apfed_c")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ({"released_by": "passive"}, "released_by: 'passive' is unknown; did you mean 'passives'?"),
+        ({"opens": "votes"}, "opens: 'votes' is unknown; did you mean 'sum of votes'?"),
+        ({"labels": "plain"}, "labels: 'plain' is unknown; Known are shown, encrypted"),
+    ],
+)
+def test_an_exchange_refuses_what_no_attack_would_look_for(words: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(says)):
+        Exchange(name="mine", **words)
 
 
 def test_a_view_cannot_reach_the_recording(recording: Any) -> None:

@@ -19,7 +19,9 @@ from secure_apfed.config.file import load_config_text
 from secure_apfed.data import load_data
 from secure_apfed.labellers import LABELLERS
 from secure_apfed.methods import METHODS
-from secure_apfed.runs import RunFolder, load_model, run
+from secure_apfed.runs.folder import RunFolder
+from secure_apfed.runs.run import run
+from secure_apfed.runs.solo import load_model
 from secure_apfed.tasks import TASKS
 from tests.docs.pages import blocks, program_of
 from tests.secure_apfed import test_labellers, test_privacy_votes
@@ -80,7 +82,7 @@ def ordinal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     kind = program_of("docs/add-a-task.md", tmp_path).Ordinal
     register(monkeypatch, TASKS, kind)
     method = METHODS["apfed_c"]
-    facts = replace(method.facts, tasks=(*method.facts.tasks, kind.name))
+    facts = replace(method.facts, tasks=(*method.settings.tasks, kind.name))
     monkeypatch.setattr(method, "facts", facts)
     return kind()
 

@@ -24,7 +24,7 @@ from apfed_attacks.columns import FloatArray
 from apfed_attacks.features.regression import FeatureAttack, Regression
 from apfed_attacks.fusion import beside
 from apfed_attacks.interface import Guess
-from apfed_attacks.requests import opened_epochs, opened_sums, pseudo_labels
+from apfed_attacks.reading import opened_epochs, opened_sums, pseudo_labels
 from apfed_attacks.view import AdversaryView, Role
 
 __all__ = ["SumRegression"]

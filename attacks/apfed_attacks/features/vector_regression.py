@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from apfed_attacks.features.regression import FeatureAttack, guess_features
 from apfed_attacks.interface import Guess
-from apfed_attacks.requests import opened_epochs, opened_sums
+from apfed_attacks.reading import opened_epochs, opened_sums
 from apfed_attacks.view import AdversaryView, Role
 
 __all__ = ["VectorRegression"]

@@ -15,9 +15,7 @@ from typing import Any, ClassVar
 
 from apfed_attacks.interface import Guess, Prediction
 from apfed_attacks.labels.completion import LabelProbe, guess_labels
-from apfed_attacks.observed import Observed
-from apfed_attacks.reading import first_and_last, mean
-from apfed_attacks.requests import pseudo_labels, requests
+from apfed_attacks.reading import Observed, first_and_last, mean, pseudo_labels, requests
 from apfed_attacks.view import AdversaryView
 
 __all__ = ["PseudoLabels"]
