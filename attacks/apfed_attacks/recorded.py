@@ -269,11 +269,7 @@ _OPENS: Mapping[str, Opened] = {
 def exchange_of(config: Config) -> Exchange:
     """What the parties of a run exchange: the only place where attacks ask what a method is."""
     happens = config.method.happens
-    released_by: Literal[active, passives] | None = None
-    if "representations are sent" in happens:
-        passives = "passives send representations" in happens
-        released_by = "passives" if passives else "active"
-    labels: Literal[shown, encrypted] = "shown" if "labels are shown" in happens else "encrypted"
+    passives, shown = "passives send representations" in happens, "labels are shown" in happens
     return Exchange(
         name=config.method.name,
         released_by=("passives" if passives else "active")
