@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,9 +80,8 @@ def test_the_printed_run_votes_by_it(tmp_path: Path) -> None:
 def ordinal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     kind = program_of("docs/add-a-task.md", tmp_path).Ordinal
     register(monkeypatch, TASKS, kind)
-    method = METHODS["apfed_c"]
-    facts = replace(method.facts, tasks=(*method.settings.tasks, kind.name))
-    monkeypatch.setattr(method, "facts", facts)
+    settings = METHODS["apfed_c"].settings
+    monkeypatch.setattr(settings, "tasks", (*settings.tasks, kind.name))
     return kind()
 
 
