@@ -72,7 +72,7 @@ def test_the_printed_run_votes_by_it(tmp_path: Path) -> None:
     assert result.scores["votes"] > 0.4
     page = write_report(tmp_path / "run").read_text()
     assert "the nearest labelled rows, 3 of them" in page
-    encrypted = {"method": "votes_encrypted", "votes": {"labeller": "neighbours"}}
+    encrypted = {"method": {"name": "votes_encrypted", "labeller": "neighbours"}}
     Config.model_validate(config.model_dump(exclude_unset=True) | encrypted)
 
 
