@@ -19,6 +19,7 @@ from secure_apfed.methods import METHODS
 from secure_apfed.names import check_parties
 from secure_apfed.privacy import MultiStageResponse
 from secure_apfed.settings import unknown_name
+from secure_apfed.settings.alignment import AlignmentSettings
 from secure_apfed.settings.multiview import MultiviewSettings
 from secure_apfed.settings.run import AttackChoice, RunSettings
 from secure_apfed.settings.teaching import (
@@ -193,6 +194,14 @@ class Config(RunSettings):
                 "losses before and after do not compare; use randomised_response"
             )
         return self
+
+    @field_validator("alignment")
+    @classmethod
+    def _can_align(cls, alignment: AlignmentSettings) -> AlignmentSettings:
+        from secure_apfed.alignment.intersection import check_alignment
+
+        check_alignment(alignment)
+        return alignment
 
     @field_validator("task")
     @classmethod

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from secure_apfed.alignment import AlignmentSettings
 from secure_apfed.data.settings import DataSettings
 from secure_apfed.defences import DefenceSettings
 from secure_apfed.exchange.transcript import TranscriptSettings
@@ -21,6 +20,7 @@ from secure_apfed.models.settings import ModelSettings
 from secure_apfed.names import RunName
 from secure_apfed.privacy.settings import DpSgdSettings, GuardSettings, LabelSettings
 from secure_apfed.settings import Settings
+from secure_apfed.settings.alignment import AlignmentSettings
 from secure_apfed.settings.multiview import MultiviewSettings
 from secure_apfed.settings.teaching import (
     DecompositionSettings,

@@ -1,6 +1,7 @@
 """docs/secure-sum.md and docs/add-a-backend.md as printed: the loop learns, the backend passes."""
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -27,7 +28,8 @@ def test_a_loop_of_ones_own_learns_in_four_processes(tmp_path: Path) -> None:
     script.write_text(printed("secure-sum.md"))
     finished = subprocess.run(
         [sys.executable, "-W", "error", str(script)],
-        cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=100,
+        cwd=ROOT, env={"PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True,
+        timeout=100,
         check=False,
     )  # fmt: skip
     assert finished.stderr == ""
