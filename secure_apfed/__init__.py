@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from apfed_protocols.conversation import converse
     from apfed_protocols.identity import Identity, fresh_identity
+    from apfed_protocols.ids import IdNormalisation
+    from apfed_protocols.psi import align
     from apfed_protocols.seal import SealedLink, fresh_run_key
     from apfed_protocols.sums import (
         SECURE_SUMS,
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
         SumAgreement,
         join_sum,
     )
-    from secure_apfed.alignment import AlignmentSettings, IdNormalisation, align
+    from secure_apfed.alignment import AlignmentSettings
     from secure_apfed.config import Config
     from secure_apfed.config.file import load_config
     from secure_apfed.exchange import Envelope, InMemory, Links, Transcript
@@ -107,7 +109,9 @@ _HOME: dict[str, str] = {
         ),
         "apfed_protocols.sums",
     ),
-    **dict.fromkeys(("AlignmentSettings", "IdNormalisation", "align"), "secure_apfed.alignment"),
+    "AlignmentSettings": "secure_apfed.alignment",
+    "IdNormalisation": "apfed_protocols.ids",
+    "align": "apfed_protocols.psi",
     "Config": "secure_apfed.config",
     "load_config": "secure_apfed.config.file",
     **dict.fromkeys(("Envelope", "InMemory", "Links", "Transcript"), "secure_apfed.exchange"),

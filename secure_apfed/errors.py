@@ -1,4 +1,6 @@
-"""Errors that people meet when they use the library; protocol errors are in `protocols`."""
+"""Errors that people meet when they use the library; see also `apfed_protocols.errors`."""
+
+from apfed_protocols.errors import ApfedError, DataError
 
 __all__ = [
     "ApfedError",
@@ -14,16 +16,8 @@ __all__ = [
 ]
 
 
-class ApfedError(Exception):
-    """Base of every error whose message is meant for the user: who, what, what to do."""
-
-
 class ConfigError(ApfedError):
     """A setting is unknown, missing or out of range; names the file, key and values."""
-
-
-class DataError(ApfedError):
-    """A data file or table is missing, unreadable or unfit; says what to run or to fix."""
 
 
 class ModelError(ApfedError):

@@ -23,6 +23,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from apfed_protocols.errors import UnsafeChoiceWarning
+from apfed_protocols.id_kinds import id_texts
 from secure_apfed.config import Config
 from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
 from secure_apfed.data.cells import has_measures
@@ -30,7 +31,6 @@ from secure_apfed.data.column_encoding import CellCounts, fit_columns
 from secure_apfed.data.frames import plain_cells
 from secure_apfed.data.labels import require_one_spelling, warn_of_empty_words
 from secure_apfed.errors import ConfigError, DataError
-from secure_apfed.id_kinds import id_texts
 from secure_apfed.methods import ALONE
 from secure_apfed.names import column_name
 from secure_apfed.party_frames import as_pandas

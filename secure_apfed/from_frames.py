@@ -24,7 +24,8 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from apfed_protocols.errors import UnsafeChoiceWarning
-from secure_apfed.alignment import AlignmentSettings, IdNormalisation
+from apfed_protocols.ids import IdNormalisation
+from secure_apfed.alignment import AlignmentSettings
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
 from secure_apfed.data import ColumnEncoding
@@ -263,7 +264,7 @@ def _rules(settings: Mapping[str, Any]) -> IdNormalisation | None:
     """How IDs are compared, where the settings say; what is wrong there `_config` tells."""
     alignment = settings.get("alignment") or {}
     try:
-        return AlignmentSettings.model_validate(alignment).normalisation
+        return AlignmentSettings.model_validate(alignment).normalisation.rules()
     except ValidationError:
         return None
 

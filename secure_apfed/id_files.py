@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from secure_apfed.errors import DataError
-from secure_apfed.id_kinds import EMPTY, JOINT, IdReader
+from apfed_protocols.errors import DataError
+from apfed_protocols.id_kinds import EMPTY, JOINT, IdReader
 
 if TYPE_CHECKING:
     import pyarrow
@@ -75,8 +75,8 @@ class IdFile:
         """Yield the IDs of some thousand rows after another, those of several columns joined.
 
         Raises:
-            DataError: cells that are no IDs (`secure_apfed.id_kinds`), of all rows, or a file that
-                is damaged.
+            DataError: cells that are no IDs (`apfed_protocols.id_kinds`), of all rows, or a file
+                that is damaged.
         """
         several = len(self._columns) > 1
         place = None if self._path.suffix.lower() in PARQUET else _line

@@ -13,11 +13,11 @@ import numpy as np
 import pandas as pd
 from pyarrow import ArrowException
 
-from secure_apfed.alignment import IdNormalisation
+from apfed_protocols.id_kinds import id_texts, require_comparable
+from apfed_protocols.ids import IdNormalisation
 from secure_apfed.errors import DataError
 from secure_apfed.id_files import cell_text
-from secure_apfed.id_kinds import id_texts, require_comparable
-from secure_apfed.names import column_name as column_name
+from secure_apfed.names import column_name
 from secure_apfed.runs.folder import make_private
 
 __all__ = ["as_pandas", "checked_frames", "labels_by_text", "names_of_files", "write_frames"]

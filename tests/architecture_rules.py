@@ -64,7 +64,11 @@ PROTOCOLS_WITHOUT = frozenset(
     {
         "random", "numpy.random", "np.random", "torch.manual_seed", "torch.Generator", "torch.nn",
         "torch.rand", "torch.randn", "torch.randint", "torch.randperm",
-        "socket", "ssl", "http", "httpx", "urllib", "asyncio", "time", "datetime",
+        "socket", "ssl", "http", "httpx", "urllib", "asyncio", "time",
+        # Dates are a kind of ID; what the date is, nobody asks.
+        "date.today", "datetime.now", "datetime.today", "datetime.utcnow",
+        "datetime.date.today", "datetime.datetime.now", "datetime.datetime.today",
+        "datetime.datetime.utcnow",
     }
 )  # fmt: skip
 # Keys and masks come from one module; what it is made of stays inside.

@@ -1,6 +1,91 @@
-"""Secure computation between parties: sums, set intersection, sealed links.
+"""Secure computation between parties: sums, set intersection, sealed links. The everyday names.
 
-Knows nothing of neural networks, opens no socket, reads no clock.
+Knows nothing of neural networks, opens no socket, reads no clock. Names are loaded when they are
+first used, so that importing one part does not load all.
 """
 
-__all__: list[str] = []
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from apfed_protocols.conversation import Conversation, Outgoing, converse
+    from apfed_protocols.errors import DataError, LocalProtocolError, RemoteProtocolError
+    from apfed_protocols.identity import Identity, fresh_identity
+    from apfed_protocols.ids import IdNormalisation, encode_ids
+    from apfed_protocols.noise import discrete_gaussian
+    from apfed_protocols.psi import SET_INTERSECTIONS, align, count_common, share_membership
+    from apfed_protocols.psi.interface import IntersectionAgreement, Output
+    from apfed_protocols.seal import SealedLink, fresh_run_key
+    from apfed_protocols.sums import (
+        SECURE_SUMS,
+        BfvSum,
+        CkksSum,
+        CryptenSum,
+        MaskedBfvSum,
+        MaskedSum,
+        PlainSum,
+        RecoverableSum,
+        SecureSum,
+        StepBinding,
+        SumAgreement,
+        join_sum,
+    )
+    from apfed_protocols.taking_part import take_part
+
+__all__ = [
+    "SECURE_SUMS",
+    "SET_INTERSECTIONS",
+    "BfvSum",
+    "CkksSum",
+    "Conversation",
+    "CryptenSum",
+    "DataError",
+    "IdNormalisation",
+    "Identity",
+    "IntersectionAgreement",
+    "LocalProtocolError",
+    "MaskedBfvSum",
+    "MaskedSum",
+    "Outgoing",
+    "Output",
+    "PlainSum",
+    "RecoverableSum",
+    "RemoteProtocolError",
+    "SealedLink",
+    "SecureSum",
+    "StepBinding",
+    "SumAgreement",
+    "align",
+    "converse",
+    "count_common",
+    "discrete_gaussian",
+    "encode_ids",
+    "fresh_identity",
+    "fresh_run_key",
+    "join_sum",
+    "share_membership",
+    "take_part",
+]
+
+_HOME: dict[str, str] = {
+    **dict.fromkeys(("Conversation", "Outgoing", "converse"), "conversation"),
+    **dict.fromkeys(("DataError", "LocalProtocolError", "RemoteProtocolError"), "errors"),
+    **dict.fromkeys(("IdNormalisation", "encode_ids"), "ids"),
+    **dict.fromkeys(("Identity", "fresh_identity"), "identity"),
+    **dict.fromkeys(("IntersectionAgreement", "Output"), "psi.interface"),
+    **dict.fromkeys(("SET_INTERSECTIONS", "align", "count_common", "share_membership"), "psi"),
+    **dict.fromkeys(("SealedLink", "fresh_run_key"), "seal"),
+    "discrete_gaussian": "noise",
+    "take_part": "taking_part",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load an everyday name from its home; those not listed above are of the sums."""
+    if name not in __all__:
+        raise AttributeError(f"apfed_protocols has no {name!r}; its names are {', '.join(__all__)}")
+    return getattr(import_module(f"apfed_protocols.{_HOME.get(name, 'sums')}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__]

@@ -2,16 +2,27 @@
 
 Run by: every role. A caller can retry after fixing a `LocalProtocolError`; a
 `RemoteProtocolError` means that bytes from a peer were wrong, stale, replayed or
-forged, and that the session with that peer must end.
+forged, and that the session with that peer must end. A `DataError` comes before any protocol: it
+is about a party's own table.
 """
 
 __all__ = [
+    "ApfedError",
+    "DataError",
     "LocalProtocolError",
     "PartyLeftError",
     "RemoteProtocolError",
     "RunStoppedError",
     "UnsafeChoiceWarning",
 ]
+
+
+class ApfedError(Exception):
+    """Base of every error whose message is meant for the user: who, what, what to do."""
+
+
+class DataError(ApfedError):
+    """A data file or table is missing, unreadable or unfit; says what to run or to fix."""
 
 
 class LocalProtocolError(ValueError):

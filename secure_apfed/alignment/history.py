@@ -14,7 +14,7 @@ Example:
     ...     history.admit(session="November", peers=["shop"])
     ...     history.admit(session="December", peers=["shop"])
     Traceback (most recent call last):
-    secure_apfed.errors.DataError: shop aligned 1 time(s) with this party already, ...
+    apfed_protocols.errors.DataError: shop aligned 1 time(s) with this party already, ...
 """
 
 import errno
@@ -27,9 +27,9 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from secure_apfed.alignment.settings import AlignmentSettings
 from secure_apfed.errors import CheckpointError, DataError
 from secure_apfed.names import check_name
+from secure_apfed.settings.alignment import AlignmentSettings
 
 __all__ = ["AlignmentHistory", "admit_run"]
 

@@ -4,19 +4,19 @@ Run by: each party alone, so that all can compare counts and agree on rules.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from secure_apfed.alignment.ids import IdNormalisation, IdStream, encode_pieces
+from apfed_protocols.ids import IdNormalisation, IdStream, encode_pieces
 
 __all__ = ["IdCheck", "check_normalisation"]
 
 _SHOWN = 5
 _NOTHING = IdNormalisation(unicode_nfc=False, strip=False)
 _RULES: Mapping[str, IdNormalisation] = {
-    "unicode_nfc": _NOTHING.model_copy(update={"unicode_nfc": True}),
-    "strip": _NOTHING.model_copy(update={"strip": True}),
-    "case_fold": _NOTHING.model_copy(update={"case_fold": True}),
-    "whole_numbers": _NOTHING.model_copy(update={"whole_numbers": True}),
+    "unicode_nfc": replace(_NOTHING, unicode_nfc=True),
+    "strip": replace(_NOTHING, strip=True),
+    "case_fold": replace(_NOTHING, case_fold=True),
+    "whole_numbers": replace(_NOTHING, whole_numbers=True),
 }
 _DATES = "date_formats"
 
@@ -54,7 +54,7 @@ def check_normalisation(party: str, ids: IdStream, normalisation: IdNormalisatio
     """
     alone = dict(_RULES)
     if normalisation.date_formats:
-        alone[_DATES] = _NOTHING.model_copy(update={_DATES: normalisation.date_formats})
+        alone[_DATES] = replace(_NOTHING, date_formats=normalisation.date_formats)
     by_rule = {name: len(list(_changes(party, ids, rule))) for name, rule in alone.items()}
     changed = list(_changes(party, ids, normalisation))
     pairs = list(_repeats(party, ids, normalisation))

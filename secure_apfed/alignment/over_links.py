@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from apfed_protocols.conversation import Conversation, Outgoing
 from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.ids import SizedIds
 from apfed_protocols.psi.ecdh import EcdhIntersection
 from apfed_protocols.psi.interface import (
     IntersectionAgreement,
@@ -42,12 +43,11 @@ from apfed_protocols.randomness import fresh_key, random_permutation
 from secure_apfed.alignment import buckets as bucketing
 from secure_apfed.alignment.buckets import BucketedIds, bucket_count, capacity, fingerprint
 from secure_apfed.alignment.history import admit_run
-from secure_apfed.alignment.ids import SizedIds
-from secure_apfed.alignment.settings import AlignmentSettings
 from secure_apfed.alignment.unfinished import NONCE_BYTES, Agreed, Unfinished
 from secure_apfed.exchange.envelope import BEFORE_TRAINING, Envelope, Kind
 from secure_apfed.exchange.links import Links
 from secure_apfed.exchange.signs import Pulse, most_signs
+from secure_apfed.settings.alignment import AlignmentSettings
 from secure_apfed.workers import worker_pool
 
 __all__ = ["ProgressTo", "align_hub", "align_member", "relaying", "signs_of_alignment"]

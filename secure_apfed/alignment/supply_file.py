@@ -17,7 +17,7 @@ Example:
     ...     _ = file.write_bytes(copy)
     ...     take_supply(file)
     Traceback (most recent call last):
-    secure_apfed.errors.DataError: the supply in ... was taken before; ...
+    apfed_protocols.errors.DataError: the supply in ... was taken before; ...
 """
 
 import contextlib

@@ -68,7 +68,7 @@ def _checks(config: "Config", wanted: list[str] | None) -> "Iterator[IdCheck]":
         ids = IdFile(
             name, party_path(config.data, own.file), own.id_column or config.data.id_column
         )
-        yield check_normalisation(name, ids, config.alignment.normalisation)
+        yield check_normalisation(name, ids, config.alignment.normalisation.rules())
 
 
 def _told(one: "IdCheck") -> str:

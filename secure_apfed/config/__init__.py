@@ -45,7 +45,7 @@ class Config(RunSettings):
         check_parties(name for name in passives if name != "default")
         return passives
 
-    @field_validator("task", "measure", "data", "secure_sum")
+    @field_validator("task", "measure", "alignment", "data", "secure_sum")
     @classmethod
     def _is_in_its_table(cls, value: Any, info: ValidationInfo) -> Any:
         from secure_apfed.config.checks import CHECKS

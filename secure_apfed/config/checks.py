@@ -8,6 +8,7 @@ is made. What is about classes is refused for other tasks.
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from secure_apfed.alignment.intersection import check_alignment
 from secure_apfed.data.catalogue import check_data, labels_are_numbers
 from secure_apfed.errors import ConfigError
 from secure_apfed.measures import MEASURES, names_of
@@ -27,6 +28,7 @@ def _check_name(name: str, table: Mapping[str, Any]) -> None:
 CHECKS: Mapping[str, Callable[[Any], None]] = {
     "task": lambda name: _check_name(name, TASKS),
     "measure": lambda name: _check_name(name, MEASURES),
+    "alignment": check_alignment,
     "data": check_data,
     "secure_sum": check_sum,
 }

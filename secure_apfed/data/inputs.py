@@ -11,14 +11,14 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
+from apfed_protocols.id_kinds import id_texts
 from secure_apfed.data.column_encoding import CellCounts, ColumnEncoding
 from secure_apfed.data.encoding import FeatureEncoding, RawFeatures
 from secure_apfed.data.files import read_file
 from secure_apfed.data.frames import is_table, read_blocks
 from secure_apfed.data.image_files import is_idx, parse_idx
 from secure_apfed.errors import DataError
-from secure_apfed.id_kinds import id_texts
-from secure_apfed.names import column_name as column_name
+from secure_apfed.names import column_name
 
 __all__ = ["load_blocks", "load_features"]
 

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from apfed_protocols.id_kinds import id_texts
 from secure_apfed.data.catalogue import labels_are_numbers
 from secure_apfed.data.cells import (
     BLANK,
@@ -28,7 +29,6 @@ from secure_apfed.data.records import check_distinct
 from secure_apfed.data.suspects import warn_of_ids, warn_of_labels
 from secure_apfed.errors import DataError, SuspectColumnWarning
 from secure_apfed.id_files import EMPTY, JOINT
-from secure_apfed.id_kinds import id_texts
 from secure_apfed.settings.data import DataSettings, PartySettings
 
 __all__ = ["RawTable", "party_path", "read_raw"]
@@ -193,7 +193,7 @@ def _warn(what: str) -> None:
 
 
 def _ids(frame: pd.DataFrame, columns: tuple[str, ...], *, file: Path, party: str) -> list[str]:
-    """One text a row made of these columns, by the rules of `secure_apfed.id_kinds`."""
+    """One text a row made of these columns, by the rules of `apfed_protocols.id_kinds`."""
     parts = [
         id_texts(
             frame[name], party=party, what=f"column {name!r} of {file}",

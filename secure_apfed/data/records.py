@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from apfed_protocols.id_kinds import require_comparable
 from secure_apfed.data.encoding import FeatureEncoding
 from secure_apfed.data.targets import UNLABELLED, TargetScale
 from secure_apfed.data.views import View, check_views
 from secure_apfed.errors import DataError
-from secure_apfed.id_kinds import require_comparable
 from secure_apfed.names import check_parties
 
 __all__ = ["UNLABELLED", "OwnData", "PartyTable", "VerticalData", "check_distinct"]
@@ -196,7 +196,7 @@ class VerticalData:
         """Refuse parties of which no two IDs can match, each written by this rule.
 
         Raises:
-            DataError: see `secure_apfed.id_kinds.require_comparable`.
+            DataError: see `apfed_protocols.id_kinds.require_comparable`.
         """
         if not self.horizontal:  # else nobody is matched
             require_comparable({table.name: map(rule, table.ids) for table in self.tables})

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from apfed_protocols.discrete_gaussian import MAX_DEVIATION
+from apfed_protocols.noise import MAX_DEVIATION
 from apfed_protocols.randomness import derive_key
 from apfed_protocols.sums import SecureSum
 from apfed_protocols.sums.fixed_point import FixedPoint

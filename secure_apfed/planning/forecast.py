@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from secure_apfed.alignment import align
+from apfed_protocols.psi import align
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import ConfigError
@@ -158,7 +158,7 @@ def forecast(config: Config) -> Forecast:
         ConfigError, DataError, ModelError: what would stop the run itself.
     """
     data = load_data(config.data, seed=config.seed)
-    data.compare_ids(config.alignment.normalisation.text)
+    data.compare_ids(config.alignment.normalisation.rules().text)
     counts = _Counts.of(config, data)
     if counts.train < 2:
         raise ConfigError("there is no row to train on: the intersection holds no training row")
@@ -240,7 +240,11 @@ def _alignment_seconds(config: Config, data: VerticalData, played: Rehearsal) ->
     ids = {table.name: table.ids for table in tables}
     settings = config.alignment.for_a_trial()
     began = time.perf_counter()
-    align(ids, hub=played.data.active.name, settings=settings)
+    align(
+        ids, hub=played.data.active.name, protocol=settings.backend,
+        normalisation=settings.normalisation.rules(), minimum_rows=settings.minimum_rows,
+        maximum_ids=settings.maximum_ids, threads=settings.threads,
+    )  # fmt: skip
     seconds = time.perf_counter() - began
     real = sum(len(table.ids) for table in data.tables)
     return seconds * real / sum(map(len, ids.values()))

@@ -23,7 +23,7 @@ from typing import ClassVar
 import numpy as np
 from scipy.optimize import minimize_scalar
 
-from apfed_protocols.discrete_gaussian import MAX_DEVIATION, TAIL
+from apfed_protocols.noise import MAX_DEVIATION, TAIL
 from secure_apfed.errors import ConfigError
 
 __all__ = [

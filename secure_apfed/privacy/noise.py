@@ -42,8 +42,8 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 from torch import Tensor
 
-from apfed_protocols.discrete_gaussian import discrete_gaussian
 from apfed_protocols.errors import LocalProtocolError
+from apfed_protocols.noise import discrete_gaussian
 from apfed_protocols.randomness import KEY_BYTES, derive_key, keystream
 
 __all__ = ["NoiseSource", "on_grid", "standard_normals"]

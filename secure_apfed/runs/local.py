@@ -165,7 +165,7 @@ def prepare_parties(
         CheckpointError: a folder that cannot be a party's.
     """
     data = data or load_data(config.data, seed=config.seed)
-    data.compare_ids(config.alignment.normalisation.text)
+    data.compare_ids(config.alignment.normalisation.rules().text)
     active, passives = data.active.name, tuple(table.name for table in data.passives)
     names = tuple(roles_of(METHODS[config.method.name], config, active, passives))
     run = RunFolder(folder)

@@ -58,7 +58,7 @@ def run_in_memory(
     # A resumed run stands in the order of its own rows.
     sharing = None if resume else Sharing(config, data)
     data = data or load_data(config.data, seed=config.seed)
-    data.compare_ids(config.alignment.normalisation.text)
+    data.compare_ids(config.alignment.normalisation.rules().text)
     with ExitStack() as stack:
         stack.callback(close_workers)
         writer = stack.enter_context(RunWriter.open(folder, config, resume=resume))

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializeAsAny, field_validator
 
-from secure_apfed.alignment import AlignmentSettings
 from secure_apfed.names import RunName
 from secure_apfed.settings import EACH_ALONE, THE_ACTIVE, Settings
+from secure_apfed.settings.alignment import AlignmentSettings
 from secure_apfed.settings.data import DataSettings
 from secure_apfed.settings.defence import DefenceSettings
 from secure_apfed.settings.method import MethodSettings

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apfed_protocols.conversation import converse
-from apfed_protocols.discrete_gaussian import discrete_gaussian
 from apfed_protocols.moments import (
     MomentAgreement,
     MomentCombiner,
@@ -19,6 +18,7 @@ from apfed_protocols.moments import (
 )
 from apfed_protocols.moments.correlation import hiding_bits
 from apfed_protocols.moments.frames import MessageKind, MomentFrames
+from apfed_protocols.noise import discrete_gaussian
 from apfed_protocols.randomness import KEY_BYTES
 
 __all__ = [

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from apfed_protocols.discrete_gaussian import MAX_DEVIATION, discrete_gaussian, largest_noise
 from apfed_protocols.errors import LocalProtocolError
+from apfed_protocols.noise import MAX_DEVIATION, discrete_gaussian, largest_noise
 from apfed_protocols.sums import StepBinding
 from apfed_protocols.sums.bfv import solve_bfv
 from apfed_protocols.sums.ckks import solve_ckks

@@ -1,12 +1,14 @@
 """The notebooks: kept without outputs, and every cell runs."""
 
+import os
+import sys
 from pathlib import Path
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from tests.docs.pages import DOCS, ROOT, text_of
+from tests.docs.pages import DOCS, text_of
 
 NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
 
@@ -23,7 +25,7 @@ def test_outputs_are_stripped_and_the_page_names_it(path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_every_cell_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     notebook = nbformat.read(path, as_version=4)
     where = {"metadata": {"path": str(tmp_path)}}
     NotebookClient(notebook, timeout=250, kernel_name="python3", resources=where).execute()

@@ -62,7 +62,7 @@ def test_every_document_is_a_page(site: Path) -> None:
 @pytest.mark.parametrize(
     ("page", "name"),
     [("runs", "secure_apfed.runs.run.run"), ("sums", "apfed_protocols.sums.MaskedSum"),
-     ("alignment", "secure_apfed.alignment.align"), ("attacks", "apfed_attacks.run.mount")],
+     ("alignment", "apfed_protocols.psi.align"), ("attacks", "apfed_attacks.run.mount")],
 )  # fmt: skip
 def test_the_reference_describes_public_names(site: Path, page: str, name: str) -> None:
     text = (site / "api" / f"{page}.html").read_text(encoding="utf-8")

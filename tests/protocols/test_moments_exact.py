@@ -1,5 +1,6 @@
 """What opens is the integer sum, to the last bit, within the agreed sensitivity and memory."""
 
+import os
 import re
 import subprocess
 import sys
@@ -216,7 +217,8 @@ def test_the_guide_runs_as_printed(tmp_path: Path) -> None:
     script.write_text(found.group(1))
     finished = subprocess.run(
         [sys.executable, "-W", "error", str(script)],
-        cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60,
+        cwd=ROOT, env={"PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True,
+        timeout=60,
         check=False,
     )  # fmt: skip
     assert (finished.stderr, finished.stdout) == ("", "True\n")

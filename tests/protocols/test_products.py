@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from apfed_protocols.conversation import converse
-from apfed_protocols.discrete_gaussian import discrete_gaussian
 from apfed_protocols.errors import LocalProtocolError
+from apfed_protocols.noise import discrete_gaussian
 from apfed_protocols.products import SumOfProducts
 from tests.contracts.product_parties import ProductParties, agreement, labels, matrices
 

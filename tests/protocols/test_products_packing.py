@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from apfed_protocols.discrete_gaussian import discrete_gaussian
+from apfed_protocols.noise import discrete_gaussian
 from apfed_protocols.products import SumOfProducts, roles
 from apfed_protocols.products.labels import encrypt_labels
 from tests.contracts.product_parties import ProductParties, agreement

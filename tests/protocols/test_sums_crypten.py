@@ -12,8 +12,8 @@ if importlib.util.find_spec("crypten") is None:
     pytest.skip("crypten is absent", allow_module_level=True)
 
 from apfed_protocols.crypten.ring import draw_share, sum_at_first
-from apfed_protocols.discrete_gaussian import MAX_DEVIATION
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.noise import MAX_DEVIATION
 from apfed_protocols.sums import CryptenSum, StepBinding
 from apfed_protocols.sums.crypten_sum import CryptenContributor
 from apfed_protocols.sums.fixed_point import FixedPoint

@@ -1,5 +1,6 @@
 """docs/secure-sum.md and docs/add-a-backend.md as printed: the loop learns, the backend passes."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,8 @@ def test_a_loop_of_ones_own_learns_in_four_processes(tmp_path: Path) -> None:
     script.write_text(blocks("docs/secure-sum.md", "python")[0])
     finished = subprocess.run(
         [sys.executable, "-W", "error", str(script)],
-        cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=100,
+        cwd=ROOT, env={"PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True,
+        timeout=100,
         check=False,
     )  # fmt: skip
     assert finished.stderr == ""

@@ -1,6 +1,7 @@
 """Passives in processes of their own are killed in the middle of a step; the others finish."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -131,7 +132,8 @@ def played(tmp_path: Path, moment: str, victims: str, passives: str) -> list[dic
     script.write_text(SCRIPT)
     finished = subprocess.run(
         [sys.executable, str(script), passives, moment, victims, str(STEPS), str(KILLED_IN)],
-        cwd=ROOT, env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, capture_output=True,
+        cwd=ROOT, env={"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
         text=True, timeout=120, check=False,
     )  # fmt: skip
     assert finished.stderr == ""

@@ -1,5 +1,6 @@
 """FedSVD: the singular vectors are those of the whole table, and each party learns what is told."""
 
+import os
 import re
 import subprocess
 import sys
@@ -342,7 +343,8 @@ def test_the_guide_runs_as_printed(tmp_path: Path) -> None:
     script.write_text(found.group(1))
     finished = subprocess.run(
         [sys.executable, "-W", "error", str(script)],
-        cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60,
+        cwd=ROOT, env={"PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True,
+        timeout=60,
         check=False,
     )  # fmt: skip
     assert (finished.stderr, finished.stdout) == ("", "True\n")

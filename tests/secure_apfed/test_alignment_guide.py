@@ -1,6 +1,7 @@
 """docs/alignment.md as printed: in one process and across two."""
 
 import ast
+import os
 import re
 import socket
 import subprocess
@@ -30,7 +31,7 @@ def start(script: Path, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, str(script), *arguments]
     return subprocess.Popen(
         command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env={"PYTHONPATH": str(ROOT)},
+        env={"PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
 
 

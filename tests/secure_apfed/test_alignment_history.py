@@ -10,8 +10,10 @@ from filelock import FileLock
 from pydantic import ValidationError
 
 import secure_apfed.alignment.history
+from apfed_protocols.conversation import Conversation, converse
+from apfed_protocols.errors import LocalProtocolError
 from apfed_protocols.psi import SET_INTERSECTIONS
-from secure_apfed.alignment import AlignmentSettings, align, intersection
+from secure_apfed.alignment import AlignmentSettings, intersection
 from secure_apfed.alignment import history as alignment_history
 from secure_apfed.alignment.history import AlignmentHistory
 from secure_apfed.config import Config
@@ -101,11 +103,22 @@ def settings_of(folder: Path, protocol: str = "ecdh", runs: int = 2) -> Alignmen
 @pytest.mark.parametrize("protocol", usable(SET_INTERSECTIONS))
 def test_an_alignment_counts_at_every_party(protocol: str, tmp_path: Path) -> None:
     settings = settings_of(tmp_path / "histories", protocol)
-    tables = {"bank": [1, 2, 3], "shop": [2, 3], "post": [3, 2]}
-    for _ in range(2):
-        align(tables, hub="bank", settings=settings)
-    with pytest.raises(DataError, match=r"shop aligned 2 time\(s\) with this party already"):
-        align(tables, hub="bank", settings=settings)
+    tables = {"bank": [b"1", b"2", b"3"], "shop": [b"2", b"3"], "post": [b"3", b"2"]}
+
+    def play(session: str) -> None:
+        ends = intersection(settings, session=session, dealer="dealer")
+        roles: dict[str, Conversation] = {
+            name: ends.member(name, "bank", tables[name]) for name in ("shop", "post")
+        }
+        roles["bank"] = ends.hub("bank", ["shop", "post"], tables["bank"])
+        if ends.needs_dealer:
+            roles["dealer"] = ends.dealer("bank", ["shop", "post"])
+        converse(roles)
+
+    play("October")
+    play("November")
+    with pytest.raises(DataError, match=r"bank aligned 2 time\(s\) with this party already"):
+        play("December")
     noted = {path.stem: path.read_text() for path in (tmp_path / "histories").glob("*.jsonl")}
     assert {name: text.count('"peers"') for name, text in noted.items()} == dict.fromkeys(tables, 2)
     assert '["shop", "post"]' in noted["bank"]
@@ -124,8 +137,9 @@ def test_a_party_of_its_own_uses_a_session_once(tmp_path: Path) -> None:
 
 
 def test_ids_that_are_refused_do_not_count(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="repeated"):
-        align({"bank": [1, 2], "shop": [2, 2]}, hub="bank", settings=settings_of(tmp_path))
+    ends = intersection(settings_of(tmp_path), session="November")
+    with pytest.raises(LocalProtocolError, match="repeated"):
+        ends.member("shop", "bank", [b"2", b"2"])
     assert not list(tmp_path.iterdir())
 
 

@@ -9,7 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from secure_apfed.alignment import AlignmentSettings, IdFile, align, canonical_ids, id_files
+from apfed_protocols import align
+from secure_apfed import id_files
+from secure_apfed.alignment import AlignmentSettings, IdFile, canonical_ids
 from secure_apfed.data.raw_tables import read_raw
 from secure_apfed.errors import DataError
 from secure_apfed.settings.data import DataSettings

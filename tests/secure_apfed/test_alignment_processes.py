@@ -1,6 +1,7 @@
 """Alignment with a process for each party: killed, hanging, mismatched or altered ones."""
 
 import ast
+import os
 import re
 import socket
 import subprocess
@@ -21,7 +22,8 @@ PATIENCE_S = 6.0
 PARTY = """
 import sys
 from multiprocessing.connection import Client
-from secure_apfed.alignment import AlignmentSettings, canonical_ids, intersection, take_part
+from apfed_protocols import take_part
+from secure_apfed.alignment import AlignmentSettings, canonical_ids, intersection
 
 me, port, protocol, session, patience_s = sys.argv[1:]
 own = {"bank": range(20), "shop": range(10, 30), "post": range(5, 18), "dealer": ()}[me]
@@ -130,7 +132,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", PARTY, *arguments],
         cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env={"PYTHONPATH": str(ROOT)},
+        env={"PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from secure_apfed.alignment import IdNormalisation
+from apfed_protocols import IdNormalisation
 from secure_apfed.alignment.id_check import check_normalisation
 from secure_apfed.cli import execute
 from secure_apfed.id_files import IdFile

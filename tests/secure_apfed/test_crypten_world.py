@@ -129,7 +129,7 @@ def test_the_guides_example_runs(tmp_path: Path) -> None:
     (example,) = [block for block in blocks if "crypten_world" in block]
     script, port = tmp_path / "party.py", str(free_port())
     script.write_text(example)
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     started = [
         subprocess.Popen(
             [sys.executable, "-W", "error", str(script), str(rank), "2", port],

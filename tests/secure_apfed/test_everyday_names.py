@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import secure_apfed
-from apfed_protocols.discrete_gaussian import discrete_gaussian
 from apfed_protocols.moments.agreement import MomentAgreement
+from apfed_protocols.noise import discrete_gaussian
 from apfed_protocols.products.agreement import ProductAgreement
 from apfed_protocols.psi.interface import IntersectionAgreement
 from apfed_protocols.svd.agreement import SvdAgreement
@@ -153,7 +153,7 @@ TAKERS: Mapping[str, Callable[[Callable[[Any], Any]], Any]] = {
         name: sorted(rows.tolist())  # the order is random
         for name, rows in secure_apfed.align(
             {"a": ["x", "y"], "b": ["y", "x"]}, hub="a",
-            settings=secure_apfed.AlignmentSettings(minimum_rows=of(1), maximum_ids=of(5)),
+            minimum_rows=of(1), maximum_ids=of(5),
         ).items()
     },
     "header": lambda of: secure_apfed.Envelope(

@@ -22,13 +22,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from secure_apfed import AlignmentSettings, IdNormalisation, align, id_kinds
+from apfed_protocols import IdNormalisation, align, id_kinds
+from apfed_protocols.id_kinds import JOINT, KINDS, REFUSALS, id_texts
 from secure_apfed.alignment import IdFile
 from secure_apfed.data.inputs import load_features
 from secure_apfed.data.raw_tables import read_raw
 from secure_apfed.errors import DataError
 from secure_apfed.estimator import VerticalClassifier
-from secure_apfed.id_kinds import JOINT, KINDS, REFUSALS, id_texts
 from secure_apfed.party_frames import checked_frames
 from secure_apfed.settings.data import DataSettings
 
@@ -181,8 +181,7 @@ def test_what_is_refused_is_counted_and_the_advice_works(
     assert said.endswith(remedy.format(key=" (id)") if nested else " (id)")
     if advised:
         mended = advised(ids)
-        one = AlignmentSettings(minimum_rows=1)
-        found = align({"bank": mended, "shop": mended}, hub="bank", settings=one)
+        found = align({"bank": mended, "shop": mended}, hub="bank", minimum_rows=1)
         assert len(found["bank"]) == len(mended)
 
 
@@ -218,17 +217,28 @@ COMPARED: dict[str, tuple[Any, Any, str, Callable[[Any], Any] | dict[str, Any]]]
 def test_kinds_that_never_match_are_told_and_the_advice_works(
     left: Any, right: Any, says: str, advised: Any
 ) -> None:
-    one = AlignmentSettings(minimum_rows=1)
     with pytest.raises(DataError, match=r"^shop: its IDs are .*no two can match; ") as caught:
-        align({"bank": left, "shop": right}, hub="bank", settings=one)
+        align({"bank": left, "shop": right}, hub="bank", minimum_rows=1)
     assert says in str(caught.value)
     if isinstance(advised, dict):
         assert f"{next(iter(advised))}: true" in str(caught.value)
-        rules = IdNormalisation.model_validate(advised)
-        one = AlignmentSettings(minimum_rows=1, normalisation=rules)
+        rules = IdNormalisation(**advised)
     else:
-        right = advised(right)
-    assert len(align({"bank": left, "shop": right}, hub="bank", settings=one)["bank"]) == len(left)
+        rules, right = IdNormalisation(), advised(right)
+    tables = {"bank": left, "shop": right}
+    found = align(tables, hub="bank", minimum_rows=1, normalisation=rules)
+    assert len(found["bank"]) == len(left)
+
+
+def test_columns_and_frames_align_as_lists_do() -> None:
+    people = pd.DataFrame({"name": ["ann", "bob"], "born": [1990, 1985]})
+    for left, right in (
+        (np.array(["u", "v"]), pd.Series(["w", "u"])),
+        (people, [("eve", 1985), ("ann", 1990)]),
+        (pd.DataFrame({"id": [3, 4]}), np.array([7, 3])),
+    ):
+        found = align({"bank": left, "shop": right}, hub="bank", minimum_rows=1)
+        assert (found["bank"].tolist(), found["shop"].tolist()) == ([0], [1])
 
 
 def test_one_common_look_is_enough_to_try() -> None:
@@ -408,7 +418,7 @@ def test_the_example_runs() -> None:
 
 def test_the_door_needs_neither_torch_nor_pydantic_nor_pandas() -> None:
     script = (
-        "import sys, secure_apfed.id_kinds as door\n"
+        "import sys, apfed_protocols.id_kinds as door\n"
         "assert door.id_texts(['a', 7.0], party='bank') == ['a', '7']\n"
         "print({'torch', 'pydantic', 'pandas'} & {*sys.modules})"
     )

@@ -9,7 +9,6 @@ from pydantic import ValidationError
 
 from apfed_experiments.tradeoff import TradeOff
 from secure_apfed import names
-from secure_apfed.alignment import align
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
 from secure_apfed.contract import Participant
@@ -128,14 +127,12 @@ def test_a_role_is_named_by_its_own_word_alone() -> None:
         Participant(name="aggregator", role="passive", identity=key, public_key=key)
 
 
-def test_tables_and_alignment_keep_the_rule_too() -> None:
+def test_tables_keep_the_rule_too() -> None:
     data = load_data(config().data, seed=0)
     passive = data.passives[0]
     object.__setattr__(passive, "name", "../x")
     with pytest.raises(DataError, match=r"got '\.\./x'"):
         VerticalData(data.active, data.passives, data.classes, data.train_rows, data.test_rows)
-    with pytest.raises(DataError, match="got 'a/b'"):
-        align({"bank": ["1", "2"], "a/b": ["1", "2"]}, hub="bank")
 
 
 def test_the_example_runs() -> None:

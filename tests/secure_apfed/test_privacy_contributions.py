@@ -10,7 +10,7 @@ import torch
 from dp_accounting.rdp import RdpAccountant
 from numpy.typing import NDArray
 
-from apfed_protocols.discrete_gaussian import MAX_DEVIATION, discrete_gaussian
+from apfed_protocols.noise import MAX_DEVIATION, discrete_gaussian
 from secure_apfed.errors import ConfigError
 from secure_apfed.privacy.audit import audit_release
 from secure_apfed.privacy.contributions import (

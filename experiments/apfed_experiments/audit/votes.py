@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from apfed_protocols.discrete_gaussian import discrete_gaussian
+from apfed_protocols.noise import discrete_gaussian
 from apfed_protocols.sums.fixed_point import FixedPoint
 from secure_apfed.labellers import Labeller, PrivateLogistic, hard
 from secure_apfed.labellers.interface import Integers

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from apfed_protocols.discrete_gaussian import MAX_DEVIATION, largest_noise
 from apfed_protocols.errors import LocalProtocolError
 from apfed_protocols.integers import take_numpy_integers
 from apfed_protocols.names import require_names
+from apfed_protocols.noise import MAX_DEVIATION, largest_noise
 from apfed_protocols.sums.agreement import SumAgreement
 
 __all__ = ["BLOCK_BYTES", "MomentAgreement"]

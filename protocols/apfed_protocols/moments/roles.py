@@ -189,7 +189,7 @@ class MomentContributor(_MomentRole):
                 has two rows, or the sensitivity is that of one row no longer.
             people: 32-byte digest of the ordered positions voted on; with another one at any
                 passive or at the receiver the sum is noise.
-            noise_dK: steps, from `apfed_protocols.discrete_gaussian` under a key of this party;
+            noise_dK: steps, from `apfed_protocols.noise` under a key of this party;
             given
                 exactly where the agreement says noise.
 

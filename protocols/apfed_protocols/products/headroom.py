@@ -26,8 +26,8 @@ for the rounding of the answer:
 import math
 from dataclasses import dataclass
 
-from apfed_protocols.discrete_gaussian import largest_noise
 from apfed_protocols.errors import LocalProtocolError
+from apfed_protocols.noise import largest_noise
 from apfed_protocols.products.agreement import ProductAgreement
 from apfed_protocols.products.ring import Ring, product_error, split
 from apfed_protocols.sums.headroom import SECURE_MODULUS_BITS

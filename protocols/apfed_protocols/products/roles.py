@@ -284,7 +284,7 @@ class ProductContributor(Role):
         Args:
             block: its index.
             rows_Bn: float32 or float64, the rows of A of `people_of(block)`.
-            noise_BK: steps of fixed point, from `apfed_protocols.discrete_gaussian` under a key of
+            noise_BK: steps of fixed point, from `apfed_protocols.noise` under a key of
             this
                 party; given exactly where the agreement says noise.
 

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 from apfed_protocols.conversation import Conversation, Outgoing
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.ids import check_ids
 from apfed_protocols.psi.ecdh_side import LAST, TAG_BYTES, Kind, Side
 from apfed_protocols.psi.framing import Framing
 from apfed_protocols.psi.interface import (
@@ -41,7 +42,6 @@ from apfed_protocols.psi.interface import (
     IntersectionTooSmallError,
     Output,
     Progress,
-    check_ids,
     check_parties,
 )
 from apfed_protocols.psi.ladder import POINT_BYTES, split_points

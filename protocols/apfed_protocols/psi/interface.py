@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from apfed_protocols.conversation import Conversation
 from apfed_protocols.errors import LocalProtocolError
+from apfed_protocols.ids import MOST_IDS
 from apfed_protocols.integers import take_numpy_integers
 
 __all__ = [
-    "DEFAULT_MAXIMUM_IDS",
     "Admit",
     "Aligner",
     "Guesses",
@@ -29,13 +29,10 @@ __all__ = [
     "Output",
     "Progress",
     "SetIntersection",
-    "check_ids",
     "check_parties",
 ]
 
-DEFAULT_MAXIMUM_IDS = 10_000_000
 _POSITIONS = 2**32
-_ROWS_SHOWN = 5
 
 
 Admit = Callable[[str, Sequence[str]], None]
@@ -127,7 +124,7 @@ class IntersectionAgreement:
 
     session: str
     minimum_rows: int = 2
-    maximum_ids: int = DEFAULT_MAXIMUM_IDS
+    maximum_ids: int = MOST_IDS
     encoding: str = ""
     dealer: str = ""
     output: Output = Output.ROWS
@@ -270,46 +267,3 @@ def check_parties(hub: str, members: Sequence[str], *others: str) -> None:
             f"{hub!r}, members {', '.join(map(repr, members)) or 'none'}"
             + "".join(f", dealer {other!r}" for other in others)
         )
-
-
-def check_ids(me: str, ids: Sequence[bytes], maximum_ids: int) -> None:
-    """Refuse a set that an intersection would get wrong; names rows, never an ID.
-
-    Raises:
-        LocalProtocolError: too many IDs, or some of another type, empty or repeated.
-    """
-    if len(ids) > maximum_ids:
-        raise LocalProtocolError(
-            f"{me} has {len(ids)} IDs, the parties agreed on at most {maximum_ids}"
-        )
-    given: Sequence[object] = ids
-    others = list[int]()
-    if not set(map(type, given)) <= {bytes}:  # quick to tell; in which rows is looked up only then
-        others = [row for row, identity in enumerate(given) if not isinstance(identity, bytes)]
-    if others:
-        kinds = sorted({type(ids[row]).__name__ for row in others})
-        raise LocalProtocolError(
-            f"{me} has {len(others)} ID(s) that are {' or '.join(kinds)}, not bytes, in row(s) "
-            f"{_first(others)}; all parties encode them in the same way"
-        )
-    if not all(ids):
-        empty = [row for row, identity in enumerate(ids) if not identity]
-        raise LocalProtocolError(
-            f"{me} has {len(empty)} empty ID(s), in row(s) {_first(empty)}; remove these rows"
-        )
-    if len(set(ids)) == len(ids):
-        return
-    first_row: dict[bytes, int] = {}
-    repeats = [
-        row for row, identity in enumerate(ids) if first_row.setdefault(identity, row) != row
-    ]
-    pairs = ", ".join(f"{row} (as {first_row[ids[row]]})" for row in repeats[:_ROWS_SHOWN])
-    more = ", ..." if len(repeats) > _ROWS_SHOWN else ""
-    raise LocalProtocolError(
-        f"{me} has {len(repeats)} repeated ID(s), in row(s) {pairs}{more}; keep one row for each ID"
-    )
-
-
-def _first(rows: Sequence[int]) -> str:
-    shown = ", ".join(map(str, rows[:_ROWS_SHOWN]))
-    return shown + ", ..." if len(rows) > _ROWS_SHOWN else shown

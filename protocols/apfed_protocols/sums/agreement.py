@@ -14,9 +14,9 @@ from functools import cached_property
 from itertools import pairwise
 from numbers import Real
 
-from apfed_protocols.discrete_gaussian import MAX_DEVIATION
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.integers import take_numpy_integers
+from apfed_protocols.noise import MAX_DEVIATION
 
 __all__ = ["StepBinding", "SumAgreement"]
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from apfed_protocols.discrete_gaussian import largest_noise
 from apfed_protocols.errors import LocalProtocolError
+from apfed_protocols.noise import largest_noise
 from apfed_protocols.sums.agreement import SumAgreement
 from apfed_protocols.sums.interface import FloatArray, IntArray
 

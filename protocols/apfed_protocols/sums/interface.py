@@ -49,7 +49,7 @@ class SumContributor(Conversation, Protocol):
             values_BD: float32 or float64, B rows of D numbers, however they lie in memory; they
                 stay as they are.
             binding: what this contribution answers; its step must be above all former ones.
-            noise_BD: steps of fixed point, from `apfed_protocols.discrete_gaussian` under a key of
+            noise_BD: steps of fixed point, from `apfed_protocols.noise` under a key of
             this
                 party; given exactly where the agreement says noise.
 

@@ -28,6 +28,7 @@ from typing import ClassVar
 import numpy as np
 
 from apfed_protocols.errors import LocalProtocolError
+from apfed_protocols.ids import check_ids
 from apfed_protocols.psi.circuit.bits import And, BeaverAnd, TripleShares, bit_planes
 from apfed_protocols.psi.circuit.comparing import Comparing, Slots
 from apfed_protocols.psi.circuit.gates import all_members_agree, any_slot_equals
@@ -42,7 +43,6 @@ from apfed_protocols.psi.interface import (
     IntersectionAgreement,
     Output,
     Progress,
-    check_ids,
     check_parties,
 )
 from apfed_protocols.psi.result import check_choices

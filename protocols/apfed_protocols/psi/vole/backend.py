@@ -32,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.ids import check_ids
 from apfed_protocols.psi.desk import Inbox
 from apfed_protocols.psi.interface import (
     Admit,
@@ -40,7 +41,6 @@ from apfed_protocols.psi.interface import (
     IntersectionTooSmallError,
     Output,
     Progress,
-    check_ids,
     check_parties,
 )
 from apfed_protocols.psi.pairwise import check_places, common_rows

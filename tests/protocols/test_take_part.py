@@ -9,8 +9,10 @@ import pytest
 
 from apfed_protocols.conversation import Conversation, Outgoing
 from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.ids import IdNormalisation, encode_ids
 from apfed_protocols.psi import SET_INTERSECTIONS
-from secure_apfed.alignment import AlignmentSettings, canonical_ids, intersection, take_part
+from apfed_protocols.psi.interface import IntersectionAgreement
+from apfed_protocols.taking_part import take_part
 from tests.waiting import LONG_S, wait_until
 from tests.with_crypten import usable
 
@@ -19,9 +21,14 @@ IDS = {"bank": [1, 2, 3, 4], "shop": [4, 3, 9], "post": [3, 4, 7]}
 
 
 def roles(protocol: str) -> dict[str, Conversation]:
-    settings = AlignmentSettings(protocol=protocol, threads=1)
-    ends = intersection(settings, session="s", dealer="dealer")
-    ids = {party: canonical_ids(party, column, settings) for party, column in IDS.items()}
+    agreement = IntersectionAgreement(
+        session="s", dealer="dealer", encoding=IdNormalisation().encoding
+    )
+    ends = SET_INTERSECTIONS[protocol](agreement, threads=1)
+    ids = {
+        party: encode_ids(party, column, IdNormalisation(), maximum_ids=9)
+        for party, column in IDS.items()
+    }
     members = ["shop", "post"]
     found: dict[str, Conversation] = {"bank": ends.hub("bank", members, ids["bank"])}
     found |= {party: ends.member(party, "bank", ids[party]) for party in members}

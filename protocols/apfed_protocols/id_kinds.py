@@ -24,7 +24,7 @@ from uuid import UUID
 
 import numpy as np
 
-from secure_apfed.errors import DataError
+from apfed_protocols.errors import DataError
 
 __all__ = [
     "EMPTY", "FORMS", "JOINT", "KINDS", "REFUSALS", "IdKind", "IdReader", "id_texts",

@@ -8,9 +8,9 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import chi2, chisquare
 
-from apfed_protocols import discrete_gaussian as module
-from apfed_protocols.discrete_gaussian import MAX_DEVIATION, TAIL, discrete_gaussian, largest_noise
+from apfed_protocols import noise as module
 from apfed_protocols.errors import LocalProtocolError
+from apfed_protocols.noise import MAX_DEVIATION, TAIL, discrete_gaussian, largest_noise
 
 KEY = bytes(range(32))
 RARE = 1e-5

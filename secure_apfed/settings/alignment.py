@@ -1,19 +1,39 @@
 """The settings of an intersection: what the parties agree on, and what each chooses for itself."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from apfed_protocols.psi import SET_INTERSECTIONS
-from apfed_protocols.psi.interface import DEFAULT_MAXIMUM_IDS
-from secure_apfed.alignment.ids import IdNormalisation
 from secure_apfed.settings import Settings
 
-__all__ = ["AlignmentSettings"]
+if TYPE_CHECKING:
+    from apfed_protocols.ids import IdNormalisation
 
+__all__ = ["AlignmentSettings", "NormalisationSettings"]
 
 _AUTO = "auto"
+
+
+class NormalisationSettings(Settings):
+    """How IDs become bytes; see `apfed_protocols.ids.IdNormalisation`, whose fields these are."""
+
+    unicode_nfc: bool = True
+    case_fold: bool = False
+    strip: bool = True
+    whole_numbers: bool = False
+    date_formats: tuple[str, ...] = ()
+
+    @field_validator("date_formats")
+    @classmethod
+    def _are_unambiguous(cls, formats: tuple[str, ...]) -> tuple[str, ...]:
+        return cls.model_construct(date_formats=formats).rules().date_formats if formats else ()
+
+    def rules(self) -> "IdNormalisation":
+        """The same as what makes bytes of IDs."""
+        from apfed_protocols.ids import IdNormalisation
+
+        return IdNormalisation(**dict(self))
 
 
 class AlignmentSettings(Settings):
@@ -47,33 +67,18 @@ class AlignmentSettings(Settings):
     pairwise_overlaps: Literal["shown", "hidden"] = "shown"
     mode: Literal["all", "pairwise"] = "all"
     minimum_rows: int = Field(default=2, ge=1)
-    maximum_ids: int = Field(default=DEFAULT_MAXIMUM_IDS, ge=1, lt=2**32)
-    normalisation: IdNormalisation = IdNormalisation()
+    maximum_ids: int = Field(default=10_000_000, ge=1, lt=2**32)
+    normalisation: NormalisationSettings = NormalisationSettings()
     threads: int | None = Field(default=None, ge=1)
     history: Path | None = None
     runs_with_a_peer: int | None = Field(default=None, ge=1)
 
-    @field_validator("protocol")
-    @classmethod
-    def _is_in_the_table(cls, protocol: str) -> str:
-        if protocol not in (_AUTO, *SET_INTERSECTIONS):
-            known = ", ".join([_AUTO, *sorted(SET_INTERSECTIONS)])
-            raise ValueError(f"no set intersection is called {protocol!r}; there are: {known}")
-        return protocol
-
     @model_validator(mode="after")
-    def _hides_what_it_says(self) -> "AlignmentSettings":
-        if self.pairwise_overlaps == "shown":
-            return self
-        if self.protocol == _AUTO and not self.dealer:
+    def _hidden_takes_a_dealer(self) -> "AlignmentSettings":
+        if self.pairwise_overlaps == "hidden" and self.protocol == _AUTO and not self.dealer:
             raise ValueError(
                 "pairwise_overlaps: hidden takes a dealer, a party without IDs that works with "
                 "nobody: say dealer: true, or pairwise_overlaps: shown"
-            )
-        if self.mode == "pairwise" or SET_INTERSECTIONS[self.backend].pairwise:
-            raise ValueError(
-                f"pairwise_overlaps is hidden, and the active learns them with mode: {self.mode} "
-                f"and protocol: {self.protocol}; use mode: all and protocol: auto, opprf or circuit"
             )
         return self
 

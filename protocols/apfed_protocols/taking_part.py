@@ -1,7 +1,7 @@
 """Taking part in an interactive protocol over a link of one's own, e.g. a socket.
 
 Run by: one party in its own process. The link must authenticate and encrypt, and keep the
-order of what one party sends; `secure_apfed.exchange` has such links for training.
+order of what one party sends.
 """
 
 import queue

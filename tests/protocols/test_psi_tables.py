@@ -1,0 +1,262 @@
+"""Aligning tables by IDs as people have them."""
+
+import doctest
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from apfed_protocols import ids as ids_module
+from apfed_protocols.errors import DataError, LocalProtocolError
+from apfed_protocols.ids import IdColumn, IdNormalisation
+from apfed_protocols.psi import (
+    SET_INTERSECTIONS,
+    align,
+    choose_protocol,
+    count_common,
+    share_membership,
+    tables,
+)
+from tests.with_crypten import usable
+
+
+def pairs(rows: Mapping[str, NDArray[np.int64]]) -> list[tuple[int, ...]]:
+    return sorted(zip(*(column.tolist() for column in rows.values()), strict=True))
+
+
+def match(left: IdColumn, right: IdColumn, **rules: Any) -> list[tuple[int, ...]]:
+    ids = {"a": left, "b": right}
+    return pairs(align(ids, hub="a", minimum_rows=1, normalisation=IdNormalisation(**rules)))
+
+
+@pytest.mark.parametrize(("module", "lines"), [(tables, 3), (ids_module, 1)])
+def test_the_example_of_the_module_runs(module: ModuleType, lines: int) -> None:
+    result = doctest.testmod(module)
+    assert (result.failed, result.attempted) == (0, lines)
+
+
+def test_rows_of_three_parties_name_the_same_ids() -> None:
+    ids = {"a": [5, 3, 9, 1, 7], "b": [7, 8, 9, 5], "c": [0, 9, 7, 5, 4]}
+    rows = align(ids, hub="b")
+    assert list(rows) == ["a", "b", "c"]
+    chosen = [[ids[party][row] for row in rows[party]] for party in ids]
+    assert chosen[0] == chosen[1] == chosen[2]
+    assert sorted(chosen[0]) == [5, 7, 9]
+    assert all(column.dtype == np.int64 for column in rows.values())
+
+
+@pytest.mark.parametrize("protocol", usable(SET_INTERSECTIONS))
+def test_every_protocol_aligns(protocol: str) -> None:
+    ids = {"a": [5, 3, 9, 1, 7], "b": [7, 8, 9, 5], "c": [0, 9, 7, 5, 4]}
+    rows = align(ids, hub="a", protocol=protocol)
+    assert pairs(rows) == [(0, 3, 3), (2, 2, 1), (4, 0, 2)]
+    with pytest.raises(DataError, match=r"minimum of 4.*Rows by party: a 5, b 4, c 5"):
+        align(ids, hub="a", protocol=protocol, minimum_rows=4)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "expected"),
+    [
+        (["1", "2"], [2, 3], [(1, 0)]),
+        (["01"], [1, "01"], [(0, 1)]),
+        ([b"x", b"y"], ["y"], [(1, 0)]),
+        (np.array([4, 5]), ["5"], [(1, 0)]),
+        (np.array(["u", "v"]), ["v", "u"], [(0, 1), (1, 0)]),
+        ([" a ", "b"], ["a"], [(0, 0)]),
+        (["e\u0301"], ["\u00e9"], [(0, 0)]),
+        (["A", "a"], ["a"], [(1, 0)]),
+        ([("ab", "c"), ("a", "bc")], [("a", "bc"), ("ab", "c")], [(0, 1), (1, 0)]),
+        ([("x", 1), ("x", 2.0)], [["x", "1"], ["x", "2"]], [(0, 0), (1, 1)]),
+        ([1.0, 2.5 - 0.5], {2: "two", 3: "three"}, [(1, 0)]),
+        ((one for one in "ab"), ["b"], [(1, 0)]),
+        (range(3), (2, 9), [(2, 0)]),
+        ([("a|b", "c"), ("a", "b|c")], [("a", "b|c"), ("a|b", "c")], [(0, 1), (1, 0)]),
+        ([-1, 2**64], np.array(["-1", str(2**64)]), [(0, 0), (1, 1)]),
+        ([10**4000 - 1], ["9" * 4000], [(0, 0)]),
+        (["a\0", "a", "\0"], ["\0", "a"], [(1, 1), (2, 0)]),
+        (["a" * 10**6], ["a" * (10**6 + 1), "a" * 10**6], [(0, 1)]),
+        (np.array([1, 2], np.int8), np.array([2], np.uint64), [(1, 0)]),
+    ],
+)
+def test_kinds_of_ids(left: IdColumn, right: IdColumn, expected: list[tuple[int, int]]) -> None:
+    assert match(left, right) == expected
+
+
+def test_each_normalisation_rule_can_be_turned() -> None:
+    assert match(["STRASSE", "q"], ["straße", "q"], case_fold=True) == [(0, 0), (1, 1)]
+    assert match(["STRASSE", "q"], ["straße", "q"]) == [(1, 1)]
+    assert match([" a", "q"], ["a", "q"], strip=False) == [(1, 1)]
+    assert match(["e\u0301", "q"], ["\u00e9", "q"], unicode_nfc=False) == [(1, 1)]
+
+
+def test_whole_numbers_are_one_id_in_every_form() -> None:
+    rules = IdNormalisation(whole_numbers=True)
+    assert {rules.text(text) for text in ("007", " 7", "+7", "7.0", "7.", "7")} == {"7"}
+    kept = ["7.5", "7e0", "0x7", "7-", "\u0667", "", "1" * 5000]
+    assert [rules.text(text) for text in kept] == kept
+    assert (rules.text("-0"), rules.text("-07"), rules.text("007\x1f08")) == ("0", "-7", "7\x1f8")
+    assert IdNormalisation().text("007") == "007"
+
+
+def test_dates_are_one_id_in_every_agreed_form() -> None:
+    rules = IdNormalisation(date_formats=("%d.%m.%Y", "%m/%d/%Y"))
+    written = ("31.1.2026", "31.01.2026", "1/31/2026", "2026-01-31")
+    assert {rules.text(text) for text in written} == {"2026-01-31"}
+    kept = ["31.2.2026", "31-1-2026", "31.1.26", "a 31.1.2026"]
+    assert [rules.text(text) for text in kept] == kept
+
+
+@pytest.mark.parametrize(
+    "form",
+    ["%d.%m", "%d%m%Y", "%d.%m.%y", "%d.%m.%Y %H", "%Y-%d-%m", "%d.%d.%m.%Y", "", "%d1%m2%Y"],
+)
+def test_ambiguous_formats_of_dates_are_refused(form: str) -> None:
+    with pytest.raises(LocalProtocolError, match="date_formats"):
+        IdNormalisation(date_formats=(form,))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    text=st.text(max_size=8) | st.from_regex(r"[+-]?[0-9]{1,4}[./-]?[0-9]{0,2}[./-]?[0-9]{0,4}"),
+    fold=st.booleans(), nfc=st.booleans(), strip=st.booleans(), numbers=st.booleans(),
+    dates=st.sampled_from([(), ("%d.%m.%Y",), ("%Y/%m/%d", "%m-%d-%Y")]),
+)  # fmt: skip
+def test_normalising_twice_changes_nothing(
+    text: str, fold: bool, nfc: bool, strip: bool, numbers: bool, dates: tuple[str, ...]
+) -> None:
+    rules = IdNormalisation(
+        case_fold=fold, unicode_nfc=nfc, strip=strip, whole_numbers=numbers, date_formats=dates
+    )
+    assert rules.text(rules.text(text)) == rules.text(text)
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (["a", "b ", " b"], r"shop has 1 repeated ID\(s\), in row\(s\) 2 \(as 1\); .*strip=True"),
+        (["a", "1", 1], r"shop has 1 repeated ID\(s\), in row\(s\) 2"),
+        (["a", " ", None, ""], r"shop: its ID column is empty in 3 rows, first in rows 1, 2, 3 "),
+        ([("", None), ("a", "b")], r"shop: its ID column is empty in 1 rows, first in row 0 "),
+        (["a", "\ud800"], r"holds text that is not valid Unicode in 1 rows, first in row 1 "),
+        (["a", -(10**5000)], r"more than 4000 digits in 1 rows, first in row 1 \(from 0\)"),
+        (["a", tuple(range(2**16))], "shop, row 1: an ID of 65536 columns, at most 65535"),
+        ("abc", "shop: its ID column is of type str; give a list"),
+        (np.array(3), "shop: its ID column is of type int; give a list"),
+        (3, "shop: its ID column is of type int; give a list"),
+    ],
+)
+def test_unfit_ids_name_party_and_rows_only(ids: IdColumn, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        align({"bank": ["a", "b"], "shop": ids}, hub="bank")
+
+
+def test_too_many_ids_are_refused() -> None:
+    with pytest.raises(DataError, match="a has 4 IDs, the parties agreed on at most 3"):
+        align({"a": range(4), "b": [1]}, hub="b", maximum_ids=3)
+
+
+def test_an_empty_intersection_says_what_to_check() -> None:
+    with pytest.raises(DataError) as caught:
+        align({"a": ["x", "y"], "b": ["X", "Y", "Z"]}, hub="a", minimum_rows=1)
+    text = str(caught.value)
+    for part in ("minimum of 1", "0 with b", "a 2, b 3", "same ID column", "case_fold=False"):
+        assert part in text
+
+
+def test_fewer_rows_than_the_minimum_are_not_opened() -> None:
+    with pytest.raises(DataError, match="minimum of 2"):
+        align({"a": [1, 2], "b": [2, 3]}, hub="a")
+    assert pairs(align({"a": [1, 2], "b": [2, 3]}, hub="a", minimum_rows=1)) == [(1, 0)]
+
+
+@pytest.mark.parametrize("ids", [{}, {"a": [1]}, {"b": [1], "c": [1]}])
+def test_the_hub_and_one_more_party_are_needed(ids: dict[str, Sequence[int]]) -> None:
+    with pytest.raises(DataError, match="a hub and at least one other party; the hub is 'a'"):
+        align(ids, hub="a")
+
+
+def test_aligning_needs_neither_torch_nor_pandas_nor_pydantic() -> None:
+    script = (
+        "import sys\nfrom apfed_protocols import align\n"
+        "assert len(align({'a': [1, 2], 'b': [2, 1]}, hub='a')['a']) == 2\n"
+        "other = {'torch', 'pandas', 'pydantic', 'secure_apfed'}\n"
+        "raise SystemExit(str(other & set(sys.modules) or ''))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    assert done.stderr.strip() == b""
+
+
+THREE = {"a": [5, 3, 9, 1, 7], "b": [7, 8, 9, 5], "c": [0, 9, 7, 5, 4]}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "protocol"),
+    [
+        ({"a": 3, "b": 20_000}, "ecdh"),
+        ({"a": 3, "b": 20_001}, "opprf"),
+        ({"a": 3, "b": 3, "c": 3}, "opprf"),
+    ],
+)
+def test_auto_hides_pairwise_overlaps_and_is_fast(sizes: dict[str, int], protocol: str) -> None:
+    assert choose_protocol(sizes) == protocol
+
+
+@pytest.mark.parametrize("protocol", ["auto", *usable(SET_INTERSECTIONS)])
+def test_every_protocol_gives_the_same_rows(protocol: str) -> None:
+    assert pairs(align(THREE, hub="a", protocol=protocol)) == [(0, 3, 3), (2, 2, 1), (4, 0, 2)]
+
+
+def test_an_unknown_protocol_names_the_known_ones() -> None:
+    says = "no set intersection is called 'fast'; there are: auto, circuit"
+    with pytest.raises(DataError, match=says):
+        align(THREE, hub="a", protocol="fast")
+
+
+@pytest.mark.parametrize(
+    ("rules", "says"),
+    [
+        ({"case_fold": "yes"}, "case_fold: expected True or False, got 'yes'"),
+        ({"date_formats": "%d.%m.%Y"}, "date_formats takes several"),
+    ],
+)
+def test_rules_of_another_type_are_refused(rules: dict[str, Any], says: str) -> None:
+    with pytest.raises(LocalProtocolError, match=says):
+        IdNormalisation(**rules)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 256, 7])
+def test_a_party_has_a_name(name: Any) -> None:
+    with pytest.raises(DataError, match="a name for every party"):
+        align({"bank": ["1", "2"], name: ["1", "2"]}, hub="bank")
+
+
+def test_rows_for_the_hub_alone() -> None:
+    for protocol in usable(SET_INTERSECTIONS):
+        rows = align(THREE, hub="b", protocol=protocol, hub_only=True)
+        assert {party: sorted(found.tolist()) for party, found in rows.items()} == {"b": [0, 2, 3]}
+
+
+def test_counting_opens_a_number() -> None:
+    assert count_common(THREE, hub="a") == 3
+    assert count_common({"a": [1, 2, 3], "b": [3, 2]}, hub="a") == 2
+    with pytest.raises(DataError, match="ecdh counts the IDs common to two parties"):
+        count_common(THREE, hub="a", protocol="ecdh")
+    with pytest.raises(DataError, match=r"minimum of 4.*Rows by party"):
+        count_common(THREE, hub="a", protocol="circuit", minimum_rows=4)
+
+
+def test_shares_of_membership() -> None:
+    shared = share_membership(THREE, hub="a")
+    places = shared["a"].row_of_place
+    assert places is not None
+    common = np.bitwise_xor.reduce([part.shares for part in shared.values()])
+    assert sorted(places[common].tolist()) == [0, 2, 4]
+    with pytest.raises(DataError, match="minimum of 4"):
+        share_membership(THREE, hub="a", minimum_rows=4)
