@@ -104,7 +104,7 @@ def load_model(path: Path) -> SoloModel:
     if not card.get("predicts_alone"):
         raise ModelError(
             f"{path} holds a run of {card.get('method')}, whose model needs every party to "
-            f"predict; docs/which-method.md says which predict alone"
+            "predict; docs/which-method.md says which predict alone"
         )
     parts = read_json(folder.card, _Parts)
     if not folder.model.exists():
