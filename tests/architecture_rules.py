@@ -5,8 +5,10 @@ our packages and on planted bad code.
 """
 
 import ast
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -16,9 +18,11 @@ __all__ = [
     "all_is_true",
     "attacks_ask_no_method",
     "documented",
+    "floors",
     "no_method_by_name",
     "one_way",
     "parse",
+    "settings_are_names",
     "the_tree",
     "unsafe_calls",
     "without_cycles",
@@ -75,6 +79,9 @@ PROTOCOLS_WITHOUT = frozenset(
 ENTROPY = frozenset({"secrets", "os.urandom"})
 RANDOMNESS_MODULE = "apfed_protocols.randomness"
 
+SETTINGS_PACKAGE = "secure_apfed.settings"
+# What settings may import of ours; of others, pydantic alone.
+OF_SETTINGS = frozenset({SETTINGS_PACKAGE, "secure_apfed.errors", "secure_apfed.names"})
 METHODS_PACKAGE = "secure_apfed.methods"
 # Methods that are called by a word of the field, which tables of other things have, too: such a
 # name may stand where nothing is compared with it.
@@ -146,6 +153,59 @@ def without_cycles(modules: Mapping[str, Module]) -> list[str]:
     except CycleError as error:
         return [" imports ".join(reversed(error.args[1]))]
     return []
+
+
+def settings_are_names(modules: Mapping[str, Module]) -> list[str]:
+    """`settings` imports the standard library, pydantic, errors and names: nothing that works."""
+    return [
+        f"{module.name}:{line} imports {target}"
+        for module, target, line in _all_imports(modules)
+        if _within(module.name, frozenset({SETTINGS_PACKAGE}))
+        and target.partition(".")[0] not in {*sys.stdlib_module_names, "pydantic"}
+        and not _within(target, OF_SETTINGS)
+    ]
+
+
+def floors(modules: Mapping[str, Module], package: str = "secure_apfed") -> list[str]:
+    """The parts of a package on its longest way down, one line a floor, the highest first.
+
+    A part is a module or folder right below the package. It stands on another where any of its
+    modules imports one of the other's on load. Parts that stand on each other are one storey, and
+    as many floors as there are of them, since none can be read without the others.
+    """
+    below: dict[str, set[str]] = {}
+    for module in modules.values():
+        part = _part(module.name, package)
+        for target, _ in _imports(_statements_on_load(module.tree), modules):
+            other = _part(target, package)
+            if part and other and part != other:
+                below.setdefault(part, set()).add(other)
+    reached = {part: _reachable(part, below) for part in below}
+
+    @cache
+    def down(part: str) -> tuple[str, ...]:
+        found = reached.get(part, frozenset())
+        storey = sorted({part, *(one for one in found if part in reached.get(one, frozenset()))})
+        ways = (down(one) for one in found if one not in storey)
+        return (*storey, *max(ways, key=len, default=()))
+
+    return list(max(map(down, below), key=len, default=()))
+
+
+def _part(name: str, package: str) -> str:
+    """The module or folder right below a package that a module is of; empty where it is of none."""
+    above, _, rest = name.partition(".")
+    return rest.partition(".")[0] if above == package else ""
+
+
+def _reachable(part: str, below: Mapping[str, set[str]]) -> frozenset[str]:
+    found: set[str] = set()
+    left = [part]
+    while left:
+        new = below.get(left.pop(), set()) - found
+        found |= new
+        left += new
+    return frozenset(found)
 
 
 def all_is_true(modules: Mapping[str, Module]) -> list[str]:

@@ -1,19 +1,28 @@
 """The architecture that docs/architecture.md promises, held against the source itself."""
 
-from collections.abc import Callable, Mapping
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
+from pydantic import BaseModel
 
+from secure_apfed.methods import METHODS
+from secure_apfed.settings import Settings
+from secure_apfed.settings.run import RunSettings
 from tests.architecture_rules import (
     LAYERS,
     Module,
     all_is_true,
     attacks_ask_no_method,
     documented,
+    floors,
     no_method_by_name,
     one_way,
     parse,
+    settings_are_names,
     the_tree,
     unsafe_calls,
     without_cycles,
@@ -33,6 +42,7 @@ RULES: tuple[Rule, ...] = (
     unsafe_calls,
     documented,
     attacks_ask_no_method,
+    settings_are_names,
 )
 
 _TABLE = {"secure_apfed.methods": "METHODS: dict[str, int] = {'tvfl': 1}"}
@@ -66,6 +76,17 @@ PLANTED: tuple[tuple[Rule, dict[str, str], str], ...] = (
             "apfed_attacks.a": "from apfed_attacks import y",
         },
         "apfed_attacks.a imports apfed_attacks",
+    ),
+    (settings_are_names, {"secure_apfed.settings.a": "import numpy"}, "a:1 imports numpy"),
+    (
+        settings_are_names,
+        {"secure_apfed.settings.a": "def f():\n    from secure_apfed.models import NETWORKS"},
+        "a:2 imports secure_apfed.models",
+    ),
+    (
+        settings_are_names,
+        {"secure_apfed.settings": "from apfed_protocols.sums import SECURE_SUMS"},
+        "settings:1 imports apfed_protocols.sums",
     ),
     (all_is_true, {"apfed_attacks.a": "__all__ = ['b']"}, "exports b"),
     (all_is_true, {"apfed_attacks.a": "__all__: list[str] = []\ndef b(): ..."}, "hides b"),
@@ -133,6 +154,17 @@ ALLOWED: tuple[tuple[Rule, dict[str, str]], ...] = (
             "apfed_attacks.b": "def f(): import apfed_attacks.a",
         },
     ),
+    (
+        settings_are_names,
+        {
+            "secure_apfed.names": "",
+            "secure_apfed.settings.a": (
+                "import re\nfrom pydantic import Field\nfrom secure_apfed import names\n"
+                "from secure_apfed.settings import Settings"
+            ),
+            "secure_apfed.data": "import numpy",
+        },
+    ),
     (all_is_true, {"apfed_attacks.a": "__all__ = ['X', 'f']\nX = 1\ndef f(): ...\ndef _g(): ..."}),
     (all_is_true, {"secure_apfed.cli": "__all__ = ['main']\ndef main(): ...\ndef run(): ..."}),
     (without_weak_randomness_or_io, {"apfed_protocols.randomness": "import secrets"}),
@@ -175,3 +207,110 @@ def test_a_rule_finds(rule: Rule, sources: dict[str, str], says: str) -> None:
 @pytest.mark.parametrize(("rule", "sources"), ALLOWED)
 def test_a_rule_permits(rule: Rule, sources: dict[str, str]) -> None:
     assert rule(_planted(sources)) == []
+
+
+LOADED = {
+    "from secure_apfed import CkksSum": 30,
+    "from secure_apfed import Config": 60,
+    "from secure_apfed import load_model": 100,
+}
+"""What a part costs a reader: modules of ours that it loads, at most."""
+
+FLOORS = 12
+"""Of `secure_apfed`, at most."""
+
+KEYS = 179
+"""That settings of a run may have, at most."""
+
+
+def _loaded(statement: str) -> list[str]:
+    """The modules of ours that a statement loads in a fresh interpreter."""
+    code = f"{statement}; import sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return [name for name in done.stdout.split() if name.partition(".")[0] in LAYERS]
+
+
+@pytest.mark.parametrize(("statement", "most"), LOADED.items())
+def test_a_part_loads_few_modules(statement: str, most: int) -> None:
+    loaded = _loaded(statement)
+    assert len(loaded) <= most, "\n".join(loaded)
+
+
+def test_loaded_modules_are_counted() -> None:
+    assert len(_loaded("from secure_apfed import run")) > max(LOADED.values())
+
+
+def test_the_reader_of_a_model_loads_nothing_that_trains() -> None:
+    trains = ("secure_apfed.methods", "secure_apfed.exchange", "secure_apfed.alignment",
+              "apfed_protocols.sums")  # fmt: skip
+    loaded = _loaded("from secure_apfed import load_model")
+    assert "secure_apfed.runs.solo" in loaded
+    assert not [name for name in loaded if name.startswith(trains)]
+
+
+def test_the_house_has_few_floors() -> None:
+    found = floors(TREE)
+    assert len(found) <= FLOORS, "\n".join(found)
+
+
+def test_floors_are_counted_by_parts_and_circles_whole() -> None:
+    house = {
+        "secure_apfed.runs": "", "secure_apfed.runs.a": "import secure_apfed.runs.b",
+        "secure_apfed.runs.b": "from secure_apfed.data import x", "secure_apfed.data": "",
+        "secure_apfed.data.c": "import secure_apfed.names, apfed_protocols", "apfed_protocols": "",
+        "secure_apfed.names": "def late():\n    import secure_apfed.runs.a",
+    }  # fmt: skip
+    assert floors(_planted(house)) == ["runs", "data", "names"]
+    house["secure_apfed.solo"] = "from secure_apfed.data import c"
+    house["secure_apfed.data.d"] = "import secure_apfed.solo"
+    assert floors(_planted(house)) == ["runs", "data", "solo", "names"]
+
+
+def _keys(*settings: type[BaseModel]) -> set[tuple[str, str]]:
+    """Class and name of each key of settings and of those within them, where it is declared.
+
+    A key with a single value only tells one class of a union from the others, and is not counted.
+    """
+    found, seen, left = set[tuple[str, str]](), set[type[BaseModel]](), list(settings)
+    while left:
+        if (cls := left.pop()) in seen:
+            continue
+        seen.add(cls)
+        for name, field in cls.model_fields.items():
+            within = list(_settings_in(field.annotation))
+            left += within
+            told = get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1
+            if not within and not told:
+                home = next(one for one in cls.__mro__[::-1] if name in getattr(one, "model_fields", ()))
+                found.add((home.__name__, name))
+    return found
+
+
+def _settings_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _settings_in(inner)
+
+
+def test_settings_have_few_keys() -> None:
+    found = _keys(RunSettings, *(method.settings for method in METHODS.values()))
+    assert len(found) <= KEYS, "\n".join(f"{cls}.{name}" for cls, name in sorted(found))
+
+
+def test_keys_are_counted_where_they_are_declared() -> None:
+    class Of(Settings):
+        epsilon: float = 1.0
+
+    class One(Of):
+        kind: Literal["one"] = "one"
+
+    class Two(Of):
+        kind: Literal["two"] = "two"
+        delta: float = 1.0
+
+    class All(Settings):
+        mode: Literal["a", "b"] = "a"
+        each: tuple[One | Two, ...] = ()
+
+    assert _keys(All) == {("All", "mode"), ("Of", "epsilon"), ("Two", "delta")}
