@@ -1,4 +1,5 @@
-"""Files of a folder that somebody else may have written: bounds first, then their shape.
+"""Files of a folder that somebody else may have written: bounds first, then their shape; and
+folders of an owner alone.
 
 Run by: whoever opens a run folder, which may have been sent to them. Only plain files are read,
 no further than a bound, and JSON becomes a type that is named; everything else is one error that
@@ -21,7 +22,9 @@ __all__ = [
     "MOST_BYTES",
     "MOST_JSON_BYTES",
     "count_lines",
+    "make_private",
     "open_plain",
+    "own_subfolder",
     "read_bytes",
     "read_json",
     "read_json_lines",
@@ -32,6 +35,8 @@ __all__ = [
 MOST_BYTES = 2**34
 # A byte of JSON may take twenty in memory.
 MOST_JSON_BYTES = 2**24
+# Of a run, of a study of runs, of a party.
+_OURS = ("config.yaml", "result.json", "study.yaml", "identity.pem")
 _DIGITS = 20
 _CHUNK = 2**20
 
@@ -178,3 +183,47 @@ def _shaped(path: Path, kind: type[PartT], value: Any) -> PartT:
 
 def _no_plain_file(path: Path) -> CheckpointError:
     return CheckpointError(f"{path}: is no plain file; restore it from a copy")
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder that its owner alone may enter, and shut an empty or an older one.
+
+    Raises:
+        CheckpointError: it cannot be made, or is open to others and was not made for a run.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not folder.stat().st_mode & 0o077:
+            return
+        if any(folder.iterdir()) and not any((folder / name).is_file() for name in _OURS):
+            raise CheckpointError(
+                f"{folder} cannot be a run folder: others may read it, and it holds other files, "
+                "so it is not shut for them; choose a new folder"
+            )
+        folder.chmod(0o700)
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder} cannot be a run folder ({error.strerror}); choose another folder"
+        ) from error
+
+
+def own_subfolder(folder: Path) -> Path:
+    """Make a folder within one that somebody may have sent, or take the one that lies there.
+
+    What is written into it, or removed from it, would be so behind a link.
+
+    Raises:
+        CheckpointError: it is a link or a file, or cannot be made.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be made ({error.strerror})") from error
+    if not stat.S_ISDIR(folder.lstat().st_mode):
+        raise CheckpointError(
+            f"{folder} is a link or a file in place of a folder; nothing is written behind it: "
+            "remove it"
+        )
+    return folder

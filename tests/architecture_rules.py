@@ -6,7 +6,7 @@ our packages and on planted bad code.
 
 import ast
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -186,10 +186,13 @@ def floors(modules: Mapping[str, Module], package: str = "secure_apfed") -> list
     def down(part: str) -> tuple[str, ...]:
         found = reached.get(part, frozenset())
         storey = sorted({part, *(one for one in found if part in reached.get(one, frozenset()))})
-        ways = (down(one) for one in found if one not in storey)
-        return (*storey, *max(ways, key=len, default=()))
+        return (*storey, *_longest(down(one) for one in found if one not in storey))
 
-    return list(max(map(down, below), key=len, default=()))
+    return list(_longest(map(down, below)))
+
+
+def _longest(ways: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    return max(ways, key=len, default=())
 
 
 def _part(name: str, package: str) -> str:

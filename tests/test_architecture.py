@@ -281,7 +281,9 @@ def _keys(*settings: type[BaseModel]) -> set[tuple[str, str]]:
             left += within
             told = get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1
             if not within and not told:
-                home = next(one for one in cls.__mro__[::-1] if name in getattr(one, "model_fields", ()))
+                home = next(
+                    one for one in cls.__mro__[::-1] if name in getattr(one, "model_fields", ())
+                )
                 found.add((home.__name__, name))
     return found
 

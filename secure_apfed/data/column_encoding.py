@@ -34,7 +34,7 @@ from secure_apfed.data.cells import (
 from secure_apfed.data.frames import only_columns
 from secure_apfed.errors import DataError, UnseenCellsWarning
 from secure_apfed.id_files import EMPTY
-from secure_apfed.names import column_name as column_name
+from secure_apfed.names import column_name
 from secure_apfed.settings import Settings
 from secure_apfed.settings.data import MOST_CATEGORIES, Missing, RareCategories
 

@@ -20,7 +20,7 @@ from pyarrow import ArrowException, default_memory_pool
 from secure_apfed.data.cells import LINES, holds_texts, typed
 from secure_apfed.errors import DataError
 from secure_apfed.id_files import EMPTY, PARQUET, cell_text
-from secure_apfed.names import column_name as column_name
+from secure_apfed.names import column_name
 
 if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile

@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import re
-import stat
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -26,9 +25,7 @@ from secure_apfed.regular_file import open_regular, write_atomically
 __all__ = [
     "RunFolder",
     "logs_in",
-    "make_private",
     "no_checkpoint",
-    "own_subfolder",
     "read_sealed",
     "readable",
     "remove_torn",
@@ -42,8 +39,6 @@ _DIGEST_BYTES = 32
 _TORN = re.compile(
     r"\.([\w-]+\.(bin|json|jsonl|msgpack|pem|safetensors|yaml)|SHA256SUMS)\.[a-z0-9_]{8}"
 )
-# Of a run, of a study of runs, of a party.
-_OURS = ("config.yaml", "result.json", "study.yaml", "identity.pem")
 
 
 class RunFolder:
@@ -207,50 +202,6 @@ def signed(contract: Contract, signatures: Mapping[str, bytes]) -> dict[str, Any
         "sha256": contract.digest.hex(),
         "signatures": {name: one.hex() for name, one in signatures.items()},
     }
-
-
-def make_private(folder: Path) -> None:
-    """Make a folder that its owner alone may enter, and shut an empty or an older one.
-
-    Raises:
-        CheckpointError: it cannot be made, or is open to others and was not made for a run.
-    """
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not folder.stat().st_mode & 0o077:
-            return
-        if any(folder.iterdir()) and not any((folder / name).is_file() for name in _OURS):
-            raise CheckpointError(
-                f"{folder} cannot be a run folder: others may read it, and it holds other files, "
-                "so it is not shut for them; choose a new folder"
-            )
-        folder.chmod(0o700)
-    except OSError as error:
-        raise CheckpointError(
-            f"{folder} cannot be a run folder ({error.strerror}); choose another folder"
-        ) from error
-
-
-def own_subfolder(folder: Path) -> Path:
-    """Make a folder within one that somebody may have sent, or take the one that lies there.
-
-    What is written into it, or removed from it, would be so behind a link.
-
-    Raises:
-        CheckpointError: it is a link or a file, or cannot be made.
-    """
-    try:
-        folder.mkdir(mode=0o700, parents=True)
-    except FileExistsError:
-        pass
-    except OSError as error:
-        raise CheckpointError(f"{folder} cannot be made ({error.strerror})") from error
-    if not stat.S_ISDIR(folder.lstat().st_mode):
-        raise CheckpointError(
-            f"{folder} is a link or a file in place of a folder; nothing is written behind it: "
-            "remove it"
-        )
-    return folder
 
 
 def remove_torn(folder: Path) -> None:

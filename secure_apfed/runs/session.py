@@ -16,6 +16,7 @@ import msgpack
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import CheckpointError
+from secure_apfed.folder_files import own_subfolder
 from secure_apfed.learning.apfed import predictor_of
 from secure_apfed.methods import (
     METHODS,
@@ -30,7 +31,6 @@ from secure_apfed.runs.aligned_once import Sharing
 from secure_apfed.runs.checkpoint import Steps
 from secure_apfed.runs.course import Course
 from secure_apfed.runs.encoders import encoders_of
-from secure_apfed.runs.folder import own_subfolder
 from secure_apfed.runs.outcome import Progress, RunResult
 from secure_apfed.runs.party_folder import PartyFolder, PartyKeeper
 from secure_apfed.runs.recording import Recording

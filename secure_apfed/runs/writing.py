@@ -18,21 +18,14 @@ from secure_apfed.config import Config
 from secure_apfed.config.file import dump_config
 from secure_apfed.data import OwnData
 from secure_apfed.errors import CheckpointError
+from secure_apfed.folder_files import make_private, own_subfolder
 from secure_apfed.learning.apfed import ActiveNetworks
 from secure_apfed.learning.compute import find_device
 from secure_apfed.methods import Session
 from secure_apfed.privacy import PrivacySpent
 from secure_apfed.runs.checkpoint import Steps, save_tensors
 from secure_apfed.runs.encoders import save_encoders
-from secure_apfed.runs.folder import (
-    RunFolder,
-    make_private,
-    no_checkpoint,
-    own_subfolder,
-    remove_torn,
-    signed,
-    write_atomically,
-)
+from secure_apfed.runs.folder import RunFolder, no_checkpoint, remove_torn, signed, write_atomically
 from secure_apfed.runs.judging import Judged
 from secure_apfed.runs.party_folder import PartyFolder, only_here
 from secure_apfed.runs.record import (
