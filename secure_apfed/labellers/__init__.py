@@ -1,7 +1,7 @@
 """Labellers: how one party labels all aligned rows from its own features and a few labels.
 
 A new one is one file and one line in the table; see docs/add-a-labeller.md. What their votes cost
-stands in `secure_apfed.privacy.votes`.
+stands in `secure_apfed.labellers.guarantee`.
 """
 
 from collections.abc import Mapping, Sequence

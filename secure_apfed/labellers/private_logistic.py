@@ -5,7 +5,7 @@ Run by: a passive, on its own features. Against: whoever reads the votes.
 Guarantee: the weights are mu-GDP for the replacement of one labelled person's features (and label)
 at this party, who is labelled and the other rows held fixed. Whoever has no label moves no weight.
 So all votes but the person's own are post-processing of private weights; what the own vote costs
-is added in `secure_apfed.privacy.votes`.
+is added in `secure_apfed.labellers.guarantee`.
 
 Output perturbation (Chaudhuri, Monteleoni and Sarwate 2011, Differentially Private Empirical Risk
 Minimization, Algorithm 1 and Corollary 8; there for two classes, and with noise of another law).

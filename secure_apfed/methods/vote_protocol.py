@@ -23,13 +23,13 @@ from secure_apfed.contract import AGGREGATOR, Contract
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import BEFORE_TRAINING, Kind, Links
 from secure_apfed.labellers import LABELLERS, Labeller, PrivateLogistic
+from secure_apfed.labellers.guarantee import calibrate_votes
 from secure_apfed.learning.release import ContributionNoise
 from secure_apfed.methods.accounts import open_ledger
 from secure_apfed.methods.method import Helper, Own, Save, keep_or_end
 from secure_apfed.parties import Ballot, VotingParty
 from secure_apfed.parties.rules import StepGate
 from secure_apfed.privacy.contributions import SummedRelease
-from secure_apfed.privacy.votes import calibrate_votes
 from secure_apfed.settings import THE_ACTIVE, unknown_name
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings

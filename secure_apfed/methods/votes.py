@@ -24,6 +24,7 @@ from apfed_protocols.sums import SecureSum, SumContributor, SumReceiver
 from secure_apfed.contract import AGGREGATOR, Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack, unpack
 from secure_apfed.labellers import Labeller, Logistic, PrivateLogistic, make_labeller
+from secure_apfed.labellers.guarantee import Opening, table_guarantee
 from secure_apfed.learning.agreement import agreements
 from secure_apfed.learning.release import ContributionNoise
 from secure_apfed.learning.student import Prior, by_baseline, by_best_baseline, by_labeller
@@ -55,7 +56,6 @@ from secure_apfed.parties import Ballot, VotesActive, VotingParty
 from secure_apfed.parties.rules import RefusedSums, bind_step, read_sum
 from secure_apfed.privacy import PrivacyLedger
 from secure_apfed.privacy.vote_response import VoteResponse
-from secure_apfed.privacy.votes import Opening, table_guarantee
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.solo import BASELINES
 

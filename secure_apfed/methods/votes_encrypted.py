@@ -28,6 +28,7 @@ from apfed_protocols.products import (
 from secure_apfed.contract import AGGREGATOR, Contract
 from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links
 from secure_apfed.labellers import LABELLERS, LinearLabeller, make_labeller
+from secure_apfed.labellers.guarantee import summed_votes
 from secure_apfed.learning.release import ContributionNoise
 from secure_apfed.learning.votes import Votes
 from secure_apfed.methods.accounts import open_audits, refused_sums
@@ -53,7 +54,6 @@ from secure_apfed.methods.votes import (
 from secure_apfed.parties import Ballot, VotesActive, VotingParty
 from secure_apfed.parties.rules import OpenAudits, RefusedSums
 from secure_apfed.privacy.contributions import SummedRelease
-from secure_apfed.privacy.votes import summed_votes
 
 __all__ = [
     "EncryptedVotes",

@@ -25,6 +25,7 @@ from apfed_protocols.moments import (
 from secure_apfed.contract import AGGREGATOR, Contract
 from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links
 from secure_apfed.labellers import LABELLERS
+from secure_apfed.labellers.guarantee import summed_moment
 from secure_apfed.learning.moment import hyperplane_signs, smoothed_votes
 from secure_apfed.learning.release import ContributionNoise
 from secure_apfed.learning.votes import Floats, Votes
@@ -52,7 +53,6 @@ from secure_apfed.methods.votes import (
 from secure_apfed.parties import VotesActive, VotingParty
 from secure_apfed.parties.rules import RefusedSums
 from secure_apfed.privacy.contributions import SummedRelease
-from secure_apfed.privacy.votes import summed_moment
 
 __all__ = ["MomentVotes", "MomentVotesAggregator", "MomentVotesHelper", "MomentVotesLearner"]
 

@@ -2,7 +2,7 @@
 
 Run by: the active (`VotesActive`), which says which rows to label and which labels there are, and
 each passive (`VotingParty`), which answers once. What a vote tells of a passive's features, and
-what noise on it costs, says `secure_apfed.privacy.votes`.
+what noise on it costs, says `secure_apfed.labellers.guarantee`.
 Letters: U rows to vote on, n of them labelled, B rows at once, K classes.
 """
 

@@ -5,7 +5,7 @@ and the aggregator included; nobody has to be trusted with a sum.
 
 Guarantee: each answer is epsilon-DP, delta 0, for the replacement of one vote by any other or by
 none, WITH THE LABELLER HELD FIXED. What that says of a person depends on the labeller:
-`secure_apfed.privacy.votes`.
+`secure_apfed.labellers.guarantee`.
 
 Letters: M parties, U rows, K classes.
 """

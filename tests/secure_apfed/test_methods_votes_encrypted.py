@@ -17,9 +17,9 @@ from secure_apfed.data import load_data
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack, unpack
 from secure_apfed.labellers import make_labeller
+from secure_apfed.labellers.guarantee import summed_votes
 from secure_apfed.methods import Simulation, open_session
 from secure_apfed.methods.votes_encrypted import EncryptedVotesLearner
-from secure_apfed.privacy.votes import summed_votes
 from secure_apfed.runs.run import run
 from tests.secure_apfed.test_methods_votes import clear_votes, config_of
 

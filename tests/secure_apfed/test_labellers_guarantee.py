@@ -25,12 +25,7 @@ from secure_apfed.labellers import (
     hard,
     make_labeller,
 )
-from secure_apfed.labellers.interface import rows_of_norm_one
-from secure_apfed.privacy.contributions import SummedRelease
-from secure_apfed.privacy.gdp import GaussianRelease, NoPrivacy, gdp_epsilon, gdp_mu
-from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger
-from secure_apfed.privacy.vote_response import VoteResponse
-from secure_apfed.privacy.votes import (
+from secure_apfed.labellers.guarantee import (
     calibrate_votes,
     distance_in_steps,
     summed_moment,
@@ -38,6 +33,11 @@ from secure_apfed.privacy.votes import (
     table_guarantee,
     vote_distance,
 )
+from secure_apfed.labellers.interface import rows_of_norm_one
+from secure_apfed.privacy.contributions import SummedRelease
+from secure_apfed.privacy.gdp import GaussianRelease, NoPrivacy, gdp_epsilon, gdp_mu
+from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger
+from secure_apfed.privacy.vote_response import VoteResponse
 
 Floats = NDArray[np.float64]
 DELTA = 1e-5
