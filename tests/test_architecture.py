@@ -62,6 +62,11 @@ PLANTED: tuple[tuple[Rule, dict[str, str], str], ...] = (
         "composition root",
     ),
     (
+        one_way,
+        {"secure_apfed.estimator": "", "secure_apfed.runs.a": "import secure_apfed.estimator"},
+        "composition root",
+    ),
+    (
         without_cycles,
         {
             "apfed_attacks.a": "from apfed_attacks import b",
@@ -144,6 +149,7 @@ ALLOWED: tuple[tuple[Rule, dict[str, str]], ...] = (
         one_way,
         {
             "secure_apfed.cli": "import apfed_experiments",
+            "secure_apfed.commands.a": "import apfed_attacks",
             "apfed_attacks.a": "import apfed_protocols",
         },
     ),
