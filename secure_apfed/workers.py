@@ -1,6 +1,6 @@
 """Processes beside a party's own: one that encrypts while it trains, or several that blind IDs.
 
-Run by: passives of a homomorphic sum that ask for it (`secure_sum.worker`), and parties that
+Run by: passives of a homomorphic sum that ask for it (`secure_sum.zero_pool`), and parties that
 intersect more IDs than one bucket holds. SEAL holds Python's lock while it encrypts, so a thread
 would stop the training; it gets public numbers only. Processes that blind IDs get digests, points
 and scalars of their own party, and are gone when the intersection is over. All start when they are

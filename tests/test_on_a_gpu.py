@@ -113,7 +113,7 @@ SETTINGS: Mapping[str, Callable[[], Config]] = {
     "bfloat16, joint": lambda: _setting("tvfl", precision="bfloat16"),
     "adamw, cosine, balanced, threshold, float64": lambda: config_of(
         "apfed_c", threshold="f1",
-        train={**TRAIN, "optimizer": "adamw", "schedule": "cosine", "schedule_steps": 9,
+        train={**TRAIN, "optimizer": "adamw", "schedule_steps": 9,
                "max_gradient_norm": 1.0, "class_weights": "balanced", "precision": "float64"},
     ),
     "patience": lambda: _setting("apfed_c", patience=1, keep_best=True),

@@ -75,13 +75,12 @@ class Config(RunSettings):
         """Where training labels are private, they do not decide who tests: of own tables."""
         if not self.labels_are_private or self.data.dataset != TABLES:
             return self
-        for key in ("split", "labelled_choice"):
-            if key in self.data.model_fields_set and getattr(self.data, key) == "by_class":
-                raise ValueError(
-                    f"data.{key}: by_class draws rows by their labels, so that a label would move "
-                    f"every figure, and {'labels' if self.dp_sgd is None else 'dp_sgd'} would not "
-                    "cover that; say at_random, or leave it out"
-                )
-        drawn = {"split": "at_random", "labelled_choice": "at_random"}
+        if "split" in self.data.model_fields_set and self.data.split == "by_class":
+            raise ValueError(
+                "data.split: by_class draws rows by their labels, so that a label would move every "
+                f"figure, and {'labels' if self.dp_sgd is None else 'dp_sgd'} would not cover that;"
+                " say at_random, or leave it out"
+            )
+        drawn = {"split": "at_random"}
         object.__setattr__(self, "data", self.data.model_copy(update=drawn))
         return self

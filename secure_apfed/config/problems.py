@@ -107,8 +107,9 @@ def _sentence(cls: type[Settings], path: _Path, details: list[ErrorDetails], raw
     first = details[0]
     if first["type"] == "extra_forbidden":
         *above, name = first["loc"]
-        if not above and name in cls.moved:
-            return f"is no key any more; say {cls.moved[str(name)]}"
+        for model in _models_at(cls, tuple(above), raw):
+            if issubclass(model, Settings) and name in model.moved:
+                return f"is no key any more; say {model.moved[str(name)]}"
         return _unknown(str(name), sorted(set(_known_keys(cls, tuple(above), raw))))
     if first["type"] == "missing":
         return "is missing; it has no default"
@@ -158,24 +159,29 @@ def _shown(value: Any) -> str:
 
 def _known_keys(annotation: Any, path: _Path, given: Any) -> Iterator[str]:
     """Yield the keys that settings at `path` inside `annotation` may have, where this is given."""
+    for model in _models_at(annotation, path, given):
+        yield from model.model_fields
+
+
+def _models_at(annotation: Any, path: _Path, given: Any) -> Iterator[type[BaseModel]]:
     for option in _options(annotation):
         arguments = get_args(option)
         if isinstance(option, type) and issubclass(option, BaseModel):
-            yield from _keys_of_model(_named(option, given), path, given)
+            yield from _models_within(_named(option, given), path, given)
         elif path and get_origin(option) is dict:
-            yield from _known_keys(arguments[1], path[1:], _inside(given, path[0]))
+            yield from _models_at(arguments[1], path[1:], _inside(given, path[0]))
         elif path and get_origin(option) in (tuple, list):
-            yield from _known_keys(arguments[0], path[1:], _inside(given, path[0]))
+            yield from _models_at(arguments[0], path[1:], _inside(given, path[0]))
 
 
-def _keys_of_model(model: type[BaseModel], path: _Path, given: Any) -> Iterator[str]:
+def _models_within(model: type[BaseModel], path: _Path, given: Any) -> Iterator[type[BaseModel]]:
     if not path:
-        yield from model.model_fields
+        yield model
     elif path[0] in model.model_fields:
         inner = model.model_fields[str(path[0])].annotation
-        yield from _known_keys(inner, path[1:], _inside(given, path[0]))
+        yield from _models_at(inner, path[1:], _inside(given, path[0]))
     elif path[0] == model.__name__ or path[0] in _tags(model):
-        yield from _keys_of_model(model, path[1:], given)
+        yield from _models_within(model, path[1:], given)
 
 
 def _inside(given: Any, key: str | int) -> Any:

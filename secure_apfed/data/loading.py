@@ -140,7 +140,7 @@ class _People:
         if self._is_active(party):
             return labels_N
         labels_N = np.where(np.isin(rows, self._test), UNLABELLED, labels_N)
-        labelled, choice = self._settings.labelled, self._settings.labelled_choice
+        labelled, choice = self._settings.labelled, self._settings.split
         return passive_labels(labels_N, labelled, seed=self._seed, choice=choice, party=party)
 
     def active_split(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
@@ -150,7 +150,7 @@ class _People:
         train = np.flatnonzero(~is_test)
         labelled = choose_labelled(
             self._labels_N[rows[train]], settings.labelled, seed=self._seed,
-            choice=settings.labelled_choice,
+            choice=settings.split,
         )  # fmt: skip
         test = torch.from_numpy(np.flatnonzero(is_test))
         known = None if labelled is None else torch.from_numpy(train[labelled])

@@ -75,7 +75,7 @@ def choose_labelled(
         labels_T: of the training rows, `UNLABELLED` where there is none.
         wanted: rows, or a share of those with a label; None: all of those.
         seed: of the draw.
-        choice: as `DataSettings.labelled_choice`.
+        choice: as `DataSettings.split`.
         party: the passive whose rows they are; None: the active's.
 
     Raises:

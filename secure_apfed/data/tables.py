@@ -131,7 +131,7 @@ def load_active(settings: DataSettings, *, seed: int) -> OwnData:
     encoding, views = _encoding_of(settings, name, raw, rows=train_rows)
     features = _features_of(settings, name, raw, encoding)
     labelled = choose_labelled(
-        groups[train_rows], settings.labelled, seed=seed, choice=settings.labelled_choice
+        groups[train_rows], settings.labelled, seed=seed, choice=settings.split
     )
     learnt = train_rows if labelled is None else train_rows[labelled]
     targets = TargetScale.of(labels[learnt], party=name) if labels_are_numbers(settings) else None
@@ -204,7 +204,7 @@ def load_passive(settings: DataSettings, name: str, *, seed: int) -> PartyTable:
             raw.labels, settings.classes or (), party=name, column=settings.label_column
         )
         known = passive_labels(
-            told, settings.labelled, seed=seed, choice=settings.labelled_choice, party=name
+            told, settings.labelled, seed=seed, choice=settings.split, party=name
         )
         labels = torch.from_numpy(known)
     features = _features_of(settings, name, raw, encoding)

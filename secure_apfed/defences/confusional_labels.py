@@ -23,6 +23,8 @@ __all__ = ["ConfusionalLabels"]
 
 _LEARNING_RATE = 0.01
 _BLUR = 0.1
+# lambda_1, how much a false label avoids the true class; lambda_2, how flat it is.
+_CONFUSION, _ENTROPY = 1.0, 0.2
 
 
 class ConfusionalLabels(LabelDefence):
@@ -56,7 +58,7 @@ class ConfusionalLabels(LabelDefence):
         if not bool(right.all()):
             raise ModelError(
                 f"defences: confusional_labels decodes {int(right.sum())} of {self._classes} "
-                "classes; lower entropy or confusion, or raise steps"
+                "classes; raise steps"
             )
 
     def _train(self, encoder: nn.Module, settings: ConfusionalLabelsSettings) -> Tensor:
@@ -71,7 +73,7 @@ class ConfusionalLabels(LabelDefence):
             decoded = F.cross_entropy(self._decoder(blurred_KK), true_K)
             avoided = (1 - false_KK.diagonal()).clamp(min=1e-6).log().mean()
             entropy = -(false_KK * log_false_KK).sum(1).mean()
-            loss = decoded - settings.confusion * avoided - settings.entropy * entropy
+            loss = decoded - _CONFUSION * avoided - _ENTROPY * entropy
             adam.zero_grad()
             loss.backward()
             adam.step()

@@ -17,9 +17,8 @@ __all__ = ["waiting_of", "worker_for"]
 
 
 def worker_for(settings: SumSettings) -> Executor | None:
-    """The worker process that the settings ask for, which starts with its first task."""
-    wanted = pays() if settings.worker == "auto" else settings.worker
-    return open_worker() if wanted and settings.zero_pool else None
+    """The worker process where it pays, which starts with its first task."""
+    return open_worker() if settings.zero_pool and pays() else None
 
 
 def waiting_of(

@@ -144,25 +144,20 @@ def representation_terms(
     """What a row of these representations may be.
 
     Args:
-        config: of the run; its rules win over what is derived here.
+        config: of the run; its `rules.minimum_spread` wins over what is derived here.
         shape: of one row.
         guard: bounds the norm, where it does.
         projected: whether a linear projection made the row; an encoder's output may be zero.
     """
-    least, most = config.rules.minimum_norm, config.rules.maximum_norm
-    if least is None:
-        least = _PROJECTED_NORM if projected else 0.0
-    if most is None:
-        most = guard.largest_norm(math.prod(shape))
-        most = most if math.isfinite(most) else _UNGUARDED_NORM
+    most = guard.largest_norm(math.prod(shape))
     spread = config.rules.minimum_spread
     if spread is None:
         spread = _SPREAD if math.prod(shape) >= _SPREAD_NUMBERS else 0.0
     return RepresentationTerms(
         shape=shape,
         dtype="float64" if config.train.precision == "float64" else "float32",
-        minimum_norm=least,
-        maximum_norm=most,
+        minimum_norm=_PROJECTED_NORM if projected else 0.0,
+        maximum_norm=most if math.isfinite(most) else _UNGUARDED_NORM,
         minimum_spread=spread,
     )
 

@@ -129,15 +129,14 @@ class DataSettings(Settings):
         aligned: in place of overlap, how many of the active's training people all passives hold;
             beside them and the test rows passives hold nobody.
         test_fraction: of the active's rows, where the set has no official split.
-        split: "by_class" takes that share of each class, so that a label moves the split;
-            "at_random" reads no label.
+        split: how test rows, and those with a label, are drawn: "by_class" takes of each class by
+            its share, one labelled row at least, so that a label moves the split; "at_random" reads
+            no label.
         limit: at most this many training rows at the active, after a seeded shuffle.
         labelled: how many of the active's training rows have a label to learn from, as a number
             of rows or, below 1, as a share; null: all that have one. The labels of the others
             reach nothing that trains. In own tables a row without a label is one with an empty
             cell. Passives that hold labels hold as many, drawn of their own rows.
-        labelled_choice: "by_class" takes of each class by its share, one row at least;
-            "at_random" reads no label.
         folder: where to look for files; null takes SECURE_APFED_DATA (a list with the
             system's path separator), else ~/.cache/secure-apfed.
         columns: party -> columns by name, or by position from 0, for sets of tables; the
@@ -156,6 +155,8 @@ class DataSettings(Settings):
             active's, which other parties with labels cannot.
     """
 
+    moved = {"labelled_choice": "split, by which rows with a label are drawn, too"}
+
     dataset: str = "digits"
     partition: Literal["vertical", "horizontal"] = "vertical"
     clients: int | None = Field(None, ge=2)
@@ -171,7 +172,6 @@ class DataSettings(Settings):
     split: Literal["by_class", "at_random"] = "by_class"
     limit: int | None = Field(None, ge=1)
     labelled: Annotated[int, Field(ge=2)] | _Share | None = None
-    labelled_choice: Literal["by_class", "at_random"] = "by_class"
     folder: Path | None = None
     columns: ByParty[tuple[int | str, ...]] | None = None
     view_columns: dict[Name, ViewColumns] | None = Field(None, min_length=1)

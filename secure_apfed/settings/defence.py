@@ -46,14 +46,10 @@ class ConfusionalLabelsSettings(Settings):
     """The autoencoder.
 
     Attributes:
-        confusion: lambda_1, how much a false label avoids the true class.
-        entropy: lambda_2, how flat a false label is.
         steps: of the autoencoder's training.
     """
 
     kind: Literal["confusional_labels"] = "confusional_labels"
-    confusion: float = Field(1.0, ge=0)
-    entropy: float = Field(0.2, ge=0)
     steps: int = Field(1500, ge=1, le=1_000_000)
 
 

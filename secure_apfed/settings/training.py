@@ -32,9 +32,9 @@ class TrainSettings(Settings):
         learning_rate: of each; momentum: of SGD alone. Adam's moments decay as its authors say.
         weight_decay: the L2 terms of Eqs. (6) and (7), on every module; under adamw each step
             shrinks the weights by it instead (Loshchilov and Hutter 2019).
-        schedule: "cosine" lowers each party's learning rate from full to 0 over `schedule_steps`
-            of its own steps, and leaves it there (Loshchilov and Hutter 2017, without restarts).
-        schedule_steps: those, warm-up included; needed under cosine, null otherwise.
+        schedule_steps: over which a cosine lowers each party's learning rate from full to 0, of its
+            own steps, warm-up included; it stays there (Loshchilov and Hutter 2017, without
+            restarts). Null: it is constant.
         warmup_steps: over which the learning rate rises in equal parts before that.
         max_gradient_norm: L2 bound of a party's parameter gradient in one step; null: none, as
             in the paper. Guarded representations are noisy and long: then a bound keeps a
@@ -58,13 +58,14 @@ class TrainSettings(Settings):
         precision: arithmetic of the networks; what is sent is never narrower than float32.
     """
 
+    moved = {"schedule": "schedule_steps, as 1000 for a cosine over so many steps"}
+
     epochs: int = Field(300, ge=1)
     batch_size: int = Field(128, ge=2)
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     learning_rate: float = Field(1e-3, gt=0)
     momentum: float = Field(0.9, ge=0, lt=1)
     weight_decay: float = Field(1e-4, ge=0)
-    schedule: Literal["constant", "cosine"] = "constant"
     schedule_steps: int | None = Field(None, ge=1)
     warmup_steps: int = Field(0, ge=0)
     max_gradient_norm: float | None = Field(None, gt=0)
@@ -87,12 +88,7 @@ class TrainSettings(Settings):
         return device
 
     @model_validator(mode="after")
-    def _schedule_has_an_end(self) -> Self:
-        if (self.schedule == "cosine") is (self.schedule_steps is None):
-            raise ValueError(
-                f"schedule_steps: cosine falls over so many steps and constant takes none; got "
-                f"{self.schedule_steps} for {self.schedule}"
-            )
+    def _schedule_falls(self) -> Self:
         if self.schedule_steps is not None and self.warmup_steps >= self.schedule_steps:
             raise ValueError(
                 f"warmup_steps: {self.warmup_steps} leave none of {self.schedule_steps} "
@@ -163,9 +159,8 @@ class SumSettings(Settings):
             two thirds and one, or all where `rules.silent_passive` is stop or wait, or the method
             needs all. Other sums need every passive in every step.
         zero_pool: under ckks and bfv, contributions for which each passive keeps zeros encrypted
-            ahead; it fills them up while it waits for the next batch.
-        worker: whether another process of the passive encrypts them meanwhile; "auto": with a
-            zero pool, and where there is a second processor core.
+            ahead; it fills them up while it waits for the next batch, in another process of its
+            own where there is a second processor core.
         noise: differential privacy for the passives' features; null: none.
     """
 
@@ -176,7 +171,6 @@ class SumSettings(Settings):
     allow_single_passive: bool = False
     threshold: int | None = Field(None, ge=1)
     zero_pool: Annotated[int, Field(ge=0, le=100), EACH_ALONE] = 0
-    worker: Annotated[Literal["auto"] | bool, EACH_ALONE] = "auto"
     noise: NoiseSettings | None = None
 
 
@@ -186,9 +180,6 @@ class RuleSettings(Settings):
     Attributes:
         minimum_batch: aligned rows in a batch below which it refuses; the active then
             trains on that batch alone.
-        maximum_norm: upper bound of ||z|| of one row; null derives it from the guard.
-        minimum_norm: lower bound of ||z|| of one row; null is 1e-3 where a projection is sent,
-            and 0 where an encoder's output is, whose ReLU may honestly be zero.
         minimum_spread: how much the directions of a batch's rows must differ, 0 to 1 (see
             `learning/checks.py`); null is 0.0005, and 0 (no rule) below 8 numbers a
             row, where honest rows may lie as close.
@@ -211,8 +202,6 @@ class RuleSettings(Settings):
     """
 
     minimum_batch: int = Field(2, ge=2)
-    maximum_norm: float | None = Field(None, gt=0)
-    minimum_norm: float | None = Field(None, ge=0)
     minimum_spread: float | None = Field(None, ge=0, lt=1)
     spare_answers: int = Field(2, ge=0)
     refused_sums: Annotated[int, Field(ge=0), THE_ACTIVE] = 0

@@ -252,7 +252,7 @@ ALL = {
     "model": NETWORK,
     "passives": "objective weight",
     "passives.model": NETWORK,
-    "train": "epochs batch_size optimizer learning_rate momentum weight_decay schedule "
+    "train": "epochs batch_size optimizer learning_rate momentum weight_decay "
     "schedule_steps warmup_steps max_gradient_norm precision",
     "alignment": "protocol mode minimum_rows maximum_ids",
     "alignment.normalisation": "unicode_nfc case_fold strip whole_numbers date_formats",
@@ -271,8 +271,7 @@ ALL = {
     "vfedtrans": f"{DISTILLED} mask_rows",
     **dict.fromkeys(("mmvfl", "v_fedmv", "h_fedmv"), "beta zeta eta"),
     "s_fedmv": "beta zeta eta rounds local_epochs",
-    "rules": "minimum_batch maximum_norm minimum_norm minimum_spread spare_answers silent_passive "
-    "patience_s restarts",
+    "rules": "minimum_batch minimum_spread spare_answers silent_passive patience_s restarts",
 }
 THE_ACTIVE = {
     "": "task measure threshold checkpoint_every",
@@ -290,14 +289,14 @@ THE_ACTIVE = {
 EACH_FOR_ITSELF = {
     "": "name tradeoff",
     "data": "dataset clients views natural_views active_view rows rows_per_class overlap aligned "
-    "test_fraction split limit labelled labelled_choice folder columns active "
+    "test_fraction split limit labelled folder columns active "
     "id_column label_column numeric_labels",
     "data.parties": "file id_column numeric categorical ignore missing encoding",
     "data.parties.rare_categories": "most buckets",
     "data.view_columns": "columns sequence",
     "train": "device",
     "alignment": "dealer pairwise_overlaps threads history runs_with_a_peer",
-    "secure_sum": "zero_pool worker",
+    "secure_sum": "zero_pool",
     "transcript": "keep limit_megabytes",
     "attacks": "name options",
 }

@@ -221,7 +221,7 @@ def test_labelled_rows_are_drawn_of_each_class_and_nested(wanted: float, count: 
 
 
 def test_a_choice_at_random_reads_no_label() -> None:
-    settings = DataSettings(dataset="digits", labelled=40, labelled_choice="at_random")
+    settings = DataSettings(dataset="digits", labelled=40, split="at_random")
     labels = np.arange(1000) % 2
     chosen = choose_labelled(labels, 40, seed=0, choice="at_random")
     other = choose_labelled(1 - labels, 40, seed=0, choice="at_random")

@@ -134,7 +134,7 @@ def test_the_best_epochs_networks_are_kept(tmp_path: Path) -> None:
 def test_a_run_that_was_broken_off_keeps_the_same_best_and_the_same_rates(tmp_path: Path) -> None:
     """Also where the best epoch lies before the break."""
     schedule = {
-        "optimizer": "adamw", "learning_rate": 0.05, "schedule": "cosine", "schedule_steps": 60,
+        "optimizer": "adamw", "learning_rate": 0.05, "schedule_steps": 60,
         "warmup_steps": 5,
     }  # fmt: skip
     config = config_of("apfed_c", keep_best=True, epochs=8, patience=7, **schedule)

@@ -15,9 +15,10 @@ import torch
 from apfed_protocols.errors import LocalProtocolError
 from apfed_protocols.sums.homomorphic import Encrypter
 from secure_apfed.config import Config
-from secure_apfed.errors import ApfedError
+from secure_apfed.errors import ApfedError, ConfigError
 from secure_apfed.methods.ahead import waiting_of, worker_for
 from secure_apfed.runs.run import run
+from secure_apfed.secure_sums import check_sum
 from secure_apfed.settings.training import SumSettings
 from secure_apfed.workers import close_workers, open_worker
 from tests.conftest import Children
@@ -47,8 +48,11 @@ def pool_of(contributor: object) -> Any:
 
 
 @pytest.mark.parametrize("worker", [False, True])
-def test_a_run_with_a_zero_pool_gives_the_same_result(worker: bool, own_children: Children) -> None:
-    usual, ahead = run(config(), None), run(config(zero_pool=2, worker=worker), None)
+def test_a_run_with_a_zero_pool_gives_the_same_result(
+    worker: bool, own_children: Children, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("secure_apfed.methods.ahead.pays", lambda: worker)
+    usual, ahead = run(config(), None), run(config(zero_pool=2), None)
     assert ahead.accuracy == usual.accuracy
     assert ahead.wire_bytes == pytest.approx(usual.wire_bytes, rel=0.01)
     first, second = usual.recording.transcript.opened, ahead.recording.transcript.opened
@@ -72,12 +76,12 @@ def test_zeros_are_filled_up_to_the_level_and_no_further() -> None:
     assert len(pool_of(contributor)) == 3
 
 
-def test_without_a_pool_there_is_no_worker_and_nothing_to_do() -> None:
-    assert worker_for(SumSettings(scheme="ckks")) is None
-    assert worker_for(SumSettings(scheme="ckks", worker=True)) is None
-    assert worker_for(SumSettings(scheme="ckks", zero_pool=1, worker=False)) is None
-    with pytest.raises(ValueError, match=r"zero_pool is for sums that encrypt; plain \+ pairwise"):
-        SumSettings(scheme="plain", masks="pairwise", zero_pool=1)
+def test_without_a_pool_or_a_core_there_is_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    for pays, zeros in ((True, 0), (False, 1)):
+        monkeypatch.setattr("secure_apfed.methods.ahead.pays", lambda pays=pays: pays)
+        assert worker_for(SumSettings(scheme="ckks", zero_pool=zeros)) is None
+    with pytest.raises(ConfigError, match=r"zero_pool is for sums that encrypt; plain \+ pairwise"):
+        check_sum(SumSettings(scheme="plain", masks="pairwise", zero_pool=1))
 
 
 def test_a_killed_worker_is_an_error_and_no_hang() -> None:
@@ -85,12 +89,12 @@ def test_a_killed_worker_is_an_error_and_no_hang() -> None:
     contributor = played.contributors["passive_2"]
     assert isinstance(contributor, Encrypter)
     worker = open_worker()
-    settings = SumSettings(scheme="bfv", zero_pool=100, worker=True)
+    settings = SumSettings(scheme="bfv", zero_pool=100)
     wait = waiting_of(settings, contributor, SHAPE, worker)
     process = worker.submit(os.getpid).result(60)
     wait()
     os.kill(process, signal.SIGKILL)
-    with pytest.raises(LocalProtocolError, match=r"ended on its own .*worker: false"):
+    with pytest.raises(LocalProtocolError, match=r"ended on its own .*zero_pool: 0"):
         wait_until(wait, "its end")
     close_workers()
     values = random_values(3, SHAPE)

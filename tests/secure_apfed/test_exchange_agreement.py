@@ -195,9 +195,9 @@ def test_one_identity_is_one_party_and_its_own() -> None:
     ("method", "changes", "field"),
     [
         ("apfed_c", {"rules": {"minimum_spread": 0.4}}, "minimum_spread"),
-        ("apfed_c", {"rules": {"maximum_norm": 2.0}}, "maximum_norm"),
+        ("apfed_c", {"guard": {"mechanism": "gaussian", "sigma": 1.0}}, "maximum_norm"),
         ("apfed_c", {"model": {"network": "mlp", "projection": 7}}, "shape"),
-        ("tvfl", {"rules": {"maximum_norm": 2.0}}, "maximum_norm"),
+        ("tvfl", {"guard": {"mechanism": "gaussian", "sigma": 1.0}}, "maximum_norm"),
     ],
 )
 def test_nobody_takes_a_senders_word_for_its_own_rules(

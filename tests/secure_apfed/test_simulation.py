@@ -42,7 +42,7 @@ CASES: Mapping[str, tuple[str, dict[str, Any]]] = {
     ),
     "cosine": (
         "apfed_r",
-        {"train": {"schedule": "cosine", "schedule_steps": 9, "warmup_steps": 2}},
+        {"train": {"schedule_steps": 9, "warmup_steps": 2}},
     ),
     "adam, typical": ("tvfl", {"train": {"optimizer": "adam", "learning_rate": 1e-3}}),
     "spread labels": ("apfed_c", {"train": {"spread_labels": True}, "data": {"labelled": 30}}),

@@ -353,7 +353,7 @@ class ZeroPool(KeepsSecrets):
 def _worker_died() -> LocalProtocolError:
     return LocalProtocolError(
         "the worker process that encrypts zeros ahead ended on its own (killed, or out of "
-        "memory), or was shut down; start again, or encrypt without one (secure_sum.worker: false)"
+        "memory), or was shut down; start again, or encrypt nothing ahead (secure_sum.zero_pool: 0)"
     )
 
 
