@@ -131,6 +131,25 @@ def test_a_section_of_earlier_versions_is_told_as_it_is_said_now(section: str) -
     assert method_settings(yaml_value(now, given="")).model_fields_set > {"name"}
 
 
+def test_a_key_of_earlier_versions_is_told_as_it_is_said_now() -> None:
+    told = problems_of(GOOD.replace("views: 4", "views: 4, labelled_choice: at_random"))
+    assert told.endswith(
+        "data.labelled_choice: is no key any more; say split, by which rows with a label are "
+        "drawn, too"
+    )
+
+
+def test_a_sentence_that_begins_with_a_key_tells_its_line() -> None:
+    told = problems_of(
+        GOOD.replace("  epochs: 2", "  epochs: 2\n  patience: 3\ndp_sgd: {epsilon: 1}")
+    )
+    assert told.startswith("run.yaml:10: train.patience: when training ends would tell")
+    cut = GOOD.replace("data: {dataset: digits, views: 4}", "data:\n  views: 9\n  labelled: 20")
+    assert problems_of(cut) == (
+        "run.yaml:4: data.views: an image of digits has 8 rows, fewer than 9 views"
+    )
+
+
 def test_all_problems_are_told_at_once() -> None:
     told = problems_of(GOOD.replace("epochs: 2", "epochs: 0").replace("views: 4", "views: one"))
     assert [line.split(": ")[1] for line in told.splitlines()] == ["data.views", "train.epochs"]
