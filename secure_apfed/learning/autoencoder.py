@@ -114,7 +114,7 @@ def fit_autoencoder(
             now = float(loss(held_V))
         if now != now:
             raise ModelError(
-                f"{owner}: training of an autoencoder diverged; lower distilled.learning_rate"
+                f"{owner}: training of an autoencoder diverged; lower method.learning_rate"
             )
         if now < best:
             best, best_at = now, epochs

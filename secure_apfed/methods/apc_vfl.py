@@ -44,7 +44,7 @@ from secure_apfed.settings.distillation import DistillationSettings
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
 
-__all__ = ["ApcVfl", "ApcVflLearner"]
+__all__ = ["ApcVfl", "ApcVflLearner", "ApcVflSettings"]
 
 
 class ApcVflSettings(MethodSettings, DistillationSettings):

@@ -4,7 +4,7 @@ Nothing is aligned: every party has labels and all views of people of its own. A
 of FedMV's Algorithm 3, or 4: the active sends the average, every party trains from it, and the
 average becomes the sum of all parties' weights, each by its share of rows. There is no server as in
 the paper: the active, which is one of the parties, reads the others' weighted sum alone, through a
-`SecureSum`. S-FedMV averages GRUs first, `multiview.recurrent.rounds` rounds long; their last
+`SecureSum`. S-FedMV averages GRUs first, `recurrent.rounds` rounds long; their last
 states are the views from there on.
 """
 

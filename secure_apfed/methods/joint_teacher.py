@@ -5,7 +5,7 @@ once more, for the aligned training rows without one; the joint model labels the
 student learns the labels from the active's own features. It predicts alone. Help is worth most
 where few rows have a label and many more are aligned.
 
-`teacher.epsilon` puts k-ary randomised response between the teacher and the student. It covers, at
+`epsilon` puts k-ary randomised response between the teacher and the student. It covers, at
 delta 0, what the finished student says of the passives' features of one person without a label:
 they reach the student by this one label alone, since the teacher was fitted without that person. It
 covers nothing that the active itself reads, which has the person's representation already; nor a
