@@ -27,7 +27,7 @@ from secure_apfed.learning.multiview import (
 )
 from secure_apfed.models.recurrent import SequenceEncoder
 from secure_apfed.seeds import seeded
-from secure_apfed.settings.multiview import MultiviewSettings, RecurrentSettings
+from secure_apfed.settings.multiview import RecurrentSettings
 
 __all__ = ["AveragedModel", "LinearViews", "SequenceViews", "Stages"]
 
@@ -59,11 +59,14 @@ class LinearViews:
     """A client of H-FedMV: weights W_k of all its views, one below the other, (F, K).
 
     Args:
-        views: at their start; pull: of its labels; settings: when updates end.
+        views: at their start; pull: of its labels; tolerance, rounds: see `train_locally`.
     """
 
-    def __init__(self, views: Sequence[ViewModel], pull: Pull, settings: MultiviewSettings) -> None:
-        self.views, self._pull, self._settings = views, pull, settings
+    def __init__(
+        self, views: Sequence[ViewModel], pull: Pull, *, tolerance: float, rounds: int
+    ) -> None:
+        self.views, self._pull = views, pull
+        self._tolerance, self._rounds = tolerance, rounds
 
     @property
     def weights(self) -> Floats:
@@ -76,8 +79,7 @@ class LinearViews:
 
     def train(self, step: int) -> float:
         """Update pseudo-labels and weights until they converge."""
-        said = self._settings
-        train_locally(self.views, self._pull, tolerance=said.tolerance, rounds=said.most_rounds)
+        train_locally(self.views, self._pull, tolerance=self._tolerance, rounds=self._rounds)
         common_NC = averaged(self.views, self._pull)
         return objective(self.views, common_NC, self._pull) / len(common_NC)
 

@@ -4,7 +4,7 @@ Nothing is aligned: every party has labels and all views of people of its own. A
 of FedMV's Algorithm 3, or 4: the active sends the average, every party trains from it, and the
 average becomes the sum of all parties' weights, each by its share of rows. There is no server as in
 the paper: the active, which is one of the parties, reads the others' weighted sum alone, through a
-`SecureSum`. S-FedMV averages GRUs first, `recurrent.rounds` rounds long; their last
+`SecureSum`. S-FedMV averages GRUs first, `rounds` rounds long; their last
 states are the views from there on.
 """
 
@@ -14,6 +14,7 @@ from typing import Literal, Self
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from apfed_protocols.errors import RemoteProtocolError
@@ -157,11 +158,13 @@ class SFedMvSettings(AveragingSettings):
     """S-FedMV: views are sequences, which GRUs make views of first; see `MultiviewSettings`.
 
     Attributes:
-        recurrent: how these are trained.
+        rounds: in which parties average GRUs; the run's other epochs average the views' weights.
+        local_epochs: of each party between two averages.
     """
 
     name: Literal["s_fedmv"]
-    recurrent: RecurrentSettings = RecurrentSettings()
+    rounds: int = Field(20, ge=1)
+    local_epochs: int = Field(1, ge=1)
 
     title = "S-FedMV"
     network = "gru"
@@ -169,9 +172,7 @@ class SFedMvSettings(AveragingSettings):
 
     def rehearsed(self, steps: int, epochs: int) -> Self:
         """See `MethodSettings`: so many of the steps average GRUs as of the run's."""
-        rounds = max(1, round(steps * self.recurrent.rounds / epochs))
-        recurrent = self.recurrent.model_copy(update={"rounds": rounds})
-        return self.model_copy(update={"recurrent": recurrent})
+        return self.model_copy(update={"rounds": max(1, round(steps * self.rounds / epochs))})
 
 
 class Averaging(Method):
@@ -261,13 +262,13 @@ class Averaging(Method):
         if not self._recurrent:
             views = [features_NF[:, view.columns] for view in own.held.views.values()]
             return Stages(lambda: _linear(own, views))
-        recurrent, settings = _recurrent(own), SFedMvSettings.of(own.config).recurrent
+        recurrent, rounds = _recurrent(own), SFedMvSettings.of(own.config).rounds
 
         def after() -> LinearViews:
             with torch.no_grad():
                 return _linear(own, recurrent.encoder.parts(recurrent.place(features_NF)))
 
-        return Stages(after, recurrent=recurrent, rounds=settings.rounds)
+        return Stages(after, recurrent=recurrent, rounds=rounds)
 
 
 def _linear(own: Own, views: Sequence[Tensor]) -> LinearViews:
@@ -300,7 +301,7 @@ def linear_views(
         )
         for at, view in enumerate(views)
     ]
-    return LinearViews(models, pull, settings)
+    return LinearViews(models, pull, tolerance=settings.tolerance, rounds=settings.most_rounds)
 
 
 def _numbers(view_NF: Tensor) -> Floats:
@@ -324,7 +325,7 @@ def _recurrent(own: Own) -> SequenceViews:
         heads=heads,
         features_N=own.rows.features,
         labels_N=told_N,
-        settings=SFedMvSettings.of(config).recurrent,
+        settings=RecurrentSettings(local_epochs=SFedMvSettings.of(config).local_epochs),
         compute=Compute.of(config.train),
         seed=own.seed,
     )

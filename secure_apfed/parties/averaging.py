@@ -126,7 +126,7 @@ class AveragingPassive(Party):
             raise RemoteProtocolError(
                 f"{envelope.sender} sent weights of shape {weights_RW.shape}, the model of "
                 f"{self.name} has {model.weights.shape}; all parties need the same views, and the "
-                "same method.recurrent.rounds"
+                "same method.rounds"
             )
         model.load(weights_RW)
         return model

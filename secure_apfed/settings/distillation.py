@@ -1,6 +1,6 @@
 """Settings of autoencoders that end early, and of the student whose code resembles another."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -17,17 +17,19 @@ class DistillationSettings(Settings):
     Attributes:
         loss: between the two codes of an aligned row; weight: lambda of Eq. (5), 0: none.
         epochs: at most; patience: of them without a better loss on held-out rows, after which
-            training ends and the best weights are taken; held_out: share of these rows.
+            training ends and the best weights are taken; held_out: share of these rows. The last
+            two are no settings.
         learning_rate: of Adam; batch_size: rows of a step.
     """
 
     loss: Annotated[Literal["mse", "mae"], THE_ACTIVE] = "mse"
     weight: Annotated[float, Field(ge=0), THE_ACTIVE] = 1.0
     epochs: int = Field(200, ge=1)
-    patience: int = Field(10, ge=1)
-    held_out: float = Field(0.1, gt=0, lt=1)
     learning_rate: float = Field(1e-3, gt=0)
     batch_size: int = Field(128, ge=1)
+
+    patience: ClassVar[int] = 10
+    held_out: ClassVar[float] = 0.1
 
     @classmethod
     def among(cls, settings: Settings) -> Self:

@@ -17,12 +17,10 @@ class RecurrentSettings(Settings):
     """How the GRUs of S-FedMV are trained before their states become views.
 
     Attributes:
-        rounds: of averaging; the run's other epochs average the weights of the views.
         local_epochs: of each party between two averages; batch_size: rows of a step.
         learning_rate: of RMSProp; dropout: of the states.
     """
 
-    rounds: int = Field(20, ge=1)
     local_epochs: int = Field(1, ge=1)
     batch_size: int = Field(128, ge=1)
     learning_rate: float = Field(5e-3, gt=0)
@@ -38,18 +36,18 @@ class MultiviewSettings(MethodSettings):
             multiplies its own.
         eta: how much the labels draw those that they are tied to.
         tolerance: of the objective, relative, below which updates that repeat until they converge
-            end; most_rounds: of them, at most.
+            end; most_rounds: of them, at most. Neither is a setting.
         network: that views are read by, `model.network` of the run.
     """
 
     beta: float = Field(ge=0)
     zeta: float = Field(gt=0)
     eta: float = Field(gt=0)
-    tolerance: float = Field(1e-6, gt=0, lt=1)
-    most_rounds: int = Field(100, ge=1)
 
     predicts_alone = True
     network: ClassVar[str] = "identity"
+    tolerance: ClassVar[float] = 1e-6
+    most_rounds: ClassVar[int] = 100
 
     def check(self, config: "RunSettings") -> None:
         """See `MethodSettings`."""

@@ -104,7 +104,7 @@ CASES = (
                 "network": "gru", "representation": 8,
                 "sequences": list(find_dataset(_SEQUENCES).sequences.values()),
             },
-            "method": {"recurrent": {"rounds": 4}},
+            "method": {"rounds": 4},
             "train": {"epochs": 8, "device": "cpu"}, "secure_sum": {**_SUM, "clip": 32.0},
         },
     ),

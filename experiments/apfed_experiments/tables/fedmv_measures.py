@@ -25,7 +25,6 @@ from secure_apfed.data import DataSettings, VerticalData, load_data
 from secure_apfed.learning.averaging import LinearViews, SequenceViews
 from secure_apfed.learning.compute import Compute
 from secure_apfed.learning.multiview import Floats, Pull, ViewModel, joint_scores, weights_of
-from secure_apfed.methods.pseudo_labels import VFedMvSettings
 from secure_apfed.models.recurrent import SequenceEncoder
 from secure_apfed.seeds import seeded
 from secure_apfed.settings.multiview import RecurrentSettings
@@ -41,7 +40,6 @@ Rows = NDArray[np.int64]
 
 _BETA, _WEIGHT = 4.0, 8.0
 METRICS = ("accuracy", "precision", "recall", "F1")
-_UPDATES = VFedMvSettings(name="v_fedmv", tolerance=1e-4, most_rounds=30)
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +119,7 @@ def trained(
                             most_rounds=50)
             for x_NF, zeta in zip(views, each, strict=True)
         ]  # fmt: skip
-        models.append(LinearViews(held, pull, _UPDATES))
+        models.append(LinearViews(held, pull, tolerance=1e-4, rounds=30))
     rows = np.array([len(truth) for truth in clients.truth])
     average = models[0].weights
     for step in range(rounds):
