@@ -301,8 +301,8 @@ class OpenAudits:
             raise CheckpointError(
                 f"{self._me}: {left} sessions ended between the word which request with encrypted "
                 f"labels is kept and that request, and method.broken_audits is {self._allowed}. An "
-                "active that cheats breaks off where it would be found out; find out who it was. If "
-                f"it was nobody's intent, resume with method.broken_audits: {left} at all parties"
+                "active that cheats breaks off where it would be found out; find out who it was. "
+                f"If it was nobody's intent, resume with method.broken_audits: {left} everywhere"
             )
         self._note("begun", contract)
 

@@ -53,7 +53,7 @@ def small_config(method: Said = "apfed_c", **changes: Any) -> Config:
         sequences = list(find_dataset("synthetic_keystrokes").sequences.values())
         model = {"network": "gru", "sequences": sequences, "representation": 4}
         settings |= {"data": kept, "model": model}
-        told.setdefault("recurrent", {"rounds": 2})
+        told.setdefault("rounds", 2)
     return Config.model_validate({**settings, "method": told, **changes})
 
 

@@ -243,7 +243,7 @@ def test_a_contract_is_frozen() -> None:
 
 NETWORK = "network hidden representation projection sequences random_features dropout head"
 VOTES = "labeller epsilon delta weights_epsilon"
-DISTILLED = "epochs patience held_out learning_rate batch_size"
+DISTILLED = "epochs learning_rate batch_size"
 # Whom each setting concerns, those of a method under its name. A new one stands nowhere, and has
 # to be put somewhere.
 ALL = {
@@ -269,10 +269,8 @@ ALL = {
     "apc_vfl": DISTILLED,
     "apc_vfl.passive": NETWORK,
     "vfedtrans": f"{DISTILLED} mask_rows",
-    **dict.fromkeys(
-        ("mmvfl", "v_fedmv", "h_fedmv", "s_fedmv"), "beta zeta eta tolerance most_rounds"
-    ),
-    "s_fedmv.recurrent": "rounds local_epochs batch_size learning_rate dropout",
+    **dict.fromkeys(("mmvfl", "v_fedmv", "h_fedmv"), "beta zeta eta"),
+    "s_fedmv": "beta zeta eta rounds local_epochs",
     "rules": "minimum_batch maximum_norm minimum_norm minimum_spread spare_answers silent_passive "
     "patience_s restarts",
 }

@@ -57,7 +57,7 @@ def copied(model: LinearViews) -> LinearViews:
         )
         for one in model.views
     ]  # fmt: skip
-    return LinearViews(views, model._pull, model._settings)
+    return LinearViews(views, model._pull, tolerance=model._tolerance, rounds=model._rounds)
 
 
 def test_a_round_is_the_average_of_all_by_their_rows() -> None:

@@ -16,6 +16,7 @@ from secure_apfed.learning.multiview import Pull
 from secure_apfed.methods import METHODS, Simulation, open_session
 from secure_apfed.methods.pseudo_labels import PseudoLabelLearner
 from secure_apfed.runs import run
+from secure_apfed.settings.multiview import MultiviewSettings
 from tests.secure_apfed.small_runs import Said, interrupted, small_config
 from tests.with_crypten import pair_of, usable_secure_sums
 
@@ -100,16 +101,17 @@ class Paper:
 @pytest.mark.parametrize("labelled", [None, 20])
 @pytest.mark.parametrize("name", [*usable_secure_sums(), "plain, any length"])
 @pytest.mark.parametrize("method", METHODS_OF_VIEWS)
-def test_parties_compute_what_the_papers_say(method: str, name: str, labelled: int | None) -> None:
+def test_parties_compute_what_the_papers_say(
+    method: str, name: str, labelled: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With weights other than 1, under every secure sum."""
+    monkeypatch.setattr(MultiviewSettings, "tolerance", 1e-300)
+    monkeypatch.setattr(MultiviewSettings, "most_rounds", ROUNDS)
     secure_sum = (
         CLEAR if name == "plain, any length" else {**pair_of(name), "clip": 4.0, "bits": 24}
     )
     session = session_of(
-        {
-            "name": method, "beta": 2.0, "zeta": 4.0, "eta": 6.0, "tolerance": 1e-300,
-            "most_rounds": ROUNDS,
-        },
+        {"name": method, "beta": 2.0, "zeta": 4.0, "eta": 6.0},
         data={"dataset": "digits", "views": 3, "limit": 160, "labelled": labelled},
         secure_sum=secure_sum,
         passives={"default": {"weight": 3.0}, "passive-2": {"weight": 0.25}},
