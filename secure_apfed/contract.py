@@ -116,7 +116,7 @@ class Contract(Settings):
         session: unique; also in every envelope and binding.
         participants: the fixed set of parties.
         passives: terms by passive.
-        settings: that concern all, as `secure_apfed.settings.concern` tells them from others.
+        settings: that concern all (`secure_apfed.settings.Settings.terms`).
         secure_sum: public parameters of the sum; empty where there is none.
         minimum_batch: rows below which a passive refuses a batch.
         epochs, batch_size: how much will be asked of the passives at most.

@@ -270,7 +270,7 @@ def documented(modules: Mapping[str, Module]) -> list[str]:
 
 
 def no_method_by_name(modules: Mapping[str, Module]) -> list[str]:
-    """Outside of its package no method is asked for by its name, but for its facts.
+    """Outside of its package no method is asked for by its name, but for what it says of itself.
 
     No name stands anywhere, except that studies declare by name what they run, and that a word of
     the field is a word; there a name is never compared with.

@@ -26,7 +26,7 @@ def check_encoder(
     """Compare a classifier on the active's columns with one on its encoder's code of them.
 
     The encoder is the run's `model`, trained without labels on the active's training rows as
-    `distilled` says (APC-VFL, Appendix F); nobody else takes part.
+    `method` says of autoencoders (APC-VFL, Appendix F); nobody else takes part.
     """
     import torch
 

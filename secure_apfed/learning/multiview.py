@@ -95,7 +95,7 @@ def weights_of(
         except ValueError as error:
             raise ModelError(
                 "a view's numbers are too large to learn from; rescale its columns, or take a "
-                "smaller multiview.beta"
+                "smaller method.beta"
             ) from error
         now = view_objective(x_NF, weights_FC, labels_NC, beta)
         if before - now <= tolerance * max(before, 1.0):

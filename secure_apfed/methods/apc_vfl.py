@@ -45,7 +45,7 @@ from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.model import ModelSettings
 from secure_apfed.settings.run import RunSettings
 
-__all__ = ["ApcVfl", "ApcVflLearner"]
+__all__ = ["ApcVfl", "ApcVflLearner", "ApcVflSettings"]
 
 
 class ApcVflSettings(MethodSettings, DistillationSettings):

@@ -45,8 +45,10 @@ from secure_apfed.settings.method import MethodSettings
 __all__ = [
     "SplitNn",
     "SplitNnLearner",
+    "SplitNnSettings",
     "SummedSplitNn",
     "SummedSplitNnLearner",
+    "SummedSplitNnSettings",
 ]
 
 _SUM = "the others"

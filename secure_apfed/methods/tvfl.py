@@ -45,7 +45,7 @@ from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.model import ModelSettings
 from secure_apfed.settings.run import RunSettings
 
-__all__ = ["Joint", "Tvfl", "TvflHelper", "TvflLearner"]
+__all__ = ["Joint", "JointSettings", "Tvfl", "TvflHelper", "TvflLearner", "TvflSettings"]
 
 
 def _zeros(own_BD: Tensor, like_BD: Tensor) -> Tensor:

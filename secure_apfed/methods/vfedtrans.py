@@ -51,7 +51,13 @@ from secure_apfed.settings.distillation import DistillationSettings
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
 
-__all__ = ["VFedTrans", "VFedTransAggregator", "VFedTransHelper", "VFedTransLearner"]
+__all__ = [
+    "VFedTrans",
+    "VFedTransAggregator",
+    "VFedTransHelper",
+    "VFedTransLearner",
+    "VFedTransSettings",
+]
 
 _LARGEST = 1e100  # as `apfed_protocols.svd` takes
 

@@ -60,6 +60,7 @@ __all__ = [
     "EncryptedVotesAggregator",
     "EncryptedVotesHelper",
     "EncryptedVotesLearner",
+    "EncryptedVotesSettings",
 ]
 
 _ASK = 0

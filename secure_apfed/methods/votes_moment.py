@@ -54,7 +54,13 @@ from secure_apfed.parties import VotesActive, VotingParty
 from secure_apfed.parties.rules import RefusedSums
 from secure_apfed.privacy.contributions import SummedRelease
 
-__all__ = ["MomentVotes", "MomentVotesAggregator", "MomentVotesHelper", "MomentVotesLearner"]
+__all__ = [
+    "MomentVotes",
+    "MomentVotesAggregator",
+    "MomentVotesHelper",
+    "MomentVotesLearner",
+    "MomentVotesSettings",
+]
 
 _ASK = 0
 _BITS = 12

@@ -300,9 +300,9 @@ class OpenAudits:
         if (left := self._left()) > self._allowed:
             raise CheckpointError(
                 f"{self._me}: {left} sessions ended between the word which request with encrypted "
-                f"labels is kept and that request, and votes.broken_audits is {self._allowed}. An "
+                f"labels is kept and that request, and method.broken_audits is {self._allowed}. An "
                 "active that cheats breaks off where it would be found out; find out who it was. "
-                f"If it was nobody's intent, resume with votes.broken_audits: {left} at all parties"
+                f"If it was nobody's intent, resume with method.broken_audits: {left} everywhere"
             )
         self._note("begun", contract)
 

@@ -232,7 +232,7 @@ class TestScoring:
 
 
 @pytest.mark.parametrize("like", ["apfed_c", "tvfl", "single_view"])
-def test_a_method_is_attacked_by_its_facts(
+def test_a_method_is_attacked_by_what_it_declares(
     like: str, make_recording: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that nobody has heard of gets the attacks of its like, and is told the same reasons."""

@@ -46,14 +46,18 @@ def test_it_learns_to_rebuild_its_rows_and_repeats_with_its_seed() -> None:
     assert not any(one.requires_grad for one in fitted.parameters())
 
 
-def test_it_ends_once_held_out_rows_gain_nothing_and_takes_the_best_weights() -> None:
+def test_it_ends_once_held_out_rows_gain_nothing_and_takes_the_best_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(DistillationSettings, "patience", 5)
     x_NF = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
-    settings = SETTINGS.model_copy(update={"epochs": 500, "learning_rate": 0.05, "patience": 5})
+    settings = SETTINGS.model_copy(update={"epochs": 500, "learning_rate": 0.05})
     fitted = network()
     epochs = fit_autoencoder(fitted, x_NF, settings, owner="ann", seed=0)
     assert 5 < epochs < 500
     shorter = network()
-    until_best = settings.model_copy(update={"epochs": epochs - 5, "patience": 500})
+    monkeypatch.setattr(DistillationSettings, "patience", 500)
+    until_best = settings.model_copy(update={"epochs": epochs - 5})
     fit_autoencoder(shorter, x_NF, until_best, owner="ann", seed=0)
     assert torch.equal(fitted.codes(x_NF), shorter.codes(x_NF))
 

@@ -88,8 +88,8 @@ class _Search:
         if budget is not None and not self._own.promised():
             raise ConfigError(
                 f"--budget {budget:g}: the run promises no epsilon that it could hold; add noise, "
-                "as guard: {mechanism: gaussian, epsilon: 4} or votes: {epsilon: 4}, or leave out "
-                "the budget"
+                "as guard: {mechanism: gaussian, epsilon: 4} or method: {name: votes, epsilon: 4}, "
+                "or leave out the budget"
             )
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         make_private(folder)
