@@ -57,7 +57,7 @@ class LiveSession(Generic[OfMethod]):
         self.session: Simulation = open_session(config, self.data, alignment=alignment, logs=logs)
         if not isinstance(self.session.learner, role) or not self.session.contract.passives:
             raise AttackError(
-                f"passives that help {role.__name__} are attacked here, not in {config.method}"
+                f"passives that help {role.__name__} are attacked here, not in {config.method.name}"
             )
         self.learner: OfMethod = self.session.learner
         self._epoch = self._step = 0

@@ -42,7 +42,7 @@ _OPENINGS: tuple[tuple[str, str, float | None], ...] = (
 
 
 def labels_config(
-    data: str, method: str, *, epsilon: float | None = None, labeller: str | None = None,
+    data: str, method: str, /, *, epsilon: float | None = None, labeller: str | None = None,
     seed: int = 0, **changes: Any,
 ) -> Config:  # fmt: skip
     """A run with few labels; votes by this labeller, under noise of this epsilon."""
