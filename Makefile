@@ -29,7 +29,7 @@ help:
 
 setup: $(STAMP)
 
-# crypten comes last and without its dependencies: it names a dead package among them.
+# crypten comes last and without its dependencies, but for one: it names a dead package among them.
 $(STAMP): pyproject.toml protocols/pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "Python 3.11 or newer is needed; $(PYTHON) is `$(PYTHON) -V 2>&1`. Try: make PYTHON=python3.11" >&2; exit 1; }
@@ -37,6 +37,7 @@ $(STAMP): pyproject.toml protocols/pyproject.toml requirements.lock
 	$(PIP) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
 	$(PIP) hatchling editables
 	$(PIP) --no-build-isolation --editable ./protocols --editable '.[experiments,docs,dev]'
+	$(PIP) omegaconf
 	$(PIP) --no-deps crypten
 	@touch $@
 

@@ -43,11 +43,13 @@ LIGHT = _project(ROOT / "protocols")
 # Lock file -> the extras that it pins with all that they need. Those of `make setup` come first;
 # `bench` clashes with them, and NVFlare is left out of them for its size.
 LOCKS = {
-    "requirements.lock": ("mpc", "experiments", "onnx", "search", "grpc", "docs", "dev"),
-    "requirements-nvflare.lock": ("nvflare",),
+    "requirements.lock": (
+        "mpc", "experiments", "tensorboard", "onnx", "search", "grpc", "docs", "dev",
+    ),
+    "requirements-nvflare.lock": ("nvflare", "all"),
     "requirements-bench.lock": ("bench", "experiments", "mpc"),
-}
-REPLACED_FOR_BENCH = {"protobuf", "tensorboard"}
+}  # fmt: skip
+REPLACED_FOR_BENCH = {"protobuf"}
 
 
 def _pin_lines(lock: str) -> list[str]:
@@ -74,10 +76,11 @@ def _requirements() -> list[tuple[str, Requirement]]:
         for group in (
             PROJECT["dependencies"],
             LIGHT["dependencies"],
+            *LIGHT["optional-dependencies"].values(),
             *(extras[name] for name in names),
         )
         for line in group
-        if not line.startswith(LIGHT["name"])
+        if not line.startswith((LIGHT["name"], PROJECT["name"]))
     ]
 
 

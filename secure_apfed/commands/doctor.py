@@ -41,11 +41,8 @@ _REQUIRED: Mapping[str, tuple[str, str]] = {
     "safetensors": ("safetensors", "models and messages"),
     "msgpack": ("msgpack", "messages"),
     "scikit-learn": ("sklearn", "attacks and two data sets"),
-    "torchmetrics": ("torchmetrics", "similarity of rebuilt images"),
     "pandas": ("pandas", "tables"),
     "pyarrow": ("pyarrow", "Parquet"),
-    "pooch": ("pooch", "fetching data"),
-    "tensorboard": ("tensorboard", "curves while training"),
 }
 _EXPERIMENTS = f"pip install '{_PROJECT}[experiments]'"
 # distribution -> (module, what it is for, how to get it); a run does without these.
@@ -54,6 +51,11 @@ _OPTIONAL: Mapping[str, tuple[str, str, str]] = {
     "jinja2": ("jinja2", "the HTML report", _EXPERIMENTS),
     "grpcio": ("grpc", "links between machines", f"pip install '{_PROJECT}[grpc]'"),
     "dp-accounting": ("dp_accounting", "a third opinion on epsilon", _EXPERIMENTS),
+    "tensorboard": (
+        "tensorboard",
+        "curves while training",
+        f"pip install '{_PROJECT}[tensorboard]'",
+    ),
 }
 
 # Tried in a process of its own: this one does not need its modules.

@@ -1,18 +1,17 @@
 """`fetch`: downloads a data set from its official addresses, once, and checks it.
 
 Run by: a person, at the command line. Trusts: only the catalogue's digests; servers and mirrors
-may send anything. Pooch downloads beside the place and moves a file there when it is whole and
-right; an address that breaks off is tried again, from the start.
+may send anything. A download lies beside its place until it is whole and right; an address that
+breaks off is tried again, from the start.
 """
 
-import gzip
-import logging
 import tarfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from http.client import HTTPException
 from pathlib import Path
-
-import pooch
-from requests.exceptions import HTTPError, RequestException
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 from secure_apfed.data.catalogue import find_dataset
 from secure_apfed.data.files import (
@@ -30,6 +29,7 @@ __all__ = ["Progress", "fetch", "fetch_file"]
 Progress = Callable[[str, int, int | None], None]
 
 _REPEATS = 2
+_PAUSE_SECONDS = 1.0
 _TIMEOUT_SECONDS = 30.0
 _CHUNK = 2**16
 
@@ -83,8 +83,8 @@ def fetch_file(
             _retrieve(address, place, file, progress, packed=not members)
             if members:
                 _unpack(place, members, _remedy(address))
-        except RequestException as error:
-            failures.append(f"{address} was interrupted ({error or type(error).__name__})")
+        except _InterruptedError as error:
+            failures.append(f"{address} was interrupted ({error})")
         except DataError as error:
             failures.append(str(error))
         except OSError as error:
@@ -117,59 +117,61 @@ def _is_right(path: Path, file: DataFile, *, packed: bool | None) -> bool:
     return True
 
 
-class _Bounded:
-    """Counts what pooch has written, shows it, and stops a server that sends too much."""
-
-    total = 0  # pooch sets it; 0 where the server does not say
-
-    def __init__(self, written: Path, file: DataFile, address: str, show: Progress) -> None:
-        self._written, self._file, self._address, self._show = written, file, address, show
-        # What gzip may take, at its worst, for what does not compress.
-        self._most = file.size + file.size // 100 + 2**12
-
-    def update(self, _: int) -> None:
-        done = self._written.stat().st_size
-        if done > self._most:
-            raise DataError(
-                f"{self._address} sends more than the {self._most} bytes that the file may have"
-            )
-        self._show(self._file.name, done, self.total or None)
-
-    def reset(self) -> None:
-        """Part of what pooch asks of a progress bar."""
-
-    def close(self) -> None:
-        """Part of what pooch asks of a progress bar."""
+class _InterruptedError(Exception):
+    """The connection broke, or the server fell silent."""
 
 
 def _retrieve(
     address: str, place: Path, file: DataFile, progress: Progress, *, packed: bool
 ) -> None:
     """Bring the file from one address; what lies in its place and is wrong is removed first."""
-
-    def download(url: str, output: str, _: object) -> None:
-        written = Path(output)
-        stream = pooch.HTTPDownloader(
-            progressbar=_Bounded(written, file, url, progress), chunk_size=_CHUNK,
-            timeout=_TIMEOUT_SECONDS, headers={"Accept-Encoding": "identity"},
-        )  # fmt: skip
-        try:
-            stream(url, output, None)
-        except HTTPError as error:
-            code = error.response.status_code if error.response is not None else error
-            raise DataError(f"{url} answers {code}") from error
-        if packed and _is_right(written, file, packed=False):
-            # The server said that the gzip file is an encoding, which was undone on the way.
-            written.write_bytes(gzip.compress(written.read_bytes(), mtime=0))
-        read_checked(written, file, remedy=_remedy(url), compressed=packed)
-        written.chmod(0o644)  # pooch makes it for its owner alone, and data are shared
-
     place.unlink(missing_ok=True)
-    pooch.get_logger().setLevel(logging.ERROR)
-    pooch.create(
-        place.parent, base_url="", registry={place.name: None}, urls={place.name: address},
-        retry_if_failed=_REPEATS,
-    ).fetch(place.name, downloader=download)  # fmt: skip
+    place.parent.mkdir(parents=True, exist_ok=True)
+    written = place.with_name(f".{place.name}.part")
+    try:
+        for left in reversed(range(_REPEATS + 1)):
+            try:
+                _download(address, written, file, progress)
+                break
+            except _InterruptedError:
+                if not left:
+                    raise
+                time.sleep(_PAUSE_SECONDS)
+        read_checked(written, file, remedy=_remedy(address), compressed=packed)
+        written.replace(place)
+    finally:
+        written.unlink(missing_ok=True)
+
+
+def _download(address: str, written: Path, file: DataFile, progress: Progress) -> None:
+    # What gzip may take, at its worst, for what does not compress.
+    most, done = file.size + file.size // 100 + 2**12, 0
+    with written.open("wb") as target:
+        for chunk, total in _chunks(address):
+            done += len(chunk)
+            if done > most:
+                raise DataError(
+                    f"{address} sends more than the {most} bytes that the file may have"
+                )
+            target.write(chunk)
+            progress(file.name, done, total)
+
+
+def _chunks(address: str) -> Iterator[tuple[bytes, int | None]]:
+    """Yield what comes from an address of the catalogue, and the bytes in all if they are told."""
+    request = Request(address, headers={"Accept-Encoding": "identity"})  # noqa: S310  # catalogue
+    try:
+        with urlopen(request, timeout=_TIMEOUT_SECONDS) as answer:  # noqa: S310  # as above
+            total, done = answer.length, 0
+            while chunk := answer.read(_CHUNK):
+                done += len(chunk)
+                yield chunk, total
+    except HTTPError as error:
+        raise DataError(f"{address} answers {error.code}") from error
+    except (OSError, HTTPException) as error:
+        raise _InterruptedError(str(error) or type(error).__name__) from error
+    if total is not None and done < total:
+        raise _InterruptedError(f"{done} of {total} bytes came")
 
 
 def _unpack(archive: Path, targets: dict[Path, DataFile], remedy: str) -> None:

@@ -5,14 +5,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgpack
 import torch
 from safetensors.torch import save
 from torch import nn
-from torch.utils.tensorboard import SummaryWriter
 
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_config
@@ -40,6 +40,9 @@ from secure_apfed.runs.recording import Recording
 from secure_apfed.runs.scored_rows import keep_scored
 from secure_apfed.settings.model import ModelSettings
 
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
 __all__ = ["RunWriter", "versions"]
 
 _CARD_VERSION = 1
@@ -47,6 +50,15 @@ _CARD_VERSION = 1
 _PACKAGES = (
     "secure-apfed", "torch", "numpy", "tenseal", "cryptography", "opacus", "scikit-learn",
 )  # fmt: skip
+
+
+def _board(folder: Path, epoch: int) -> "SummaryWriter | None":
+    """Where curves go, from this epoch on; None without TensorBoard, an optional extra."""
+    if find_spec("tensorboard") is None:
+        return None
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(own_subfolder(folder)), purge_step=epoch)
 
 
 def versions(device: torch.device) -> dict[str, str]:
@@ -124,12 +136,13 @@ class RunWriter:
         )
         folder.write_json(folder.versions, versions(find_device(config.train.device)))
         folder.keep_metrics(epoch)
-        self._board = SummaryWriter(str(own_subfolder(folder.tensorboard)), purge_step=epoch + 1)
+        self._board = _board(folder.tensorboard, epoch + 1)
 
     def record(self, record: Mapping[str, Any]) -> None:
-        """Add one epoch to the metrics and the TensorBoard file."""
+        """Add one epoch to the metrics, and to the TensorBoard file if there is one."""
         self.folder.append_metrics(record)
-        assert self._board is not None
+        if self._board is None:
+            return
         scalars = {**record, **{f"accuracy/{k}": v for k, v in (record["accuracy"] or {}).items()}}
         for variant, values in (record["measures"] or {}).items():
             scalars |= {f"{name}/{variant}": value for name, value in values.items()}

@@ -64,6 +64,28 @@ def test_structural_similarity_is_one_of_equal_images_and_low_of_noise() -> None
     assert noise < 0.2
 
 
+def test_structural_similarity_is_that_of_every_window() -> None:
+    """Wang et al. 2004, Eq. (13), window by window; edges are reflected."""
+    draw = np.random.default_rng(0)
+    truth, guess = draw.random((2, 2, 2, 8, 9))
+    c1, c2 = (0.01 * np.ptp(truth)) ** 2, (0.03 * np.ptp(truth)) ** 2
+    edges = ((0, 0), (0, 0), (3, 3), (3, 3))
+    found = []
+    for x, y in zip(*(
+        np.lib.stride_tricks.sliding_window_view(
+            np.pad(images, edges, mode="reflect"), (7, 7), axis=(2, 3)
+        ).reshape(-1, 49)
+        for images in (truth, guess)
+    ), strict=True):  # fmt: skip
+        mean, other, both = x.mean(), y.mean(), ((x - x.mean()) * (y - y.mean())).mean()
+        spread = x.var() + y.var()
+        found.append(
+            (2 * mean * other + c1) * (2 * both + c2)
+            / ((mean**2 + other**2 + c1) * (spread + c2))
+        )  # fmt: skip
+    assert structural_similarity(guess.reshape(2, -1), truth) == pytest.approx(np.mean(found))
+
+
 @pytest.mark.parametrize("shape", [(3, 5), (3, 1, 2, 8), (0, 1, 9, 9)])
 def test_structural_similarity_is_of_images_only(shape: tuple[int, ...]) -> None:
     truth = np.random.default_rng(0).random(shape)

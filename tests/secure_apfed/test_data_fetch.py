@@ -40,7 +40,7 @@ class Server:
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     for variable in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr("pooch.core.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
     state = Server()
 
     class Handler(BaseHTTPRequestHandler):
@@ -199,7 +199,7 @@ def test_the_next_address_is_tried(server: Server, tmp_path: Path) -> None:
 
 
 def test_a_server_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pooch.core.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
     nobody = Download(FILE, ("http://127.0.0.1:1/a.gz",))
     with pytest.raises(DataError, match=r"127.0.0.1:1/a.gz was interrupted"):
         fetch_file(nobody, tmp_path, dataset="d")

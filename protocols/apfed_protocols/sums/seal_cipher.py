@@ -16,6 +16,7 @@ Letters: N coefficients, V ciphertexts, S numbers in each.
 """
 
 import os
+import sys
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,12 +27,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 import tenseal.sealapi as seal
-import zstandard
 from numpy.typing import NDArray
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.sums.public_keys import require_spread
 from apfed_protocols.sums.roles import KeepsSecrets
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 __all__ = [
     "Residues",
@@ -121,7 +126,8 @@ class SealForm:
                 "the installed TenSEAL does not serialise as SEAL 4.1 with Zstandard does; "
                 "install a release of tenseal 0.3"
             )
-        return zstandard.ZstdDecompressor().decompress(memoryview(own)[_HEADER_BYTES:])
+        content: bytes = zstd.decompress(memoryview(own)[_HEADER_BYTES:])
+        return content
 
     def numbers(self, own: Any, scratch: ScratchFile) -> Numbers:
         """The numbers of an object of this party's; read-only."""

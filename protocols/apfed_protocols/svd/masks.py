@@ -13,9 +13,15 @@ from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
 
 from apfed_protocols.randomness import keystream
+
+try:
+    from scipy.special import ndtri
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "a decomposition needs scipy: pip install 'apfed-protocols[svd]'", name=error.name
+    ) from None
 
 __all__ = ["Floats", "block_sizes", "random_orthogonal", "rows_masked", "rows_unmasked"]
 
