@@ -222,10 +222,10 @@ LOADED = {
 }
 """What a part costs a reader: modules of ours that it loads, at most."""
 
-FLOORS = 12
+FLOORS = 11
 """Of `secure_apfed`, at most."""
 
-KEYS = 179
+KEYS = 159
 """That settings of a run may have, at most."""
 
 
