@@ -28,7 +28,6 @@ if TYPE_CHECKING:
         SumAgreement,
         join_sum,
     )
-    from secure_apfed.alignment import AlignmentSettings
     from secure_apfed.config import Config
     from secure_apfed.config.file import load_config
     from secure_apfed.exchange import Envelope, InMemory, Links, Transcript
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from secure_apfed.runs.recording import load_recording
     from secure_apfed.runs.run import run
     from secure_apfed.runs.solo import load_model
+    from secure_apfed.settings.alignment import AlignmentSettings
 
 __all__ = [
     "SECURE_SUMS",
@@ -109,7 +109,7 @@ _HOME: dict[str, str] = {
         ),
         "apfed_protocols.sums",
     ),
-    "AlignmentSettings": "secure_apfed.alignment",
+    "AlignmentSettings": "secure_apfed.settings.alignment",
     "IdNormalisation": "apfed_protocols.ids",
     "align": "apfed_protocols.psi",
     "Config": "secure_apfed.config",

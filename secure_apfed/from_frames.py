@@ -20,12 +20,11 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
-from pydantic import ValidationError
 from torch import Tensor
 
 from apfed_protocols.errors import UnsafeChoiceWarning
 from apfed_protocols.ids import IdNormalisation
-from secure_apfed.alignment import AlignmentSettings
+from secure_apfed.alignment.rules import rules_of
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
 from secure_apfed.data import ColumnEncoding
@@ -46,6 +45,7 @@ from secure_apfed.runs.outcome import RunResult
 from secure_apfed.runs.run import run
 from secure_apfed.runs.scored_rows import read_scored
 from secure_apfed.runs.solo import SoloModel, load_model
+from secure_apfed.settings.alignment import AlignmentSettings
 from secure_apfed.solo.kept import fits_kept_meanwhile
 from secure_apfed.tasks import Classification
 from secure_apfed.torch_state import undisturbed
@@ -264,8 +264,8 @@ def _rules(settings: Mapping[str, Any]) -> IdNormalisation | None:
     """How IDs are compared, where the settings say; what is wrong there `_config` tells."""
     alignment = settings.get("alignment") or {}
     try:
-        return AlignmentSettings.model_validate(alignment).normalisation.rules()
-    except ValidationError:
+        return rules_of(AlignmentSettings.model_validate(alignment))
+    except ValueError:
         return None
 
 

@@ -1,7 +1,5 @@
 """The architecture that docs/architecture.md promises, held against the source itself."""
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -28,6 +26,7 @@ from tests.architecture_rules import (
     without_cycles,
     without_weak_randomness_or_io,
 )
+from tests.loaded import modules_loaded
 
 Rule = Callable[[Mapping[str, Module]], list[str]]
 
@@ -222,36 +221,34 @@ LOADED = {
 }
 """What a part costs a reader: modules of ours that it loads, at most."""
 
-FLOORS = 12
+FLOORS = 11
 """Of `secure_apfed`, at most."""
 
-KEYS = 179
+KEYS = 159
 """That settings of a run may have, at most."""
 
 
-def _loaded(statement: str) -> list[str]:
-    """The modules of ours that a statement loads in a fresh interpreter."""
-    code = f"{statement}; import sys; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return [name for name in done.stdout.split() if name.partition(".")[0] in LAYERS]
+@pytest.fixture(scope="module")
+def loaded() -> dict[str, set[str]]:
+    """The modules of ours that each statement loads."""
+    return modules_loaded([*LOADED, "from secure_apfed import run"])
 
 
 @pytest.mark.parametrize(("statement", "most"), LOADED.items())
-def test_a_part_loads_few_modules(statement: str, most: int) -> None:
-    loaded = _loaded(statement)
-    assert len(loaded) <= most, "\n".join(loaded)
+def test_a_part_loads_few_modules(statement: str, most: int, loaded: dict[str, set[str]]) -> None:
+    assert len(loaded[statement]) <= most, "\n".join(sorted(loaded[statement]))
 
 
-def test_loaded_modules_are_counted() -> None:
-    assert len(_loaded("from secure_apfed import run")) > max(LOADED.values())
+def test_loaded_modules_are_counted(loaded: dict[str, set[str]]) -> None:
+    assert len(loaded["from secure_apfed import run"]) > max(LOADED.values())
 
 
-def test_the_reader_of_a_model_loads_nothing_that_trains() -> None:
+def test_the_reader_of_a_model_loads_nothing_that_trains(loaded: dict[str, set[str]]) -> None:
     trains = ("secure_apfed.methods", "secure_apfed.exchange", "secure_apfed.alignment",
               "apfed_protocols.sums")  # fmt: skip
-    loaded = _loaded("from secure_apfed import load_model")
-    assert "secure_apfed.runs.solo" in loaded
-    assert not [name for name in loaded if name.startswith(trains)]
+    found = loaded["from secure_apfed import load_model"]
+    assert "secure_apfed.runs.solo" in found
+    assert not [name for name in found if name.startswith(trains)]
 
 
 def test_the_house_has_few_floors() -> None:

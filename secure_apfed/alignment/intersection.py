@@ -17,6 +17,7 @@ from apfed_protocols.psi.interface import (
 )
 from secure_apfed.alignment.buckets import bucket_count, capacity
 from secure_apfed.alignment.history import admit_run
+from secure_apfed.alignment.rules import rules_of
 from secure_apfed.settings.alignment import AlignmentSettings
 
 __all__ = ["canonical_ids", "check_alignment", "intersection", "most_guesses"]
@@ -28,6 +29,7 @@ def check_alignment(settings: AlignmentSettings) -> None:
     Raises:
         ValueError: says which there are, or what to use.
     """
+    rules_of(settings)
     if settings.backend not in SET_INTERSECTIONS:
         known = ", ".join(["auto", *sorted(SET_INTERSECTIONS)])
         raise ValueError(
@@ -47,7 +49,7 @@ def canonical_ids(party: str, ids: IdColumn, settings: AlignmentSettings) -> lis
     Raises:
         DataError: see `apfed_protocols.ids.encode_ids`.
     """
-    rules = settings.normalisation.rules()
+    rules = rules_of(settings)
     return encode_ids(party, ids, rules, maximum_ids=settings.maximum_ids)
 
 
@@ -83,7 +85,7 @@ def intersection(
         session=session,
         minimum_rows=settings.minimum_rows,
         maximum_ids=settings.maximum_ids,
-        encoding=settings.normalisation.rules().encoding,
+        encoding=rules_of(settings).encoding,
         dealer=dealer,
         output=output,
         sizes=sizes or {},

@@ -23,7 +23,7 @@ from apfed_protocols.psi import SET_INTERSECTIONS
 from apfed_protocols.psi.ecdh import EcdhIntersection
 from apfed_protocols.psi.interface import Aligner, SetIntersection
 from apfed_protocols.randomness import random_permutation
-from secure_apfed.alignment import AlignmentSettings, canonical_ids, intersection
+from secure_apfed.alignment import canonical_ids, intersection
 from secure_apfed.alignment.over_links import (
     ProgressTo,
     align_hub,
@@ -33,6 +33,7 @@ from secure_apfed.alignment.over_links import (
 )
 from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links, TensorSpec, pack, unpack
 from secure_apfed.methods.method import Own
+from secure_apfed.settings.alignment import AlignmentSettings
 
 __all__ = [
     "DEALER",

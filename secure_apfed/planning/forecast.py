@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from apfed_protocols.psi import align
+from secure_apfed.alignment.rules import rules_of
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import ConfigError
@@ -158,7 +159,7 @@ def forecast(config: Config) -> Forecast:
         ConfigError, DataError, ModelError: what would stop the run itself.
     """
     data = load_data(config.data, seed=config.seed)
-    data.compare_ids(config.alignment.normalisation.rules().text)
+    data.compare_ids(rules_of(config.alignment).text)
     counts = _Counts.of(config, data)
     if counts.train < 2:
         raise ConfigError("there is no row to train on: the intersection holds no training row")
@@ -242,7 +243,7 @@ def _alignment_seconds(config: Config, data: VerticalData, played: Rehearsal) ->
     began = time.perf_counter()
     align(
         ids, hub=played.data.active.name, protocol=settings.backend,
-        normalisation=settings.normalisation.rules(), minimum_rows=settings.minimum_rows,
+        normalisation=rules_of(settings), minimum_rows=settings.minimum_rows,
         maximum_ids=settings.maximum_ids, threads=settings.threads,
     )  # fmt: skip
     seconds = time.perf_counter() - began

@@ -1,14 +1,11 @@
 """The settings of an intersection: what the parties agree on, and what each chooses for itself."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from secure_apfed.settings import Settings
-
-if TYPE_CHECKING:
-    from apfed_protocols.ids import IdNormalisation
 
 __all__ = ["AlignmentSettings", "NormalisationSettings"]
 
@@ -23,17 +20,6 @@ class NormalisationSettings(Settings):
     strip: bool = True
     whole_numbers: bool = False
     date_formats: tuple[str, ...] = ()
-
-    @field_validator("date_formats")
-    @classmethod
-    def _are_unambiguous(cls, formats: tuple[str, ...]) -> tuple[str, ...]:
-        return cls.model_construct(date_formats=formats).rules().date_formats if formats else ()
-
-    def rules(self) -> "IdNormalisation":
-        """The same as what makes bytes of IDs."""
-        from apfed_protocols.ids import IdNormalisation
-
-        return IdNormalisation(**dict(self))
 
 
 class AlignmentSettings(Settings):

@@ -30,10 +30,10 @@ from apfed_attacks.people.id_stuffing import IdStuffing
 from apfed_attacks.reading import batches
 from apfed_attacks.trial import Trial
 from apfed_attacks.view import Played
-from secure_apfed.alignment import AlignmentSettings
 from secure_apfed.contract import RepresentationTerms
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.seeds import seeded
+from secure_apfed.settings.alignment import AlignmentSettings
 from tests.attacks.live_runs import TWO_TABLES, live_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")

@@ -11,16 +11,11 @@ from apfed_protocols.conversation import converse
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.ids import IdNormalisation
 from apfed_protocols.psi.interface import IntersectionAgreement
-from secure_apfed.alignment import (
-    AlignmentSettings,
-    NormalisationSettings,
-    canonical_ids,
-    check_alignment,
-    intersection,
-    most_guesses,
-)
+from secure_apfed.alignment import canonical_ids, check_alignment, intersection, most_guesses
+from secure_apfed.alignment.rules import rules_of
 from secure_apfed.config.file import load_config_text
 from secure_apfed.errors import ConfigError
+from secure_apfed.settings.alignment import AlignmentSettings, NormalisationSettings
 
 
 def pairs(rows: Mapping[str, NDArray[np.int64]]) -> list[tuple[int, ...]]:
@@ -43,7 +38,7 @@ def test_unfit_settings_are_refused(fields: dict[str, object], message: str) -> 
 
 def test_defaults_are_those_of_the_protocols() -> None:
     settings, agreement = AlignmentSettings(), IntersectionAgreement(session="s")
-    assert settings.normalisation.rules() == IdNormalisation()
+    assert rules_of(settings) == IdNormalisation()
     assert settings.maximum_ids == agreement.maximum_ids
     assert settings.minimum_rows == agreement.minimum_rows
 
@@ -51,7 +46,7 @@ def test_defaults_are_those_of_the_protocols() -> None:
 @pytest.mark.parametrize(
     ("alignment", "says"),
     [
-        ("{protocol: edch}", r"run.yaml:4: alignment: protocol: no set .* 'edch'; there are: auto"),
+        ("{protocol: edch}", r"run.yaml:4: alignment.protocol: no set .* 'edch'; there are: auto"),
         ("{protocol: vole, pairwise_overlaps: hidden}", "run.yaml:4: alignment: pairwise_overlaps"),
         ("{normalisation: {date_formats: ['%d%m%Y']}}",
          r"run.yaml:4: alignment.normalisation.date_formats: '%d%m%Y' must have"),

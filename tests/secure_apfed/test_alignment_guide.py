@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from secure_apfed.alignment import AlignmentSettings, canonical_ids, intersection
+from secure_apfed.alignment import canonical_ids, intersection
+from secure_apfed.settings.alignment import AlignmentSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCKS = re.findall(

@@ -13,8 +13,8 @@ import secure_apfed.alignment.history
 from apfed_protocols.conversation import Conversation, converse
 from apfed_protocols.errors import LocalProtocolError
 from apfed_protocols.psi import SET_INTERSECTIONS
-from secure_apfed.alignment import AlignmentSettings, intersection
 from secure_apfed.alignment import history as alignment_history
+from secure_apfed.alignment import intersection
 from secure_apfed.alignment.history import AlignmentHistory
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config
@@ -22,6 +22,7 @@ from secure_apfed.errors import CheckpointError, DataError
 from secure_apfed.planning.forecast import forecast
 from secure_apfed.runs.outcome import Progress
 from secure_apfed.runs.run import run
+from secure_apfed.settings.alignment import AlignmentSettings
 from tests.with_crypten import usable
 
 

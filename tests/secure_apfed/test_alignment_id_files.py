@@ -11,9 +11,10 @@ import pytest
 
 from apfed_protocols import align
 from secure_apfed import id_files
-from secure_apfed.alignment import AlignmentSettings, IdFile, canonical_ids
+from secure_apfed.alignment import IdFile, canonical_ids
 from secure_apfed.data.raw_tables import read_raw
 from secure_apfed.errors import DataError
+from secure_apfed.settings.alignment import AlignmentSettings
 from secure_apfed.settings.data import DataSettings
 
 FRAME = pd.DataFrame({"name": ["ann ", "bob", "eve"], "year": [1990, 7, 3], "x": [0.5, 1.5, 2.5]})

@@ -9,8 +9,9 @@ from apfed_protocols.conversation import Conversation, Outgoing
 from apfed_protocols.errors import PartyLeftError, RemoteProtocolError
 from apfed_protocols.psi import SET_INTERSECTIONS
 from apfed_protocols.seal import SealedLink, fresh_run_key
-from secure_apfed.alignment import AlignmentSettings, canonical_ids, intersection
+from secure_apfed.alignment import canonical_ids, intersection
 from secure_apfed.exchange import InMemory, Kind
+from secure_apfed.settings.alignment import AlignmentSettings
 from tests.secure_apfed.seats import network
 from tests.with_crypten import usable
 

@@ -16,9 +16,10 @@ from apfed_protocols.conversation import Conversation
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.psi.interface import Aligner
 from apfed_protocols.taking_part import take_part
-from secure_apfed.alignment import AlignmentSettings, canonical_ids, intersection
+from secure_apfed.alignment import canonical_ids, intersection
 from secure_apfed.exchange import resumable_link as module
 from secure_apfed.exchange.resumable_link import ResumableLink
+from secure_apfed.settings.alignment import AlignmentSettings
 from tests.waiting import LONG_S, wait_until
 
 

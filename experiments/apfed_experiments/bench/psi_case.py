@@ -310,9 +310,10 @@ def _bucket_party(
     report: Connection,
 ) -> None:  # fmt: skip
     """Play one party in buckets, from its file to its rows, and report it."""
-    from secure_apfed.alignment import AlignmentSettings, IdFile
+    from secure_apfed.alignment import IdFile
     from secure_apfed.alignment.over_links import align_hub, align_member, signs_of_alignment
     from secure_apfed.exchange import Links, Sockets, drive
+    from secure_apfed.settings.alignment import AlignmentSettings
 
     peer = "member" if me == "hub" else "hub"
     transport, sent = Sockets(me, {peer: near}), list[int]()
