@@ -17,8 +17,6 @@ from apfed_protocols.errors import LocalProtocolError
 from apfed_protocols.psi import curve, ladder, threads
 from apfed_protocols.psi.ladder import split_points
 from apfed_protocols.psi.threads import in_threads
-from secure_apfed.workers import worker_pool
-from tests.conftest import Children
 from tests.waiting import LONG_S
 
 SCALAR = b"a" * 32
@@ -125,21 +123,6 @@ def test_work_that_is_called_off_stops_soon(monkeypatch: pytest.MonkeyPatch) -> 
 def test_an_error_in_a_thread_is_raised() -> None:
     with pytest.raises(RuntimeError, match="library error"):
         curve.multiply_points(SCALAR, bytes(32) * 5000, threads=2)
-
-
-def test_processes_find_the_same_and_a_dead_one_is_told(own_children: Children) -> None:
-    seen = list[int]()
-    with worker_pool(2) as pool:
-        assert pool is not None
-        found = curve.blind_digests(SCALAR, DIGESTS * 60, pool=pool, report=seen.append)
-        assert found == POINTS * 60
-        assert seen == [820, 1640, 2460]
-        processes = {pool.submit(os.getpid).result(60) for _ in range(4)}
-        assert len(processes - {os.getpid()}) == 2
-        os.kill(processes.pop(), signal.SIGKILL)
-        with pytest.raises(LocalProtocolError, match="ended before its work was done"):
-            curve.multiply_points(SCALAR, POINTS * 60, pool=pool)
-    assert not own_children()
 
 
 def test_no_threads_are_refused() -> None:

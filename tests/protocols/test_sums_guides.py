@@ -32,7 +32,9 @@ def test_the_loop_is_short_and_uses_nothing_of_the_trainer() -> None:
     lines = [line for line in printed.splitlines() if line.strip()]
     assert len(lines) <= 25
     imports = [line for line in lines if "import" in line]
-    assert imports[-1] == "from secure_apfed import MaskedSum, StepBinding, SumAgreement, join_sum"
+    assert (
+        imports[-1] == "from apfed_protocols import MaskedSum, StepBinding, SumAgreement, join_sum"
+    )
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ import json, os, signal, sys, time
 from multiprocessing import Pipe, Process
 from multiprocessing.connection import wait
 from apfed_protocols.errors import RemoteProtocolError
-from secure_apfed import RecoverableSum, StepBinding, SumAgreement, join_sum
+from apfed_protocols import RecoverableSum, StepBinding, SumAgreement, join_sum
 import numpy as np
 
 PASSIVES, MOMENT, VICTIMS = tuple(sys.argv[1]), sys.argv[2], sys.argv[3]
