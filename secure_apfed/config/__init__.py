@@ -26,7 +26,6 @@ class Config(RunSettings):
     moved = {
         "votes": "method: {name: votes, epsilon: 8}",
         "teacher": "method: {name: joint_teacher, labels: spreading}",
-        "imputed": "method: {name: imputation, numbers: 16}",
         "distilled": "method: {name: apc_vfl, epochs: 200}",
         "decomposed": "method: {name: vfedtrans, mask_rows: 1024}",
         "multiview": "method: {name: mmvfl, beta: 1.0}",

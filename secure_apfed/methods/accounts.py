@@ -141,10 +141,10 @@ def refused_sums(own: Own) -> RefusedSums:
     return RefusedSums(own.name, log, allowed=own.config.rules.refused_sums)
 
 
-def open_audits(own: Own, *, allowed: int) -> OpenAudits:
+def open_audits(own: Own) -> OpenAudits:
     """Where a passive notes audits of encrypted labels, over all sessions of the run."""
     log = log_file(own.logs, "audits", own.name, "jsonl") if own.logs else None
-    return OpenAudits(own.name, log, allowed=allowed)
+    return OpenAudits(own.name, log)
 
 
 def ledger_for(own: Own, guard: RepresentationGuard, *, aligned: int) -> PrivacyLedger:

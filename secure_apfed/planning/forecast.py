@@ -17,7 +17,7 @@ from apfed_protocols.psi import align
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import ConfigError
-from secure_apfed.exchange import Flow, Kind
+from secure_apfed.exchange import Flow, Kind, transcript
 from secure_apfed.methods import METHODS
 from secure_apfed.methods.common_labels import require_labels
 from secure_apfed.methods.pace import (
@@ -325,9 +325,9 @@ def _memory_warning(config: Config, links: tuple[Link, ...]) -> Iterator[str]:
                 once[_OPENED, receiver] = link.wire_bytes
     epochs = min(kept, config.train.epochs)
     megabytes = sum(once.values()) / config.train.epochs * epochs / 1e6
-    if megabytes > config.transcript.limit_megabytes:
+    if megabytes > transcript.MOST_MEGABYTES:
         yield (
             f"the transcript would hold about {megabytes:,.0f} MB and stop the run at "
-            f"{config.transcript.limit_megabytes:,.0f} MB; raise transcript.limit_megabytes, or "
-            "set transcript.keep to none, which leaves attacks nothing to read"
+            f"{transcript.MOST_MEGABYTES:,.0f} MB; send a smaller representation "
+            "(model.projection), or set transcript.keep to none, which leaves attacks nothing to read"
         )

@@ -141,7 +141,7 @@ class Course:
             raise ConfigError(
                 "train.patience: the loss of held-out rows cannot be told: training diverged, or "
                 "fewer rows are held out than passives answer (rules.minimum_batch); lower "
-                "train.learning_rate, or raise train.held_out"
+                "train.learning_rate, or leave train.patience out"
             )
         self._held_out.append(loss)
         networks = learner.solo()

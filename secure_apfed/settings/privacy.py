@@ -91,15 +91,13 @@ class LabelSettings(Settings):
     active's noise key, so `guard.noise` says whether whoever knows the seed can repeat it.
 
     Attributes:
-        mechanism: a key of `LABEL_MECHANISMS`.
+        mechanism: a key of `LABEL_MECHANISMS`; under lp_mst half the training rows join the
+            training after half the epochs.
         epsilon: epsilon_y of each training label, replace-one, at delta 0, for the whole run.
-        stages: disjoint parts of the training rows under lp_mst; a part joins the training
-            after each of as many spans of epochs.
     """
 
     mechanism: Literal["none", "randomised_response", "lp_mst"] = "none"
     epsilon: float | None = Field(None, gt=0, le=LARGEST_LABEL_EPSILON)
-    stages: int = Field(2, ge=2)
 
     @model_validator(mode="after")
     def _one_strength(self) -> Self:

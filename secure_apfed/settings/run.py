@@ -47,8 +47,8 @@ class RunSettings(Settings, ABC):
         method: a key of `secure_apfed.methods.METHODS`, alone or with its settings, as
             {name: votes, epsilon: 8}: apfed (every passive says its objective), apfed_r and apfed_c
             (the paper's two), tvfl (joint training, joint inference) or single_view (the active
-            alone); where few rows have a label, votes and its kin, joint_teacher and imputation
-            label the others for a student that predicts alone; apc_vfl and vfedtrans distil what
+            alone); where few rows have a label, votes and its kin and joint_teacher label
+            the others for a student that predicts alone; apc_vfl and vfedtrans distil what
             all parties' tables tell once; split_nn and split_nn_sum predict together; mmvfl and
             v_fedmv agree on pseudo-labels; h_fedmv and s_fedmv average weights.
         task: what the active's model learns, of `secure_apfed.tasks.TASKS`.

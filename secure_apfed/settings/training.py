@@ -44,11 +44,10 @@ class TrainSettings(Settings):
             its training rows, and the last layer of its head is fitted to them; for few labels.
         evaluate_every: epochs between two test evaluations; the last is always evaluated.
         patience: epochs without a lower loss on held-out rows after which training ends; null: it
-            ends with its last epoch.
+            ends with its last epoch. From a tenth of its labelled training rows the active learns
+            nothing then, but when to end; a threshold that is chosen reads them, too.
         keep_best: whether the active's networks are in the end those of the epoch with the least
             loss on held-out rows, in place of the epoch in which training ends.
-        held_out: share of the active's labelled training rows that it learns nothing from then, but
-            when to end; a threshold that is chosen reads them, too.
         class_weights: "balanced" counts all classes alike in the task loss, by the labels that the
             active trains on; "none": all rows.
         loss: of `task: regression`, in standard deviations of the labels; huber is squared below
@@ -74,7 +73,6 @@ class TrainSettings(Settings):
     evaluate_every: Annotated[int, Field(ge=1), THE_ACTIVE] = 1
     patience: Annotated[Annotated[int, Field(ge=1)] | None, THE_ACTIVE] = None
     keep_best: Annotated[bool, THE_ACTIVE] = False
-    held_out: Annotated[float, Field(gt=0, lt=1), THE_ACTIVE] = 0.1
     class_weights: Annotated[Literal["none", "balanced"], THE_ACTIVE] = "none"
     loss: Annotated[Literal["squared", "absolute", "huber"], THE_ACTIVE] = "squared"
     device: Annotated[str, EACH_ALONE] = "auto"

@@ -261,11 +261,10 @@ ALL = {
     "guard": "mechanism clip sigma epsilon delta noise",
     "votes": f"{VOTES} form colluders",
     "votes_randomised": VOTES,
-    "votes_encrypted": f"{VOTES} colluders candidates broken_audits",
+    "votes_encrypted": f"{VOTES} colluders candidates",
     "votes_moment": f"{VOTES} form colluders moment_features",
     "joint_teacher": "labels form epsilon",
     "joint_teacher.model": NETWORK,
-    "imputation": "projection numbers",
     "apc_vfl": DISTILLED,
     "apc_vfl.passive": NETWORK,
     "vfedtrans": f"{DISTILLED} mask_rows",
@@ -276,11 +275,9 @@ ALL = {
 THE_ACTIVE = {
     "": "task measure threshold checkpoint_every",
     "dp_sgd": "clip noise_multiplier epsilon",
-    "labels": "mechanism epsilon stages",
-    "train": "use_unaligned spread_labels evaluate_every patience keep_best held_out class_weights "
-    "loss",
+    "labels": "mechanism epsilon",
+    "train": "use_unaligned spread_labels evaluate_every patience keep_best class_weights loss",
     **dict.fromkeys(("votes", "votes_randomised", "votes_encrypted", "votes_moment"), "prior"),
-    "imputation": "labels labels_from",
     "apc_vfl": "joint loss weight",
     "apc_vfl.own": NETWORK,
     "vfedtrans": "loss weight",
@@ -297,7 +294,7 @@ EACH_FOR_ITSELF = {
     "train": "device",
     "alignment": "dealer pairwise_overlaps threads history runs_with_a_peer",
     "secure_sum": "zero_pool",
-    "transcript": "keep limit_megabytes",
+    "transcript": "keep",
     "attacks": "name options",
 }
 
@@ -377,7 +374,7 @@ def test_classes_concern_all_where_several_number_them() -> None:
 
 
 def test_a_session_signs_them() -> None:
-    for method in ("apfed_c", "imputation"):
+    for method in ("apfed_c", "apc_vfl"):
         config = small_config(method)
         session = open_session(config, load_data(config.data, seed=0))
         assert session.contract.settings == config.terms()
