@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 from torch import Tensor
 
-from apfed_protocols.errors import UnsafeChoiceWarning
+from apfed_protocols.errors import LocalProtocolError, UnsafeChoiceWarning
 from apfed_protocols.ids import IdNormalisation
 from secure_apfed.alignment import AlignmentSettings
+from secure_apfed.alignment.id_rules import id_rules
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
 from secure_apfed.data import ColumnEncoding
@@ -264,8 +265,8 @@ def _rules(settings: Mapping[str, Any]) -> IdNormalisation | None:
     """How IDs are compared, where the settings say; what is wrong there `_config` tells."""
     alignment = settings.get("alignment") or {}
     try:
-        return AlignmentSettings.model_validate(alignment).normalisation.rules()
-    except ValidationError:
+        return id_rules(AlignmentSettings.model_validate(alignment))
+    except (ValidationError, LocalProtocolError):
         return None
 
 

@@ -8,13 +8,12 @@ from secure_apfed.alignment.intersection import (
     most_guesses,
 )
 from secure_apfed.id_files import IdFile
-from secure_apfed.settings.alignment import AlignmentSettings, NormalisationSettings
+from secure_apfed.settings.alignment import AlignmentSettings
 
 __all__ = [
     "AlignmentHistory",
     "AlignmentSettings",
     "IdFile",
-    "NormalisationSettings",
     "canonical_ids",
     "check_alignment",
     "intersection",

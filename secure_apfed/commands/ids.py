@@ -50,6 +50,7 @@ def check_ids(
 
 def _checks(config: "Config", wanted: list[str] | None) -> "Iterator[IdCheck]":
     from secure_apfed.alignment.id_check import check_normalisation
+    from secure_apfed.alignment.id_rules import id_rules
     from secure_apfed.data.raw_tables import party_path
     from secure_apfed.errors import ConfigError
     from secure_apfed.id_files import IdFile
@@ -68,7 +69,7 @@ def _checks(config: "Config", wanted: list[str] | None) -> "Iterator[IdCheck]":
         ids = IdFile(
             name, party_path(config.data, own.file), own.id_column or config.data.id_column
         )
-        yield check_normalisation(name, ids, config.alignment.normalisation.rules())
+        yield check_normalisation(name, ids, id_rules(config.alignment))
 
 
 def _told(one: "IdCheck") -> str:

@@ -75,7 +75,9 @@ def _noise_key(config: RunSettings, party: str) -> bytes:
 def guard_for(own: Own) -> RepresentationGuard:
     """The guard of one party that releases representations, for as often as it is asked."""
     config = own.config
-    return make_guard(config.guard, releases=asked_of(config).releases, key=own.noise_key)
+    return make_guard(
+        config.guard, delta=config.delta, releases=asked_of(config).releases, key=own.noise_key
+    )
 
 
 def open_ledger(
@@ -149,10 +151,9 @@ def open_audits(own: Own) -> OpenAudits:
 
 def ledger_for(own: Own, guard: RepresentationGuard, *, aligned: int) -> PrivacyLedger:
     """The account of what this party releases."""
-    settings = own.config.guard
     return open_ledger(
         own, own.name, guard.mechanism(),
-        delta=settings.delta, budget=settings.epsilon, rows=aligned,
+        delta=own.config.delta, budget=own.config.guard.epsilon, rows=aligned,
     )  # fmt: skip
 
 
@@ -169,7 +170,7 @@ def private_updates(own: Own, guard: RepresentationGuard) -> PrivateUpdates | No
     config, settings, rows = own.config, own.config.dp_sgd, len(own.rows.ids)
     if settings is None:
         return None
-    epochs, delta = config.train.epochs, config.guard.delta
+    epochs, delta = config.train.epochs, config.delta
     noise_multiplier = settings.noise_multiplier
     if noise_multiplier is None:
         assert settings.epsilon is not None
@@ -210,7 +211,7 @@ def whole_training(
     return WholeTraining(
         releases=releases,
         updates=private.ledger,
-        delta=config.guard.delta,
+        delta=config.delta,
         budget=config.dp_sgd.epsilon,
         seeded=config.guard.noise != "secret",
     )

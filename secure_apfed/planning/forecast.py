@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from apfed_protocols.psi import align
+from secure_apfed.alignment.id_rules import id_rules
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import ConfigError
@@ -158,7 +159,7 @@ def forecast(config: Config) -> Forecast:
         ConfigError, DataError, ModelError: what would stop the run itself.
     """
     data = load_data(config.data, seed=config.seed)
-    data.compare_ids(config.alignment.normalisation.rules().text)
+    data.compare_ids(id_rules(config.alignment).text)
     counts = _Counts.of(config, data)
     if counts.train < 2:
         raise ConfigError("there is no row to train on: the intersection holds no training row")
@@ -199,7 +200,7 @@ def forecast(config: Config) -> Forecast:
         epsilon_passives={
             name: ledger.would_cost(releases) for name, ledger in played.contributions.items()
         },
-        delta_passives=noise.delta if noise else None,
+        delta_passives=config.delta if noise else None,
         releases_passives=releases if noise else None,
         intersections=intersection_costs(config, data),
         warnings=tuple(_warnings(config, played, links, privacy.epsilon_x, len(data.passives))),
@@ -242,7 +243,7 @@ def _alignment_seconds(config: Config, data: VerticalData, played: Rehearsal) ->
     began = time.perf_counter()
     align(
         ids, hub=played.data.active.name, protocol=settings.backend,
-        normalisation=settings.normalisation.rules(), minimum_rows=settings.minimum_rows,
+        normalisation=id_rules(settings), minimum_rows=settings.minimum_rows,
         maximum_ids=settings.maximum_ids, threads=settings.threads,
     )  # fmt: skip
     seconds = time.perf_counter() - began
@@ -252,10 +253,10 @@ def _alignment_seconds(config: Config, data: VerticalData, played: Rehearsal) ->
 
 def _privacy(config: Config) -> PrivacySpent:
     """What all that passives and active are asked for costs together."""
-    delta, epochs = config.guard.delta, config.train.epochs
+    delta, epochs = config.delta, config.train.epochs
     # No noise is drawn here, so any key does.
     asked = asked_of(config).releases
-    guard = make_guard(config.guard, releases=asked, key=bytes(32))
+    guard = make_guard(config.guard, delta=delta, releases=asked, key=bytes(32))
     releases = planned_releases(config, guard)
     mechanism = guard.mechanism()
     released = EXACT.epsilon(mechanism, releases=releases, delta=delta)
@@ -329,5 +330,6 @@ def _memory_warning(config: Config, links: tuple[Link, ...]) -> Iterator[str]:
         yield (
             f"the transcript would hold about {megabytes:,.0f} MB and stop the run at "
             f"{transcript.MOST_MEGABYTES:,.0f} MB; send a smaller representation "
-            "(model.projection), or set transcript.keep to none, which leaves attacks nothing to read"
+            "(model.projection), or set transcript.keep to none, which leaves attacks nothing to "
+            "read"
         )

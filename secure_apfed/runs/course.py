@@ -331,7 +331,7 @@ class Course:
 
     def privacy(self) -> PrivacySpent:
         """What the party that spent most has spent."""
-        return spent_in(self.session, self._labels.mechanism, delta=self._config.guard.delta)
+        return spent_in(self.session, self._labels.mechanism, delta=self._config.delta)
 
 
 def _first_least(values: Sequence[float]) -> int:

@@ -7,6 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from secure_apfed.settings import (
     EACH_ALONE,
+    ONE_DELTA,
     THE_ACTIVE,
     Settings,
     SilentPassive,
@@ -126,13 +127,13 @@ class NoiseSettings(Settings):
             epsilon, not both.
         epsilon: what all contributions that involve one person may cost a passive together; the
             noise is calibrated to it, and the run stops before it is exceeded.
-        delta: of that epsilon.
         colluders: passives that may help the active, or add no noise; theirs is not counted.
     """
 
+    moved = ONE_DELTA
+
     sigma: float | None = Field(None, gt=0)
     epsilon: float | None = Field(None, gt=0)
-    delta: float = Field(1e-5, gt=0, lt=0.5)
     colluders: int = Field(0, ge=0)
 
     @model_validator(mode="after")

@@ -242,23 +242,22 @@ def test_a_contract_is_frozen() -> None:
 
 
 NETWORK = "network hidden representation projection sequences random_features dropout head"
-VOTES = "labeller epsilon delta weights_epsilon"
+VOTES = "labeller epsilon weights_epsilon"
 DISTILLED = "epochs learning_rate batch_size"
 # Whom each setting concerns, those of a method under its name. A new one stands nowhere, and has
 # to be put somewhere.
 ALL = {
-    "": "seed party_seeds method defences",
+    "": "seed party_seeds method delta defences",
     "data": "partition labels_at classes anomaly",
     "model": NETWORK,
     "passives": "objective weight",
     "passives.model": NETWORK,
     "train": "epochs batch_size optimizer learning_rate momentum weight_decay "
     "schedule_steps warmup_steps max_gradient_norm precision",
-    "alignment": "protocol mode minimum_rows maximum_ids",
-    "alignment.normalisation": "unicode_nfc case_fold strip whole_numbers date_formats",
+    "alignment": "protocol mode minimum_rows maximum_ids normalisation date_formats",
     "secure_sum": "scheme masks clip bits allow_single_passive threshold",
-    "secure_sum.noise": "sigma epsilon delta colluders",
-    "guard": "mechanism clip sigma epsilon delta noise",
+    "secure_sum.noise": "sigma epsilon colluders",
+    "guard": "mechanism clip sigma epsilon noise",
     "votes": f"{VOTES} form colluders",
     "votes_randomised": VOTES,
     "votes_encrypted": f"{VOTES} colluders candidates",
@@ -287,7 +286,7 @@ EACH_FOR_ITSELF = {
     "": "name tradeoff",
     "data": "dataset clients views natural_views active_view rows rows_per_class overlap aligned "
     "test_fraction split limit labelled folder columns active "
-    "id_column label_column numeric_labels",
+    "id_column label_column",
     "data.parties": "file id_column numeric categorical ignore missing encoding",
     "data.parties.rare_categories": "most buckets",
     "data.view_columns": "columns sequence",
