@@ -24,7 +24,7 @@ from torch import Tensor
 
 from apfed_protocols.errors import UnsafeChoiceWarning
 from apfed_protocols.ids import IdNormalisation
-from secure_apfed.alignment.rules import rules_of
+from secure_apfed.alignment.id_rules import id_rules
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
 from secure_apfed.data import ColumnEncoding
@@ -264,7 +264,7 @@ def _rules(settings: Mapping[str, Any]) -> IdNormalisation | None:
     """How IDs are compared, where the settings say; what is wrong there `_config` tells."""
     alignment = settings.get("alignment") or {}
     try:
-        return rules_of(AlignmentSettings.model_validate(alignment))
+        return id_rules(AlignmentSettings.model_validate(alignment))
     except ValueError:
         return None
 

@@ -92,7 +92,6 @@ _METHODS: Mapping[str, dict[str, Any]] = {
         **_STUDENT,
         "train": _JOINTLY,
     },
-    "imputation": {"method": "imputation", **_STUDENT},
     "apc_vfl": {
         "method": "apc_vfl",
         "model": {"network": "selu", "hidden": [256], "representation": 256},
@@ -202,7 +201,7 @@ def _cases() -> dict[str, GainCase]:
         ("votes-randomised-logistic", "digits", 50, 4.0),
         *(
             (method, data, n, None)
-            for method in ("joint_teacher", "imputation", "apc_vfl")
+            for method in ("joint_teacher", "apc_vfl")
             for data in ("digits", "handwritten-zer")
             for n in (20, 50)
         ),

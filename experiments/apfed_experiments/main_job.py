@@ -2,7 +2,7 @@
 
 Digits (four strips) and breast cancer (three natural parties), with handwritten numerals where
 their files are, over several seeds: the active alone, every method of votes, a joint teacher,
-imputation, TVFL with its lonely inferences, and APFed-C plain and protected, each beside the best
+TVFL with its lonely inferences, and APFed-C plain and protected, each beside the best
 that the active does alone. One YAML file describes the protected APFed-C of a data set; every other
 run is derived from it by a variant, so that all share data, seeds and labelled rows. Everything
 lies in one folder; a stopped job goes on where it was.
@@ -132,8 +132,6 @@ VARIANTS: tuple[Variant, ...] = (
             protection="labels encrypted", changes=_STUDENT),
     Variant(key="joint-teacher", label="Joint teacher", method="joint_teacher", protection="none",
             protected=False, changes={**_STUDENT, "train": _JOINTLY, "method": _TEACHER}),
-    Variant(key="imputation", label="Imputation", method="imputation", protection="none",
-            protected=False, changes=_STUDENT),
     Variant(key="tvfl", label="TVFL", method="tvfl", protection="none", protected=False,
             changes={**_PLAIN, "train": {**_JOINTLY, "epochs": 100, "evaluate_every": 100}}),
     Variant(key="apfed_c", label="APFed-C", method="apfed_c", protection="none", protected=False,

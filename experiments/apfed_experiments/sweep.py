@@ -80,7 +80,7 @@ class Line:
             "method": self.method,
             "guard": GuardSettings.model_validate(
                 # Noise that the seed repeats: the sweep must be repeatable, nobody is protected.
-                {"mechanism": self.guard, "clip": base.guard.clip, "delta": base.guard.delta,
+                {"mechanism": self.guard, "clip": base.guard.clip,
                  "noise": "reproducible_insecure"}
                 | ({"epsilon": epsilon} if self.guard != "none" else {})
             ),
@@ -222,7 +222,7 @@ class Sweep:
         return {
             "dataset": self.base.data.dataset,
             "settings": settings,
-            "delta": self.base.guard.delta,
+            "delta": self.base.delta,
             "clip": self.base.guard.clip,
             "seeds": list(self.seeds),
             "points": [

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from apfed_protocols.errors import LocalProtocolError
 from apfed_protocols.ids import SizedIds, encode_pieces
 from apfed_protocols.randomness import keystream
-from secure_apfed.alignment.rules import rules_of
+from secure_apfed.alignment.id_rules import id_rules
 from secure_apfed.errors import DataError
 from secure_apfed.settings.alignment import AlignmentSettings
 
@@ -83,7 +83,7 @@ def fingerprint(
     They are as `BucketedIds.fingerprint` under the same key.
     """
     whole = _whole(key)
-    for piece in encode_pieces(me, ids, rules_of(settings)):
+    for piece in encode_pieces(me, ids, id_rules(settings)):
         whole.update(_digests(piece, key))
         worked(len(piece))
     return whole.digest()
@@ -137,7 +137,7 @@ class BucketedIds:
     ) -> bytes:
         whole, first = _whole(key), 0
         with self._spool:
-            for piece in encode_pieces(self._me, ids, rules_of(settings)):
+            for piece in encode_pieces(self._me, ids, id_rules(settings)):
                 digests = _digests(piece, key)
                 whole.update(digests)
                 records = np.empty(len(piece), _RECORD)

@@ -17,19 +17,19 @@ from apfed_protocols.psi.interface import (
 )
 from secure_apfed.alignment.buckets import bucket_count, capacity
 from secure_apfed.alignment.history import admit_run
-from secure_apfed.alignment.rules import rules_of
+from secure_apfed.alignment.id_rules import id_rules
 from secure_apfed.settings.alignment import AlignmentSettings
 
 __all__ = ["canonical_ids", "check_alignment", "intersection", "most_guesses"]
 
 
 def check_alignment(settings: AlignmentSettings) -> None:
-    """Refuse a protocol that there is none of, or that shows what is to stay hidden.
+    """Refuse a protocol that there is none of, or that shows what is to stay hidden; and formats.
 
     Raises:
         ValueError: says which there are, or what to use.
     """
-    rules_of(settings)
+    id_rules(settings)
     if settings.backend not in SET_INTERSECTIONS:
         known = ", ".join(["auto", *sorted(SET_INTERSECTIONS)])
         raise ValueError(
@@ -49,8 +49,7 @@ def canonical_ids(party: str, ids: IdColumn, settings: AlignmentSettings) -> lis
     Raises:
         DataError: see `apfed_protocols.ids.encode_ids`.
     """
-    rules = rules_of(settings)
-    return encode_ids(party, ids, rules, maximum_ids=settings.maximum_ids)
+    return encode_ids(party, ids, id_rules(settings), maximum_ids=settings.maximum_ids)
 
 
 def intersection(
@@ -85,7 +84,7 @@ def intersection(
         session=session,
         minimum_rows=settings.minimum_rows,
         maximum_ids=settings.maximum_ids,
-        encoding=rules_of(settings).encoding,
+        encoding=id_rules(settings).encoding,
         dealer=dealer,
         output=output,
         sizes=sizes or {},

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from secure_apfed import terminal
-from secure_apfed.alignment.rules import rules_of
+from secure_apfed.alignment.id_rules import id_rules
 from secure_apfed.commands import AsJson, Overrides
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def _checks(config: "Config", wanted: list[str] | None) -> "Iterator[IdCheck]":
         ids = IdFile(
             name, party_path(config.data, own.file), own.id_column or config.data.id_column
         )
-        yield check_normalisation(name, ids, rules_of(config.alignment))
+        yield check_normalisation(name, ids, id_rules(config.alignment))
 
 
 def _told(one: "IdCheck") -> str:

@@ -78,7 +78,7 @@ def _config(
     if epochs is not None:
         more.append(f"train.epochs={epochs}")
     if delta is not None:
-        more.append(f"guard.delta={delta!r}")
+        more.append(f"delta={delta!r}")
     if epsilon is not None:
         mechanism = config.guard.mechanism
         more += [
@@ -106,7 +106,7 @@ def _forecast(
     if guard.epsilon is not None and sent:
         calibrations.append(
             calibrate(
-                guard.epsilon, epochs=config.train.epochs, delta=guard.delta, clip=guard.clip,
+                guard.epsilon, epochs=config.train.epochs, delta=config.delta, clip=guard.clip,
                 mechanism=guard.mechanism,
             )
         )  # fmt: skip

@@ -12,7 +12,7 @@ from pydantic import ValidationInfo, field_validator, model_validator
 
 from secure_apfed.errors import ConfigError
 from secure_apfed.names import check_parties
-from secure_apfed.settings.data import TABLES
+from secure_apfed.settings.data import TABLES, DataSettings
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import AttackChoice, RunSettings
 from secure_apfed.settings.training import PassiveSettings
@@ -26,7 +26,6 @@ class Config(RunSettings):
     moved = {
         "votes": "method: {name: votes, epsilon: 8}",
         "teacher": "method: {name: joint_teacher, labels: spreading}",
-        "imputed": "method: {name: imputation, numbers: 16}",
         "distilled": "method: {name: apc_vfl, epochs: 200}",
         "decomposed": "method: {name: vfedtrans, mask_rows: 1024}",
         "multiview": "method: {name: mmvfl, beta: 1.0}",
@@ -44,6 +43,13 @@ class Config(RunSettings):
     def _are_names(cls, passives: dict[str, PassiveSettings]) -> dict[str, PassiveSettings]:
         check_parties(name for name in passives if name != "default")
         return passives
+
+    @field_validator("data")
+    @classmethod
+    def _labels_are_of_the_task(cls, data: DataSettings, info: ValidationInfo) -> DataSettings:
+        from secure_apfed.config.checks import of_task
+
+        return of_task(data, info.data.get("task"))
 
     @field_validator("task", "measure", "alignment", "data", "secure_sum")
     @classmethod

@@ -14,10 +14,11 @@ from secure_apfed.errors import ConfigError
 from secure_apfed.measures import MEASURES, names_of
 from secure_apfed.secure_sums import check_sum
 from secure_apfed.settings import unknown_name
+from secure_apfed.settings.data import TABLES, DataSettings
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.tasks import TASKS, Anomaly, Classification, Regression
 
-__all__ = ["CHECKS", "check_task"]
+__all__ = ["CHECKS", "check_task", "of_task"]
 
 
 def _check_name(name: str, table: Mapping[str, Any]) -> None:
@@ -33,6 +34,13 @@ CHECKS: Mapping[str, Callable[[Any], None]] = {
     "secure_sum": check_sum,
 }
 """By section, what raises a `ConfigError` for a name that is in no table, with the nearest."""
+
+
+def of_task(data: DataSettings, task: str | None) -> DataSettings:
+    """The same data; labels of own tables are numbers where the task predicts some."""
+    if TASKS.get(task or "") is not Regression or data.dataset != TABLES or data.classes:
+        return data
+    return data.model_copy(update={"classes": "numbers"})
 
 
 def check_task(config: RunSettings) -> None:
@@ -60,8 +68,8 @@ def _problems(config: RunSettings) -> Iterator[str]:
     if task is Regression and not numbers:
         yield (
             f"task: regression predicts numbers, and the labels of data.dataset "
-            f"{config.data.dataset} are classes; say data.numeric_labels: true where they are "
-            "numbers in your own tables, or take another task"
+            f"{config.data.dataset} are classes; take a set of numbers (of your own tables leave "
+            "data.classes out), or another task"
         )
     if (task is Anomaly) is not (config.data.anomaly is not None):
         yield (

@@ -64,7 +64,7 @@ def describe(dataset: DataSet) -> dict[str, str]:
 def labels_are_numbers(settings: DataSettings) -> bool:
     """Whether there are no classes, but numbers to predict."""
     if settings.dataset == TABLES:
-        return settings.numeric_labels
+        return settings.classes == "numbers"
     return find_dataset(settings.dataset).numeric_labels
 
 
@@ -137,8 +137,8 @@ def _check_own_tables(settings: DataSettings) -> None:
 
 def _check_built_in(settings: DataSettings) -> None:
     dataset = find_dataset(settings.dataset)
-    given = [key for key in ("parties", "classes", "view_columns", "numeric_labels")
-             if getattr(settings, key) not in (None, False)]  # fmt: skip
+    given = [key for key in ("parties", "classes", "view_columns")
+             if getattr(settings, key) is not None]  # fmt: skip
     if given:
         raise ConfigError(
             f"{' and '.join(given)} belong to dataset: {TABLES}, not to {settings.dataset}"
@@ -210,11 +210,9 @@ def _check_views(settings: DataSettings, dataset: DataSet) -> None:
 
 def _check_numbers(settings: DataSettings) -> None:
     """What is cut by classes, or known to several parties, needs classes."""
-    by_class = [key for key in ("classes", "rows_per_class") if getattr(settings, key) is not None]
-    if by_class:
+    if settings.rows_per_class is not None:
         raise ConfigError(
-            f"{' and '.join(by_class)}: the labels of {settings.dataset} are numbers and no "
-            "classes; leave it out"
+            f"rows_per_class: the labels of {settings.dataset} are numbers and no classes; say rows"
         )
     if settings.horizontal or settings.labels_at:
         raise ConfigError(
@@ -227,9 +225,10 @@ def _check_anomaly(settings: DataSettings) -> None:
     """Nothing is learnt from labels, and the classes are two."""
     given = [key for key in ("classes", "labelled") if getattr(settings, key) is not None]
     if given or labels_are_numbers(settings):
+        remedy = f"leave {' and '.join(given)} out" if given else "take another set"
         raise ConfigError(
             f"anomaly: the classes are {' and '.join(ANOMALY_CLASSES)}, and no label is learnt "
-            f"from; leave {' and '.join(given) or 'numeric_labels'} out"
+            f"from; {remedy}"
         )
     if settings.horizontal or settings.labels_at:
         raise ConfigError(

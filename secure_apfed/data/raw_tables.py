@@ -125,7 +125,7 @@ def _labels(
         empty = EMPTY if is_csv(frame) else frozenset[str]()
     else:
         empty = warn_of_empty_words(
-            texts, party=party, column=column, listed=settings.classes or (),
+            texts, party=party, column=column, listed=settings.named_classes,
             count=is_csv(frame),
         )  # fmt: skip
     return tuple(None if text == "" or text in empty else text for text in texts)

@@ -161,7 +161,8 @@ def _labels_of(
     if settings.anomaly is not None:
         told = anomaly_labels(raw.labels, settings.anomaly, party=party, column=column)
         return told, told, settings.class_names(())
-    labels, classes = class_labels(raw.labels, settings.classes, party=party, column=column)
+    listed = settings.named_classes or None
+    labels, classes = class_labels(raw.labels, listed, party=party, column=column)
     return labels, labels, classes
 
 
@@ -179,7 +180,7 @@ def load_own_tables(settings: DataSettings, name: str, *, seed: int) -> OwnData:
         )
     if name != settings.active:
         passive = load_passive(settings, name, seed=seed)
-        own = OwnData.of_passive(passive, settings.classes or ())
+        own = OwnData.of_passive(passive, settings.named_classes)
     else:
         own = load_active(settings, seed=seed)
     default_memory_pool().release_unused()  # of the columns as they were read
@@ -201,7 +202,7 @@ def load_passive(settings: DataSettings, name: str, *, seed: int) -> PartyTable:
     labels = None
     if settings.holds_labels(name):
         told, _ = class_labels(
-            raw.labels, settings.classes or (), party=name, column=settings.label_column
+            raw.labels, settings.named_classes, party=name, column=settings.label_column
         )
         known = passive_labels(
             told, settings.labelled, seed=seed, choice=settings.split, party=name

@@ -86,7 +86,7 @@ def read_numbers(texts: Sequence[str | None], *, party: str, column: str) -> NDA
         if not math.isfinite(found[row]):
             raise DataError(
                 f"{party}: column {column!r} holds numbers to predict, and row {row} (from 0) has "
-                f"{text!r:.40}; mend it, empty the cell, or leave data.numeric_labels out if these "
+                f"{text!r:.40}; mend it, empty the cell, or leave task: regression out if these "
                 "are classes"
             )
     return found

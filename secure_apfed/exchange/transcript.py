@@ -20,6 +20,9 @@ from secure_apfed.settings.transcript import TranscriptSettings
 
 __all__ = ["Flow", "Transcript"]
 
+MOST_MEGABYTES = 512.0
+"""Of payloads that are kept."""
+
 _SUM = "sum"
 KEPT_KINDS = frozenset(
     {Kind.REQUEST, Kind.LABELS, Kind.VOTES, Kind.REPRESENTATIONS, Kind.GRADIENTS, Kind.SUM}
@@ -129,11 +132,11 @@ class Transcript:
         if digest not in self._payloads:
             self._payloads[digest] = payload
             self._held_bytes += len(payload)
-        if self._held_bytes > self._settings.limit_megabytes * 1e6:
+        if self._held_bytes > MOST_MEGABYTES * 1e6:
             raise LocalProtocolError(
                 f"the transcript would hold {self._held_bytes / 1e6:.0f} MB, over the limit of "
-                f"{self._settings.limit_megabytes:g} MB; raise transcript.limit_megabytes, send a "
-                "smaller representation (model.projection), or set transcript.keep to none"
+                f"{MOST_MEGABYTES:g} MB; send a smaller representation (model.projection), or set "
+                "transcript.keep to none"
             )
         return self._payloads[digest]
 

@@ -1,6 +1,6 @@
 """The active's student: learns what others say of the rows, and predicts from its own features.
 
-Run by: the active, where labels come from votes, a joint teacher or imputed representations. Random
+Run by: the active, where labels come from votes or a joint teacher. Random
 features under a linear head are fitted in one go; every other network descends. Labelled rows keep
 their own labels. Of a regression, classes are ranges of targets (`learning.bins`). Letters: N rows
 of the active's table, U rows to learn from, n labelled rows, K classes, T numbers to learn of one.

@@ -24,7 +24,6 @@ from secure_apfed.methods.apfed import (
 )
 from secure_apfed.methods.averaging import Averaging, HFedMvSettings, SFedMvSettings
 from secure_apfed.methods.entering import roles_of
-from secure_apfed.methods.imputation import Imputation
 from secure_apfed.methods.joint_teacher import JointTeacher
 from secure_apfed.methods.method import (
     Brought,
@@ -98,7 +97,6 @@ METHODS: Mapping[str, Method] = {
     "votes_encrypted": EncryptedVotes(),
     "votes_moment": MomentVotes(),
     "joint_teacher": JointTeacher(),
-    "imputation": Imputation(),
     "apc_vfl": ApcVfl(),
     "vfedtrans": VFedTrans(),
     "split_nn": SplitNn(),

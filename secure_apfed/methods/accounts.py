@@ -75,7 +75,9 @@ def _noise_key(config: RunSettings, party: str) -> bytes:
 def guard_for(own: Own) -> RepresentationGuard:
     """The guard of one party that releases representations, for as often as it is asked."""
     config = own.config
-    return make_guard(config.guard, releases=asked_of(config).releases, key=own.noise_key)
+    return make_guard(
+        config.guard, delta=config.delta, releases=asked_of(config).releases, key=own.noise_key
+    )
 
 
 def open_ledger(
@@ -141,18 +143,17 @@ def refused_sums(own: Own) -> RefusedSums:
     return RefusedSums(own.name, log, allowed=own.config.rules.refused_sums)
 
 
-def open_audits(own: Own, *, allowed: int) -> OpenAudits:
+def open_audits(own: Own) -> OpenAudits:
     """Where a passive notes audits of encrypted labels, over all sessions of the run."""
     log = log_file(own.logs, "audits", own.name, "jsonl") if own.logs else None
-    return OpenAudits(own.name, log, allowed=allowed)
+    return OpenAudits(own.name, log)
 
 
 def ledger_for(own: Own, guard: RepresentationGuard, *, aligned: int) -> PrivacyLedger:
     """The account of what this party releases."""
-    settings = own.config.guard
     return open_ledger(
         own, own.name, guard.mechanism(),
-        delta=settings.delta, budget=settings.epsilon, rows=aligned,
+        delta=own.config.delta, budget=own.config.guard.epsilon, rows=aligned,
     )  # fmt: skip
 
 
@@ -169,7 +170,7 @@ def private_updates(own: Own, guard: RepresentationGuard) -> PrivateUpdates | No
     config, settings, rows = own.config, own.config.dp_sgd, len(own.rows.ids)
     if settings is None:
         return None
-    epochs, delta = config.train.epochs, config.guard.delta
+    epochs, delta = config.train.epochs, config.delta
     noise_multiplier = settings.noise_multiplier
     if noise_multiplier is None:
         assert settings.epsilon is not None
@@ -210,7 +211,7 @@ def whole_training(
     return WholeTraining(
         releases=releases,
         updates=private.ledger,
-        delta=config.guard.delta,
+        delta=config.delta,
         budget=config.dp_sgd.epsilon,
         seeded=config.guard.noise != "secret",
     )

@@ -16,27 +16,32 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.contract import Contract, RepresentationTerms
 from secure_apfed.defences import representation_chain
-from secure_apfed.exchange import Links
+from secure_apfed.exchange import Kind, Links, pack
 from secure_apfed.learning.autoencoder import Autoencoder, fit_autoencoder, new_autoencoder
 from secure_apfed.learning.distilling import Distilled
 from secure_apfed.measures import Scored
 from secure_apfed.methods.accounts import answers_log, guard_for, ledger_for, surroundings_of
-from secure_apfed.methods.alignment import positions_of
-from secure_apfed.methods.imputation import ImputationHelper, ReleaseLearner
+from secure_apfed.methods.alignment import positions_in, positions_of
 from secure_apfed.methods.method import Agreed, Course, Helper, Learner, Method, Own
+from secure_apfed.methods.students import Pupil, StudentLearner
 from secure_apfed.methods.terms import (
     agree_with_senders,
     check_passives,
     sent_terms,
     settings_of,
 )
+from secure_apfed.methods.tvfl import TvflHelper
 from secure_apfed.models import Shape, family_for, output_shape
 from secure_apfed.parties import Compute, TvflPassive
+from secure_apfed.parties.rules import read_representations
 from secure_apfed.privacy.guard import joint_releases_statement
 from secure_apfed.seeds import seeded
 from secure_apfed.settings import THE_ACTIVE
@@ -45,7 +50,9 @@ from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.model import ModelSettings
 from secure_apfed.settings.run import RunSettings
 
-__all__ = ["ApcVfl", "ApcVflLearner", "ApcVflSettings"]
+__all__ = ["AnsweringHelper", "ApcVfl", "ApcVflLearner", "ApcVflSettings", "ReleaseLearner"]
+
+Floats = NDArray[np.float64]
 
 
 class ApcVflSettings(MethodSettings, DistillationSettings):
@@ -84,6 +91,53 @@ class ApcVflSettings(MethodSettings, DistillationSettings):
             )
 
 
+class ReleaseLearner(StudentLearner):
+    """The active's role where passives release each row once; see `StudentLearner`.
+
+    Args:
+        contract: of the session.
+        aligned: the active's row at each position of the alignment.
+    """
+
+    def __init__(
+        self, contract: Contract, own: Own, aligned: Tensor, *, student: Pupil, headline: str,
+        guarantee: str,
+    ) -> None:  # fmt: skip
+        super().__init__(own, student, headline=headline, guarantee=guarantee)
+        self.smallest_batch = contract.minimum_batch
+        self._contract, self._aligned = contract, aligned
+
+    async def gather(self, links: Links, course: Course) -> list[Floats]:
+        """What each passive releases of the training rows, in the order of the contract."""
+        released = []
+        for rows_B in self.parts_of(positions_in(self._aligned, self.training_rows)):
+            released.append(await self.ask(links, course.next_step, rows_B))
+            course.stepped(None)
+        return [np.concatenate(of_passive) for of_passive in zip(*released, strict=True)]
+
+    def parts_of(self, positions: Tensor) -> tuple[Tensor, ...]:
+        """These positions in equal parts that passives answer."""
+        return positions.tensor_split(max(1, -(-len(positions) // self._contract.batch_size)))
+
+    async def ask(self, links: Links, step: int, rows_B: Tensor) -> list[Floats]:
+        """What each passive releases of these positions, in the order of the contract."""
+        passives = self._contract.passives
+        for name in passives:
+            links.send(name, Kind.REQUEST, step, pack({"rows": rows_B}))
+        return [await self._read(links, name, step, rows_B) for name in passives]
+
+    async def _read(self, links: Links, name: str, step: int, rows_B: Tensor) -> Floats:
+        message = await links.receive(name, Kind.REPRESENTATIONS, step=step, patience=4)
+        terms = self._contract.passives[name].representation
+        got_B, z_BD = read_representations(
+            message, terms, aligned=len(self._aligned), minimum=self._contract.minimum_batch
+        )
+        if not torch.equal(got_B, rows_B):
+            raise RemoteProtocolError(f"{name} answered for other rows than asked")
+        z: Floats = z_BD.double().numpy()
+        return z
+
+
 class ApcVflLearner(ReleaseLearner):
     """The active's role; see `ReleaseLearner`."""
 
@@ -111,6 +165,12 @@ class ApcVflLearner(ReleaseLearner):
             scores.append(self.student.together(self._aligned[rows_B], beside_BD).double().cpu())
             truth.append(labels_N[self._aligned[rows_B]])
         return Scored.of_network(torch.cat(truth), torch.cat(scores))
+
+
+class AnsweringHelper(TvflHelper):
+    """A passive's role: it answers for each row once, and learns nothing; see `Helper`."""
+
+    asks = (Kind.REQUEST,)
 
 
 class ApcVfl(Method):
@@ -152,7 +212,7 @@ class ApcVfl(Method):
         # In the table's order: that of the alignment is random.
         own_UF = compute.place(own.rows.features[rows.sort().values])
         fit_autoencoder(local, own_UF, ApcVflSettings.of(config), owner=own.name, seed=own.seed)
-        return ImputationHelper(
+        return AnsweringHelper(
             TvflPassive(
                 own.name,
                 contract,

@@ -51,6 +51,9 @@ __all__ = [
     "save_all",
 ]
 
+HELD_OUT = 0.1
+"""Share of the labelled training rows that say when training ends."""
+
 Save: TypeAlias = Callable[[int], bytes]
 """Writes one party's checkpoint before the step of this number; returns what the active is told of
 it: what the party charged so far (`secure_apfed.methods.charged`).
@@ -507,7 +510,7 @@ def held_out_of(learner: Learner, config: RunSettings) -> Tensor:
     if config.train.patience is None:
         return learner.training_rows[:0]
     order = shuffled(learner.rows_with_label(), config.seed, "held out")
-    return order[: max(1, round(config.train.held_out * len(order)))]
+    return order[: max(1, round(HELD_OUT * len(order)))]
 
 
 def learnt_rows(learner: Learner, config: RunSettings) -> Tensor:

@@ -104,7 +104,7 @@ def contribution_noise(
         return None
     release = summed_release(config, own.name, shape, plan)
     ledger = open_ledger(
-        own, own.name, release, delta=noise.delta, budget=noise.epsilon, rows=aligned,
+        own, own.name, release, delta=config.delta, budget=noise.epsilon, rows=aligned,
         figure=config.method.passives_figure,
     )  # fmt: skip
     key = derive_key(own.noise_key, b"secure-apfed contributions v1")
@@ -134,7 +134,7 @@ def _steps(
     if noise.epsilon is not None:
         return calibrate_noise(
             epsilon=noise.epsilon,
-            delta=noise.delta,
+            delta=config.delta,
             releases=asked_of(config).releases,
             honest=honest,
             sensitivity=max(_sensitivity(config, passive, shape) for passive in passives),

@@ -30,7 +30,7 @@ from secure_apfed.methods.method import Helper, Own, Save, keep_or_end
 from secure_apfed.parties import Ballot, VotingParty
 from secure_apfed.parties.rules import StepGate
 from secure_apfed.privacy.contributions import SummedRelease
-from secure_apfed.settings import THE_ACTIVE, unknown_name
+from secure_apfed.settings import ONE_DELTA, THE_ACTIVE, unknown_name
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import NoiseSettings
@@ -66,15 +66,15 @@ class VoteSettings(MethodSettings):
             by this one; or "labeller", what its own labeller of the passives' kind says.
         epsilon: what the vote on one person may cost one passive, the labeller held fixed; null:
             votes are opened without noise.
-        delta: of that epsilon; randomised answers have none.
         weights_epsilon: what the weights of a labeller that noises them may cost a labelled
-            person, at `delta`; for `private_logistic`, which needs it.
+            person; for `private_logistic`, which needs it.
     """
+
+    moved = ONE_DELTA
 
     labeller: str = "spreading"
     prior: Annotated[str, THE_ACTIVE] = BEST_SOLO
     epsilon: float | None = Field(None, gt=0)
-    delta: float = Field(1e-5, gt=0, lt=0.5)
     weights_epsilon: float | None = Field(None, gt=0)
 
     predicts_alone = True
@@ -118,7 +118,7 @@ class VoteSettings(MethodSettings):
         """See `MethodSettings`."""
         if self.epsilon is None:
             return None
-        return NoiseSettings(epsilon=self.epsilon, delta=self.delta, colluders=self.colluding)
+        return NoiseSettings(epsilon=self.epsilon, colluders=self.colluding)
 
     def _needs_epsilon(self) -> None:
         if self.epsilon is None:
@@ -279,7 +279,7 @@ def calibrated(
     votes = VoteSettings.of(config)
     assert votes.epsilon is not None
     deviation = calibrate_votes(
-        labeller, release, epsilon=votes.epsilon, delta=votes.delta, whole_table=False
+        labeller, release, epsilon=votes.epsilon, delta=config.delta, whole_table=False
     )
     return release(deviation)
 
@@ -289,7 +289,7 @@ def noise_terms(config: RunSettings, release: SummedRelease | None) -> dict[str,
     if release is None:
         return {}
     votes = NoisedVoteSettings.of(config)
-    asked = {"epsilon": votes.epsilon, "delta": votes.delta, "colluders": votes.colluders}
+    asked = {"epsilon": votes.epsilon, "colluders": votes.colluders}
     return {"noise": asked | {"steps": release.deviation, "honest": release.honest}}
 
 
@@ -305,7 +305,7 @@ def vote_noise(own: Own, release: SummedRelease | None, *, rows: int) -> Contrib
             own,
             own.name,
             release,
-            delta=votes.delta,
+            delta=own.config.delta,
             budget=votes.epsilon,
             rows=rows,
             figure=own.config.method.passives_figure,

@@ -219,9 +219,7 @@ class VotesMethod(Method):
         if opening is None:
             return "no guarantee: votes are opened without noise (epsilon is infinite)"
         labeller = passive_labeller(own)
-        return table_guarantee(
-            labeller, opening, delta=VoteSettings.of(own.config).delta
-        ).statement()
+        return table_guarantee(labeller, opening, delta=own.config.delta).statement()
 
 
 def passive_labeller(own: Own) -> Labeller:
@@ -231,7 +229,7 @@ def passive_labeller(own: Own) -> Labeller:
     return make_labeller(
         votes.labeller,
         epsilon=votes.weights_epsilon,
-        delta=votes.delta,
+        delta=own.config.delta,
         key=derive_key(own.noise_key, b"secure-apfed labeller v1") if noised else None,
         seeded=noised and own.config.guard.noise != "secret",
     )
@@ -491,7 +489,7 @@ class RandomisedVotes(VotesMethod):
     def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
         votes, response = VoteSettings.of(own.config), _response(own, contract)
         ledger = open_ledger(
-            own, own.name, response, delta=votes.delta, budget=votes.epsilon, rows=len(rows),
+            own, own.name, response, delta=own.config.delta, budget=votes.epsilon, rows=len(rows),
             figure=own.config.method.passives_figure,
         )  # fmt: skip
         key = derive_key(own.noise_key, b"secure-apfed votes v1")

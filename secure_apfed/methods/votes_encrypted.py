@@ -52,7 +52,7 @@ from secure_apfed.methods.votes import (
     passive_labeller,
 )
 from secure_apfed.parties import Ballot, VotesActive, VotingParty
-from secure_apfed.parties.rules import OpenAudits, RefusedSums
+from secure_apfed.parties.rules import OPEN_AUDITS, OpenAudits, RefusedSums
 from secure_apfed.privacy.contributions import SummedRelease
 
 __all__ = [
@@ -74,13 +74,10 @@ class EncryptedVotesSettings(NoisedVoteSettings):
         candidates: requests with encrypted labels that the active makes, of which the passives see
             through all but one: an active that cheats is found out but for one time in so many;
             null: it is trusted. Needed beside an epsilon.
-        broken_audits: how many sessions of a run may end between a passive's word which request is
-            kept and the request itself; each gives an active that cheats another chance.
     """
 
     name: Literal["votes_encrypted"]
     candidates: int | None = Field(None, ge=2, le=1024)
-    broken_audits: int = Field(1, ge=0)
 
     title = "votes on encrypted labels"
     opens_votes = "encrypted"
@@ -183,8 +180,7 @@ class EncryptedVotesLearner(VotesLearner):
         self._sums = terms.sums(party.contract, self._size)
         noised = "; that is so for labels of one class each" if self._sums.products.noise else ""
         audited = self._sums.products.candidates is not None
-        broken = EncryptedVotesSettings.of(own.config).broken_audits
-        counted = f" After {broken + 1} that were broken off there, a passive begins no other."
+        counted = f" After {OPEN_AUDITS + 1} that were broken off there, a passive begins no other."
         self.guarantee = f"{guarantee}{noised}. {self._sums.malicious}{counted if audited else ''}"
         # Towards zero a number moves by a step at most, to the nearest by half of one.
         self.rounding = 2 * self._sums.rounding()
@@ -368,7 +364,7 @@ class EncryptedVotes(VotesMethod):
             labeller,
             terms,
             vote_noise(own, terms.release, rows=len(rows)),
-            open_audits(own, allowed=terms.settings.broken_audits),
+            open_audits(own),
         )
 
     def aggregator(self, own: Own, contract: Contract) -> Helper:

@@ -275,6 +275,10 @@ class RefusedSums:
             ) from error
 
 
+OPEN_AUDITS = 1
+"""After which a passive still takes part; each gives an active that cheats another chance."""
+
+
 class OpenAudits:
     """Audits of encrypted labels that ended before their request came, over all sessions of a run.
 
@@ -285,11 +289,10 @@ class OpenAudits:
     Args:
         me: a passive.
         log: file of the list, readable by its owner only; None: nothing is noted.
-        allowed: audits left open after which it still takes part.
     """
 
-    def __init__(self, me: str, log: Path | None, *, allowed: int) -> None:
-        self._me, self._log, self._allowed = me, log, allowed
+    def __init__(self, me: str, log: Path | None) -> None:
+        self._me, self._log = me, log
 
     def begin(self, *, contract: str) -> None:
         """Note an audit before what it keeps is told.
@@ -297,12 +300,11 @@ class OpenAudits:
         Raises:
             CheckpointError: too many were left open, or it cannot be noted.
         """
-        if (left := self._left()) > self._allowed:
+        if (left := self._left()) > OPEN_AUDITS:
             raise CheckpointError(
                 f"{self._me}: {left} sessions ended between the word which request with encrypted "
-                f"labels is kept and that request, and method.broken_audits is {self._allowed}. An "
-                "active that cheats breaks off where it would be found out; find out who it was. "
-                f"If it was nobody's intent, resume with method.broken_audits: {left} everywhere"
+                f"labels is kept and that request, and {OPEN_AUDITS} may. An active that cheats "
+                "breaks off where it would be found out; find out who it was, and begin a new run"
             )
         self._note("begun", contract)
 

@@ -141,7 +141,6 @@ class EncodingPassive(Party):
         features_N: its features in the order of the alignment.
         encoder: its network.
         answers: file in which it counts what it answers; None: memory and checkpoints only.
-        beyond: answers for a row above those for training: the final inference asks once.
         defences: what its representations go through first.
     """
 
@@ -156,13 +155,12 @@ class EncodingPassive(Party):
         compute: Compute,
         seed: int,
         answers: AnswersLog | None,
-        beyond: int = 1,
         defences: RepresentationChain | None = None,
     ) -> None:
         super().__init__(name, contract)
         self.gate = StepGate(self.name)
-        self.allowance = Allowance(
-            self.name, self.contract, aligned=len(features_N), log=answers, beyond=beyond
+        self.allowance = Allowance(  # the final inference asks once more
+            self.name, self.contract, aligned=len(features_N), log=answers, beyond=1
         )
         self.trainer = EncoderTrainer(
             self.name, encoder, features_N=features_N, train=train, compute=compute, seed=seed,

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from apfed_protocols.psi import align
-from secure_apfed.alignment.rules import rules_of
+from secure_apfed.alignment.id_rules import id_rules
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import ConfigError
-from secure_apfed.exchange import Flow, Kind
+from secure_apfed.exchange import Flow, Kind, transcript
 from secure_apfed.methods import METHODS
 from secure_apfed.methods.common_labels import require_labels
 from secure_apfed.methods.pace import (
@@ -159,7 +159,7 @@ def forecast(config: Config) -> Forecast:
         ConfigError, DataError, ModelError: what would stop the run itself.
     """
     data = load_data(config.data, seed=config.seed)
-    data.compare_ids(rules_of(config.alignment).text)
+    data.compare_ids(id_rules(config.alignment).text)
     counts = _Counts.of(config, data)
     if counts.train < 2:
         raise ConfigError("there is no row to train on: the intersection holds no training row")
@@ -200,7 +200,7 @@ def forecast(config: Config) -> Forecast:
         epsilon_passives={
             name: ledger.would_cost(releases) for name, ledger in played.contributions.items()
         },
-        delta_passives=noise.delta if noise else None,
+        delta_passives=config.delta if noise else None,
         releases_passives=releases if noise else None,
         intersections=intersection_costs(config, data),
         warnings=tuple(_warnings(config, played, links, privacy.epsilon_x, len(data.passives))),
@@ -243,7 +243,7 @@ def _alignment_seconds(config: Config, data: VerticalData, played: Rehearsal) ->
     began = time.perf_counter()
     align(
         ids, hub=played.data.active.name, protocol=settings.backend,
-        normalisation=rules_of(settings), minimum_rows=settings.minimum_rows,
+        normalisation=id_rules(settings), minimum_rows=settings.minimum_rows,
         maximum_ids=settings.maximum_ids, threads=settings.threads,
     )  # fmt: skip
     seconds = time.perf_counter() - began
@@ -253,10 +253,10 @@ def _alignment_seconds(config: Config, data: VerticalData, played: Rehearsal) ->
 
 def _privacy(config: Config) -> PrivacySpent:
     """What all that passives and active are asked for costs together."""
-    delta, epochs = config.guard.delta, config.train.epochs
+    delta, epochs = config.delta, config.train.epochs
     # No noise is drawn here, so any key does.
     asked = asked_of(config).releases
-    guard = make_guard(config.guard, releases=asked, key=bytes(32))
+    guard = make_guard(config.guard, delta=delta, releases=asked, key=bytes(32))
     releases = planned_releases(config, guard)
     mechanism = guard.mechanism()
     released = EXACT.epsilon(mechanism, releases=releases, delta=delta)
@@ -326,9 +326,10 @@ def _memory_warning(config: Config, links: tuple[Link, ...]) -> Iterator[str]:
                 once[_OPENED, receiver] = link.wire_bytes
     epochs = min(kept, config.train.epochs)
     megabytes = sum(once.values()) / config.train.epochs * epochs / 1e6
-    if megabytes > config.transcript.limit_megabytes:
+    if megabytes > transcript.MOST_MEGABYTES:
         yield (
             f"the transcript would hold about {megabytes:,.0f} MB and stop the run at "
-            f"{config.transcript.limit_megabytes:,.0f} MB; raise transcript.limit_megabytes, or "
-            "set transcript.keep to none, which leaves attacks nothing to read"
+            f"{transcript.MOST_MEGABYTES:,.0f} MB; send a smaller representation "
+            "(model.projection), or set transcript.keep to none, which leaves attacks nothing to "
+            "read"
         )

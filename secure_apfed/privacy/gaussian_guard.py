@@ -83,13 +83,13 @@ class GaussianGuard(WithoutMemory):
 
     @classmethod
     def from_settings(
-        cls, settings: GuardSettings, *, releases: int, key: bytes
+        cls, settings: GuardSettings, *, delta: float, releases: int, key: bytes
     ) -> "GaussianGuard":
         """Build it for `releases` planned releases of each row, calibrating sigma if asked to."""
         sigma = settings.sigma
         if sigma is None:
             assert settings.epsilon is not None
-            sigma = calibrate_sigma(settings.epsilon, settings.delta, releases, settings.clip)
+            sigma = calibrate_sigma(settings.epsilon, delta, releases, settings.clip)
         return cls(clip=settings.clip, sigma=sigma, key=key, noise=settings.noise)
 
     def __repr__(self) -> str:
@@ -157,11 +157,11 @@ class FrozenGaussianGuard:
 
     @classmethod
     def from_settings(
-        cls, settings: GuardSettings, *, releases: int, key: bytes
+        cls, settings: GuardSettings, *, delta: float, releases: int, key: bytes
     ) -> "FrozenGaussianGuard":
         """Build it; sigma is calibrated for a single release, whatever number is planned."""
         del releases
-        return cls(GaussianGuard.from_settings(settings, releases=1, key=key))
+        return cls(GaussianGuard.from_settings(settings, delta=delta, releases=1, key=key))
 
     def __repr__(self) -> str:
         return f"FrozenGaussianGuard({self._fresh!r})"

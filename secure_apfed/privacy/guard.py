@@ -121,7 +121,9 @@ class NoGuard(WithoutMemory):
     unsafe: ClassVar[bool] = True
 
     @classmethod
-    def from_settings(cls, settings: GuardSettings, *, releases: int, key: bytes) -> "NoGuard":
+    def from_settings(
+        cls, settings: GuardSettings, *, delta: float, releases: int, key: bytes
+    ) -> "NoGuard":
         return cls()
 
     def release(self, h_BD: torch.Tensor, *, step: int, rows: torch.Tensor) -> torch.Tensor:

@@ -69,7 +69,7 @@ class MultiStageResponse:
     @classmethod
     def from_settings(cls, settings: LabelSettings, *, classes: int) -> "MultiStageResponse":
         assert settings.epsilon is not None
-        return cls(epsilon=settings.epsilon, classes=classes, stages=settings.stages)
+        return cls(epsilon=settings.epsilon, classes=classes)
 
     def statement(self) -> str:
         return (

@@ -19,11 +19,14 @@ LABEL_MECHANISMS: Mapping[
 ] = {mechanism.name: mechanism for mechanism in (NoLabelPrivacy, LabelResponse, MultiStageResponse)}
 
 
-def make_guard(settings: GuardSettings, *, releases: int, key: bytes) -> RepresentationGuard:
+def make_guard(
+    settings: GuardSettings, *, delta: float, releases: int, key: bytes
+) -> RepresentationGuard:
     """Build the guard that `settings` describe.
 
     Args:
         settings: of the guard.
+        delta: of the run's epsilons.
         releases: T, the planned releases of each row; sigma is calibrated for it.
         key: 32 bytes: fresh ones, or under "reproducible_insecure" the caller's, who warns.
 
@@ -31,7 +34,9 @@ def make_guard(settings: GuardSettings, *, releases: int, key: bytes) -> Represe
         ConfigError: fewer than one release planned.
         LocalProtocolError: a key of the wrong length.
     """
-    return GUARDS[settings.mechanism].from_settings(settings, releases=releases, key=key)
+    return GUARDS[settings.mechanism].from_settings(
+        settings, delta=delta, releases=releases, key=key
+    )
 
 
 def make_label_mechanism(settings: LabelSettings, *, classes: int) -> LabelMechanism:

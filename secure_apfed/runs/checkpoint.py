@@ -213,7 +213,6 @@ def config_digest(config: Config) -> str:
     other: dict[str, bool | dict[str, bool]] = {
         "attacks": True, "tradeoff": True, "checkpoint_every": True,
         "rules": {"refused_sums": True, "patience_s": True, "restarts": True},
-        "method": {"broken_audits": True},
     }  # fmt: skip
     content = config.model_dump_json(exclude=other)
     return hashlib.sha256(content.encode()).hexdigest()

@@ -141,7 +141,7 @@ class Course:
             raise ConfigError(
                 "train.patience: the loss of held-out rows cannot be told: training diverged, or "
                 "fewer rows are held out than passives answer (rules.minimum_batch); lower "
-                "train.learning_rate, or raise train.held_out"
+                "train.learning_rate, or leave train.patience out"
             )
         self._held_out.append(loss)
         networks = learner.solo()
@@ -331,7 +331,7 @@ class Course:
 
     def privacy(self) -> PrivacySpent:
         """What the party that spent most has spent."""
-        return spent_in(self.session, self._labels.mechanism, delta=self._config.guard.delta)
+        return spent_in(self.session, self._labels.mechanism, delta=self._config.delta)
 
 
 def _first_least(values: Sequence[float]) -> int:

@@ -29,7 +29,7 @@ from apfed_protocols.errors import (
     RunStoppedError,
 )
 from apfed_protocols.psi.interface import IntersectionTooSmallError
-from secure_apfed.alignment.rules import rules_of
+from secure_apfed.alignment.id_rules import id_rules
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_config, dump_settings
 from secure_apfed.data import VerticalData, load_data, pack_own
@@ -166,7 +166,7 @@ def prepare_parties(
         CheckpointError: a folder that cannot be a party's.
     """
     data = data or load_data(config.data, seed=config.seed)
-    data.compare_ids(rules_of(config.alignment).text)
+    data.compare_ids(id_rules(config.alignment).text)
     active, passives = data.active.name, tuple(table.name for table in data.passives)
     names = tuple(roles_of(METHODS[config.method.name], config, active, passives))
     run = RunFolder(folder)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgpack
 
-from secure_apfed.alignment.rules import rules_of
+from secure_apfed.alignment.id_rules import id_rules
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import CheckpointError
@@ -59,7 +59,7 @@ def run_in_memory(
     # A resumed run stands in the order of its own rows.
     sharing = None if resume else Sharing(config, data)
     data = data or load_data(config.data, seed=config.seed)
-    data.compare_ids(rules_of(config.alignment).text)
+    data.compare_ids(id_rules(config.alignment).text)
     with ExitStack() as stack:
         stack.callback(close_workers)
         writer = stack.enter_context(RunWriter.open(folder, config, resume=resume))

@@ -63,8 +63,8 @@ class TrainingLabels:
         stages, rows = self.mechanism.stages, len(data.labelled_rows)
         if stages > 1 and stages > min(config.train.epochs, rows):
             raise ConfigError(
-                f"labels.stages: {stages} stages need as many epochs and labelled rows, got "
-                f"{config.train.epochs} epochs and {rows} rows; take fewer stages"
+                f"labels.mechanism: {stages} stages need as many epochs and labelled rows, got "
+                f"{config.train.epochs} epochs and {rows} rows; use randomised_response"
             )
         # The parts depend on the seed and on nothing else, least of all on labels.
         order = shuffled(torch.arange(rows), config.seed, "label stages")

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict
 
 __all__ = [
     "EACH_ALONE",
+    "ONE_DELTA",
     "THE_ACTIVE",
     "DecidedBy",
     "Settings",
@@ -41,6 +42,10 @@ THE_ACTIVE = DecidedBy("the active")
 
 EACH_ALONE = DecidedBy("each party")
 """Of a key of one party's own data, machine or speed."""
+
+
+ONE_DELTA: Mapping[str, str] = {"delta": "delta: 1.0e-5 of the run, which all its epsilons state"}
+"""Where that stood before there was one; see `Settings.moved`."""
 
 
 class Settings(BaseModel):

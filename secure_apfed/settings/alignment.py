@@ -1,25 +1,19 @@
 """The settings of an intersection: what the parties agree on, and what each chooses for itself."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from secure_apfed.settings import Settings
 
-__all__ = ["AlignmentSettings", "NormalisationSettings"]
+__all__ = ["ID_RULES", "AlignmentSettings", "IdRule"]
 
 _AUTO = "auto"
 
-
-class NormalisationSettings(Settings):
-    """How IDs become bytes; see `apfed_protocols.ids.IdNormalisation`, whose fields these are."""
-
-    unicode_nfc: bool = True
-    case_fold: bool = False
-    strip: bool = True
-    whole_numbers: bool = False
-    date_formats: tuple[str, ...] = ()
+IdRule: TypeAlias = Literal["unicode_nfc", "strip", "case_fold", "whole_numbers"]
+ID_RULES: tuple[IdRule, ...] = get_args(IdRule)
+"""What may count as equal in IDs; see `apfed_protocols.ids.IdNormalisation`."""
 
 
 class AlignmentSettings(Settings):
@@ -39,7 +33,8 @@ class AlignmentSettings(Settings):
         minimum_rows: fewer common rows are not opened; at least 1.
         maximum_ids: the largest set accepted from a peer. `most_guesses` says how many IDs one that
             deviates tries out by it.
-        normalisation: how IDs become bytes.
+        normalisation: of `ID_RULES`, those that hold when IDs become bytes; in any order.
+        date_formats: such as "%d.%m.%Y": dates in IDs that are written so count as 2026-01-31.
         threads: how many this party computes with; None lets the protocol choose. Where sets are
             dealt out to buckets they are processes, None for one for each core that this one may
             use.
@@ -54,10 +49,26 @@ class AlignmentSettings(Settings):
     mode: Literal["all", "pairwise"] = "all"
     minimum_rows: int = Field(default=2, ge=1)
     maximum_ids: int = Field(default=10_000_000, ge=1, lt=2**32)
-    normalisation: NormalisationSettings = NormalisationSettings()
+    normalisation: tuple[IdRule, ...] = ("unicode_nfc", "strip")
+    date_formats: tuple[str, ...] = ()
     threads: int | None = Field(default=None, ge=1)
     history: Path | None = None
     runs_with_a_peer: int | None = Field(default=None, ge=1)
+
+    @field_validator("normalisation", mode="before")
+    @classmethod
+    def _is_a_list(cls, rules: Any) -> Any:
+        if isinstance(rules, dict):
+            raise ValueError(
+                "normalisation: lists the rules that hold, as [unicode_nfc, strip, case_fold]; "
+                "date_formats stands beside it, as alignment.date_formats"
+            )
+        return rules
+
+    @field_validator("normalisation")
+    @classmethod
+    def _is_in_order(cls, rules: tuple[IdRule, ...]) -> tuple[IdRule, ...]:
+        return tuple(rule for rule in ID_RULES if rule in rules)
 
     @model_validator(mode="after")
     def _hidden_takes_a_dealer(self) -> "AlignmentSettings":

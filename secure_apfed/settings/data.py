@@ -147,15 +147,17 @@ class DataSettings(Settings):
         active: which of `parties` is the active.
         id_column: columns that name a row in every party's file, unless the party differs.
         label_column: the column of labels, at whoever holds any.
-        numeric_labels: whether the labels of own tables are numbers to predict (`task: regression`)
-            and no classes; of a built-in set the catalogue says so. Splits read no label then.
         anomaly: the label whose rows are anomalies (`task: anomaly`); the active trains on the
             others and on rows without a label, and test rows are of both.
         classes: the labels in the order of the network's outputs; null infers them from the
-            active's, which other parties with labels cannot.
+            active's, which other parties with labels cannot. "numbers" are no classes: so are own
+            tables under `task: regression`, which need not say it, and splits read no label then.
     """
 
-    moved = {"labelled_choice": "split, by which rows with a label are drawn, too"}
+    moved = {
+        "labelled_choice": "split, by which rows with a label are drawn, too",
+        "numeric_labels": "task: regression, under which labels of own tables are numbers",
+    }
 
     dataset: str = "digits"
     partition: Literal["vertical", "horizontal"] = "vertical"
@@ -179,9 +181,8 @@ class DataSettings(Settings):
     active: PartyName = "active"
     id_column: ColumnName | tuple[ColumnName, ...] = "id"
     label_column: ColumnName = "label"
-    numeric_labels: bool = False
     anomaly: str | None = None
-    classes: tuple[str, ...] | None = Field(None, min_length=2)
+    classes: Annotated[tuple[str, ...], Field(min_length=2)] | Literal["numbers"] | None = None
 
     def terms(self) -> dict[str, Any]:
         """Who holds labels and, where several do, how they number the classes."""
@@ -193,6 +194,11 @@ class DataSettings(Settings):
     def class_names(self, known: tuple[str, ...]) -> tuple[str, ...]:
         """Of the run: those that are known, or normal rows and anomalies."""
         return known if self.anomaly is None else ANOMALY_CLASSES
+
+    @property
+    def named_classes(self) -> tuple[str, ...]:
+        """Those that the settings list."""
+        return self.classes if isinstance(self.classes, tuple) else ()
 
     @property
     def active_name(self) -> str:
@@ -210,10 +216,12 @@ class DataSettings(Settings):
 
     @field_validator("classes")
     @classmethod
-    def _classes_differ(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        if names is not None and len(set(map(str.strip, names))) < len(names):
+    def _classes_differ(cls, names: tuple[str, ...] | str | None) -> tuple[str, ...] | str | None:
+        if not isinstance(names, tuple):
+            return names
+        if len(set(map(str.strip, names))) < len(names):
             raise ValueError(f"a class is named twice among {', '.join(names)}; name each once")
-        return None if names is None else tuple(map(str.strip, names))
+        return tuple(map(str.strip, names))
 
     @model_validator(mode="after")
     def _are_cut_in_one_way(self) -> Self:

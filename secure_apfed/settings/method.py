@@ -25,13 +25,10 @@ VoteOpening: TypeAlias = Literal["sum", "randomised", "moment", "encrypted"]
 response; a noised linear map of the sum and nothing of a row; the sum, of labels that no passive
 sees."""
 
-Teacher: TypeAlias = Literal[
-    "joint model", "imputed representations", "joint representations", "shared singular vectors"
-]
+Teacher: TypeAlias = Literal["joint model", "joint representations", "shared singular vectors"]
 """What the active's student learns from: labels that a model on all parties' representations gives;
-labels by passives' representations, as the active predicts them from its own features; a code of
-all parties' representations, which its own is to resemble; or, in its place, the left singular
-vectors of all parties' tables, which a server decomposes under masks."""
+a code of all parties' representations, which its own is to resemble; or, in its place, the left
+singular vectors of all parties' tables, which a server decomposes under masks."""
 
 Averaged: TypeAlias = Literal["pseudo-labels", "weights"]
 """What goes round: the active sends it, every party makes its own from its data, and the active

@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from secure_apfed.settings import Settings
+from secure_apfed.settings import ONE_DELTA, Settings
 
 __all__ = [
     "LARGEST_CLIP",
@@ -31,16 +31,16 @@ class GuardSettings(Settings):
         sigma: noise on each number; give it or epsilon, not both.
         epsilon: what each row's releases may cost together over the planned run (replace-one,
             encoder held fixed); sigma is calibrated to it.
-        delta: of the (epsilon, delta) that is reported.
         noise: "secret" draws a fresh key; "reproducible_insecure" derives it from the run's
             seed, for experiments: whoever knows the seed can take the noise off.
     """
+
+    moved = ONE_DELTA
 
     mechanism: Literal["none", "gaussian", "frozen_gaussian"]
     clip: float = Field(1.0, ge=SMALLEST_CLIP, le=LARGEST_CLIP)
     sigma: float | None = Field(None, gt=0)
     epsilon: float | None = Field(None, gt=0)
-    delta: float = Field(1e-5, gt=0, lt=0.5)
     noise: Literal["secret", "reproducible_insecure"] = "secret"
 
     @model_validator(mode="after")
@@ -60,7 +60,7 @@ class GuardSettings(Settings):
 
 
 class DpSgdSettings(Settings):
-    """DP-SGD on everything that the active trains; delta and noise are those of the guard.
+    """DP-SGD on everything that the active trains; noise is that of the guard.
 
     Attributes:
         clip: C, the L2 bound of one example's gradient, the passives' row included.
@@ -91,15 +91,13 @@ class LabelSettings(Settings):
     active's noise key, so `guard.noise` says whether whoever knows the seed can repeat it.
 
     Attributes:
-        mechanism: a key of `LABEL_MECHANISMS`.
+        mechanism: a key of `LABEL_MECHANISMS`; under lp_mst half the training rows join the
+            training after half the epochs.
         epsilon: epsilon_y of each training label, replace-one, at delta 0, for the whole run.
-        stages: disjoint parts of the training rows under lp_mst; a part joins the training
-            after each of as many spans of epochs.
     """
 
     mechanism: Literal["none", "randomised_response", "lp_mst"] = "none"
     epsilon: float | None = Field(None, gt=0, le=LARGEST_LABEL_EPSILON)
-    stages: int = Field(2, ge=2)
 
     @model_validator(mode="after")
     def _one_strength(self) -> Self:

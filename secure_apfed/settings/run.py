@@ -47,8 +47,8 @@ class RunSettings(Settings, ABC):
         method: a key of `secure_apfed.methods.METHODS`, alone or with its settings, as
             {name: votes, epsilon: 8}: apfed (every passive says its objective), apfed_r and apfed_c
             (the paper's two), tvfl (joint training, joint inference) or single_view (the active
-            alone); where few rows have a label, votes and its kin, joint_teacher and imputation
-            label the others for a student that predicts alone; apc_vfl and vfedtrans distil what
+            alone); where few rows have a label, votes and its kin and joint_teacher label
+            the others for a student that predicts alone; apc_vfl and vfedtrans distil what
             all parties' tables tell once; split_nn and split_nn_sum predict together; mmvfl and
             v_fedmv agree on pseudo-labels; h_fedmv and s_fedmv average weights.
         task: what the active's model learns, of `secure_apfed.tasks.TASKS`.
@@ -62,6 +62,8 @@ class RunSettings(Settings, ABC):
         checkpoint_every: epochs between two checkpoints of every party; the last is always saved.
             It changes no figure; a run that was broken off plays again what came after its newest,
             and where the same answer again counts, `rules.spare_answers` must allow for that.
+        delta: of every (epsilon, delta) of the run: of the guard, dp_sgd, votes and the noise under
+            the sum. Randomised answers and labels have none.
         dp_sgd: private training of the active; null: none.
         defences: without a guarantee, beside the guard, in the order in which they act.
         attacks: mounted on the finished run; the text "all" mounts each with its usual options.
@@ -84,6 +86,7 @@ class RunSettings(Settings, ABC):
     alignment: AlignmentSettings = AlignmentSettings()
     secure_sum: SumSettings = SumSettings()
     guard: GuardSettings
+    delta: float = Field(1e-5, gt=0, lt=0.5)
     checkpoint_every: Annotated[int, Field(ge=1), THE_ACTIVE] = 1
     dp_sgd: Annotated[DpSgdSettings | None, THE_ACTIVE] = None
     defences: tuple[DefenceSettings, ...] = ()

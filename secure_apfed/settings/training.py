@@ -7,6 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from secure_apfed.settings import (
     EACH_ALONE,
+    ONE_DELTA,
     THE_ACTIVE,
     Settings,
     SilentPassive,
@@ -44,11 +45,10 @@ class TrainSettings(Settings):
             its training rows, and the last layer of its head is fitted to them; for few labels.
         evaluate_every: epochs between two test evaluations; the last is always evaluated.
         patience: epochs without a lower loss on held-out rows after which training ends; null: it
-            ends with its last epoch.
+            ends with its last epoch. From a tenth of its labelled training rows the active learns
+            nothing then, but when to end; a threshold that is chosen reads them, too.
         keep_best: whether the active's networks are in the end those of the epoch with the least
             loss on held-out rows, in place of the epoch in which training ends.
-        held_out: share of the active's labelled training rows that it learns nothing from then, but
-            when to end; a threshold that is chosen reads them, too.
         class_weights: "balanced" counts all classes alike in the task loss, by the labels that the
             active trains on; "none": all rows.
         loss: of `task: regression`, in standard deviations of the labels; huber is squared below
@@ -74,7 +74,6 @@ class TrainSettings(Settings):
     evaluate_every: Annotated[int, Field(ge=1), THE_ACTIVE] = 1
     patience: Annotated[Annotated[int, Field(ge=1)] | None, THE_ACTIVE] = None
     keep_best: Annotated[bool, THE_ACTIVE] = False
-    held_out: Annotated[float, Field(gt=0, lt=1), THE_ACTIVE] = 0.1
     class_weights: Annotated[Literal["none", "balanced"], THE_ACTIVE] = "none"
     loss: Annotated[Literal["squared", "absolute", "huber"], THE_ACTIVE] = "squared"
     device: Annotated[str, EACH_ALONE] = "auto"
@@ -128,13 +127,13 @@ class NoiseSettings(Settings):
             epsilon, not both.
         epsilon: what all contributions that involve one person may cost a passive together; the
             noise is calibrated to it, and the run stops before it is exceeded.
-        delta: of that epsilon.
         colluders: passives that may help the active, or add no noise; theirs is not counted.
     """
 
+    moved = ONE_DELTA
+
     sigma: float | None = Field(None, gt=0)
     epsilon: float | None = Field(None, gt=0)
-    delta: float = Field(1e-5, gt=0, lt=0.5)
     colluders: int = Field(0, ge=0)
 
     @model_validator(mode="after")

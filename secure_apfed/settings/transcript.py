@@ -2,8 +2,6 @@
 
 from typing import Literal
 
-from pydantic import Field
-
 from secure_apfed.settings import Settings
 
 __all__ = ["TranscriptSettings"]
@@ -14,8 +12,6 @@ class TranscriptSettings(Settings):
 
     Attributes:
         keep: payloads of no epoch, of the first and the last one, or of all.
-        limit_megabytes: refuse to hold more than this many MB of payloads.
     """
 
     keep: Literal["none", "first_and_last", "all"] = "first_and_last"
-    limit_megabytes: float = Field(512, gt=0)

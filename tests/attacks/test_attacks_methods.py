@@ -38,7 +38,6 @@ APPLIES: Mapping[str, set[str]] = {
     "votes_encrypted": OUTSIDER,
     "votes_moment": {"shown_labels"} | OUTSIDER,
     "joint_teacher": JOINT | OUTSIDER,
-    "imputation": RELEASES_OF_PASSIVES | OUTSIDER,
     "apc_vfl": RELEASES_OF_PASSIVES | OUTSIDER,
     "vfedtrans": {"vector_regression"} | OUTSIDER,
     "split_nn": JOINT,

@@ -164,7 +164,7 @@ def test_a_plan_finds_the_nearest_stored_case() -> None:
     config = GainCase(method="votes", data="digits", labelled=30).config
     assert nearest_gain(config, stored, labelled=30) == stored[0]
     assert nearest_gain(config, stored, labelled=math.inf) == stored[2]
-    other: Config = GainCase(method="imputation", data="digits", labelled=30).config
+    other: Config = GainCase(method="apc_vfl", data="digits", labelled=30).config
     assert nearest_gain(other, stored, labelled=30) is None
     assert all(one.seeds >= 5 for one in load_gains())
 

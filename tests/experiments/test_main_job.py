@@ -147,4 +147,4 @@ def test_the_page_holds_pictures_and_links(tmp_path: Path) -> None:
 def test_pages_that_name_a_delta_name_that_of_their_configurations() -> None:
     for reading, names in ((main_job.READING, CONFIGS), (sweep.READING, sweep.CONFIGS)):
         assert "at delta 1e-5" in reading
-        assert {base_config(name).guard.delta for name in names} == {1e-5}
+        assert {base_config(name).delta for name in names} == {1e-5}

@@ -29,7 +29,7 @@ from secure_apfed.solo import BASELINES
 from tests.experiments.own_tables import own_tables
 
 RESPONSE = {"labels": {"mechanism": "randomised_response", "epsilon": 0.01}}
-STAGES = {"labels": {"mechanism": "lp_mst", "epsilon": 0.01, "stages": 2}}
+STAGES = {"labels": {"mechanism": "lp_mst", "epsilon": 0.01}}
 TRAIN = {"epochs": 2, "batch_size": 32, "learning_rate": 0.01, "device": "cpu"}
 GUARD = {"mechanism": "none", "noise": "reproducible_insecure"}
 SUM = {"scheme": "plain", "masks": "pairwise"}

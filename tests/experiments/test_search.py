@@ -183,12 +183,6 @@ def test_a_budget_holds_what_the_space_promises(tmp_path: Path) -> None:
     assert "refused" in [one.state for one in found.trials]
 
 
-def test_no_trial_has_a_delta_of_its_own(tmp_path: Path) -> None:
-    guards = [{**APFED["guard"], "delta": one} for one in (1e-2, 1e-3)]
-    with pytest.raises(ConfigError, match="leave deltas out of the space"):
-        search(config_of(**APFED), space_of({"guard": {"choices": guards}}), tmp_path, trials=2)
-
-
 def test_a_search_does_not_go_on_with_other_data(tmp_path: Path) -> None:
     config = config_of(data=own_tables(tmp_path))
     search(config, space_of(), tmp_path / "study", trials=1, final=False)
@@ -229,7 +223,7 @@ def test_a_trial_that_fails_is_told_and_keeps_its_charge(tmp_path: Path) -> None
         ({}, "at least 1 item"),
         ({"seed": {"low": 0, "high": 3}}, "cannot be compared"),
         ({"data.limit": {"low": 10, "high": 30}}, "cannot be compared"),
-        ({"guard.delta": {"low": 1e-6, "high": 1e-5}}, "cannot be compared"),
+        ({"delta": {"low": 1e-6, "high": 1e-5}}, "cannot be compared"),
         ({"train.epochs": {"low": 3, "high": 3}}, "low is below high"),
         ({"train.epochs": {"low": 0, "high": 3, "log": True}}, "low is above 0"),
         ({"train.epochs": {"low": 1, "high": math.inf}}, "finite"),

@@ -228,7 +228,7 @@ def test_a_simulated_coalition_is_worth_what_its_parties_reach(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("changes", [
-    {"train": {"patience": 1, "held_out": 0.4, "keep_best": True}},
+    {"train": {"patience": 1, "keep_best": True}},
     {"secure_sum": {"clip": 1.0, "noise": {"epsilon": 4.0}}},
 ])  # fmt: skip
 def test_the_active_alone_is_worth_something_whatever_protects_sums(

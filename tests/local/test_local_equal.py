@@ -50,7 +50,7 @@ CASES: dict[str, tuple[Said, dict[str, Any]]] = {
     "votes, moment, dealt": (MOMENT, FEW | DEALT),
     "decomposed": ("vfedtrans", {}),
     "decomposed, dealt": ("vfedtrans", DEALT),
-    "label stages": ("apfed_c", {"labels": {"mechanism": "lp_mst", "epsilon": 1.0, "stages": 2}}),
+    "label stages": ("apfed_c", {"labels": {"mechanism": "lp_mst", "epsilon": 1.0}}),
 }
 
 

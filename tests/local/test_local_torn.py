@@ -102,7 +102,7 @@ def test_all_go_back_to_the_newest_step_that_all_hold(whole: Path, tmp_path: Pat
 
 
 def test_labels_of_a_stage_since_are_answered_again_and_the_same(tmp_path: Path) -> None:
-    config = small_config(labels={"mechanism": "lp_mst", "epsilon": 1.0, "stages": 2})
+    config = small_config(labels={"mechanism": "lp_mst", "epsilon": 1.0})
     run(config, tmp_path / "whole")
     folder = tmp_path / "run"
     interrupted(config, folder, at_step=10)
@@ -138,7 +138,7 @@ def none_lost_a_line(before: dict[str, bytes], after: dict[str, bytes]) -> None:
 def accounted() -> Config:
     """Every kind of log: releases, private updates, answers, noise under the sum, labels."""
     return small_config(
-        train=TRAIN, labels={"mechanism": "lp_mst", "epsilon": 1.0, "stages": 2},
+        train=TRAIN, labels={"mechanism": "lp_mst", "epsilon": 1.0},
         secure_sum={"scheme": "plain", "masks": "pairwise", "clip": 0.5, "noise": {"sigma": 2.0}},
         dp_sgd={"clip": 0.5, "noise_multiplier": 2.0},
     )  # fmt: skip

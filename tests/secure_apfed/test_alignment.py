@@ -11,11 +11,16 @@ from apfed_protocols.conversation import converse
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.ids import IdNormalisation
 from apfed_protocols.psi.interface import IntersectionAgreement
-from secure_apfed.alignment import canonical_ids, check_alignment, intersection, most_guesses
-from secure_apfed.alignment.rules import rules_of
+from secure_apfed.alignment import (
+    canonical_ids,
+    check_alignment,
+    intersection,
+    most_guesses,
+)
+from secure_apfed.alignment.id_rules import id_rules
 from secure_apfed.config.file import load_config_text
 from secure_apfed.errors import ConfigError
-from secure_apfed.settings.alignment import AlignmentSettings, NormalisationSettings
+from secure_apfed.settings.alignment import AlignmentSettings
 
 
 def pairs(rows: Mapping[str, NDArray[np.int64]]) -> list[tuple[int, ...]]:
@@ -38,7 +43,7 @@ def test_unfit_settings_are_refused(fields: dict[str, object], message: str) -> 
 
 def test_defaults_are_those_of_the_protocols() -> None:
     settings, agreement = AlignmentSettings(), IntersectionAgreement(session="s")
-    assert rules_of(settings) == IdNormalisation()
+    assert id_rules(settings) == IdNormalisation()
     assert settings.maximum_ids == agreement.maximum_ids
     assert settings.minimum_rows == agreement.minimum_rows
 
@@ -48,9 +53,9 @@ def test_defaults_are_those_of_the_protocols() -> None:
     [
         ("{protocol: edch}", r"run.yaml:4: alignment.protocol: no set .* 'edch'; there are: auto"),
         ("{protocol: vole, pairwise_overlaps: hidden}", "run.yaml:4: alignment: pairwise_overlaps"),
-        ("{normalisation: {date_formats: ['%d%m%Y']}}",
-         r"run.yaml:4: alignment.normalisation.date_formats: '%d%m%Y' must have"),
-        ("{normalisation: {case_fodl: true}}", "unknown key; did you mean 'case_fold'"),
+        ("{date_formats: ['%d%m%Y']}", r"run.yaml:4: alignment.date_formats: '%d%m%Y' must have"),
+        ("{normalisation: [case_fodl]}", "did you mean 'case_fold'"),
+        ("{normalisation: {case_fold: true}}", r"run.yaml:4: alignment.normalisation: lists the"),
     ],
 )  # fmt: skip
 def test_a_run_says_where_its_alignment_is_wrong(alignment: str, says: str) -> None:
@@ -59,8 +64,15 @@ def test_a_run_says_where_its_alignment_is_wrong(alignment: str, says: str) -> N
         load_config_text(text + "data: {dataset: digits}\n", source="run.yaml")
 
 
+def test_rules_hold_in_any_order() -> None:
+    said = [("strip", "case_fold"), ("case_fold", "strip", "strip")]
+    one, other = (AlignmentSettings.model_validate({"normalisation": rules}) for rules in said)
+    assert one.terms() == other.terms()
+    assert id_rules(one) == IdNormalisation(unicode_nfc=False, case_fold=True)
+
+
 def test_organisations_with_different_normalisation_are_refused() -> None:
-    folding = AlignmentSettings(normalisation=NormalisationSettings(case_fold=True))
+    folding = AlignmentSettings(normalisation=("case_fold", "unicode_nfc", "strip"))
     plain = AlignmentSettings()
     hub = intersection(folding, session="s").hub("a", ["b"], canonical_ids("a", ["X"], folding))
     member = intersection(plain, session="s").member("b", "a", canonical_ids("b", ["x"], plain))

@@ -48,7 +48,7 @@ method: votes
 guard: {{mechanism: none}}
 model: {{network: random_features}}
 train: {{epochs: 1}}
-alignment: {{normalisation: {{case_fold: true, whole_numbers: true}}}}
+alignment: {{normalisation: [unicode_nfc, strip, case_fold, whole_numbers]}}
 data:
   dataset: tables
   folder: {folder}

@@ -90,7 +90,7 @@ def test_with_a_config_its_numbers_are_taken_and_options_win(
 def test_labels_and_private_training_are_forecast(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    labels = ["--set", "labels={mechanism: lp_mst, epsilon: 4.0, stages: 3}"]
+    labels = ["--set", "labels={mechanism: lp_mst, epsilon: 4.0}"]
     answer = told(capsys, "plan", config, *labels)
     assert answer["epsilon_y"] == 4.0
     assert answer["steps"] == 2 + 4 + 6  # of 355 rows, a third more in each epoch

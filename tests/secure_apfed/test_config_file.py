@@ -121,7 +121,7 @@ def test_a_missing_required_key_is_named(key: str) -> None:
     assert problems_of(rest) == f"run.yaml: {key}: is missing; it has no default"
 
 
-OLD = ("votes", "teacher", "imputed", "distilled", "decomposed", "multiview")
+OLD = ("votes", "teacher", "distilled", "decomposed", "multiview")
 
 
 @pytest.mark.parametrize("section", OLD)

@@ -242,30 +242,28 @@ def test_a_contract_is_frozen() -> None:
 
 
 NETWORK = "network hidden representation projection sequences random_features dropout head"
-VOTES = "labeller epsilon delta weights_epsilon"
+VOTES = "labeller epsilon weights_epsilon"
 DISTILLED = "epochs learning_rate batch_size"
 # Whom each setting concerns, those of a method under its name. A new one stands nowhere, and has
 # to be put somewhere.
 ALL = {
-    "": "seed party_seeds method defences",
+    "": "seed party_seeds method delta defences",
     "data": "partition labels_at classes anomaly",
     "model": NETWORK,
     "passives": "objective weight",
     "passives.model": NETWORK,
     "train": "epochs batch_size optimizer learning_rate momentum weight_decay "
     "schedule_steps warmup_steps max_gradient_norm precision",
-    "alignment": "protocol mode minimum_rows maximum_ids",
-    "alignment.normalisation": "unicode_nfc case_fold strip whole_numbers date_formats",
+    "alignment": "protocol mode minimum_rows maximum_ids normalisation date_formats",
     "secure_sum": "scheme masks clip bits allow_single_passive threshold",
-    "secure_sum.noise": "sigma epsilon delta colluders",
-    "guard": "mechanism clip sigma epsilon delta noise",
+    "secure_sum.noise": "sigma epsilon colluders",
+    "guard": "mechanism clip sigma epsilon noise",
     "votes": f"{VOTES} form colluders",
     "votes_randomised": VOTES,
-    "votes_encrypted": f"{VOTES} colluders candidates broken_audits",
+    "votes_encrypted": f"{VOTES} colluders candidates",
     "votes_moment": f"{VOTES} form colluders moment_features",
     "joint_teacher": "labels form epsilon",
     "joint_teacher.model": NETWORK,
-    "imputation": "projection numbers",
     "apc_vfl": DISTILLED,
     "apc_vfl.passive": NETWORK,
     "vfedtrans": f"{DISTILLED} mask_rows",
@@ -276,11 +274,9 @@ ALL = {
 THE_ACTIVE = {
     "": "task measure threshold checkpoint_every",
     "dp_sgd": "clip noise_multiplier epsilon",
-    "labels": "mechanism epsilon stages",
-    "train": "use_unaligned spread_labels evaluate_every patience keep_best held_out class_weights "
-    "loss",
+    "labels": "mechanism epsilon",
+    "train": "use_unaligned spread_labels evaluate_every patience keep_best class_weights loss",
     **dict.fromkeys(("votes", "votes_randomised", "votes_encrypted", "votes_moment"), "prior"),
-    "imputation": "labels labels_from",
     "apc_vfl": "joint loss weight",
     "apc_vfl.own": NETWORK,
     "vfedtrans": "loss weight",
@@ -290,14 +286,14 @@ EACH_FOR_ITSELF = {
     "": "name tradeoff",
     "data": "dataset clients views natural_views active_view rows rows_per_class overlap aligned "
     "test_fraction split limit labelled folder columns active "
-    "id_column label_column numeric_labels",
+    "id_column label_column",
     "data.parties": "file id_column numeric categorical ignore missing encoding",
     "data.parties.rare_categories": "most buckets",
     "data.view_columns": "columns sequence",
     "train": "device",
     "alignment": "dealer pairwise_overlaps threads history runs_with_a_peer",
     "secure_sum": "zero_pool",
-    "transcript": "keep limit_megabytes",
+    "transcript": "keep",
     "attacks": "name options",
 }
 
@@ -377,7 +373,7 @@ def test_classes_concern_all_where_several_number_them() -> None:
 
 
 def test_a_session_signs_them() -> None:
-    for method in ("apfed_c", "imputation"):
+    for method in ("apfed_c", "apc_vfl"):
         config = small_config(method)
         session = open_session(config, load_data(config.data, seed=0))
         assert session.contract.settings == config.terms()

@@ -133,9 +133,9 @@ def test_an_anomaly_has_one_spelling_and_what_is_normal_has_any(tmp_path: Path) 
 
 @pytest.mark.parametrize("text", ["1_000", "\uff11", "--1", "True", "inf", "9" * 5000, "1,5"])
 def test_a_number_to_predict_is_written_as_one(text: str, tmp_path: Path) -> None:
-    assert from_file(("1", "2.5e0", "+3"), tmp_path, "bank.csv", numeric_labels=True) == ()
+    assert from_file(("1", "2.5e0", "+3"), tmp_path, "bank.csv", classes="numbers") == ()
     with pytest.raises(DataError, match=r"row 1 \(from 0\) has") as refused:
-        from_file(("1", text), tmp_path, "bank.csv", numeric_labels=True)
+        from_file(("1", text), tmp_path, "bank.csv", classes="numbers")
     assert len(str(refused.value)) < 300
 
 

@@ -25,8 +25,13 @@ pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeCh
 STOPPING = [name for name, method in METHODS.items() if method.settings.stops_early]
 TRAIN = {
     "epochs": 80, "batch_size": 32, "learning_rate": 0.02, "device": "cpu", "patience": 3,
-    "held_out": 0.25, "optimizer": "adam", "weight_decay": 0.0,
+    "optimizer": "adam", "weight_decay": 0.0,
 }  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _a_quarter_is_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("secure_apfed.methods.method.HELD_OUT", 0.25)
 
 
 def config_of(method: str, **train: Any) -> Config:
@@ -160,5 +165,11 @@ def test_what_has_no_loss_of_its_own_is_refused() -> None:
         small_config("single_view", train=TRAIN, dp_sgd={"noise_multiplier": 1.0})
     with pytest.raises(ValidationError, match="lp_mst answers labels as the epochs go on"):
         small_config("single_view", train=TRAIN, labels={"mechanism": "lp_mst", "epsilon": 2.0})
+
+
+def test_a_loss_on_rows_that_passives_do_not_answer_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("secure_apfed.methods.method.HELD_OUT", 0.001)
     with pytest.raises(ConfigError, match="held-out rows cannot be told"):
-        run(config_of("split_nn", held_out=0.001), None)
+        run(config_of("split_nn"), None)

@@ -6,7 +6,6 @@ from typing import Any, Literal
 import msgpack
 import pytest
 import torch
-from pydantic import ValidationError
 
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.exchange import Envelope, InMemory, Kind, Transcript
@@ -17,8 +16,8 @@ from tests.secure_apfed.seats import network
 class Recorder:
     """A transcript of what one of three parties sends."""
 
-    def __init__(self, keep: Literal["none", "first_and_last", "all"] = "all", **settings: Any):
-        self.transcript = Transcript(TranscriptSettings(keep=keep, **settings))
+    def __init__(self, keep: Literal["none", "first_and_last", "all"] = "all"):
+        self.transcript = Transcript(TranscriptSettings(keep=keep))
         self.network = network(InMemory, "active", "p1", "p2", record=self.transcript.record)
 
     def send(
@@ -109,8 +108,15 @@ def test_contributions_and_setup_are_counted_but_not_kept(kind: Kind) -> None:
     assert recorder.transcript.flows[0].messages == 1
 
 
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transcript holds 1000 bytes."""
+    monkeypatch.setattr("secure_apfed.exchange.transcript.MOST_MEGABYTES", 0.001)
+
+
+@pytest.mark.usefixtures("small")
 def test_equal_payloads_are_held_once() -> None:
-    recorder = Recorder(limit_megabytes=0.001)  # 1000 bytes
+    recorder = Recorder()
     recorder.transcript.begin_epoch(0)
     for to in ("p1", "p2", "p1", "p2"):
         recorder.send(bytes([7]) * 900, to=to)
@@ -119,16 +125,18 @@ def test_equal_payloads_are_held_once() -> None:
     assert len(recorder.transcript.state_dict()["payloads"]) == 1
 
 
+@pytest.mark.usefixtures("small")
 def test_the_limit_names_the_ways_out() -> None:
-    recorder = Recorder(limit_megabytes=0.001)
+    recorder = Recorder()
     recorder.transcript.begin_epoch(0)
     recorder.send(bytes([1]) * 600)
-    with pytest.raises(LocalProtocolError, match=r"raise transcript\.limit_megabytes"):
+    with pytest.raises(LocalProtocolError, match=r"smaller .*transcript\.keep to none"):
         recorder.send(bytes([2]) * 600)
 
 
+@pytest.mark.usefixtures("small")
 def test_forgotten_epochs_make_room() -> None:
-    recorder = Recorder("first_and_last", limit_megabytes=0.001)
+    recorder = Recorder("first_and_last")
     for epoch in range(5):
         recorder.transcript.begin_epoch(epoch)
         recorder.send(bytes([epoch]) * 450)
@@ -136,8 +144,9 @@ def test_forgotten_epochs_make_room() -> None:
     assert len(recorder.transcript.state_dict()["payloads"]) == 2
 
 
+@pytest.mark.usefixtures("small")
 def test_no_limit_without_keeping() -> None:
-    recorder = Recorder("none", limit_megabytes=0.001)
+    recorder = Recorder("none")
     recorder.transcript.begin_epoch(0)
     recorder.send(bytes(5000))
     assert recorder.transcript.kept == {}
@@ -187,12 +196,6 @@ def test_a_resumed_transcript_adds_to_what_was_recorded() -> None:
     assert flows["p1", Kind.REPRESENTATIONS].last_step == 3
 
 
-@pytest.mark.parametrize("limit", [0, -1, float("inf"), float("nan")])
-def test_a_limit_is_a_positive_number(limit: float) -> None:
-    with pytest.raises(ValidationError):
-        TranscriptSettings(limit_megabytes=limit)
-
-
 def _sums(recorder: Recorder, count: int) -> None:
     for epoch in range(count):
         recorder.transcript.begin_epoch(epoch)
@@ -222,6 +225,9 @@ def test_opened_sums_survive_a_checkpoint_and_count_for_the_limit() -> None:
     del state["opened"]  # written before sums were kept
     again.load_state_dict(state)
     assert again.opened == {}
-    small = Recorder(limit_megabytes=1e-5)
-    with pytest.raises(LocalProtocolError, match=r"transcript\.limit_megabytes"):
-        _sums(small, 1)
+
+
+@pytest.mark.usefixtures("small")
+def test_sums_count_for_the_limit() -> None:
+    with pytest.raises(LocalProtocolError, match=r"set transcript\.keep to none"):
+        _sums(Recorder(), 50)

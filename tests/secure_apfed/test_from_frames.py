@@ -54,7 +54,6 @@ def test_numbers_are_told_where_there_are_no_classes(task: str) -> None:
     settings["data"] = {"limit": 200}
     if task == "regression":
         own = own.assign(target=own["mean radius"] * 3 + own["mean texture"])
-        settings["data"] |= {"numeric_labels": True}
     else:
         settings["data"] |= {"anomaly": "ill"}
     found = run_frames(own, passives, label="target", baselines=False, **settings)

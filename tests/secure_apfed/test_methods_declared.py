@@ -130,10 +130,9 @@ def test_who_runs_a_defence_follows_from_who_lets_out_what_it_protects() -> None
 
 
 @pytest.mark.parametrize("toy", TOYS)
-def test_a_method_is_planned_by_what_it_declares(toy: str) -> None:
-    changes: dict[str, Any] = {
-        "guard": {"mechanism": "none"}, "transcript": {"limit_megabytes": 0.001},
-    }  # fmt: skip
+def test_a_method_is_planned_by_what_it_declares(toy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes: dict[str, Any] = {"guard": {"mechanism": "none"}}
+    monkeypatch.setattr("secure_apfed.exchange.transcript.MOST_MEGABYTES", 0.001)
 
     def told(plan: Forecast) -> dict[str, Any]:
         links = [(link.sender, link.receiver, link.kind, link.messages) for link in plan.links]

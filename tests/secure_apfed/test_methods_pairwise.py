@@ -158,13 +158,10 @@ def test_the_mode_is_in_the_contract() -> None:
 
 
 def test_the_normalisation_of_ids_and_the_limits_are_in_the_contract() -> None:
-    config = config_of(alignment={"normalisation": {"case_fold": True}, "maximum_ids": 99})
+    config = config_of(alignment={"normalisation": ["case_fold", "strip"], "maximum_ids": 99})
     alignment = open_session(config, vertical_data()).contract.settings["alignment"]
-    rules = {
-        "unicode_nfc": True, "case_fold": True, "strip": True, "whole_numbers": False,
-        "date_formats": [],
-    }  # fmt: skip
-    assert alignment["normalisation"] == rules
+    assert alignment["normalisation"] == ["strip", "case_fold"]
+    assert alignment["date_formats"] == []
     assert (alignment["maximum_ids"], alignment["minimum_rows"]) == (99, 2)
 
 

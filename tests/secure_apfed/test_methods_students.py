@@ -1,4 +1,4 @@
-"""Students of a joint teacher and of imputed representations, and labels spread over h."""
+"""Students of a joint teacher, passives that answer once, and labels spread over h."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,9 +16,8 @@ from secure_apfed.config import Config
 from secure_apfed.data import UNLABELLED, ColumnEncoding, PartyTable, VerticalData
 from secure_apfed.exchange import Envelope, Kind, TensorSpec, pack, unpack
 from secure_apfed.labellers import Spreading
-from secure_apfed.learning.imputation import fixed_projection, predicted
 from secure_apfed.methods import Simulation, open_session
-from secure_apfed.methods.imputation import ImputationHelper, ImputationLearner
+from secure_apfed.methods.apc_vfl import AnsweringHelper, ReleaseLearner
 from secure_apfed.methods.joint_teacher import JointTeacherLearner, JointTeacherSettings
 from secure_apfed.methods.tvfl import TvflHelper
 from secure_apfed.runs.run import run
@@ -65,6 +64,12 @@ def config_of(method: Said, **changes: Any) -> Config:
     return step_config(method, **{**usual, **changes})
 
 
+def answering(**changes: Any) -> Config:
+    """A method whose passives answer for each row once."""
+    model = {"network": "selu", "hidden": [16], "representation": 8}
+    return config_of({"name": "apc_vfl", "epochs": 2}, model=model, **changes)
+
+
 def alone(data: VerticalData) -> float:
     """The best that the active does alone, of what uses its unlabelled rows and what does not."""
     assert data.active.labels is not None
@@ -85,9 +90,6 @@ WAYS: Mapping[str, dict[str, Any]] = {
     "hard": {"name": "joint_teacher", "form": "hard"},
     "labeller": {"name": "joint_teacher", "labels": "spreading"},
     "response": {"name": "joint_teacher", "epsilon": 4.0},
-    "predicted": {"name": "imputation"},
-    "random": {"name": "imputation", "projection": "random"},
-    "released": {"name": "imputation", "labels_from": "released"},
 }
 
 
@@ -104,9 +106,8 @@ def test_a_student_beats_the_active_alone_where_passives_tell_the_class(way: str
 def test_a_network_is_a_student_too() -> None:
     model = {"network": "mlp", "hidden": [16], "representation": 8, "dropout": 0.0}
     data = planted()
-    for method in ("joint_teacher", "imputation"):
-        found = run(config_of(method, model=model), None, data=data)
-        assert found.accuracy[method] > alone(data)
+    found = run(config_of("joint_teacher", model=model), None, data=data)
+    assert found.accuracy["joint_teacher"] > alone(data)
 
 
 class Counted:
@@ -159,33 +160,27 @@ def test_every_ask_is_in_the_passives_accounts(labels: str, again: int) -> None:
     assert result.privacy.epsilon_x == pytest.approx(8.0, rel=1e-3)
 
 
-def test_imputation_releases_each_person_once_and_takes_no_label_along() -> None:
-    data = planted()
+def test_a_row_that_is_answered_once_is_released_once_and_takes_no_label_along() -> None:
     guard = {"mechanism": "frozen_gaussian", "epsilon": 8.0}
-    result = run(config_of("imputation", guard=guard), None, data=data)
+    result = run(answering(guard=guard), None, data=planted())
     assert result.privacy.releases == 1
     assert result.privacy.epsilon_x == pytest.approx(8.0, rel=1e-3)
-    sent = {(flow.kind, flow.sender) for flow in result.recording.transcript.flows}
-    assert not {kind for kind, _ in sent} & {Kind.GRADIENTS, Kind.LABELS}
+    sent = {flow.kind for flow in result.recording.transcript.flows}
+    assert not sent & {Kind.GRADIENTS, Kind.LABELS}
 
 
-@pytest.mark.parametrize("method", ["joint_teacher", "imputation"])
 @pytest.mark.parametrize("network", ["random_features", "mlp"])
 @pytest.mark.parametrize("at_step", [2, 5])
 @pytest.mark.sampled(every=3)
 def test_a_run_that_was_stopped_goes_on_and_gives_the_same(
-    method: str, network: str, at_step: int, tmp_path: Path
+    network: str, at_step: int, tmp_path: Path
 ) -> None:
-    if (method, network, at_step) == ("imputation", "random_features", 5):
-        pytest.skip("it has one step")
     config = small_config(
-        method, data={"dataset": "breast_cancer", "labelled": 100},
+        "joint_teacher", data={"dataset": "breast_cancer", "labelled": 100},
         model={"network": network, "hidden": [8], "representation": 4, "random_features": 20},
         train={"epochs": 2, "batch_size": 64, "learning_rate": 0.05, "device": "cpu"},
     )  # fmt: skip
     whole = run(config, tmp_path / "whole")
-    if (method, network) == ("imputation", "random_features"):
-        at_step = 1
     interrupted(config, tmp_path / "broken", at_step=at_step)
     resumed = run(config, tmp_path / "broken", resume=True)
     assert resumed.accuracy == whole.accuracy
@@ -198,12 +193,11 @@ def test_a_run_that_was_stopped_goes_on_and_gives_the_same(
 def test_the_finished_student_is_what_was_measured(tmp_path: Path) -> None:
     data = planted()
     assert data.active.labels is not None
-    for method in ("joint_teacher", "imputation"):
-        result = run(config_of(method), tmp_path / method, data=data)
-        model = load_model(tmp_path / method)
-        said = model.predict(data.active.features[data.test_rows]).argmax(1)
-        right = (said == data.active.labels[data.test_rows]).double().mean().item()
-        assert result.accuracy[method] == pytest.approx(right)
+    result = run(config_of("joint_teacher"), tmp_path, data=data)
+    model = load_model(tmp_path)
+    said = model.predict(data.active.features[data.test_rows]).argmax(1)
+    right = (said == data.active.labels[data.test_rows]).double().mean().item()
+    assert result.accuracy["joint_teacher"] == pytest.approx(right)
 
 
 def request(session: Simulation, name: str, rows: list[int], *, step: int) -> Envelope:
@@ -218,25 +212,27 @@ def request(session: Simulation, name: str, rows: list[int], *, step: int) -> En
     [([0, 0], "repeated a row"), ([0], "at least 2"), ([0, TRAIN + TEST], "outside the alignment")],
 )
 def test_a_request_that_breaks_a_rule_is_refused(rows: list[int], message: str) -> None:
-    session = open_session(config_of("imputation"), planted())
+    session = open_session(answering(), planted())
     helper = session.helpers["passive-1"]
-    assert isinstance(helper, ImputationHelper)
+    assert isinstance(helper, AnsweringHelper)
     with pytest.raises(RemoteProtocolError, match=message):
         helper.party.represent(request(session, "passive-1", rows, step=0))
 
 
 def test_a_row_is_told_once_and_as_often_more_as_agreed() -> None:
-    config = config_of("imputation", rules={"spare_answers": 1}, guard={"mechanism": "none"})
+    config = answering(rules={"spare_answers": 1}, guard={"mechanism": "none"})
     session = open_session(config, planted())
     helper = session.helpers["passive-1"]
-    assert isinstance(helper, ImputationHelper)
-    for step in range(2):
+    assert isinstance(helper, AnsweringHelper)
+    for step in range(3):
         helper.party.represent(request(session, "passive-1", [0, 1], step=step))
-    with pytest.raises(RemoteProtocolError, match="more than 2 times"):
-        helper.party.represent(request(session, "passive-1", [0, 1], step=2))
+    with pytest.raises(RemoteProtocolError, match="more than 3 times"):
+        helper.party.represent(request(session, "passive-1", [0, 1], step=3))
 
 
-@pytest.mark.parametrize("method", ["joint_teacher", "imputation"])
+@pytest.mark.parametrize(
+    "config", [config_of("joint_teacher"), answering()], ids=["trained", "released"]
+)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -247,11 +243,11 @@ def test_a_row_is_told_once_and_as_often_more_as_agreed() -> None:
     ],
 )
 def test_the_active_refuses_answers_that_break_a_rule(
-    method: str, change: Any, message: str, monkeypatch: pytest.MonkeyPatch
+    config: Config, change: Any, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = open_session(config_of(method), planted())
+    session = open_session(config, planted())
     helper = session.helpers["passive-2"]
-    assert isinstance(helper, TvflHelper | ImputationHelper)
+    assert isinstance(helper, TvflHelper | AnsweringHelper)
     width = session.contract.passives["passive-2"].representation.shape[0]
 
     def lie(message: Envelope) -> bytes:
@@ -261,7 +257,7 @@ def test_the_active_refuses_answers_that_break_a_rule(
 
     monkeypatch.setattr(helper.party, "represent", lie)
     learner, course = session.learner, Counted()
-    assert isinstance(learner, JointTeacherLearner | ImputationLearner)
+    assert isinstance(learner, JointTeacherLearner | ReleaseLearner)
     ask = learner.conclude if isinstance(learner, JointTeacherLearner) else learner.gather
     script = ask(session.links, course)  # type: ignore[arg-type] # as much of one as is asked
     with pytest.raises(RemoteProtocolError, match=message):
@@ -307,7 +303,7 @@ def test_what_a_response_covers_is_said_with_what_it_does_not() -> None:
     [
         (WAYS["labeller"] | {"epsilon": 1}, {}, "no epsilon of one"),
         (WAYS["labeller"] | {"labels": "spredding"}, {}, "did you mean 'spreading'"),
-        (WAYS["random"] | {"labels": "private_logistic"}, {}, "is unknown"),
+        (WAYS["labeller"] | {"labels": "private_logistic"}, {}, "is unknown"),
         ("joint_teacher", {"alignment": {"mode": "pairwise"}}, "needs all passives"),
         ("joint_teacher", {"train": {"spread_labels": True}}, "use apfed"),
         (
@@ -327,33 +323,6 @@ def test_settings_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(ValidationError, match=message):
         config_of(method, **changes)
-
-
-def test_principal_components_are_those_of_the_covariance() -> None:
-    x = torch.randn(50, 7, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    projection = fixed_projection(x, 3, principal=True, seed=0, party="p").double()
-    z = projection(x).detach()
-    values, vectors = np.linalg.eigh(np.cov(x.numpy(), rowvar=False, bias=True))
-    largest = (x - x.mean(0)).numpy() @ vectors[:, ::-1][:, :3] / np.sqrt(values[-3:].sum())
-    np.testing.assert_allclose(np.abs(z.numpy()), np.abs(largest), atol=1e-5)
-    assert z.square().sum(1).mean().item() == pytest.approx(1.0, abs=1e-5)
-
-
-def test_a_random_projection_reads_nobodys_features() -> None:
-    x = torch.randn(50, 7)
-    one, other = (
-        fixed_projection(rows, 3, principal=False, seed=4, party="p") for rows in (x, 9 * x + 1)
-    )
-    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
-
-
-def test_predictions_follow_what_the_own_features_tell_and_no_more() -> None:
-    draw = torch.Generator().manual_seed(5)
-    x = torch.randn(200, 6, generator=draw, dtype=torch.float64)
-    told = np.stack([x[:, 0].numpy(), torch.randn(200, generator=draw).double().numpy()], axis=1)
-    found = predicted(x, told, seed=0)
-    assert np.corrcoef(found[:, 0], told[:, 0])[0, 1] > 0.95
-    assert found.shape == told.shape
 
 
 def h_of(session: Simulation) -> Tensor:

@@ -187,7 +187,7 @@ def test_methods_without_a_sum_refuse_noise(method: str) -> None:
         ("{sigma: 1.0, epsilon: 2.0}", "exactly one of sigma and epsilon"),
         ("{sigma: 0.0}", "number > 0"),
         ("{sigm: 1.0}", "did you mean 'sigma'"),
-        ("{sigma: 1.0, delta: 0.7}", "delta"),
+        ("{sigma: 1.0, delta: 0.1}", "delta: is no key any more; say delta: 1.0e-5 of the run"),
         ("{sigma: 1.0, colluders: -1}", "colluders"),
     ],
 )

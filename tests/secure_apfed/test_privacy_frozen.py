@@ -145,7 +145,7 @@ class TestAccount:
 
     def test_a_calibrated_run_of_many_epochs_costs_one_release(self) -> None:
         settings = GuardSettings(mechanism="frozen_gaussian", epsilon=4.0)
-        guard = make_guard(settings, releases=50, key=KEY)
+        guard = make_guard(settings, delta=1e-5, releases=50, key=KEY)
         assert isinstance(guard, FrozenGaussianGuard)
         assert guard.planned(50) == 1
         ledger = self.ledger(guard, budget=4.0)
@@ -223,10 +223,10 @@ class TestAudit:
 
     def test_ten_epochs_show_no_more_than_one(self) -> None:
         settings = GuardSettings(mechanism="frozen_gaussian", epsilon=self.CLAIM)
-        guard = FrozenGaussianGuard.from_settings(settings, releases=10, key=KEY)
+        guard = FrozenGaussianGuard.from_settings(settings, delta=1e-5, releases=10, key=KEY)
         assert not self.found(guard, forget=False).contradicts(self.CLAIM)
 
     def test_a_guard_that_forgets_its_rows_is_caught(self) -> None:
         settings = GuardSettings(mechanism="frozen_gaussian", epsilon=self.CLAIM)
-        guard = FrozenGaussianGuard.from_settings(settings, releases=10, key=KEY)
+        guard = FrozenGaussianGuard.from_settings(settings, delta=1e-5, releases=10, key=KEY)
         assert self.found(guard, forget=True).contradicts(self.CLAIM)

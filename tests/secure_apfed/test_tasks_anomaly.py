@@ -205,7 +205,7 @@ def test_detectors_see_training_rows_alone() -> None:
     ({"data": {**DIGITS, "anomaly": "ten"}}, "digits has the classes 0, 1"),
     ({"data": {**DIGITS, "labelled": 40}}, "no label is learnt from; leave labelled out"),
     ({"data": {**DIGITS, "labels_at": ["passive-1"]}}, "the active alone knows it"),
-    ({"data": {"dataset": "diabetes", "anomaly": "1"}}, "leave numeric_labels out"),
+    ({"data": {"dataset": "diabetes", "anomaly": "1"}}, "take another set"),
     ({"measure": "accuracy"}, "accuracy is a measure of classification, and task is anomaly"),
     ({"train": {"class_weights": "balanced"}}, "class_weights: they are of classes"),
     ({"train": {"loss": "huber"}}, "huber is of task: regression"),

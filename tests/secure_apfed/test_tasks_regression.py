@@ -17,7 +17,9 @@ from apfed_experiments.report import write_report
 from apfed_experiments.run_list import list_runs
 from apfed_experiments.solo import keep_solo
 from secure_apfed.config import Config
+from secure_apfed.config.file import dump_config, load_config_text
 from secure_apfed.data import TargetScale, VerticalData, load_data, pack_own, read_own
+from secure_apfed.data.catalogue import labels_are_numbers
 from secure_apfed.errors import ConfigError, DataError, ModelError
 from secure_apfed.estimator import VerticalClassifier
 from secure_apfed.exchange import Kind
@@ -39,6 +41,9 @@ from tests.secure_apfed.small_runs import Said, interrupted, small_config
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 NO_GUARD = {"mechanism": "none", "noise": "reproducible_insecure"}
+TABLES: dict[str, Any] = {
+    "dataset": "tables", "active": "a", "parties": {"a": {"file": "a.csv"}, "b": {"file": "b.csv"}},
+}  # fmt: skip
 TAKING = [name for name, method in METHODS.items() if "regression" in method.settings.tasks]
 
 
@@ -78,6 +83,13 @@ def test_own_tables_have_a_column_of_numbers(tmp_path: Path) -> None:
         load_data(own_tables(tmp_path, alike=True), seed=1)
 
 
+def test_labels_of_own_tables_are_numbers_exactly_under_regression() -> None:
+    config = config_of(data=TABLES)
+    assert labels_are_numbers(config.data)
+    assert load_config_text(dump_config(config)) == config
+    assert not labels_are_numbers(config_of(data=TABLES, task="classification").data)
+
+
 def own_tables(folder: Path, *, stray: str = "", alike: bool = False) -> DataSettings:
     rng = np.random.default_rng(0)
     ids = [f"p{at}" for at in range(120)]
@@ -93,7 +105,7 @@ def own_tables(folder: Path, *, stray: str = "", alike: bool = False) -> DataSet
         pd.DataFrame({"id": ids, f"w{at}": w[:, at]}).to_csv(folder / f"p{at}.csv", index=False)
     files = {"active": "active.csv", "one": "p0.csv", "two": "p1.csv"}
     return DataSettings(
-        dataset="tables", folder=folder, numeric_labels=True, label_column="price",
+        dataset="tables", folder=folder, classes="numbers", label_column="price",
         labelled=None if alike or stray else 40,
         parties={name: PartySettings(file=Path(file)) for name, file in files.items()},
     )  # fmt: skip
@@ -323,7 +335,7 @@ def test_other_methods_refuse_by_name(method: str) -> None:
 @pytest.mark.parametrize(("settings", "said"), [
     ({"task": "classification"}, "numbers and no classes; say task: regression"),
     ({"task": "regresion"}, "did you mean 'regression'"),
-    ({"data": {"dataset": "wine"}}, "are classes; say data.numeric_labels"),
+    ({"data": {"dataset": "wine"}}, "are classes; take a set of numbers"),
     ({"measure": "auc"}, "classification and anomaly, and task is regression; use r2"),
     ({"labels": {"mechanism": "randomised_response", "epsilon": 1.0}}, "answers with classes"),
     ({"threshold": 0.5}, "threshold: it decides between two classes"),
@@ -332,7 +344,10 @@ def test_other_methods_refuse_by_name(method: str) -> None:
     ({"dp_sgd": {"noise_multiplier": 1.0, "clip": 1.0}}, "dp_sgd: the model card of this task"),
     ({"data": {"dataset": "diabetes", "rows_per_class": 5}}, "are numbers and no classes"),
     ({"data": {"dataset": "diabetes", "labels_at": ["passive-1"]}}, "are the active's alone"),
-    ({"data": {"dataset": "diabetes", "numeric_labels": True}}, "belong to dataset: tables"),
+    ({"data": {"dataset": "diabetes", "classes": "numbers"}}, "belong to dataset: tables"),
+    ({"data": {**TABLES, "classes": ["a", "b"]}}, "leave data.classes out"),
+    ({"data": {**TABLES, "numeric_labels": True}}, "Extra inputs are not permitted"),
+    ({"data": {**TABLES, "partition": "horizontal"}}, "are the active's alone"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):

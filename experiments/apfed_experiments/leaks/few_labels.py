@@ -28,7 +28,6 @@ _METHODS: Mapping[str, Mapping[str, Any]] = {
     "votes": NETWORKS, "votes_randomised": {"epsilon": 4.0, **NETWORKS},
     "apfed_c": {"passives": {"default": {"weight": 10.0}}, **NETWORKS}, "tvfl": NETWORKS,
     "joint_teacher": {"method": {"name": "joint_teacher", "labels": "spreading"}, **NETWORKS},
-    "imputation": NETWORKS,
 }  # fmt: skip
 _PAIRS = {"shadow_rows": 100}
 _ONE_LABEL = {"labels_per_class": 1}

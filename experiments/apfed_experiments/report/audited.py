@@ -75,7 +75,9 @@ def audit_of(run: ReportedRun) -> Audited | None:
     # A frozen row counts once however often it is sent; the audit sends it as often.
     sent = privacy.releases if settings.mechanism == "gaussian" else run.config.train.epochs
     sent = min(sent, _MOST_RELEASES)
-    guard = make_guard(settings, releases=run.config.train.epochs, key=fresh_key())
+    guard = make_guard(
+        settings, delta=run.config.delta, releases=run.config.train.epochs, key=fresh_key()
+    )
     audit = audit_release(
         lambda h_BD, step, rows: guard.release(h_BD, step=step, rows=rows),
         releases=sent, delta=privacy.delta, seed=run.config.seed, confidence=1 - _DOUBT,

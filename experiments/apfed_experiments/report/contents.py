@@ -348,10 +348,9 @@ def settings_of(run: ReportedRun) -> Iterator[tuple[str, str]]:
             ),
         )
     if labels.epsilon is not None:
-        stages = f", {labels.stages} stages" if labels.mechanism == "lp_mst" else ""
         yield (
             "training labels",
-            f"{words.plain(labels.mechanism)}, epsilon {labels.epsilon:g}{stages}",
+            f"{words.plain(labels.mechanism)}, epsilon {labels.epsilon:g}",
         )
 
 

@@ -91,7 +91,9 @@ def bound_of(config: Config, passives: Iterable[str]) -> Charge:
     """
     noise = config.method.noise(config)
     # No noise is drawn here, so any key does.
-    guard = make_guard(config.guard, releases=asked_of(config).releases, key=bytes(32))
+    guard = make_guard(
+        config.guard, delta=config.delta, releases=asked_of(config).releases, key=bytes(32)
+    )
     releases = planned_releases(config, guard)
     mu = compose(guard.mechanism().mu, releases) if releases else 0.0
     if "tables are decomposed" in config.method.happens:
@@ -99,12 +101,12 @@ def bound_of(config: Config, passives: Iterable[str]) -> Charge:
     private = math.inf if config.dp_sgd is None else config.dp_sgd.epsilon or math.inf
     each = math.inf if noise is None or noise.epsilon is None else noise.epsilon
     return Charge(
-        delta=config.guard.delta,
+        delta=config.delta,
         mu=mu,
         label=min(private, config.labels.epsilon or math.inf),
         record=private,
         passives=dict.fromkeys(passives, each),
-        added_delta=max(config.guard.delta, noise.delta if noise else 0.0),
+        added_delta=config.delta,
     )
 
 

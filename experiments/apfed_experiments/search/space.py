@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Choice", "Range", "SearchSpace", "load_space"]
 
 # Trials that differ by these are judged on other rows, by another measure or at another promise.
-_FIXED = ("data", "seed", "name", "measure", "attacks")
+_FIXED = ("data", "seed", "name", "measure", "attacks", "delta")
 
 
 class Range(Settings):
@@ -78,7 +78,7 @@ class SearchSpace(Settings):
     def _may_vary(cls, space: dict[str, Range | Choice]) -> dict[str, Range | Choice]:
         for key in space:
             named = key in ("method", "method.name")
-            if named or key.split(".")[0] in _FIXED or key.endswith("delta"):
+            if named or key.split(".")[0] in _FIXED:
                 raise ValueError(
                     f"{key}: trials that differ by it cannot be compared; leave it out, and search "
                     "again for each value"

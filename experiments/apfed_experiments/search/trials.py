@@ -143,13 +143,8 @@ class _Search:
 
     def _bound(self, trial: "Trial", config: Config) -> Charge | None:
         """What the trial may cost, noted before it begins; None: it is refused."""
-        bound, nothing = bound_of(config, self._passives), Charge(delta=config.guard.delta)
+        bound, nothing = bound_of(config, self._passives), Charge(delta=config.delta)
         public = self._space.public is not None
-        if bound.delta != self._own.delta:
-            raise ConfigError(
-                f"a trial of delta {bound.delta:g} promises something else than the run, of "
-                f"{self._own.delta:g}; leave deltas out of the space"
-            )
         past = [one.charge for one in self._lines() if one.charge is not None]
         past += _charges(self._finals())
         # A trial that stopped early cost less than the final run of its settings may.
@@ -202,7 +197,7 @@ class _Search:
         frozen = self._study.get_trials(deepcopy=False)[best.number]
         config = self._space.config_of(self._config, _Fixed(frozen.params))  # type: ignore[arg-type]  # suggests what was drawn
         write_atomically(self._folder / _BEST, dump_config(config).encode())
-        nothing = Charge(delta=config.guard.delta)
+        nothing = Charge(delta=config.delta)
         spent = _together([one.charge for one in lines if one.charge is not None], nothing)
         bound = bound_of(config, self._passives)
         reached = self._final(config, spent, bound) if final else None

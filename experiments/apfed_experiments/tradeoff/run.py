@@ -79,7 +79,7 @@ def run_tradeoff(
     write_text(folder / "leaderboard.csv", board.as_csv())
     write_text(folder / "leaderboard.md", board.as_markdown())
     write_text(folder / "points.json", to_json(board.as_json(), indent=2))
-    deltas = {entry.point.config.guard.delta for entry in board.entries}
+    deltas = {entry.point.config.delta for entry in board.entries}
     at_delta = f"ε_x holds at delta {', '.join(f'{delta:g}' for delta in sorted(deltas))}."
     write_page(
         folder,
