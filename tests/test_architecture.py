@@ -224,7 +224,7 @@ LOADED = {
 FLOORS = 11
 """Of `secure_apfed`, at most."""
 
-KEYS = 159
+KEYS = 140
 """That settings of a run may have, at most."""
 
 

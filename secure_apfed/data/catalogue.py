@@ -26,7 +26,7 @@ __all__ = [
 ]
 _CLIENTS = 4
 _OF_BUILT_IN = (
-    "views", "columns", "natural_views", "clients", "rows", "rows_per_class", "aligned",
+    "views", "columns", "clients", "rows", "rows_per_class", "aligned",
 )  # fmt: skip
 
 DATASETS: Mapping[str, DataSet] = MappingProxyType(
@@ -76,9 +76,9 @@ def view_count(settings: DataSettings) -> int:
         return settings.clients or _CLIENTS
     if settings.columns is not None:
         return len(settings.columns)
-    if settings.natural_views is not None:
-        return len(settings.natural_views)
-    return settings.views or find_dataset(settings.dataset).views
+    if isinstance(settings.views, int):
+        return settings.views
+    return len(settings.named_views) or find_dataset(settings.dataset).views
 
 
 def party_names(settings: DataSettings) -> tuple[str, ...]:
@@ -143,14 +143,12 @@ def _check_built_in(settings: DataSettings) -> None:
         raise ConfigError(
             f"{' and '.join(given)} belong to dataset: {TABLES}, not to {settings.dataset}"
         )
-    if settings.natural_views is not None:
-        known = dataset.natural_views
-        unknown = [view for view in settings.natural_views if view not in known]
-        if unknown or len(set(settings.natural_views)) != len(settings.natural_views):
-            raise ConfigError(
-                f"natural_views: expected different ones of {', '.join(known) or 'none'}, "
-                f"which {settings.dataset} has; got {', '.join(settings.natural_views)}"
-            )
+    known, named = dataset.natural_views, settings.named_views
+    if set(named) - set(known) or len(set(named)) != len(named):
+        raise ConfigError(
+            f"views: expected different ones of {', '.join(known) or 'none'}, which "
+            f"{settings.dataset} has; got {', '.join(named)}"
+        )
     if settings.horizontal:
         _check_horizontal(settings)
     elif settings.columns is not None:
@@ -163,7 +161,8 @@ def _check_horizontal(settings: DataSettings) -> None:
     """What cuts features or people apart belongs to the vertical partition."""
     plain = DataSettings.model_fields
     given = [key for key in ("views", "active_view", "columns", "overlap", "aligned")
-             if getattr(settings, key) != plain[key].default]  # fmt: skip
+             if getattr(settings, key) != plain[key].default
+             and not (key == "views" and settings.named_views)]  # fmt: skip
     if given:
         raise ConfigError(
             f"partition: horizontal gives every party all features of people of its own; leave "
@@ -180,13 +179,13 @@ def _check_columns(settings: DataSettings, dataset: DataSet) -> None:
         raise ConfigError(
             "columns needs an entry for active and one for each passive, such as passive-1"
         )
-    if settings.views is not None or settings.natural_views is not None:
+    if settings.views is not None:
         raise ConfigError("give columns or views, not both")
 
 
 def _check_views(settings: DataSettings, dataset: DataSet) -> None:
-    natural = len(settings.natural_views or dataset.natural_views)
-    if dataset.height is None and settings.views not in (None, natural):
+    natural = len(dataset.natural_views)
+    if dataset.height is None and isinstance(settings.views, int) and settings.views != natural:
         raise ConfigError(
             f"views: {settings.dataset} is a table of {natural} natural views, got "
             f"{settings.views}; leave views out or cut it with columns"
@@ -198,8 +197,8 @@ def _check_views(settings: DataSettings, dataset: DataSet) -> None:
         )
     if view_count(settings) < 2:
         raise ConfigError(
-            "natural_views: a vertical partition is of two views at least; name another, or "
-            "take partition: horizontal"
+            "views: a vertical partition is of two at least; name another, or take partition: "
+            "horizontal"
         )
     if settings.active_view > view_count(settings):
         raise ConfigError(

@@ -202,7 +202,7 @@ class _TableViews:
             name: ViewColumns(
                 columns=dataset.natural_views[name], sequence=dataset.sequences.get(name)
             )
-            for name in settings.natural_views or dataset.natural_views
+            for name in settings.named_views or dataset.natural_views
         }
         if settings.columns is not None:
             cut = cut_columns(list(pool.frame.columns), settings.columns)

@@ -138,7 +138,7 @@ def _mmvfl() -> Iterator[tuple[str, Preset]]:
         ("caltech_7", tuple(find_dataset("caltech_7").natural_views), 25, 0.2),
     ):
         settings = {
-            "dataset": dataset, "natural_views": views, "rows_per_class": each,
+            "dataset": dataset, "views": views, "rows_per_class": each,
             "test_fraction": tested,
         }  # fmt: skip
         yield f"mmvfl/{dataset}", Preset(f"{len(views)} views, {each} people a class", settings)
@@ -157,10 +157,10 @@ def _fedmv() -> Iterator[tuple[str, Preset]]:
             about = f"{' and '.join(pair)} alone, {kind}"
             yield (
                 f"fedmv/{kind}/without-{left_out}",
-                Preset(about, {**settings, "natural_views": pair}),
+                Preset(about, {**settings, "views": pair}),
             )
     for view in views:
-        settings = {**horizontal, "natural_views": (view,)}
+        settings = {**horizontal, "views": (view,)}
         yield f"fedmv/horizontal/{view}", Preset(f"{view} alone, horizontal", settings)
 
 

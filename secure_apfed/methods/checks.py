@@ -26,7 +26,7 @@ def check_method(config: RunSettings) -> None:
     check_defences(config.defences, config.method)
     config.method.check(config)
     for problems in (
-        _task, _noise, _early_end, _imbalance, _parties, _spreading, _pairwise, _labels,
+        _task, _noise, _colluders, _early_end, _imbalance, _parties, _spreading, _pairwise, _labels,
         _private_training,
     ):  # fmt: skip
         for problem in problems(config):
@@ -70,6 +70,16 @@ def _noise(config: RunSettings) -> Iterator[str]:
         yield (
             f"guard.mechanism: method {method.name} adds no noise to what it decomposes; say none "
             f"and accept that, or use {guarded}"
+        )
+
+
+def _colluders(config: RunSettings) -> Iterator[str]:
+    method = config.method
+    adds_up = method.noise(config) is not None and method.opens_votes != "randomised"
+    if config.colluders and not adds_up:
+        yield (
+            f"colluders: method {method.name} says no noise of passives that would add up, so none "
+            "is left uncounted; leave it out, or say secure_sum.noise, or method.epsilon of votes"
         )
 
 

@@ -37,6 +37,7 @@ from secure_apfed.methods.students import student_of, train_student
 from secure_apfed.methods.tvfl import Joint, JointSettings, Tvfl, TvflLearner
 from secure_apfed.parties import ActiveNetworks, TvflActive
 from secure_apfed.privacy.vote_response import VoteResponse
+from secure_apfed.settings.method import FormSettings
 from secure_apfed.settings.model import ModelSettings
 from secure_apfed.settings.privacy import LARGEST_LABEL_EPSILON
 from secure_apfed.settings.run import RunSettings
@@ -150,7 +151,7 @@ class JointTeacherLearner(TvflLearner):
         self.student.load_tensors(without_prefix("student", tensors))
 
 
-class JointTeacherSettings(JointSettings):
+class JointTeacherSettings(FormSettings, JointSettings):
     """The joint model and how it labels rows.
 
     Attributes:
@@ -158,7 +159,6 @@ class JointTeacherSettings(JointSettings):
             `model` is the student.
         labels: "head" is the joint model's own head; a key of `LABELLERS` labels the rows from all
             parties' representations, which takes one more of each labelled row.
-        form: "soft" labels are probabilities, "hard" ones name one class.
         epsilon: of the randomised response under which the student learns each label that is not
             the active's own; null: none. Labels are hard then. It holds against whoever has the
             finished student alone.
@@ -167,7 +167,6 @@ class JointTeacherSettings(JointSettings):
     name: Literal["joint_teacher"]
     model: ModelSettings = ModelSettings(network="linear", representation=16)
     labels: str = HEAD
-    form: Literal["soft", "hard"] = "soft"
     epsilon: float | None = Field(None, gt=0, le=LARGEST_LABEL_EPSILON)
 
     title = "joint teacher"

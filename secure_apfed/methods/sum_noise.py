@@ -73,10 +73,10 @@ def sum_and_noise(
     # Under recoverable masks a sum may lack some passives, and with them their noise.
     least = quiet.parameters().get("threshold", len(passives))
     assert isinstance(least, int)
-    honest = least - noise.colluders
+    honest = least - config.colluders
     if honest < 1:
         raise ConfigError(
-            f"colluders: {noise.colluders} of the {least} passives that a sum "
+            f"colluders: {config.colluders} of the {least} passives that a sum "
             "needs leave no honest one whose noise would count"
         )
     steps = _steps(config, noise, passives, shape, honest)

@@ -30,7 +30,7 @@ from secure_apfed.methods.method import Helper, Own, Save, keep_or_end
 from secure_apfed.parties import Ballot, VotingParty
 from secure_apfed.parties.rules import StepGate
 from secure_apfed.privacy.contributions import SummedRelease
-from secure_apfed.settings import ONE_DELTA, THE_ACTIVE, unknown_name
+from secure_apfed.settings import OF_THE_RUN, THE_ACTIVE, unknown_name
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import NoiseSettings
@@ -39,7 +39,6 @@ from secure_apfed.solo import BASELINES
 __all__ = [
     "BEST_SOLO",
     "BallotSize",
-    "NoisedVoteSettings",
     "VoteSettings",
     "VoteTerms",
     "VotesAggregator",
@@ -70,7 +69,7 @@ class VoteSettings(MethodSettings):
             person; for `private_logistic`, which needs it.
     """
 
-    moved = ONE_DELTA
+    moved = OF_THE_RUN
 
     labeller: str = "spreading"
     prior: Annotated[str, THE_ACTIVE] = BEST_SOLO
@@ -118,7 +117,7 @@ class VoteSettings(MethodSettings):
         """See `MethodSettings`."""
         if self.epsilon is None:
             return None
-        return NoiseSettings(epsilon=self.epsilon, colluders=self.colluding)
+        return NoiseSettings(epsilon=self.epsilon)
 
     def _needs_epsilon(self) -> None:
         if self.epsilon is None:
@@ -126,20 +125,6 @@ class VoteSettings(MethodSettings):
                 f"epsilon: method {self.name} protects each vote by noise; say how much a vote may "
                 f"cost, as method: {{name: {self.name}, epsilon: 4}}"
             )
-
-
-class NoisedVoteSettings(VoteSettings):
-    """Where noise of passives adds up.
-
-    Attributes:
-        colluders: passives that may help the active, or add no noise; theirs is not counted.
-    """
-
-    colluders: int = Field(0, ge=0)
-
-    @property
-    def colluding(self) -> int:
-        return self.colluders
 
 
 @contextmanager
@@ -257,11 +242,10 @@ def honest_passives(config: RunSettings, passives: int) -> int:
     Raises:
         ConfigError: there is none, or a single passive's votes would be opened unasked.
     """
-    votes = NoisedVoteSettings.of(config)
-    honest = passives - votes.colluders
-    if votes.epsilon is not None and honest < 1:
+    honest = passives - config.colluders
+    if VoteSettings.of(config).epsilon is not None and honest < 1:
         raise ConfigError(
-            f"method.colluders: {votes.colluders} of {passives} passives leave no honest one whose "
+            f"colluders: {config.colluders} of {passives} passives leave no honest one whose "
             "noise would count"
         )
     if passives == 1 and not config.secure_sum.allow_single_passive:
@@ -288,8 +272,7 @@ def noise_terms(config: RunSettings, release: SummedRelease | None) -> dict[str,
     """What the contract says about noise on votes."""
     if release is None:
         return {}
-    votes = NoisedVoteSettings.of(config)
-    asked = {"epsilon": votes.epsilon, "colluders": votes.colluders}
+    asked = {"epsilon": VoteSettings.of(config).epsilon}
     return {"noise": asked | {"steps": release.deviation, "honest": release.honest}}
 
 

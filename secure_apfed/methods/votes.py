@@ -51,11 +51,12 @@ from secure_apfed.methods.sum_noise import (
     summed_release,
 )
 from secure_apfed.methods.terms import check_passives, require_own_terms
-from secure_apfed.methods.vote_protocol import BEST_SOLO, NoisedVoteSettings, VoteSettings
+from secure_apfed.methods.vote_protocol import BEST_SOLO, VoteSettings
 from secure_apfed.parties import Ballot, VotesActive, VotingParty
 from secure_apfed.parties.rules import RefusedSums, bind_step, read_sum
 from secure_apfed.privacy import PrivacyLedger
 from secure_apfed.privacy.vote_response import VoteResponse
+from secure_apfed.settings.method import FormSettings
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.solo import BASELINES
 
@@ -79,16 +80,10 @@ _ASK = 0
 _SEEDED = bytes(8)  # for every ballot alike, so that experiments repeat with the seed
 
 
-class VotesSettings(NoisedVoteSettings):
-    """Votes that are opened as their secure sum; see `VoteSettings`.
-
-    Attributes:
-        form: "soft" votes are shares of the classes that add up to 1 at most, "hard" ones name one
-            class.
-    """
+class VotesSettings(FormSettings, VoteSettings):
+    """Votes that are opened as their secure sum; see `VoteSettings`."""
 
     name: Literal["votes"]
-    form: Literal["soft", "hard"] = "soft"
 
     title = "votes, summed"
     opens_votes = "sum"

@@ -35,8 +35,8 @@ from secure_apfed.methods.accounts import open_audits, refused_sums
 from secure_apfed.methods.method import Helper, Learner, Own, meet, meet_all
 from secure_apfed.methods.vote_protocol import (
     BallotSize,
-    NoisedVoteSettings,
     VotesAggregator,
+    VoteSettings,
     VoteTerms,
     calibrated,
     counted,
@@ -67,7 +67,7 @@ _ASK = 0
 _MOST_LABELLED = 4096
 
 
-class EncryptedVotesSettings(NoisedVoteSettings):
+class EncryptedVotesSettings(VoteSettings):
     """Votes on labels that no passive sees, always soft; see `VoteSettings`.
 
     Attributes:

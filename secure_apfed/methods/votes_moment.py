@@ -34,8 +34,8 @@ from secure_apfed.methods.alignment import DEALER, next_dealt
 from secure_apfed.methods.method import Helper, Learner, Own
 from secure_apfed.methods.vote_protocol import (
     BallotSize,
-    NoisedVoteSettings,
     VotesAggregator,
+    VoteSettings,
     VoteTerms,
     calibrated,
     counted,
@@ -53,6 +53,7 @@ from secure_apfed.methods.votes import (
 from secure_apfed.parties import VotesActive, VotingParty
 from secure_apfed.parties.rules import RefusedSums
 from secure_apfed.privacy.contributions import SummedRelease
+from secure_apfed.settings.method import FormSettings
 
 __all__ = [
     "MomentVotes",
@@ -67,17 +68,14 @@ _BITS = 12
 _UNASKED = 8  # blocks of 4 MiB
 
 
-class MomentVotesSettings(NoisedVoteSettings):
+class MomentVotesSettings(FormSettings, VoteSettings):
     """Votes that are opened as a noisy moment; see `VoteSettings`.
 
     Attributes:
-        form: "soft" votes are shares of the classes that add up to 1 at most, "hard" ones name one
-            class.
         moment_features: d, signs of random hyperplanes under which the moment is taken.
     """
 
     name: Literal["votes_moment"]
-    form: Literal["soft", "hard"] = "soft"
     moment_features: int = Field(256, ge=8, le=4096)
 
     title = "votes, as a moment"

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 
 __all__ = [
     "EACH_ALONE",
-    "ONE_DELTA",
+    "OF_THE_RUN",
     "THE_ACTIVE",
     "DecidedBy",
     "Settings",
@@ -44,8 +44,11 @@ EACH_ALONE = DecidedBy("each party")
 """Of a key of one party's own data, machine or speed."""
 
 
-ONE_DELTA: Mapping[str, str] = {"delta": "delta: 1.0e-5 of the run, which all its epsilons state"}
-"""Where that stood before there was one; see `Settings.moved`."""
+OF_THE_RUN: Mapping[str, str] = {
+    "delta": "delta: 1.0e-5 of the run, which all its epsilons state",
+    "colluders": "colluders: 1 of the run, whose noise is not counted",
+}
+"""What each noise once had of its own; see `Settings.moved`."""
 
 
 class Settings(BaseModel):

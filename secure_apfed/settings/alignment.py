@@ -63,7 +63,7 @@ class AlignmentSettings(Settings):
                 "normalisation: lists the rules that hold, as [unicode_nfc, strip, case_fold]; "
                 "date_formats stands beside it, as alignment.date_formats"
             )
-        return rules
+        return tuple(rules) if isinstance(rules, list) else rules  # strict once it was looked at
 
     @field_validator("normalisation")
     @classmethod

@@ -37,6 +37,7 @@ MOST_CATEGORIES = 256
 
 Missing: TypeAlias = Literal["error", "mean", "drop"]
 _Share = Annotated[float, Field(gt=0, lt=1)]
+_Views: TypeAlias = Annotated[int, Field(ge=2)] | Annotated[tuple[str, ...], Field(min_length=1)]
 _Count = Annotated[int, Field(ge=1)]
 
 
@@ -118,9 +119,8 @@ class DataSettings(Settings):
             class; the test rows are the active's. Own tables are as they are.
         clients: parties under a horizontal partition of a built-in set; null takes 4.
         labels_at: passives that hold the labels of their own people, too, but for test rows.
-        views: m, the strips that an image is cut into; null takes the catalogue's number.
-            Sets of tables have natural views, whose number is fixed.
-        natural_views: those to use of a set of tables, in this order; null takes all.
+        views: of images m, the strips that one is cut into; of tables the names of those natural
+            views to use, in this order. Null takes the catalogue's number, or all.
         active_view: i, the view that the active holds, from 1.
         rows: at most this many people of a built-in set, drawn before anything else; rows_per_class
             draws so many of each class instead. Null takes all.
@@ -156,6 +156,7 @@ class DataSettings(Settings):
 
     moved = {
         "labelled_choice": "split, by which rows with a label are drawn, too",
+        "natural_views": "views, as [means, worst]",
         "numeric_labels": "task: regression, under which labels of own tables are numbers",
     }
 
@@ -163,8 +164,7 @@ class DataSettings(Settings):
     partition: Literal["vertical", "horizontal"] = "vertical"
     clients: int | None = Field(None, ge=2)
     labels_at: tuple[PartyName, ...] = ()
-    views: int | None = Field(None, ge=2)
-    natural_views: tuple[str, ...] | None = Field(None, min_length=1)
+    views: _Views | None = None
     active_view: int = Field(1, ge=1)
     rows: int | None = Field(None, ge=2)
     rows_per_class: int | None = Field(None, ge=2)
@@ -194,6 +194,11 @@ class DataSettings(Settings):
     def class_names(self, known: tuple[str, ...]) -> tuple[str, ...]:
         """Of the run: those that are known, or normal rows and anomalies."""
         return known if self.anomaly is None else ANOMALY_CLASSES
+
+    @property
+    def named_views(self) -> tuple[str, ...]:
+        """Natural views that the settings list."""
+        return self.views if isinstance(self.views, tuple) else ()
 
     @property
     def named_classes(self) -> tuple[str, ...]:

@@ -20,7 +20,11 @@ __all__ = [
 ]
 
 
-class NoPeekSettings(Settings):
+class _PenaltySettings(Settings):
+    weight: float = Field(ge=0)
+
+
+class NoPeekSettings(_PenaltySettings):
     """Distance correlation in the loss.
 
     Attributes:
@@ -31,7 +35,7 @@ class NoPeekSettings(Settings):
     weight: float = Field(0.1, ge=0)
 
 
-class MidSettings(Settings):
+class MidSettings(_PenaltySettings):
     """A variational bottleneck.
 
     Attributes:

@@ -17,7 +17,15 @@ from secure_apfed.settings.training import NoiseSettings
 if TYPE_CHECKING:
     from secure_apfed.settings.run import RunSettings
 
-__all__ = ["Averaged", "MethodSettings", "Released", "Side", "Teacher", "VoteOpening"]
+__all__ = [
+    "Averaged",
+    "FormSettings",
+    "MethodSettings",
+    "Released",
+    "Side",
+    "Teacher",
+    "VoteOpening",
+]
 
 Side: TypeAlias = Literal["active", "passives"]
 VoteOpening: TypeAlias = Literal["sum", "randomised", "moment", "encrypted"]
@@ -115,11 +123,6 @@ class MethodSettings(Settings, ABC):
     def rehearsed(self, steps: int, epochs: int) -> Self:
         """The same for a rehearsal of so many steps in place of a run of so many epochs."""
         return self
-
-    @property
-    def colluding(self) -> int:
-        """Passives whose noise on votes is not counted."""
-        return 0
 
     @property
     def inductive(self) -> bool:
@@ -235,3 +238,14 @@ class MethodSettings(Settings, ABC):
         if released == "contributions":
             return "passives" if self.sums_gradients or self.sums_representations else None
         return "active" if self.returns_gradients else None
+
+
+class FormSettings(MethodSettings):
+    """A method in which others label rows for the active, each in the form that is asked for.
+
+    Attributes:
+        form: "soft" labels are shares of the classes that add up to 1 at most, "hard" ones name one
+            class.
+    """
+
+    form: Literal["soft", "hard"] = "soft"

@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from secure_apfed.settings import ONE_DELTA, Settings
+from secure_apfed.settings import OF_THE_RUN, Settings
 
 __all__ = [
     "LARGEST_CLIP",
@@ -35,7 +35,7 @@ class GuardSettings(Settings):
             seed, for experiments: whoever knows the seed can take the noise off.
     """
 
-    moved = ONE_DELTA
+    moved = OF_THE_RUN
 
     mechanism: Literal["none", "gaussian", "frozen_gaussian"]
     clip: float = Field(1.0, ge=SMALLEST_CLIP, le=LARGEST_CLIP)

@@ -64,6 +64,8 @@ class RunSettings(Settings, ABC):
             and where the same answer again counts, `rules.spare_answers` must allow for that.
         delta: of every (epsilon, delta) of the run: of the guard, dp_sgd, votes and the noise under
             the sum. Randomised answers and labels have none.
+        colluders: passives that may help the active, or add no noise where passives' noise adds up,
+            under the sum or under votes; theirs is not counted.
         dp_sgd: private training of the active; null: none.
         defences: without a guarantee, beside the guard, in the order in which they act.
         attacks: mounted on the finished run; the text "all" mounts each with its usual options.
@@ -87,6 +89,7 @@ class RunSettings(Settings, ABC):
     secure_sum: SumSettings = SumSettings()
     guard: GuardSettings
     delta: float = Field(1e-5, gt=0, lt=0.5)
+    colluders: int = Field(0, ge=0)
     checkpoint_every: Annotated[int, Field(ge=1), THE_ACTIVE] = 1
     dp_sgd: Annotated[DpSgdSettings | None, THE_ACTIVE] = None
     defences: tuple[DefenceSettings, ...] = ()

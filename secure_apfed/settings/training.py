@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from secure_apfed.settings import (
     EACH_ALONE,
-    ONE_DELTA,
+    OF_THE_RUN,
     THE_ACTIVE,
     Settings,
     SilentPassive,
@@ -127,14 +127,12 @@ class NoiseSettings(Settings):
             epsilon, not both.
         epsilon: what all contributions that involve one person may cost a passive together; the
             noise is calibrated to it, and the run stops before it is exceeded.
-        colluders: passives that may help the active, or add no noise; theirs is not counted.
     """
 
-    moved = ONE_DELTA
+    moved = OF_THE_RUN
 
     sigma: float | None = Field(None, gt=0)
     epsilon: float | None = Field(None, gt=0)
-    colluders: int = Field(0, ge=0)
 
     @model_validator(mode="after")
     def _one_strength(self) -> Self:

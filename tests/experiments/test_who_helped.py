@@ -119,7 +119,7 @@ def test_what_a_contract_allows() -> None:
         "method": {"name": "votes", "epsilon": 4.0},
         "secure_sum": {"scheme": "plain", "masks": "pairwise"},
     }
-    colluding = {**noisy, "method": {"name": "votes", "epsilon": 4.0, "colluders": 2}}
+    colluding = {**noisy, "colluders": 2}
     recoverable = {**noisy, "secure_sum": {"scheme": "plain", "masks": "recoverable"}}
     assert minimum({}) == 1
     assert minimum(noisy) == 2

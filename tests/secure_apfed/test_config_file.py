@@ -71,7 +71,7 @@ def test_texts_that_look_like_other_values_survive_a_dump(text: str) -> None:
         ),
         (
             GOOD.replace("method: apfed", "method:\n  name: votes\n  epsilom: 4"),
-            "run.yaml:4: method.epsilom: is an unknown key; did you mean 'epsilon'? Known here: c",
+            "run.yaml:4: method.epsilom: is an unknown key; did you mean 'epsilon'? Known here: e",
         ),
         (
             GOOD + "attacks:\n- {name: a, option: 1}",

@@ -247,7 +247,7 @@ DISTILLED = "epochs learning_rate batch_size"
 # Whom each setting concerns, those of a method under its name. A new one stands nowhere, and has
 # to be put somewhere.
 ALL = {
-    "": "seed party_seeds method delta defences",
+    "": "seed party_seeds method delta colluders defences",
     "data": "partition labels_at classes anomaly",
     "model": NETWORK,
     "passives": "objective weight",
@@ -256,12 +256,12 @@ ALL = {
     "schedule_steps warmup_steps max_gradient_norm precision",
     "alignment": "protocol mode minimum_rows maximum_ids normalisation date_formats",
     "secure_sum": "scheme masks clip bits allow_single_passive threshold",
-    "secure_sum.noise": "sigma epsilon colluders",
+    "secure_sum.noise": "sigma epsilon",
     "guard": "mechanism clip sigma epsilon noise",
-    "votes": f"{VOTES} form colluders",
+    "votes": f"{VOTES} form",
     "votes_randomised": VOTES,
-    "votes_encrypted": f"{VOTES} colluders candidates",
-    "votes_moment": f"{VOTES} form colluders moment_features",
+    "votes_encrypted": f"{VOTES} candidates",
+    "votes_moment": f"{VOTES} form moment_features",
     "joint_teacher": "labels form epsilon",
     "joint_teacher.model": NETWORK,
     "apc_vfl": DISTILLED,
@@ -284,7 +284,7 @@ THE_ACTIVE = {
 }
 EACH_FOR_ITSELF = {
     "": "name tradeoff",
-    "data": "dataset clients views natural_views active_view rows rows_per_class overlap aligned "
+    "data": "dataset clients views active_view rows rows_per_class overlap aligned "
     "test_fraction split limit labelled folder columns active "
     "id_column label_column",
     "data.parties": "file id_column numeric categorical ignore missing encoding",

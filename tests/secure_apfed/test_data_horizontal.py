@@ -114,8 +114,8 @@ def test_passives_hold_as_few_labels_as_the_active() -> None:
         ({**BREAST, "labels_at": ["passive-1"]}, "all parties hold labels; leave it out"),
         ({"clients": 3}, "under partition: horizontal only"),
         ({"labels_at": ["active"]}, "active is no passive; there are passive-1, passive-2"),
-        ({"dataset": "breast_cancer", "natural_views": ["means"]}, "of two views at least"),
-        ({**BREAST, "natural_views": ["mean"]}, "different ones of means, errors, worst"),
+        ({"dataset": "breast_cancer", "views": ["means"]}, "of two at least"),
+        ({**BREAST, "views": ["mean"]}, "different ones of means, errors, worst"),
         ({"view_columns": {"a": {"columns": ["x"]}}}, "view_columns belong to dataset: tables"),
         (
             {"dataset": "tables", "partition": "horizontal",
@@ -130,10 +130,10 @@ def test_settings_that_do_not_fit_a_partition(settings: dict[str, object], messa
 
 
 def test_natural_views_are_chosen_by_name() -> None:
-    assert load(**BREAST, natural_views=["worst", "means"]).active.views == {
+    assert load(**BREAST, views=["worst", "means"]).active.views == {
         "worst": View(0, 10), "means": View(10, 20),
     }  # fmt: skip
-    data = load(dataset="breast_cancer", natural_views=["worst", "means"], active_view=2)
+    data = load(dataset="breast_cancer", views=["worst", "means"], active_view=2)
     assert [list(table.views) for table in data.tables] == [["means"], ["worst"]]
 
 

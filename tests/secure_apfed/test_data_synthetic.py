@@ -27,7 +27,7 @@ def test_parties_fold_their_sessions_back(tmp_path: Path) -> None:
     told.to_parquet(tmp_path / "biaffect.parquet")
     settings = DataSettings(
         dataset="biaffect", folder=tmp_path, partition="horizontal", clients=3,
-        natural_views=("special", "alphanum"),
+        views=("special", "alphanum"),
     )  # fmt: skip
     data = load_data(settings, seed=0)
     assert list(data.active.views) == ["special", "alphanum"]

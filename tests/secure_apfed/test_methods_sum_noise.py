@@ -94,7 +94,7 @@ def agreed_noise(config: Config) -> Any:
 
 
 def test_colluders_cost_noise() -> None:
-    alone, both = (agreed_noise(config_of(noise={"epsilon": 8.0, "colluders": k})) for k in (1, 0))
+    alone, both = (agreed_noise(config_of(noise={"epsilon": 8.0}, colluders=k)) for k in (1, 0))
     assert (alone["honest"], both["honest"]) == (1, 2)
     assert alone["steps"] == pytest.approx(both["steps"] * 2**0.5, rel=1e-3)
 
@@ -188,7 +188,7 @@ def test_methods_without_a_sum_refuse_noise(method: str) -> None:
         ("{sigma: 0.0}", "number > 0"),
         ("{sigm: 1.0}", "did you mean 'sigma'"),
         ("{sigma: 1.0, delta: 0.1}", "delta: is no key any more; say delta: 1.0e-5 of the run"),
-        ("{sigma: 1.0, colluders: -1}", "colluders"),
+        ("{sigma: 1.0, colluders: 1}", "colluders: 1 of the run"),
     ],
 )
 def test_wrong_settings_are_refused(noise: str, said: str) -> None:
@@ -201,13 +201,13 @@ def test_wrong_settings_are_refused(noise: str, said: str) -> None:
 
 
 def test_what_does_not_fit_is_refused_before_training() -> None:
-    for noise, said in (
-        ({"sigma": 1.0, "colluders": 2}, "leave no honest one"),
-        ({"sigma": 1e6}, "more than 16777216"),
-        ({"epsilon": 1e-3}, "needs noise of more than"),
+    for noise, colluders, said in (
+        ({"sigma": 1.0}, 2, "leave no honest one"),
+        ({"sigma": 1e6}, 0, "more than 16777216"),
+        ({"epsilon": 1e-3}, 0, "needs noise of more than"),
     ):
         with pytest.raises(ConfigError, match=said):
-            run(config_of(noise=noise), None)
+            run(config_of(noise=noise, colluders=colluders), None)
     without_clip = {"scheme": "plain", "clip": None, "noise": NOISE}
     with pytest.raises(ConfigError, match="needs a bound on rows"):
         run(config_of(secure_sum=without_clip), None)

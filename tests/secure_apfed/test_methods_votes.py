@@ -390,7 +390,7 @@ def test_settings_that_do_not_fit_are_refused(
 
 def test_too_much_noise_for_too_little_budget_is_refused_with_the_reason() -> None:
     with pytest.raises(Exception, match="colluders"):
-        open_session(config_of(noisy("votes", colluders=3)), load_data(config_of().data, seed=0))
+        open_session(config_of(noisy("votes"), colluders=3), load_data(config_of().data, seed=0))
 
 
 def test_a_new_run_in_a_folder_of_another_is_refused(tmp_path: Path) -> None:

@@ -26,9 +26,9 @@ from tests.secure_apfed.test_methods_votes import clear_votes, config_of
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 
-def voting(**said: Any) -> Config:
+def voting(*, colluders: int = 0, **said: Any) -> Config:
     """Of votes on encrypted labels, with these settings."""
-    return config_of({"name": "votes_encrypted", **said})
+    return config_of({"name": "votes_encrypted", **said}, colluders=colluders)
 
 
 def session_of(**said: Any) -> tuple[Simulation, np.ndarray]:

@@ -25,9 +25,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeCh
 VOTES = {"name": "votes_moment", "epsilon": 4.0, "moment_features": 64}
 
 
-def session_of(*, colluders: int = 0, **changes: Any) -> tuple[Simulation, np.ndarray]:
+def session_of(**changes: Any) -> tuple[Simulation, np.ndarray]:
     """A session that is set up, and the votes that its passives would cast in the clear."""
-    config = config_of({**VOTES, "colluders": colluders}, **changes)
+    config = config_of(VOTES, **changes)
     held = load_data(config.data, seed=config.seed)
     return open_session(config, held), clear_votes(config, held)
 

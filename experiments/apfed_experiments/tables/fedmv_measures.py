@@ -345,9 +345,7 @@ def _both(clients: Clients, name: str, *, seed: int, **weights: Any) -> dict[str
 def measure_handwritten(*, seed: int) -> Figures:
     """Accuracy on Handwritten by the number of views, in the order of the paper's Table 1."""
     order = ("zer", "fou", "kar", "pix", "fac")
-    settings = DataSettings(
-        dataset="handwritten", partition="horizontal", clients=4, natural_views=order
-    )
+    settings = DataSettings(dataset="handwritten", partition="horizontal", clients=4, views=order)
     clients = client_data(load_data(settings, seed=seed))
     found = {}
     for many in range(1, len(order) + 1):

@@ -117,7 +117,7 @@ def accuracies(weights_FC: Floats, x_NF: Floats, labels_N: Rows) -> dict[int, fl
 
 def measure_fold(*, seed: int, betas: Sequence[float], iterations: Sequence[int]) -> Figures:
     """All methods, participants and shares of one fold; beta as the paper chooses it."""
-    data = load_data(DataSettings(dataset="handwritten", natural_views=_VIEWS), seed=0)
+    data = load_data(DataSettings(dataset="handwritten", views=_VIEWS), seed=0)
     views, labels_N = aligned_views(data)
     train, test = _fold(labels_N, seed)
     truth_NC = np.eye(labels_N.max() + 1)[labels_N[train]]

@@ -64,8 +64,7 @@ def players_of(config: Config, active: str, passives: Sequence[str]) -> Players:
 
 def _minimum(config: Config, active: str, passives: tuple[str, ...]) -> int:
     """1 where single answers are read anyway; else 2 or what thresholds and colluders ask for."""
-    noise, happens = config.secure_sum.noise, config.method.happens
-    least = max(1, 1 + (noise.colluders if noise else config.method.colluding))
+    happens, least = config.method.happens, 1 + config.colluders
     if "votes are answered singly" in happens:
         return least
     if not config.secure_sum.allow_single_passive:
