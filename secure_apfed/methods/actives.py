@@ -20,11 +20,11 @@ __all__ = ["active_networks", "active_party"]
 
 def active_networks(own: Own, projection: int | None) -> tuple[ActiveNetworks, Shape]:
     """The active's networks at their reproducible start, and the shape of one row of z."""
-    model, seed = own.config.model, own.seed
-    family = family_for(model, own.features)
+    model, seed = own.config.model, own.secrets.seed
+    family = family_for(model, own.data.table.shape)
     with seeded(seed, own.name, "encoder"):
-        encoder = family.encoder(own.features, model)
-    shape = output_shape(encoder, own.features)
+        encoder = family.encoder(own.data.table.shape, model)
+    shape = output_shape(encoder, own.data.table.shape)
     with seeded(seed, own.name, "head"):
         head = family.head(math.prod(shape), outputs_of(own), model)
     if projection is None:
@@ -48,7 +48,7 @@ def active_party(
     return ActiveParty(
         own.name,
         contract,
-        table=own.rows,
+        table=own.data.table,
         alignment=rows,
         networks=networks,
         guard=guard,
@@ -57,7 +57,7 @@ def active_party(
         refused=refused_sums(own),
         train=config.train,
         compute=Compute.of(config.train),
-        seed=own.seed,
+        seed=own.secrets.seed,
         private=updates,
         defences=representation_chain(config.defences, surroundings_of(own, shape)),
         task=task_of(own),

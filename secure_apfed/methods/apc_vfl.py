@@ -187,8 +187,8 @@ class ApcVfl(Method):
         check_passives(own.config, own.passives)
         if own.name == own.active:
             return None
-        network = self.sent_network(own.config, own.name, own.features)
-        return sent_terms(own.config, output_shape(network, own.features), guard_for(own))
+        network = self.sent_network(own.config, own.name, own.data.table.shape)
+        return sent_terms(own.config, output_shape(network, own.data.table.shape), guard_for(own))
 
     def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
         shapes = {name: offered.shape for name, offered in offers.items()}
@@ -208,21 +208,23 @@ class ApcVfl(Method):
         config, guard, compute = own.config, guard_for(own), Compute.of(own.config.train)
         shape = contract.passives[own.name].representation.shape
         model = settings_of(config, own.name).model or ApcVflSettings.of(config).passive
-        local = _autoencoder(own, model, own.features, "g1", compute)
+        local = _autoencoder(own, model, own.data.table.shape, "g1", compute)
         # In the table's order: that of the alignment is random.
-        own_UF = compute.place(own.rows.features[rows.sort().values])
-        fit_autoencoder(local, own_UF, ApcVflSettings.of(config), owner=own.name, seed=own.seed)
+        own_UF = compute.place(own.data.table.features[rows.sort().values])
+        fit_autoencoder(
+            local, own_UF, ApcVflSettings.of(config), owner=own.name, seed=own.secrets.seed
+        )
         return AnsweringHelper(
             TvflPassive(
                 own.name,
                 contract,
-                features_N=own.rows.features[rows],
+                features_N=own.data.table.features[rows],
                 encoder=local.encoder,
                 guard=guard,
                 ledger=ledger_for(own, guard, aligned=len(rows)),
                 train=config.train,
                 compute=compute,
-                seed=own.seed,
+                seed=own.secrets.seed,
                 answers=answers_log(own),
                 defences=representation_chain(config.defences, surroundings_of(own, shape)),
             )
@@ -232,26 +234,26 @@ class ApcVfl(Method):
 def _autoencoder(
     own: Own, model: ModelSettings, features: Shape, name: str, compute: Compute
 ) -> Autoencoder:
-    return new_autoencoder(own.name, name, model, features, seed=own.seed, compute=compute)
+    return new_autoencoder(own.name, name, model, features, seed=own.secrets.seed, compute=compute)
 
 
 def _student(own: Own, contract: Contract, rows: Tensor) -> Distilled:
     """The active's networks at their start."""
     config, compute = own.config, Compute.of(own.config.train)
-    model, distilled, classes = config.model, ApcVflSettings.of(config), len(own.classes)
-    student = _autoencoder(own, model, own.features, "g3", compute)
-    size = math.prod(output_shape(student.encoder, own.features))
-    local = _autoencoder(own, distilled.own, own.features, "g1", compute)
+    model, distilled, classes = config.model, ApcVflSettings.of(config), len(own.data.classes)
+    student = _autoencoder(own, model, own.data.table.shape, "g3", compute)
+    size = math.prod(output_shape(student.encoder, own.data.table.shape))
+    local = _autoencoder(own, distilled.own, own.data.table.shape, "g1", compute)
     sent = (terms.representation.shape for terms in contract.passives.values())
-    told = sum(map(math.prod, (output_shape(local.encoder, own.features), *sent)))
+    told = sum(map(math.prod, (output_shape(local.encoder, own.data.table.shape), *sent)))
     joint_model = ModelSettings(network="selu", hidden=distilled.joint, representation=size)
-    family = family_for(model, own.features)
-    with seeded(own.seed, own.name, "heads"):
+    family = family_for(model, own.data.table.shape)
+    with seeded(own.secrets.seed, own.name, "heads"):
         heads = [family.head(size, classes, model) for _ in range(2)]
     return Distilled(
         own.name,
-        data=own.held,
-        rows_U=own.train_rows[torch.isin(own.train_rows, rows)],
+        data=own.data,
+        rows_U=own.data.train_rows[torch.isin(own.data.train_rows, rows)],
         own=local,
         joint=_autoencoder(own, joint_model, (told,), "g2", compute),
         student=student,
@@ -259,5 +261,5 @@ def _student(own: Own, contract: Contract, rows: Tensor) -> Distilled:
         together=heads[1],
         settings=distilled,
         compute=compute,
-        seed=own.seed,
+        seed=own.secrets.seed,
     )

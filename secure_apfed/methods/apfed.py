@@ -440,22 +440,22 @@ class Apfed(Method):
         secure_sum, noise = _sum_of_contract(own, contract)
         contributor, shape = secure_sum.contributor(own.name), terms.representation.shape
         assert terms.objective is not None
-        with seeded(own.seed, own.name, "objective"):
+        with seeded(own.secrets.seed, own.name, "objective"):
             objective = make_objective(
                 terms.objective,
                 representation=shape,
-                features=own.features,
+                features=own.data.table.shape,
                 model=model_of(config, own.name),
             )
         party = PassiveParty(
             own.name,
             contract,
-            features_N=own.rows.features[rows.clamp(min=0)],
+            features_N=own.data.table.features[rows.clamp(min=0)],
             objective=objective,
             contributor=contributor,
             train=config.train,
             compute=Compute.of(config.train),
-            seed=own.seed,
+            seed=own.secrets.seed,
             answers=answers_log(own),
             held_N=rows >= 0,
             noise=contribution_noise(own, shape, plan=noise, aligned=len(rows)),
@@ -498,9 +498,9 @@ def _learner(
         training=training,
         guarantee=training.statement(guard if secure_sum else None) if training else guarantee,
         rounding=secure_sum.rounding() if secure_sum else None,
-        train_rows=own.train_rows,
-        test_rows=own.test_rows,
-        classes=len(own.classes),
+        train_rows=own.data.train_rows,
+        test_rows=own.data.test_rows,
+        classes=len(own.data.classes),
         config=own.config,
         only=rows if secure_sum and not own.config.train.use_unaligned else None,
     )

@@ -69,7 +69,7 @@ class AveragingLearner(Learner):
     ) -> None:  # fmt: skip
         super().__init__()
         self.name, self.party, self.rounding = party.name, party, rounding
-        self.training_rows = own.train_rows
+        self.training_rows = own.data.train_rows
         self._own, self._sums, self._headline = own, sums, headline
         self._compute = Compute.of(own.config.train)
         self._networks = networks.to(self._compute.device, self._compute.dtype)
@@ -94,11 +94,11 @@ class AveragingLearner(Learner):
     async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
         """What the active says alone; needs no exchange."""
         networks, own, compute = self.solo().eval(), self._own, self._compute
-        features_N, labels_N = compute.place(own.rows.features), own.rows.labels
+        features_N, labels_N = compute.place(own.data.table.features), own.data.table.labels
         assert labels_N is not None
         alone = scored_by(
             lambda rows_B: networks(features_N[rows_B], None)[0],
-            own.test_rows,
+            own.data.test_rows,
             labels_N.to(compute.device),
         )
         return {self._headline: alone}
@@ -190,8 +190,8 @@ class Averaging(Method):
         what its features are.
         """
         check_passives(own.config, own.passives)
-        terms = label_terms(own, len(own.classes))
-        told = {"rows": len(own.train_rows), "features": own.held.table.layout}
+        terms = label_terms(own, len(own.data.classes))
+        told = {"rows": len(own.data.train_rows), "features": own.data.table.layout}
         return terms.model_copy(update=told)
 
     def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
@@ -217,8 +217,8 @@ class Averaging(Method):
     def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
         secure_sum, stages = agreed_sum(own, contract), self._stages(own)
         share = 1.0 - sum(terms.weight for terms in contract.passives.values())
-        with seeded(own.seed, own.name, "networks"):
-            parts = encoder_and_head(own.config.model, own.features, len(own.classes))
+        with seeded(own.secrets.seed, own.name, "networks"):
+            parts = encoder_and_head(own.config.model, own.data.table.shape, len(own.data.classes))
         return AveragingLearner(
             AveragingActive(own.name, contract, stages=stages, share=share),
             own,
@@ -231,9 +231,9 @@ class Averaging(Method):
     def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
         secure_sum = agreed_sum(own, contract)
         terms = contract.passives[own.name]
-        if terms.representation.shape != (len(own.classes),):
+        if terms.representation.shape != (len(own.data.classes),):
             raise ConfigError(
-                f"{own.name} has labels of {len(own.classes)} classes, {contract.active} of "
+                f"{own.name} has labels of {len(own.data.classes)} classes, {contract.active} of "
                 f"{math.prod(terms.representation.shape)}; name the same classes at all parties"
             )
         party = AveragingPassive(
@@ -253,14 +253,14 @@ class Averaging(Method):
 
     def _stages(self, own: Own) -> Stages:
         """One party's copy of the model at its start; the active's goes to all."""
-        if not own.held.views:
+        if not own.data.views:
             raise ConfigError(
                 f"{own.name}: method {own.config.method.name} learns from several views, and this "
                 "party's columns have none; name them in data.view_columns"
             )
-        features_NF = own.rows.features[own.train_rows]
+        features_NF = own.data.table.features[own.data.train_rows]
         if not self._recurrent:
-            views = [features_NF[:, view.columns] for view in own.held.views.values()]
+            views = [features_NF[:, view.columns] for view in own.data.views.values()]
             return Stages(lambda: _linear(own, views))
         recurrent, rounds = _recurrent(own), SFedMvSettings.of(own.config).rounds
 
@@ -272,9 +272,9 @@ class Averaging(Method):
 
 
 def _linear(own: Own, views: Sequence[Tensor]) -> LinearViews:
-    pull = pull_of(own, own.train_rows, eta=MultiviewSettings.of(own.config).eta, own=False)
+    pull = pull_of(own, own.data.train_rows, eta=MultiviewSettings.of(own.config).eta, own=False)
     settings = MultiviewSettings.of(own.config)
-    return linear_views(settings, views, pull, owner=own.name, seed=own.seed)
+    return linear_views(settings, views, pull, owner=own.name, seed=own.secrets.seed)
 
 
 def linear_views(
@@ -309,23 +309,23 @@ def _numbers(view_NF: Tensor) -> Floats:
 
 
 def _recurrent(own: Own) -> SequenceViews:
-    config, classes = own.config, len(own.classes)
-    with seeded(own.seed, own.name, "networks"):
-        encoder, _ = encoder_and_head(config.model, own.features, classes)
+    config, classes = own.config, len(own.data.classes)
+    with seeded(own.secrets.seed, own.name, "networks"):
+        encoder, _ = encoder_and_head(config.model, own.data.table.shape, classes)
         assert isinstance(encoder, SequenceEncoder)
         size = 2 * config.model.representation
         heads = nn.ModuleList(nn.Linear(size, classes, bias=False) for _ in encoder.sequences)
-    labels_N = own.rows.labels
+    labels_N = own.data.table.labels
     assert labels_N is not None
     told_N = torch.full_like(labels_N, UNLABELLED)
-    told_N[own.labelled_rows] = labels_N[own.labelled_rows]
+    told_N[own.data.labelled_rows] = labels_N[own.data.labelled_rows]
     return SequenceViews(
         own.name,
         encoder=encoder,
         heads=heads,
-        features_N=own.rows.features,
+        features_N=own.data.table.features,
         labels_N=told_N,
         settings=RecurrentSettings(local_epochs=SFedMvSettings.of(config).local_epochs),
         compute=Compute.of(config.train),
-        seed=own.seed,
+        seed=own.secrets.seed,
     )

@@ -210,7 +210,7 @@ class JointTeacher(Tvfl):
             student=student_of(own, rows),
             headline=self.headline,
             guarantee=self.guarantee(own, contract) + _response_statement(own),
-            key=derive_key(own.noise_key, b"secure-apfed teacher v1"),
+            key=derive_key(own.secrets.noise_key, b"secure-apfed teacher v1"),
         )
 
 
@@ -219,12 +219,12 @@ def _response_statement(own: Own) -> str:
     epsilon = JointTeacherSettings.of(own.config).epsilon
     if epsilon is None:
         return ""
-    seeded = own.config.guard.noise != "secret"
+    seeded, classes = own.config.guard.noise != "secret", len(own.data.classes)
     against = "whoever has the finished student alone" + (
         " and does not know the run's seed" if seeded else ""
     )
     return (
-        f"; the student learns each label of the teacher's under {len(own.classes)}-ary randomised "
+        f"; the student learns each label of the teacher's under {classes}-ary randomised "
         f"response of epsilon {epsilon:g}, delta 0, against {against}, for one person without a "
         "label, with the teacher held fixed; against the active, which read the representations, "
         "and for people with a label it gives nothing"

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from apfed_protocols.errors import LocalProtocolError, PartyLeftError
 from apfed_protocols.identity import Identity
 from secure_apfed.contract import AGGREGATOR, Contract, PassiveTerms, RepresentationTerms
-from secure_apfed.data import OwnData, PartyTable
+from secure_apfed.data import OwnData
 from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links
 from secure_apfed.learning.agreement import Agreement
 from secure_apfed.measures import Scored
@@ -31,7 +31,6 @@ from secure_apfed.settings.run import RunSettings
 __all__ = [
     "Agreed",
     "AskedHelper",
-    "Brought",
     "Course",
     "Helper",
     "Keeper",
@@ -41,6 +40,7 @@ __all__ = [
     "PartyState",
     "Role",
     "Save",
+    "Secrets",
     "batches_of",
     "end_all",
     "held_out_of",
@@ -109,7 +109,7 @@ class Keeper(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Brought:
+class Secrets:
     """What one party brings of its own, besides its data.
 
     Attributes:
@@ -136,9 +136,9 @@ class Own:
     Attributes:
         config: the run's public settings, the same at all parties.
         name: the party's; active, passives: who takes part, public.
-        brought: keys, seed and folder.
+        secrets: keys, seed and folder.
         known: by party, the public identities that it knows from outside, its own too.
-        data: what it holds of the run's data; None where it holds none (aggregator, dealer).
+        held: what it has of the run's data; None where it has none (aggregator, dealer).
         aligned: rows of its table by position, of an earlier session; None: intersect now.
     """
 
@@ -146,66 +146,16 @@ class Own:
     name: str
     active: str
     passives: tuple[str, ...]
-    brought: Brought
+    secrets: Secrets
     known: Mapping[str, bytes]
-    data: OwnData | None = field(default=None, repr=False)
+    held: OwnData | None = field(default=None, repr=False)
     aligned: Tensor | None = field(default=None, repr=False)
 
     @property
-    def identity(self) -> Identity:
-        """Its long-term key pair."""
-        return self.brought.identity
-
-    @property
-    def noise_key(self) -> bytes:
-        """Its secret, 32 bytes."""
-        return self.brought.noise_key
-
-    @property
-    def seed(self) -> int:
-        """Of its weights and dropout."""
-        return self.brought.seed
-
-    @property
-    def logs(self) -> Path | None:
-        """Where its write-ahead logs lie."""
-        return self.brought.logs
-
-    @property
-    def held(self) -> OwnData:
+    def data(self) -> OwnData:
         """What it holds of the data, where it must hold some."""
-        assert self.data is not None
-        return self.data
-
-    @property
-    def rows(self) -> PartyTable:
-        """Its table, where it must have one."""
-        return self.held.table
-
-    @property
-    def train_rows(self) -> Tensor:
-        """Of its table, at the party with the labels."""
-        return self.held.train_rows
-
-    @property
-    def labelled_rows(self) -> Tensor:
-        """Those of the training rows with a label to learn from."""
-        return self.held.labelled_rows
-
-    @property
-    def test_rows(self) -> Tensor:
-        """Of its table, at the party with the labels."""
-        return self.held.test_rows
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Names of the labels, at the party that has them."""
-        return self.held.classes
-
-    @property
-    def features(self) -> tuple[int, ...]:
-        """Shape of one row of its features."""
-        return tuple(self.rows.features.shape[1:])
+        assert self.held is not None
+        return self.held
 
 
 @dataclass(frozen=True, kw_only=True)

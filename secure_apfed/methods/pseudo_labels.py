@@ -77,12 +77,12 @@ class PseudoLabelLearner(Learner):
         super().__init__()
         self.name, self.party, self.rounding = party.name, party, rounding
         self.smallest_batch = own.config.rules.minimum_batch
-        self.training_rows = positions_of(aligned, own.train_rows)
+        self.training_rows = positions_of(aligned, own.data.train_rows)
         self._aligned, self._own, self._sums = aligned, own, sums
         self._compute = Compute.of(own.config.train)
         self._networks = networks.to(self._compute.device, self._compute.dtype)
         self._headline = headline
-        self._test_positions = positions_of(aligned, own.test_rows)
+        self._test_positions = positions_of(aligned, own.data.test_rows)
 
     @property
     def opened(self) -> Tensor | None:
@@ -101,11 +101,11 @@ class PseudoLabelLearner(Learner):
     async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
         """What the active says alone; at the end all parties together, too."""
         networks, own, compute = self.solo(), self._own, self._compute
-        features_N, labels_N = compute.place(own.rows.features), own.rows.labels
+        features_N, labels_N = compute.place(own.data.table.features), own.data.table.labels
         assert labels_N is not None
         alone = scored_by(
             lambda rows_B: networks(features_N[rows_B], None)[0],
-            own.test_rows,
+            own.data.test_rows,
             labels_N.to(compute.device),
         )
         if not final:
@@ -187,7 +187,7 @@ class PseudoLabels(Method):
         if own.name != own.active:
             return None
         check_passives(own.config, own.passives)
-        return label_terms(own, len(own.classes))
+        return label_terms(own, len(own.data.classes))
 
     def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
         offered = offers[own.active]
@@ -197,13 +197,13 @@ class PseudoLabels(Method):
         return parameters_of_sum(own, offers, session, weights=weights)
 
     def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
-        secure_sum, classes = agreed_sum(own, contract), len(own.classes)
-        train = positions_of(rows, own.train_rows)
+        secure_sum, classes = agreed_sum(own, contract), len(own.data.classes)
+        train = positions_of(rows, own.data.train_rows)
         common_NC = np.zeros((len(rows), classes))
         rng = np.random.default_rng(derive_seed(own.config.seed, "common pseudo-labels"))
         common_NC[train.numpy()] = start(len(train), classes, rng)
-        with seeded(own.seed, own.name, "networks"):
-            parts = encoder_and_head(own.config.model, own.features, classes)
+        with seeded(own.secrets.seed, own.name, "networks"):
+            parts = encoder_and_head(own.config.model, own.data.table.shape, classes)
         party = PseudoLabelActive(
             own.name,
             contract,
@@ -229,7 +229,7 @@ class PseudoLabels(Method):
             contributor=secure_sum.contributor(own.name),
             clip=clip_of(own.config),
             answers=answers_log(own),
-            pull=self._pull(own, rows) if own.rows.labels is not None else None,
+            pull=self._pull(own, rows) if own.data.table.labels is not None else None,
         )
         return SummingHelper(party, rounds=secure_sum.rounds)
 
@@ -241,9 +241,9 @@ class PseudoLabels(Method):
         """One party's view of the aligned people at its start, with the zeta_k that was agreed."""
         settings, order = MultiviewSettings.of(own.config), rows.argsort().numpy()
         view = ViewModel.begin(
-            own.rows.features[rows].flatten(1).double().numpy(),
+            own.data.table.features[rows].flatten(1).double().numpy(),
             classes,
-            np.random.default_rng(derive_seed(own.seed, own.name, "view")),
+            np.random.default_rng(derive_seed(own.secrets.seed, own.name, "view")),
             beta=settings.beta,
             zeta=self._zetas(own, contract)[own.name],
             tolerance=settings.tolerance,
@@ -264,14 +264,14 @@ class PseudoLabels(Method):
         return {name: zeta * weight for name, weight in {own.active: 1.0, **weights}.items()}
 
 
-def pull_of(held: Own, rows: Tensor, *, eta: float, own: bool) -> Pull:
+def pull_of(who: Own, rows: Tensor, *, eta: float, own: bool) -> Pull:
     """Of the labels that a party may learn from, on these rows of its table; see `Pull`."""
-    labels_N = held.rows.labels
+    labels_N = who.data.table.labels
     assert labels_N is not None
     labels_B = labels_N[rows]
-    told_B = torch.isin(rows, held.labelled_rows) & (labels_B != UNLABELLED)
+    told_B = torch.isin(rows, who.data.labelled_rows) & (labels_B != UNLABELLED)
     told_B1 = told_B.double().unsqueeze(1)
-    truth_BC = F.one_hot(labels_B.clamp(min=0), len(held.classes)).double() * told_B1
+    truth_BC = F.one_hot(labels_B.clamp(min=0), len(who.data.classes)).double() * told_B1
     return Pull(truth_BC.numpy(), (eta * told_B1).numpy(), own)
 
 

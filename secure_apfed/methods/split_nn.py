@@ -156,7 +156,7 @@ class SummedSplitNn(Tvfl):
         agreed = super().agree(own, offers, session)
         sizes = {name: math.prod(offered.shape) for name, offered in offers.items()}
         if own.name == own.active:
-            sizes[own.name] = math.prod(output_shape(self._encoder(own), own.features))
+            sizes[own.name] = math.prod(output_shape(self._encoder(own), own.data.table.shape))
         if len(set(sizes.values())) > 1:
             said = ", ".join(f"{size} at {name}" for name, size in sizes.items())
             raise ConfigError(
@@ -187,11 +187,11 @@ class SummedSplitNn(Tvfl):
             contributor=secure_sum.contributor(own.name),
             clip=clip_of(config),
             noise=contribution_noise(own, shape, plan=noise, aligned=len(rows)),
-            features_N=own.rows.features[rows],
+            features_N=own.data.table.features[rows],
             encoder=self._encoder(own),
             train=config.train,
             compute=Compute.of(config.train),
-            seed=own.seed,
+            seed=own.secrets.seed,
             answers=answers_log(own),
             defences=representation_chain(config.defences, surroundings_of(own, shape)),
         )

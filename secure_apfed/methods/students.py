@@ -59,8 +59,8 @@ class StudentLearner(Learner):
         self.name, self.guarantee = own.name, guarantee
         self.student: Pupil = student
         self.training_rows = student.rows_U
-        self._headline, self._test_rows = headline, own.test_rows
-        self._classes = len(own.classes)
+        self._headline, self._test_rows = headline, own.data.test_rows
+        self._classes = len(own.data.classes)
         self._taught = False
 
     @abstractmethod
@@ -103,7 +103,7 @@ class StudentLearner(Learner):
 
 def classes_voted(own: Own) -> int:
     """K of what others say of a row: classes, or ranges of numbers."""
-    return len(own.classes) or RANGES
+    return len(own.data.classes) or RANGES
 
 
 def student_of(own: Own, aligned: Tensor) -> Student:
@@ -114,18 +114,18 @@ def student_of(own: Own, aligned: Tensor) -> Student:
         aligned: its row at each position of the alignment.
     """
     config = own.config
-    with seeded(own.seed, own.name, "student"):
-        encoder, head = encoder_and_head(config.model, own.features, outputs_of(own))
+    with seeded(own.secrets.seed, own.name, "student"):
+        encoder, head = encoder_and_head(config.model, own.data.table.shape, outputs_of(own))
     return Student(
         own.name,
-        data=own.held,
-        rows_U=own.train_rows[torch.isin(own.train_rows, aligned)],
+        data=own.data,
+        rows_U=own.data.train_rows[torch.isin(own.data.train_rows, aligned)],
         networks=ActiveNetworks(encoder, head),
         classes=classes_voted(own),
         model=config.model,
         train=config.train,
         compute=Compute.of(config.train),
-        seed=own.seed,
+        seed=own.secrets.seed,
         task=task_of(own),
     )
 

@@ -78,7 +78,7 @@ class VFedTransLearner(StudentLearner):
         super().__init__(own, student, headline=headline, guarantee=guarantee)
         self.smallest_batch = max(contract.minimum_batch, receiver.agreement.vectors)
         self._contract, self._aligned, self._receiver = contract, aligned, receiver
-        self._features_N = own.rows.features
+        self._features_N = own.data.table.features
         self._opened: Tensor | None = None
 
     @property
@@ -208,7 +208,7 @@ class VFedTrans(Method):
     def offer(self, own: Own) -> RepresentationTerms | None:
         """Every party with a table says how many features it has."""
         check_passives(own.config, own.passives)
-        return _row_of(math.prod(own.features))
+        return _row_of(math.prod(own.data.table.shape))
 
     def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
         features = {name: math.prod(offered.shape) for name, offered in offers.items()}
@@ -252,7 +252,7 @@ class VFedTrans(Method):
             DecomposedPassive(
                 own.name,
                 contract,
-                features_N=own.rows.features[rows],
+                features_N=own.data.table.features[rows],
                 owner=SvdOwner(_agreement(own, contract), own.name) if contract.at_start else None,
                 answers=answers_log(own),
             )
@@ -293,21 +293,21 @@ def _agreement(own: Own, contract: Contract) -> SvdAgreement:
 def _student(own: Own, aligned: Tensor) -> Transferred:
     """The active's networks at their reproducible start."""
     config = own.config
-    model, family = config.model, family_for(config.model, own.features)
-    numbers = math.prod(own.features) + model.representation
-    with seeded(own.seed, own.name, "student"):
-        enriched = family.encoder(own.features, model)
+    model, family = config.model, family_for(config.model, own.data.table.shape)
+    numbers = math.prod(own.data.table.shape) + model.representation
+    with seeded(own.secrets.seed, own.name, "student"):
+        enriched = family.encoder(own.data.table.shape, model)
         assert isinstance(enriched, Enriched)
-        decoder = family.decoder((model.representation,), own.features, model)
-        head = family.head(numbers, len(own.classes), model)
+        decoder = family.decoder((model.representation,), own.data.table.shape, model)
+        head = family.head(numbers, len(own.data.classes), model)
     return Transferred(
         own.name,
-        data=own.held,
-        rows_U=own.train_rows[torch.isin(own.train_rows, aligned)],
+        data=own.data,
+        rows_U=own.data.train_rows[torch.isin(own.data.train_rows, aligned)],
         enriched=enriched,
         decoder=decoder,
         head=head,
         settings=VFedTransSettings.of(config),
         compute=Compute.of(config.train),
-        seed=own.seed,
+        seed=own.secrets.seed,
     )

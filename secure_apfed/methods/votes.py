@@ -202,7 +202,7 @@ class VotesMethod(Method):
         return VotingParty(
             own.name,
             contract,
-            features_N=own.rows.features[rows.clamp(min=0)],
+            features_N=own.data.table.features[rows.clamp(min=0)],
             held_N=rows >= 0,
             labeller=passive_labeller(own),
             form=VoteSettings.of(own.config).answers,
@@ -225,7 +225,7 @@ def passive_labeller(own: Own) -> Labeller:
         votes.labeller,
         epsilon=votes.weights_epsilon,
         delta=own.config.delta,
-        key=derive_key(own.noise_key, b"secure-apfed labeller v1") if noised else None,
+        key=derive_key(own.secrets.noise_key, b"secure-apfed labeller v1") if noised else None,
         seeded=noised and own.config.guard.noise != "secret",
     )
 
@@ -487,7 +487,7 @@ class RandomisedVotes(VotesMethod):
             own, own.name, response, delta=own.config.delta, budget=votes.epsilon, rows=len(rows),
             figure=own.config.method.passives_figure,
         )  # fmt: skip
-        key = derive_key(own.noise_key, b"secure-apfed votes v1")
+        key = derive_key(own.secrets.noise_key, b"secure-apfed votes v1")
         return RandomisedVotesHelper(
             self.voting_party(own, contract, rows), response, ledger, key=key,
             secret=own.config.guard.noise == "secret",

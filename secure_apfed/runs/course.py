@@ -221,7 +221,7 @@ class Course:
     async def _save_others(self, links: Links) -> None:
         """Let all that help save what they are, and hear what they charged."""
         session, contract = self.session, self.session.contract
-        if session.entered.own.brought.keeper is None:
+        if session.entered.own.secrets.keeper is None:
             return
         may_leave = contract.passives if contract.silent_passive == "recover" else ()
         told = await save_all(links, session.present, self._step, may_leave=may_leave)

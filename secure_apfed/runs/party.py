@@ -162,19 +162,19 @@ def joined(
         if resume and role == "active" and not folder.holds_steps:
             raise no_checkpoint(folder.path)
         keeper = PartyKeeper(folder, told.party, config, data := _own_data(told, config, role))
-        brought = keeper.brought
+        secrets = keeper.secrets
         known = {name: bytes.fromhex(peer.identity) for name, peer in told.peers.items()}
-        audit = AuditLog(folder.audit, told.party, brought.identity, known, keeper.meter)
+        audit = AuditLog(folder.audit, told.party, secrets.identity, known, keeper.meter)
         keeper.audit = stack.enter_context(audit)
-        known[told.party] = brought.identity.public
+        known[told.party] = secrets.identity.public
         status.begin(told.party, told.peers, keeper.meter)
-        transport = over(meet(_meeting(told, config), brought.identity, known))
+        transport = over(meet(_meeting(told, config), secrets.identity, known))
         status.connected()
         transcript = Transcript(TranscriptSettings(keep="none"))  # payloads are a party's own
         yield Joined(
             own=Own(
                 config=config, name=told.party, active=told.active, passives=told.passives,
-                brought=brought, known=known, data=data,
+                secrets=secrets, known=known, held=data,
             ),
             role=role,
             links=Links(
@@ -207,11 +207,11 @@ async def _active(
     own, links = here.own, here.links
     config, method = own.config, METHODS[own.config.method.name]
     assert isinstance(config, Config)
-    labels, state = answered_labels(config, own.held, own.brought)
-    own = replace(own, data=labels.data())
+    labels, state = answered_labels(config, own.data, own.secrets)
+    own = replace(own, held=labels.data())
     entered, learner = await lead(own, links, method, session=new_session())
     session = Session(entered, learner, links, here.transcript, headline=method.headline)
-    state = gone_back(state, labels, session, own.brought)
+    state = gone_back(state, labels, session, own.secrets)
     writer = RunWriter(folder, config, apart=True)
     course = Course(config, session, labels, writer, on_progress, state, returned=returned)
     await course.play()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from secure_apfed.config import Config
 from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
-from secure_apfed.methods import Own, Session, Start, freshly_brought
+from secure_apfed.methods import Own, Session, Start, fresh_secrets
 from secure_apfed.methods.apfed import ApfedLearner, ApfedPassive
 from secure_apfed.parties import ActiveParty, PassiveParty
 from tests.secure_apfed.small_runs import Said
@@ -81,5 +81,5 @@ def passives_of(session: Session) -> list[PassiveParty]:
 
 def own_of(start: Start, name: str) -> Own:
     """What the party of this name brings to a session."""
-    brought = start.brought.get(name) or freshly_brought(start.config, name)
-    return start.own(name, brought, {name: brought.identity.public})
+    secrets = start.secrets.get(name) or fresh_secrets(start.config, name)
+    return start.own(name, secrets, {name: secrets.identity.public})

@@ -20,7 +20,7 @@ from secure_apfed.methods import (
     METHODS,
     Simulation,
     Start,
-    freshly_brought,
+    fresh_secrets,
     open_session,
 )
 from secure_apfed.methods.vote_protocol import unless_untold
@@ -310,14 +310,14 @@ def test_a_step_that_is_played_again_without_somebody_does_not_bare_its_contribu
     config = config_of(passives={"default": {"objective": CONTRASTIVE}}, secure_sum=sums)
     data = vertical_data(4)
     names = [data.active.name, *(table.name for table in data.passives)]
-    brought = {name: freshly_brought(config, name, logs=tmp_path) for name in names}
+    secrets = {name: fresh_secrets(config, name, logs=tmp_path) for name in names}
     sessions: list[Simulation] = []
     opened, recorded = [], []
     for again in (False, True):
         if again and threshold == 3:
             deaths["passive-4"] = (0, BEFORE_CONTRIBUTING)
         alignment = sessions[0].alignment if again else None
-        start = Start(config=config, data=data, brought=brought, alignment=alignment)
+        start = Start(config=config, data=data, secrets=secrets, alignment=alignment)
         session = Simulation(METHODS[config.method.name], start)
         noise: Any = session.secure_sum["noise"]
         assert noise["honest"] == threshold  # a sum may lack the others'

@@ -71,7 +71,7 @@ class Paper:
         self.z = active.party.common_NC[self.rows].copy()
         people = active._aligned[active.training_rows]
         told = np.isin(people.numpy(), active._own.labelled_rows.numpy())
-        labels = active._own.rows.labels[people].numpy()
+        labels = active._own.data.table.labels[people].numpy()
         self.y = np.eye(self.z.shape[1])[np.where(told, labels, 0)] * told[:, None]
         self.pull = eta * told[:, None]
 
@@ -134,7 +134,7 @@ def test_parties_compute_what_the_papers_say(
         np.testing.assert_allclose(party.view.weights_FC, w, atol=apart)
 
     accuracy = session.evaluate(next_step=3, final=True)[f"{method}_together"]
-    truth = active._own.rows.labels[active._aligned[active._test_positions]].numpy()  # type: ignore[index]
+    truth = active._own.data.table.labels[active._aligned[active._test_positions]].numpy()  # type: ignore[index]
     assert float(accuracy) == pytest.approx((paper.together().argmax(1) == truth).mean())
 
 

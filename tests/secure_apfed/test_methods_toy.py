@@ -54,7 +54,7 @@ class Speaker(Helper):
     def __init__(self, own: Own, contract: Contract, rows: Tensor) -> None:
         self.name, self._active = own.name, contract.active
         self._guard = guard_for(own)
-        self._x_ND = OneExchangeSettings.of(own.config).sent(own.rows.features[rows])
+        self._x_ND = OneExchangeSettings.of(own.config).sent(own.data.table.features[rows])
         self._ledger = ledger_for(own, self._guard, aligned=len(rows))
         self.ledgers = {own.name: self._ledger}
 
@@ -86,7 +86,7 @@ class OneExchange(SingleView):
     def offer(self, own: Own) -> RepresentationTerms | None:
         if own.name == own.active:
             return None
-        sent = OneExchangeSettings.of(own.config).sent(own.rows.features[:1])
+        sent = OneExchangeSettings.of(own.config).sent(own.data.table.features[:1])
         return representation_terms(own.config, sent[0].shape, guard_for(own), projected=False)
 
     def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
@@ -102,7 +102,7 @@ class OneExchange(SingleView):
         return Listener(
             alone.party, headline=self.headline, ledgers=alone.ledgers, training=alone.training,
             guarantee="every passive's features are released once", rounding=None,
-            train_rows=alone.training_rows, test_rows=own.test_rows, classes=len(own.classes),
+            train_rows=alone.training_rows, test_rows=own.data.test_rows, classes=len(own.data.classes),
             config=own.config,
         )  # fmt: skip
 
