@@ -9,18 +9,20 @@ says which file, what was expected, what was found and what to do.
 import json
 import os
 import stat
-from collections.abc import Iterator
-from io import BufferedReader
+from collections.abc import Iterator, Mapping
+from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from secure_apfed.errors import CheckpointError
+from secure_apfed.regular_file import open_regular
 
 __all__ = [
     "MOST_BYTES",
     "MOST_JSON_BYTES",
+    "add_line",
     "count_lines",
     "make_private",
     "open_plain",
@@ -227,3 +229,10 @@ def own_subfolder(folder: Path) -> Path:
             "remove it"
         )
     return folder
+
+
+def add_line(log: Path, fields: Mapping[str, Any]) -> None:
+    """Write a line to the disk; it begins with a line's end, since the one before may be torn."""
+    with FileIO(open_regular(log, create=True), "a") as lines:
+        lines.write(f"\n{json.dumps(fields)}\n".encode())
+        os.fsync(lines.fileno())

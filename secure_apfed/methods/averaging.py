@@ -26,7 +26,6 @@ from secure_apfed.learning.averaging import LinearViews, SequenceViews, Stages
 from secure_apfed.learning.multiview import Floats, Pull, ViewModel, joint_weights
 from secure_apfed.measures import Scored, scored_by
 from secure_apfed.methods.accounts import answers_log, refused_sums
-from secure_apfed.methods.apfed import ApfedAggregator
 from secure_apfed.methods.method import Agreed, Helper, Learner, Method, Own
 from secure_apfed.methods.pseudo_labels import (
     FedMvSettings,
@@ -35,6 +34,7 @@ from secure_apfed.methods.pseudo_labels import (
     parameters_of_sum,
     pull_of,
 )
+from secure_apfed.methods.sum_end import SumAggregator
 from secure_apfed.methods.summing import OpenedSums, SummingHelper
 from secure_apfed.methods.terms import check_passives, clip_of, require_own_terms
 from secure_apfed.models import encoder_and_head
@@ -249,7 +249,7 @@ class Averaging(Method):
 
     def aggregator(self, own: Own, contract: Contract) -> Helper:
         secure_sum = agreed_sum(own, contract)
-        return ApfedAggregator(contract, secure_sum.combiner(), rounds=secure_sum.rounds)
+        return SumAggregator(contract, secure_sum.combiner(), rounds=secure_sum.rounds)
 
     def _stages(self, own: Own) -> Stages:
         """One party's copy of the model at its start; the active's goes to all."""

@@ -19,10 +19,10 @@ from secure_apfed.contract import AGGREGATOR, Contract, PassiveTerms, Representa
 from secure_apfed.data import OwnData
 from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links
 from secure_apfed.learning.agreement import Agreement
+from secure_apfed.learning.networks import ActiveNetworks
 from secure_apfed.measures import Scored
 from secure_apfed.methods.charged import Charged, read_charged
 from secure_apfed.models import Shape
-from secure_apfed.parties import ActiveNetworks
 from secure_apfed.privacy import PrivacyLedger, WholeTraining
 from secure_apfed.seeds import shuffled
 from secure_apfed.settings.method import MethodSettings
@@ -30,11 +30,11 @@ from secure_apfed.settings.run import RunSettings
 
 __all__ = [
     "Agreed",
-    "AskedHelper",
     "Course",
     "Helper",
     "Keeper",
     "Learner",
+    "Lockstep",
     "Method",
     "Own",
     "PartyState",
@@ -53,6 +53,9 @@ __all__ = [
 
 HELD_OUT = 0.1
 """Share of the labelled training rows that say when training ends."""
+
+Lockstep: TypeAlias = Callable[[int, Tensor], object]
+"""One training step of all parties without messages, from its number and rows as `Learner.step`."""
 
 Save: TypeAlias = Callable[[int], bytes]
 """Writes one party's checkpoint before the step of this number; returns what the active is told of
@@ -228,41 +231,37 @@ class Role:
 
 
 class Helper(Role, ABC):
-    """The part of a party that helps: a passive, or the aggregator."""
-
-    @abstractmethod
-    async def help(self, links: Links, save: Save) -> None:
-        """Its script from the first step to the end of the session."""
-
-    def sent_network(self) -> nn.Module | None:
-        """The network whose output it sends or adds to a sum, known to itself alone; None: none."""
-        return None
-
-
-class AskedHelper(Helper):
-    """A passive that answers what the active asks, and gets nothing back.
+    """The part of a party that helps: a passive, or the aggregator.
 
     Attributes:
-        asks: the kind of message that it answers.
-        active: who asks.
+        contract: of the session.
+        asks: kinds of messages of the active that it answers.
     """
 
-    asks: Kind
-    active: str
+    contract: Contract
+    asks: tuple[Kind, ...] = ()
 
     async def help(self, links: Links, save: Save) -> None:
-        """Answer what is asked, until the session ends."""
-        active = self.active
+        """Its script from the first step to the end of the session: answer what is asked."""
+        active = self.contract.active
         while True:
-            message = await links.receive(active, self.asks, Kind.CHECKPOINT, Kind.END, patience=8)
-            if message.kind is self.asks:
+            self.idle()
+            message = await links.receive(active, *self.asks, Kind.CHECKPOINT, Kind.END, patience=8)
+            if message.kind in self.asks:
                 await self.answer(links, message)
             elif not keep_or_end(message.kind, message.step, links, active, save):
                 return
 
-    @abstractmethod
     async def answer(self, links: Links, message: Envelope) -> None:
-        """Answer this message."""
+        """Answer one message of a kind that it answers."""
+        raise LocalProtocolError(f"{self.name} answers no {message.kind}")
+
+    def idle(self) -> None:
+        """What it does before it waits for the next message; sends nothing."""
+
+    def sent_network(self) -> nn.Module | None:
+        """The network whose output it sends or adds to a sum, known to itself alone; None: none."""
+        return None
 
 
 class Learner(Role, ABC):
@@ -275,7 +274,6 @@ class Learner(Role, ABC):
         guarantee: what the guards promise, in a sentence.
         rounding: the largest error of one number of a sum; None where there is no sum.
         left: who fell silent in this session, and in which step.
-        steps_without_all: steps that were finished without somebody.
         agreement: by passive, how far its votes agree with others', where each one's are read in
             this session.
     """
@@ -285,7 +283,6 @@ class Learner(Role, ABC):
     smallest_batch: int = 2
     training: WholeTraining | None = None
     rounding: float | None = None
-    steps_without_all: int = 0
 
     def __init__(self) -> None:
         self.left: dict[str, int] = {}
@@ -322,7 +319,16 @@ class Learner(Role, ABC):
             await course.finish_epoch(self, links)
 
     async def conclude(self, links: Links, course: Course) -> None:
-        """What follows the last step, before the last evaluation; nothing, unless a method says."""
+        """What follows the last step, before the last evaluation."""
+        self.conclude_alone()
+
+    def conclude_alone(self) -> None:
+        """The same, where it sends nothing; nothing, unless a method says more."""
+
+    @property
+    def steps_without_all(self) -> int:
+        """Steps that were finished without somebody."""
+        return 0
 
     @property
     def opened(self) -> Tensor | None:
@@ -387,6 +393,15 @@ class Method(ABC):
     def aggregator(self, own: Own, contract: Contract) -> Helper:
         """The aggregator's role, where there is a sum."""
         raise LocalProtocolError(f"{own.name}: {self.settings.title} has no aggregator")
+
+    def lockstep(self, active: Learner, passives: Mapping[str, Helper]) -> Lockstep:
+        """Training steps of these roles without messages, for simulations; see `simulated`."""
+        raise LocalProtocolError(f"{self.settings.title} is not trained step by step")
+
+    @property
+    def simulated(self) -> bool:
+        """Whether it has a `lockstep`: its accuracy can be had without its messages."""
+        return type(self).lockstep is not Method.lockstep
 
     async def deal(self, own: Own, links: Links, contract: Contract) -> None:  # noqa: B027
         """The dealer's script after the alignment, where the method takes one."""

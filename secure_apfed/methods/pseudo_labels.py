@@ -28,8 +28,8 @@ from secure_apfed.learning.multiview import Floats, Pull, ViewModel, start
 from secure_apfed.measures import Scored, scored_by
 from secure_apfed.methods.accounts import answers_log, guard_for, refused_sums
 from secure_apfed.methods.alignment import positions_of
-from secure_apfed.methods.apfed import ApfedAggregator
 from secure_apfed.methods.method import Agreed, Helper, Learner, Method, Own
+from secure_apfed.methods.sum_end import SumAggregator
 from secure_apfed.methods.summing import OpenedSums, SummingHelper
 from secure_apfed.methods.terms import (
     check_passives,
@@ -235,7 +235,7 @@ class PseudoLabels(Method):
 
     def aggregator(self, own: Own, contract: Contract) -> Helper:
         secure_sum = agreed_sum(own, contract)
-        return ApfedAggregator(contract, secure_sum.combiner(), rounds=secure_sum.rounds)
+        return SumAggregator(contract, secure_sum.combiner(), rounds=secure_sum.rounds)
 
     def _view(self, own: Own, contract: Contract, rows: Tensor, classes: int) -> ViewModel:
         """One party's view of the aligned people at its start, with the zeta_k that was agreed."""

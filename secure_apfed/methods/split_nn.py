@@ -26,8 +26,8 @@ from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Kind, Links
 from secure_apfed.measures import Scored
 from secure_apfed.methods.accounts import answers_log, refused_sums, surroundings_of
-from secure_apfed.methods.apfed import ApfedAggregator
 from secure_apfed.methods.method import Agreed, Helper, Learner, Own
+from secure_apfed.methods.sum_end import SumAggregator
 from secure_apfed.methods.sum_noise import (
     NoisePlan,
     contribution_noise,
@@ -202,7 +202,7 @@ class SummedSplitNn(Tvfl):
 
     def aggregator(self, own: Own, contract: Contract) -> Helper:
         secure_sum, _ = self._agreed(own, contract)
-        return ApfedAggregator(contract, secure_sum.combiner(), rounds=secure_sum.rounds)
+        return SumAggregator(contract, secure_sum.combiner(), rounds=secure_sum.rounds)
 
     def _agreed(self, own: Own, contract: Contract) -> tuple[SecureSum, NoisePlan | None]:
         terms = {name: one.representation for name, one in contract.passives.items()}

@@ -26,6 +26,7 @@ from secure_apfed.methods.method import (
     Course,
     Helper,
     Learner,
+    Lockstep,
     Method,
     Own,
     Save,
@@ -231,7 +232,6 @@ class JointSettings(MethodSettings):
     representations_from = "passives"
     returns_gradients = True
     stops_early = True
-    simulated = True
 
 
 class TvflSettings(JointSettings):
@@ -315,6 +315,9 @@ class Tvfl(Method):
             )
         )
 
+    def lockstep(self, active: Learner, passives: Mapping[str, Helper]) -> Lockstep:
+        return _lockstep(active, passives)
+
     def _encoder(self, own: Own) -> nn.Module:
         """A party's encoder at its reproducible start."""
         config, features = own.config, own.data.table.shape
@@ -323,6 +326,24 @@ class Tvfl(Method):
                 return self.sent_network(config, own.name, features)
             model = self.model(config)
             return family_for(model, features).encoder(features, model)
+
+
+def _lockstep(active: Learner, passives: Mapping[str, Helper]) -> Lockstep:
+    """Section 2: all encode, the head reads all, each learns from its own gradient."""
+    assert isinstance(active, TvflLearner)
+    party = active.party
+    others = {name: one.party for name, one in passives.items() if isinstance(one, TvflHelper)}
+
+    def step(step: int, rows_B: Tensor) -> None:
+        sent = {
+            name: one.trainer.represent(step, rows_B, learn=True) for name, one in others.items()
+        }
+        read = {name: h_B.detach().clone() for name, h_B in sent.items()}
+        _, gradients = party.trainer.learn(step, party.own_rows(rows_B), read)
+        for name, gradient_B in gradients.items():
+            others[name].trainer.update(sent[name], gradient_B)
+
+    return step
 
 
 def _head(

@@ -32,7 +32,6 @@ from secure_apfed.methods.accounts import answers_log
 from secure_apfed.methods.alignment import DEALER, next_dealt, positions_in
 from secure_apfed.methods.method import (
     Agreed,
-    AskedHelper,
     Course,
     Helper,
     Learner,
@@ -105,13 +104,13 @@ class VFedTransLearner(StudentLearner):
         course.stepped(0.0)
 
 
-class VFedTransHelper(AskedHelper):
-    """A passive's role: it masks its rows once; see `AskedHelper`."""
+class VFedTransHelper(Helper):
+    """A passive's role: it masks its rows once; see `Helper`."""
 
-    asks = Kind.REQUEST
+    asks = (Kind.REQUEST,)
 
     def __init__(self, party: DecomposedPassive) -> None:
-        self.name, self.party, self.active = party.name, party, party.contract.active
+        self.name, self.party, self.contract = party.name, party, party.contract
 
     async def set_up(self, links: Links) -> None:
         """The masks that the dealer drew."""

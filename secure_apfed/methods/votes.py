@@ -32,10 +32,8 @@ from secure_apfed.learning.votes import Votes
 from secure_apfed.measures import ACCURACY, MEASURES
 from secure_apfed.methods.accounts import answers_log, open_ledger, refused_sums
 from secure_apfed.methods.alignment import positions_in
-from secure_apfed.methods.apfed import ApfedAggregator
 from secure_apfed.methods.method import (
     Agreed,
-    AskedHelper,
     Course,
     Helper,
     Learner,
@@ -43,6 +41,7 @@ from secure_apfed.methods.method import (
     Own,
 )
 from secure_apfed.methods.students import StudentLearner, classes_voted, student_of
+from secure_apfed.methods.sum_end import SumAggregator
 from secure_apfed.methods.sum_noise import (
     NoisePlan,
     contribution_noise,
@@ -145,13 +144,13 @@ class VotesLearner(StudentLearner):
         self.party.load_tensors(tensors)
 
 
-class VotesHelper(AskedHelper):
-    """A passive's role: it votes once a session; see `AskedHelper`."""
+class VotesHelper(Helper):
+    """A passive's role: it votes once a session; see `Helper`."""
 
-    asks = Kind.LABELS
+    asks = (Kind.LABELS,)
 
     def __init__(self, party: VotingParty) -> None:
-        self.name, self.party, self.active = party.name, party, party.contract.active
+        self.name, self.party, self.contract = party.name, party, party.contract
 
     def tensors(self) -> dict[str, Tensor]:
         return self.party.tensors()
@@ -256,8 +255,12 @@ class SummedVotesLearner(VotesLearner):
         receiver: SumReceiver, refused: RefusedSums, rounding: float, variance: float,
     ) -> None:  # fmt: skip
         super().__init__(party, own, headline=headline, guarantee=guarantee)
-        self.rounding = rounding
+        self.rounding, self._without_all = rounding, 0
         self._receiver, self._refused, self._variance = receiver, refused, variance
+
+    @property
+    def steps_without_all(self) -> int:
+        return self._without_all
 
     async def set_up(self, links: Links) -> None:
         """Its end of the sum."""
@@ -282,7 +285,7 @@ class SummedVotesLearner(VotesLearner):
                 sum_UK[block] = self._receiver.decode(combined, shape, binding)
             variance_U[block] = self._variance * len(present)
             self.left |= {name: step for name in asked if name not in present}
-            self.steps_without_all += bool(self.left)
+            self._without_all += bool(self.left)
             asked = list(present)
         return Votes(totals=sum_UK, variance=variance_U, voters=len(contract.passives))
 
@@ -374,7 +377,7 @@ class SummedVotes(VotesMethod):
 
     def aggregator(self, own: Own, contract: Contract) -> Helper:
         secure_sum, _ = self._sum(own, contract)
-        return ApfedAggregator(contract, secure_sum.combiner(), rounds=secure_sum.rounds)
+        return SumAggregator(contract, secure_sum.combiner(), rounds=secure_sum.rounds)
 
     def _sum(self, own: Own, contract: Contract) -> tuple[SecureSum, NoisePlan | None]:
         names = tuple(contract.passives)

@@ -76,7 +76,7 @@ def test_and_one_close_to_that_of_the_plain_sum(passives: int) -> None:
 def test_zeros_ahead_train_the_same_model_with_one_passive(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("secure_apfed.methods.ahead.pays", lambda: False)
+    monkeypatch.setattr("secure_apfed.methods.sum_end.pays", lambda: False)
     _, expected = trained(1, scheme="plain", masks="pairwise")
     _, sums = trained(1, **pair_of(name), zero_pool=2)
     assert all(map(torch.equal, sums, expected))

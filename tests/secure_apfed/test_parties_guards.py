@@ -9,7 +9,7 @@ from torch import Tensor
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.exchange import Envelope, Kind, pack
 from secure_apfed.methods import Simulation, open_session
-from secure_apfed.methods.apfed import ApfedAggregator, ApfedLearner, ApfedPassive
+from secure_apfed.methods.apfed import SumAggregator, ApfedLearner, ApfedPassive
 from secure_apfed.parties import PassiveParty
 from tests.secure_apfed.single_steps import ROWS as PEOPLE
 from tests.secure_apfed.single_steps import random_data, step_config
@@ -104,7 +104,7 @@ def test_an_active_that_tells_two_stories_gets_no_sum(session: Simulation, facto
         return
     answers = {name: party(session, name).contribute(each) for name, each in sent.items()}
     aggregator = session.helpers["aggregator"]
-    assert isinstance(aggregator, ApfedAggregator)
+    assert isinstance(aggregator, SumAggregator)
     with pytest.raises(RemoteProtocolError, match="sent them different representations"):
         aggregator.combiner.combine(answers)
 
