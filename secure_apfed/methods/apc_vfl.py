@@ -30,7 +30,7 @@ from secure_apfed.learning.distilling import Distilled
 from secure_apfed.measures import Scored
 from secure_apfed.methods.accounts import answers_log, guard_for, ledger_for, surroundings_of
 from secure_apfed.methods.alignment import positions_in, positions_of
-from secure_apfed.methods.method import Agreed, Course, Helper, Learner, Method, Own
+from secure_apfed.methods.method import Agreed, Helper, Learner, Method, Own, Steps
 from secure_apfed.methods.students import Pupil, StudentLearner
 from secure_apfed.methods.terms import (
     agree_with_senders,
@@ -107,12 +107,12 @@ class ReleaseLearner(StudentLearner):
         self.smallest_batch = contract.minimum_batch
         self._contract, self._aligned = contract, aligned
 
-    async def gather(self, links: Links, course: Course) -> list[Floats]:
+    async def gather(self, links: Links, steps: Steps) -> list[Floats]:
         """What each passive releases of the training rows, in the order of the contract."""
         released = []
         for rows_B in self.parts_of(positions_in(self._aligned, self.training_rows)):
-            released.append(await self.ask(links, course.next_step, rows_B))
-            course.stepped(None)
+            released.append(await self.ask(links, steps.next_step, rows_B))
+            steps.stepped(None)
         return [np.concatenate(of_passive) for of_passive in zip(*released, strict=True)]
 
     def parts_of(self, positions: Tensor) -> tuple[Tensor, ...]:
@@ -143,8 +143,8 @@ class ApcVflLearner(ReleaseLearner):
 
     student: Distilled
 
-    async def teach(self, links: Links, course: Course) -> None:
-        released = await self.gather(links, course)
+    async def teach(self, links: Links, steps: Steps) -> None:
+        released = await self.gather(links, steps)
         self.student.teach(torch.cat([torch.from_numpy(one) for one in released], dim=1))
 
     async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:

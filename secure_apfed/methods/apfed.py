@@ -58,12 +58,12 @@ from secure_apfed.methods.accounts import (
 from secure_apfed.methods.alignment import rows_among
 from secure_apfed.methods.method import (
     Agreed,
-    Course,
     Helper,
     Learner,
     Lockstep,
     Method,
     Own,
+    Steps,
     learnt_rows,
 )
 from secure_apfed.methods.sum_end import (
@@ -281,7 +281,7 @@ class ApfedActive(SumLearner):
         rows = self.training_rows
         return rows[self.trainer.labels_N[rows].cpu() != UNLABELLED]
 
-    async def loss_on(self, links: Links, course: Course, rows: Tensor) -> float:
+    async def loss_on(self, links: Links, steps: Steps, rows: Tensor) -> float:
         """Its own task loss; needs no exchange."""
         return self.trainer.loss_on(rows)
 

@@ -32,12 +32,12 @@ from secure_apfed.methods.accounts import answers_log
 from secure_apfed.methods.alignment import DEALER, next_dealt, positions_in
 from secure_apfed.methods.method import (
     Agreed,
-    Course,
     Helper,
     Learner,
     Method,
     Own,
     Save,
+    Steps,
     keep_or_end,
 )
 from secure_apfed.methods.students import StudentLearner
@@ -90,8 +90,8 @@ class VFedTransLearner(StudentLearner):
         if self._contract.at_start:
             self._receiver.take((await next_dealt(links)).payload)
 
-    async def teach(self, links: Links, course: Course) -> None:
-        step, contract, receiver = course.next_step, self._contract, self._receiver
+    async def teach(self, links: Links, steps: Steps) -> None:
+        step, contract, receiver = steps.next_step, self._contract, self._receiver
         asked = RowsAsked.of(positions_in(self._aligned, self.training_rows), contract)
         for name in contract.passives:
             links.send(name, Kind.REQUEST, step, asked.payload)
@@ -101,7 +101,7 @@ class VFedTransLearner(StudentLearner):
         vectors_UD = receiver.open(message.payload, asked.people, rows=len(own_UF))
         self._opened = torch.from_numpy(vectors_UD)
         self.student.teach(self._opened)
-        course.stepped(0.0)
+        steps.stepped(0.0)
 
 
 class VFedTransHelper(Helper):
