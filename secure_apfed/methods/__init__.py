@@ -36,7 +36,7 @@ from secure_apfed.methods.method import (
     Secrets,
     Steps,
 )
-from secure_apfed.methods.pseudo_labels import MmvflSettings, PseudoLabels, VFedMvSettings
+from secure_apfed.methods.multiview import MmvflSettings, Multiview, VFedMvSettings
 from secure_apfed.methods.session import (
     Course,
     Entered,
@@ -105,8 +105,8 @@ METHODS: Mapping[str, Method] = {
     "vfedtrans": VFedTrans(),
     "split_nn": SplitNn(),
     "split_nn_sum": SummedSplitNn(),
-    "mmvfl": PseudoLabels(MmvflSettings, own=True),
-    "v_fedmv": PseudoLabels(VFedMvSettings, own=False),
+    "mmvfl": Multiview(MmvflSettings),
+    "v_fedmv": Multiview(VFedMvSettings),
     "h_fedmv": Averaging(HFedMvSettings),
     "s_fedmv": Averaging(SFedMvSettings),
 }
