@@ -1,10 +1,10 @@
 """H-FedMV and S-FedMV: parties with the same views of other people average their weights.
 
 Nothing is aligned: every party has labels and all views of people of its own. A step is one round
-of FedMV's Algorithm 3, or 4, in three scripts. `AveragingActive.step`: the active sends the average
-W, trains from it meanwhile, and makes W the sum of all parties' weights, each by its share of rows.
-`AveragingPassive.answer`: a passive trains from W, and contributes its share of its weights. There
-is no server as in the paper: the aggregator adds what it cannot read
+of FedMV's Algorithm 3, or 4, in three scripts. `AveragingActive.step`: the active sends the average,
+trains from it meanwhile, and takes the sum of all parties' weights, each by its share of rows, as
+the next. `AveragingPassive.answer`: a passive trains from the average, and contributes its weights
+by its share. There is no server as in the paper: the aggregator adds what it cannot read
 (`secure_apfed.methods.sum_end`), and the active, which is one of the parties, averages. S-FedMV
 averages GRUs first, `rounds` rounds long; their last states are the views from there on.
 
@@ -158,11 +158,16 @@ class AveragingActive(ViewsActive):
         return loss
 
     def solo(self) -> ActiveNetworks:
-        """The average, as networks: what all views say where FedMV's Eqs. (18) and (19) end."""
+        """The average, as networks."""
         if self.stages.recurrent is not None:
             state = self.stages.recurrent.encoder.state_dict()
             self._networks.encoder.load_state_dict(state)
-        return self.networks_with(self.stages.newest.head)
+        return super().solo()
+
+    @property
+    def head(self) -> Tensor:
+        """What all views say, where FedMV's Eqs. (18) and (19) end."""
+        return self.stages.newest.head
 
     def tensors(self) -> dict[str, Tensor]:
         return self.stages.tensors()

@@ -22,6 +22,7 @@ Letters: N aligned people, B of them in a step, F features of a view, C classes.
 """
 
 import math
+from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
@@ -177,7 +178,7 @@ class VFedMvSettings(FedMvSettings):
 
 
 class ViewsActive(SumLearner):
-    """An active whose model alone is linear in its views, or in what encodes them; see `Learner`.
+    """An active that predicts alone by one linear layer over its views; see `Learner`.
 
     Args:
         own: what it brings; contract: of the session.
@@ -196,18 +197,21 @@ class ViewsActive(SumLearner):
         assert table.labels is not None
         self._features_N, self._labels_N = compute.place(table.features), table.labels
 
-    def networks_with(self, weights_CF: Tensor) -> ActiveNetworks:
-        """Its networks, with these weights in the last layer."""
+    @property
+    @abstractmethod
+    def head(self) -> Tensor:
+        """The weights of the linear layer over its views, (C, F)."""
+
+    def solo(self) -> ActiveNetworks:
+        """That layer, and what encodes the views, as networks."""
         assert isinstance(self._networks.head, nn.Linear)
         with torch.no_grad():
-            self._networks.head.weight.copy_(weights_CF)
+            self._networks.head.weight.copy_(self.head)
         return self._networks
 
     async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
         """What the active says alone; needs no exchange."""
-        networks, features_N = self.solo(), self._features_N
-        assert networks is not None
-        networks.eval()
+        networks, features_N = self.solo().eval(), self._features_N
         labels_N = self._labels_N.to(features_N.device)
         alone = scored_by(
             lambda rows_B: networks(features_N[rows_B], None)[0], self._own.data.test_rows, labels_N
@@ -249,7 +253,7 @@ class MultiviewActive(ViewsActive):
         return self.trainer.average(rows_B, await self._read(links, step, rows_B, payload))
 
     def ask(self, links: Links, step: int, rows_B: Tensor, common_BC: Floats) -> bytes:
-        """Send every passive positions with Z to learn from, or without: what do they say?"""
+        """Send every passive these positions, and Z to learn from; without Z it predicts."""
         payload = pack({"rows": rows_B, "z": torch.from_numpy(common_BC)}, {})
         self.sum.ask(links, Kind.REQUEST, step, payload)
         return payload
@@ -273,9 +277,10 @@ class MultiviewActive(ViewsActive):
         opened_BC = await self._read(links, step, rows_B, self.ask(links, step, rows_B, none_BC))
         return Scored.of_network(truth_B, self.trainer.joint(rows_B, opened_BC))
 
-    def solo(self) -> ActiveNetworks:
-        """X_1 W_1, as networks."""
-        return self.networks_with(torch.from_numpy(self.trainer.view.weights_FC.T))
+    @property
+    def head(self) -> Tensor:
+        """W_1."""
+        return torch.from_numpy(self.trainer.view.weights_FC.T)
 
     def tensors(self) -> dict[str, Tensor]:
         return self.trainer.tensors()
@@ -356,7 +361,7 @@ def check_clip(values_BC: Floats, clip: float | None, *, me: str) -> None:
 
 
 class ViewTrainer:
-    """A party's view among all, and its part of their weighted mean.
+    """A party's view, and its part of the weighted means of all.
 
     Args:
         view: its own; zetas: of all parties, the active's first.
