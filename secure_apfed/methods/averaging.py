@@ -1,12 +1,12 @@
 """H-FedMV and S-FedMV: parties with the same views of other people average their weights.
 
 Nothing is aligned: every party has labels and all views of people of its own. A step is one round
-of FedMV's Algorithm 3, or 4, in three scripts. `AveragingActive.step`: the active sends the average,
-trains from it meanwhile, and takes the sum of all parties' weights, each by its share of rows, as
-the next. `AveragingPassive.answer`: a passive trains from the average, and contributes its weights
-by its share. There is no server as in the paper: the aggregator adds what it cannot read
-(`secure_apfed.methods.sum_end`), and the active, which is one of the parties, averages. S-FedMV
-averages GRUs first, `rounds` rounds long; their last states are the views from there on.
+of FedMV's Algorithm 3, or 4, in three scripts. `AveragingActive.step`: the active sends the
+average, trains from it meanwhile, and takes the sum of all parties' weights, each by its share of
+rows, for the next. `AveragingPassive.answer`: a passive trains from the average, and contributes
+its weights by its share. There is no server as in the paper: the aggregator adds what it cannot
+read (`secure_apfed.methods.sum_end`), and the active, which is one of the parties, averages.
+S-FedMV averages GRUs first, `rounds` rounds long; their last states are the views from there on.
 
 The active emits the average of each round; a passive its part of a secure sum without noise.
 
