@@ -26,10 +26,13 @@ from secure_apfed.contract import Contract, RepresentationTerms
 from secure_apfed.defences import representation_chain
 from secure_apfed.exchange import Kind, Links, pack
 from secure_apfed.learning.autoencoder import Autoencoder, fit_autoencoder, new_autoencoder
+from secure_apfed.learning.compute import Compute
 from secure_apfed.learning.distilling import Distilled
+from secure_apfed.learning.release import Releases, read_representations
 from secure_apfed.measures import Scored
-from secure_apfed.methods.accounts import answers_log, guard_for, ledger_for, surroundings_of
+from secure_apfed.methods.accounts import guard_for, ledger_for, surroundings_of
 from secure_apfed.methods.alignment import positions_in, positions_of
+from secure_apfed.methods.joint import EncoderTrainer, TvflPassive
 from secure_apfed.methods.method import Agreed, Helper, Learner, Method, Own, Steps
 from secure_apfed.methods.students import Pupil, StudentLearner
 from secure_apfed.methods.terms import (
@@ -38,10 +41,7 @@ from secure_apfed.methods.terms import (
     sent_terms,
     settings_of,
 )
-from secure_apfed.methods.tvfl import TvflHelper
 from secure_apfed.models import Shape, family_for, output_shape
-from secure_apfed.parties import Compute, TvflPassive
-from secure_apfed.parties.rules import read_representations
 from secure_apfed.privacy.guard import joint_releases_statement
 from secure_apfed.seeds import seeded
 from secure_apfed.settings import THE_ACTIVE
@@ -50,7 +50,7 @@ from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.model import ModelSettings
 from secure_apfed.settings.run import RunSettings
 
-__all__ = ["AnsweringHelper", "ApcVfl", "ApcVflLearner", "ApcVflSettings", "ReleaseLearner"]
+__all__ = ["ApcVfl", "ApcVflLearner", "ApcVflPassive", "ApcVflSettings", "ReleaseLearner"]
 
 Floats = NDArray[np.float64]
 
@@ -167,8 +167,8 @@ class ApcVflLearner(ReleaseLearner):
         return Scored.of_network(torch.cat(truth), torch.cat(scores))
 
 
-class AnsweringHelper(TvflHelper):
-    """A passive's role: it answers for each row once, and learns nothing; see `Helper`."""
+class ApcVflPassive(TvflPassive):
+    """A passive: it answers for each row once, and learns nothing; see `TvflPassive`."""
 
     asks = (Kind.REQUEST,)
 
@@ -214,21 +214,13 @@ class ApcVfl(Method):
         fit_autoencoder(
             local, own_UF, ApcVflSettings.of(config), owner=own.name, seed=own.secrets.seed
         )
-        return AnsweringHelper(
-            TvflPassive(
-                own.name,
-                contract,
-                features_N=own.data.table.features[rows],
-                encoder=local.encoder,
-                guard=guard,
-                ledger=ledger_for(own, guard, aligned=len(rows)),
-                train=config.train,
-                compute=compute,
-                seed=own.secrets.seed,
-                answers=answers_log(own),
-                defences=representation_chain(config.defences, surroundings_of(own, shape)),
-            )
-        )
+        trainer = EncoderTrainer(
+            own.name, local.encoder, features_N=own.data.table.features[rows],
+            train=config.train, compute=compute, seed=own.secrets.seed,
+            defences=representation_chain(config.defences, surroundings_of(own, shape)),
+        )  # fmt: skip
+        releases = Releases(guard, ledger_for(own, guard, aligned=len(rows)))
+        return ApcVflPassive(own, contract, trainer, releases)
 
 
 def _autoencoder(

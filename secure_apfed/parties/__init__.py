@@ -6,7 +6,6 @@ from secure_apfed.learning.private_gradient import PrivateGradient, PrivateUpdat
 from secure_apfed.learning.release import ContributionNoise
 from secure_apfed.parties.decomposed import DecomposedPassive, RowsAsked
 from secure_apfed.parties.rules import OpenAudits, RefusedSums
-from secure_apfed.parties.tvfl import SummedPassive, TvflActive, TvflPassive
 from secure_apfed.parties.votes import Ballot, VotesActive, VotingParty
 
 __all__ = [
@@ -20,9 +19,6 @@ __all__ = [
     "PrivateUpdates",
     "RefusedSums",
     "RowsAsked",
-    "SummedPassive",
-    "TvflActive",
-    "TvflPassive",
     "VotesActive",
     "VotingParty",
 ]
