@@ -35,7 +35,6 @@ __all__ = [
     "Acceptance",
     "Allowance",
     "AnswersLog",
-    "OpenAudits",
     "RefusedSums",
     "StepGate",
     "bind_step",
@@ -273,59 +272,6 @@ class RefusedSums:
                 f"{self._log}: cannot note that {self._me} refused the sum of step {step} "
                 f"({error}); do not resume this run, which could not count it"
             ) from error
-
-
-OPEN_AUDITS = 1
-"""After which a passive still takes part; each gives an active that cheats another chance."""
-
-
-class OpenAudits:
-    """Audits of encrypted labels that ended before their request came, over all sessions of a run.
-
-    Protects from: an active that falls silent where the coin keeps a request that is sound, until
-    it keeps one that is not. A line is written before anybody hears what the coin says, and another
-    once the request stood the test; where the first has no second, the session was broken off.
-
-    Args:
-        me: a passive.
-        log: file of the list, readable by its owner only; None: nothing is noted.
-    """
-
-    def __init__(self, me: str, log: Path | None) -> None:
-        self._me, self._log = me, log
-
-    def begin(self, *, contract: str) -> None:
-        """Note an audit before what it keeps is told.
-
-        Raises:
-            CheckpointError: too many were left open, or it cannot be noted.
-        """
-        if (left := self._left()) > OPEN_AUDITS:
-            raise CheckpointError(
-                f"{self._me}: {left} sessions ended between the word which request with encrypted "
-                f"labels is kept and that request, and {OPEN_AUDITS} may. An active that cheats "
-                "breaks off where it would be found out; find out who it was, and begin a new run"
-            )
-        self._note("begun", contract)
-
-    def end(self, *, contract: str) -> None:
-        """Note that the request of this session stood the test."""
-        self._note("passed", contract)
-
-    def _left(self) -> int:
-        if self._log is None or not os.path.lexists(self._log):
-            return 0
-        with open_plain(self._log) as lines:
-            told = lines.read(MOST_JSON_BYTES)
-        return told.count(b'"begun"') - told.count(b'"passed"')
-
-    def _note(self, what: str, contract: str) -> None:
-        if self._log is None:
-            return
-        try:
-            _add_line(self._log, {"audit": what, "contract": contract})
-        except (OSError, CheckpointError) as error:
-            raise CheckpointError(f"{self._log}: cannot note an audit ({error})") from error
 
 
 def _add_line(log: Path, fields: Mapping[str, Any]) -> None:
