@@ -583,7 +583,7 @@ def answer_digest(session: bytes, payload: bytes, values: NDArray[np.generic]) -
     Args:
         session: digest of its contract; empty: it is the same in every session.
         payload: what was asked.
-        values: what the answer is made of, contiguous.
+        values: what the answer is made of.
     """
     content = hashlib.blake2b(session)
     content.update(payload)

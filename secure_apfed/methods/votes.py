@@ -1,13 +1,13 @@
 """Votes: every party labels the active's rows alone; the active learns from what all say together.
 
-One round trip before training. `VotesActive.gather`: the active names rows and the labels that it
-has. `answer` of a passive: it labels the rows from its own features, once, and its votes leave. The
-active opens them: as a secure sum (`votes`), or each passive's under randomised response
-(`votes_randomised`); two more openings are files of their own, and what these share stands last
-here. The active's student then learns alone; the prior is what the active believes without votes
-(`prior`: by default the solo baseline that its held-out labels choose). Help is worth most where
-few rows have a label and many more are aligned. What a vote tells of a passive's features, and what
-noise on it costs, says `secure_apfed.labellers.guarantee`.
+One round trip before training. The active says which rows to label, and which of them have which
+label (`VotesActive.gather`). A passive labels them from its own features, once a session, and emits
+its votes (`answer`) as the active may open them: into a secure sum (`votes`), or each answer under
+randomised response (`votes_randomised`); two more openings are files of their own, and what these
+two share stands last here. The active's student then learns alone; the prior is what the active
+believes without votes (`prior`: by default the solo baseline that its held-out labels choose). Help
+is worth most where few rows have a label and many more are aligned. What a vote tells of a
+passive's features, and what noise on it costs, says `secure_apfed.labellers.guarantee`.
 
 Letters: N positions of the alignment, U rows to vote on, n of them labelled, B rows at once, M
 passives, K classes.
@@ -600,8 +600,9 @@ class CountingPassive(VotesPassive):
     def draw(
         self, ballot: Ballot, values_U: Floats, shape: tuple[int, int]
     ) -> NDArray[np.int64] | None:
-        """Count the answer to the whole ballot, charge it, and return its noise; None: there is
-        none. Each session counts anew: its request, or its noise, is another one.
+        """Count the answer to a whole ballot, charge it, and return its noise; None: none is agreed.
+
+        Each session counts anew: its request, or its noise, is another one.
 
         Raises:
             RemoteProtocolError: see `count`.
