@@ -600,7 +600,7 @@ class CountingPassive(VotesPassive):
     def draw(
         self, ballot: Ballot, values_U: Floats, shape: tuple[int, int]
     ) -> NDArray[np.int64] | None:
-        """Count the answer to a whole ballot, charge it, and return its noise; None: none is agreed.
+        """Count the answer to a whole ballot, charge it, return its noise; None: none is agreed.
 
         Each session counts anew: its request, or its noise, is another one.
 
