@@ -15,7 +15,7 @@ from secure_apfed.methods.method import Keeper, Own, Secrets
 from secure_apfed.methods.terms import asked_of
 from secure_apfed.models import Shape
 from secure_apfed.names import UPDATES, ReleaseFigure, log_file
-from secure_apfed.parties import OpenAudits, PrivateUpdates, RefusedSums
+from secure_apfed.parties import PrivateUpdates, RefusedSums
 from secure_apfed.parties.rules import AnswersLog
 from secure_apfed.privacy import (
     GradientGuard,
@@ -36,7 +36,6 @@ __all__ = [
     "fresh_secrets",
     "guard_for",
     "ledger_for",
-    "open_audits",
     "open_ledger",
     "private_updates",
     "refused_sums",
@@ -144,12 +143,6 @@ def refused_sums(own: Own) -> RefusedSums:
     """
     log = log_file(own.secrets.logs, "refused", own.name, "jsonl") if own.secrets.logs else None
     return RefusedSums(own.name, log, allowed=own.config.rules.refused_sums)
-
-
-def open_audits(own: Own) -> OpenAudits:
-    """Where a passive notes audits of encrypted labels, over all sessions of the run."""
-    log = log_file(own.secrets.logs, "audits", own.name, "jsonl") if own.secrets.logs else None
-    return OpenAudits(own.name, log)
 
 
 def ledger_for(own: Own, guard: RepresentationGuard, *, aligned: int) -> PrivacyLedger:

@@ -41,8 +41,8 @@ from secure_apfed.methods.method import (
     keep_or_end,
 )
 from secure_apfed.methods.students import StudentLearner
+from secure_apfed.methods.sum_end import unless_unasked
 from secure_apfed.methods.terms import check_passives, require_own_terms
-from secure_apfed.methods.vote_protocol import unless_untold
 from secure_apfed.models import Enriched, family_for
 from secure_apfed.parties import Compute, DecomposedPassive, RowsAsked
 from secure_apfed.seeds import seeded
@@ -161,7 +161,7 @@ class VFedTransAggregator(Helper):
         self._due = False
         tables = {first.sender: first.payload}
         while missing := [name for name in self._server.agreement.owners if name not in tables]:
-            with unless_untold(active):
+            with unless_unasked(active):
                 other = await links.receive(
                     missing, Kind.CONTRIBUTION, step=step, least=len(missing)
                 )

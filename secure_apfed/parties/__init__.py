@@ -5,20 +5,15 @@ from secure_apfed.learning.networks import ActiveNetworks
 from secure_apfed.learning.private_gradient import PrivateGradient, PrivateUpdates
 from secure_apfed.learning.release import ContributionNoise
 from secure_apfed.parties.decomposed import DecomposedPassive, RowsAsked
-from secure_apfed.parties.rules import OpenAudits, RefusedSums
-from secure_apfed.parties.votes import Ballot, VotesActive, VotingParty
+from secure_apfed.parties.rules import RefusedSums
 
 __all__ = [
     "ActiveNetworks",
-    "Ballot",
     "Compute",
     "ContributionNoise",
     "DecomposedPassive",
-    "OpenAudits",
     "PrivateGradient",
     "PrivateUpdates",
     "RefusedSums",
     "RowsAsked",
-    "VotesActive",
-    "VotingParty",
 ]

@@ -1,6 +1,6 @@
-"""What a party holds its peers to: each step once, answers counted, refusals and audits noted.
+"""What a party holds its peers to: each step once, answers counted, refusals noted.
 
-Run by: passives (APFed), the active (TVFL), and the active on sums. Protects from: a malicious
+Run by: passives, the active (TVFL), and the active on sums. Protects from: a malicious
 sender that probes with chosen rows (see `learning/checks.py`), replayed steps or too many
 questions, and from whoever alters sums.
 Letters: B batch, D numbers of a representation.
@@ -27,22 +27,19 @@ from secure_apfed.contract import Contract, RepresentationTerms
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Envelope, TensorSpec, unpack
 from secure_apfed.folder_files import MOST_JSON_BYTES, open_plain
-from secure_apfed.learning.checks import check_norms, check_rows, check_spread
+from secure_apfed.learning.checks import check_norms, check_rows
 from secure_apfed.privacy.release_log import Release, ReleaseCounts
 from secure_apfed.regular_file import open_regular
 
 __all__ = [
-    "Acceptance",
     "Allowance",
     "AnswersLog",
-    "OpenAudits",
     "RefusedSums",
     "StepGate",
     "bind_step",
     "read_representations",
     "read_sum",
     "representation_specs",
-    "write_sum",
 ]
 
 
@@ -156,60 +153,6 @@ class Allowance:
         self._counts.load_state_dict(tensors)
 
 
-class Acceptance:
-    """Which batches a passive of APFed answers, and as what it counts and binds its answers.
-
-    Args:
-        me: the passive; contract: of the session.
-        allowance: what it may be asked for.
-        aligned: number of positions.
-
-    Attributes:
-        weight: lambda_p, which it applies; terms: what a row of representations may be.
-    """
-
-    def __init__(self, me: str, contract: Contract, allowance: Allowance, *, aligned: int) -> None:
-        self.weight = contract.passives[me].weight
-        self.contract, self.terms = contract, contract.passives[me].representation
-        self.allowance, self.aligned = allowance, aligned
-        self._gate = StepGate(me)
-
-    def read(self, envelope: Envelope) -> tuple[Tensor, Tensor]:
-        """Return rows (B,) and representations (B, *shape) that keep to every rule.
-
-        Raises:
-            RemoteProtocolError: they break one.
-        """
-        rows_B, sent_BD = read_representations(
-            envelope, self.terms, aligned=self.aligned, minimum=self.contract.minimum_batch
-        )
-        check_spread(sent_BD, self.terms, sender=envelope.sender)
-        self.admit(envelope, rows_B)
-        return rows_B, sent_BD
-
-    def admit(self, envelope: Envelope, rows_B: Tensor) -> None:
-        """Let a step through once, and no row more often than agreed."""
-        self.allowance.check(envelope.step, rows_B, sender=envelope.sender)
-        self._gate.enter(envelope)
-
-    def count(self, envelope: Envelope, rows_B: Tensor, digest: bytes) -> None:
-        """Count the answer, in the log, before it leaves."""
-        self.allowance.take(envelope.step, rows_B, digest, sender=envelope.sender)
-
-    def binding(self, envelope: Envelope, rows_B: Tensor) -> StepBinding:
-        """What the contribution answers: exactly what was received."""
-        return bind_step(self.contract.session, envelope.step, rows_B, envelope.payload)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Its state, for a checkpoint."""
-        return self.allowance.tensors()
-
-    def load_tensors(self, tensors: Mapping[str, Tensor], *, last_step: int) -> None:
-        """Restore its state; steps up to `last_step` count as answered."""
-        self.allowance.load_tensors(tensors)
-        self._gate.last = last_step
-
-
 class RefusedSums:
     """How many sums the active refused, over all sessions: noted before anybody sees it.
 
@@ -275,59 +218,6 @@ class RefusedSums:
             ) from error
 
 
-OPEN_AUDITS = 1
-"""After which a passive still takes part; each gives an active that cheats another chance."""
-
-
-class OpenAudits:
-    """Audits of encrypted labels that ended before their request came, over all sessions of a run.
-
-    Protects from: an active that falls silent where the coin keeps a request that is sound, until
-    it keeps one that is not. A line is written before anybody hears what the coin says, and another
-    once the request stood the test; where the first has no second, the session was broken off.
-
-    Args:
-        me: a passive.
-        log: file of the list, readable by its owner only; None: nothing is noted.
-    """
-
-    def __init__(self, me: str, log: Path | None) -> None:
-        self._me, self._log = me, log
-
-    def begin(self, *, contract: str) -> None:
-        """Note an audit before what it keeps is told.
-
-        Raises:
-            CheckpointError: too many were left open, or it cannot be noted.
-        """
-        if (left := self._left()) > OPEN_AUDITS:
-            raise CheckpointError(
-                f"{self._me}: {left} sessions ended between the word which request with encrypted "
-                f"labels is kept and that request, and {OPEN_AUDITS} may. An active that cheats "
-                "breaks off where it would be found out; find out who it was, and begin a new run"
-            )
-        self._note("begun", contract)
-
-    def end(self, *, contract: str) -> None:
-        """Note that the request of this session stood the test."""
-        self._note("passed", contract)
-
-    def _left(self) -> int:
-        if self._log is None or not os.path.lexists(self._log):
-            return 0
-        with open_plain(self._log) as lines:
-            told = lines.read(MOST_JSON_BYTES)
-        return told.count(b'"begun"') - told.count(b'"passed"')
-
-    def _note(self, what: str, contract: str) -> None:
-        if self._log is None:
-            return
-        try:
-            _add_line(self._log, {"audit": what, "contract": contract})
-        except (OSError, CheckpointError) as error:
-            raise CheckpointError(f"{self._log}: cannot note an audit ({error})") from error
-
-
 def _add_line(log: Path, fields: Mapping[str, Any]) -> None:
     """Write a line to the disk; it begins with a line's end, since the one before may be torn."""
     with FileIO(open_regular(log, create=True), "a") as lines:
@@ -372,12 +262,6 @@ def bind_step(session: str, step: int, rows_B: Tensor, payload: bytes) -> StepBi
         rows=hashlib.sha256(rows).digest(),
         message=hashlib.sha256(payload).digest(),
     )
-
-
-def write_sum(present: Sequence[str], combined: bytes) -> bytes:
-    """A message of a sum: the passives that take part still, and the sum."""
-    packed: bytes = msgpack.packb([list(present), combined])
-    return packed
 
 
 def read_sum(
