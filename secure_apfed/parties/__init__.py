@@ -4,7 +4,6 @@ from secure_apfed.learning.compute import Compute
 from secure_apfed.learning.networks import ActiveNetworks
 from secure_apfed.learning.private_gradient import PrivateGradient, PrivateUpdates
 from secure_apfed.learning.release import ContributionNoise
-from secure_apfed.parties.decomposed import DecomposedPassive, RowsAsked
 from secure_apfed.parties.rules import OpenAudits, RefusedSums
 from secure_apfed.parties.tvfl import SummedPassive, TvflActive, TvflPassive
 from secure_apfed.parties.votes import Ballot, VotesActive, VotingParty
@@ -14,12 +13,10 @@ __all__ = [
     "Ballot",
     "Compute",
     "ContributionNoise",
-    "DecomposedPassive",
     "OpenAudits",
     "PrivateGradient",
     "PrivateUpdates",
     "RefusedSums",
-    "RowsAsked",
     "SummedPassive",
     "TvflActive",
     "TvflPassive",

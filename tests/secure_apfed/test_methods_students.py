@@ -17,7 +17,7 @@ from secure_apfed.data import UNLABELLED, ColumnEncoding, PartyTable, VerticalDa
 from secure_apfed.exchange import Envelope, Kind, TensorSpec, pack, unpack
 from secure_apfed.labellers import Spreading
 from secure_apfed.methods import Simulation, open_session
-from secure_apfed.methods.apc_vfl import AnsweringHelper, ReleaseLearner
+from secure_apfed.methods.distilled import ApcVflActive, ApcVflPassive
 from secure_apfed.methods.joint_teacher import JointTeacherLearner, JointTeacherSettings
 from secure_apfed.methods.tvfl import TvflHelper
 from secure_apfed.runs.run import run
@@ -214,7 +214,7 @@ def request(session: Simulation, name: str, rows: list[int], *, step: int) -> En
 def test_a_request_that_breaks_a_rule_is_refused(rows: list[int], message: str) -> None:
     session = open_session(answering(), planted())
     helper = session.helpers["passive-1"]
-    assert isinstance(helper, AnsweringHelper)
+    assert isinstance(helper, ApcVflPassive)
     with pytest.raises(RemoteProtocolError, match=message):
         helper.party.represent(request(session, "passive-1", rows, step=0))
 
@@ -223,7 +223,7 @@ def test_a_row_is_told_once_and_as_often_more_as_agreed() -> None:
     config = answering(rules={"spare_answers": 1}, guard={"mechanism": "none"})
     session = open_session(config, planted())
     helper = session.helpers["passive-1"]
-    assert isinstance(helper, AnsweringHelper)
+    assert isinstance(helper, ApcVflPassive)
     for step in range(3):
         helper.party.represent(request(session, "passive-1", [0, 1], step=step))
     with pytest.raises(RemoteProtocolError, match="more than 3 times"):
@@ -247,7 +247,7 @@ def test_the_active_refuses_answers_that_break_a_rule(
 ) -> None:
     session = open_session(config, planted())
     helper = session.helpers["passive-2"]
-    assert isinstance(helper, TvflHelper | AnsweringHelper)
+    assert isinstance(helper, TvflHelper | ApcVflPassive)
     width = session.contract.passives["passive-2"].representation.shape[0]
 
     def lie(message: Envelope) -> bytes:
@@ -257,8 +257,8 @@ def test_the_active_refuses_answers_that_break_a_rule(
 
     monkeypatch.setattr(helper.party, "represent", lie)
     learner, course = session.learner, Counted()
-    assert isinstance(learner, JointTeacherLearner | ReleaseLearner)
-    ask = learner.conclude if isinstance(learner, JointTeacherLearner) else learner.gather
+    assert isinstance(learner, JointTeacherLearner | ApcVflActive)
+    ask = learner.conclude if isinstance(learner, JointTeacherLearner) else learner.teach
     script = ask(session.links, course)  # type: ignore[arg-type] # as much of one as is asked
     with pytest.raises(RemoteProtocolError, match=message):
         session.play(script)
