@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from secure_apfed import terminal
-from secure_apfed.alignment.id_rules import id_rules
 from secure_apfed.commands import AsJson, Overrides
 
 if TYPE_CHECKING:
@@ -51,6 +50,7 @@ def check_ids(
 
 def _checks(config: "Config", wanted: list[str] | None) -> "Iterator[IdCheck]":
     from secure_apfed.alignment.id_check import check_normalisation
+    from secure_apfed.alignment.id_rules import id_rules
     from secure_apfed.data.raw_tables import party_path
     from secure_apfed.errors import ConfigError
     from secure_apfed.id_files import IdFile

@@ -26,7 +26,6 @@ from secure_apfed.methods.distilled import ApcVfl, VFedTrans
 from secure_apfed.methods.entering import roles_of
 from secure_apfed.methods.joint_teacher import JointTeacher
 from secure_apfed.methods.method import (
-    Course,
     Helper,
     Keeper,
     Learner,
@@ -35,9 +34,11 @@ from secure_apfed.methods.method import (
     PartyState,
     Role,
     Secrets,
+    Steps,
 )
-from secure_apfed.methods.pseudo_labels import MmvflSettings, PseudoLabels, VFedMvSettings
+from secure_apfed.methods.multiview import MmvflSettings, Multiview, VFedMvSettings
 from secure_apfed.methods.session import (
+    Course,
     Entered,
     PartyTensors,
     Session,
@@ -46,6 +47,7 @@ from secure_apfed.methods.session import (
     assist,
     lead,
     new_session,
+    train,
 )
 from secure_apfed.methods.split_nn import SplitNn, SummedSplitNn
 from secure_apfed.methods.tvfl import Tvfl
@@ -75,6 +77,7 @@ __all__ = [
     "Simulation",
     "SingleView",
     "Start",
+    "Steps",
     "Tvfl",
     "assist",
     "fresh_secrets",
@@ -83,6 +86,7 @@ __all__ = [
     "new_session",
     "open_session",
     "roles_of",
+    "train",
 ]
 
 METHODS: Mapping[str, Method] = {
@@ -100,8 +104,8 @@ METHODS: Mapping[str, Method] = {
     "vfedtrans": VFedTrans(),
     "split_nn": SplitNn(),
     "split_nn_sum": SummedSplitNn(),
-    "mmvfl": PseudoLabels(MmvflSettings, own=True),
-    "v_fedmv": PseudoLabels(VFedMvSettings, own=False),
+    "mmvfl": Multiview(MmvflSettings),
+    "v_fedmv": Multiview(VFedMvSettings),
     "h_fedmv": Averaging(HFedMvSettings),
     "s_fedmv": Averaging(SFedMvSettings),
 }

@@ -18,7 +18,7 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
@@ -58,12 +58,12 @@ from secure_apfed.methods.accounts import (
 from secure_apfed.methods.alignment import rows_among
 from secure_apfed.methods.method import (
     Agreed,
-    Course,
     Helper,
     Learner,
     Lockstep,
     Method,
     Own,
+    Steps,
     learnt_rows,
 )
 from secure_apfed.methods.sum_end import (
@@ -110,6 +110,7 @@ __all__ = [
     "SingleView",
     "SingleViewSettings",
     "Weights",
+    "active_of",
     "example_gradients",
     "passive_gradients",
 ]
@@ -281,7 +282,7 @@ class ApfedActive(SumLearner):
         rows = self.training_rows
         return rows[self.trainer.labels_N[rows].cpu() != UNLABELLED]
 
-    async def loss_on(self, links: Links, course: Course, rows: Tensor) -> float:
+    async def loss_on(self, links: Links, steps: Steps, rows: Tensor) -> float:
         """Its own task loss; needs no exchange."""
         return self.trainer.loss_on(rows)
 
@@ -300,6 +301,9 @@ class ApfedActive(SumLearner):
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
         self.trainer.load_tensors(tensors)
         self._releases.load_tensors(without_prefix("guard", tensors))
+
+
+ActiveT = TypeVar("ActiveT", bound=ApfedActive)
 
 
 class ApfedPassive(SumHelper):
@@ -695,7 +699,8 @@ class Apfed(Method):
 
     def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
         compute = Compute.of(own.config.train)
-        return _active(own, contract, rows, SessionSum.of(own, contract).active(compute.dtype))
+        sum_end = SessionSum.of(own, contract).active(compute.dtype)
+        return active_of(ApfedActive, own, contract, rows, sum_end)
 
     def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
         train, held_N = own.config.train, rows >= 0
@@ -734,7 +739,7 @@ class SingleView(Method):
     settings: type[MethodSettings] = SingleViewSettings
 
     def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
-        return _active(own, contract, rows, None)
+        return active_of(ApfedActive, own, contract, rows, None)
 
     def lockstep(self, active: Learner, passives: Mapping[str, Helper]) -> Lockstep:
         """The active's own steps."""
@@ -759,8 +764,10 @@ def _lockstep(active: Learner, passives: Mapping[str, Helper]) -> Lockstep:
     return step
 
 
-def _active(own: Own, contract: Contract, rows: Tensor, sum_end: ActiveSum | None) -> ApfedActive:
-    """The active; without a sum it trains alone."""
+def active_of(
+    kind: type[ActiveT], own: Own, contract: Contract, rows: Tensor, sum_end: ActiveSum | None
+) -> ActiveT:
+    """An active of this kind with its networks at their reproducible start; see `ApfedActive`."""
     config, table, guard = own.config, own.data.table, guard_for(own)
     networks, shape = _networks(own, projection_size(config, own.passives) if sum_end else None)
     assert table.labels is not None
@@ -772,7 +779,7 @@ def _active(own: Own, contract: Contract, rows: Tensor, sum_end: ActiveSum | Non
         task=task_of(own),
     )  # fmt: skip
     releases = Releases(guard, ledger_for(own, guard, aligned=len(rows)))
-    return ApfedActive(own, contract, rows, trainer, releases, sum_end)
+    return kind(own, contract, rows, trainer, releases, sum_end)
 
 
 def _networks(own: Own, projection: int | None) -> tuple[ActiveNetworks, Shape]:

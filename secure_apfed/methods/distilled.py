@@ -70,12 +70,12 @@ from secure_apfed.methods.accounts import answers_log, guard_for, ledger_for, su
 from secure_apfed.methods.alignment import DEALER, next_dealt, positions_in, positions_of
 from secure_apfed.methods.method import (
     Agreed,
-    Course,
     Helper,
     Learner,
     Method,
     Own,
     Save,
+    Steps,
     keep_or_end,
 )
 from secure_apfed.methods.students import StudentLearner
@@ -198,12 +198,12 @@ class ApcVflActive(StudentLearner):
         self.smallest_batch = contract.minimum_batch
         self._contract, self._rows = contract, rows
 
-    async def teach(self, links: Links, course: Course) -> None:
+    async def teach(self, links: Links, steps: Steps) -> None:
         """Ask for the codes of its aligned training rows, and fit everything to them."""
         released = []
         for rows_B in self._parts_of(positions_in(self._rows, self.training_rows)):
-            released.append(await self._ask(links, course.next_step, rows_B))
-            course.stepped(None)
+            released.append(await self._ask(links, steps.next_step, rows_B))
+            steps.stepped(None)
         self.student.teach(torch.cat(released))
 
     async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
@@ -290,9 +290,9 @@ class VFedTransActive(StudentLearner):
         if self._contract.at_start:
             self._receiver.take((await next_dealt(links)).payload)
 
-    async def teach(self, links: Links, course: Course) -> None:
+    async def teach(self, links: Links, steps: Steps) -> None:
         """Name its aligned training rows, mask its own table of them, and read the vectors."""
-        step, receiver = course.next_step, self._receiver
+        step, receiver = steps.next_step, self._receiver
         asked = pack({"rows": positions_in(self._rows, self.training_rows)})
         for name in self._contract.passives:
             links.send(name, Kind.REQUEST, step, asked)
@@ -303,7 +303,7 @@ class VFedTransActive(StudentLearner):
         vectors_UD = receiver.open(message.payload, people, rows=len(own_UF))
         self._opened = torch.from_numpy(vectors_UD)
         self.student.teach(self._opened)
-        course.stepped(0.0)
+        steps.stepped(0.0)
 
 
 class VFedTransPassive(Helper):

@@ -5,7 +5,7 @@ from nothing else. Its script is an `async def` over its links (see `secure_apfe
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, get_args
@@ -30,7 +30,6 @@ from secure_apfed.settings.run import RunSettings
 
 __all__ = [
     "Agreed",
-    "Course",
     "Helper",
     "Keeper",
     "Learner",
@@ -41,6 +40,7 @@ __all__ = [
     "Role",
     "Save",
     "Secrets",
+    "Steps",
     "batches_of",
     "end_all",
     "held_out_of",
@@ -174,36 +174,16 @@ class Agreed:
     secure_sum: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Course(Protocol):
-    """How far a run is, kept by whoever trains: epochs, batches, checkpoints."""
+class Steps(Protocol):
+    """How many steps a run has played; each has a number of its own, whatever it is for."""
 
     @property
     def next_step(self) -> int:
         """The first step that was not played."""
         ...
 
-    def epochs(self) -> Iterator[int]:
-        """The epochs that are left."""
-        ...
-
-    def is_last(self, epoch: int) -> bool:
-        """Whether none comes after this one."""
-        ...
-
-    async def hold_out(self, learner: "Learner", links: Links) -> None:
-        """Note the loss of held-out rows, by which training may end early (`train.patience`)."""
-        ...
-
-    def batches(self, learner: "Learner", epoch: int) -> Iterator[tuple[int, Tensor]]:
-        """Steps of an epoch and their rows: a function of seed and epoch."""
-        ...
-
     def stepped(self, loss: float | None) -> None:
         """A step is done, with this task loss; None: it trained nothing."""
-        ...
-
-    async def finish_epoch(self, learner: "Learner", links: Links) -> None:
-        """Evaluate where it is due, note it, and let all parties save what they are."""
         ...
 
 
@@ -304,21 +284,15 @@ class Learner(Role, ABC):
         """Those of `training_rows` with a label; of these some are held out."""
         return self.training_rows
 
-    async def loss_on(self, links: Links, course: Course, rows: Tensor) -> float:
+    async def loss_on(self, links: Links, steps: Steps, rows: Tensor) -> float:
         """The loss of some training rows, from which nobody learns; where it `stops_early`."""
         raise LocalProtocolError(f"{self.name} tells no loss of rows that it does not learn from")
 
-    async def learn(self, links: Links, course: Course) -> None:
-        """Train to the last epoch of the course: in epochs of steps, unless a method says else."""
-        for epoch in course.epochs():
-            for step, rows_B in course.batches(self, epoch):
-                course.stepped(await self.step(links, step, rows_B))
-            await course.hold_out(self, links)
-            if course.is_last(epoch):
-                await self.conclude(links, course)
-            await course.finish_epoch(self, links)
+    async def begin_epoch(self, links: Links, steps: Steps) -> bool:
+        """What comes before an epoch's steps; return whether it has any, and others follow it."""
+        return True
 
-    async def conclude(self, links: Links, course: Course) -> None:
+    async def conclude(self, links: Links, steps: Steps) -> None:
         """What follows the last step, before the last evaluation."""
         self.conclude_alone()
 

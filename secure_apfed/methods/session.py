@@ -6,10 +6,10 @@ and to measure. Each party is built there from its own data and keys, too; only 
 record of what they sent is of all of them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from secrets import token_hex
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,7 @@ from secure_apfed.privacy import PrivacyLedger
 from secure_apfed.settings.run import RunSettings
 
 __all__ = [
+    "Course",
     "Entered",
     "PartyTensors",
     "Session",
@@ -46,6 +47,7 @@ __all__ = [
     "assist",
     "lead",
     "new_session",
+    "train",
 ]
 
 T = TypeVar("T")
@@ -199,6 +201,53 @@ def _restore(role: Role, state: PartyState | None) -> None:
     role.load_tensors(state.tensors, next_step=state.step)
     for name, ledger in role.ledgers.items():
         ledger.load_state_dict(dict(state.ledgers[name]))
+
+
+class Course(Protocol):
+    """How far a run is: its epochs and their steps; what is measured, noted and kept between."""
+
+    @property
+    def next_step(self) -> int:
+        """See `Steps`."""
+        ...
+
+    def stepped(self, loss: float | None) -> None:
+        """See `Steps`."""
+        ...
+
+    def epochs(self) -> Iterator[int]:
+        """The epochs that are left."""
+        ...
+
+    def batches(self, epoch: int) -> Iterator[tuple[int, Tensor]]:
+        """Steps of an epoch and their rows: a function of seed and epoch."""
+        ...
+
+    async def hold_out(self) -> None:
+        """Note the loss of held-out rows, by which training may end early (`train.patience`)."""
+        ...
+
+    def is_last(self, epoch: int) -> bool:
+        """Whether none comes after this one."""
+        ...
+
+    async def finish_epoch(self) -> None:
+        """Evaluate where it is due, note it, and let all parties save what they are."""
+        ...
+
+
+async def train(learner: Learner, links: Links, course: Course) -> None:
+    """The active's script from the first step to the last epoch: what every method does."""
+    for epoch in course.epochs():
+        goes_on = await learner.begin_epoch(links, course)
+        for step, rows_B in course.batches(epoch) if goes_on else ():
+            course.stepped(await learner.step(links, step, rows_B))
+        await course.hold_out()
+        if course.is_last(epoch):
+            await learner.conclude(links, course)
+        await course.finish_epoch()
+        if not goes_on:
+            return
 
 
 class Session:

@@ -15,7 +15,7 @@ from secure_apfed.learning.bins import RANGES
 from secure_apfed.learning.descent import prefixed, without_prefix
 from secure_apfed.learning.student import Student
 from secure_apfed.measures import Scored
-from secure_apfed.methods.method import Course, Learner, Own
+from secure_apfed.methods.method import Learner, Own, Steps
 from secure_apfed.methods.terms import outputs_of, task_of
 from secure_apfed.models import encoder_and_head
 from secure_apfed.parties import ActiveNetworks, Compute
@@ -64,21 +64,15 @@ class StudentLearner(Learner):
         self._taught = False
 
     @abstractmethod
-    async def teach(self, links: Links, course: Course) -> None:
+    async def teach(self, links: Links, steps: Steps) -> None:
         """Ask the others, and teach the student what they say; once in a run."""
 
-    async def learn(self, links: Links, course: Course) -> None:
-        """Ask once, then train the student: in epochs, or in one go."""
-        for epoch in course.epochs():
-            if not self._taught:
-                await self.teach(links, course)
-                self._taught = True
-            if self.student.in_one_go:
-                await course.finish_epoch(self, links)
-                return
-            for step, rows_B in course.batches(self, epoch):
-                course.stepped(await self.step(links, step, rows_B))
-            await course.finish_epoch(self, links)
+    async def begin_epoch(self, links: Links, steps: Steps) -> bool:
+        """Ask once; a student that learns in one go then has no steps."""
+        if not self._taught:
+            await self.teach(links, steps)
+            self._taught = True
+        return not self.student.in_one_go
 
     async def step(self, links: Links, step: int, rows_B: Tensor) -> float:
         """One step of the student; sends nothing."""

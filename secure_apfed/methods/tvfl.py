@@ -23,13 +23,13 @@ from secure_apfed.methods.accounts import answers_log, guard_for, ledger_for, su
 from secure_apfed.methods.alignment import positions_of
 from secure_apfed.methods.method import (
     Agreed,
-    Course,
     Helper,
     Learner,
     Lockstep,
     Method,
     Own,
     Save,
+    Steps,
     keep_or_end,
 )
 from secure_apfed.methods.terms import (
@@ -150,14 +150,14 @@ class TvflLearner(Learner):
             truth.append(labels_N[self._aligned[rows_B].cpu()])
         return Scored.of_network(torch.cat(truth), torch.cat(scores))
 
-    async def loss_on(self, links: Links, course: Course, rows: Tensor) -> float:
+    async def loss_on(self, links: Links, steps: Steps, rows: Tensor) -> float:
         """The loss of the joint model, for which every passive represents these positions."""
         party, total, asked = self.party, 0.0, 0
         party.trainer.set_training(False)
         try:
             for rows_B in self.parts_of(rows):
-                scores_BK = (await self.joint(links, course.next_step, rows_B)).scores
-                course.stepped(None)
+                scores_BK = (await self.joint(links, steps.next_step, rows_B)).scores
+                steps.stepped(None)
                 labels_B = party.trainer.labels_N[self._aligned[rows_B].to(scores_BK.device)]
                 total += float(F.cross_entropy(scores_BK, labels_B, reduction="sum"))
                 asked += len(rows_B)

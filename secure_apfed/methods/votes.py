@@ -34,11 +34,11 @@ from secure_apfed.methods.accounts import answers_log, open_ledger, refused_sums
 from secure_apfed.methods.alignment import positions_in
 from secure_apfed.methods.method import (
     Agreed,
-    Course,
     Helper,
     Learner,
     Method,
     Own,
+    Steps,
 )
 from secure_apfed.methods.students import StudentLearner, classes_voted, student_of
 from secure_apfed.methods.sum_end import SumAggregator
@@ -131,10 +131,10 @@ class VotesLearner(StudentLearner):
         votes = self.party.votes
         return None if votes is None else torch.from_numpy(votes.totals)
 
-    async def teach(self, links: Links, course: Course) -> None:
+    async def teach(self, links: Links, steps: Steps) -> None:
         self.party.take(await self.gather(links))
         if self.student.in_one_go:
-            course.stepped(0.0)
+            steps.stepped(0.0)
 
     def tensors(self) -> dict[str, Tensor]:
         return super().tensors() | self.party.tensors()

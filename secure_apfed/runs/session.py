@@ -30,7 +30,7 @@ from secure_apfed.methods import (
 )
 from secure_apfed.runs.aligned_once import Sharing
 from secure_apfed.runs.checkpoint import Steps
-from secure_apfed.runs.course import Course
+from secure_apfed.runs.course import Course, Watch
 from secure_apfed.runs.encoders import encoders_of
 from secure_apfed.runs.outcome import Progress, RunResult
 from secure_apfed.runs.party_folder import PartyFolder, PartyKeeper
@@ -100,11 +100,9 @@ def _play(
     labels, state = answered_labels(config, held, active)
     session = _opened(config, data.with_own(labels.data()), secrets, sharing=sharing)
     state = gone_back(state, labels, session, active)
-    experimenter = _Experimenter(config, data, session, writer)
+    experimenter = _Experimenter(config, data, session, writer, on_progress)
     experimenter.record(active, state)
-    course = Course(
-        config, session, labels, writer, on_progress, state, before_result=experimenter.keep
-    )
+    course = Course(session, labels, experimenter, state)
     session.play(course.play())
     experimenter.finish()
     # Only now: whatever becomes of the other accountants, the run is finished.
@@ -139,13 +137,15 @@ def _opened(
     return session
 
 
-class _Experimenter:
+class _Experimenter(Watch):
     """Who plays all parties, and keeps what they sent, which no party could."""
 
     def __init__(
-        self, config: Config, data: VerticalData, session: Simulation, writer: RunWriter | None
-    ) -> None:
-        self._config, self._data, self._session, self._writer = config, data, session, writer
+        self, config: Config, data: VerticalData, session: Simulation, writer: RunWriter | None,
+        on_progress: Callable[[Progress], None],
+    ) -> None:  # fmt: skip
+        super().__init__(writer, on_progress)
+        self._config, self._data, self._session = config, data, session
         self._files = Steps(writer.folder.path, "recording") if writer else None
 
     def record(self, active: Secrets, state: PartyState | None) -> None:
@@ -158,7 +158,7 @@ class _Experimenter:
         if state:
             if state.step not in files.found():
                 raise CheckpointError(
-                    f"{self._writer.folder.path if self._writer else ''} holds no record of what "
+                    f"{self.writer.folder.path if self.writer else ''} holds no record of what "
                     "all parties sent: each ran in a process of its own; resume with --transport "
                     "local"
                 )
@@ -176,10 +176,10 @@ class _Experimenter:
             encoders=encoders_of(session),
         )
 
-    def keep(self) -> None:
+    def before_result(self) -> None:
         """Write it, for attacks on the finished run."""
-        if self._writer:
-            self._writer.keep(self.recording())
+        if self.writer:
+            self.writer.keep(self.recording())
 
     def finish(self) -> None:
         """Let go of what only a resumed run would need."""

@@ -23,8 +23,8 @@ from secure_apfed.methods import (
     fresh_secrets,
     open_session,
 )
+from secure_apfed.methods.apfed import ApfedPassive
 from secure_apfed.methods.vote_protocol import unless_untold
-from secure_apfed.parties import PassiveParty
 from secure_apfed.runs.outcome import RunResult
 from secure_apfed.runs.run import run
 from tests.secure_apfed.single_steps import active_of, passives_of
@@ -71,10 +71,10 @@ class Recorder:
         self.integers: dict[int, Any] = {}
 
     @classmethod
-    def into(cls, passive: PassiveParty, session: Simulation) -> "Recorder":
+    def into(cls, passive: ApfedPassive, session: Simulation) -> "Recorder":
         """Put one into this passive."""
-        recorder = cls(passive.contributor, fixed_point_of(session))
-        passive.contributor = recorder  # type: ignore[assignment]  # is set up already
+        recorder = cls(passive.sum.contributor, fixed_point_of(session))
+        passive.sum.contributor = recorder  # type: ignore[assignment]  # is set up already
         return recorder
 
     def contribute(
@@ -133,7 +133,7 @@ def test_one_after_the_other_until_too_few_are_left(deaths: dict[str, tuple[int,
     deaths["passive-3"] = (3, BEFORE_CONTRIBUTING)
     for step in range(3):
         session.step(step, torch.arange(16))
-    encoder = active_of(session).networks.encoder
+    encoder = active_of(session).trainer.networks.encoder
     before = [parameter.clone() for parameter in encoder.parameters()]
     with pytest.raises(RemoteProtocolError, match=r"at least 3 of .*missing: passive-1, passive-3"):
         session.step(3, torch.arange(16))

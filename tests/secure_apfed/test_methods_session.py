@@ -108,10 +108,10 @@ def test_an_error_in_one_role_ends_the_session_for_all(monkeypatch: pytest.Monke
     session.step(0, BATCH)
     failing = passives_of(session)[1]
 
-    def fail(envelope: object) -> bytes:
+    def fail(message: object) -> None:
         raise OverflowError("spent")
 
-    monkeypatch.setattr(failing, "contribute", fail)
+    monkeypatch.setattr(failing, "answered", fail)
     with pytest.raises(OverflowError, match="spent"):
         session.step(1, BATCH)
     monkeypatch.undo()

@@ -49,7 +49,7 @@ def trained(passives: int, **secure_sum: Any) -> tuple[Session, list[Tensor]]:
 
 def encoder_of(session: Session) -> list[Tensor]:
     """The parameters of the active's encoder."""
-    return list(active_of(session).networks.encoder.parameters())
+    return list(active_of(session).trainer.networks.encoder.parameters())
 
 
 @pytest.mark.parametrize("passives", [1, 2])
