@@ -103,11 +103,14 @@ __all__ = [
     "ApcVflActive",
     "ApcVflPassive",
     "ApcVflSettings",
+    "ApcVflTrainer",
+    "DistilledTrainer",
     "VFedTrans",
     "VFedTransActive",
     "VFedTransAggregator",
     "VFedTransPassive",
     "VFedTransSettings",
+    "VFedTransTrainer",
     "fit_classifier",
 ]
 
@@ -215,10 +218,11 @@ class ApcVflActive(StudentLearner):
         return said
 
     async def _together(self, links: Links, next_step: int) -> Scored:
-        """Releases of test rows, which the ledgers count."""
+        """Releases of test rows, which the ledgers count; none of fewer than passives answer."""
         labels_N = self.student.labels_N.cpu()
         truth, scores = [labels_N[:0]], [torch.empty(0, self._classes)]
-        parts = self._parts_of(positions_of(self._rows, self._test_rows))
+        positions = positions_of(self._rows, self._test_rows)
+        parts = self._parts_of(positions) if len(positions) >= self.smallest_batch else ()
         for step, rows_B in enumerate(parts, start=next_step):
             released_BD = await self._ask(links, step, rows_B)
             own_B = self._rows[rows_B]

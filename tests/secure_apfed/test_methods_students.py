@@ -230,6 +230,20 @@ def test_a_row_is_told_once_and_as_often_more_as_agreed() -> None:
         helper.party.represent(request(session, "passive-1", [0, 1], step=3))
 
 
+@pytest.mark.parametrize(("known", "asked"), [(0, False), (1, False), (2, True)])
+def test_fewer_test_people_than_passives_answer_are_asked_of_nobody(
+    known: int, asked: bool
+) -> None:
+    def without(table: PartyTable) -> PartyTable:
+        here = TRAIN + known
+        return replace(table, ids=table.ids[:here], features=table.features[:here])
+
+    data = planted()
+    data = replace(data, passives=tuple(without(table) for table in data.passives))
+    train = {"epochs": 1, "batch_size": 64, "learning_rate": 0.1, "device": "cpu"}
+    assert ("apc_vfl_together" in run(answering(train=train), None, data=data).accuracy) is asked
+
+
 @pytest.mark.parametrize(
     "config", [config_of("joint_teacher"), answering()], ids=["trained", "released"]
 )
