@@ -17,7 +17,7 @@ from secure_apfed.data import UNLABELLED, ColumnEncoding, PartyTable, VerticalDa
 from secure_apfed.exchange import Envelope, Kind, TensorSpec, pack, unpack
 from secure_apfed.labellers import Spreading
 from secure_apfed.methods import Simulation, open_session
-from secure_apfed.methods.apc_vfl import ApcVflPassive, ReleaseLearner
+from secure_apfed.methods.distilled import ApcVflActive, ApcVflPassive
 from secure_apfed.methods.joint import TvflPassive
 from secure_apfed.methods.joint_teacher import JointTeacherActive, JointTeacherSettings
 from secure_apfed.runs.run import run
@@ -230,6 +230,20 @@ def test_a_row_is_told_once_and_as_often_more_as_agreed() -> None:
         helper.represent(request(session, "passive-1", [0, 1], step=3))
 
 
+@pytest.mark.parametrize(("known", "asked"), [(0, False), (1, False), (2, True)])
+def test_fewer_test_people_than_passives_answer_are_asked_of_nobody(
+    known: int, asked: bool
+) -> None:
+    def without(table: PartyTable) -> PartyTable:
+        here = TRAIN + known
+        return replace(table, ids=table.ids[:here], features=table.features[:here])
+
+    data = planted()
+    data = replace(data, passives=tuple(without(table) for table in data.passives))
+    train = {"epochs": 1, "batch_size": 64, "learning_rate": 0.1, "device": "cpu"}
+    assert ("apc_vfl_together" in run(answering(train=train), None, data=data).accuracy) is asked
+
+
 @pytest.mark.parametrize(
     "config", [config_of("joint_teacher"), answering()], ids=["trained", "released"]
 )
@@ -257,8 +271,8 @@ def test_the_active_refuses_answers_that_break_a_rule(
 
     monkeypatch.setattr(helper, "represent", lie)
     learner, course = session.learner, Counted()
-    assert isinstance(learner, JointTeacherActive | ReleaseLearner)
-    ask = learner.conclude if isinstance(learner, JointTeacherActive) else learner.gather
+    assert isinstance(learner, JointTeacherActive | ApcVflActive)
+    ask = learner.conclude if isinstance(learner, JointTeacherActive) else learner.teach
     script = ask(session.links, course)
     with pytest.raises(RemoteProtocolError, match=message):
         session.play(script)
