@@ -16,7 +16,7 @@ from apfed_protocols.moments.agreement import MomentAgreement
 from apfed_protocols.noise import discrete_gaussian
 from apfed_protocols.products.agreement import ProductAgreement
 from apfed_protocols.psi.interface import IntersectionAgreement
-from apfed_protocols.svd.agreement import SvdAgreement
+from apfed_protocols.svd import SvdAgreement
 from secure_apfed.exchange import Kind
 from secure_apfed.privacy.accountants import ACCOUNTANTS
 from secure_apfed.privacy.audit import epsilon_below

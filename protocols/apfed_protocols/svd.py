@@ -1,0 +1,571 @@
+"""FedSVD as roles: a table X = [X_1 .. X_m] is decomposed, whose columns lie with m owners.
+
+Run by: the active (`SvdReceiver`, an owner as well), each passive (`SvdOwner`), a key generator
+without data (`SvdDealer`) and a server (`SvdServer`). Source: FedSVD (Chai et al. 2022), section
+3.2, in the exchanges of APC-VFL, Appendix E.3; Q_i are the rows of Q that meet owner i's columns:
+
+1. dealer -> owner i: P (N x N, orthogonal, here its seed: 32 bytes) and Q_i (F_i x F);
+   Q_1 .. Q_m together are Q (F x F, orthogonal).
+2. owner i -> server: P X_i Q_i (N x F).
+3. server: their sum is P X Q = (P U) S (Q^T V)^T; it decomposes the sum.
+4. server -> receiver: the first D columns of P U, and zeros beyond the numerical rank.
+5. receiver: P^T (P U) = U, each column with the sign by which its largest number is positive.
+
+What this hides is less than masks of sums hide (docs/decomposition.md): the server learns the
+singular values of every single owner's rows exactly, and all rows up to orthogonal
+transformations of P's blocks and of the columns; with one owner, who knows P, the others' rows up
+to an orthogonal transformation of their columns; with the dealer, everything. The receiver learns
+U, from which it computes any column of any owner as soon as it knows D rows of it. Nobody is kept
+from deviating: a server may send other vectors that are orthonormal. Links must be sealed
+(`apfed_protocols.seal`).
+"""
+
+import hashlib
+import json
+import numpy as np
+import struct
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.integers import take_numpy_integers
+from apfed_protocols.names import require_names
+from collections.abc import Iterator, Mapping
+from numpy.typing import NDArray
+from apfed_protocols.randomness import KEY_BYTES, fresh_key, keystream
+from enum import IntEnum
+from apfed_protocols.conversation import Outgoing
+from apfed_protocols.fork_check import ForkCheck
+from apfed_protocols.sums.roles import KeepsSecrets
+
+__all__ = [
+    "MOST_FEATURES",
+    "MOST_MASK_ROWS",
+    "Floats",
+    "MessageKind",
+    "Opened",
+    "SvdAgreement",
+    "SvdDealer",
+    "SvdFrames",
+    "SvdOwner",
+    "SvdReceiver",
+    "SvdServer",
+    "block_sizes",
+    "is_bounded",
+    "random_orthogonal",
+    "require_people",
+    "rows_masked",
+    "rows_unmasked",
+]
+
+MOST_FEATURES = 2**13
+"""Of all owners together: the dealer decomposes a matrix of so many rows and columns."""
+MOST_MASK_ROWS = 2**13
+"""In one block of the mask of rows: a block takes half a gigabyte then."""
+_RANGES = {
+    "vectors": (1, MOST_FEATURES), "mask_rows": (2, MOST_MASK_ROWS), "most_rows": (2, 2**26),
+}  # fmt: skip
+try:
+    from scipy.special import ndtri
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "a decomposition needs scipy: pip install 'apfed-protocols[svd]'", name=error.name
+    ) from None
+Floats = NDArray[np.float64]
+_BITS = 53
+_MAGIC, _VERSION = b"SVDF", 1
+_HEADER = struct.Struct(">4sBBH32s32s")
+_FIELDS = ("format", "version", "kind", "owner", "agreement", "list of people")
+_NOBODY = bytes(32)
+_NUMBER = 8
+_LARGEST = 1e100  # sums and squares of such numbers are finite still
+_SLACK = 1e-8
+
+
+# What the parties of one decomposition fix before it; used once, and public.
+#
+# Run by: every role. Protects from: parties that compute under different numbers, since each message
+# carries the digest. Letters: N rows, F features of all owners together, D singular vectors.
+
+
+
+@dataclass(frozen=True, kw_only=True)
+class SvdAgreement:
+    """What all parties fix before one decomposition; public.
+
+    Raises LocalProtocolError on construction when a field is of another type or out of its range.
+
+    Attributes:
+        session: names this one decomposition; names have 1 to 255 bytes in UTF-8.
+        server, dealer: hold no table, and work with nobody.
+        owners: whose tables stand side by side, in this order; two or more.
+        features: columns of each of these tables.
+        receiver: the owner that gets the singular vectors.
+        vectors: D, how many of them, those of the largest singular values first.
+        mask_rows: rows of one block of the mask of rows, at most.
+        most_rows: of a table.
+    """
+
+    session: str
+    server: str
+    dealer: str
+    owners: tuple[str, ...]
+    features: tuple[int, ...]
+    receiver: str
+    vectors: int
+    mask_rows: int
+    most_rows: int
+
+    def __post_init__(self) -> None:
+        take_numpy_integers(self)
+        if type(self.owners) is not tuple or type(self.features) is not tuple:
+            raise LocalProtocolError("owners and features are tuples, of names and of numbers")
+        require_names("decomposition", self.session, (self.server, self.dealer, *self.owners))
+        if len(self.owners) < 2 or self.receiver not in self.owners:
+            raise LocalProtocolError(
+                f"a decomposition is of two tables or more, and one of their owners receives it; "
+                f"got {', '.join(self.owners)} and the receiver {self.receiver!r:.100}"
+            )
+        if len(self.features) != len(self.owners) or not all(
+            type(count) is int and count >= 1 for count in self.features
+        ):
+            raise LocalProtocolError(
+                f"each of {len(self.owners)} owners has 1 feature or more, got {self.features!r}"
+            )
+        for name, (least, most) in _RANGES.items():
+            value = getattr(self, name)
+            if type(value) is not int or not least <= value <= most:
+                raise LocalProtocolError(f"{name} is a number in {least}..{most}, got {value!r}")
+        if not self.vectors <= self.columns <= MOST_FEATURES:
+            raise LocalProtocolError(
+                f"the tables have {self.columns} features together; that is at most "
+                f"{MOST_FEATURES}, and no fewer than the {self.vectors} singular vectors asked for"
+            )
+
+    @property
+    def columns(self) -> int:
+        """F."""
+        return sum(self.features)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 over all fields."""
+        canonical = json.dumps(asdict(self), sort_keys=True).encode()
+        return hashlib.sha256(b"secure-apfed svd agreement v1" + canonical).digest()
+
+    def position(self, me: str) -> int:
+        """The place of the owner called `me`.
+
+        Raises:
+            LocalProtocolError: no owner has that name.
+        """
+        if me not in self.owners:
+            raise LocalProtocolError(
+                f"{me!r} holds no table of this decomposition; owners are {', '.join(self.owners)}"
+            )
+        return self.owners.index(me)
+
+    def columns_of(self, owner: str) -> slice:
+        """Where this owner's columns stand among all."""
+        place = self.position(owner)
+        start = sum(self.features[:place])
+        return slice(start, start + self.features[place])
+
+
+# Random orthogonal masks: their law, and the blocks of the mask of rows.
+#
+# Run by: the dealer (the mask of columns) and every owner (the mask of rows, from a seed). Hides:
+# rows and columns up to an orthogonal transformation, and no more; singular values stay as they are.
+#
+# A mask is the orthogonal factor of a matrix of independent normal numbers, with the signs by which
+# it is uniform among orthogonal matrices (Mezzadri 2007). The mask of rows is block-diagonal (FedSVD,
+# section 3.3), so that N rows take N b numbers and N b^2 steps instead of N^2 and N^3. Blocks are of
+# equal size, but for one row: a short last one would hide few people among few.
+
+
+
+def random_orthogonal(size: int, key: bytes, *context: bytes) -> Floats:
+    """A uniformly random orthogonal matrix, (size, size), of this key and context."""
+    stream = keystream(key, b"orthogonal mask v1", *context, length=8 * size * size)
+    words = np.frombuffer(stream, dtype="<u8") >> np.uint64(64 - _BITS)
+    normals = ndtri((words + 0.5) * 2.0**-_BITS).reshape(size, size)
+    factor, triangle = np.linalg.qr(normals)
+    return np.asarray(factor * np.where(np.diag(triangle) < 0, -1.0, 1.0), dtype=np.float64)
+
+
+def block_sizes(rows: int, most: int) -> tuple[int, ...]:
+    """Rows of each block, at most `most`, as equal as can be."""
+    count = -(-rows // most)
+    size, larger = divmod(rows, count)
+    return (size + 1,) * larger + (size,) * (count - larger)
+
+
+def rows_masked(table_NF: Floats, seed: bytes, people: bytes, *, mask_rows: int) -> Floats:
+    """P X, of the mask that this seed gives for these people."""
+    blocks = _blocks(len(table_NF), seed, people, mask_rows)
+    return np.concatenate([mask_bb @ table_NF[rows] for rows, mask_bb in blocks])
+
+
+def rows_unmasked(table_NF: Floats, seed: bytes, people: bytes, *, mask_rows: int) -> Floats:
+    """P^T X."""
+    blocks = _blocks(len(table_NF), seed, people, mask_rows)
+    return np.concatenate([mask_bb.T @ table_NF[rows] for rows, mask_bb in blocks])
+
+
+def _blocks(
+    rows: int, seed: bytes, people: bytes, mask_rows: int
+) -> Iterator[tuple[slice, Floats]]:
+    """Each block's rows, and its mask."""
+    start = 0
+    for block, size in enumerate(block_sizes(rows, mask_rows)):
+        mask_bb = random_orthogonal(size, seed, b"rows", people, block.to_bytes(8, "big"))
+        yield slice(start, start + size), mask_bb
+        start += size
+
+
+# The messages of a decomposition: one framing, matrices of float64, all finite and none huge.
+#
+# Run by: every role. Protects from: malformed bytes (whatever arrives opens or raises
+# `RemoteProtocolError`, before anything of it is used), messages of another kind, agreement, owner or
+# list of people. Who sent a frame is the link's to say (`apfed_protocols.seal`).
+#
+# Layout, big endian: magic, version, kind, place, digest of the agreement, people; then the body,
+# little endian, and nothing after. `place` is that of the owner who sends or gets it. `people` is the
+# digest of whose rows these are, and zeros in what is dealt. How many rows follows from the length.
+
+
+
+class MessageKind(IntEnum):
+    """What a frame carries, and on which way."""
+
+    MASKS = 1  # dealer to an owner: a seed of P, and Q_i
+    TABLE = 2  # an owner to the server: P X_i Q_i
+    VECTORS = 3  # server to receiver: P U
+
+
+def require_people(people: bytes) -> bytes:
+    """Return `people` if it is a digest; else raise LocalProtocolError."""
+    if type(people) is not bytes or len(people) != len(_NOBODY) or people == _NOBODY:
+        raise LocalProtocolError(
+            f"people is a digest of {len(_NOBODY)} bytes of the ordered rows to decompose"
+        )
+    return people
+
+
+def is_bounded(matrix: Floats) -> bool:
+    """Whether every number is one, and at most 1e100 large."""
+    return bool((np.abs(matrix) <= _LARGEST).all())
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """The body of a frame.
+
+    Attributes:
+        people: the digest of whose rows these are.
+        seed: of the mask of rows; empty but in MASKS.
+        matrix: of bounded numbers, in memory of its own.
+    """
+
+    people: bytes
+    seed: bytes = field(repr=False)
+    matrix: Floats = field(repr=False)
+
+
+class SvdFrames:
+    """Writes and opens the frames of one agreement."""
+
+    def __init__(self, agreement: SvdAgreement) -> None:
+        self._agreement = agreement
+
+    def lengths(self, rows: int) -> dict[str, int]:
+        """Bytes of all frames of a decomposition of so many rows, by kind, over all owners."""
+        agreed = self._agreement
+        owners, columns = len(agreed.owners), agreed.columns
+        numbers = {
+            "MASKS": columns * columns, "TABLE": owners * rows * columns,
+            "VECTORS": rows * agreed.vectors,
+        }  # fmt: skip
+        others = {"MASKS": owners * (_HEADER.size + KEY_BYTES), "TABLE": owners * _HEADER.size}
+        return {
+            kind: _NUMBER * count + others.get(kind, _HEADER.size)
+            for kind, count in numbers.items()
+        }
+
+    def pack(
+        self, kind: MessageKind, matrix: Floats, *, owner: str, people: bytes = _NOBODY,
+        seed: bytes = b"",
+    ) -> bytes:  # fmt: skip
+        """Frame a matrix."""
+        return self._header(kind, owner, people) + seed + matrix.astype("<f8").tobytes()
+
+    def open(self, frame: bytes, kind: MessageKind, sender: str, *, owner: str) -> Opened:
+        """Return what `sender` sent, of `owner` or for it.
+
+        Raises:
+            LocalProtocolError: no bytes.
+            RemoteProtocolError: anything but a frame of this kind, agreement and owner with so many
+                columns as agreed, of no more rows than agreed, and of bounded numbers.
+        """
+        if type(frame) is not bytes:
+            raise LocalProtocolError(
+                f"a frame of a decomposition is bytes, got {type(frame).__name__} from {sender}"
+            )
+        self._check_header(frame, kind, sender, owner)
+        people = frame[_HEADER.size - len(_NOBODY) : _HEADER.size]
+        start = _HEADER.size + (KEY_BYTES if kind is MessageKind.MASKS else 0)
+        matrix = self._matrix(frame[start:], kind, sender, owner)
+        return Opened(people, frame[_HEADER.size : start], matrix)
+
+    def _check_header(self, frame: bytes, kind: MessageKind, sender: str, owner: str) -> None:
+        if len(frame) < _HEADER.size:
+            raise RemoteProtocolError(
+                f"{sender} sent {len(frame)} bytes, too few for {kind.name}; it was cut"
+            )
+        came = _HEADER.unpack_from(frame)
+        people = _NOBODY if kind is MessageKind.MASKS else came[-1]
+        due = _HEADER.unpack(self._header(kind, owner, people))
+        for name, *pair in zip(_FIELDS, came, due, strict=True):
+            if len({*pair}) > 1:
+                raise RemoteProtocolError(
+                    f"{sender} sent no {kind.name} of this decomposition: its {name} differs; it "
+                    "is another message, or made under another agreement"
+                )
+
+    def _matrix(self, body: bytes, kind: MessageKind, sender: str, owner: str) -> Floats:
+        agreed = self._agreement
+        columns = agreed.vectors if kind is MessageKind.VECTORS else agreed.columns
+        rows, beyond = divmod(len(body), _NUMBER * columns)
+        least, most = agreed.vectors, agreed.most_rows
+        if kind is MessageKind.MASKS:
+            least = most = agreed.features[agreed.position(owner)]
+        if beyond or not least <= rows <= most:
+            raise RemoteProtocolError(
+                f"{sender} sent a body of {len(body)} bytes, expected {kind.name} of {least} to "
+                f"{most} rows of {columns} numbers; it was cut or padded"
+            )
+        matrix = np.frombuffer(body, dtype="<f8").reshape(rows, columns).astype(np.float64)
+        if not is_bounded(matrix):
+            raise RemoteProtocolError(
+                f"{sender} sent {kind.name} with numbers that are none, or beyond {_LARGEST:g}"
+            )
+        return matrix
+
+    def _header(self, kind: MessageKind, owner: str, people: bytes) -> bytes:
+        agreed = self._agreement
+        place = agreed.position(owner)
+        return _HEADER.pack(_MAGIC, _VERSION, kind, place, agreed.digest, people)
+
+
+class _SvdRole(KeepsSecrets):
+    """One party's end: its frames, what it did already, and the process that it lives in."""
+
+    def __init__(self, agreement: SvdAgreement, me: str) -> None:
+        self.agreement, self.me = agreement, me
+        self._frames = SvdFrames(agreement)
+        self._fork_check = ForkCheck(f"{me}: this role of a decomposition")
+        self._done = False
+
+    def _once(self) -> None:
+        """Raise LocalProtocolError where this part was played already."""
+        self._fork_check.require()
+        if self._done:
+            raise LocalProtocolError(
+                f"{self.me} played its part of {self.agreement.session!r} already; masks are used "
+                "once: agree on a new session"
+            )
+        self._done = True
+
+
+class SvdDealer(_SvdRole):
+    """The key generator: it draws the masks, sends each owner its own, and is sent nothing."""
+
+    def __init__(self, agreement: SvdAgreement) -> None:
+        super().__init__(agreement, agreement.dealer)
+
+    def deal(self) -> Iterator[Outgoing]:
+        """Return one message for each owner; once.
+
+        Raises:
+            LocalProtocolError: it was dealt already, or this is a forked process.
+        """
+        self._once()
+        return self._messages(fresh_key(), fresh_key())
+
+    def _messages(self, rows_seed: bytes, columns_key: bytes) -> Iterator[Outgoing]:
+        agreed = self.agreement
+        mask_FF = random_orthogonal(agreed.columns, columns_key, b"columns")
+        for owner in agreed.owners:
+            own = mask_FF[agreed.columns_of(owner)]
+            body = self._frames.pack(MessageKind.MASKS, own, owner=owner, seed=rows_seed)
+            yield Outgoing(owner, body)
+
+
+class SvdOwner(_SvdRole):
+    """An owner's end: `take` what was dealt, then `mask` its table."""
+
+    def __init__(self, agreement: SvdAgreement, me: str) -> None:
+        super().__init__(agreement, me)
+        agreement.position(me)
+        self._masks: Opened | None = None
+
+    def take(self, dealt: bytes) -> None:
+        """Read what the dealer sent.
+
+        Raises:
+            LocalProtocolError: it was dealt to already.
+            RemoteProtocolError: no seed and rows of an orthogonal matrix, for this owner.
+        """
+        agreed = self.agreement
+        if self._masks is not None:
+            raise LocalProtocolError(f"{self.me} holds its masks already")
+        masks = self._frames.open(dealt, MessageKind.MASKS, agreed.dealer, owner=self.me)
+        _require_orthonormal(masks.matrix.T, agreed.dealer)
+        self._masks = masks
+
+    def mask(self, table_NF: Floats, people: bytes) -> bytes:
+        """Return P X_i Q_i, framed for the server; once.
+
+        Args:
+            table_NF: its own columns of the rows to decompose, in the agreed order, up to 1e100.
+            people: 32-byte digest of these rows, the same at all owners.
+
+        Raises:
+            LocalProtocolError: no such table, no masks yet, or it masked one already.
+        """
+        agreed, masks = self.agreement, self._held()
+        require_people(people)
+        own = agreed.features[agreed.position(self.me)]
+        if (
+            type(table_NF) is not np.ndarray or table_NF.dtype != np.float64
+            or table_NF.ndim != 2 or table_NF.shape[1] != own
+            or not agreed.vectors <= len(table_NF) <= agreed.most_rows
+            or not is_bounded(table_NF)
+        ):  # fmt: skip
+            raise LocalProtocolError(
+                f"{self.me}: a table is bounded float64 of {agreed.vectors} to {agreed.most_rows} "
+                f"rows and {own} columns, got {getattr(table_NF, 'dtype', type(table_NF))} "
+                f"{np.shape(table_NF)}"
+            )
+        self._once()
+        rotated_NF = table_NF @ masks.matrix
+        masked_NF = rows_masked(rotated_NF, masks.seed, people, mask_rows=agreed.mask_rows)
+        return self._frames.pack(MessageKind.TABLE, masked_NF, owner=self.me, people=people)
+
+    def _held(self) -> Opened:
+        self._fork_check.require()
+        if self._masks is None:
+            raise LocalProtocolError(f"{self.me} was dealt no masks yet")
+        return self._masks
+
+
+class SvdServer(_SvdRole):
+    """The server's end: it adds what is masked, and decomposes the sum."""
+
+    def __init__(self, agreement: SvdAgreement) -> None:
+        super().__init__(agreement, agreement.server)
+
+    def factor(self, tables: Mapping[str, bytes]) -> bytes:
+        """Return P U for the receiver; once.
+
+        Args:
+            tables: frames by the authenticated names of their senders.
+
+        Raises:
+            LocalProtocolError: it answered already, or this is a forked process.
+            RemoteProtocolError: a frame is malformed, an owner is missing or unknown, the tables
+                are of different rows, or their sum has no decomposition. No answer was given then.
+        """
+        agreed = self.agreement
+        if set(tables) != set(agreed.owners):
+            missing, unknown = set(agreed.owners) - set(tables), set(tables) - set(agreed.owners)
+            raise RemoteProtocolError(
+                f"a decomposition needs the tables of {', '.join(agreed.owners)}; missing: "
+                f"{', '.join(sorted(missing)) or 'none'}; unknown: "
+                f"{', '.join(sorted(map(str, unknown))) or 'none'}"
+            )
+        first, *others = agreed.owners
+        opened = self._table(tables[first], first)
+        total_NF, people = opened.matrix, opened.people
+        for owner in others:
+            table = self._table(tables[owner], owner)
+            if table.people != people or len(table.matrix) != len(total_NF):
+                raise RemoteProtocolError(
+                    f"{first} and {owner} sent tables of different rows; one of them answered "
+                    "another request"
+                )
+            total_NF += table.matrix
+        vectors_ND = self._vectors(total_NF)
+        self._once()
+        return self._frames.pack(
+            MessageKind.VECTORS, vectors_ND, owner=agreed.receiver, people=people
+        )
+
+    def _table(self, frame: bytes, owner: str) -> Opened:
+        return self._frames.open(frame, MessageKind.TABLE, owner, owner=owner)
+
+    def _vectors(self, masked_NF: Floats) -> Floats:
+        """The first left singular vectors of the sum, zeros beyond its numerical rank."""
+        count = self.agreement.vectors
+        try:
+            left, values, _ = np.linalg.svd(masked_NF, full_matrices=False)
+        except np.linalg.LinAlgError as error:
+            raise RemoteProtocolError(
+                "the sum of the masked tables has no decomposition; an owner sent other numbers "
+                "than a table"
+            ) from error
+        # As `numpy.linalg.matrix_rank` draws the line: what lies below is of rounding alone.
+        least = values[0] * max(masked_NF.shape) * np.finfo(np.float64).eps
+        vectors_ND: Floats = left[:, :count] * (values[:count] > least)
+        return vectors_ND
+
+
+class SvdReceiver(SvdOwner):
+    """The active's end: an owner's, and then `open`."""
+
+    def __init__(self, agreement: SvdAgreement) -> None:
+        super().__init__(agreement, agreement.receiver)
+        self._opened = False
+
+    def open(self, vectors: bytes, people: bytes, *, rows: int) -> Floats:
+        """Return U, (N, D): orthonormal columns, of the largest singular values first; once.
+
+        Columns beyond the numerical rank of the table are zeros.
+
+        Args:
+            vectors: what the server sent.
+            people: as the tables were masked.
+            rows: N.
+
+        Raises:
+            LocalProtocolError: its table was not masked yet, or this was opened before.
+            RemoteProtocolError: vectors of other rows, or none that are orthonormal.
+        """
+        agreed, masks = self.agreement, self._held()
+        if not self._done or self._opened:
+            raise LocalProtocolError(
+                f"{self.me} sent no table yet, or opened its answer; each is once"
+            )
+        came = self._frames.open(vectors, MessageKind.VECTORS, agreed.server, owner=self.me)
+        if came.people != people or len(came.matrix) != rows:
+            raise RemoteProtocolError(
+                f"{agreed.server} sent {len(came.matrix)} rows of vectors, expected {rows}, of the "
+                "people asked for"
+            )
+        kept_D = np.abs(came.matrix).max(axis=0) > 0
+        _require_orthonormal(came.matrix[:, kept_D], agreed.server)
+        if (kept_D[1:] > kept_D[:-1]).any():
+            raise RemoteProtocolError(f"{agreed.server} sent a vector after one of zeros")
+        self._opened = True
+        left_ND = rows_unmasked(came.matrix, masks.seed, people, mask_rows=agreed.mask_rows)
+        largest_D = np.take_along_axis(left_ND, np.abs(left_ND).argmax(axis=0)[None], axis=0)
+        return np.asarray(left_ND * np.where(largest_D < 0, -1.0, 1.0), dtype=np.float64)
+
+
+def _require_orthonormal(vectors: Floats, sender: str) -> None:
+    """Refuse columns that are not of length 1 and at right angles."""
+    apart = np.abs(vectors.T @ vectors - np.eye(vectors.shape[1]))
+    if not (apart < _SLACK).all():
+        raise RemoteProtocolError(
+            f"{sender} sent vectors that are not orthonormal; what it drew or computed is not what "
+            "was agreed"
+        )
