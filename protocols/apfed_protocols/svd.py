@@ -22,19 +22,21 @@ from deviating: a server may send other vectors that are orthonormal. Links must
 
 import hashlib
 import json
-import numpy as np
 import struct
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from enum import IntEnum
 from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apfed_protocols.conversation import Outgoing
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.fork_check import ForkCheck
 from apfed_protocols.integers import take_numpy_integers
 from apfed_protocols.names import require_names
-from collections.abc import Iterator, Mapping
-from numpy.typing import NDArray
 from apfed_protocols.randomness import KEY_BYTES, fresh_key, keystream
-from enum import IntEnum
-from apfed_protocols.conversation import Outgoing
-from apfed_protocols.fork_check import ForkCheck
 from apfed_protocols.sums.roles import KeepsSecrets
 
 __all__ = [
@@ -83,9 +85,9 @@ _SLACK = 1e-8
 
 # What the parties of one decomposition fix before it; used once, and public.
 #
-# Run by: every role. Protects from: parties that compute under different numbers, since each message
-# carries the digest. Letters: N rows, F features of all owners together, D singular vectors.
-
+# Run by: every role. Protects from: parties that compute under different numbers, since each
+# message carries the digest. Letters: N rows, F features of all owners together, D singular
+# vectors.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,13 +176,13 @@ class SvdAgreement:
 # Random orthogonal masks: their law, and the blocks of the mask of rows.
 #
 # Run by: the dealer (the mask of columns) and every owner (the mask of rows, from a seed). Hides:
-# rows and columns up to an orthogonal transformation, and no more; singular values stay as they are.
+# rows and columns up to an orthogonal transformation, and no more; singular values stay as they
+# are.
 #
 # A mask is the orthogonal factor of a matrix of independent normal numbers, with the signs by which
-# it is uniform among orthogonal matrices (Mezzadri 2007). The mask of rows is block-diagonal (FedSVD,
-# section 3.3), so that N rows take N b numbers and N b^2 steps instead of N^2 and N^3. Blocks are of
-# equal size, but for one row: a short last one would hide few people among few.
-
+# it is uniform among orthogonal matrices (Mezzadri 2007). The mask of rows is block-diagonal
+# (FedSVD, section 3.3), so that N rows take N b numbers and N b^2 steps instead of N^2 and N^3.
+# Blocks are of equal size, but for one row: a short last one would hide few people among few.
 
 
 def random_orthogonal(size: int, key: bytes, *context: bytes) -> Floats:
@@ -225,13 +227,13 @@ def _blocks(
 # The messages of a decomposition: one framing, matrices of float64, all finite and none huge.
 #
 # Run by: every role. Protects from: malformed bytes (whatever arrives opens or raises
-# `RemoteProtocolError`, before anything of it is used), messages of another kind, agreement, owner or
-# list of people. Who sent a frame is the link's to say (`apfed_protocols.seal`).
+# `RemoteProtocolError`, before anything of it is used), messages of another kind, agreement, owner
+# or list of people. Who sent a frame is the link's to say (`apfed_protocols.seal`).
 #
 # Layout, big endian: magic, version, kind, place, digest of the agreement, people; then the body,
-# little endian, and nothing after. `place` is that of the owner who sends or gets it. `people` is the
-# digest of whose rows these are, and zeros in what is dealt. How many rows follows from the length.
-
+# little endian, and nothing after. `place` is that of the owner who sends or gets it. `people` is
+# the digest of whose rows these are, and zeros in what is dealt. How many rows follows from the
+# length.
 
 
 class MessageKind(IntEnum):

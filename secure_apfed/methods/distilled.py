@@ -36,8 +36,15 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from apfed_protocols.errors import RemoteProtocolError
-from apfed_protocols.svd import SvdAgreement, SvdDealer, SvdOwner, SvdReceiver, SvdServer
-from apfed_protocols.svd import MOST_FEATURES, MOST_MASK_ROWS
+from apfed_protocols.svd import (
+    MOST_FEATURES,
+    MOST_MASK_ROWS,
+    SvdAgreement,
+    SvdDealer,
+    SvdOwner,
+    SvdReceiver,
+    SvdServer,
+)
 from secure_apfed.contract import AGGREGATOR, Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.data import OwnData
 from secure_apfed.defences import representation_chain

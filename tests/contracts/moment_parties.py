@@ -10,14 +10,15 @@ from numpy.typing import NDArray
 
 from apfed_protocols.conversation import converse
 from apfed_protocols.moments import (
+    MessageKind,
     MomentAgreement,
     MomentCombiner,
     MomentContributor,
     MomentDealer,
+    MomentFrames,
     MomentReceiver,
+    hiding_bits,
 )
-from apfed_protocols.moments.correlation import hiding_bits
-from apfed_protocols.moments.frames import MessageKind, MomentFrames
 from apfed_protocols.noise import discrete_gaussian
 from apfed_protocols.randomness import KEY_BYTES
 

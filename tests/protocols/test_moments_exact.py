@@ -15,11 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from apfed_protocols import moments as agreements
 from apfed_protocols.errors import LocalProtocolError
-from apfed_protocols.moments import MomentAgreement, MomentContributor, MomentFrames
-from apfed_protocols.moments import agreement as agreements
-from apfed_protocols.moments.correlation import packed_signs
-from apfed_protocols.moments.fixed_point import vote_steps
+from apfed_protocols.moments import (
+    MomentAgreement,
+    MomentContributor,
+    MomentFrames,
+    packed_signs,
+    vote_steps,
+)
 from tests.contracts.moment_parties import PEOPLE, MomentParties, Planted, moment_agreement, planted
 
 ROOT = Path(__file__).resolve().parents[2]

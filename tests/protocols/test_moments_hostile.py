@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from apfed_protocols import moments as agreements
 from apfed_protocols.conversation import converse
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.moments import (
@@ -20,7 +21,6 @@ from apfed_protocols.moments import (
     MomentDealer,
     MomentReceiver,
 )
-from apfed_protocols.moments import agreement as agreements
 from tests.contracts.moment_parties import (
     OTHERS,
     PEOPLE,
@@ -261,7 +261,7 @@ def test_any_bytes_are_taken_or_refused(monkeypatch: pytest.MonkeyPatch) -> None
     """Bodies are words of a ring or bits, so that every body of the right length has a meaning."""
     rng, moment = random.Random(7), Moment()
     receiver = moment.parties.receiver
-    monkeypatch.setattr("apfed_protocols.moments.roles._use", lambda agreement, me: None)
+    monkeypatch.setattr("apfed_protocols.moments._use", lambda agreement, me: None)
     answer, kept = moment.answer(), dict(vars(receiver))
     monkeypatch.setattr(vars(receiver)["_seeds"], "forget", lambda: None)
     refused = taken = 0

@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from apfed_protocols import moments as agreements
+from apfed_protocols import moments as roles
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.moments import MOMENT_LEAKS, MomentAgreement, roles
-from apfed_protocols.moments import agreement as agreements
-from apfed_protocols.moments.correlation import (
+from apfed_protocols.moments import (
+    MOMENT_LEAKS,
+    MessageKind,
+    MomentAgreement,
     added_shares,
     block_signs,
     combiner_shares,
@@ -19,7 +22,6 @@ from apfed_protocols.moments.correlation import (
     mask_of_votes,
     packed_signs,
 )
-from apfed_protocols.moments.frames import MessageKind
 from tests.contracts.moment_parties import (
     OTHERS,
     PEOPLE,

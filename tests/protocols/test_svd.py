@@ -14,9 +14,18 @@ from numpy.typing import NDArray
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.randomness import fresh_key
-from apfed_protocols.svd import SvdAgreement, SvdDealer, SvdFrames, SvdOwner, SvdReceiver, SvdServer
-from apfed_protocols.svd import MessageKind
-from apfed_protocols.svd import block_sizes, random_orthogonal, rows_masked
+from apfed_protocols.svd import (
+    MessageKind,
+    SvdAgreement,
+    SvdDealer,
+    SvdFrames,
+    SvdOwner,
+    SvdReceiver,
+    SvdServer,
+    block_sizes,
+    random_orthogonal,
+    rows_masked,
+)
 
 Floats = NDArray[np.float64]
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import secure_apfed
-from apfed_protocols.moments.agreement import MomentAgreement
+from apfed_protocols.moments import MomentAgreement
 from apfed_protocols.noise import discrete_gaussian
 from apfed_protocols.products.agreement import ProductAgreement
 from apfed_protocols.psi.interface import IntersectionAgreement

@@ -71,7 +71,7 @@ def test_a_dealer_takes_part_and_holds_nothing() -> None:
 
 
 def test_the_dealer_is_never_far_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("apfed_protocols.moments.agreement.BLOCK_BYTES", 2**15)
+    monkeypatch.setattr("apfed_protocols.moments.BLOCK_BYTES", 2**15)
     sent: list[tuple[Kind, int]] = []
     send = Links.send
 
