@@ -23,7 +23,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from apfed_protocols.errors import UnsafeChoiceWarning
-from apfed_protocols.id_kinds import id_texts
+from apfed_protocols.ids import id_texts
 from secure_apfed.config import Config
 from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
 from secure_apfed.data.cells import has_measures

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from apfed_protocols.errors import DataError
-from apfed_protocols.id_kinds import EMPTY, JOINT, IdReader
+from apfed_protocols.ids import EMPTY, JOINT, IdReader
 
 if TYPE_CHECKING:
     import pyarrow
@@ -75,7 +75,7 @@ class IdFile:
         """Yield the IDs of some thousand rows after another, those of several columns joined.
 
         Raises:
-            DataError: cells that are no IDs (`apfed_protocols.id_kinds`), of all rows, or a file
+            DataError: cells that are no IDs (`apfed_protocols.ids`), of all rows, or a file
                 that is damaged.
         """
         several = len(self._columns) > 1

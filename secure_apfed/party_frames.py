@@ -13,8 +13,7 @@ import numpy as np
 import pandas as pd
 from pyarrow import ArrowException
 
-from apfed_protocols.id_kinds import id_texts, require_comparable
-from apfed_protocols.ids import IdNormalisation
+from apfed_protocols.ids import IdNormalisation, id_texts, require_comparable
 from secure_apfed.errors import DataError
 from secure_apfed.folder_files import make_private
 from secure_apfed.id_files import cell_text

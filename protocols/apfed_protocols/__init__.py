@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from apfed_protocols.conversation import Conversation, Outgoing, converse
+    from apfed_protocols.conversation import Conversation, Outgoing, converse, take_part
     from apfed_protocols.errors import DataError, LocalProtocolError, RemoteProtocolError
     from apfed_protocols.identity import Identity, fresh_identity
     from apfed_protocols.ids import IdNormalisation, encode_ids
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
         SumAgreement,
         join_sum,
     )
-    from apfed_protocols.taking_part import take_part
 
 __all__ = [
     "SECURE_SUMS",

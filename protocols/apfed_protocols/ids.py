@@ -8,38 +8,566 @@ Example:
 """
 
 import json
+import operator
 import re
 import unicodedata
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
-from datetime import date
-from functools import lru_cache
-from itertools import chain
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from functools import cache, lru_cache
+from itertools import chain, zip_longest
+from typing import Any, Protocol, runtime_checkable
+from uuid import UUID
+
+import numpy as np
 
 from apfed_protocols.errors import DataError, LocalProtocolError
-from apfed_protocols.id_kinds import JOINT, text_pieces
 
 __all__ = [
+    "EMPTY",
+    "FORMS",
+    "JOINT",
+    "KINDS",
     "MOST_IDS",
+    "REFUSALS",
     "IdColumn",
+    "IdKind",
     "IdNormalisation",
+    "IdReader",
     "IdStream",
     "SizedIds",
     "check_ids",
     "encode_ids",
     "encode_pieces",
+    "id_texts",
+    "require_comparable",
     "text_of",
-]  # fmt: skip
+    "text_pieces",
+]
 
+JOINT = "\x1f"
+"""Between the parts of an ID of several columns."""
+EMPTY = frozenset({
+    "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN",
+    "<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null",
+})  # fmt: skip
+"""What a cell of a CSV file says that counts as empty, here and in pandas."""
+_NOBODY = EMPTY | {"NaT"}
+_ABSENT = frozenset({"NoneType", "NAType", "NaTType"})  # of pandas, too, which need not be here
+# Python refuses to write longer numbers in decimal, unless it is told otherwise.
+_MOST_DIGITS = 4000  # Python refuses to read longer numbers, unless it is told otherwise
+_HUGE = 10**_MOST_DIGITS
+_DOUBLE_BITS, _QUICK_BITS = 53, 64
+_ROWS_OF_A_PIECE = 2**16
+_ROWS_SHOWN = 5
+_COLUMN = "its ID column"
+# What datetime, pandas, pyarrow and polars raise of years that there are none of.
+_NO_MOMENT = (OverflowError, NotImplementedError, ValueError)
+REFUSALS: Mapping[str, tuple[str, str]] = {
+    "nobody": ("is empty", ("each row needs an ID, and NaN, None, NA or the like is none; leave "
+                            "these rows out, or give each its ID")),
+    "rounded": ("holds whole numbers as floats too large to be exact",
+                ("their last digits are lost; read them again from their source as whole numbers "
+                 'or text, as with dtype "Int64" or "string"')),
+    "fraction": ("holds numbers with a fraction",
+                 ("take another column of IDs{key}, or write them as text with the same decimals "
+                  'at all parties, as with .map("{{:.2f}}".format)')),
+    "infinite": ("holds infinite numbers", "leave these rows out, or give each its ID"),
+    "truth": ("holds truth values", "take another column of IDs{key}"),
+    "bytes": ("holds bytes that are no text in UTF-8",
+              "write them as text at all parties, as with .map(bytes.hex)"),
+    "unicode": ("holds text that is not valid Unicode",
+                "read it again in the encoding in which it was written"),
+    "digits": (f"holds numbers of more than {_MOST_DIGITS} digits",
+               "write them as text at all parties, as with .map(hex)"),
+    "joint": ("holds the character U+001F, which stands between several columns,",
+              ("write another character in its place at all parties, as with "
+              r'.str.replace("\x1f", "|")')),
+    "nested": ("holds lists or records",
+               "write their parts into columns of their own, and take these as IDs{key}"),
+    "moment": ("holds moments that in UTC lie outside of the years 1 to 9999",
+               "leave these rows out, or write them as text at all parties"),
+    "type": ("holds values of another type",
+             "write them as text in the same way at all parties, as with .map(str)"),
+}  # fmt: skip
+"""Why cells are refused: what is said of the column, and what to do."""
 MOST_IDS = 10_000_000
 """The largest set that an intersection takes, unless the parties agree on another."""
-
 _MOST_COLUMNS = 2**16 - 1
-_ROWS_SHOWN = 5
-_MOST_DIGITS = 4000  # Python refuses to read longer numbers, unless it is told otherwise
 _FIELD = re.compile("(%[dmY])")
 _WHOLE = re.compile(r"[+-]?[0-9]+(\.0*)?")
+
+
+# The one door for IDs: what is taken for one, how it is written as text, what is refused.
+#
+# Run by: each party on its own IDs, wherever they come from: files, frames, an index, lists.
+# Parties compare texts, so that two ways of writing one person must become one text here, and what
+# stands for nobody, or has lost digits, must not become a person. Errors name party, column, rows
+# and remedy, never an ID. Needs numpy alone.
+
+
+class _RefusedError(Exception):
+    """A cell that is no ID, with a key of `REFUSALS`."""
+
+
+def _whole(value: Any, bits: int) -> str:
+    number = int(value)
+    if abs(number) >= _HUGE:
+        raise _RefusedError("digits")
+    return str(number)
+
+
+def _float(value: Any, bits: int) -> str:
+    if value != value:
+        raise _RefusedError("nobody")
+    if value in (np.inf, -np.inf):
+        raise _RefusedError("infinite")
+    if value != int(value):
+        raise _RefusedError("fraction")
+    if isinstance(value, np.floating):
+        bits = min(bits, np.finfo(value.dtype).nmant + 1)
+    if abs(value) >= 2**bits:
+        raise _RefusedError("rounded")
+    return str(int(value))
+
+
+def _decimal(value: Any, bits: int) -> str:
+    if value.is_nan():
+        raise _RefusedError("nobody")
+    if value.is_infinite():
+        raise _RefusedError("infinite")
+    if value and value.adjusted() >= _MOST_DIGITS:
+        raise _RefusedError("digits")
+    if value != int(value):
+        raise _RefusedError("fraction")
+    return str(int(value))
+
+
+def _text(value: Any, bits: int) -> str:
+    return str.__str__(value)
+
+
+def _bytes(value: Any, bits: int) -> str:
+    try:
+        return bytes(value).decode()
+    except UnicodeDecodeError:
+        raise _RefusedError("bytes") from None
+
+
+def _day(value: Any, bits: int) -> str:
+    return str(value.isoformat())
+
+
+def _moment(value: Any, bits: int) -> str:
+    try:
+        if value.utcoffset() is not None:
+            value = value.astimezone(UTC)
+        return str(value.isoformat(sep=" "))
+    except _NO_MOMENT:
+        raise _RefusedError("moment") from None
+
+
+def _numpy_moment(value: Any, bits: int) -> str:
+    if np.isnat(value):
+        raise _RefusedError("nobody")
+    if np.datetime_data(value.dtype)[0] in ("Y", "M", "W", "D"):
+        return str(np.datetime_as_string(value, unit="D"))
+    second = value.astype("M8[s]")
+    rest = int((value - second) / np.timedelta64(1, "ns"))
+    digits = f".{rest:09d}".removesuffix("000") if rest else ""
+    return str(second).replace("T", " ") + digits
+
+
+def _refuse(why: str) -> Callable[[Any, int], str]:
+    def refuse(value: Any, bits: int) -> str:
+        raise _RefusedError(why)
+
+    return refuse
+
+
+def _is_valid(text: str) -> bool:
+    try:
+        return text.isascii() or bool(text.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+@dataclass(frozen=True)
+class IdKind:
+    """Values of some types, and the text of one.
+
+    Attributes:
+        name: in words; written: how its text looks, in words.
+        types: of the values; that of a value is looked up along its bases.
+        text: of a value, given the bits that its column's floats have.
+    """
+
+    name: str
+    written: str
+    types: tuple[type, ...]
+    text: Callable[[Any, int], str] = field(repr=False)
+
+
+KINDS = (
+    IdKind("text, categories of text", "as it is: `007` is not `7`", (str,), _text),
+    IdKind("bytes", "the text that they are in UTF-8", (bytes, bytearray, memoryview), _bytes),
+    IdKind("whole numbers of any size", "decimal digits: `1001`", (int, np.integer), _whole),
+    IdKind("floats that are whole, below 2^53 (float32: 2^24, float16: 2^11)",
+           "as whole numbers: `1001`", (float, np.floating), _float),
+    IdKind("decimals that are whole", "as whole numbers: `1001` of 1001.00", (Decimal,), _decimal),
+    IdKind("days", "`2026-01-31`", (date,), _day),
+    IdKind("moments, in UTC where they have a zone",
+           "`2026-01-31 10:00:00`, with a zone `2026-01-31 09:00:00+00:00`", (datetime,), _moment),
+    IdKind("moments of numpy", "as days or moments", (np.datetime64,), _numpy_moment),
+    IdKind("durations of numpy", "", (np.timedelta64,), _refuse("type")),
+    IdKind("UUIDs", "`8b2d9f0e-7c1a-4f63-9d57-3e0c5a1b2f44`", (UUID,), lambda one, _: str(one)),
+    IdKind("truth values", "", (bool, np.bool_), _refuse("truth")),
+    IdKind("lists and records", "", (list, tuple, dict, set, frozenset, np.ndarray),
+           _refuse("nested")),
+)  # fmt: skip
+"""What may stand in a column of IDs; kinds without a text are refused, and so are others."""
+
+
+_OF_TYPE = {one: kind.text for kind in KINDS for one in kind.types}
+
+
+def _other(value: Any, bits: int) -> str:
+    if hasattr(value, "as_py"):  # a scalar of pyarrow
+        bits = _bits_of(value.type)
+        try:
+            value = value.as_py()
+        except _NO_MOMENT:
+            raise _RefusedError("moment") from None
+        return _text_of(value.__class__)(value, bits)
+    try:
+        return _whole(operator.index(value), bits)
+    except TypeError:
+        raise _RefusedError("type") from None
+
+
+@cache
+def _text_of(kind: type) -> Callable[[Any, int], str]:
+    if kind.__name__ in _ABSENT:
+        return _refuse("nobody")
+    return next((_OF_TYPE[base] for base in kind.__mro__ if base in _OF_TYPE), _other)
+
+
+class IdReader:
+    """Makes texts of one column, a piece after another, and tells of all that it refuses.
+
+    Args:
+        whose: party and column, for errors.
+        place: where a reader finds a row; None: its number.
+        strip: drop blanks at both ends, as tables do.
+        part: whether it is one of several columns, whose texts are joined.
+        rows: whether a tuple or list is a row of several columns, and no cell.
+        key: where the column of IDs is named, for remedies.
+    """
+
+    def __init__(
+        self, whose: str, *, place: Callable[[int], str] | None = None, strip: bool = False,
+        part: bool = False, rows: bool = False, key: str = "",
+    ) -> None:  # fmt: skip
+        self._whose, self._place, self._strip = whose, place, strip
+        self._part, self._rows, self._key = part, rows, f" ({key})" if key else ""
+        self._read = 0
+        self._refused: dict[str, list[int]] = {}
+        self._types = set[str]()
+
+    def texts(self, column: Iterable[object]) -> list[str]:
+        """One a row of this piece of the column; unless `all_taken`, they are of no use.
+
+        Raises:
+            DataError: it is no column.
+        """
+        return [text for piece in self.pieces(column) for text in piece]
+
+    def pieces(self, column: Iterable[object]) -> Iterator[list[str]]:
+        """Yield the same some thousand rows at a time."""
+        values, bits = _values(column, self._whose)
+        for at in range(0, len(values), _ROWS_OF_A_PIECE):
+            yield self._piece(values[at : at + _ROWS_OF_A_PIECE], bits)
+
+    def _piece(self, values: list[Any], bits: int) -> list[str]:
+        first, self._read = self._read, self._read + len(values)
+        wide = self._rows and {*map(type, values)} <= {tuple, list}
+        if wide and len({*map(len, values)}) == 1 and len(values[0]) > 1:
+            columns = [self._quick(list(one), part=True) for one in zip(*values, strict=True)]
+            quick = [one for one in columns if one is not None]
+            if len(quick) == len(columns):
+                return list(map(JOINT.join, zip(*quick, strict=True)))
+        elif (texts := self._quick(values, part=self._part)) is not None:
+            return texts
+        return [self._row(value, bits, row) for row, value in enumerate(values, first)]
+
+    def _quick(self, values: list[Any], *, part: bool) -> list[str] | None:
+        """The texts where all cells are text or small whole numbers, and nothing is refused."""
+        kinds = {*map(type, values)}
+        if kinds == {str} and _is_valid("".join(values)):
+            if part and any(JOINT in text for text in values):
+                return None
+            bare = list(map(str.strip, values))
+            return (bare if self._strip else values) if _NOBODY.isdisjoint(bare) else None
+        if kinds == {int} and max(map(int.bit_length, values)) <= _QUICK_BITS:
+            return list(map(str, values))
+        return None
+
+    @property
+    def all_taken(self) -> bool:
+        """Whether nothing was refused yet."""
+        return not self._refused
+
+    def check(self) -> None:
+        """Refuse the column for what was found.
+
+        Raises:
+            DataError: says whose, what, in how many rows, which are the first, and what to do.
+        """
+        if not self._refused:
+            return
+        told = []
+        for why in sorted(self._refused, key=list(REFUSALS).index):
+            what, remedy = REFUSALS[why]
+            what += f" ({', '.join(sorted(self._types))})" if why == "type" else ""
+            rows = self._refused[why]
+            remedy = remedy.format(key=self._key)
+            told.append(f"{what} in {len(rows)} rows, first in {self._places(rows)}; {remedy}")
+        raise DataError(f"{self._whose} {'. It '.join(told)}")
+
+    def _places(self, rows: Sequence[int]) -> str:
+        shown = rows[:_ROWS_SHOWN]
+        if self._place:
+            return ", ".join(map(self._place, shown))
+        return f"row{'s' if len(shown) > 1 else ''} {', '.join(map(str, shown))} (from 0)"
+
+    def _row(self, value: Any, bits: int, row: int) -> str:
+        try:
+            if not (self._rows and isinstance(value, tuple | list) and value):
+                return self._cell(value, bits, part=self._part)
+            several = len(value) > 1
+            return JOINT.join([self._cell(cell, bits, part=several) for cell in value])
+        except _RefusedError as refused:
+            self._refused.setdefault(str(refused), []).append(row)
+            self._types.add(type(value).__name__)
+            return ""
+
+    def _cell(self, value: Any, bits: int, *, part: bool) -> str:
+        text = _text_of(value.__class__)(value, bits)
+        bare = text.strip()
+        if bare in _NOBODY:
+            raise _RefusedError("nobody")
+        if not _is_valid(text):
+            raise _RefusedError("unicode")
+        if part and JOINT in text:
+            raise _RefusedError("joint")
+        return bare if self._strip else text
+
+
+def id_texts(
+    column: Iterable[object], *, party: str, what: str = _COLUMN,
+    place: Callable[[int], str] | None = None, strip: bool = False, part: bool = False,
+    rows: bool = False, key: str = "",
+) -> list[str]:  # fmt: skip
+    """Return the text of each row of a column of IDs.
+
+    The column is any iterable, or one of numpy, pandas, polars or pyarrow; `party` and `what` say
+    whose it is and what it is called, for errors; the rest is as of `IdReader`.
+
+    Raises:
+        DataError: as `IdReader.check`.
+    """
+    reader = IdReader(
+        f"{party}: {what}", place=place, strip=strip, part=part, rows=rows, key=key
+    )  # fmt: skip
+    texts = reader.texts(column)
+    reader.check()
+    return texts
+
+
+def text_pieces(party: str, ids: Any) -> Iterator[list[str]]:
+    """Yield the texts of IDs some thousand rows at a time; of several columns joined.
+
+    Args:
+        party: whose.
+        ids: a column as of `id_texts`, rows of several columns, a frame of pandas, polars or
+            pyarrow of which all columns count, or what has `pieces()` of such columns.
+
+    Raises:
+        DataError: as `IdReader.check`, at the end, for all rows.
+    """
+    columns = _columns(ids)
+    if columns is not None:
+        read = (
+            id_texts(one, party=party, what=f"column {name!r}", part=len(columns) > 1)
+            for name, one in columns
+        )
+        yield list(map(JOINT.join, zip(*read, strict=True)))
+        return
+    reader = IdReader(f"{party}: {_COLUMN}", rows=True)
+    for column in ids.pieces() if hasattr(ids, "pieces") else (ids,):
+        for texts in reader.pieces(column):
+            if reader.all_taken:
+                yield texts
+    reader.check()
+
+
+def _columns(ids: Any) -> list[tuple[str, Any]] | None:
+    """By name, the columns of a frame; None: it is none."""
+    if hasattr(ids, "itertuples"):  # pandas
+        return [(str(name), column) for name, column in ids.items()]
+    if hasattr(ids, "get_columns"):  # polars
+        return [(column.name, column) for column in ids.get_columns()]
+    if hasattr(ids, "column_names"):  # pyarrow
+        return list(zip(ids.column_names, ids.columns, strict=True))
+    return None
+
+
+def _values(ids: Any, whose: str) -> tuple[list[Any], int]:
+    """The cells of a column, and how many bits its floats have."""
+    if isinstance(ids, list):
+        return ids, _DOUBLE_BITS
+    if (parts := _parts(ids)) is not None:
+        cells = [_exact(*_values(part, whose)) for part in parts]
+        return list(zip(*cells, strict=True)), _DOUBLE_BITS
+    bits = _bits_of(next((found for name in ("dtype", "type", "typecode")
+                          if (found := getattr(ids, name, None)) is not None), None))  # fmt: skip
+    if isinstance(ids, np.ndarray) and ids.dtype.kind in "mM" and ids.ndim == 1:
+        return list(ids), bits  # as a list they would be numbers
+    for listing in ("to_pylist", "tolist", "to_list"):
+        if hasattr(ids, listing):
+            try:
+                ids = getattr(ids, listing)()
+            except _NO_MOMENT as error:
+                what, remedy = REFUSALS["moment"]
+                raise DataError(f"{whose} {what}; {remedy}") from error
+            break
+    if isinstance(ids, str | bytes | bytearray | memoryview) or not isinstance(ids, Iterable):
+        raise DataError(
+            f"{whose} is of type {type(ids).__name__}; give a list, array, Series or DataFrame "
+            "with one ID a row"
+        )
+    return list(ids), bits
+
+
+# By what a type is called; of float8 there are kinds that hold powers of two alone.
+_BITS = (
+    (r"float[48]", 1), (r"bfloat16", 8), (r"float16|halffloat", 11),
+    (r"float32|^float(\[pyarrow\])?$|values(=|: )float[,>]|^f$", 24),
+)  # fmt: skip
+
+
+def _bits_of(kind: object) -> int:
+    """How many bits the floats of a type have, or of its categories."""
+    kind = getattr(getattr(kind, "categories", None), "dtype", kind)
+    return next((few for name, few in _BITS if re.search(name, str(kind).lower())), _DOUBLE_BITS)
+
+
+def _parts(ids: Any) -> list[Any] | None:
+    """The columns of rows that each have a type of their own; None: it is one column."""
+    if hasattr(ids, "get_level_values"):  # an index of pandas
+        levels = [ids.get_level_values(level) for level in range(ids.nlevels)]
+        return levels if len(levels) > 1 else None
+    names = getattr(getattr(ids, "dtype", None), "names", None)  # a structured array
+    return [ids[name] for name in names] if names else None
+
+
+def _exact(values: list[Any], bits: int) -> list[Any]:
+    """The same, where floats say by their type that they have few bits."""
+    few = {11: np.float16, 24: np.float32}.get(bits)
+    if few is None:
+        return values
+    return [few(one) if isinstance(one, float) else one for one in values]
+
+
+_TIME = r"[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?"
+
+
+_HEX = r"{0}{{8}}-{0}{{4}}-{0}{{4}}-{0}{{4}}-{0}{{12}}"
+
+
+FORMS: Mapping[str, re.Pattern[str]] = {
+    name: re.compile(form)
+    for name, form in (
+        ("whole numbers", r"0|-?[1-9][0-9]*"),
+        ("numbers with leading zeros or a plus", r"[+-]?[0-9]+"),
+        ("numbers with a decimal point", r"[+-]?[0-9]+\.[0-9]*"),
+        ("days as 2026-01-31", r"[0-9]{4}-[0-9]{2}-[0-9]{2}"),
+        ("moments without a zone", _TIME),
+        ("moments in UTC", _TIME + r"\+00:00"),
+        ("UUIDs", _HEX.format("[0-9a-f]")),
+        ("UUIDs in capitals", _HEX.format("[0-9A-F]")),
+        ("other text", r"(?s:.*)"),
+    )
+}
+"""How texts look; the first that fits counts. Texts of different looks are never equal."""
+
+
+_NUMBERS = {"whole numbers", "numbers with leading zeros or a plus", "numbers with a decimal point"}
+
+
+_COMPARED = (
+    (_NUMBERS, ('agree on alignment: {normalisation: {whole_numbers: true}}, or make whole numbers '
+               'of both, as with .astype("Int64") of numbers')),
+    ({"moments without a zone", "moments in UTC"},
+     'say the zone of the ones without, as with .dt.tz_localize("Europe/Berlin")'),
+    ({"days as 2026-01-31", "moments without a zone", "moments in UTC"},
+     'write days at both, as with .dt.strftime("%Y-%m-%d")'),
+    ({"UUIDs", "UUIDs in capitals"}, "agree on alignment: {normalisation: {case_fold: true}}"),
+)  # fmt: skip
+
+
+_COMPARED_ELSE = (
+    "if they are the same column of the same people, write it in one way (docs/alignment.md has "
+    "the table of kinds, and rules to agree on); else name another"
+)
+
+
+def require_comparable(texts: Mapping[str, Iterable[str]]) -> None:
+    """Refuse parties of which no two IDs can match, whatever they are: kinds are compared.
+
+    Args:
+        texts: by party, normalised; the first is compared with each other one.
+
+    Raises:
+        DataError: names both, how their IDs are written, and what to do.
+    """
+    (first, own), *others = texts.items()
+    own = list(own)
+    for party, theirs in others:
+        looks, found = set[tuple[str, ...]](), set[tuple[str, ...]]()
+        for mine, other in zip_longest(own, theirs):
+            looks |= set() if mine is None else {_look(mine)}
+            found |= set() if other is None else {_look(other)}
+            if looks & found:
+                break
+        else:
+            if looks and found:
+                _refuse_to_compare(first, looks, party, found)
+
+
+def _look(text: str) -> tuple[str, ...]:
+    return tuple(
+        next(name for name, form in FORMS.items() if form.fullmatch(part))
+        for part in text.split(JOINT)
+    )
+
+
+def _refuse_to_compare(
+    first: str, own: set[tuple[str, ...]], party: str, theirs: set[tuple[str, ...]]
+) -> None:
+    names = {name for look in own | theirs for name in look}
+    remedy = next((what for among, what in _COMPARED if names <= among), _COMPARED_ELSE)
+    if {len(look) for look in own}.isdisjoint(len(look) for look in theirs):
+        remedy = "name the same columns of IDs at both"
+    raise DataError(
+        f"{party}: its IDs are {_in_words(theirs)}, and those of {first} {_in_words(own)}, so that "
+        f"no two can match; {remedy}"
+    )
+
+
+def _in_words(looks: set[tuple[str, ...]]) -> str:
+    return " or ".join(sorted(" and ".join(look) for look in looks)[:3])
 
 
 @runtime_checkable
@@ -52,8 +580,10 @@ class IdStream(Protocol):
 
 
 SizedIds = Collection[object] | IdStream
+
+
 IdColumn = Iterable[object] | IdStream
-"""IDs of the kinds of `apfed_protocols.id_kinds`, one a row, in any iterable, or an array or column
+"""IDs of the kinds of `apfed_protocols.ids`, one a row, in any iterable, or an array or column
 of any library; or rows of several such columns (tuples, a DataFrame)."""
 
 
@@ -61,7 +591,7 @@ of any library; or rows of several such columns (tuples, a DataFrame)."""
 class IdNormalisation:
     """How IDs become bytes; all parties must agree.
 
-    They hold for the texts of all kinds of IDs (`apfed_protocols.id_kinds`); 7 equals "7" but not
+    They hold for the texts of all kinds of IDs (`apfed_protocols.ids`); 7 equals "7" but not
     "07". Of an ID of several columns they hold for each.
 
     Attributes:

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from apfed_protocols.id_kinds import id_texts
+from apfed_protocols.ids import id_texts
 from secure_apfed.data.catalogue import labels_are_numbers
 from secure_apfed.data.cells import (
     BLANK,
@@ -193,7 +193,7 @@ def _warn(what: str) -> None:
 
 
 def _ids(frame: pd.DataFrame, columns: tuple[str, ...], *, file: Path, party: str) -> list[str]:
-    """One text a row made of these columns, by the rules of `apfed_protocols.id_kinds`."""
+    """One text a row made of these columns, by the rules of `apfed_protocols.ids`."""
     parts = [
         id_texts(
             frame[name], party=party, what=f"column {name!r} of {file}",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from apfed_protocols.id_kinds import require_comparable
+from apfed_protocols.ids import require_comparable
 from secure_apfed.data.encoding import FeatureEncoding
 from secure_apfed.data.targets import UNLABELLED, TargetScale
 from secure_apfed.data.views import View, check_views
@@ -201,7 +201,7 @@ class VerticalData:
         """Refuse parties of which no two IDs can match, each written by this rule.
 
         Raises:
-            DataError: see `apfed_protocols.id_kinds.require_comparable`.
+            DataError: see `apfed_protocols.ids.require_comparable`.
         """
         if not self.horizontal:  # else nobody is matched
             require_comparable({table.name: map(rule, table.ids) for table in self.tables})

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from apfed_protocols.products.headroom import solve_products
+from apfed_protocols.products.ring import solve_products
 from tests.contracts.product_parties import agreement
 
 ROOT = Path(__file__).parents[2]

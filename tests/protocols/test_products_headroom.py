@@ -8,8 +8,7 @@ import pytest
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.noise import largest_noise
-from apfed_protocols.products.headroom import LARGEST_ERROR, row_limit, solve_products
-from apfed_protocols.products.ring import Digits
+from apfed_protocols.products.ring import LARGEST_ERROR, Digits, row_limit, solve_products
 from apfed_protocols.sums.headroom import SECURE_MODULUS_BITS
 from tests.contracts.product_parties import ProductParties, agreement, matrices
 

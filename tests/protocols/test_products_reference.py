@@ -12,10 +12,8 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from apfed_protocols.products.described import open_request
-from apfed_protocols.products.headroom import LARGEST_ERROR
-from apfed_protocols.products.labels import expand_label
-from apfed_protocols.products.ring import Digits, Ring, inverse
+from apfed_protocols.products.request import expand_label, open_request
+from apfed_protocols.products.ring import LARGEST_ERROR, Digits, Ring, inverse
 from apfed_protocols.seal import RunKey
 from tests.contracts.product_parties import ProductParties, agreement, matrices
 

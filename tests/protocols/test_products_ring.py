@@ -7,8 +7,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from apfed_protocols.errors import RemoteProtocolError
-from apfed_protocols.products.headroom import solve_products
-from apfed_protocols.products.ring import Digits, Ring, inverse, product_error, split, transform
+from apfed_protocols.products.ring import (
+    Digits,
+    Ring,
+    inverse,
+    product_error,
+    solve_products,
+    split,
+    transform,
+)
 from tests.contracts.product_parties import agreement
 
 RING = Ring(16, (13, 14, 14, 9, 20, 32))

@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from apfed_protocols.products.described import open_request
-from apfed_protocols.products.headroom import LARGEST_ERROR, row_limit
-from apfed_protocols.products.labels import expand_label
-from apfed_protocols.products.ring import Digits, inverse, transform
+from apfed_protocols.products.request import expand_label, open_request
+from apfed_protocols.products.ring import LARGEST_ERROR, Digits, inverse, row_limit, transform
 from tests.contracts.product_parties import ProductParties, agreement
 
 Integers = NDArray[np.object_]

@@ -7,12 +7,11 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from apfed_protocols.conversation import Conversation, Outgoing
+from apfed_protocols.conversation import Conversation, Outgoing, take_part
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.ids import IdNormalisation, encode_ids
 from apfed_protocols.psi import SET_INTERSECTIONS
 from apfed_protocols.psi.interface import IntersectionAgreement
-from apfed_protocols.taking_part import take_part
 from tests.waiting import LONG_S, wait_until
 from tests.with_crypten import usable
 

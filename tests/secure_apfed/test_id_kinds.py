@@ -22,8 +22,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from apfed_protocols import IdNormalisation, align, id_kinds
-from apfed_protocols.id_kinds import JOINT, KINDS, REFUSALS, id_texts
+from apfed_protocols import IdNormalisation, align
+from apfed_protocols import ids as id_kinds
+from apfed_protocols.ids import JOINT, KINDS, REFUSALS, id_texts
 from secure_apfed.alignment import IdFile
 from secure_apfed.data.inputs import load_features
 from secure_apfed.data.raw_tables import read_raw
@@ -418,7 +419,7 @@ def test_the_example_runs() -> None:
 
 def test_the_door_needs_neither_torch_nor_pydantic_nor_pandas() -> None:
     script = (
-        "import sys, apfed_protocols.id_kinds as door\n"
+        "import sys, apfed_protocols.ids as door\n"
         "assert door.id_texts(['a', 7.0], party='bank') == ['a', '7']\n"
         "print({'torch', 'pydantic', 'pandas'} & {*sys.modules})"
     )

@@ -12,10 +12,9 @@ from multiprocessing.connection import Client, Connection, Listener
 import numpy as np
 import pytest
 
-from apfed_protocols.conversation import Conversation
+from apfed_protocols.conversation import Conversation, take_part
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.psi.interface import Aligner
-from apfed_protocols.taking_part import take_part
 from secure_apfed.alignment import canonical_ids, intersection
 from secure_apfed.exchange import resumable_link as module
 from secure_apfed.exchange.resumable_link import ResumableLink

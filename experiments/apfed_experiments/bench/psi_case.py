@@ -191,7 +191,7 @@ def _meet(ends: Mapping[str, Connection]) -> Callable[[float], tuple[str, bytes]
 
 def _played(make: Callable[[], Any], ends: Mapping[str, Connection]) -> tuple[_Counted, Measured]:
     """Make and play a role once all parties are up; also the seconds that it took."""
-    from apfed_protocols.taking_part import take_part
+    from apfed_protocols.conversation import take_part
 
     receive, began, cpu = _meet(ends), time.perf_counter(), _cpu_seconds()
     counted = _Counted(make())

@@ -22,8 +22,14 @@ from numpy.typing import NDArray
 
 from apfed_protocols.conversation import converse
 from apfed_protocols.errors import DataError, LocalProtocolError
-from apfed_protocols.id_kinds import require_comparable
-from apfed_protocols.ids import MOST_IDS, IdColumn, IdNormalisation, encode_ids, text_of
+from apfed_protocols.ids import (
+    MOST_IDS,
+    IdColumn,
+    IdNormalisation,
+    encode_ids,
+    require_comparable,
+    text_of,
+)
 from apfed_protocols.names import require_names
 from apfed_protocols.psi.backends import SET_INTERSECTIONS
 from apfed_protocols.psi.interface import (
@@ -70,7 +76,7 @@ def align(
 
     Args:
         ids_by_party: the IDs of two or more parties, distinct within each party, in any iterable
-            (row k is the k-th of it), of the kinds of `apfed_protocols.id_kinds`.
+            (row k is the k-th of it), of the kinds of `apfed_protocols.ids`.
         hub: the party that all others talk to; with `ecdh` it learns pairwise overlaps.
         protocol: a key of `SET_INTERSECTIONS`, or `auto` for what `choose_protocol` says.
         normalisation: how IDs become bytes.
