@@ -9,7 +9,7 @@ Does not protect M from an aggregator, a dealer or a passive that deviates. Link
 (`apfed_protocols.seal`). Who learns what, alone and together, stands in
 `apfed_protocols.moments`.
 
-Setup: passives agree seeds of masks in pairs and with the active (`apfed_protocols.sums.masks`).
+Setup: passives agree seeds of masks in pairs and with the active (`apfed_protocols.sums.masked`).
 Then, in the ring Z_q, q = 2^32 or 2^64, with the letters of `apfed_protocols.moments`:
 
 1. dealer -> active: alpha (a seed), and c in blocks; dealer -> aggregator: B and c' (two seeds);
@@ -64,10 +64,9 @@ from apfed_protocols.integers import take_numpy_integers
 from apfed_protocols.names import require_names
 from apfed_protocols.noise import MAX_DEVIATION, largest_noise
 from apfed_protocols.randomness import KEY_BYTES, fresh_key, keystream
-from apfed_protocols.sums.agreement import StepBinding, SumAgreement
 from apfed_protocols.sums.frames import AgreedFrames, fingerprint
-from apfed_protocols.sums.interface import FloatArray, IntArray
-from apfed_protocols.sums.masks import Elements, PairwiseSeeds
+from apfed_protocols.sums.interface import FloatArray, IntArray, StepBinding, SumAgreement
+from apfed_protocols.sums.masked import Elements, PairwiseSeeds
 from apfed_protocols.sums.roles import NoSetup, Role
 
 __all__ = [

@@ -10,9 +10,9 @@ import tenseal.sealapi as seal
 
 from apfed_protocols.seal import RunKey
 from apfed_protocols.sums.crypten_sum import CryptenContributor
-from apfed_protocols.sums.masks import PairwiseSeeds
+from apfed_protocols.sums.masked import PairwiseSeeds
+from apfed_protocols.sums.recoverable import StepKeys
 from apfed_protocols.sums.seal_cipher import SealForm, scratch_file
-from apfed_protocols.sums.step_keys import StepKeys
 
 __all__ = ["SealKeys", "alive", "secrets_alive", "shown_in"]
 

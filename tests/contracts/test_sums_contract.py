@@ -19,7 +19,7 @@ from apfed_protocols.seal import RunKey
 from apfed_protocols.sums import SECURE_SUMS
 from apfed_protocols.sums.fixed_point import FixedPoint
 from apfed_protocols.sums.interface import StepBinding, SumAgreement, spelled
-from apfed_protocols.sums.masks import PairwiseSeeds
+from apfed_protocols.sums.masked import PairwiseSeeds
 from tests.contracts.sum_parties import (
     CHOICES,
     Parties,

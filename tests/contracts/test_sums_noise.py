@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from apfed_protocols.errors import LocalProtocolError
 from apfed_protocols.noise import MAX_DEVIATION, discrete_gaussian, largest_noise
 from apfed_protocols.sums import StepBinding
-from apfed_protocols.sums.bfv import solve_bfv
-from apfed_protocols.sums.ckks import solve_ckks
 from apfed_protocols.sums.fixed_point import FixedPoint
+from apfed_protocols.sums.homomorphic import solve_bfv, solve_ckks
 from tests.contracts.sum_parties import CHOICES, Parties, agreement, make, parties, random_values
 
 # `plain` of the table adds floating-point numbers; its quantised form takes noise.

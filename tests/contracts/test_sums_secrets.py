@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from apfed_protocols.errors import LocalProtocolError
 from apfed_protocols.seal import RunKey, SealedLink
-from apfed_protocols.sums.agreement import StepBinding
 from apfed_protocols.sums.frames import Frame
 from apfed_protocols.sums.homomorphic import HomomorphicSum
-from apfed_protocols.sums.masks import add_keystream
+from apfed_protocols.sums.interface import StepBinding
+from apfed_protocols.sums.masked import add_keystream
 from apfed_protocols.sums.roles import KeepsSecrets
 from tests.contracts.overheard import OVERHEARD_SHAPE, Overheard
 from tests.contracts.sum_parties import agreement, binding, make

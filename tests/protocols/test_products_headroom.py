@@ -9,7 +9,7 @@ import pytest
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.noise import largest_noise
 from apfed_protocols.products.ring import LARGEST_ERROR, Digits, row_limit, solve_products
-from apfed_protocols.sums.headroom import SECURE_MODULUS_BITS
+from apfed_protocols.sums.fixed_point import SECURE_MODULUS_BITS
 from tests.contracts.product_parties import ProductParties, agreement, matrices
 
 CASES: list[dict[str, Any]] = [

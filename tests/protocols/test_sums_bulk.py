@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from apfed_protocols.sums.bfv import BfvCipher, centred_binomial, ternary
+from apfed_protocols.sums.homomorphic import BfvCipher, centred_binomial, ternary
 from apfed_protocols.sums.seal_cipher import SealCipher, SealContext, scratch_file
 
 COUNT = 400_000
@@ -61,7 +61,9 @@ def test_u_is_uniform_on_three_values_of_independent_neighbours() -> None:
 
 def test_few_accepted_bytes_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
     streams = iter([b"\xff" * 40, b"\x00\x01\x02" + b"\xff" * 37, bytes(40)])
-    monkeypatch.setattr("apfed_protocols.sums.bfv.keystream", lambda *_, **__: next(streams))
+    monkeypatch.setattr(
+        "apfed_protocols.sums.homomorphic.keystream", lambda *_, **__: next(streams)
+    )
     assert ternary(5).tolist() == [-1, 0, 1, -1, -1]
 
 
@@ -110,7 +112,7 @@ def test_ciphertexts_are_the_public_key_times_u_and_two_errors(
             drawn[name].append(draw(count))
             return drawn[name][-1].copy()
 
-        monkeypatch.setattr(f"apfed_protocols.sums.bfv.{name}", recorded)
+        monkeypatch.setattr(f"apfed_protocols.sums.homomorphic.{name}", recorded)
     cipher = BfvCipher(*RECIPE)
     keys, q = cipher.key_pair(), cipher.residues.modulus
     assert cipher.ciphertext_form.count == 8192

@@ -18,7 +18,7 @@ from apfed_protocols.sums import CryptenSum, StepBinding
 from apfed_protocols.sums.crypten_sum import CryptenContributor
 from apfed_protocols.sums.fixed_point import FixedPoint
 from apfed_protocols.sums.frames import Frame
-from apfed_protocols.sums.masks import StepSeals
+from apfed_protocols.sums.masked import StepSeals
 from tests.contracts.sum_parties import Parties, agreement, binding, random_values
 from tests.crypten_threads import as_threads
 

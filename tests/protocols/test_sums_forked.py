@@ -17,8 +17,8 @@ import numpy as np
 from apfed_protocols.errors import LocalProtocolError
 from apfed_protocols.randomness import fresh_key, random_permutation
 from apfed_protocols.seal import fresh_run_key
-from apfed_protocols.sums.bfv import centred_binomial, ternary
-from apfed_protocols.sums.step_keys import split
+from apfed_protocols.sums.homomorphic import centred_binomial, ternary
+from apfed_protocols.sums.recoverable import split
 from tests.contracts.sum_parties import CHOICES, Parties, agreement, make
 
 

@@ -9,18 +9,18 @@ import pytest
 from numpy.typing import NDArray
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.sums.bfv import BfvCipher, solve_bfv
-from apfed_protocols.sums.ckks import (
+from apfed_protocols.sums.fixed_point import FixedPoint, Packing, fresh_noise
+from apfed_protocols.sums.homomorphic import (
     ROUNDING_TOLERANCE,
+    BfvCipher,
     CkksCipher,
     CkksHeadroom,
     fresh_slot_noise,
     nearest_integers,
     slot_noise,
+    solve_bfv,
     solve_ckks,
 )
-from apfed_protocols.sums.fixed_point import FixedPoint, Packing
-from apfed_protocols.sums.headroom import fresh_noise
 
 
 def fixed_point(passives: int, bits: int = 16) -> FixedPoint:

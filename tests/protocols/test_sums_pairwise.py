@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from apfed_protocols.errors import LocalProtocolError
 from apfed_protocols.randomness import keystream
 from apfed_protocols.sums import MaskedSum, StepBinding
-from apfed_protocols.sums.masks import PairwiseSeeds, add_keystream
+from apfed_protocols.sums.masked import PairwiseSeeds, add_keystream
 from tests.contracts.sum_parties import agreement, binding
 
 

@@ -15,8 +15,14 @@ from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.sums import SECURE_SUMS, RecoverableSum, StepBinding, SumAgreement
 from apfed_protocols.sums.fixed_point import FixedPoint
 from apfed_protocols.sums.frames import Frame, FrameKind
-from apfed_protocols.sums.recoverable import RecoverableContributor
-from apfed_protocols.sums.step_keys import Announcement, StepKeys, join, rebuilt_seed, split
+from apfed_protocols.sums.recoverable import (
+    Announcement,
+    RecoverableContributor,
+    StepKeys,
+    join,
+    rebuilt_seed,
+    split,
+)
 from tests.contracts.sum_parties import Parties, agreement, binding, make, random_values
 from tests.protocols.test_sums_masked import looks_uniform
 from tests.with_crypten import usable

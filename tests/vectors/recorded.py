@@ -23,7 +23,7 @@ from apfed_protocols.errors import UnsafeChoiceWarning
 from apfed_protocols.seal import RunKey
 from apfed_protocols.sums import SECURE_SUMS, SecureSum, StepBinding, SumAgreement
 from apfed_protocols.sums.homomorphic import HomomorphicSum, KeyHolder
-from apfed_protocols.sums.masks import PairwiseSeeds
+from apfed_protocols.sums.masked import PairwiseSeeds
 from apfed_protocols.sums.roles import OneRoundCombiner
 from apfed_protocols.sums.seal_cipher import SealContext, scratch_file
 
@@ -84,9 +84,9 @@ def fixed_randomness() -> Iterator[None]:
 
     with (
         patch("apfed_protocols.seal.fresh_key", block),
-        patch("apfed_protocols.sums.step_keys.fresh_key", block),
+        patch("apfed_protocols.sums.recoverable.fresh_key", block),
         patch("apfed_protocols.sums.crypten_sum.fresh_key", block),
-        patch("apfed_protocols.sums.masks.fresh_run_key", run_key),
+        patch("apfed_protocols.sums.masked.fresh_run_key", run_key),
         patch("apfed_protocols.sums.recoverable.fresh_run_key", run_key),
         patch("Crypto.Protocol.SecretSharing.rng", block),
     ):

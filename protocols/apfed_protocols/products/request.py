@@ -28,12 +28,11 @@ from apfed_protocols.products.ring import (
     transform,
 )
 from apfed_protocols.randomness import derive_key
-from apfed_protocols.sums.agreement import StepBinding, SumAgreement
-from apfed_protocols.sums.bfv import centred_binomial, ternary
 from apfed_protocols.sums.frames import Frame, FrameKind, frame_bytes
-from apfed_protocols.sums.interface import IntArray, Reading, SumLeaks
-from apfed_protocols.sums.public_keys import require_spread
+from apfed_protocols.sums.homomorphic import centred_binomial, ternary
+from apfed_protocols.sums.interface import IntArray, Reading, StepBinding, SumAgreement, SumLeaks
 from apfed_protocols.sums.roles import DescribedSum, KeepsSecrets
+from apfed_protocols.sums.seal_cipher import require_spread
 
 __all__ = [
     "DescribedProducts",

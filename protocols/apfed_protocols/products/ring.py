@@ -23,7 +23,7 @@ from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.noise import largest_noise
 from apfed_protocols.products.request import ProductAgreement
 from apfed_protocols.randomness import fresh_key, keystream
-from apfed_protocols.sums.headroom import SECURE_MODULUS_BITS
+from apfed_protocols.sums.fixed_point import SECURE_MODULUS_BITS
 
 __all__ = [
     "LARGEST_ERROR",

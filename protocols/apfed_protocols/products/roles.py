@@ -48,12 +48,11 @@ from apfed_protocols.products.request import (
 )
 from apfed_protocols.products.ring import Digits, Words, inverse, row_limit, transform
 from apfed_protocols.randomness import derive_key, fresh_key, keystream
-from apfed_protocols.sums.agreement import StepBinding
-from apfed_protocols.sums.bfv import centred_binomial, ternary
 from apfed_protocols.sums.fixed_point import checked_matrix
 from apfed_protocols.sums.frames import AgreedFrames, Frame
-from apfed_protocols.sums.interface import FloatArray, IntArray
-from apfed_protocols.sums.masks import PairwiseSeeds
+from apfed_protocols.sums.homomorphic import centred_binomial, ternary
+from apfed_protocols.sums.interface import FloatArray, IntArray, StepBinding
+from apfed_protocols.sums.masked import PairwiseSeeds
 from apfed_protocols.sums.roles import KeepsSecrets, NoSetup, OneRefusalReceiver, Role
 
 __all__ = [

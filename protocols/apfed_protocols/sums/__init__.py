@@ -7,12 +7,12 @@ ones that cancel in the sum, or `recoverable` ones, under which a passive may fa
 
 from collections.abc import Mapping
 
-from apfed_protocols.sums.agreement import StepBinding, SumAgreement
-from apfed_protocols.sums.bfv import BfvSum, MaskedBfvSum
-from apfed_protocols.sums.ckks import CkksSum
 from apfed_protocols.sums.crypten_sum import CryptenSum
+from apfed_protocols.sums.homomorphic import BfvSum, CkksSum, MaskedBfvSum
 from apfed_protocols.sums.interface import (
     SecureSum,
+    StepBinding,
+    SumAgreement,
     SumCombiner,
     SumContributor,
     SumReceiver,

@@ -35,17 +35,18 @@ from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.integers import take_numpy_integers
 from apfed_protocols.randomness import KEY_BYTES, derive_key, fresh_key
 from apfed_protocols.seal import SEAL_OVERHEAD_BYTES
-from apfed_protocols.sums.agreement import StepBinding, SumAgreement
 from apfed_protocols.sums.frames import Frame, frame_bytes
 from apfed_protocols.sums.interface import (
     ALTERED_SUM,
     FloatArray,
     Reading,
+    StepBinding,
+    SumAgreement,
     SumCombiner,
     SumContributor,
     SumLeaks,
 )
-from apfed_protocols.sums.masks import StepSeals
+from apfed_protocols.sums.masked import StepSeals
 from apfed_protocols.sums.roles import (
     DescribedSum,
     NoSetup,

@@ -22,7 +22,7 @@ from enum import IntEnum
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.fork_check import ForkCheck
 from apfed_protocols.integers import is_whole
-from apfed_protocols.sums.agreement import StepBinding, SumAgreement
+from apfed_protocols.sums.interface import StepBinding, SumAgreement
 
 __all__ = ["AgreedFrames", "Frame", "FrameKind", "fingerprint", "frame_bytes"]
 

@@ -5,15 +5,23 @@ Run by: the active (`SumReceiver`), each passive (`SumContributor`) and the aggr
 and nothing else of one contribution; the combiner learns no value.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import hashlib
+import json
+import struct
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import pairwise
+from numbers import Real
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from apfed_protocols.conversation import Conversation
-from apfed_protocols.sums.agreement import StepBinding, SumAgreement
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.integers import take_numpy_integers
+from apfed_protocols.noise import MAX_DEVIATION
 
 __all__ = [
     "ALTERED_SUM",
@@ -30,8 +38,205 @@ __all__ = [
     "spelled",
 ]
 
+_DIGEST_BYTES = 32
+_POSITION_BYTES = 2
+_MAX_CONTRIBUTORS = 1024
+_MAX_NAME_BYTES = 255
+_MIN_CLIP_NORM, _MAX_CLIP_NORM = 1e-30, 1e30
 FloatArray = NDArray[np.floating[Any]]
 IntArray = NDArray[np.int64]
+
+
+# What the parties of a sum fix before the first step, and what each contribution answers.
+#
+# Run by: every role. Protects from: parties that add under different numbers, and contributions to
+# different messages in one sum: frames carry the digests of both, and roles compare them. All of it
+# is public.
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumAgreement:
+    """What all parties fix before the first sum; public.
+
+    Raises LocalProtocolError on construction when a field is of another type or out of its range.
+
+    Attributes:
+        session: names the run; names have 1 to 255 bytes in UTF-8.
+        receiver, combiner: the active and the aggregator; different parties.
+        contributors: the passives, in the contract's order. At most 1024.
+        clip_norm: C, the L2 bound of one row of a contribution (no unit), 1e-30 to 1e30.
+        bits: signed fixed-point bits of one value, 2 to 24.
+        allow_single: permit one contributor, whose "sum" is its own vector.
+        threshold: contributors without whom a step has no sum; None: as many as the sum needs,
+            which is all of them except under recoverable masks.
+        noise: deviation of the discrete Gaussian noise that each contributor adds to each value,
+            in steps of fixed point, C / (2^(bits - 1) - 1); None: none.
+    """
+
+    session: str
+    receiver: str
+    combiner: str
+    contributors: tuple[str, ...]
+    clip_norm: float
+    bits: int = 16
+    allow_single: bool = False
+    threshold: int | None = None
+    noise: int | None = None
+
+    def __post_init__(self) -> None:
+        take_numpy_integers(self)
+        _require_type(self, tuple, "contributors")
+        _require_type(self, bool, "allow_single")
+        given = [name for name in ("threshold", "noise") if getattr(self, name) is not None]
+        _require_type(self, int, "bits", *given)
+        self._require_parties()
+        self._require_ranges()
+        # 1 and 1.0 are equal, so the digests of agreements that say so must be.
+        object.__setattr__(self, "clip_norm", float(self.clip_norm))
+
+    def _require_parties(self) -> None:
+        parties = (self.receiver, self.combiner, *self.contributors)
+        for name in (self.session, *parties):
+            _require_name(name)
+        if len(set(parties)) != len(parties):
+            raise LocalProtocolError(
+                f"the parties of a sum are all different, got {', '.join(parties)}; "
+                "the key holder must not see single contributions"
+            )
+        if len(self.contributors) < (1 if self.allow_single else 2):
+            raise LocalProtocolError(
+                f"a sum over {len(self.contributors)} contributor(s) hides nothing: "
+                "the receiver would read that contribution itself; "
+                "have two or more, or say allow_single"
+            )
+        if len(self.contributors) > _MAX_CONTRIBUTORS:
+            raise LocalProtocolError(
+                f"a sum has at most {_MAX_CONTRIBUTORS} contributors, got {len(self.contributors)}"
+            )
+
+    def _require_ranges(self) -> None:
+        number = isinstance(self.clip_norm, Real)
+        if not number or not _MIN_CLIP_NORM <= self.clip_norm <= _MAX_CLIP_NORM:
+            raise LocalProtocolError(
+                f"clip_norm lies in {_MIN_CLIP_NORM:g}..{_MAX_CLIP_NORM:g}, got {self.clip_norm!r}"
+            )
+        if not 2 <= self.bits <= 24:
+            raise LocalProtocolError(f"bits lies in 2..24, got {self.bits}")
+        if self.threshold is not None and not 1 <= self.threshold <= len(self.contributors):
+            raise LocalProtocolError(
+                f"threshold lies in 1..{len(self.contributors)}, the number of contributors, got "
+                f"{self.threshold}"
+            )
+        if self.noise is not None and not 1 <= self.noise <= MAX_DEVIATION:
+            raise LocalProtocolError(
+                f"noise lies in 1..{MAX_DEVIATION} steps of fixed point, got {self.noise}; with "
+                "fewer bits a step is larger"
+            )
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 over all fields that are set."""
+        fields = {name: value for name, value in asdict(self).items() if value is not None}
+        canonical = json.dumps(fields, sort_keys=True).encode()
+        return hashlib.sha256(b"secure-apfed sum agreement v1" + canonical).digest()
+
+    def position(self, me: str) -> int:
+        """The place of the contributor called `me`.
+
+        Raises:
+            LocalProtocolError: no contributor has that name.
+        """
+        if me not in self.contributors:
+            raise LocalProtocolError(
+                f"{me!r} contributes nothing; the contributors are {', '.join(self.contributors)}"
+            )
+        return self.contributors.index(me)
+
+    def pack_names(self, names: Collection[str]) -> bytes:
+        """A set of contributors on the wire: their positions, rising, two bytes each."""
+        positions = sorted(self.position(name) for name in names)
+        return struct.pack(f">{len(positions)}H", *positions)
+
+    def parse_names(self, data: bytes, *, sender: str) -> tuple[str, ...]:
+        """Return the contributors that `sender` named, in the agreement's order.
+
+        Raises:
+            RemoteProtocolError: anything but the canonical bytes of a set of contributors.
+        """
+        count, rest = divmod(len(data), _POSITION_BYTES)
+        positions = struct.unpack_from(f">{count}H", data)
+        rising = all(low < high for low, high in pairwise(positions))
+        if rest or not rising or any(place >= len(self.contributors) for place in positions):
+            raise RemoteProtocolError(
+                f"{sender} named a set of contributors in {len(data)} bytes that are none; "
+                f"expected rising positions below {len(self.contributors)}"
+            )
+        return tuple(self.contributors[position] for position in positions)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepBinding:
+    """What a contribution is an answer to; all contributions to one sum must share it.
+
+    Attributes:
+        session: the run.
+        step: counts from 0, only upwards, and is used once.
+        rows: 32-byte digest of the ordered row positions.
+        message: 32-byte digest of the representations that the active sent.
+    """
+
+    session: str
+    step: int
+    rows: bytes
+    message: bytes
+
+    def __post_init__(self) -> None:
+        take_numpy_integers(self)
+        _require_type(self, int, "step")
+        _require_type(self, bytes, "rows", "message")
+        _require_name(self.session)
+        if not 0 <= self.step < 2**63:
+            raise LocalProtocolError(f"a step is a number from 0 to 2^63 - 1, got {self.step}")
+        for name, digest in (("rows", self.rows), ("message", self.message)):
+            if len(digest) != _DIGEST_BYTES:
+                raise LocalProtocolError(
+                    f"{name} is a digest of {_DIGEST_BYTES} bytes, got {len(digest)}"
+                )
+
+    @classmethod
+    def of(cls, session: str, step: int, *, rows: bytes, message: bytes) -> "StepBinding":
+        """Bind to the bytes of the row positions and of the message themselves."""
+        hashed = [hashlib.sha256(part).digest() for part in (rows, message)]
+        return cls(session=session, step=step, rows=hashed[0], message=hashed[1])
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 over all fields, each with its length."""
+        parts = (self.session.encode(), self.step.to_bytes(8, "big"), self.rows, self.message)
+        framed = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+        return hashlib.sha256(b"secure-apfed step v1" + framed).digest()
+
+
+def _require_type(holder: object, kind: type, *fields: str) -> None:
+    for field in fields:
+        value = getattr(holder, field)
+        if type(value) is not kind:
+            raise LocalProtocolError(
+                f"{field} of {type(holder).__name__} is of type {kind.__name__}, got {value!r} of "
+                f"type {type(value).__name__}"
+            )
+
+
+def _require_name(name: object) -> None:
+    try:
+        size = len(name.encode()) if isinstance(name, str) else 0
+    except UnicodeEncodeError:
+        size = 0
+    if not 0 < size <= _MAX_NAME_BYTES:
+        raise LocalProtocolError(
+            f"a sum needs a session name and a name for every party, text of 1 to "
+            f"{_MAX_NAME_BYTES} bytes in UTF-8 each, got {name!r:.100}"
+        )
 
 
 class SumContributor(Conversation, Protocol):

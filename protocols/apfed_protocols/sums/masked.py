@@ -15,37 +15,244 @@ integer sum.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from numpy.typing import NDArray
 
+from apfed_protocols.conversation import Outgoing
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.fork_check import ForkCheck
 from apfed_protocols.integers import take_numpy_integers
-from apfed_protocols.sums.agreement import StepBinding, SumAgreement
-from apfed_protocols.sums.frames import Frame, frame_bytes
+from apfed_protocols.randomness import derive_key, keystream_chunks
+from apfed_protocols.seal import RunKey, fresh_run_key
+from apfed_protocols.sums.frames import AgreedFrames, Frame, frame_bytes
 from apfed_protocols.sums.interface import (
     ALTERED_SUM,
     FloatArray,
     IntArray,
     Reading,
+    StepBinding,
+    SumAgreement,
     SumCombiner,
     SumContributor,
     SumLeaks,
     spelled,
 )
-from apfed_protocols.sums.masks import Elements, PairwiseSeeds
 from apfed_protocols.sums.roles import (
     DescribedSum,
+    KeepsSecrets,
     OneRefusalReceiver,
     OneRoundCombiner,
     OneRoundContributor,
 )
 
-__all__ = ["MaskedContributor", "MaskedReceiver", "MaskedSum"]
+__all__ = [
+    "Elements",
+    "MaskedContributor",
+    "MaskedReceiver",
+    "MaskedSum",
+    "PairwiseSeeds",
+    "StepSeals",
+    "add_keystream",
+    "pair_seed",
+]
 
+Elements = NDArray[np.unsignedinteger[Any]]
+"""Numbers modulo 2^32 or 2^64, the words of their type."""
+_KEY_BYTES = 32
+_NONCE_BYTES = 12
 Word = np.dtype[np.unsignedinteger[Any]]
 _RINGS: Mapping[int, Word] = {32: np.dtype("<u4"), 64: np.dtype("<u8")}
+
+
+# What pairs of parties share under a sum: masks that cancel in it, and seals past the aggregator.
+#
+# Run by: the passives, and the active where it shares secrets with them. Protects from: everybody
+# outside the pair. A mask is a PRF of (pair seed, session, step, rows, digest of what the active
+# sent, shape), so that answers to different messages do not cancel and their sum is uniform noise.
+# A seal can be neither read, altered nor replayed, and opens for the step, message and shape that
+# it was made for. Does not give: delivery; or recovery when a party falls silent (`recoverable`
+# makes other seeds for every step, and has it).
+#
+# Pair seed: X25519 (RFC 7748) between keys made for this sum, HKDF-SHA256 (RFC 5869) salted with
+# the agreement; mask: AES-256-CTR under a BLAKE2b sub-key (`apfed_protocols.randomness`); seal:
+# AES-256-GCM under a key for its direction, with the step as the nonce: each end sends the other
+# one sealed message a step, and steps only go up. The keys must arrive over authenticated links
+# (`apfed_protocols.seal`).
+
+
+class PairwiseSeeds(KeepsSecrets):
+    """One party's conversation that agrees one seed with each peer, and the masks of them.
+
+    It does all of it in the process that made it: a forked copy holds the same key, so that it
+    would agree the same seeds, even where set-up comes after the fork.
+
+    Args:
+        me: this party.
+        peers: with whom it shares seeds; each of them lists `me` in turn.
+        frames: this role's writer and checker of frames.
+    """
+
+    def __init__(self, me: str, peers: Sequence[str], frames: AgreedFrames) -> None:
+        self.me = me
+        self._peers = tuple(peers)
+        self._frames = frames
+        self._key: RunKey | None = fresh_run_key()
+        self._fork_check = ForkCheck(f"{me}: this role of {frames.name}")
+        self._seeds: dict[str, bytes] = {}
+
+    def start(self) -> Sequence[Outgoing]:
+        """Send this party's public key to every peer."""
+        message = self._frames.setup(self._own_key().public)
+        return tuple(Outgoing(peer, message) for peer in self._peers)
+
+    def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
+        """Take the public key of one peer."""
+        self._fork_check.require()
+        if sender not in self._peers or sender in self._seeds:
+            raise RemoteProtocolError(
+                f"{sender} sent a mask key to {self.me}, who expects one from each of "
+                f"{', '.join(self._peers) or 'nobody'}"
+            )
+        frame = self._frames.open_own_setup(body, sender, self.me)
+        if len(frame.blobs) != 1 or len(frame.blobs[0]) != _KEY_BYTES:
+            raise RemoteProtocolError(f"{sender} sent no mask key of {_KEY_BYTES} bytes")
+        self._seeds[sender] = pair_seed(
+            self._own_key(),
+            frame.blobs[0],
+            self._frames.agreement,
+            (self.me, sender),
+            use=b"secure-apfed mask v1",
+        )
+        return ()
+
+    @property
+    def finished(self) -> bool:
+        return len(self._seeds) == len(self._peers)
+
+    def require_finished(self) -> None:
+        """Raise LocalProtocolError unless every peer's key came."""
+        missing = [name for name in self._peers if name not in self._seeds]
+        if missing:
+            raise LocalProtocolError(
+                f"{self.me} has no mask key of {', '.join(missing)} yet; run the setup first"
+            )
+
+    def forget(self) -> None:
+        """Throw away the seeds, and the key that would agree them once more."""
+        self._peers, self._seeds, self._key = (), {}, None
+
+    def add_cancelling(self, binding: StepBinding, total: Elements) -> None:
+        """Add the masks of one step that cancel in the sum over all contributors, in place."""
+        mine = self._frames.agreement.position(self.me)
+        for position, peer in enumerate(self._frames.agreement.contributors):
+            if position != mine:
+                # The earlier of two passives adds what the later one subtracts.
+                self.add_stream(peer, binding, total, sign=1 if mine < position else -1)
+
+    def add_stream(
+        self, peer: str, binding: StepBinding, total: Elements, *, sign: Literal[1, -1]
+    ) -> None:
+        """Add the mask that this party and `peer` share for one step, or subtract it, in place."""
+        add_keystream(total, self._seed(peer), binding.digest, sign=sign)
+
+    def _own_key(self) -> RunKey:
+        """This party's key pair, in the process that made it."""
+        self._fork_check.require()
+        if self._key is None:
+            raise LocalProtocolError(f"{self.me} threw its mask key away; set up a new session")
+        return self._key
+
+    def _seed(self, peer: str) -> bytes:
+        """The secret shared with `peer`, in the process that agreed it."""
+        self._fork_check.require()
+        return self._seeds[peer]
+
+
+class StepSeals(PairwiseSeeds):
+    """One party's seals to and from each of its peers; for the arguments see `PairwiseSeeds`."""
+
+    def seal(self, peer: str, binding: StepBinding, shape: tuple[int, int], text: bytes) -> bytes:
+        """Seal `text` for `peer`; call it once for each peer and step."""
+        associated = self._associated(self.me, peer, binding, shape)
+        return self._cipher(self.me, peer).encrypt(_nonce(binding), text, associated)
+
+    def open(self, peer: str, binding: StepBinding, shape: tuple[int, int], sealed: bytes) -> bytes:
+        """Return what `peer` sealed for this party.
+
+        Raises:
+            RemoteProtocolError: it was altered, or belongs to another step, message, shape,
+                agreement or pair of parties.
+        """
+        associated = self._associated(peer, self.me, binding, shape)
+        try:
+            return self._cipher(peer, self.me).decrypt(_nonce(binding), sealed, associated)
+        except InvalidTag as error:
+            raise RemoteProtocolError(
+                f"what {peer} sealed for {self.me} in step {binding.step} does not authenticate: "
+                f"it was altered on the way, or {self._frames.agreement.receiver} sent the two "
+                "different representations"
+            ) from error
+
+    def _cipher(self, sender: str, recipient: str) -> AESGCM:
+        peer = recipient if sender == self.me else sender
+        names = (sender.encode(), recipient.encode())
+        return AESGCM(derive_key(self._seed(peer), b"step seal", *names))
+
+    def _associated(
+        self, sender: str, recipient: str, binding: StepBinding, shape: tuple[int, int]
+    ) -> bytes:
+        parts = (
+            self._frames.fingerprint,
+            binding.digest,
+            *(size.to_bytes(8, "big") for size in shape),
+            sender.encode(),
+            recipient.encode(),
+        )
+        return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+
+
+def _nonce(binding: StepBinding) -> bytes:
+    return binding.step.to_bytes(_NONCE_BYTES, "big")
+
+
+def pair_seed(
+    key: RunKey, peer_public: bytes, agreement: SumAgreement, names: tuple[str, str], *, use: bytes
+) -> bytes:
+    """The seed that the holders of two keys share, under their names in any order, for one use."""
+    ordered = b"".join(len(n.encode()).to_bytes(2, "big") + n.encode() for n in sorted(names))
+    return key.agree(peer_public, salt=agreement.digest, info=use + ordered)
+
+
+def add_keystream(
+    total: Elements, seed: bytes, binding_digest: bytes, *, sign: Literal[1, -1]
+) -> None:
+    """Add the stream of one seed and step, as words of `total`'s type, to it in place.
+
+    Args:
+        total: row after row in memory; its shape is part of what the stream is made of.
+        seed: 32 bytes, a secret of those who may know the stream.
+        binding_digest: of the step.
+        sign: -1 subtracts.
+
+    Raises:
+        LocalProtocolError: `total` lies otherwise, so that a mask would fall on a copy of it.
+    """
+    if not total.flags.c_contiguous:
+        raise LocalProtocolError(
+            f"a mask is added in place to rows that follow each other in memory; got shape "
+            f"{total.shape} with strides {total.strides}"
+        )
+    shape = b"".join(size.to_bytes(8, "big") for size in total.shape)
+    step, flat, start = np.add if sign > 0 else np.subtract, total.reshape(-1), 0
+    for chunk in keystream_chunks(seed, b"mask", binding_digest, shape, length=total.nbytes):
+        words = np.frombuffer(chunk, dtype=total.dtype)
+        part = flat[start : start + len(words)]
+        step(part, words, out=part)
+        start += len(words)
 
 
 @dataclass(frozen=True)

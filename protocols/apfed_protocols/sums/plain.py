@@ -14,10 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError, UnsafeChoiceWarning
-from apfed_protocols.sums.agreement import StepBinding, SumAgreement
 from apfed_protocols.sums.fixed_point import checked_matrix, clip_rows
 from apfed_protocols.sums.frames import Frame, frame_bytes
-from apfed_protocols.sums.interface import ALTERED_SUM, FloatArray, IntArray, Reading, SumLeaks
+from apfed_protocols.sums.interface import (
+    ALTERED_SUM,
+    FloatArray,
+    IntArray,
+    Reading,
+    StepBinding,
+    SumAgreement,
+    SumLeaks,
+)
 from apfed_protocols.sums.roles import (
     DescribedSum,
     NoSetup,

@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 
 from apfed_protocols.conversation import Conversation, Outgoing
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.sums.agreement import StepBinding, SumAgreement
 from apfed_protocols.sums.fixed_point import FixedPoint
 from apfed_protocols.sums.frames import AgreedFrames, Frame, fingerprint
 from apfed_protocols.sums.interface import (
     FloatArray,
     IntArray,
     SecureSum,
+    StepBinding,
+    SumAgreement,
     SumCombiner,
     SumContributor,
     SumLeaks,
