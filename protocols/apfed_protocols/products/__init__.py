@@ -3,7 +3,7 @@
 Y are bits of the active, encrypted; A_p are numbers of the passives, one row a person.
 """
 
-from apfed_protocols.products.request import ProductAgreement
+from apfed_protocols.products.agreement import ProductAgreement
 from apfed_protocols.products.roles import (
     ProductCombiner,
     ProductContributor,

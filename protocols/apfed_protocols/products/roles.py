@@ -37,10 +37,10 @@ from numpy.typing import NDArray
 
 from apfed_protocols.conversation import Conversation, Outgoing
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.products.agreement import ProductAgreement
 from apfed_protocols.products.request import (
     DescribedProducts,
     LabelValues,
-    ProductAgreement,
     encrypt_labels,
     open_request,
     request_frame,
