@@ -63,11 +63,12 @@ from secure_apfed.learning.checks import check_rows
 from secure_apfed.learning.compute import Compute
 from secure_apfed.learning.descent import prefixed, without_prefix
 from secure_apfed.learning.networks import ActiveNetworks
-from secure_apfed.learning.release import read_representations
+from secure_apfed.learning.release import Releases, read_representations
 from secure_apfed.learning.votes import last_layer
 from secure_apfed.measures import Scored, scored_by
-from secure_apfed.methods.accounts import answers_log, guard_for, ledger_for, surroundings_of
+from secure_apfed.methods.accounts import guard_for, ledger_for, surroundings_of
 from secure_apfed.methods.alignment import DEALER, next_dealt, positions_in, positions_of
+from secure_apfed.methods.joint import EncoderTrainer, TvflPassive
 from secure_apfed.methods.method import (
     Agreed,
     Helper,
@@ -79,7 +80,7 @@ from secure_apfed.methods.method import (
     keep_or_end,
 )
 from secure_apfed.methods.students import StudentLearner
-from secure_apfed.methods.sum_end import Allowance, AnswersLog
+from secure_apfed.methods.sum_end import Allowance, AnswersLog, unless_unasked
 from secure_apfed.methods.terms import (
     agree_with_senders,
     check_passives,
@@ -87,10 +88,7 @@ from secure_apfed.methods.terms import (
     sent_terms,
     settings_of,
 )
-from secure_apfed.methods.tvfl import TvflHelper
-from secure_apfed.methods.vote_protocol import unless_untold
 from secure_apfed.models import Enriched, Shape, family_for, output_shape
-from secure_apfed.parties import TvflPassive
 from secure_apfed.privacy.guard import joint_releases_statement
 from secure_apfed.seeds import seeded
 from secure_apfed.settings import THE_ACTIVE
@@ -249,7 +247,7 @@ class ApcVflActive(StudentLearner):
         return z_BD.double()
 
 
-class ApcVflPassive(TvflHelper):
+class ApcVflPassive(TvflPassive):
     """A passive of APC-VFL: it answers for each row once, and learns nothing; see `Helper`."""
 
     asks = (Kind.REQUEST,)
@@ -406,7 +404,7 @@ class VFedTransAggregator(Helper):
         self._due = False
         tables = {first.sender: first.payload}
         while missing := [name for name in self._server.agreement.owners if name not in tables]:
-            with unless_untold(active):
+            with unless_unasked(active):
                 other = await links.receive(
                     missing, Kind.CONTRIBUTION, step=step, least=len(missing)
                 )
@@ -624,21 +622,13 @@ class ApcVfl(Method):
         fit_autoencoder(
             local, own_UF, ApcVflSettings.of(config), owner=own.name, seed=own.secrets.seed
         )
-        return ApcVflPassive(
-            TvflPassive(
-                own.name,
-                contract,
-                features_N=own.data.table.features[rows],
-                encoder=local.encoder,
-                guard=guard,
-                ledger=ledger_for(own, guard, aligned=len(rows)),
-                train=config.train,
-                compute=compute,
-                seed=own.secrets.seed,
-                answers=answers_log(own),
-                defences=representation_chain(config.defences, surroundings_of(own, shape)),
-            )
-        )
+        trainer = EncoderTrainer(
+            own.name, local.encoder, features_N=own.data.table.features[rows],
+            train=config.train, compute=compute, seed=own.secrets.seed,
+            defences=representation_chain(config.defences, surroundings_of(own, shape)),
+        )  # fmt: skip
+        releases = Releases(guard, ledger_for(own, guard, aligned=len(rows)))
+        return ApcVflPassive(own, contract, trainer, releases)
 
 
 def _model_of(config: RunSettings, passive: str) -> ModelSettings:
