@@ -248,7 +248,7 @@ class ApcVflActive(StudentLearner):
 
 
 class ApcVflPassive(TvflPassive):
-    """A passive of APC-VFL: it answers for each row once, and learns nothing; see `Helper`."""
+    """A passive of APC-VFL: it answers for each row once, and learns nothing; see `TvflPassive`."""
 
     asks = (Kind.REQUEST,)
 
