@@ -217,27 +217,24 @@ class ApcVflActive(StudentLearner):
     async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
         """What is said alone; at the end also with all parties, of the aligned test rows."""
         said = await super().evaluate(links, next_step=next_step, final=final)
-        if final:
-            together = await self._together(links, next_step)
-            said |= {f"{self._headline}_together": together} if len(together.truth) else {}
+        positions = positions_of(self._rows, self._test_rows)
+        if final and len(positions) >= self.smallest_batch:
+            together = await self._together(links, next_step, positions)
+            said[f"{self._headline}_together"] = together
         return said
 
-    async def _together(self, links: Links, next_step: int) -> Scored:
-        """Releases of test rows, which the ledgers count; none of fewer than passives answer."""
-        labels_N = self.student.labels_N.cpu()
-        truth, scores = [labels_N[:0]], [torch.empty(0, self._classes)]
-        positions = positions_of(self._rows, self._test_rows)
-        parts = self._parts_of(positions) if len(positions) >= self.smallest_batch else ()
-        for step, rows_B in enumerate(parts, start=next_step):
+    async def _together(self, links: Links, next_step: int, positions: Tensor) -> Scored:
+        """What all parties say of these positions, whose releases the ledgers count."""
+        scores = []
+        for step, rows_B in enumerate(self._parts_of(positions), start=next_step):
             released_BD = await self._ask(links, step, rows_B)
-            own_B = self._rows[rows_B]
-            scores.append(self.student.together(own_B, released_BD).double().cpu())
-            truth.append(labels_N[own_B])
-        return Scored.of_network(torch.cat(truth), torch.cat(scores))
+            scores.append(self.student.together(self._rows[rows_B], released_BD).double().cpu())
+        truth = self.student.labels_N.cpu()[self._rows[positions]]
+        return Scored.of_network(truth, torch.cat(scores))
 
     def _parts_of(self, positions: Tensor) -> tuple[Tensor, ...]:
         """These positions in equal parts that passives answer."""
-        return positions.tensor_split(max(1, -(-len(positions) // self._contract.batch_size)))
+        return positions.tensor_split(math.ceil(len(positions) / self._contract.batch_size))
 
     async def _ask(self, links: Links, step: int, rows_B: Tensor) -> Tensor:
         """The passives' codes of these positions beside each other, (B, sum of D), float64."""
@@ -258,7 +255,7 @@ class ApcVflActive(StudentLearner):
 
 
 class ApcVflPassive(TvflPassive):
-    """A passive of APC-VFL: it answers for each row once, and learns nothing; see `Helper`."""
+    """A passive of APC-VFL: it answers for each row once, and learns nothing; see `TvflPassive`."""
 
     asks = (Kind.REQUEST,)
 
