@@ -20,7 +20,7 @@ from secure_apfed.labellers.interface import (
 )
 from secure_apfed.labellers.scale import scale_of
 from secure_apfed.labellers.softmax import minimiser, probabilities, with_constant
-from secure_apfed.privacy.gdp import Mechanism, NoPrivacy
+from secure_apfed.privacy.accountants import Mechanism, NoPrivacy
 
 __all__ = ["Logistic"]
 

@@ -48,7 +48,7 @@ from secure_apfed.labellers.interface import (
     checked_positions,
 )
 from secure_apfed.labellers.softmax import minimiser, probabilities
-from secure_apfed.privacy.gdp import GaussianRelease, gdp_mu
+from secure_apfed.privacy.accountants import GaussianRelease, gdp_mu
 from secure_apfed.privacy.noise import NoiseSource
 
 __all__ = ["PrivateLogistic"]

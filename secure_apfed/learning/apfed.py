@@ -22,7 +22,7 @@ from secure_apfed.learning.compute import Compute
 from secure_apfed.learning.descent import Trainer
 from secure_apfed.learning.private_gradient import PrivateGradient, PrivateUpdates
 from secure_apfed.measures import Scored, balanced_weights
-from secure_apfed.privacy.clip import onto_ball
+from secure_apfed.privacy.noise import onto_ball
 from secure_apfed.settings.training import TrainSettings
 from secure_apfed.tasks import Classification, Task, scored_rows
 

@@ -27,8 +27,8 @@ from secure_apfed.privacy import (
     make_guard,
 )
 from secure_apfed.privacy.contributions import SummedRelease
+from secure_apfed.privacy.randomised_response import VoteResponse
 from secure_apfed.privacy.release_log import holds_releases
-from secure_apfed.privacy.vote_response import VoteResponse
 from secure_apfed.settings.run import RunSettings
 
 __all__ = [

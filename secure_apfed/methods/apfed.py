@@ -59,7 +59,7 @@ from secure_apfed.objectives import make_objective
 from secure_apfed.parties import ActiveNetworks, ActiveParty, Compute, PassiveParty
 from secure_apfed.parties.rules import StepGate, read_sum, write_sum
 from secure_apfed.privacy import PrivacyLedger, WholeTraining
-from secure_apfed.privacy.guarantee import NOTHING_RELEASED
+from secure_apfed.privacy.ledger import NOTHING_RELEASED
 from secure_apfed.seeds import seeded
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.objective import ContrastiveSettings, ReconstructionSettings

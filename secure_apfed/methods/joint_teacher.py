@@ -36,7 +36,7 @@ from secure_apfed.methods.method import Course, Learner, Own
 from secure_apfed.methods.students import student_of, train_student
 from secure_apfed.methods.tvfl import Joint, JointSettings, Tvfl, TvflLearner
 from secure_apfed.parties import ActiveNetworks, TvflActive
-from secure_apfed.privacy.vote_response import VoteResponse
+from secure_apfed.privacy.randomised_response import VoteResponse
 from secure_apfed.settings.method import FormSettings
 from secure_apfed.settings.model import ModelSettings
 from secure_apfed.settings.privacy import LARGEST_LABEL_EPSILON

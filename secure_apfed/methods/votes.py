@@ -55,7 +55,7 @@ from secure_apfed.methods.vote_protocol import BEST_SOLO, VoteSettings
 from secure_apfed.parties import Ballot, VotesActive, VotingParty
 from secure_apfed.parties.rules import RefusedSums, bind_step, read_sum
 from secure_apfed.privacy import PrivacyLedger
-from secure_apfed.privacy.vote_response import VoteResponse
+from secure_apfed.privacy.randomised_response import VoteResponse
 from secure_apfed.settings.method import FormSettings
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.solo import BASELINES

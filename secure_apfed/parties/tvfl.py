@@ -34,7 +34,7 @@ from secure_apfed.parties.rules import (
     read_representations,
 )
 from secure_apfed.privacy import PrivacyLedger, RepresentationGuard
-from secure_apfed.privacy.clip import clip_rows
+from secure_apfed.privacy.noise import clip_rows
 from secure_apfed.settings.training import TrainSettings
 
 __all__ = ["EncodingPassive", "SummedPassive", "TvflActive", "TvflPassive"]

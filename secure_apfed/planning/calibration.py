@@ -7,7 +7,7 @@ subsampling, since passives know who is in a batch.
 
 from dataclasses import dataclass
 
-from secure_apfed.privacy.gdp import calibrate_sigma, gdp_mu
+from secure_apfed.privacy.accountants import calibrate_sigma, gdp_mu
 
 __all__ = ["Calibration", "calibrate"]
 

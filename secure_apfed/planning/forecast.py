@@ -39,7 +39,7 @@ from secure_apfed.privacy import (
     make_guard,
     make_label_mechanism,
 )
-from secure_apfed.privacy.gdp import compose, gdp_epsilon
+from secure_apfed.privacy.accountants import compose, gdp_epsilon
 from secure_apfed.runs.spending import figure_of
 from secure_apfed.secure_sums import sum_kind
 

@@ -30,7 +30,7 @@ from secure_apfed.methods import Brought, PartyState, Session
 from secure_apfed.names import log_file
 from secure_apfed.parties import ActiveNetworks, Compute
 from secure_apfed.privacy import make_label_mechanism
-from secure_apfed.privacy.label_stages import first_epoch_of
+from secure_apfed.privacy.randomised_response import first_epoch_of
 from secure_apfed.regular_file import open_regular
 from secure_apfed.seeds import shuffled
 

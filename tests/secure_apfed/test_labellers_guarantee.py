@@ -34,10 +34,10 @@ from secure_apfed.labellers.guarantee import (
     vote_distance,
 )
 from secure_apfed.labellers.interface import rows_of_norm_one
+from secure_apfed.privacy.accountants import GaussianRelease, NoPrivacy, gdp_epsilon, gdp_mu
 from secure_apfed.privacy.contributions import SummedRelease
-from secure_apfed.privacy.gdp import GaussianRelease, NoPrivacy, gdp_epsilon, gdp_mu
 from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger
-from secure_apfed.privacy.vote_response import VoteResponse
+from secure_apfed.privacy.randomised_response import VoteResponse
 
 Floats = NDArray[np.float64]
 DELTA = 1e-5

@@ -27,7 +27,7 @@ from secure_apfed.learning.apfed import (
     example_gradients,
     passive_gradients,
 )
-from secure_apfed.privacy.clip import onto_ball
+from secure_apfed.privacy.noise import onto_ball
 
 __all__ = ["Protection", "Retrainings", "Step", "Task"]
 
