@@ -30,7 +30,8 @@ from secure_apfed.config.file import load_config_text
 from secure_apfed.data import ColumnEncoding
 from secure_apfed.data.column_encoding import CellCounts
 from secure_apfed.errors import CheckpointError, ConfigError, ModelError
-from secure_apfed.measures import MEASURES, Estimate, Measure, estimates
+from secure_apfed.intervals import Estimate, estimates
+from secure_apfed.measures import MEASURES, Measure
 from secure_apfed.methods import METHODS
 from secure_apfed.methods.checks import methods_that
 from secure_apfed.party_frames import (

@@ -17,7 +17,7 @@ from secure_apfed.data import UNLABELLED, PartyTable
 from secure_apfed.learning.multiview import Pull
 from secure_apfed.methods.alignment import rows_among
 from secure_apfed.methods.averaging import linear_views
-from secure_apfed.models.recurrent import SequenceEncoder
+from secure_apfed.models import SequenceEncoder
 from secure_apfed.runs.recording import Recording
 from secure_apfed.seeds import shuffled
 from secure_apfed.settings.multiview import MultiviewSettings

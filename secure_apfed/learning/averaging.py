@@ -25,7 +25,7 @@ from secure_apfed.learning.multiview import (
     objective,
     train_locally,
 )
-from secure_apfed.models.recurrent import SequenceEncoder
+from secure_apfed.models import SequenceEncoder
 from secure_apfed.seeds import seeded
 from secure_apfed.settings.multiview import RecurrentSettings
 

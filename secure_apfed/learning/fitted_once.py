@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from secure_apfed.data import OwnData
-from secure_apfed.labellers.softmax import minimiser, with_constant
+from secure_apfed.labellers.kinds import minimiser, with_constant
 from secure_apfed.learning.apfed import ActiveNetworks
 from secure_apfed.learning.autoencoder import Autoencoder, Resembled, fit_autoencoder
 from secure_apfed.learning.compute import Compute

@@ -37,8 +37,7 @@ from secure_apfed.methods.pseudo_labels import (
 )
 from secure_apfed.methods.summing import OpenedSums, SummingHelper
 from secure_apfed.methods.terms import check_passives, clip_of, require_own_terms
-from secure_apfed.models import encoder_and_head
-from secure_apfed.models.recurrent import SequenceEncoder
+from secure_apfed.models import SequenceEncoder, encoder_and_head
 from secure_apfed.parties import ActiveNetworks, Compute
 from secure_apfed.parties.averaging import AveragingActive, AveragingPassive
 from secure_apfed.seeds import derive_seed, seeded

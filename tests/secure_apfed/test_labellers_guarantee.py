@@ -276,7 +276,7 @@ def test_noise_on_weights_has_the_stated_deviation(monkeypatch: pytest.MonkeyPat
         seen.append(weights_FK)
         return np.full((len(x_UF), 5), 0.2)
 
-    monkeypatch.setattr("secure_apfed.labellers.private_logistic.probabilities", read)
+    monkeypatch.setattr("secure_apfed.labellers.kinds.probabilities", read)
     labeller = private(epsilon=1.0)
     labeller.label(x, labelled, labels, 5)
     sigma = labeller.sigma(labelled=20, classes=5)

@@ -18,7 +18,8 @@ from apfed_experiments.tasks import CASES, HEADER, compare_tasks, tables_of
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.errors import DataError
-from secure_apfed.measures import MEASURES, Scored, estimates, measure_all, names_of
+from secure_apfed.intervals import estimates
+from secure_apfed.measures import MEASURES, Scored, measure_all, names_of
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.prediction import PredictedNumbers, predict_file
 from secure_apfed.runs.record import read_outcome
