@@ -33,10 +33,15 @@ from secure_apfed.plain_json import to_json
 from secure_apfed.runs.folder import RunFolder, read_sealed, write_atomically, write_sealed
 from secure_apfed.runs.record import Written
 from secure_apfed.solo import BASELINES, SoloTask
-from secure_apfed.solo.choice import BaselineResult, best, compare
-from secure_apfed.solo.detectors import DETECTORS, compare_detectors
+from secure_apfed.solo.choice import (
+    DETECTORS,
+    BaselineResult,
+    best,
+    compare,
+    compare_detectors,
+    compare_numbers,
+)
 from secure_apfed.solo.kept import FitStore
-from secure_apfed.solo.numbers import compare_numbers
 from secure_apfed.torch_state import one_thread, undisturbed
 
 __all__ = [

@@ -27,7 +27,7 @@ from secure_apfed.runs.run import run
 from secure_apfed.runs.scored_rows import read_scored
 from secure_apfed.runs.solo import load_model
 from secure_apfed.settings.data import DataSettings, PartySettings
-from secure_apfed.solo.detectors import DETECTORS, compare_detectors
+from secure_apfed.solo.choice import DETECTORS, compare_detectors
 from secure_apfed.tasks import TASKS, Anomaly
 from tests.secure_apfed.small_runs import interrupted, small_config
 
