@@ -39,9 +39,8 @@ from secure_apfed.contract import Contract
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Envelope, Kind
 from secure_apfed.exchange.envelope import BEFORE_TRAINING, SESSION_LETTERS
-from secure_apfed.folder_files import open_plain
+from secure_apfed.files import open_plain, open_regular
 from secure_apfed.names import Name, ReleaseFigure
-from secure_apfed.regular_file import open_regular
 
 __all__ = [
     "FILE_NAME",

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from apfed_protocols.errors import UnsafeChoiceWarning
 from apfed_protocols.ids import IdNormalisation
-from secure_apfed.alignment.id_rules import id_rules
+from secure_apfed.alignment.ids import id_rules
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
 from secure_apfed.data import ColumnEncoding

@@ -15,9 +15,9 @@ from pyarrow import ArrowException
 
 from apfed_protocols.id_kinds import id_texts, require_comparable
 from apfed_protocols.ids import IdNormalisation
+from secure_apfed.data.cells import cell_text
 from secure_apfed.errors import DataError
-from secure_apfed.folder_files import make_private
-from secure_apfed.id_files import cell_text
+from secure_apfed.files import make_private
 from secure_apfed.names import column_name
 
 __all__ = ["as_pandas", "checked_frames", "labels_by_text", "names_of_files", "write_frames"]

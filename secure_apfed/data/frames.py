@@ -17,9 +17,10 @@ import pyarrow
 from pandas.api.types import is_object_dtype
 from pyarrow import ArrowException, default_memory_pool
 
-from secure_apfed.data.cells import LINES, holds_texts, typed
+from apfed_protocols.id_kinds import EMPTY
+from secure_apfed.data.cells import LINES, cell_text, holds_texts, typed
 from secure_apfed.errors import DataError
-from secure_apfed.id_files import EMPTY, PARQUET, cell_text
+from secure_apfed.files import PARQUET
 from secure_apfed.names import column_name
 
 if TYPE_CHECKING:

@@ -26,10 +26,9 @@ from apfed_protocols.sums.interface import StepBinding
 from secure_apfed.contract import Contract, RepresentationTerms
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Envelope, TensorSpec, unpack
-from secure_apfed.folder_files import MOST_JSON_BYTES, open_plain
+from secure_apfed.files import MOST_JSON_BYTES, open_plain, open_regular
 from secure_apfed.learning.checks import check_norms, check_rows, check_spread
 from secure_apfed.privacy.release_log import Release, ReleaseCounts
-from secure_apfed.regular_file import open_regular
 
 __all__ = [
     "Acceptance",

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from secure_apfed.data import FeatureEncoding, TargetScale
 from secure_apfed.data.drift import Extremes
 from secure_apfed.errors import DataError, ModelError
-from secure_apfed.folder_files import read_bytes, read_json
+from secure_apfed.files import read_bytes, read_json
 from secure_apfed.measures import ScoreRanges
 from secure_apfed.models import encoder_and_head
 from secure_apfed.runs.folder import RunFolder

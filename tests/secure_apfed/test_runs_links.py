@@ -10,7 +10,7 @@ from apfed_experiments.report import write_report
 from apfed_experiments.study import Point, finish
 from secure_apfed.data import load_data
 from secure_apfed.errors import CheckpointError, ConfigError
-from secure_apfed.folder_files import own_subfolder
+from secure_apfed.files import own_subfolder
 from secure_apfed.methods import Start, freshly_brought
 from secure_apfed.methods.accounts import answers_log
 from secure_apfed.parties.rules import AnswersLog

@@ -1,49 +1,114 @@
-r"""The ID columns of a file, read alone and a piece at a time.
+"""The IDs of one party: the rules by which they become bytes, what these change, and a file's IDs.
 
 Run by: a party on its own file, which may be much larger than its memory: no other column is read,
-and of the IDs no more than a piece is held. What comes out is what `data: tables` makes of the same
-columns: one text a row, so that "007" and "7" differ; several columns joined by a character that no
-text file holds by accident.
-
-Example:
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     path = Path(folder) / "bank.csv"
-    ...     _ = path.write_text("id,amount\n007,3.5\n7,1.0\n")
-    ...     ids = IdFile("bank", path, "id")
-    ...     len(ids), [row for piece in ids.pieces() for row in piece]
-    (2, ['007', '7'])
+and of the IDs no more than a piece is held. Nothing is sent.
 """
 
 import lzma
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from apfed_protocols.errors import DataError
 from apfed_protocols.id_kinds import EMPTY, JOINT, IdReader
+from apfed_protocols.ids import IdNormalisation, IdStream, encode_pieces
+from secure_apfed.files import PARQUET
+from secure_apfed.settings.alignment import ID_RULES, AlignmentSettings
 
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = ["EMPTY", "JOINT", "PARQUET", "IdFile", "cell_text"]
+__all__ = ["IdCheck", "IdFile", "check_normalisation", "id_rules"]
 
-PARQUET = (".parquet", ".pq")
-
+_SHOWN = 5
+_NOTHING = IdNormalisation(unicode_nfc=False, strip=False)
+_RULES: Mapping[str, IdNormalisation] = {
+    "unicode_nfc": replace(_NOTHING, unicode_nfc=True),
+    "strip": replace(_NOTHING, strip=True),
+    "case_fold": replace(_NOTHING, case_fold=True),
+    "whole_numbers": replace(_NOTHING, whole_numbers=True),
+}
+_DATES = "date_formats"
 _ROWS_OF_A_PIECE = 2**16
 
 
-def cell_text(cell: object) -> str:
-    """A cell that is not empty, as text; whole numbers without a decimal point.
+def id_rules(settings: AlignmentSettings) -> IdNormalisation:
+    """The agreed rules.
 
-    A column of whole numbers becomes one of floats as soon as one cell is empty.
+    Raises:
+        LocalProtocolError: formats of dates that are ambiguous.
     """
-    if isinstance(cell, float | np.floating) and float(cell).is_integer():
-        return str(int(cell))
-    return str(cell).strip()
+    on = {rule: rule in settings.normalisation for rule in ID_RULES}
+    return IdNormalisation(**on, date_formats=settings.date_formats)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IdCheck:
+    """What was found; rows are from 0, and no ID is in it.
+
+    Attributes:
+        party, rows: whose, and how many.
+        by_rule: IDs that each rule changes by itself, whether it was agreed on or not.
+        agreed: the rules that were.
+        changed: IDs that the agreed rules change together; first: some of their rows.
+        repeated: rows whose ID an earlier row has, once normalised; pairs: some of them, each with
+            that row.
+        repeated_as_written: the same without any rule.
+    """
+
+    party: str
+    rows: int
+    by_rule: Mapping[str, int]
+    agreed: tuple[str, ...]
+    changed: int
+    first: tuple[int, ...]
+    repeated: int
+    pairs: tuple[tuple[int, int], ...]
+    repeated_as_written: int
+
+
+def check_normalisation(party: str, ids: IdStream, normalisation: IdNormalisation) -> IdCheck:
+    """Count what these rules change and make equal.
+
+    Raises:
+        DataError: IDs are empty or of another type.
+    """
+    alone = dict(_RULES)
+    if normalisation.date_formats:
+        alone[_DATES] = replace(_NOTHING, date_formats=normalisation.date_formats)
+    by_rule = {name: len(list(_changes(party, ids, rule))) for name, rule in alone.items()}
+    changed = list(_changes(party, ids, normalisation))
+    pairs = list(_repeats(party, ids, normalisation))
+    return IdCheck(
+        party=party,
+        rows=len(ids),
+        by_rule=by_rule,
+        agreed=tuple(name for name in alone if getattr(normalisation, name)),
+        changed=len(changed),
+        first=tuple(changed[:_SHOWN]),
+        repeated=len(pairs),
+        pairs=tuple(pairs[:_SHOWN]),
+        repeated_as_written=len(list(_repeats(party, ids, _NOTHING))),
+    )
+
+
+def _encoded(party: str, ids: IdStream, rules: IdNormalisation) -> Iterator[bytes]:
+    for piece in encode_pieces(party, ids, rules):
+        yield from piece
+
+
+def _changes(party: str, ids: IdStream, rules: IdNormalisation) -> Iterator[int]:
+    both = zip(_encoded(party, ids, _NOTHING), _encoded(party, ids, rules), strict=True)
+    return (row for row, (written, agreed) in enumerate(both) if written != agreed)
+
+
+def _repeats(party: str, ids: IdStream, rules: IdNormalisation) -> Iterator[tuple[int, int]]:
+    first: dict[bytes, int] = {}
+    for row, identity in enumerate(_encoded(party, ids, rules)):
+        if first.setdefault(identity, row) != row:
+            yield row, first[identity]
 
 
 def _line(row: int) -> str:
@@ -51,7 +116,10 @@ def _line(row: int) -> str:
 
 
 class IdFile:
-    """The IDs in a CSV or Parquet file; read anew each time that they are asked for.
+    r"""The IDs in a CSV or Parquet file; read anew each time that they are asked for.
+
+    What comes out is what `data: tables` makes of the same columns: one text a row, so that "007"
+    and "7" differ; several columns joined by a character that no text file holds by accident.
 
     Args:
         party: whose file it is, for errors.
@@ -60,6 +128,15 @@ class IdFile:
 
     Raises:
         DataError: no such file or column, or not of the format that its name says.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     path = Path(folder) / "bank.csv"
+        ...     _ = path.write_text("id,amount\n007,3.5\n7,1.0\n")
+        ...     ids = IdFile("bank", path, "id")
+        ...     len(ids), [row for piece in ids.pieces() for row in piece]
+        (2, ['007', '7'])
     """
 
     def __init__(self, party: str, path: Path, columns: str | Sequence[str]) -> None:

@@ -1,23 +1,12 @@
-"""How often this party aligned with each peer: the bound on what guessed IDs can find out.
+"""What a party keeps of its alignments on the disk: how often with whom, and triples dealt ahead.
 
-Kept by: each party for itself, in one file. A peer that puts guessed IDs into its set learns
-in each run which of up to `maximum_ids` guesses are right (ID stuffing, attack A10), of somewhat
-more where it deviates (`secure_apfed.alignment.most_guesses`); over many runs it could try
-out a whole population. With at most R runs a peer tries out at most R times as many. Protects from
-nothing if the file is deleted: it is this party's own.
-Peers are known by the names that the links authenticate: who has two names has twice the runs.
-
-Example:
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     history = AlignmentHistory(Path(folder) / "alignments.jsonl", runs_with_a_peer=1)
-    ...     history.admit(session="November", peers=["shop"])
-    ...     history.admit(session="December", peers=["shop"])
-    Traceback (most recent call last):
-    apfed_protocols.errors.DataError: shop aligned 1 time(s) with this party already, ...
+Kept by: each party for itself. A history bounds what guessed IDs can find out; a supply is taken
+once. Protects from nothing if files are deleted, or copied elsewhere: they are this party's own.
 """
 
+import contextlib
 import errno
+import hashlib
 import json
 import os
 from collections import Counter
@@ -27,17 +16,26 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from apfed_protocols.errors import LocalProtocolError
+from apfed_protocols.psi.supply import Supply
 from secure_apfed.errors import CheckpointError, DataError
 from secure_apfed.names import check_name
 from secure_apfed.settings.alignment import AlignmentSettings
 
-__all__ = ["AlignmentHistory", "admit_run"]
+__all__ = ["AlignmentHistory", "admit_run", "store_supply", "take_supply"]
 
 _PATIENCE_S = 30
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
 class AlignmentHistory:
     """The runs that this party took part in; call `admit` before each role is started.
+
+    A peer that puts guessed IDs into its set learns in each run which of up to `maximum_ids`
+    guesses are right (ID stuffing, attack A10), of somewhat more where it deviates
+    (`secure_apfed.alignment.most_guesses`); over many runs it could try out a whole population.
+    With at most R runs a peer tries out at most R times as many. Peers are known by the names that
+    the links authenticate: who has two names has twice the runs.
 
     Args:
         path: of the file; made where missing.
@@ -45,6 +43,15 @@ class AlignmentHistory:
 
     Raises:
         CheckpointError: a line of the file is no run.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     history = AlignmentHistory(Path(folder) / "alignments.jsonl", runs_with_a_peer=1)
+        ...     history.admit(session="November", peers=["shop"])
+        ...     history.admit(session="December", peers=["shop"])
+        Traceback (most recent call last):
+        apfed_protocols.errors.DataError: shop aligned 1 time(s) with this party already, ...
     """
 
     def __init__(self, path: Path, *, runs_with_a_peer: int) -> None:
@@ -166,3 +173,70 @@ def admit_run(
     if folder is not None and runs is not None:
         history = AlignmentHistory.of_party(folder, me, runs_with_a_peer=runs)
         history.admit(session=session, peers=peers, again=again)
+
+
+def store_supply(supply: Supply, path: Path) -> None:
+    """Write a supply into a new file that its owner alone can read.
+
+    Raises:
+        DataError: there is a file already; the supply is not stored.
+        LocalProtocolError: the supply is in use, or was stored before.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        handle = os.open(path, _NEW, 0o600)
+    except FileExistsError:
+        raise DataError(f"{path} exists already; store each supply in a file of its own") from None
+    with os.fdopen(handle, "wb") as file:
+        try:
+            file.write(supply.to_bytes())
+        except LocalProtocolError:
+            path.unlink()
+            raise
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def take_supply(path: Path) -> Supply:
+    """Read a supply, and leave a marker in place of its file.
+
+    A supply that is used for two intersections shows the exclusive or of what it masked. So taking
+    it first makes a marker beside it that stays, and that only one process can make; then the file
+    is deleted. A copy that is put back into the folder, say from a backup, finds the marker there.
+
+    Raises:
+        DataError: there is no such file, or what is in it was taken before.
+        LocalProtocolError: the file was cut off or altered; it stays as it is.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> supply = Supply(bytes(32), "shop", [b"what the dealer sent"])
+        >>> with TemporaryDirectory() as folder:
+        ...     file = Path(folder) / "December"
+        ...     store_supply(supply, file)
+        ...     copy = file.read_bytes()
+        ...     taken = take_supply(file)
+        ...     _ = file.write_bytes(copy)
+        ...     take_supply(file)
+        Traceback (most recent call last):
+        apfed_protocols.errors.DataError: the supply in ... was taken before; ...
+    """
+    try:
+        stored = path.read_bytes()
+    except FileNotFoundError:
+        raise DataError(
+            f"there is no supply in {path}; it was taken, or was never stored"
+        ) from None
+    supply = Supply.from_bytes(stored)
+    marker = path.with_name(f"{hashlib.sha256(stored).hexdigest()}.taken")
+    try:
+        handle = os.open(marker, _NEW, 0o600)
+    except FileExistsError:
+        raise DataError(
+            f"the supply in {path} was taken before; have another dealt under a new session"
+        ) from None
+    os.fsync(handle)
+    os.close(handle)
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+    return supply

@@ -1,34 +1,48 @@
-"""Files of a folder that somebody else may have written: bounds first, then their shape; and
-folders of an owner alone.
+"""Files: read within bounds and by shape, kept open or replaced in one step, written for others.
 
-Run by: whoever opens a run folder, which may have been sent to them. Only plain files are read,
-no further than a bound, and JSON becomes a type that is named; everything else is one error that
-says which file, what was expected, what was found and what to do.
+Run by: whoever opens a run folder, which may have been sent to them, keeps an account over
+sessions, or writes what people and programs read. Only plain files are read, no further than a
+bound, and JSON becomes a type that is named; everything else is one error that says which file,
+what was expected, what was found and what to do.
 """
 
+import contextlib
+import errno
 import json
+import math
 import os
+import re
 import stat
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Mapping
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from secure_apfed.errors import CheckpointError
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 __all__ = [
     "MOST_BYTES",
     "MOST_JSON_BYTES",
+    "PARQUET",
+    "cell",
     "count_lines",
     "make_private",
     "open_plain",
+    "open_regular",
     "own_subfolder",
     "read_bytes",
     "read_json",
     "read_json_lines",
     "read_text",
+    "to_csv",
+    "to_json",
+    "write_atomically",
 ]
 
 # Of a recording or a checkpoint, which are held in memory: more than any run here has written.
@@ -39,8 +53,14 @@ MOST_JSON_BYTES = 2**24
 _OURS = ("config.yaml", "result.json", "study.yaml", "identity.pem")
 _DIGITS = 20
 _CHUNK = 2**20
-
 PartT = TypeVar("PartT")
+PARQUET = (".parquet", ".pq")
+"""How names of Parquet files end."""
+_NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
+# A run of what may separate or be skipped, taken whole, and the sign of a formula behind it; the
+# last signs are as wide as Chinese characters.
+_FORMULA = re.compile(r'(^[\s";]*|[\s";]+)([=+\-@\uff1d\uff0b\uff0d\uff20])?')
+_NO_SEPARATORS = ' "'
 
 
 def _why_missing(folder: Path) -> str:
@@ -227,3 +247,106 @@ def own_subfolder(folder: Path) -> Path:
             "remove it"
         )
     return folder
+
+
+def open_regular(path: Path, *, create: bool) -> int:
+    """Return a descriptor that reads anywhere and writes at the end; the caller closes it.
+
+    It is of this very file, and of no other behind a link: a symbolic link in its place would have
+    the next session cut or extend a file of somebody else's choice; a pipe would have it wait for
+    ever.
+
+    Args:
+        path: of the file; folders above it may be links.
+        create: make the file where it is missing, for its owner alone.
+
+    Raises:
+        CheckpointError: a link, a folder, a pipe or a device; or the file is gone.
+        OSError: it may not be opened.
+    """
+    flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags | (os.O_CREAT if create else 0), 0o600)
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path} is gone, and this session wrote to it; restore it from a copy"
+        ) from None
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise CheckpointError(
+                f"{path} is a symbolic link, which is not followed; put the file itself there"
+            ) from None
+        if error.errno in (errno.EISDIR, errno.ENXIO):
+            raise _irregular(path) from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _irregular(path)
+    return descriptor
+
+
+def _irregular(path: Path) -> CheckpointError:
+    return CheckpointError(f"{path} is not a regular file; remove what stands in its place")
+
+
+def write_atomically(path: Path, content: bytes, *, private: bool = False) -> None:
+    """Replace `path` in one step; `private` files are readable by their owner only."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(0o600 if private else 0o644)
+        temporary.replace(path)
+    except BaseException as error:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+        if isinstance(error, OSError) and error.filename is None:  # such as on a full disk
+            error.filename = str(path)
+        raise
+
+
+def to_json(content: Any, *, indent: int | None = None) -> str:
+    """JSON for programs of any language: infinity and NaN as "inf" and "nan", paths as text."""
+    return json.dumps(_finite(content), indent=indent, allow_nan=False, ensure_ascii=False)
+
+
+def _finite(content: Any) -> Any:
+    if isinstance(content, Mapping):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_finite(value) for value in content]
+    if isinstance(content, Path):
+        return str(content)
+    if isinstance(content, float) and not math.isfinite(content):
+        return str(content)
+    return content
+
+
+def cell(value: object) -> object:
+    """The value, or a text that no spreadsheet takes for a formula."""
+    if isinstance(value, str) and not _NUMBER.fullmatch(value):
+        return _FORMULA.sub(_with_apostrophe, value)
+    return value
+
+
+def _with_apostrophe(found: re.Match[str]) -> str:
+    run, sign = found.groups(default="")
+    begins = found.start() == 0 or run.strip(_NO_SEPARATORS)
+    return f"{run}'{sign}" if sign and begins else f"{run}{sign}"
+
+
+def to_csv(frame: "pd.DataFrame", *, header: bool = True) -> str:
+    """The frame without its index, every cell and name of a column as `cell` gives it.
+
+    For people who open it in a spreadsheet, which takes some texts for formulas; and IDs and class
+    names come from tables that somebody else may have written. As OWASP recommends (CSV Injection),
+    a text that begins as a formula does gets an apostrophe before it, and so does what stands
+    behind a semicolon, a tab or a new line in it: where a comma is the decimal mark, a spreadsheet
+    takes semicolons for separators, and quotes within such a cell end no other. Numbers, negative
+    ones too, stay as they are.
+    """
+    text: str = frame.map(cell).rename(columns=cell).to_csv(index=False, header=header)
+    return text
