@@ -31,6 +31,7 @@ from secure_apfed.methods.students import student_of, train_student
 from secure_apfed.methods.votes import prior_of
 from secure_apfed.runs.folder import RunFolder, read_sealed, write_atomically, write_sealed
 from secure_apfed.runs.record import Written
+from secure_apfed.seeds import one_thread, undisturbed
 from secure_apfed.solo import BASELINES, SoloTask
 from secure_apfed.solo.choice import (
     DETECTORS,
@@ -41,7 +42,6 @@ from secure_apfed.solo.choice import (
     compare_numbers,
 )
 from secure_apfed.solo.kept import FitStore
-from secure_apfed.torch_state import one_thread, undisturbed
 
 __all__ = [
     "LEFT_OUT", "SoloRecord", "beside_run", "fits_beside", "keep_solo", "read_solo",

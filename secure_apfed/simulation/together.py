@@ -25,8 +25,8 @@ from secure_apfed.methods.method import Helper, Learner, batches_of
 from secure_apfed.methods.tvfl import TvflHelper, TvflLearner
 from secure_apfed.runs.training_labels import TrainingLabels
 from secure_apfed.secure_sums import sum_kind
+from secure_apfed.seeds import undisturbed
 from secure_apfed.tasks import Classification
-from secure_apfed.torch_state import undisturbed
 
 __all__ = ["Simulated", "begin", "finish", "passives_of", "simulate", "train", "why_not"]
 

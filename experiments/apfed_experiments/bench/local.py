@@ -41,7 +41,7 @@ from secure_apfed.methods.method import end_all
 from secure_apfed.runs.local import prepare_parties
 from secure_apfed.runs.party import Joined, PartyFile, joined
 from secure_apfed.runs.trial_links import Way, free_addresses, relaying
-from secure_apfed.torch_state import one_thread
+from secure_apfed.seeds import one_thread
 
 __all__ = ["BENCH", "apart", "local_stepper", "sealed", "stepper"]
 
