@@ -23,7 +23,6 @@ from secure_apfed.defences.interface import (
     TrueLabels,
 )
 from secure_apfed.defences.trained import ConfusionalLabels, Mid, NoPeek
-from secure_apfed.privacy.noise import NoiseSource
 from secure_apfed.seeds import seeded
 from secure_apfed.settings.defence import DefenceSettings
 from secure_apfed.settings.method import MethodSettings, Released, Side
@@ -36,7 +35,6 @@ __all__ = [
     "LabelCode",
     "LabelDefence",
     "Leaving",
-    "NoiseSource",
     "RepresentationChain",
     "RepresentationDefence",
     "Surroundings",

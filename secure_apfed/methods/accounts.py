@@ -9,7 +9,7 @@ from pathlib import Path
 
 from apfed_protocols.identity import Identity, fresh_identity
 from apfed_protocols.randomness import derive_key, fresh_key
-from secure_apfed.defences import NoiseSource, Surroundings
+from secure_apfed.defences import Surroundings
 from secure_apfed.errors import CheckpointError
 from secure_apfed.methods.method import Brought, Keeper, Own
 from secure_apfed.methods.terms import asked_of
@@ -27,6 +27,7 @@ from secure_apfed.privacy import (
     make_guard,
 )
 from secure_apfed.privacy.contributions import SummedRelease
+from secure_apfed.privacy.noise import NoiseSource
 from secure_apfed.privacy.randomised_response import VoteResponse
 from secure_apfed.privacy.release_log import holds_releases
 from secure_apfed.settings.run import RunSettings

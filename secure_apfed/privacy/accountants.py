@@ -408,5 +408,4 @@ def _library(name: str) -> ModuleType:
 def _check(releases: int, delta: float) -> None:
     if releases < 0:
         raise ConfigError(f"a number of releases is at least 0, got {releases}")
-    if not 0 < delta < 1:
-        raise ConfigError(f"delta lies between 0 and 1, both excluded, got {delta}")
+    _check_delta(delta)

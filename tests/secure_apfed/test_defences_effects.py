@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
-from secure_apfed.defences import Leaving, NoiseSource, Surroundings
+from secure_apfed.defences import Leaving, Surroundings
 from secure_apfed.defences.gradients import (
     ClipAndNoise,
     Compression,
@@ -27,6 +27,7 @@ from secure_apfed.defences.gradients import (
 from secure_apfed.defences.trained import ConfusionalLabels, Mid, distance_correlation, gaussian_kl
 from secure_apfed.errors import ModelError
 from secure_apfed.exchange import Kind, TensorSpec, unpack
+from secure_apfed.privacy.noise import NoiseSource
 from secure_apfed.runs.run import run
 from secure_apfed.settings.defence import (
     ClipAndNoiseSettings,
