@@ -35,13 +35,13 @@ from secure_apfed.config.file import load_config_text
 from secure_apfed.data import ColumnEncoding
 from secure_apfed.data.cells import cell_text
 from secure_apfed.data.column_encoding import CellCounts
+from secure_apfed.data.frames import as_pandas
 from secure_apfed.errors import CheckpointError, ConfigError, DataError, ModelError
 from secure_apfed.files import make_private
 from secure_apfed.intervals import Estimate, estimates
 from secure_apfed.measures import MEASURES, Measure
 from secure_apfed.methods import METHODS
 from secure_apfed.methods.checks import methods_that
-from secure_apfed.names import column_name
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.outcome import RunResult
 from secure_apfed.runs.run import run
@@ -59,7 +59,6 @@ if TYPE_CHECKING:
 __all__ = [
     "FramesModel",
     "FramesResult",
-    "as_pandas",
     "checked_frames",
     "labels_by_text",
     "names_of_files",
@@ -351,34 +350,6 @@ def _reported(folder: Path, *, draws: bool) -> tuple[Mapping[str, Sequence[Any]]
         return {}, None
     page = write_report(folder) if draws else None
     return learned_by(read_run(folder)), page
-
-
-def as_pandas(frame: Any, *, party: str) -> pd.DataFrame:
-    """The same rows as a pandas frame with columns named by text; the caller's is left alone.
-
-    Raises:
-        DataError: no frame of a library that narwhals reads, or two columns of one name.
-    """
-    try:
-        rows: pd.DataFrame = nw.from_native(frame, eager_only=True).to_pandas()
-    except TypeError as error:
-        lazy = "; collect a lazy frame first" if hasattr(frame, "collect") else ""
-        raise DataError(
-            f"{party}: expected a frame of pandas, polars or pyarrow, got "
-            f"{type(frame).__name__}{lazy}"
-        ) from error
-    except ValueError as error:  # narwhals' DuplicateError is one
-        raise DataError(
-            f"{party}: its frame has several columns of one name; give each a name of its own"
-        ) from error
-    named: pd.DataFrame = rows.set_axis(list(map(column_name, rows.columns)), axis=1)
-    if not named.columns.is_unique:  # 1 and "1", or one name in two forms of Unicode
-        raise DataError(
-            f"{party}: its frame has several columns of one name; give each a name of its own"
-        )
-    if isinstance(frame, pd.DataFrame) and frame.index.name is not None:
-        named = named.reset_index() if str(frame.index.name) not in named.columns else named
-    return named
 
 
 def checked_frames(

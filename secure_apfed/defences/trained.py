@@ -2,7 +2,7 @@
 
 Run by: the party that sends representations, in its own loss (NoPeek, MID); the active of TVFL,
 before training and after each prediction (confusional labels). Against: a receiver that rebuilds
-features or guesses labels. None gives a guarantee: each says what is left.
+features or guesses labels. They give no guarantee: each says what is left.
 
 Letters: N rows, B batch, D numbers of a representation, K classes.
 """

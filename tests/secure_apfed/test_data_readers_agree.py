@@ -33,9 +33,9 @@ from secure_apfed.data.column_encoding import (
     NumericColumn,
     fit_columns,
 )
+from secure_apfed.data.frames import as_pandas
 from secure_apfed.data.tables import load_own_tables
 from secure_apfed.errors import DataError, SuspectColumnWarning, UnseenCellsWarning
-from secure_apfed.frames import as_pandas
 from secure_apfed.names import column_name
 from secure_apfed.runs.onnx_file import write_onnx
 from secure_apfed.runs.solo import SoloModel

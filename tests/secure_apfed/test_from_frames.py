@@ -11,8 +11,9 @@ import pytest
 from sklearn.datasets import load_breast_cancer
 
 from secure_apfed import run_frames
+from secure_apfed.data.frames import as_pandas
 from secure_apfed.errors import ApfedError, CheckpointError, ConfigError, DataError, ModelError
-from secure_apfed.frames import FramesResult, as_pandas, checked_frames
+from secure_apfed.frames import FramesResult, checked_frames
 
 BRIEF: dict[str, Any] = {
     "data": {"labelled": 40, "limit": 200},
