@@ -15,7 +15,7 @@ import re
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
-from io import BufferedReader
+from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -30,6 +30,7 @@ __all__ = [
     "MOST_BYTES",
     "MOST_JSON_BYTES",
     "PARQUET",
+    "add_line",
     "cell",
     "count_lines",
     "make_private",
@@ -283,6 +284,13 @@ def open_regular(path: Path, *, create: bool) -> int:
         os.close(descriptor)
         raise _irregular(path)
     return descriptor
+
+
+def add_line(log: Path, fields: Mapping[str, Any]) -> None:
+    """Write a line to the disk; it begins with a line's end, since the one before may be torn."""
+    with FileIO(open_regular(log, create=True), "a") as lines:
+        lines.write(f"\n{json.dumps(fields)}\n".encode())
+        os.fsync(lines.fileno())
 
 
 def _irregular(path: Path) -> CheckpointError:

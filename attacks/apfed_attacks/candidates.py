@@ -14,13 +14,12 @@ from torch import Tensor, nn
 from apfed_attacks.interface import AttackError
 from apfed_attacks.view import Candidates
 from secure_apfed.data import UNLABELLED, PartyTable
-from secure_apfed.learning.multiview import Pull
 from secure_apfed.methods.alignment import rows_among
-from secure_apfed.methods.averaging import linear_views
+from secure_apfed.methods.averaging import LinearViews
+from secure_apfed.methods.multiview import MultiviewSettings, Pull
 from secure_apfed.models import SequenceEncoder
 from secure_apfed.runs.recording import Recording
 from secure_apfed.seeds import shuffled
-from secure_apfed.settings.multiview import MultiviewSettings
 
 __all__ = ["Strangers", "reveal_candidates", "reveal_people", "trained_alike"]
 
@@ -151,7 +150,7 @@ def trained_alike(
         eta_n1 = torch.full((len(rows_n), 1), settings.eta, dtype=torch.float64)
         truth_nK = F.one_hot(labels_n, classes).double()
         pull = Pull(truth_nK.numpy(), eta_n1.numpy())
-        views = linear_views(settings, parts(rows_n), pull, owner="adversary", seed=seed)
+        views = LinearViews.begin(settings, parts(rows_n), pull, owner="adversary", seed=seed)
         views.train(0)
         weights = [torch.from_numpy(view.weights_FC) for view in views.views]
 

@@ -27,6 +27,7 @@ from apfed_experiments.summary import Gain, Interval, Summary, accuracy_of
 from secure_apfed.config import Config
 from secure_apfed.data.catalogue import view_count
 from secure_apfed.files import to_json
+from secure_apfed.methods import method_settings
 from secure_apfed.settings.privacy import GuardSettings, LabelSettings
 
 __all__ = [
@@ -77,7 +78,7 @@ class Line:
         """The run of one point."""
         changes: dict[str, Any] = {
             "name": f"{base.name}-{self.key}-{epsilon:g}".replace("+", ""),
-            "method": self.method,
+            "method": method_settings(self.method),
             "guard": GuardSettings.model_validate(
                 # Noise that the seed repeats: the sweep must be repeatable, nobody is protected.
                 {"mechanism": self.guard, "clip": base.guard.clip,

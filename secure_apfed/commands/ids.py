@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from secure_apfed import terminal
-from secure_apfed.alignment.ids import id_rules
 from secure_apfed.commands import AsJson, Overrides
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ def check_ids(
 
 
 def _checks(config: "Config", wanted: list[str] | None) -> "Iterator[IdCheck]":
-    from secure_apfed.alignment.ids import IdFile, check_normalisation
+    from secure_apfed.alignment.ids import IdFile, check_normalisation, id_rules
     from secure_apfed.data.raw_tables import party_path
     from secure_apfed.errors import ConfigError
 

@@ -78,6 +78,11 @@ class PartyTable:
         )
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one row of its features."""
+        return tuple(self.features.shape[1:])
+
+    @property
     def layout(self) -> str:
         """SHA-256 (hex) of what each feature is: columns, kinds and categories in their order, and
         the views; means and scales are a party's own.

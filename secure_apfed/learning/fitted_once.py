@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from secure_apfed.data import OwnData
 from secure_apfed.labellers.kinds import minimiser, with_constant
-from secure_apfed.learning.apfed import ActiveNetworks
 from secure_apfed.learning.autoencoder import Autoencoder, Resembled, fit_autoencoder
 from secure_apfed.learning.compute import Compute
 from secure_apfed.learning.descent import prefixed, without_prefix
+from secure_apfed.learning.networks import ActiveNetworks
 from secure_apfed.learning.votes import last_layer
 from secure_apfed.measures import Scored, scored_by
 from secure_apfed.settings.distillation import DistillationSettings

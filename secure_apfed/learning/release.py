@@ -1,9 +1,10 @@
 """What leaves a party: guarded representations, and noise under a sum; charged before it exists.
 
-Run by: the party that sends. Both objects hold what protects and the account of it, and hand out
-what may be sent only once it is in the account, so that nothing can be sent uncharged or in
-another order. What the guard gives, and against whom, says the guard; what noise under a sum
-gives, `secure_apfed.privacy.contributions`. Letters: B batch, D numbers of a row.
+Run by: the party that sends. `Releases` and `ContributionNoise` hold what protects and the account
+of it, and hand out what may be sent only once it is in the account, so that nothing can be sent
+uncharged or in another order. What the guard gives, and against whom, says the guard; what noise
+under a sum gives, `secure_apfed.privacy.contributions`. Whoever receives representations reads them
+by `read_representations`. Letters: B batch, D numbers of a row.
 """
 
 import hashlib
@@ -11,14 +12,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from secure_apfed.exchange import pack
+from apfed_protocols.errors import RemoteProtocolError
+from secure_apfed.contract import RepresentationTerms
+from secure_apfed.exchange import Envelope, TensorSpec, pack, unpack
+from secure_apfed.learning.checks import check_norms, check_rows
 from secure_apfed.privacy import PrivacyLedger, RepresentationGuard
 from secure_apfed.privacy.noise import NoiseSource
 
-__all__ = ["ContributionNoise", "Released", "Releases"]
+__all__ = [
+    "ContributionNoise",
+    "Released",
+    "Releases",
+    "read_representations",
+    "representation_specs",
+]
 
 
 @dataclass(frozen=True)
@@ -38,7 +49,7 @@ class Releases:
     """
 
     def __init__(self, guard: RepresentationGuard, ledger: PrivacyLedger) -> None:
-        self.ledger, self._guard = ledger, guard
+        self.ledger, self.guard = ledger, guard
 
     def release(
         self,
@@ -62,8 +73,8 @@ class Releases:
             BudgetExhaustedError: sending would exceed the privacy budget; nothing may be sent.
             ModelError: representations that are not finite.
         """
-        repeats_B = self._guard.repeats(rows)
-        z_B = self._guard.release(h_B.flatten(1), step=step, rows=rows).reshape(h_B.shape)
+        repeats_B = self.guard.repeats(rows)
+        z_B = self.guard.release(h_B.flatten(1), step=step, rows=rows).reshape(h_B.shape)
         payload = pack({"rows": rows, "z": z_B})
         digest = hashlib.sha256(payload).digest()
         count(digest)
@@ -72,10 +83,10 @@ class Releases:
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint must hold for a resumed run to release the same; a secret."""
-        return self._guard.tensors()
+        return self.guard.tensors()
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        self._guard.load_tensors(tensors)
+        self.guard.load_tensors(tensors)
 
 
 class ContributionNoise:
@@ -114,3 +125,31 @@ class ContributionNoise:
         self.ledger.charge(step=step, rows=known_B, digest=digest)
         self.ledger.sync()  # a session after a power failure would not draw this noise again
         return self._noise.integers(shape, self._deviation, step=step, digest=digest)
+
+
+def representation_specs(terms: RepresentationTerms) -> dict[str, TensorSpec]:
+    """What a message of representations holds: rows (B,) and z (B, *shape)."""
+    dtype = torch.float64 if terms.dtype == "float64" else torch.float32
+    return {
+        "rows": TensorSpec(torch.int64, (None,)),
+        "z": TensorSpec(dtype, (None, *terms.shape)),
+    }
+
+
+def read_representations(
+    envelope: Envelope, terms: RepresentationTerms, *, aligned: int, minimum: int
+) -> tuple[Tensor, Tensor]:
+    """Parse and check a batch of representations; returns rows (B,) and z (B, *shape).
+
+    Raises:
+        RemoteProtocolError: anything that the contract does not allow.
+    """
+    tensors, _ = unpack(envelope.payload, representation_specs(terms), sender=envelope.sender)
+    rows_B, z_BD = tensors["rows"], tensors["z"]
+    if len(rows_B) != len(z_BD):
+        raise RemoteProtocolError(
+            f"{envelope.sender} sent {len(rows_B)} row positions for {len(z_BD)} representations"
+        )
+    check_rows(rows_B, aligned=aligned, minimum=minimum, sender=envelope.sender)
+    check_norms(z_BD, terms, sender=envelope.sender)
+    return rows_B, z_BD

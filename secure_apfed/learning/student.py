@@ -17,9 +17,9 @@ from torch import Tensor
 
 from secure_apfed.data import OwnData
 from secure_apfed.labellers import Labeller
-from secure_apfed.learning.apfed import ActiveNetworks
 from secure_apfed.learning.bins import Bins
 from secure_apfed.learning.compute import Compute
+from secure_apfed.learning.networks import ActiveNetworks
 from secure_apfed.learning.votes import (
     SoftTrainer,
     Votes,

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secure_apfed.learning.apfed import ActiveNetworks
 from secure_apfed.learning.autoencoder import Autoencoder
 from secure_apfed.learning.fitted_once import FittedOnce
+from secure_apfed.learning.networks import ActiveNetworks
 from secure_apfed.models import Enriched
 
 __all__ = ["Transferred"]

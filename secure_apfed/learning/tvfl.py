@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from secure_apfed.defences import LabelCode, RepresentationChain, TrueLabels
-from secure_apfed.learning.apfed import joint_loss
 from secure_apfed.learning.compute import Compute
 from secure_apfed.learning.descent import Trainer
+from secure_apfed.learning.networks import joint_loss
 from secure_apfed.settings.training import TrainSettings
 
 __all__ = ["EncoderTrainer", "HeadTrainer", "SumTrainer"]

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from secure_apfed.data import VerticalData
-from secure_apfed.methods.accounts import freshly_brought
+from secure_apfed.methods.accounts import fresh_secrets
 from secure_apfed.methods.apc_vfl import ApcVfl
 from secure_apfed.methods.apfed import (
     Apfed,
@@ -26,8 +26,6 @@ from secure_apfed.methods.averaging import Averaging, HFedMvSettings, SFedMvSett
 from secure_apfed.methods.entering import roles_of
 from secure_apfed.methods.joint_teacher import JointTeacher
 from secure_apfed.methods.method import (
-    Brought,
-    Course,
     Helper,
     Keeper,
     Learner,
@@ -35,9 +33,12 @@ from secure_apfed.methods.method import (
     Own,
     PartyState,
     Role,
+    Secrets,
+    Steps,
 )
-from secure_apfed.methods.pseudo_labels import MmvflSettings, PseudoLabels, VFedMvSettings
+from secure_apfed.methods.multiview import MmvflSettings, Multiview, VFedMvSettings
 from secure_apfed.methods.session import (
+    Course,
     Entered,
     PartyTensors,
     Session,
@@ -46,6 +47,7 @@ from secure_apfed.methods.session import (
     assist,
     lead,
     new_session,
+    train,
 )
 from secure_apfed.methods.split_nn import SplitNn, SummedSplitNn
 from secure_apfed.methods.tvfl import Tvfl
@@ -61,7 +63,6 @@ __all__ = [
     "ALONE",
     "METHODS",
     "Apfed",
-    "Brought",
     "Course",
     "Entered",
     "Helper",
@@ -72,18 +73,21 @@ __all__ = [
     "PartyState",
     "PartyTensors",
     "Role",
+    "Secrets",
     "Session",
     "Simulation",
     "SingleView",
     "Start",
+    "Steps",
     "Tvfl",
     "assist",
-    "freshly_brought",
+    "fresh_secrets",
     "lead",
     "method_settings",
     "new_session",
     "open_session",
     "roles_of",
+    "train",
 ]
 
 METHODS: Mapping[str, Method] = {
@@ -101,8 +105,8 @@ METHODS: Mapping[str, Method] = {
     "vfedtrans": VFedTrans(),
     "split_nn": SplitNn(),
     "split_nn_sum": SummedSplitNn(),
-    "mmvfl": PseudoLabels(MmvflSettings, own=True),
-    "v_fedmv": PseudoLabels(VFedMvSettings, own=False),
+    "mmvfl": Multiview(MmvflSettings),
+    "v_fedmv": Multiview(VFedMvSettings),
     "h_fedmv": Averaging(HFedMvSettings),
     "s_fedmv": Averaging(SFedMvSettings),
 }
@@ -153,6 +157,6 @@ def open_session(
         logs: folder of ledgers and of counted answers, which outlast a session; None: memory.
     """
     names = [] if logs is None else [table.name for table in data.tables]
-    brought = {name: freshly_brought(config, name, logs=logs) for name in names}
-    start = Start(config=config, data=data, brought=brought, alignment=alignment)
+    secrets = {name: fresh_secrets(config, name, logs=logs) for name in names}
+    start = Start(config=config, data=data, secrets=secrets, alignment=alignment)
     return Simulation(METHODS[config.method.name], start)

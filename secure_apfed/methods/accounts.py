@@ -11,7 +11,7 @@ from apfed_protocols.identity import Identity, fresh_identity
 from apfed_protocols.randomness import derive_key, fresh_key
 from secure_apfed.defences import Surroundings
 from secure_apfed.errors import CheckpointError
-from secure_apfed.methods.method import Brought, Keeper, Own
+from secure_apfed.methods.method import Keeper, Own, Secrets
 from secure_apfed.methods.terms import asked_of
 from secure_apfed.models import Shape
 from secure_apfed.names import UPDATES, ReleaseFigure, log_file
@@ -34,7 +34,7 @@ from secure_apfed.settings.run import RunSettings
 
 __all__ = [
     "answers_log",
-    "freshly_brought",
+    "fresh_secrets",
     "guard_for",
     "ledger_for",
     "open_audits",
@@ -48,17 +48,17 @@ __all__ = [
 ]
 
 
-def freshly_brought(
+def fresh_secrets(
     config: RunSettings,
     name: str,
     *,
     identity: Identity | None = None,
     keeper: Keeper | None = None,
     logs: Path | None = None,
-) -> Brought:
+) -> Secrets:
     """What a party brings that begins: fresh secrets, or what the configuration derives."""
     seed = int.from_bytes(fresh_key()[:8], "big") >> 1
-    return Brought(
+    return Secrets(
         identity=identity or fresh_identity(),
         noise_key=_noise_key(config, name),
         seed=seed if config.party_seeds == "secret" else config.seed,
@@ -77,7 +77,10 @@ def guard_for(own: Own) -> RepresentationGuard:
     """The guard of one party that releases representations, for as often as it is asked."""
     config = own.config
     return make_guard(
-        config.guard, delta=config.delta, releases=asked_of(config).releases, key=own.noise_key
+        config.guard,
+        delta=config.delta,
+        releases=asked_of(config).releases,
+        key=own.secrets.noise_key,
     )
 
 
@@ -97,21 +100,21 @@ def open_ledger(
         delta=delta,
         budget=budget,
         rows=rows,
-        log=log_file(own.logs, "ledger", name, "jsonl") if own.logs else None,
+        log=log_file(own.secrets.logs, "ledger", name, "jsonl") if own.secrets.logs else None,
         seeded=own.config.guard.noise != "secret",
         figure=figure,
     )
-    if own.brought.keeper is not None:
-        own.brought.keeper.opened(name, ledger)
+    if own.secrets.keeper is not None:
+        own.secrets.keeper.opened(name, ledger)
     return ledger
 
 
 def answers_log(own: Own) -> AnswersLog | None:
     """Where a passive counts what it answers, over all sessions of the run."""
-    if own.logs is None:
+    if own.secrets.logs is None:
         return None
-    path = log_file(own.logs, "answers", own.name, "jsonl")
-    return AnswersLog(path, waits=own.brought.sends_out)
+    path = log_file(own.secrets.logs, "answers", own.name, "jsonl")
+    return AnswersLog(path, waits=own.secrets.sends_out)
 
 
 def require_no_releases(own: Own) -> None:
@@ -120,11 +123,11 @@ def require_no_releases(own: Own) -> None:
     Raises:
         CheckpointError: one holds a release.
     """
-    if own.logs is None or own.aligned is not None:
+    if own.secrets.logs is None or own.aligned is not None:
         return
     logs = [
-        log_file(own.logs, "answers", own.name, "jsonl"),
-        *(log_file(own.logs, "ledger", own.name + end, "jsonl") for end in ("", UPDATES)),
+        log_file(own.secrets.logs, "answers", own.name, "jsonl"),
+        *(log_file(own.secrets.logs, "ledger", own.name + end, "jsonl") for end in ("", UPDATES)),
     ]
     held = next(filter(holds_releases, logs), None)
     if held is not None:
@@ -140,13 +143,13 @@ def refused_sums(own: Own) -> RefusedSums:
     Raises:
         CheckpointError: it refused more than this run may go on after.
     """
-    log = log_file(own.logs, "refused", own.name, "jsonl") if own.logs else None
+    log = log_file(own.secrets.logs, "refused", own.name, "jsonl") if own.secrets.logs else None
     return RefusedSums(own.name, log, allowed=own.config.rules.refused_sums)
 
 
 def open_audits(own: Own) -> OpenAudits:
     """Where a passive notes audits of encrypted labels, over all sessions of the run."""
-    log = log_file(own.logs, "audits", own.name, "jsonl") if own.logs else None
+    log = log_file(own.secrets.logs, "audits", own.name, "jsonl") if own.secrets.logs else None
     return OpenAudits(own.name, log)
 
 
@@ -168,7 +171,7 @@ def private_updates(own: Own, guard: RepresentationGuard) -> PrivateUpdates | No
     Raises:
         ConfigError: the guard's releases alone exceed dp_sgd.epsilon.
     """
-    config, settings, rows = own.config, own.config.dp_sgd, len(own.rows.ids)
+    config, settings, rows = own.config, own.config.dp_sgd, len(own.data.table.ids)
     if settings is None:
         return None
     epochs, delta = config.train.epochs, config.delta
@@ -185,7 +188,7 @@ def private_updates(own: Own, guard: RepresentationGuard) -> PrivateUpdates | No
     gradient_guard = GradientGuard(
         clip=settings.clip,
         noise_multiplier=noise_multiplier,
-        key=own.noise_key,
+        key=own.secrets.noise_key,
         noise=config.guard.noise,
     )
     mechanism = gradient_guard.mechanism()
@@ -220,11 +223,11 @@ def whole_training(
 
 def surroundings_of(own: Own, shape: Shape) -> Surroundings:
     """What the defences of one party are built for; `shape` is of one row that they protect."""
-    key = derive_key(own.noise_key, b"secure-apfed defences v1")
+    key = derive_key(own.secrets.noise_key, b"secure-apfed defences v1")
     return Surroundings(
         party=own.name,
-        seed=own.seed,
+        seed=own.secrets.seed,
         noise=NoiseSource(key, secret=own.config.guard.noise == "secret"),
-        classes=len(own.classes),
+        classes=len(own.data.classes),
         size=math.prod(shape),
     )

@@ -96,7 +96,7 @@ async def align_as_active(own: Own, links: Links, session: str) -> Tensor:
     rows_U: Tensor = torch.unique(torch.cat(shared))
     order_U = torch.from_numpy(random_permutation(len(rows_U)))
     rows_U = rows_U[order_U]
-    position_N = torch.full((len(own.rows.ids),), -1, dtype=torch.int64)
+    position_N = torch.full((len(own.data.table.ids),), -1, dtype=torch.int64)
     position_N[rows_U] = torch.arange(len(rows_U))
     for passive, rows_P in zip(own.passives, shared, strict=True):
         payload = pack({"positions": position_N[rows_P]}, {"total": len(rows_U)})
@@ -115,13 +115,13 @@ async def align_as_passive(own: Own, links: Links, session: str) -> Tensor:
     ]
     if _in_buckets(settings):
         rows = await align_member(
-            links, own.active, own.rows.ids, settings,
+            links, own.active, own.data.table.ids, settings,
             members=members, session=name, folder=_folder(own, members),
         )  # fmt: skip
         rows_P = torch.from_numpy(rows)
     else:
         protocol = _protocol(own, links, name)
-        ids = canonical_ids(own.name, own.rows.ids, settings)
+        ids = canonical_ids(own.name, own.data.table.ids, settings)
         member = protocol.member(own.name, own.active, ids)
         rows_P = await _converse(links, member, own, (own.active,), most=protocol.longest)
     if settings.mode == "all":
@@ -162,10 +162,10 @@ def _in_buckets(settings: AlignmentSettings) -> bool:
 
 def _folder(own: Own, members: Sequence[str]) -> Path | None:
     """Where this intersection is kept while it is unfinished."""
-    if own.logs is None:
+    if own.secrets.logs is None:
         return None
     among = "all" if own.config.alignment.mode == "all" else members[0]
-    return own.logs / _UNFINISHED / own.name / among
+    return own.secrets.logs / _UNFINISHED / own.name / among
 
 
 def forget_alignment(logs: Path) -> None:
@@ -195,11 +195,11 @@ async def _intersect_as_active(
     settings = own.config.alignment
     if _in_buckets(settings):
         rows = await align_hub(
-            links, members, own.rows.ids, settings,
+            links, members, own.data.table.ids, settings,
             session=session, folder=_folder(own, members),
         )  # fmt: skip
         return torch.from_numpy(rows)
-    ids = canonical_ids(own.name, own.rows.ids, settings)
+    ids = canonical_ids(own.name, own.data.table.ids, settings)
     protocol = _protocol(own, links, session)
     hub = protocol.hub(own.name, members, ids)
     with relaying(links):

@@ -30,7 +30,7 @@ from secure_apfed.learning.distilling import Distilled
 from secure_apfed.measures import Scored
 from secure_apfed.methods.accounts import answers_log, guard_for, ledger_for, surroundings_of
 from secure_apfed.methods.alignment import positions_in, positions_of
-from secure_apfed.methods.method import Agreed, Course, Helper, Learner, Method, Own
+from secure_apfed.methods.method import Agreed, Helper, Learner, Method, Own, Steps
 from secure_apfed.methods.students import Pupil, StudentLearner
 from secure_apfed.methods.terms import (
     agree_with_senders,
@@ -107,12 +107,12 @@ class ReleaseLearner(StudentLearner):
         self.smallest_batch = contract.minimum_batch
         self._contract, self._aligned = contract, aligned
 
-    async def gather(self, links: Links, course: Course) -> list[Floats]:
+    async def gather(self, links: Links, steps: Steps) -> list[Floats]:
         """What each passive releases of the training rows, in the order of the contract."""
         released = []
         for rows_B in self.parts_of(positions_in(self._aligned, self.training_rows)):
-            released.append(await self.ask(links, course.next_step, rows_B))
-            course.stepped(None)
+            released.append(await self.ask(links, steps.next_step, rows_B))
+            steps.stepped(None)
         return [np.concatenate(of_passive) for of_passive in zip(*released, strict=True)]
 
     def parts_of(self, positions: Tensor) -> tuple[Tensor, ...]:
@@ -143,8 +143,8 @@ class ApcVflLearner(ReleaseLearner):
 
     student: Distilled
 
-    async def teach(self, links: Links, course: Course) -> None:
-        released = await self.gather(links, course)
+    async def teach(self, links: Links, steps: Steps) -> None:
+        released = await self.gather(links, steps)
         self.student.teach(torch.cat([torch.from_numpy(one) for one in released], dim=1))
 
     async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
@@ -187,8 +187,8 @@ class ApcVfl(Method):
         check_passives(own.config, own.passives)
         if own.name == own.active:
             return None
-        network = self.sent_network(own.config, own.name, own.features)
-        return sent_terms(own.config, output_shape(network, own.features), guard_for(own))
+        network = self.sent_network(own.config, own.name, own.data.table.shape)
+        return sent_terms(own.config, output_shape(network, own.data.table.shape), guard_for(own))
 
     def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
         shapes = {name: offered.shape for name, offered in offers.items()}
@@ -208,21 +208,23 @@ class ApcVfl(Method):
         config, guard, compute = own.config, guard_for(own), Compute.of(own.config.train)
         shape = contract.passives[own.name].representation.shape
         model = settings_of(config, own.name).model or ApcVflSettings.of(config).passive
-        local = _autoencoder(own, model, own.features, "g1", compute)
+        local = _autoencoder(own, model, own.data.table.shape, "g1", compute)
         # In the table's order: that of the alignment is random.
-        own_UF = compute.place(own.rows.features[rows.sort().values])
-        fit_autoencoder(local, own_UF, ApcVflSettings.of(config), owner=own.name, seed=own.seed)
+        own_UF = compute.place(own.data.table.features[rows.sort().values])
+        fit_autoencoder(
+            local, own_UF, ApcVflSettings.of(config), owner=own.name, seed=own.secrets.seed
+        )
         return AnsweringHelper(
             TvflPassive(
                 own.name,
                 contract,
-                features_N=own.rows.features[rows],
+                features_N=own.data.table.features[rows],
                 encoder=local.encoder,
                 guard=guard,
                 ledger=ledger_for(own, guard, aligned=len(rows)),
                 train=config.train,
                 compute=compute,
-                seed=own.seed,
+                seed=own.secrets.seed,
                 answers=answers_log(own),
                 defences=representation_chain(config.defences, surroundings_of(own, shape)),
             )
@@ -232,26 +234,26 @@ class ApcVfl(Method):
 def _autoencoder(
     own: Own, model: ModelSettings, features: Shape, name: str, compute: Compute
 ) -> Autoencoder:
-    return new_autoencoder(own.name, name, model, features, seed=own.seed, compute=compute)
+    return new_autoencoder(own.name, name, model, features, seed=own.secrets.seed, compute=compute)
 
 
 def _student(own: Own, contract: Contract, rows: Tensor) -> Distilled:
     """The active's networks at their start."""
     config, compute = own.config, Compute.of(own.config.train)
-    model, distilled, classes = config.model, ApcVflSettings.of(config), len(own.classes)
-    student = _autoencoder(own, model, own.features, "g3", compute)
-    size = math.prod(output_shape(student.encoder, own.features))
-    local = _autoencoder(own, distilled.own, own.features, "g1", compute)
+    model, distilled, classes = config.model, ApcVflSettings.of(config), len(own.data.classes)
+    student = _autoencoder(own, model, own.data.table.shape, "g3", compute)
+    size = math.prod(output_shape(student.encoder, own.data.table.shape))
+    local = _autoencoder(own, distilled.own, own.data.table.shape, "g1", compute)
     sent = (terms.representation.shape for terms in contract.passives.values())
-    told = sum(map(math.prod, (output_shape(local.encoder, own.features), *sent)))
+    told = sum(map(math.prod, (output_shape(local.encoder, own.data.table.shape), *sent)))
     joint_model = ModelSettings(network="selu", hidden=distilled.joint, representation=size)
-    family = family_for(model, own.features)
-    with seeded(own.seed, own.name, "heads"):
+    family = family_for(model, own.data.table.shape)
+    with seeded(own.secrets.seed, own.name, "heads"):
         heads = [family.head(size, classes, model) for _ in range(2)]
     return Distilled(
         own.name,
-        data=own.held,
-        rows_U=own.train_rows[torch.isin(own.train_rows, rows)],
+        data=own.data,
+        rows_U=own.data.train_rows[torch.isin(own.data.train_rows, rows)],
         own=local,
         joint=_autoencoder(own, joint_model, (told,), "g2", compute),
         student=student,
@@ -259,5 +261,5 @@ def _student(own: Own, contract: Contract, rows: Tensor) -> Distilled:
         together=heads[1],
         settings=distilled,
         compute=compute,
-        seed=own.seed,
+        seed=own.secrets.seed,
     )

@@ -1,82 +1,124 @@
 """APFed (Section 3): passives help during training, the active predicts alone afterwards.
 
-Three scripts: the active represents a batch, every passive answers the aggregator with its
-protected gradient, the aggregator adds, the active updates. M passives take 2M + 1 envelopes a
-step, 4M + 1 where the sum has two rounds. SingleVL (Section 5.1) is the active's script without
-anybody else: it trains on its own loss.
+Algorithm 1 in three scripts. `ApfedActive.step`: the active represents a batch, sends the same to
+every passive, and updates from the sum of their gradients. `ApfedPassive.answer`: a passive
+descends on its own loss, and contributes its gradient on what came. The aggregator adds what it
+cannot read (`secure_apfed.methods.sum_end`). SingleVL (Section 5.1) is the active's script alone.
+
+The active emits its representations after the guard and nothing else; a passive its contribution to
+a secure sum. The arithmetic stands apart (`ActiveTrainer`, `PassiveTrainer`) and knows no message;
+simulations and audits of many models at once take gradients of the same losses under
+`torch.func.vmap` (`example_gradients`, `passive_gradients`), which a test holds equal.
+
+Letters: N rows of a table, B batch, A of its rows that are sent, D numbers of a representation,
+K classes, F features.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Literal
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeVar
 
-from torch import Tensor
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
 
-from apfed_protocols.errors import PartyLeftError, RemoteProtocolError, RunStoppedError
-from apfed_protocols.sums import SecureSum, SumCombiner
 from secure_apfed.contract import AGGREGATOR, Contract, RepresentationTerms
-from secure_apfed.data import OwnData
-from secure_apfed.defences import gradient_chain
+from secure_apfed.data import UNLABELLED, OwnData
+from secure_apfed.defences import (
+    GradientChain,
+    Leaving,
+    RepresentationChain,
+    gradient_chain,
+    representation_chain,
+)
+from secure_apfed.errors import NarrowBatchWarning
 from secure_apfed.exchange import Envelope, Kind, Links
-from secure_apfed.measures import Scored
+from secure_apfed.labellers import Labeller, Spreading
+from secure_apfed.learning.checks import check_spread, is_narrow, spread_of
+from secure_apfed.learning.compute import Compute
+from secure_apfed.learning.descent import Trainer, prefixed, without_prefix
+from secure_apfed.learning.networks import EVERY, ActiveNetworks, joint_loss
+from secure_apfed.learning.private_gradient import PrivateGradient, PrivateUpdates
+from secure_apfed.learning.release import Released, Releases, read_representations
+from secure_apfed.learning.votes import fit_linear, last_layer
+from secure_apfed.measures import Scored, balanced_weights
 from secure_apfed.methods.accounts import (
-    answers_log,
     guard_for,
+    ledger_for,
     private_updates,
     surroundings_of,
     update_ledgers,
     whole_training,
 )
-from secure_apfed.methods.actives import active_networks, active_party
-from secure_apfed.methods.ahead import waiting_of, worker_for
 from secure_apfed.methods.alignment import rows_among
 from secure_apfed.methods.method import (
     Agreed,
-    Course,
     Helper,
     Learner,
+    Lockstep,
     Method,
     Own,
-    Save,
-    keep_or_end,
+    Steps,
     learnt_rows,
 )
-from secure_apfed.methods.sum_noise import (
-    NoisePlan,
-    contribution_noise,
-    parameters_of,
-    sum_and_noise,
+from secure_apfed.methods.sum_end import (
+    ActiveSum,
+    Admitted,
+    PassiveSum,
+    SessionSum,
+    SumHelper,
+    SumLearner,
 )
+from secure_apfed.methods.sum_noise import parameters_of, sum_and_noise
 from secure_apfed.methods.terms import (
     check_passives,
     model_of,
+    outputs_of,
     passive_terms,
     projection_size,
     representation_terms,
     require_own_terms,
+    task_of,
 )
+from secure_apfed.models import Shape, family_for, output_shape, projection_to
 from secure_apfed.objectives import make_objective
-from secure_apfed.parties import ActiveNetworks, ActiveParty, Compute, PassiveParty
-from secure_apfed.parties.rules import StepGate, read_sum, write_sum
-from secure_apfed.privacy import PrivacyLedger, WholeTraining
 from secure_apfed.privacy.ledger import NOTHING_RELEASED
+from secure_apfed.privacy.noise import onto_ball
 from secure_apfed.seeds import seeded
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.objective import ContrastiveSettings, ReconstructionSettings
 from secure_apfed.settings.run import RunSettings
+from secure_apfed.settings.training import TrainSettings
+from secure_apfed.tasks import Classification, Task, scored_rows
 
 __all__ = [
+    "ActiveTrainer",
     "Apfed",
-    "ApfedAggregator",
+    "ApfedActive",
     "ApfedCSettings",
-    "ApfedLearner",
     "ApfedPassive",
     "ApfedRSettings",
     "ApfedSettings",
+    "Batch",
     "MixedApfedSettings",
+    "PassiveTrainer",
     "SingleView",
     "SingleViewSettings",
+    "Weights",
+    "active_of",
+    "example_gradients",
+    "passive_gradients",
 ]
+
+Weights = Mapping[str, Tensor]
+"""Parameters of a module by name, as `torch.func.functional_call` takes them."""
+
+_EVALUATION_ROWS = 1000
 
 
 class SingleViewSettings(MethodSettings):
@@ -90,7 +132,6 @@ class SingleViewSettings(MethodSettings):
     trains_privately = True
     stops_early = True
     weighs_classes = True
-    simulated = True
     tasks = ("classification", "regression", "anomaly")
 
 
@@ -104,7 +145,6 @@ class ApfedSettings(MethodSettings):
     takes_pairwise = True
     stops_early = True
     weighs_classes = True
-    simulated = True
     tasks = ("classification", "regression", "anomaly")
 
 
@@ -134,257 +174,483 @@ class ApfedCSettings(ApfedSettings):
     own_objective = ContrastiveSettings()
 
 
-class ApfedLearner(Learner):
-    """The active's role; see `Learner`.
+class ApfedActive(SumLearner):
+    """The active: holds the labels, sends guarded representations, learns a model; see `Learner`.
 
     Args:
-        party: the active, set up; test_rows: of its table.
-        ledgers, training, guarantee, rounding: see `Learner`.
-        train_rows: of its table, aligned or not.
-        classes: K.
-        headline: what its accuracy is called.
-        only: rows of its table beside which it trains on none; None: it may train on all.
-        config: of the run; says what is held out, and whether labels are spread at the end.
+        own: what it brings; contract: of the session.
+        rows: of its table by position of the alignment, (number aligned,).
+        trainer: its networks, and how they learn.
+        releases: the way of its representations to the wire.
+        sum_end: its end of the sum; None: nobody helps, and nothing is released.
     """
 
     def __init__(
-        self,
-        party: ActiveParty,
-        *,
-        headline: str,
-        ledgers: Mapping[str, PrivacyLedger],
-        training: WholeTraining | None,
-        guarantee: str,
-        rounding: float | None,
-        train_rows: Tensor,
-        test_rows: Tensor,
-        classes: int,
-        config: RunSettings,
-        only: Tensor | None = None,
-    ) -> None:
-        super().__init__()
-        self.name, self.party, self._only, self._config = party.name, party, only, config
-        self.ledgers, self.training, self.guarantee = ledgers, training, guarantee
-        self.rounding, self.training_rows = rounding, rows_among(train_rows, self._only)
-        self._headline, self._test_rows, self._classes = headline, test_rows, classes
-        party.weigh_classes(self.learnt, classes)
+        self, own: Own, contract: Contract, rows: Tensor, trainer: "ActiveTrainer",
+        releases: Releases, sum_end: ActiveSum | None,
+    ) -> None:  # fmt: skip
+        super().__init__(sum_end)
+        self.name, self.contract, self.trainer = own.name, contract, trainer
+        self._own, self._releases = own, releases
+        self._only = rows if sum_end and not own.config.train.use_unaligned else None
+        self.training_rows = rows_among(own.data.train_rows, self._only)
+        self._position_N = torch.full((len(own.data.table.ids),), -1, dtype=torch.int64)
+        self._position_N[rows] = torch.arange(len(rows))
+        released = {self.name: releases.ledger} if sum_end else {}
+        self.ledgers = {**released, **update_ledgers(self.name, trainer.private)}
+        self.training = whole_training(own.config, releases.ledger, trainer.private)
+        guard = releases.guard if sum_end else None
+        self.guarantee = guard.statement() if guard else NOTHING_RELEASED
+        if self.training:
+            self.guarantee = self.training.statement(guard)
+        trainer.weigh_classes(self.learnt, len(own.data.classes))
 
     @property
     def learnt(self) -> Tensor:
         """The rows of its table that it learns from."""
-        return learnt_rows(self, self._config)
-
-    @property
-    def opened(self) -> Tensor | None:
-        return self.party.opened
-
-    async def set_up(self, links: Links) -> None:
-        """Its end of the sum."""
-        if self.party.receiver is not None:
-            peers = (*self.party.contract.passives, AGGREGATOR)
-            await links.converse(Kind.SUM_SETUP, self.party.receiver, peers)
+        return learnt_rows(self, self._own.config)
 
     async def step(self, links: Links, step: int, rows_B: Tensor) -> float:
-        """One step of the active (Alg. 1)."""
-        sent = self.party.represent(step, rows_B)
-        if sent is None:
-            return self.party.update(None)
-        asked = [name for name in self.party.contract.passives if name not in self.left]
-        for name in asked:
-            links.send(name, Kind.REPRESENTATIONS, step, sent)
-        message = await links.receive(AGGREGATOR, Kind.SUM, step=step, patience=4)
-        present, combined = read_sum(message, asked, self.party.contract)
-        loss = self.party.update(combined)
-        self.left |= {name: step for name in asked if name not in present}
-        self.steps_without_all += bool(self.left)
-        return loss
+        """Represent, ask, update (Alg. 1, active client); rows are of its own table.
 
-    async def conclude(self, links: Links, course: Course) -> None:
-        """Spread the labels over h, where it was asked for; sends nothing."""
-        if self._config.train.spread_labels:
-            self.party.spread_labels(self.learnt)
+        Raises:
+            BudgetExhaustedError: sending, or the update, would exceed a privacy budget.
+            ModelError: representations, gradients or parameters that are not finite.
+            RemoteProtocolError: the sum answers something else; nothing is updated then.
+        """
+        batch, rows_A = self.forward(step, rows_B)
+        released = self.release(batch, rows_A)
+        if released is None or self.sum is None:
+            return self.trainer.update(batch)
+        payload, numbers = released.payload, released.z.flatten(1).shape[1]
+        self.sum.ask(links, Kind.REPRESENTATIONS, step, payload)
+        sum_AD = await self.sum.read(links, step, rows_A, payload, numbers)
+        return self.trainer.update(batch, released.z, sum_AD)
+
+    def forward(self, step: int, rows_B: Tensor) -> tuple["Batch", Tensor]:
+        """Compute one batch; return it, and the alignment positions of its rows to send, (A,).
+
+        Only aligned rows are sent; with fewer of them than the contract's minimum none is, and the
+        batch trains the active alone.
+        """
+        position_B = self._position_N[rows_B]
+        aligned = (position_B >= 0).nonzero().flatten()
+        help_wanted = bool(self.contract.passives) and len(aligned) >= self.contract.minimum_batch
+        batch = self.trainer.forward(step, rows_B, aligned if help_wanted else None)
+        return batch, position_B[aligned]
+
+    def release(self, batch: "Batch", rows_A: Tensor) -> Released | None:
+        """Guard, pack and charge what is to be sent, for every passive alike; None: nothing is.
+
+        Raises:
+            BudgetExhaustedError: sending would exceed the privacy budget; nothing is sent.
+            ModelError: representations that are not finite.
+        """
+        if self.sum is not None:
+            self.sum.opened = None
+        if batch.sent is None:
+            return None
+        released = self._releases.release(batch.sent, step=batch.step, rows=rows_A)
+        return None if self.is_narrow(batch.step, released.z) else released
+
+    def is_narrow(self, step: int, z_BD: Tensor) -> bool:
+        """Whether passives would refuse this batch as near-constant; warns then."""
+        least = max(
+            terms.representation.minimum_spread for terms in self.contract.passives.values()
+        )
+        spread = spread_of(z_BD) if least else 1.0
+        if spread < least:
+            warnings.warn(
+                f"{self.name}: the representations of step {step} point in one direction (spread "
+                f"{spread:.2g} below {least:g}); {self.name} trains on such batches alone. Lower "
+                "the learning rate if they go on, or agree on another rules.minimum_spread",
+                NarrowBatchWarning,
+                stacklevel=2,
+            )
+        return spread < least
+
+    def conclude_alone(self) -> None:
+        """Spread its labels over h of the rows it learns from, if the settings say so."""
+        if self._own.config.train.spread_labels:
+            self.trainer.spread_labels(self.learnt, Spreading())
 
     async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
-        """What the active says alone; needs no exchange."""
-        return {self._headline: self.party.scored(self._test_rows)}
+        """What the active says alone (Eq. 11); needs no exchange."""
+        return {self._own.config.method.name: self.trainer.scored(self._own.data.test_rows)}
 
     def rows_with_label(self) -> Tensor:
-        return self.party.with_label(self.training_rows)
+        rows = self.training_rows
+        return rows[self.trainer.labels_N[rows].cpu() != UNLABELLED]
 
-    async def loss_on(self, links: Links, course: Course, rows: Tensor) -> float:
+    async def loss_on(self, links: Links, steps: Steps, rows: Tensor) -> float:
         """Its own task loss; needs no exchange."""
-        return self.party.loss_on(rows)
+        return self.trainer.loss_on(rows)
 
     def relabel(self, labels_N: Tensor, train_rows: Tensor) -> None:
-        self.party.relabel(labels_N)
+        self.trainer.relabel(labels_N)
         self.training_rows = rows_among(train_rows, self._only)
-        self.party.weigh_classes(self.learnt, self._classes)
+        self.trainer.weigh_classes(self.learnt, len(self._own.data.classes))
 
     def solo(self) -> ActiveNetworks | None:
         """The active's own networks: that is the point of the method."""
-        return self.party.networks
+        return self.trainer.networks
 
     def tensors(self) -> dict[str, Tensor]:
-        return self.party.tensors()
+        return self.trainer.tensors() | prefixed("guard", self._releases.tensors())
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
-        self.party.load_tensors(tensors)
+        self.trainer.load_tensors(tensors)
+        self._releases.load_tensors(without_prefix("guard", tensors))
 
 
-class ApfedPassive(Helper):
-    """A passive's role; see `Helper`."""
-
-    def __init__(self, party: PassiveParty, *, rounds: int) -> None:
-        self.name, self.party, self.rounds = party.name, party, rounds
-        self.contributions = party.noise.ledger if party.noise else None
-        if self.contributions:
-            self.ledgers = {party.name: self.contributions}
-
-    async def set_up(self, links: Links) -> None:
-        """Its end of the sum."""
-        contract = self.party.contract
-        peers = (contract.active, AGGREGATOR, *contract.passives)
-        await links.converse(
-            Kind.SUM_SETUP, self.party.contributor, [name for name in peers if name != self.name]
-        )
-
-    async def help(self, links: Links, save: Save) -> None:
-        """Answer batch after batch (Alg. 1, passive client)."""
-        active = self.party.contract.active
-        while True:
-            self.party.wait()
-            message = await links.receive(
-                active, Kind.REPRESENTATIONS, Kind.CHECKPOINT, Kind.END, patience=8
-            )
-            step = message.step
-            if message.kind is not Kind.REPRESENTATIONS:
-                if not keep_or_end(message.kind, step, links, active, save):
-                    return
-                continue
-            links.send(AGGREGATOR, Kind.CONTRIBUTION, step, self.party.contribute(message))
-            if self.rounds == 2:
-                request = await links.receive(AGGREGATOR, Kind.SUM_REQUEST, step=step, patience=2)
-                answer = self.party.answer(request.payload)
-                links.send(AGGREGATOR, Kind.SUM_ANSWER, step, answer)
-
-    def tensors(self) -> dict[str, Tensor]:
-        return self.party.tensors()
-
-    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
-        self.party.load_tensors(tensors, last_step=next_step - 1)
+ActiveT = TypeVar("ActiveT", bound=ApfedActive)
 
 
-class ApfedAggregator(Helper):
-    """The aggregator's role: it adds what it cannot read, and holds no key of the sum.
-
-    Who falls silent stays out until the next session. The contract says whether the run stops for
-    all then, or goes on with those who are left.
+class ApfedPassive(SumHelper):
+    """A passive: learns no label, keeps its features; see `Helper`.
 
     Args:
-        contract: of the session.
-        combiner: its end of the sum; rounds: between the passives and it, 1 or 2.
+        sum_end: its end of the sum.
+        trainer: its objective over its features in the order of the alignment.
+        held_N: which positions are of people that it knows, (N,), bool; None: all.
+        defences: what its gradient goes through before the sum.
     """
 
-    name = AGGREGATOR
+    asks = (Kind.REPRESENTATIONS,)
 
-    def __init__(self, contract: Contract, combiner: SumCombiner, *, rounds: int) -> None:
-        self.combiner = combiner
-        self._contract, self._rounds = contract, rounds
-        self._present = list(contract.passives)
-        self._gate = StepGate(AGGREGATOR)
+    def __init__(
+        self, sum_end: PassiveSum, trainer: "PassiveTrainer", *, held_N: Tensor | None = None,
+        defences: GradientChain | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(sum_end)
+        self.trainer, self._defences = trainer, defences or GradientChain()
+        terms = self.contract.passives[self.name]
+        self.terms, self.weight = terms.representation, terms.weight
+        self._aligned = len(trainer.features_N)
+        self._held_N = torch.ones(self._aligned, dtype=torch.bool) if held_N is None else held_N
 
-    async def set_up(self, links: Links) -> None:
-        """Its end of the sum."""
-        peers = (self._contract.active, *self._contract.passives)
-        await links.converse(Kind.SUM_SETUP, self.combiner, peers)
+    async def answer(self, links: Links, message: Envelope) -> None:
+        """Check the batch, take one step of its own, and contribute (Alg. 1, passive client)."""
+        await self.sum.send(links, *self.answered(message))
 
-    async def help(self, links: Links, save: Save) -> None:
-        """Add step after step."""
-        active = self._contract.active
-        while True:
-            try:
-                message = await links.receive(
-                    (active, *self._present), Kind.CONTRIBUTION, Kind.CHECKPOINT, Kind.END,
-                    least=1 + self._least(), patience=8,
-                )  # fmt: skip
-            except PartyLeftError as error:
-                if active in error.left:
-                    raise
-                self._let_go(error, self._present)
-                continue
-            if (message.kind is Kind.CONTRIBUTION) is (message.sender == active):
-                raise RemoteProtocolError(
-                    f"{message.sender} sent {message.kind}, which only "
-                    f"{'a passive' if message.sender == active else active} may"
-                )
-            if message.kind is not Kind.CONTRIBUTION:
-                if not keep_or_end(message.kind, message.step, links, active, save):
-                    return
-                continue
-            self._gate.enter(message)
-            bodies = await self._gather(links, Kind.CONTRIBUTION, message)
-            if self._rounds == 2:
-                for name, request in self.combiner.ask(bodies).items():
-                    links.send(name, Kind.SUM_REQUEST, message.step, request)
-                bodies = await self._gather(links, Kind.SUM_ANSWER, message, first=False)
-            combined = self.combiner.combine(bodies)
-            links.send(active, Kind.SUM, message.step, write_sum(self._present, combined))
-
-    def _least(self) -> int:
-        """Passives without whom there is no step."""
-        if self._contract.silent_passive != "recover":
-            return len(self._present)
-        threshold = self._contract.secure_sum["threshold"]
-        assert isinstance(threshold, int)
-        return threshold
-
-    async def _gather(
-        self, links: Links, kind: Kind, begun_by: Envelope, *, first: bool = True
-    ) -> dict[str, bytes]:
-        """One body of each passive that sends, beginning with the message that came first."""
-        bodies = {begun_by.sender: begun_by.payload} if first else {}
-        while missing := [name for name in self._present if name not in bodies]:
-            try:
-                message = await links.receive(missing, kind, step=begun_by.step, least=len(missing))
-            except PartyLeftError as error:
-                self._let_go(error, missing)
-            except RemoteProtocolError as error:
-                raise RemoteProtocolError(
-                    f"{error}; {begun_by.sender} began that step, so one of the two is to blame"
-                ) from error
-            else:
-                bodies[message.sender] = message.payload
-        return {name: bodies[name] for name in self._present}
-
-    def _let_go(self, error: PartyLeftError, awaited: Sequence[str]) -> None:
-        """Go on without those who left where the contract says so.
+    def answered(self, message: Envelope) -> tuple[Admitted, NDArray[np.floating]]:
+        """What answers a batch: lambda_p times the gradient of each row's own loss, (B, D).
 
         Raises:
-            PartyLeftError: it says to stop, or too few are left.
+            RemoteProtocolError: the batch breaks a rule of the contract; nothing is sent, and,
+                unless it may be a batch that was answered in another session, computed.
         """
-        gone = [name for name in error.left or awaited if name in self._present]
-        if isinstance(error, RunStoppedError) and self._contract.silent_passive != "recover":
-            raise error
-        unasked = str(error)
-        if not error.gone:  # who left was not merely not asked
-            unasked += f"; or {self._contract.active} did not ask for it"
-        if self._contract.silent_passive != "recover":
-            raise PartyLeftError(
-                f"{unasked}; the contract says to {self._contract.silent_passive} when a passive "
-                f"falls silent: go on in a new session once {' and '.join(gone)} is back, or agree "
-                "on rules.silent_passive: recover, where gradients are summed, with recoverable "
-                "masks (secure_sum.masks)",
-                left=tuple(gone),
-            ) from error
-        self._present = [name for name in self._present if name not in gone]
-        if not gone or len(self._present) < self._least():
-            every = tuple(self._contract.passives)
-            missing = ", ".join(name for name in every if name not in self._present)
-            raise PartyLeftError(
-                f"{unasked}; this sum needs at least {self._least()} of {len(every)} passives, "
-                f"missing: {missing}; resume once they are back",
-                left=tuple(gone),
-            ) from error
+        admitted, z_BD = self.read(message)
+        gradient_BD = self.gradient(admitted.step, admitted.rows, z_BD)
+        leaving_BD = self._defences.protect(gradient_BD, Leaving(admitted.step, AGGREGATOR))
+        return admitted, leaving_BD.flatten(1).cpu().numpy()
+
+    def read(self, message: Envelope) -> tuple[Admitted, Tensor]:
+        """Admit rows (B,) with representations (B, *shape) that keep to every rule.
+
+        Raises:
+            RemoteProtocolError: they break one.
+        """
+        rows_B, z_BD = read_representations(
+            message, self.terms, aligned=self._aligned, minimum=self.contract.minimum_batch
+        )
+        check_spread(z_BD, self.terms, sender=message.sender)
+        return self.sum.admit(message, rows_B), z_BD
+
+    def gradient(self, step: int, rows_B: Tensor, z_BD: Tensor) -> Tensor:
+        """Take one step of its own; return lambda_p times the gradient of each row's loss.
+
+        Zeros for people that it does not know. It learns and helps from no fewer of its own people
+        than the contract's minimum batch, and from none whose representations are near-constant
+        among those of strangers. An honest batch may have such a part, so it is not refused: zeros
+        tell what the sender can compute.
+        """
+        held_B = self._held_N[rows_B]
+        known = int(held_B.sum())
+        if known == len(rows_B):
+            return self.trainer.answer(step, rows_B, z_BD, weight=self.weight)
+        gradient_BD, own_BD = torch.zeros_like(z_BD), z_BD[held_B]
+        if known < self.contract.minimum_batch or is_narrow(own_BD, self.terms):
+            return gradient_BD
+        gained_BD = self.trainer.answer(step, rows_B[held_B], own_BD, weight=self.weight)
+        gradient_BD[held_B] = gained_BD.to(gradient_BD.device)
+        return gradient_BD
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self.trainer.tensors() | self.sum.tensors()
+
+    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
+        self.trainer.load_tensors(tensors)
+        self.sum.load_tensors(tensors, last_step=next_step - 1)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch that waits for its update, in the autograd graph.
+
+    Attributes:
+        rows: positions in the own table, (B,).
+        loss: mean task loss, with the penalties of the defences.
+        sent: what goes to the guard, (A, *shape); None: the batch trains the active alone.
+    """
+
+    step: int
+    rows: Tensor
+    loss: Tensor
+    sent: Tensor | None
+
+
+class ActiveTrainer(Trainer):
+    """The active's batches and updates; representations go through `defences` before the guard.
+
+    `task` says what it learns; None: classes.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        networks: ActiveNetworks,
+        *,
+        features_N: Tensor,
+        labels_N: Tensor,
+        train: TrainSettings,
+        compute: Compute,
+        seed: int,
+        defences: RepresentationChain | None = None,
+        private: PrivateUpdates | None = None,
+        task: Task | None = None,
+    ) -> None:
+        self.networks, self._defences = networks, defences or RepresentationChain()
+        self.task = task or Classification()
+        modules = {**dict(networks.named_children()), "defences": self._defences}
+        super().__init__(owner, modules, train=train, compute=compute, seed=seed)
+        self.features_N, self.labels_N = compute.place(features_N), compute.place(labels_N)
+        self.private = private
+        self._private = PrivateGradient(owner, modules, private) if private else None
+        self._weighs = train.class_weights == "balanced"
+        self._weights_K: Tensor | None = None
+
+    def weigh_classes(self, rows: Tensor, classes: int) -> None:
+        """Count all classes alike, by the labels of these rows of its table, if it is set to."""
+        if self._weighs:
+            weights_K = balanced_weights(self.labels_N[rows.to(self.labels_N.device)], classes)
+            self._weights_K = self.compute.place(weights_K)
+
+    def forward(self, step: int, rows_B: Tensor, aligned: Tensor | None) -> Batch:
+        """Compute one batch.
+
+        Args:
+            step: of the run.
+            rows_B: positions in the own table.
+            aligned: places within the batch of the rows to send; None: nothing is sent.
+
+        Raises:
+            ModelError: parameters that are not finite, under private training.
+        """
+        self.begin()
+        if self._private:
+            self._private.forget()
+        here_B, dtype = rows_B.to(self.compute.device), self.compute.dtype
+        picked: Tensor | slice | None = None
+        if aligned is not None:
+            picked = EVERY if len(aligned) == len(rows_B) else aligned.to(here_B.device)
+        with self.forward_pass(step):
+            scores_BK, h_A = self.networks(self.features_N[here_B], picked)
+        loss = self.task.loss(
+            scores_BK.to(dtype), self.labels_N[here_B], self.features_N[here_B], self._weights_K
+        )
+        if h_A is not None:
+            h_A, penalty = self._defences(h_A.to(dtype), self.features_N[here_B[picked]], step)
+            loss = loss if penalty is None else loss + penalty
+            if self._private:
+                h_A = self._private.finite_rows(h_A.flatten(1)).reshape(h_A.shape)
+        return Batch(step, rows_B, loss, h_A)
+
+    def update(
+        self, batch: Batch, z_A: Tensor | None = None, sum_AD: Tensor | None = None
+    ) -> float:
+        """Descend on the task loss and the passives' sum together (Eq. 9); return the task loss.
+
+        Args:
+            batch: from `forward`.
+            z_A: what was released of it, in its graph; None: nothing.
+            sum_AD: of all lambda_p A dL_p/dz, flat; None: nothing was released.
+
+        Raises:
+            BudgetExhaustedError: the update would exceed the budget of private training.
+            ModelError: the gradient is not finite, where it has a bound.
+        """
+        loss = batch.loss
+        if z_A is not None and sum_AD is not None:
+            gradient_A = self.compute.place(sum_AD / len(sum_AD)).reshape(z_A.shape)
+            loss = joint_loss(loss, z_A, gradient_A)
+        if self._private:
+            self._private.backward(loss, step=batch.step, rows=batch.rows)
+        else:
+            loss.backward()
+        self.step()
+        return batch.loss.item()
+
+    def relabel(self, labels_N: Tensor) -> None:
+        """Train on these labels of its table from now on."""
+        self.labels_N = self.compute.place(labels_N)
+
+    def scored(self, rows: Tensor) -> Scored:
+        """What the model says of `rows` of its own table, alone (Eq. 11)."""
+        self.set_training(False)
+        try:
+            return scored_rows(
+                self.task, self._predict, rows, labels_N=self.labels_N, features_N=self.features_N
+            )
+        finally:
+            self.set_training(True)
+
+    def spread_labels(self, rows_U: Tensor, labeller: Labeller) -> None:
+        """Label these rows of the table over h, and fit the last layer of the head to the labels.
+
+        Labelled rows keep their labels, and rows that no label reaches are left out.
+        """
+        networks, here_U = self.networks, rows_U.to(self.compute.device)
+        linear = last_layer(networks)
+        self.set_training(False)
+        try:
+            with torch.no_grad(), self.forward_pass("spread"):
+                h_UD = networks.encoder(self.features_N[here_U])
+                read_UD = _read_by(networks.head, linear, h_UD)
+        finally:
+            self.set_training(True)
+        labels_U = self.labels_N[here_U].cpu().numpy()
+        labelled_n = np.flatnonzero(labels_U != UNLABELLED)
+        labels_n, classes = labels_U[labelled_n], linear.out_features
+        targets_UK = labeller.label(h_UD.flatten(1).double(), labelled_n, labels_n, classes)
+        targets_UK[labelled_n] = np.eye(classes)[labels_n]
+        said_V = np.flatnonzero(targets_UK.any(axis=1))
+        # Ridge knows rows that are about 1 long, and a bias is a column of 1.
+        read_UD = read_UD.double().cpu()
+        size = float(read_UD.square().sum(1).mean().sqrt()) or 1.0
+        constant_U1 = torch.full_like(read_UD[:, :1], linear.bias is not None)
+        phi_UD = torch.cat([read_UD / size, constant_U1], dim=1)
+        fitted = nn.Linear(phi_UD.shape[1], classes, bias=False, dtype=torch.float64)
+        fit_linear(
+            fitted, phi_UD[torch.from_numpy(said_V)].numpy(), targets_UK[said_V],
+            labelled_n=np.searchsorted(said_V, labelled_n),
+        )  # fmt: skip
+        with torch.no_grad():
+            linear.weight.copy_(fitted.weight[:, :-1] / size)
+            if linear.bias is not None:
+                linear.bias.copy_(fitted.weight[:, -1])
+
+    @torch.no_grad()
+    def loss_on(self, rows: Tensor) -> float:
+        """Mean task loss of `rows` of its own table, without the penalties of defences."""
+        self.set_training(False)
+        try:
+            total = sum(
+                float(self._loss(rows_B) * len(rows_B))
+                for rows_B in rows.to(self.labels_N.device).split(_EVALUATION_ROWS)
+            )
+        finally:
+            self.set_training(True)
+        return total / len(rows)
+
+    def _loss(self, rows_B: Tensor) -> Tensor:
+        weights_K = None if self._weights_K is None else self._weights_K.float()
+        return self.task.loss(
+            self._predict(rows_B).float(), self.labels_N[rows_B], self.features_N[rows_B], weights_K
+        )
+
+    def _predict(self, rows_B: Tensor) -> Tensor:
+        with self.forward_pass("predict"):
+            scores_BK: Tensor = self.networks(self.features_N[rows_B], None)[0]
+        return scores_BK
+
+
+class PassiveTrainer(Trainer):
+    """A passive's answers; `objective` is (z, own features) -> loss, with its networks."""
+
+    def __init__(
+        self,
+        owner: str,
+        objective: nn.Module,
+        *,
+        features_N: Tensor,
+        train: TrainSettings,
+        compute: Compute,
+        seed: int,
+    ) -> None:
+        super().__init__(owner, {"objective": objective}, train=train, compute=compute, seed=seed)
+        self.objective, self.features_N = objective, compute.place(features_N)
+
+    def answer(self, step: int, rows_B: Tensor, sent_B: Tensor, *, weight: float) -> Tensor:
+        """Descend once on its own loss (Eq. 10); return lambda_p B dL_p/dz (Eqs. 7 and 9).
+
+        That is lambda_p times the gradient of each row's own loss, so that a bound on a row does
+        not depend on the batch size; the active divides the sum by B.
+
+        Args:
+            step: of the run.
+            rows_B: alignment positions.
+            sent_B: the active's representations of them, (B, *shape).
+            weight: lambda_p.
+        """
+        z_B = self.compute.place(sent_B).requires_grad_()
+        self.begin()
+        with self.forward_pass(step):
+            loss = self.objective(z_B, self.features_N[rows_B.to(self.compute.device)])
+        loss.backward()
+        self.step()
+        assert z_B.grad is not None
+        return z_B.grad * (weight * len(z_B))
+
+
+def example_gradients(
+    networks: ActiveNetworks, weights: Weights, features_BF: Tensor, labels_B: Tensor,
+    row_BD: Tensor, *, clip: float,
+) -> Weights:  # fmt: skip
+    """Return each example's gradient of its task loss + <row, z>, (B, *shape) a parameter.
+
+    What DP-SGD clips (`private_gradient.py`), where all rows of the batch are sent.
+
+    Args:
+        networks: without dropout.
+        weights: of the networks.
+        features_BF: of the batch.
+        labels_B: of the batch.
+        row_BD: of the passives' sum.
+        clip: L2 bound of a row of z.
+    """
+
+    def loss(weights: Weights, x_F: Tensor, y: Tensor, row_D: Tensor) -> Tensor:
+        scores_1K, sent_1D = functional_call(networks, dict(weights), (x_F[None],))
+        return joint_loss(F.cross_entropy(scores_1K, y[None]), onto_ball(sent_1D, clip), row_D)
+
+    each = vmap(grad(loss), in_dims=(None, 0, 0, 0))
+    gradients: Weights = each(weights, features_BF, labels_B, row_BD)
+    return gradients
+
+
+def passive_gradients(
+    objective: nn.Module, weights: Weights, z_BD: Tensor, features_BF: Tensor
+) -> tuple[Weights, Tensor]:
+    """Return the gradients of L_p by the passive's weights, and of each row's own loss by z."""
+
+    def loss(weights: Weights, z_BD: Tensor) -> Tensor:
+        value: Tensor = functional_call(objective, dict(weights), (z_BD, features_BF))
+        return value
+
+    own, row_BD = grad(loss, argnums=(0, 1))(weights, z_BD)
+    return own, row_BD * len(z_BD)
+
+
+def _read_by(head: nn.Module, linear: nn.Linear, h_UD: Tensor) -> Tensor:
+    """What the head hands to its last layer."""
+    read: list[Tensor] = []
+    hook = linear.register_forward_pre_hook(lambda _, arguments: read.append(arguments[0]))
+    try:
+        head(h_UD)
+    finally:
+        hook.remove()
+    return read[0]
 
 
 class Apfed(Method):
@@ -408,7 +674,7 @@ class Apfed(Method):
             return None
         check_passives(own.config, own.passives)
         projected = projection_size(own.config, own.passives)
-        _, shape = active_networks(own, projected)
+        _, shape = _networks(own, projected)
         guard = guard_for(own)
         return representation_terms(own.config, shape, guard, projected=projected is not None)
 
@@ -432,44 +698,39 @@ class Apfed(Method):
         )
 
     def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
-        secure_sum, _ = _sum_of_contract(own, contract)
-        return _learner(own, contract, rows, secure_sum, self.headline)
+        compute = Compute.of(own.config.train)
+        sum_end = SessionSum.of(own, contract).active(compute.dtype)
+        return active_of(ApfedActive, own, contract, rows, sum_end)
 
     def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
-        config, terms = own.config, contract.passives[own.name]
-        secure_sum, noise = _sum_of_contract(own, contract)
-        contributor, shape = secure_sum.contributor(own.name), terms.representation.shape
+        train, held_N = own.config.train, rows >= 0
+        terms, table = contract.passives[own.name], own.data.table
+        shape = terms.representation.shape
         assert terms.objective is not None
-        with seeded(own.seed, own.name, "objective"):
+        with seeded(own.secrets.seed, own.name, "objective"):
             objective = make_objective(
                 terms.objective,
                 representation=shape,
-                features=own.features,
-                model=model_of(config, own.name),
+                features=table.shape,
+                model=model_of(own.config, own.name),
             )
-        party = PassiveParty(
-            own.name,
-            contract,
-            features_N=own.rows.features[rows.clamp(min=0)],
-            objective=objective,
-            contributor=contributor,
-            train=config.train,
-            compute=Compute.of(config.train),
-            seed=own.seed,
-            answers=answers_log(own),
-            held_N=rows >= 0,
-            noise=contribution_noise(own, shape, plan=noise, aligned=len(rows)),
-            waiting=waiting_of(
-                config.secure_sum, contributor, (config.train.batch_size, math.prod(shape)),
-                worker_for(config.secure_sum),
-            ),
-            defences=gradient_chain(config.defences, surroundings_of(own, shape), "contributions"),
+        trainer = PassiveTrainer(
+            own.name, objective, features_N=table.features[rows.clamp(min=0)],
+            train=train, compute=Compute.of(train), seed=own.secrets.seed,
         )  # fmt: skip
-        return ApfedPassive(party, rounds=secure_sum.rounds)
+        sum_end = SessionSum.of(own, contract).passive(
+            people=len(rows), held_N=held_N, repeatable=True,
+            ahead=(train.batch_size, math.prod(shape)),
+        )  # fmt: skip
+        defences = gradient_chain(own.config.defences, surroundings_of(own, shape), "contributions")
+        return ApfedPassive(sum_end, trainer, held_N=held_N, defences=defences)
 
     def aggregator(self, own: Own, contract: Contract) -> Helper:
-        secure_sum, _ = _sum_of_contract(own, contract)
-        return ApfedAggregator(contract, secure_sum.combiner(), rounds=secure_sum.rounds)
+        return SessionSum.of(own, contract).aggregator()
+
+    def lockstep(self, active: Learner, passives: Mapping[str, Helper]) -> Lockstep:
+        """Algorithm 1 without messages."""
+        return _lockstep(active, passives)
 
 
 class SingleView(Method):
@@ -478,36 +739,59 @@ class SingleView(Method):
     settings: type[MethodSettings] = SingleViewSettings
 
     def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
-        return _learner(own, contract, rows, None, self.headline)
+        return active_of(ApfedActive, own, contract, rows, None)
+
+    def lockstep(self, active: Learner, passives: Mapping[str, Helper]) -> Lockstep:
+        """The active's own steps."""
+        return _lockstep(active, passives)
 
 
-def _learner(
-    own: Own, contract: Contract, rows: Tensor, secure_sum: SecureSum | None, headline: str
-) -> ApfedLearner:
-    """The active's role; without a sum it trains alone, and nothing is released."""
-    guard = guard_for(own)
-    updates = private_updates(own, guard)
-    party = active_party(own, contract, guard, updates, rows, secure_sum)
-    training = whole_training(own.config, party.ledger, updates)
-    released = {party.name: party.ledger} if secure_sum else {}
-    guarantee = guard.statement() if secure_sum else NOTHING_RELEASED
-    return ApfedLearner(
-        party,
-        headline=headline,
-        ledgers={**released, **update_ledgers(party.name, updates)},
-        training=training,
-        guarantee=training.statement(guard if secure_sum else None) if training else guarantee,
-        rounding=secure_sum.rounding() if secure_sum else None,
-        train_rows=own.train_rows,
-        test_rows=own.test_rows,
-        classes=len(own.classes),
-        config=own.config,
-        only=rows if secure_sum and not own.config.train.use_unaligned else None,
-    )
+def _lockstep(active: Learner, passives: Mapping[str, Helper]) -> Lockstep:
+    assert isinstance(active, ApfedActive)
+    helping = [one for one in passives.values() if isinstance(one, ApfedPassive)]
+
+    def step(step: int, rows_B: Tensor) -> None:
+        batch, rows_A = active.forward(step, rows_B)
+        z_A = batch.sent
+        if z_A is None or active.is_narrow(step, z_A):
+            active.trainer.update(batch)
+            return
+        sent_A = z_A.detach()
+        gradients = [passive.gradient(step, rows_A, sent_A.clone()) for passive in helping]
+        sum_AD = torch.stack([one.flatten(1).double() for one in gradients]).sum(0)
+        active.trainer.update(batch, z_A, sum_AD)
+
+    return step
 
 
-def _sum_of_contract(own: Own, contract: Contract) -> tuple[SecureSum, NoisePlan | None]:
-    """The agreed sum, as each party describes it for itself."""
-    names = tuple(contract.passives)
-    shape = contract.passives[names[0]].representation.shape
-    return sum_and_noise(own.config, contract.session, contract.active, names, shape)
+def active_of(
+    kind: type[ActiveT], own: Own, contract: Contract, rows: Tensor, sum_end: ActiveSum | None
+) -> ActiveT:
+    """An active of this kind with its networks at their reproducible start; see `ApfedActive`."""
+    config, table, guard = own.config, own.data.table, guard_for(own)
+    networks, shape = _networks(own, projection_size(config, own.passives) if sum_end else None)
+    assert table.labels is not None
+    private = private_updates(own, guard)
+    trainer = ActiveTrainer(
+        own.name, networks, features_N=table.features, labels_N=table.labels, train=config.train,
+        compute=Compute.of(config.train), seed=own.secrets.seed, private=private,
+        defences=representation_chain(config.defences, surroundings_of(own, shape)),
+        task=task_of(own),
+    )  # fmt: skip
+    releases = Releases(guard, ledger_for(own, guard, aligned=len(rows)))
+    return kind(own, contract, rows, trainer, releases, sum_end)
+
+
+def _networks(own: Own, projection: int | None) -> tuple[ActiveNetworks, Shape]:
+    """The active's networks at their reproducible start, and the shape of one row of z."""
+    model, seed, features = own.config.model, own.secrets.seed, own.data.table.shape
+    family = family_for(model, features)
+    with seeded(seed, own.name, "encoder"):
+        encoder = family.encoder(features, model)
+    shape = output_shape(encoder, features)
+    with seeded(seed, own.name, "head"):
+        head = family.head(math.prod(shape), outputs_of(own), model)
+    if projection is None:
+        return ActiveNetworks(encoder, head), shape
+    with seeded(seed, own.name, "projection"):
+        return ActiveNetworks(encoder, head, projection_to(projection, shape)), (projection,)

@@ -1,132 +1,79 @@
 """H-FedMV and S-FedMV: parties with the same views of other people average their weights.
 
 Nothing is aligned: every party has labels and all views of people of its own. A step is one round
-of FedMV's Algorithm 3, or 4: the active sends the average, every party trains from it, and the
-average becomes the sum of all parties' weights, each by its share of rows. There is no server as in
-the paper: the active, which is one of the parties, reads the others' weighted sum alone, through a
-`SecureSum`. S-FedMV averages GRUs first, `rounds` rounds long; their last
-states are the views from there on.
+of FedMV's Algorithm 3, or 4, in three scripts. `AveragingActive.step`: the active sends the
+average, trains from it meanwhile, and takes the sum of all parties' weights, each by its share of
+rows, for the next. `AveragingPassive.answer`: a passive trains from the average, and contributes
+its weights by its share. There is no server as in the paper: the aggregator adds what it cannot
+read (`secure_apfed.methods.sum_end`), and the active, which is one of the parties, averages.
+S-FedMV averages GRUs first, `rounds` rounds long; their last states are the views from there on.
+
+The active emits the average of each round; a passive its part of a secure sum without noise.
+
+Letters: R rows of the weights' matrix, W numbers in each; N rows of a party's table, F features of
+a view, K classes, D numbers of a GRU's state.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Literal, Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal, Protocol, Self
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.contract import Contract, RepresentationTerms
 from secure_apfed.data import UNLABELLED
 from secure_apfed.errors import ConfigError
-from secure_apfed.exchange import Links
-from secure_apfed.learning.averaging import LinearViews, SequenceViews, Stages
-from secure_apfed.learning.multiview import Floats, Pull, ViewModel, joint_weights
-from secure_apfed.measures import Scored, scored_by
-from secure_apfed.methods.accounts import answers_log, refused_sums
-from secure_apfed.methods.apfed import ApfedAggregator
+from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack, unpack
+from secure_apfed.learning.checks import check_norms
+from secure_apfed.learning.compute import Compute
+from secure_apfed.learning.descent import prefixed, without_prefix
+from secure_apfed.learning.networks import ActiveNetworks
 from secure_apfed.methods.method import Agreed, Helper, Learner, Method, Own
-from secure_apfed.methods.pseudo_labels import (
+from secure_apfed.methods.multiview import (
     FedMvSettings,
-    agreed_sum,
+    Floats,
+    MultiviewSettings,
+    Pull,
+    ViewModel,
+    ViewsActive,
+    agreed_on,
+    averaged,
+    check_clip,
+    joint_share,
     label_terms,
-    parameters_of_sum,
+    objective,
     pull_of,
 )
-from secure_apfed.methods.summing import OpenedSums, SummingHelper
+from secure_apfed.methods.sum_end import ActiveSum, Admitted, PassiveSum, SessionSum, SumHelper
 from secure_apfed.methods.terms import check_passives, clip_of, require_own_terms
 from secure_apfed.models import SequenceEncoder, encoder_and_head
-from secure_apfed.parties import ActiveNetworks, Compute
-from secure_apfed.parties.averaging import AveragingActive, AveragingPassive
 from secure_apfed.seeds import derive_seed, seeded
-from secure_apfed.settings.multiview import MultiviewSettings, RecurrentSettings
 from secure_apfed.settings.run import RunSettings
 
 __all__ = [
-    "Averaging", "AveragingLearner", "AveragingSettings", "HFedMvSettings", "SFedMvSettings",
-    "linear_views",
-]  # fmt: skip
+    "AveragedModel",
+    "Averaging",
+    "AveragingActive",
+    "AveragingPassive",
+    "AveragingSettings",
+    "HFedMvSettings",
+    "LinearViews",
+    "SFedMvSettings",
+    "SequenceViews",
+    "Stages",
+]
 
+_ONE = torch.zeros(1, dtype=torch.int64)
+"""What an answer counts for: there are no rows in common, of which each would be asked for."""
 
-class AveragingLearner(Learner):
-    """The active's role; see `Learner`.
-
-    Args:
-        party: the active, set up; sums: its end of the sum.
-        networks: that predict alone, to which the average is written.
-        own: what it brings; headline: what its accuracy is called; rounding: of the sum.
-    """
-
-    guarantee = "no guarantee: sums of weights are opened without noise"
-    smallest_batch = 1
-
-    def __init__(
-        self, party: AveragingActive, own: Own, *, sums: OpenedSums, networks: ActiveNetworks,
-        headline: str, rounding: float,
-    ) -> None:  # fmt: skip
-        super().__init__()
-        self.name, self.party, self.rounding = party.name, party, rounding
-        self.training_rows = own.train_rows
-        self._own, self._sums, self._headline = own, sums, headline
-        self._compute = Compute.of(own.config.train)
-        self._networks = networks.to(self._compute.device, self._compute.dtype)
-
-    @property
-    def opened(self) -> Tensor | None:
-        return self._sums.opened
-
-    async def set_up(self, links: Links) -> None:
-        """Its end of the sum."""
-        await self._sums.set_up(links)
-
-    async def step(self, links: Links, step: int, rows_B: Tensor) -> float:
-        """One round of all parties (2M + 1 envelopes, or 4M + 1)."""
-        rows_R, request = self.party.request(step)
-        loss = self.party.train(step)
-        across = self.party.stages.at(step).weights.shape[1]
-        opened_RW = await self._sums.open(links, step, rows_R, request, numbers=across)
-        self.party.average(step, np.asarray(opened_RW.double().numpy()))
-        return loss
-
-    async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
-        """What the active says alone; needs no exchange."""
-        networks, own, compute = self.solo().eval(), self._own, self._compute
-        features_N, labels_N = compute.place(own.rows.features), own.rows.labels
-        assert labels_N is not None
-        alone = scored_by(
-            lambda rows_B: networks(features_N[rows_B], None)[0],
-            own.test_rows,
-            labels_N.to(compute.device),
-        )
-        return {self._headline: alone}
-
-    def solo(self) -> ActiveNetworks:
-        """The average, as networks: what all views say where FedMV's Eqs. (18) and (19) end."""
-        stages, networks = self.party.stages, self._networks
-        if stages.recurrent is not None:
-            networks.encoder.load_state_dict(stages.recurrent.encoder.state_dict())
-        if stages.views is not None:
-            weights = joint_weights([view.zeta for view in stages.views.views])
-            parts = [
-                weight * view.weights_FC
-                for weight, view in zip(weights, stages.views.views, strict=True)
-            ]
-            joint_KD = torch.from_numpy(np.concatenate(parts).T)
-        else:
-            assert stages.recurrent is not None
-            joint_KD = stages.recurrent.joint_head
-        assert isinstance(networks.head, nn.Linear)
-        with torch.no_grad():
-            networks.head.weight.copy_(joint_KD)
-        return networks
-
-    def tensors(self) -> dict[str, Tensor]:
-        return self.party.tensors()
-
-    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
-        self.party.load_tensors(tensors)
+_ACROSS = 64
+_RATE, _DROPOUT = 5e-3, 0.1
 
 
 class AveragingSettings(FedMvSettings):
@@ -137,7 +84,7 @@ class AveragingSettings(FedMvSettings):
     def check(self, config: RunSettings) -> None:
         """See `MethodSettings`; also that no passive is weighted by hand."""
         super().check(config)
-        weighted = [name for name, one in config.passives.items() if one.weight != 1.0]
+        weighted = [name for name, passive in config.passives.items() if passive.weight != 1.0]
         if weighted:
             raise ValueError(
                 f"passives.{weighted[0]}.weight: in method {self.name} a party counts by the rows "
@@ -174,6 +121,363 @@ class SFedMvSettings(AveragingSettings):
         return self.model_copy(update={"rounds": max(1, round(steps * self.rounds / epochs))})
 
 
+class AveragingActive(ViewsActive):
+    """The active: trains like the others, averages, and sends the average; see `Learner`.
+
+    Args:
+        own: what it brings; contract: of the session.
+        stages: its copy of the model.
+        sum_end: its end of the sum.
+    """
+
+    guarantee = "no guarantee: sums of weights are opened without noise"
+    smallest_batch = 1
+
+    def __init__(self, own: Own, contract: Contract, stages: "Stages", sum_end: ActiveSum) -> None:
+        super().__init__(own, contract, sum_end)
+        self.stages, self.training_rows = stages, own.data.train_rows
+        self._share = 1.0 - sum(terms.weight for terms in contract.passives.values())
+
+    async def step(self, links: Links, step: int, rows_B: Tensor) -> float:
+        """Send the average, train from it meanwhile, average (Algs. 3 and 4); rows are its own.
+
+        Raises:
+            ModelError: views that cannot be learnt from.
+            RemoteProtocolError: the sum answers something else.
+        """
+        model, ended = self.stages.at(step), self.stages.ended_before(step)
+        weights_RW = model.weights
+        tensors = {"weights": weights_RW} | ({} if ended is None else {"ended": ended.weights})
+        payload = pack({name: torch.from_numpy(value) for name, value in tensors.items()}, {})
+        self.sum.ask(links, Kind.REQUEST, step, payload)
+        loss = model.train(step)
+        rows_R, across = torch.arange(len(weights_RW)), weights_RW.shape[1]
+        opened_RW = await self.sum.read(links, step, rows_R, payload, across)
+        model.load(opened_RW.numpy() + self._share * model.weights)
+        return loss
+
+    def solo(self) -> ActiveNetworks:
+        """The average, as networks."""
+        if self.stages.recurrent is not None:
+            state = self.stages.recurrent.encoder.state_dict()
+            self._networks.encoder.load_state_dict(state)
+        return super().solo()
+
+    @property
+    def head(self) -> Tensor:
+        """What all views say, where FedMV's Eqs. (18) and (19) end."""
+        return self.stages.newest.head
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self.stages.tensors()
+
+    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
+        self.stages.load_tensors(tensors)
+
+
+class AveragingPassive(SumHelper):
+    """A passive: trains on people and labels of its own; see `Helper`.
+
+    Args:
+        sum_end: its end of the sum; clip: the longest row that it carries, None: any.
+        stages: its copy of the model.
+    """
+
+    asks = (Kind.REQUEST,)
+
+    def __init__(self, sum_end: PassiveSum, stages: "Stages", *, clip: float | None) -> None:
+        super().__init__(sum_end)
+        self.stages, self._clip = stages, clip
+        self._share = self.contract.passives[self.name].weight
+
+    async def answer(self, links: Links, message: Envelope) -> None:
+        """Train from the average, and contribute its share of it (Algs. 3 and 4, client).
+
+        Raises:
+            RemoteProtocolError: the request breaks a rule.
+            LocalProtocolError: a row is longer than what the sum carries.
+        """
+        admitted, model = self.read(message)
+        model.train(admitted.step)
+        values_RW = self._share * model.weights
+        check_clip(values_RW, self._clip, me=self.name)
+        await self.sum.send(links, admitted, values_RW)
+
+    def read(self, message: Envelope) -> tuple[Admitted, "AveragedModel"]:
+        """Admit an average; return the model of its step, which has it now.
+
+        Raises:
+            RemoteProtocolError: weights of another shape, or out of the contract's bounds.
+        """
+        terms, sender = self.contract.passives[self.name].representation, message.sender
+        ended = self.stages.ended_before(message.step)
+        expected = {"weights": TensorSpec(torch.float64, (None, None))}
+        if ended is not None:
+            expected["ended"] = TensorSpec(torch.float64, ended.weights.shape)
+        received, _ = unpack(message.payload, expected, sender=sender)
+        for tensor in received.values():
+            check_norms(tensor, terms, sender=sender)
+        weights_RW = received["weights"].numpy()
+        admitted = self.sum.admit(message, torch.arange(len(weights_RW)), counted=_ONE)
+        if ended is not None:
+            ended.load(received["ended"].numpy())
+        model = self.stages.at(admitted.step)
+        if weights_RW.shape != model.weights.shape:
+            raise RemoteProtocolError(
+                f"{sender} sent weights of shape {weights_RW.shape}, the model of "
+                f"{self.name} has {model.weights.shape}; all parties need the same views, and the "
+                "same method.rounds"
+            )
+        model.load(weights_RW)
+        return admitted, model
+
+    def tensors(self) -> dict[str, Tensor]:
+        return prefixed("model", self.stages.tensors()) | self.sum.tensors()
+
+    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
+        self.sum.load_tensors(tensors, last_step=next_step - 1)
+        self.stages.load_tensors(without_prefix("model", tensors))
+
+
+class AveragedModel(Protocol):
+    """One party's copy of a model that all have; its weights are a matrix, (R, W), float64."""
+
+    @property
+    def weights(self) -> Floats:
+        """(R, W): what a sum carries row by row."""
+        ...
+
+    @property
+    def head(self) -> Tensor:
+        """What all views say together, as weights of one layer over all their features, (K, F)."""
+        ...
+
+    def load(self, weights_RW: Floats) -> None:
+        """Take the average."""
+        ...
+
+    def train(self, step: int) -> float:
+        """Train on the own rows; return the loss a row."""
+        ...
+
+    def tensors(self) -> dict[str, Tensor]: ...
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None: ...
+
+
+class LinearViews:
+    """A client of H-FedMV: weights W_k of all its views, one below the other, (F, K).
+
+    Args:
+        views: at their start; pull: of its labels, on the common pseudo-labels.
+        tolerance: of the objective, relative, below which updates end; rounds: of them, at most.
+    """
+
+    def __init__(
+        self, views: Sequence[ViewModel], pull: Pull, *, tolerance: float, rounds: int
+    ) -> None:
+        self.views, self._pull = views, pull
+        self._tolerance, self._rounds = tolerance, rounds
+
+    @classmethod
+    def begin(
+        cls, settings: MultiviewSettings, views: Sequence[Tensor], pull: Pull, *, owner: str,
+        seed: int,
+    ) -> Self:  # fmt: skip
+        """One party's model of its views (N, F) at its start.
+
+        Args:
+            settings: of the method.
+            views: one by one, of the rows that train.
+            pull: of their labels.
+            owner: whose random numbers it starts from.
+            seed: of these.
+        """
+        models = [
+            ViewModel.begin(
+                np.asarray(view_NF.double().cpu().numpy()),
+                pull.truth_NC.shape[1],
+                np.random.default_rng(derive_seed(seed, owner, "view", at)),
+                beta=settings.beta,
+                zeta=settings.zeta,
+                tolerance=settings.tolerance,
+                most_rounds=settings.most_rounds,
+            )
+            for at, view_NF in enumerate(views)
+        ]
+        return cls(models, pull, tolerance=settings.tolerance, rounds=settings.most_rounds)
+
+    @property
+    def weights(self) -> Floats:
+        return np.concatenate([view.weights_FC for view in self.views])
+
+    @property
+    def head(self) -> Tensor:
+        zetas = [view.zeta for view in self.views]
+        parts = [joint_share(view.zeta, zetas) * view.weights_FC for view in self.views]
+        return torch.from_numpy(np.concatenate(parts).T)
+
+    def load(self, weights_RW: Floats) -> None:
+        ends = np.cumsum([view.x_NF.shape[1] for view in self.views])[:-1]
+        for view, weights_FC in zip(self.views, np.split(weights_RW, ends), strict=True):
+            view.weights_FC = weights_FC.copy()
+
+    def train(self, step: int) -> float:
+        """Update pseudo-labels and weights until they converge (Algorithm 3, client)."""
+        rows = np.arange(len(self._pull.truth_NC))
+        common_NC, now = averaged(self.views, self._pull), np.inf
+        for _ in range(self._rounds):
+            before = now
+            for view in self.views:
+                view.relabel(rows, common_NC)
+            common_NC = averaged(self.views, self._pull)
+            for view in self.views:
+                view.fit(rows)
+            now = objective(self.views, common_NC, self._pull)
+            if before - now <= self._tolerance * max(now, 1.0):
+                break
+        return now / len(rows)
+
+    def tensors(self) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for index, view in enumerate(self.views):
+            found |= prefixed(str(index), view.tensors())
+        return found
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        for index, view in enumerate(self.views):
+            view.load_tensors(without_prefix(str(index), tensors))
+
+
+class SequenceViews:
+    """A client of S-FedMV: a GRU a view, each trained under a layer of its own (Algorithm 4).
+
+    Args:
+        owner: the party, for its random numbers; seed: of these.
+        encoder: the GRUs; heads: one a view, 2 D numbers -> K scores.
+        features_N: its rows; labels_N: `UNLABELLED` where a row has none to learn from.
+        local_epochs: between two averages; batch_size: rows of a step.
+        compute: where.
+    """
+
+    def __init__(
+        self, owner: str, *, encoder: SequenceEncoder, heads: nn.ModuleList, features_N: Tensor,
+        labels_N: Tensor, local_epochs: int, batch_size: int = 128, compute: Compute, seed: int,
+    ) -> None:  # fmt: skip
+        self.encoder, self.heads = encoder, heads
+        self._network = nn.ModuleList([encoder, heads]).to(compute.device, compute.dtype)
+        labelled_N = labels_N != UNLABELLED
+        self._features_N = compute.place(features_N[labelled_N])
+        self._labels_N = labels_N[labelled_N].to(compute.device)
+        self._epochs, self._batch_size = local_epochs, batch_size
+        self._compute, self._owner, self._seed = compute, owner, seed
+
+    @torch.no_grad()
+    def states(self, features_B: Tensor) -> list[Tensor]:
+        """The GRUs' last states of these rows, (B, 2 D), by view."""
+        return self.encoder.parts(self._compute.place(features_B))
+
+    @property
+    def weights(self) -> Floats:
+        flat_P = parameters_to_vector(self._network.parameters()).detach().cpu().double().numpy()
+        return np.pad(flat_P, (0, -len(flat_P) % _ACROSS)).reshape(-1, _ACROSS)
+
+    @property
+    def head(self) -> Tensor:
+        """(K, 2 D of all views): the mean of what the views' layers say."""
+        layers = [layer.weight for layer in self.heads if isinstance(layer, nn.Linear)]
+        return torch.cat(layers, dim=1).detach() / len(layers)
+
+    def load(self, weights_RW: Floats) -> None:
+        like = next(self._network.parameters())
+        size = sum(parameter.numel() for parameter in self._network.parameters())
+        flat_P = torch.from_numpy(weights_RW.reshape(-1)[:size]).to(like)
+        vector_to_parameters(flat_P, self._network.parameters())
+
+    def train(self, step: int) -> float:
+        """Some epochs of RMSProp on the own rows."""
+        losses, optimiser = [], torch.optim.RMSprop(self._network.parameters(), lr=_RATE)
+        self._network.train()
+        with seeded(self._seed, self._owner, "recurrent", step):
+            for rows_B in self._batches():
+                loss = self._loss(rows_B)
+                optimiser.zero_grad()
+                loss.backward()
+                optimiser.step()
+                losses.append(loss.item())
+        self._network.eval()
+        return float(np.mean(losses))
+
+    def _batches(self) -> Iterator[Tensor]:
+        for _ in range(self._epochs):
+            yield from torch.randperm(len(self._labels_N)).split(self._batch_size)
+
+    def _loss(self, rows_B: Tensor) -> Tensor:
+        """Cross-entropy of each view by itself, added: no view's GRU reads another's loss."""
+        labels_B = self._labels_N[rows_B]
+        parts = self.encoder.parts(self._features_N[rows_B])
+        dropped = [F.dropout(part, _DROPOUT) for part in parts]
+        losses = [
+            F.cross_entropy(head(part), labels_B)
+            for head, part in zip(self.heads, dropped, strict=True)
+        ]
+        return torch.stack(losses).sum()
+
+    def tensors(self) -> dict[str, Tensor]:
+        return dict(self._network.state_dict())
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        self._network.load_state_dict(tensors)
+
+
+class Stages:
+    """The model of each step: views by their features, once GRUs have made these.
+
+    Args:
+        views: makes the model of the views, called once.
+        recurrent: the GRUs, where views are sequences.
+        rounds: steps in which these are averaged.
+    """
+
+    def __init__(
+        self, views: Callable[[], LinearViews], *, recurrent: SequenceViews | None = None,
+        rounds: int = 0,
+    ) -> None:  # fmt: skip
+        self.recurrent = recurrent
+        self._make, self._rounds = views, rounds
+        self.views: LinearViews | None = None if recurrent else views()
+
+    def at(self, step: int) -> AveragedModel:
+        """The one that is averaged in this step."""
+        if self.recurrent is not None and step < self._rounds:
+            return self.recurrent
+        return self._of_views()
+
+    def ended_before(self, step: int) -> AveragedModel | None:
+        """The one whose last average all must have before this step, the first of another."""
+        return self.recurrent if step == self._rounds else None
+
+    @property
+    def newest(self) -> AveragedModel:
+        """The one that was averaged last."""
+        return self.recurrent if self.recurrent and not self.views else self._of_views()
+
+    def _of_views(self) -> LinearViews:
+        if self.views is None:
+            self.views = self._make()
+        return self.views
+
+    def tensors(self) -> dict[str, Tensor]:
+        first = prefixed("recurrent", self.recurrent.tensors()) if self.recurrent else {}
+        return first | (prefixed("views", self.views.tensors()) if self.views else {})
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        if self.recurrent is not None:
+            self.recurrent.load_tensors(without_prefix("recurrent", tensors))
+        if views := without_prefix("views", tensors):
+            self._of_views().load_tensors(views)
+
+
 class Averaging(Method):
     """The method; see `Method`.
 
@@ -182,149 +486,88 @@ class Averaging(Method):
     """
 
     def __init__(self, settings: type[AveragingSettings]) -> None:
-        self.settings, self._recurrent = settings, settings.reads_sequences
+        self.settings = settings
 
     def offer(self, own: Own) -> RepresentationTerms | None:
         """See `Method`: each party says how many classes it has, how many rows it trains on, and
         what its features are.
         """
         check_passives(own.config, own.passives)
-        terms = label_terms(own, len(own.classes))
-        told = {"rows": len(own.train_rows), "features": own.held.table.layout}
-        return terms.model_copy(update=told)
+        terms = label_terms(own, len(own.data.classes))
+        held = {"rows": len(own.data.train_rows), "features": own.data.table.layout}
+        return terms.model_copy(update=held)
 
     def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
+        classes, features = math.prod(offers[own.active].shape), offers[own.active].features
         for name, offered in offers.items():
-            classes = math.prod(offers[own.active].shape)
-            features = offers[own.active].features
             if offered.features != features:
                 raise RemoteProtocolError(
                     f"{name} has other features than {own.active}, or in another order: weights of "
                     "different columns, kinds or categories would be averaged. Give both the same "
                     "columns in the same order and one encoding (data.parties.X.encoding)"
                 )
-            told = {"rows": offered.rows, "features": features}
-            expected = label_terms(own, classes).model_copy(update=told)
+            held = {"rows": offered.rows, "features": features}
+            expected = label_terms(own, classes).model_copy(update=held)
             require_own_terms(own.name, name, offered, expected)
             if offered.rows is None:
                 raise RemoteProtocolError(f"{name} says not on how many rows it trains")
         rows = {name: offered.rows or 0 for name, offered in offers.items()}
-        return parameters_of_sum(own, offers, session, weights={
-            name: rows[name] / sum(rows.values()) for name in own.passives
-        })  # fmt: skip
+        shares = {name: rows[name] / sum(rows.values()) for name in own.passives}
+        return agreed_on(own, session, offers, shares)
 
     def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
-        secure_sum, stages = agreed_sum(own, contract), self._stages(own)
-        share = 1.0 - sum(terms.weight for terms in contract.passives.values())
-        with seeded(own.seed, own.name, "networks"):
-            parts = encoder_and_head(own.config.model, own.features, len(own.classes))
-        return AveragingLearner(
-            AveragingActive(own.name, contract, stages=stages, share=share),
-            own,
-            networks=ActiveNetworks(*parts),
-            headline=self.headline,
-            sums=OpenedSums(contract, secure_sum.receiver(), refused_sums(own)),
-            rounding=secure_sum.rounding(),
-        )
+        sum_end = SessionSum.of(own, contract).active()
+        return AveragingActive(own, contract, _stages(own), sum_end)
 
     def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
-        secure_sum = agreed_sum(own, contract)
-        terms = contract.passives[own.name]
-        if terms.representation.shape != (len(own.classes),):
+        (classes,) = contract.passives[own.name].representation.shape
+        if classes != len(own.data.classes):
             raise ConfigError(
-                f"{own.name} has labels of {len(own.classes)} classes, {contract.active} of "
-                f"{math.prod(terms.representation.shape)}; name the same classes at all parties"
+                f"{own.name} has labels of {len(own.data.classes)} classes, {contract.active} of "
+                f"{classes}; name the same classes at all parties"
             )
-        party = AveragingPassive(
-            own.name,
-            contract,
-            stages=self._stages(own),
-            share=terms.weight,
-            contributor=secure_sum.contributor(own.name),
-            clip=clip_of(own.config),
-            answers=answers_log(own),
-        )
-        return SummingHelper(party, rounds=secure_sum.rounds)
+        sum_end = SessionSum.of(own, contract).passive(people=len(_ONE))
+        return AveragingPassive(sum_end, _stages(own), clip=clip_of(own.config))
 
     def aggregator(self, own: Own, contract: Contract) -> Helper:
-        secure_sum = agreed_sum(own, contract)
-        return ApfedAggregator(contract, secure_sum.combiner(), rounds=secure_sum.rounds)
+        return SessionSum.of(own, contract).aggregator()
 
-    def _stages(self, own: Own) -> Stages:
-        """One party's copy of the model at its start; the active's goes to all."""
-        if not own.held.views:
-            raise ConfigError(
-                f"{own.name}: method {own.config.method.name} learns from several views, and this "
-                "party's columns have none; name them in data.view_columns"
-            )
-        features_NF = own.rows.features[own.train_rows]
-        if not self._recurrent:
-            views = [features_NF[:, view.columns] for view in own.held.views.values()]
-            return Stages(lambda: _linear(own, views))
-        recurrent, rounds = _recurrent(own), SFedMvSettings.of(own.config).rounds
 
-        def after() -> LinearViews:
-            with torch.no_grad():
-                return _linear(own, recurrent.encoder.parts(recurrent.place(features_NF)))
-
-        return Stages(after, recurrent=recurrent, rounds=rounds)
+def _stages(own: Own) -> Stages:
+    """One party's copy of the model at its start; the active's goes to all."""
+    if not own.data.views:
+        raise ConfigError(
+            f"{own.name}: method {own.config.method.name} learns from several views, and this "
+            "party's columns have none; name them in data.view_columns"
+        )
+    features_NF = own.data.table.features[own.data.train_rows]
+    if not own.config.method.reads_sequences:
+        views = [features_NF[:, view.columns] for view in own.data.views.values()]
+        return Stages(lambda: _linear(own, views))
+    recurrent, settings = _recurrent(own), SFedMvSettings.of(own.config)
+    return Stages(
+        lambda: _linear(own, recurrent.states(features_NF)),
+        recurrent=recurrent, rounds=settings.rounds,
+    )  # fmt: skip
 
 
 def _linear(own: Own, views: Sequence[Tensor]) -> LinearViews:
-    pull = pull_of(own, own.train_rows, eta=MultiviewSettings.of(own.config).eta, own=False)
-    settings = MultiviewSettings.of(own.config)
-    return linear_views(settings, views, pull, owner=own.name, seed=own.seed)
-
-
-def linear_views(
-    settings: MultiviewSettings, views: Sequence[Tensor], pull: Pull, *, owner: str, seed: int
-) -> LinearViews:
-    """One party's model of its views (N, F) at its start.
-
-    Args:
-        settings: of the method.
-        views: one by one, of the rows that train.
-        pull: of their labels.
-        owner: whose random numbers it starts from.
-        seed: of these.
-    """
-    models = [
-        ViewModel.begin(
-            _numbers(view),
-            pull.truth_NC.shape[1],
-            np.random.default_rng(derive_seed(seed, owner, "view", at)),
-            beta=settings.beta,
-            zeta=settings.zeta,
-            tolerance=settings.tolerance,
-            most_rounds=settings.most_rounds,
-        )
-        for at, view in enumerate(views)
-    ]
-    return LinearViews(models, pull, tolerance=settings.tolerance, rounds=settings.most_rounds)
-
-
-def _numbers(view_NF: Tensor) -> Floats:
-    return np.asarray(view_NF.double().cpu().numpy())
+    settings, pull = MultiviewSettings.of(own.config), pull_of(own, own.data.train_rows)
+    return LinearViews.begin(settings, views, pull, owner=own.name, seed=own.secrets.seed)
 
 
 def _recurrent(own: Own) -> SequenceViews:
-    config, classes = own.config, len(own.classes)
-    with seeded(own.seed, own.name, "networks"):
-        encoder, _ = encoder_and_head(config.model, own.features, classes)
+    config, table, classes = own.config, own.data.table, len(own.data.classes)
+    with seeded(own.secrets.seed, own.name, "networks"):
+        encoder, _ = encoder_and_head(config.model, table.shape, classes)
         assert isinstance(encoder, SequenceEncoder)
         size = 2 * config.model.representation
         heads = nn.ModuleList(nn.Linear(size, classes, bias=False) for _ in encoder.sequences)
-    labels_N = own.rows.labels
-    assert labels_N is not None
-    told_N = torch.full_like(labels_N, UNLABELLED)
-    told_N[own.labelled_rows] = labels_N[own.labelled_rows]
+    assert table.labels is not None
+    labels_N = torch.full_like(table.labels, UNLABELLED)
+    labels_N[own.data.labelled_rows] = table.labels[own.data.labelled_rows]
     return SequenceViews(
-        own.name,
-        encoder=encoder,
-        heads=heads,
-        features_N=own.rows.features,
-        labels_N=told_N,
-        settings=RecurrentSettings(local_epochs=SFedMvSettings.of(config).local_epochs),
-        compute=Compute.of(config.train),
-        seed=own.seed,
-    )
+        own.name, encoder=encoder, heads=heads, features_N=table.features, labels_N=labels_N,
+        local_epochs=SFedMvSettings.of(config).local_epochs, compute=Compute.of(config.train),
+        seed=own.secrets.seed,
+    )  # fmt: skip

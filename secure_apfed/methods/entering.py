@@ -43,22 +43,22 @@ async def enter(own: Own, links: Links, method: Method, *, session: str | None =
     """Agree on the contract of a session, which the active names; see `agree`."""
     agreement = await agree(
         links,
-        identity=own.identity,
+        identity=own.secrets.identity,
         known=own.known,
         active=own.active,
         session=session,
         greeting=lambda run_key: Greeting(
-            identity=own.identity.public,
+            identity=own.secrets.identity.public,
             run_key=run_key.public,
-            offer=method.offer(own) if own.data is not None else None,
+            offer=method.offer(own) if own.held is not None else None,
             **_held(own),
         ),
         draw=lambda name, greetings: _draw(own, method, name, greetings),
     )
     links.unit_s = agreement.contract.patience_s
     links.needed = _needed(own, agreement.contract)
-    if own.brought.keeper is not None:
-        own.brought.keeper.agreed(agreement.contract, agreement.signatures)
+    if own.secrets.keeper is not None:
+        own.secrets.keeper.agreed(agreement.contract, agreement.signatures)
     allow_signs(own, links)
     return agreement
 
@@ -72,8 +72,8 @@ def _needed(own: Own, contract: Contract) -> tuple[str, ...]:
 
 def _held(own: Own) -> dict[str, Any]:
     """What a greeting says of checkpoints: which steps, and at the active where it would go on."""
-    keeper = own.brought.keeper
-    if keeper is None or own.data is None:
+    keeper = own.secrets.keeper
+    if keeper is None or own.held is None:
         return {}
     if own.name != own.active:
         return {"holds": keeper.steps()}
@@ -175,7 +175,7 @@ def standing(own: Own, contract: Contract) -> tuple[PartyState | None, Tensor | 
     Raises:
         CheckpointError: the session goes on where this party cannot.
     """
-    resumes, keeper = contract.resumes, own.brought.keeper
+    resumes, keeper = contract.resumes, own.secrets.keeper
     state = keeper.latest(until=resumes.step if resumes else None) if keeper else None
     if resumes is None:
         if state and state.step > 0 and own.name != own.active:
@@ -186,7 +186,7 @@ def standing(own: Own, contract: Contract) -> tuple[PartyState | None, Tensor | 
         if own.name != own.active:
             require_no_releases(own)
         return None, own.aligned
-    if own.data is None:
+    if own.held is None:
         return None, torch.empty(0, dtype=torch.int64)  # it holds nothing of a step
     # Who fell silent and is back has an older one, where the run went on without it.
     if state is None or (state.step != resumes.step and contract.silent_passive != "recover"):

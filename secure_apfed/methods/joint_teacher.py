@@ -32,7 +32,7 @@ from secure_apfed.learning.student import Student, by_labeller, side_by_side, wi
 from secure_apfed.learning.votes import Votes
 from secure_apfed.measures import Scored
 from secure_apfed.methods.alignment import positions_in
-from secure_apfed.methods.method import Course, Learner, Own
+from secure_apfed.methods.method import Learner, Own, Steps
 from secure_apfed.methods.students import student_of, train_student
 from secure_apfed.methods.tvfl import Joint, JointSettings, Tvfl, TvflLearner
 from secure_apfed.parties import ActiveNetworks, TvflActive
@@ -69,7 +69,7 @@ class JointTeacherLearner(TvflLearner):
         self.student, self._key, self._headline = student, key, headline
         self._config, self._train_rows = own.config, positions_in(aligned, student.rows_U)
 
-    async def conclude(self, links: Links, course: Course) -> None:
+    async def conclude(self, links: Links, steps: Steps) -> None:
         """Ask for the rows that the teacher is to label, label them, and train the student."""
         settings = JointTeacherSettings.of(self._config)
         labelled = torch.zeros(len(self._train_rows), dtype=torch.bool)
@@ -80,7 +80,7 @@ class JointTeacherLearner(TvflLearner):
         self.party.trainer.set_training(False)
         try:
             told = [
-                (places_B.numpy(), await self._ask_once(links, course, self._train_rows[places_B]))
+                (places_B.numpy(), await self._ask_once(links, steps, self._train_rows[places_B]))
                 for places_B in self.parts_of(places)
             ]
         finally:
@@ -94,9 +94,9 @@ class JointTeacherLearner(TvflLearner):
         self.student.teach(labels_UK)
         train_student(self.student, self._config)
 
-    async def _ask_once(self, links: Links, course: Course, rows_B: Tensor) -> Joint:
-        joint = await self.joint(links, course.next_step, rows_B)
-        course.stepped(None)
+    async def _ask_once(self, links: Links, steps: Steps, rows_B: Tensor) -> Joint:
+        joint = await self.joint(links, steps.next_step, rows_B)
+        steps.stepped(None)
         return joint
 
     def _label(self, places_V: NDArray[np.int64], told: list[Joint]) -> Floats:
@@ -210,7 +210,7 @@ class JointTeacher(Tvfl):
             student=student_of(own, rows),
             headline=self.headline,
             guarantee=self.guarantee(own, contract) + _response_statement(own),
-            key=derive_key(own.noise_key, b"secure-apfed teacher v1"),
+            key=derive_key(own.secrets.noise_key, b"secure-apfed teacher v1"),
         )
 
 
@@ -219,12 +219,12 @@ def _response_statement(own: Own) -> str:
     epsilon = JointTeacherSettings.of(own.config).epsilon
     if epsilon is None:
         return ""
-    seeded = own.config.guard.noise != "secret"
+    seeded, classes = own.config.guard.noise != "secret", len(own.data.classes)
     against = "whoever has the finished student alone" + (
         " and does not know the run's seed" if seeded else ""
     )
     return (
-        f"; the student learns each label of the teacher's under {len(own.classes)}-ary randomised "
+        f"; the student learns each label of the teacher's under {classes}-ary randomised "
         f"response of epsilon {epsilon:g}, delta 0, against {against}, for one person without a "
         "label, with the teacher held fixed; against the active, which read the representations, "
         "and for people with a label it gives nothing"

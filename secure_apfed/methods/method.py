@@ -5,7 +5,7 @@ from nothing else. Its script is an `async def` over its links (see `secure_apfe
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, get_args
@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from apfed_protocols.errors import LocalProtocolError, PartyLeftError
 from apfed_protocols.identity import Identity
 from secure_apfed.contract import AGGREGATOR, Contract, PassiveTerms, RepresentationTerms
-from secure_apfed.data import OwnData, PartyTable
+from secure_apfed.data import OwnData
 from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links
 from secure_apfed.learning.agreement import Agreement
+from secure_apfed.learning.networks import ActiveNetworks
 from secure_apfed.measures import Scored
 from secure_apfed.methods.charged import Charged, read_charged
 from secure_apfed.models import Shape
-from secure_apfed.parties import ActiveNetworks
 from secure_apfed.privacy import PrivacyLedger, WholeTraining
 from secure_apfed.seeds import shuffled
 from secure_apfed.settings.method import MethodSettings
@@ -30,17 +30,17 @@ from secure_apfed.settings.run import RunSettings
 
 __all__ = [
     "Agreed",
-    "AskedHelper",
-    "Brought",
-    "Course",
     "Helper",
     "Keeper",
     "Learner",
+    "Lockstep",
     "Method",
     "Own",
     "PartyState",
     "Role",
     "Save",
+    "Secrets",
+    "Steps",
     "batches_of",
     "end_all",
     "held_out_of",
@@ -53,6 +53,9 @@ __all__ = [
 
 HELD_OUT = 0.1
 """Share of the labelled training rows that say when training ends."""
+
+Lockstep: TypeAlias = Callable[[int, Tensor], object]
+"""One training step of all parties without messages, from its number and rows as `Learner.step`."""
 
 Save: TypeAlias = Callable[[int], bytes]
 """Writes one party's checkpoint before the step of this number; returns what the active is told of
@@ -109,7 +112,7 @@ class Keeper(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Brought:
+class Secrets:
     """What one party brings of its own, besides its data.
 
     Attributes:
@@ -136,9 +139,9 @@ class Own:
     Attributes:
         config: the run's public settings, the same at all parties.
         name: the party's; active, passives: who takes part, public.
-        brought: keys, seed and folder.
+        secrets: keys, seed and folder.
         known: by party, the public identities that it knows from outside, its own too.
-        data: what it holds of the run's data; None where it holds none (aggregator, dealer).
+        held: what it has of the run's data; None where it has none (aggregator, dealer).
         aligned: rows of its table by position, of an earlier session; None: intersect now.
     """
 
@@ -146,66 +149,16 @@ class Own:
     name: str
     active: str
     passives: tuple[str, ...]
-    brought: Brought
+    secrets: Secrets
     known: Mapping[str, bytes]
-    data: OwnData | None = field(default=None, repr=False)
+    held: OwnData | None = field(default=None, repr=False)
     aligned: Tensor | None = field(default=None, repr=False)
 
     @property
-    def identity(self) -> Identity:
-        """Its long-term key pair."""
-        return self.brought.identity
-
-    @property
-    def noise_key(self) -> bytes:
-        """Its secret, 32 bytes."""
-        return self.brought.noise_key
-
-    @property
-    def seed(self) -> int:
-        """Of its weights and dropout."""
-        return self.brought.seed
-
-    @property
-    def logs(self) -> Path | None:
-        """Where its write-ahead logs lie."""
-        return self.brought.logs
-
-    @property
-    def held(self) -> OwnData:
+    def data(self) -> OwnData:
         """What it holds of the data, where it must hold some."""
-        assert self.data is not None
-        return self.data
-
-    @property
-    def rows(self) -> PartyTable:
-        """Its table, where it must have one."""
-        return self.held.table
-
-    @property
-    def train_rows(self) -> Tensor:
-        """Of its table, at the party with the labels."""
-        return self.held.train_rows
-
-    @property
-    def labelled_rows(self) -> Tensor:
-        """Those of the training rows with a label to learn from."""
-        return self.held.labelled_rows
-
-    @property
-    def test_rows(self) -> Tensor:
-        """Of its table, at the party with the labels."""
-        return self.held.test_rows
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Names of the labels, at the party that has them."""
-        return self.held.classes
-
-    @property
-    def features(self) -> tuple[int, ...]:
-        """Shape of one row of its features."""
-        return tuple(self.rows.features.shape[1:])
+        assert self.held is not None
+        return self.held
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,36 +174,16 @@ class Agreed:
     secure_sum: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Course(Protocol):
-    """How far a run is, kept by whoever trains: epochs, batches, checkpoints."""
+class Steps(Protocol):
+    """How many steps a run has played; each has a number of its own, whatever it is for."""
 
     @property
     def next_step(self) -> int:
         """The first step that was not played."""
         ...
 
-    def epochs(self) -> Iterator[int]:
-        """The epochs that are left."""
-        ...
-
-    def is_last(self, epoch: int) -> bool:
-        """Whether none comes after this one."""
-        ...
-
-    async def hold_out(self, learner: "Learner", links: Links) -> None:
-        """Note the loss of held-out rows, by which training may end early (`train.patience`)."""
-        ...
-
-    def batches(self, learner: "Learner", epoch: int) -> Iterator[tuple[int, Tensor]]:
-        """Steps of an epoch and their rows: a function of seed and epoch."""
-        ...
-
     def stepped(self, loss: float | None) -> None:
         """A step is done, with this task loss; None: it trained nothing."""
-        ...
-
-    async def finish_epoch(self, learner: "Learner", links: Links) -> None:
-        """Evaluate where it is due, note it, and let all parties save what they are."""
         ...
 
 
@@ -278,41 +211,37 @@ class Role:
 
 
 class Helper(Role, ABC):
-    """The part of a party that helps: a passive, or the aggregator."""
-
-    @abstractmethod
-    async def help(self, links: Links, save: Save) -> None:
-        """Its script from the first step to the end of the session."""
-
-    def sent_network(self) -> nn.Module | None:
-        """The network whose output it sends or adds to a sum, known to itself alone; None: none."""
-        return None
-
-
-class AskedHelper(Helper):
-    """A passive that answers what the active asks, and gets nothing back.
+    """The part of a party that helps: a passive, or the aggregator.
 
     Attributes:
-        asks: the kind of message that it answers.
-        active: who asks.
+        contract: of the session.
+        asks: kinds of messages of the active that it answers.
     """
 
-    asks: Kind
-    active: str
+    contract: Contract
+    asks: tuple[Kind, ...] = ()
 
     async def help(self, links: Links, save: Save) -> None:
-        """Answer what is asked, until the session ends."""
-        active = self.active
+        """Its script from the first step to the end of the session: answer what is asked."""
+        active = self.contract.active
         while True:
-            message = await links.receive(active, self.asks, Kind.CHECKPOINT, Kind.END, patience=8)
-            if message.kind is self.asks:
+            self.idle()
+            message = await links.receive(active, *self.asks, Kind.CHECKPOINT, Kind.END, patience=8)
+            if message.kind in self.asks:
                 await self.answer(links, message)
             elif not keep_or_end(message.kind, message.step, links, active, save):
                 return
 
-    @abstractmethod
     async def answer(self, links: Links, message: Envelope) -> None:
-        """Answer this message."""
+        """Answer one message of a kind that it answers."""
+        raise LocalProtocolError(f"{self.name} answers no {message.kind}")
+
+    def idle(self) -> None:
+        """What it does before it waits for the next message; sends nothing."""
+
+    def sent_network(self) -> nn.Module | None:
+        """The network whose output it sends or adds to a sum, known to itself alone; None: none."""
+        return None
 
 
 class Learner(Role, ABC):
@@ -325,7 +254,6 @@ class Learner(Role, ABC):
         guarantee: what the guards promise, in a sentence.
         rounding: the largest error of one number of a sum; None where there is no sum.
         left: who fell silent in this session, and in which step.
-        steps_without_all: steps that were finished without somebody.
         agreement: by passive, how far its votes agree with others', where each one's are read in
             this session.
     """
@@ -335,7 +263,6 @@ class Learner(Role, ABC):
     smallest_batch: int = 2
     training: WholeTraining | None = None
     rounding: float | None = None
-    steps_without_all: int = 0
 
     def __init__(self) -> None:
         self.left: dict[str, int] = {}
@@ -357,22 +284,25 @@ class Learner(Role, ABC):
         """Those of `training_rows` with a label; of these some are held out."""
         return self.training_rows
 
-    async def loss_on(self, links: Links, course: Course, rows: Tensor) -> float:
+    async def loss_on(self, links: Links, steps: Steps, rows: Tensor) -> float:
         """The loss of some training rows, from which nobody learns; where it `stops_early`."""
         raise LocalProtocolError(f"{self.name} tells no loss of rows that it does not learn from")
 
-    async def learn(self, links: Links, course: Course) -> None:
-        """Train to the last epoch of the course: in epochs of steps, unless a method says else."""
-        for epoch in course.epochs():
-            for step, rows_B in course.batches(self, epoch):
-                course.stepped(await self.step(links, step, rows_B))
-            await course.hold_out(self, links)
-            if course.is_last(epoch):
-                await self.conclude(links, course)
-            await course.finish_epoch(self, links)
+    async def begin_epoch(self, links: Links, steps: Steps) -> bool:
+        """What comes before an epoch's steps; return whether it has any, and others follow it."""
+        return True
 
-    async def conclude(self, links: Links, course: Course) -> None:
-        """What follows the last step, before the last evaluation; nothing, unless a method says."""
+    async def conclude(self, links: Links, steps: Steps) -> None:
+        """What follows the last step, before the last evaluation."""
+        self.conclude_alone()
+
+    def conclude_alone(self) -> None:
+        """The same, where it sends nothing; nothing, unless a method says more."""
+
+    @property
+    def steps_without_all(self) -> int:
+        """Steps that were finished without somebody."""
+        return 0
 
     @property
     def opened(self) -> Tensor | None:
@@ -437,6 +367,15 @@ class Method(ABC):
     def aggregator(self, own: Own, contract: Contract) -> Helper:
         """The aggregator's role, where there is a sum."""
         raise LocalProtocolError(f"{own.name}: {self.settings.title} has no aggregator")
+
+    def lockstep(self, active: Learner, passives: Mapping[str, Helper]) -> Lockstep:
+        """Training steps of these roles without messages, for simulations; see `simulated`."""
+        raise LocalProtocolError(f"{self.settings.title} is not trained step by step")
+
+    @property
+    def simulated(self) -> bool:
+        """Whether it has a `lockstep`: its accuracy can be had without its messages."""
+        return type(self).lockstep is not Method.lockstep
 
     async def deal(self, own: Own, links: Links, contract: Contract) -> None:  # noqa: B027
         """The dealer's script after the alignment, where the method takes one."""

@@ -6,10 +6,10 @@ and to measure. Each party is built there from its own data and keys, too; only 
 record of what they sent is of all of them.
 """
 
-import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from secrets import token_hex
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,19 +18,19 @@ from secure_apfed.contract import AGGREGATOR, Contract, PartyRole
 from secure_apfed.data import VerticalData
 from secure_apfed.exchange import InMemory, Kind, Links, Script, Transcript
 from secure_apfed.measures import ACCURACY
-from secure_apfed.methods.accounts import freshly_brought
+from secure_apfed.methods.accounts import fresh_secrets
 from secure_apfed.methods.alignment import align_as_active, align_as_passive, deal, needs_dealer
 from secure_apfed.methods.charged import Charged, pack_charged, said_of
 from secure_apfed.methods.common_labels import require_labels
 from secure_apfed.methods.entering import enter, roles_of, standing
 from secure_apfed.methods.method import (
-    Brought,
     Helper,
     Learner,
     Method,
     Own,
     PartyState,
     Role,
+    Secrets,
     meet,
     meet_all,
 )
@@ -38,6 +38,7 @@ from secure_apfed.privacy import PrivacyLedger
 from secure_apfed.settings.run import RunSettings
 
 __all__ = [
+    "Course",
     "Entered",
     "PartyTensors",
     "Session",
@@ -46,6 +47,7 @@ __all__ = [
     "assist",
     "lead",
     "new_session",
+    "train",
 ]
 
 T = TypeVar("T")
@@ -56,7 +58,7 @@ PartyTensors = Mapping[str, Mapping[str, Tensor]]
 
 def new_session() -> str:
     """A name that no other session has."""
-    return secrets.token_hex(16)
+    return token_hex(16)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +79,7 @@ class Entered:
 
     def keep(self, step: int, *, tensors: Mapping[str, Tensor], **notes: Any) -> None:
         """Save what this party is before `step`, with more tensors and notes of its own."""
-        if self.own.brought.keeper is None:
+        if self.own.secrets.keeper is None:
             return
         role, resumes = self.role, self.contract.resumes
         state = PartyState(
@@ -88,12 +90,12 @@ class Entered:
             ledgers={name: ledger.state_dict() for name, ledger in role.ledgers.items()},
             notes=notes,
         )
-        self.own.brought.keeper.save(state)
+        self.own.secrets.keeper.save(state)
 
     def end(self) -> None:
         """Note that this party's part is over."""
-        if self.own.brought.keeper is not None:
-            self.own.brought.keeper.ended(self.contract, self.role)
+        if self.own.secrets.keeper is not None:
+            self.own.secrets.keeper.ended(self.contract, self.role)
 
 
 async def lead(own: Own, links: Links, method: Method, *, session: str) -> tuple[Entered, Learner]:
@@ -110,13 +112,13 @@ async def lead(own: Own, links: Links, method: Method, *, session: str) -> tuple
     helpers = [*contract.passives, *contract.names("aggregator")]
     state, rows = standing(own, contract)
     if contract.passives and rows is None:
-        rows = torch.arange(len(own.rows.ids))  # where nothing is aligned
+        rows = torch.arange(len(own.data.table.ids))  # where nothing is aligned
         if method.declared.aligns:
             rows = await align_as_active(own, links, contract.session)
     if contract.passives and contract.resumes is None:
         await meet_all(links, helpers)
     rows = torch.empty(0, dtype=torch.int64) if rows is None else rows
-    require_labels(method, own.config, own.held, rows)
+    require_labels(method, own.config, own.data, rows)
     learner = method.learner(own, contract, rows)
     await learner.set_up(links)
     await meet_all(links, helpers)
@@ -188,7 +190,7 @@ async def _rows_of(
     if role != "passive":
         return torch.empty(0, dtype=torch.int64)
     if not method.declared.aligns:
-        return torch.arange(len(own.rows.ids))
+        return torch.arange(len(own.data.table.ids))
     return await align_as_passive(own, links, contract.session)
 
 
@@ -199,6 +201,53 @@ def _restore(role: Role, state: PartyState | None) -> None:
     role.load_tensors(state.tensors, next_step=state.step)
     for name, ledger in role.ledgers.items():
         ledger.load_state_dict(dict(state.ledgers[name]))
+
+
+class Course(Protocol):
+    """How far a run is: its epochs and their steps; what is measured, noted and kept between."""
+
+    @property
+    def next_step(self) -> int:
+        """See `Steps`."""
+        ...
+
+    def stepped(self, loss: float | None) -> None:
+        """See `Steps`."""
+        ...
+
+    def epochs(self) -> Iterator[int]:
+        """The epochs that are left."""
+        ...
+
+    def batches(self, epoch: int) -> Iterator[tuple[int, Tensor]]:
+        """Steps of an epoch and their rows: a function of seed and epoch."""
+        ...
+
+    async def hold_out(self) -> None:
+        """Note the loss of held-out rows, by which training may end early (`train.patience`)."""
+        ...
+
+    def is_last(self, epoch: int) -> bool:
+        """Whether none comes after this one."""
+        ...
+
+    async def finish_epoch(self) -> None:
+        """Evaluate where it is due, note it, and let all parties save what they are."""
+        ...
+
+
+async def train(learner: Learner, links: Links, course: Course) -> None:
+    """The active's script from the first step to the last epoch: what every method does."""
+    for epoch in course.epochs():
+        goes_on = await learner.begin_epoch(links, course)
+        for step, rows_B in course.batches(epoch) if goes_on else ():
+            course.stepped(await learner.step(links, step, rows_B))
+        await course.hold_out()
+        if course.is_last(epoch):
+            await learner.conclude(links, course)
+        await course.finish_epoch()
+        if not goes_on:
+            return
 
 
 class Session:
@@ -307,18 +356,18 @@ class Start:
 
     Attributes:
         config, data: of the run.
-        brought: by party, what it brings of its own; fresh secrets for those without.
+        secrets: by party, what it brings of its own; fresh secrets for those without.
         session: unique; names this session in every message.
         alignment: by party, from an earlier session of the run; None: intersect now.
     """
 
     config: RunSettings
     data: VerticalData
-    brought: Mapping[str, Brought] = field(default_factory=dict)
+    secrets: Mapping[str, Secrets] = field(default_factory=dict)
     session: str = field(default_factory=new_session)
     alignment: Mapping[str, Tensor] | None = None
 
-    def own(self, name: str, brought: Brought, known: Mapping[str, bytes]) -> Own:
+    def own(self, name: str, secrets: Secrets, known: Mapping[str, bytes]) -> Own:
         """What the party of this name brings, and nothing of anybody else's."""
         aligned = None
         if self.alignment is not None:
@@ -328,9 +377,9 @@ class Start:
             name=name,
             active=self.data.active.name,
             passives=tuple(table.name for table in self.data.passives),
-            brought=brought,
+            secrets=secrets,
             known=known,
-            data=self.data.own(name),
+            held=self.data.own(name),
             aligned=aligned,
         )
 
@@ -354,15 +403,15 @@ class Simulation(Session):
         roles = roles_of(method, config, active, passives)
         transcript = Transcript(config.transcript)
         self.network = InMemory(roles, transcript.record)
-        brought = {name: start.brought.get(name) or freshly_brought(config, name) for name in roles}
-        known = {name: one.identity.public for name, one in brought.items()}
+        secrets = {name: start.secrets.get(name) or fresh_secrets(config, name) for name in roles}
+        known = {name: one.identity.public for name, one in secrets.items()}
         helping: dict[str, Entered] = {}
         for name, role in roles.items():
             if role != "active":
-                own, links = start.own(name, brought[name], known), self.network.links[name]
+                own, links = start.own(name, secrets[name], known), self.network.links[name]
                 script = assist(own, links, method, role, entered=_register(helping))
                 self.network.begin(name, script)
-        own = start.own(active, brought[active], known)
+        own = start.own(active, secrets[active], known)
         links = self.network.links[active]
         entered, learner = self.network.complete(
             active, lead(own, links, method, session=start.session)

@@ -26,8 +26,8 @@ from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Kind, Links
 from secure_apfed.measures import Scored
 from secure_apfed.methods.accounts import answers_log, refused_sums, surroundings_of
-from secure_apfed.methods.apfed import ApfedAggregator
 from secure_apfed.methods.method import Agreed, Helper, Learner, Own
+from secure_apfed.methods.sum_end import SumAggregator
 from secure_apfed.methods.sum_noise import (
     NoisePlan,
     contribution_noise,
@@ -156,7 +156,7 @@ class SummedSplitNn(Tvfl):
         agreed = super().agree(own, offers, session)
         sizes = {name: math.prod(offered.shape) for name, offered in offers.items()}
         if own.name == own.active:
-            sizes[own.name] = math.prod(output_shape(self._encoder(own), own.features))
+            sizes[own.name] = math.prod(output_shape(self._encoder(own), own.data.table.shape))
         if len(set(sizes.values())) > 1:
             said = ", ".join(f"{size} at {name}" for name, size in sizes.items())
             raise ConfigError(
@@ -187,11 +187,11 @@ class SummedSplitNn(Tvfl):
             contributor=secure_sum.contributor(own.name),
             clip=clip_of(config),
             noise=contribution_noise(own, shape, plan=noise, aligned=len(rows)),
-            features_N=own.rows.features[rows],
+            features_N=own.data.table.features[rows],
             encoder=self._encoder(own),
             train=config.train,
             compute=Compute.of(config.train),
-            seed=own.seed,
+            seed=own.secrets.seed,
             answers=answers_log(own),
             defences=representation_chain(config.defences, surroundings_of(own, shape)),
         )
@@ -202,7 +202,7 @@ class SummedSplitNn(Tvfl):
 
     def aggregator(self, own: Own, contract: Contract) -> Helper:
         secure_sum, _ = self._agreed(own, contract)
-        return ApfedAggregator(contract, secure_sum.combiner(), rounds=secure_sum.rounds)
+        return SumAggregator(contract, secure_sum.combiner(), rounds=secure_sum.rounds)
 
     def _agreed(self, own: Own, contract: Contract) -> tuple[SecureSum, NoisePlan | None]:
         terms = {name: one.representation for name, one in contract.passives.items()}

@@ -15,7 +15,7 @@ from secure_apfed.learning.bins import RANGES
 from secure_apfed.learning.descent import prefixed, without_prefix
 from secure_apfed.learning.student import Student
 from secure_apfed.measures import Scored
-from secure_apfed.methods.method import Course, Learner, Own
+from secure_apfed.methods.method import Learner, Own, Steps
 from secure_apfed.methods.terms import outputs_of, task_of
 from secure_apfed.models import encoder_and_head
 from secure_apfed.parties import ActiveNetworks, Compute
@@ -59,26 +59,20 @@ class StudentLearner(Learner):
         self.name, self.guarantee = own.name, guarantee
         self.student: Pupil = student
         self.training_rows = student.rows_U
-        self._headline, self._test_rows = headline, own.test_rows
-        self._classes = len(own.classes)
+        self._headline, self._test_rows = headline, own.data.test_rows
+        self._classes = len(own.data.classes)
         self._taught = False
 
     @abstractmethod
-    async def teach(self, links: Links, course: Course) -> None:
+    async def teach(self, links: Links, steps: Steps) -> None:
         """Ask the others, and teach the student what they say; once in a run."""
 
-    async def learn(self, links: Links, course: Course) -> None:
-        """Ask once, then train the student: in epochs, or in one go."""
-        for epoch in course.epochs():
-            if not self._taught:
-                await self.teach(links, course)
-                self._taught = True
-            if self.student.in_one_go:
-                await course.finish_epoch(self, links)
-                return
-            for step, rows_B in course.batches(self, epoch):
-                course.stepped(await self.step(links, step, rows_B))
-            await course.finish_epoch(self, links)
+    async def begin_epoch(self, links: Links, steps: Steps) -> bool:
+        """Ask once; a student that learns in one go then has no steps."""
+        if not self._taught:
+            await self.teach(links, steps)
+            self._taught = True
+        return not self.student.in_one_go
 
     async def step(self, links: Links, step: int, rows_B: Tensor) -> float:
         """One step of the student; sends nothing."""
@@ -103,7 +97,7 @@ class StudentLearner(Learner):
 
 def classes_voted(own: Own) -> int:
     """K of what others say of a row: classes, or ranges of numbers."""
-    return len(own.classes) or RANGES
+    return len(own.data.classes) or RANGES
 
 
 def student_of(own: Own, aligned: Tensor) -> Student:
@@ -114,18 +108,18 @@ def student_of(own: Own, aligned: Tensor) -> Student:
         aligned: its row at each position of the alignment.
     """
     config = own.config
-    with seeded(own.seed, own.name, "student"):
-        encoder, head = encoder_and_head(config.model, own.features, outputs_of(own))
+    with seeded(own.secrets.seed, own.name, "student"):
+        encoder, head = encoder_and_head(config.model, own.data.table.shape, outputs_of(own))
     return Student(
         own.name,
-        data=own.held,
-        rows_U=own.train_rows[torch.isin(own.train_rows, aligned)],
+        data=own.data,
+        rows_U=own.data.train_rows[torch.isin(own.data.train_rows, aligned)],
         networks=ActiveNetworks(encoder, head),
         classes=classes_voted(own),
         model=config.model,
         train=config.train,
         compute=Compute.of(config.train),
-        seed=own.seed,
+        seed=own.secrets.seed,
         task=task_of(own),
     )
 

@@ -107,7 +107,7 @@ def contribution_noise(
         own, own.name, release, delta=config.delta, budget=noise.epsilon, rows=aligned,
         figure=config.method.passives_figure,
     )  # fmt: skip
-    key = derive_key(own.noise_key, b"secure-apfed contributions v1")
+    key = derive_key(own.secrets.noise_key, b"secure-apfed contributions v1")
     return ContributionNoise(
         deviation=plan.steps,
         key=key,

@@ -1,7 +1,7 @@
 """Both ends of steps in which the active asks every passive, and reads the sum of their answers.
 
 A step takes 2M + 1 envelopes of M passives, 4M + 1 where the sum has two rounds; the aggregator in
-between is `secure_apfed.methods.apfed.ApfedAggregator`.
+between is `secure_apfed.methods.apfed.SumAggregator`.
 """
 
 from collections.abc import Callable, Mapping

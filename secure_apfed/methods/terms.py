@@ -73,12 +73,12 @@ def task_of(own: Own) -> Task:
     Raises:
         DataError: the task is of other labels.
     """
-    return TASKS[own.config.task].of(own.held.targets, loss=own.config.train.loss)
+    return TASKS[own.config.task].of(own.data.targets, loss=own.config.train.loss)
 
 
 def outputs_of(own: Own) -> int:
     """Numbers that the head of the active's model gives."""
-    return task_of(own).outputs(len(own.classes), own.features)
+    return task_of(own).outputs(len(own.data.classes), own.data.table.shape)
 
 
 def check_passives(config: RunSettings, names: Sequence[str]) -> None:

@@ -23,12 +23,13 @@ from secure_apfed.methods.accounts import answers_log, guard_for, ledger_for, su
 from secure_apfed.methods.alignment import positions_of
 from secure_apfed.methods.method import (
     Agreed,
-    Course,
     Helper,
     Learner,
+    Lockstep,
     Method,
     Own,
     Save,
+    Steps,
     keep_or_end,
 )
 from secure_apfed.methods.terms import (
@@ -89,10 +90,10 @@ class TvflLearner(Learner):
         super().__init__()
         self.name, self.party, self.guarantee = party.name, party, guarantee
         self.smallest_batch = own.config.rules.minimum_batch
-        self.training_rows = positions_of(aligned, own.labelled_rows)
-        self._aligned, self._seed = aligned, own.seed
-        self._test_rows, self._classes = own.test_rows, len(own.classes)
-        self._aligned_test_rows = positions_of(aligned, own.test_rows)
+        self.training_rows = positions_of(aligned, own.data.labelled_rows)
+        self._aligned, self._seed = aligned, own.secrets.seed
+        self._test_rows, self._classes = own.data.test_rows, len(own.data.classes)
+        self._aligned_test_rows = positions_of(aligned, own.data.test_rows)
 
     async def step(self, links: Links, step: int, rows_B: Tensor) -> float:
         """One step of the active; rows are alignment positions (3M envelopes)."""
@@ -149,14 +150,14 @@ class TvflLearner(Learner):
             truth.append(labels_N[self._aligned[rows_B].cpu()])
         return Scored.of_network(torch.cat(truth), torch.cat(scores))
 
-    async def loss_on(self, links: Links, course: Course, rows: Tensor) -> float:
+    async def loss_on(self, links: Links, steps: Steps, rows: Tensor) -> float:
         """The loss of the joint model, for which every passive represents these positions."""
         party, total, asked = self.party, 0.0, 0
         party.trainer.set_training(False)
         try:
             for rows_B in self.parts_of(rows):
-                scores_BK = (await self.joint(links, course.next_step, rows_B)).scores
-                course.stepped(None)
+                scores_BK = (await self.joint(links, steps.next_step, rows_B)).scores
+                steps.stepped(None)
                 labels_B = party.trainer.labels_N[self._aligned[rows_B].to(scores_BK.device)]
                 total += float(F.cross_entropy(scores_BK, labels_B, reduction="sum"))
                 asked += len(rows_B)
@@ -231,7 +232,6 @@ class JointSettings(MethodSettings):
     representations_from = "passives"
     returns_gradients = True
     stops_early = True
-    simulated = True
 
 
 class TvflSettings(JointSettings):
@@ -260,7 +260,7 @@ class Tvfl(Method):
         check_passives(own.config, own.passives)
         if own.name == own.active:
             return None
-        shape = output_shape(self._encoder(own), own.features)
+        shape = output_shape(self._encoder(own), own.data.table.shape)
         return sent_terms(own.config, shape, guard_for(own))
 
     def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
@@ -280,18 +280,18 @@ class Tvfl(Method):
     ) -> TvflActive:
         """The active, with its networks at their reproducible start; `others` are one sum."""
         config, around, encoder = own.config, surroundings_of(own, ()), self._encoder(own)
-        shape = output_shape(encoder, own.features)
+        shape = output_shape(encoder, own.data.table.shape)
         return TvflActive(
             own.name,
             contract,
-            table=own.rows,
+            table=own.data.table,
             alignment=rows,
             encoder=encoder,
             head=_head(own, contract, shape, self.model(config), summed=others is not None),
             others=others,
             train=config.train,
             compute=Compute.of(config.train),
-            seed=own.seed,
+            seed=own.secrets.seed,
             defences=gradient_chain(config.defences, around, "returned gradients"),
             code=label_code(config.defences, around),
         )
@@ -303,26 +303,47 @@ class Tvfl(Method):
             TvflPassive(
                 own.name,
                 contract,
-                features_N=own.rows.features[rows],
+                features_N=own.data.table.features[rows],
                 encoder=self._encoder(own),
                 guard=guard,
                 ledger=ledger_for(own, guard, aligned=len(rows)),
                 train=config.train,
                 compute=Compute.of(config.train),
-                seed=own.seed,
+                seed=own.secrets.seed,
                 answers=answers_log(own),
                 defences=representation_chain(config.defences, surroundings_of(own, shape)),
             )
         )
 
+    def lockstep(self, active: Learner, passives: Mapping[str, Helper]) -> Lockstep:
+        return _lockstep(active, passives)
+
     def _encoder(self, own: Own) -> nn.Module:
         """A party's encoder at its reproducible start."""
-        config, features = own.config, own.features
-        with seeded(own.seed, own.name, "encoder"):
+        config, features = own.config, own.data.table.shape
+        with seeded(own.secrets.seed, own.name, "encoder"):
             if own.name != own.active:
                 return self.sent_network(config, own.name, features)
             model = self.model(config)
             return family_for(model, features).encoder(features, model)
+
+
+def _lockstep(active: Learner, passives: Mapping[str, Helper]) -> Lockstep:
+    """Section 2: all encode, the head reads all, each learns from its own gradient."""
+    assert isinstance(active, TvflLearner)
+    party = active.party
+    others = {name: one.party for name, one in passives.items() if isinstance(one, TvflHelper)}
+
+    def step(step: int, rows_B: Tensor) -> None:
+        sent = {
+            name: one.trainer.represent(step, rows_B, learn=True) for name, one in others.items()
+        }
+        read = {name: h_B.detach().clone() for name, h_B in sent.items()}
+        _, gradients = party.trainer.learn(step, party.own_rows(rows_B), read)
+        for name, gradient_B in gradients.items():
+            others[name].trainer.update(sent[name], gradient_B)
+
+    return step
 
 
 def _head(
@@ -331,6 +352,6 @@ def _head(
     """The head over all parties' representations, concatenated: fc(views x d, ...); or added."""
     sent = () if summed else (terms.representation.shape for terms in contract.passives.values())
     size = sum(math.prod(each) for each in (shape, *sent))
-    family = family_for(model, own.features)
-    with seeded(own.seed, own.name, "head"):
-        return family.head(size, len(own.classes), model)
+    family = family_for(model, own.data.table.shape)
+    with seeded(own.secrets.seed, own.name, "head"):
+        return family.head(size, len(own.data.classes), model)

@@ -32,13 +32,12 @@ from secure_apfed.methods.accounts import answers_log
 from secure_apfed.methods.alignment import DEALER, next_dealt, positions_in
 from secure_apfed.methods.method import (
     Agreed,
-    AskedHelper,
-    Course,
     Helper,
     Learner,
     Method,
     Own,
     Save,
+    Steps,
     keep_or_end,
 )
 from secure_apfed.methods.students import StudentLearner
@@ -78,7 +77,7 @@ class VFedTransLearner(StudentLearner):
         super().__init__(own, student, headline=headline, guarantee=guarantee)
         self.smallest_batch = max(contract.minimum_batch, receiver.agreement.vectors)
         self._contract, self._aligned, self._receiver = contract, aligned, receiver
-        self._features_N = own.rows.features
+        self._features_N = own.data.table.features
         self._opened: Tensor | None = None
 
     @property
@@ -91,8 +90,8 @@ class VFedTransLearner(StudentLearner):
         if self._contract.at_start:
             self._receiver.take((await next_dealt(links)).payload)
 
-    async def teach(self, links: Links, course: Course) -> None:
-        step, contract, receiver = course.next_step, self._contract, self._receiver
+    async def teach(self, links: Links, steps: Steps) -> None:
+        step, contract, receiver = steps.next_step, self._contract, self._receiver
         asked = RowsAsked.of(positions_in(self._aligned, self.training_rows), contract)
         for name in contract.passives:
             links.send(name, Kind.REQUEST, step, asked.payload)
@@ -102,16 +101,16 @@ class VFedTransLearner(StudentLearner):
         vectors_UD = receiver.open(message.payload, asked.people, rows=len(own_UF))
         self._opened = torch.from_numpy(vectors_UD)
         self.student.teach(self._opened)
-        course.stepped(0.0)
+        steps.stepped(0.0)
 
 
-class VFedTransHelper(AskedHelper):
-    """A passive's role: it masks its rows once; see `AskedHelper`."""
+class VFedTransHelper(Helper):
+    """A passive's role: it masks its rows once; see `Helper`."""
 
-    asks = Kind.REQUEST
+    asks = (Kind.REQUEST,)
 
     def __init__(self, party: DecomposedPassive) -> None:
-        self.name, self.party, self.active = party.name, party, party.contract.active
+        self.name, self.party, self.contract = party.name, party, party.contract
 
     async def set_up(self, links: Links) -> None:
         """The masks that the dealer drew."""
@@ -208,7 +207,7 @@ class VFedTrans(Method):
     def offer(self, own: Own) -> RepresentationTerms | None:
         """Every party with a table says how many features it has."""
         check_passives(own.config, own.passives)
-        return _row_of(math.prod(own.features))
+        return _row_of(math.prod(own.data.table.shape))
 
     def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
         features = {name: math.prod(offered.shape) for name, offered in offers.items()}
@@ -252,7 +251,7 @@ class VFedTrans(Method):
             DecomposedPassive(
                 own.name,
                 contract,
-                features_N=own.rows.features[rows],
+                features_N=own.data.table.features[rows],
                 owner=SvdOwner(_agreement(own, contract), own.name) if contract.at_start else None,
                 answers=answers_log(own),
             )
@@ -293,21 +292,21 @@ def _agreement(own: Own, contract: Contract) -> SvdAgreement:
 def _student(own: Own, aligned: Tensor) -> Transferred:
     """The active's networks at their reproducible start."""
     config = own.config
-    model, family = config.model, family_for(config.model, own.features)
-    numbers = math.prod(own.features) + model.representation
-    with seeded(own.seed, own.name, "student"):
-        enriched = family.encoder(own.features, model)
+    model, family = config.model, family_for(config.model, own.data.table.shape)
+    numbers = math.prod(own.data.table.shape) + model.representation
+    with seeded(own.secrets.seed, own.name, "student"):
+        enriched = family.encoder(own.data.table.shape, model)
         assert isinstance(enriched, Enriched)
-        decoder = family.decoder((model.representation,), own.features, model)
-        head = family.head(numbers, len(own.classes), model)
+        decoder = family.decoder((model.representation,), own.data.table.shape, model)
+        head = family.head(numbers, len(own.data.classes), model)
     return Transferred(
         own.name,
-        data=own.held,
-        rows_U=own.train_rows[torch.isin(own.train_rows, aligned)],
+        data=own.data,
+        rows_U=own.data.train_rows[torch.isin(own.data.train_rows, aligned)],
         enriched=enriched,
         decoder=decoder,
         head=head,
         settings=VFedTransSettings.of(config),
         compute=Compute.of(config.train),
-        seed=own.seed,
+        seed=own.secrets.seed,
     )

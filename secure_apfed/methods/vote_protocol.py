@@ -283,7 +283,7 @@ def vote_noise(own: Own, release: SummedRelease | None, *, rows: int) -> Contrib
     votes = VoteSettings.of(own.config)
     return ContributionNoise(
         deviation=release.deviation,
-        key=derive_key(own.noise_key, b"secure-apfed vote noise v1"),
+        key=derive_key(own.secrets.noise_key, b"secure-apfed vote noise v1"),
         ledger=open_ledger(
             own,
             own.name,

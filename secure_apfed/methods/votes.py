@@ -32,17 +32,16 @@ from secure_apfed.learning.votes import Votes
 from secure_apfed.measures import ACCURACY, MEASURES
 from secure_apfed.methods.accounts import answers_log, open_ledger, refused_sums
 from secure_apfed.methods.alignment import positions_in
-from secure_apfed.methods.apfed import ApfedAggregator
 from secure_apfed.methods.method import (
     Agreed,
-    AskedHelper,
-    Course,
     Helper,
     Learner,
     Method,
     Own,
+    Steps,
 )
 from secure_apfed.methods.students import StudentLearner, classes_voted, student_of
+from secure_apfed.methods.sum_end import SumAggregator
 from secure_apfed.methods.sum_noise import (
     NoisePlan,
     contribution_noise,
@@ -132,10 +131,10 @@ class VotesLearner(StudentLearner):
         votes = self.party.votes
         return None if votes is None else torch.from_numpy(votes.totals)
 
-    async def teach(self, links: Links, course: Course) -> None:
+    async def teach(self, links: Links, steps: Steps) -> None:
         self.party.take(await self.gather(links))
         if self.student.in_one_go:
-            course.stepped(0.0)
+            steps.stepped(0.0)
 
     def tensors(self) -> dict[str, Tensor]:
         return super().tensors() | self.party.tensors()
@@ -145,13 +144,13 @@ class VotesLearner(StudentLearner):
         self.party.load_tensors(tensors)
 
 
-class VotesHelper(AskedHelper):
-    """A passive's role: it votes once a session; see `AskedHelper`."""
+class VotesHelper(Helper):
+    """A passive's role: it votes once a session; see `Helper`."""
 
-    asks = Kind.LABELS
+    asks = (Kind.LABELS,)
 
     def __init__(self, party: VotingParty) -> None:
-        self.name, self.party, self.active = party.name, party, party.contract.active
+        self.name, self.party, self.contract = party.name, party, party.contract
 
     def tensors(self) -> dict[str, Tensor]:
         return self.party.tensors()
@@ -202,7 +201,7 @@ class VotesMethod(Method):
         return VotingParty(
             own.name,
             contract,
-            features_N=own.rows.features[rows.clamp(min=0)],
+            features_N=own.data.table.features[rows.clamp(min=0)],
             held_N=rows >= 0,
             labeller=passive_labeller(own),
             form=VoteSettings.of(own.config).answers,
@@ -225,7 +224,7 @@ def passive_labeller(own: Own) -> Labeller:
         votes.labeller,
         epsilon=votes.weights_epsilon,
         delta=own.config.delta,
-        key=derive_key(own.noise_key, b"secure-apfed labeller v1") if noised else None,
+        key=derive_key(own.secrets.noise_key, b"secure-apfed labeller v1") if noised else None,
         seeded=noised and own.config.guard.noise != "secret",
     )
 
@@ -256,8 +255,12 @@ class SummedVotesLearner(VotesLearner):
         receiver: SumReceiver, refused: RefusedSums, rounding: float, variance: float,
     ) -> None:  # fmt: skip
         super().__init__(party, own, headline=headline, guarantee=guarantee)
-        self.rounding = rounding
+        self.rounding, self._without_all = rounding, 0
         self._receiver, self._refused, self._variance = receiver, refused, variance
+
+    @property
+    def steps_without_all(self) -> int:
+        return self._without_all
 
     async def set_up(self, links: Links) -> None:
         """Its end of the sum."""
@@ -282,7 +285,7 @@ class SummedVotesLearner(VotesLearner):
                 sum_UK[block] = self._receiver.decode(combined, shape, binding)
             variance_U[block] = self._variance * len(present)
             self.left |= {name: step for name in asked if name not in present}
-            self.steps_without_all += bool(self.left)
+            self._without_all += bool(self.left)
             asked = list(present)
         return Votes(totals=sum_UK, variance=variance_U, voters=len(contract.passives))
 
@@ -374,7 +377,7 @@ class SummedVotes(VotesMethod):
 
     def aggregator(self, own: Own, contract: Contract) -> Helper:
         secure_sum, _ = self._sum(own, contract)
-        return ApfedAggregator(contract, secure_sum.combiner(), rounds=secure_sum.rounds)
+        return SumAggregator(contract, secure_sum.combiner(), rounds=secure_sum.rounds)
 
     def _sum(self, own: Own, contract: Contract) -> tuple[SecureSum, NoisePlan | None]:
         names = tuple(contract.passives)
@@ -487,7 +490,7 @@ class RandomisedVotes(VotesMethod):
             own, own.name, response, delta=own.config.delta, budget=votes.epsilon, rows=len(rows),
             figure=own.config.method.passives_figure,
         )  # fmt: skip
-        key = derive_key(own.noise_key, b"secure-apfed votes v1")
+        key = derive_key(own.secrets.noise_key, b"secure-apfed votes v1")
         return RandomisedVotesHelper(
             self.voting_party(own, contract, rows), response, ledger, key=key,
             secret=own.config.guard.noise == "secret",

@@ -230,7 +230,7 @@ class EncryptedVotesLearner(VotesLearner):
 class EncryptedVotesHelper(VotesHelper):
     """Multiplies encrypted labels with its own matrix; see `VotesHelper`."""
 
-    asks = Kind.ENCRYPTED_LABELS
+    asks = (Kind.ENCRYPTED_LABELS,)
 
     def __init__(
         self, party: VotingParty, labeller: LinearLabeller, terms: _Terms,

@@ -161,7 +161,7 @@ class MomentVotesLearner(VotesLearner):
         self._agreed = terms.agreement(party.contract, self._size)
         self.rounding = self._agreed.rounding()
         self._signs_Ud = hyperplane_signs(
-            party.student.features_UF, self._agreed.features, seed=own.seed
+            party.student.features_UF, self._agreed.features, seed=own.secrets.seed
         )
         self._refused = refused
         self._receiver = MomentReceiver(self._agreed)

@@ -24,8 +24,8 @@ from secure_apfed.alignment.ids import id_rules
 from secure_apfed.config import Config
 from secure_apfed.data import PartyTable, VerticalData, load_data
 from secure_apfed.errors import ConfigError
-from secure_apfed.exchange import Flow, Kind, Links, transcript
-from secure_apfed.methods import METHODS, Learner, Simulation, Start
+from secure_apfed.exchange import Flow, Kind, transcript
+from secure_apfed.methods import METHODS, Simulation, Start, train
 from secure_apfed.methods.common_labels import require_labels
 from secure_apfed.methods.pace import (
     growth,
@@ -402,8 +402,8 @@ def rehearse(
     data = _random_data(like, rows, aligned, labelled=labelled)
     session = Simulation(METHODS[config.method.name], Start(config=quiet, data=data))
     setup = session.transcript.flows
-    course = _Course(batch)
-    session.play(session.learner.learn(session.links, course))
+    course = _Course(session, batch)
+    session.play(train(session.learner, session.links, course))
     training = _since(setup, session.transcript.flows)
     terms = list(session.contract.passives.values())
     return Rehearsal(
@@ -420,8 +420,8 @@ def rehearse(
 class _Course:
     """One epoch of a few steps, whose time is taken; see `secure_apfed.methods.Course`."""
 
-    def __init__(self, batch: int) -> None:
-        self._batch, self._began = batch, time.perf_counter()
+    def __init__(self, session: Simulation, batch: int) -> None:
+        self._session, self._batch, self._began = session, batch, time.perf_counter()
         self.next_step = 0
         self.seconds: list[float] = []
         self.evaluation_seconds = 0.0
@@ -432,8 +432,8 @@ class _Course:
     def is_last(self, epoch: int) -> bool:
         return True
 
-    def batches(self, learner: Learner, epoch: int) -> Iterator[tuple[int, Tensor]]:
-        for step, rows_B in enumerate(learner.training_rows.split(self._batch)):
+    def batches(self, epoch: int) -> Iterator[tuple[int, Tensor]]:
+        for step, rows_B in enumerate(self._session.learner.training_rows.split(self._batch)):
             self._began = time.perf_counter()
             yield step, rows_B
 
@@ -441,7 +441,7 @@ class _Course:
         self.next_step += 1
         self.seconds.append(time.perf_counter() - self._began)
 
-    async def hold_out(self, learner: Learner, links: Links) -> None:
+    async def hold_out(self) -> None:
         """Held-out rows are counted as if they were learnt from, and no epoch as the last."""
 
     @property
@@ -455,9 +455,9 @@ class _Course:
         later = sorted(self.seconds[1:])
         return later[len(later) // 2]
 
-    async def finish_epoch(self, learner: Learner, links: Links) -> None:
-        began = time.perf_counter()
-        await learner.evaluate(links, next_step=self.next_step, final=False)
+    async def finish_epoch(self) -> None:
+        began, session = time.perf_counter(), self._session
+        await session.learner.evaluate(session.links, next_step=self.next_step, final=False)
         self.evaluation_seconds = time.perf_counter() - began
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from secure_apfed.config import Config
 from secure_apfed.data import OwnData
 from secure_apfed.errors import CheckpointError
-from secure_apfed.methods import Brought, PartyState
+from secure_apfed.methods import PartyState, Secrets
 from secure_apfed.runs.folder import read_sealed, write_sealed
 
 __all__ = [
@@ -94,7 +94,7 @@ class Checkpoints:
         self._of_config, self._of_table = config_digest(config), table_digest(data)
         self._secrets: tuple[bytes, int] | None = None
 
-    def secrets(self, fresh: Brought) -> Brought:
+    def secrets(self, fresh: Secrets) -> Secrets:
         """The same with the secrets of the newest checkpoint, where there is one.
 
         Raises: as `latest`.

@@ -17,7 +17,7 @@ from secure_apfed.config import Config
 from secure_apfed.errors import ConfigError, NoHelpWarning
 from secure_apfed.exchange import Kind, Links
 from secure_apfed.learning.descent import prefixed, without_prefix
-from secure_apfed.methods import Learner, PartyState, Session
+from secure_apfed.methods import Learner, PartyState, Session, train
 from secure_apfed.methods.method import batches_of, end_all, held_out_of, save_all
 from secure_apfed.privacy import PrivacySpent
 from secure_apfed.runs.judging import Judge, Judged
@@ -26,25 +26,41 @@ from secure_apfed.runs.spending import guarantee_text, shown_figure, spent_in
 from secure_apfed.runs.training_labels import TrainingLabels
 from secure_apfed.runs.writing import RunWriter
 
-__all__ = ["Course", "PartyBackError"]
+__all__ = ["Course", "PartyBackError", "Watch"]
 
 
 class PartyBackError(RunStoppedError):
     """The active ends a session so that a passive that it lacked takes part in the next one."""
 
 
+class Watch:
+    """Whoever plays the active, as a run's course has it to do with them.
+
+    Args:
+        writer: of their folder; None: nothing is written.
+        on_progress: told after every step, and again after an evaluation.
+    """
+
+    def __init__(self, writer: RunWriter | None, on_progress: Callable[[Progress], None]) -> None:
+        self.writer, self.on_progress = writer, on_progress
+
+    def before_result(self) -> None:
+        """What is to be kept before the result is written."""
+
+    def returned(self, absent: Collection[str]) -> Collection[str]:
+        """Those of the passives that a session goes on without who are back, at a checkpoint, so
+        that all begin a new session with them.
+        """
+        return ()
+
+
 class Course:
     """One session's course, and where it stands; see `secure_apfed.methods.Course`.
 
     Args:
-        config: of the run.
         session: set up; labels: that it trains on.
-        writer: of the folder of whoever plays the active; None: nothing is written.
-        on_progress: told after every step, and again after an evaluation.
+        watch: of whoever plays the active.
         state: of the active, where the session goes on from one.
-        before_result: called before the result is written.
-        returned: given the passives that the session goes on without, at a checkpoint, those that
-            are back, so that all begin a new session with them.
 
     Attributes:
         judged: the last evaluation; None before the first.
@@ -55,20 +71,13 @@ class Course:
     """
 
     def __init__(
-        self,
-        config: Config,
-        session: Session,
-        labels: TrainingLabels,
-        writer: RunWriter | None,
-        on_progress: Callable[[Progress], None],
-        state: PartyState | None,
-        before_result: Callable[[], None] = lambda: None,
-        returned: Callable[[Collection[str]], Collection[str]] = lambda absent: (),
+        self, session: Session, labels: TrainingLabels, watch: Watch, state: PartyState | None
     ) -> None:
         _require_rows(session.learner)
+        config = session.entered.own.config
+        assert isinstance(config, Config)
         self.session, self._config, self._labels = session, config, labels
-        self._writer, self._on_progress = writer, on_progress
-        self._before_result, self._returned = before_result, returned
+        self._watch, self._writer = watch, watch.writer
         notes = state.notes if state else {}
         self._epoch, self._step = notes.get("epoch", 0), state.step if state else 0
         self._steps = self._of_epoch = 0
@@ -77,12 +86,13 @@ class Course:
         self._judge = Judge(config, session, labels)
         self.judged: Judged | None = None
         self._heard = False  # what the passives charged, since the last evaluation
+        self._spent = self._shown()
         self._best = without_prefix("best", state.tensors) if state else {}
         self._contracts = [*notes.get("contracts", []), session.contract.digest.hex()]
         self._before: float = notes.get("seconds", 0.0)
         self._began = time.monotonic()
-        if writer:
-            writer.begin(session, self._contracts, epoch=self._epoch)
+        if self._writer:
+            self._writer.begin(session, self._contracts, epoch=self._epoch)
 
     @property
     def seconds(self) -> float:
@@ -94,15 +104,15 @@ class Course:
         learner, links = self.session.learner, self.session.links
         self.session.transcript.begin_epoch(self._epoch)  # a method may send before its first one
         self._keep()
-        await learner.learn(links, self)
+        await train(learner, links, self)
         if self.judged is None:
-            await self._evaluate(learner, links, final=True)
+            await self._evaluate(final=True)
         if not self._heard and not self.session.helpers:
             await self._save(links)  # what the passives charged comes with it
         assert self.judged is not None
         # First the result, then the end: until then everybody can go on.
         if self._writer:
-            self._before_result()
+            self._watch.before_result()
             self._writer.finish(
                 self.session,
                 data=self._labels.held,
@@ -132,10 +142,11 @@ class Course:
         patience, losses = self._config.train.patience, self._held_out
         return patience is not None and len(losses) - 1 - _first_least(losses) >= patience
 
-    async def hold_out(self, learner: Learner, links: Links) -> None:
+    async def hold_out(self) -> None:
         """See `Course`."""
         if self._config.train.patience is None:
             return
+        learner, links = self.session.learner, self.session.links
         loss = await learner.loss_on(links, self, held_out_of(learner, self._config))
         if math.isnan(loss):
             raise ConfigError(
@@ -160,9 +171,9 @@ class Course:
             self.session.transcript.begin_epoch(epoch)
             yield epoch
 
-    def batches(self, learner: Learner, epoch: int) -> Iterator[tuple[int, Tensor]]:
+    def batches(self, epoch: int) -> Iterator[tuple[int, Tensor]]:
         """See `Course`; a last batch that is too small is left out."""
-        batches = batches_of(learner, self._config, epoch)
+        batches = batches_of(self.session.learner, self._config, epoch)
         self._steps = self._step + (self._config.train.epochs - epoch) * len(batches)
         self._of_epoch, self._loss = 0, 0.0
         for rows_B in batches:
@@ -179,21 +190,22 @@ class Course:
             self._of_epoch += 1
         self._tell(self._epoch + 1)
 
-    async def finish_epoch(self, learner: Learner, links: Links) -> None:
+    async def finish_epoch(self) -> None:
         """See `Course`."""
-        config = self._config.train
+        config, learner, links = self._config.train, self.session.learner, self.session.links
         if self._epoch == 0:
             self._warn_without_help()
         self._epoch += 1
         last = self.is_last(self._epoch - 1)
         evaluated = last or self._epoch % config.evaluate_every == 0
         if evaluated:
-            await self._evaluate(learner, links, final=last)
+            await self._evaluate(final=last)
         answered = self._labels.due(self._epoch)
         # Labels are answered once: an epoch played again must not ask for others.
         saved = last or answered or self._epoch % self._config.checkpoint_every == 0
         if saved:
             await self._save_others(links)
+        self._spent = self._shown()
         if evaluated:
             self._tell(self._epoch)
         if self._writer:
@@ -208,7 +220,8 @@ class Course:
             if not last:
                 self._let_in(links)
 
-    async def _evaluate(self, learner: Learner, links: Links, *, final: bool) -> None:
+    async def _evaluate(self, *, final: bool) -> None:
+        learner, links = self.session.learner, self.session.links
         said = await learner.evaluate(links, next_step=self._step, final=final)
         self.judged = self._judge.judge(said, final=final)
         self._heard = False
@@ -221,7 +234,7 @@ class Course:
     async def _save_others(self, links: Links) -> None:
         """Let all that help save what they are, and hear what they charged."""
         session, contract = self.session, self.session.contract
-        if session.entered.own.brought.keeper is None:
+        if session.entered.own.secrets.keeper is None:
             return
         may_leave = contract.passives if contract.silent_passive == "recover" else ()
         told = await save_all(links, session.present, self._step, may_leave=may_leave)
@@ -238,7 +251,7 @@ class Course:
         Raises:
             PartyBackError: one is.
         """
-        back = self._returned(self.session.learner.left)
+        back = self._watch.returned(self.session.learner.left)
         if back:
             raise PartyBackError(
                 f"checkpoint: {' and '.join(back)} fell silent and is back at step {self._step}; "
@@ -307,13 +320,17 @@ class Course:
                 stacklevel=2,
             )
 
+    def _shown(self) -> tuple[str, float | None]:
+        """The figure of what leaves a party, and what it cost so far."""
+        passive = self._worst_passive
+        return shown_figure(
+            self._config, self.privacy().epsilon_x, passive["epsilon"] if passive else None
+        )
+
     def _tell(self, epoch: int) -> None:
         judged, own, measure = self.judged, self.session.headline, self._config.measure
-        passive, spent = self._worst_passive, self.privacy()
-        figure, epsilon = shown_figure(
-            self._config, spent.epsilon_x, passive["epsilon"] if passive else None
-        )
-        self._on_progress(
+        figure, epsilon = self._spent
+        self._watch.on_progress(
             Progress(
                 epoch=epoch,
                 epochs=self._config.train.epochs,

@@ -28,7 +28,7 @@ from secure_apfed.methods import (
     roles_of,
 )
 from secure_apfed.runs.connecting import Connect, connect
-from secure_apfed.runs.course import Course
+from secure_apfed.runs.course import Course, Watch
 from secure_apfed.runs.folder import RunFolder, no_checkpoint
 from secure_apfed.runs.outcome import Progress, RunResult
 from secure_apfed.runs.party_file import PartyFile, Peer
@@ -102,28 +102,13 @@ def _play(
     folder = RunFolder(told.folder)
     how: dict[str, Any] = {"timeout_s": told.timeout_s, "observer": status}
     if here.role == "active":
-        absent = _Absent(here.links, here.transport) if restarts else lambda names: ()
-        script = _active(here, folder, on_progress, absent)
+        script = _active(here, folder, on_progress, restarts=restarts)
         return play_one(script, here.links, here.transport, **how)
     method = METHODS[here.own.config.method.name]
     play_one(assist(here.own, here.links, method, here.role), here.links, here.transport, **how)
     # The active's own are among its results.
     folder.write_json(folder.flows, [asdict(flow) for flow in here.transcript.flows])
     return None
-
-
-class _Absent:
-    """The passives that a session goes on without: told so once, and looked for at checkpoints."""
-
-    def __init__(self, links: Links, transport: Transport) -> None:
-        self._links, self._transport, self._dismissed = links, transport, set[str]()
-
-    def __call__(self, names: Collection[str]) -> Collection[str]:
-        """Those of these passives that wait for the others."""
-        for name in set(names) - self._dismissed:
-            self._dismissed.add(name)
-            self._links.dismiss(name, f"{name} fell silent, and the session went on without it")
-        return self._transport.returned(names)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,19 +147,19 @@ def joined(
         if resume and role == "active" and not folder.holds_steps:
             raise no_checkpoint(folder.path)
         keeper = PartyKeeper(folder, told.party, config, data := _own_data(told, config, role))
-        brought = keeper.brought
+        secrets = keeper.secrets
         known = {name: bytes.fromhex(peer.identity) for name, peer in told.peers.items()}
-        audit = AuditLog(folder.audit, told.party, brought.identity, known, keeper.meter)
+        audit = AuditLog(folder.audit, told.party, secrets.identity, known, keeper.meter)
         keeper.audit = stack.enter_context(audit)
-        known[told.party] = brought.identity.public
+        known[told.party] = secrets.identity.public
         status.begin(told.party, told.peers, keeper.meter)
-        transport = over(meet(_meeting(told, config), brought.identity, known))
+        transport = over(meet(_meeting(told, config), secrets.identity, known))
         status.connected()
         transcript = Transcript(TranscriptSettings(keep="none"))  # payloads are a party's own
         yield Joined(
             own=Own(
                 config=config, name=told.party, active=told.active, passives=told.passives,
-                brought=brought, known=known, data=data,
+                secrets=secrets, known=known, held=data,
             ),
             role=role,
             links=Links(
@@ -197,23 +182,42 @@ def _noting_the_end(status: StatusKeeper) -> Iterator[None]:
     status.end(failed=False)
 
 
+class _Alone(Watch):
+    """Who plays the active alone, and looks at checkpoints who of the absent is back."""
+
+    def __init__(
+        self, writer: RunWriter, on_progress: Callable[[Progress], None], here: Joined,
+    ) -> None:  # fmt: skip
+        super().__init__(writer, on_progress)
+        self._links, self._transport, self._dismissed = here.links, here.transport, set[str]()
+
+    def returned(self, absent: Collection[str]) -> Collection[str]:
+        """See `Watch`; who is absent is told so once."""
+        for name in set(absent) - self._dismissed:
+            self._dismissed.add(name)
+            self._links.dismiss(name, f"{name} fell silent, and the session went on without it")
+        return self._transport.returned(absent)
+
+
 async def _active(
     here: Joined,
     folder: RunFolder,
     on_progress: Callable[[Progress], None],
-    returned: Callable[[Collection[str]], Collection[str]],
+    *,
+    restarts: int,
 ) -> RunResult:
     """The active's whole script: what `assist` is for the others, with a course and a result."""
     own, links = here.own, here.links
     config, method = own.config, METHODS[own.config.method.name]
     assert isinstance(config, Config)
-    labels, state = answered_labels(config, own.held, own.brought)
-    own = replace(own, data=labels.data())
+    labels, state = answered_labels(config, own.data, own.secrets)
+    own = replace(own, held=labels.data())
     entered, learner = await lead(own, links, method, session=new_session())
     session = Session(entered, learner, links, here.transcript, headline=method.headline)
-    state = gone_back(state, labels, session, own.brought)
+    state = gone_back(state, labels, session, own.secrets)
     writer = RunWriter(folder, config, apart=True)
-    course = Course(config, session, labels, writer, on_progress, state, returned=returned)
+    watch = _Alone(writer, on_progress, here) if restarts else Watch(writer, on_progress)
+    course = Course(session, labels, watch, state)
     await course.play()
     privacy = cross_checked(course.privacy(), session)
     writer.cross_check(privacy.accountants)

@@ -25,7 +25,7 @@ from secure_apfed.contract import Contract
 from secure_apfed.data import OwnData
 from secure_apfed.errors import CheckpointError
 from secure_apfed.files import make_private, open_regular, read_bytes, read_json
-from secure_apfed.methods import Brought, PartyState, Role, freshly_brought
+from secure_apfed.methods import PartyState, Role, Secrets, fresh_secrets
 from secure_apfed.methods.alignment import forget_alignment
 from secure_apfed.privacy import PrivacyLedger
 from secure_apfed.privacy.release_log import holds_releases
@@ -184,7 +184,7 @@ class PartyKeeper:
         name: of the party; config: of the run; data: what the party holds of it.
 
     Attributes:
-        brought: keys and seed: fresh, or as at its newest checkpoint.
+        secrets: keys and seed: fresh, or as at its newest checkpoint.
         before_save: told of the step whose state is about to be saved.
         meter: of what it releases in this session.
         audit: notes what it agrees to, and is on the disk with each checkpoint; None: nothing.
@@ -198,13 +198,13 @@ class PartyKeeper:
     ) -> None:
         self._folder, self._name = folder, name
         identity = folder.identity()
-        fresh = freshly_brought(config, name, identity=identity, keeper=self, logs=folder.path)
+        fresh = fresh_secrets(config, name, identity=identity, keeper=self, logs=folder.path)
         self._kept = (
             Checkpoints(folder.steps, name, config, data, identity=identity.public)
             if data
             else None
         )
-        self.brought: Brought = self._kept.secrets(fresh) if self._kept else fresh
+        self.secrets: Secrets = self._kept.secrets(fresh) if self._kept else fresh
         self.before_save: Callable[[int], None] = lambda step: None
         self.meter = ReleaseMeter()
         self.audit: AuditLog | None = None

@@ -18,19 +18,19 @@ from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import CheckpointError
 from secure_apfed.files import own_subfolder
-from secure_apfed.learning.apfed import predictor_of
+from secure_apfed.learning.networks import predictor_of
 from secure_apfed.methods import (
     METHODS,
-    Brought,
     PartyState,
+    Secrets,
     Simulation,
     Start,
-    freshly_brought,
+    fresh_secrets,
     roles_of,
 )
 from secure_apfed.runs.aligned_once import Sharing
 from secure_apfed.runs.checkpoint import Steps
-from secure_apfed.runs.course import Course
+from secure_apfed.runs.course import Course, Watch
 from secure_apfed.runs.encoders import encoders_of
 from secure_apfed.runs.outcome import Progress, RunResult
 from secure_apfed.runs.party_folder import PartyFolder, PartyKeeper
@@ -63,15 +63,15 @@ def run_in_memory(
     with ExitStack() as stack:
         stack.callback(close_workers)
         writer = stack.enter_context(RunWriter.open(folder, config, resume=resume))
-        brought = dict[str, Brought]()
+        secrets = dict[str, Secrets]()
         if writer:
-            brought = _brought(stack, writer.folder.parties, config, data, resume=resume)
-        return _play(config, data, writer, brought, on_progress, sharing=sharing)
+            secrets = _secrets(stack, writer.folder.parties, config, data, resume=resume)
+        return _play(config, data, writer, secrets, on_progress, sharing=sharing)
 
 
-def _brought(
+def _secrets(
     stack: ExitStack, parties: Path, config: Config, data: VerticalData, *, resume: bool
-) -> dict[str, Brought]:
+) -> dict[str, Secrets]:
     """What each party brings from its own folder, which is held until the stack unwinds."""
     passives = [table.name for table in data.passives]
     roles = roles_of(METHODS[config.method.name], config, data.active.name, passives)
@@ -79,7 +79,7 @@ def _brought(
     for name in roles:
         folder = stack.enter_context(PartyFolder.open(own_subfolder(parties / name), resume=resume))
         keeper = PartyKeeper(folder, name, config, data.own(name))
-        found[name] = replace(keeper.brought, sends_out=False)
+        found[name] = replace(keeper.secrets, sends_out=False)
     return found
 
 
@@ -87,24 +87,22 @@ def _play(
     config: Config,
     data: VerticalData,
     writer: RunWriter | None,
-    brought: dict[str, Brought],
+    secrets: dict[str, Secrets],
     on_progress: Callable[[Progress], None],
     *,
     sharing: Sharing | None,
 ) -> RunResult:
     """One session: from the start or the checkpoints to the result."""
     name = data.active.name
-    active = brought.setdefault(name, freshly_brought(config, name))
+    active = secrets.setdefault(name, fresh_secrets(config, name))
     held = data.own(name)
     assert held is not None
     labels, state = answered_labels(config, held, active)
-    session = _opened(config, data.with_own(labels.data()), brought, sharing=sharing)
+    session = _opened(config, data.with_own(labels.data()), secrets, sharing=sharing)
     state = gone_back(state, labels, session, active)
-    experimenter = _Experimenter(config, data, session, writer)
+    experimenter = _Experimenter(config, data, session, writer, on_progress)
     experimenter.record(active, state)
-    course = Course(
-        config, session, labels, writer, on_progress, state, before_result=experimenter.keep
-    )
+    course = Course(session, labels, experimenter, state)
     session.play(course.play())
     experimenter.finish()
     # Only now: whatever becomes of the other accountants, the run is finished.
@@ -126,11 +124,11 @@ def _play(
 
 
 def _opened(
-    config: Config, data: VerticalData, brought: dict[str, Brought], *, sharing: Sharing | None
+    config: Config, data: VerticalData, secrets: dict[str, Secrets], *, sharing: Sharing | None
 ) -> Simulation:
     past = sharing.past() if sharing else None
     alignment = past.rows if past else None
-    start = Start(config=config, data=data, brought=brought, alignment=alignment)
+    start = Start(config=config, data=data, secrets=secrets, alignment=alignment)
     session = Simulation(METHODS[config.method.name], start)
     if past:
         session.transcript.add(past.flows)
@@ -139,16 +137,18 @@ def _opened(
     return session
 
 
-class _Experimenter:
+class _Experimenter(Watch):
     """Who plays all parties, and keeps what they sent, which no party could."""
 
     def __init__(
-        self, config: Config, data: VerticalData, session: Simulation, writer: RunWriter | None
-    ) -> None:
-        self._config, self._data, self._session, self._writer = config, data, session, writer
+        self, config: Config, data: VerticalData, session: Simulation, writer: RunWriter | None,
+        on_progress: Callable[[Progress], None],
+    ) -> None:  # fmt: skip
+        super().__init__(writer, on_progress)
+        self._config, self._data, self._session = config, data, session
         self._files = Steps(writer.folder.path, "recording") if writer else None
 
-    def record(self, active: Brought, state: PartyState | None) -> None:
+    def record(self, active: Secrets, state: PartyState | None) -> None:
         """Save the record before each checkpoint of the active; go on with that of this state."""
         keeper, transcript, files = active.keeper, self._session.transcript, self._files
         if files is None:
@@ -158,7 +158,7 @@ class _Experimenter:
         if state:
             if state.step not in files.found():
                 raise CheckpointError(
-                    f"{self._writer.folder.path if self._writer else ''} holds no record of what "
+                    f"{self.writer.folder.path if self.writer else ''} holds no record of what "
                     "all parties sent: each ran in a process of its own; resume with --transport "
                     "local"
                 )
@@ -176,10 +176,10 @@ class _Experimenter:
             encoders=encoders_of(session),
         )
 
-    def keep(self) -> None:
+    def before_result(self) -> None:
         """Write it, for attacks on the finished run."""
-        if self._writer:
-            self._writer.keep(self.recording())
+        if self.writer:
+            self.writer.keep(self.recording())
 
     def finish(self) -> None:
         """Let go of what only a resumed run would need."""

@@ -26,7 +26,7 @@ from secure_apfed.data import UNLABELLED, OwnData
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.files import open_regular, read_text
 from secure_apfed.learning.descent import without_prefix
-from secure_apfed.methods import Brought, PartyState, Session
+from secure_apfed.methods import PartyState, Secrets, Session
 from secure_apfed.names import log_file
 from secure_apfed.parties import ActiveNetworks, Compute
 from secure_apfed.privacy import make_label_mechanism
@@ -186,7 +186,7 @@ class TrainingLabels:
 
 
 def answered_labels(
-    config: Config, held: OwnData, active: Brought
+    config: Config, held: OwnData, active: Secrets
 ) -> tuple[TrainingLabels, PartyState | None]:
     """The labels that the active may train on, new or from its checkpoint, and that checkpoint.
 
@@ -207,7 +207,7 @@ def answered_labels(
 
 
 def gone_back(
-    state: PartyState | None, labels: TrainingLabels, session: Session, active: Brought
+    state: PartyState | None, labels: TrainingLabels, session: Session, active: Secrets
 ) -> PartyState | None:
     """The active's state where the session goes on, with its labels as they were then.
 

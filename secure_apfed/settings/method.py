@@ -77,7 +77,6 @@ class MethodSettings(Settings, ABC):
         stops_early: takes `train.patience`: the active can tell the loss of held-out rows.
         weighs_classes: takes `train.class_weights`: the active descends on its own labels.
         tasks: that the active's model may learn, keys of `secure_apfed.tasks.TASKS`.
-        simulated: takes `secure_apfed.simulation`: its accuracy can be had without its messages.
         own_objective: of every passive that contributes; None: each says its own.
     """
 
@@ -100,7 +99,6 @@ class MethodSettings(Settings, ABC):
     stops_early: ClassVar[bool] = False
     weighs_classes: ClassVar[bool] = False
     tasks: ClassVar[tuple[str, ...]] = ("classification",)
-    simulated: ClassVar[bool] = False
     own_objective: ClassVar[ObjectiveSettings | None] = None
 
     @classmethod

@@ -6,9 +6,8 @@ are the same; what is left out is writing, hashing, adding and counting what wou
 
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -20,21 +19,16 @@ from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import ConfigError
 from secure_apfed.methods import METHODS, Simulation, Start
-from secure_apfed.methods.apfed import ApfedLearner, ApfedPassive
-from secure_apfed.methods.method import Helper, Learner, batches_of
-from secure_apfed.methods.tvfl import TvflHelper, TvflLearner
+from secure_apfed.methods.method import batches_of
 from secure_apfed.runs.training_labels import TrainingLabels
 from secure_apfed.secure_sums import sum_kind
 from secure_apfed.seeds import undisturbed
 from secure_apfed.tasks import Classification
 
-__all__ = ["Simulated", "begin", "finish", "passives_of", "simulate", "train", "why_not"]
+__all__ = ["Simulated", "begin", "finish", "simulate", "train", "why_not"]
 
 _NO_KEY = bytes(32)
 """No mechanism draws anything here: labels that may be learnt from stay, the others are hidden."""
-
-Step: TypeAlias = Callable[[int, Tensor], object]
-"""One training step of all parties, from its number and rows as `Learner.step` has them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +50,7 @@ def why_not(config: Config) -> str:
     summed = "gradients are summed" in method.happens
     reasons = {
         f"method {method.name} is not trained step by step as APFed and TVFL are":
-            not method.simulated,
+            not METHODS[method.name].simulated,
         f"task {config.task} is judged by its parties, and not by accuracy":
             config.task != Classification.name,
         f"guard.mechanism {config.guard.mechanism} adds noise, which has to be accounted for":
@@ -128,7 +122,9 @@ def begin(
 
 def train(session: Simulation, config: Config) -> int:
     """Train all epochs of what `begin` built; return how many steps they took."""
-    step_of, step = _steps(session), 0
+    method, helpers = METHODS[config.method.name], session.helpers
+    passives = {name: helpers[name] for name in session.contract.passives}
+    step_of, step = method.lockstep(session.learner, passives), 0
     for epoch in range(config.train.epochs):
         for rows_B in batches_of(session.learner, config, epoch):
             step_of(step, rows_B)
@@ -138,16 +134,9 @@ def train(session: Simulation, config: Config) -> int:
 
 def finish(session: Simulation, config: Config, *, step: int, began: float) -> Simulated:
     """What follows the last step, and the accuracy."""
-    learner = session.learner
-    if config.train.spread_labels and isinstance(learner, ApfedLearner):
-        learner.party.spread_labels(learner.learnt)
+    session.learner.conclude_alone()
     accuracy = session.evaluate(next_step=step, final=True)
     return Simulated(accuracy=accuracy, seconds=time.monotonic() - began)
-
-
-def passives_of(session: Simulation) -> list[tuple[str, Helper]]:
-    """The passives' roles in the order of the contract, in which a joint head reads them."""
-    return [(name, session.helpers[name]) for name in session.contract.passives]
 
 
 def _aligned(data: VerticalData) -> dict[str, Tensor]:
@@ -161,53 +150,3 @@ def _aligned(data: VerticalData) -> dict[str, Tensor]:
         order = np.argsort(ids)
         found[table.name] = torch.from_numpy(order[np.searchsorted(ids, common, sorter=order)])
     return found
-
-
-def _steps(session: Simulation) -> Step:
-    learner: Learner = session.learner
-    if isinstance(learner, TvflLearner):
-        return _tvfl_steps(session, learner)
-    assert isinstance(learner, ApfedLearner)
-    return _apfed_steps(session, learner)
-
-
-def _apfed_steps(session: Simulation, learner: ApfedLearner) -> Step:
-    """Algorithm 1: the active's batch, each passive's gradient, the active's update."""
-    active = learner.party
-    passives = [
-        helper.party for _, helper in passives_of(session) if isinstance(helper, ApfedPassive)
-    ]
-
-    def step(step: int, rows_B: Tensor) -> None:
-        batch, rows_A = active.forward(step, rows_B)
-        z_A = batch.sent
-        if z_A is None or active.is_narrow(step, z_A):
-            active.trainer.update(batch)
-            return
-        sent_A = z_A.detach()
-        gradients = [passive.gradient(step, rows_A, sent_A.clone()) for passive in passives]
-        sum_AD = torch.stack([one.flatten(1).double() for one in gradients]).sum(0)
-        active.trainer.update(batch, z_A, sum_AD)
-
-    return step
-
-
-def _tvfl_steps(session: Simulation, learner: TvflLearner) -> Step:
-    """Section 2: all encode, the head reads all, each learns from its own gradient."""
-    active = learner.party
-    passives = {
-        name: helper.party
-        for name, helper in passives_of(session)
-        if isinstance(helper, TvflHelper)
-    }
-
-    def step(step: int, rows_B: Tensor) -> None:
-        sent = {
-            name: one.trainer.represent(step, rows_B, learn=True) for name, one in passives.items()
-        }
-        read = {name: h_B.detach().clone() for name, h_B in sent.items()}
-        _, gradients = active.trainer.learn(step, active.own_rows(rows_B), read)
-        for name, gradient_B in gradients.items():
-            passives[name].trainer.update(sent[name], gradient_B)
-
-    return step

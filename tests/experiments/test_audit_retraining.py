@@ -19,9 +19,12 @@ from apfed_protocols.sums import PlainSum, SumAgreement, SumCombiner
 from secure_apfed.contract import Contract
 from secure_apfed.data import ColumnEncoding, PartyTable
 from secure_apfed.exchange import Envelope, Kind, TensorSpec, unpack
-from secure_apfed.parties import ActiveNetworks, ActiveParty, Compute, PassiveParty, PrivateUpdates
+from secure_apfed.learning.networks import ActiveNetworks
+from secure_apfed.learning.private_gradient import PrivateUpdates
+from secure_apfed.methods.apfed import ApfedPassive
 from secure_apfed.privacy import GaussianGuard, GradientGuard, PrivacyLedger
 from secure_apfed.settings.training import TrainSettings
+from tests.secure_apfed.seats import LoneActive, contributed, lone_passive
 
 SENT = {"rows": TensorSpec(torch.int64, (None,)), "z": TensorSpec(torch.float64, (None, 4))}
 EPOCHS = 6
@@ -94,7 +97,7 @@ def test_two_thirds_of_the_noise_are_caught() -> None:
     assert bound_of(TooLittleNoise, replaced=False) > MU_LABEL
 
 
-def parties(task: Task) -> tuple[ActiveParty, PassiveParty, SumCombiner]:
+def parties(task: Task) -> tuple[LoneActive, ApfedPassive, SumCombiner]:
     """The same training between real parties, without noise that could be seen."""
     rows = len(task.features)
     terms = {
@@ -124,8 +127,10 @@ def parties(task: Task) -> tuple[ActiveParty, PassiveParty, SumCombiner]:
         clip=True,
     )  # fmt: skip
     modules, objective = networks()
-    compute, key = Compute(torch.device("cpu"), torch.float64), bytes(32)
-    still: dict[str, Any] = {"momentum": 0.0, "weight_decay": 0.0, "device": "cpu"}
+    key = bytes(32)
+    still: dict[str, Any] = {
+        "momentum": 0.0, "weight_decay": 0.0, "precision": "float64", "device": "cpu",
+    }  # fmt: skip
     guard = GaussianGuard(clip=SHORT.clip, sigma=1e-13, key=key)
     gradient_guard = GradientGuard(clip=SHORT.gradient_clip, noise_multiplier=1e-13, key=key)
 
@@ -133,19 +138,16 @@ def parties(task: Task) -> tuple[ActiveParty, PassiveParty, SumCombiner]:
         return PrivacyLedger(mechanism, delta=1e-5, budget=None, rows=rows, log=None)
 
     encoding, ids = ColumnEncoding.plain(tuple("abcdefghij")), tuple(map(str, range(rows)))
-    active = ActiveParty(
-        "active", agreed,
-        table=PartyTable("active", ids, task.features, task.labels, encoding),
-        alignment=torch.arange(rows), networks=ActiveNetworks(**modules), guard=guard,
-        ledger=ledger(guard.mechanism()), receiver=sums.receiver(),
-        train=TrainSettings(learning_rate=task.learning_rate, **still), compute=compute, seed=0,
+    active = LoneActive(
+        PartyTable("active", ids, task.features, task.labels, encoding),
+        ActiveNetworks(**modules), guard, ledger(guard.mechanism()),
+        alignment=torch.arange(rows), agreed=agreed, receiver=sums.receiver(),
+        train=TrainSettings(learning_rate=task.learning_rate, **still),
         private=PrivateUpdates(gradient_guard, ledger(gradient_guard.mechanism())),
     )  # fmt: skip
-    passive = PassiveParty(
-        "p", agreed, features_N=task.passive_features, objective=objective,
-        contributor=sums.contributor("p"),
-        train=TrainSettings(learning_rate=task.passive_rate, **still), compute=compute, seed=0,
-        answers=None,
+    passive = lone_passive(
+        agreed, objective, task.passive_features, "p", contributor=sums.contributor("p"),
+        train=TrainSettings(learning_rate=task.passive_rate, **still),
     )  # fmt: skip
     return active, passive, sums.combiner()
 
@@ -175,10 +177,10 @@ def test_a_retraining_is_what_the_parties_do() -> None:
         z_BD = unpack(sent, SENT, sender="active")[0]["z"]
         torch.testing.assert_close(z_BD, step.clean[0], rtol=0, atol=1e-10)
         clipped += int((z_BD.norm(dim=1) > SHORT.clip * (1 - 1e-9)).sum())
-        active.update(combiner.combine({"p": passive.contribute(received)}))
+        active.update(combiner.combine({"p": contributed(passive, received)}))
     assert clipped > 0
     models: dict[Literal["active", "passive"], nn.Module] = {
-        "active": active.networks, "passive": passive.objective,
+        "active": active.role.trainer.networks, "passive": passive.trainer.objective,
     }  # fmt: skip
     for party, module in models.items():
         for name, parameter in module.named_parameters():

@@ -10,6 +10,7 @@ from apfed_experiments.references import REFERENCES, Reference, run_reference
 from apfed_experiments.study import base_config
 from secure_apfed.config import AttackChoice, Config
 from secure_apfed.errors import CheckpointError
+from secure_apfed.methods import method_settings
 
 SMALL = Reference(
     config="main-digits", seeds=2, variant="logistic on h", metrics=("accuracy", "auc"),
@@ -21,7 +22,7 @@ def small(name: str) -> Config:
     base = base_config(name)
     return base.model_copy(
         update={
-            "method": "tvfl",
+            "method": method_settings("tvfl"),
             "data": base.data.model_copy(update={"views": 2, "labelled": None, "limit": None}),
             "train": base.train.model_copy(update={"epochs": 2, "evaluate_every": 2}),
             "guard": base.guard.model_copy(update={"mechanism": "none", "epsilon": None}),

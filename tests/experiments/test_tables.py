@@ -15,6 +15,7 @@ from apfed_experiments.tables.apc_vfl import alone, helped
 from apfed_experiments.tables.apc_vfl_scenarios import SCENARIOS
 from apfed_experiments.tables.apc_vfl_splitnn import exchanged
 from apfed_experiments.tables.board import fill
+from apfed_experiments.tables.mmvfl import importance
 from apfed_experiments.tables.table import FunctionJob, Line, PaperTable, Printed, Size
 from apfed_experiments.tables.writing import cells_of, write
 from secure_apfed.cli import execute
@@ -279,3 +280,9 @@ def test_one_exchange_against_one_for_every_step() -> None:
         (2 * 50 * 256 + 12 * (128 * 256 + 256)) * 4 / 1e6
     )
     assert found["split_nn"]["megabytes"] > found["apc_vfl"]["megabytes"]
+
+
+def test_importance_keeps_the_longest_rows() -> None:
+    weights = np.array([[0.0, 0.1], [3.0, 4.0], [1.0, 0.0], [0.0, 2.0]])
+    assert importance(weights, 0.5).tolist() == [1, 3]
+    assert importance(weights, 0.01).tolist() == [1]

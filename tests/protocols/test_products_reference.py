@@ -111,7 +111,7 @@ def fixed_randomness() -> Iterator[None]:
 
     with ExitStack() as stack:
         for module in ("products.roles", "products.ring", "products.audit", "sums.bfv"):
-            stack.enter_context(patch(f"protocols.{module}.fresh_key", block))
+            stack.enter_context(patch(f"apfed_protocols.{module}.fresh_key", block))
         stack.enter_context(
             patch("apfed_protocols.sums.masks.fresh_run_key", lambda: RunKey.restored(block()))
         )

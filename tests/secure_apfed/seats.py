@@ -1,17 +1,34 @@
-"""A contract, links, a sum and envelopes for tests of single parties."""
+"""A contract, links, a sum and envelopes for tests of single parties; and APFed's, by hand."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
+import msgpack
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from apfed_protocols.seal import RunKey, fresh_run_key
-from apfed_protocols.sums import PlainSum, SumAgreement
+from apfed_protocols.sums import PlainSum, SumAgreement, SumContributor, SumReceiver
 from secure_apfed.contract import Contract
+from secure_apfed.data import OwnData, PartyTable
 from secure_apfed.exchange import Envelope, InMemory, Kind, pack
-from secure_apfed.parties import Compute
+from secure_apfed.learning.compute import Compute
+from secure_apfed.learning.networks import ActiveNetworks
+from secure_apfed.learning.private_gradient import PrivateUpdates
+from secure_apfed.learning.release import ContributionNoise, Releases
+from secure_apfed.methods import Own, fresh_secrets
+from secure_apfed.methods.apfed import ActiveTrainer, ApfedActive, ApfedPassive, PassiveTrainer
+from secure_apfed.methods.sum_end import (
+    ActiveSum,
+    Allowance,
+    AnswersLog,
+    PassiveSum,
+    RefusedSums,
+)
+from secure_apfed.privacy import PrivacyLedger, RepresentationGuard
 from secure_apfed.settings.training import TrainSettings
+from tests.secure_apfed.small_runs import small_config
 
 Network = TypeVar("Network", bound=InMemory)
 
@@ -121,3 +138,102 @@ def cloned(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     """Whether two states are equal bit for bit."""
     return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+class _Waits:
+    """What a script waits for that nobody drives but the test."""
+
+    def __await__(self) -> Generator[None, Envelope, Envelope]:
+        return (yield)
+
+
+class LoneActive:
+    """An active of APFed without links: `represent` a batch, then `update` from a sum.
+
+    Attributes:
+        role: the active.
+    """
+
+    def __init__(
+        self, table: PartyTable, networks: ActiveNetworks, guard: RepresentationGuard,
+        ledger: PrivacyLedger, *, alignment: Tensor, agreed: Contract | None = None,
+        private: PrivateUpdates | None = None, train: TrainSettings = TRAIN,
+        receiver: SumReceiver | None = None,
+    ) -> None:  # fmt: skip
+        config, agreed = small_config("apfed_c"), agreed or contract()
+        assert table.labels is not None
+        rows = torch.arange(len(table.ids))
+        own = Own(
+            config=config, name="active", active="active", passives=tuple(agreed.passives),
+            secrets=fresh_secrets(config, "active"), known={},
+            held=OwnData(table=table, train_rows=rows, test_rows=rows[:0], classes=("a", "b", "c")),
+        )  # fmt: skip
+        trainer = ActiveTrainer(
+            "active", networks, features_N=table.features, labels_N=table.labels, train=train,
+            compute=COMPUTE, seed=0, private=private,
+        )  # fmt: skip
+        refused = RefusedSums("active", None, allowed=0)
+        self.role = ApfedActive(
+            own, agreed, alignment, trainer, Releases(guard, ledger),
+            ActiveSum(agreed, receiver or plain_sum().receiver(), refused),
+        )  # fmt: skip
+        self.sent: bytes | None = None
+        self._loss = 0.0
+
+    def represent(self, step: int, rows: Tensor) -> bytes | None:
+        """Play a step up to the sum; return what every passive gets, None: nothing."""
+        links: Any = self
+        self.sent, self._step = None, step
+        self._script = self.role.step(links, step, rows)
+        try:
+            self._script.send(None)
+        except StopIteration as ended:
+            self._loss = ended.value
+        return self.sent
+
+    def update(self, combined: bytes | None) -> float:
+        """Play the rest of the step, with this sum where one is waited for; return the loss."""
+        if self.sent is None:
+            return self._loss
+        payload = msgpack.packb([list(self.role.contract.passives), combined])
+        message: Any = envelope(payload, kind=Kind.SUM, step=self._step, sender="aggregator")
+        try:
+            self._script.send(message)
+        except StopIteration as ended:
+            loss: float = ended.value
+            return loss
+        raise AssertionError("the step waits for more than the sum")
+
+    def send(self, to: str, kind: Kind, step: int, payload: bytes = b"") -> None:
+        """As links have it."""
+        assert (kind, step) == (Kind.REPRESENTATIONS, self._step)
+        assert self.sent in (None, payload)
+        self.sent = payload
+
+    async def receive(self, *_: object, **__: object) -> Envelope:
+        """As links have it."""
+        return await _Waits()
+
+
+def lone_passive(
+    agreed: Contract, objective: nn.Module, features_N: Tensor, name: str = "p1", *,
+    answers: Path | None = None, held_N: Tensor | None = None,
+    noise: ContributionNoise | None = None, train: TrainSettings = TRAIN,
+    contributor: SumContributor | None = None,
+) -> ApfedPassive:  # fmt: skip
+    """A passive of APFed without links; see `contributed`."""
+    log = AnswersLog(answers) if answers else None
+    sum_end = PassiveSum(
+        name, agreed, contributor or plain_sum(noise=1000 if noise else None).contributor(name),
+        allowance=Allowance(name, agreed, aligned=len(features_N), log=log),
+        noise=noise, held_N=held_N, repeatable=True,
+    )  # fmt: skip
+    trainer = PassiveTrainer(
+        name, objective, features_N=features_N, train=train, compute=COMPUTE, seed=0
+    )
+    return ApfedPassive(sum_end, trainer, held_N=held_N)
+
+
+def contributed(passive: ApfedPassive, message: Envelope) -> bytes:
+    """What a passive adds to the sum for a batch."""
+    return passive.sum.contribution(*passive.answered(message))

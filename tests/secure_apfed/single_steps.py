@@ -1,6 +1,6 @@
 """Random tables of forty people and configs in double precision, for tests of single steps.
 
-And the parties of a session, which are no part of what a session tells.
+And the roles of a session of APFed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,9 +11,8 @@ from torch import Tensor
 
 from secure_apfed.config import Config
 from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
-from secure_apfed.methods import Own, Session, Start, freshly_brought
-from secure_apfed.methods.apfed import ApfedLearner, ApfedPassive
-from secure_apfed.parties import ActiveParty, PassiveParty
+from secure_apfed.methods import Own, Session, Start, fresh_secrets
+from secure_apfed.methods.apfed import ApfedActive, ApfedPassive
 from tests.secure_apfed.small_runs import Said
 
 __all__ = [
@@ -67,19 +66,19 @@ def step_config(method: Said, **changes: Any) -> Config:
     return Config.model_validate({**settings, **changes})
 
 
-def active_of(session: Session) -> ActiveParty:
+def active_of(session: Session) -> ApfedActive:
     """The active of an APFed session, or of one without passives."""
-    assert isinstance(session.learner, ApfedLearner)
-    return session.learner.party
+    assert isinstance(session.learner, ApfedActive)
+    return session.learner
 
 
-def passives_of(session: Session) -> list[PassiveParty]:
+def passives_of(session: Session) -> list[ApfedPassive]:
     """The passives of an APFed session, in the contract's order."""
     helpers = [session.helpers[name] for name in session.contract.passives]
-    return [helper.party for helper in helpers if isinstance(helper, ApfedPassive)]
+    return [helper for helper in helpers if isinstance(helper, ApfedPassive)]
 
 
 def own_of(start: Start, name: str) -> Own:
     """What the party of this name brings to a session."""
-    brought = start.brought.get(name) or freshly_brought(start.config, name)
-    return start.own(name, brought, {name: brought.identity.public})
+    secrets = start.secrets.get(name) or fresh_secrets(start.config, name)
+    return start.own(name, secrets, {name: secrets.identity.public})

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
@@ -23,7 +24,8 @@ PARTY = """
 import sys
 from multiprocessing.connection import Client
 from apfed_protocols import take_part
-from secure_apfed.alignment import AlignmentSettings, canonical_ids, intersection
+from secure_apfed.alignment import canonical_ids, intersection
+from secure_apfed.settings.alignment import AlignmentSettings
 
 me, port, protocol, session, patience_s = sys.argv[1:]
 own = {"bank": range(20), "shop": range(10, 30), "post": range(5, 18), "dealer": ()}[me]
@@ -114,7 +116,8 @@ def play(
         port = str(listener.address[1])
         for name in NAMES[protocol]:
             mine = other[1:] if name == other[0] else (protocol, "November")
-            exchange.processes[name] = start(name, port, *mine, str(PATIENCE_S))
+            process = exchange.processes[name] = start(name, port, *mine, str(PATIENCE_S))
+            threading.Thread(target=knock_at_the_end, args=(process, port), daemon=True).start()
         for _ in exchange.processes:
             link = listener.accept()
             exchange.links[link.recv_bytes().decode()] = link
@@ -126,6 +129,13 @@ def play(
             name: each.communicate(timeout=LONG_S) for name, each in exchange.processes.items()
         }
         return {name: (each.returncode, *ended[name]) for name, each in exchange.processes.items()}
+
+
+def knock_at_the_end(process: subprocess.Popen[str], port: str) -> None:
+    """Nobody waits for a party that ended before it came."""
+    process.wait()
+    with suppress(OSError):
+        socket.create_connection(("localhost", int(port))).close()
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:

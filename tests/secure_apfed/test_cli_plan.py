@@ -93,7 +93,7 @@ def test_labels_and_private_training_are_forecast(
     labels = ["--set", "labels={mechanism: lp_mst, epsilon: 4.0}"]
     answer = told(capsys, "plan", config, *labels)
     assert answer["epsilon_y"] == 4.0
-    assert answer["steps"] == 2 + 4 + 6  # of 355 rows, a third more in each epoch
+    assert answer["steps"] == 3 + 6 + 6  # of 355 rows, half of them in the first epoch
     assert [one.partition(" on ")[0] for one in answer["expected"]] == [
         "APFed-C, label DP (LP-MST)"
     ]

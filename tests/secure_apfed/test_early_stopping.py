@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError
-from secure_apfed.methods import METHODS, freshly_brought, open_session
+from secure_apfed.methods import METHODS, fresh_secrets, open_session
 from secure_apfed.methods.method import batches_of, held_out_of
 from secure_apfed.runs.outcome import RunResult
 from secure_apfed.runs.run import run
@@ -96,7 +96,7 @@ def test_held_out_rows_have_a_label() -> None:
     loaded = load_data(data, seed=config.seed)
     own = loaded.own("active")
     assert own is not None
-    labels, _ = answered_labels(config, own, freshly_brought(config, "active"))
+    labels, _ = answered_labels(config, own, fresh_secrets(config, "active"))
     learner = open_session(config, loaded.with_own(labels.data())).learner
     held = held_out_of(learner, config)
     assert len(held) == 10

@@ -16,7 +16,7 @@ from apfed_protocols.errors import LocalProtocolError
 from apfed_protocols.sums.homomorphic import Encrypter
 from secure_apfed.config import Config
 from secure_apfed.errors import ApfedError, ConfigError
-from secure_apfed.methods.ahead import waiting_of, worker_for
+from secure_apfed.methods.sum_end import waiting_of, worker_for
 from secure_apfed.runs.run import run
 from secure_apfed.secure_sums import check_sum
 from secure_apfed.settings.training import SumSettings
@@ -51,7 +51,7 @@ def pool_of(contributor: object) -> Any:
 def test_a_run_with_a_zero_pool_gives_the_same_result(
     worker: bool, own_children: Children, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("secure_apfed.methods.ahead.pays", lambda: worker)
+    monkeypatch.setattr("secure_apfed.methods.sum_end.pays", lambda: worker)
     usual, ahead = run(config(), None), run(config(zero_pool=2), None)
     assert ahead.accuracy == usual.accuracy
     assert ahead.wire_bytes == pytest.approx(usual.wire_bytes, rel=0.01)
@@ -78,7 +78,7 @@ def test_zeros_are_filled_up_to_the_level_and_no_further() -> None:
 
 def test_without_a_pool_or_a_core_there_is_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     for pays, zeros in ((True, 0), (False, 1)):
-        monkeypatch.setattr("secure_apfed.methods.ahead.pays", lambda pays=pays: pays)
+        monkeypatch.setattr("secure_apfed.methods.sum_end.pays", lambda pays=pays: pays)
         assert worker_for(SumSettings(scheme="ckks", zero_pool=zeros)) is None
     with pytest.raises(ConfigError, match=r"zero_pool is for sums that encrypt; plain \+ pairwise"):
         check_sum(SumSettings(scheme="plain", masks="pairwise", zero_pool=1))

@@ -12,7 +12,7 @@ from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.identity import Identity, fresh_identity, verify
 from secure_apfed.contract import Contract, Resumption
 from secure_apfed.exchange import Agreement, Envelope, Greeting, InMemory, Kind, Script, agree
-from secure_apfed.methods import METHODS, Start, freshly_brought
+from secure_apfed.methods import METHODS, Start, fresh_secrets
 from tests.secure_apfed.seats import contract
 from tests.secure_apfed.single_steps import random_data, step_config
 
@@ -207,16 +207,16 @@ def test_nobody_takes_a_senders_word_for_its_own_rules(
     mine = step_config(method, **changes)
     start = Start(config=theirs, data=random_data({"passive-1": range(20), "passive-2": range(20)}))
     sender, receiver = ("active", "passive-1") if method != "tvfl" else ("passive-1", "active")
-    brought = freshly_brought(theirs, sender)
-    offering = start.own(sender, brought, {})
+    secrets = fresh_secrets(theirs, sender)
+    offering = start.own(sender, secrets, {})
     offer = METHODS[method].offer(offering)
     assert offer is not None
-    other = METHODS[method].offer(start.own("passive-2", brought, {}))
+    other = METHODS[method].offer(start.own("passive-2", secrets, {}))
     offers = {sender: offer, **({"passive-2": other} if other else {})}
-    judging = replace(start, config=mine).own(receiver, brought, {})
+    judging = replace(start, config=mine).own(receiver, secrets, {})
     with pytest.raises(RemoteProtocolError, match=f"{sender} offers {receiver} .*{field}"):
         METHODS[method].agree(judging, offers, "s")
-    METHODS[method].agree(start.own(receiver, brought, {}), offers, "s")
+    METHODS[method].agree(start.own(receiver, secrets, {}), offers, "s")
 
 
 @pytest.mark.parametrize("point", ["01" + "00" * 31, "ec" + "ff" * 30 + "7f", "00" * 32])

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor, nn
 
 from secure_apfed.errors import ModelError
-from secure_apfed.learning.apfed import ActiveNetworks
 from secure_apfed.learning.autoencoder import Autoencoder, Resembled, fit_autoencoder
 from secure_apfed.learning.fitted_once import fit_classifier
+from secure_apfed.learning.networks import ActiveNetworks
 from secure_apfed.models import family_for
 from secure_apfed.settings.distillation import DistillationSettings
 from secure_apfed.settings.model import ModelSettings

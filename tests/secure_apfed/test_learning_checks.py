@@ -15,7 +15,7 @@ from secure_apfed.errors import NarrowBatchWarning
 from secure_apfed.exchange import Kind
 from secure_apfed.learning.checks import check_spread, spread_of
 from secure_apfed.runs.run import run
-from tests.secure_apfed.seats import cloned, contract, representations, same
+from tests.secure_apfed.seats import cloned, contract, contributed, representations, same
 from tests.secure_apfed.test_parties_apfed import ALIGNMENT, Active, opened, passive
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
@@ -92,10 +92,10 @@ def test_a_passive_refuses_a_near_constant_batch_and_computes_nothing() -> None:
     one = torch.tensor([[1.0, 2.0, -1.0]], dtype=torch.float64)
     for z in (one.expand(4, 3), one * torch.tensor([[1.0], [-2.0], [3.0], [-4.0]])):
         with pytest.raises(RemoteProtocolError, match="near-constant"):
-            party.contribute(representations(rows, z.contiguous()))
+            contributed(party, representations(rows, z.contiguous()))
     assert objective.calls == 0
     assert same(party.tensors(), state)
-    party.contribute(representations(rows, normal(4, 3)))
+    contributed(party, representations(rows, normal(4, 3)))
 
 
 def test_a_passive_does_not_answer_near_constant_rows_among_people_that_it_does_not_know() -> None:
@@ -104,14 +104,14 @@ def test_a_passive_does_not_answer_near_constant_rows_among_people_that_it_does_
     state, rows = cloned(party.tensors()), torch.arange(len(ALIGNMENT))
     z = normal(len(ALIGNMENT), 3)
     narrow = torch.where(held_N[:, None], z[0], z)
-    check_spread(narrow, party.terms.representation, sender="active")
+    check_spread(narrow, party.terms, sender="active")
     answers = {}
     for step, asked in enumerate((narrow, z)):
         sent = representations(rows, asked, step=step)
         other = passive(contract(weights={"p2": 0.0}), "p2")[0]
         both = {
-            "p1": party.contribute(sent),
-            "p2": other.contribute(representations(rows, asked, step=step, receiver="p2")),
+            "p1": contributed(party, sent),
+            "p2": contributed(other, representations(rows, asked, step=step, receiver="p2")),
         }
         answers[step] = opened(both, sent, rows)
         if step == 0:

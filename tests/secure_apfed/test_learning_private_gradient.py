@@ -12,8 +12,10 @@ from torch import Tensor, nn
 
 from secure_apfed.data import ColumnEncoding, PartyTable
 from secure_apfed.errors import ModelError
-from secure_apfed.parties import ActiveNetworks, ActiveParty, PrivateUpdates
-from secure_apfed.parties.rules import bind_step
+from secure_apfed.exchange import TensorSpec, unpack
+from secure_apfed.learning.networks import ActiveNetworks
+from secure_apfed.learning.private_gradient import PrivateUpdates
+from secure_apfed.methods.sum_end import bind_step
 from secure_apfed.privacy import (
     BudgetExhaustedError,
     GaussianGuard,
@@ -27,7 +29,7 @@ from secure_apfed.privacy.accountants import gdp_epsilon
 from secure_apfed.privacy.dp_sgd import clipped_sum
 from secure_apfed.privacy.noise import standard_normals
 from secure_apfed.settings.training import TrainSettings
-from tests.secure_apfed.seats import COMPUTE, SESSION, contract, plain_sum, random
+from tests.secure_apfed.seats import SESSION, LoneActive, plain_sum, random
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
@@ -36,6 +38,7 @@ ALIGNMENT = torch.tensor([7, 2, 9, 4, 0, 11, 5])
 BATCH = torch.tensor([9, 1, 7, 3, 0])  # rows 9, 7 and 0 are aligned
 ALIGNED_IN_BATCH = [0, 2, 4]
 KEY = bytes(range(32))
+SENT = {"rows": TensorSpec(torch.int64, (None,)), "z": TensorSpec(torch.float64, (None, D))}
 TRAIN = TrainSettings(
     learning_rate=0.5, momentum=0.0, weight_decay=0.0, precision="float64", device="cpu"
 )
@@ -63,23 +66,20 @@ def active(
     parts: ActiveNetworks | None = None,
     guard: RepresentationGuard | None = None,
     train: TrainSettings = TRAIN,
-    **changes: Any,
-) -> ActiveParty:
+) -> LoneActive:
     encoding = ColumnEncoding.plain(tuple("abcde"))
     table = PartyTable(
         "active", tuple(map(str, range(ROWS))), random(ROWS, COLUMNS, seed=1),
         torch.arange(ROWS) % CLASSES, encoding,
     )  # fmt: skip
     guard = guard or NoGuard()
-    settings: dict[str, Any] = {
-        "table": table, "alignment": ALIGNMENT, "networks": parts or networks(), "guard": guard,
-        "ledger": PrivacyLedger(
-            guard.mechanism(), delta=1e-5, budget=None, rows=len(ALIGNMENT), log=None
-        ),
-        "receiver": plain_sum().receiver(), "train": train, "compute": COMPUTE, "seed": 0,
-        "private": private,
-    }  # fmt: skip
-    return ActiveParty("active", contract(), **{**settings, **changes})
+    ledger = PrivacyLedger(
+        guard.mechanism(), delta=1e-5, budget=None, rows=len(ALIGNMENT), log=None
+    )
+    return LoneActive(
+        table, parts or networks(), guard, ledger, alignment=ALIGNMENT, private=private,
+        train=train,
+    )  # fmt: skip
 
 
 def answer(sent: bytes | None, rows: Tensor, gradient_AD: Tensor, step: int = 0) -> bytes:
@@ -96,22 +96,22 @@ def answer(sent: bytes | None, rows: Tensor, gradient_AD: Tensor, step: int = 0)
     )
 
 
-def play(party: ActiveParty, gradient_AD: Tensor, step: int = 0) -> None:
+def play(party: LoneActive, gradient_AD: Tensor, step: int = 0) -> None:
     sent = party.represent(step, BATCH)
     positions = [ALIGNMENT.tolist().index(row) for row in (9, 7, 0)]
     party.update(answer(sent, torch.tensor(positions), gradient_AD, step))
 
 
-def parameters(party: ActiveParty) -> Tensor:
-    return nn.utils.parameters_to_vector(party.networks.parameters()).detach()
+def parameters(party: LoneActive) -> Tensor:
+    return nn.utils.parameters_to_vector(party.role.trainer.networks.parameters()).detach()
 
 
-def by_hand(parts: ActiveNetworks, party: ActiveParty, gradient_AD: Tensor, clip: float) -> Tensor:
+def by_hand(parts: ActiveNetworks, party: LoneActive, gradient_AD: Tensor, clip: float) -> Tensor:
     """The clipped gradients of the batch, one example at a time, in the order of `parameters`."""
     modules = dict(parts.named_children())
     every = [*parts.parameters()]
     total = torch.zeros(sum(one.numel() for one in every), dtype=torch.float64)
-    x_N, y_N = party.trainer.features_N, party.trainer.labels_N
+    x_N, y_N = party.role.trainer.features_N, party.role.trainer.labels_N
     for index, row in enumerate(BATCH.tolist()):
         h = modules["encoder"](x_N[row : row + 1])
         loss = F.cross_entropy(modules["head"](h), y_N[row : row + 1])
@@ -157,8 +157,8 @@ def test_one_record_moves_the_update_by_no_more_than_twice_the_clip(size: float)
 
     def moved(scale: float, label: int, row: Tensor) -> Tensor:
         party = active(updates(clip))
-        party.trainer.features_N[9] *= scale
-        party.trainer.labels_N[9] = label
+        party.role.trainer.features_N[9] *= scale
+        party.role.trainer.labels_N[9] = label
         before = parameters(party)
         play(party, torch.cat([row[None], gradient_AD[1:]]))
         return (before - parameters(party)) / TRAIN.learning_rate * len(BATCH)
@@ -176,14 +176,15 @@ def test_a_record_that_overflows_stops_nothing_and_moves_no_more_than_any_other(
         guard = GaussianGuard(clip=1.0, sigma=1e-9, key=KEY)
         party = active(updates(clip), guard=guard)
         if overflows:
-            weights_F = next(party.networks.encoder.parameters()).detach()[0]
-            party.trainer.features_N[9] = 1.7e308 * weights_F.sign()
+            trainer = party.role.trainer
+            encoder = trainer.networks.encoder
+            trainer.features_N[9] = 1.7e308 * next(encoder.parameters()).detach()[0].sign()
             with torch.no_grad():
-                assert not party.networks.encoder(party.trainer.features_N[9:10]).isfinite().all()
+                assert not encoder(trainer.features_N[9:10]).isfinite().all()
         before = parameters(party)
         sent = party.represent(0, BATCH)
-        assert party._pending is not None
-        z_AD = party._pending.z.detach()
+        assert sent is not None
+        z_AD = unpack(sent, SENT, sender="active")[0]["z"]
         assert bool(z_AD.isfinite().all())
         assert (float(z_AD[0].norm()) < 1e-7) is overflows
         party.update(answer(sent, torch.tensor([2, 0, 4]), gradient_AD))
@@ -195,7 +196,7 @@ def test_a_record_that_overflows_stops_nothing_and_moves_no_more_than_any_other(
 def test_parameters_that_diverged_are_an_error() -> None:
     party = active(updates(), guard=GaussianGuard(clip=1.0, sigma=1.0, key=KEY))
     with torch.no_grad():
-        next(party.networks.head.parameters()).fill_(math.nan)
+        next(party.role.trainer.networks.head.parameters()).fill_(math.nan)
     with pytest.raises(ModelError, match="active: training diverged, its parameters are not"):
         party.represent(0, BATCH)
 
@@ -210,7 +211,7 @@ def test_the_update_carries_noise_of_the_stated_size() -> None:
         for party in (quiet, noisy):
             nn.utils.vector_to_parameters(
                 start.clone(),
-                party.networks.parameters(),
+                party.role.trainer.networks.parameters(),
             )
             play(party, gradient_AD, step)
         difference.append(parameters(noisy) - parameters(quiet))
@@ -234,7 +235,7 @@ def test_a_spent_budget_changes_nothing() -> None:
     party = active(private, guard=guard)
     once = gdp_epsilon(math.hypot(0.1, 0.1), 1e-5)
     WholeTraining(
-        releases=party.ledger, updates=private.ledger, delta=1e-5,
+        releases=party.role.ledgers["active"], updates=private.ledger, delta=1e-5,
         budget=1.01 * once,
     )  # fmt: skip
     play(party, random(3, D))
@@ -242,14 +243,15 @@ def test_a_spent_budget_changes_nothing() -> None:
     with pytest.raises(BudgetExhaustedError, match="step 1 was not played"):
         play(party, random(3, D), step=1)
     assert torch.equal(parameters(party), before)
-    assert private.ledger.spent().releases == party.ledger.spent().releases == 1
+    assert private.ledger.spent().releases == 1
+    assert party.role.ledgers["active"].spent().releases == 1
 
 
 def test_a_batch_that_was_never_updated_leaves_nothing_behind() -> None:
     gradient_AD = random(3, D, seed=4)
     ours, twin = active(updates()), active(updates())
     ours.represent(0, torch.arange(ROWS))
-    ours.accuracy(torch.arange(ROWS))
+    ours.role.trainer.scored(torch.arange(ROWS))
     play(ours, gradient_AD, step=1)
     play(twin, gradient_AD, step=1)
     torch.testing.assert_close(parameters(ours), parameters(twin), rtol=1e-9, atol=1e-9)

@@ -75,11 +75,11 @@ class Monolith:
 
     def __init__(self, session: Session, data: VerticalData, config: Config) -> None:
         parties = passives_of(session)
-        networks = active_of(session).networks
+        networks = active_of(session).trainer.networks
         self.active = nn.ModuleDict(copy.deepcopy(dict(networks.named_children())))
-        self.passives = [copy.deepcopy(party.objective) for party in parties]
+        self.passives = [copy.deepcopy(party.trainer.objective) for party in parties]
         self.optimisers = [sgd(module, config) for module in (self.active, *self.passives)]
-        self.weights = [party.terms.weight for party in parties]
+        self.weights = [party.weight for party in parties]
         self.data = data
 
     def step(self, rows_B: Tensor) -> None:
@@ -132,10 +132,10 @@ def test_steps_equal_one_autograd_graph(kind: str, passives: int) -> None:
     for step, rows_B in enumerate(data.train_rows.split(16)):
         session.step(step, rows_B)
         monolith.step(rows_B)
-        for name, module in active_of(session).networks.named_children():
+        for name, module in active_of(session).trainer.networks.named_children():
             assert_equal(module, monolith.active[name])
         for party, objective in zip(passives_of(session), monolith.passives, strict=True):
-            assert_equal(party.objective, objective)
+            assert_equal(party.trainer.objective, objective)
 
 
 @pytest.mark.parametrize("protocol", ["plain", "ckks"])
@@ -150,7 +150,7 @@ def test_without_weight_it_is_single_view_learning_bit_for_bit(
     for step, rows_B in enumerate([*data.train_rows.split(16)] * 2):
         assert apfed.step(step, rows_B) == single.step(step, rows_B)
     assert torch.equal(apfed.learner.training_rows, single.learner.training_rows)
-    ours, theirs = active_of(apfed).networks, active_of(single).networks
+    ours, theirs = active_of(apfed).trainer.networks, active_of(single).trainer.networks
     for mine, other in ((ours.encoder, theirs.encoder), (ours.head, theirs.head)):
         pairs = zip(mine.parameters(), other.parameters(), strict=True)
         assert all(torch.equal(here, there) for here, there in pairs)

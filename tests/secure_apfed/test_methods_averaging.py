@@ -14,9 +14,9 @@ from secure_apfed.config import Config
 from secure_apfed.data import PartyTable, load_data
 from secure_apfed.errors import ModelError
 from secure_apfed.exchange import Kind, Links, pack
-from secure_apfed.learning.averaging import LinearViews
-from secure_apfed.learning.multiview import ViewModel
 from secure_apfed.methods import Simulation, open_session
+from secure_apfed.methods.averaging import LinearViews
+from secure_apfed.methods.multiview import ViewModel
 from secure_apfed.models import SequenceEncoder, encoder_and_head
 from secure_apfed.planning.forecast import forecast
 from secure_apfed.runs.run import run
@@ -45,8 +45,8 @@ def stages_of(session: Simulation) -> dict[str, Any]:
     """By party with data, its copies of the models."""
     helpers: dict[str, Any] = dict(session.helpers)
     learner: Any = session.learner
-    stages = {name: one.party.stages for name, one in helpers.items() if name != "aggregator"}
-    return {learner.name: learner.party.stages, **stages}
+    stages = {name: one.stages for name, one in helpers.items() if name != "aggregator"}
+    return {learner.name: learner.stages, **stages}
 
 
 def copied(model: LinearViews) -> LinearViews:

@@ -20,11 +20,11 @@ from secure_apfed.methods import (
     METHODS,
     Simulation,
     Start,
-    freshly_brought,
+    fresh_secrets,
     open_session,
 )
+from secure_apfed.methods.apfed import ApfedPassive
 from secure_apfed.methods.vote_protocol import unless_untold
-from secure_apfed.parties import PassiveParty
 from secure_apfed.runs.outcome import RunResult
 from secure_apfed.runs.run import run
 from tests.secure_apfed.single_steps import active_of, passives_of
@@ -71,10 +71,10 @@ class Recorder:
         self.integers: dict[int, Any] = {}
 
     @classmethod
-    def into(cls, passive: PassiveParty, session: Simulation) -> "Recorder":
+    def into(cls, passive: ApfedPassive, session: Simulation) -> "Recorder":
         """Put one into this passive."""
-        recorder = cls(passive.contributor, fixed_point_of(session))
-        passive.contributor = recorder  # type: ignore[assignment]  # is set up already
+        recorder = cls(passive.sum.contributor, fixed_point_of(session))
+        passive.sum.contributor = recorder  # type: ignore[assignment]  # is set up already
         return recorder
 
     def contribute(
@@ -133,7 +133,7 @@ def test_one_after_the_other_until_too_few_are_left(deaths: dict[str, tuple[int,
     deaths["passive-3"] = (3, BEFORE_CONTRIBUTING)
     for step in range(3):
         session.step(step, torch.arange(16))
-    encoder = active_of(session).networks.encoder
+    encoder = active_of(session).trainer.networks.encoder
     before = [parameter.clone() for parameter in encoder.parameters()]
     with pytest.raises(RemoteProtocolError, match=r"at least 3 of .*missing: passive-1, passive-3"):
         session.step(3, torch.arange(16))
@@ -310,14 +310,14 @@ def test_a_step_that_is_played_again_without_somebody_does_not_bare_its_contribu
     config = config_of(passives={"default": {"objective": CONTRASTIVE}}, secure_sum=sums)
     data = vertical_data(4)
     names = [data.active.name, *(table.name for table in data.passives)]
-    brought = {name: freshly_brought(config, name, logs=tmp_path) for name in names}
+    secrets = {name: fresh_secrets(config, name, logs=tmp_path) for name in names}
     sessions: list[Simulation] = []
     opened, recorded = [], []
     for again in (False, True):
         if again and threshold == 3:
             deaths["passive-4"] = (0, BEFORE_CONTRIBUTING)
         alignment = sessions[0].alignment if again else None
-        start = Start(config=config, data=data, brought=brought, alignment=alignment)
+        start = Start(config=config, data=data, secrets=secrets, alignment=alignment)
         session = Simulation(METHODS[config.method.name], start)
         noise: Any = session.secure_sum["noise"]
         assert noise["honest"] == threshold  # a sum may lack the others'

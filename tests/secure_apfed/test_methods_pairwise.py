@@ -84,10 +84,10 @@ def test_steps_equal_one_autograd_graph(method_name: str) -> None:
     for step, rows_B in enumerate([*data.train_rows.split(16)] * 3):
         session.step(step, rows_B)
         monolith.step(rows_B)
-    for name, module in active_of(session).networks.named_children():
+    for name, module in active_of(session).trainer.networks.named_children():
         assert_equal(module, monolith.active[name])
     for party, objective in zip(passives_of(session), monolith.passives, strict=True):
-        assert_equal(party.objective, objective)
+        assert_equal(party.trainer.objective, objective)
 
 
 def test_where_all_share_the_same_people_both_modes_are_equal() -> None:
@@ -105,17 +105,17 @@ def test_a_passive_that_knows_one_person_of_a_batch_neither_learns_nor_helps() -
     data = vertical_data({"passive-1": range(20), "passive-2": range(15, 22)})
     session = open_session(config_of(), data)
     party = passives_of(session)[1]
-    before = copy.deepcopy(party.objective.state_dict())
+    before = copy.deepcopy(party.trainer.objective.state_dict())
     alone = open_session(
         config_of(passives={"passive-1": {"weight": 2.0}, "default": {"weight": 0}}), data
     )
     rows_B = torch.arange(16)  # passive-2 knows person 15 only
     assert session.step(0, rows_B) == alone.step(0, rows_B)
-    for key, value in party.objective.state_dict().items():
+    for key, value in party.trainer.objective.state_dict().items():
         assert torch.equal(value, before[key])
     for one, two in zip(
-        active_of(session).networks.encoder.parameters(),
-        active_of(alone).networks.encoder.parameters(),
+        active_of(session).trainer.networks.encoder.parameters(),
+        active_of(alone).trainer.networks.encoder.parameters(),
         strict=True,
     ):
         assert torch.equal(one, two)

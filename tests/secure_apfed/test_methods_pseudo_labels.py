@@ -12,11 +12,9 @@ from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.exchange import Kind, Links, pack
-from secure_apfed.learning.multiview import Pull
 from secure_apfed.methods import METHODS, Simulation, open_session
-from secure_apfed.methods.pseudo_labels import PseudoLabelLearner
+from secure_apfed.methods.multiview import MultiviewActive, MultiviewSettings, Pull
 from secure_apfed.runs.run import run
-from secure_apfed.settings.multiview import MultiviewSettings
 from tests.secure_apfed.small_runs import Said, interrupted, small_config
 from tests.with_crypten import pair_of, usable_secure_sums
 
@@ -43,13 +41,13 @@ def session_of(method: Said, **changes: Any) -> Simulation:
     return open_session(config, load_data(config.data, seed=config.seed))
 
 
-def parties_of(session: Simulation) -> list[Any]:
-    """The active, and the passives in the contract's order."""
+def trainers_of(session: Simulation) -> list[Any]:
+    """Of the active, and of the passives in the contract's order."""
     seats: list[Any] = [
         session.learner,
         *(session.helpers[name] for name in session.contract.passives),
     ]
-    return [seat.party for seat in seats]
+    return [seat.trainer for seat in seats]
 
 
 class Paper:
@@ -62,16 +60,16 @@ class Paper:
         self, session: Simulation, *, zetas: list[float], eta: float, beta: float, own: bool
     ) -> None:
         active: Any = session.learner
-        parties = parties_of(session)
-        self.rows, self.asked = active.training_rows.numpy(), active._test_positions.numpy()
+        trainers = trainers_of(session)
+        self.rows, self.asked = active.training_rows.numpy(), active.tested.numpy()
         self.beta, self.zeta, self.own = beta, np.array(zetas), own
-        self.views = [one.view.x_NF.copy() for one in parties]
-        self.w = [one.view.weights_FC.copy() for one in parties]
-        self.z_k = [one.view.labels_NC[self.rows].copy() for one in parties]
-        self.z = active.party.common_NC[self.rows].copy()
-        people = active._aligned[active.training_rows]
-        told = np.isin(people.numpy(), active._own.labelled_rows.numpy())
-        labels = active._own.rows.labels[people].numpy()
+        self.views = [one.view.x_NF.copy() for one in trainers]
+        self.w = [one.view.weights_FC.copy() for one in trainers]
+        self.z_k = [one.view.labels_NC[self.rows].copy() for one in trainers]
+        self.z = active.trainer.common_NC[self.rows].copy()
+        people = active._rows[active.training_rows]
+        told = np.isin(people.numpy(), active._own.data.labelled_rows.numpy())
+        labels = active._own.data.table.labels[people].numpy()
         self.y = np.eye(self.z.shape[1])[np.where(told, labels, 0)] * told[:, None]
         self.pull = eta * told[:, None]
 
@@ -117,7 +115,7 @@ def test_parties_compute_what_the_papers_say(
         passives={"default": {"weight": 3.0}, "passive-2": {"weight": 0.25}},
     )  # fmt: skip
     active = session.learner
-    assert isinstance(active, PseudoLabelLearner)
+    assert isinstance(active, MultiviewActive)
     assert list(session.contract.passives) == ["passive-1", "passive-2"]
     own = method == "mmvfl"
     paper = Paper(session, zetas=[4.0, 12.0, 1.0], eta=6.0, beta=2.0, own=own)
@@ -128,13 +126,13 @@ def test_parties_compute_what_the_papers_say(
     # The sum is of zeta_k Z_k / zetas, and Z gets at most 1 of it; rounds add up.
     apart = 1e-9 + 20 * (active.rounding or 0.0)
     assert apart < 1e-4
-    np.testing.assert_allclose(active.party.common_NC[paper.rows], paper.z, atol=apart)
-    for party, z_k, w in zip(parties_of(session), paper.z_k, paper.w, strict=True):
-        np.testing.assert_allclose(party.view.labels_NC[paper.rows], z_k, atol=apart)
-        np.testing.assert_allclose(party.view.weights_FC, w, atol=apart)
+    np.testing.assert_allclose(active.trainer.common_NC[paper.rows], paper.z, atol=apart)
+    for trainer, z_k, w in zip(trainers_of(session), paper.z_k, paper.w, strict=True):
+        np.testing.assert_allclose(trainer.view.labels_NC[paper.rows], z_k, atol=apart)
+        np.testing.assert_allclose(trainer.view.weights_FC, w, atol=apart)
 
     accuracy = session.evaluate(next_step=3, final=True)[f"{method}_together"]
-    truth = active._own.rows.labels[active._aligned[active._test_positions]].numpy()  # type: ignore[index]
+    truth = active._own.data.table.labels[active._rows[active.tested]].numpy()  # type: ignore[index]
     assert float(accuracy) == pytest.approx((paper.together().argmax(1) == truth).mean())
 
 
@@ -159,13 +157,13 @@ def test_the_active_reads_labels_of_passives_out_of_the_sum() -> None:
     masked = {"scheme": "plain", "masks": "pairwise", "clip": 4.0}
     session = session_of("mmvfl", data=data, secure_sum=masked)
     active, holder = session.learner, session.helpers["passive-1"]
-    assert isinstance(active, PseudoLabelLearner)
+    assert isinstance(active, MultiviewActive)
     rows = active.training_rows.numpy()
-    asked = active.party.common_NC[rows].copy()
+    asked = active.trainer.common_NC[rows].copy()
     session.step(0, active.training_rows)
     assert active.opened is not None
     moved = active.opened.numpy() - 0.75 * asked  # the three passives' equal shares of Z
-    pull: Pull = holder.party._pull  # type: ignore[attr-defined]
+    pull: Pull = holder.trainer.pull  # type: ignore[attr-defined]
     told = pull.eta_N1[rows, 0] > 0
     assert 0 < told.sum() < len(rows) / 2
     lengths = np.linalg.norm(moved, axis=1)
@@ -206,7 +204,7 @@ def test_a_hostile_request_is_refused(change: Any, said: str) -> None:
     session = session_of("mmvfl")
     active: Any = session.learner
     rows = active.training_rows
-    z = torch.from_numpy(active.party.common_NC[rows.numpy()])
+    z = torch.from_numpy(active.trainer.common_NC[rows.numpy()])
     with pytest.raises(RemoteProtocolError, match=said):
         asked(session, pack(change(rows, z), {}))
 
@@ -214,7 +212,9 @@ def test_a_hostile_request_is_refused(change: Any, said: str) -> None:
 def test_a_passive_answers_as_often_as_agreed() -> None:
     session = session_of("mmvfl")
     active: Any = session.learner
-    request = active.party.request(active.training_rows)
+    rows = active.training_rows
+    z = torch.from_numpy(active.trainer.common_NC[rows.numpy()])
+    request = pack({"rows": rows, "z": z}, {})
     agreed = session.contract.epochs + session.contract.spare_answers + 1  # and one question
     for step in range(agreed):
         asked(session, request, step)

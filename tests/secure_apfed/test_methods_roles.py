@@ -16,7 +16,7 @@ from secure_apfed.exchange import Envelope, InMemory, Kind, Links
 from secure_apfed.methods import Simulation, open_session
 from secure_apfed.methods.apfed import ApfedPassive
 from secure_apfed.methods.method import meet, meet_all
-from tests.secure_apfed.seats import network
+from tests.secure_apfed.seats import contributed, network
 from tests.secure_apfed.single_steps import ROWS, random_data, step_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
@@ -148,11 +148,11 @@ def test_a_passive_that_contributes_twice_is_named(
 ) -> None:
     async def twice(self: ApfedPassive, links: Links) -> None:
         message = await links.receive("active", Kind.REPRESENTATIONS)
-        body = self.party.contribute(message)
+        body = contributed(self, message)
         links.send("aggregator", Kind.CONTRIBUTION, 0, body)
         if rounds == 2:
             request = await links.receive("aggregator", Kind.SUM_REQUEST)
-            answer = self.party.answer(request.payload)
+            answer = self.sum.contributor.answer(request.payload)
             links.send("aggregator", Kind.SUM_ANSWER, 0, answer)
         links.send("aggregator", Kind.CONTRIBUTION, 0, body)
         await links.receive("active", Kind.END, patience=9)

@@ -15,7 +15,7 @@ from secure_apfed.config import Config
 from secure_apfed.contract import AGGREGATOR
 from secure_apfed.data import PartyTable, VerticalData
 from secure_apfed.exchange import InMemory, Kind, Transcript
-from secure_apfed.methods import METHODS, Brought, Own, Session, Simulation, Start, open_session
+from secure_apfed.methods import METHODS, Own, Secrets, Session, Simulation, Start, open_session
 from secure_apfed.runs.outcome import RunResult
 from secure_apfed.runs.run import run
 from tests.secure_apfed.single_steps import ROWS, own_of, passives_of, random_data, step_config
@@ -36,27 +36,27 @@ def tables() -> VerticalData:
 
 
 def start_of(config: Config) -> Start:
-    brought = {
-        name: Brought(identity=fresh_identity(), noise_key=KEYS[name], seed=SEEDS[name])
+    secrets = {
+        name: Secrets(identity=fresh_identity(), noise_key=KEYS[name], seed=SEEDS[name])
         for name in NAMES
     }
-    return Start(config=config, data=tables(), brought=brought)
+    return Start(config=config, data=tables(), secrets=secrets)
 
 
 def test_a_party_brings_its_own_and_nothing_of_another() -> None:
     start = start_of(step_config("apfed_c"))
     for name, table in zip(NAMES, start.data.tables, strict=True):
         own = own_of(start, name)
-        assert own.rows is table
-        assert (own.noise_key, own.seed) == (KEYS[name], SEEDS[name])
+        assert own.data.table is table
+        assert (own.secrets.noise_key, own.secrets.seed) == (KEYS[name], SEEDS[name])
         labelled = name == "active"
-        assert (len(own.train_rows) + len(own.test_rows) == ROWS) is labelled
-        assert (own.classes == start.data.classes) is labelled
-        assert (own.rows.labels is not None) is labelled
+        assert (len(own.data.train_rows) + len(own.data.test_rows) == ROWS) is labelled
+        assert (own.data.classes == start.data.classes) is labelled
+        assert (own.data.table.labels is not None) is labelled
     aggregator = own_of(start, AGGREGATOR)
-    assert aggregator.data is None
-    assert aggregator.noise_key not in KEYS.values()
-    assert aggregator.seed not in SEEDS.values()
+    assert aggregator.held is None
+    assert aggregator.secrets.noise_key not in KEYS.values()
+    assert aggregator.secrets.seed not in SEEDS.values()
 
 
 def held_by(party: object) -> Iterator[object]:
@@ -108,10 +108,10 @@ def test_an_error_in_one_role_ends_the_session_for_all(monkeypatch: pytest.Monke
     session.step(0, BATCH)
     failing = passives_of(session)[1]
 
-    def fail(envelope: object) -> bytes:
+    def fail(message: object) -> None:
         raise OverflowError("spent")
 
-    monkeypatch.setattr(failing, "contribute", fail)
+    monkeypatch.setattr(failing, "answered", fail)
     with pytest.raises(OverflowError, match="spent"):
         session.step(1, BATCH)
     monkeypatch.undo()

@@ -133,7 +133,7 @@ def test_the_teacher_is_the_joint_model_and_its_labels_are_its_probabilities() -
         assert losses[0] == pytest.approx(losses[1], abs=1e-12)
     learner = session.learner
     assert isinstance(learner, JointTeacherLearner)
-    session.play(learner.conclude(session.links, Counted()))  # type: ignore[arg-type] # one of it
+    session.play(learner.conclude(session.links, Counted()))
     trainer = learner.party.trainer
     parts = [trainer.encoder(trainer.features_N[:TRAIN])]
     for name, table in zip(session.contract.passives, data.passives, strict=True):
@@ -259,7 +259,7 @@ def test_the_active_refuses_answers_that_break_a_rule(
     learner, course = session.learner, Counted()
     assert isinstance(learner, JointTeacherLearner | ReleaseLearner)
     ask = learner.conclude if isinstance(learner, JointTeacherLearner) else learner.gather
-    script = ask(session.links, course)  # type: ignore[arg-type] # as much of one as is asked
+    script = ask(session.links, course)
     with pytest.raises(RemoteProtocolError, match=message):
         session.play(script)
 
@@ -345,7 +345,7 @@ def test_labels_spread_over_h_are_what_the_head_says() -> None:
     )  # fmt: skip
     session = open_session(config, data)
     before = [one.clone() for one in active_of(session).trainer.networks.encoder.parameters()]
-    session.play(session.learner.conclude(session.links, Counted()))  # type: ignore[arg-type] # one
+    session.play(session.learner.conclude(session.links, Counted()))
     h = h_of(session)[:TRAIN]
     said = Spreading().label(h, np.arange(LABELLED), np.arange(LABELLED) % K, K)
     networks = active_of(session).trainer.networks

@@ -16,7 +16,7 @@ from secure_apfed.config import Config
 from secure_apfed.config.file import dump_config, load_config_text
 from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError
-from secure_apfed.methods import Start, freshly_brought, open_session, sum_noise
+from secure_apfed.methods import Start, fresh_secrets, open_session, sum_noise
 from secure_apfed.parties import ContributionNoise
 from secure_apfed.privacy.contributions import SummedRelease, sensitivity_in_steps
 from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger
@@ -142,7 +142,7 @@ def test_a_later_session_stops_where_the_budget_ends(tmp_path: Path) -> None:
     start = Start(
         config=config,
         data=load_data(config.data, seed=config.seed),
-        brought={"passive-1": freshly_brought(config, "passive-1", logs=folder)},
+        secrets={"passive-1": fresh_secrets(config, "passive-1", logs=folder)},
     )
     noise = sum_noise.contribution_noise(
         own_of(start, "passive-1"),

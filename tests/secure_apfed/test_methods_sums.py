@@ -49,7 +49,7 @@ def trained(passives: int, **secure_sum: Any) -> tuple[Session, list[Tensor]]:
 
 def encoder_of(session: Session) -> list[Tensor]:
     """The parameters of the active's encoder."""
-    return list(active_of(session).networks.encoder.parameters())
+    return list(active_of(session).trainer.networks.encoder.parameters())
 
 
 @pytest.mark.parametrize("passives", [1, 2])
@@ -76,7 +76,7 @@ def test_and_one_close_to_that_of_the_plain_sum(passives: int) -> None:
 def test_zeros_ahead_train_the_same_model_with_one_passive(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("secure_apfed.methods.ahead.pays", lambda: False)
+    monkeypatch.setattr("secure_apfed.methods.sum_end.pays", lambda: False)
     _, expected = trained(1, scheme="plain", masks="pairwise")
     _, sums = trained(1, **pair_of(name), zero_pool=2)
     assert all(map(torch.equal, sums, expected))

@@ -17,18 +17,23 @@ from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed.contract import Contract
 from secure_apfed.data import ColumnEncoding, PartyTable
 from secure_apfed.exchange import Envelope, Kind, TensorSpec, unpack
-from secure_apfed.parties import ActiveNetworks, ActiveParty, ContributionNoise, PassiveParty
-from secure_apfed.parties.rules import AnswersLog, bind_step
+from secure_apfed.learning.networks import ActiveNetworks
+from secure_apfed.learning.release import ContributionNoise
+from secure_apfed.measures import ACCURACY
+from secure_apfed.methods.apfed import ApfedPassive
+from secure_apfed.methods.sum_end import bind_step
 from secure_apfed.privacy import BudgetExhaustedError, NoGuard, PrivacyLedger
 from secure_apfed.privacy.contributions import SummedRelease
 from tests.secure_apfed.seats import (
-    COMPUTE,
     PASSIVES,
     SESSION,
     TRAIN,
+    LoneActive,
     cloned,
     contract,
+    contributed,
     envelope,
+    lone_passive,
     plain_sum,
     random,
     representations,
@@ -58,23 +63,10 @@ class Decoder(nn.Module):
 FEATURES = random(len(ALIGNMENT), COLUMNS, seed=8)
 
 
-def passive(
-    agreed: Contract,
-    name: str = "p1",
-    *,
-    answers: AnswersLog | None = None,
-    held_N: Tensor | None = None,
-    noise: ContributionNoise | None = None,
-) -> tuple[PassiveParty, Decoder]:
+def passive(agreed: Contract, name: str = "p1", **more: Any) -> tuple[ApfedPassive, Decoder]:
     torch.manual_seed(3)
     objective = Decoder()
-    sums = plain_sum(noise=None if noise is None else 1000)
-    party = PassiveParty(
-        name, agreed, features_N=FEATURES, objective=objective,
-        contributor=sums.contributor(name), train=TRAIN, compute=COMPUTE, seed=0,
-        answers=answers, held_N=held_N, noise=noise,
-    )  # fmt: skip
-    return party, objective
+    return lone_passive(agreed, objective, FEATURES, name, **more), objective
 
 
 def opened(contributions: Mapping[str, bytes], sent: Envelope, rows: Tensor) -> Tensor:
@@ -93,8 +85,8 @@ def test_a_passive_returns_lambda_times_the_gradient_of_each_rows_loss(weight: f
     (one, objective), (other, _) = passive(agreed, "p1"), passive(agreed, "p2")
     before = copy.deepcopy(objective)
     contributions = {
-        "p1": one.contribute(sent),
-        "p2": other.contribute(representations(rows, z, receiver="p2")),
+        "p1": contributed(one, sent),
+        "p2": contributed(other, representations(rows, z, receiver="p2")),
     }
     got = opened(contributions, sent, rows)
     # By hand: L = mean over rows and columns of (W z + b - x)^2, so B dL/dz = 2/C (..) W.
@@ -116,7 +108,7 @@ def test_a_passive_descends_on_its_own_unscaled_loss(weight: float) -> None:
     )  # fmt: skip
     for step, rows in enumerate((torch.tensor([1, 2, 6]), torch.tensor([0, 1]))):
         z = random(len(rows), D, seed=step)
-        party.contribute(representations(rows, z, step=step))
+        contributed(party, representations(rows, z, step=step))
         sgd.zero_grad()
         twin(z, FEATURES[rows]).backward()
         sgd.step()
@@ -144,16 +136,16 @@ BAD: dict[str, tuple[Any, Any, int]] = {
 @pytest.mark.parametrize("case", BAD)
 def test_a_refused_batch_computes_and_changes_nothing(case: str) -> None:
     party, objective = passive(contract())
-    party.contribute(representations(torch.arange(3), random(3, D), step=4))
+    contributed(party, representations(torch.arange(3), random(3, D), step=4))
     state, calls = cloned(party.tensors()), objective.calls
     rows, z, step = BAD[case]
     with pytest.raises(RemoteProtocolError, match="active"):
-        party.contribute(representations(torch.tensor(rows), z, step=step))
+        contributed(party, representations(torch.tensor(rows), z, step=step))
     assert objective.calls == calls
     assert same(party.tensors(), state)
     with pytest.raises(RemoteProtocolError, match="step 4 after step 4"):
-        party.contribute(representations(torch.arange(3), random(3, D), step=4))
-    party.contribute(representations(torch.arange(3), random(3, D), step=5))
+        contributed(party, representations(torch.arange(3), random(3, D), step=4))
+    contributed(party, representations(torch.arange(3), random(3, D), step=5))
 
 
 def test_bytes_that_are_no_batch_change_nothing() -> None:
@@ -161,7 +153,7 @@ def test_bytes_that_are_no_batch_change_nothing() -> None:
     state = cloned(party.tensors())
     for payload in (b"", b"\x00" * 50, b"\xff" * 50):
         with pytest.raises(RemoteProtocolError, match="cannot be parsed"):
-            party.contribute(envelope(payload, kind=Kind.REPRESENTATIONS))
+            contributed(party, envelope(payload, kind=Kind.REPRESENTATIONS))
     assert objective.calls == 0
     assert same(party.tensors(), state)
 
@@ -172,14 +164,14 @@ def test_a_passives_state_comes_back_and_old_steps_stay_refused() -> None:
         representations(torch.arange(3), random(3, D, seed=step), step=step) for step in range(4)
     ]
     for sent in batches[:2]:
-        party.contribute(sent)
+        contributed(party, sent)
     state = cloned(party.tensors())
-    party.contribute(batches[2])
+    contributed(party, batches[2])
     again, _ = passive(contract())
-    again.load_tensors(state, last_step=1)
+    again.load_tensors(state, next_step=2)
     with pytest.raises(RemoteProtocolError, match="after step 1"):
-        again.contribute(batches[1])
-    again.contribute(batches[2])
+        contributed(again, batches[1])
+    contributed(again, batches[2])
     assert same(again.tensors(), party.tensors())
 
 
@@ -200,13 +192,13 @@ def test_an_answer_is_the_same_one_bit_for_bit_or_another(tmp_path: Path) -> Non
         ]
     ):
         log = tmp_path / f"answers-{index}.jsonl"
-        passive(first, answers=AnswersLog(log))[0].contribute(representations(rows, z))
-        again, _ = passive(second, answers=AnswersLog(log))
+        contributed(passive(first, answers=log)[0], representations(rows, z))
+        again, _ = passive(second, answers=log)
         if free:
-            again.contribute(representations(rows, sent))
+            contributed(again, representations(rows, sent))
         else:
             with pytest.raises(RemoteProtocolError, match="a row more than 1 times"):
-                again.contribute(representations(rows, sent))
+                contributed(again, representations(rows, sent))
 
 
 def later_session(agreed: Contract) -> Contract:
@@ -219,11 +211,11 @@ def test_a_passive_that_does_not_know_everybody_counts_every_session(tmp_path: P
     rows, z = torch.arange(3), random(3, D)
     agreed = contract().model_copy(update={"epochs": 1})
     held_N = torch.arange(len(ALIGNMENT)) < 5
-    first = passive(agreed, answers=AnswersLog(tmp_path / "log"), held_N=held_N)[0]
-    first.contribute(representations(rows, z))
-    again, _ = passive(later_session(agreed), answers=AnswersLog(tmp_path / "log"), held_N=held_N)
+    first = passive(agreed, answers=tmp_path / "log", held_N=held_N)[0]
+    contributed(first, representations(rows, z))
+    again, _ = passive(later_session(agreed), answers=tmp_path / "log", held_N=held_N)
     with pytest.raises(RemoteProtocolError, match="a row more than 1 times"):
-        again.contribute(representations(rows, z))
+        contributed(again, representations(rows, z))
 
 
 def test_every_session_has_noise_of_its_own_and_pays_for_it(tmp_path: Path) -> None:
@@ -236,8 +228,8 @@ def test_every_session_has_noise_of_its_own_and_pays_for_it(tmp_path: Path) -> N
             release, delta=1e-5, budget=None, rows=len(ALIGNMENT), log=tmp_path / "ledger"
         )
         noise = ContributionNoise(deviation=1000, key=bytes(32), ledger=ledger, secret=True)
-        party, _ = passive(agreed, answers=AnswersLog(tmp_path / "answers"), noise=noise)
-        sent.append(party.contribute(representations(rows, z)))
+        party, _ = passive(agreed, answers=tmp_path / "answers", noise=noise)
+        sent.append(contributed(party, representations(rows, z)))
         counts = ledger.state_dict()["counts"][:3].tolist()
         assert counts == [len(sent)] * 3
     assert sent[0] != sent[1]
@@ -277,11 +269,9 @@ class Active:
         self.ledger = Ledger(refuses=refuses)
         self.sums = plain_sum()
         ledger: Any = self.ledger
-        self.party = ActiveParty(
-            "active", agreed or contract(), table=self.table, alignment=ALIGNMENT,
-            networks=self.networks, guard=NoGuard(), ledger=ledger,
-            receiver=self.sums.receiver(), train=TRAIN, compute=COMPUTE, seed=0,
-        )  # fmt: skip
+        self.party = LoneActive(
+            self.table, self.networks, NoGuard(), ledger, alignment=ALIGNMENT, agreed=agreed
+        )
 
     def represent(self, step: int, rows: list[int]) -> Envelope:
         """What a passive receives."""
@@ -317,14 +307,14 @@ def test_an_active_sends_aligned_rows_only_by_their_common_position(projection: 
 def test_below_the_minimum_nothing_is_sent_and_the_active_learns_alone(batch: list[int]) -> None:
     active = Active()
     twin = copy.deepcopy(active.networks)
-    state = cloned(active.party.tensors())
+    state = cloned(active.party.role.tensors())
     rows = torch.tensor(batch)
     assert active.party.represent(0, rows) is None
     assert active.ledger.charged == []
     labels = torch.arange(ROWS)[rows] % CLASSES
     loss = F.cross_entropy(twin.head(twin.encoder(active.table.features[rows].double())), labels)
     assert active.party.update(None) == pytest.approx(loss.item(), abs=1e-12)
-    after = active.party.tensors()
+    after = active.party.role.tensors()
     changed = {key.split(".")[0] for key in state if not torch.equal(after[key], state[key])}
     assert changed == {"encoder", "head", "steps done"}
 
@@ -364,13 +354,11 @@ def test_the_ledger_is_charged_with_what_is_sent() -> None:
 
 def test_a_ledger_that_refuses_lets_nothing_out_and_nothing_be_learnt() -> None:
     active = Active(refuses=True)
-    state = cloned(active.party.tensors())
+    state = cloned(active.party.role.tensors())
     rows = torch.tensor([7, 2, 9])
     with pytest.raises(BudgetExhaustedError):
         active.party.represent(0, rows)
-    with pytest.raises(LocalProtocolError, match="every batch is represented first"):
-        active.party.update(None)
-    assert same(active.party.tensors(), state)
+    assert same(active.party.role.tensors(), state)
     active.ledger.refuses = False
     assert active.party.represent(0, rows) is not None
 
@@ -391,55 +379,29 @@ def wrong_sums(active: Active, sent: Envelope) -> Iterator[bytes]:
 @pytest.mark.parametrize("number", range(7))
 def test_a_sum_of_something_else_changes_nothing_and_is_the_last(number: int) -> None:
     active = Active()
-    state = cloned(active.party.tensors())
+    state = cloned(active.party.role.tensors())
     sent = active.represent(0, [7, 2, 9])
     bad = next(itertools.islice(wrong_sums(active, sent), number, None))
     with pytest.raises(RemoteProtocolError):
         active.party.update(bad)
-    assert same(active.party.tensors(), state)
+    assert same(active.party.role.tensors(), state)
+    again = active.represent(1, [7, 2, 9])
     with pytest.raises(LocalProtocolError, match="active refused the sum of step 0"):
-        active.party.update(active.sum_of(sent, [random(3, D)] * 2))
-    assert same(active.party.tensors(), state)
-
-
-def test_a_lost_sum_is_no_silent_step_alone() -> None:
-    active = Active()
-    state = cloned(active.party.tensors())
-    active.party.represent(0, torch.tensor([7, 2, 9]))
-    with pytest.raises(LocalProtocolError, match="with the sum where representations were sent"):
-        active.party.update(None)
-    assert same(active.party.tensors(), state)
-
-
-def test_a_sum_that_nobody_asked_for_is_refused() -> None:
-    active = Active()
-    sent = active.represent(0, [7, 2, 9])
-    answer = active.sum_of(sent, [random(3, D)] * 2)
-    active.party.represent(1, torch.tensor([1, 3]))
-    with pytest.raises(LocalProtocolError, match="active: every batch"):
-        active.party.update(answer)
-
-
-def test_a_batch_is_learnt_from_once() -> None:
-    active = Active()
-    with pytest.raises(LocalProtocolError, match="represented first"):
-        active.party.update(None)
-    active.party.represent(0, torch.tensor([1, 3]))
-    active.party.update(None)
-    with pytest.raises(LocalProtocolError, match="updated from once"):
-        active.party.update(None)
+        active.party.update(active.sum_of(again, [random(3, D)] * 2))
+    assert same(active.party.role.tensors(), state)
 
 
 def test_accuracy_is_of_the_active_alone_and_changes_nothing() -> None:
     active = Active()
-    state = cloned(active.party.tensors())
+    state = cloned(active.party.role.tensors())
     networks = active.networks
     with torch.no_grad():
         scores = networks.head(networks.encoder(active.table.features.double()))
     right = (scores.argmax(1) == torch.arange(ROWS) % CLASSES).double()
-    assert active.party.accuracy(torch.arange(ROWS)) == pytest.approx(right.mean().item())
-    assert active.party.accuracy(torch.tensor([3])) == right[3].item()
-    assert np.isnan(active.party.accuracy(torch.empty(0, dtype=torch.int64)))
-    assert same(active.party.tensors(), state)
+    said = active.party.role.trainer.scored
+    assert ACCURACY.of(said(torch.arange(ROWS))) == pytest.approx(right.mean().item())
+    assert ACCURACY.of(said(torch.tensor([3]))) == right[3].item()
+    assert np.isnan(ACCURACY.of(said(torch.empty(0, dtype=torch.int64))))
+    assert same(active.party.role.tensors(), state)
     assert networks.encoder.training
     assert active.ledger.charged == []

@@ -9,8 +9,9 @@ from torch import Tensor
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.exchange import Envelope, Kind, pack
 from secure_apfed.methods import Simulation, open_session
-from secure_apfed.methods.apfed import ApfedAggregator, ApfedLearner, ApfedPassive
-from secure_apfed.parties import PassiveParty
+from secure_apfed.methods.apfed import ApfedActive, ApfedPassive
+from secure_apfed.methods.sum_end import SumAggregator
+from tests.secure_apfed.seats import contributed
 from tests.secure_apfed.single_steps import ROWS as PEOPLE
 from tests.secure_apfed.single_steps import random_data, step_config
 
@@ -30,10 +31,10 @@ def opened(weight: float = 1.0) -> Simulation:
     return open_session(config, random_data(dict.fromkeys(PASSIVES, range(PEOPLE))))
 
 
-def party(session: Simulation, name: str = PASSIVES[0]) -> PassiveParty:
+def party(session: Simulation, name: str = PASSIVES[0]) -> ApfedPassive:
     role = session.helpers[name]
     assert isinstance(role, ApfedPassive)
-    return role.party
+    return role
 
 
 @pytest.fixture
@@ -78,33 +79,33 @@ def test_a_chosen_batch_is_refused_before_anything_is_computed(
     passive = party(session)
     before = {name: tensor.clone() for name, tensor in passive.tensors().items()}
     with pytest.raises(RemoteProtocolError, match=message):
-        passive.contribute(written(session, z, rows))
+        contributed(passive, written(session, z, rows))
     assert all(torch.equal(tensor, before[name]) for name, tensor in passive.tensors().items())
 
 
 def test_a_step_is_answered_once(session: Simulation) -> None:
-    party(session).contribute(written(session, honest()))
+    contributed(party(session), written(session, honest()))
     with pytest.raises(RemoteProtocolError, match="a step is never answered twice"):
-        party(session).contribute(written(session, 2 * honest()))
+        contributed(party(session), written(session, 2 * honest()))
 
 
 def test_a_message_cannot_carry_another_lambda(session: Simulation) -> None:
     with pytest.raises(RemoteProtocolError, match="expected \\['rows', 'z'\\]"):
-        party(session).contribute(written(session, honest(), weight=torch.zeros(1)))
+        contributed(party(session), written(session, honest(), weight=torch.zeros(1)))
 
 
 @pytest.mark.parametrize("factor", [1.0000001, 1e3, 1e6])
 def test_an_active_that_tells_two_stories_gets_no_sum(session: Simulation, factor: float) -> None:
-    most = party(session).terms.representation.maximum_norm
+    most = party(session).terms.maximum_norm
     stories = dict(zip(PASSIVES, (honest() / 10, honest() / 10 * factor), strict=True))
     sent = {name: written(session, z, to=name) for name, z in stories.items()}
     if float(stories[PASSIVES[1]].norm(dim=1).max()) > most:
         with pytest.raises(RemoteProtocolError, match="norm is not within"):
-            party(session, PASSIVES[1]).contribute(sent[PASSIVES[1]])
+            contributed(party(session, PASSIVES[1]), sent[PASSIVES[1]])
         return
-    answers = {name: party(session, name).contribute(each) for name, each in sent.items()}
+    answers = {name: contributed(party(session, name), each) for name, each in sent.items()}
     aggregator = session.helpers["aggregator"]
-    assert isinstance(aggregator, ApfedAggregator)
+    assert isinstance(aggregator, SumAggregator)
     with pytest.raises(RemoteProtocolError, match="sent them different representations"):
         aggregator.combiner.combine(answers)
 
@@ -112,7 +113,7 @@ def test_an_active_that_tells_two_stories_gets_no_sum(session: Simulation, facto
 def test_rows_are_clipped_before_they_are_encrypted() -> None:
     session = opened(weight=1e6)
     session.step(0, torch.arange(16))
-    assert isinstance(session.learner, ApfedLearner)
+    assert isinstance(session.learner, ApfedActive)
     assert session.learner.opened is not None
     norm_B = session.learner.opened.double().norm(dim=1)
     assert float(norm_B.max()) <= len(PASSIVES) * CLIP * 1.001

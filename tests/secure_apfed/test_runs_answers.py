@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.config import Config
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Envelope, TensorSpec, unpack
-from secure_apfed.parties import ActiveParty, PassiveParty, TvflActive, TvflPassive
-from secure_apfed.parties.rules import representation_specs
+from secure_apfed.methods.apfed import ApfedActive
+from secure_apfed.methods.sum_end import Admitted, PassiveSum
+from secure_apfed.parties import TvflActive, TvflPassive
 from secure_apfed.runs.run import run
 from tests.secure_apfed.small_runs import interrupted, small_config
 from tests.with_crypten import pair_of
@@ -41,10 +42,10 @@ class Probe:
         self.answers: Counter[tuple[str, int]] = Counter()
         self._different: set[tuple[str, int, bytes]] = set()
         self._asked = 0
-        for party, asks in ((ActiveParty, "represent"), (TvflActive, "learn")):
+        for party, asks in ((ApfedActive, "forward"), (TvflActive, "learn")):
             patch.setattr(party, asks, self._asking(getattr(party, asks)))
-        for passive, answers in ((PassiveParty, "contribute"), (TvflPassive, "represent")):
-            patch.setattr(passive, answers, self._counting(getattr(passive, answers)))
+        patch.setattr(TvflPassive, "represent", self._counting(TvflPassive.represent))
+        patch.setattr(PassiveSum, "contribution", self._summed(PassiveSum.contribution))
 
     def _asking(self, honest: Callable[..., Any]) -> Callable[..., Any]:
         def ask(party: Any, *args: Any) -> Any:
@@ -57,29 +58,35 @@ class Probe:
 
         return ask
 
-    def _counting(self, honest: Callable[..., Any]) -> Callable[..., Any]:
+    def _counting(self, honest: Callable[..., bytes]) -> Callable[..., bytes]:
         def answer(party: Any, envelope: Envelope) -> bytes:
-            sent: bytes = honest(party, envelope)
-            different = (party.name, envelope.step, sent)
-            if different not in self._different:
-                self._different.add(different)
-                self.answers.update((party.name, row) for row in _rows(party, envelope))
+            sent = honest(party, envelope)
+            specs = {"rows": TensorSpec(torch.int64, (None,))}
+            rows = unpack(envelope.payload, specs, sender="active")[0]["rows"]
+            self._note(party.name, envelope.step, rows, sent)
             return sent
 
         return answer
 
+    def _summed(self, honest: Callable[..., bytes]) -> Callable[..., bytes]:
+        def answer(sum_end: PassiveSum, admitted: Admitted, values_BD: Any) -> bytes:
+            sent = honest(sum_end, admitted, values_BD)
+            self._note(sum_end.name, admitted.step, admitted.rows, values_BD.tobytes())
+            return sent
 
-def _networks(party: ActiveParty | TvflActive) -> nn.Module:
+        return answer
+
+    def _note(self, name: str, step: int, rows: Tensor, sent: bytes) -> None:
+        if (name, step, sent) not in self._different:
+            self._different.add((name, step, sent))
+            self.answers.update((name, row) for row in rows.tolist())
+
+
+def _networks(party: ApfedActive | TvflActive) -> nn.Module:
     """What makes the active ask what it asks."""
-    return party.networks.encoder if isinstance(party, ActiveParty) else party.trainer.encoder
-
-
-def _rows(party: Any, envelope: Envelope) -> list[int]:
-    specs = {"rows": TensorSpec(torch.int64, (None,))}
-    if isinstance(party, PassiveParty):
-        specs = representation_specs(party.terms.representation)
-    rows: list[int] = unpack(envelope.payload, specs, sender="active")[0]["rows"].tolist()
-    return rows
+    if isinstance(party, ApfedActive):
+        return party.trainer.networks.encoder
+    return party.trainer.encoder
 
 
 @pytest.mark.parametrize(("method", "beyond"), [("apfed_c", 0), ("tvfl", 1)])

@@ -11,7 +11,7 @@ from apfed_experiments.study import Point, finish
 from secure_apfed.data import load_data
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.files import own_subfolder
-from secure_apfed.methods import Start, freshly_brought
+from secure_apfed.methods import Start, fresh_secrets
 from secure_apfed.methods.accounts import answers_log
 from secure_apfed.parties.rules import AnswersLog
 from secure_apfed.runs.folder import RunFolder
@@ -118,15 +118,15 @@ def test_a_folder_in_place_of_a_log_is_named(name: str, tmp_path: Path) -> None:
 def test_no_name_of_a_passive_reaches_another_file(tmp_path: Path) -> None:
     config = small_config()
     folder = tmp_path / "run"
-    brought = {name: freshly_brought(config, name, logs=folder) for name in ("shop", "../shop")}
-    start = Start(config=config, data=load_data(config.data, seed=0), brought=brought)
+    secrets = {name: fresh_secrets(config, name, logs=folder) for name in ("shop", "../shop")}
+    start = Start(config=config, data=load_data(config.data, seed=0), secrets=secrets)
     assert answers_log(own_of(start, "shop")) == AnswersLog(folder / "answers-shop.jsonl")
-    inside = replace(brought["shop"], sends_out=False)
-    start = replace(start, brought={"shop": inside})
+    inside = replace(secrets["shop"], sends_out=False)
+    start = replace(start, secrets={"shop": inside})
     assert answers_log(own_of(start, "shop")) == AnswersLog(
         folder / "answers-shop.jsonl", waits=False
     )
-    start = replace(start, brought=brought)
+    start = replace(start, secrets=secrets)
     with pytest.raises(ConfigError, match="no file of"):
         answers_log(own_of(start, "../shop"))
     with pytest.raises(ConfigError, match="no file of"):

@@ -66,7 +66,7 @@ class Watched:
         return getattr(self._method, name)
 
     def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
-        self._note(own.rows.labels, own.train_rows)
+        self._note(own.data.table.labels, own.data.train_rows)
         learner = self._method.learner(own, contract, rows)
         genuine = learner.relabel
 

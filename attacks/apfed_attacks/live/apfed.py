@@ -34,14 +34,14 @@ from secure_apfed.contract import AGGREGATOR, RepresentationTerms
 from secure_apfed.data import VerticalData
 from secure_apfed.exchange import Kind, Links, pack, unpack
 from secure_apfed.learning.descent import without_prefix
+from secure_apfed.learning.release import representation_specs
 from secure_apfed.methods.alignment import positions_of
-from secure_apfed.methods.apfed import ApfedAggregator, ApfedLearner, ApfedPassive
+from secure_apfed.methods.apfed import ApfedActive, ApfedPassive
 from secure_apfed.methods.charged import pack_charged
 from secure_apfed.methods.method import keep_or_end
+from secure_apfed.methods.sum_end import ActiveSum, SumAggregator, bind_step
 from secure_apfed.methods.terms import model_of, objective_of
 from secure_apfed.objectives import Contrastive, make_objective
-from secure_apfed.parties import ActiveParty, PassiveParty
-from secure_apfed.parties.rules import bind_step, read_sum, representation_specs
 from secure_apfed.secure_sums import sum_kind
 from secure_apfed.seeds import shuffled
 
@@ -65,7 +65,7 @@ class _Watched:
         return self.end.answer(request)
 
 
-class LiveRun(LiveSession[ApfedLearner]):
+class LiveRun(LiveSession[ApfedActive]):
     """A session of APFed whose active an adversary can play; it is its `ActiveSeat`.
 
     Args:
@@ -82,28 +82,33 @@ class LiveRun(LiveSession[ApfedLearner]):
         rules: Collection[Rule] = ALL_RULES,
         alignment: Mapping[str, Tensor] | None = None,
     ) -> None:
-        super().__init__(config, data, ApfedLearner, alignment=alignment)
+        super().__init__(config, data, ApfedActive, alignment=alignment)
         self.rules = frozenset(rules)
         for passive in self._parties.values():
             if self.rules != ALL_RULES:
-                passive.acceptance = Lenient(
-                    passive.acceptance, passive.name, passive.contract, self.rules
-                )
+                Lenient(passive, self.rules)
         if Rule.BINDING not in self.rules:
-            self.learner.party.bind = lambda session, step, rows_B, payload: unbound(session, step)
+            session = self.session.contract.session
+            self._sum.binding = lambda step, *_: unbound(session, step)  # type: ignore[method-assign]
         self._watch()
         self._asking = False
 
     @property
-    def _parties(self) -> dict[str, PassiveParty]:
+    def _parties(self) -> dict[str, ApfedPassive]:
         """The passives, by name."""
         roles = self.session.helpers.values()
-        return {role.name: role.party for role in roles if isinstance(role, ApfedPassive)}
+        return {role.name: role for role in roles if isinstance(role, ApfedPassive)}
+
+    @property
+    def _sum(self) -> ActiveSum:
+        """The active's end of the sum."""
+        assert self.learner.sum is not None
+        return self.learner.sum
 
     def _watch(self) -> None:
         for passive in self._parties.values():
-            watched = _Watched(passive.contributor)
-            passive.contributor = watched  # type: ignore[assignment]  # its set-up is done
+            watched = _Watched(passive.sum.contributor)
+            passive.sum.contributor = watched  # type: ignore[assignment]  # its set-up is done
 
     def hand_over(self, passive: str, strategy: Answering) -> None:
         """Let an adversary play this passive from now on."""
@@ -148,7 +153,7 @@ class LiveRun(LiveSession[ApfedLearner]):
 
         Only that passive knows it: an attack may ask those that collude, the experimenter all.
         """
-        watched, bound = self._parties[passive].contributor, self.config.secure_sum.clip
+        watched, bound = self._parties[passive].sum.contributor, self.config.secure_sum.clip
         assert isinstance(watched, _Watched)
         assert watched.seen is not None
         clipped = watched.seen if bound is None else clip_rows(watched.seen, bound)
@@ -220,7 +225,7 @@ class LiveRun(LiveSession[ApfedLearner]):
         )
         if len(question.to) < len(self.passives) and Rule.PARTICIPANTS not in self.rules:
             self._sum_over(question.to)
-        script = _ask(self.learner.party, self.session.links, question)
+        script = _ask(self._sum, self.session.links, question)
         return self.session.play_step(question.step, script)
 
     def _sum_over(self, names: Sequence[str]) -> None:
@@ -237,14 +242,14 @@ class LiveRun(LiveSession[ApfedLearner]):
             clip=settings.clip is not None,
         )  # fmt: skip
         agreed = {name: contract.passives[name] for name in names}
-        aggregator = ApfedAggregator(
+        aggregator = SumAggregator(
             contract.model_copy(update={"passives": agreed}), plain.combiner(), rounds=1
         )
         network = self.session.network
         network.replace(AGGREGATOR, aggregator.help(network.links[AGGREGATOR], _saves_nothing))
-        self.learner.party.receiver = plain.receiver()
+        self._sum.receiver = plain.receiver()
         for name in names:
-            self._parties[name].contributor = plain.contributor(name)
+            self._parties[name].sum.contributor = plain.contributor(name)
         self._watch()
 
 
@@ -265,24 +270,21 @@ class _Question:
         return pack({"rows": self.rows, "z": self.instead.get(passive, self.z)}, meta)
 
 
-async def _ask(active: ActiveParty, links: Links, question: _Question) -> Tensor:
+async def _ask(sum_end: ActiveSum, links: Links, question: _Question) -> Tensor:
     """A step of an active that sends what it likes; return the sum that it opens, (B, D).
 
     It holds what an honest active holds: its end of the sum.
     """
-    step, session = question.step, active.contract.session
     for name in question.to:
-        links.send(name, Kind.REPRESENTATIONS, step, question.payload(name))
-    _, combined = read_sum(
-        await links.receive(AGGREGATOR, Kind.SUM, step=step, patience=4),
-        question.to,
-        active.contract,
-    )
-    binding = active.bind(session, step, question.rows, question.payload(""))
-    shape = (len(question.z), question.z.flatten(1).shape[1])
-    active.open_sum(combined, shape, binding)
-    assert active.opened is not None
-    return active.opened
+        links.send(name, Kind.REPRESENTATIONS, question.step, question.payload(name))
+    unasked = {name: question.step for name in sum_end.present if name not in question.to}
+    sum_end.left |= unasked
+    numbers = question.z.flatten(1).shape[1]
+    await sum_end.read(links, question.step, question.rows, question.payload(""), numbers)
+    for name in unasked:
+        del sum_end.left[name]
+    assert sum_end.opened is not None
+    return sum_end.opened
 
 
 async def _answer_what_it_likes(honest: ApfedPassive, links: Links, strategy: Answering) -> None:
@@ -291,9 +293,7 @@ async def _answer_what_it_likes(honest: ApfedPassive, links: Links, strategy: An
     It holds what an honest passive holds: its end of the sum, which clips its rows, and what it is
     sent. It adds no noise, where some was agreed.
     """
-    party = honest.party
-    contract, active = party.contract, party.contract.active
-    terms = contract.passives[party.name].representation
+    contract, active, sum_end = honest.contract, honest.contract.active, honest.sum
     while True:
         message = await links.receive(active, Kind.REPRESENTATIONS, Kind.CHECKPOINT, Kind.END)
         step = message.step
@@ -301,17 +301,18 @@ async def _answer_what_it_likes(honest: ApfedPassive, links: Links, strategy: An
             if not keep_or_end(message.kind, step, links, active, _saves_nothing):
                 return
             continue
-        tensors, _ = unpack(message.payload, representation_specs(terms), sender=active)
+        tensors, _ = unpack(message.payload, representation_specs(honest.terms), sender=active)
         rows_B, z_BD = tensors["rows"], tensors["z"]
         answer_BD = strategy.answer(step, rows_B, z_BD.flatten(1)).to(z_BD)
         binding = bind_step(contract.session, step, rows_B, message.payload)
         values_BD = answer_BD.flatten(1).cpu().numpy()
-        none = np.zeros(values_BD.shape, dtype=np.int64) if party.noise else None
-        body = party.contributor.contribute(values_BD, binding, none)
+        none = np.zeros(values_BD.shape, dtype=np.int64) if sum_end.noise else None
+        body = sum_end.contributor.contribute(values_BD, binding, none)
         links.send(AGGREGATOR, Kind.CONTRIBUTION, step, body)
-        if honest.rounds == 2:
+        if sum_end.rounds == 2:
             request = await links.receive(AGGREGATOR, Kind.SUM_REQUEST, step=step, patience=2)
-            links.send(AGGREGATOR, Kind.SUM_ANSWER, step, party.answer(request.payload))
+            answer = sum_end.contributor.answer(request.payload)
+            links.send(AGGREGATOR, Kind.SUM_ANSWER, step, answer)
 
 
 def _saves_nothing(step: int) -> bytes:

@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 from apfed_protocols.sums.interface import StepBinding
-from secure_apfed.contract import Contract, RepresentationTerms
+from secure_apfed.contract import RepresentationTerms
 from secure_apfed.exchange import Envelope, unpack
 from secure_apfed.learning.checks import check_norms, check_rows, check_spread
-from secure_apfed.parties.rules import Acceptance, bind_step, representation_specs
+from secure_apfed.learning.release import representation_specs
+from secure_apfed.methods.apfed import ApfedPassive
+from secure_apfed.methods.sum_end import Admitted, PassiveSum, bind_step
 
 __all__ = ["ALL_RULES", "Lenient", "Rule", "unbound"]
 
@@ -47,48 +49,64 @@ class Rule(StrEnum):
 ALL_RULES = frozenset(Rule)
 
 
-class Lenient(Acceptance):
-    """What a passive accepts that keeps to `rules` only.
+class Lenient:
+    """What a passive accepts that keeps to `rules` only; takes the place of its `read`.
 
     Args:
-        honest: what it accepted so far; me: the passive; contract: of the session.
+        passive: honest so far.
         rules: that are left.
     """
 
-    def __init__(
-        self, honest: Acceptance, me: str, contract: Contract, rules: Collection[Rule]
-    ) -> None:
-        super().__init__(me, contract, honest.allowance, aligned=honest.aligned)
-        self._me, self._agreed, self._rules = me, self.weight, frozenset(rules)
+    def __init__(self, passive: ApfedPassive, rules: Collection[Rule]) -> None:
+        self._passive, self._agreed, self._rules = passive, passive.weight, frozenset(rules)
+        passive.sum = _LenientSum(passive.sum, self._rules)
+        passive.read = self.read  # type: ignore[method-assign]
 
-    def read(self, envelope: Envelope) -> tuple[Tensor, Tensor]:
-        """Return rows (B,) and representations (B, *shape) that keep to the rules that are left."""
-        terms, rules, sender = self.terms, self._rules, envelope.sender
+    def read(self, message: Envelope) -> tuple[Admitted, Tensor]:
+        """Admit rows (B,) and representations (B, *shape) that keep to the rules that are left."""
+        passive, rules, sender = self._passive, self._rules, message.sender
+        terms = passive.terms
         if Rule.NORMS not in rules:
             terms = terms.model_copy(update={"minimum_norm": 0.0, "maximum_norm": _UNBOUNDED})
-        rows_B, z_BD, meta = _parse(envelope, terms)
+        rows_B, z_BD, meta = _parse(message, terms)
         if Rule.BATCH in rules:
-            minimum = self.contract.minimum_batch
-            check_rows(rows_B, aligned=self.aligned, minimum=minimum, sender=sender)
+            aligned, minimum = len(passive.trainer.features_N), passive.contract.minimum_batch
+            check_rows(rows_B, aligned=aligned, minimum=minimum, sender=sender)
         check_norms(z_BD, terms, sender=sender)
         if Rule.SPREAD in rules:
             check_spread(z_BD, terms, sender=sender)
-        if Rule.ALLOWANCE in rules:
-            self.admit(envelope, rows_B)
         asked = {} if Rule.WEIGHT in rules else meta.get("weights", {})
-        self.weight = float(asked.get(self._me, self._agreed))
-        return rows_B, z_BD
+        passive.weight = float(asked.get(passive.name, self._agreed))
+        return passive.sum.admit(message, rows_B), z_BD
 
-    def count(self, envelope: Envelope, rows_B: Tensor, digest: bytes) -> None:
+
+class _LenientSum(PassiveSum):
+    """A passive's end of the sum that keeps to `rules` only; `honest` is that of before."""
+
+    def __init__(self, honest: PassiveSum, rules: Collection[Rule]) -> None:
+        vars(self).update(vars(honest))
+        self._rules = rules
+
+    def admit(
+        self, asked: Envelope, rows_B: Tensor, *, step: int | None = None,
+        counted: Tensor | None = None,
+    ) -> Admitted:  # fmt: skip
+        """Let a question through, checked where the rule is left."""
+        if Rule.ALLOWANCE in self._rules:
+            return super().admit(asked, rows_B, step=step, counted=counted)
+        self._admitted = Admitted(asked.step, rows_B, rows_B, asked.payload, asked.sender)
+        return self._admitted
+
+    def count(self, admitted: Admitted, digest: bytes) -> None:
         """Count the answer, where the rule is left."""
         if Rule.ALLOWANCE in self._rules:
-            super().count(envelope, rows_B, digest)
+            super().count(admitted, digest)
 
-    def binding(self, envelope: Envelope, rows_B: Tensor) -> StepBinding:
+    def binding(self, admitted: Admitted) -> StepBinding:
         """What the contribution answers: its step alone, where the rule is gone."""
         if Rule.BINDING in self._rules:
-            return super().binding(envelope, rows_B)
-        return unbound(self.contract.session, envelope.step)
+            return super().binding(admitted)
+        return unbound(self.contract.session, admitted.step)
 
 
 def unbound(session: str, step: int) -> StepBinding:

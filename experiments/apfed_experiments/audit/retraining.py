@@ -21,12 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from secure_apfed.learning.apfed import (
-    ActiveNetworks,
-    Weights,
-    example_gradients,
-    passive_gradients,
-)
+from secure_apfed.learning.networks import ActiveNetworks
+from secure_apfed.methods.apfed import Weights, example_gradients, passive_gradients
 from secure_apfed.privacy.noise import onto_ball
 
 __all__ = ["Protection", "Retrainings", "Step", "Task"]

@@ -70,7 +70,7 @@ class _Case:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UnsafeChoiceWarning)
             self._session = open_session(config, load_data(config.data, seed=0))
-        self.rows = len(self._session.entered.own.test_rows)
+        self.rows = len(self._session.entered.own.data.test_rows)
         self._step, self._before = 0, self._session.transcript.wire_bytes
 
     def predict(self) -> None:

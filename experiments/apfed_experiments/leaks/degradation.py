@@ -10,6 +10,7 @@ from apfed_attacks.live.apfed import LiveRun
 from apfed_attacks.live.cohort_degradation import CohortDegradation
 from apfed_experiments.leaks.sessions import VICTIM, live_config, open_run
 from apfed_experiments.summary import Row, Setting
+from secure_apfed.measures import ACCURACY
 
 __all__ = ["degradation"]
 
@@ -50,7 +51,7 @@ def _accuracies(data: str, clip: float | None, strength: float | None, seed: int
     run.train(_EPOCHS)
     aligned, test = run.alignment[run.data.active.name], run.data.test_rows
     return {
-        who: run.learner.party.accuracy(test[torch.isin(test, aligned[inside])])
+        who: ACCURACY.of(run.learner.trainer.scored(test[torch.isin(test, aligned[inside])]))
         for who, inside in (("cohort", cohort), ("others", ~cohort))
     }
 

@@ -22,13 +22,12 @@ from torch import nn
 
 from apfed_experiments.tables.table import Figures
 from secure_apfed.data import VerticalData, load_data
-from secure_apfed.learning.averaging import LinearViews, SequenceViews
 from secure_apfed.learning.compute import Compute
-from secure_apfed.learning.multiview import Floats, Pull, ViewModel, joint_scores, weights_of
+from secure_apfed.methods.averaging import LinearViews, SequenceViews
+from secure_apfed.methods.multiview import Floats, Pull, ViewModel, joint_scores, weights_of
 from secure_apfed.models import SequenceEncoder
 from secure_apfed.seeds import seeded
 from secure_apfed.settings.data import DataSettings
-from secure_apfed.settings.multiview import RecurrentSettings
 from secure_apfed.settings.training import TrainSettings
 
 __all__ = [
@@ -223,7 +222,7 @@ def _trained(
     sessions: _Sessions, *, seed: int, units: int, rounds: int, epochs: int, average: bool
 ) -> list[SequenceEncoder]:
     """Algorithm 4: each client's GRUs, averaged after every round of epochs, or never."""
-    settings, models = RecurrentSettings(batch_size=64, local_epochs=epochs), []
+    models = []
     for at, (features, labels) in enumerate(sessions.parts):
         with seeded(seed, "start"):
             encoder = SequenceEncoder(sessions.sequences, units)
@@ -231,8 +230,8 @@ def _trained(
         models.append(
             SequenceViews(
                 f"client {at}", encoder=encoder, heads=heads, features_N=features,
-                labels_N=labels, settings=settings, compute=Compute.of(TrainSettings(device="cpu")),
-                seed=seed,
+                labels_N=labels, local_epochs=epochs, batch_size=64,
+                compute=Compute.of(TrainSettings(device="cpu")), seed=seed,
             )
         )  # fmt: skip
     rows = np.array([len(labels) for _, labels in sessions.parts])

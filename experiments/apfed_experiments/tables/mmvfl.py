@@ -14,19 +14,19 @@ from numpy.typing import NDArray
 
 from apfed_experiments.tables.table import Figures, FunctionJob, Line, PaperTable, Printed, Size
 from secure_apfed.data import PartyTable, VerticalData, load_data
-from secure_apfed.learning.multiview import (
+from secure_apfed.methods.multiview import (
     Floats,
     Pull,
     ViewModel,
-    importance,
     iterate,
     objective,
+    row_norms,
     start,
     weights_of,
 )
 from secure_apfed.settings.data import DataSettings
 
-__all__ = ["TABLES", "accuracies", "aligned_views", "fit_mmvfl", "measure_fold"]
+__all__ = ["TABLES", "accuracies", "aligned_views", "fit_mmvfl", "importance", "measure_fold"]
 
 Rows = NDArray[np.int64]
 
@@ -113,6 +113,12 @@ def accuracies(weights_FC: Floats, x_NF: Floats, labels_N: Rows) -> dict[int, fl
         guessed_N = (x_NF[:, kept] @ weights_FC[kept]).argmax(1)
         found[share] = 100 * float((guessed_N == labels_N).mean())
     return found
+
+
+def importance(weights_FC: Floats, share: float) -> Rows:
+    """The features that count most, as many as this share of all, at least one; ascending."""
+    kept = max(1, round(share * len(weights_FC)))
+    return np.sort(np.argsort(-row_norms(weights_FC), kind="stable")[:kept])
 
 
 def measure_fold(*, seed: int, betas: Sequence[float], iterations: Sequence[int]) -> Figures:

@@ -5,20 +5,19 @@ import pytest
 from scipy.optimize import minimize
 
 from secure_apfed.errors import ModelError
-from secure_apfed.learning.multiview import (
+from secure_apfed.methods.averaging import LinearViews
+from secure_apfed.methods.multiview import (
     Floats,
     Pull,
     ViewModel,
     averaged,
     common_labels,
-    importance,
     iterate,
     joint_scores,
     objective,
     own_labels,
     row_norms,
     start,
-    train_locally,
     view_objective,
     weights_of,
 )
@@ -190,17 +189,11 @@ def test_one_client_alone_ends_where_multi_view_learning_does(rng: np.random.Gen
     common = start(ROWS, CLASSES, rng)
     for _ in range(600):
         common = iterate(held, common, pull)
-    assert train_locally(client, pull, tolerance=1e-14, rounds=600) > 1
-    reached = objective(client, averaged(client, pull), pull)
+    reached = ROWS * LinearViews(client, pull, tolerance=1e-14, rounds=600).train(0)
+    assert reached == pytest.approx(objective(client, averaged(client, pull), pull))
     assert reached == pytest.approx(objective(held, common, pull), rel=1e-6)
     rows = np.arange(ROWS)
     np.testing.assert_allclose(joint_scores(client, rows), joint_scores(held, rows), atol=2e-3)
-
-
-def test_importance_keeps_the_longest_rows() -> None:
-    weights = np.array([[0.0, 0.1], [3.0, 4.0], [1.0, 0.0], [0.0, 2.0]])
-    assert importance(weights, 0.5).tolist() == [1, 3]
-    assert importance(weights, 0.01).tolist() == [1]
 
 
 def test_a_start_is_orthonormal(rng: np.random.Generator) -> None:

@@ -1,0 +1,768 @@
+"""MMVFL and V-FedMV: each party has a view of common people, and all agree on pseudo-labels.
+
+All forms (FedMV's other two stand in `secure_apfed.methods.averaging`) minimise over W_k, Z_k and Z
+
+    sum over k of |X_k W_k - Z_k|^2 + beta |W_k|_21 + zeta_k |Z_k - Z|^2,   plus eta times
+    |Z_1 - Y|^2 (MMVFL, Eq. 4) or |Z - Y|^2 (FedMV, Eq. 1; there once in each summand, while
+    its Eq. 10 is the minimiser of it taken once: we take it once).
+
+|W|_21 is the sum of the Euclidean norms of W's rows, one a feature. A step is one iteration of
+MMVFL's Algorithm 1 or FedMV's Algorithm 2 in three scripts. `MultiviewActive.step`: the active
+sends the common pseudo-labels Z, updates its own weights W_1 and pseudo-labels Z_1 meanwhile, and
+makes Z the mean of all Z_k, weighted by zeta_k. `MultiviewPassive.answer`: a passive updates its
+own, and contributes zeta_k Z_k. There is no server as in the papers: the aggregator adds what it
+cannot read (`secure_apfed.methods.sum_end`), and the active averages.
+
+The active emits Z, which tends to the labels; a passive its part of a secure sum without noise, and
+of test rows, of which nobody learns, its part of what all predict together (FedMV, Eqs. 12 and 13).
+The labels, which FedMV gives all parties, stay with the active; a row without one is drawn by its
+pseudo-labels alone. Every party can predict by its own X_k W_k afterwards.
+
+Letters: N aligned people, B of them in a step, F features of a view, C classes.
+"""
+
+import math
+from abc import abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from scipy.linalg import solve
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
+from secure_apfed.data import UNLABELLED
+from secure_apfed.errors import ModelError
+from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack, unpack
+from secure_apfed.learning.checks import check_norms, check_rows
+from secure_apfed.learning.compute import Compute
+from secure_apfed.learning.networks import ActiveNetworks
+from secure_apfed.measures import Scored, scored_by
+from secure_apfed.methods.accounts import guard_for
+from secure_apfed.methods.alignment import positions_of
+from secure_apfed.methods.method import Agreed, Helper, Learner, Method, Own
+from secure_apfed.methods.sum_end import (
+    ActiveSum,
+    Admitted,
+    PassiveSum,
+    SessionSum,
+    SumHelper,
+    SumLearner,
+)
+from secure_apfed.methods.sum_noise import parameters_of, sum_and_noise
+from secure_apfed.methods.terms import (
+    check_passives,
+    clip_of,
+    representation_terms,
+    require_own_terms,
+    settings_of,
+)
+from secure_apfed.models import encoder_and_head
+from secure_apfed.seeds import derive_seed, seeded
+from secure_apfed.settings.method import MethodSettings
+from secure_apfed.settings.run import RunSettings
+
+__all__ = [
+    "ActiveTrainer",
+    "FedMvSettings",
+    "Floats",
+    "MmvflSettings",
+    "Multiview",
+    "MultiviewActive",
+    "MultiviewPassive",
+    "MultiviewSettings",
+    "Pull",
+    "VFedMvSettings",
+    "ViewModel",
+    "ViewTrainer",
+    "ViewsActive",
+    "agreed_on",
+    "averaged",
+    "check_clip",
+    "common_labels",
+    "iterate",
+    "joint_scores",
+    "joint_share",
+    "label_terms",
+    "objective",
+    "own_labels",
+    "pull_of",
+    "row_norms",
+    "start",
+    "view_objective",
+    "weights_of",
+]
+
+Floats = NDArray[np.float64]
+
+_LEAST_NORM = 1e-10
+"""Epsilon of Eq. (7): of the norm of a feature's row, so that its weight stays finite."""
+_TOLERANCE = 1e-12
+_MOST_ROUNDS = 10_000
+
+
+class MultiviewSettings(MethodSettings):
+    """Weights of the terms of the objective; the defaults are those of the method's paper.
+
+    Attributes:
+        beta: of the l2,1 norm of a view's weights.
+        zeta: how much a view's pseudo-labels are drawn to the common ones; a passive's `weight`
+            multiplies its own.
+        eta: how much the labels draw those that they are tied to.
+        tolerance: of the objective, relative, below which updates that repeat until they converge
+            end; most_rounds: of them, at most. Neither is a setting.
+        network: that views are read by, `model.network` of the run.
+        draws_own: whether the labels draw the own pseudo-labels of who holds them, or the common.
+    """
+
+    beta: float = Field(ge=0)
+    zeta: float = Field(gt=0)
+    eta: float = Field(gt=0)
+
+    predicts_alone = True
+    network: ClassVar[str] = "identity"
+    tolerance: ClassVar[float] = 1e-6
+    most_rounds: ClassVar[int] = 100
+    draws_own: ClassVar[bool] = False
+
+    def check(self, config: RunSettings) -> None:
+        """See `MethodSettings`."""
+        if config.guard.mechanism != "none":
+            raise ValueError(
+                f"guard.mechanism: method {self.name} sends no representation, and one person "
+                f"moves all {self.averages} of a party, so that no noise of a guard covers it; say "
+                "none"
+            )
+        if config.model.network != self.network:
+            raise ValueError(
+                f"model.network: method {self.name} takes {self.network}, got "
+                f"{config.model.network}"
+            )
+
+
+class MmvflSettings(MultiviewSettings):
+    """MMVFL: the labels draw the active's own pseudo-labels; see `MultiviewSettings`."""
+
+    name: Literal["mmvfl"]
+    beta: float = Field(1.0, ge=0)
+    zeta: float = Field(1000.0, gt=0)
+    eta: float = Field(1000.0, gt=0)
+
+    title = "MMVFL"
+    averages = "pseudo-labels"
+    takes_labels_of_passives = True
+    draws_own = True
+
+
+class FedMvSettings(MultiviewSettings):
+    """FedMV in its three forms: the labels draw the common pseudo-labels."""
+
+    beta: float = Field(4.0, ge=0)
+    zeta: float = Field(8.0, gt=0)
+    eta: float = Field(8.0, gt=0)
+
+
+class VFedMvSettings(FedMvSettings):
+    """V-FedMV; see `MultiviewSettings`."""
+
+    name: Literal["v_fedmv"]
+
+    title = "V-FedMV"
+    averages = "pseudo-labels"
+
+
+class ViewsActive(SumLearner):
+    """An active that predicts alone by one linear layer over its views; see `Learner`.
+
+    Args:
+        own: what it brings; contract: of the session.
+        sum_end: its end of the sum.
+    """
+
+    sum: ActiveSum
+
+    def __init__(self, own: Own, contract: Contract, sum_end: ActiveSum) -> None:
+        super().__init__(sum_end)
+        self.name, self.contract, self._own = own.name, contract, own
+        table, compute = own.data.table, Compute.of(own.config.train)
+        with seeded(own.secrets.seed, own.name, "networks"):
+            parts = encoder_and_head(own.config.model, table.shape, len(own.data.classes))
+        self._networks = ActiveNetworks(*parts).to(compute.device, compute.dtype)
+        assert table.labels is not None
+        self._features_N, self._labels_N = compute.place(table.features), table.labels
+
+    @property
+    @abstractmethod
+    def head(self) -> Tensor:
+        """The weights of the linear layer over its views, (C, F)."""
+
+    def solo(self) -> ActiveNetworks:
+        """That layer, and what encodes the views, as networks."""
+        assert isinstance(self._networks.head, nn.Linear)
+        with torch.no_grad():
+            self._networks.head.weight.copy_(self.head)
+        return self._networks
+
+    async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
+        """What the active says alone; needs no exchange."""
+        networks, features_N = self.solo().eval(), self._features_N
+        labels_N = self._labels_N.to(features_N.device)
+        alone = scored_by(
+            lambda rows_B: networks(features_N[rows_B], None)[0], self._own.data.test_rows, labels_N
+        )
+        return {self._own.config.method.name: alone}
+
+
+class MultiviewActive(ViewsActive):
+    """The active: holds the labels and Z, and has a view of its own; see `Learner`.
+
+    Args:
+        own: what it brings; contract: of the session.
+        rows: of its table by position of the alignment, (N,).
+        trainer: its view and Z, and how they learn.
+        sum_end: its end of the sum.
+    """
+
+    guarantee = "no guarantee: sums of pseudo-labels are opened without noise"
+
+    def __init__(
+        self, own: Own, contract: Contract, rows: Tensor, trainer: "ActiveTrainer",
+        sum_end: ActiveSum,
+    ) -> None:  # fmt: skip
+        super().__init__(own, contract, sum_end)
+        self.trainer, self._rows = trainer, rows
+        self.smallest_batch = own.config.rules.minimum_batch
+        self.training_rows = positions_of(rows, own.data.train_rows)
+        self.tested = positions_of(rows, own.data.test_rows)
+
+    async def step(self, links: Links, step: int, rows_B: Tensor) -> float:
+        """Send Z, update the own view meanwhile, average (Alg. 1; FedMV, Alg. 2).
+
+        Raises:
+            ModelError: a view that cannot be learnt from.
+            RemoteProtocolError: the sum answers something else; Z stays as it was then.
+        """
+        payload = self.ask(links, step, rows_B, self.trainer.common_NC[rows_B.numpy()])
+        self.trainer.learn(rows_B)
+        return self.trainer.average(rows_B, await self._read(links, step, rows_B, payload))
+
+    def ask(self, links: Links, step: int, rows_B: Tensor, common_BC: Floats) -> bytes:
+        """Send every passive these positions, and Z to learn from; without Z it predicts."""
+        payload = pack({"rows": rows_B, "z": torch.from_numpy(common_BC)}, {})
+        self.sum.ask(links, Kind.REQUEST, step, payload)
+        return payload
+
+    async def _read(self, links: Links, step: int, rows_B: Tensor, payload: bytes) -> Floats:
+        classes = self.trainer.common_NC.shape[1]
+        return np.asarray((await self.sum.read(links, step, rows_B, payload, classes)).numpy())
+
+    async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
+        """What the active says alone; at the end all parties together, too."""
+        found = await super().evaluate(links, next_step=next_step, final=final)
+        if final:
+            found |= {f"{name}_together": await self._together(links, next_step) for name in found}
+        return found
+
+    async def _together(self, links: Links, step: int) -> Scored:
+        rows_B, none_BC = self.tested, self.trainer.common_NC[:0]
+        truth_B = self._labels_N[self._rows[rows_B]]
+        if len(rows_B) < self.smallest_batch:
+            return Scored.of_network(truth_B[:0], none_BC)
+        opened_BC = await self._read(links, step, rows_B, self.ask(links, step, rows_B, none_BC))
+        return Scored.of_network(truth_B, self.trainer.joint(rows_B, opened_BC))
+
+    @property
+    def head(self) -> Tensor:
+        """W_1."""
+        return torch.from_numpy(self.trainer.view.weights_FC.T)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self.trainer.tensors()
+
+    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
+        self.trainer.load_tensors(tensors)
+
+
+class MultiviewPassive(SumHelper):
+    """A passive: has a view, and may have labels of its own; see `Helper`.
+
+    Args:
+        sum_end: its end of the sum; clip: the longest row that it carries, None: any.
+        trainer: its view, and how it learns.
+    """
+
+    asks = (Kind.REQUEST,)
+
+    def __init__(self, sum_end: PassiveSum, trainer: "ViewTrainer", *, clip: float | None) -> None:
+        super().__init__(sum_end)
+        self.trainer, self._clip = trainer, clip
+
+    async def answer(self, links: Links, message: Envelope) -> None:
+        """Learn from Z, or say what the view predicts; contribute it (FedMV, Alg. 2, client k).
+
+        Raises:
+            RemoteProtocolError: the request breaks a rule.
+            LocalProtocolError: a row is longer than what the sum carries.
+        """
+        admitted, common_BC = self.read(message)
+        values_BC = self.trainer.answer(admitted.rows, common_BC)
+        check_clip(values_BC, self._clip, me=self.name)
+        await self.sum.send(links, admitted, values_BC)
+
+    def read(self, message: Envelope) -> tuple[Admitted, Floats | None]:
+        """Admit positions, with Z of them where a step is to be learnt from.
+
+        Raises:
+            RemoteProtocolError: no such message, or one that breaks a rule of the contract.
+        """
+        terms, sender = self.contract.passives[self.name].representation, message.sender
+        expected = {
+            "rows": TensorSpec(torch.int64, (None,)),
+            "z": TensorSpec(torch.float64, (None, *terms.shape)),
+        }
+        tensors, _ = unpack(message.payload, expected, sender=sender)
+        rows_B, z_BC = tensors["rows"], tensors["z"]
+        if len(z_BC):
+            if len(z_BC) != len(rows_B):
+                raise RemoteProtocolError(
+                    f"{sender} sent {len(rows_B)} row positions for {len(z_BC)} rows of z"
+                )
+            check_norms(z_BC, terms, sender=sender)
+        people, minimum = len(self.trainer.view.x_NF), self.contract.minimum_batch
+        check_rows(rows_B, aligned=people, minimum=minimum, sender=sender)
+        return self.sum.admit(message, rows_B), z_BC.numpy() if len(z_BC) else None
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self.trainer.tensors() | self.sum.tensors()
+
+    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
+        self.trainer.load_tensors(tensors)
+        self.sum.load_tensors(tensors, last_step=next_step - 1)
+
+
+def check_clip(values_BC: Floats, clip: float | None, *, me: str) -> None:
+    """Refuse to send a sum what it would cut: an average of cut rows is another average.
+
+    Raises:
+        LocalProtocolError: names the length of the longest row.
+    """
+    longest = float(np.linalg.norm(values_BC, axis=1).max(initial=0.0))
+    if clip is not None and longest > clip:
+        raise LocalProtocolError(
+            f"{me}: a row of its contribution is {longest:.3g} long, and secure_sum.clip cuts rows "
+            f"to {clip:g}; agree on a clip above {longest:.3g} at all parties"
+        )
+
+
+class ViewTrainer:
+    """A party's view, and its part of the weighted means of all.
+
+    Args:
+        view: its own; zetas: of all parties, the active's first.
+        pull: of the labels that it holds; None: it holds none.
+    """
+
+    def __init__(
+        self, view: "ViewModel", zetas: Sequence[float], pull: "Pull | None" = None
+    ) -> None:
+        self.view, self.zetas, self.pull = view, zetas, pull
+
+    def answer(self, rows_B: Tensor, common_BC: Floats | None) -> Floats:
+        """Its share of Z, once it has learnt from Z; without Z its share of what all predict."""
+        rows, zeta = rows_B.numpy(), self.view.zeta
+        if common_BC is None:
+            return joint_share(zeta, self.zetas) * self.view.scores(rows)
+        pull = self.pull and self.pull.of(rows, own=True)
+        return zeta / sum(self.zetas) * self.view.learn(rows, common_BC, pull)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Its state; what counts by position of the alignment stands apart from the weights."""
+        found = self.view.tensors()
+        return {"weights": found["weights"], "pseudo_labels.own": found["labels"]}
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        self.view.load_tensors({**tensors, "labels": tensors["pseudo_labels.own"]})
+
+
+class ActiveTrainer(ViewTrainer):
+    """The active's view, and Z, which it makes of all.
+
+    Args:
+        view, zetas, pull: see `ViewTrainer`.
+        common_NC: Z to begin with.
+    """
+
+    def __init__(
+        self, view: "ViewModel", zetas: Sequence[float], pull: "Pull", *, common_NC: Floats
+    ) -> None:
+        super().__init__(view, zetas, pull)
+        self.pull: Pull = pull
+        self.common_NC = common_NC
+
+    def learn(self, rows_B: Tensor) -> None:
+        """Update its own view from Z, as the passives do meanwhile."""
+        self.answer(rows_B, self.common_NC[rows_B.numpy()])
+
+    def average(self, rows_B: Tensor, opened_BC: Floats) -> float:
+        """Make Z of the passives' weighted sum and its own; return its own part of the objective.
+
+        Args:
+            rows_B: the positions.
+            opened_BC: sum over the passives of zeta_k Z_k / sum of all zetas.
+        """
+        rows, zetas = rows_B.numpy(), sum(self.zetas)
+        summed_BC = zetas * opened_BC + self.view.zeta * self.view.labels_NC[rows]
+        common_BC = common_labels(summed_BC, zetas, self.pull.of(rows, own=False))
+        self.common_NC[rows] = common_BC
+        return self.view.loss(rows, common_BC)
+
+    def joint(self, rows_B: Tensor, opened_BC: Floats) -> Floats:
+        """Z of rows that nobody learns from, where Eqs. (12) and (13) of FedMV end."""
+        return opened_BC + self.answer(rows_B, None)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return super().tensors() | {"pseudo_labels.common": torch.from_numpy(self.common_NC)}
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        super().load_tensors(tensors)
+        self.common_NC = tensors["pseudo_labels.common"].numpy().copy()
+
+
+@dataclass(frozen=True, eq=False)
+class Pull:
+    """What labels draw to them.
+
+    Attributes:
+        truth_NC: Y, one-hot; zeros where a row has no label to learn from.
+        eta_N1: how much; 0 for these rows.
+        own: pseudo-labels of the one view that holds the labels (MMVFL), or the common ones.
+    """
+
+    truth_NC: Floats = field(repr=False)  # noqa: N815
+    eta_N1: Floats = field(repr=False)  # noqa: N815
+    own: bool = False
+
+    def of(self, rows_B: NDArray[np.int64], *, own: bool) -> "Pull | None":
+        """Of these rows, on pseudo-labels of this kind; None where the labels draw the other."""
+        if own is not self.own:
+            return None
+        return Pull(self.truth_NC[rows_B], self.eta_N1[rows_B], own)
+
+
+@dataclass(eq=False)
+class ViewModel:
+    """One party's view of the aligned people: its weights and pseudo-labels, and their updates.
+
+    Attributes:
+        x_NF: its features, float64.
+        beta, zeta: of the objective.
+        weights_FC: W_k; labels_NC: Z_k.
+        tolerance, most_rounds: see `weights_of`.
+    """
+
+    x_NF: Floats = field(repr=False)  # noqa: N815
+    beta: float
+    zeta: float
+    weights_FC: Floats = field(repr=False)  # noqa: N815
+    labels_NC: Floats = field(repr=False)  # noqa: N815
+    tolerance: float = _TOLERANCE
+    most_rounds: int = _MOST_ROUNDS
+    _gram: tuple[bytes, Floats] | None = field(default=None, init=False, repr=False)
+
+    @classmethod
+    def begin(
+        cls, x_NF: Floats, classes: int, rng: np.random.Generator, **settings: float
+    ) -> "ViewModel":
+        """With random weights and pseudo-labels (Algorithm 1, line 1)."""
+        rows, features = x_NF.shape
+        weights_FC = rng.standard_normal((features, classes))
+        labels_NC = start(rows, classes, rng)
+        return cls(x_NF=x_NF, weights_FC=weights_FC, labels_NC=labels_NC, **settings)  # type: ignore[arg-type]
+
+    def learn(
+        self, rows_B: NDArray[np.int64], common_BC: Floats, pull: Pull | None = None
+    ) -> Floats:
+        """Update W_k, then Z_k of these rows; return the latter (Algorithm 1, lines 4 to 12)."""
+        self.fit(rows_B)
+        return self.relabel(rows_B, common_BC, pull)
+
+    def fit(self, rows_B: NDArray[np.int64]) -> None:
+        """Update W_k: Eq. (5) of these rows."""
+        x_BF, rows = self.x_NF[rows_B], np.sort(rows_B).tobytes()
+        if self._gram is None or self._gram[0] != rows:
+            self._gram = rows, x_BF.T @ x_BF
+        self.weights_FC = weights_of(
+            x_BF, self.labels_NC[rows_B], self.beta, self.weights_FC,
+            tolerance=self.tolerance, most_rounds=self.most_rounds, gram_FF=self._gram[1],
+        )  # fmt: skip
+
+    def relabel(
+        self, rows_B: NDArray[np.int64], common_BC: Floats, pull: Pull | None = None
+    ) -> Floats:
+        """Update Z_k of these rows, and return it."""
+        labels_BC = own_labels(self.scores(rows_B), common_BC, self.zeta, pull)
+        self.labels_NC[rows_B] = labels_BC
+        return labels_BC
+
+    def scores(self, rows_B: NDArray[np.int64]) -> Floats:
+        """X_k W_k of these rows."""
+        return np.asarray(self.x_NF[rows_B] @ self.weights_FC)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {
+            "weights": torch.from_numpy(self.weights_FC),
+            "labels": torch.from_numpy(self.labels_NC),
+        }
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        self.weights_FC = tensors["weights"].numpy().copy()
+        self.labels_NC = tensors["labels"].numpy().copy()
+
+    def loss(self, rows_B: NDArray[np.int64], common_BC: Floats) -> float:
+        """This view's part of the objective, a row."""
+        labels_BC = self.labels_NC[rows_B]
+        own = view_objective(self.x_NF[rows_B], self.weights_FC, labels_BC, self.beta)
+        return (own + self.zeta * float(((labels_BC - common_BC) ** 2).sum())) / len(rows_B)
+
+
+def own_labels(
+    scores_NC: Floats, common_NC: Floats, zeta: float, pull: Pull | None = None
+) -> Floats:
+    """Z_k: MMVFL's Eqs. (11) and (12), FedMV's Eqs. (8) and (13).
+
+    Args:
+        scores_NC: X_k W_k.
+        common_NC: Z.
+        zeta: how much Z_k is drawn to it.
+        pull: of the labels, where they draw this view's; None: they do not.
+    """
+    return _drawn(scores_NC + zeta * common_NC, 1 + zeta, pull)
+
+
+def common_labels(summed_NC: Floats, zetas: float, pull: Pull | None = None) -> Floats:
+    """Z: MMVFL's Eq. (14), FedMV's Eqs. (10) and (12).
+
+    Args:
+        summed_NC: sum of zeta_k Z_k over all parties, which is all that is read of them.
+        zetas: sum of zeta_k.
+        pull: of the labels, where they draw Z; None: they do not.
+    """
+    return _drawn(summed_NC, zetas, pull)
+
+
+def _drawn(total_NC: Floats, weight: float, pull: Pull | None) -> Floats:
+    if pull is None:
+        return np.asarray(total_NC / weight)
+    return np.asarray((total_NC + pull.eta_N1 * pull.truth_NC) / (weight + pull.eta_N1))
+
+
+def weights_of(
+    x_NF: Floats, labels_NC: Floats, beta: float, weights_FC: Floats, *,
+    tolerance: float = _TOLERANCE, most_rounds: int = _MOST_ROUNDS, gram_FF: Floats | None = None,
+) -> Floats:  # fmt: skip
+    """Minimise Eq. (5) by reweighting, Eqs. (7) and (8), from these weights on.
+
+    Each round minimises a quadratic that lies above the objective and touches it at the last
+    weights (|w| <= |w|^2 / 2a + a / 2), so that none raises it. A row that is 0 stays there.
+
+    Args:
+        x_NF: the view.
+        labels_NC: the pseudo-labels.
+        beta: of Eq. (5).
+        weights_FC: to begin with.
+        tolerance: of the objective, relative, below which rounds end.
+        most_rounds: at most.
+        gram_FF: X^T X, where it is known already.
+
+    Raises:
+        ModelError: X^T X is singular and beta 0, or numbers are not finite.
+    """
+    gram_FF, cross_FC = x_NF.T @ x_NF if gram_FF is None else gram_FF, x_NF.T @ labels_NC
+    before = view_objective(x_NF, weights_FC, labels_NC, beta)
+    for _ in range(most_rounds):
+        ridge_F = beta / (2 * (row_norms(weights_FC) + _LEAST_NORM))
+        try:
+            weights_FC = solve(gram_FF + np.diag(ridge_F), cross_FC, assume_a="pos")
+        except np.linalg.LinAlgError as error:
+            raise ModelError(
+                "a view's columns are linearly dependent; take a beta above 0, or fewer columns"
+            ) from error
+        except ValueError as error:
+            raise ModelError(
+                "a view's numbers are too large to learn from; rescale its columns, or take a "
+                "smaller method.beta"
+            ) from error
+        now = view_objective(x_NF, weights_FC, labels_NC, beta)
+        if before - now <= tolerance * max(before, 1.0):
+            break
+        before = now
+    return np.asarray(weights_FC)
+
+
+def view_objective(x_NF: Floats, weights_FC: Floats, labels_NC: Floats, beta: float) -> float:
+    """Eq. (5): |X W - Z|^2 + beta |W|_21."""
+    residual_NC = x_NF @ weights_FC - labels_NC
+    return float((residual_NC**2).sum() + beta * row_norms(weights_FC).sum())
+
+
+def row_norms(weights_FC: Floats) -> Floats:
+    """The Euclidean norm of each feature's row: how much it counts (MMVFL, section 4.2)."""
+    return np.asarray(np.linalg.norm(weights_FC, axis=1))
+
+
+def start(rows: int, classes: int, rng: np.random.Generator) -> Floats:
+    """A random matrix with Z^T Z = I, (N, C); of fewer rows than classes with Z Z^T = I."""
+    drawn_NC = rng.standard_normal((rows, classes))
+    if rows < classes:
+        return np.asarray(np.linalg.qr(drawn_NC.T)[0].T)
+    return np.asarray(np.linalg.qr(drawn_NC)[0])
+
+
+def iterate(views: Sequence[ViewModel], common_NC: Floats, pull: Pull) -> Floats:
+    """One iteration on all views (MMVFL, Algorithm 1; FedMV, Algorithms 1 and 2); return Z.
+
+    Args:
+        views: of one table, updated in place; the first party's holds the labels.
+        common_NC: Z.
+        pull: of the labels.
+    """
+    rows = np.arange(len(common_NC))
+    for index, view in enumerate(views):
+        view.learn(rows, common_NC, pull if pull.own and index == 0 else None)
+    return averaged(views, None if pull.own else pull)
+
+
+def averaged(views: Sequence[ViewModel], pull: Pull | None) -> Floats:
+    """Z from all views' pseudo-labels."""
+    summed_NC = np.sum([view.zeta * view.labels_NC for view in views], axis=0)
+    return common_labels(summed_NC, sum(view.zeta for view in views), pull)
+
+
+def objective(views: Sequence[ViewModel], common_NC: Floats, pull: Pull) -> float:
+    """What all of them minimise, of a table; see the head of this module."""
+    rows = np.arange(len(common_NC))
+    drawn_NC = views[0].labels_NC if pull.own else common_NC
+    apart = float((pull.eta_N1 * (drawn_NC - pull.truth_NC) ** 2).sum())
+    return len(rows) * sum(view.loss(rows, common_NC) for view in views) + apart
+
+
+def joint_scores(views: Sequence[ViewModel], rows_B: NDArray[np.int64]) -> Floats:
+    """Z of rows that nobody learns from, where FedMV's Eqs. (12) and (13) end."""
+    zetas = [view.zeta for view in views]
+    parts = [joint_share(view.zeta, zetas) * view.scores(rows_B) for view in views]
+    return np.asarray(np.sum(parts, axis=0))
+
+
+def joint_share(zeta: float, zetas: Collection[float]) -> float:
+    """Of X_k W_k in these: zeta_k / (1 + zeta_k), of 1 in all.
+
+    Put Eq. (13) in Eq. (12), and solve for Z.
+    """
+    return zeta / (1 + zeta) / sum(each / (1 + each) for each in zetas)
+
+
+class Multiview(Method):
+    """The method; see `Method`.
+
+    Args:
+        settings: see `Method`.
+    """
+
+    def __init__(self, settings: type[MultiviewSettings]) -> None:
+        self.settings = settings
+
+    def offer(self, own: Own) -> RepresentationTerms | None:
+        """See `Method`: the active says how many classes there are."""
+        if own.name != own.active:
+            return None
+        check_passives(own.config, own.passives)
+        return label_terms(own, len(own.data.classes))
+
+    def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
+        offered = offers[own.active]
+        require_own_terms(own.name, own.active, offered, label_terms(own, math.prod(offered.shape)))
+        weights = {name: settings_of(own.config, name).weight for name in own.passives}
+        return agreed_on(own, session, dict.fromkeys(own.passives, offered), weights)
+
+    def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
+        classes, train = len(own.data.classes), positions_of(rows, own.data.train_rows)
+        common_NC = np.zeros((len(rows), classes))
+        rng = np.random.default_rng(derive_seed(own.config.seed, "common pseudo-labels"))
+        common_NC[train.numpy()] = start(len(train), classes, rng)
+        view, zetas = _view(own, contract, rows, classes), _zetas(own, contract)
+        trainer = ActiveTrainer(view, zetas, pull_of(own, rows), common_NC=common_NC)
+        return MultiviewActive(own, contract, rows, trainer, SessionSum.of(own, contract).active())
+
+    def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
+        (classes,) = contract.passives[own.name].representation.shape
+        pull = None if own.data.table.labels is None else pull_of(own, rows)
+        view, zetas = _view(own, contract, rows, classes), _zetas(own, contract)
+        sum_end = SessionSum.of(own, contract).passive(people=len(rows), beyond=1)
+        trainer = ViewTrainer(view, zetas, pull)
+        return MultiviewPassive(sum_end, trainer, clip=clip_of(own.config))
+
+    def aggregator(self, own: Own, contract: Contract) -> Helper:
+        return SessionSum.of(own, contract).aggregator()
+
+
+def _view(own: Own, contract: Contract, rows: Tensor, classes: int) -> ViewModel:
+    """One party's view of the aligned people at its start, with the zeta_k that was agreed."""
+    settings = MultiviewSettings.of(own.config)
+    weight = 1.0 if own.name == own.active else contract.passives[own.name].weight
+    view = ViewModel.begin(
+        own.data.table.features[rows].flatten(1).double().numpy(),
+        classes,
+        np.random.default_rng(derive_seed(own.secrets.seed, own.name, "view")),
+        beta=settings.beta,
+        zeta=settings.zeta * weight,
+        tolerance=settings.tolerance,
+        most_rounds=settings.most_rounds,
+    )
+    # In the table's order: that of the alignment is random.
+    drawn_NC = view.labels_NC.copy()
+    view.labels_NC[rows.argsort().numpy()] = drawn_NC
+    return view
+
+
+def _zetas(own: Own, contract: Contract) -> list[float]:
+    """zeta_k of every party, in its own update (MMVFL, Eq. 12; FedMV, Eqs. 8, 13) as in Z."""
+    weights = [1.0, *(terms.weight for terms in contract.passives.values())]
+    return [MultiviewSettings.of(own.config).zeta * weight for weight in weights]
+
+
+def pull_of(own: Own, rows: Tensor) -> Pull:
+    """Of the labels that a party may learn from, on these rows of its table; see `Pull`."""
+    labels_N, settings = own.data.table.labels, MultiviewSettings.of(own.config)
+    assert labels_N is not None
+    labels_B = labels_N[rows]
+    learnt_B = torch.isin(rows, own.data.labelled_rows) & (labels_B != UNLABELLED)
+    learnt_B1 = learnt_B.double().unsqueeze(1)
+    truth_BC = F.one_hot(labels_B.clamp(min=0), len(own.data.classes)).double() * learnt_B1
+    return Pull(truth_BC.numpy(), (settings.eta * learnt_B1).numpy(), settings.draws_own)
+
+
+def label_terms(own: Own, classes: int) -> RepresentationTerms:
+    """What a row of the common pseudo-labels may be."""
+    terms = representation_terms(own.config, (classes,), guard_for(own), projected=False)
+    return terms.model_copy(update={"dtype": "float64", "minimum_spread": 0.0})
+
+
+def agreed_on(
+    own: Own, session: str, terms: Mapping[str, RepresentationTerms], weights: Mapping[str, float]
+) -> Agreed:
+    """What all agree on: terms and weights by passive, and a sum of what passives contribute."""
+    parts = own.active, own.passives, terms[own.passives[0]].shape
+    secure_sum, noise = sum_and_noise(own.config, session, *parts)
+    return Agreed(
+        passives={
+            name: PassiveTerms(objective=None, weight=weights[name], representation=terms[name])
+            for name in own.passives
+        },
+        secure_sum=parameters_of(own.config, secure_sum, noise),
+    )

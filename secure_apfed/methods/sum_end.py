@@ -1,0 +1,801 @@
+"""The one way into a secure sum and out of it: at a passive, at the aggregator and at the active.
+
+What leaves a passive is admitted first: each step once, no row more often than agreed. Then it is
+counted in the passive's log, charged with its noise, bound to what was asked, and only then
+protected and sent: `PassiveSum` does all of it in this order, and takes nothing else than what it
+admitted. The aggregator gathers one body of each passive that is left and adds what it cannot read.
+The active opens the sum of exactly those who took part, bound to what it asked; a sum that it
+refuses is noted before anybody sees the refusal.
+
+A step takes 2M + 1 envelopes of M passives, 4M + 1 where the sum has two rounds.
+Protects from: a malicious active that probes with replayed steps or too many questions (what it
+sends is checked by `secure_apfed.learning.checks`), and from whoever alters sums.
+Letters: B rows of an answer, D numbers of a row.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+import msgpack
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from apfed_protocols.errors import (
+    LocalProtocolError,
+    PartyLeftError,
+    RemoteProtocolError,
+    RunStoppedError,
+)
+from apfed_protocols.sums import SecureSum, SumCombiner, SumContributor, SumReceiver
+from apfed_protocols.sums.homomorphic import Encrypter
+from apfed_protocols.sums.interface import StepBinding
+from secure_apfed.contract import AGGREGATOR, Contract
+from secure_apfed.errors import CheckpointError
+from secure_apfed.exchange import Envelope, Kind, Links
+from secure_apfed.files import MOST_JSON_BYTES, add_line, open_plain
+from secure_apfed.learning.descent import prefixed, without_prefix
+from secure_apfed.learning.release import ContributionNoise
+from secure_apfed.methods.method import Helper, Learner, Own, Save, keep_or_end
+from secure_apfed.methods.sum_noise import NoisePlan, contribution_noise, sum_and_noise
+from secure_apfed.models import Shape
+from secure_apfed.names import log_file
+from secure_apfed.privacy.release_log import Release, ReleaseCounts
+from secure_apfed.settings.training import SumSettings
+from secure_apfed.workers import open_worker, pays
+
+__all__ = [
+    "ActiveSum",
+    "Admitted",
+    "Allowance",
+    "AnswersLog",
+    "PassiveSum",
+    "RefusedSums",
+    "SessionSum",
+    "StepGate",
+    "SumAggregator",
+    "SumHelper",
+    "SumLearner",
+    "bind_step",
+    "waiting_of",
+    "worker_for",
+]
+
+Floats = NDArray[np.floating]
+
+
+@dataclass(frozen=True)
+class SessionSum:
+    """The sum of a session and the noise under it, as each party describes it for itself.
+
+    Attributes:
+        own: of the party; contract: of the session.
+        protocol: the sum; noise: of each passive under it, None: none is agreed.
+    """
+
+    own: Own
+    contract: Contract
+    protocol: SecureSum
+    noise: NoisePlan | None
+
+    @classmethod
+    def of(cls, own: Own, contract: Contract) -> Self:
+        """That of the contract; all passives contribute rows of one shape."""
+        names = tuple(contract.passives)
+        shape = contract.passives[names[0]].representation.shape
+        return cls(
+            own, contract, *sum_and_noise(own.config, contract.session, own.active, names, shape)
+        )
+
+    @property
+    def shape(self) -> Shape:
+        """Of one row of a contribution."""
+        return next(iter(self.contract.passives.values())).representation.shape
+
+    def passive(
+        self,
+        *,
+        people: int,
+        beyond: int = 0,
+        held_N: Tensor | None = None,
+        repeatable: bool = False,
+        ahead: tuple[int, int] | None = None,
+    ) -> "PassiveSum":
+        """This passive's end; see `PassiveSum`.
+
+        Args:
+            people: positions of the alignment.
+            beyond: answers for each above those for training.
+            held_N: see `PassiveSum`.
+            repeatable: see `PassiveSum`.
+            ahead: rows and numbers of a contribution, zeros for which may be encrypted ahead.
+        """
+        own, settings = self.own, self.own.config.secure_sum
+        contributor = self.protocol.contributor(own.name)
+        log, noise = AnswersLog.of(own), None
+        if self.noise is not None:
+            noise = contribution_noise(own, self.shape, plan=self.noise, aligned=people)
+        return PassiveSum(
+            own.name,
+            self.contract,
+            contributor,
+            allowance=Allowance(own.name, self.contract, aligned=people, log=log, beyond=beyond),
+            rounds=self.protocol.rounds,
+            noise=noise,
+            held_N=held_N,
+            repeatable=repeatable,
+            wait=ahead and waiting_of(settings, contributor, ahead, worker_for(settings)),
+        )
+
+    def active(self, dtype: torch.dtype = torch.float64) -> "ActiveSum":
+        """The active's end; `dtype` is of its record of what it opened."""
+        return ActiveSum(
+            self.contract, self.protocol.receiver(), RefusedSums.of(self.own),
+            rounding=self.protocol.rounding(), dtype=dtype,
+        )  # fmt: skip
+
+    def aggregator(self) -> "SumAggregator":
+        """The aggregator's role."""
+        return SumAggregator(self.contract, self.protocol.combiner(), rounds=self.protocol.rounds)
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """A question that may be answered, once.
+
+    Attributes:
+        step: of the run; rows: that the answer is about, (B,); counted: those that it counts for.
+        payload: what was asked; sender: who asked.
+    """
+
+    step: int
+    rows: Tensor
+    counted: Tensor
+    payload: bytes
+    sender: str
+
+
+class PassiveSum:
+    """A passive's end: `admit` a question, compute, `send` the answer.
+
+    Args:
+        name: the passive; contract: of the session.
+        contributor: its end of the protocol; rounds: of a step, 1 or 2.
+        allowance: what it may be asked for.
+        noise: what it adds, with its account; None: nothing.
+        held_N: positions of people that it knows, (N,), bool; None: all.
+        repeatable: whether the same answer in another session may count as the same, where that
+            tells nothing new.
+        wait: what it does while it waits for a question; sends nothing.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        contract: Contract,
+        contributor: SumContributor,
+        *,
+        allowance: "Allowance",
+        rounds: int = 1,
+        noise: ContributionNoise | None = None,
+        held_N: Tensor | None = None,
+        repeatable: bool = False,
+        wait: Callable[[], None] | None = None,
+    ) -> None:
+        self.name, self.contract, self.contributor = name, contract, contributor
+        self.allowance, self.rounds, self.noise = allowance, rounds, noise
+        self.wait = wait or _wait_idly
+        self._held_N, self._gate = held_N, StepGate(name)
+        self._admitted: Admitted | None = None
+        # The same answer tells nothing new only where all passives repeat theirs. They may not
+        # where a batch moves other passives and leaves this one as it is (people that it does not
+        # know), nor where a sum may lack passives: the difference of two sums is then the others'
+        # alone. And noise that others draw anew averages theirs away. So there, an answer is its
+        # session's.
+        knows_all = held_N is None or bool(held_N.all())
+        lacks_nobody = contract.silent_passive != "recover"
+        repeats = repeatable and knows_all and lacks_nobody and noise is None
+        self._session = b"" if repeats else contract.digest
+
+    async def set_up(self, links: Links) -> None:
+        """Agree on keys with the others."""
+        peers = [self.contract.active, AGGREGATOR, *self.contract.passives]
+        peers.remove(self.name)
+        await links.converse(Kind.SUM_SETUP, self.contributor, peers)
+
+    def admit(
+        self, asked: Envelope, rows_B: Tensor, *, step: int | None = None,
+        counted: Tensor | None = None,
+    ) -> Admitted:  # fmt: skip
+        """Let a question through: each step once, and no row more often than agreed.
+
+        Args:
+            asked: the message.
+            rows_B: positions that the answer is about, without repeats.
+            step: of the answer; None: of the message.
+            counted: positions for which it counts; None: `rows_B`.
+
+        Raises:
+            RemoteProtocolError: a larger batch, a row more often, or a step that was answered.
+        """
+        step, counted = asked.step if step is None else step, rows_B if counted is None else counted
+        self.allowance.check(step, counted, sender=asked.sender)
+        self._gate.enter(step, sender=asked.sender)
+        self._admitted = Admitted(step, rows_B, counted, asked.payload, asked.sender)
+        return self._admitted
+
+    async def send(self, links: Links, admitted: Admitted, values_BD: Floats) -> None:
+        """Answer what was admitted last; see `contribution`."""
+        step = admitted.step
+        links.send(AGGREGATOR, Kind.CONTRIBUTION, step, self.contribution(admitted, values_BD))
+        if self.rounds == 2:
+            request = await links.receive(AGGREGATOR, Kind.SUM_REQUEST, step=step, patience=2)
+            answer = self.contributor.answer(request.payload)
+            links.send(AGGREGATOR, Kind.SUM_ANSWER, step, answer)
+
+    def contribution(self, admitted: Admitted, values_BD: Floats) -> bytes:
+        """Count, charge, draw, bind and protect one answer, (B, D), in this order; once.
+
+        Raises:
+            LocalProtocolError: something else was admitted last.
+            RemoteProtocolError: a row was answered as often as agreed; nothing is counted.
+            BudgetExhaustedError: contributing would exceed its budget; nothing may be sent.
+        """
+        if admitted is not self._admitted:
+            raise LocalProtocolError(
+                f"{self.name}: an answer is for what was admitted last, and leaves once"
+            )
+        self._admitted = None
+        values_BD = np.ascontiguousarray(values_BD)
+        content = hashlib.blake2b(self._session)
+        content.update(admitted.payload)
+        content.update(values_BD.tobytes())
+        digest = content.digest()
+        self.count(admitted, digest)
+        noise_BD = None
+        if self.noise is not None:
+            noise_BD = self.noise.draw(
+                values_BD.shape, step=admitted.step, known_B=self.known(admitted.rows),
+                digest=digest,
+            )  # fmt: skip
+        return self.contributor.contribute(values_BD, self.binding(admitted), noise_BD)
+
+    def known(self, rows_B: Tensor) -> Tensor:
+        """Those of the positions whose people it knows."""
+        return rows_B if self._held_N is None else rows_B[self._held_N[rows_B]]
+
+    def count(self, admitted: Admitted, digest: bytes) -> None:
+        """Count the answer, in the log, before it leaves."""
+        self.allowance.take(admitted.step, admitted.counted, digest, sender=admitted.sender)
+
+    def binding(self, admitted: Admitted) -> StepBinding:
+        """What the contribution answers: exactly what was received."""
+        return bind_step(self.contract.session, admitted.step, admitted.rows, admitted.payload)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Its state, for the passive's checkpoint."""
+        return prefixed("allowance", self.allowance.tensors())
+
+    def load_tensors(self, tensors: Mapping[str, Tensor], *, last_step: int = -1) -> None:
+        """Restore its state; steps up to `last_step` count as answered."""
+        self.allowance.load_tensors(without_prefix("allowance", tensors))
+        self._gate.last = last_step
+
+
+def _wait_idly() -> None:
+    pass
+
+
+class SumHelper(Helper):
+    """A passive that answers under the session's sum; see `Helper`.
+
+    Args:
+        sum_end: its end.
+    """
+
+    def __init__(self, sum_end: PassiveSum) -> None:
+        self.name, self.contract, self.sum = sum_end.name, sum_end.contract, sum_end
+        if sum_end.noise is not None:
+            self.contributions = sum_end.noise.ledger
+            self.ledgers = {self.name: sum_end.noise.ledger}
+
+    async def set_up(self, links: Links) -> None:
+        """Its end of the sum."""
+        await self.sum.set_up(links)
+
+    def idle(self) -> None:
+        """Encrypt ahead, where the run says so."""
+        self.sum.wait()
+
+
+class ActiveSum:
+    """The active's end: `ask` those who are left, `read` the sum of what they answer.
+
+    Args:
+        contract: of the session; receiver: its end of the protocol.
+        refused: where it notes a sum that it refuses.
+        rounding: the largest error of one number.
+        dtype: of its record of what it opened.
+
+    Attributes:
+        opened: what it decoded last, (B, D); None before. Its own record; no message holds it.
+        left: who fell silent in this session, and in which step.
+        steps_without_all: steps that were finished without somebody.
+    """
+
+    def __init__(
+        self, contract: Contract, receiver: SumReceiver, refused: "RefusedSums", *,
+        rounding: float = 0.0, dtype: torch.dtype = torch.float64,
+    ) -> None:  # fmt: skip
+        self.contract, self.receiver, self.rounding = contract, receiver, rounding
+        self._refused, self._dtype = refused, dtype
+        self.opened: Tensor | None = None
+        self.left: dict[str, int] = {}
+        self.steps_without_all = 0
+
+    async def set_up(self, links: Links) -> None:
+        """Agree on keys with the others."""
+        await links.converse(Kind.SUM_SETUP, self.receiver, (*self.contract.passives, AGGREGATOR))
+
+    @property
+    def present(self) -> list[str]:
+        """The passives that have not fallen silent."""
+        return [name for name in self.contract.passives if name not in self.left]
+
+    def ask(self, links: Links, kind: Kind, step: int, payload: bytes) -> None:
+        """Send the same to every passive that is left."""
+        for name in self.present:
+            links.send(name, kind, step, payload)
+
+    async def read(
+        self, links: Links, step: int, rows_B: Tensor, payload: bytes, numbers: int
+    ) -> Tensor:
+        """Return the sum of the answers, (B, `numbers`), float64.
+
+        Args:
+            links: of the active.
+            step: of the answers.
+            rows_B: which they are about.
+            payload: that asked for them.
+            numbers: of a row.
+
+        Raises:
+            RemoteProtocolError: a sum of others than the contract allows, of something else, or
+                one that was altered. No sum of this session is opened any more then.
+        """
+        message = await links.receive(AGGREGATOR, Kind.SUM, step=step, patience=4)
+        asked = self.present
+        present, combined = _read_sum(message, asked, self.contract)
+        sum_BD = self.open(combined, (len(rows_B), numbers), self.binding(step, rows_B, payload))
+        self.left |= {name: step for name in asked if name not in present}
+        self.steps_without_all += bool(self.left)
+        return sum_BD
+
+    def open(self, combined: bytes, shape: tuple[int, int], binding: StepBinding) -> Tensor:
+        """Open what the aggregator sent; a refusal is noted before it is raised.
+
+        Raises:
+            LocalProtocolError, RemoteProtocolError: see `SumReceiver.decode`.
+        """
+        with self._refused.noting(step=binding.step, contract=self.contract.digest.hex()):
+            sum_BD = torch.from_numpy(self.receiver.decode(combined, shape, binding))
+        self.opened = sum_BD.to(self._dtype)
+        return sum_BD
+
+    def binding(self, step: int, rows_B: Tensor, payload: bytes) -> StepBinding:
+        """What the sum must answer."""
+        return bind_step(self.contract.session, step, rows_B, payload)
+
+
+class SumLearner(Learner):
+    """An active that reads the session's sum; see `Learner`.
+
+    Args:
+        sum_end: its end; None: nobody helps.
+    """
+
+    def __init__(self, sum_end: ActiveSum | None) -> None:
+        super().__init__()
+        self.sum = sum_end
+        if sum_end is not None:
+            self.left, self.rounding = sum_end.left, sum_end.rounding
+
+    async def set_up(self, links: Links) -> None:
+        """Its end of the sum."""
+        if self.sum is not None:
+            await self.sum.set_up(links)
+
+    @property
+    def opened(self) -> Tensor | None:
+        return None if self.sum is None else self.sum.opened
+
+    @property
+    def steps_without_all(self) -> int:
+        return 0 if self.sum is None else self.sum.steps_without_all
+
+
+class SumAggregator(Helper):
+    """The aggregator's role: it adds what it cannot read, and holds no key of the sum.
+
+    Who falls silent stays out until the next session. The contract says whether the run stops for
+    all then, or goes on with those who are left.
+
+    Args:
+        contract: of the session.
+        combiner: its end of the sum; rounds: between the passives and it, 1 or 2.
+    """
+
+    name = AGGREGATOR
+
+    def __init__(self, contract: Contract, combiner: SumCombiner, *, rounds: int) -> None:
+        self.contract, self.combiner = contract, combiner
+        self._rounds = rounds
+        self._present = list(contract.passives)
+        self._gate = StepGate(AGGREGATOR)
+
+    async def set_up(self, links: Links) -> None:
+        """Its end of the sum."""
+        peers = (self.contract.active, *self.contract.passives)
+        await links.converse(Kind.SUM_SETUP, self.combiner, peers)
+
+    async def help(self, links: Links, save: Save) -> None:
+        """Add step after step."""
+        active = self.contract.active
+        while True:
+            try:
+                message = await links.receive(
+                    (active, *self._present), Kind.CONTRIBUTION, Kind.CHECKPOINT, Kind.END,
+                    least=1 + self._least(), patience=8,
+                )  # fmt: skip
+            except PartyLeftError as error:
+                if active in error.left:
+                    raise
+                self._let_go(error, self._present)
+                continue
+            if (message.kind is Kind.CONTRIBUTION) is (message.sender == active):
+                raise RemoteProtocolError(
+                    f"{message.sender} sent {message.kind}, which only "
+                    f"{'a passive' if message.sender == active else active} may"
+                )
+            if message.kind is not Kind.CONTRIBUTION:
+                if not keep_or_end(message.kind, message.step, links, active, save):
+                    return
+                continue
+            self._gate.enter(message.step, sender=message.sender)
+            bodies = await self._gather(links, Kind.CONTRIBUTION, message)
+            if self._rounds == 2:
+                for name, request in self.combiner.ask(bodies).items():
+                    links.send(name, Kind.SUM_REQUEST, message.step, request)
+                bodies = await self._gather(links, Kind.SUM_ANSWER, message, first=False)
+            combined = self.combiner.combine(bodies)
+            links.send(active, Kind.SUM, message.step, _write_sum(self._present, combined))
+
+    def _least(self) -> int:
+        """Passives without whom there is no step."""
+        if self.contract.silent_passive != "recover":
+            return len(self._present)
+        threshold = self.contract.secure_sum["threshold"]
+        assert isinstance(threshold, int)
+        return threshold
+
+    async def _gather(
+        self, links: Links, kind: Kind, begun_by: Envelope, *, first: bool = True
+    ) -> dict[str, bytes]:
+        """One body of each passive that sends, beginning with the message that came first."""
+        bodies = {begun_by.sender: begun_by.payload} if first else {}
+        while missing := [name for name in self._present if name not in bodies]:
+            try:
+                message = await links.receive(missing, kind, step=begun_by.step, least=len(missing))
+            except PartyLeftError as error:
+                self._let_go(error, missing)
+            except RemoteProtocolError as error:
+                raise RemoteProtocolError(
+                    f"{error}; {begun_by.sender} began that step, so one of the two is to blame"
+                ) from error
+            else:
+                bodies[message.sender] = message.payload
+        return {name: bodies[name] for name in self._present}
+
+    def _let_go(self, error: PartyLeftError, awaited: Sequence[str]) -> None:
+        """Go on without those who left where the contract says so.
+
+        Raises:
+            PartyLeftError: it says to stop, or too few are left.
+        """
+        gone = [name for name in error.left or awaited if name in self._present]
+        if isinstance(error, RunStoppedError) and self.contract.silent_passive != "recover":
+            raise error
+        unasked = str(error)
+        if not error.gone:  # who left was not merely not asked
+            unasked += f"; or {self.contract.active} did not ask for it"
+        if self.contract.silent_passive != "recover":
+            raise PartyLeftError(
+                f"{unasked}; the contract says to {self.contract.silent_passive} when a passive "
+                f"falls silent: go on in a new session once {' and '.join(gone)} is back, or agree "
+                "on rules.silent_passive: recover, where gradients are summed, with recoverable "
+                "masks (secure_sum.masks)",
+                left=tuple(gone),
+            ) from error
+        self._present = [name for name in self._present if name not in gone]
+        if not gone or len(self._present) < self._least():
+            every = tuple(self.contract.passives)
+            missing = ", ".join(name for name in every if name not in self._present)
+            raise PartyLeftError(
+                f"{unasked}; this sum needs at least {self._least()} of {len(every)} passives, "
+                f"missing: {missing}; resume once they are back",
+                left=tuple(gone),
+            ) from error
+
+
+def bind_step(session: str, step: int, rows_B: Tensor, payload: bytes) -> StepBinding:
+    """What a contribution answers: this session, step, rows and what was asked about them."""
+    rows = rows_B.detach().cpu().contiguous().numpy().astype("<i8").tobytes()
+    return StepBinding(
+        session=session,
+        step=step,
+        rows=hashlib.sha256(rows).digest(),
+        message=hashlib.sha256(payload).digest(),
+    )
+
+
+def _write_sum(present: Sequence[str], combined: bytes) -> bytes:
+    """A message of a sum: the passives that take part still, and the sum."""
+    packed: bytes = msgpack.packb([list(present), combined])
+    return packed
+
+
+def _read_sum(
+    message: Envelope, asked: Sequence[str], contract: Contract
+) -> tuple[Sequence[str], bytes]:
+    """Return which of the asked passives take part still, and the sum.
+
+    Raises:
+        RemoteProtocolError: no such message, or it counts others than the contract allows.
+    """
+    try:
+        present, combined = msgpack.unpackb(message.payload)
+    except (ValueError, TypeError, msgpack.UnpackException):
+        present, combined = None, None
+    if (
+        not isinstance(present, list)
+        or not isinstance(combined, bytes)
+        or not all(isinstance(name, str) for name in present)
+    ):
+        raise RemoteProtocolError(
+            f"{message.sender} sent something else than a sum and who takes part still"
+        )
+    may_leave = contract.silent_passive == "recover"
+    least = contract.secure_sum["threshold"] if may_leave else len(asked)
+    allowed = [name for name in asked if name in present or not may_leave]
+    if present != allowed or len(present) < least:
+        raise RemoteProtocolError(
+            f"{message.sender} counts {', '.join(present)[:200] or 'nobody'} in the sum of step "
+            f"{message.step}; the contract allows {'at least' if may_leave else 'exactly'} "
+            f"{least} of {', '.join(asked)}"
+        )
+    return present, combined
+
+
+class StepGate:
+    """Lets every step of a session through once, in rising order."""
+
+    def __init__(self, me: str) -> None:
+        self._me = me
+        self.last = -1
+
+    def enter(self, step: int, *, sender: str) -> None:
+        """Raise RemoteProtocolError on a step that was seen."""
+        if step <= self.last:
+            raise RemoteProtocolError(
+                f"{self._me}: {sender} sent step {step} after step {self.last}; "
+                "a step is never answered twice in one session"
+            )
+        self.last = step
+
+
+@dataclass(frozen=True)
+class AnswersLog:
+    """Where answers are counted, over all sessions of a run.
+
+    Attributes:
+        path: of the write-ahead log.
+        waits: whether an answer waits until its line is on the disk, and not with the operating
+            system alone, which a machine that loses power forgets.
+    """
+
+    path: Path
+    waits: bool = True
+
+    @classmethod
+    def of(cls, own: Own) -> Self | None:
+        """That of a passive; None: it keeps none."""
+        if own.secrets.logs is None:
+            return None
+        path = log_file(own.secrets.logs, "answers", own.name, "jsonl")
+        return cls(path, waits=own.secrets.sends_out)
+
+
+class Allowance:
+    """What the contract lets the active ask of one party: batch sizes, and answers for each row.
+
+    Answers are counted over all sessions of the run, in a write-ahead log: breaking off and
+    resuming gets no more of them. An answer with the same digest to the same step counts once.
+
+    Args:
+        me: the party; contract: of the session.
+        aligned: number of positions; beyond: answers for a row above those for training.
+        log: the write-ahead log; None: memory and checkpoints only.
+
+    Raises:
+        CheckpointError: the log was altered, or is of another run.
+    """
+
+    def __init__(
+        self, me: str, contract: Contract, *, aligned: int, log: AnswersLog | None, beyond: int = 0
+    ) -> None:
+        self._me, self._largest = me, contract.batch_size
+        self._answers = contract.epochs + contract.spare_answers + beyond
+        self._waits = log is not None and log.waits
+        self._counts = ReleaseCounts(
+            rows=aligned, log=log.path if log else None, about={"answers": self._answers}
+        )
+
+    def check(self, step: int, rows_B: Tensor, *, sender: str) -> None:
+        """Refuse before anything is computed, unless it may be an answer that was given before.
+
+        Raises:
+            RemoteProtocolError: a larger batch, or a row more often, than agreed.
+        """
+        if len(rows_B) > self._largest:
+            raise RemoteProtocolError(
+                f"{sender} sent a batch of {len(rows_B)} rows to {self._me}; the contract says at "
+                f"most {self._largest}"
+            )
+        if step not in self._counts.steps:
+            self._check_answers(rows_B, sender)
+
+    def take(self, step: int, rows_B: Tensor, digest: bytes, *, sender: str) -> None:
+        """Count one answer for each of these rows; on return it is in the log and may leave.
+
+        Args:
+            step: of the run.
+            rows_B: that are answered, without repeats.
+            digest: of the answer.
+            sender: who asks.
+
+        Raises:
+            RemoteProtocolError: a row was answered as often as agreed; nothing is counted.
+        """
+        answer = Release(step, digest, np.sort(rows_B.cpu().numpy()))
+        if self._counts.knows(answer):
+            return
+        self._check_answers(rows_B, sender)
+        self._counts.add(answer)
+        if self._waits:
+            self._counts.sync()
+
+    def _check_answers(self, rows_B: Tensor, sender: str) -> None:
+        if int(self._counts.of_row_N[rows_B.cpu().numpy()].max(initial=0)) >= self._answers:
+            raise RemoteProtocolError(
+                f"{sender} asked {self._me} for a row more than {self._answers} times, all "
+                "sessions of the run counted; the contract agrees to no more. If the run broke "
+                "off often, begin a new one with more rules.spare_answers"
+            )
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self._counts.state_dict()
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Continue from what `tensors` returned; what the log counts stays counted.
+
+        Raises:
+            CheckpointError: of another number of rows, or the log misses answers.
+        """
+        self._counts.load_state_dict(tensors)
+
+
+class RefusedSums:
+    """How many sums the active refused, over all sessions: noted before anybody sees it.
+
+    Protects from: whoever alters sums, and learns from which of them the active takes. One session
+    tells which sum was the first to be refused (see `OneRefusalReceiver`); a resumed run computes
+    the same numbers, and would be asked about them again. So a run goes on after as many refused
+    sums as its user allows by name, and no more. The log has a line a refusal, whole or torn, read
+    or not.
+
+    Args:
+        me: the active.
+        log: file of the list, readable by its owner only; None: nothing is noted.
+        allowed: refused sums after which the run may go on.
+
+    Raises:
+        CheckpointError: more were refused, or the list cannot be read.
+    """
+
+    @classmethod
+    def of(cls, own: Own) -> Self:
+        """Those of a run, as its settings allow them."""
+        logs = own.secrets.logs
+        log = log_file(logs, "refused", own.name, "jsonl") if logs else None
+        return cls(own.name, log, allowed=own.config.rules.refused_sums)
+
+    def __init__(self, me: str, log: Path | None, *, allowed: int) -> None:
+        self._me, self._log = me, log
+        if (noted := self._noted()) > allowed:
+            raise CheckpointError(
+                f"{me} refused {noted} sum{'s' * (noted > 1)} of this run, and rules.refused_sums "
+                f"is {allowed}. Whoever altered them (the aggregator, or a passive) may have "
+                "learnt bits of the passives' numbers from which were taken, and a resumed run "
+                "computes the same numbers again. Find out who it was; then begin a new run with "
+                "another seed, among parties that you trust. If it was nobody's intent, resume "
+                f"with rules.refused_sums: {noted} in the run's config.yaml"
+            )
+
+    def _noted(self) -> int:
+        if self._log is None or not os.path.lexists(self._log):
+            return 0
+        with open_plain(self._log) as lines:
+            return sum(1 for line in lines.read(MOST_JSON_BYTES).splitlines() if line.strip())
+
+    @contextmanager
+    def noting(self, *, step: int, contract: str) -> Iterator[None]:
+        """Note a refusal of the sum of `step` within: it is on the disk before the error leaves.
+
+        Our own misuse is none, nor is an interruption.
+
+        Raises:
+            CheckpointError: it cannot be noted.
+        """
+        try:
+            yield
+        except LocalProtocolError:
+            raise
+        except Exception:
+            self._note(step, contract)
+            raise
+
+    def _note(self, step: int, contract: str) -> None:
+        if self._log is None:
+            return
+        try:
+            add_line(self._log, {"contract": contract, "step": step})
+        except (OSError, CheckpointError) as error:
+            raise CheckpointError(
+                f"{self._log}: cannot note that {self._me} refused the sum of step {step} "
+                f"({error}); do not resume this run, which could not count it"
+            ) from error
+
+
+def worker_for(settings: SumSettings) -> Executor | None:
+    """A process that encrypts ahead where it pays, which starts with its first task.
+
+    A run without `secure_sum.zero_pool` starts none; the simulated passives of one run share it.
+    """
+    return open_worker() if settings.zero_pool and pays() else None
+
+
+def waiting_of(
+    settings: SumSettings,
+    contributor: SumContributor,
+    shape: tuple[int, int],
+    worker: Executor | None,
+) -> Callable[[], None]:
+    """What one passive does while it waits: encrypt zeros ahead, if the run says so.
+
+    Args:
+        settings: of the sum.
+        contributor: the passive's end of it.
+        shape: (rows, numbers) of a full batch's contribution.
+        worker: who encrypts, if not this process.
+    """
+    if not settings.zero_pool or not isinstance(contributor, Encrypter):
+        return _wait_idly
+    return partial(contributor.prepare, shape, settings.zero_pool, worker=worker)
