@@ -33,9 +33,9 @@ def check_encoder(
     from secure_apfed.config.file import load_config
     from secure_apfed.data import UNLABELLED, load_data
     from secure_apfed.errors import ConfigError
+    from secure_apfed.learning.autoencoder import DistillationSettings
+    from secure_apfed.learning.compute import Compute
     from secure_apfed.learning.encoder_quality import encoder_quality
-    from secure_apfed.parties import Compute
-    from secure_apfed.settings.distillation import DistillationSettings
 
     config = load_config(config_file, overrides=overrides or ())
     if config.labels_are_private:

@@ -6,8 +6,10 @@ Letters: N rows, n of them with a code to resemble, F features, D numbers of a c
 
 import copy
 from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal, Self
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -15,12 +17,46 @@ from secure_apfed.errors import ModelError
 from secure_apfed.learning.compute import Compute
 from secure_apfed.models import Shape, family_for, output_shape
 from secure_apfed.seeds import seeded
-from secure_apfed.settings.distillation import DistillationSettings
+from secure_apfed.settings import THE_ACTIVE, Settings
 from secure_apfed.settings.model import ModelSettings
 
-__all__ = ["Autoencoder", "Resembled", "fit_autoencoder", "new_autoencoder"]
+__all__ = [
+    "Autoencoder",
+    "DistillationSettings",
+    "Resembled",
+    "fit_autoencoder",
+    "new_autoencoder",
+]
 
 _LOSSES = {"mse": F.mse_loss, "mae": F.l1_loss}
+
+
+class DistillationSettings(Settings):
+    """Autoencoders that end early, and how the student's code is drawn to the joint one.
+
+    The defaults are APC-VFL's (section 4, Table 3, Appendix B); its value of lambda is not legible.
+
+    Attributes:
+        loss: between the two codes of an aligned row; weight: lambda of Eq. (5), 0: none.
+        epochs: at most; patience: of them without a better loss on held-out rows, after which
+            training ends and the best weights are taken; held_out: share of these rows. The last
+            two are no settings.
+        learning_rate: of Adam; batch_size: rows of a step.
+    """
+
+    loss: Annotated[Literal["mse", "mae"], THE_ACTIVE] = "mse"
+    weight: Annotated[float, Field(ge=0), THE_ACTIVE] = 1.0
+    epochs: int = Field(200, ge=1)
+    learning_rate: float = Field(1e-3, gt=0)
+    batch_size: int = Field(128, ge=1)
+
+    patience: ClassVar[int] = 10
+    held_out: ClassVar[float] = 0.1
+
+    @classmethod
+    def among(cls, settings: Settings) -> Self:
+        """What other settings say of these, as those of a method that distils; defaults beside."""
+        return cls.model_validate(settings.model_dump(include=set(cls.model_fields)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,19 +171,19 @@ class _Loss:
         self._network, self._features_NF = network, features_NF
         self._weight, self._of_codes = settings.weight, _LOSSES[settings.loss]
         rows = len(features_NF)
-        self._told_N = torch.zeros(rows, dtype=torch.bool, device=features_NF.device)
+        self._drawn_N = torch.zeros(rows, dtype=torch.bool, device=features_NF.device)
         self._wanted_ND = features_NF.new_zeros(rows, 0)
         if resembled is not None and self._weight:
-            self._told_N[resembled.rows] = True
+            self._drawn_N[resembled.rows] = True
             self._wanted_ND = features_NF.new_zeros(rows, resembled.codes.shape[1])
             self._wanted_ND[resembled.rows] = resembled.codes.to(features_NF)
 
     def __call__(self, rows_B: Tensor) -> Tensor:
         codes_BD = self._network.encoder(self._features_NF[rows_B])
         total = F.mse_loss(self._network.decoder(codes_BD), self._features_NF[rows_B])
-        told_B = self._told_N[rows_B]
-        if bool(told_B.any()):
-            apart = self._of_codes(codes_BD[told_B], self._wanted_ND[rows_B[told_B]])
+        drawn_B = self._drawn_N[rows_B]
+        if bool(drawn_B.any()):
+            apart = self._of_codes(codes_BD[drawn_B], self._wanted_ND[rows_B[drawn_B]])
             # Eq. (5) is of a row; rows without a code count as 0 in the mean.
-            total = total + self._weight * apart * told_B.to(total.dtype).mean()
+            total = total + self._weight * apart * drawn_B.to(total.dtype).mean()
         return total

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from secure_apfed.data import VerticalData
 from secure_apfed.methods.accounts import fresh_secrets
-from secure_apfed.methods.apc_vfl import ApcVfl
 from secure_apfed.methods.apfed import (
     Apfed,
     ApfedCSettings,
@@ -23,7 +22,9 @@ from secure_apfed.methods.apfed import (
     SingleView,
 )
 from secure_apfed.methods.averaging import Averaging, HFedMvSettings, SFedMvSettings
+from secure_apfed.methods.distilled import ApcVfl, VFedTrans
 from secure_apfed.methods.entering import roles_of
+from secure_apfed.methods.joint import SplitNn, SummedSplitNn, Tvfl
 from secure_apfed.methods.joint_teacher import JointTeacher
 from secure_apfed.methods.method import (
     Helper,
@@ -49,9 +50,6 @@ from secure_apfed.methods.session import (
     new_session,
     train,
 )
-from secure_apfed.methods.split_nn import SplitNn, SummedSplitNn
-from secure_apfed.methods.tvfl import Tvfl
-from secure_apfed.methods.vfedtrans import VFedTrans
 from secure_apfed.methods.votes import RandomisedVotes, SummedVotes
 from secure_apfed.methods.votes_encrypted import EncryptedVotes
 from secure_apfed.methods.votes_moment import MomentVotes

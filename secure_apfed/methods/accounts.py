@@ -11,12 +11,11 @@ from apfed_protocols.identity import Identity, fresh_identity
 from apfed_protocols.randomness import derive_key, fresh_key
 from secure_apfed.defences import Surroundings
 from secure_apfed.errors import CheckpointError
+from secure_apfed.learning.private_gradient import PrivateUpdates
 from secure_apfed.methods.method import Keeper, Own, Secrets
 from secure_apfed.methods.terms import asked_of
 from secure_apfed.models import Shape
 from secure_apfed.names import UPDATES, ReleaseFigure, log_file
-from secure_apfed.parties import OpenAudits, PrivateUpdates, RefusedSums
-from secure_apfed.parties.rules import AnswersLog
 from secure_apfed.privacy import (
     GradientGuard,
     Mechanism,
@@ -33,14 +32,11 @@ from secure_apfed.privacy.release_log import holds_releases
 from secure_apfed.settings.run import RunSettings
 
 __all__ = [
-    "answers_log",
     "fresh_secrets",
     "guard_for",
     "ledger_for",
-    "open_audits",
     "open_ledger",
     "private_updates",
-    "refused_sums",
     "require_no_releases",
     "surroundings_of",
     "update_ledgers",
@@ -109,14 +105,6 @@ def open_ledger(
     return ledger
 
 
-def answers_log(own: Own) -> AnswersLog | None:
-    """Where a passive counts what it answers, over all sessions of the run."""
-    if own.secrets.logs is None:
-        return None
-    path = log_file(own.secrets.logs, "answers", own.name, "jsonl")
-    return AnswersLog(path, waits=own.secrets.sends_out)
-
-
 def require_no_releases(own: Own) -> None:
     """Refuse to begin anew over logs: a new alignment puts other people at the places they count.
 
@@ -135,22 +123,6 @@ def require_no_releases(own: Own) -> None:
             f"{own.name}: {own.active} begins anew, and {held} counts what {own.name} released in "
             "a run whose rows stood in another order; resume that run, or choose another folder"
         )
-
-
-def refused_sums(own: Own) -> RefusedSums:
-    """Where the active notes sums that it refuses, over all sessions of the run.
-
-    Raises:
-        CheckpointError: it refused more than this run may go on after.
-    """
-    log = log_file(own.secrets.logs, "refused", own.name, "jsonl") if own.secrets.logs else None
-    return RefusedSums(own.name, log, allowed=own.config.rules.refused_sums)
-
-
-def open_audits(own: Own) -> OpenAudits:
-    """Where a passive notes audits of encrypted labels, over all sessions of the run."""
-    log = log_file(own.secrets.logs, "audits", own.name, "jsonl") if own.secrets.logs else None
-    return OpenAudits(own.name, log)
 
 
 def ledger_for(own: Own, guard: RepresentationGuard, *, aligned: int) -> PrivacyLedger:

@@ -25,24 +25,25 @@ from torch import Tensor
 
 from apfed_protocols.randomness import derive_key
 from secure_apfed.contract import Contract
+from secure_apfed.defences import GradientChain
 from secure_apfed.exchange import Links
 from secure_apfed.labellers import LABELLERS, Spreading, hard, labeller_for_oneself, make_labeller
 from secure_apfed.learning.descent import prefixed, without_prefix
-from secure_apfed.learning.student import Student, by_labeller, side_by_side, with_prior
+from secure_apfed.learning.networks import ActiveNetworks
+from secure_apfed.learning.student import by_labeller, side_by_side, with_prior
 from secure_apfed.learning.votes import Votes
 from secure_apfed.measures import Scored
 from secure_apfed.methods.alignment import positions_in
-from secure_apfed.methods.method import Learner, Own, Steps
+from secure_apfed.methods.joint import HeadTrainer, Joint, JointSettings, Tvfl, TvflActive
+from secure_apfed.methods.method import Learner, Method, Own, Steps
 from secure_apfed.methods.students import student_of, train_student
-from secure_apfed.methods.tvfl import Joint, JointSettings, Tvfl, TvflLearner
-from secure_apfed.parties import ActiveNetworks, TvflActive
 from secure_apfed.privacy.randomised_response import VoteResponse
 from secure_apfed.settings.method import FormSettings
 from secure_apfed.settings.model import ModelSettings
 from secure_apfed.settings.privacy import LARGEST_LABEL_EPSILON
 from secure_apfed.settings.run import RunSettings
 
-__all__ = ["JointTeacher", "JointTeacherLearner", "JointTeacherSettings"]
+__all__ = ["JointTeacher", "JointTeacherActive", "JointTeacherSettings"]
 
 HEAD = "head"
 
@@ -51,23 +52,18 @@ Floats = NDArray[np.float64]
 _ALL_ROWS = bytes(8)  # it answers for all training rows, and no others
 
 
-class JointTeacherLearner(TvflLearner):
-    """The active's role; see `Learner`.
-
-    Args:
-        party, own, aligned, guarantee: as of `TvflLearner`.
-        student: that will predict alone.
-        headline: what its accuracy is called.
-        key: of randomised response, 32 secret bytes.
-    """
+class JointTeacherActive(TvflActive):
+    """The active, whose student learns from the joint model in the end; see `TvflActive`."""
 
     def __init__(
-        self, party: TvflActive, own: Own, aligned: Tensor, *, student: Student, headline: str,
-        guarantee: str, key: bytes,
+        self, own: Own, contract: Contract, aligned: Tensor, trainer: HeadTrainer, *,
+        guarantee: str, defences: GradientChain | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(party, own, aligned, guarantee=guarantee)
-        self.student, self._key, self._headline = student, key, headline
-        self._config, self._train_rows = own.config, positions_in(aligned, student.rows_U)
+        guarantee += _response_statement(own)
+        super().__init__(own, contract, aligned, trainer, guarantee=guarantee, defences=defences)
+        self.student, self._config = student_of(own, aligned), own.config
+        self._train_rows = positions_in(aligned, self.student.rows_U)
+        self._key = derive_key(own.secrets.noise_key, b"secure-apfed teacher v1")
 
     async def conclude(self, links: Links, steps: Steps) -> None:
         """Ask for the rows that the teacher is to label, label them, and train the student."""
@@ -77,14 +73,14 @@ class JointTeacherLearner(TvflLearner):
         places = torch.arange(len(labelled))
         if settings.labels == HEAD:
             places = places[~labelled]
-        self.party.trainer.set_training(False)
+        self.trainer.set_training(False)
         try:
             told = [
                 (places_B.numpy(), await self._ask_once(links, steps, self._train_rows[places_B]))
                 for places_B in self.parts_of(places)
             ]
         finally:
-            self.party.trainer.set_training(True)
+            self.trainer.set_training(True)
         labels_UK = np.zeros((len(labelled), self.student.classes))
         if told:
             places_V = np.concatenate([places_B for places_B, _ in told])
@@ -131,13 +127,14 @@ class JointTeacherLearner(TvflLearner):
         """At the end what the student says alone, and the teacher with all parties present."""
         if not final:
             return {}
-        self.party.trainer.set_training(False)
+        self.trainer.set_training(False)
         try:
             together = await self._together(links, next_step)
         finally:
-            self.party.trainer.set_training(True)
-        said = {self._headline: self.student.scored(self._test_rows)}
-        return {**said, f"{self._headline}_together": together} if len(together.truth) else said
+            self.trainer.set_training(True)
+        name = self._config.method.name
+        said = {name: self.student.scored(self._test_rows)}
+        return {**said, f"{name}_together": together} if len(together.truth) else said
 
     def solo(self) -> ActiveNetworks | None:
         """The student."""
@@ -202,16 +199,10 @@ class JointTeacher(Tvfl):
     def model(self, config: RunSettings) -> ModelSettings:
         return JointTeacherSettings.of(config).model
 
+    lockstep = Method.lockstep  # the student learns after the last step
+
     def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
-        return JointTeacherLearner(
-            self.active_party(own, contract, rows),
-            own,
-            rows,
-            student=student_of(own, rows),
-            headline=self.headline,
-            guarantee=self.guarantee(own, contract) + _response_statement(own),
-            key=derive_key(own.secrets.noise_key, b"secure-apfed teacher v1"),
-        )
+        return self.active(JointTeacherActive, own, contract, rows)
 
 
 def _response_statement(own: Own) -> str:

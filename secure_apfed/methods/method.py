@@ -18,7 +18,6 @@ from apfed_protocols.identity import Identity
 from secure_apfed.contract import AGGREGATOR, Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.data import OwnData
 from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links
-from secure_apfed.learning.agreement import Agreement
 from secure_apfed.learning.networks import ActiveNetworks
 from secure_apfed.measures import Scored
 from secure_apfed.methods.charged import Charged, read_charged
@@ -30,6 +29,7 @@ from secure_apfed.settings.run import RunSettings
 
 __all__ = [
     "Agreed",
+    "Agreement",
     "Helper",
     "Keeper",
     "Learner",
@@ -242,6 +242,24 @@ class Helper(Role, ABC):
     def sent_network(self) -> nn.Module | None:
         """The network whose output it sends or adds to a sum, known to itself alone; None: none."""
         return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """How far one passive's votes agree with others': shares of rows, without bias.
+
+    The noise of answers may carry them below 0 or above 1.
+
+    Attributes:
+        others: on which it votes as another passive does, mean over the others; None: alone.
+        labels: of the labelled rows on which it votes as they are labelled.
+        others_noise, labels_noise: one standard deviation by the chance in answers, at most.
+    """
+
+    others: float | None
+    labels: float
+    others_noise: float
+    labels_noise: float
 
 
 class Learner(Role, ABC):

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from secure_apfed.exchange import Links
 from secure_apfed.learning.bins import RANGES
+from secure_apfed.learning.compute import Compute
 from secure_apfed.learning.descent import prefixed, without_prefix
+from secure_apfed.learning.networks import ActiveNetworks
 from secure_apfed.learning.student import Student
 from secure_apfed.measures import Scored
 from secure_apfed.methods.method import Learner, Own, Steps
 from secure_apfed.methods.terms import outputs_of, task_of
 from secure_apfed.models import encoder_and_head
-from secure_apfed.parties import ActiveNetworks, Compute
 from secure_apfed.seeds import seeded, shuffled
 from secure_apfed.settings.run import RunSettings
 

@@ -15,6 +15,7 @@ Letters: B rows of an answer, D numbers of a row.
 
 import hashlib
 import os
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
@@ -55,6 +56,7 @@ from secure_apfed.workers import open_worker, pays
 __all__ = [
     "ActiveSum",
     "Admitted",
+    "Aggregator",
     "Allowance",
     "AnswersLog",
     "PassiveSum",
@@ -64,7 +66,9 @@ __all__ = [
     "SumAggregator",
     "SumHelper",
     "SumLearner",
+    "answer_digest",
     "bind_step",
+    "unless_unasked",
     "waiting_of",
     "worker_for",
 ]
@@ -255,10 +259,7 @@ class PassiveSum:
             )
         self._admitted = None
         values_BD = np.ascontiguousarray(values_BD)
-        content = hashlib.blake2b(self._session)
-        content.update(admitted.payload)
-        content.update(values_BD.tobytes())
-        digest = content.digest()
+        digest = answer_digest(self._session, admitted.payload, values_BD)
         self.count(admitted, digest)
         noise_BD = None
         if self.noise is not None:
@@ -422,43 +423,35 @@ class SumLearner(Learner):
         return 0 if self.sum is None else self.sum.steps_without_all
 
 
-class SumAggregator(Helper):
-    """The aggregator's role: it adds what it cannot read, and holds no key of the sum.
+class Aggregator(Helper):
+    """The aggregator's role: it takes one body of each passive that is left, step after step.
 
     Who falls silent stays out until the next session. The contract says whether the run stops for
     all then, or goes on with those who are left.
 
     Args:
         contract: of the session.
-        combiner: its end of the sum; rounds: between the passives and it, 1 or 2.
     """
 
     name = AGGREGATOR
 
-    def __init__(self, contract: Contract, combiner: SumCombiner, *, rounds: int) -> None:
-        self.contract, self.combiner = contract, combiner
-        self._rounds = rounds
-        self._present = list(contract.passives)
+    def __init__(self, contract: Contract) -> None:
+        self.contract, self.present = contract, list(contract.passives)
         self._gate = StepGate(AGGREGATOR)
 
-    async def set_up(self, links: Links) -> None:
-        """Its end of the sum."""
-        peers = (self.contract.active, *self.contract.passives)
-        await links.converse(Kind.SUM_SETUP, self.combiner, peers)
-
     async def help(self, links: Links, save: Save) -> None:
-        """Add step after step."""
+        """Gather step after step."""
         active = self.contract.active
         while True:
             try:
                 message = await links.receive(
-                    (active, *self._present), Kind.CONTRIBUTION, Kind.CHECKPOINT, Kind.END,
+                    (active, *self.present), Kind.CONTRIBUTION, Kind.CHECKPOINT, Kind.END,
                     least=1 + self._least(), patience=8,
                 )  # fmt: skip
             except PartyLeftError as error:
                 if active in error.left:
                     raise
-                self._let_go(error, self._present)
+                self._let_go(error, self.present)
                 continue
             if (message.kind is Kind.CONTRIBUTION) is (message.sender == active):
                 raise RemoteProtocolError(
@@ -469,29 +462,39 @@ class SumAggregator(Helper):
                 if not keep_or_end(message.kind, message.step, links, active, save):
                     return
                 continue
-            self._gate.enter(message.step, sender=message.sender)
-            bodies = await self._gather(links, Kind.CONTRIBUTION, message)
-            if self._rounds == 2:
-                for name, request in self.combiner.ask(bodies).items():
-                    links.send(name, Kind.SUM_REQUEST, message.step, request)
-                bodies = await self._gather(links, Kind.SUM_ANSWER, message, first=False)
-            combined = self.combiner.combine(bodies)
-            links.send(active, Kind.SUM, message.step, _write_sum(self._present, combined))
+            self.admit(message)
+            bodies = await self.gather(links, Kind.CONTRIBUTION, message)
+            combined = await self.combine(links, message, bodies)
+            links.send(active, Kind.SUM, message.step, combined)
+
+    def admit(self, message: Envelope) -> None:
+        """Let the first message of a step through, once.
+
+        Raises:
+            RemoteProtocolError: it begins a step that was, or that there is none of.
+        """
+        self._gate.enter(message.step, sender=message.sender)
+
+    @abstractmethod
+    async def combine(self, links: Links, first: Envelope, bodies: Mapping[str, bytes]) -> bytes:
+        """What the active gets for one body of each passive; `first` began the step."""
 
     def _least(self) -> int:
         """Passives without whom there is no step."""
         if self.contract.silent_passive != "recover":
-            return len(self._present)
+            return len(self.present)
         threshold = self.contract.secure_sum["threshold"]
         assert isinstance(threshold, int)
         return threshold
 
-    async def _gather(
-        self, links: Links, kind: Kind, begun_by: Envelope, *, first: bool = True
-    ) -> dict[str, bytes]:
-        """One body of each passive that sends, beginning with the message that came first."""
-        bodies = {begun_by.sender: begun_by.payload} if first else {}
-        while missing := [name for name in self._present if name not in bodies]:
+    async def gather(self, links: Links, kind: Kind, begun_by: Envelope) -> dict[str, bytes]:
+        """One body of this kind of each passive that sends, the message that came first included.
+
+        Raises:
+            PartyLeftError, RemoteProtocolError: no step comes of it.
+        """
+        bodies = {begun_by.sender: begun_by.payload} if kind is begun_by.kind else {}
+        while missing := [name for name in self.present if name not in bodies]:
             try:
                 message = await links.receive(missing, kind, step=begun_by.step, least=len(missing))
             except PartyLeftError as error:
@@ -502,7 +505,7 @@ class SumAggregator(Helper):
                 ) from error
             else:
                 bodies[message.sender] = message.payload
-        return {name: bodies[name] for name in self._present}
+        return {name: bodies[name] for name in self.present}
 
     def _let_go(self, error: PartyLeftError, awaited: Sequence[str]) -> None:
         """Go on without those who left where the contract says so.
@@ -510,7 +513,7 @@ class SumAggregator(Helper):
         Raises:
             PartyLeftError: it says to stop, or too few are left.
         """
-        gone = [name for name in error.left or awaited if name in self._present]
+        gone = [name for name in error.left or awaited if name in self.present]
         if isinstance(error, RunStoppedError) and self.contract.silent_passive != "recover":
             raise error
         unasked = str(error)
@@ -524,15 +527,68 @@ class SumAggregator(Helper):
                 "masks (secure_sum.masks)",
                 left=tuple(gone),
             ) from error
-        self._present = [name for name in self._present if name not in gone]
-        if not gone or len(self._present) < self._least():
+        self.present = [name for name in self.present if name not in gone]
+        if not gone or len(self.present) < self._least():
             every = tuple(self.contract.passives)
-            missing = ", ".join(name for name in every if name not in self._present)
+            missing = ", ".join(name for name in every if name not in self.present)
             raise PartyLeftError(
                 f"{unasked}; this sum needs at least {self._least()} of {len(every)} passives, "
                 f"missing: {missing}; resume once they are back",
                 left=tuple(gone),
             ) from error
+
+
+class SumAggregator(Aggregator):
+    """The aggregator of a secure sum: it adds what it cannot read, and holds no key of the sum.
+
+    Args:
+        contract: of the session.
+        combiner: its end of the sum; rounds: between the passives and it, 1 or 2.
+    """
+
+    def __init__(self, contract: Contract, combiner: SumCombiner, *, rounds: int) -> None:
+        super().__init__(contract)
+        self.combiner, self._rounds = combiner, rounds
+
+    async def set_up(self, links: Links) -> None:
+        """Its end of the sum."""
+        peers = (self.contract.active, *self.contract.passives)
+        await links.converse(Kind.SUM_SETUP, self.combiner, peers)
+
+    async def combine(self, links: Links, first: Envelope, bodies: Mapping[str, bytes]) -> bytes:
+        if self._rounds == 2:
+            for name, request in self.combiner.ask(bodies).items():
+                links.send(name, Kind.SUM_REQUEST, first.step, request)
+            bodies = await self.gather(links, Kind.SUM_ANSWER, first)
+        return _write_sum(self.present, self.combiner.combine(bodies))
+
+
+@contextmanager
+def unless_unasked(active: str) -> Iterator[None]:
+    """Name the active, too, where others fall silent that it may have asked nothing."""
+    try:
+        yield
+    except PartyLeftError as silence:
+        if silence.gone:
+            raise
+        raise PartyLeftError(
+            f"{silence}; or {active}, who asks them, asked others and not them",
+            left=(*silence.left, active),
+        ) from silence
+
+
+def answer_digest(session: bytes, payload: bytes, values: NDArray[np.generic]) -> bytes:
+    """Which answer that is; of its session, where the same in another one tells something new.
+
+    Args:
+        session: digest of its contract; empty: it is the same in every session.
+        payload: what was asked.
+        values: what the answer is made of.
+    """
+    content = hashlib.blake2b(session)
+    content.update(payload)
+    content.update(values.tobytes())
+    return content.digest()
 
 
 def bind_step(session: str, step: int, rows_B: Tensor, payload: bytes) -> StepBinding:

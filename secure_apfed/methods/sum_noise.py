@@ -15,15 +15,13 @@ from apfed_protocols.sums import SecureSum
 from apfed_protocols.sums.fixed_point import FixedPoint
 from secure_apfed.defences import DEFENCES, GradientDefence
 from secure_apfed.errors import ConfigError
-from secure_apfed.labellers import LABELLERS
 from secure_apfed.labellers.guarantee import distance_in_steps
+from secure_apfed.learning.release import ContributionNoise
 from secure_apfed.methods.accounts import open_ledger
 from secure_apfed.methods.method import Own
 from secure_apfed.methods.terms import asked_of, clip_of, make_sum, objective_of
-from secure_apfed.methods.vote_protocol import VoteSettings
 from secure_apfed.models import Shape
 from secure_apfed.objectives import OBJECTIVES
-from secure_apfed.parties import ContributionNoise
 from secure_apfed.privacy.contributions import SummedRelease, calibrate_noise, sensitivity_in_steps
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import NoiseSettings
@@ -165,11 +163,11 @@ def _sensitivity(config: RunSettings, passive: str, shape: Shape) -> float:
     Of votes one row, the labeller held fixed.
     """
     if config.method.opens_votes:
-        quantiser, votes = _quantiser(config), VoteSettings.of(config)
+        quantiser = _quantiser(config)
         return distance_in_steps(
             steps=quantiser.levels / quantiser.clip_norm,
             numbers=math.prod(shape),
-            signed=votes.answers == "soft" and LABELLERS[votes.labeller].signed,
+            signed=config.method.signs_votes,
         )
     if config.method.sums_representations:
         return sensitivity_in_steps(

@@ -1,82 +1,188 @@
 """Votes: every party labels the active's rows alone; the active learns from what all say together.
 
-One round trip before training: the active names rows and the labels that it has, every passive
-labels the rows from its own features, and the active opens the votes: as a secure sum (`votes`), or
-each passive's under randomised response (`votes_randomised`). Its student then learns alone; the
-prior is what the active believes without votes (`prior`: by default the solo baseline that
-its held-out labels choose). Help is worth most where few rows have a label and many more are
-aligned. Two more openings are files of their own.
+One round trip before training. The active says which rows to label, and which of them have which
+label (`VotesActive.gather`). A passive labels them from its own features, once a session, and emits
+its votes (`answer`) as the active may open them: into a secure sum (`votes`), or each answer under
+randomised response (`votes_randomised`); two more openings are files of their own, and what these
+two share stands last here. The active's student then learns alone; the prior is what the active
+believes without votes (`prior`: by default the solo baseline that its held-out labels choose). Help
+is worth most where few rows have a label and many more are aligned. What a vote tells of a
+passive's features, and what noise on it costs, says `secure_apfed.labellers.guarantee`.
+
+Letters: N positions of the alignment, U rows to vote on, n of them labelled, B rows at once, M
+passives, K classes.
 """
 
-from abc import abstractmethod
-from collections.abc import Mapping
-from typing import Literal, Self
+import hashlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Literal, Self
 
+import msgpack
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import model_validator
+from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.randomness import derive_key
-from apfed_protocols.sums import SecureSum, SumContributor, SumReceiver
-from secure_apfed.contract import AGGREGATOR, Contract, PassiveTerms, RepresentationTerms
-from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack, unpack
-from secure_apfed.labellers import Labeller, Logistic, PrivateLogistic, make_labeller
-from secure_apfed.labellers.guarantee import Opening, table_guarantee
-from secure_apfed.learning.agreement import agreements
+from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
+from secure_apfed.errors import ConfigError
+from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links, TensorSpec, pack, unpack
+from secure_apfed.labellers import (
+    LABELLERS,
+    Labeller,
+    Logistic,
+    PrivateLogistic,
+    about,
+    hard,
+    make_labeller,
+)
+from secure_apfed.labellers.guarantee import Opening, calibrate_votes, table_guarantee
+from secure_apfed.learning.checks import check_rows
+from secure_apfed.learning.descent import prefixed, without_prefix
 from secure_apfed.learning.release import ContributionNoise
-from secure_apfed.learning.student import Prior, by_baseline, by_best_baseline, by_labeller
-from secure_apfed.learning.votes import Votes
+from secure_apfed.learning.student import (
+    Prior,
+    Student,
+    by_baseline,
+    by_best_baseline,
+    by_labeller,
+    with_prior,
+)
+from secure_apfed.learning.votes import Floats, Integers, Votes
 from secure_apfed.measures import ACCURACY, MEASURES
-from secure_apfed.methods.accounts import answers_log, open_ledger, refused_sums
+from secure_apfed.methods.accounts import open_ledger
 from secure_apfed.methods.alignment import positions_in
-from secure_apfed.methods.method import (
-    Agreed,
-    Helper,
-    Learner,
-    Method,
-    Own,
-    Steps,
-)
+from secure_apfed.methods.method import Agreed, Agreement, Helper, Learner, Method, Own, Steps
 from secure_apfed.methods.students import StudentLearner, classes_voted, student_of
-from secure_apfed.methods.sum_end import SumAggregator
-from secure_apfed.methods.sum_noise import (
-    NoisePlan,
-    contribution_noise,
-    parameters_of,
-    sum_and_noise,
-    summed_release,
+from secure_apfed.methods.sum_end import (
+    Aggregator,
+    Allowance,
+    AnswersLog,
+    SessionSum,
+    SumHelper,
+    answer_digest,
 )
+from secure_apfed.methods.sum_noise import parameters_of, sum_and_noise, summed_release
 from secure_apfed.methods.terms import check_passives, require_own_terms
-from secure_apfed.methods.vote_protocol import BEST_SOLO, VoteSettings
-from secure_apfed.parties import Ballot, VotesActive, VotingParty
-from secure_apfed.parties.rules import RefusedSums, bind_step, read_sum
 from secure_apfed.privacy import PrivacyLedger
+from secure_apfed.privacy.contributions import SummedRelease
 from secure_apfed.privacy.randomised_response import VoteResponse
-from secure_apfed.settings.method import FormSettings
+from secure_apfed.settings import OF_THE_RUN, THE_ACTIVE, unknown_name
+from secure_apfed.settings.method import FormSettings, MethodSettings
 from secure_apfed.settings.run import RunSettings
+from secure_apfed.settings.training import NoiseSettings
 from secure_apfed.solo import BASELINES
 
 __all__ = [
+    "ASK",
+    "Ballot",
+    "BallotAggregator",
+    "BallotSize",
+    "CountingPassive",
     "RandomisedVotes",
-    "RandomisedVotesHelper",
-    "RandomisedVotesLearner",
+    "RandomisedVotesActive",
+    "RandomisedVotesPassive",
     "RandomisedVotesSettings",
     "SummedVotes",
-    "SummedVotesHelper",
-    "SummedVotesLearner",
-    "VotesHelper",
-    "VotesLearner",
+    "SummedVotesActive",
+    "SummedVotesPassive",
+    "VoteSettings",
+    "VoteTerms",
+    "VotesActive",
     "VotesMethod",
+    "VotesPassive",
     "VotesSettings",
+    "agreements",
     "passive_labeller",
     "prior_of",
 ]
 
-_ASK = 0
+ASK = 0
+"""The step in which the active asks."""
+
 _SEEDED = bytes(8)  # for every ballot alike, so that experiments repeat with the seed
+_BEST_SOLO = "best_solo"
+_DIGEST_BYTES = 32
+
+
+class VoteSettings(MethodSettings):
+    """How parties vote on the labels of the active's rows, and how the active reads that.
+
+    Attributes:
+        labeller: a key of `LABELLERS`: how every party labels rows from its own features and the
+            labels that there are.
+        prior: what the active believes of its rows before it reads votes: "best_solo", what it
+            would do alone by the baseline that its held-out labels choose; a key of `BASELINES`,
+            by this one; or "labeller", what its own labeller of the passives' kind says.
+        epsilon: what the vote on one person may cost one passive, the labeller held fixed; null:
+            votes are opened without noise.
+        weights_epsilon: what the weights of a labeller that noises them may cost a labelled
+            person; for `private_logistic`, which needs it.
+    """
+
+    moved = OF_THE_RUN
+
+    labeller: str = "spreading"
+    prior: Annotated[str, THE_ACTIVE] = _BEST_SOLO
+    epsilon: float | None = Field(None, gt=0)
+    weights_epsilon: float | None = Field(None, gt=0)
+
+    predicts_alone = True
+
+    @field_validator("prior")
+    @classmethod
+    def _is_a_prior(cls, name: str) -> str:
+        priors = (_BEST_SOLO, "labeller", *BASELINES)
+        if name not in priors:
+            raise ValueError(unknown_name(name, priors))
+        return name
+
+    @field_validator("labeller")
+    @classmethod
+    def _is_a_labeller(cls, name: str) -> str:
+        if name not in LABELLERS:
+            raise ValueError(unknown_name(name, LABELLERS))
+        return name
+
+    @model_validator(mode="after")
+    def _weights_fit(self) -> Self:
+        if (self.weights_epsilon is None) is (self.labeller == PrivateLogistic.name):
+            raise ValueError(
+                f"weights_epsilon: it is for {PrivateLogistic.name}, which needs it; got "
+                f"{self.weights_epsilon} for {self.labeller}"
+            )
+        return self
+
+    @property
+    def answers(self) -> Literal["soft", "hard"]:
+        """What a vote is: "soft" ones are shares of the classes that add up to 1 at most, "hard"
+        ones name one class.
+        """
+        return "soft"
+
+    @property
+    def signs_votes(self) -> bool:
+        return self.answers == "soft" and LABELLERS[self.labeller].signed
+
+    @property
+    def inductive(self) -> bool:
+        return LABELLERS[self.labeller].inductive
+
+    def noise(self, config: RunSettings) -> NoiseSettings | None:
+        """See `MethodSettings`."""
+        return None if self.epsilon is None else NoiseSettings(epsilon=self.epsilon)
+
+    def _needs_epsilon(self) -> None:
+        if self.epsilon is None:
+            raise ValueError(
+                f"epsilon: method {self.name} protects each vote by noise; say how much a vote may "
+                f"cost, as method: {{name: {self.name}, epsilon: 4}}"
+            )
 
 
 class VotesSettings(FormSettings, VoteSettings):
@@ -114,49 +220,205 @@ class RandomisedVotesSettings(VoteSettings):
         return "hard"
 
 
-class VotesLearner(StudentLearner):
-    """The active's role; see `StudentLearner`. `party` is the active, set up."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Ballot:
+    """What the active asks votes for.
 
-    def __init__(self, party: VotesActive, own: Own, *, headline: str, guarantee: str) -> None:
-        super().__init__(own, party.student, headline=headline, guarantee=guarantee)
-        self.party = party
+    Attributes:
+        rows: (U,), alignment positions, each once.
+        labelled: (n,), places of labelled rows among them.
+        labels: (n,), of those, in 0..K-1; zeros where passives see none.
+        payload: the message that says so.
+        size: B at most.
+    """
+
+    rows: Tensor
+    labelled: Tensor
+    labels: Tensor
+    payload: bytes = field(repr=False)
+    size: int
+
+    @classmethod
+    def of(
+        cls, rows_U: Tensor, labelled_n: Tensor, labels_n: Tensor, *, size: int, shown: bool = True
+    ) -> "Ballot":
+        """Write the message; without `shown` it says of labels only whose they are."""
+        tensors = {"rows": rows_U, "labelled": labelled_n}
+        if shown:
+            tensors["labels"] = labels_n
+        return cls(
+            rows=rows_U, labelled=labelled_n, labels=labels_n, payload=pack(tensors),
+            size=size,
+        )  # fmt: skip
+
+    @classmethod
+    def read(
+        cls, envelope: Envelope, contract: Contract, *, aligned: int, classes: int,
+        shown: bool = True,
+    ) -> "Ballot":  # fmt: skip
+        """Parse a request for votes.
+
+        Raises:
+            RemoteProtocolError: rows, places or labels that are none, repeated or out of range.
+        """
+        sender = envelope.sender
+        vector = TensorSpec(torch.int64, (None,))
+        expected = {"rows": vector, "labelled": vector} | ({"labels": vector} if shown else {})
+        tensors, _ = unpack(envelope.payload, expected, sender=sender)
+        rows_U, labelled_n = tensors["rows"], tensors["labelled"]
+        check_rows(rows_U, aligned=aligned, minimum=contract.minimum_batch, sender=sender)
+        if len(labelled_n):
+            check_rows(labelled_n, aligned=len(rows_U), minimum=1, sender=sender)
+        labels_n = tensors.get("labels", labelled_n.new_zeros(len(labelled_n)))
+        inside = ((labels_n >= 0) & (labels_n < classes)).all()
+        if len(labels_n) != len(labelled_n) or not len(labels_n) or not bool(inside):
+            raise RemoteProtocolError(
+                f"{sender} asks for votes with {len(labels_n)} labels of {len(labelled_n)} rows; "
+                f"expected one of each, at least one, in 0..{classes - 1}"
+            )
+        return cls(
+            rows=rows_U, labelled=labelled_n, labels=labels_n, payload=envelope.payload,
+            size=contract.batch_size,
+        )  # fmt: skip
+
+    @property
+    def blocks(self) -> list[slice]:
+        """Places of the rows that are voted on at once, in their order."""
+        rows, size = len(self.rows), self.size
+        return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
+
+
+class VotesActive(StudentLearner):
+    """The active: asks for votes on the rows of its student, and teaches it what they say.
+
+    Args:
+        own: what it brings; contract: of the session.
+        rows: of its table by position of the alignment, (N,).
+        opening: of the votes, and what noise on them gives; None: there is none.
+
+    Attributes:
+        ballot: what it asks; classes: K.
+        votes: what was opened; None before.
+    """
+
+    student: Student
+
+    def __init__(self, own: Own, contract: Contract, rows: Tensor, opening: Opening | None) -> None:
+        student, config = student_of(own, rows), own.config
+        guarantee = "no guarantee: votes are opened without noise (epsilon is infinite)"
+        if opening is not None:
+            labeller = passive_labeller(own)
+            guarantee = table_guarantee(labeller, opening, delta=config.delta).statement()
+        super().__init__(own, student, headline=config.method.name, guarantee=guarantee)
+        self.contract, self.classes = contract, student.classes
+        # As the solo baselines beside the run, which are the same fits: none of them is sent.
+        self._prior, self._seed = prior_of(config), config.seed
+        self.ballot = Ballot.of(
+            positions_in(rows, student.rows_U),
+            torch.from_numpy(student.labelled),
+            torch.from_numpy(student.labels),
+            size=contract.batch_size,
+            shown=config.method.sends_labels,
+        )
+        self.votes: Votes | None = None
 
     @abstractmethod
     async def gather(self, links: Links) -> Votes:
         """Ask for the votes, and open them."""
 
-    @property
-    def opened(self) -> Tensor | None:
-        """The votes, (U, K)."""
-        votes = self.party.votes
-        return None if votes is None else torch.from_numpy(votes.totals)
-
     async def teach(self, links: Links, steps: Steps) -> None:
-        self.party.take(await self.gather(links))
+        self.take(await self.gather(links))
         if self.student.in_one_go:
             steps.stepped(0.0)
 
+    def take(self, votes: Votes) -> None:
+        """Turn what was opened into labels to learn; fit a student that has a best fit."""
+        self.votes = votes
+        self.student.teach(with_prior(votes, self.student, self._prior, seed=self._seed))
+
+    @property
+    def opened(self) -> Tensor | None:
+        """The votes, (U, K)."""
+        return None if self.votes is None else torch.from_numpy(self.votes.totals)
+
     def tensors(self) -> dict[str, Tensor]:
-        return super().tensors() | self.party.tensors()
+        kept = super().tensors()
+        if self.votes is not None:
+            kept["votes.sum"] = torch.from_numpy(self.votes.totals)
+            kept["votes.variance"] = torch.from_numpy(self.votes.variance)
+        return kept
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
         super().load_tensors(tensors, next_step=next_step)
-        self.party.load_tensors(tensors)
+        if "votes.sum" in tensors:
+            self.votes = Votes(
+                totals=tensors["votes.sum"].numpy(),
+                variance=tensors["votes.variance"].numpy(),
+                voters=len(self.contract.passives),
+            )
 
 
-class VotesHelper(Helper):
-    """A passive's role: it votes once a session; see `Helper`."""
+class VotesPassive(Helper):
+    """A passive: votes once a session on the rows of its own people that it is asked about.
+
+    Args:
+        own: what it brings; contract: of the session.
+        rows: of its table by position of the alignment, (N,); -1: a person that it does not know.
+
+    Attributes:
+        classes: K, as agreed.
+        held_N: which positions are of people that it knows, (N,), bool.
+        labeller: with which it votes.
+    """
 
     asks = (Kind.LABELS,)
 
-    def __init__(self, party: VotingParty) -> None:
-        self.name, self.party, self.contract = party.name, party, party.contract
+    def __init__(self, own: Own, contract: Contract, rows: Tensor) -> None:
+        self.name, self.contract, self.labeller = own.name, contract, passive_labeller(own)
+        (self.classes,) = contract.passives[own.name].representation.shape
+        self.held_N = rows >= 0
+        features_N = own.data.table.features[rows.clamp(min=0)]
+        self._features_NF = features_N.flatten(1).double().numpy()
+        self._method = VoteSettings.of(own.config)
+        self._asked = False
 
-    def tensors(self) -> dict[str, Tensor]:
-        return self.party.tensors()
+    def read(self, message: Envelope) -> Ballot:
+        """Parse a request for votes, once a session.
 
-    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
-        self.party.load_tensors(tensors)
+        Raises:
+            RemoteProtocolError: it breaks a rule of the contract.
+        """
+        ballot = Ballot.read(
+            message, self.contract, aligned=len(self.held_N), classes=self.classes,
+            shown=self._method.sends_labels,
+        )  # fmt: skip
+        if self._asked:
+            raise RemoteProtocolError(
+                f"{message.sender} asks {self.name} for votes once more in one session; the "
+                "answer to a second question could be taken apart by the first"
+            )
+        self._asked = True
+        return ballot
+
+    def vote(self, ballot: Ballot) -> Floats:
+        """Return its votes_UK; zeros for people that it does not know, or cannot tell."""
+        known_U = self.held_N[ballot.rows].numpy()
+        known_n = known_U[ballot.labelled.numpy()]
+        votes_UK = np.zeros((len(known_U), self.classes))
+        if known_n.any():
+            place_U = np.cumsum(known_U) - 1
+            votes_UK[known_U] = about(self.labeller, ballot.payload).label(
+                self.features(ballot)[known_U],
+                place_U[ballot.labelled.numpy()[known_n]],
+                ballot.labels.numpy()[known_n],
+                self.classes,
+            )
+        return votes_UK if self._method.answers == "soft" else hard(votes_UK)
+
+    def features(self, ballot: Ballot) -> Floats:
+        """Its features of the rows asked for, (U, F); anything of people it does not know."""
+        features_UF: Floats = self._features_NF[ballot.rows.numpy()]
+        return features_UF
 
 
 class VotesMethod(Method):
@@ -175,45 +437,12 @@ class VotesMethod(Method):
         terms = PassiveTerms(objective=None, weight=1.0, representation=offered)
         return Agreed(
             passives=dict.fromkeys(own.passives, terms),
-            secure_sum=self.sum_terms(own, session, offered.shape),
+            secure_sum=self.sum_terms(own, session, *offered.shape),
         )
 
-    def sum_terms(self, own: Own, session: str, shape: tuple[int, ...]) -> Mapping[str, object]:
+    def sum_terms(self, own: Own, session: str, classes: int) -> Mapping[str, object]:
         """Public parameters of what adds the votes; empty where nothing does."""
         return {}
-
-    def active_party(self, own: Own, contract: Contract, rows: Tensor) -> VotesActive:
-        """The active, with its student at its reproducible start."""
-        student = student_of(own, rows)
-        return VotesActive(
-            own.name,
-            contract,
-            student=student,
-            positions_U=positions_in(rows, student.rows_U),
-            prior=prior_of(own.config),
-            # As the solo baselines beside the run, which are the same fits: none of them is sent.
-            seed=own.config.seed,
-            shown=own.config.method.sends_labels,
-        )
-
-    def voting_party(self, own: Own, contract: Contract, rows: Tensor) -> VotingParty:
-        """A passive with its labeller."""
-        return VotingParty(
-            own.name,
-            contract,
-            features_N=own.data.table.features[rows.clamp(min=0)],
-            held_N=rows >= 0,
-            labeller=passive_labeller(own),
-            form=VoteSettings.of(own.config).answers,
-            answers=answers_log(own),
-        )
-
-    def guarantee(self, own: Own, opening: Opening | None) -> str:
-        """What noise on the votes gives, in words."""
-        if opening is None:
-            return "no guarantee: votes are opened without noise (epsilon is infinite)"
-        labeller = passive_labeller(own)
-        return table_guarantee(labeller, opening, delta=own.config.delta).statement()
 
 
 def passive_labeller(own: Own) -> Labeller:
@@ -232,7 +461,7 @@ def passive_labeller(own: Own) -> Labeller:
 def prior_of(config: RunSettings) -> Prior:
     """What the active believes before it reads votes; it needs no noise against itself."""
     votes = VoteSettings.of(config)
-    if votes.prior == BEST_SOLO:
+    if votes.prior == _BEST_SOLO:
         measure = MEASURES[config.measure]
         return by_best_baseline(measure if "classification" in measure.tasks else ACCURACY)
     if votes.prior in BASELINES:
@@ -247,96 +476,60 @@ def _row_of_votes(classes: int) -> RepresentationTerms:
     )
 
 
-class SummedVotesLearner(VotesLearner):
-    """Opens the secure sum of the votes; see `VotesLearner`."""
+class SummedVotesActive(VotesActive):
+    """Opens the secure sum of the votes; see `VotesActive`."""
 
-    def __init__(
-        self, party: VotesActive, own: Own, *, headline: str, guarantee: str,
-        receiver: SumReceiver, refused: RefusedSums, rounding: float, variance: float,
-    ) -> None:  # fmt: skip
-        super().__init__(party, own, headline=headline, guarantee=guarantee)
-        self.rounding, self._without_all = rounding, 0
-        self._receiver, self._refused, self._variance = receiver, refused, variance
+    def __init__(self, own: Own, contract: Contract, rows: Tensor, summed: SessionSum) -> None:
+        noise, agreed = summed.noise, summed.protocol.agreement
+        parts = own.config, own.passives[0], summed.shape
+        super().__init__(own, contract, rows, summed_release(*parts, noise) if noise else None)
+        self.sum = summed.active()
+        self.left, self.rounding = self.sum.left, self.sum.rounding
+        step = agreed.clip_norm / (2 ** (agreed.bits - 1) - 1)
+        self._variance = (noise.steps * step) ** 2 if noise else 0.0  # of one passive
 
     @property
     def steps_without_all(self) -> int:
-        return self._without_all
+        return self.sum.steps_without_all
 
     async def set_up(self, links: Links) -> None:
         """Its end of the sum."""
-        peers = (*self.party.contract.passives, AGGREGATOR)
-        await links.converse(Kind.SUM_SETUP, self._receiver, peers)
+        await self.sum.set_up(links)
 
     async def gather(self, links: Links) -> Votes:
         """Ask all passives, and open one block of rows after the other."""
-        party, ballot, contract = self.party, self.party.ballot, self.party.contract
-        asked = list(contract.passives)
-        for name in asked:
-            links.send(name, Kind.LABELS, _ASK, ballot.payload)
-        sum_UK = np.zeros((len(ballot.rows), party.classes))
+        ballot = self.ballot
+        self.sum.ask(links, Kind.LABELS, ASK, ballot.payload)
+        sum_UK = np.zeros((len(ballot.rows), self.classes))
         variance_U = np.zeros(len(ballot.rows))
         for step, block in enumerate(ballot.blocks):
-            message = await links.receive(AGGREGATOR, Kind.SUM, step=step, patience=4)
-            present, combined = read_sum(message, asked, contract)
-            rows_B = ballot.rows[block]
-            binding = bind_step(contract.session, step, rows_B, ballot.payload)
-            with self._refused.noting(step=step, contract=contract.digest.hex()):
-                shape = (len(rows_B), party.classes)
-                sum_UK[block] = self._receiver.decode(combined, shape, binding)
-            variance_U[block] = self._variance * len(present)
-            self.left |= {name: step for name in asked if name not in present}
-            self._without_all += bool(self.left)
-            asked = list(present)
-        return Votes(totals=sum_UK, variance=variance_U, voters=len(contract.passives))
+            rows_B, payload = ballot.rows[block], ballot.payload
+            sum_UK[block] = await self.sum.read(links, step, rows_B, payload, self.classes)
+            variance_U[block] = self._variance * len(self.sum.present)
+        return Votes(totals=sum_UK, variance=variance_U, voters=len(self.contract.passives))
 
 
-class SummedVotesHelper(VotesHelper):
-    """Adds its votes to the secure sum; see `VotesHelper`."""
+class SummedVotesPassive(VotesPassive, SumHelper):
+    """Adds its votes to the secure sum; see `VotesPassive`."""
 
-    def __init__(
-        self, party: VotingParty, contributor: SumContributor, *, rounds: int,
-        noise: ContributionNoise | None,
-    ) -> None:  # fmt: skip
-        super().__init__(party)
-        self._contributor, self._rounds, self._noise = contributor, rounds, noise
-        self.contributions = noise.ledger if noise else None
-        if noise:
-            self.ledgers = {party.name: noise.ledger}
-
-    async def set_up(self, links: Links) -> None:
-        """Its end of the sum."""
-        contract = self.party.contract
-        peers = [contract.active, AGGREGATOR, *contract.passives]
-        peers.remove(self.name)
-        await links.converse(Kind.SUM_SETUP, self._contributor, peers)
+    def __init__(self, own: Own, contract: Contract, rows: Tensor, summed: SessionSum) -> None:
+        VotesPassive.__init__(self, own, contract, rows)
+        sum_end = summed.passive(people=len(rows), held_N=self.held_N, repeatable=True)
+        SumHelper.__init__(self, sum_end)
 
     async def answer(self, links: Links, message: Envelope) -> None:
-        ballot = self.party.read(message)
-        votes_UK = self.party.vote(ballot)
-        for step in range(len(ballot.blocks)):
-            links.send(AGGREGATOR, Kind.CONTRIBUTION, step, self._part(ballot, votes_UK, step))
-            if self._rounds == 2:
-                request = await links.receive(AGGREGATOR, Kind.SUM_REQUEST, step=step, patience=2)
-                answer = self._contributor.answer(request.payload)
-                links.send(AGGREGATOR, Kind.SUM_ANSWER, step, answer)
+        """Vote, and contribute one block of rows after the other."""
+        ballot = self.read(message)
+        votes_UK = self.vote(ballot)
+        for step, block in enumerate(ballot.blocks):
+            admitted = self.sum.admit(message, ballot.rows[block], step=step)
+            await self.sum.send(links, admitted, votes_UK[block])
 
-    def _part(self, ballot: Ballot, votes_UK: NDArray[np.float64], step: int) -> bytes:
-        """One block's contribution: counted, then charged, then protected."""
-        party, contract = self.party, self.party.contract
-        block = ballot.blocks[step]
-        rows_B, votes_BK = ballot.rows[block], np.ascontiguousarray(votes_UK[block])
-        held_B = party.held_N[rows_B]
-        # As gradients: the same sum again tells nothing new only where all repeat theirs.
-        may_lack = contract.silent_passive == "recover"
-        new = self._noise is not None or may_lack or not bool(party.held_N.all())
-        digest = party.count(ballot, block, step, new=new, values=votes_BK.tobytes())
-        noise_BK = None
-        if self._noise is not None:
-            noise_BK = self._noise.draw(
-                votes_BK.shape, step=step, known_B=rows_B[held_B], digest=digest
-            )
-        binding = bind_step(contract.session, step, rows_B, ballot.payload)
-        return self._contributor.contribute(votes_BK, binding, noise_BK)
+    def tensors(self) -> dict[str, Tensor]:
+        return self.sum.tensors()
+
+    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
+        self.sum.load_tensors(tensors)
 
 
 class SummedVotes(VotesMethod):
@@ -344,78 +537,123 @@ class SummedVotes(VotesMethod):
 
     settings = VotesSettings
 
-    def sum_terms(self, own: Own, session: str, shape: tuple[int, ...]) -> Mapping[str, object]:
-        secure_sum, noise = sum_and_noise(own.config, session, own.active, own.passives, shape)
-        return parameters_of(own.config, secure_sum, noise)
+    def sum_terms(self, own: Own, session: str, classes: int) -> Mapping[str, object]:
+        parts = sum_and_noise(own.config, session, own.active, own.passives, (classes,))
+        return parameters_of(own.config, *parts)
 
     def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
-        secure_sum, noise = self._sum(own, contract)
-        shape = contract.passives[own.passives[0]].representation.shape
-        step = secure_sum.agreement.clip_norm / (2 ** (secure_sum.agreement.bits - 1) - 1)
-        return SummedVotesLearner(
-            self.active_party(own, contract, rows),
-            own,
-            headline=self.headline,
-            guarantee=self.guarantee(
-                own, summed_release(own.config, own.passives[0], shape, noise) if noise else None
-            ),
-            receiver=secure_sum.receiver(),
-            refused=refused_sums(own),
-            rounding=secure_sum.rounding(),
-            variance=(noise.steps * step) ** 2 if noise else 0.0,
-        )
+        return SummedVotesActive(own, contract, rows, SessionSum.of(own, contract))
 
     def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
-        secure_sum, plan = self._sum(own, contract)
-        shape = contract.passives[own.name].representation.shape
-        return SummedVotesHelper(
-            self.voting_party(own, contract, rows),
-            secure_sum.contributor(own.name),
-            rounds=secure_sum.rounds,
-            noise=contribution_noise(own, shape, plan=plan, aligned=len(rows)),
-        )
+        return SummedVotesPassive(own, contract, rows, SessionSum.of(own, contract))
 
     def aggregator(self, own: Own, contract: Contract) -> Helper:
-        secure_sum, _ = self._sum(own, contract)
-        return SumAggregator(contract, secure_sum.combiner(), rounds=secure_sum.rounds)
-
-    def _sum(self, own: Own, contract: Contract) -> tuple[SecureSum, NoisePlan | None]:
-        names = tuple(contract.passives)
-        shape = contract.passives[names[0]].representation.shape
-        return sum_and_noise(own.config, contract.session, contract.active, names, shape)
+        return SessionSum.of(own, contract).aggregator()
 
 
-class RandomisedVotesLearner(VotesLearner):
-    """Reads every passive's answers, and estimates the sum of the votes; see `VotesLearner`."""
+class CountingPassive(VotesPassive):
+    """Votes into no secure sum, and so counts and charges its answers itself; see `VotesPassive`.
+
+    Args:
+        noise: what it adds, with its account; None: nothing.
+    """
 
     def __init__(
-        self, party: VotesActive, own: Own, *, headline: str, guarantee: str,
-        response: VoteResponse,
-    ) -> None:  # fmt: skip
-        super().__init__(party, own, headline=headline, guarantee=guarantee)
-        self._response = response
-        self._answers_MU: NDArray[np.int64] | None = None
+        self, own: Own, contract: Contract, rows: Tensor, noise: ContributionNoise | None = None
+    ) -> None:
+        super().__init__(own, contract, rows)
+        log = AnswersLog.of(own)
+        self._allowance = Allowance(own.name, contract, aligned=len(rows), log=log)
+        self._noise = noise
+        if noise is not None:
+            self._charges(noise.ledger)
+
+    def _charges(self, ledger: PrivacyLedger) -> None:
+        self.contributions, self.ledgers = ledger, {self.name: ledger}
+
+    def count(
+        self, ballot: Ballot, values_U: NDArray[np.generic], *, repeatable: bool = False
+    ) -> list[bytes]:
+        """Count an answer for every row, in the log, before it is charged or leaves.
+
+        Args:
+            ballot: what is answered.
+            values_U: what the answers are made of, by row.
+            repeatable: whether the same answer in another session counts as the same.
+
+        Returns:
+            The digest of each block, under which it was counted.
+
+        Raises:
+            RemoteProtocolError: a row was answered as often as agreed.
+        """
+        session, sender = b"" if repeatable else self.contract.digest, self.contract.active
+        digests = []
+        for step, block in enumerate(ballot.blocks):
+            rows_B = ballot.rows[block]
+            digest = answer_digest(session, ballot.payload, values_U[block])
+            self._allowance.check(step, rows_B, sender=sender)
+            self._allowance.take(step, rows_B, digest, sender=sender)
+            digests.append(digest)
+        return digests
+
+    def draw(
+        self, ballot: Ballot, values_U: Floats, shape: tuple[int, int]
+    ) -> NDArray[np.int64] | None:
+        """Count the answer to a whole ballot, charge it, return its noise; None: none is agreed.
+
+        Each session counts anew: its request, or its noise, is another one.
+
+        Raises:
+            RemoteProtocolError: see `count`.
+            BudgetExhaustedError: answering would exceed its budget; nothing may be sent.
+        """
+        digest = hashlib.sha256(b"".join(self.count(ballot, values_U))).digest()
+        if self._noise is None:
+            return None
+        return self._noise.draw(shape, step=ASK, known_B=ballot.rows, digest=digest)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return prefixed("allowance", self._allowance.tensors())
+
+    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
+        self._allowance.load_tensors(without_prefix("allowance", tensors))
+
+
+class RandomisedVotesActive(VotesActive):
+    """Reads every passive's answers, and estimates the sum of the votes; see `VotesActive`."""
+
+    def __init__(self, own: Own, contract: Contract, rows: Tensor) -> None:
+        self._response = _response(own, contract)
+        super().__init__(own, contract, rows, self._response)
+        self._answers_MU: Integers | None = None
 
     async def gather(self, links: Links) -> Votes:
         """Ask all passives, and read each one's answers."""
-        party, ballot = self.party, self.party.ballot
-        passives = tuple(party.contract.passives)
+        passives, response = tuple(self.contract.passives), self._response
         for name in passives:
-            links.send(name, Kind.LABELS, _ASK, ballot.payload)
+            links.send(name, Kind.LABELS, ASK, self.ballot.payload)
         answers_MU = np.stack([await self._answers(links, name) for name in passives])
         self._keep(answers_MU)
-        sum_UK = self._response.estimate(answers_MU)
-        variance_UK = self._response.variance(sum_UK, parties=len(passives))
-        variance_U = variance_UK.mean(axis=1).clip(min=0.0)
+        sum_UK = response.estimate(answers_MU)
+        variance_U = response.variance(sum_UK, parties=len(passives)).mean(axis=1).clip(min=0.0)
         return Votes(totals=sum_UK, variance=variance_U, voters=len(passives))
 
-    def _keep(self, answers_MU: NDArray[np.int64]) -> None:
-        """Tell how far they agree, also after a resumption."""
-        ballot = self.party.ballot
+    async def _answers(self, links: Links, name: str) -> Integers:
+        expected = {"votes": TensorSpec(torch.int16, (len(self.ballot.rows),))}
+        message = await links.receive(name, Kind.VOTES, step=ASK, patience=4)
+        tensors, _ = unpack(message.payload, expected, sender=name)
+        answers_U: Integers = tensors["votes"].long().numpy()
+        if not ((answers_U >= 0) & (answers_U < self.classes)).all():
+            raise RemoteProtocolError(f"{name} voted for a class outside 0..{self.classes - 1}")
+        return answers_U
+
+    def _keep(self, answers_MU: Integers) -> None:
+        """Note how far they agree, also after a resumption."""
         self._answers_MU = answers_MU
         self.agreement = agreements(
-            self._response, answers_MU, names=tuple(self.party.contract.passives),
-            labelled_n=ballot.labelled.numpy(), labels_n=ballot.labels.numpy(),
+            self._response, answers_MU, names=tuple(self.contract.passives),
+            labelled_n=self.ballot.labelled.numpy(), labels_n=self.ballot.labels.numpy(),
         )  # fmt: skip
 
     def tensors(self) -> dict[str, Tensor]:
@@ -429,44 +667,32 @@ class RandomisedVotesLearner(VotesLearner):
         if "answers" in tensors:
             self._keep(tensors["answers"].numpy())
 
-    async def _answers(self, links: Links, name: str) -> NDArray[np.int64]:
-        ballot, classes = self.party.ballot, self.party.classes
-        expected = {"votes": TensorSpec(torch.int16, (len(ballot.rows),))}
-        message = await links.receive(name, Kind.VOTES, step=_ASK, patience=4)
-        tensors, _ = unpack(message.payload, expected, sender=name)
-        answers_U = tensors["votes"].long().numpy()
-        if not ((answers_U >= 0) & (answers_U < classes)).all():
-            raise RemoteProtocolError(f"{name} voted for a class outside 0..{classes - 1}")
-        return answers_U
 
+class RandomisedVotesPassive(CountingPassive):
+    """Answers its votes by chance, for itself; see `VotesPassive`."""
 
-class RandomisedVotesHelper(VotesHelper):
-    """Answers its votes by chance, for itself; see `VotesHelper`."""
-
-    def __init__(
-        self, party: VotingParty, response: VoteResponse, ledger: PrivacyLedger, *, key: bytes,
-        secret: bool,
-    ) -> None:  # fmt: skip
-        super().__init__(party)
-        self.ledgers, self.contributions = {party.name: ledger}, ledger
-        self._response, self._key, self._secret = response, key, secret
+    def __init__(self, own: Own, contract: Contract, rows: Tensor) -> None:
+        super().__init__(own, contract, rows)
+        self._response = _response(own, contract)
+        self._ledger = _vote_ledger(own, self._response, len(rows))
+        self._charges(self._ledger)
+        self._key = derive_key(own.secrets.noise_key, b"secure-apfed votes v1")
+        self._secret = own.config.guard.noise == "secret"
 
     async def answer(self, links: Links, message: Envelope) -> None:
-        party, ledger = self.party, self.contributions
-        ballot = party.read(message)
+        """Vote, and answer by chance what its key, the votes and the ballot say."""
+        ballot = self.read(message)
         # Chance is of this ballot: on others' votes, however alike, it is another one.
-        about = ballot.payload if self._secret else _SEEDED
-        answers_U = self._response.answer(party.vote(ballot), key=self._key, about=about)
-        assert ledger is not None
-        for step, block in enumerate(ballot.blocks):
-            # The same ballot gets the same answers from the same key, in any session.
-            values = answers_U[block].tobytes()
-            digest = party.count(ballot, block, step, new=False, values=values)
+        asked = ballot.payload if self._secret else _SEEDED
+        answers_U = self._response.answer(self.vote(ballot), key=self._key, about=asked)
+        # The same ballot gets the same answers from the same key, in any session.
+        digests = self.count(ballot, answers_U, repeatable=True)
+        for step, (block, digest) in enumerate(zip(ballot.blocks, digests, strict=True)):
             rows_B = ballot.rows[block]
-            ledger.charge(step=step, rows=rows_B[party.held_N[rows_B]], digest=digest)
-        ledger.sync()
+            self._ledger.charge(step=step, rows=rows_B[self.held_N[rows_B]], digest=digest)
+        self._ledger.sync()
         payload = pack({"votes": torch.from_numpy(answers_U).short()})
-        links.send(party.contract.active, Kind.VOTES, message.step, payload)
+        links.send(self.contract.active, Kind.VOTES, message.step, payload)
 
 
 class RandomisedVotes(VotesMethod):
@@ -475,26 +701,10 @@ class RandomisedVotes(VotesMethod):
     settings = RandomisedVotesSettings
 
     def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
-        response = _response(own, contract)
-        return RandomisedVotesLearner(
-            self.active_party(own, contract, rows),
-            own,
-            headline=self.headline,
-            guarantee=self.guarantee(own, response),
-            response=response,
-        )
+        return RandomisedVotesActive(own, contract, rows)
 
     def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
-        votes, response = VoteSettings.of(own.config), _response(own, contract)
-        ledger = open_ledger(
-            own, own.name, response, delta=own.config.delta, budget=votes.epsilon, rows=len(rows),
-            figure=own.config.method.passives_figure,
-        )  # fmt: skip
-        key = derive_key(own.secrets.noise_key, b"secure-apfed votes v1")
-        return RandomisedVotesHelper(
-            self.voting_party(own, contract, rows), response, ledger, key=key,
-            secret=own.config.guard.noise == "secret",
-        )  # fmt: skip
+        return RandomisedVotesPassive(own, contract, rows)
 
 
 def _response(own: Own, contract: Contract) -> VoteResponse:
@@ -503,3 +713,221 @@ def _response(own: Own, contract: Contract) -> VoteResponse:
     epsilon = VoteSettings.of(own.config).epsilon
     assert epsilon is not None
     return VoteResponse(epsilon=epsilon, classes=classes)
+
+
+def _vote_ledger(own: Own, release: VoteResponse | SummedRelease, people: int) -> PrivacyLedger:
+    """A passive's account of its votes."""
+    config = own.config
+    return open_ledger(
+        own, own.name, release, delta=config.delta, budget=VoteSettings.of(config).epsilon,
+        rows=people, figure=config.method.passives_figure,
+    )  # fmt: skip
+
+
+def agreements(
+    response: VoteResponse,
+    answers_MU: Integers,
+    *,
+    names: Sequence[str],
+    labelled_n: Integers,
+    labels_n: Integers,
+) -> Mapping[str, Agreement]:
+    """Return by passive how far its votes agree with others' and with labels, by its answers.
+
+    The active computes with what it has been given, so that nothing more is opened and no epsilon
+    is spent. A passive that votes against what its features say agrees less than it should. So does
+    one whose features say little: the figure finds votes that do not fit, and proves no ill will.
+    Where votes are summed there is no such figure: an active that has the total, and the total
+    without one passive, has that passive's votes; and a count that a passive gives of itself is
+    worth its word.
+
+    Two answers are the same with probability s = p^2 + (K - 1) q^2 where the votes are, and with
+    d = 2 p q + (K - 2) q^2 where they are not, so (share - d) / (s - d) is the share of equal votes
+    without bias; s - d = (p - q)^2. With a label it is (share - q) / (p - q). Who has no vote
+    counts as one that votes any class.
+    """
+    p, q, classes = response.keep_probability, response.other_probability, response.classes
+    different = 2 * p * q + (classes - 2) * q**2
+    passives, rows = answers_MU.shape
+    found = {}
+    for at, name in enumerate(names):
+        same = [
+            float((answers_MU[at] == answers_MU[other]).mean())
+            for other in range(passives)
+            if other != at
+        ]
+        right = float((answers_MU[at][labelled_n] == labels_n).mean())
+        found[name] = Agreement(
+            others=(float(np.mean(same)) - different) / (p - q) ** 2 if same else None,
+            labels=(right - q) / (p - q),
+            # A share of rows that are answered independently has at most 1 / (2 sqrt rows).
+            others_noise=0.5 / math.sqrt(rows) / (p - q) ** 2,
+            labels_noise=0.5 / math.sqrt(len(labelled_n)) / (p - q),
+        )
+    return found
+
+
+# Openings whose protocol is made for one ballot: it knows before it is set up how many people are
+# voted on. So the active tells everybody; what it says names the ballot by its digest, and with it
+# the protocol's agreement, so that votes on other people or other labels never add up. All passives
+# must vote.
+
+
+@dataclass(frozen=True, kw_only=True)
+class BallotSize:
+    """What all parties know of a ballot before it is cast.
+
+    Attributes:
+        people, labelled: U and n.
+        ballot: SHA-256 of the message to passives, which says rows and labels.
+    """
+
+    people: int
+    labelled: int
+    ballot: bytes
+
+    @classmethod
+    def of(cls, ballot: Ballot) -> "BallotSize":
+        digest = hashlib.sha256(ballot.payload).digest()
+        return cls(people=len(ballot.rows), labelled=len(ballot.labelled), ballot=digest)
+
+    def tell(self, links: Links, names: Iterable[str]) -> None:
+        """Tell these parties; run by the active."""
+        for name in names:
+            links.send(name, Kind.BALLOT_SIZE, BEFORE_TRAINING, msgpack.packb(asdict(self)))
+
+    @classmethod
+    async def heard(cls, links: Links, contract: Contract, *, most: int) -> "BallotSize":
+        """What the active tells; run by all others.
+
+        Args:
+            links: of this party.
+            contract: of the session.
+            most: people whom this party knows of, or whom the settings allow.
+
+        Raises:
+            RemoteProtocolError: no size, or one beyond what may be asked.
+        """
+        active = contract.active
+        message = await links.receive(active, Kind.BALLOT_SIZE, step=BEFORE_TRAINING, patience=8)
+        try:
+            size = cls(**msgpack.unpackb(message.payload))
+        except (ValueError, TypeError, msgpack.UnpackException) as error:
+            raise RemoteProtocolError(
+                f"{active} sent something else than a ballot's size"
+            ) from error
+        if [type(value) for value in asdict(size).values()] != [int, int, bytes] or not (
+            contract.minimum_batch <= size.people <= most
+            and 1 <= size.labelled <= size.people
+            and len(size.ballot) == _DIGEST_BYTES
+        ):
+            raise RemoteProtocolError(
+                f"{active} asks about {size.people!r:.20} people, {size.labelled!r:.20} of them "
+                f"labelled; expected {contract.minimum_batch} to {most}, and at least one label"
+            )
+        return size
+
+    def require(self, ballot: Ballot, *, sender: str) -> None:
+        """Raise RemoteProtocolError on another ballot than was told."""
+        if BallotSize.of(ballot) != self:
+            raise RemoteProtocolError(
+                f"{sender} asks for votes on another ballot than it told all parties of"
+            )
+
+    def bind(self, contract: Contract) -> bytes:
+        """32 bytes that stand for this ballot in this session, the same at all parties."""
+        return hashlib.sha256(contract.digest + self.ballot).digest()
+
+
+@dataclass(frozen=True)
+class VoteTerms(ABC):
+    """What the settings say of a protocol, before there is a ballot.
+
+    Attributes:
+        own: of any party; contributors: the passives; classes: K.
+    """
+
+    own: Own
+    contributors: tuple[str, ...]
+    classes: int
+
+    @classmethod
+    def of(cls, own: Own, contract: Contract) -> Self:
+        (classes,) = contract.passives[own.passives[0]].representation.shape
+        return cls(own, tuple(contract.passives), classes)
+
+    @property
+    @abstractmethod
+    def release(self) -> SummedRelease | None:
+        """What the noise of all passives gives; None: there is none."""
+
+    @property
+    def honest(self) -> int:
+        """Passives whose noise is counted.
+
+        Raises:
+            ConfigError: there is none, or a single passive's votes would be opened unasked.
+        """
+        config, passives = self.own.config, len(self.contributors)
+        honest = passives - config.colluders
+        if VoteSettings.of(config).epsilon is not None and honest < 1:
+            raise ConfigError(
+                f"colluders: {config.colluders} of {passives} passives leave no honest one whose "
+                "noise would count"
+            )
+        if passives == 1 and not config.secure_sum.allow_single_passive:
+            raise ConfigError(
+                "secure_sum.allow_single_passive: a sum of one passive's votes hides nothing; take "
+                "more passives, or say true and accept that"
+            )
+        return honest
+
+    def calibrated(
+        self, labeller: Labeller, release: Callable[[int], SummedRelease]
+    ) -> SummedRelease:
+        """The release whose noise is the least that keeps the settings' epsilon, for one vote."""
+        config = self.own.config
+        epsilon = VoteSettings.of(config).epsilon
+        assert epsilon is not None
+        deviation = calibrate_votes(
+            labeller, release, epsilon=epsilon, delta=config.delta, whole_table=False
+        )
+        return release(deviation)
+
+    def noise_terms(self) -> dict[str, object]:
+        """What the contract says about noise on votes."""
+        if self.release is None:
+            return {}
+        epsilon, release = VoteSettings.of(self.own.config).epsilon, self.release
+        noise = {"epsilon": epsilon, "steps": release.deviation, "honest": release.honest}
+        return {"noise": noise}
+
+    def noise(self, people: int) -> ContributionNoise | None:
+        """A passive's noise and its account; None where there is none."""
+        own, release = self.own, self.release
+        if release is None:
+            return None
+        return ContributionNoise(
+            deviation=release.deviation,
+            key=derive_key(own.secrets.noise_key, b"secure-apfed vote noise v1"),
+            ledger=_vote_ledger(own, release, people),
+            secret=own.config.guard.noise == "secret",
+        )
+
+
+class BallotAggregator(Aggregator):
+    """Combines what all passives send, block by block, and can read none of it; see `Aggregator`.
+
+    Attributes:
+        blocks: contributions that each passive sends; they are numbered from 0.
+    """
+
+    blocks: int
+
+    def admit(self, message: Envelope) -> None:
+        super().admit(message)
+        if message.step >= self.blocks:
+            raise RemoteProtocolError(
+                f"{message.sender} sent block {message.step} of votes; this session takes "
+                f"{self.blocks}"
+            )

@@ -4,8 +4,11 @@ The active sends its labels under its own key, each passive multiplies them with
 labeller that is linear in the labels, the aggregator adds, the active decrypts. What each of them
 learns stands in `apfed_protocols.products.roles`, and what an active that breaks the protocol reads
 in `SumOfProducts.malicious`. With `candidates` the passives find most such actives out.
+
+Letters: U rows to vote on, n of them labelled, F features of a passive, K classes.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -13,7 +16,6 @@ from typing import Literal, Self
 
 import msgpack
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from torch import Tensor
 
@@ -26,45 +28,39 @@ from apfed_protocols.products import (
     SumOfProducts,
 )
 from secure_apfed.contract import AGGREGATOR, Contract
+from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links
+from secure_apfed.files import MOST_JSON_BYTES, add_line, open_plain
 from secure_apfed.labellers import LABELLERS, LinearLabeller, make_labeller
 from secure_apfed.labellers.guarantee import summed_votes
-from secure_apfed.learning.release import ContributionNoise
-from secure_apfed.learning.votes import Votes
-from secure_apfed.methods.accounts import open_audits, refused_sums
+from secure_apfed.learning.votes import Floats, Votes
 from secure_apfed.methods.method import Helper, Learner, Own, meet, meet_all
-from secure_apfed.methods.vote_protocol import (
-    BallotSize,
-    VotesAggregator,
-    VoteSettings,
-    VoteTerms,
-    calibrated,
-    counted,
-    honest_passives,
-    noise_terms,
-    unless_untold,
-    vote_noise,
-)
+from secure_apfed.methods.sum_end import RefusedSums, unless_unasked
 from secure_apfed.methods.votes import (
-    VotesHelper,
-    VotesLearner,
+    ASK,
+    Ballot,
+    BallotAggregator,
+    BallotSize,
+    CountingPassive,
+    VotesActive,
+    VoteSettings,
     VotesMethod,
-    passive_labeller,
+    VoteTerms,
 )
-from secure_apfed.parties import Ballot, VotesActive, VotingParty
-from secure_apfed.parties.rules import OPEN_AUDITS, OpenAudits, RefusedSums
+from secure_apfed.names import log_file
 from secure_apfed.privacy.contributions import SummedRelease
 
 __all__ = [
     "EncryptedVotes",
+    "EncryptedVotesActive",
     "EncryptedVotesAggregator",
-    "EncryptedVotesHelper",
-    "EncryptedVotesLearner",
+    "EncryptedVotesPassive",
     "EncryptedVotesSettings",
+    "OpenAudits",
 ]
 
-_ASK = 0
 _MOST_LABELLED = 4096
+_OPEN_AUDITS = 1  # after which a passive still takes part: each is a chance more for a cheat
 
 
 class EncryptedVotesSettings(VoteSettings):
@@ -98,9 +94,230 @@ class EncryptedVotesSettings(VoteSettings):
             raise ValueError(
                 f"labeller: {self.labeller} is not linear in the labels, and encrypted labels are "
                 "only ever multiplied and added; use "
-                f"{', '.join(name for name, one in LABELLERS.items() if one.linear)}"
+                f"{', '.join(name for name, kind in LABELLERS.items() if kind.linear)}"
             )
         return self
+
+
+class EncryptedVotesActive(VotesActive):
+    """Encrypts its labels and opens the sum of the votes; see `VotesActive`."""
+
+    def __init__(self, own: Own, contract: Contract, rows: Tensor) -> None:
+        terms = _Terms.of(own, contract)
+        super().__init__(own, contract, rows, terms.release)
+        self._size = BallotSize.of(self.ballot)
+        self._sums = terms.sums(contract, self._size)
+        agreed, noise = self._sums.products, self._sums.products.noise or 0
+        self._audited = agreed.candidates is not None
+        self.guarantee += "; that is so for labels of one class each" if noise else ""
+        self.guarantee += f". {self._sums.malicious}"
+        if self._audited:
+            self.guarantee += (
+                f" After {_OPEN_AUDITS + 1} that were broken off there, a passive begins no other."
+            )
+        # Towards zero a number moves by a step at most, to the nearest by half of one.
+        self.rounding = 2 * self._sums.rounding()
+        self._variance = len(terms.contributors) * (noise / terms.levels) ** 2
+        self._refused = RefusedSums.of(own)
+        self._receiver: ProductReceiver | None = None
+        self._challenges: dict[str, bytes] | None = None
+
+    async def set_up(self, links: Links) -> None:
+        """Tell the size; with candidates commit to them, and hear which is kept."""
+        contract, passives = self.contract, list(self.contract.passives)
+        if not contract.at_start:
+            return
+        self._size.tell(links, (*passives, AGGREGATOR))
+        self._receiver = self._sums.receiver(np.eye(self.classes)[self.ballot.labels.numpy()])
+        if not self._audited:
+            return
+        await meet_all(links, passives)  # a coin must not overtake the masks' keys
+        for name in passives:
+            links.send(name, Kind.COMMITMENT, BEFORE_TRAINING, self._receiver.commitment())
+        self._challenges = {}
+        while waiting := [name for name in passives if name not in self._challenges]:
+            message = await links.receive(
+                waiting, Kind.CHALLENGE, step=BEFORE_TRAINING, least=len(waiting), patience=4
+            )
+            self._challenges[message.sender] = message.payload
+
+    async def gather(self, links: Links) -> Votes:
+        """Send the encrypted labels, and open one block of people after the other."""
+        contract, receiver = self.contract, self._receiver
+        assert receiver is not None
+        payload = msgpack.packb([self.ballot.payload, receiver.request(self._challenges)])
+        for name in contract.passives:
+            links.send(name, Kind.ENCRYPTED_LABELS, ASK, payload)
+        sum_UK = np.zeros((len(self.ballot.rows), self.classes))
+        for block in range(self._sums.blocks):
+            message = await links.receive(AGGREGATOR, Kind.SUM, step=block, patience=4)
+            people = self._sums.people_of(block)
+            with self._refused.noting(step=block, contract=contract.digest.hex()):
+                sum_UK[people.start : people.stop] = receiver.open(block, message.payload)
+        variance_U = np.full(len(sum_UK), self._variance)
+        return Votes(totals=sum_UK, variance=variance_U, voters=len(contract.passives))
+
+
+class EncryptedVotesPassive(CountingPassive):
+    """Multiplies encrypted labels with its own matrix; see `VotesPassive`."""
+
+    asks = (Kind.ENCRYPTED_LABELS,)
+
+    def __init__(self, own: Own, contract: Contract, rows: Tensor) -> None:
+        self._terms, self._audits = _Terms.of(own, contract), OpenAudits(own)
+        super().__init__(own, contract, rows, self._terms.noise(len(rows)))
+        self._contributor: ProductContributor | None = None
+        self._size: BallotSize | None = None
+
+    async def set_up(self, links: Links) -> None:
+        """Keys of masks with the other passives, and with candidates a coin."""
+        contract = self.contract
+        if not contract.at_start:
+            return
+        others = [name for name in contract.passives if name != self.name]
+        self._size = await self._terms.heard(links, contract, most=len(self.held_N))
+        sums = self._terms.sums(contract, self._size)
+        self._contributor = sums.contributor(self.name)
+        with unless_unasked(contract.active):
+            await links.converse(Kind.SUM_SETUP, self._contributor, others)
+        if sums.products.candidates is None:
+            return
+        await meet(links, contract.active)
+        message = await links.receive(contract.active, Kind.COMMITMENT, step=BEFORE_TRAINING)
+        with unless_unasked(contract.active):
+            await links.converse(Kind.COIN, self._contributor.toss(message.payload), others)
+        self._audits.begin(contract=contract.digest.hex())
+        links.send(contract.active, Kind.CHALLENGE, BEFORE_TRAINING, self._contributor.challenge())
+
+    async def answer(self, links: Links, message: Envelope) -> None:
+        """Multiply the labels of the ballot that was told, and contribute block by block."""
+        asked, request = _opened(message)
+        ballot, contributor = self.read(replace(message, payload=asked)), self._contributor
+        if self._size is None or contributor is None:
+            raise RemoteProtocolError(f"{message.sender} asks for votes that are opened already")
+        self._size.require(ballot, sender=message.sender)
+        contributor.accept(request)
+        if self._terms.settings.candidates is not None:
+            self._audits.end(contract=self.contract.digest.hex())
+        matrix_Un = self.matrix(ballot)
+        noise_UK = self.draw(ballot, matrix_Un, (len(ballot.rows), self.classes))
+        for block, part in enumerate(contributor.answers(matrix_Un, noise_UK)):
+            links.send(AGGREGATOR, Kind.CONTRIBUTION, block, part)
+
+    def matrix(self, ballot: Ballot) -> Floats:
+        """Its labeller's matrix in whole steps, rounded towards zero, (U, n)."""
+        assert isinstance(self.labeller, LinearLabeller)
+        matrix_Un = self.labeller.matrix(self.features(ballot), ballot.labelled.numpy())
+        levels = self._terms.levels
+        return np.trunc(matrix_Un * levels) / levels
+
+
+def _opened(message: Envelope) -> tuple[bytes, bytes]:
+    """The ballot and the encrypted labels in a message."""
+    try:
+        asked, request = msgpack.unpackb(message.payload, max_bin_len=len(message.payload))
+    except (ValueError, TypeError, msgpack.UnpackException):
+        asked, request = None, None
+    if type(asked) is not bytes or type(request) is not bytes:
+        raise RemoteProtocolError(f"{message.sender} sent no ballot with encrypted labels")
+    return asked, request
+
+
+class OpenAudits:
+    """Audits of encrypted labels that ended before their request came, over all sessions of a run.
+
+    Protects from: an active that falls silent where the coin keeps a request that is sound, until
+    it keeps one that is not. A line is written before anybody hears what the coin says, and another
+    once the request stood the test; where the first has no second, the session was broken off.
+
+    Args:
+        own: of a passive; its list is readable by its owner only, and in memory there is none.
+    """
+
+    def __init__(self, own: Own) -> None:
+        logs, self._me = own.secrets.logs, own.name
+        self._log = log_file(logs, "audits", own.name, "jsonl") if logs else None
+
+    def begin(self, *, contract: str) -> None:
+        """Note an audit before what it keeps is told.
+
+        Raises:
+            CheckpointError: too many were left open, or it cannot be noted.
+        """
+        if (left := self._left()) > _OPEN_AUDITS:
+            raise CheckpointError(
+                f"{self._me}: {left} sessions ended between the word which request with encrypted "
+                f"labels is kept and that request, and {_OPEN_AUDITS} may. An active that cheats "
+                "breaks off where it would be found out; find out who it was, and begin a new run"
+            )
+        self._note("begun", contract)
+
+    def end(self, *, contract: str) -> None:
+        """Note that the request of this session stood the test."""
+        self._note("passed", contract)
+
+    def _left(self) -> int:
+        if self._log is None or not os.path.lexists(self._log):
+            return 0
+        with open_plain(self._log) as lines:
+            noted = lines.read(MOST_JSON_BYTES)
+        return noted.count(b'"begun"') - noted.count(b'"passed"')
+
+    def _note(self, what: str, contract: str) -> None:
+        if self._log is None:
+            return
+        try:
+            add_line(self._log, {"audit": what, "contract": contract})
+        except (OSError, CheckpointError) as error:
+            raise CheckpointError(f"{self._log}: cannot note an audit ({error})") from error
+
+
+class EncryptedVotesAggregator(BallotAggregator):
+    """Adds words that are uniform to it; see `BallotAggregator`."""
+
+    blocks = 0
+
+    def __init__(self, own: Own, contract: Contract) -> None:
+        super().__init__(contract)
+        self._terms, self._most = _Terms.of(own, contract), own.config.alignment.maximum_ids
+        self._combiner: ProductCombiner | None = None
+
+    async def set_up(self, links: Links) -> None:
+        """Hear of the size."""
+        if self.contract.at_start:
+            size = await self._terms.heard(links, self.contract, most=self._most)
+            sums = self._terms.sums(self.contract, size)
+            self._combiner, self.blocks = sums.combiner(), sums.blocks
+
+    async def combine(self, links: Links, first: Envelope, bodies: Mapping[str, bytes]) -> bytes:
+        assert self._combiner is not None  # there are no blocks else
+        return self._combiner.combine(first.step, bodies)
+
+
+class EncryptedVotes(VotesMethod):
+    """Votes on labels that no passive sees, opened as their sum; see `Method`."""
+
+    settings = EncryptedVotesSettings
+
+    def sum_terms(self, own: Own, session: str, classes: int) -> Mapping[str, object]:
+        terms, settings = _Terms(own, own.passives, classes), own.config.secure_sum
+        return {
+            "scheme": SumOfProducts.scheme,
+            "masks": SumOfProducts.masks,
+            "bits": settings.bits,
+            "candidates": terms.settings.candidates,
+            "allow_single_passive": settings.allow_single_passive,
+            **terms.noise_terms(),
+        }
+
+    def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
+        return EncryptedVotesActive(own, contract, rows)
+
+    def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
+        return EncryptedVotesPassive(own, contract, rows)
+
+    def aggregator(self, own: Own, contract: Contract) -> Helper:
+        return EncryptedVotesAggregator(own, contract)
 
 
 class _Terms(VoteTerms):
@@ -109,12 +326,12 @@ class _Terms(VoteTerms):
     @property
     def settings(self) -> EncryptedVotesSettings:
         """Of the method."""
-        return EncryptedVotesSettings.of(self.config)
+        return EncryptedVotesSettings.of(self.own.config)
 
     @property
     def levels(self) -> int:
         """L, steps of fixed point for a vote of 1."""
-        return int(2 ** (self.config.secure_sum.bits - 1) - 1)
+        return int(2 ** (self.own.config.secure_sum.bits - 1) - 1)
 
     @cached_property
     def release(self) -> SummedRelease | None:
@@ -124,10 +341,10 @@ class _Terms(VoteTerms):
         to L at most, and as each label is of one class, so has the row of votes, in integers. So
         `integers` holds, and nothing is added for rounding.
         """
-        votes, honest = self.settings, honest_passives(self.config, len(self.contributors))
-        if votes.epsilon is None:
+        honest = self.honest
+        if self.settings.epsilon is None:
             return None
-        labeller = make_labeller(votes.labeller)
+        labeller = make_labeller(self.settings.labeller)
 
         def release(deviation: int) -> SummedRelease:
             return summed_votes(
@@ -135,11 +352,11 @@ class _Terms(VoteTerms):
                 classes=self.classes, integers=True,
             )  # fmt: skip
 
-        return calibrated(self.config, labeller, release)
+        return self.calibrated(labeller, release)
 
     def sums(self, contract: Contract, size: BallotSize) -> SumOfProducts:
         """The sum of products for one ballot."""
-        settings, release = self.config.secure_sum, self.release
+        settings, release = self.own.config.secure_sum, self.release
         return SumOfProducts(
             ProductAgreement(
                 session=size.bind(contract).hex(),
@@ -166,206 +383,3 @@ class _Terms(VoteTerms):
                 f"{_MOST_LABELLED} at most"
             )
         return size
-
-
-class EncryptedVotesLearner(VotesLearner):
-    """Encrypts its labels and opens the sum of the votes; see `VotesLearner`."""
-
-    def __init__(
-        self, party: VotesActive, own: Own, *, headline: str, guarantee: str,
-        terms: _Terms, refused: RefusedSums,
-    ) -> None:  # fmt: skip
-        super().__init__(party, own, headline=headline, guarantee=guarantee)
-        self._size = BallotSize.of(party.ballot)
-        self._sums = terms.sums(party.contract, self._size)
-        noised = "; that is so for labels of one class each" if self._sums.products.noise else ""
-        audited = self._sums.products.candidates is not None
-        counted = f" After {OPEN_AUDITS + 1} that were broken off there, a passive begins no other."
-        self.guarantee = f"{guarantee}{noised}. {self._sums.malicious}{counted if audited else ''}"
-        # Towards zero a number moves by a step at most, to the nearest by half of one.
-        self.rounding = 2 * self._sums.rounding()
-        self._refused = refused
-        deviation = self._sums.products.noise or 0
-        self._variance = len(terms.contributors) * (deviation / terms.levels) ** 2
-        self._receiver: ProductReceiver | None = None
-        self._challenges: dict[str, bytes] | None = None
-
-    async def set_up(self, links: Links) -> None:
-        """Tell the size; with candidates commit to them, and hear which is kept."""
-        contract, ballot = self.party.contract, self.party.ballot
-        if not contract.at_start:
-            return
-        passives = list(contract.passives)
-        self._size.tell(links, (*passives, AGGREGATOR))
-        self._receiver = self._sums.receiver(np.eye(self.party.classes)[ballot.labels.numpy()])
-        if self._sums.products.candidates is None:
-            return
-        await meet_all(links, passives)  # a coin must not overtake the masks' keys
-        for name in passives:
-            links.send(name, Kind.COMMITMENT, BEFORE_TRAINING, self._receiver.commitment())
-        self._challenges = {}
-        while waiting := [name for name in passives if name not in self._challenges]:
-            message = await links.receive(
-                waiting, Kind.CHALLENGE, step=BEFORE_TRAINING, least=len(waiting), patience=4
-            )
-            self._challenges[message.sender] = message.payload
-
-    async def gather(self, links: Links) -> Votes:
-        """Send the encrypted labels, and open one block of people after the other."""
-        party, contract, receiver = self.party, self.party.contract, self._receiver
-        assert receiver is not None
-        payload = msgpack.packb([party.ballot.payload, receiver.request(self._challenges)])
-        for name in contract.passives:
-            links.send(name, Kind.ENCRYPTED_LABELS, _ASK, payload)
-        sum_UK = np.zeros((len(party.ballot.rows), party.classes))
-        for block in range(self._sums.blocks):
-            message = await links.receive(AGGREGATOR, Kind.SUM, step=block, patience=4)
-            people = self._sums.people_of(block)
-            with self._refused.noting(step=block, contract=contract.digest.hex()):
-                sum_UK[people.start : people.stop] = receiver.open(block, message.payload)
-        variance_U = np.full(len(sum_UK), self._variance)
-        return Votes(totals=sum_UK, variance=variance_U, voters=len(contract.passives))
-
-
-class EncryptedVotesHelper(VotesHelper):
-    """Multiplies encrypted labels with its own matrix; see `VotesHelper`."""
-
-    asks = (Kind.ENCRYPTED_LABELS,)
-
-    def __init__(
-        self, party: VotingParty, labeller: LinearLabeller, terms: _Terms,
-        noise: ContributionNoise | None, audits: OpenAudits,
-    ) -> None:  # fmt: skip
-        super().__init__(party)
-        self._audits = audits
-        self._labeller, self._terms, self._noise = labeller, terms, noise
-        self._contributor: ProductContributor | None = None
-        self._size: BallotSize | None = None
-        self.contributions = noise.ledger if noise else None
-        if noise:
-            self.ledgers = {party.name: noise.ledger}
-
-    async def set_up(self, links: Links) -> None:
-        """Keys of masks with the other passives, and with candidates a coin."""
-        contract = self.party.contract
-        if not contract.at_start:
-            return
-        others = [name for name in contract.passives if name != self.name]
-        self._size = await self._terms.heard(links, contract, most=len(self.party.held_N))
-        sums = self._terms.sums(contract, self._size)
-        self._contributor = sums.contributor(self.name)
-        with unless_untold(contract.active):
-            await links.converse(Kind.SUM_SETUP, self._contributor, others)
-        if sums.products.candidates is None:
-            return
-        await meet(links, contract.active)
-        message = await links.receive(contract.active, Kind.COMMITMENT, step=BEFORE_TRAINING)
-        with unless_untold(contract.active):
-            await links.converse(Kind.COIN, self._contributor.toss(message.payload), others)
-        self._audits.begin(contract=contract.digest.hex())
-        links.send(contract.active, Kind.CHALLENGE, BEFORE_TRAINING, self._contributor.challenge())
-
-    async def answer(self, links: Links, message: Envelope) -> None:
-        party, contributor = self.party, self._contributor
-        asked, request = _opened(message)
-        ballot = party.read(replace(message, payload=asked), shown=False)
-        if self._size is None or contributor is None:
-            raise RemoteProtocolError(f"{message.sender} asks for votes that are opened already")
-        self._size.require(ballot, sender=message.sender)
-        contributor.accept(request)
-        if self._terms.settings.candidates is not None:
-            self._audits.end(contract=party.contract.digest.hex())
-        matrix_Un = self._matrix(ballot)
-        digest = counted(party, ballot, matrix_Un)
-        noise_UK = None
-        if self._noise is not None:
-            shape = len(ballot.rows), party.classes
-            noise_UK = self._noise.draw(shape, step=_ASK, known_B=ballot.rows, digest=digest)
-        for block, answer in enumerate(contributor.answers(matrix_Un, noise_UK)):
-            links.send(AGGREGATOR, Kind.CONTRIBUTION, block, answer)
-
-    def _matrix(self, ballot: Ballot) -> NDArray[np.float64]:
-        """Its labeller's matrix in whole steps, rounded towards zero."""
-        features_UF, _ = self.party.features(ballot)
-        matrix_Un = self._labeller.matrix(features_UF, ballot.labelled.numpy())
-        levels = self._terms.levels
-        return np.trunc(matrix_Un * levels) / levels
-
-
-def _opened(message: Envelope) -> tuple[bytes, bytes]:
-    """The ballot and the encrypted labels in a message."""
-    try:
-        asked, request = msgpack.unpackb(message.payload, max_bin_len=len(message.payload))
-    except (ValueError, TypeError, msgpack.UnpackException):
-        asked, request = None, None
-    if type(asked) is not bytes or type(request) is not bytes:
-        raise RemoteProtocolError(f"{message.sender} sent no ballot with encrypted labels")
-    return asked, request
-
-
-class EncryptedVotesAggregator(VotesAggregator):
-    """Adds words that are uniform to it; see `VotesAggregator`."""
-
-    def __init__(self, own: Own, contract: Contract) -> None:
-        super().__init__(contract)
-        self._terms, self._most = _Terms.of(own, contract), own.config.alignment.maximum_ids
-        self._combiner: ProductCombiner | None = None
-        self._blocks = 0
-
-    async def set_up(self, links: Links) -> None:
-        """Hear of the size."""
-        if self.contract.at_start:
-            size = await self._terms.heard(links, self.contract, most=self._most)
-            sums = self._terms.sums(self.contract, size)
-            self._combiner, self._blocks = sums.combiner(), sums.blocks
-
-    @property
-    def blocks(self) -> int:
-        return self._blocks
-
-    def combine(self, step: int, bodies: Mapping[str, bytes]) -> bytes:
-        assert self._combiner is not None  # there are no blocks else
-        return self._combiner.combine(step, bodies)
-
-
-class EncryptedVotes(VotesMethod):
-    """Votes on labels that no passive sees, opened as their sum; see `Method`."""
-
-    settings = EncryptedVotesSettings
-
-    def sum_terms(self, own: Own, session: str, shape: tuple[int, ...]) -> Mapping[str, object]:
-        terms = _Terms(own, own.passives, *shape)
-        settings, votes = own.config.secure_sum, terms.settings
-        return {
-            "scheme": SumOfProducts.scheme,
-            "masks": SumOfProducts.masks,
-            "bits": settings.bits,
-            "candidates": votes.candidates,
-            "allow_single_passive": settings.allow_single_passive,
-            **noise_terms(own.config, terms.release),
-        }
-
-    def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
-        terms = _Terms.of(own, contract)
-        return EncryptedVotesLearner(
-            self.active_party(own, contract, rows),
-            own,
-            headline=self.headline,
-            guarantee=self.guarantee(own, terms.release),
-            terms=terms,
-            refused=refused_sums(own),
-        )
-
-    def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
-        terms, labeller = _Terms.of(own, contract), passive_labeller(own)
-        assert isinstance(labeller, LinearLabeller)
-        return EncryptedVotesHelper(
-            self.voting_party(own, contract, rows),
-            labeller,
-            terms,
-            vote_noise(own, terms.release, rows=len(rows)),
-            open_audits(own),
-        )
-
-    def aggregator(self, own: Own, contract: Contract) -> Helper:
-        return EncryptedVotesAggregator(own, contract)

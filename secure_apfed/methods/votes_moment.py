@@ -1,16 +1,24 @@
 """Votes opened as a noisy moment: of no row does the active read what was voted.
 
-The active holds d signs of every row; a dealer, the aggregator and the passives let it read the
-sum over rows of signs times votes, under noise of the passives, and nothing else. Whatever signs it
-sends, one person moves that no further than agreed (`apfed_protocols.moments`). Passives see the
-labels, as in `votes`. The active then estimates votes as functions of its own features.
+The active holds d signs of every row, Phi, of random hyperplanes in its features; a dealer, the
+aggregator and the passives let it read Phi^T V, the sum over rows of signs times votes, under noise
+of the passives, and nothing else. Whatever signs it sends, one person moves that no further than
+agreed (`apfed_protocols.moments`). Passives see the labels, as in `votes`.
+
+The active then estimates votes as functions of its own features, S = Phi (Phi^T Phi + lambda I)^-1
+M, from the moment M = Phi^T V + noise of known variance in each number: what votes say beyond these
+features stays unread.
+
+Letters: U rows, d signs of a row (Phi has them over sqrt(d)), F features of the active, K classes.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, Self
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from torch import Tensor
 
@@ -24,48 +32,39 @@ from apfed_protocols.moments import (
 )
 from secure_apfed.contract import AGGREGATOR, Contract
 from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links
-from secure_apfed.labellers import LABELLERS
 from secure_apfed.labellers.guarantee import summed_moment
-from secure_apfed.learning.moment import hyperplane_signs, smoothed_votes
-from secure_apfed.learning.release import ContributionNoise
 from secure_apfed.learning.votes import Floats, Votes
-from secure_apfed.methods.accounts import refused_sums
 from secure_apfed.methods.alignment import DEALER, next_dealt
 from secure_apfed.methods.method import Helper, Learner, Own
-from secure_apfed.methods.vote_protocol import (
-    BallotSize,
-    VotesAggregator,
-    VoteSettings,
-    VoteTerms,
-    calibrated,
-    counted,
-    honest_passives,
-    noise_terms,
-    unless_untold,
-    vote_noise,
-)
+from secure_apfed.methods.sum_end import RefusedSums, unless_unasked
 from secure_apfed.methods.votes import (
-    VotesHelper,
-    VotesLearner,
+    ASK,
+    BallotAggregator,
+    BallotSize,
+    CountingPassive,
+    VotesActive,
+    VoteSettings,
     VotesMethod,
+    VoteTerms,
     passive_labeller,
 )
-from secure_apfed.parties import VotesActive, VotingParty
-from secure_apfed.parties.rules import RefusedSums
 from secure_apfed.privacy.contributions import SummedRelease
+from secure_apfed.seeds import derive_seed
 from secure_apfed.settings.method import FormSettings
 
 __all__ = [
     "MomentVotes",
+    "MomentVotesActive",
     "MomentVotesAggregator",
-    "MomentVotesHelper",
-    "MomentVotesLearner",
+    "MomentVotesPassive",
     "MomentVotesSettings",
+    "hyperplane_signs",
+    "smoothed_votes",
 ]
 
-_ASK = 0
 _BITS = 12
 _UNASKED = 8  # blocks of 4 MiB
+_STRENGTHS = np.geomspace(1e-3, 1e4, 141)
 
 
 class MomentVotesSettings(FormSettings, VoteSettings):
@@ -91,93 +90,38 @@ class MomentVotesSettings(FormSettings, VoteSettings):
         return self.form
 
 
-class _Terms(VoteTerms):
-    """What the settings say of the moment; see `VoteTerms`."""
-
-    @property
-    def settings(self) -> MomentVotesSettings:
-        """Of the method."""
-        return MomentVotesSettings.of(self.config)
-
-    @cached_property
-    def release(self) -> SummedRelease:
-        """What the noise of all passives gives.
-
-        One person moves the moment by a vector of d signs times votes that are rounded towards
-        zero, in integers: `MomentAgreement.sensitivity`.
-        """
-        votes, honest = self.settings, honest_passives(self.config, len(self.contributors))
-        labeller = passive_labeller(self.own)
-
-        def release(deviation: int) -> SummedRelease:
-            return summed_moment(
-                labeller, hard=votes.form == "hard", deviation=deviation, honest=honest,
-                steps=2**_BITS * votes.moment_features**0.5,
-                numbers=votes.moment_features * self.classes, integers=True,
-            )  # fmt: skip
-
-        return calibrated(self.config, labeller, release)
-
-    def agreement(self, contract: Contract, size: BallotSize) -> MomentAgreement:
-        """The moment of one ballot."""
-        votes = self.settings
-        return MomentAgreement(
-            session=size.bind(contract).hex(),
-            receiver=contract.active,
-            combiner=AGGREGATOR,
-            dealer=DEALER,
-            contributors=self.contributors,
-            people=size.people,
-            features=votes.moment_features,
-            columns=self.classes,
-            noise=self.release.deviation,
-            bits=_BITS,
-            signed=votes.form == "soft" and LABELLERS[votes.labeller].signed,
-            allow_single=self.config.secure_sum.allow_single_passive,
-        )
-
-
-def _is_asked_for(block: int) -> bool:
-    """Whether the dealer waits to be asked for this block, so that few are on their way at once."""
-    return block > 0 and block % _UNASKED == 0
-
-
-class MomentVotesLearner(VotesLearner):
-    """Opens the moment of the votes, and estimates votes from it; see `VotesLearner`.
+class MomentVotesActive(VotesActive):
+    """Opens the moment of the votes, and estimates votes from it; see `VotesActive`.
 
     Attributes:
+        agreed: what the parties compute.
         moment: Phi^T V with noise, once it is opened.
     """
 
     moment: Floats | None = None
 
-    def __init__(
-        self, party: VotesActive, own: Own, *, headline: str, guarantee: str,
-        terms: _Terms, refused: RefusedSums,
-    ) -> None:  # fmt: skip
-        super().__init__(party, own, headline=headline, guarantee=guarantee)
-        self._size = BallotSize.of(party.ballot)
-        self._people = self._size.bind(party.contract)
-        self._agreed = terms.agreement(party.contract, self._size)
-        self.rounding = self._agreed.rounding()
+    def __init__(self, own: Own, contract: Contract, rows: Tensor) -> None:
+        terms = _Terms.of(own, contract)
+        super().__init__(own, contract, rows, terms.release)
+        self._size = BallotSize.of(self.ballot)
+        self.agreed = terms.agreement(contract, self._size)
+        self.rounding = self.agreed.rounding()
         self._signs_Ud = hyperplane_signs(
-            party.student.features_UF, self._agreed.features, seed=own.secrets.seed
+            self.student.features_UF, self.agreed.features, seed=own.secrets.seed
         )
-        self._refused = refused
-        self._receiver = MomentReceiver(self._agreed)
+        self._refused, self._receiver = RefusedSums.of(own), MomentReceiver(self.agreed)
 
     async def set_up(self, links: Links) -> None:
         """Tell the size; masks with the passives, what the dealer deals, and hidden signs."""
-        contract, receiver = self.party.contract, self._receiver
+        contract, receiver = self.contract, self._receiver
         if not contract.at_start:
             return
         self._size.tell(links, (*contract.passives, AGGREGATOR, DEALER))
         await links.converse(Kind.SUM_SETUP, receiver, tuple(contract.passives))
-        asked = receiver.ask(
-            await self._dealt(links, BEFORE_TRAINING), self._signs_Ud, self._people
-        )
+        dealt = await self._dealt(links, BEFORE_TRAINING)
+        asked = receiver.ask(dealt, self._signs_Ud, self._size.bind(contract))
         links.send(AGGREGATOR, Kind.SIGNS, BEFORE_TRAINING, asked)
-        for block in range(self._agreed.blocks):
+        for block in range(self.agreed.blocks):
             if _is_asked_for(block):
                 links.send(DEALER, Kind.REQUEST, block)
             receiver.take(await self._dealt(links, block))
@@ -190,11 +134,11 @@ class MomentVotesLearner(VotesLearner):
 
     async def gather(self, links: Links) -> Votes:
         """Send the labels, and open the moment of the votes."""
-        contract, ballot, agreed = self.party.contract, self.party.ballot, self._agreed
+        contract, agreed = self.contract, self.agreed
         for name in contract.passives:
-            links.send(name, Kind.LABELS, _ASK, ballot.payload)
-        message = await links.receive(AGGREGATOR, Kind.SUM, step=_ASK, patience=4)
-        with self._refused.noting(step=_ASK, contract=contract.digest.hex()):
+            links.send(name, Kind.LABELS, ASK, self.ballot.payload)
+        message = await links.receive(AGGREGATOR, Kind.SUM, step=ASK, patience=4)
+        with self._refused.noting(step=ASK, contract=contract.digest.hex()):
             moment_dK = self._receiver.open(message.payload) * agreed.scale
         self.moment = np.asarray(moment_dK, dtype=np.float64)
         assert agreed.noise is not None
@@ -203,48 +147,44 @@ class MomentVotesLearner(VotesLearner):
         return smoothed_votes(self._signs_Ud, self.moment, variance=variance, voters=voters)
 
 
-class MomentVotesHelper(VotesHelper):
-    """Votes on labels that it sees, under masks and noise; see `VotesHelper`."""
+class MomentVotesPassive(CountingPassive):
+    """Votes on labels that it sees, under masks and noise; see `VotesPassive`."""
 
-    def __init__(self, party: VotingParty, terms: _Terms, noise: ContributionNoise) -> None:
-        super().__init__(party)
-        self._terms, self._noise = terms, noise
+    def __init__(self, own: Own, contract: Contract, rows: Tensor) -> None:
+        self._terms = _Terms.of(own, contract)
+        super().__init__(own, contract, rows, self._terms.noise(len(rows)))
         self._size: BallotSize | None = None
         self._contributor: MomentContributor | None = None
-        self.contributions = noise.ledger
-        self.ledgers = {party.name: noise.ledger}
 
     async def set_up(self, links: Links) -> None:
         """Keys of masks with the other passives and the active."""
-        contract = self.party.contract
+        contract = self.contract
         if not contract.at_start:
             return
-        size = await BallotSize.heard(links, contract, most=len(self.party.held_N))
-        self._size = size
-        self._contributor = MomentContributor(self._terms.agreement(contract, size), self.name)
+        self._size = await BallotSize.heard(links, contract, most=len(self.held_N))
+        agreed = self._terms.agreement(contract, self._size)
+        self._contributor = MomentContributor(agreed, self.name)
         peers = [contract.active, *contract.passives]
         peers.remove(self.name)
-        with unless_untold(contract.active):
+        with unless_unasked(contract.active):
             await links.converse(Kind.SUM_SETUP, self._contributor, peers)
 
     async def answer(self, links: Links, message: Envelope) -> None:
-        party, contributor = self.party, self._contributor
-        ballot = party.read(message)
+        """Vote, and contribute to the moment of the ballot that was told."""
+        ballot, contributor = self.read(message), self._contributor
         if self._size is None or contributor is None:
             raise RemoteProtocolError(f"{message.sender} asks for votes that are opened already")
         self._size.require(ballot, sender=message.sender)
-        votes_UK, agreed = party.vote(ballot), contributor.agreement
-        digest = counted(party, ballot, votes_UK)
-        noise_dK = self._noise.draw(
-            (agreed.features, agreed.columns), step=_ASK, known_B=ballot.rows, digest=digest
-        )
-        people = self._size.bind(party.contract)
+        votes_UK, agreed = self.vote(ballot), contributor.agreement
+        noise_dK = self.draw(ballot, votes_UK, (agreed.features, agreed.columns))
+        assert noise_dK is not None
+        people = self._size.bind(self.contract)
         payload = contributor.contribute(votes_UK, people, noise_dK)
-        links.send(AGGREGATOR, Kind.CONTRIBUTION, _ASK, payload)
+        links.send(AGGREGATOR, Kind.CONTRIBUTION, ASK, payload)
 
 
-class MomentVotesAggregator(VotesAggregator):
-    """Adds what is masked, and answers hidden signs once; see `VotesAggregator`."""
+class MomentVotesAggregator(BallotAggregator):
+    """Adds what is masked, and answers hidden signs once; see `BallotAggregator`."""
 
     blocks = 1
 
@@ -266,10 +206,77 @@ class MomentVotesAggregator(VotesAggregator):
         signs = await links.receive(contract.active, Kind.SIGNS, step=BEFORE_TRAINING, patience=8)
         self._dealt, self._signs = dealt.payload, signs.payload
 
-    def combine(self, step: int, bodies: Mapping[str, bytes]) -> bytes:
+    async def combine(self, links: Links, first: Envelope, bodies: Mapping[str, bytes]) -> bytes:
         if self._combiner is None:
             raise RemoteProtocolError("votes came in a session that opens none")
         return self._combiner.answer(self._dealt, bodies, self._signs, self._people)
+
+
+def hyperplane_signs(features_UF: Floats, features: int, *, seed: int) -> NDArray[np.int8]:
+    """On which side of each of `features` random hyperplanes a standardised row lies, (U, d)."""
+    size_F = features_UF.std(axis=0)
+    x_UF = (features_UF - features_UF.mean(axis=0)) / np.where(size_F > 0, size_F, 1.0)
+    generator = np.random.default_rng(derive_seed(seed, "hyperplanes of the moment"))
+    normal_Fd = generator.standard_normal((x_UF.shape[1], features))
+    return np.where(x_UF @ normal_Fd >= 0, 1, -1).astype(np.int8)
+
+
+@dataclass(frozen=True)
+class _Spectrum:
+    """Phi^T Phi by eigenvalues g and eigenvectors, and the moment in their basis."""
+
+    g_d: Floats
+    basis_dd: Floats
+    moment: Floats
+
+    @classmethod
+    def of(cls, phi_Ud: Floats, moment_dK: Floats) -> "_Spectrum":
+        g_d, basis_dd = np.linalg.eigh(phi_Ud.T @ phi_Ud)
+        return cls(g_d.clip(min=0.0), basis_dd, basis_dd.T @ moment_dK)
+
+    def error(self, strength: float, variance: float) -> float:
+        """Expected squared error of the estimate, less a constant, without bias.
+
+        With u = V in the basis of Phi's left vectors, the moment is sqrt(g) u + noise and the
+        estimate g / (g + lambda) u + sqrt(g) / (g + lambda) noise. Its error is
+        (lambda / (g + lambda))^2 u^2 + g variance / (g + lambda)^2, and u^2 is on average
+        (moment^2 - variance) / g (Mallows 1973, unbiased risk with known variance).
+        """
+        held = self.g_d > 1e-9 * self.g_d.max()
+        g_d, classes = self.g_d[held], self.moment.shape[1]
+        power_d = ((self.moment[held] ** 2).sum(axis=1) - classes * variance) / g_d
+        bias_d = ((strength / (g_d + strength)) ** 2 - 1) * power_d
+        return float((bias_d + classes * variance * g_d / (g_d + strength) ** 2).sum())
+
+
+def smoothed_votes(
+    signs_Ud: NDArray[np.int8], moment_dK: Floats, *, variance: float, voters: int
+) -> Votes:
+    """Estimate every row's sum of votes from the noisy moment.
+
+    lambda is the one with the least unbiased estimate of the squared error over all rows; it reads
+    no labels.
+
+    Args:
+        signs_Ud: of all rows.
+        moment_dK: Phi^T V with noise.
+        variance: of the noise in each of its numbers.
+        voters: passives that voted.
+    """
+    rows, features = signs_Ud.shape
+    classes = moment_dK.shape[1]
+    phi_Ud = signs_Ud / np.sqrt(features)
+    # Votes of a row add up to about one a voter: the mean vote is known before the moment.
+    mean = voters / classes
+    found = _Spectrum.of(phi_Ud, moment_dK - mean * phi_Ud.sum(axis=0)[:, None])
+    errors = [found.error(strength, variance) for strength in _STRENGTHS]
+    strength = _STRENGTHS[int(np.argmin(errors))]
+    turned_Ud = (phi_Ud @ found.basis_dd) / (found.g_d + strength)
+    return Votes(
+        totals=mean + turned_Ud @ found.moment,
+        variance=variance * (turned_Ud**2).sum(axis=1) + np.zeros(rows),
+        voters=voters,
+    )
 
 
 class MomentVotes(VotesMethod):
@@ -277,33 +284,22 @@ class MomentVotes(VotesMethod):
 
     settings = MomentVotesSettings
 
-    def sum_terms(self, own: Own, session: str, shape: tuple[int, ...]) -> Mapping[str, object]:
-        terms = _Terms(own, own.passives, *shape)
+    def sum_terms(self, own: Own, session: str, classes: int) -> Mapping[str, object]:
+        terms = _Terms(own, own.passives, classes)
         return {
             "scheme": "moment",
             "masks": "pairwise",
             "bits": _BITS,
             "features": terms.settings.moment_features,
             "allow_single_passive": own.config.secure_sum.allow_single_passive,
-            **noise_terms(own.config, terms.release),
+            **terms.noise_terms(),
         }
 
     def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
-        terms = _Terms.of(own, contract)
-        return MomentVotesLearner(
-            self.active_party(own, contract, rows),
-            own,
-            headline=self.headline,
-            guarantee=self.guarantee(own, terms.release),
-            terms=terms,
-            refused=refused_sums(own),
-        )
+        return MomentVotesActive(own, contract, rows)
 
     def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
-        terms = _Terms.of(own, contract)
-        noise = vote_noise(own, terms.release, rows=len(rows))
-        assert noise is not None
-        return MomentVotesHelper(self.voting_party(own, contract, rows), terms, noise)
+        return MomentVotesPassive(own, contract, rows)
 
     def aggregator(self, own: Own, contract: Contract) -> Helper:
         return MomentVotesAggregator(own, contract)
@@ -322,3 +318,52 @@ class MomentVotes(VotesMethod):
                 await links.receive(contract.active, Kind.REQUEST, step=at, patience=8)
             links.send(message.receiver, Kind.DEALT, at, message.body)
             step[message.receiver] += 1  # a seed first, then blocks from 0
+
+
+def _is_asked_for(block: int) -> bool:
+    """Whether the dealer waits to be asked for this block, so that few are on their way at once."""
+    return block > 0 and block % _UNASKED == 0
+
+
+class _Terms(VoteTerms):
+    """What the settings say of the moment; see `VoteTerms`."""
+
+    @property
+    def settings(self) -> MomentVotesSettings:
+        """Of the method."""
+        return MomentVotesSettings.of(self.own.config)
+
+    @cached_property
+    def release(self) -> SummedRelease:
+        """What the noise of all passives gives.
+
+        One person moves the moment by a vector of d signs times votes that are rounded towards
+        zero, in integers: `MomentAgreement.sensitivity`.
+        """
+        votes, honest, labeller = self.settings, self.honest, passive_labeller(self.own)
+
+        def release(deviation: int) -> SummedRelease:
+            return summed_moment(
+                labeller, hard=votes.form == "hard", deviation=deviation, honest=honest,
+                steps=2**_BITS * votes.moment_features**0.5,
+                numbers=votes.moment_features * self.classes, integers=True,
+            )  # fmt: skip
+
+        return self.calibrated(labeller, release)
+
+    def agreement(self, contract: Contract, size: BallotSize) -> MomentAgreement:
+        """The moment of one ballot."""
+        return MomentAgreement(
+            session=size.bind(contract).hex(),
+            receiver=contract.active,
+            combiner=AGGREGATOR,
+            dealer=DEALER,
+            contributors=self.contributors,
+            people=size.people,
+            features=self.settings.moment_features,
+            columns=self.classes,
+            noise=self.release.deviation,
+            bits=_BITS,
+            signed=self.settings.signs_votes,
+            allow_single=self.own.config.secure_sum.allow_single_passive,
+        )

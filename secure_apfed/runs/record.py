@@ -83,7 +83,7 @@ class Contributions(Written):
 
 
 class AgreementOf(Written):
-    """How far one passive's votes agree with others'; see `secure_apfed.learning.agreement`."""
+    """How far one passive's votes agree with others'; see `secure_apfed.methods.method`."""
 
     others: float | None
     labels: float

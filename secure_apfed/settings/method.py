@@ -128,6 +128,11 @@ class MethodSettings(Settings, ABC):
         return False
 
     @property
+    def signs_votes(self) -> bool:
+        """Whether a number of a vote may be below 0."""
+        return False
+
+    @property
     def asks_again(self) -> bool:
         """Whether passives are asked for labelled rows once more, after training."""
         return False

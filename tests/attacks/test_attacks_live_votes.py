@@ -51,8 +51,7 @@ def test_one_label_against_all_reads_a_column_of_the_passives_matrices(
     ballot, votes = run.ask(labels=one_against_all(run, person))
     columns_U = np.zeros(len(ballot.rows))
     for name in run.voters:
-        party = run.voter(name).party
-        columns_U += party.vote(ballot)[:, 0]
+        columns_U += run.voter(name).vote(ballot)[:, 0]
     # To the rounding of the sum.
     assert np.abs(votes.totals[:, 0] - columns_U).max() < 1e-3
     near = columns_U > 0.01
@@ -92,7 +91,7 @@ def test_new_runs_on_the_same_people_take_the_noise_off(aligned: dict[str, Any])
     """No count outlasts a run: the report says so."""
     run = open_run(aligned, "each")
     totals = [open_run(aligned, "each").ask()[1].totals for _ in range(12)]
-    truth_UK = np.sum([run.voter(name).party.vote(run.ballot) for name in run.voters], axis=0)
+    truth_UK = np.sum([run.voter(name).vote(run.ballot) for name in run.voters], axis=0)
 
     def error(found_UK: Any) -> float:
         return float(np.square(found_UK - truth_UK).mean() ** 0.5)
@@ -108,12 +107,12 @@ def test_in_pairs_the_sum_is_a_vote_where_one_passive_alone_knows_somebody() -> 
     config = config_of("votes", **changes)
     run = VotesRun(config, with_overlap(load_data(config.data, seed=0), 0.5, seed=1))
     ballot, votes = run.ask()
-    held_MU = torch.stack([run.voter(name).party.held_N[ballot.rows] for name in run.voters])
+    held_MU = torch.stack([run.voter(name).held_N[ballot.rows] for name in run.voters])
     alone_U = (held_MU.sum(dim=0) == 1).numpy()
     assert alone_U.mean() > 0.2
     for at, name in enumerate(run.voters):
         here = alone_U & held_MU[at].numpy()
-        its = run.voter(name).party.vote(ballot)
+        its = run.voter(name).vote(ballot)
         assert np.abs(votes.totals[here] - its[here]).max(initial=0.0) < 1e-3
 
 
@@ -125,7 +124,7 @@ def test_poisoned_votes_cost_accuracy_and_show_where_answers_are_single(
     honest.learn()
     spoilt = open_run(aligned, "each")
     passive = spoilt.voters[0]
-    own = spoilt.voter(passive).party.labeller
+    own = spoilt.voter(passive).labeller
     spoilt.vote_by(passive, PoisonedVotes(honest=own, way=way))
     spoilt.learn()
     before, after = honest.learner.agreement, spoilt.learner.agreement
@@ -135,7 +134,7 @@ def test_poisoned_votes_cost_accuracy_and_show_where_answers_are_single(
 
 def test_a_passive_that_keeps_to_the_form_is_not_refused(aligned: dict[str, Any]) -> None:
     run = open_run(aligned, "sum")
-    own = run.voter(run.voters[0]).party.labeller
+    own = run.voter(run.voters[0]).labeller
     run.vote_by(run.voters[0], PoisonedVotes(honest=own, way="flip"))
     run.learn()
     assert run.learner.agreement == {}  # sums show no single passive

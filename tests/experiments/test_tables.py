@@ -21,7 +21,7 @@ from apfed_experiments.tables.writing import cells_of, write
 from secure_apfed.cli import execute
 from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError, DataError, ModelError
-from secure_apfed.settings.distillation import DistillationSettings
+from secure_apfed.learning.autoencoder import DistillationSettings
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 

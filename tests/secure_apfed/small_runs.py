@@ -10,9 +10,9 @@ from pydantic import create_model
 
 from secure_apfed.config import Config
 from secure_apfed.data import find_dataset
+from secure_apfed.learning.autoencoder import DistillationSettings
 from secure_apfed.methods import METHODS, Method
 from secure_apfed.runs.run import run
-from secure_apfed.settings.distillation import DistillationSettings
 
 __all__ = ["Said", "interrupted", "renamed", "small_config"]
 

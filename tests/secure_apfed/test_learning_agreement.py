@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from secure_apfed.learning.agreement import agreements
+from secure_apfed.methods.votes import agreements
 from secure_apfed.privacy.randomised_response import VoteResponse
 
 ROWS, CLASSES = 400, 5

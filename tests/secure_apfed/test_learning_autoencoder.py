@@ -5,11 +5,15 @@ import torch
 from torch import Tensor, nn
 
 from secure_apfed.errors import ModelError
-from secure_apfed.learning.autoencoder import Autoencoder, Resembled, fit_autoencoder
-from secure_apfed.learning.fitted_once import fit_classifier
+from secure_apfed.learning.autoencoder import (
+    Autoencoder,
+    DistillationSettings,
+    Resembled,
+    fit_autoencoder,
+)
 from secure_apfed.learning.networks import ActiveNetworks
+from secure_apfed.methods.distilled import fit_classifier
 from secure_apfed.models import family_for
-from secure_apfed.settings.distillation import DistillationSettings
 from secure_apfed.settings.model import ModelSettings
 
 SETTINGS = DistillationSettings(epochs=40, batch_size=16, learning_rate=3e-3)

@@ -12,7 +12,7 @@ from secure_apfed.defences import DEFENCES, who_applies
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Kind
 from secure_apfed.methods import METHODS, Method, method_settings
-from secure_apfed.methods.tvfl import TvflSettings
+from secure_apfed.methods.joint import TvflSettings
 from secure_apfed.planning.forecast import Forecast, forecast
 from secure_apfed.runs.run import run
 from tests.secure_apfed.small_runs import Said, renamed, small_config

@@ -24,7 +24,7 @@ from secure_apfed.methods import (
     open_session,
 )
 from secure_apfed.methods.apfed import ApfedPassive
-from secure_apfed.methods.vote_protocol import unless_untold
+from secure_apfed.methods.sum_end import unless_unasked
 from secure_apfed.runs.outcome import RunResult
 from secure_apfed.runs.run import run
 from tests.secure_apfed.single_steps import active_of, passives_of
@@ -182,7 +182,7 @@ def test_a_contract_that_says_abort_stops_for_all(
 @pytest.mark.parametrize("gone", [True, False])
 def test_who_left_is_not_also_said_to_have_been_passed_over(gone: bool) -> None:
     silence = PartyLeftError("shop closed its link", left=("shop",), gone=gone)
-    with pytest.raises(PartyLeftError) as told, unless_untold("bank"):
+    with pytest.raises(PartyLeftError) as told, unless_unasked("bank"):
         raise silence
     assert ("asked others and not them" in str(told.value)) is not gone
     assert told.value.left == (("shop",) if gone else ("shop", "bank"))

@@ -49,9 +49,9 @@ def test_it_is_one_network_on_the_concatenated_table() -> None:
     data = load_data(config.data, seed=0)
     session = open_session(config, data)
     learner: Any = session.learner
-    trainer, helpers = learner.party.trainer, list(session.helpers.values())
+    trainer, helpers = learner.trainer, list(session.helpers.values())
     passives: Any = [one for one in helpers if one.name != "aggregator"]
-    encoders = [trainer.encoder, *(one.party.encoder for one in passives)]
+    encoders = [trainer.encoder, *(one.trainer.encoder for one in passives)]
     layers: Any = [list(one.modules())[-1] for one in encoders]
     joined = nn.Linear(sum(one.in_features for one in layers), 8).double()
     with torch.no_grad():
@@ -60,7 +60,7 @@ def test_it_is_one_network_on_the_concatenated_table() -> None:
     head = nn.Sequential(nn.Flatten(), nn.Linear(8, 10)).double()
     head.load_state_dict(trainer.head.state_dict())
     features = [trainer.features_N[learner._aligned]]
-    features += [one.party.trainer.features_N for one in passives]
+    features += [one.trainer.features_N for one in passives]
     x_UF = torch.cat([part.flatten(1) for part in features], dim=1)
     labels_U = trainer.labels_N[learner._aligned]
     sgd = torch.optim.SGD(
@@ -142,7 +142,7 @@ def test_the_head_of_selu_networks_has_the_layers_that_were_asked_for() -> None:
         }), load_data(config.data, seed=0),
     )  # fmt: skip
     learner: Any = session.learner
-    layers = [one for one in learner.party.trainer.head if isinstance(one, nn.Linear)]
+    layers = [one for one in learner.trainer.head if isinstance(one, nn.Linear)]
     assert [one.out_features for one in layers] == [12, 6, 10]
     assert layers[0].in_features == 4 * 8
-    assert not isinstance(learner.party.trainer.head[-1], nn.SELU)
+    assert not isinstance(learner.trainer.head[-1], nn.SELU)

@@ -17,9 +17,9 @@ from secure_apfed.data import UNLABELLED, ColumnEncoding, PartyTable, VerticalDa
 from secure_apfed.exchange import Envelope, Kind, TensorSpec, pack, unpack
 from secure_apfed.labellers import Spreading
 from secure_apfed.methods import Simulation, open_session
-from secure_apfed.methods.apc_vfl import AnsweringHelper, ReleaseLearner
-from secure_apfed.methods.joint_teacher import JointTeacherLearner, JointTeacherSettings
-from secure_apfed.methods.tvfl import TvflHelper
+from secure_apfed.methods.distilled import ApcVflActive, ApcVflPassive
+from secure_apfed.methods.joint import TvflPassive
+from secure_apfed.methods.joint_teacher import JointTeacherActive, JointTeacherSettings
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
 from secure_apfed.solo import BASELINES, SoloTask
@@ -132,14 +132,14 @@ def test_the_teacher_is_the_joint_model_and_its_labels_are_its_probabilities() -
         losses = [one.step(step, one.learner.training_rows) for one in (session, joint)]
         assert losses[0] == pytest.approx(losses[1], abs=1e-12)
     learner = session.learner
-    assert isinstance(learner, JointTeacherLearner)
+    assert isinstance(learner, JointTeacherActive)
     session.play(learner.conclude(session.links, Counted()))
-    trainer = learner.party.trainer
+    trainer = learner.trainer
     parts = [trainer.encoder(trainer.features_N[:TRAIN])]
     for name, table in zip(session.contract.passives, data.passives, strict=True):
         helper = session.helpers[name]
-        assert isinstance(helper, TvflHelper)
-        parts.append(helper.party.encoder(table.features[:TRAIN].double()))
+        assert isinstance(helper, TvflPassive)
+        parts.append(helper.trainer.encoder(table.features[:TRAIN].double()))
     expected = trainer.head(torch.cat(parts, dim=1)).softmax(1).detach()
     expected[:LABELLED] = torch.eye(K, dtype=torch.float64)[torch.arange(LABELLED) % K]
     targets = learner.student.tensors()["targets"]
@@ -214,20 +214,34 @@ def request(session: Simulation, name: str, rows: list[int], *, step: int) -> En
 def test_a_request_that_breaks_a_rule_is_refused(rows: list[int], message: str) -> None:
     session = open_session(answering(), planted())
     helper = session.helpers["passive-1"]
-    assert isinstance(helper, AnsweringHelper)
+    assert isinstance(helper, ApcVflPassive)
     with pytest.raises(RemoteProtocolError, match=message):
-        helper.party.represent(request(session, "passive-1", rows, step=0))
+        helper.represent(request(session, "passive-1", rows, step=0))
 
 
 def test_a_row_is_told_once_and_as_often_more_as_agreed() -> None:
     config = answering(rules={"spare_answers": 1}, guard={"mechanism": "none"})
     session = open_session(config, planted())
     helper = session.helpers["passive-1"]
-    assert isinstance(helper, AnsweringHelper)
+    assert isinstance(helper, ApcVflPassive)
     for step in range(3):
-        helper.party.represent(request(session, "passive-1", [0, 1], step=step))
+        helper.represent(request(session, "passive-1", [0, 1], step=step))
     with pytest.raises(RemoteProtocolError, match="more than 3 times"):
-        helper.party.represent(request(session, "passive-1", [0, 1], step=3))
+        helper.represent(request(session, "passive-1", [0, 1], step=3))
+
+
+@pytest.mark.parametrize(("known", "asked"), [(0, False), (1, False), (2, True)])
+def test_fewer_test_people_than_passives_answer_are_asked_of_nobody(
+    known: int, asked: bool
+) -> None:
+    def without(table: PartyTable) -> PartyTable:
+        here = TRAIN + known
+        return replace(table, ids=table.ids[:here], features=table.features[:here])
+
+    data = planted()
+    data = replace(data, passives=tuple(without(table) for table in data.passives))
+    train = {"epochs": 1, "batch_size": 64, "learning_rate": 0.1, "device": "cpu"}
+    assert ("apc_vfl_together" in run(answering(train=train), None, data=data).accuracy) is asked
 
 
 @pytest.mark.parametrize(
@@ -247,7 +261,7 @@ def test_the_active_refuses_answers_that_break_a_rule(
 ) -> None:
     session = open_session(config, planted())
     helper = session.helpers["passive-2"]
-    assert isinstance(helper, TvflHelper | AnsweringHelper)
+    assert isinstance(helper, TvflPassive)
     width = session.contract.passives["passive-2"].representation.shape[0]
 
     def lie(message: Envelope) -> bytes:
@@ -255,10 +269,10 @@ def test_the_active_refuses_answers_that_break_a_rule(
         rows, z = change(rows, torch.ones(len(rows), width, dtype=torch.float64))
         return pack({"rows": rows, "z": z})
 
-    monkeypatch.setattr(helper.party, "represent", lie)
+    monkeypatch.setattr(helper, "represent", lie)
     learner, course = session.learner, Counted()
-    assert isinstance(learner, JointTeacherLearner | ReleaseLearner)
-    ask = learner.conclude if isinstance(learner, JointTeacherLearner) else learner.gather
+    assert isinstance(learner, JointTeacherActive | ApcVflActive)
+    ask = learner.conclude if isinstance(learner, JointTeacherActive) else learner.teach
     script = ask(session.links, course)
     with pytest.raises(RemoteProtocolError, match=message):
         session.play(script)
@@ -273,7 +287,7 @@ def test_under_strong_randomised_response_the_student_falls_back_to_its_own_labe
     data = planted()
     session = open_session(config_of("joint_teacher"), data)
     learner = session.learner
-    assert isinstance(learner, JointTeacherLearner)
+    assert isinstance(learner, JointTeacherActive)
     told = np.eye(K)[np.arange(TRAIN) % K]
     shares = []
     for epsilon in (0.1, 12.0):

@@ -14,8 +14,7 @@ from secure_apfed.data import VerticalData
 from secure_apfed.exchange import Envelope, Kind, pack
 from secure_apfed.methods import Simulation, open_session
 from secure_apfed.methods.alignment import positions_of
-from secure_apfed.methods.tvfl import FILLS, TvflHelper, TvflLearner
-from secure_apfed.parties import TvflActive, TvflPassive
+from secure_apfed.methods.joint import FILLS, TvflActive, TvflPassive
 from tests.secure_apfed.seats import cloned, same
 from tests.secure_apfed.single_steps import CLASSES, ROWS, random_data, step_config
 
@@ -38,14 +37,14 @@ def opened(data: VerticalData, settings: Config | None = None) -> Simulation:
 
 
 def active_of(session: Simulation) -> TvflActive:
-    assert isinstance(session.learner, TvflLearner)
-    return session.learner.party
+    assert isinstance(session.learner, TvflActive)
+    return session.learner
 
 
 def passives_of(session: Simulation) -> list[TvflPassive]:
     """In the contract's order."""
     helpers = [session.helpers[name] for name in session.contract.passives]
-    return [helper.party for helper in helpers if isinstance(helper, TvflHelper)]
+    return [helper for helper in helpers if isinstance(helper, TvflPassive)]
 
 
 def state(session: Simulation) -> dict[str, Tensor]:
@@ -59,7 +58,7 @@ class Monolith:
     """All encoders and the head as one graph with one loss."""
 
     def __init__(self, session: Simulation, data: VerticalData, settings: Config) -> None:
-        passives = [party.encoder for party in passives_of(session)]
+        passives = [party.trainer.encoder for party in passives_of(session)]
         self.encoders = nn.ModuleList(
             copy.deepcopy([active_of(session).trainer.encoder, *passives])
         )
@@ -101,7 +100,7 @@ def test_steps_equal_one_autograd_graph(passives: int) -> None:
         assert loss == pytest.approx(monolith.step(people), abs=1e-10)
         ours = [
             active_of(session).trainer.encoder,
-            *(party.encoder for party in passives_of(session)),
+            *(party.trainer.encoder for party in passives_of(session)),
         ]
         pairs = zip(
             [*ours, active_of(session).trainer.head],
@@ -207,7 +206,7 @@ def test_evaluation_changes_no_parameter_and_no_later_step(final: bool) -> None:
 def test_every_network_is_evaluated_without_dropout() -> None:
     session = opened(vertical_data(2))
     modes: list[bool] = []
-    encoders = [party.encoder for party in passives_of(session)]
+    encoders = [party.trainer.encoder for party in passives_of(session)]
     for module in (active_of(session).trainer.encoder, active_of(session).trainer.head, *encoders):
         module.register_forward_pre_hook(lambda module, _: modes.append(module.training))
     session.evaluate(next_step=0, final=True)
@@ -336,7 +335,7 @@ def test_after_a_release_that_failed_no_gradient_is_due(monkeypatch: pytest.Monk
     def refuse(**_: Any) -> None:
         raise OverflowError("spent")
 
-    monkeypatch.setattr(asked.passive.ledger, "charge", refuse)
+    monkeypatch.setattr(asked.passive.ledgers["passive-1"], "charge", refuse)
     with pytest.raises(OverflowError, match="spent"):
         asked.passive.represent(asked.request(torch.arange(4), step=4))
     asked.refuses(asked.gradient(torch.ones(4, D).double(), step=4), "waits for none")
@@ -356,10 +355,10 @@ def test_after_a_release_that_failed_no_gradient_is_due(monkeypatch: pytest.Monk
 )
 def test_a_request_outside_the_rules_is_refused(rows: list[int], step: int, message: str) -> None:
     asked = Asked()
-    releases = asked.passive.ledger.spent().releases
+    releases = asked.passive.ledgers["passive-1"].spent().releases
     with pytest.raises(RemoteProtocolError, match=message):
         asked.passive.represent(asked.request(torch.tensor(rows, dtype=torch.int64), step=step))
-    assert asked.passive.ledger.spent().releases == releases
+    assert asked.passive.ledgers["passive-1"].spent().releases == releases
     asked.passive.learn(asked.gradient(torch.ones(4, D).double()))  # still due
 
 
@@ -367,7 +366,7 @@ def test_a_request_outside_the_rules_is_refused(rows: list[int], step: int, mess
 def test_only_a_plain_true_asks_to_learn(learn: object) -> None:
     asked = Asked()
     asked.passive.represent(asked.request(torch.arange(3), step=4, learn=learn))
-    assert not asked.passive.encoder.training
+    assert not asked.passive.trainer.encoder.training
     asked.refuses(asked.gradient(torch.ones(3, D).double(), step=4), "waits for none")
 
 
@@ -391,9 +390,9 @@ def test_answers_that_are_missing_doubled_or_swapped_are_refused() -> None:
     one, other = answers(session, rows)
     for wrong in ([], [one], [one, one], [one, other, one]):
         with pytest.raises(RemoteProtocolError, match="one answer of each of passive-1, passive-2"):
-            active_of(session).learn(0, rows, wrong)
+            active_of(session).read(rows, wrong)
     with pytest.raises(RemoteProtocolError, match="answered for other rows than asked"):
-        active_of(session).learn(0, rows.flip(0), [one, other])
+        active_of(session).read(rows.flip(0), [one, other])
     assert same(active_of(session).tensors(), before)
 
 
@@ -404,7 +403,9 @@ def test_answers_in_any_order_are_one_step() -> None:
         session = opened(data)
         # The same people, though each session has its own order.
         rows = session.learner.training_rows[:4]
-        active_of(session).learn(0, rows, answers(session, rows)[:: -1 if backwards else 1])
+        active = active_of(session)
+        read = active.read(rows, answers(session, rows)[:: -1 if backwards else 1])
+        active.learn(0, rows, read)
         states.append(cloned(active_of(session).tensors()))
     assert same(*states)
 
@@ -414,11 +415,11 @@ def test_representations_out_of_bounds_are_refused(scale: float) -> None:
     session = opened(vertical_data(2))
     rows = torch.arange(4)
     with torch.no_grad():
-        for parameter in passives_of(session)[1].encoder.parameters():
+        for parameter in passives_of(session)[1].trainer.encoder.parameters():
             parameter.mul_(scale)
     before = cloned(active_of(session).tensors())
     with pytest.raises(RemoteProtocolError, match="passive-2 sent representations whose norm"):
-        active_of(session).learn(0, rows, answers(session, rows))
+        active_of(session).read(rows, answers(session, rows))
     assert same(active_of(session).tensors(), before)
 
 

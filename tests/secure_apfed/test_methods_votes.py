@@ -20,8 +20,7 @@ from secure_apfed.exchange import Envelope, Kind, pack
 from secure_apfed.labellers import Spreading
 from secure_apfed.learning.votes import Votes, likely_labels, reliability_of
 from secure_apfed.methods import open_session
-from secure_apfed.parties import Ballot, VotingParty
-from secure_apfed.parties.rules import StepGate
+from secure_apfed.methods.votes import Ballot, VotesPassive
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.record import read_outcome
 from secure_apfed.runs.run import run
@@ -317,7 +316,7 @@ def test_two_sessions_have_other_noise() -> None:
 def test_ballots_on_others_share_no_chance(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or an active would read who votes alike from answers that are alike."""
     config = config_of("votes_randomised", guard={"mechanism": "none", "noise": "secret"})
-    monkeypatch.setattr(VotingParty, "vote", lambda self, ballot: np.eye(10)[np.arange(40) % 10])
+    monkeypatch.setattr(VotesPassive, "vote", lambda self, ballot: np.eye(10)[np.arange(40) % 10])
     session = open_session(config, load_data(config.data, seed=0))
     helper: Any = session.helpers["passive-1"]
     answers: list[bytes] = []
@@ -325,7 +324,7 @@ def test_ballots_on_others_share_no_chance(monkeypatch: pytest.MonkeyPatch) -> N
     for first in (0, 40, 0):
         rows_U = torch.arange(first, first + 40)
         ballot = Ballot.of(rows_U, torch.tensor([0]), torch.tensor([1]), size=40)
-        helper.party._gate = StepGate("passive-1")
+        helper._asked = False
         with suppress(StopIteration):
             helper.answer(links, replace(ask(), payload=ballot.payload)).send(None)
     assert answers[0] == answers[2]

@@ -19,7 +19,7 @@ from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack, unpac
 from secure_apfed.labellers import make_labeller
 from secure_apfed.labellers.guarantee import summed_votes
 from secure_apfed.methods import Simulation, open_session
-from secure_apfed.methods.votes_encrypted import EncryptedVotesLearner
+from secure_apfed.methods.votes_encrypted import EncryptedVotesActive
 from secure_apfed.runs.run import run
 from tests.secure_apfed.test_methods_votes import clear_votes, config_of
 
@@ -97,8 +97,8 @@ def test_noise_is_as_large_as_it_is_told_and_is_charged_once() -> None:
 def test_a_row_of_integers_keeps_its_bound() -> None:
     session, _ = session_of()
     helper: Any = session.helpers["passive-1"]
-    ballot = session.learner.party.ballot  # type: ignore[attr-defined]  # of votes alone
-    steps = helper._matrix(ballot) * (2**15 - 1)
+    ballot = session.learner.ballot  # type: ignore[attr-defined]  # of votes alone
+    steps = helper.matrix(ballot) * (2**15 - 1)
     assert np.abs(steps - np.rint(steps)).max() < 1e-6
     assert np.abs(np.rint(steps)).sum(axis=1).max() <= 2**15 - 1
 
@@ -194,7 +194,7 @@ def test_a_passive_is_asked_once_and_for_what_was_told() -> None:
     again = Envelope(
         session=session.contract.session, step=0, kind=Kind.ENCRYPTED_LABELS, sender="active",
         receiver="passive-1", sequence=9,
-        payload=msgpack.packb([session.learner.party.ballot.payload, b""]),  # type: ignore[attr-defined]  # of votes alone
+        payload=msgpack.packb([session.learner.ballot.payload, b""]),  # type: ignore[attr-defined]  # of votes alone
     )  # fmt: skip
     with pytest.raises(RemoteProtocolError, match="once more in one session"):
         session.play(helper.answer(session.network.links["passive-1"], again))
@@ -224,16 +224,16 @@ def test_audits_that_are_broken_off_are_counted(
 ) -> None:
     """An active that dislikes the coin and begins again gets two chances, and no third."""
     config = voting(candidates=3)
-    request = EncryptedVotesLearner.gather
+    request = EncryptedVotesActive.gather
 
     async def silent(learner: Any, links: Links) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(EncryptedVotesLearner, "gather", silent)
+    monkeypatch.setattr(EncryptedVotesActive, "gather", silent)
     for resume in (False, True):
         with pytest.raises(KeyboardInterrupt):
             run(config, tmp_path / "run", resume=resume)
-    monkeypatch.setattr(EncryptedVotesLearner, "gather", request)
+    monkeypatch.setattr(EncryptedVotesActive, "gather", request)
     with pytest.raises(CheckpointError, match=r"2 sessions ended .* and 1 may"):
         run(config, tmp_path / "run", resume=True)
     log = next((tmp_path / "run" / "parties").rglob("audits-passive-1.jsonl"))

@@ -13,9 +13,9 @@ from secure_apfed.contract import AGGREGATOR
 from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Kind, Links
-from secure_apfed.learning.moment import hyperplane_signs, smoothed_votes
 from secure_apfed.methods import METHODS, Simulation, open_session, roles_of
 from secure_apfed.methods.alignment import DEALER
+from secure_apfed.methods.votes_moment import hyperplane_signs, smoothed_votes
 from secure_apfed.runs.run import run
 from tests.secure_apfed.test_methods_votes import clear_votes, config_of
 from tests.secure_apfed.test_methods_votes_encrypted import altered
@@ -46,7 +46,7 @@ def test_the_moment_of_the_votes_is_opened_under_the_noise_that_is_told(protocol
     steps = session.contract.secure_sum["noise"]["steps"]
     told = np.sqrt(3) * steps / (2**12 * np.sqrt(64))
     assert 0.9 < noise_dK.std() / told < 1.1
-    agreed: MomentAgreement = learner._agreed
+    agreed: MomentAgreement = learner.agreed
     release = next(iter(session.contributions.values())).spent()
     assert 3.9 < release.epsilon_x <= 4.0
     assert release.releases == 1
@@ -82,7 +82,7 @@ def test_the_dealer_is_never_far_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Links, "send", noted)
     session, _ = session_of()
-    agreed: MomentAgreement = session.learner._agreed  # type: ignore[attr-defined]  # of a moment
+    agreed: MomentAgreement = session.learner.agreed  # type: ignore[attr-defined]  # of a moment
     asked = [step for kind, step in sent if kind is Kind.REQUEST]
     assert agreed.blocks > 16
     assert asked == list(range(8, agreed.blocks, 8))

@@ -14,12 +14,12 @@ from secure_apfed.contract import RepresentationTerms
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Kind, pack
 from secure_apfed.learning.checks import check_rows
-from secure_apfed.parties.rules import (
+from secure_apfed.learning.release import read_representations
+from secure_apfed.methods.sum_end import (
     Allowance,
     AnswersLog,
     StepGate,
     bind_step,
-    read_representations,
 )
 from tests.secure_apfed.seats import contract, envelope, representations
 
@@ -137,16 +137,16 @@ def test_float64_terms_want_float64() -> None:
 def test_a_step_passes_once_and_only_upwards() -> None:
     gate = StepGate("p1")
     for step in (0, 1, 7):
-        gate.enter(envelope(b"", kind=Kind.REPRESENTATIONS, step=step))
+        gate.enter(step, sender="active")
     for step in (7, 6, 0, -1):
         with pytest.raises(RemoteProtocolError, match=f"active sent step {step} after step 7"):
-            gate.enter(envelope(b"", kind=Kind.REPRESENTATIONS, step=step))
+            gate.enter(step, sender="active")
     assert gate.last == 7
 
 
 def test_setup_messages_are_no_step() -> None:
     with pytest.raises(RemoteProtocolError, match="step -1 after step -1"):
-        StepGate("p1").enter(envelope(b"", kind=Kind.REPRESENTATIONS, step=-1))
+        StepGate("p1").enter(-1, sender="active")
 
 
 def test_a_binding_changes_with_everything_it_binds() -> None:

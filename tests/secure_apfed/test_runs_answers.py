@@ -16,8 +16,8 @@ from secure_apfed.config import Config
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Envelope, TensorSpec, unpack
 from secure_apfed.methods.apfed import ApfedActive
+from secure_apfed.methods.joint import TvflActive, TvflPassive
 from secure_apfed.methods.sum_end import Admitted, PassiveSum
-from secure_apfed.parties import TvflActive, TvflPassive
 from secure_apfed.runs.run import run
 from tests.secure_apfed.small_runs import interrupted, small_config
 from tests.with_crypten import pair_of

@@ -12,8 +12,7 @@ from secure_apfed.data import load_data
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.files import own_subfolder
 from secure_apfed.methods import Start, fresh_secrets
-from secure_apfed.methods.accounts import answers_log
-from secure_apfed.parties.rules import AnswersLog
+from secure_apfed.methods.sum_end import AnswersLog
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.run import run
 from tests.secure_apfed.single_steps import own_of
@@ -120,14 +119,14 @@ def test_no_name_of_a_passive_reaches_another_file(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     secrets = {name: fresh_secrets(config, name, logs=folder) for name in ("shop", "../shop")}
     start = Start(config=config, data=load_data(config.data, seed=0), secrets=secrets)
-    assert answers_log(own_of(start, "shop")) == AnswersLog(folder / "answers-shop.jsonl")
+    assert AnswersLog.of(own_of(start, "shop")) == AnswersLog(folder / "answers-shop.jsonl")
     inside = replace(secrets["shop"], sends_out=False)
     start = replace(start, secrets={"shop": inside})
-    assert answers_log(own_of(start, "shop")) == AnswersLog(
+    assert AnswersLog.of(own_of(start, "shop")) == AnswersLog(
         folder / "answers-shop.jsonl", waits=False
     )
     start = replace(start, secrets=secrets)
     with pytest.raises(ConfigError, match="no file of"):
-        answers_log(own_of(start, "../shop"))
+        AnswersLog.of(own_of(start, "../shop"))
     with pytest.raises(ConfigError, match="no file of"):
         RunFolder(folder).party("../shop")

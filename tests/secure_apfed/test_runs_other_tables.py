@@ -131,7 +131,7 @@ def test_the_account_is_that_of_the_passive_that_spent_most(
             ledger.charge(step=1000, rows=torch.arange(aligned), digest=b"one more")
         return ledger
 
-    monkeypatch.setattr("secure_apfed.methods.tvfl.ledger_for", ledger_for)
+    monkeypatch.setattr("secure_apfed.methods.joint.ledger_for", ledger_for)
     write_tables(tmp_path)
     guard = {"mechanism": "gaussian", "sigma": 20.0}
     joint = config_of(tmp_path, guard).model_dump() | {"method": "tvfl"}

@@ -15,7 +15,7 @@ from apfed_protocols.sums.homomorphic import KeyHolder
 from secure_apfed.config import Config
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Kind, Links
-from secure_apfed.parties import RefusedSums
+from secure_apfed.methods.sum_end import RefusedSums
 from secure_apfed.runs.run import run
 from tests.secure_apfed.small_runs import interrupted, small_config
 

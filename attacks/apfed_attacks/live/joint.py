@@ -13,12 +13,12 @@ from secure_apfed.config import Config
 from secure_apfed.contract import RepresentationTerms
 from secure_apfed.data import VerticalData
 from secure_apfed.exchange import Kind, Links, Script, pack
-from secure_apfed.methods.tvfl import TvflLearner
+from secure_apfed.methods.joint import TvflActive
 
 __all__ = ["JointRun"]
 
 
-class JointRun(LiveSession[TvflLearner]):
+class JointRun(LiveSession[TvflActive]):
     """A session of TVFL whose active an adversary can play.
 
     Args:
@@ -33,7 +33,7 @@ class JointRun(LiveSession[TvflLearner]):
         *,
         alignment: Mapping[str, Tensor] | None = None,
     ) -> None:
-        super().__init__(config, data, TvflLearner, alignment=alignment)
+        super().__init__(config, data, TvflActive, alignment=alignment)
         self._deviation: tuple[str, Answering] | None = None
 
     def terms(self, passive: str) -> RepresentationTerms:
@@ -53,17 +53,17 @@ class JointRun(LiveSession[TvflLearner]):
 
 
 async def _return_what_it_likes(
-    honest: TvflLearner, links: Links, step: int, rows_B: Tensor, victim: str, strategy: Answering
+    honest: TvflActive, links: Links, step: int, rows_B: Tensor, victim: str, strategy: Answering
 ) -> float:
     """A step of an active that trains and answers as an honest one does, but for the victim.
 
     It holds what an honest active holds: its networks, and what the passives send it.
     """
-    answers = await honest.ask(links, step, rows_B, learn=True)
-    h_BD = honest.party.read(rows_B, answers)[victim]
+    parts = honest.read(rows_B, await honest.ask(links, step, rows_B, learn=True))
+    h_BD = parts[victim].clone()
     chosen_BD = strategy.answer(step, rows_B, h_BD.flatten(1)) / len(rows_B)
-    gradients = honest.party.learn(step, rows_B, answers)
+    loss, gradients = honest.learn(step, rows_B, parts)
     gradients[victim] = pack({"gradient": chosen_BD.reshape(h_BD.shape).to(h_BD)})
     for name, payload in gradients.items():
         links.send(name, Kind.GRADIENTS, step, payload)
-    return honest.party.task_loss.item()
+    return loss

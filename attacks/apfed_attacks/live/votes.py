@@ -20,13 +20,12 @@ from secure_apfed.data import VerticalData
 from secure_apfed.exchange import Envelope, Kind, Links
 from secure_apfed.labellers import Labeller
 from secure_apfed.learning.votes import Votes
-from secure_apfed.methods.votes import VotesHelper, VotesLearner
-from secure_apfed.parties import Ballot
+from secure_apfed.methods.votes import Ballot, VotesActive, VotesPassive
 
 __all__ = ["VotesRun"]
 
 
-class VotesRun(LiveSession[VotesLearner]):
+class VotesRun(LiveSession[VotesActive]):
     """A session of votes; see `LiveSession`."""
 
     def __init__(
@@ -38,14 +37,14 @@ class VotesRun(LiveSession[VotesLearner]):
         logs: Path | None = None,
     ) -> None:
         # Any opening of votes will do, and only their base is common to all.
-        role: type[VotesLearner] = VotesLearner  # type: ignore[type-abstract]  # never constructed
+        role: type[VotesActive] = VotesActive  # type: ignore[type-abstract]  # never constructed
         super().__init__(config, data, role, alignment=alignment, logs=logs)
         self.session.transcript.begin_epoch(0)
 
     @property
     def ballot(self) -> Ballot:
         """What an honest active asks."""
-        return self.learner.party.ballot
+        return self.learner.ballot
 
     @property
     def voters(self) -> tuple[str, ...]:
@@ -73,29 +72,29 @@ class VotesRun(LiveSession[VotesLearner]):
                 Tensor(list(labels.values())).long(),
                 size=honest.size, shown=exchange_of(self.config).labels == "shown",
             )  # fmt: skip
-            self.learner.party.ballot = ballot
+            self.learner.ballot = ballot
         step = self._next_step()
         links = cast(Links, _AtStep(self.session.links, step))  # sends and awaits as they do
         try:
             votes = self.session.play(self.learner.gather(links))
         finally:
-            asked, self.learner.party.ballot = self.ballot, honest
+            asked, self.learner.ballot = self.ballot, honest
         return asked, votes
 
     def vote_by(self, passive: str, labeller: Labeller) -> None:
         """Let this passive vote with another labeller from now on."""
-        self.voter(passive).party.labeller = labeller
+        self.voter(passive).labeller = labeller
 
-    def voter(self, passive: str) -> VotesHelper:
+    def voter(self, passive: str) -> VotesPassive:
         """The honest role of a passive, which the experimenter asks for the truth."""
         role = self.session.helpers[passive]
-        assert isinstance(role, VotesHelper)
+        assert isinstance(role, VotesPassive)
         return role
 
     def learn(self) -> None:
         """Ask honestly, and teach the student."""
         _, votes = self.ask()
-        self.learner.party.take(votes)
+        self.learner.take(votes)
 
 
 class _AtStep:

@@ -96,7 +96,7 @@ def _neighbours(data: str, method: str, epsilon: float | None, runs: int, seed: 
     run = _open(data, method, epsilon, seed)
     rows = run.ballot.rows.sort().values
     draw = np.random.default_rng(seed)
-    landmarks = draw.choice(len(rows), size=run.learner.party.classes - 1, replace=False)
+    landmarks = draw.choice(len(rows), size=run.learner.classes - 1, replace=False)
     later = (_open(data, method, epsilon, seed) for _ in range(1, runs))
     seen_Uk = np.mean([_columns_of(one, rows, landmarks, draw) for one in (run, *later)], axis=0)
     near = {
@@ -124,7 +124,7 @@ def _columns_of(
     others = np.arange(len(rows))
     if "votes are answered singly" in run.config.method.happens:
         others = draw.choice(len(rows), size=len(rows) // _NEAR, replace=False)
-    last = run.learner.party.classes - 1
+    last = run.learner.classes - 1
     labels = dict.fromkeys(rows[others].tolist(), last)
     labels |= {int(rows[place]): number for number, place in enumerate(landmarks)}
     _, votes = run.ask(rows, labels)
@@ -169,7 +169,7 @@ def _averaged(data: str, method: str, epsilon: float, runs: int, seed: int) -> R
         run = _open(data, method, epsilon, seed) if number else run
         _, votes = run.ask()
         totals.append(votes.totals)
-    truth_UK = np.sum([run.voter(name).party.vote(run.ballot) for name in run.voters], axis=0)
+    truth_UK = np.sum([run.voter(name).vote(run.ballot) for name in run.voters], axis=0)
     named_U1 = np.mean(totals, axis=0).argmax(axis=1)[:, None]
     # Hard votes tie often: any class of those with most votes will do.
     reached_U1 = np.take_along_axis(truth_UK, named_U1, axis=1) >= truth_UK.max(1, keepdims=True)
@@ -199,7 +199,7 @@ def _moved(data: str, method: str, epsilon: float | None, seed: int) -> Row:
     honest = dict(zip(
         run.ballot.rows[run.ballot.labelled].tolist(), run.ballot.labels.tolist(), strict=True
     ))  # fmt: skip
-    classes = run.learner.party.classes
+    classes = run.learner.classes
     free = run.ballot.rows[~torch.isin(run.ballot.rows, torch.tensor(list(honest)))]
     draw = np.random.default_rng(seed)
     chosen = draw.choice(len(free), size=_CANDIDATES, replace=False)
@@ -211,7 +211,7 @@ def _moved(data: str, method: str, epsilon: float | None, seed: int) -> Row:
             run = _open(data, method, epsilon, seed)
             if not member:
                 for name in run.voters:
-                    run.voter(name).party.held_N[candidate] = False
+                    run.voter(name).held_N[candidate] = False
             _, votes = run.ask(None, honest | {candidate: label})
             found.append(votes.totals[run.ballot.rows.numpy() != candidate])
         distances.append(float(np.abs(found[0] - found[1]).sum()))
@@ -255,7 +255,7 @@ def _accuracy(
     """In per cent, and where single answers are opened how far each passive agrees with others."""
     run = _open(data, method, epsilon, seed)
     if way is not None:
-        honest = run.voter(VICTIM).party.labeller
+        honest = run.voter(VICTIM).labeller
         run.vote_by(VICTIM, PoisonedVotes(honest=honest, way=way, seed=seed))
     run.learn()
     agreement = {name: one.others or 0.0 for name, one in run.learner.agreement.items()}

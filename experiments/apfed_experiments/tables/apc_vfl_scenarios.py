@@ -2,7 +2,7 @@
 
 Source: section 5 and Appendices A and B of the paper. Who holds which columns and people says
 `secure_apfed.data.preset`; encoders, epochs, patience and Adam are the defaults of
-`secure_apfed.settings.distillation.DistillationSettings`, which are the paper's.
+`secure_apfed.learning.autoencoder.DistillationSettings`, which are the paper's.
 """
 
 from collections.abc import Callable, Mapping

@@ -22,7 +22,7 @@ from apfed_experiments.tables.table import (
 from secure_apfed.config import Config
 from secure_apfed.data import load_data, preset
 from secure_apfed.exchange import Kind
-from secure_apfed.methods.apc_vfl import ApcVflSettings
+from secure_apfed.methods.distilled import ApcVflSettings
 from secure_apfed.runs.outcome import Progress
 from secure_apfed.runs.run import run
 

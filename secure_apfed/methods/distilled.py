@@ -1,0 +1,730 @@
+"""APC-VFL and VFedTrans: asked once, the others help an autoencoder of the active's own.
+
+The active reads something of its aligned training rows that all parties' tables tell together, and
+fits an autoencoder to all of its rows whose code resembles that. It classifies by this code, and
+predicts alone. No label leaves it, and no gradient goes either way.
+
+APC-VFL (section 4, Figures 3 and 4). Every passive fits an autoencoder g1 to its aligned rows, and
+releases each row's code, behind its guard, once for each person. The active's g2 reads the codes of
+all parties, and its g3 is drawn to the code of g2 (`ApcVflActive`, `ApcVflPassive`). At the end the
+aligned test rows are asked for, once each, to tell what the parties would predict together: the
+paper's variant for rows that are all aligned (Figure 4). Fitting g1 adds no noise: a person's
+features move everybody's codes a little, so that a guard's epsilon, of one row's release with the
+encoder held fixed, is none for the passive's whole table.
+
+VFedTrans (Huang et al. 2023, with FedSVD of Chai et al. 2022, as APC-VFL compares with it, Appendix
+E.3). The dealer hands out orthogonal masks; every party sends the aggregator its masked table; the
+aggregator decomposes their sum; the active takes the mask off the left singular vectors, as many as
+`model.representation`, to which its code is drawn (`VFedTransActive`, `VFedTransPassive`,
+`VFedTransAggregator`). Nothing of this has noise: what masks and vectors tell stands in
+docs/decomposition.md. Ours: the vectors times the root of the number of rows, so that their numbers
+are about as large as the features', whatever that number; and the classifier reads the own features
+beside the code itself, where the release puts the decoder's output.
+
+Letters: N rows of a table or positions of the alignment, T training rows, U those of them that are
+aligned, n labelled rows, B rows of one question, F features, D numbers of a code, K classes.
+"""
+
+import hashlib
+import math
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.svd import SvdAgreement, SvdDealer, SvdOwner, SvdReceiver, SvdServer
+from apfed_protocols.svd.agreement import MOST_FEATURES, MOST_MASK_ROWS
+from secure_apfed.contract import AGGREGATOR, Contract, PassiveTerms, RepresentationTerms
+from secure_apfed.data import OwnData
+from secure_apfed.defences import representation_chain
+from secure_apfed.errors import ConfigError
+from secure_apfed.exchange import (
+    BEFORE_TRAINING,
+    Envelope,
+    Kind,
+    Links,
+    TensorSpec,
+    pack,
+    unpack,
+)
+from secure_apfed.labellers.kinds import minimiser, with_constant
+from secure_apfed.learning.autoencoder import (
+    Autoencoder,
+    DistillationSettings,
+    Resembled,
+    fit_autoencoder,
+    new_autoencoder,
+)
+from secure_apfed.learning.checks import check_rows
+from secure_apfed.learning.compute import Compute
+from secure_apfed.learning.descent import prefixed, without_prefix
+from secure_apfed.learning.networks import ActiveNetworks
+from secure_apfed.learning.release import Releases, read_representations
+from secure_apfed.learning.votes import last_layer
+from secure_apfed.measures import Scored, scored_by
+from secure_apfed.methods.accounts import guard_for, ledger_for, surroundings_of
+from secure_apfed.methods.alignment import DEALER, next_dealt, positions_in, positions_of
+from secure_apfed.methods.joint import EncoderTrainer, TvflPassive
+from secure_apfed.methods.method import (
+    Agreed,
+    Helper,
+    Learner,
+    Method,
+    Own,
+    Save,
+    Steps,
+    keep_or_end,
+)
+from secure_apfed.methods.students import StudentLearner
+from secure_apfed.methods.sum_end import Allowance, AnswersLog, unless_unasked
+from secure_apfed.methods.terms import (
+    agree_with_senders,
+    check_passives,
+    require_own_terms,
+    sent_terms,
+    settings_of,
+)
+from secure_apfed.models import Enriched, Shape, family_for, output_shape
+from secure_apfed.privacy.guard import joint_releases_statement
+from secure_apfed.seeds import seeded
+from secure_apfed.settings import THE_ACTIVE
+from secure_apfed.settings.method import MethodSettings
+from secure_apfed.settings.model import ModelSettings
+from secure_apfed.settings.run import RunSettings
+
+__all__ = [
+    "ApcVfl",
+    "ApcVflActive",
+    "ApcVflPassive",
+    "ApcVflSettings",
+    "ApcVflTrainer",
+    "DistilledTrainer",
+    "VFedTrans",
+    "VFedTransActive",
+    "VFedTransAggregator",
+    "VFedTransPassive",
+    "VFedTransSettings",
+    "VFedTransTrainer",
+    "fit_classifier",
+]
+
+_LARGEST = 1e100  # as `apfed_protocols.svd` takes
+_TOLERANCE = 1e-6
+_GRID = 2.0**-16  # far above what rounding under fresh masks moves, so that runs repeat
+
+
+class ApcVflSettings(MethodSettings, DistillationSettings):
+    """Autoencoders of all parties, and what the student learns from them.
+
+    Attributes:
+        own: g1 of the active; passive: g1 of passives that have no `model` of their own.
+        joint: hidden widths of g2, whose code is as wide as the student's (the run's `model`).
+    """
+
+    name: Literal["apc_vfl"]
+    own: Annotated[ModelSettings, THE_ACTIVE] = ModelSettings(
+        network="selu", hidden=(64,), representation=128
+    )
+    passive: ModelSettings = ModelSettings(network="selu", hidden=(128,), representation=256)
+    joint: Annotated[tuple[int, ...], THE_ACTIVE] = (256,)
+
+    title = "APC-VFL"
+    predicts_alone = True
+    representations_from = "passives"
+    teacher = "joint representations"
+
+    def check(self, config: RunSettings) -> None:
+        """See `MethodSettings`."""
+        linear = ("selu", "linear")
+        if config.model.network not in linear:
+            raise ValueError(
+                f"model.network: method {self.name} classifies the student's code by logistic "
+                f"regression, and {config.model.network} has another head; use "
+                f"{' or '.join(linear)}"
+            )
+        if config.model.head:
+            raise ValueError(
+                f"model.head: method {self.name} fits one linear layer on the student's code; "
+                "leave it out"
+            )
+
+
+class VFedTransSettings(MethodSettings, DistillationSettings):
+    """How all parties' tables are decomposed, and the student whose code resembles the vectors.
+
+    Attributes:
+        mask_rows: rows of one block of the orthogonal mask, at most. A block for all rows hides
+            most, and takes the cube of their number in time. `model.representation` of the run
+            says how many vectors there are; VFedTrans takes as many as the parties have features
+            together.
+    """
+
+    name: Literal["vfedtrans"]
+    mask_rows: int = Field(1024, ge=2, le=MOST_MASK_ROWS)
+
+    title = "VFedTrans"
+    predicts_alone = True
+    teacher = "shared singular vectors"
+
+    def check(self, config: RunSettings) -> None:
+        """See `MethodSettings`."""
+        if config.model.network != "enriched" or config.model.head:
+            raise ValueError(
+                f"model.network: method {self.name} classifies the active's own features beside "
+                f"the student's code by logistic regression, and {config.model.network} has "
+                "another head; use enriched, without model.head"
+            )
+
+
+class ApcVflActive(StudentLearner):
+    """The active of APC-VFL; see `StudentLearner`.
+
+    Args:
+        own: what it brings; contract: of the session.
+        rows: of its table by position of the alignment, (N,).
+        trainer: its networks.
+    """
+
+    student: "ApcVflTrainer"
+
+    def __init__(
+        self, own: Own, contract: Contract, rows: Tensor, trainer: "ApcVflTrainer"
+    ) -> None:
+        guarantee = joint_releases_statement(guard_for(own).statement(), len(contract.passives))
+        super().__init__(own, trainer, headline=own.config.method.name, guarantee=guarantee)
+        self.smallest_batch = contract.minimum_batch
+        self._contract, self._rows = contract, rows
+
+    async def teach(self, links: Links, steps: Steps) -> None:
+        """Ask for the codes of its aligned training rows, and fit everything to them."""
+        released = []
+        for rows_B in self._parts_of(positions_in(self._rows, self.training_rows)):
+            released.append(await self._ask(links, steps.next_step, rows_B))
+            steps.stepped(None)
+        self.student.teach(torch.cat(released))
+
+    async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
+        """What is said alone; at the end also with all parties, of the aligned test rows."""
+        said = await super().evaluate(links, next_step=next_step, final=final)
+        if final:
+            together = await self._together(links, next_step)
+            said |= {f"{self._headline}_together": together} if len(together.truth) else {}
+        return said
+
+    async def _together(self, links: Links, next_step: int) -> Scored:
+        """Releases of test rows, which the ledgers count; none of fewer than passives answer."""
+        labels_N = self.student.labels_N.cpu()
+        truth, scores = [labels_N[:0]], [torch.empty(0, self._classes)]
+        positions = positions_of(self._rows, self._test_rows)
+        parts = self._parts_of(positions) if len(positions) >= self.smallest_batch else ()
+        for step, rows_B in enumerate(parts, start=next_step):
+            released_BD = await self._ask(links, step, rows_B)
+            own_B = self._rows[rows_B]
+            scores.append(self.student.together(own_B, released_BD).double().cpu())
+            truth.append(labels_N[own_B])
+        return Scored.of_network(torch.cat(truth), torch.cat(scores))
+
+    def _parts_of(self, positions: Tensor) -> tuple[Tensor, ...]:
+        """These positions in equal parts that passives answer."""
+        return positions.tensor_split(max(1, -(-len(positions) // self._contract.batch_size)))
+
+    async def _ask(self, links: Links, step: int, rows_B: Tensor) -> Tensor:
+        """The passives' codes of these positions beside each other, (B, sum of D), float64."""
+        passives = self._contract.passives
+        for name in passives:
+            links.send(name, Kind.REQUEST, step, pack({"rows": rows_B}))
+        return torch.cat([await self._read(links, name, step, rows_B) for name in passives], dim=1)
+
+    async def _read(self, links: Links, name: str, step: int, rows_B: Tensor) -> Tensor:
+        message = await links.receive(name, Kind.REPRESENTATIONS, step=step, patience=4)
+        terms = self._contract.passives[name].representation
+        got_B, z_BD = read_representations(
+            message, terms, aligned=len(self._rows), minimum=self._contract.minimum_batch
+        )
+        if not torch.equal(got_B, rows_B):
+            raise RemoteProtocolError(f"{name} answered for other rows than asked")
+        return z_BD.double()
+
+
+class ApcVflPassive(TvflPassive):
+    """A passive of APC-VFL: it answers for each row once, and learns nothing; see `Helper`."""
+
+    asks = (Kind.REQUEST,)
+
+
+class VFedTransActive(StudentLearner):
+    """The active of VFedTrans; see `StudentLearner`.
+
+    Args:
+        own: what it brings; contract: of the session.
+        rows: of its table by position of the alignment, (N,).
+        trainer: its networks.
+        receiver: its end of the decomposition.
+    """
+
+    student: "VFedTransTrainer"
+
+    def __init__(
+        self, own: Own, contract: Contract, rows: Tensor, trainer: "VFedTransTrainer",
+        receiver: SvdReceiver,
+    ) -> None:  # fmt: skip
+        guarantee = (
+            "no guarantee: the active reads singular vectors of all parties' rows, and the "
+            "aggregator their tables under orthogonal masks, without noise"
+        )
+        super().__init__(own, trainer, headline=own.config.method.name, guarantee=guarantee)
+        self.smallest_batch = max(contract.minimum_batch, receiver.agreement.vectors)
+        self._contract, self._rows, self._receiver = contract, rows, receiver
+        self._features_N = own.data.table.features
+        self._opened: Tensor | None = None
+
+    @property
+    def opened(self) -> Tensor | None:
+        """The singular vectors, a row for each row asked for, (U, D)."""
+        return self._opened
+
+    async def set_up(self, links: Links) -> None:
+        """The masks that the dealer drew."""
+        if self._contract.at_start:
+            self._receiver.take((await next_dealt(links)).payload)
+
+    async def teach(self, links: Links, steps: Steps) -> None:
+        """Name its aligned training rows, mask its own table of them, and read the vectors."""
+        step, receiver = steps.next_step, self._receiver
+        asked = pack({"rows": positions_in(self._rows, self.training_rows)})
+        for name in self._contract.passives:
+            links.send(name, Kind.REQUEST, step, asked)
+        own_UF = self._features_N[self.training_rows].flatten(1).double().numpy()
+        people = _people(self._contract, asked)
+        links.send(AGGREGATOR, Kind.CONTRIBUTION, step, receiver.mask(own_UF, people))
+        message = await links.receive(AGGREGATOR, Kind.SINGULAR_VECTORS, step=step, patience=4)
+        vectors_UD = receiver.open(message.payload, people, rows=len(own_UF))
+        self._opened = torch.from_numpy(vectors_UD)
+        self.student.teach(self._opened)
+        steps.stepped(0.0)
+
+
+class VFedTransPassive(Helper):
+    """A passive of VFedTrans: it masks its rows once, and gets nothing back; see `Helper`.
+
+    Args:
+        own: what it brings; contract: of the session.
+        rows: of its table by position of the alignment, (N,).
+        owner: its end of the decomposition; None: in a session that decomposes nothing any more.
+    """
+
+    asks = (Kind.REQUEST,)
+
+    def __init__(self, own: Own, contract: Contract, rows: Tensor, owner: SvdOwner | None) -> None:
+        self.name, self.contract, self._owner = own.name, contract, owner
+        self._features_NF = own.data.table.features[rows].flatten(1).double().numpy()
+        self._allowance = Allowance(self.name, contract, aligned=len(rows), log=AnswersLog.of(own))
+
+    async def set_up(self, links: Links) -> None:
+        """The masks that the dealer drew."""
+        if self._owner is not None:
+            self._owner.take((await next_dealt(links)).payload)
+
+    async def answer(self, links: Links, message: Envelope) -> None:
+        """Check the request, count it, and mask its rows for the aggregator; once a session.
+
+        Raises:
+            RemoteProtocolError: the request breaks a rule of the contract; nothing is sent.
+        """
+        owner, self._owner = self._owner, None
+        if owner is None:
+            raise RemoteProtocolError(
+                f"{message.sender} asks {self.name} for rows to decompose once more, or after the "
+                "step in which that was due; vectors of other rows would tell these apart"
+            )
+        expected = {"rows": TensorSpec(torch.int64, (None,))}
+        rows_U = unpack(message.payload, expected, sender=message.sender)[0]["rows"]
+        least = max(owner.agreement.vectors, self.contract.minimum_batch)
+        check_rows(rows_U, aligned=len(self._features_NF), minimum=least, sender=message.sender)
+        table_UF = self._features_NF[rows_U.numpy()]
+        self._count(rows_U, table_UF.tobytes(), message)
+        masked = owner.mask(table_UF, _people(self.contract, message.payload))
+        links.send(AGGREGATOR, Kind.CONTRIBUTION, message.step, masked)
+
+    def _count(self, rows_U: Tensor, values: bytes, asked: Envelope) -> None:
+        """Count one answer for each row, in the log, before it leaves.
+
+        The same rows again, in another session, are under other masks and tell nothing new.
+        """
+        digest = hashlib.blake2b(asked.payload + values).digest()
+        blocks = rows_U.split(self.contract.batch_size)
+        for step, rows_B in enumerate(blocks):
+            self._allowance.check(step, rows_B, sender=asked.sender)
+        for step, rows_B in enumerate(blocks):
+            self._allowance.take(step, rows_B, digest, sender=asked.sender)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return prefixed("allowance", self._allowance.tensors())
+
+    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
+        self._allowance.load_tensors(without_prefix("allowance", tensors))
+
+
+class VFedTransAggregator(Helper):
+    """The aggregator of VFedTrans: it decomposes the sum of all masked tables, once; see `Helper`.
+
+    Args:
+        contract: of the session; server: its end of the decomposition.
+    """
+
+    name = AGGREGATOR
+
+    def __init__(self, contract: Contract, server: SvdServer) -> None:
+        self.contract, self._server = contract, server
+        self._due = contract.at_start
+
+    async def help(self, links: Links, save: Save) -> None:
+        """Take one table of every owner, until the session ends."""
+        active, owners = self.contract.active, self._server.agreement.owners
+        while True:
+            message = await links.receive(
+                owners, Kind.CONTRIBUTION, Kind.CHECKPOINT, Kind.END, least=len(owners), patience=8
+            )
+            if message.kind is Kind.CONTRIBUTION:
+                await self._decompose(links, message)
+            elif message.sender != active:
+                raise RemoteProtocolError(f"{message.sender} may send no {message.kind}")
+            elif not keep_or_end(message.kind, message.step, links, active, save):
+                return
+
+    async def _decompose(self, links: Links, first: Envelope) -> None:
+        """Gather the tables of all owners, of which this one came first, and answer."""
+        active, step = self.contract.active, first.step
+        if not self._due:
+            raise RemoteProtocolError(
+                f"{first.sender} sent a table twice, or after the step in which it was due; a run "
+                "decomposes once"
+            )
+        self._due = False
+        tables = {first.sender: first.payload}
+        while missing := [name for name in self._server.agreement.owners if name not in tables]:
+            with unless_unasked(active):
+                other = await links.receive(
+                    missing, Kind.CONTRIBUTION, step=step, least=len(missing)
+                )
+            tables[other.sender] = other.payload
+        links.send(active, Kind.SINGULAR_VECTORS, step, self._server.factor(tables))
+
+
+class DistilledTrainer:
+    """The active's networks, fitted in one go: autoencoders, and linear layers on their codes.
+
+    Logistic regression reads the codes (APC-VFL, section 4.4); two things are ours: each code's
+    numbers are brought to mean 0 and variance 1 before it does, which its layer's weights hold
+    then, and it is held as C = 1 of scikit-learn holds it. See `methods.students.Pupil`.
+
+    Args:
+        own: what the active brings, with the labels that it may train on.
+        rows: of its table by position of the alignment, (N,).
+        parts: autoencoders by name, at their start; "student" is drawn to others' codes.
+        heads: by name, what classifies; "alone" predicts.
+
+    Attributes:
+        networks: of "alone".
+        rows_U: of its table, of which it is told something.
+        features_N, labels_N: of its table, on the device.
+    """
+
+    in_one_go = True
+
+    def __init__(
+        self, own: Own, rows: Tensor, parts: Mapping[str, Autoencoder],
+        heads: Mapping[str, ActiveNetworks],
+    ) -> None:  # fmt: skip
+        held, table, compute = own.data, own.data.table, Compute.of(own.config.train)
+        assert table.labels is not None
+        self.parts, self.heads, self.networks = parts, heads, heads["alone"]
+        for module in (*parts.values(), *heads.values()):
+            module.to(compute.device, compute.dtype)
+        self.features_N, self.labels_N = compute.place(table.features), compute.place(table.labels)
+        self.rows_U = held.train_rows[torch.isin(held.train_rows, rows)]
+        self.labelled_n, self.compute = held.labelled_rows, compute
+        self._rows_T, self._owner, self._seed = held.train_rows, own.name, own.secrets.seed
+        self._settings = DistillationSettings.among(own.config.method)
+
+    def fit(self, name: str, rows_NF: Tensor, resembled: Resembled | None = None) -> None:
+        """Fit this part to these rows."""
+        fit_autoencoder(
+            self.parts[name], rows_NF, self._settings,
+            owner=f"{self._owner} {name}", seed=self._seed, resembled=resembled,
+        )  # fmt: skip
+
+    def fit_student(self, codes_UD: Tensor) -> None:
+        """Fit the student to all training rows, drawn to these codes of the aligned ones."""
+        places_U = torch.searchsorted(self._rows_T, self.rows_U)
+        self.fit("student", self.features_N[self._rows_T], Resembled(places_U, codes_UD))
+
+    def classify(self, name: str, codes_nD: Tensor, rows_n: Tensor) -> None:
+        """Fit this head to codes of labelled rows; not where they have one label only."""
+        labels_n = self.labels_N[rows_n].cpu()
+        if len(labels_n.unique()) > 1:
+            fit_classifier(self.heads[name], codes_nD, labels_n)
+
+    def learn(self, step: int, rows_B: Tensor) -> float:
+        """It takes no steps."""
+        raise AssertionError(f"{self._owner}: step {step} of a student that is fitted in one go")
+
+    def scored(self, rows: Tensor) -> Scored:
+        """What it says of `rows` of the table, alone."""
+        return scored_by(
+            lambda rows_B: self.networks(self.features_N[rows_B], None)[0], rows, self.labels_N
+        )
+
+    def _modules(self) -> dict[str, nn.Module]:
+        return {**self.parts, **{name: networks.head for name, networks in self.heads.items()}}
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {
+            key: value
+            for name, module in self._modules().items()
+            for key, value in prefixed(name, module.state_dict()).items()
+        }
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, module in self._modules().items():
+            module.load_state_dict(without_prefix(name, tensors))
+
+
+class ApcVflTrainer(DistilledTrainer):
+    """The active's part of APC-VFL (sections 4.2 to 4.4, Figure 3); see `DistilledTrainer`.
+
+    g1 ("own") on own aligned rows; g2 ("joint") on all parties' codes of them; g3 ("student") on
+    all own rows, drawn to g2's codes where there are any; logistic regression on g3's codes of
+    labelled rows, and on g2's where all parties predict.
+    """
+
+    def __init__(self, own: Own, contract: Contract, rows: Tensor) -> None:
+        settings, model, features = (
+            ApcVflSettings.of(own.config), own.config.model, own.data.table.shape,
+        )  # fmt: skip
+        student = _autoencoder(own, "g3", model, features)
+        local = _autoencoder(own, "g1", settings.own, features)
+        size = math.prod(output_shape(student.encoder, features))
+        codes = [output_shape(local.encoder, features)]
+        codes += [terms.representation.shape for terms in contract.passives.values()]
+        joint_model = ModelSettings(network="selu", hidden=settings.joint, representation=size)
+        joint = _autoencoder(own, "g2", joint_model, (sum(map(math.prod, codes)),))
+        family, classes = family_for(model, features), len(own.data.classes)
+        with seeded(own.secrets.seed, own.name, "heads"):
+            alone, together = (family.head(size, classes, model) for _ in range(2))
+        super().__init__(
+            own,
+            rows,
+            parts={"own": local, "joint": joint, "student": student},
+            heads={
+                "alone": ActiveNetworks(student.encoder, alone),
+                "together": ActiveNetworks(joint.encoder, together),
+            },
+        )
+
+    def teach(self, released_UD: Tensor) -> None:
+        """Fit everything to the passives' codes of `rows_U`, beside each other."""
+        joint, student, labelled_n = self.parts["joint"], self.parts["student"], self.labelled_n
+        self.fit("own", self.features_N[self.rows_U])
+        codes_UD = self._beside_own(self.rows_U, released_UD)
+        self.fit("joint", codes_UD)
+        joint_UD = joint.codes(codes_UD)
+        self.fit_student(joint_UD)
+        self.classify("alone", student.codes(self.features_N[labelled_n]), labelled_n)
+        known_U = torch.isin(self.rows_U, labelled_n)
+        self.classify("together", joint_UD[known_U], self.rows_U[known_U])
+
+    def together(self, rows_B: Tensor, released_BD: Tensor) -> Tensor:
+        """Scores (B, K) that all parties give these rows."""
+        codes_BD = self.parts["joint"].codes(self._beside_own(rows_B, released_BD))
+        with torch.no_grad():
+            scores_BK: Tensor = self.heads["together"].head(codes_BD)
+        return scores_BK
+
+    def _beside_own(self, rows_B: Tensor, released_BD: Tensor) -> Tensor:
+        """The own codes of these rows with what passives released of them."""
+        own_BD = self.parts["own"].codes(self.features_N[rows_B])
+        return torch.cat([own_BD, self.compute.place(released_BD)], dim=1)
+
+
+class VFedTransTrainer(DistilledTrainer):
+    """The active's part of VFedTrans: one fit, and a classifier; see `DistilledTrainer`."""
+
+    def __init__(self, own: Own, rows: Tensor) -> None:
+        model, features = own.config.model, own.data.table.shape
+        family, vectors = family_for(model, features), model.representation
+        with seeded(own.secrets.seed, own.name, "student"):
+            enriched = family.encoder(features, model)
+            assert isinstance(enriched, Enriched)
+            decoder = family.decoder((vectors,), features, model)
+            head = family.head(math.prod(features) + vectors, len(own.data.classes), model)
+        super().__init__(
+            own,
+            rows,
+            parts={"student": Autoencoder(enriched.code, decoder)},
+            heads={"alone": ActiveNetworks(enriched, head)},
+        )
+
+    def teach(self, vectors_UD: Tensor) -> None:
+        """Fit the student to these vectors, and the classifier to what it makes of own rows."""
+        self.fit_student((vectors_UD * math.sqrt(len(vectors_UD)) / _GRID).round() * _GRID)
+        with torch.no_grad():
+            enriched_nD = self.networks.encoder(self.features_N[self.labelled_n])
+        self.classify("alone", enriched_nD, self.labelled_n)
+
+
+def fit_classifier(networks: ActiveNetworks, codes_nD: Tensor, labels_n: Tensor) -> None:
+    """Fit the linear layer in which a head ends to these codes, by logistic regression."""
+    layer, codes = last_layer(networks), codes_nD.double().cpu().numpy()
+    mean_D, size_D = codes.mean(axis=0), codes.std(axis=0)
+    size_D[size_D == 0] = 1.0
+    theta_DK = minimiser(
+        with_constant((codes - mean_D) / size_D, 1.0), labels_n.numpy(), layer.out_features,
+        strength=1 / len(codes), tolerance=_TOLERANCE,
+    )  # fmt: skip
+    weight_DK = theta_DK[:-1] / size_D[:, None]
+    with torch.no_grad():
+        layer.weight.copy_(torch.from_numpy(weight_DK.T))
+        layer.bias.copy_(torch.from_numpy(np.asarray(theta_DK[-1] - mean_D @ weight_DK)))
+
+
+class ApcVfl(Method):
+    """The method; see `Method`."""
+
+    settings = ApcVflSettings
+
+    def sent_network(self, config: RunSettings, passive: str, features: Shape) -> nn.Module:
+        model = _model_of(config, passive)
+        return family_for(model, features).encoder(features, model)
+
+    def offer(self, own: Own) -> RepresentationTerms | None:
+        """See `Method`: every passive sends its code."""
+        check_passives(own.config, own.passives)
+        if own.name == own.active:
+            return None
+        network = self.sent_network(own.config, own.name, own.data.table.shape)
+        return sent_terms(own.config, output_shape(network, own.data.table.shape), guard_for(own))
+
+    def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
+        shapes = {name: offered.shape for name, offered in offers.items()}
+        return agree_with_senders(own, offers, shapes, guard_for(own))
+
+    def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
+        return ApcVflActive(own, contract, rows, ApcVflTrainer(own, contract, rows))
+
+    def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
+        config, guard, compute = own.config, guard_for(own), Compute.of(own.config.train)
+        shape = contract.passives[own.name].representation.shape
+        local = _autoencoder(own, "g1", _model_of(config, own.name), own.data.table.shape)
+        # In the table's order: that of the alignment is random.
+        own_UF = compute.place(own.data.table.features[rows.sort().values])
+        fit_autoencoder(
+            local, own_UF, ApcVflSettings.of(config), owner=own.name, seed=own.secrets.seed
+        )
+        trainer = EncoderTrainer(
+            own.name, local.encoder, features_N=own.data.table.features[rows],
+            train=config.train, compute=compute, seed=own.secrets.seed,
+            defences=representation_chain(config.defences, surroundings_of(own, shape)),
+        )  # fmt: skip
+        releases = Releases(guard, ledger_for(own, guard, aligned=len(rows)))
+        return ApcVflPassive(own, contract, trainer, releases)
+
+
+def _model_of(config: RunSettings, passive: str) -> ModelSettings:
+    """g1 of this passive."""
+    return settings_of(config, passive).model or ApcVflSettings.of(config).passive
+
+
+def _autoencoder(own: Own, name: str, model: ModelSettings, features: Shape) -> Autoencoder:
+    compute = Compute.of(own.config.train)
+    return new_autoencoder(own.name, name, model, features, seed=own.secrets.seed, compute=compute)
+
+
+class VFedTrans(Method):
+    """The method; see `Method`."""
+
+    settings = VFedTransSettings
+
+    def labels_learnt(self, config: RunSettings, held: OwnData, aligned: Tensor) -> Tensor:
+        """Of people whom only the active knows, too: its classifier reads what the student says."""
+        return held.labelled_rows
+
+    def offer(self, own: Own) -> RepresentationTerms | None:
+        """Every party with a table says how many features it has."""
+        check_passives(own.config, own.passives)
+        return _row_of(math.prod(own.data.table.shape))
+
+    def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
+        features = {name: math.prod(offered.shape) for name, offered in offers.items()}
+        for name, count in features.items():
+            require_own_terms(own.name, name, offers[name], _row_of(count))
+        total, vectors = sum(features.values()), own.config.model.representation
+        if total > MOST_FEATURES:
+            raise ConfigError(
+                f"data: the parties have {total} features together, and no more than "
+                f"{MOST_FEATURES} are decomposed; leave columns out"
+            )
+        if vectors > total:
+            raise ConfigError(
+                f"model.representation: {vectors} singular vectors of {total} features, those of "
+                f"all parties together; say {total} or less"
+            )
+        terms = PassiveTerms(objective=None, weight=1.0, representation=_row_of(total))
+        return Agreed(
+            passives=dict.fromkeys(own.passives, terms),
+            secure_sum={
+                "scheme": "svd",
+                "masks": "orthogonal",
+                "features": features,
+                "vectors": vectors,
+                "mask_rows": VFedTransSettings.of(own.config).mask_rows,
+            },
+        )
+
+    def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
+        receiver = SvdReceiver(_agreement(own, contract))
+        return VFedTransActive(own, contract, rows, VFedTransTrainer(own, rows), receiver)
+
+    def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
+        owner = SvdOwner(_agreement(own, contract), own.name) if contract.at_start else None
+        return VFedTransPassive(own, contract, rows, owner)
+
+    def aggregator(self, own: Own, contract: Contract) -> Helper:
+        return VFedTransAggregator(contract, SvdServer(_agreement(own, contract)))
+
+    async def deal(self, own: Own, links: Links, contract: Contract) -> None:
+        """The masks: a seed for all, and for each owner its part of the mask of columns."""
+        if contract.at_start:
+            for message in SvdDealer(_agreement(own, contract)).deal():
+                links.send(message.receiver, Kind.DEALT, BEFORE_TRAINING, message.body)
+
+
+def _row_of(numbers: int) -> RepresentationTerms:
+    return RepresentationTerms(
+        shape=(numbers,), dtype="float64", minimum_norm=0.0, maximum_norm=_LARGEST
+    )
+
+
+def _people(contract: Contract, asked: bytes) -> bytes:
+    """32 bytes that stand for these rows in this session, the same at all owners."""
+    return hashlib.sha256(contract.digest + asked).digest()
+
+
+def _agreement(own: Own, contract: Contract) -> SvdAgreement:
+    """What the contract says of this session's decomposition."""
+    agreed, owners = contract.secure_sum, (contract.active, *contract.passives)
+    return SvdAgreement(
+        session=contract.digest.hex(),
+        server=AGGREGATOR,
+        dealer=DEALER,
+        owners=owners,
+        features=tuple(agreed["features"][name] for name in owners),
+        receiver=contract.active,
+        vectors=agreed["vectors"],
+        mask_rows=agreed["mask_rows"],
+        most_rows=own.config.alignment.maximum_ids,
+    )

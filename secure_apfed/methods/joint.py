@@ -1,0 +1,800 @@
+"""Joint training and joint prediction: typical VFL (Section 2 of APFed) and vertical SplitNN.
+
+Everybody encodes; the active's head reads all representations, concatenated, and every passive
+learns from the gradient of the task loss on what it sent, which tells it about labels. A step takes
+3M envelopes: requests, representations, gradients. Training and the full inference need every
+party. What is left when the passives are gone (Section 5.1) say TVFL-0, -A and -R: they replace the
+passives' representations at inference by zeros, by the mean of the active's (one number, over the
+evaluation batch), or by uniform noise between the smallest and the largest of them, as the authors'
+release does.
+
+`split_nn` is the same with the networks with which APC-VFL compares (its Figure 1 and Appendix B);
+the parties predict together only. `split_nn_sum` merges by sum instead, and passives contribute to
+a `SecureSum`: the active reads the sum of their representations and no single one, in training and
+for every row that is predicted. Discrete Gaussian noise under the sum (`secure_sum.noise`) makes
+each contribution private, the encoders held fixed. With `linear` networks it is vertical softmax
+regression.
+
+A passive emits its representations behind its own guard, or under the sum; the active the gradients
+on them. Letters: N rows of a table, B batch, D numbers of a representation, K classes.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from apfed_protocols.errors import RemoteProtocolError
+from secure_apfed.contract import Contract, RepresentationTerms
+from secure_apfed.defences import (
+    GradientChain,
+    LabelCode,
+    Leaving,
+    RepresentationChain,
+    TrueLabels,
+    gradient_chain,
+    label_code,
+    representation_chain,
+)
+from secure_apfed.errors import ConfigError
+from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack, unpack
+from secure_apfed.learning.checks import check_rows
+from secure_apfed.learning.compute import Compute
+from secure_apfed.learning.descent import Trainer, prefixed, without_prefix
+from secure_apfed.learning.networks import joint_loss
+from secure_apfed.learning.release import Releases, read_representations
+from secure_apfed.measures import Scored, scored_by
+from secure_apfed.methods.accounts import guard_for, ledger_for, surroundings_of
+from secure_apfed.methods.alignment import positions_of
+from secure_apfed.methods.method import Agreed, Helper, Learner, Lockstep, Method, Own, Steps
+from secure_apfed.methods.sum_end import (
+    ActiveSum,
+    Allowance,
+    AnswersLog,
+    PassiveSum,
+    SessionSum,
+    StepGate,
+    SumHelper,
+    SumLearner,
+)
+from secure_apfed.methods.sum_noise import parameters_of, sum_and_noise
+from secure_apfed.methods.terms import (
+    agree_with_senders,
+    check_passives,
+    clip_of,
+    sent_terms,
+    settings_of,
+)
+from secure_apfed.models import Shape, family_for, output_shape
+from secure_apfed.privacy.guard import joint_releases_statement
+from secure_apfed.privacy.noise import clip_rows
+from secure_apfed.seeds import seeded
+from secure_apfed.settings.method import MethodSettings
+from secure_apfed.settings.model import ModelSettings
+from secure_apfed.settings.run import RunSettings
+from secure_apfed.settings.training import TrainSettings
+
+__all__ = [
+    "FILLS",
+    "EncoderTrainer",
+    "EncodingPassive",
+    "HeadTrainer",
+    "Joint",
+    "JointSettings",
+    "SplitNn",
+    "SplitNnActive",
+    "SplitNnSettings",
+    "SumTrainer",
+    "SummedPassive",
+    "SummedSplitNn",
+    "SummedSplitNnActive",
+    "SummedSplitNnSettings",
+    "Tvfl",
+    "TvflActive",
+    "TvflPassive",
+    "TvflSettings",
+]
+
+_SUM = "the others"
+
+
+class JointSettings(MethodSettings):
+    """Joint training, whoever predicts in the end; see `MethodSettings`."""
+
+    predicts_alone = False
+    representations_from = "passives"
+    returns_gradients = True
+    stops_early = True
+
+
+class TvflSettings(JointSettings):
+    """Joint training and joint inference; see `MethodSettings`."""
+
+    name: Literal["tvfl"]
+
+    title = "TVFL, all views"
+
+
+class SplitNnSettings(JointSettings):
+    """SplitNN that concatenates; see `MethodSettings`."""
+
+    name: Literal["split_nn"]
+
+    title = "SplitNN"
+
+
+class SummedSplitNnSettings(MethodSettings):
+    """SplitNN that merges by a secure sum; see `MethodSettings`."""
+
+    name: Literal["split_nn_sum"]
+
+    title = "SplitNN, summed"
+    predicts_alone = False
+    sums_representations = True
+    returns_gradients = True
+    stops_early = True
+
+
+def _zeros(own_BD: Tensor, like_BD: Tensor) -> Tensor:
+    return torch.zeros_like(like_BD)
+
+
+def _mean(own_BD: Tensor, like_BD: Tensor) -> Tensor:
+    return own_BD.mean().expand_as(like_BD)
+
+
+def _uniform(own_BD: Tensor, like_BD: Tensor) -> Tensor:
+    low, high = own_BD.min(), own_BD.max()
+    return low + (high - low) * torch.rand_like(like_BD)
+
+
+FILLS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "tvfl_0": _zeros,
+    "tvfl_a": _mean,
+    "tvfl_r": _uniform,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Joint:
+    """Scores of rows by all parties' model, (B, K), and the representations that it read."""
+
+    scores: Tensor
+    representations: tuple[Tensor, ...]
+
+
+class TvflActive(SumLearner):
+    """The active: encodes its own view, asks for the passives', trains the head on all of them.
+
+    Args:
+        own: what it brings; contract: of the session.
+        aligned: its row at each position of the alignment.
+        trainer: its networks, and how they learn.
+        guarantee: what the passives' guards promise.
+        defences: what the gradients go through that it returns.
+        sum_end: its end of the sum where passives answer under one; None: they answer singly.
+    """
+
+    def __init__(
+        self, own: Own, contract: Contract, aligned: Tensor, trainer: "HeadTrainer", *,
+        guarantee: str, defences: GradientChain | None = None, sum_end: ActiveSum | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(sum_end)
+        self.name, self.contract, self.trainer = own.name, contract, trainer
+        self.guarantee, self._defences = guarantee, defences or GradientChain()
+        self.smallest_batch = own.config.rules.minimum_batch
+        self.training_rows = positions_of(aligned, own.data.labelled_rows)
+        self._aligned, self._seed = aligned, own.secrets.seed
+        self._test_rows, self._classes = own.data.test_rows, len(own.data.classes)
+        self._aligned_test_rows = positions_of(aligned, own.data.test_rows)
+
+    async def step(self, links: Links, step: int, rows_B: Tensor) -> float:
+        """Ask, learn, return gradients (3M envelopes); rows are alignment positions."""
+        parts = self.read(rows_B, await self.ask(links, step, rows_B, learn=True))
+        loss, gradients = self.learn(step, rows_B, parts)
+        for name, payload in gradients.items():
+            links.send(name, Kind.GRADIENTS, step, payload)
+        return loss
+
+    @staticmethod
+    def request(rows_B: Tensor, *, learn: bool = True) -> bytes:
+        """Ask for the representations of these alignment positions, of every passive alike."""
+        return pack({"rows": rows_B}, {"learn": learn})
+
+    async def ask(self, links: Links, step: int, rows_B: Tensor, *, learn: bool) -> list[Envelope]:
+        """The passives' representations of these alignment positions."""
+        request = self.request(rows_B, learn=learn)
+        for name in self.contract.passives:
+            links.send(name, Kind.REQUEST, step, request)
+        return [
+            await links.receive(name, Kind.REPRESENTATIONS, step=step)
+            for name in self.contract.passives
+        ]
+
+    def read(self, rows_B: Tensor, answers: Sequence[Envelope]) -> dict[str, Tensor]:
+        """The passives' representations of the rows that were asked for, by passive.
+
+        Raises:
+            RemoteProtocolError: a passive is missing or answered twice, other rows or shapes,
+                or norms out of bounds.
+        """
+        senders = [envelope.sender for envelope in answers]
+        if sorted(senders) != sorted(self.contract.passives):
+            raise RemoteProtocolError(
+                f"one answer of each of {', '.join(self.contract.passives)} was expected, "
+                f"got {', '.join(senders) or 'none'}"
+            )
+        read: dict[str, Tensor] = {}
+        for envelope in answers:
+            terms = self.contract.passives[envelope.sender].representation
+            got_B, h_BD = read_representations(
+                envelope, terms, aligned=len(self._aligned), minimum=1
+            )
+            if not torch.equal(got_B, rows_B):
+                raise RemoteProtocolError(f"{envelope.sender} answered for other rows than asked")
+            read[envelope.sender] = self.trainer.compute.place(h_BD)
+        return read
+
+    def own_rows(self, rows_B: Tensor) -> Tensor:
+        """Where these alignment positions stand in its own table."""
+        return self._aligned[rows_B].to(self.trainer.compute.device)
+
+    def learn(
+        self, step: int, rows_B: Tensor, parts: Mapping[str, Tensor]
+    ) -> tuple[float, dict[str, bytes]]:
+        """One step on the task loss; return it, and by name the gradient that goes there."""
+        own_B = self.own_rows(rows_B)
+        loss, gradients = self.trainer.learn(step, own_B, parts)
+        labels_B = self.trainer.labels_N[own_B]
+        leaving = {
+            name: self._defences.protect(gradient_BD, Leaving(step, name, labels_B))
+            for name, gradient_BD in gradients.items()
+        }
+        return loss.item(), {name: pack({"gradient": one_BD}) for name, one_BD in leaving.items()}
+
+    async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
+        """What is said by fill; at the end also with all parties, of the aligned test rows.
+
+        The full inference sends representations of test rows, which the ledgers count.
+        """
+        self.trainer.set_training(False)
+        try:
+            said = {name: self._alone(name) for name in FILLS}
+            if final:
+                said = {"tvfl": await self._together(links, next_step), **said}
+        finally:
+            self.trainer.set_training(True)
+        return said
+
+    def _alone(self, name: str) -> Scored:
+        trainer = self.trainer
+        shapes = {
+            passive: terms.representation.shape for passive, terms in self.contract.passives.items()
+        }
+
+        def predict(rows_B: Tensor) -> Tensor:
+            with trainer.compute.forward(self._seed, "fill", name):
+                own_BD = trainer.encoder(trainer.features_N[rows_B])
+                parts = {
+                    passive: FILLS[name](own_BD, own_BD.new_empty(len(rows_B), *shape))
+                    for passive, shape in shapes.items()
+                }
+                return trainer.predict(own_BD, parts)
+
+        return scored_by(predict, self._test_rows, trainer.labels_N)
+
+    async def _together(self, links: Links, next_step: int) -> Scored:
+        labels_N = self.trainer.labels_N.cpu()
+        truth, scores = [labels_N[:0]], [torch.empty(0, self._classes)]
+        for index, rows_B in enumerate(self.parts_of(self._aligned_test_rows)):
+            joint = await self.joint(links, next_step + index, rows_B)
+            scores.append(joint.scores.detach().double().cpu())
+            truth.append(labels_N[self._aligned[rows_B].cpu()])
+        return Scored.of_network(torch.cat(truth), torch.cat(scores))
+
+    async def loss_on(self, links: Links, steps: Steps, rows: Tensor) -> float:
+        """The loss of the joint model, for which every passive represents these positions."""
+        total, asked = 0.0, 0
+        self.trainer.set_training(False)
+        try:
+            for rows_B in self.parts_of(rows):
+                scores_BK = (await self.joint(links, steps.next_step, rows_B)).scores
+                steps.stepped(None)
+                labels_B = self.trainer.labels_N[self._aligned[rows_B].to(scores_BK.device)]
+                total += float(F.cross_entropy(scores_BK, labels_B, reduction="sum"))
+                asked += len(rows_B)
+        finally:
+            self.trainer.set_training(True)
+        return total / asked if asked else math.nan
+
+    def parts_of(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """These rows in equal parts that the passives answer: neither too large nor too small."""
+        parts = rows.tensor_split(max(1, math.ceil(len(rows) / self.contract.batch_size)))
+        return tuple(rows_B for rows_B in parts if len(rows_B) >= self.smallest_batch)
+
+    async def joint(self, links: Links, step: int, rows_B: Tensor) -> Joint:
+        """What all parties together say of these alignment positions; nobody learns from it."""
+        answers = await self.ask(links, step, rows_B, learn=False)
+        return self._joint(rows_B, lambda: self.read(rows_B, answers))
+
+    def _joint(self, rows_B: Tensor, read: Callable[[], Mapping[str, Tensor]]) -> Joint:
+        trainer, own_B = self.trainer, self.own_rows(rows_B)
+        with torch.no_grad(), trainer.compute.forward(self._seed, "together"):
+            own_BD = trainer.encoder(trainer.features_N[own_B])
+            parts = read()
+            scores_BK = trainer.predict(own_BD, parts)
+        return Joint(scores=scores_BK, representations=(own_BD, *parts.values()))
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self.trainer.tensors()
+
+    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
+        self.trainer.load_tensors(tensors)
+
+
+class SplitNnActive(TvflActive):
+    """The active of SplitNN, which predicts with all parties only; see `TvflActive`."""
+
+    headline = "split_nn"
+
+    async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
+        """At the end what all parties say together of the aligned test rows."""
+        if not final:
+            return {}
+        self.trainer.set_training(False)
+        try:
+            return {self.headline: await self._together(links, next_step)}
+        finally:
+            self.trainer.set_training(True)
+
+
+class SummedSplitNnActive(SplitNnActive):
+    """Reads the secure sum of the passives' representations; see `SplitNnActive`."""
+
+    headline = "split_nn_sum"
+
+    async def step(self, links: Links, step: int, rows_B: Tensor) -> float:
+        """One step of the active: two messages with each passive, and one sum."""
+        others_BD = await self._summed(links, step, rows_B, learn=True)
+        loss, gradients = self.learn(step, rows_B, {_SUM: others_BD})
+        for name in self.contract.passives:
+            links.send(name, Kind.GRADIENTS, step, gradients[_SUM])
+        return loss
+
+    async def joint(self, links: Links, step: int, rows_B: Tensor) -> Joint:
+        """What all parties together say of these alignment positions; nobody learns from it."""
+        others_BD = await self._summed(links, step, rows_B, learn=False)
+        return self._joint(rows_B, lambda: {_SUM: others_BD})
+
+    async def _summed(self, links: Links, step: int, rows_B: Tensor, *, learn: bool) -> Tensor:
+        """Ask the passives, and open the sum of what they represent."""
+        assert self.sum is not None
+        request = self.request(rows_B, learn=learn)
+        terms = next(iter(self.contract.passives.values())).representation
+        self.sum.ask(links, Kind.REQUEST, step, request)
+        sum_BD = await self.sum.read(links, step, rows_B, request, math.prod(terms.shape))
+        return self.trainer.compute.place(sum_BD)
+
+
+class EncodingPassive(Helper):
+    """A passive that encodes its own view on request, and learns from the gradient that comes back.
+
+    Args:
+        name: of the passive; contract: of the session.
+        trainer: its encoder, over its features in the order of the alignment.
+    """
+
+    asks: tuple[Kind, ...] = (Kind.REQUEST, Kind.GRADIENTS)
+
+    def __init__(self, name: str, contract: Contract, trainer: "EncoderTrainer") -> None:
+        self.name, self.contract, self.trainer = name, contract, trainer
+        self._due: tuple[int, Tensor] | None = None
+
+    def sent_network(self) -> nn.Module | None:
+        """Its encoder."""
+        return self.trainer.encoder
+
+    def rows_of(self, message: Envelope) -> tuple[Tensor, bool]:
+        """Positions that the active asks for, and whether this party learns from its answer.
+
+        Raises:
+            RemoteProtocolError: the request breaks a rule.
+        """
+        expected = {"rows": TensorSpec(torch.int64, (None,))}
+        tensors, meta = unpack(message.payload, expected, sender=message.sender)
+        check_rows(
+            tensors["rows"],
+            aligned=len(self.trainer.features_N),
+            minimum=self.contract.minimum_batch,
+            sender=message.sender,
+        )
+        return tensors["rows"], meta.get("learn") is True
+
+    def encode(self, step: int, rows_B: Tensor, *, learn: bool) -> Tensor:
+        """Encode these positions; no gradient on an earlier answer is due any more."""
+        self._due = None  # also where sending fails after this
+        return self.trainer.represent(step, rows_B, learn=learn)
+
+    def sent(self, step: int, z_BD: Tensor, *, learn: bool) -> None:
+        """Remember what left, where a gradient on it is due."""
+        self._due = (step, z_BD) if learn else None
+
+    def learn(self, message: Envelope) -> None:
+        """One step from the gradient on what was sent last.
+
+        Raises:
+            RemoteProtocolError: no gradient is due, or one of another shape, or not finite.
+        """
+        sender = message.sender
+        if self._due is None or message.step != self._due[0]:
+            raise RemoteProtocolError(
+                f"{sender} sent a gradient for step {message.step}, which waits for none"
+            )
+        z_BD = self._due[1]
+        expected = {"gradient": TensorSpec(self.trainer.compute.dtype, tuple(z_BD.shape))}
+        tensors, _ = unpack(message.payload, expected, sender=sender)
+        if not bool(tensors["gradient"].isfinite().all()):
+            raise RemoteProtocolError(f"{sender} sent a gradient that is not finite")
+        self.trainer.update(z_BD, tensors["gradient"])
+        self._due = None
+
+
+class TvflPassive(EncodingPassive):
+    """Sends its representations to the active, behind a guard; see `EncodingPassive`.
+
+    Args:
+        own: what it brings; contract, trainer: see `EncodingPassive`.
+        releases: the way of its representations to the wire.
+    """
+
+    def __init__(
+        self, own: Own, contract: Contract, trainer: "EncoderTrainer", releases: Releases
+    ) -> None:
+        super().__init__(own.name, contract, trainer)
+        self.ledgers = {self.name: releases.ledger}
+        self._releases, self._gate = releases, StepGate(self.name)
+        self._allowance = Allowance(  # the final inference asks once more
+            self.name, contract, aligned=len(trainer.features_N), log=AnswersLog.of(own), beyond=1
+        )
+
+    async def answer(self, links: Links, message: Envelope) -> None:
+        """Represent what is asked for, or learn from the gradient that comes back."""
+        if message.kind is Kind.GRADIENTS:
+            self.learn(message)
+        else:
+            payload = self.represent(message)
+            links.send(message.sender, Kind.REPRESENTATIONS, message.step, payload)
+
+    def represent(self, message: Envelope) -> bytes:
+        """Encode and guard the rows that the active asked for.
+
+        Raises:
+            RemoteProtocolError: the request breaks a rule.
+            BudgetExhaustedError: sending would exceed the privacy budget; nothing is sent.
+        """
+        rows_B, learn = self.rows_of(message)
+        step, sender = message.step, message.sender
+        self._allowance.check(step, rows_B, sender=sender)
+        self._gate.enter(step, sender=sender)
+        released = self._releases.release(
+            self.encode(step, rows_B, learn=learn),
+            step=step,
+            rows=rows_B,
+            count=lambda digest: self._allowance.take(step, rows_B, digest, sender=sender),
+        )
+        self.sent(step, released.z, learn=learn)
+        return released.payload
+
+    def tensors(self) -> dict[str, Tensor]:
+        return (
+            self.trainer.tensors()
+            | prefixed("allowance", self._allowance.tensors())
+            | prefixed("guard", self._releases.tensors())
+        )
+
+    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
+        self.trainer.load_tensors(tensors)
+        self._allowance.load_tensors(without_prefix("allowance", tensors))
+        self._gate.last = next_step - 1
+        self._releases.load_tensors(without_prefix("guard", tensors))
+
+
+class SummedPassive(SumHelper, EncodingPassive):
+    """Adds its representations to a secure sum, of which the active reads the sum alone.
+
+    Args:
+        sum_end: its end of the sum.
+        trainer: see `EncodingPassive`.
+        clip: C, the L2 bound of one row; None: none.
+    """
+
+    def __init__(
+        self, sum_end: PassiveSum, trainer: "EncoderTrainer", *, clip: float | None
+    ) -> None:
+        EncodingPassive.__init__(self, sum_end.name, sum_end.contract, trainer)
+        SumHelper.__init__(self, sum_end)
+        self._clip = clip
+
+    async def answer(self, links: Links, message: Envelope) -> None:
+        """Contribute what is asked for, or learn from the gradient that comes back."""
+        if message.kind is Kind.GRADIENTS:
+            self.learn(message)
+            return
+        rows_B, learn = self.rows_of(message)
+        admitted = self.sum.admit(message, rows_B)
+        z_BD = self.encode(message.step, rows_B, learn=learn).flatten(1)
+        if self._clip is not None:
+            z_BD = clip_rows(z_BD, self._clip)
+        values_BD = z_BD.detach().cpu().double().numpy()
+        self.sent(message.step, z_BD, learn=learn)
+        await self.sum.send(links, admitted, values_BD)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self.trainer.tensors() | self.sum.tensors()
+
+    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
+        self.trainer.load_tensors(tensors)
+        self.sum.load_tensors(tensors, last_step=next_step - 1)
+
+
+class HeadTrainer(Trainer):
+    """The active's encoder, and the head over all parties' representations, concatenated.
+
+    Args:
+        owner, encoder, head, features_N, labels_N: the active and what it has.
+        passives: whose representations follow its own, in the order of the head.
+        code: what it learns instead of its labels.
+        train, compute, seed: as of every `Trainer`.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        encoder: nn.Module,
+        head: nn.Module,
+        *,
+        features_N: Tensor,
+        labels_N: Tensor,
+        passives: Sequence[str],
+        code: LabelCode | None,
+        train: TrainSettings,
+        compute: Compute,
+        seed: int,
+    ) -> None:
+        self.encoder, self.head = encoder, head
+        modules = {"encoder": encoder, "head": head}
+        super().__init__(owner, modules, train=train, compute=compute, seed=seed)
+        self._passives, self._code = tuple(passives), code or TrueLabels()
+        self.features_N, self.labels_N = compute.place(features_N), compute.place(labels_N)
+        self._targets_N = compute.place(self._code.targets(self.labels_N))
+
+    def learn(
+        self, step: int, own_B: Tensor, parts: Mapping[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Descend once; return the task loss and its gradient by each passive's part.
+
+        Args:
+            step: of the run.
+            own_B: positions in its own table.
+            parts: what each passive sent of these rows.
+        """
+        parts = {name: h_B.requires_grad_() for name, h_B in parts.items()}
+        self.begin()
+        with self.forward_pass(step):
+            scores_BK = self.scores(self.encoder(self.features_N[own_B]), parts)
+        loss = F.cross_entropy(scores_BK.to(self.compute.dtype), self._targets_N[own_B])
+        loss.backward()
+        self.step()
+        return loss, {name: h_B.grad for name, h_B in parts.items() if h_B.grad is not None}
+
+    def scores(self, own_B: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
+        every = [own_B, *(parts[name] for name in self._passives)]
+        scores_BK: Tensor = self.head(torch.cat([h_B.flatten(1) for h_B in every], dim=1))
+        return scores_BK
+
+    def predict(self, own_B: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
+        """Scores of the true classes."""
+        return self._code.decode(self.scores(own_B, parts))
+
+
+class SumTrainer(HeadTrainer):
+    """The head reads the sum of all parties' representations: its one part is that of the others.
+
+    With linear encoders and no clip that is one network on the concatenated table.
+    """
+
+    def scores(self, own_B: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
+        (others_BD,) = (parts[name] for name in self._passives)
+        scores_BK: Tensor = self.head(own_B.flatten(1) + others_BD)
+        return scores_BK
+
+
+class EncoderTrainer(Trainer):
+    """A passive's encoder, which learns from the gradient on what it sent."""
+
+    def __init__(
+        self,
+        owner: str,
+        encoder: nn.Module,
+        *,
+        features_N: Tensor,
+        train: TrainSettings,
+        compute: Compute,
+        seed: int,
+        defences: RepresentationChain | None = None,
+    ) -> None:
+        self.encoder, self._defences = encoder, defences or RepresentationChain()
+        modules = {"encoder": encoder, "defences": self._defences}
+        super().__init__(owner, modules, train=train, compute=compute, seed=seed)
+        self.features_N = compute.place(features_N)
+        self._penalty: Tensor | None = None
+
+    def represent(self, step: int, rows_B: Tensor, *, learn: bool) -> Tensor:
+        """Return what goes to the guard; with `learn` in the autograd graph, with dropout."""
+        self.set_training(learn)
+        with torch.set_grad_enabled(learn), self.forward_pass(step):
+            seen_B = self.features_N[rows_B.to(self.compute.device)]
+            h_B: Tensor = self.encoder(seen_B).to(self.compute.dtype)
+            h_B, self._penalty = self._defences(h_B, seen_B, step)
+        return h_B.to(self.compute.dtype)
+
+    def update(self, z_B: Tensor, gradient_B: Tensor) -> None:
+        """Descend once from the gradient on z, which was represented last."""
+        self.begin()
+        penalty = z_B.new_zeros(()) if self._penalty is None else self._penalty
+        joint_loss(penalty, z_B, self.compute.place(gradient_B)).backward()
+        self.step()
+
+
+ActiveT = TypeVar("ActiveT", bound=TvflActive)
+
+
+class Tvfl(Method):
+    """TVFL; see `Method`."""
+
+    settings: type[MethodSettings] = TvflSettings
+
+    def model(self, config: RunSettings) -> ModelSettings:
+        """Networks of the active, and of passives that have none of their own."""
+        return config.model
+
+    def sent_network(self, config: RunSettings, passive: str, features: Shape) -> nn.Module:
+        model = settings_of(config, passive).model or self.model(config)
+        return family_for(model, features).encoder(features, model)
+
+    def offer(self, own: Own) -> RepresentationTerms | None:
+        """See `Method`: every passive sends representations."""
+        check_passives(own.config, own.passives)
+        if own.name == own.active:
+            return None
+        shape = output_shape(self._encoder(own), own.data.table.shape)
+        return sent_terms(own.config, shape, guard_for(own))
+
+    def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
+        shapes = {name: offered.shape for name, offered in offers.items()}
+        return agree_with_senders(own, offers, shapes, guard_for(own))
+
+    def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
+        return self.active(TvflActive, own, contract, rows)
+
+    def active(self, kind: type[ActiveT], own: Own, contract: Contract, rows: Tensor) -> ActiveT:
+        """An active of this kind, which reads each passive's representations."""
+        trainer = self._trainer(HeadTrainer, own, contract, tuple(contract.passives))
+        promised = joint_releases_statement(guard_for(own).statement(), len(contract.passives))
+        return kind(own, contract, rows, trainer, guarantee=promised, defences=_returned(own))
+
+    def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
+        guard = guard_for(own)
+        releases = Releases(guard, ledger_for(own, guard, aligned=len(rows)))
+        return TvflPassive(own, contract, self._encoding(own, contract, rows), releases)
+
+    def lockstep(self, active: Learner, passives: Mapping[str, Helper]) -> Lockstep:
+        """Section 2 without messages."""
+        assert isinstance(active, TvflActive)
+        others = {name: one for name, one in passives.items() if isinstance(one, TvflPassive)}
+
+        def step(step: int, rows_B: Tensor) -> None:
+            sent = {
+                name: passive.trainer.represent(step, rows_B, learn=True)
+                for name, passive in others.items()
+            }
+            read = {name: h_B.detach().clone() for name, h_B in sent.items()}
+            _, gradients = active.trainer.learn(step, active.own_rows(rows_B), read)
+            for name, gradient_B in gradients.items():
+                others[name].trainer.update(sent[name], gradient_B)
+
+        return step
+
+    def _trainer(
+        self, kind: "type[HeadTrainer]", own: Own, contract: Contract, parts: tuple[str, ...]
+    ) -> "HeadTrainer":
+        """The active's networks at their reproducible start; the head reads these parts."""
+        config, table, encoder = own.config, own.data.table, self._encoder(own)
+        shape, model = output_shape(encoder, table.shape), self.model(own.config)
+        sent = [contract.passives[name].representation.shape for name in parts if name != _SUM]
+        size = sum(math.prod(each) for each in (shape, *sent))
+        with seeded(own.secrets.seed, own.name, "head"):
+            head = family_for(model, table.shape).head(size, len(own.data.classes), model)
+        assert table.labels is not None
+        return kind(
+            own.name, encoder, head, features_N=table.features, labels_N=table.labels,
+            passives=parts, code=label_code(config.defences, surroundings_of(own, ())),
+            train=config.train, compute=Compute.of(config.train), seed=own.secrets.seed,
+        )  # fmt: skip
+
+    def _encoding(self, own: Own, contract: Contract, rows: Tensor) -> "EncoderTrainer":
+        """A passive's encoder over its rows of the aligned people."""
+        config, shape = own.config, contract.passives[own.name].representation.shape
+        return EncoderTrainer(
+            own.name, self._encoder(own), features_N=own.data.table.features[rows],
+            train=config.train, compute=Compute.of(config.train), seed=own.secrets.seed,
+            defences=representation_chain(config.defences, surroundings_of(own, shape)),
+        )  # fmt: skip
+
+    def _encoder(self, own: Own) -> nn.Module:
+        """A party's encoder at its reproducible start."""
+        config, features = own.config, own.data.table.shape
+        with seeded(own.secrets.seed, own.name, "encoder"):
+            if own.name != own.active:
+                return self.sent_network(config, own.name, features)
+            model = self.model(config)
+            return family_for(model, features).encoder(features, model)
+
+
+class SplitNn(Tvfl):
+    """Vertical SplitNN that concatenates; see `Method`."""
+
+    settings = SplitNnSettings
+
+    def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
+        return self.active(SplitNnActive, own, contract, rows)
+
+
+class SummedSplitNn(Tvfl):
+    """Vertical SplitNN that merges by a secure sum; see `Method`."""
+
+    settings = SummedSplitNnSettings
+    lockstep = Method.lockstep
+
+    def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
+        agreed = super().agree(own, offers, session)
+        sizes = {name: math.prod(offered.shape) for name, offered in offers.items()}
+        if own.name == own.active:
+            sizes[own.name] = math.prod(output_shape(self._encoder(own), own.data.table.shape))
+        if len(set(sizes.values())) > 1:
+            said = ", ".join(f"{size} at {name}" for name, size in sizes.items())
+            raise ConfigError(
+                f"{own.config.method.name}: representations are added, so all have as many "
+                f"numbers; got {said}; give all parties one model.representation"
+            )
+        shape = offers[own.passives[0]].shape
+        parts = sum_and_noise(own.config, session, own.active, own.passives, shape)
+        return replace(agreed, secure_sum=parameters_of(own.config, *parts))
+
+    def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
+        agreed = SessionSum.of(own, contract)
+        guarantee = "no guarantee: sums of representations are opened without noise"
+        if agreed.noise is not None:
+            guarantee = "representations are read as their noised sum alone"
+        return SummedSplitNnActive(
+            own, contract, rows, self._trainer(SumTrainer, own, contract, (_SUM,)),
+            guarantee=guarantee, defences=_returned(own), sum_end=agreed.active(),
+        )  # fmt: skip
+
+    def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
+        sum_end = SessionSum.of(own, contract).passive(people=len(rows), beyond=1)
+        trainer = self._encoding(own, contract, rows)
+        return SummedPassive(sum_end, trainer, clip=clip_of(own.config))
+
+    def aggregator(self, own: Own, contract: Contract) -> Helper:
+        return SessionSum.of(own, contract).aggregator()
+
+
+def _returned(own: Own) -> GradientChain:
+    """What gradients go through that the active returns."""
+    around = surroundings_of(own, ())
+    return gradient_chain(own.config.defences, around, "returned gradients")
