@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from secure_apfed.exchange.linked import Linked
     from secure_apfed.exchange.resumable_link import ResumableLink
     from secure_apfed.exchange.sealed_connection import LocalEnd
-    from secure_apfed.from_frames import run_frames
+    from secure_apfed.frames import run_frames
     from secure_apfed.privacy import (
         GaussianGuard,
         NoGuard,
@@ -122,7 +122,7 @@ _HOME: dict[str, str] = {
         ("GaussianGuard", "NoGuard", "PrivacyLedger", "RepresentationGuard", "calibrate_sigma"),
         "secure_apfed.privacy",
     ),
-    "run_frames": "secure_apfed.from_frames",
+    "run_frames": "secure_apfed.frames",
     "load_model": "secure_apfed.runs.solo",
     "load_recording": "secure_apfed.runs.recording",
     "run": "secure_apfed.runs.run",

@@ -28,17 +28,16 @@ from secure_apfed.config import Config
 from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
 from secure_apfed.data.cells import has_measures
 from secure_apfed.data.column_encoding import CellCounts, fit_columns
-from secure_apfed.data.frames import plain_cells
+from secure_apfed.data.frames import as_pandas, plain_cells
 from secure_apfed.data.labels import require_one_spelling, warn_of_empty_words
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.methods import ALONE
 from secure_apfed.names import column_name
-from secure_apfed.party_frames import as_pandas
 from secure_apfed.runs.outcome import RunResult
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import SoloModel
+from secure_apfed.seeds import undisturbed
 from secure_apfed.tasks import Classification
-from secure_apfed.torch_state import undisturbed
 
 __all__ = ["VerticalClassifier"]
 

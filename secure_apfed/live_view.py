@@ -21,7 +21,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from secure_apfed.plain_json import to_json
+from secure_apfed.files import to_json
 from secure_apfed.progress_bars import figures
 
 if TYPE_CHECKING:

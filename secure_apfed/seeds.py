@@ -1,15 +1,16 @@
-"""Reproducible randomness for everything that is not a key, a mask or noise.
+"""Reproducible randomness for all that is not a key, a mask or noise; and torch, left as it was.
 
 Run by: every party. A generator's state is a function of (run seed, purpose), the step
 included, so a resumed run needs no saved generator to repeat itself bit for bit, and
 parties give the same result in one process as in many. torch's own generator, which all threads of
-the process share, is neither read nor moved.
+the process share, is neither read nor moved. A caller may have another default dtype or device,
+autocast, no gradients; a run with the same seed gives the same model all the same.
 """
 
 import hashlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeAlias
 
 import torch
@@ -17,11 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["Draws", "derive_seed", "seeded", "shuffled"]
+__all__ = ["Draws", "derive_seed", "one_thread", "seeded", "shuffled", "undisturbed"]
 
 _Function: TypeAlias = Callable[..., Any]
 _Device: TypeAlias = torch.device | str | int | None
-
 # These draw, and take a generator: where they make a tensor, or where their first argument lies.
 _MAKE = frozenset({torch.rand, torch.randint, torch.randn, torch.randperm})
 _FILL = frozenset({
@@ -126,3 +126,61 @@ def shuffled(rows: torch.Tensor, seed: int, *purpose: str | int) -> torch.Tensor
     """Return `rows` (N,) in an order that depends on the seed and purpose only."""
     generator = torch.Generator().manual_seed(derive_seed(seed, *purpose))
     return rows[torch.randperm(len(rows), generator=generator, device="cpu").to(rows.device)]
+
+
+class _DefaultDtype:
+    """float32 while somebody needs it: the default is of the process, not of a thread."""
+
+    def __init__(self) -> None:
+        self._lock, self._users = threading.Lock(), 0
+        self._callers = torch.float32
+
+    @contextmanager
+    def as_float32(self) -> Iterator[None]:
+        with self._lock:
+            if not self._users:
+                self._callers = torch.get_default_dtype()
+            self._users += 1
+            if torch.get_default_dtype() != torch.float32:
+                torch.set_default_dtype(torch.float32)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if not self._users and torch.get_default_dtype() != self._callers:
+                    torch.set_default_dtype(self._callers)
+
+
+_DEFAULT_DTYPE = _DefaultDtype()
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Compute with gradients, in float32 unless told otherwise, on the CPU unless told otherwise.
+
+    All of it is put back after. The default dtype is the process's: where it was another, other
+    threads find float32 meanwhile.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(_DEFAULT_DTYPE.as_float32())
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(mode=False))
+        stack.enter_context(torch.enable_grad())
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        if torch.get_default_device() != torch.device("cpu"):
+            stack.enter_context(torch.device("cpu"))
+        yield
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """So that fits depend on no number of cores, and small tensors wait for none."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

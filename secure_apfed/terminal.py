@@ -19,7 +19,7 @@ from rich.text import Text
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed import errors
-from secure_apfed.plain_json import to_json
+from secure_apfed.files import to_json
 from secure_apfed.privacy_rows import passive_rows, privacy_rows
 
 if TYPE_CHECKING:

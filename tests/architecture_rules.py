@@ -38,7 +38,7 @@ HOMES = {
 LAYERS = tuple(HOMES)
 # What may know attacks and experiments: the command line, the estimator, `run_frames`.
 COMMANDS = frozenset({"secure_apfed.cli", "secure_apfed.commands"})
-COMPOSITION_ROOT = COMMANDS | {"secure_apfed.estimator", "secure_apfed.from_frames"}
+COMPOSITION_ROOT = COMMANDS | {"secure_apfed.estimator", "secure_apfed.frames"}
 # The package itself gives `run_frames` to others, and loads it when it is asked for.
 ENTRY_POINT = "secure_apfed"
 

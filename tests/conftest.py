@@ -76,4 +76,4 @@ def _short_mixmatch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
     """MixMatch trains for a few steps, where a test asks not how good it is."""
     whole = any(map(request.node.get_closest_marker, ("whole_mixmatch", "slow")))
     if not (whole or _starts_others(request) or _trains_nothing(request)):
-        monkeypatch.setattr("secure_apfed.solo.mixmatch._STEPS", 40)
+        monkeypatch.setattr("secure_apfed.solo.networks._STEPS", 40)

@@ -16,8 +16,8 @@ from secure_apfed.config import AttackChoice
 from secure_apfed.config.problems import describe
 from secure_apfed.errors import ConfigError
 from secure_apfed.runs.recording import Recording
+from secure_apfed.seeds import undisturbed
 from secure_apfed.settings import unknown_name
-from secure_apfed.torch_state import undisturbed
 
 __all__ = ["ALL", "expand", "full_suite", "headlines", "mount", "prepare"]
 

@@ -23,7 +23,7 @@ from apfed_experiments.study_page import markdown, write_text
 from apfed_experiments.summary import Gain, Interval, holm, p_text, shared_share
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
-from secure_apfed.plain_json import to_json
+from secure_apfed.files import to_json
 from secure_apfed.solo import BASELINES
 
 __all__ = [

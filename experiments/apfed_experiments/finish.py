@@ -18,7 +18,7 @@ from apfed_experiments.reconstructions import (
 from secure_apfed.config import AttackChoice
 from secure_apfed.data import VerticalData
 from secure_apfed.errors import CheckpointError
-from secure_apfed.folder_files import make_private, read_json
+from secure_apfed.files import make_private, read_json
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.recording import Recording, load_recording
 

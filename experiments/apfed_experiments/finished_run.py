@@ -2,7 +2,7 @@
 
 Read by: everything that reports or compares runs. A folder may have been sent by somebody else, so
 only plain files of bounded size and of the types named here are read
-(`secure_apfed.folder_files`), and files that the run noted digests of are as it left them.
+(`secure_apfed.files`), and files that the run noted digests of are as it left them.
 """
 
 import math
@@ -13,7 +13,7 @@ from apfed_attacks.interface import AttackResult
 from apfed_experiments.solo import SoloRecord, read_solo
 from secure_apfed.config import Config
 from secure_apfed.errors import CheckpointError
-from secure_apfed.folder_files import read_json
+from secure_apfed.files import read_json
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.record import Outcome, read_outcome
 from secure_apfed.runs.spending import figure_of, shown_figure

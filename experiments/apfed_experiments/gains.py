@@ -22,8 +22,8 @@ from apfed_experiments.summary import Gain, holm, p_text
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError, DataError
+from secure_apfed.files import to_json
 from secure_apfed.measures import ACCURACY, MEASURES, Measure
-from secure_apfed.plain_json import to_json
 from secure_apfed.runs.record import Outcome, Privacy
 
 __all__ = [

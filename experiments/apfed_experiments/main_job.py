@@ -36,8 +36,8 @@ from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.data.catalogue import view_count
 from secure_apfed.errors import DataError
+from secure_apfed.files import to_csv
 from secure_apfed.methods import METHODS
-from secure_apfed.plain_csv import to_csv
 
 __all__ = [
     "CONFIGS", "HEADER", "READING", "VARIANTS", "Comparison", "Line", "Variant", "VariantPoint",

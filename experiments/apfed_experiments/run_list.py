@@ -20,7 +20,7 @@ from apfed_experiments.solo import SoloRecord, read_solo, solo_file
 from secure_apfed.config import Config
 from secure_apfed.data.catalogue import view_count
 from secure_apfed.errors import ApfedError, DataError
-from secure_apfed.folder_files import count_lines
+from secure_apfed.files import count_lines
 from secure_apfed.measures import ACCURACY, Measure
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.record import Outcome

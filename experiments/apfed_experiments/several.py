@@ -14,8 +14,8 @@ from apfed_experiments.study import OnDone, Point, Study
 from apfed_experiments.study_page import write_text
 from apfed_experiments.summary import Summary, accuracy_of
 from secure_apfed.config import Config
+from secure_apfed.files import to_json
 from secure_apfed.measures import MEASURES
-from secure_apfed.plain_json import to_json
 
 __all__ = ["SeveralSeeds", "run_seeds"]
 

@@ -31,8 +31,7 @@ from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
 from secure_apfed.data import VerticalData, files_digest, load_data
 from secure_apfed.errors import ApfedError, CheckpointError
-from secure_apfed.folder_files import own_subfolder, read_json
-from secure_apfed.plain_json import to_json
+from secure_apfed.files import own_subfolder, read_json, to_json
 from secure_apfed.runs.aligned_once import PastAlignment, aligned_once
 from secure_apfed.runs.folder import RunFolder, write_atomically
 from secure_apfed.runs.party_folder import resumable

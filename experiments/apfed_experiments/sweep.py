@@ -26,8 +26,8 @@ from apfed_experiments.study_page import (
 from apfed_experiments.summary import Gain, Interval, Summary, accuracy_of
 from secure_apfed.config import Config
 from secure_apfed.data.catalogue import view_count
+from secure_apfed.files import to_json
 from secure_apfed.methods import method_settings
-from secure_apfed.plain_json import to_json
 from secure_apfed.settings.privacy import GuardSettings, LabelSettings
 
 __all__ = [

@@ -23,7 +23,7 @@ from apfed_protocols.errors import UnsafeChoiceWarning
 from secure_apfed.config import Config
 from secure_apfed.data import find_dataset, load_data
 from secure_apfed.errors import NarrowBatchWarning
-from secure_apfed.plain_json import to_json
+from secure_apfed.files import to_json
 from secure_apfed.runs.run import run
 
 __all__ = ["CASES", "HEADER", "Case", "TaskRow", "compare_tasks", "tables_of"]

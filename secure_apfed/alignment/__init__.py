@@ -1,13 +1,25 @@
-"""Alignment: which rows of which party belong to the same person, and who may learn how many."""
+"""Alignment: which rows of which party belong to the same person, and who may learn how many.
 
-from secure_apfed.alignment.history import AlignmentHistory
-from secure_apfed.alignment.intersection import (
-    canonical_ids,
-    check_alignment,
-    intersection,
-    most_guesses,
+Here is one party's end of an intersection, made of the settings that the parties agreed on. Run by:
+each party in its own process, which carries the messages over its links with
+`apfed_protocols.take_part`. `apfed_protocols.align` plays all parties in one process.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from apfed_protocols.ids import IdColumn, encode_ids
+from apfed_protocols.psi import SET_INTERSECTIONS
+from apfed_protocols.psi.interface import (
+    Guesses,
+    IntersectionAgreement,
+    Output,
+    Progress,
+    SetIntersection,
 )
-from secure_apfed.id_files import IdFile
+from secure_apfed.alignment.buckets import bucket_count, capacity
+from secure_apfed.alignment.ids import IdFile, id_rules
+from secure_apfed.alignment.records import AlignmentHistory, admit_run
+from secure_apfed.settings.alignment import AlignmentSettings
 
 __all__ = [
     "AlignmentHistory",
@@ -17,3 +29,87 @@ __all__ = [
     "intersection",
     "most_guesses",
 ]
+
+
+def check_alignment(settings: AlignmentSettings) -> None:
+    """Refuse a protocol that there is none of, or that shows what is to stay hidden; and formats.
+
+    Raises:
+        ValueError: says which there are, or what to use.
+    """
+    id_rules(settings)
+    if settings.backend not in SET_INTERSECTIONS:
+        known = ", ".join(["auto", *sorted(SET_INTERSECTIONS)])
+        raise ValueError(
+            f"protocol: no set intersection is called {settings.protocol!r}; there are: {known}"
+        )
+    shows = settings.mode == "pairwise" or SET_INTERSECTIONS[settings.backend].pairwise
+    if settings.pairwise_overlaps == "hidden" and shows:
+        raise ValueError(
+            f"pairwise_overlaps is hidden, and the active learns them with mode: {settings.mode} "
+            f"and protocol: {settings.protocol}; use mode: all and protocol: auto, opprf or circuit"
+        )
+
+
+def canonical_ids(party: str, ids: IdColumn, settings: AlignmentSettings) -> list[bytes]:
+    """Return the IDs of `party` as the bytes that the parties agreed on, one a row.
+
+    Raises:
+        DataError: see `apfed_protocols.ids.encode_ids`.
+    """
+    return encode_ids(party, ids, id_rules(settings), maximum_ids=settings.maximum_ids)
+
+
+def intersection(
+    settings: AlignmentSettings,
+    *,
+    session: str,
+    dealer: str = "",
+    output: Output = Output.ROWS,
+    sizes: Mapping[str, int] | None = None,
+    ahead: bool = False,
+    progress: Callable[[Progress], None] | None = None,
+) -> SetIntersection:
+    """Return the protocol that `settings` names, for one `session` that is used once.
+
+    `dealer` names the party that hands out randomness where the protocol needs one, `output`
+    what opens. With `circuit`, `sizes` are what the parties announce in place of their true
+    numbers of IDs, and `ahead` says that the dealer dealt before, see `docs/alignment.md`. All
+    parties must agree on all of these. `progress` is told of this party's work.
+    The IDs must come from `canonical_ids`; peers with another normalisation are refused. Where the
+    settings name a history, making a role notes it, and raises DataError where a peer had all its
+    runs or the session was used before.
+
+    Raises:
+        ValueError: as `check_alignment`.
+    """
+    check_alignment(settings)
+
+    def admit(me: str, peers: Sequence[str]) -> None:
+        admit_run(settings, me, peers, session=session)
+
+    agreement = IntersectionAgreement(
+        session=session,
+        minimum_rows=settings.minimum_rows,
+        maximum_ids=settings.maximum_ids,
+        encoding=id_rules(settings).encoding,
+        dealer=dealer,
+        output=output,
+        sizes=sizes or {},
+        ahead=ahead,
+    )
+    return SET_INTERSECTIONS[settings.backend](
+        agreement, threads=settings.threads, progress=progress, admit=admit
+    )
+
+
+def most_guesses(settings: AlignmentSettings) -> Guesses:
+    """How many IDs a deviating active (`hub`) or passive tries out in an intersection, at most.
+
+    A session plays `ecdh` in buckets, whose lists are filled up: a party may guess there, too.
+    """
+    most = settings.maximum_ids
+    if settings.backend != "ecdh":
+        return SET_INTERSECTIONS[settings.backend].most_guesses(most)
+    buckets = bucket_count(most)
+    return SET_INTERSECTIONS["ecdh"].most_guesses(buckets * capacity(most, buckets))

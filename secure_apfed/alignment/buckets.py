@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from apfed_protocols.errors import LocalProtocolError
 from apfed_protocols.ids import SizedIds, encode_pieces
 from apfed_protocols.randomness import keystream
-from secure_apfed.alignment.id_rules import id_rules
+from secure_apfed.alignment.ids import id_rules
 from secure_apfed.errors import DataError
 from secure_apfed.settings.alignment import AlignmentSettings
 

@@ -11,7 +11,7 @@ import typer
 
 from apfed_protocols.errors import UnsafeChoiceWarning
 from secure_apfed import terminal
-from secure_apfed.plain_json import to_json
+from secure_apfed.files import to_json
 
 if TYPE_CHECKING:
     from apfed_experiments.bench import Measured

@@ -14,7 +14,7 @@ from secure_apfed import terminal
 from secure_apfed.commands import AsJson, Overrides
 
 if TYPE_CHECKING:
-    from secure_apfed.alignment.id_check import IdCheck
+    from secure_apfed.alignment.ids import IdCheck
     from secure_apfed.config import Config
 
 __all__ = ["check_ids"]
@@ -49,11 +49,9 @@ def check_ids(
 
 
 def _checks(config: "Config", wanted: list[str] | None) -> "Iterator[IdCheck]":
-    from secure_apfed.alignment.id_check import check_normalisation
-    from secure_apfed.alignment.id_rules import id_rules
+    from secure_apfed.alignment.ids import IdFile, check_normalisation, id_rules
     from secure_apfed.data.raw_tables import party_path
     from secure_apfed.errors import ConfigError
-    from secure_apfed.id_files import IdFile
 
     parties = config.data.parties or {}
     unknown = [name for name in wanted or () if name not in parties]

@@ -16,7 +16,7 @@ from secure_apfed.commands import AsJson, Overrides
 
 if TYPE_CHECKING:
     from secure_apfed.config import Config
-    from secure_apfed.planning.calibration import Calibration
+    from secure_apfed.planning import Calibration
 
 __all__ = ["plan"]
 
@@ -92,7 +92,7 @@ def _config(
 def _forecast(
     config: "Config", *, quiet: bool, links: bool
 ) -> tuple[list["Calibration"], list[str], dict[str, Any]]:
-    from secure_apfed.planning.calibration import calibrate
+    from secure_apfed.planning import calibrate
     from secure_apfed.planning.forecast import forecast
 
     planned = forecast(config)
@@ -114,7 +114,7 @@ def _forecast(
 
 
 def _calibrations(epsilon: float, epochs: int, delta: float, clip: float) -> list["Calibration"]:
-    from secure_apfed.planning.calibration import calibrate
+    from secure_apfed.planning import calibrate
 
     return [
         calibrate(epsilon, epochs=epochs, delta=delta, clip=clip, mechanism=mechanism)
@@ -124,7 +124,7 @@ def _calibrations(epsilon: float, epochs: int, delta: float, clip: float) -> lis
 
 def _expected(epsilon: float) -> list[str]:
     """What every stored sweep says of this epsilon_x."""
-    from secure_apfed.planning.stored_sweeps import load_sweeps, nearest, sentence
+    from secure_apfed.planning.stored import load_sweeps, nearest, sentence
 
     found = nearest(load_sweeps(), epsilon=epsilon, guards=_GUARDS)
     return [sentence(sweep, point) for sweep, point in found]
@@ -132,7 +132,7 @@ def _expected(epsilon: float) -> list[str]:
 
 def _expected_of(config: "Config", epsilon_x: float, *, sent: bool) -> list[str]:
     """What stored sweeps of the same data and method say; guard and label mechanism apart."""
-    from secure_apfed.planning.stored_sweeps import load_sweeps, nearest, sentence
+    from secure_apfed.planning.stored import load_sweeps, nearest, sentence
 
     sweeps, found = load_sweeps(), []
     dataset, method = config.data.dataset, config.method.name
@@ -151,7 +151,7 @@ def _expected_of(config: "Config", epsilon_x: float, *, sent: bool) -> list[str]
 
 def _help_of(config: "Config", planned: Mapping[str, Any]) -> list[str]:
     """What help was worth in the nearest stored case of this method."""
-    from secure_apfed.planning.stored_gains import load_gains, nearest_gain
+    from secure_apfed.planning.stored import load_gains, nearest_gain
 
     labelled, rows = planned["labelled_rows"], planned["teaching_rows"]
     every = labelled >= _NEARLY_ALL * rows

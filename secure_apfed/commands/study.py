@@ -227,7 +227,7 @@ def leaks(
     _known(only, LEAKS)
     from apfed_experiments.leaks.parts import plain, play
     from apfed_experiments.study_page import markdown, table_of
-    from secure_apfed.torch_state import one_thread
+    from secure_apfed.seeds import one_thread
 
     warnings.simplefilter("ignore", UnsafeChoiceWarning)  # without rules a plain sum is the point
     warnings.simplefilter("ignore", NarrowBatchWarning)  # of honest steps before an attack
@@ -247,7 +247,7 @@ def hijacked_images(
 ) -> None:
     """Draw MNIST images above what the server of split learning rebuilt of them."""
     from apfed_experiments.leaks.split_learning import draw_both_cases
-    from secure_apfed.torch_state import one_thread
+    from secure_apfed.seeds import one_thread
 
     with one_thread():
         draw_both_cases(picture, seed=seed)

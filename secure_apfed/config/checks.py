@@ -8,7 +8,7 @@ is made. What is about classes is refused for other tasks.
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from secure_apfed.alignment.intersection import check_alignment
+from secure_apfed.alignment import check_alignment
 from secure_apfed.data.catalogue import check_data, labels_are_numbers
 from secure_apfed.errors import ConfigError
 from secure_apfed.measures import MEASURES, names_of

@@ -20,8 +20,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from apfed_protocols.ids import EMPTY
 from secure_apfed.errors import DataError
-from secure_apfed.id_files import EMPTY, cell_text
 
 __all__ = [
     "BLANK",
@@ -29,6 +29,7 @@ __all__ = [
     "RESPELT",
     "TRUTHS",
     "are_padded_codes",
+    "cell_text",
     "days_of",
     "has_measures",
     "holds_texts",
@@ -85,6 +86,16 @@ _LOOK_ALIKES: Mapping[str, tuple[re.Pattern[str], str]] = {
         re.compile(r"\d{1,2}[./-]\d{1,2}[./-]\d{2,4}|\d{4}[/.]\d{1,2}[/.]\d{1,2}"), "2026-01-31",
     ),
 }  # fmt: skip
+
+
+def cell_text(cell: object) -> str:
+    """A cell that is not empty, as text; whole numbers without a decimal point.
+
+    A column of whole numbers becomes one of floats as soon as one cell is empty.
+    """
+    if isinstance(cell, float | np.floating) and float(cell).is_integer():
+        return str(int(cell))
+    return str(cell).strip()
 
 
 def holds_texts(column: "pd.Series") -> bool:

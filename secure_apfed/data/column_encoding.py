@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
+from apfed_protocols.ids import EMPTY
 from secure_apfed.data.cells import (
     BLANK,
     TRUTHS,
@@ -33,7 +34,6 @@ from secure_apfed.data.cells import (
 )
 from secure_apfed.data.frames import only_columns
 from secure_apfed.errors import DataError, UnseenCellsWarning
-from secure_apfed.id_files import EMPTY
 from secure_apfed.names import column_name
 from secure_apfed.settings import Settings
 from secure_apfed.settings.data import MOST_CATEGORIES, Missing, RareCategories

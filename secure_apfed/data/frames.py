@@ -17,16 +17,18 @@ import pyarrow
 from pandas.api.types import is_object_dtype
 from pyarrow import ArrowException, default_memory_pool
 
-from secure_apfed.data.cells import LINES, holds_texts, typed
+from apfed_protocols.ids import EMPTY
+from secure_apfed.data.cells import LINES, cell_text, holds_texts, typed
 from secure_apfed.errors import DataError
-from secure_apfed.id_files import EMPTY, PARQUET, cell_text
+from secure_apfed.files import PARQUET
 from secure_apfed.names import column_name
 
 if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile
 
 __all__ = [
-    "is_csv", "is_table", "only_columns", "plain_cells", "read_blocks", "read_frame", "to_texts",
+    "as_pandas", "is_csv", "is_table", "only_columns", "plain_cells", "read_blocks", "read_frame",
+    "to_texts",
 ]  # fmt: skip
 
 # As texts, of which a blank one alone is empty.
@@ -34,6 +36,36 @@ _TEXTS: Any = {"dtype": str, "keep_default_na": False, "na_values": [""], "index
 # Whole numbers would become floats, which lack digits, where one is empty.
 _WHOLE: Mapping[Any, Any] = {pyarrow.int64(): pd.Int64Dtype(), pyarrow.uint64(): pd.UInt64Dtype()}
 _PACKINGS = (".gz", ".bz2", ".xz", ".zst")
+
+
+def as_pandas(frame: Any, *, party: str) -> pd.DataFrame:
+    """The same rows as a pandas frame with columns named by text; the caller's is left alone.
+
+    Raises:
+        DataError: no frame of a library that narwhals reads, or two columns of one name.
+    """
+    import narwhals.stable.v2 as nw
+
+    try:
+        rows: pd.DataFrame = nw.from_native(frame, eager_only=True).to_pandas()
+    except TypeError as error:
+        lazy = "; collect a lazy frame first" if hasattr(frame, "collect") else ""
+        raise DataError(
+            f"{party}: expected a frame of pandas, polars or pyarrow, got "
+            f"{type(frame).__name__}{lazy}"
+        ) from error
+    except ValueError as error:  # narwhals' DuplicateError is one
+        raise DataError(
+            f"{party}: its frame has several columns of one name; give each a name of its own"
+        ) from error
+    named: pd.DataFrame = rows.set_axis(list(map(column_name, rows.columns)), axis=1)
+    if not named.columns.is_unique:  # 1 and "1", or one name in two forms of Unicode
+        raise DataError(
+            f"{party}: its frame has several columns of one name; give each a name of its own"
+        )
+    if isinstance(frame, pd.DataFrame) and frame.index.name is not None:
+        named = named.reset_index() if str(frame.index.name) not in named.columns else named
+    return named
 
 
 def is_table(path: Path) -> bool:

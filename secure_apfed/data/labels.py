@@ -15,9 +15,9 @@ from decimal import Decimal, InvalidOperation
 import numpy as np
 from numpy.typing import NDArray
 
+from apfed_protocols.ids import EMPTY
 from secure_apfed.data.targets import UNLABELLED
 from secure_apfed.errors import DataError, SuspectColumnWarning
-from secure_apfed.id_files import EMPTY
 
 __all__ = ["anomaly_labels", "class_labels", "require_one_spelling", "warn_of_empty_words"]
 

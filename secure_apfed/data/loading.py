@@ -29,8 +29,8 @@ from secure_apfed.data.records import UNLABELLED, PartyTable, VerticalData
 from secure_apfed.data.tables import load_tables
 from secure_apfed.data.targets import TargetScale
 from secure_apfed.data.views import View, fit_views, locate_views
+from secure_apfed.seeds import undisturbed
 from secure_apfed.settings.data import TABLES, DataSettings, ViewColumns
-from secure_apfed.torch_state import undisturbed
 
 __all__ = ["load_data"]
 

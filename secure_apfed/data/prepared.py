@@ -15,7 +15,7 @@ from secure_apfed.data.records import OwnData, PartyTable
 from secure_apfed.data.targets import TargetScale
 from secure_apfed.data.views import View
 from secure_apfed.errors import CheckpointError, DataError
-from secure_apfed.folder_files import read_bytes
+from secure_apfed.files import read_bytes
 
 __all__ = ["pack_own", "read_own"]
 

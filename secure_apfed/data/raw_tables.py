@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from apfed_protocols.ids import id_texts
+from apfed_protocols.ids import EMPTY, JOINT, id_texts
 from secure_apfed.data.catalogue import labels_are_numbers
 from secure_apfed.data.cells import (
     BLANK,
@@ -28,7 +28,6 @@ from secure_apfed.data.labels import warn_of_empty_words
 from secure_apfed.data.records import check_distinct
 from secure_apfed.data.suspects import warn_of_ids, warn_of_labels
 from secure_apfed.errors import DataError, SuspectColumnWarning
-from secure_apfed.id_files import EMPTY, JOINT
 from secure_apfed.settings.data import DataSettings, PartySettings
 
 __all__ = ["RawTable", "party_path", "read_raw"]

@@ -27,7 +27,7 @@ from secure_apfed.data.records import UNLABELLED, OwnData, PartyTable, VerticalD
 from secure_apfed.data.targets import TargetScale, read_numbers
 from secure_apfed.data.views import View, fit_views, locate_views
 from secure_apfed.errors import CheckpointError, ConfigError, DataError
-from secure_apfed.folder_files import read_json
+from secure_apfed.files import read_json
 from secure_apfed.settings.data import DataSettings, ViewColumns
 
 __all__ = ["files_digest", "load_active", "load_own_tables", "load_passive", "load_tables"]

@@ -1,4 +1,4 @@
-"""Defences beyond differential privacy: one file, one line in the table and a class in
+"""Defences beyond differential privacy: a class, one line in the table, and its settings in
 `secure_apfed.settings.defence`.
 
 They make known attacks worse and guarantee nothing; the report says so. Each says what it changes
@@ -9,10 +9,7 @@ from what the method says of itself.
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from secure_apfed.defences.clip_and_noise import ClipAndNoise
-from secure_apfed.defences.compression import Compression
-from secure_apfed.defences.confusional_labels import ConfusionalLabels
-from secure_apfed.defences.discrete_sgd import DiscreteSgd
+from secure_apfed.defences.gradients import ClipAndNoise, Compression, DiscreteSgd, Marvell, MaxNorm
 from secure_apfed.defences.interface import (
     Defence,
     GradientChain,
@@ -25,11 +22,7 @@ from secure_apfed.defences.interface import (
     Surroundings,
     TrueLabels,
 )
-from secure_apfed.defences.marvell import Marvell
-from secure_apfed.defences.max_norm import MaxNorm
-from secure_apfed.defences.mid import Mid
-from secure_apfed.defences.nopeek import NoPeek
-from secure_apfed.privacy.noise import NoiseSource
+from secure_apfed.defences.trained import ConfusionalLabels, Mid, NoPeek
 from secure_apfed.seeds import seeded
 from secure_apfed.settings.defence import DefenceSettings
 from secure_apfed.settings.method import MethodSettings, Released, Side
@@ -42,7 +35,6 @@ __all__ = [
     "LabelCode",
     "LabelDefence",
     "Leaving",
-    "NoiseSource",
     "RepresentationChain",
     "RepresentationDefence",
     "Surroundings",

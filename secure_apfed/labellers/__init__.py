@@ -1,6 +1,6 @@
 """Labellers: how one party labels all aligned rows from its own features and a few labels.
 
-A new one is one file and one line in the table; see docs/add-a-labeller.md. What their votes cost
+A new one is one class and one line in the table; see docs/add-a-labeller.md. What their votes cost
 stands in `secure_apfed.labellers.guarantee`.
 """
 
@@ -8,10 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from secure_apfed.errors import ConfigError
 from secure_apfed.labellers.interface import Floats, Labeller, LinearLabeller, hard
-from secure_apfed.labellers.logistic import Logistic
-from secure_apfed.labellers.private_logistic import PrivateLogistic
-from secure_apfed.labellers.ridge import Ridge
-from secure_apfed.labellers.spreading import Spreading
+from secure_apfed.labellers.kinds import Logistic, PrivateLogistic, Ridge, Spreading
 from secure_apfed.settings import unknown_name
 
 __all__ = [

@@ -25,9 +25,9 @@ from dataclasses import dataclass
 
 from secure_apfed.errors import ConfigError
 from secure_apfed.labellers.interface import Labeller
+from secure_apfed.privacy.accountants import GaussianRelease, NoPrivacy, compose, gdp_epsilon
 from secure_apfed.privacy.contributions import SummedRelease, least_deviation
-from secure_apfed.privacy.gdp import GaussianRelease, NoPrivacy, compose, gdp_epsilon
-from secure_apfed.privacy.vote_response import VoteResponse
+from secure_apfed.privacy.randomised_response import VoteResponse
 
 __all__ = [
     "Opening",

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from secure_apfed.errors import DataError
-from secure_apfed.privacy.gdp import Mechanism, NoPrivacy
+from secure_apfed.privacy.accountants import Mechanism, NoPrivacy
 
 __all__ = [
     "Features",

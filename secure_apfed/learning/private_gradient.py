@@ -1,7 +1,7 @@
 """DP-SGD at the active: the gradient of a batch, replaced by its private sum.
 
 Run by: the active, in its one backward pass. Against: whoever reads anything
-that its parameters move, see privacy/gradient_guard.py. Everything after it (momentum, weight
+that its parameters move, see privacy/dp_sgd.py. Everything after it (momentum, weight
 decay, the bound on the whole gradient, the learning rate) reads the noisy sum and the
 parameters only, so it is post-processing.
 

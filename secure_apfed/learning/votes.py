@@ -22,7 +22,7 @@ from secure_apfed.models import RandomFeatures
 from secure_apfed.settings.training import TrainSettings
 from secure_apfed.solo import SoloTask
 from secure_apfed.solo.choice import FOLDS
-from secure_apfed.solo.folds import held_out
+from secure_apfed.solo.interface import held_out
 
 __all__ = [
     "SoftTrainer", "Votes", "fit_linear", "fit_ridge", "last_layer", "likely_labels",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from apfed_protocols.identity import Identity, fresh_identity
 from apfed_protocols.randomness import derive_key, fresh_key
-from secure_apfed.defences import NoiseSource, Surroundings
+from secure_apfed.defences import Surroundings
 from secure_apfed.errors import CheckpointError
 from secure_apfed.learning.private_gradient import PrivateUpdates
 from secure_apfed.methods.method import Keeper, Own, Secrets
@@ -26,8 +26,9 @@ from secure_apfed.privacy import (
     make_guard,
 )
 from secure_apfed.privacy.contributions import SummedRelease
+from secure_apfed.privacy.noise import NoiseSource
+from secure_apfed.privacy.randomised_response import VoteResponse
 from secure_apfed.privacy.release_log import holds_releases
-from secure_apfed.privacy.vote_response import VoteResponse
 from secure_apfed.settings.run import RunSettings
 
 __all__ = [

@@ -87,8 +87,8 @@ from secure_apfed.methods.terms import (
 )
 from secure_apfed.models import Shape, family_for, output_shape, projection_to
 from secure_apfed.objectives import make_objective
-from secure_apfed.privacy.clip import onto_ball
-from secure_apfed.privacy.guarantee import NOTHING_RELEASED
+from secure_apfed.privacy.ledger import NOTHING_RELEASED
+from secure_apfed.privacy.noise import onto_ball
 from secure_apfed.seeds import seeded
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.objective import ContrastiveSettings, ReconstructionSettings

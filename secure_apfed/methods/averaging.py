@@ -52,8 +52,7 @@ from secure_apfed.methods.multiview import (
 )
 from secure_apfed.methods.sum_end import ActiveSum, Admitted, PassiveSum, SessionSum, SumHelper
 from secure_apfed.methods.terms import check_passives, clip_of, require_own_terms
-from secure_apfed.models import encoder_and_head
-from secure_apfed.models.recurrent import SequenceEncoder
+from secure_apfed.models import SequenceEncoder, encoder_and_head
 from secure_apfed.seeds import derive_seed, seeded
 from secure_apfed.settings.run import RunSettings
 

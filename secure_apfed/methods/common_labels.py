@@ -13,7 +13,7 @@ from torch import Tensor
 
 from secure_apfed.data import UNLABELLED, OwnData
 from secure_apfed.errors import DataError, FewRowsWarning
-from secure_apfed.measures import FEWEST_ROWS
+from secure_apfed.intervals import FEWEST_ROWS
 from secure_apfed.methods.method import Method
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.tasks import Anomaly, Regression

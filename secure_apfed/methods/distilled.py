@@ -58,7 +58,7 @@ from secure_apfed.exchange import (
     pack,
     unpack,
 )
-from secure_apfed.labellers.softmax import minimiser, with_constant
+from secure_apfed.labellers.kinds import minimiser, with_constant
 from secure_apfed.learning.autoencoder import (
     Autoencoder,
     DistillationSettings,

@@ -70,8 +70,8 @@ from secure_apfed.methods.terms import (
     settings_of,
 )
 from secure_apfed.models import Shape, family_for, output_shape
-from secure_apfed.privacy.clip import clip_rows
 from secure_apfed.privacy.guard import joint_releases_statement
+from secure_apfed.privacy.noise import clip_rows
 from secure_apfed.seeds import seeded
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.model import ModelSettings

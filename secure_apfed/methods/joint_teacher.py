@@ -37,7 +37,7 @@ from secure_apfed.methods.alignment import positions_in
 from secure_apfed.methods.joint import HeadTrainer, Joint, JointSettings, Tvfl, TvflActive
 from secure_apfed.methods.method import Learner, Method, Own, Steps
 from secure_apfed.methods.students import student_of, train_student
-from secure_apfed.privacy.vote_response import VoteResponse
+from secure_apfed.privacy.randomised_response import VoteResponse
 from secure_apfed.settings.method import FormSettings
 from secure_apfed.settings.model import ModelSettings
 from secure_apfed.settings.privacy import LARGEST_LABEL_EPSILON

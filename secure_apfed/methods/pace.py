@@ -9,7 +9,7 @@ from torch import Tensor
 from secure_apfed.data import OwnData
 from secure_apfed.methods.terms import asked_of
 from secure_apfed.privacy import RepresentationGuard
-from secure_apfed.privacy.label_stages import first_epoch_of
+from secure_apfed.privacy.randomised_response import first_epoch_of
 from secure_apfed.settings.run import RunSettings
 
 __all__ = ["growth", "planned_releases", "rows_of_a_step", "rows_trained", "steps_of"]

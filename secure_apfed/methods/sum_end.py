@@ -42,7 +42,7 @@ from apfed_protocols.sums.interface import StepBinding
 from secure_apfed.contract import AGGREGATOR, Contract
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Envelope, Kind, Links
-from secure_apfed.folder_files import MOST_JSON_BYTES, add_line, open_plain
+from secure_apfed.files import MOST_JSON_BYTES, add_line, open_plain
 from secure_apfed.learning.descent import prefixed, without_prefix
 from secure_apfed.learning.release import ContributionNoise
 from secure_apfed.methods.method import Helper, Learner, Own, Save, keep_or_end

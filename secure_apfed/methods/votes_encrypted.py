@@ -30,7 +30,7 @@ from apfed_protocols.products import (
 from secure_apfed.contract import AGGREGATOR, Contract
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links
-from secure_apfed.folder_files import MOST_JSON_BYTES, add_line, open_plain
+from secure_apfed.files import MOST_JSON_BYTES, add_line, open_plain
 from secure_apfed.labellers import LABELLERS, LinearLabeller, make_labeller
 from secure_apfed.labellers.guarantee import summed_votes
 from secure_apfed.learning.votes import Floats, Votes

@@ -1,25 +1,31 @@
 """The forecast of a run: rows, bytes, time and epsilon before anything is sent.
 
 Run by: a person, before parties spend hours or budget. The data are loaded to count rows and
-read shapes; then a rehearsal on random numbers (`secure_apfed.planning.rehearsal`) is scaled up.
+read shapes; then a few steps are played on random numbers of the same shapes and scaled up: the
+whole protocol, keys, alignment and sums included, and thrown away. No real value enters, so no
+budget is touched. What each set intersection would take is measured on a part of the IDs.
+
+Letters: N rows.
 """
 
 import math
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from apfed_protocols.psi import align
-from secure_apfed.alignment.id_rules import id_rules
+from apfed_protocols.conversation import Conversation, Outgoing, converse
+from apfed_protocols.psi import SET_INTERSECTIONS, align
+from secure_apfed.alignment import canonical_ids, intersection
+from secure_apfed.alignment.ids import id_rules
 from secure_apfed.config import Config
-from secure_apfed.data import VerticalData, load_data
+from secure_apfed.data import PartyTable, VerticalData, load_data
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Flow, Kind, transcript
-from secure_apfed.methods import METHODS
+from secure_apfed.methods import METHODS, Simulation, Start, train
 from secure_apfed.methods.common_labels import require_labels
 from secure_apfed.methods.pace import (
     growth,
@@ -29,21 +35,30 @@ from secure_apfed.methods.pace import (
     steps_of,
 )
 from secure_apfed.methods.terms import asked_of
-from secure_apfed.planning.intersections import IntersectionCost, intersection_costs
-from secure_apfed.planning.rehearsal import STEPS, Rehearsal, rehearse
 from secure_apfed.privacy import (
     EXACT,
     GaussianRelease,
+    PrivacyLedger,
     PrivacySpent,
     calibrate_updates,
     make_guard,
     make_label_mechanism,
 )
-from secure_apfed.privacy.gdp import compose, gdp_epsilon
+from secure_apfed.privacy.accountants import compose, gdp_epsilon
 from secure_apfed.runs.spending import figure_of
 from secure_apfed.secure_sums import sum_kind
+from secure_apfed.settings.transcript import TranscriptSettings
 
-__all__ = ["Forecast", "Link", "forecast"]
+__all__ = [
+    "STEPS",
+    "Forecast",
+    "IntersectionCost",
+    "Link",
+    "Rehearsal",
+    "forecast",
+    "intersection_costs",
+    "rehearse",
+]
 
 _WIDE = 1024
 _LARGE_EPSILON = 10.0
@@ -57,6 +72,13 @@ _SUMMED = {
     "pseudo-labels are averaged": "passive's pseudo-labels",
     "weights are averaged": "passive's weights",
 }
+STEPS = 5
+_TEST_ROWS = 200
+_FEWEST = 4
+_GOLDEN = 0.618
+_SAMPLE = 1000
+_DEALER = "dealer"
+_TWINS = frozenset({"circuit_crypten"})  # sends what `circuit` sends, and takes an extra
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +137,7 @@ class Forecast:
     figure_passives: str
     delta_passives: float | None
     releases_passives: int | None
-    intersections: tuple[IntersectionCost, ...]
+    intersections: tuple["IntersectionCost", ...]
     warnings: tuple[str, ...]
 
 
@@ -207,14 +229,14 @@ def forecast(config: Config) -> Forecast:
     )
 
 
-def _evaluation_seconds(config: Config, data: VerticalData, played: Rehearsal) -> float:
+def _evaluation_seconds(config: Config, data: VerticalData, played: "Rehearsal") -> float:
     """Of all evaluations of the run."""
     evaluations = -(-config.train.epochs // config.train.evaluate_every)
     rows = len(data.test_rows) / len(played.data.test_rows)
     return evaluations * played.evaluation_seconds * rows
 
 
-def _links(played: Rehearsal, data: VerticalData, messages: float, wire: float) -> Iterator[Link]:
+def _links(played: "Rehearsal", data: VerticalData, messages: float, wire: float) -> Iterator[Link]:
     """Scale the rehearsal's flows: alignment by IDs, training as said; set-up stays."""
     real = {table.name: len(table.ids) for table in data.tables}
     rehearsed = len(played.data.active.ids)
@@ -233,7 +255,7 @@ def _link(flow: Flow, messages: float, scale: float) -> Link:
     )  # fmt: skip
 
 
-def _alignment_seconds(config: Config, data: VerticalData, played: Rehearsal) -> float:
+def _alignment_seconds(config: Config, data: VerticalData, played: "Rehearsal") -> float:
     """Time an intersection of the rehearsal's IDs, and scale it by the number of real ones."""
     if not config.method.aligns:
         return 0.0
@@ -280,7 +302,7 @@ def _privacy(config: Config) -> PrivacySpent:
 
 
 def _warnings(
-    config: Config, played: Rehearsal, links: tuple[Link, ...], epsilon: float, passives: int
+    config: Config, played: "Rehearsal", links: tuple[Link, ...], epsilon: float, passives: int
 ) -> Iterator[str]:
     happens = config.method.happens
     sent = "representations are sent" in happens
@@ -333,3 +355,227 @@ def _memory_warning(config: Config, links: tuple[Link, ...]) -> Iterator[str]:
             "(model.projection), or set transcript.keep to none, which leaves attacks nothing to "
             "read"
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rehearsal:
+    """What was played and what it took.
+
+    Attributes:
+        data: the random tables; batch: rows of a step.
+        setup, training: flows before the first step, and of all `STEPS` steps together.
+        step_seconds: of one step; evaluation_seconds: of one test evaluation.
+        numbers_per_row: of what is sent of each row; 0 where nothing is.
+        contributions: ledgers of the passives that add noise under the sum.
+    """
+
+    data: VerticalData
+    setup: tuple[Flow, ...]
+    training: tuple[Flow, ...]
+    step_seconds: float
+    evaluation_seconds: float
+    numbers_per_row: int
+    contributions: Mapping[str, PrivacyLedger]
+
+
+def rehearse(
+    config: Config, like: VerticalData, *, batch: int, aligned: float, labelled: int
+) -> Rehearsal:
+    """Play `STEPS` steps.
+
+    Args:
+        config: of the run.
+        like: the run's data, of which names, shapes and classes are taken.
+        batch: rows of one step.
+        aligned: the share of them that all parties have.
+        labelled: rows of the run whose labels are learnt from.
+    """
+    quiet = config.model_copy(
+        update={
+            "transcript": TranscriptSettings(keep="none"),
+            "alignment": config.alignment.for_a_trial(),
+            "method": config.method.rehearsed(STEPS, config.train.epochs),
+        }
+    )
+    rows = batch * STEPS
+    labelled = min(rows, labelled) if config.method.asks_once else rows
+    data = _random_data(like, rows, aligned, labelled=labelled)
+    session = Simulation(METHODS[config.method.name], Start(config=quiet, data=data))
+    setup = session.transcript.flows
+    course = _Course(session, batch)
+    session.play(train(session.learner, session.links, course))
+    training = _since(setup, session.transcript.flows)
+    terms = list(session.contract.passives.values())
+    return Rehearsal(
+        data=data,
+        setup=setup,
+        training=training,
+        step_seconds=course.step_seconds,
+        evaluation_seconds=course.evaluation_seconds,
+        numbers_per_row=math.prod(terms[0].representation.shape) if terms else 0,
+        contributions=session.contributions,
+    )
+
+
+class _Course:
+    """One epoch of a few steps, whose time is taken; see `secure_apfed.methods.Course`."""
+
+    def __init__(self, session: Simulation, batch: int) -> None:
+        self._session, self._batch, self._began = session, batch, time.perf_counter()
+        self.next_step = 0
+        self.seconds: list[float] = []
+        self.evaluation_seconds = 0.0
+
+    def epochs(self) -> Iterator[int]:
+        yield 0
+
+    def is_last(self, epoch: int) -> bool:
+        return True
+
+    def batches(self, epoch: int) -> Iterator[tuple[int, Tensor]]:
+        for step, rows_B in enumerate(self._session.learner.training_rows.split(self._batch)):
+            self._began = time.perf_counter()
+            yield step, rows_B
+
+    def stepped(self, loss: float | None) -> None:
+        self.next_step += 1
+        self.seconds.append(time.perf_counter() - self._began)
+
+    async def hold_out(self) -> None:
+        """Held-out rows are counted as if they were learnt from, and no epoch as the last."""
+
+    @property
+    def step_seconds(self) -> float:
+        """Of one step: the median without the first, which is slower, for caches are cold.
+
+        Where all rows were one step, its share of as many as were planned.
+        """
+        if len(self.seconds) == 1:
+            return self.seconds[0] / STEPS
+        later = sorted(self.seconds[1:])
+        return later[len(later) // 2]
+
+    async def finish_epoch(self) -> None:
+        began, session = time.perf_counter(), self._session
+        await session.learner.evaluate(session.links, next_step=self.next_step, final=False)
+        self.evaluation_seconds = time.perf_counter() - began
+
+
+def _since(before: Sequence[Flow], after: Sequence[Flow]) -> tuple[Flow, ...]:
+    known = {(flow.sender, flow.receiver, flow.kind) for flow in before}
+    return tuple(flow for flow in after if (flow.sender, flow.receiver, flow.kind) not in known)
+
+
+def _random_data(like: VerticalData, train: int, aligned: float, *, labelled: int) -> VerticalData:
+    rows = train + _TEST_ROWS
+    # Aligned rows are spread evenly, since a run's batches mix them too.
+    shared = (torch.arange(rows) * aligned).floor().diff(prepend=torch.tensor([-1.0])) > 0
+    shared[:_FEWEST] |= rows * aligned < 2 * _FEWEST  # of two classes, or it would be refused
+    apart = like.horizontal
+    ids = {
+        table.name: [
+            f"all {at}" if both and not apart else f"{table.name} {at}"
+            for at, both in enumerate(shared.tolist())
+        ]
+        for table in like.passives
+    }
+    return replace(
+        like,
+        active=_random_table(like, like.active, [f"all {at}" for at in range(rows)]),
+        passives=tuple(_random_table(like, table, ids[table.name]) for table in like.passives),
+        train_rows=torch.arange(train),
+        test_rows=torch.arange(train, rows),
+        labelled=shared[:train].argsort(descending=True, stable=True)[:labelled].sort().values,
+    )
+
+
+def _random_table(data: VerticalData, like: PartyTable, ids: Sequence[str]) -> PartyTable:
+    features = torch.rand(len(ids), *like.features.shape[1:])
+    for view in like.views.values():
+        if view.sequence is not None:
+            features[:, view.first] = view.sequence[0]  # all steps are in use
+    labels_N = None
+    if like.labels is not None:
+        # In no step with what is aligned: every second or tenth person is of every class, too.
+        classes = (torch.arange(len(ids)) * _GOLDEN).long() % (len(data.classes) or 2)
+        labels_N = classes.to(like.labels.dtype)
+    return replace(like, ids=tuple(ids), features=features, labels=labels_N)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntersectionCost:
+    """One protocol; bytes and seconds are estimates, seconds of all parties in one process.
+
+    Attributes:
+        chosen: whether the run takes it.
+        takes_dealer: whether it needs a party without IDs that works with nobody.
+        pairwise: whether the active learns its overlap with every single passive.
+    """
+
+    protocol: str
+    chosen: bool
+    wire_bytes: int
+    seconds: float
+    takes_dealer: bool
+    pairwise: bool
+
+
+def intersection_costs(config: Config, data: VerticalData) -> tuple[IntersectionCost, ...]:
+    """Play every protocol with at most 1,000 IDs a party, and scale by the number of real ones."""
+    if not config.method.aligns:
+        return ()
+    settings, real = config.alignment.for_a_trial(), sum(len(one.ids) for one in data.tables)
+    ids = {
+        table.name: canonical_ids(table.name, table.ids[:_SAMPLE], settings)
+        for table in data.tables
+    }
+    scale = real / sum(map(len, ids.values()))
+    hub = data.active.name
+    costs = []
+    for name, backend in SET_INTERSECTIONS.items():
+        if name in _TWINS:
+            continue
+        chosen = settings.model_copy(update={"protocol": name})
+        ends = intersection(chosen, session=f"plan {name}", dealer=_DEALER)
+        # IDs of one data set's first rows may share none
+        ends.agreement = replace(ends.agreement, minimum_rows=0)
+        began, members = time.perf_counter(), [party for party in ids if party != hub]
+        roles: dict[str, Conversation] = {hub: ends.hub(hub, members, ids[hub])}
+        roles |= {member: ends.member(member, hub, ids[member]) for member in members}
+        if backend.needs_dealer:
+            roles[_DEALER] = ends.dealer(hub, members)
+        counted = {party: _Counted(role) for party, role in roles.items()}
+        converse(counted)
+        costs.append(
+            IntersectionCost(
+                protocol=name,
+                chosen=name == config.alignment.backend,
+                wire_bytes=round(scale * sum(one.bytes for one in counted.values())),
+                seconds=scale * (time.perf_counter() - began),
+                takes_dealer=backend.needs_dealer,
+                pairwise=backend.pairwise,
+            )
+        )
+    return tuple(costs)
+
+
+class _Counted:
+    """A role whose bytes are counted."""
+
+    def __init__(self, role: Conversation) -> None:
+        self._role, self.bytes = role, 0
+
+    @property
+    def finished(self) -> bool:
+        return self._role.finished
+
+    def start(self) -> Iterable[Outgoing]:
+        return self._count(self._role.start())
+
+    def receive(self, sender: str, body: bytes) -> Iterable[Outgoing]:
+        return self._count(self._role.receive(sender, body))
+
+    def _count(self, messages: Iterable[Outgoing]) -> Iterator[Outgoing]:
+        for message in messages:
+            self.bytes += len(message.body)
+            yield message

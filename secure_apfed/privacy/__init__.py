@@ -11,21 +11,33 @@ from typing import TYPE_CHECKING
 from secure_apfed.lazy import loads
 
 if TYPE_CHECKING:
-    from secure_apfed.privacy.accountants import ACCOUNTANTS, EXACT, Accountant
-    from secure_apfed.privacy.gaussian_guard import FrozenGaussianGuard, GaussianGuard
-    from secure_apfed.privacy.gdp import GaussianRelease, Mechanism, NoPrivacy, calibrate_sigma
-    from secure_apfed.privacy.gradient_guard import GradientGuard
-    from secure_apfed.privacy.guard import NoGuard, RepresentationGuard
-    from secure_apfed.privacy.label_mechanism import LabelMechanism, LabelResponse, NoLabelPrivacy
-    from secure_apfed.privacy.label_stages import MultiStageResponse
-    from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger, PrivacySpent
-    from secure_apfed.privacy.tables import (
+    from secure_apfed.privacy.accountants import (
+        ACCOUNTANTS,
+        EXACT,
+        Accountant,
+        GaussianRelease,
+        Mechanism,
+        NoPrivacy,
+        calibrate_sigma,
+    )
+    from secure_apfed.privacy.dp_sgd import GradientGuard, WholeTraining, calibrate_updates
+    from secure_apfed.privacy.guard import (
         GUARDS,
-        LABEL_MECHANISMS,
+        FrozenGaussianGuard,
+        GaussianGuard,
+        NoGuard,
+        RepresentationGuard,
         make_guard,
+    )
+    from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger, PrivacySpent
+    from secure_apfed.privacy.randomised_response import (
+        LABEL_MECHANISMS,
+        LabelMechanism,
+        LabelResponse,
+        MultiStageResponse,
+        NoLabelPrivacy,
         make_label_mechanism,
     )
-    from secure_apfed.privacy.whole_training import WholeTraining, calibrate_updates
 
 __all__ = [
     "ACCOUNTANTS",
@@ -56,14 +68,18 @@ __all__ = [
 ]
 
 __getattr__ = loads(__name__, {
-    "accountants": ("ACCOUNTANTS", "EXACT", "Accountant"),
-    "gaussian_guard": ("FrozenGaussianGuard", "GaussianGuard"),
-    "gdp": ("GaussianRelease", "Mechanism", "NoPrivacy", "calibrate_sigma"),
-    "gradient_guard": ("GradientGuard",),
-    "guard": ("NoGuard", "RepresentationGuard"),
-    "label_mechanism": ("LabelMechanism", "LabelResponse", "NoLabelPrivacy"),
-    "label_stages": ("MultiStageResponse",),
+    "accountants": (
+        "ACCOUNTANTS", "EXACT", "Accountant", "GaussianRelease", "Mechanism", "NoPrivacy",
+        "calibrate_sigma",
+    ),
+    "dp_sgd": ("GradientGuard", "WholeTraining", "calibrate_updates"),
+    "guard": (
+        "GUARDS", "FrozenGaussianGuard", "GaussianGuard", "NoGuard", "RepresentationGuard",
+        "make_guard",
+    ),
     "ledger": ("BudgetExhaustedError", "PrivacyLedger", "PrivacySpent"),
-    "tables": ("GUARDS", "LABEL_MECHANISMS", "make_guard", "make_label_mechanism"),
-    "whole_training": ("WholeTraining", "calibrate_updates"),
+    "randomised_response": (
+        "LABEL_MECHANISMS", "LabelMechanism", "LabelResponse", "MultiStageResponse",
+        "NoLabelPrivacy", "make_label_mechanism",
+    ),
 })  # fmt: skip

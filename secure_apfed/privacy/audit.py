@@ -19,7 +19,7 @@ from scipy.special import expit, ndtr, ndtri
 from scipy.stats import beta, binom
 
 from apfed_protocols.errors import LocalProtocolError
-from secure_apfed.privacy.gdp import gdp_epsilon
+from secure_apfed.privacy.accountants import gdp_epsilon
 
 __all__ = ["Audit", "audit_release", "epsilon_below", "mu_below", "mu_below_if_independent"]
 

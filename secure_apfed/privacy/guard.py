@@ -1,30 +1,54 @@
 """What stands between a party's representations and the wire: clip, noise, and what that gives.
 
-Run by: the party that sends representations (the active of APFed; every passive of TVFL).
-A guard states its own sensitivity and mechanism, so that the ledger charges what was
-really done and the report says no more than that.
+Run by: the party that sends representations (the active of APFed; every passive of TVFL). Against:
+whoever receives them. A guard states its own sensitivity and mechanism, so that the ledger charges
+what was really done and the report says no more than that.
 
-Shapes: B rows of a batch, D numbers of a representation.
+Guarantee of Gaussian noise: two runs that differ in one person's representation at one step give
+releases of that row that are (2C / sigma)-GDP apart, under replace-one adjacency and WITH THE
+ENCODER HELD FIXED. It is not differential privacy of training: a person's features and
+label also move the encoder, and so all the other rows of later steps. Labels have no
+guarantee. Needs: a key that nobody else has; noise.py says what floating point costs.
+
+Letters: B rows of a batch, D numbers of a representation, F rows frozen so far.
 """
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import torch
 
 from apfed_protocols.errors import LocalProtocolError
-from secure_apfed.errors import CheckpointError
-from secure_apfed.privacy.gdp import Mechanism, NoPrivacy
-from secure_apfed.settings.privacy import GuardSettings
+from secure_apfed.errors import CheckpointError, ConfigError
+from secure_apfed.privacy.accountants import (
+    GaussianRelease,
+    Mechanism,
+    NoPrivacy,
+    calibrate_sigma,
+)
+from secure_apfed.privacy.noise import NoiseSource, clip_rows
+from secure_apfed.settings.privacy import LARGEST_CLIP, SMALLEST_CLIP, GuardSettings
 
 __all__ = [
+    "GUARDS",
+    "FrozenGaussianGuard",
+    "GaussianGuard",
     "NoGuard",
     "RepresentationGuard",
     "WithoutMemory",
     "check_release",
     "joint_releases_statement",
+    "make_guard",
 ]
+
+_RARE_DEVIATIONS = 8.0
+_ROW_STATEMENT = "row-release guarantee, encoder held fixed"
+_SEED_STATEMENT = (
+    f"{_ROW_STATEMENT}; and only against somebody who does not know the run's seed, "
+    "since the noise is derived from it, and while no step is played twice with other numbers, in "
+    "this run or another of that seed"
+)
 
 
 class RepresentationGuard(Protocol):
@@ -168,3 +192,228 @@ def joint_releases_statement(released: str, passives: int) -> str:
     if passives < 2:
         return released
     return f"{released}; epsilon_x is of one passive's row, and those of one person add up"
+
+
+class GaussianGuard(WithoutMemory):
+    """Clips each row to norm `clip` and adds Gaussian noise of deviation `sigma` to each number.
+
+    The noise is a function of the key, the step, the rows and the clipped representations, or under
+    "reproducible_insecure" of key and step alone: noise.py says what that is good for.
+
+    Under "secret" the noisy numbers are rounded to a grid, see noise.py. The gradient of `release`
+    is that of the clip; noise and rounding are constants to autograd.
+
+    Args:
+        clip: C, the L2 bound of one row.
+        sigma: standard deviation of the noise on each number, in the unit of h.
+        key: 32 secret bytes; keep them as long as the run may resume.
+        noise: "secret", or "reproducible_insecure".
+
+    Raises:
+        ConfigError: clip or sigma out of range.
+        LocalProtocolError: a key of the wrong length.
+
+    Example:
+        >>> from apfed_protocols.randomness import fresh_key
+        >>> guard = GaussianGuard(clip=1.0, sigma=2.0, key=fresh_key())
+        >>> z = guard.release(torch.ones(4, 8), step=0, rows=torch.arange(4))
+        >>> z.shape, guard.sensitivity(), guard.mechanism().mu
+        (torch.Size([4, 8]), 2.0, 1.0)
+    """
+
+    name: ClassVar[str] = "gaussian"
+    unsafe: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        *,
+        clip: float,
+        sigma: float,
+        key: bytes,
+        noise: Literal["secret", "reproducible_insecure"] = "secret",
+    ) -> None:
+        if not SMALLEST_CLIP <= clip <= LARGEST_CLIP:
+            raise ConfigError(f"clip lies in {SMALLEST_CLIP:g}..{LARGEST_CLIP:g}, got {clip}")
+        if not (math.isfinite(sigma) and sigma > 0):
+            raise ConfigError(f"sigma is a positive number, got {sigma}; use NoGuard for no noise")
+        self.clip, self.sigma, self.noise = float(clip), float(sigma), noise
+        self._noise = NoiseSource(key, secret=noise == "secret")
+
+    @classmethod
+    def from_settings(
+        cls, settings: GuardSettings, *, delta: float, releases: int, key: bytes
+    ) -> "GaussianGuard":
+        """Build it for `releases` planned releases of each row, calibrating sigma if asked to."""
+        sigma = settings.sigma
+        if sigma is None:
+            assert settings.epsilon is not None
+            sigma = calibrate_sigma(settings.epsilon, delta, releases, settings.clip)
+        return cls(clip=settings.clip, sigma=sigma, key=key, noise=settings.noise)
+
+    def __repr__(self) -> str:
+        return f"GaussianGuard(clip={self.clip:g}, sigma={self.sigma:g}, noise={self.noise!r})"
+
+    def release(self, h_BD: torch.Tensor, *, step: int, rows: torch.Tensor) -> torch.Tensor:
+        check_release(h_BD, step=step, rows=rows)
+        clipped_BD = clip_rows(h_BD, self.clip)
+        clean_BD = clipped_BD.detach().cpu().numpy()
+        noisy_BD = self._noise.add(clean_BD, self.sigma, step=step, rows=rows)
+        through_BD = clipped_BD - clipped_BD.detach()  # zeros, with the gradient of the clip
+        return (torch.from_numpy(noisy_BD).to(h_BD.device) + through_BD).to(h_BD.dtype)
+
+    def sensitivity(self) -> float:
+        """2C: a clipped row moves at most across the ball's diameter."""
+        return 2 * self.clip
+
+    def mechanism(self) -> Mechanism:
+        """Gaussian, with sigma / (2C) as its noise multiplier."""
+        return GaussianRelease(noise_multiplier=self.sigma / self.sensitivity())
+
+    def largest_norm(self, dimension: int) -> float:
+        """C + sigma (sqrt D + 8).
+
+        For D normals g, P(||g|| > sqrt D + t) <= P(one normal > t), which is 7e-16 at t = 8: the
+        norm is 1-Lipschitz and its median is below sqrt D (Borell 1975; Boucheron, Lugosi and
+        Massart 2013, Concentration Inequalities, Theorem 10.17).
+        """
+        return self.clip + self.sigma * (math.sqrt(dimension) + _RARE_DEVIATIONS)
+
+    def statement(self) -> str:
+        return _ROW_STATEMENT if self.noise == "secret" else _SEED_STATEMENT
+
+
+class FrozenGaussianGuard:
+    """Sends each row through `fresh` once and keeps what came out: that is sent ever after.
+
+    Above all against averaging: many epochs show no more of a row than its first release.
+    Guarantee: that of one Gaussian release of each row, however long the run, with the encoder
+    held fixed. The price: the receivers see every row as the encoder was when that row was first
+    sent, which early in a run is hardly trained. The gradient goes straight through: what arrives
+    for the frozen row is passed on to today's clipped representation, as if that had been sent.
+
+    The frozen rows are state: a run that resumes must restore them, or it would noise its rows
+    anew. It would not go unnoticed: the ledger charges bytes that it has not seen.
+
+    Args:
+        fresh: where a row goes when it is sent for the first time.
+
+    Example:
+        >>> from apfed_protocols.randomness import fresh_key
+        >>> guard = FrozenGaussianGuard(GaussianGuard(clip=1.0, sigma=2.0, key=fresh_key()))
+        >>> first = guard.release(torch.ones(2, 8), step=0, rows=torch.tensor([4, 7]))
+        >>> again = guard.release(torch.zeros(2, 8), step=1, rows=torch.tensor([7, 5]))
+        >>> bool((again[0] == first[1]).all()), guard.repeats(torch.tensor([5, 6])).tolist()
+        (True, [True, False])
+    """
+
+    name: ClassVar[str] = "frozen_gaussian"
+    unsafe: ClassVar[bool] = False
+
+    def __init__(self, fresh: GaussianGuard) -> None:
+        self._fresh = fresh
+        self._frozen: dict[int, torch.Tensor] = {}
+
+    @classmethod
+    def from_settings(
+        cls, settings: GuardSettings, *, delta: float, releases: int, key: bytes
+    ) -> "FrozenGaussianGuard":
+        """Build it; sigma is calibrated for a single release, whatever number is planned."""
+        del releases
+        return cls(GaussianGuard.from_settings(settings, delta=delta, releases=1, key=key))
+
+    def __repr__(self) -> str:
+        return f"FrozenGaussianGuard({self._fresh!r})"
+
+    def release(self, h_BD: torch.Tensor, *, step: int, rows: torch.Tensor) -> torch.Tensor:
+        """Return the frozen rows, freezing those that have none yet; see `RepresentationGuard`."""
+        check_release(h_BD, step=step, rows=rows)
+        known = next(iter(self._frozen.values()), h_BD.new_empty(h_BD.shape[1]))
+        if known.shape != h_BD.shape[1:] or known.dtype != h_BD.dtype:
+            raise LocalProtocolError(
+                f"rows were frozen as {len(known)} numbers of {known.dtype}, "
+                f"got {h_BD.shape[1]} of {h_BD.dtype}; a guard serves one representation"
+            )
+        clipped_BD = clip_rows(h_BD, self._fresh.clip).to(h_BD.dtype)
+        if not len(rows):
+            return clipped_BD
+        new = _first_of_each(rows, ~self.repeats(rows))
+        if len(new):
+            fresh_BD = h_BD.detach()[new.to(h_BD.device)]
+            z_BD = self._fresh.release(fresh_BD, step=step, rows=rows[new.to(rows.device)])
+            self._frozen.update(zip(rows[new].tolist(), z_BD.cpu(), strict=True))
+        kept = [self._frozen[row] for row in rows.tolist()]
+        return torch.stack(kept).to(h_BD.device) + (clipped_BD - clipped_BD.detach())
+
+    def repeats(self, rows: torch.Tensor) -> torch.Tensor:
+        """Which rows are frozen already, bool of shape (B,)."""
+        return torch.tensor([row in self._frozen for row in rows.tolist()], dtype=torch.bool)
+
+    def planned(self, releases: int) -> int:
+        return min(releases, 1)
+
+    def sensitivity(self) -> float:
+        return self._fresh.sensitivity()
+
+    def mechanism(self) -> Mechanism:
+        return self._fresh.mechanism()
+
+    def largest_norm(self, dimension: int) -> float:
+        return self._fresh.largest_norm(dimension)
+
+    def statement(self) -> str:
+        return f"{self._fresh.statement()}; each row is noised once and sent unchanged ever after"
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        if not self._frozen:
+            return {}
+        return {
+            "rows": torch.tensor(list(self._frozen)),
+            "z": torch.stack([*self._frozen.values()]),
+        }
+
+    def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        rows = tensors.get("rows", torch.zeros(0, dtype=torch.int64))
+        z_FD = tensors.get("z", torch.zeros(0, 1))
+        if (
+            rows.dtype != torch.int64 or z_FD.ndim != 2 or rows.shape != z_FD.shape[:1]
+            or len(rows.unique()) < len(rows) or bool((rows < 0).any())
+        ):  # fmt: skip
+            raise CheckpointError(
+                f"frozen rows are positions and as many rows of numbers, got {rows.dtype} of shape "
+                f"{tuple(rows.shape)} and shape {tuple(z_FD.shape)}; the checkpoint was "
+                "altered or is of another run"
+            )
+        self._frozen = dict(zip(rows.tolist(), z_FD.cpu(), strict=True))
+
+
+def _first_of_each(rows: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """Return where each of the `chosen` rows stands first, in order."""
+    first: dict[int, int] = {}
+    for index in chosen.nonzero().flatten().tolist():
+        first.setdefault(int(rows[index]), index)
+    return torch.tensor(list(first.values()), dtype=torch.int64)
+
+
+def make_guard(
+    settings: GuardSettings, *, delta: float, releases: int, key: bytes
+) -> RepresentationGuard:
+    """Build the guard that `settings` describe.
+
+    Args:
+        settings: of the guard.
+        delta: of the run's epsilons.
+        releases: T, the planned releases of each row; sigma is calibrated for it.
+        key: 32 bytes: fresh ones, or under "reproducible_insecure" the caller's, who warns.
+
+    Raises:
+        ConfigError: fewer than one release planned.
+        LocalProtocolError: a key of the wrong length.
+    """
+    return GUARDS[settings.mechanism].from_settings(
+        settings, delta=delta, releases=releases, key=key
+    )
+
+
+GUARDS: Mapping[str, type[NoGuard] | type[GaussianGuard] | type[FrozenGaussianGuard]] = {
+    guard.name: guard for guard in (NoGuard, GaussianGuard, FrozenGaussianGuard)
+}

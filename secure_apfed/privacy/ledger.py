@@ -2,11 +2,12 @@
 
 Run by: each party that sends representations. T is the number of different releases of
 the row that was sent most often, retries and validation sends included; sending the very
-same bytes again at the same step tells nobody anything new and is free.
+same bytes again at the same step tells nobody anything new and is free. `guarantee_of` says in
+one text what a run guarantees, from what was really on, and no more.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import index
 from pathlib import Path
@@ -18,14 +19,41 @@ import torch
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.errors import ApfedError, ConfigError
 from secure_apfed.names import ReleaseFigure
-from secure_apfed.privacy.accountants import ACCOUNTANTS, EXACT, Accountant, NoFigureError
+from secure_apfed.privacy.accountants import (
+    ACCOUNTANTS,
+    EXACT,
+    Accountant,
+    Mechanism,
+    NoFigureError,
+    NoPrivacy,
+    compose,
+)
 from secure_apfed.privacy.contributions import SummedRelease
-from secure_apfed.privacy.gdp import Mechanism, NoPrivacy, compose
-from secure_apfed.privacy.label_mechanism import LabelMechanism
+from secure_apfed.privacy.randomised_response import LabelMechanism, VoteResponse
 from secure_apfed.privacy.release_log import Release, ReleaseCounts
-from secure_apfed.privacy.vote_response import VoteResponse
 
-__all__ = ["BudgetExhaustedError", "PrivacyLedger", "PrivacySpent", "cross_check"]
+__all__ = [
+    "LABEL_ASSUMPTIONS",
+    "NOTHING_RELEASED",
+    "BudgetExhaustedError",
+    "PrivacyLedger",
+    "PrivacySpent",
+    "cross_check",
+    "guarantee_of",
+]
+
+NOTHING_RELEASED = "nothing is released"
+LABEL_ASSUMPTIONS = (
+    "it covers training labels in whatever this run computed from them, the finished model and the "
+    "baselines beside it included, taking as public the features, who is in the table, the class "
+    "names, the split into training and test rows and every setting; not covered are test labels "
+    "and what is measured with them, nor attacks that were asked for, whose scores compare guesses "
+    "with the true labels"
+)
+_SEEDED = (
+    "and label DP holds only against somebody who does not know the run's seed, since the "
+    "answers are derived from it"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,3 +324,24 @@ def _figure(
 
 def _noise_multiplier(mechanism: Mechanism | SummedRelease | VoteResponse) -> float | None:
     return None if isinstance(mechanism, NoPrivacy) else mechanism.noise_multiplier
+
+
+def guarantee_of(
+    released: str, labels: LabelMechanism, *, private_training: bool, seeded: bool = False,
+    also: Sequence[str] = (),
+) -> str:  # fmt: skip
+    """Return the guarantee of a run.
+
+    Args:
+        released: what the guard or private training promises, or that nothing is released.
+        labels: what the training labels went through.
+        private_training: whether `released` speaks of labels already.
+        seeded: whether the answers are derived from the run's seed.
+        also: what else was on, with what it gives or does not.
+    """
+    parts = [released]
+    if not math.isinf(labels.epsilon):
+        parts += [labels.statement(), LABEL_ASSUMPTIONS, *([_SEEDED] if seeded else [])]
+    elif not private_training and released != NOTHING_RELEASED:
+        parts.append(labels.statement())
+    return "; ".join([*parts, *also])

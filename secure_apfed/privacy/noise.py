@@ -1,6 +1,8 @@
-"""Keyed noise: a function of a party's key, the step, and what it is added to.
+"""Clip and keyed noise: bounded rows, and noise from a key, the step, and what it is added to.
 
-Run by: every party that adds noise, in a guard, a defence or under a sum. Against: anybody without
+Run by: every party that adds noise, in a guard, a defence or under a sum. The sensitivity that a
+guard states rests on the clip's bound alone, so it is kept for any finite row: huge, tiny or zero.
+The noise is against anybody without
 the key, to whom the noise is computationally indistinguishable from 64 independent bits a number
 (AES-256 in counter mode, then the inverse normal CDF).
 
@@ -31,6 +33,8 @@ numbers released 50 times with sigma >= C, 1e-9 at epsilon 1 and 8e-7 at epsilon
 added to the delta that is reported.
 
 The grid adds at most 0.14 % to the variance and nothing that could be measured to the mean.
+
+Shapes: B rows of a batch, D numbers of a representation, P parameters.
 """
 
 import hashlib
@@ -45,11 +49,85 @@ from torch import Tensor
 from apfed_protocols.errors import LocalProtocolError
 from apfed_protocols.noise import discrete_gaussian
 from apfed_protocols.randomness import KEY_BYTES, derive_key, keystream
+from secure_apfed.errors import ModelError
 
-__all__ = ["NoiseSource", "on_grid", "standard_normals"]
+__all__ = [
+    "NoiseSource",
+    "clip_gradients",
+    "clip_rows",
+    "on_grid",
+    "onto_ball",
+    "standard_normals",
+]
 
+_EPS = torch.finfo(torch.float64).eps
 _PURPOSE = b"secure-apfed gaussian noise v1"
 _EXACT = 2.0**53
+
+
+def onto_ball(wide_BD: torch.Tensor, bound: float) -> torch.Tensor:
+    """Return the rows with each of a norm above `bound` scaled onto it, up to rounding.
+
+    Checks nothing, so that `torch.func` can trace it. The gradient is that of the map itself: the
+    identity for rows within the bound, the projection onto the sphere's tangent, times
+    bound / norm, for the others.
+    """
+    # Scaled by its largest entry a row has a norm in [1, sqrt(D)], so no square overflows or
+    # vanishes. The scale is a constant to autograd, rightly: the result does not depend on it.
+    largest_B1 = wide_BD.detach().abs().amax(dim=-1, keepdim=True)
+    scale_B1 = torch.where(largest_B1 > 0, largest_B1, 1.0)
+    scaled_BD = wide_BD / scale_B1
+    norm_B1 = torch.linalg.vector_norm(scaled_BD.detach(), dim=-1, keepdim=True)
+    over_B1 = norm_B1 > bound / scale_B1
+    # Rows that stay get a norm of no consequence, since the gradient of a norm at 0 is NaN.
+    unit_BD = torch.where(over_B1, scaled_BD, 1.0)
+    onto_BD = unit_BD * (bound / torch.linalg.vector_norm(unit_BD, dim=-1, keepdim=True))
+    return torch.where(over_B1, onto_BD, wide_BD)
+
+
+def clip_rows(h_BD: torch.Tensor, bound: float) -> torch.Tensor:
+    """Return `h_BD` in float64 with every row longer than `bound` scaled down onto it.
+
+    Guarantee: the exact norm of each returned row is at most `bound`, also after it is
+    rounded to the type of `h_BD`; rows within the bound come back unchanged. To leave room
+    for rounding, rows are scaled onto bound (1 - margin), where the margin is a few units
+    in the last place (about 5e-7 for float32).
+
+    Args:
+        h_BD: float32 or float64, finite.
+        bound: C > 0, no unit.
+
+    Raises:
+        LocalProtocolError: not a matrix of float32 or float64.
+        ModelError: a row holds NaN or an infinity.
+    """
+    if h_BD.ndim != 2 or h_BD.dtype not in (torch.float32, torch.float64):
+        raise LocalProtocolError(
+            "representations are a float32 or float64 matrix, one row a person, "
+            f"got {h_BD.dtype} of shape {tuple(h_BD.shape)}"
+        )
+    wide_BD = h_BD.double()
+    finite_B = wide_BD.isfinite().all(dim=1)
+    if not bool(finite_B.all()):
+        raise ModelError(
+            f"row {int((~finite_B).nonzero()[0, 0])} of the representations is not finite, so "
+            "nothing was released; the encoder has diverged: lower its learning rate or check the "
+            "features"
+        )
+    if not h_BD.numel():
+        return wide_BD
+    margin = 4 * torch.finfo(h_BD.dtype).eps + (h_BD.shape[1] + 8) * _EPS
+    return onto_ball(wide_BD, bound * (1 - margin))
+
+
+def clip_gradients(gradient_BP: torch.Tensor, bound: float) -> torch.Tensor:
+    """Return float64 gradients of examples, each of a norm of at most `bound`.
+
+    One that is not finite becomes zeros: an error here would tell of one example.
+    """
+    finite_B1 = gradient_BP.isfinite().all(dim=1, keepdim=True)
+    inner = bound * (1 - (gradient_BP.shape[1] + 8) * _EPS)
+    return onto_ball(torch.where(finite_B1, gradient_BP, 0.0), inner)
 
 
 class NoiseSource:

@@ -42,7 +42,7 @@ from numpy.typing import NDArray
 
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.errors import CheckpointError, ConfigError
-from secure_apfed.regular_file import open_regular
+from secure_apfed.files import open_regular
 
 __all__ = ["Release", "ReleaseCounts", "ReleaseLog", "holds_releases"]
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
 from secure_apfed.errors import CheckpointError
-from secure_apfed.folder_files import read_bytes
+from secure_apfed.files import read_bytes
 from secure_apfed.learning.descent import prefixed, without_prefix
 from secure_apfed.methods import METHODS, Session
 from secure_apfed.runs.checkpoint import save_tensors

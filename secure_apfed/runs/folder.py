@@ -17,10 +17,15 @@ from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
 from secure_apfed.contract import Contract
 from secure_apfed.errors import CheckpointError
-from secure_apfed.folder_files import open_plain, read_bytes, read_text
+from secure_apfed.files import (
+    open_plain,
+    open_regular,
+    read_bytes,
+    read_text,
+    to_json,
+    write_atomically,
+)
 from secure_apfed.names import own_file
-from secure_apfed.plain_json import to_json
-from secure_apfed.regular_file import open_regular, write_atomically
 
 __all__ = [
     "RunFolder",

@@ -29,16 +29,15 @@ from apfed_protocols.errors import (
     RunStoppedError,
 )
 from apfed_protocols.psi.interface import IntersectionTooSmallError
-from secure_apfed.alignment.id_rules import id_rules
+from secure_apfed.alignment.ids import id_rules
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_config, dump_settings
 from secure_apfed.data import VerticalData, load_data, pack_own
 from secure_apfed.errors import CheckpointError, ConfigError, DataError, ModelError
 from secure_apfed.exchange import Status
-from secure_apfed.folder_files import make_private, own_subfolder, read_json
+from secure_apfed.files import make_private, open_regular, own_subfolder, read_json
 from secure_apfed.methods import METHODS, roles_of
 from secure_apfed.privacy import BudgetExhaustedError
-from secure_apfed.regular_file import open_regular
 from secure_apfed.runs.checkpoint import Steps, config_digest
 from secure_apfed.runs.folder import RunFolder, write_atomically
 from secure_apfed.runs.outcome import Progress, RunResult

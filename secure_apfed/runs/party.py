@@ -36,8 +36,8 @@ from secure_apfed.runs.party_folder import PartyFolder, PartyKeeper
 from secure_apfed.runs.spending import cross_checked
 from secure_apfed.runs.training_labels import answered_labels, gone_back
 from secure_apfed.runs.writing import RunWriter
+from secure_apfed.seeds import undisturbed
 from secure_apfed.settings.transcript import TranscriptSettings
-from secure_apfed.torch_state import undisturbed
 from secure_apfed.workers import close_workers
 
 __all__ = ["Joined", "PartyFile", "Peer", "joined", "play_party"]

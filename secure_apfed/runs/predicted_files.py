@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 
 from secure_apfed.errors import DataError
-from secure_apfed.plain_csv import to_csv
+from secure_apfed.files import to_csv
 
 __all__ = ["row_writer"]
 

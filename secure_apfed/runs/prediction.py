@@ -22,7 +22,7 @@ from secure_apfed.measures import rows_for_stability, stability_index
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.predicted_files import row_writer
 from secure_apfed.runs.solo import SoloModel, load_model
-from secure_apfed.torch_state import undisturbed
+from secure_apfed.seeds import undisturbed
 
 __all__ = [
     "Compared", "Predicted", "PredictedNumbers", "Predictions", "predict_file", "predict_into",

@@ -12,7 +12,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Transcript
-from secure_apfed.folder_files import read_bytes
+from secure_apfed.files import read_bytes
 from secure_apfed.methods import Session
 from secure_apfed.runs.checkpoint import load_tensors
 from secure_apfed.runs.encoders import load_encoders

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import msgpack
 
-from secure_apfed.alignment.id_rules import id_rules
+from secure_apfed.alignment.ids import id_rules
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import CheckpointError
-from secure_apfed.folder_files import own_subfolder
+from secure_apfed.files import own_subfolder
 from secure_apfed.learning.networks import predictor_of
 from secure_apfed.methods import (
     METHODS,

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from secure_apfed.data import FeatureEncoding, TargetScale
 from secure_apfed.data.drift import Extremes
 from secure_apfed.errors import DataError, ModelError
-from secure_apfed.folder_files import read_bytes, read_json
+from secure_apfed.files import read_bytes, read_json
 from secure_apfed.measures import ScoreRanges
 from secure_apfed.models import encoder_and_head
 from secure_apfed.runs.folder import RunFolder
+from secure_apfed.seeds import undisturbed
 from secure_apfed.settings.model import ModelSettings
 from secure_apfed.tasks import TASKS, Classification, Task
-from secure_apfed.torch_state import undisturbed
 
 __all__ = ["SoloModel", "load_model"]
 

@@ -14,8 +14,7 @@ from secure_apfed.methods import Session
 from secure_apfed.names import UPDATES, ReleaseFigure
 from secure_apfed.privacy import GaussianRelease, LabelMechanism, PrivacyLedger, PrivacySpent
 from secure_apfed.privacy.contributions import contributions_statement
-from secure_apfed.privacy.guarantee import guarantee_of
-from secure_apfed.privacy.ledger import cross_check
+from secure_apfed.privacy.ledger import cross_check, guarantee_of
 from secure_apfed.secure_sums import sum_kind
 
 __all__ = [

@@ -24,15 +24,14 @@ from apfed_protocols.randomness import derive_key
 from secure_apfed.config import Config
 from secure_apfed.data import UNLABELLED, OwnData
 from secure_apfed.errors import CheckpointError, ConfigError
-from secure_apfed.folder_files import read_text
+from secure_apfed.files import open_regular, read_text
 from secure_apfed.learning.compute import Compute
 from secure_apfed.learning.descent import without_prefix
 from secure_apfed.learning.networks import ActiveNetworks
 from secure_apfed.methods import PartyState, Secrets, Session
 from secure_apfed.names import log_file
 from secure_apfed.privacy import make_label_mechanism
-from secure_apfed.privacy.label_stages import first_epoch_of
-from secure_apfed.regular_file import open_regular
+from secure_apfed.privacy.randomised_response import first_epoch_of
 from secure_apfed.seeds import shuffled
 
 __all__ = ["TrainingLabels", "answered_labels", "gone_back"]

@@ -39,7 +39,7 @@ class AlignmentSettings(Settings):
             dealt out to buckets they are processes, None for one for each core that this one may
             use.
         history: folder that outlives runs, in which a party notes its intersections in a file
-            `NAME.jsonl` (see `secure_apfed.alignment.history`); None: it keeps none.
+            `NAME.jsonl` (see `secure_apfed.alignment.records`); None: it keeps none.
         runs_with_a_peer: how many intersections any one peer gets; goes with `history`.
     """
 

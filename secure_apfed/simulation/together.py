@@ -22,8 +22,8 @@ from secure_apfed.methods import METHODS, Simulation, Start
 from secure_apfed.methods.method import batches_of
 from secure_apfed.runs.training_labels import TrainingLabels
 from secure_apfed.secure_sums import sum_kind
+from secure_apfed.seeds import undisturbed
 from secure_apfed.tasks import Classification
-from secure_apfed.torch_state import undisturbed
 
 __all__ = ["Simulated", "begin", "finish", "simulate", "train", "why_not"]
 

@@ -1,4 +1,4 @@
-"""What the active can do alone with few labels. A new baseline is one file and one line here.
+"""What the active can do alone with few labels. A new baseline is one class and one line here.
 
 Passives' help is measured against the best of these, not against the run's own network only: with
 few labels and many unlabelled rows the best baseline is often one that uses the unlabelled rows.
@@ -7,15 +7,16 @@ few labels and many unlabelled rows the best baseline is often one that uses the
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from secure_apfed.solo.autoencoder import Autoencoder
-from secure_apfed.solo.boosting import GradientBoosting
+from secure_apfed.solo.classical import (
+    GradientBoosting,
+    Logistic,
+    Ridge,
+    SelfTraining,
+    Spreading,
+    SpreadingStudent,
+)
 from secure_apfed.solo.interface import Baseline, Predictor, SoloTask
-from secure_apfed.solo.logistic import Logistic
-from secure_apfed.solo.mixmatch import MixMatch
-from secure_apfed.solo.network import Network
-from secure_apfed.solo.ridge import Ridge
-from secure_apfed.solo.self_training import SelfTraining
-from secure_apfed.solo.spreading import Spreading, SpreadingStudent
+from secure_apfed.solo.networks import Autoencoder, MixMatch, Network
 
 __all__ = ["BASELINES", "Baseline", "Predictor", "SoloTask"]
 

@@ -1,23 +1,27 @@
 """The best that the active does alone, chosen as it would have to choose: by its own labels.
 
 Run by: the active, whose votes have what it chooses as their prior, and whoever measures what help
-was worth. Test rows only measure; they choose nothing. From few
-labels the choice is often not the one that the test rows would have made, so a study that claims a
-gain should also name the baseline with the best mean over its seeds, and gain over that one.
+was worth. Test rows only measure; they choose nothing, but for anomalies. From few labels the
+choice is often not the one that the test rows would have made, so a study that claims a gain should
+also name the baseline with the best mean over its seeds, and gain over that one.
+
+Letters: n labelled rows, T training rows, B rows to predict, F features of a row, K classes.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from secure_apfed.errors import DataError, ModelError
 from secure_apfed.measures import ACCURACY, Measure, Scored, probabilities_of
+from secure_apfed.seeds import derive_seed
 from secure_apfed.solo import BASELINES
-from secure_apfed.solo.folds import held_out
 from secure_apfed.solo.interface import (
     Baseline,
     FloatArray,
@@ -25,12 +29,30 @@ from secure_apfed.solo.interface import (
     SoloTask,
     Together,
     checked_rows,
+    held_out,
 )
 from secure_apfed.solo.kept import fits_kept_meanwhile, scored_once
 
-__all__ = ["FOLDS", "BaselineResult", "best", "chosen", "compare"]
+__all__ = [
+    "DETECTORS",
+    "FOLDS",
+    "REGRESSORS",
+    "BaselineResult",
+    "Detector",
+    "Regressor",
+    "best",
+    "chosen",
+    "compare",
+    "compare_detectors",
+    "compare_numbers",
+]
 
 FOLDS = 3
+_LAMBDAS = tuple(10.0**power for power in range(-3, 5))
+_COSINES = 300
+_FOLDS_OF_NUMBERS, _FEWEST = 5, 4
+_SHARE = 0.9  # of the variance, that principal components keep
+_NEIGHBOURS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,3 +182,226 @@ def _test_rows(
     if y_B.shape != (len(x_BF),):
         raise DataError(f"solo: {len(x_BF)} test rows need as many labels, got shape {y_B.shape}")
     return x_BF, y_B
+
+
+@dataclass(frozen=True)
+class Regressor:
+    """One way to learn alone.
+
+    Attributes:
+        title: for people.
+        make: from the number of labelled rows and a seed of 32 bits to an unfitted estimator of
+            scikit-learn.
+    """
+
+    title: str
+    make: Callable[[int, int], Any] = field(repr=False)
+
+
+def _mean(rows: int, seed: int) -> Any:
+    from sklearn.dummy import DummyRegressor
+
+    return DummyRegressor()
+
+
+def _ridge(rows: int, seed: int) -> Any:
+    from sklearn.linear_model import RidgeCV
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    return make_pipeline(StandardScaler(), RidgeCV(alphas=_LAMBDAS))
+
+
+def _cosines(rows: int, seed: int) -> Any:
+    from sklearn.kernel_approximation import RBFSampler
+    from sklearn.linear_model import RidgeCV
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    cosines = RBFSampler(gamma="scale", n_components=_COSINES, random_state=seed)
+    return make_pipeline(StandardScaler(), cosines, RidgeCV(alphas=_LAMBDAS))
+
+
+def _boosting(rows: int, seed: int) -> Any:
+    from sklearn.ensemble import HistGradientBoostingRegressor
+
+    return HistGradientBoostingRegressor(
+        max_iter=60, max_leaf_nodes=8, min_samples_leaf=min(max(rows // 8, 1), 20),
+        early_stopping=False, random_state=seed,
+    )  # fmt: skip
+
+
+def _forest(rows: int, seed: int) -> Any:
+    from sklearn.ensemble import RandomForestRegressor
+
+    return RandomForestRegressor(n_estimators=200, min_samples_leaf=3, random_state=seed)
+
+
+REGRESSORS: Mapping[str, Regressor] = MappingProxyType({
+    "ridge": Regressor("Ridge regression", _ridge),
+    "cosines": Regressor("Ridge on random features", _cosines),
+    "gradient_boosting": Regressor("Gradient boosting", _boosting),
+    "random_forest": Regressor("Random forest", _forest),
+    "mean": Regressor("Mean of the labels", _mean),
+})  # fmt: skip
+"""By name, in the order in which equals are preferred."""
+
+
+def compare_numbers(
+    features_nF: ArrayLike, targets_n: ArrayLike, test_features_BF: ArrayLike,
+    test_targets_B: ArrayLike, *, measure: Measure, seed: int = 0,
+) -> list[BaselineResult]:  # fmt: skip
+    """Where labels are numbers: fit every regression on all labelled rows, and in folds.
+
+    scikit-learn fits them; the choice among them is by cross-validation over the labelled rows.
+
+    Args:
+        features_nF: of the labelled rows, of any shape.
+        targets_n: their labels, in their unit.
+        test_features_BF: of the rows that only measure.
+        test_targets_B: their labels.
+        measure: of regression.
+        seed: of folds and of what the regressions draw.
+
+    Raises:
+        DataError: too few labelled rows, rows and labels that do not go together, or values that
+            are not finite.
+    """
+    x_nF, y_n = _checked_numbers(features_nF, targets_n)
+    x_BF, y_B = _checked_numbers(test_features_BF, test_targets_B)
+    if len(y_n) < _FEWEST:
+        raise DataError(
+            f"solo: {len(y_n)} labelled rows are too few to choose a regression by; label "
+            f"{_FEWEST} or more"
+        )
+    found = []
+    for name, one in REGRESSORS.items():
+        state = derive_seed(seed, "solo", name) % 2**32
+        model = one.make(len(y_n), state).fit(x_nF, y_n)
+        found.append(
+            BaselineResult(
+                name=name,
+                title=one.title,
+                validation=_validation_of_numbers(
+                    one.make(len(y_n), state), x_nF, y_n, measure, seed
+                ),
+                test=measure.of(Scored(truth=y_B, scores=model.predict(x_BF))),
+            )
+        )
+    return found
+
+
+def _validation_of_numbers(
+    model: Any, x_nF: FloatArray, y_n: FloatArray, measure: Measure, seed: int
+) -> float | None:
+    from sklearn.model_selection import KFold, cross_val_predict
+
+    folds = KFold(
+        min(_FOLDS_OF_NUMBERS, len(y_n)),
+        shuffle=True,
+        random_state=derive_seed(seed, "solo", "folds") % 2**32,
+    )
+    said_n = cross_val_predict(model, x_nF, y_n, cv=folds)
+    value = measure.of(Scored(truth=y_n, scores=said_n))
+    return None if math.isnan(value) else value
+
+
+def _checked_numbers(features: ArrayLike, targets: ArrayLike) -> tuple[FloatArray, FloatArray]:
+    rows: NDArray[np.float64] = np.asarray(features, dtype=np.float64)
+    y: NDArray[np.float64] = np.asarray(targets, dtype=np.float64)
+    x = rows.reshape(len(rows), -1)
+    if y.shape != (len(x),) or not len(x):
+        raise DataError(f"solo: {len(x)} rows need as many labels, got shape {y.shape}")
+    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+        raise DataError("solo: features or labels are not finite; mend or leave out these rows")
+    return x, y
+
+
+@dataclass(frozen=True)
+class Detector:
+    """One way to learn alone.
+
+    Attributes:
+        title: for people.
+        make: from the number of training rows and a seed of 32 bits to an unfitted estimator of
+            scikit-learn with `score_samples`, lower for what is stranger.
+    """
+
+    title: str
+    make: Callable[[int, int], Any] = field(repr=False)
+
+
+def _components(rows: int, seed: int) -> Any:
+    from sklearn.decomposition import PCA
+
+    return PCA(n_components=_SHARE, svd_solver="full")
+
+
+def _neighbours(rows: int, seed: int) -> Any:
+    from sklearn.neighbors import LocalOutlierFactor
+
+    return LocalOutlierFactor(n_neighbors=min(_NEIGHBOURS, rows - 1), novelty=True)
+
+
+def _support(rows: int, seed: int) -> Any:
+    from sklearn.svm import OneClassSVM
+
+    return OneClassSVM(nu=0.1)
+
+
+def _isolation_forest(rows: int, seed: int) -> Any:
+    from sklearn.ensemble import IsolationForest
+
+    return IsolationForest(random_state=seed)
+
+
+DETECTORS: Mapping[str, Detector] = MappingProxyType({
+    "components": Detector("Probabilistic PCA", _components),
+    "neighbours": Detector("Local outlier factor", _neighbours),
+    "one_class_svm": Detector("One-class SVM", _support),
+    "isolation_forest": Detector("Isolation forest", _isolation_forest),
+})  # fmt: skip
+"""By name, in the order in which equals are preferred."""
+
+
+def compare_detectors(
+    train_TF: ArrayLike, test_BF: ArrayLike, anomalies_B: ArrayLike, *, measure: Measure,
+    seed: int = 0,
+) -> list[BaselineResult]:  # fmt: skip
+    """Where anomalies are to be told: fit every detector on training rows, measure it on test rows.
+
+    Training rows have no label to choose a detector by, so each is chosen by what it does on the
+    test rows: that favours the best of them, and a gain over it is rather too small than too large.
+
+    Args:
+        train_TF: rows of any shape.
+        test_BF: likewise.
+        anomalies_B: 1 where a test row is one, else 0.
+        measure: of anomaly detection.
+        seed: of what detectors draw.
+
+    Raises:
+        DataError: too few rows, rows and labels that do not go together, or values that are not
+            finite.
+    """
+    x_TF, x_BF = _finite_rows(train_TF), _finite_rows(test_BF)
+    truth_B = np.asarray(anomalies_B, dtype=np.int64)
+    if len(x_TF) < _FEWEST or truth_B.shape != (len(x_BF),):
+        raise DataError(
+            f"solo: {len(x_TF)} training rows, {len(x_BF)} test rows and labels of shape "
+            f"{truth_B.shape}; give {_FEWEST} training rows or more, and each test row a label"
+        )
+    found = []
+    for name, one in DETECTORS.items():
+        model = one.make(len(x_TF), derive_seed(seed, "solo", name) % 2**32).fit(x_TF)
+        value = measure.of(Scored(truth=truth_B, scores=-model.score_samples(x_BF)))
+        found.append(BaselineResult(name=name, title=one.title, validation=value, test=value))
+    return found
+
+
+def _finite_rows(features: ArrayLike) -> Any:
+    rows = np.asarray(features, dtype=np.float64)
+    x = rows.reshape(len(rows), -1)
+    if not np.isfinite(x).all():
+        raise DataError("solo: features are not finite; mend or leave out these rows")
+    return x

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from apfed_experiments.audit.bounds import epsilon_from, evidence_from
 from apfed_protocols.errors import LocalProtocolError
-from secure_apfed.privacy.gdp import gdp_epsilon
+from secure_apfed.privacy.accountants import gdp_epsilon
 
 LEVEL = 0.05
 

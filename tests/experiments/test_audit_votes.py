@@ -25,8 +25,7 @@ from apfed_experiments.audit.votes import (
 from apfed_protocols.sums.fixed_point import FixedPoint
 from secure_apfed.labellers import Logistic, PrivateLogistic, Ridge, Spreading, hard, make_labeller
 from secure_apfed.labellers.guarantee import table_guarantee, vote_distance
-from secure_apfed.privacy.label_mechanism import LabelResponse
-from secure_apfed.privacy.vote_response import VoteResponse
+from secure_apfed.privacy.randomised_response import LabelResponse, VoteResponse
 
 Floats = NDArray[np.float64]
 LEVEL = 0.005

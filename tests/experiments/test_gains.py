@@ -15,7 +15,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.measures import ACCURACY
-from secure_apfed.planning.stored_gains import StoredGain, load_gains, nearest_gain
+from secure_apfed.planning.stored import StoredGain, load_gains, nearest_gain
 from secure_apfed.solo import SoloTask
 from secure_apfed.solo.choice import compare
 

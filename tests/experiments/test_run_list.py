@@ -17,7 +17,7 @@ from apfed_experiments.solo import SoloRecord, settings_digest, solo_file
 from secure_apfed.cli import execute
 from secure_apfed.config import Config
 from secure_apfed.errors import DataError
-from secure_apfed.folder_files import own_subfolder
+from secure_apfed.files import own_subfolder
 from secure_apfed.solo.choice import BaselineResult
 from tests.experiments.run_folder import attack_result, config_of, write_run
 

@@ -17,7 +17,7 @@ from secure_apfed.cli import execute
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config
 from secure_apfed.errors import CheckpointError, ConfigError
-from secure_apfed.privacy.gdp import gdp_epsilon
+from secure_apfed.privacy.accountants import gdp_epsilon
 from secure_apfed.runs.outcome import RunResult
 from secure_apfed.runs.run import run
 from tests.experiments.own_tables import own_tables

@@ -15,7 +15,7 @@ from apfed_experiments.sweep import CONFIGS, LINES, points_of, run_sweep, summar
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.errors import CheckpointError, DataError
-from secure_apfed.planning.stored_sweeps import load_sweeps
+from secure_apfed.planning.stored import load_sweeps
 from tests.experiments.finished_runs import finished
 
 

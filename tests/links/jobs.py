@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from secure_apfed.config import Config
-from secure_apfed.folder_files import make_private
+from secure_apfed.files import make_private
 from secure_apfed.runs.local import prepare_parties
 from tests.secure_apfed.small_runs import small_config
 

@@ -19,7 +19,7 @@ from typing import Any
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
 from secure_apfed.exchange import Awaited, Envelope, Frame, Kind, Transport
-from secure_apfed.folder_files import make_private
+from secure_apfed.files import make_private
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.local import prepare_parties
 from secure_apfed.runs.party import PartyFile, play_party

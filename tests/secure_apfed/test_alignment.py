@@ -17,7 +17,7 @@ from secure_apfed.alignment import (
     intersection,
     most_guesses,
 )
-from secure_apfed.alignment.id_rules import id_rules
+from secure_apfed.alignment.ids import id_rules
 from secure_apfed.config.file import load_config_text
 from secure_apfed.errors import ConfigError
 from secure_apfed.settings.alignment import AlignmentSettings

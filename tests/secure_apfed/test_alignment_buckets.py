@@ -16,8 +16,12 @@ from apfed_protocols.psi.ecdh import EcdhIntersection
 from apfed_protocols.psi.interface import IntersectionAgreement, IntersectionTooSmallError, Output
 from secure_apfed.alignment import buckets, over_links
 from secure_apfed.alignment.buckets import BucketedIds, bucket_count, capacity
-from secure_apfed.alignment.over_links import align_hub, align_member, signs_of_alignment
-from secure_apfed.alignment.unfinished import Unfinished
+from secure_apfed.alignment.over_links import (
+    Unfinished,
+    align_hub,
+    align_member,
+    signs_of_alignment,
+)
 from secure_apfed.errors import DataError
 from secure_apfed.exchange import Envelope, InMemory, Kind, signs
 from secure_apfed.settings.alignment import AlignmentSettings

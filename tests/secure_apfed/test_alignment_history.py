@@ -9,13 +9,13 @@ import pytest
 from filelock import FileLock
 from pydantic import ValidationError
 
-import secure_apfed.alignment.history
+import secure_apfed.alignment.records
 from apfed_protocols.conversation import Conversation, converse
 from apfed_protocols.errors import LocalProtocolError
 from apfed_protocols.psi import SET_INTERSECTIONS
-from secure_apfed.alignment import history as alignment_history
 from secure_apfed.alignment import intersection
-from secure_apfed.alignment.history import AlignmentHistory
+from secure_apfed.alignment import records as alignment_history
+from secure_apfed.alignment.records import AlignmentHistory
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config
 from secure_apfed.errors import CheckpointError, DataError
@@ -27,7 +27,7 @@ from tests.with_crypten import usable
 
 
 def test_the_example_of_the_module_runs() -> None:
-    result = doctest.testmod(secure_apfed.alignment.history, optionflags=doctest.ELLIPSIS)
+    result = doctest.testmod(secure_apfed.alignment.records, optionflags=doctest.ELLIPSIS)
     assert result.failed == 0
     assert result.attempted
 

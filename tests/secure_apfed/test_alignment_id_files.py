@@ -10,8 +10,7 @@ import pandas as pd
 import pytest
 
 from apfed_protocols import align
-from secure_apfed import id_files
-from secure_apfed.alignment import IdFile, canonical_ids
+from secure_apfed.alignment import IdFile, canonical_ids, ids
 from secure_apfed.data.raw_tables import read_raw
 from secure_apfed.errors import DataError
 from secure_apfed.settings.alignment import AlignmentSettings
@@ -34,7 +33,7 @@ def rows(file: IdFile) -> list[object]:
 
 
 def test_the_example_runs() -> None:
-    assert doctest.testmod(id_files).failed == 0
+    assert doctest.testmod(ids).failed == 0
 
 
 @pytest.mark.parametrize("ending", [".csv", ".csv.gz", ".parquet"])

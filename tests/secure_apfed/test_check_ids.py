@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from apfed_protocols import IdNormalisation
-from secure_apfed.alignment.id_check import check_normalisation
+from secure_apfed.alignment.ids import IdFile, check_normalisation
 from secure_apfed.cli import execute
-from secure_apfed.id_files import IdFile
 
 WRITTEN = ("007", "7", "Ann", "ann ", "31.1.2026", "2026-01-31", "bob")
 

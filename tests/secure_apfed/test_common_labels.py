@@ -17,7 +17,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import PartyTable, VerticalData, load_data
 from secure_apfed.errors import DataError, FewRowsWarning
 from secure_apfed.estimator import VerticalClassifier
-from secure_apfed.measures import FEWEST_ROWS
+from secure_apfed.intervals import FEWEST_ROWS
 from secure_apfed.methods import METHODS
 from secure_apfed.runs.run import run
 from tests.local.processes import Parties

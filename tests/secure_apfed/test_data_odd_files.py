@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import torch
 
+from secure_apfed.alignment.ids import IdFile
 from secure_apfed.data import ColumnEncoding, files_digest, load_data, load_features
 from secure_apfed.data.column_encoding import (
     CategoricalColumn,
@@ -22,8 +23,7 @@ from secure_apfed.data.column_encoding import (
 from secure_apfed.data.suspects import warn_of_labels
 from secure_apfed.data.targets import TargetScale
 from secure_apfed.errors import DataError, SuspectColumnWarning
-from secure_apfed.id_files import IdFile
-from secure_apfed.models.random_features import RandomFeatures
+from secure_apfed.models import RandomFeatures
 from secure_apfed.settings.data import DataSettings, Missing, PartySettings
 
 ROWS = 60

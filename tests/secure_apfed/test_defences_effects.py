@@ -12,17 +12,22 @@ from torch import Tensor, nn
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
-from secure_apfed.defences import Leaving, NoiseSource, Surroundings
-from secure_apfed.defences.clip_and_noise import ClipAndNoise
-from secure_apfed.defences.compression import Compression
-from secure_apfed.defences.confusional_labels import ConfusionalLabels
-from secure_apfed.defences.discrete_sgd import DiscreteSgd
-from secure_apfed.defences.marvell import Marvell, Noise, Split, best_noise, sum_kl
-from secure_apfed.defences.max_norm import MaxNorm
-from secure_apfed.defences.mid import Mid, gaussian_kl
-from secure_apfed.defences.nopeek import distance_correlation
+from secure_apfed.defences import Leaving, Surroundings
+from secure_apfed.defences.gradients import (
+    ClipAndNoise,
+    Compression,
+    DiscreteSgd,
+    Marvell,
+    MaxNorm,
+    Noise,
+    Split,
+    best_noise,
+    sum_kl,
+)
+from secure_apfed.defences.trained import ConfusionalLabels, Mid, distance_correlation, gaussian_kl
 from secure_apfed.errors import ModelError
 from secure_apfed.exchange import Kind, TensorSpec, unpack
+from secure_apfed.privacy.noise import NoiseSource
 from secure_apfed.runs.run import run
 from secure_apfed.settings.defence import (
     ClipAndNoiseSettings,

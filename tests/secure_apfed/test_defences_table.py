@@ -15,7 +15,6 @@ from secure_apfed.config import Config
 from secure_apfed.config.file import dump_config, load_config_text
 from secure_apfed.defences import (
     DEFENCES,
-    NoiseSource,
     Surroundings,
     gradient_chain,
     label_code,
@@ -28,6 +27,7 @@ from secure_apfed.defences.interface import RepresentationDefence as Layer
 from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.exchange import Kind, TensorSpec, unpack
 from secure_apfed.methods import METHODS
+from secure_apfed.privacy.noise import NoiseSource
 from secure_apfed.runs.run import run
 from secure_apfed.settings.defence import DefenceSettings
 from tests.secure_apfed.small_runs import small_config

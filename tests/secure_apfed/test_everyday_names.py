@@ -21,10 +21,10 @@ from secure_apfed.exchange import Kind
 from secure_apfed.privacy.accountants import ACCOUNTANTS
 from secure_apfed.privacy.audit import epsilon_below
 from secure_apfed.privacy.contributions import calibrate_noise
-from secure_apfed.privacy.gaussian_guard import FrozenGaussianGuard
-from secure_apfed.privacy.gradient_guard import GradientGuard
-from secure_apfed.privacy.label_mechanism import LabelResponse
+from secure_apfed.privacy.dp_sgd import GradientGuard
+from secure_apfed.privacy.guard import FrozenGaussianGuard
 from secure_apfed.privacy.noise import NoiseSource
+from secure_apfed.privacy.randomised_response import LabelResponse
 from secure_apfed.seeds import derive_seed, shuffled
 
 KEY = bytes(range(32))

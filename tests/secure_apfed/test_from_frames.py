@@ -11,9 +11,9 @@ import pytest
 from sklearn.datasets import load_breast_cancer
 
 from secure_apfed import run_frames
+from secure_apfed.data.frames import as_pandas
 from secure_apfed.errors import ApfedError, CheckpointError, ConfigError, DataError, ModelError
-from secure_apfed.from_frames import FramesResult
-from secure_apfed.party_frames import as_pandas, checked_frames
+from secure_apfed.frames import FramesResult, checked_frames
 
 BRIEF: dict[str, Any] = {
     "data": {"labelled": 40, "limit": 200},
@@ -233,4 +233,4 @@ def test_a_passive_called_like_the_active_is_refused() -> None:
 
 
 def test_the_name_is_a_function_beside_its_module() -> None:
-    assert importlib.import_module("secure_apfed.from_frames").run_frames is run_frames
+    assert importlib.import_module("secure_apfed.frames").run_frames is run_frames

@@ -30,7 +30,7 @@ from secure_apfed.data.inputs import load_features
 from secure_apfed.data.raw_tables import read_raw
 from secure_apfed.errors import DataError
 from secure_apfed.estimator import VerticalClassifier
-from secure_apfed.party_frames import checked_frames
+from secure_apfed.frames import checked_frames
 from secure_apfed.settings.data import DataSettings
 
 BERLIN = timezone(timedelta(hours=1))

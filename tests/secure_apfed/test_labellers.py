@@ -21,7 +21,7 @@ from secure_apfed.labellers import (
     hard,
     make_labeller,
 )
-from secure_apfed.labellers.softmax import minimiser, with_constant
+from secure_apfed.labellers.kinds import minimiser, with_constant
 from secure_apfed.settings.data import DataSettings
 
 Floats = NDArray[np.float64]

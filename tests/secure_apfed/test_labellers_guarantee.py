@@ -34,10 +34,10 @@ from secure_apfed.labellers.guarantee import (
     vote_distance,
 )
 from secure_apfed.labellers.interface import rows_of_norm_one
+from secure_apfed.privacy.accountants import GaussianRelease, NoPrivacy, gdp_epsilon, gdp_mu
 from secure_apfed.privacy.contributions import SummedRelease
-from secure_apfed.privacy.gdp import GaussianRelease, NoPrivacy, gdp_epsilon, gdp_mu
 from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger
-from secure_apfed.privacy.vote_response import VoteResponse
+from secure_apfed.privacy.randomised_response import VoteResponse
 
 Floats = NDArray[np.float64]
 DELTA = 1e-5
@@ -276,7 +276,7 @@ def test_noise_on_weights_has_the_stated_deviation(monkeypatch: pytest.MonkeyPat
         seen.append(weights_FK)
         return np.full((len(x_UF), 5), 0.2)
 
-    monkeypatch.setattr("secure_apfed.labellers.private_logistic.probabilities", read)
+    monkeypatch.setattr("secure_apfed.labellers.kinds.probabilities", read)
     labeller = private(epsilon=1.0)
     labeller.label(x, labelled, labels, 5)
     sigma = labeller.sigma(labelled=20, classes=5)

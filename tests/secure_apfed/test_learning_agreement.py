@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from secure_apfed.methods.votes import agreements
-from secure_apfed.privacy.vote_response import VoteResponse
+from secure_apfed.privacy.randomised_response import VoteResponse
 
 ROWS, CLASSES = 400, 5
 RESPONSE = VoteResponse(epsilon=2.0, classes=CLASSES)

@@ -25,8 +25,8 @@ from secure_apfed.privacy import (
     RepresentationGuard,
     WholeTraining,
 )
-from secure_apfed.privacy.gdp import gdp_epsilon
-from secure_apfed.privacy.gradient_guard import clipped_sum
+from secure_apfed.privacy.accountants import gdp_epsilon
+from secure_apfed.privacy.dp_sgd import clipped_sum
 from secure_apfed.privacy.noise import standard_normals
 from secure_apfed.settings.training import TrainSettings
 from tests.secure_apfed.seats import SESSION, LoneActive, plain_sum, random

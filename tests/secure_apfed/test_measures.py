@@ -13,27 +13,23 @@ from sklearn import metrics
 from sklearn.preprocessing import label_binarize
 
 from secure_apfed.errors import DataError
+from secure_apfed.intervals import FEWEST_ROWS, REDRAWN, Redrawn, _draws, estimates
 from secure_apfed.measures import (
     ACCURACY,
-    FEWEST_ROWS,
     MEASURES,
     Scored,
     ScoreRanges,
     balanced_weights,
     best_threshold,
-    bootstrap,
     calibration_curve,
-    estimates,
     find_measure,
     measure_all,
     names_of,
     probabilities_of,
     scored_by,
     stability_index,
+    task_of,
 )
-from secure_apfed.measures.bootstrap import _draws
-from secure_apfed.measures.redrawn import REDRAWN, Redrawn
-from secure_apfed.measures.table import task_of
 
 PAGE = (Path(__file__).parents[2] / "docs/measures.md").read_text(encoding="utf-8")
 
@@ -226,7 +222,7 @@ def test_every_measure_has_intervals() -> None:
 
 def test_blocks_of_resamples_are_the_same_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = estimates(scored(50, 3))
-    monkeypatch.setattr(bootstrap, "_CELLS", 333)
+    monkeypatch.setattr("secure_apfed.intervals._CELLS", 333)
     for name, one in estimates(scored(50, 3)).items():
         assert (one.low, one.high) == pytest.approx((whole[name].low, whole[name].high))
 

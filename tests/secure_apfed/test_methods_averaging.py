@@ -17,8 +17,7 @@ from secure_apfed.exchange import Kind, Links, pack
 from secure_apfed.methods import Simulation, open_session
 from secure_apfed.methods.averaging import LinearViews
 from secure_apfed.methods.multiview import ViewModel
-from secure_apfed.models import encoder_and_head
-from secure_apfed.models.recurrent import SequenceEncoder
+from secure_apfed.models import SequenceEncoder, encoder_and_head
 from secure_apfed.planning.forecast import forecast
 from secure_apfed.runs.run import run
 from secure_apfed.settings.model import ModelSettings

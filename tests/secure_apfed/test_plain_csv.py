@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
-from secure_apfed.plain_csv import cell, to_csv
+from secure_apfed.files import cell, to_csv
 from secure_apfed.runs.prediction import Compared, Predictions
 
 FORMULAS = (

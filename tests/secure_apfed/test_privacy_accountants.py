@@ -6,9 +6,21 @@ import pytest
 from scipy.stats import norm
 
 from secure_apfed.errors import ConfigError
-from secure_apfed.privacy import ACCOUNTANTS, Accountant, GaussianRelease, NoPrivacy, gdp
-from secure_apfed.privacy.accountants import NoFigureError
-from secure_apfed.privacy.gdp import calibrate_sigma, compose, gdp_delta, gdp_epsilon, gdp_mu
+from secure_apfed.privacy import (
+    ACCOUNTANTS,
+    Accountant,
+    GaussianRelease,
+    NoPrivacy,
+    accountants,
+)
+from secure_apfed.privacy.accountants import (
+    NoFigureError,
+    calibrate_sigma,
+    compose,
+    gdp_delta,
+    gdp_epsilon,
+    gdp_mu,
+)
 
 DELTA = 1e-5
 # sigma / (2C) for epsilon 1, 2 and 8 at T 1, 50 and 100.
@@ -181,4 +193,4 @@ def test_bad_numbers_are_refused(call, message: str) -> None:  # type: ignore[no
 
 
 def test_the_example_runs() -> None:
-    assert doctest.testmod(gdp).failed == 0
+    assert doctest.testmod(accountants).failed == 0

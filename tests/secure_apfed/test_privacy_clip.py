@@ -8,7 +8,7 @@ from hypothesis.extra.numpy import arrays
 
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.errors import ModelError
-from secure_apfed.privacy.clip import clip_rows
+from secure_apfed.privacy.noise import clip_rows
 
 TYPES = [torch.float32, torch.float64]
 HOSTILE = {

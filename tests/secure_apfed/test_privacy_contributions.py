@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from apfed_protocols.noise import MAX_DEVIATION, discrete_gaussian
 from secure_apfed.errors import ConfigError
+from secure_apfed.privacy.accountants import gdp_epsilon
 from secure_apfed.privacy.audit import audit_release
 from secure_apfed.privacy.contributions import (
     SummedRelease,
@@ -20,7 +21,6 @@ from secure_apfed.privacy.contributions import (
     sensitivity_in_steps,
     zcdp_epsilon,
 )
-from secure_apfed.privacy.gdp import gdp_epsilon
 from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger
 from tests.contracts.sum_parties import Parties as SumParties
 from tests.contracts.sum_parties import agreement, binding, make

@@ -7,7 +7,7 @@ from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.errors import CheckpointError
 from secure_apfed.privacy import FrozenGaussianGuard, GaussianGuard, PrivacyLedger, make_guard
 from secure_apfed.privacy.audit import Audit, audit_release
-from secure_apfed.privacy.clip import clip_rows
+from secure_apfed.privacy.noise import clip_rows
 from secure_apfed.settings.privacy import GuardSettings
 
 KEY = bytes(range(32))

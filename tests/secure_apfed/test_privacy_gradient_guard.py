@@ -12,7 +12,7 @@ from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.errors import ConfigError
 from secure_apfed.privacy import GradientGuard, PrivacyLedger
 from secure_apfed.privacy.audit import mu_below_if_independent
-from secure_apfed.privacy.gradient_guard import clipped_sum
+from secure_apfed.privacy.dp_sgd import clipped_sum
 
 KEY = bytes(range(32))
 
@@ -46,7 +46,7 @@ def test_the_sum_is_that_of_clipped_examples(scale: float, dtype: torch.dtype) -
 
 def test_chunks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = clipped_sum(samples(9), 0.7)
-    monkeypatch.setattr("secure_apfed.privacy.gradient_guard._CHUNK_NUMBERS", 20)
+    monkeypatch.setattr("secure_apfed.privacy.dp_sgd._CHUNK_NUMBERS", 20)
     torch.testing.assert_close(clipped_sum(samples(9), 0.7), whole, rtol=1e-14, atol=1e-14)
 
 

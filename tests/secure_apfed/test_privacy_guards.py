@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import secure_apfed.privacy.guard
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.errors import ConfigError
 from secure_apfed.privacy import (
@@ -17,10 +18,9 @@ from secure_apfed.privacy import (
     NoGuard,
     NoPrivacy,
     RepresentationGuard,
-    gaussian_guard,
     make_guard,
 )
-from secure_apfed.privacy.clip import clip_rows
+from secure_apfed.privacy.noise import clip_rows
 from secure_apfed.settings.privacy import GuardSettings
 
 KEY = bytes(range(32))
@@ -200,7 +200,7 @@ class TestGaussianGuard:
             GaussianGuard(clip=1, sigma=1, key=b"x")
 
     def test_the_examples_run(self) -> None:
-        assert doctest.testmod(gaussian_guard).failed == 0
+        assert doctest.testmod(secure_apfed.privacy.guard).failed == 0
 
 
 class TestSettings:

@@ -29,7 +29,9 @@ def test_rounding_to_64_bits_never_raises_epsilon(monkeypatch: pytest.MonkeyPatc
     """At epsilon 40 and 2 classes a replacement's chance is 78.4 of 2^64: 79 words replace."""
     words = [0, 78, 79, 2**64 - 1]
     stream = b"".join(word.to_bytes(8, "little") for word in words) + bytes(32)
-    monkeypatch.setattr("secure_apfed.privacy.label_mechanism.keystream", lambda *_, length: stream)
+    monkeypatch.setattr(
+        "secure_apfed.privacy.randomised_response.keystream", lambda *_, length: stream
+    )
     labels = torch.zeros(4, dtype=torch.int64)
     assert response(40.0, 2).answer(labels, key=KEY).tolist() == [1, 1, 0, 0]
 

@@ -25,7 +25,7 @@ from secure_apfed.privacy import (
     PrivacyLedger,
     PrivacySpent,
 )
-from secure_apfed.privacy.gdp import calibrate_sigma, gdp_epsilon
+from secure_apfed.privacy.accountants import calibrate_sigma, gdp_epsilon
 
 DELTA = 1e-5
 NOISY = GaussianRelease(noise_multiplier=5.0)

@@ -22,7 +22,7 @@ from secure_apfed.privacy import (
     WholeTraining,
     calibrate_updates,
 )
-from secure_apfed.privacy.gdp import gdp_epsilon, gdp_mu
+from secure_apfed.privacy.accountants import gdp_epsilon, gdp_mu
 
 DELTA = 1e-5
 KEY = bytes(range(32))

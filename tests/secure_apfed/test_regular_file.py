@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from secure_apfed.errors import CheckpointError
-from secure_apfed.regular_file import open_regular, write_atomically
+from secure_apfed.files import open_regular, write_atomically
 
 
 def test_a_file_is_made_for_its_owner_and_written_at_its_end(tmp_path: Path) -> None:

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from secure_apfed.privacy import ACCOUNTANTS, GaussianRelease, PrivacyLedger
-from secure_apfed.privacy.accountants import MAX_GRID_POINTS, NoFigureError
-from secure_apfed.privacy.gdp import calibrate_sigma
+from secure_apfed.privacy.accountants import MAX_GRID_POINTS, NoFigureError, calibrate_sigma
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.party_folder import resumable
 from secure_apfed.runs.run import run

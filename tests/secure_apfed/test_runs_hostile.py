@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from apfed_experiments.reconstructions import FILE, read_examples
 from apfed_experiments.report import audited, read_run, write_report
 from secure_apfed.errors import ApfedError, CheckpointError, ModelError
-from secure_apfed.folder_files import (
+from secure_apfed.files import (
     MOST_BYTES,
     MOST_JSON_BYTES,
     read_bytes,

@@ -10,7 +10,7 @@ from apfed_experiments.report import write_report
 from apfed_experiments.study import Point, finish
 from secure_apfed.data import load_data
 from secure_apfed.errors import CheckpointError, ConfigError
-from secure_apfed.folder_files import own_subfolder
+from secure_apfed.files import own_subfolder
 from secure_apfed.methods import Start, fresh_secrets
 from secure_apfed.methods.sum_end import AnswersLog
 from secure_apfed.runs.folder import RunFolder

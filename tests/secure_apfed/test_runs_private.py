@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from secure_apfed.errors import CheckpointError
-from secure_apfed.folder_files import make_private
+from secure_apfed.files import make_private
 from secure_apfed.runs.run import run
 from tests.secure_apfed.small_runs import interrupted, small_config
 

@@ -19,12 +19,10 @@ from secure_apfed.errors import DataError, ModelError
 from secure_apfed.settings.model import ModelSettings
 from secure_apfed.settings.training import TrainSettings
 from secure_apfed.solo import BASELINES, Baseline, SoloTask
-from secure_apfed.solo.flat import flattened, parted
-from secure_apfed.solo.folds import held_out
-from secure_apfed.solo.interface import FloatArray, IntArray, Together
+from secure_apfed.solo.classical import best_strength
+from secure_apfed.solo.interface import FloatArray, IntArray, Together, held_out
 from secure_apfed.solo.kept import FitStore, fits_kept_by
-from secure_apfed.solo.mixmatch import MixMatch
-from secure_apfed.solo.scikit import best_strength
+from secure_apfed.solo.networks import MixMatch, flattened, parted
 
 Rows = tuple[FloatArray, IntArray]
 

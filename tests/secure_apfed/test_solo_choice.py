@@ -9,8 +9,7 @@ from secure_apfed.errors import DataError, ModelError
 from secure_apfed.settings.training import TrainSettings
 from secure_apfed.solo import BASELINES, SoloTask
 from secure_apfed.solo.choice import FOLDS, BaselineResult, best, chosen, compare
-from secure_apfed.solo.folds import ENOUGH_LABELS, held_out
-from secure_apfed.solo.interface import FloatArray, IntArray
+from secure_apfed.solo.interface import ENOUGH_LABELS, FloatArray, IntArray, held_out
 from secure_apfed.solo.kept import fits_kept_meanwhile
 
 FAST = {name: BASELINES[name] for name in ("label_spreading", "ridge", "logistic")}

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from secure_apfed.errors import DataError
-from secure_apfed.planning.stored_sweeps import load_sweeps, nearest, sentence
+from secure_apfed.planning.stored import load_sweeps, nearest, sentence
 
 
 def point(epsilon: float | str, guard: str = "gaussian", **changes: Any) -> dict[str, Any]:

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-import secure_apfed.alignment.supply_file
+import secure_apfed.alignment.records
 from apfed_protocols.conversation import converse
 from apfed_protocols.errors import LocalProtocolError
 from apfed_protocols.psi.circuit.backend import CircuitIntersection
 from apfed_protocols.psi.circuit.stocking import Stocking
 from apfed_protocols.psi.interface import IntersectionAgreement
 from apfed_protocols.psi.supply import Supply
-from secure_apfed.alignment.supply_file import store_supply, take_supply
+from secure_apfed.alignment.records import store_supply, take_supply
 from secure_apfed.errors import DataError
 
 AGREEMENT = IntersectionAgreement(
@@ -47,7 +47,7 @@ def align(supplies: dict[str, Supply]) -> list[int]:
 
 
 def test_the_example_of_the_module_runs() -> None:
-    result = doctest.testmod(secure_apfed.alignment.supply_file, optionflags=doctest.ELLIPSIS)
+    result = doctest.testmod(secure_apfed.alignment.records, optionflags=doctest.ELLIPSIS)
     assert result.failed == 0
     assert result.attempted
 

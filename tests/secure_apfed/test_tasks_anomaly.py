@@ -18,7 +18,8 @@ from apfed_experiments.tasks import CASES, HEADER, compare_tasks, tables_of
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.errors import DataError
-from secure_apfed.measures import MEASURES, Scored, estimates, measure_all, names_of
+from secure_apfed.intervals import estimates
+from secure_apfed.measures import MEASURES, Scored, measure_all, names_of
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.prediction import PredictedNumbers, predict_file
 from secure_apfed.runs.record import read_outcome
@@ -26,7 +27,7 @@ from secure_apfed.runs.run import run
 from secure_apfed.runs.scored_rows import read_scored
 from secure_apfed.runs.solo import load_model
 from secure_apfed.settings.data import DataSettings, PartySettings
-from secure_apfed.solo.detectors import DETECTORS, compare_detectors
+from secure_apfed.solo.choice import DETECTORS, compare_detectors
 from secure_apfed.tasks import TASKS, Anomaly
 from tests.secure_apfed.small_runs import interrupted, small_config
 

@@ -34,7 +34,7 @@ from secure_apfed.runs.scored_rows import read_scored
 from secure_apfed.runs.solo import load_model
 from secure_apfed.settings.data import DataSettings, PartySettings
 from secure_apfed.simulation.together import why_not
-from secure_apfed.solo.numbers import REGRESSORS, compare_numbers
+from secure_apfed.solo.choice import REGRESSORS, compare_numbers
 from secure_apfed.tasks import TASKS, Regression
 from tests.secure_apfed.small_runs import Said, interrupted, small_config
 

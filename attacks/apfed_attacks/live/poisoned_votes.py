@@ -15,7 +15,7 @@ import numpy as np
 
 from secure_apfed.labellers import Labeller, hard
 from secure_apfed.labellers.interface import Features, Floats, Integers
-from secure_apfed.privacy.gdp import Mechanism, NoPrivacy
+from secure_apfed.privacy.accountants import Mechanism, NoPrivacy
 from secure_apfed.seeds import derive_seed
 
 __all__ = ["Poison", "PoisonedVotes"]

@@ -29,7 +29,7 @@ from apfed_protocols.psi.interface import (
 )
 from apfed_protocols.randomness import fresh_key
 from secure_apfed.alignment import canonical_ids, intersection
-from secure_apfed.alignment.history import AlignmentHistory
+from secure_apfed.alignment.records import AlignmentHistory
 from secure_apfed.errors import DataError
 from secure_apfed.seeds import shuffled
 from secure_apfed.settings.alignment import AlignmentSettings

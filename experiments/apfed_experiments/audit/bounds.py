@@ -24,7 +24,7 @@ from scipy.special import ndtri
 from scipy.stats import beta
 
 from apfed_protocols.errors import LocalProtocolError
-from secure_apfed.privacy.gdp import gdp_epsilon
+from secure_apfed.privacy.accountants import gdp_epsilon
 
 __all__ = ["Evidence", "epsilon_from", "evidence_from"]
 

@@ -17,7 +17,7 @@ from apfed_experiments.audit.retraining import Protection, Task
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.models import encoder_and_head, projection_to
 from secure_apfed.objectives import make_objective
-from secure_apfed.privacy.gdp import gdp_mu
+from secure_apfed.privacy.accountants import gdp_mu
 from secure_apfed.seeds import seeded, shuffled
 from secure_apfed.settings.data import DataSettings
 from secure_apfed.settings.model import ModelSettings

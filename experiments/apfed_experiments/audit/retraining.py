@@ -23,7 +23,7 @@ from torch.func import functional_call, vmap
 
 from secure_apfed.learning.networks import ActiveNetworks
 from secure_apfed.methods.apfed import Weights, example_gradients, passive_gradients
-from secure_apfed.privacy.clip import onto_ball
+from secure_apfed.privacy.noise import onto_ball
 
 __all__ = ["Protection", "Retrainings", "Step", "Task"]
 

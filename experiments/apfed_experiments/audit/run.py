@@ -20,8 +20,8 @@ from apfed_experiments.audit.scores import OtherRows, WhiteBox, directions
 from apfed_experiments.audit.vote_cases import VOTE_CASES, VoteResult, play_vote_case
 from apfed_experiments.bench.machine import machine
 from apfed_experiments.study_page import ATTACK, OTHER, OURS, drawing, write_text
-from secure_apfed.plain_json import to_json
-from secure_apfed.privacy.gdp import gdp_epsilon
+from secure_apfed.files import to_json
+from secure_apfed.privacy.accountants import gdp_epsilon
 
 __all__ = ["CaseResult", "draw", "play_case", "run_audit"]
 

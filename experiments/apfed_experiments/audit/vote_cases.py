@@ -30,8 +30,8 @@ from apfed_experiments.audit.votes import (
 from apfed_protocols.sums.fixed_point import FixedPoint
 from secure_apfed.labellers import Logistic, PrivateLogistic, Ridge, Spreading
 from secure_apfed.labellers.guarantee import summed_votes, table_guarantee, vote_distance
-from secure_apfed.privacy.gdp import GaussianRelease, gdp_epsilon, gdp_mu
-from secure_apfed.privacy.vote_response import VoteResponse
+from secure_apfed.privacy.accountants import GaussianRelease, gdp_epsilon, gdp_mu
+from secure_apfed.privacy.randomised_response import VoteResponse
 
 __all__ = ["VOTE_CASES", "VoteCase", "VoteResult", "play_vote_case"]
 

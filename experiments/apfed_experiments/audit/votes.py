@@ -21,7 +21,7 @@ from apfed_protocols.sums.fixed_point import FixedPoint
 from secure_apfed.labellers import Labeller, PrivateLogistic, hard
 from secure_apfed.labellers.interface import Integers
 from secure_apfed.privacy.noise import on_grid, standard_normals
-from secure_apfed.privacy.vote_response import VoteResponse
+from secure_apfed.privacy.randomised_response import VoteResponse
 
 __all__ = [
     "NoisySum",

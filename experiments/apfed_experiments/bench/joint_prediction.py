@@ -16,7 +16,7 @@ from apfed_protocols.errors import UnsafeChoiceWarning
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.methods import open_session
-from secure_apfed.torch_state import one_thread
+from secure_apfed.seeds import one_thread
 
 __all__ = ["BENCH"]
 

@@ -40,7 +40,7 @@ from apfed_experiments.bench.sum_paths import (
     Values,
 )
 from apfed_experiments.bench.training_step import training_step
-from secure_apfed.torch_state import one_thread
+from secure_apfed.seeds import one_thread
 
 __all__ = ["BENCH"]
 

@@ -23,7 +23,7 @@ from apfed_experiments.bench.rows import (
 )
 from secure_apfed.runs.local import WAYS
 from secure_apfed.runs.trial_links import Way
-from secure_apfed.torch_state import one_thread
+from secure_apfed.seeds import one_thread
 
 __all__ = ["BENCH"]
 

@@ -42,7 +42,7 @@ from apfed_experiments.leaks.votes import (
 from apfed_experiments.study_page import write_text
 from apfed_experiments.summary import Interval, Row, Setting
 from secure_apfed.errors import ConfigError
-from secure_apfed.plain_json import to_json
+from secure_apfed.files import to_json
 
 __all__ = ["PARTS", "plain", "play"]
 

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 from apfed_attacks.live.stuffing import Tables, play_stuffing
 from apfed_attacks.people.id_stuffing import IdStuffing
 from apfed_experiments.summary import Row, Setting
-from secure_apfed.alignment.history import AlignmentHistory
+from secure_apfed.alignment.records import AlignmentHistory
 from secure_apfed.settings.alignment import AlignmentSettings
 
 __all__ = ["stuffing"]

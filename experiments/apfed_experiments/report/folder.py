@@ -11,7 +11,7 @@ from apfed_experiments.reconstructions import FILE, Reconstruction, read_example
 from apfed_experiments.report.who_learns import Role, RunFacts
 from secure_apfed.config import Config
 from secure_apfed.exchange import Flow
-from secure_apfed.folder_files import count_lines, read_json, read_json_lines
+from secure_apfed.files import count_lines, read_json, read_json_lines
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.outcome import scores_of
 from secure_apfed.runs.record import Epsilon, Written

@@ -4,7 +4,8 @@ import math
 from dataclasses import dataclass
 
 from apfed_experiments.report.folder import ReportedRun
-from secure_apfed.measures import MEASURES, CalibrationPoint, calibration_curve, estimates
+from secure_apfed.intervals import estimates
+from secure_apfed.measures import MEASURES, CalibrationPoint, calibration_curve
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.scored_rows import read_scored
 

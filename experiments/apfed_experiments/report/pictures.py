@@ -31,7 +31,7 @@ from apfed_experiments.report.picture_style import (
     set_margins,
 )
 from apfed_experiments.report.words import attack_title, plain, signed
-from secure_apfed.folder_files import own_subfolder
+from secure_apfed.files import own_subfolder
 from secure_apfed.measures import ACCURACY, Measure
 from secure_apfed.runs.outcome import scores_of
 

@@ -1,7 +1,7 @@
 """What trials cost together, in the figures of the ledgers.
 
 Releases of a row under Gaussian noise compose as in its ledger: mu-GDP runs are together
-sqrt(sum of mu^2)-GDP (Dong, Roth and Su 2022, Corollary 2; `secure_apfed.privacy.gdp`). Labels,
+sqrt(sum of mu^2)-GDP (Dong, Roth and Su 2022, Corollary 2; `privacy.accountants`). Labels,
 records in models, and persons at passives add epsilon and delta, which always holds.
 """
 
@@ -14,7 +14,7 @@ from secure_apfed.config import Config
 from secure_apfed.methods.pace import planned_releases
 from secure_apfed.methods.terms import asked_of
 from secure_apfed.privacy import make_guard
-from secure_apfed.privacy.gdp import compose, gdp_epsilon
+from secure_apfed.privacy.accountants import compose, gdp_epsilon
 from secure_apfed.runs.outcome import RunResult
 
 __all__ = ["Charge", "bound_of", "charge_of"]

@@ -9,8 +9,8 @@ from typing import Any
 from apfed_experiments.search.charges import Charge
 from apfed_experiments.study_page import markdown, write_text
 from secure_apfed.config import Config
+from secure_apfed.files import to_json
 from secure_apfed.measures import MEASURES
-from secure_apfed.plain_json import to_json
 
 __all__ = ["HEADER", "Found", "TrialLine"]
 

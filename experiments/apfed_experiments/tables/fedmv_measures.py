@@ -25,7 +25,7 @@ from secure_apfed.data import VerticalData, load_data
 from secure_apfed.learning.compute import Compute
 from secure_apfed.methods.averaging import LinearViews, SequenceViews
 from secure_apfed.methods.multiview import Floats, Pull, ViewModel, joint_scores, weights_of
-from secure_apfed.models.recurrent import SequenceEncoder
+from secure_apfed.models import SequenceEncoder
 from secure_apfed.seeds import seeded
 from secure_apfed.settings.data import DataSettings
 from secure_apfed.settings.training import TrainSettings

@@ -17,7 +17,7 @@ from apfed_experiments.study_page import (
 )
 from apfed_experiments.tables.board import Board, Filled
 from apfed_experiments.tables.table import PaperTable
-from secure_apfed.plain_csv import to_csv
+from secure_apfed.files import to_csv
 
 __all__ = ["cells_of", "draw", "header_of", "write"]
 

@@ -11,7 +11,7 @@ from apfed_experiments.study import Failure, Results
 from apfed_experiments.study_page import markdown
 from apfed_experiments.summary import Gain, Interval, Leakage, Summary, holm, p_text
 from apfed_experiments.tradeoff.settings import DefencePoint
-from secure_apfed.plain_csv import to_csv
+from secure_apfed.files import to_csv
 
 __all__ = ["BETA", "Board", "Entry", "dcs", "on_the_front"]
 

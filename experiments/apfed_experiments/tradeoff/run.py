@@ -16,8 +16,7 @@ from apfed_experiments.tradeoff.settings import DefencePoint, TradeOff, points_o
 from secure_apfed.config.file import dump_settings
 from secure_apfed.config.plain_yaml import read_text, yaml_value
 from secure_apfed.errors import ApfedError, CheckpointError, ConfigError
-from secure_apfed.folder_files import make_private
-from secure_apfed.plain_json import to_json
+from secure_apfed.files import make_private, to_json
 
 __all__ = ["READING", "TradeOffError", "run_tradeoff"]
 

@@ -28,7 +28,7 @@ from apfed_experiments.who_helped.rules import players_of
 from apfed_experiments.who_helped.runs import CoalitionRun, Measured, measure
 from secure_apfed.config import Config
 from secure_apfed.data import files_digest, load_data
-from secure_apfed.plain_json import to_json
+from secure_apfed.files import to_json
 
 __all__ = ["HEADER", "READING", "Board", "PassiveRow", "measure_passives"]
 

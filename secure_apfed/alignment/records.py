@@ -1,0 +1,242 @@
+"""What a party keeps of its alignments on the disk: how often with whom, and triples dealt ahead.
+
+Kept by: each party for itself. A history bounds what guessed IDs can find out; a supply is taken
+once. Protects from nothing if files are deleted, or copied elsewhere: they are this party's own.
+"""
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from apfed_protocols.errors import LocalProtocolError
+from apfed_protocols.psi.supply import Supply
+from secure_apfed.errors import CheckpointError, DataError
+from secure_apfed.names import check_name
+from secure_apfed.settings.alignment import AlignmentSettings
+
+__all__ = ["AlignmentHistory", "admit_run", "store_supply", "take_supply"]
+
+_PATIENCE_S = 30
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+
+
+class AlignmentHistory:
+    """The runs that this party took part in; call `admit` before each role is started.
+
+    A peer that puts guessed IDs into its set learns in each run which of up to `maximum_ids`
+    guesses are right (ID stuffing, attack A10), of somewhat more where it deviates
+    (`secure_apfed.alignment.most_guesses`); over many runs it could try out a whole population.
+    With at most R runs a peer tries out at most R times as many. Peers are known by the names that
+    the links authenticate: who has two names has twice the runs.
+
+    Args:
+        path: of the file; made where missing.
+        runs_with_a_peer: how many runs any one peer gets, at least 1.
+
+    Raises:
+        CheckpointError: a line of the file is no run.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     history = AlignmentHistory(Path(folder) / "alignments.jsonl", runs_with_a_peer=1)
+        ...     history.admit(session="November", peers=["shop"])
+        ...     history.admit(session="December", peers=["shop"])
+        Traceback (most recent call last):
+        apfed_protocols.errors.DataError: shop aligned 1 time(s) with this party already, ...
+    """
+
+    def __init__(self, path: Path, *, runs_with_a_peer: int) -> None:
+        if runs_with_a_peer < 1:
+            raise DataError(f"runs_with_a_peer is at least 1, got {runs_with_a_peer}")
+        self._path, self._limit = path, runs_with_a_peer
+        self._load()
+
+    @classmethod
+    def of_party(cls, folder: Path, party: str, *, runs_with_a_peer: int) -> "AlignmentHistory":
+        """The history of `party` in a folder that may hold those of others, as in simulations.
+
+        Raises:
+            DataError: its name cannot name a file.
+            CheckpointError: a line of the file is no run.
+        """
+        try:
+            check_name(party)
+        except ValueError as error:
+            raise DataError(f"this party cannot name the file of a history: {error}") from None
+        return cls(folder / f"{party}.jsonl", runs_with_a_peer=runs_with_a_peer)
+
+    def admit(self, *, session: str, peers: Sequence[str], again: bool = False) -> None:
+        """Note a run on the disk before anything is sent.
+
+        Args:
+            session: of the agreement.
+            peers: with whom; at a member the hub, at the hub all members.
+            again: it goes on where it was broken off, on the same sets, and is noted already: two
+                attempts that send the same teach what one does, and count as one.
+
+        Raises:
+            DataError: the session was used before, or a peer had all its runs; nothing is noted.
+            CheckpointError: a line of the file is no run, or another process holds it.
+            OSError: the disk does not take the line, or not all of it; nothing is noted.
+        """
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._alone():
+            sessions, runs = self._load()
+            if again and sessions.get(session) == sorted(peers):
+                return
+            if session in sessions:
+                raise DataError(f"session {session!r} was used before; give every run a new name")
+            for peer in peers:
+                if runs[peer] >= self._limit:
+                    raise DataError(
+                        f"{peer} aligned {runs[peer]} time(s) with this party already, and the "
+                        f"limit is {self._limit}; a peer that aligns again and again can try out "
+                        "IDs"
+                    )
+            self._append({"session": session, "peers": list(peers)})
+
+    def _append(self, run: Mapping[str, object]) -> None:
+        """Note one run, on the disk, whole or not at all: half a line would end every later run."""
+        line = f"{json.dumps(run)}\n".encode()
+        with self._path.open("ab", buffering=0) as file:
+            size = file.seek(0, os.SEEK_END)
+            try:
+                if file.write(line) != len(line):
+                    raise OSError(
+                        errno.ENOSPC, "the disk took only part of a line", str(self._path)
+                    )
+                os.fsync(file.fileno())
+            except OSError:
+                file.truncate(size)
+                raise
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep this party's other processes out, so that two cannot take the last run."""
+        lock = FileLock(self._path.with_name(f"{self._path.name}.lock"))
+        try:
+            lock.acquire(timeout=_PATIENCE_S)
+        except Timeout:
+            raise CheckpointError(
+                f"another process has held {lock.lock_file} for {_PATIENCE_S} s; end it"
+            ) from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _load(self) -> tuple[dict[str, list[str]], Counter[str]]:
+        """Read all sessions with their peers, and how many of them each peer took part in."""
+        sessions, runs = dict[str, list[str]](), Counter[str]()
+        lines = self._path.read_text("utf-8").splitlines() if self._path.exists() else []
+        for number, line in enumerate(lines, 1):
+            session, peers = self._read(line, number)
+            sessions[session] = sorted(peers)
+            runs.update(set(peers))
+        return sessions, runs
+
+    def _read(self, line: str, number: int) -> tuple[str, list[str]]:
+        try:
+            fields = json.loads(line)
+            session, peers = fields["session"], fields["peers"]
+        except (ValueError, TypeError, KeyError) as error:
+            raise self._no_run(number) from error
+        texts = [session, *peers] if isinstance(peers, list) else [None]
+        if not all(isinstance(text, str) for text in texts):
+            raise self._no_run(number)
+        return session, peers
+
+    def _no_run(self, number: int) -> CheckpointError:
+        return CheckpointError(
+            f"{self._path}, line {number}, is no run of an alignment; restore the file from a "
+            "backup: without it, peers would start again from none"
+        )
+
+
+def admit_run(
+    settings: AlignmentSettings, me: str, peers: Sequence[str], *, session: str, again: bool = False
+) -> None:
+    """Note a run where the settings of the party `me` name a history; see `AlignmentHistory`.
+
+    Raises: as `AlignmentHistory.admit`.
+    """
+    folder, runs = settings.history, settings.runs_with_a_peer
+    if folder is not None and runs is not None:
+        history = AlignmentHistory.of_party(folder, me, runs_with_a_peer=runs)
+        history.admit(session=session, peers=peers, again=again)
+
+
+def store_supply(supply: Supply, path: Path) -> None:
+    """Write a supply into a new file that its owner alone can read.
+
+    Raises:
+        DataError: there is a file already; the supply is not stored.
+        LocalProtocolError: the supply is in use, or was stored before.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        handle = os.open(path, _NEW, 0o600)
+    except FileExistsError:
+        raise DataError(f"{path} exists already; store each supply in a file of its own") from None
+    with os.fdopen(handle, "wb") as file:
+        try:
+            file.write(supply.to_bytes())
+        except LocalProtocolError:
+            path.unlink()
+            raise
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def take_supply(path: Path) -> Supply:
+    """Read a supply, and leave a marker in place of its file.
+
+    A supply that is used for two intersections shows the exclusive or of what it masked. So taking
+    it first makes a marker beside it that stays, and that only one process can make; then the file
+    is deleted. A copy that is put back into the folder, say from a backup, finds the marker there.
+
+    Raises:
+        DataError: there is no such file, or what is in it was taken before.
+        LocalProtocolError: the file was cut off or altered; it stays as it is.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> supply = Supply(bytes(32), "shop", [b"what the dealer sent"])
+        >>> with TemporaryDirectory() as folder:
+        ...     file = Path(folder) / "December"
+        ...     store_supply(supply, file)
+        ...     copy = file.read_bytes()
+        ...     taken = take_supply(file)
+        ...     _ = file.write_bytes(copy)
+        ...     take_supply(file)
+        Traceback (most recent call last):
+        apfed_protocols.errors.DataError: the supply in ... was taken before; ...
+    """
+    try:
+        stored = path.read_bytes()
+    except FileNotFoundError:
+        raise DataError(
+            f"there is no supply in {path}; it was taken, or was never stored"
+        ) from None
+    supply = Supply.from_bytes(stored)
+    marker = path.with_name(f"{hashlib.sha256(stored).hexdigest()}.taken")
+    try:
+        handle = os.open(marker, _NEW, 0o600)
+    except FileExistsError:
+        raise DataError(
+            f"the supply in {path} was taken before; have another dealt under a new session"
+        ) from None
+    os.fsync(handle)
+    os.close(handle)
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+    return supply

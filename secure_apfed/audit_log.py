@@ -1,0 +1,775 @@
+"""One party's audit log: every envelope that it sent or received, each line chained to the last.
+
+Run by: every party that runs in a process of its own, for itself; and, to verify a log or hold two
+parties' logs of one link against each other, whoever was handed them. A log holds kinds, sizes and
+digests of sealed bytes, and nothing that was in them. A line is with the operating system before
+its envelope is sent, so a killed process loses none; a machine that loses power may lose those
+since the last checkpoint. Where a line cannot be written, nothing is sent.
+
+A line is one JSON object. Its first field, `chain`, is the SHA-256 of the chain of the line before
+it and of the bytes that follow in the line; so whoever alters, adds, removes or swaps lines has to
+write all that follow anew, and then the last chain is another one. Bounds are checked before
+anything is parsed: a log that is read may be anybody's.
+
+What a log shows: that the lines are as they were when it was last signed by the holder of the
+identity that it names. What it cannot show: that the party wrote down what it sent. What one party
+sent, the other must have received, byte for byte and in order. A session may have ended before the
+last frames arrived, so at the end of each session the receiver may lack some; anything else is
+told: a frame that came altered or that nobody sent, one that is missing in the middle, or lines
+that a log lost. Logs are read line by line, so one of any length takes the same memory.
+"""
+
+import hashlib
+import json
+import math
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from io import BufferedReader
+from pathlib import Path
+from typing import Annotated, Any, Literal, Protocol, Self, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.identity import Identity, verify
+from secure_apfed.contract import Contract
+from secure_apfed.errors import CheckpointError
+from secure_apfed.exchange import Envelope, Kind
+from secure_apfed.exchange.envelope import BEFORE_TRAINING, SESSION_LETTERS
+from secure_apfed.files import open_plain, open_regular
+from secure_apfed.names import Name, ReleaseFigure
+
+__all__ = [
+    "FILE_NAME",
+    "FORMAT",
+    "MOST_PEERS",
+    "PURPOSE",
+    "Agreed",
+    "AuditLog",
+    "Chain",
+    "Comparison",
+    "Direction",
+    "Flow",
+    "Frame",
+    "Line",
+    "Meter",
+    "Opened",
+    "Parting",
+    "Refused",
+    "Signed",
+    "Summary",
+    "compare_logs",
+    "log_at",
+    "parse_line",
+    "read_lines",
+    "verify_log",
+]
+
+FILE_NAME = "audit.log"
+FORMAT = 1
+MOST_PEERS = 1024
+PURPOSE = b"audit log v1"
+_MOST_LINE = 2**18
+_MOST_SIZE = 2**40
+_CHAIN_BYTES = 32
+_LETTERS = 80
+_BEGINNING, _BETWEEN = b'{"chain":"', b'",'
+_BODY_AT = len(_BEGINNING) + 2 * _CHAIN_BYTES + len(_BETWEEN)
+_Hex32: TypeAlias = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+_Count: TypeAlias = Annotated[int, Field(ge=0, le=_MOST_SIZE)]
+_Number: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class _Written(BaseModel):
+    """Base of every line.
+
+    Attributes:
+        at: when, seconds since 1970 by the party's own clock.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    at: float = Field(ge=0)
+
+
+class Opened(_Written):
+    """The log was begun or gone on with: one of these a process.
+
+    Attributes:
+        party: whose log it is; identity: its Ed25519 public key, hex.
+        peers: the others' public keys as this party knows them, by name.
+        cut: bytes of a line that a killed process left torn, and that were cut off.
+    """
+
+    event: Literal["opened"] = "opened"
+    format: Literal[1] = 1
+    party: Name
+    identity: _Hex32
+    peers: dict[Name, _Hex32] = Field(max_length=MOST_PEERS)
+    cut: _Count = 0
+
+
+class Agreed(_Written):
+    """All parties have signed the contract of a session.
+
+    Attributes:
+        session: its name; contract: SHA-256 of its contract, hex.
+        resumes: the step from which it goes on; absent: from the start.
+    """
+
+    event: Literal["agreed"] = "agreed"
+    session: str = Field(min_length=1, max_length=SESSION_LETTERS)
+    contract: _Hex32
+    resumes: _Number | None = None
+
+
+class Frame(_Written):
+    """An envelope that was sent, or received and opened.
+
+    Attributes:
+        peer: the other end; kind, step, sequence: as its header says.
+        size: bytes of header and sealed payload, as both ends have them.
+        digest: their SHA-256, hex.
+        epsilon: of all that was let out so far, where the ledger was charged for what this
+            envelope holds; "inf": without bound.
+        figure: what that epsilon is called, of `secure_apfed.privacy_rows.FIGURES`; absent beside
+            one: epsilon_x.
+    """
+
+    event: Literal["sent", "received"]
+    peer: Name
+    kind: Kind
+    step: int = Field(ge=BEFORE_TRAINING, lt=2**63)
+    sequence: _Number
+    size: _Count
+    digest: _Hex32
+    epsilon: Annotated[float, Field(ge=0)] | Literal["inf"] | None = None
+    figure: ReleaseFigure | None = None
+
+    @classmethod
+    def of(
+        cls, event: Literal["sent", "received"], envelope: Envelope, frame: bytes, *, at: float,
+        epsilon: float | Literal["inf"] | None = None, figure: ReleaseFigure | None = None,
+    ) -> "Frame":  # fmt: skip
+        """What the log says of an envelope."""
+        peer = envelope.receiver if event == "sent" else envelope.sender
+        # Its fields were checked when the envelope was made.
+        return cls.model_construct(
+            at=at, event=event, peer=peer, kind=envelope.kind, step=envelope.step,
+            sequence=envelope.sequence, size=len(frame), digest=hashlib.sha256(frame).hexdigest(),
+            epsilon=epsilon, figure=figure,
+        )  # fmt: skip
+
+
+class Refused(_Written):
+    """A frame came on the link from `peer` that could not be opened; the session ends."""
+
+    event: Literal["refused"] = "refused"
+    peer: Name
+    size: _Count
+    digest: _Hex32
+
+    @classmethod
+    def of(cls, sender: str, frame: bytes, *, at: float) -> "Refused":
+        """What the log says of a frame."""
+        digest = hashlib.sha256(frame).hexdigest()
+        return cls.model_construct(at=at, peer=sender, size=len(frame), digest=digest)
+
+
+class Signed(_Written):
+    """The party's signature of the chain so far, Ed25519, hex."""
+
+    event: Literal["signed"] = "signed"
+    signature: str = Field(pattern="^[0-9a-f]{128}$")
+
+
+Line: TypeAlias = Opened | Agreed | Frame | Refused | Signed
+
+
+_EVENTS: TypeAdapter[Line] = TypeAdapter(Annotated[Line, Field(discriminator="event")])
+
+
+def parse_line(body: bytes, *, path: Path, number: int) -> Line:
+    """Read what stands behind the chain in a line.
+
+    Raises:
+        CheckpointError: it is not as this version writes it.
+    """
+    try:
+        return _EVENTS.validate_json(b"{" + body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place, why = ".".join(map(str, first["loc"])), str(first["msg"]).lower()
+        raise CheckpointError(
+            f"{path}: line {number} is chained and yet not as this version writes it "
+            f"(at {place[:_LETTERS]!r}: {why[:_LETTERS]!r}); it was written by another program or "
+            "version: ask its party for the log that its own run wrote"
+        ) from None
+
+
+class Chain:
+    """The chain over the lines so far: makes the next line, or follows a log that exists.
+
+    Args:
+        path: of the log, for errors.
+
+    Attributes:
+        head: chain of the last line; size: bytes of all whole lines.
+        lines: how many; torn: the beginning of a line at the end of what `follow` went through.
+        newline: whether the last line ends with its own.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.head, self.size, self.lines = b"", 0, 0
+        self.torn, self.newline = b"", True
+
+    def line(self, written: Line) -> bytes:
+        """The bytes of the next line; `wrote` says that the file holds it."""
+        body = written.model_dump_json(exclude_none=True).encode()[1:]
+        return _BEGINNING + self._next(body).hex().encode() + _BETWEEN + body + b"\n"
+
+    def wrote(self, line: bytes) -> None:
+        """Go on from a line that the file holds now."""
+        self.head = bytes.fromhex(line[len(_BEGINNING) : _BODY_AT - len(_BETWEEN)].decode())
+        self.size += len(line)
+        self.lines += 1
+
+    def follow(self, file: BufferedReader) -> Iterator[bytes]:
+        """Go through a log; yields what stands behind the chain in each line.
+
+        Raises:
+            CheckpointError: from some line on it is not as a log was written.
+        """
+        while line := file.readline(_MOST_LINE + 1):
+            if len(line) > _MOST_LINE:
+                raise self._broken(f"is longer than {_MOST_LINE} bytes")
+            body = line.removesuffix(b"\n")[_BODY_AT:]
+            if line[:_BODY_AT] != _BEGINNING + self._next(body).hex().encode() + _BETWEEN:
+                if not _is_torn(line):
+                    raise self._broken("is not chained to what stands before it")
+                self.torn = line
+                return
+            self.wrote(line)
+            self.newline = line.endswith(b"\n")
+            yield body
+
+    def _next(self, body: bytes) -> bytes:
+        return hashlib.sha256(self.head + body).digest()
+
+    def _broken(self, why: str) -> CheckpointError:
+        last = f"line {self.lines} is the last that fits" if self.lines else "no line fits"
+        return CheckpointError(
+            f"{self._path}: line {self.lines + 1} {why}: the log was altered or damaged there, and "
+            f"{last}; ask its party for an unaltered copy, and compare it with its peers' logs"
+        )
+
+
+def _is_torn(line: bytes) -> bool:
+    """Whether it is the mere beginning of a line, as a process leaves it that is killed."""
+    if line.endswith(b"\n") or not (line.startswith(_BEGINNING) or _BEGINNING.startswith(line)):
+        return False
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return True
+    return False
+
+
+class Meter(Protocol):
+    """What a party's releases cost so far."""
+
+    @property
+    def charges(self) -> int:
+        """Grows with every batch that may be sent."""
+        ...
+
+    @property
+    def epsilon(self) -> float:
+        """Of all of them; infinite without noise."""
+        ...
+
+    @property
+    def figure(self) -> ReleaseFigure:
+        """What `epsilon` is called, of `secure_apfed.privacy_rows.FIGURES`."""
+        ...
+
+
+class AuditLog:
+    """See `LinkObserver`, which it is.
+
+    Args:
+        path: of the file, which is begun, or gone on with and never shortened but for a torn line.
+        party: whose; identity: its key pair, which signs the log when it is closed.
+        peers: public identities of the others, by name.
+        meter: of its releases.
+        clock: seconds since 1970.
+
+    Raises:
+        CheckpointError: what lies there is no log, another party's, or altered; or too many peers.
+    """
+
+    def __init__(
+        self, path: Path, party: str, identity: Identity, peers: Mapping[str, bytes],
+        meter: Meter, clock: Callable[[], float] = time.time,
+    ) -> None:  # fmt: skip
+        if len(peers) > MOST_PEERS:
+            raise CheckpointError(f"{path}: an audit log is of {MOST_PEERS} peers at most")
+        self.path, self._party, self._identity = path, party, identity
+        self._meter, self._clock = meter, clock
+        self._charged, self._released = meter.charges, b""
+        self._chain = Chain(path)
+        self._file = open_regular(path, create=True)
+        try:
+            cut = self._follow()
+            known = {name: key.hex() for name, key in peers.items()}
+            self._write(
+                Opened(at=clock(), party=party, identity=identity.public.hex(), peers=known,
+                       cut=cut)
+            )  # fmt: skip
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    def _follow(self) -> int:
+        """Verify what is there; return how many bytes of a torn line were cut off."""
+        chain = self._chain
+        with os.fdopen(os.dup(self._file), "rb") as file:
+            for body in chain.follow(file):
+                if chain.lines == 1:
+                    self._require_own(body)
+        if chain.torn:
+            os.ftruncate(self._file, chain.size)
+            warnings.warn(
+                f"{self.path}: its last line was torn when a process was killed; its "
+                f"{len(chain.torn)} bytes are cut off, and the log says so",
+                stacklevel=4,
+            )
+        elif not chain.newline:
+            chain.size += os.write(self._file, b"\n")
+        return len(chain.torn)
+
+    def _require_own(self, body: bytes) -> None:
+        first = parse_line(body, path=self.path, number=1)
+        if not isinstance(first, Opened) or first.party != self._party:
+            whose = first.party if isinstance(first, Opened) else "nobody"
+            raise CheckpointError(
+                f"{self.path} is the audit log of {whose}, this party is {self._party}; put it "
+                "back where it belongs, or choose another folder"
+            )
+
+    def sent(self, envelope: Envelope, frame: bytes) -> None:
+        """See `LinkObserver`; on return the line outlives this process.
+
+        Raises:
+            CheckpointError, OSError: it does not; nothing may be sent then.
+        """
+        epsilon = self._epsilon_of(envelope.payload)
+        figure = None if epsilon is None else self._meter.figure
+        self._write(
+            Frame.of("sent", envelope, frame, at=self._clock(), epsilon=epsilon, figure=figure)
+        )
+
+    def received(self, envelope: Envelope, frame: bytes) -> None:
+        """See `LinkObserver`."""
+        self._write(Frame.of("received", envelope, frame, at=self._clock()))
+
+    def refused(self, sender: str, frame: bytes) -> None:
+        """See `LinkObserver`."""
+        self._write(Refused.of(sender, frame, at=self._clock()))
+
+    def agreed(self, contract: Contract) -> None:
+        """Note the contract of a session, which all have signed."""
+        resumes = contract.resumes.step if contract.resumes else None
+        self._write(
+            Agreed(at=self._clock(), session=contract.session, contract=contract.digest.hex(),
+                   resumes=resumes)
+        )  # fmt: skip
+
+    def sync(self) -> None:
+        """Return once all lines are on the disk.
+
+        Raises:
+            CheckpointError: the file is gone, or another process writes to it.
+        """
+        found = os.fstat(self._file)
+        if not found.st_nlink or found.st_size != self._chain.size:
+            raise CheckpointError(
+                f"{self.path} was removed, or is written to by another process; restore it from "
+                "a copy, and give each run a folder of its own"
+            )
+        os.fsync(self._file)
+
+    def close(self) -> None:
+        """Sign all lines so far, and let go of the file."""
+        try:
+            signature = self._identity.sign(PURPOSE, self._party.encode(), self._chain.head)
+            self._write(Signed(at=self._clock(), signature=signature.hex()))
+            os.fsync(self._file)
+        finally:
+            os.close(self._file)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _epsilon_of(self, payload: bytes) -> float | Literal["inf"] | None:
+        """What all releases cost, where this payload is one: the first after a charge, and the
+        same to others.
+        """
+        charges = self._meter.charges
+        if charges != self._charged:
+            self._charged, self._released = charges, payload
+        elif not payload or payload != self._released:
+            self._released = b""
+            return None
+        epsilon = self._meter.epsilon
+        return "inf" if epsilon == float("inf") else epsilon
+
+    def _write(self, written: Line) -> None:
+        line = self._chain.line(written)
+        try:
+            if os.write(self._file, line) != len(line):
+                raise OSError(f"{self.path}: the disk took only part of a line")
+        except OSError:
+            os.ftruncate(self._file, self._chain.size)
+            raise
+        self._chain.wrote(line)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flow:
+    """Envelopes of one kind to or from one peer; kind: null of those that were refused."""
+
+    peer: str
+    event: str
+    kind: Kind | None
+    envelopes: int
+    size: int
+
+
+@dataclass(kw_only=True)
+class Summary:
+    """What a log that holds together says.
+
+    Attributes:
+        path: of the log; head: the chain of its last line, hex.
+        party, identity: whose log it is, by its last opening; peers: whom that party knows, by
+            name, with their identities.
+        lines: whole ones; opened: how often a process opened it; agreed: sessions that began.
+        first_at, last_at: seconds since 1970, by the party's clock.
+        cut: bytes of torn lines that were cut off; torn: bytes of one at the end now.
+        unsigned: lines after the last signature; of a log that was closed, 0.
+        figure, epsilon: the last figure of what it let out, and how it is called; 0 where that was
+            nothing.
+    """
+
+    path: Path
+    head: str = ""
+    party: str = ""
+    identity: str = ""
+    peers: dict[str, str] = field(default_factory=dict)
+    lines: int = 0
+    opened: int = 0
+    agreed: int = 0
+    first_at: float = 0.0
+    last_at: float = 0.0
+    cut: int = 0
+    torn: int = 0
+    unsigned: int = 0
+    figure: ReleaseFigure = "epsilon_x"
+    epsilon: float = 0.0
+    _flows: dict[tuple[str, str, Kind | None], Flow] = field(default_factory=dict, repr=False)
+
+    @property
+    def flows(self) -> tuple[Flow, ...]:
+        """What was sent, received and refused, by peer, event and kind."""
+        return tuple(self._flows.values())
+
+    @property
+    def signed(self) -> bool:
+        """Whether the log ends in its party's signature."""
+        return not self.unsigned and not self.torn
+
+    def as_json(self) -> dict[str, Any]:
+        """In plain values."""
+        plain = asdict(self)
+        del plain["_flows"]
+        return {**plain, "signed": self.signed, "flows": [asdict(flow) for flow in self.flows]}
+
+    def add(self, number: int, line: Line, *, before: bytes) -> None:
+        """Count a line; `before` is the chain before it.
+
+        Raises:
+            CheckpointError: it does not fit to those before it.
+        """
+        self.lines, self.last_at = number, line.at
+        self.unsigned += 1
+        if isinstance(line, Opened):
+            self._open(number, line)
+        elif isinstance(line, Signed):
+            self._check_signature(number, line, before)
+            self.unsigned = 0
+        elif isinstance(line, Frame | Refused):
+            self._count(number, line)
+        else:
+            self.agreed += 1
+
+    def _open(self, number: int, line: Opened) -> None:
+        if self.party not in ("", line.party):
+            raise self._unfit(number, f"is of {line.party}, those before it of {self.party}")
+        if number == 1:
+            self.first_at = line.at
+        self.party, self.identity, self.peers = line.party, line.identity, dict(line.peers)
+        self.opened += 1
+        self.cut += line.cut
+
+    def _count(self, number: int, line: Frame | Refused) -> None:
+        if line.peer not in self.peers:
+            raise self._unfit(number, f"names {line.peer}, who is no peer of this party")
+        kind = None
+        if isinstance(line, Frame):
+            kind = line.kind
+            if line.epsilon is not None:
+                self.epsilon = math.inf if line.epsilon == "inf" else line.epsilon
+                self.figure = line.figure or "epsilon_x"
+        key = line.peer, line.event, kind
+        past = self._flows.get(key) or Flow(
+            peer=line.peer, event=line.event, kind=kind, envelopes=0, size=0
+        )
+        if key not in self._flows and len(self._flows) >= 2 * MOST_PEERS * len(Kind):
+            raise self._unfit(number, f"names more than {MOST_PEERS} peers in all")
+        self._flows[key] = replace(past, envelopes=past.envelopes + 1, size=past.size + line.size)
+
+    def _check_signature(self, number: int, line: Signed, before: bytes) -> None:
+        signature, public = bytes.fromhex(line.signature), bytes.fromhex(self.identity)
+        try:
+            verify(public, signature, PURPOSE, self.party.encode(), before, signer=self.party)
+        except RemoteProtocolError as error:
+            raise self._unfit(
+                number, f"is no signature of the key {self.identity[:16]}... over what precedes it"
+            ) from error
+
+    def _unfit(self, number: int, why: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self.path}: line {number} {why}; no run writes that: ask its party for the log that "
+            "its own run wrote"
+        )
+
+
+def log_at(path: Path) -> Path:
+    """The log of a party's folder, or the log itself."""
+    return path / FILE_NAME if path.is_dir() else path
+
+
+def read_lines(path: Path, summary: Summary | None = None) -> Iterator[tuple[int, Line]]:
+    """Go through a log line by line, with its number from 1; `summary` counts them.
+
+    Raises:
+        CheckpointError: missing, no log, or altered from some line on.
+    """
+    summary = Summary(path=path) if summary is None else summary
+    chain = Chain(path)
+    with open_plain(path) as file:
+        before = b""
+        for body in chain.follow(file):
+            line = parse_line(body, path=path, number=chain.lines)
+            if chain.lines == 1 and not isinstance(line, Opened):
+                raise CheckpointError(
+                    f"{path}: line 1 does not say whose log it is; it is no audit log, or its "
+                    "beginning was removed"
+                )
+            summary.add(chain.lines, line, before=before)
+            before = chain.head
+            yield chain.lines, line
+    if not chain.lines:
+        raise CheckpointError(f"{path}: is empty, or ends before its first line does; no audit log")
+    summary.head, summary.torn = chain.head.hex(), len(chain.torn)
+
+
+def verify_log(path: Path, *, identity: str | None = None) -> Summary:
+    """Verify a whole log; return what it says.
+
+    Args:
+        path: of the log, or of the party's folder.
+        identity: the party's public key as its reader knows it, hex, which must have signed the
+            end of the log; None: whom the log names, and it may end unsigned.
+
+    Raises:
+        CheckpointError: missing, no log, altered from some line on, or not signed as asked.
+    """
+    path = log_at(path)
+    summary = Summary(path=path)
+    for _ in read_lines(path, summary):
+        pass
+    if identity is not None and identity.lower() != summary.identity:
+        raise CheckpointError(
+            f"{path}: is of the identity {summary.identity}, not of {identity}: it is another "
+            "party's log, or one that somebody wrote anew; ask its party which key is its own"
+        )
+    if identity is not None and not summary.signed:
+        raise CheckpointError(
+            f"{path}: is not signed at its end, so anybody may have written what follows its last "
+            "signature; a killed process signs nothing: verify it without an identity, and compare "
+            "it with its peers' logs"
+        )
+    return summary
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parting:
+    """Where the logs of a direction part; a line is null where its log has none there.
+
+    Attributes:
+        sent, received: what each log says there, in words.
+    """
+
+    sent_line: int | None
+    sent: str
+    received_line: int
+    received: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Direction:
+    """From a sender to a receiver.
+
+    Attributes:
+        equal, equal_size: envelopes that both have, and their bytes.
+        unreceived, unreceived_size: what the sender sent at the end of sessions and the receiver
+            never had; where the logs part, those before that.
+        parting: where they part; None: nowhere.
+    """
+
+    sender: str
+    receiver: str
+    equal: int
+    equal_size: int
+    unreceived: int
+    unreceived_size: int
+    parting: Parting | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Both directions of a link, and what each log says by itself."""
+
+    logs: tuple[Summary, Summary]
+    directions: tuple[Direction, Direction]
+
+    @property
+    def agree(self) -> bool:
+        """Whether the logs part nowhere."""
+        return all(one.parting is None for one in self.directions)
+
+    def as_json(self) -> dict[str, Any]:
+        """In plain values."""
+        return {
+            "agree": self.agree,
+            "logs": [one.as_json() for one in self.logs],
+            "directions": [asdict(one) for one in self.directions],
+        }
+
+
+@dataclass(frozen=True)
+class _Logged:
+    """A frame in a log: which opening of the log it belongs to, its line, and what that says."""
+
+    opening: int
+    number: int
+    line: Frame | Refused
+
+    def __str__(self) -> str:
+        line = self.line
+        if isinstance(line, Refused):
+            what = "a frame that was refused"
+        else:
+            step = "" if line.step < 0 else f" of step {line.step}"
+            what = f"{line.kind}{step}, number {line.sequence}"
+        return f"{what}, {line.size} bytes, SHA-256 {line.digest[:16]}..."
+
+
+def compare_logs(one: Path, other: Path) -> Comparison:
+    """Verify two parties' logs, and compare what they say of the link between them.
+
+    Args:
+        one: a party's log, or its folder.
+        other: that of the party at the other end.
+
+    Raises:
+        CheckpointError: a log that does not hold together; or the two are not the ends of a link.
+    """
+    logs = verify_log(one), verify_log(other)
+    first, second = logs
+    _require_peers(first, second)
+    _require_peers(second, first)
+    return Comparison(logs=logs, directions=(_direction(first, second), _direction(second, first)))
+
+
+def _require_peers(one: Summary, other: Summary) -> None:
+    """Refuse logs whose parties do not know each other by these identities."""
+    known = one.peers.get(other.party)
+    if known is None:
+        raise CheckpointError(
+            f"{one.path} is the log of {one.party}, who has no link to {other.party}, whose log is "
+            f"{other.path}; compare the logs of two parties of one run"
+        )
+    if known != other.identity:
+        raise CheckpointError(
+            f"{one.path}: {one.party} knows {other.party} by the identity {known[:16]}..., and "
+            f"{other.path} is signed by {other.identity[:16]}...: it is of another run, or "
+            "somebody wrote it anew with another key"
+        )
+
+
+def _direction(sender: Summary, receiver: Summary) -> Direction:
+    sent = _frames(sender.path, receiver.party, ("sent",))
+    equal = equal_size = unreceived = unreceived_size = 0
+    parting = None
+    at = next(sent, None)
+    for got in _frames(receiver.path, sender.party, ("received", "refused")):
+        expected, skipped, skipped_size = at, 0, 0
+        while at is not None and at.line.digest != got.line.digest:
+            # Then the rest of that session never arrived.
+            opening = at.opening
+            while at is not None and at.opening == opening:
+                skipped, skipped_size = skipped + 1, skipped_size + at.line.size
+                at = next(sent, None)
+        if at is None:
+            parting = _parting(expected, got, sender)
+            break
+        equal, equal_size = equal + 1, equal_size + got.line.size
+        unreceived, unreceived_size = unreceived + skipped, unreceived_size + skipped_size
+        at = next(sent, None)
+    while parting is None and at is not None:
+        unreceived, unreceived_size = unreceived + 1, unreceived_size + at.line.size
+        at = next(sent, None)
+    return Direction(
+        sender=sender.party, receiver=receiver.party, equal=equal, equal_size=equal_size,
+        unreceived=unreceived, unreceived_size=unreceived_size, parting=parting,
+    )  # fmt: skip
+
+
+def _parting(expected: _Logged | None, got: _Logged, sender: Summary) -> Parting:
+    lost = "; a machine that loses power may lose lines" if sender.unsigned or sender.torn else ""
+    return Parting(
+        sent_line=expected.number if expected else None,
+        sent=str(expected) if expected else f"nothing more{lost}",
+        received_line=got.number,
+        received=str(got),
+    )
+
+
+def _frames(path: Path, peer: str, events: tuple[str, ...]) -> Iterator[_Logged]:
+    """What a log says of one direction of a link, in order."""
+    opening = 0
+    for number, line in read_lines(log_at(path)):
+        if isinstance(line, Opened):
+            opening += 1
+        elif isinstance(line, Frame | Refused) and line.peer == peer and line.event in events:
+            yield _Logged(opening, number, line)

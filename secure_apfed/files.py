@@ -1,0 +1,360 @@
+"""Files: read within bounds and by shape, kept open or replaced in one step, written for others.
+
+Run by: whoever opens a run folder, which may have been sent to them, keeps an account over
+sessions, or writes what people and programs read. Only plain files are read, no further than a
+bound, and JSON becomes a type that is named; everything else is one error that says which file,
+what was expected, what was found and what to do.
+"""
+
+import contextlib
+import errno
+import json
+import math
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping
+from io import BufferedReader, FileIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from secure_apfed.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = [
+    "MOST_BYTES",
+    "MOST_JSON_BYTES",
+    "PARQUET",
+    "add_line",
+    "cell",
+    "count_lines",
+    "make_private",
+    "open_plain",
+    "open_regular",
+    "own_subfolder",
+    "read_bytes",
+    "read_json",
+    "read_json_lines",
+    "read_text",
+    "to_csv",
+    "to_json",
+    "write_atomically",
+]
+
+# Of a recording or a checkpoint, which are held in memory: more than any run here has written.
+MOST_BYTES = 2**34
+# A byte of JSON may take twenty in memory.
+MOST_JSON_BYTES = 2**24
+# Of a run, of a study of runs, of a party.
+_OURS = ("config.yaml", "result.json", "study.yaml", "identity.pem")
+_DIGITS = 20
+_CHUNK = 2**20
+PartT = TypeVar("PartT")
+PARQUET = (".parquet", ".pq")
+"""How names of Parquet files end."""
+_NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
+# A run of what may separate or be skipped, taken whole, and the sign of a formula behind it; the
+# last signs are as wide as Chinese characters.
+_FORMULA = re.compile(r'(^[\s";]*|[\s";]+)([=+\-@\uff1d\uff0b\uff0d\uff20])?')
+_NO_SEPARATORS = ' "'
+
+
+def _why_missing(folder: Path) -> str:
+    """What is to be done about a file of a run's folder that is not there."""
+    if not folder.is_dir():
+        return "there is no such folder"
+    begun, finished = ((folder / name).is_file() for name in ("config.yaml", "result.json"))
+    if begun and not finished:
+        return f"the run in {folder} has not finished; continue it with --resume"
+    return "the folder is not complete, restore it from a copy"
+
+
+def open_plain(path: Path) -> BufferedReader:
+    """Open a file that is no pipe, device or folder.
+
+    Raises:
+        CheckpointError: missing, of another kind, or it may not be read.
+    """
+    try:
+        # Opening a pipe would wait for its writer.
+        file = os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb")
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: is missing; {_why_missing(path.parent)}") from None
+    except IsADirectoryError:
+        raise _no_plain_file(path) from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from None
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise _no_plain_file(path)
+    return file
+
+
+def read_bytes(path: Path, *, most: int = MOST_BYTES) -> bytes:
+    """Read a plain file of at most so many bytes.
+
+    Raises:
+        CheckpointError: missing, no plain file, or larger.
+    """
+    with open_plain(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise CheckpointError(
+                f"{path}: is larger than {most} bytes, which no run writes; restore it from a copy"
+            )
+        try:
+            return file.read(size)
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read: {error}") from None
+
+
+def read_text(path: Path) -> str:
+    """Read a text in UTF-8.
+
+    Raises:
+        CheckpointError: missing, too large, or other bytes.
+    """
+    try:
+        return _content(path).decode()
+    except UnicodeDecodeError as error:
+        raise CheckpointError(
+            f"{path}: is no text in UTF-8 (byte {error.start}); restore it from a copy"
+        ) from None
+
+
+def read_json(path: Path, kind: type[PartT]) -> PartT:
+    """Read one JSON document of a type.
+
+    Raises:
+        CheckpointError: missing, too large, no JSON, or of another shape.
+    """
+    return _shaped(path, kind, _parsed(path, _content(path)))
+
+
+def read_json_lines(path: Path, kind: type[PartT]) -> tuple[PartT, ...]:
+    """Read a file with one JSON document of a type a line.
+
+    Raises:
+        CheckpointError: missing, too large, or a line that is no JSON or of another shape.
+    """
+    lines = _content(path).splitlines()
+    return tuple(
+        _shaped(path, kind, _parsed(path, line, f"line {number}: "))
+        for number, line in enumerate(lines, start=1)
+        if line
+    )
+
+
+def count_lines(path: Path) -> int:
+    """How many lines a file has, however long it is.
+
+    Raises:
+        CheckpointError: missing, or no plain file.
+    """
+    with open_plain(path) as file:
+        return sum(chunk.count(b"\n") for chunk in _chunks(file))
+
+
+def _chunks(file: BufferedReader) -> Iterator[bytes]:
+    while chunk := file.read(_CHUNK):
+        yield chunk
+
+
+def _content(path: Path) -> bytes:
+    return read_bytes(path, most=MOST_JSON_BYTES)
+
+
+def _parsed(path: Path, content: bytes, place: str = "") -> Any:
+    try:
+        return json.loads(content, parse_int=_whole, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"{path}: is not JSON, so it was cut off or altered: {place}{error}; restore it from "
+            "a copy"
+        ) from None
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > _DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name}, which is no JSON")
+
+
+def _shaped(path: Path, kind: type[PartT], value: Any) -> PartT:
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        at = f", at {place!r}" if place else ""
+        raise CheckpointError(
+            f"{path}: is not as this version writes it{at}: {first['msg'].lower()}; restore it "
+            "from a copy"
+        ) from None
+
+
+def _no_plain_file(path: Path) -> CheckpointError:
+    return CheckpointError(f"{path}: is no plain file; restore it from a copy")
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder that its owner alone may enter, and shut an empty or an older one.
+
+    Raises:
+        CheckpointError: it cannot be made, or is open to others and was not made for a run.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not folder.stat().st_mode & 0o077:
+            return
+        if any(folder.iterdir()) and not any((folder / name).is_file() for name in _OURS):
+            raise CheckpointError(
+                f"{folder} cannot be a run folder: others may read it, and it holds other files, "
+                "so it is not shut for them; choose a new folder"
+            )
+        folder.chmod(0o700)
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder} cannot be a run folder ({error.strerror}); choose another folder"
+        ) from error
+
+
+def own_subfolder(folder: Path) -> Path:
+    """Make a folder within one that somebody may have sent, or take the one that lies there.
+
+    What is written into it, or removed from it, would be so behind a link.
+
+    Raises:
+        CheckpointError: it is a link or a file, or cannot be made.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be made ({error.strerror})") from error
+    if not stat.S_ISDIR(folder.lstat().st_mode):
+        raise CheckpointError(
+            f"{folder} is a link or a file in place of a folder; nothing is written behind it: "
+            "remove it"
+        )
+    return folder
+
+
+def open_regular(path: Path, *, create: bool) -> int:
+    """Return a descriptor that reads anywhere and writes at the end; the caller closes it.
+
+    It is of this very file, and of no other behind a link: a symbolic link in its place would have
+    the next session cut or extend a file of somebody else's choice; a pipe would have it wait for
+    ever.
+
+    Args:
+        path: of the file; folders above it may be links.
+        create: make the file where it is missing, for its owner alone.
+
+    Raises:
+        CheckpointError: a link, a folder, a pipe or a device; or the file is gone.
+        OSError: it may not be opened.
+    """
+    flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags | (os.O_CREAT if create else 0), 0o600)
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path} is gone, and this session wrote to it; restore it from a copy"
+        ) from None
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise CheckpointError(
+                f"{path} is a symbolic link, which is not followed; put the file itself there"
+            ) from None
+        if error.errno in (errno.EISDIR, errno.ENXIO):
+            raise _irregular(path) from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _irregular(path)
+    return descriptor
+
+
+def add_line(log: Path, fields: Mapping[str, Any]) -> None:
+    """Write a line to the disk; it begins with a line's end, since the one before may be torn."""
+    with FileIO(open_regular(log, create=True), "a") as lines:
+        lines.write(f"\n{json.dumps(fields)}\n".encode())
+        os.fsync(lines.fileno())
+
+
+def _irregular(path: Path) -> CheckpointError:
+    return CheckpointError(f"{path} is not a regular file; remove what stands in its place")
+
+
+def write_atomically(path: Path, content: bytes, *, private: bool = False) -> None:
+    """Replace `path` in one step; `private` files are readable by their owner only."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(0o600 if private else 0o644)
+        temporary.replace(path)
+    except BaseException as error:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+        if isinstance(error, OSError) and error.filename is None:  # such as on a full disk
+            error.filename = str(path)
+        raise
+
+
+def to_json(content: Any, *, indent: int | None = None) -> str:
+    """JSON for programs of any language: infinity and NaN as "inf" and "nan", paths as text."""
+    return json.dumps(_finite(content), indent=indent, allow_nan=False, ensure_ascii=False)
+
+
+def _finite(content: Any) -> Any:
+    if isinstance(content, Mapping):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_finite(value) for value in content]
+    if isinstance(content, Path):
+        return str(content)
+    if isinstance(content, float) and not math.isfinite(content):
+        return str(content)
+    return content
+
+
+def cell(value: object) -> object:
+    """The value, or a text that no spreadsheet takes for a formula."""
+    if isinstance(value, str) and not _NUMBER.fullmatch(value):
+        return _FORMULA.sub(_with_apostrophe, value)
+    return value
+
+
+def _with_apostrophe(found: re.Match[str]) -> str:
+    run, sign = found.groups(default="")
+    begins = found.start() == 0 or run.strip(_NO_SEPARATORS)
+    return f"{run}'{sign}" if sign and begins else f"{run}{sign}"
+
+
+def to_csv(frame: "pd.DataFrame", *, header: bool = True) -> str:
+    """The frame without its index, every cell and name of a column as `cell` gives it.
+
+    For people who open it in a spreadsheet, which takes some texts for formulas; and IDs and class
+    names come from tables that somebody else may have written. As OWASP recommends (CSV Injection),
+    a text that begins as a formula does gets an apostrophe before it, and so does what stands
+    behind a semicolon, a tab or a new line in it: where a comma is the decimal mark, a spreadsheet
+    takes semicolons for separators, and quotes within such a cell end no other. Numbers, negative
+    ones too, stay as they are.
+    """
+    text: str = frame.map(cell).rename(columns=cell).to_csv(index=False, header=header)
+    return text

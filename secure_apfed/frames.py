@@ -1,0 +1,462 @@
+"""One call from frames to a result: align, train, measure beside what the active does alone.
+
+Run by: who has all parties' frames in one process, to find out what help would be worth; parties
+that keep their frames to themselves take part in a run (`secure-apfed party`). Frames are of any
+library that narwhals reads. What is wrong is told by party and column, never by a person's ID; they
+are written as the files that a run with `dataset: tables` reads. Part of the composition root:
+`secure_apfed` gives its names to others, no module but the estimator imports it.
+"""
+
+import json
+import math
+import shutil
+import tempfile
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import narwhals.stable.v2 as nw
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from pyarrow import ArrowException
+from torch import Tensor
+
+from apfed_protocols.errors import UnsafeChoiceWarning
+from apfed_protocols.ids import IdNormalisation, id_texts, require_comparable
+from secure_apfed.alignment.ids import id_rules
+from secure_apfed.config import Config
+from secure_apfed.config.file import load_config_text
+from secure_apfed.data import ColumnEncoding
+from secure_apfed.data.cells import cell_text
+from secure_apfed.data.column_encoding import CellCounts
+from secure_apfed.data.frames import as_pandas
+from secure_apfed.errors import CheckpointError, ConfigError, DataError, ModelError
+from secure_apfed.files import make_private
+from secure_apfed.intervals import Estimate, estimates
+from secure_apfed.measures import MEASURES, Measure
+from secure_apfed.methods import METHODS
+from secure_apfed.methods.checks import methods_that
+from secure_apfed.runs.folder import RunFolder
+from secure_apfed.runs.outcome import RunResult
+from secure_apfed.runs.run import run
+from secure_apfed.runs.scored_rows import read_scored
+from secure_apfed.runs.solo import SoloModel, load_model
+from secure_apfed.seeds import undisturbed
+from secure_apfed.settings.alignment import AlignmentSettings
+from secure_apfed.solo.kept import fits_kept_meanwhile
+from secure_apfed.tasks import Classification
+
+if TYPE_CHECKING:
+    from apfed_attacks.interface import AttackResult
+    from apfed_experiments.solo import SoloRecord
+
+__all__ = [
+    "FramesModel",
+    "FramesResult",
+    "checked_frames",
+    "labels_by_text",
+    "names_of_files",
+    "run_frames",
+    "write_frames",
+]
+
+_TABLES = "tables"
+_DRAWING = ("matplotlib", "jinja2", "adjustText")
+
+
+@dataclass(frozen=True)
+class FramesModel:
+    """The active's model: it reads frames of the active's columns, and needs nobody else.
+
+    Attributes:
+        classes_: labels as the active's frame had them, in the order of the probabilities; none
+            of a regression, and of anomalies.
+        solo: the same model on encoded features, with its card.
+    """
+
+    classes_: tuple[Any, ...]
+    solo: SoloModel = field(repr=False)
+
+    def predict_proba(self, frame: Any) -> NDArray[np.float64]:
+        """Probabilities (N, K) in the order of `classes_`; further columns are ignored.
+
+        Raises:
+            DataError: a column of training is missing, or its cells do not fit.
+            ModelError: the model tells no probabilities.
+        """
+        if self.solo.task.tells != Classification.tells:
+            raise ModelError(
+                f"a model of task {self.solo.task.name} tells one number a row and no "
+                "probabilities; ask predict"
+            )
+        shares_NK = self._told(frame)
+        normed: NDArray[np.float64] = (shares_NK / shares_NK.sum(1, keepdim=True)).numpy()
+        return normed
+
+    def predict(self, frame: Any) -> NDArray[Any]:
+        """The label of each row (N,): the likeliest, or as the run's `threshold` decides.
+
+        Of a regression numbers in the unit of the labels, of anomalies scores, higher for what is
+        stranger.
+
+        Raises:
+            DataError: see `predict_proba`.
+        """
+        if self.solo.task.tells != Classification.tells:
+            return np.asarray(self._told(frame).numpy())
+        places_N = self.solo.decide(torch.from_numpy(self.predict_proba(frame)))
+        labels: NDArray[Any] = np.array(self.classes_)[places_N.numpy()]
+        return labels
+
+    @undisturbed()
+    def _told(self, frame: Any) -> Tensor:
+        rows, encoding = as_pandas(frame, party="the input"), self.solo.encoding
+        assert isinstance(encoding, ColumnEncoding)
+        counts = CellCounts()
+        features = encoding.encode(rows, counts=counts)
+        counts.warn(source="the input")
+        return self.solo.predict(features).double()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FramesResult:
+    """What a run of frames gave.
+
+    Attributes:
+        config: of the run, complete; run: what it told, with what was sent and spent.
+        measures: of the test rows, with 95 % intervals over these rows; `run.undefined` says why
+            others are not among them.
+        alone: what the active does without anybody, by every solo baseline; None: not asked for, or
+            under dp_sgd, whose noise would not cover it.
+        attacks: results of those that the settings name.
+        who_learns: by party, what it received of each kind and can read of it; empty without the
+            extra `experiments`.
+        report: the HTML page; None without a folder or without that extra.
+    """
+
+    config: Config = field(repr=False)
+    run: RunResult = field(repr=False)
+    measures: Mapping[str, Estimate]
+    alone: "SoloRecord | None" = field(repr=False)
+    attacks: "tuple[AttackResult, ...]" = field(repr=False)
+    who_learns: Mapping[str, Sequence[Any]] = field(repr=False)
+    report: Path | None
+    _model: FramesModel | None = field(repr=False)
+
+    @property
+    def model(self) -> FramesModel:
+        """What the active keeps.
+
+        Raises:
+            ModelError: the method needs every party to predict.
+        """
+        if self._model is None:
+            alone = methods_that(lambda method: method.predicts_alone)
+            raise ModelError(
+                f"method {self.config.method.name} needs every party to predict, so the active "
+                f"keeps no model of its own; train with one of {alone}"
+            )
+        return self._model
+
+    @property
+    def judged_by(self) -> Measure:
+        """The headline measure."""
+        return MEASURES[self.config.measure]
+
+    @property
+    def score(self) -> Estimate:
+        """The headline measure, with its interval."""
+        return self.measures.get(self.config.measure, Estimate(math.nan))
+
+    @property
+    def gain(self) -> float | None:
+        """How much better than the best that the active does alone, by the headline measure; None:
+        not measured, or not defined by the test rows. One run shows no gain, only several seeds
+        do: `seed` draws the split, and each party its initial weights from a secret seed unless
+        `party_seeds` says otherwise.
+        """
+        if self.alone is None or math.isnan(self.score.value):
+            return None
+        return self.judged_by.gain(self.score.value, self.alone.best.test)
+
+    @property
+    def epsilon(self) -> dict[str, float]:
+        """By what it protects, what was spent; infinite where nothing is promised."""
+        spent = self.run.privacy
+        passives = {name: float(one["epsilon"]) for name, one in self.run.contributions.items()}
+        return {
+            "a row's representations": spent.epsilon_x, "a label": spent.epsilon_y,
+            "a record in the model": spent.epsilon_model,
+            **{f"a person at {name}": one for name, one in passives.items()},
+        }  # fmt: skip
+
+    @property
+    def wire_bytes(self) -> int:
+        """On all links."""
+        return self.run.wire_bytes
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row for each measure: value, interval, and of the headline the best alone and gain."""
+        table = pd.DataFrame(
+            {name: (one.value, one.low, one.high) for name, one in self.measures.items()},
+            index=["value", "low", "high"],
+        ).T.rename_axis("measure")
+        if self.alone is not None:
+            own = self.config.measure
+            table.loc[own, ["best_alone", "gain"]] = [self.alone.best.test, self.gain]
+        return table
+
+
+@undisturbed()
+def run_frames(
+    active: Any,
+    passives: Mapping[str, Any],
+    *,
+    label: str,
+    id: str = "id",  # noqa: A002 - the word that people use for it
+    method: str | Mapping[str, Any] = "votes",
+    folder: Path | str | None = None,
+    baselines: bool = True,
+    **settings: Any,
+) -> FramesResult:
+    """Train with all parties' frames, and measure.
+
+    Args:
+        active: frame of pandas, polars or pyarrow, with IDs, labels and features.
+        passives: by name, frames with the same IDs and other features.
+        label: the active's column of labels; rows without one train without and test nothing.
+        id: the column of IDs in every frame, or the name of a pandas index.
+        method: a key of `secure_apfed.methods.METHODS`, alone or with its settings, as
+            {"name": "votes", "epsilon": 4}.
+        folder: of the run, for its model, report and accounts, and copies of the frames that
+            attacks and reports read; None: all is written to a temporary folder and removed.
+        baselines: whether to measure what the active does alone.
+        settings: further ones of a run's YAML file by section, as train={"epochs": 4}; of `data`
+            those that name no file, as data={"labelled": 50}.
+
+    Raises:
+        DataError: a frame does not fit; names party and column.
+        ConfigError: a setting is wrong.
+        CheckpointError: the folder holds a run already. Others as `secure_apfed.run`.
+    """
+    own = (settings.get("data") or {}).get("active", "active")
+    frames = checked_frames(
+        active, passives, name=own, id_column=id, label=label, rules=_rules(settings)
+    )
+    with ExitStack() as stack:
+        place = Path(folder or stack.enter_context(tempfile.TemporaryDirectory())).absolute()
+        if (place / _TABLES).exists():
+            raise CheckpointError(f"{place} holds frames of a run already; choose a new folder")
+        config = _config(
+            settings, names_of_files(frames), method=method,
+            data={"active": own, "folder": str(place / _TABLES), "id_column": id,
+                  "label_column": label},
+        )  # fmt: skip
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with fits_kept_meanwhile():
+            with warnings.catch_warnings():
+                # All parties are this process: a plain sum hides nothing from whoever has it all.
+                warnings.simplefilter("ignore", UnsafeChoiceWarning)
+                found = _ran(config, place, frames)
+            return _result(
+                config, place, found, labels_by_text(frames[own], label), baselines=baselines,
+                keeps=folder is not None,
+            )  # fmt: skip
+
+
+def _rules(settings: Mapping[str, Any]) -> IdNormalisation | None:
+    """How IDs are compared, where the settings say; what is wrong there `_config` tells."""
+    alignment = settings.get("alignment") or {}
+    try:
+        return id_rules(AlignmentSettings.model_validate(alignment))
+    except ValueError:
+        return None
+
+
+def _ran(config: Config, folder: Path, frames: Mapping[str, pd.DataFrame]) -> RunResult:
+    try:
+        write_frames(frames, folder / _TABLES)
+        return run(config, folder)
+    except BaseException:
+        if not RunFolder(folder).config.exists():  # it never began: no frames are left behind
+            shutil.rmtree(folder / _TABLES, ignore_errors=True)
+        raise
+
+
+def _config(
+    settings: Mapping[str, Any],
+    files: Mapping[str, str],
+    *,
+    method: str | Mapping[str, Any],
+    data: Mapping[str, str],
+) -> Config:
+    given = {"name": "frames", **settings, "method": method}
+    given["data"] = given.get("data") or {}
+    ours = {"dataset", "parties", "folder", "id_column", "label_column"}
+    if named := sorted(ours & set(given["data"])):
+        raise ConfigError(f"data.{named[0]}: the frames say this; leave it out, or say label or id")
+    known = METHODS.get(str(method.get("name") if isinstance(method, Mapping) else method))
+    if known and known.settings.representations_from is None:  # a guard has nothing to protect
+        given.setdefault("guard", {"mechanism": "none"})
+    given["data"] = {
+        "dataset": _TABLES, **data, **given["data"],
+        "parties": {name: {"file": file, "missing": "mean"} for name, file in files.items()},
+    }  # fmt: skip
+    return load_config_text(json.dumps(given, default=_plain), source="run_frames")
+
+
+def _plain(value: Any) -> Any:
+    """A setting that JSON has no word for: numpy's numbers, paths."""
+    return value.item() if isinstance(value, np.generic) else str(value)
+
+
+def _result(
+    config: Config, folder: Path, found: RunResult, labels: Mapping[str, Any], *,
+    baselines: bool, keeps: bool,
+) -> FramesResult:  # fmt: skip
+    """What the finished run's folder says."""
+    from apfed_experiments.finish import mount_attacks
+    from apfed_experiments.solo import beside_run
+
+    variant = next(iter(found.accuracy))
+    scored = read_scored(RunFolder(folder), variant, threshold=found.threshold)
+    attacks = mount_attacks(folder) if config.attacks else ()
+    alone = beside_run(config, folder, found.trained) if baselines else None
+    who_learns, page = _reported(folder, draws=keeps)
+    model = None
+    if config.method.predicts_alone:
+        solo = load_model(folder)
+        model = FramesModel(tuple(labels.get(one, one) for one in solo.classes), solo)
+    return FramesResult(
+        config=config, run=found, measures={} if scored is None else estimates(scored),
+        alone=alone, attacks=attacks, who_learns=who_learns, report=page, _model=model,
+    )  # fmt: skip
+
+
+def _reported(folder: Path, *, draws: bool) -> tuple[Mapping[str, Sequence[Any]], Path | None]:
+    """Who learns what, and the page; nothing without the extra that makes them."""
+    try:
+        from apfed_experiments.report import read_run, write_report
+        from apfed_experiments.report.contents import learned_by
+    except ModuleNotFoundError as error:
+        if error.name not in _DRAWING:
+            raise
+        return {}, None
+    page = write_report(folder) if draws else None
+    return learned_by(read_run(folder)), page
+
+
+def checked_frames(
+    active: Any, passives: Mapping[str, Any], *, name: str, id_column: str, label: str,
+    rules: IdNormalisation | None = None,
+) -> dict[str, pd.DataFrame]:  # fmt: skip
+    """By party, the active's first, a pandas frame whose labels can be used, and IDs as texts.
+
+    Args:
+        active: the frame with the labels.
+        passives: by name, frames without labels.
+        name: of the active.
+        id_column: in all of them, a column or the index's name.
+        label: the active's column of labels.
+        rules: how IDs are compared; None: the defaults.
+
+    Raises:
+        DataError: names the party, the column, what was expected, and what to do.
+    """
+    if name in passives:
+        raise DataError(f"{name}: the active is called so, and a passive, too; rename the passive")
+    frames = {one: as_pandas(frame, party=one) for one, frame in {name: active, **passives}.items()}
+    given = {name: active, **passives}
+    ids = {one: _ids(frame, given[one], id_column, party=one) for one, frame in frames.items()}
+    normal = (rules or IdNormalisation()).text
+    require_comparable({one: map(normal, texts) for one, texts in ids.items()})
+    frames = {one: frame.assign(**{id_column: ids[one]}) for one, frame in frames.items()}
+    for one in passives:
+        if label in frames[one].columns:
+            raise DataError(
+                f"{one}: its column {label!r} is called like the labels of {name}, which a "
+                "passive must not train on; drop it or rename it"
+            )
+    _check_labels(frames[name], label, party=name)
+    return frames
+
+
+def labels_by_text(frame: pd.DataFrame, label: str) -> dict[str, Any]:
+    """The labels as the frame has them, by the texts that name classes in a run."""
+    found = frame[label].dropna().unique().tolist()
+    # Of texts that differ in surrounding blanks, the one without stands for all.
+    return {cell_text(one): one for one in sorted(found, key=lambda one: cell_text(one) == one)}
+
+
+def names_of_files(frames: Mapping[str, pd.DataFrame]) -> dict[str, str]:
+    """By party, what `write_frames` calls its file."""
+    return {party: f"party-{place}.parquet" for place, party in enumerate(frames)}
+
+
+def write_frames(frames: Mapping[str, pd.DataFrame], folder: Path) -> None:
+    """Write each as a Parquet file in a folder that its owner alone may enter.
+
+    Raises:
+        DataError: a column whose cells are of several kinds, such as texts and numbers; nothing
+            is written.
+    """
+    for party, frame in frames.items():
+        for column in frame.columns:
+            kind = pd.api.types.infer_dtype(frame[column], skipna=True)
+            if kind.startswith("mixed"):
+                raise DataError(
+                    f"{party}: column {column!r} holds cells of several kinds ({kind}); make them "
+                    "all numbers or all text, as with .astype(str), or drop the column"
+                )
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(folder)
+    for party, name in names_of_files(frames).items():
+        try:
+            frames[party].to_parquet(folder / name, index=False)
+        except (ArrowException, ValueError) as error:
+            raise DataError(
+                f"{party}: its frame cannot be written as Parquet ({error}); drop or convert the "
+                "column"
+            ) from error
+
+
+def _ids(frame: pd.DataFrame, given: Any, column: str, *, party: str) -> list[str]:
+    """The texts of its IDs, complete and distinct ones."""
+    if not len(frame):
+        raise DataError(f"{party}: its frame has no rows")
+    if column not in frame.columns:
+        raise DataError(
+            f"{party}: it has no column {column!r} of IDs; its columns are "
+            f"{', '.join(frame.columns[:10])}: name another as id, or add it"
+        )
+    own = nw.from_native(given, eager_only=True)  # pandas makes moments of days
+    cells = own[column].to_native() if column in own.columns else frame[column]
+    texts = id_texts(cells, party=party, what=f"column {column!r}", strip=True, key="id")
+    repeated = pd.Series(texts)
+    again = repeated.duplicated(keep=False)
+    if again.any():
+        first = np.flatnonzero(repeated == repeated[again].iloc[0])
+        raise DataError(
+            f"{party}: {repeated[again].nunique()} IDs of column {column!r} occur more than once, "
+            f"the first in rows {', '.join(map(str, first[:5]))} (from 0); keep one row of each"
+        )
+    return texts
+
+
+def _check_labels(frame: pd.DataFrame, label: str, *, party: str) -> None:
+    if label not in frame.columns:
+        raise DataError(
+            f"{party}: it has no column {label!r} of labels; its columns are "
+            f"{', '.join(frame.columns[:10])}: name another as label"
+        )
+    found = frame[label].dropna().unique()
+    if len(found) < 2:
+        what = f"of one class, {found[0]!r}" if len(found) else "empty"
+        raise DataError(
+            f"{party}: all labels of column {label!r} are {what}; two classes are needed"
+        )

@@ -1,0 +1,279 @@
+"""How far a measure may lie from its value on all people: intervals by resampling of the test rows.
+
+They hold what another draw of test rows would change, and neither the spread over seeds nor what
+another draw of training rows would change. Measures of many resamples are computed at once, of how
+often each row was drawn, in place of drawn rows: intervals need hundreds of them, and scikit-learn
+measures one at a time. Tests hold each equal to its measure in the table.
+
+Letters: B rows, R resamples, K classes, T places between which scores differ.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from secure_apfed.measures import FloatArray, Scored, measure_all
+
+__all__ = ["FEWEST_ROWS", "REDRAWN", "RESAMPLES", "Estimate", "Redrawn", "estimates"]
+
+RESAMPLES = 500
+FEWEST_ROWS = 20
+"""Rows of each class, below which resamples alone are too much alike."""
+# of one block of resamples: what is worked on stays in the cache
+_CELLS, _LEAST = 50_000, 8
+_CONFIDENCE = 0.95
+# A largest difference grows by what is drawn: in the rows over all people, in resamples over the
+# rows. Mirrored at the value, the interval loses what they grew by.
+_MIRRORED = ("ks",)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A measure of test rows, and its 95 % interval over them; NaN ends where there is none."""
+
+    value: float
+    low: float = math.nan
+    high: float = math.nan
+
+
+def estimates(scored: Scored, *, resamples: int = RESAMPLES, seed: int = 0) -> dict[str, Estimate]:
+    """All measures that the rows define, with percentile intervals; of KS with the basic one.
+
+    Rows are drawn class by class, so that a rare class is in every resample: intervals are
+    for this share of each class. Measures of one resample are of the same rows. Where a class has
+    fewer than `FEWEST_ROWS`, intervals also hold what one more row of the rarest would change,
+    told as the worst and as the best of all rows are.
+
+    Args:
+        scored: the test rows.
+        resamples: how many.
+        seed: of the resamples; the same rows and seed give the same intervals.
+    """
+    values = measure_all(scored)
+    spans = [_spans(one, values, resamples, seed) for one in (scored, *_with_one_more(scored))]
+    return {
+        name: Estimate(
+            value, min(span[name][0] for span in spans), max(span[name][1] for span in spans)
+        )
+        for name, value in values.items()
+    }
+
+
+def _with_one_more(scored: Scored) -> Iterator[Scored]:
+    """The same rows where a class has few, with one more of the rarest: told worst, or best.
+
+    So an interval of few rows that are all told holds what another such row would change; without
+    it it would be of no width at all.
+    """
+    if np.issubdtype(scored.truth.dtype, np.floating):
+        return
+    classes, counts = np.unique(scored.truth, return_counts=True)
+    if not len(counts) or counts.min() >= FEWEST_ROWS or not scored.finite:
+        return
+    rarest = classes[counts.argmin()]
+    told_B = scored.scores[:, rarest] if scored.classes else (2 * rarest - 1) * scored.scores
+    for place in (told_B.argmin(), told_B.argmax()):
+        more = scored.rows(np.append(np.arange(len(scored.truth)), place))
+        more.truth[-1] = rarest
+        yield more
+
+
+def _spans(
+    scored: Scored, values: Mapping[str, float], resamples: int, seed: int
+) -> dict[str, tuple[float, float]]:
+    """By measure, the interval by resamples of these rows; NaN ends of a single row."""
+    drawn: dict[str, list[FloatArray]] = {name: [] for name in values}
+    for counts_RB in _draws(scored, resamples if len(scored.truth) > 1 else 0, seed):
+        redrawn = Redrawn(scored, counts_RB)
+        for name, found in drawn.items():
+            found.append(REDRAWN[name](redrawn))
+    return {
+        name: _span(value, drawn[name], mirrored=name in _MIRRORED)
+        for name, value in values.items()
+    }
+
+
+def _draws(scored: Scored, resamples: int, seed: int) -> Iterator[FloatArray]:
+    """How often each row is drawn, (R, B), some resamples at a time."""
+    groups, rows = _groups(scored), len(scored.truth)
+    rngs = np.random.default_rng(seed).spawn(len(groups))  # so that blocks change nothing
+    block = max(_LEAST, _CELLS // max(rows, 1))
+    for first in range(0, resamples, block):
+        some = min(block, resamples - first)
+        counts_RB = np.empty((some, rows))
+        for rng, group in zip(rngs, groups, strict=True):
+            drawn = rng.multinomial(len(group), np.full(len(group), 1 / len(group)), size=some)
+            counts_RB[:, group] = drawn
+        yield counts_RB
+
+
+def _groups(scored: Scored) -> list[NDArray[np.int64]]:
+    if np.issubdtype(scored.truth.dtype, np.floating):
+        return [np.arange(len(scored.truth))]
+    return [np.flatnonzero(scored.truth == one) for one in np.unique(scored.truth)]
+
+
+def _span(value: float, drawn: list[FloatArray], *, mirrored: bool) -> tuple[float, float]:
+    if not drawn:
+        return math.nan, math.nan
+    tail = (1 - _CONFIDENCE) / 2
+    low, high = np.quantile(np.concatenate(drawn), [tail, 1 - tail])
+    if mirrored:
+        low, high = max(0.0, min(value, 2 * value - high)), min(1.0, max(value, 2 * value - low))
+    return float(low), float(high)
+
+
+@dataclass(frozen=True, eq=False)
+class _Curve:
+    """True and false alarms (T, R) by threshold, from the strictest on.
+
+    Resamples come last: sums over thresholds then add whole rows.
+    """
+
+    true: FloatArray
+    false: FloatArray
+
+    @cached_property
+    def shares(self) -> tuple[FloatArray, FloatArray]:
+        """Of all rows of the class, and of all others; from none on, (T + 1, R)."""
+        return _share(self.true), _share(self.false)
+
+
+def _share(alarms_TR: FloatArray) -> FloatArray:
+    share_TR = np.zeros((1 + len(alarms_TR), alarms_TR.shape[1]))
+    np.divide(alarms_TR, alarms_TR[-1], out=share_TR[1:])
+    return share_TR
+
+
+@dataclass(frozen=True, eq=False)
+class Redrawn:
+    """Resamples of scored rows, each with as many rows of every class as there are.
+
+    Attributes:
+        counts: (R, B), how often each row is in each.
+    """
+
+    scored: Scored
+    counts: FloatArray
+
+    def mean(self, values_B: FloatArray) -> FloatArray:
+        """The mean of a number of each row, (R,)."""
+        found: FloatArray = self.counts @ values_B / self.counts.sum(axis=1)
+        return found
+
+    @cached_property
+    def decisions(self) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """By class, (R, K): rows of it, rows given to it, and those that are both."""
+        eye = np.eye(self.scored.classes)
+        true_BK, given_BK = eye[self.scored.truth], eye[self.scored.decided]
+        return self.counts @ true_BK, self.counts @ given_BK, self.counts @ (true_BK * given_BK)
+
+    @cached_property
+    def curves(self) -> tuple[_Curve, ...]:
+        """Of each class in question; a class that has no row, or all, has none."""
+        return tuple(self._curves())
+
+    def _curves(self) -> Iterator[_Curve]:
+        scores, truth_B = self.scored.scores, self.scored.truth
+        counts_BR = np.ascontiguousarray(self.counts.T)
+        ranked = {1: scores} if scores.ndim == 1 else dict(enumerate(scores.T))
+        for one in ranked if len(ranked) > 2 else (1,):
+            if 0 < (truth_B == one).sum() < len(truth_B):
+                order_B = np.argsort(-ranked[one], kind="stable")
+                ends_T = np.flatnonzero(np.diff(ranked[one][order_B], append=-np.inf))
+                of_it_B = (truth_B == one)[order_B]
+                drawn_BR = counts_BR[order_B]
+                all_TR = drawn_BR.cumsum(axis=0)[ends_T]
+                true_TR = (drawn_BR * of_it_B[:, None]).cumsum(axis=0)[ends_T]
+                yield _Curve(true_TR, all_TR - true_TR)
+
+    @cached_property
+    def auc(self) -> FloatArray:
+        """Area under the curves, their mean over the classes, (R,)."""
+        areas = [np.trapezoid(*curve.shares, axis=0) for curve in self.curves]
+        return np.asarray(np.mean(areas, axis=0))
+
+
+def _ks(drawn: Redrawn) -> FloatArray:
+    gaps = []
+    for curve in drawn.curves:
+        true_TR, false_TR = curve.shares
+        gaps.append((true_TR - false_TR).max(axis=0))
+    return np.asarray(np.mean(gaps, axis=0))
+
+
+def _average_precision(drawn: Redrawn) -> FloatArray:
+    found = []
+    for curve in drawn.curves:
+        alarms_TR = curve.true + curve.false
+        precision_TR = curve.true / np.maximum(alarms_TR, 1)
+        found.append((np.diff(curve.shares[0], axis=0) * precision_TR).sum(axis=0))
+    return np.asarray(np.mean(found, axis=0))
+
+
+def _accuracy(drawn: Redrawn) -> FloatArray:
+    return drawn.mean((drawn.scored.decided == drawn.scored.truth).astype(np.float64))
+
+
+def _balanced(drawn: Redrawn) -> FloatArray:
+    true_RK, _, both_RK = drawn.decisions
+    present_K = true_RK[0] > 0
+    recalls: FloatArray = (both_RK[:, present_K] / true_RK[:, present_K]).mean(axis=1)
+    return recalls
+
+
+def _f1(drawn: Redrawn) -> FloatArray:
+    true_RK, given_RK, both_RK = drawn.decisions
+    total_RK = true_RK + given_RK
+    f1_RK = 2 * both_RK / np.maximum(total_RK, 1)
+    if drawn.scored.classes == 2:
+        return f1_RK[:, 1]
+    return np.average(f1_RK, axis=1, weights=total_RK > 0)
+
+
+def _brier(drawn: Redrawn) -> FloatArray:
+    scored = drawn.scored
+    errors_B = ((scored.scores - np.eye(scored.classes)[scored.truth]) ** 2).sum(axis=1)
+    return drawn.mean(errors_B / 2 if scored.classes == 2 else errors_B)
+
+
+def _log_loss(drawn: Redrawn) -> FloatArray:
+    scored, least = drawn.scored, np.finfo(np.float64).eps
+    said_B = scored.scores[np.arange(len(scored.truth)), scored.truth]
+    return drawn.mean(-np.log(np.clip(said_B, least, 1 - least)))
+
+
+def _r2(drawn: Redrawn) -> FloatArray:
+    truth_B = drawn.scored.truth - drawn.scored.truth.mean()  # large means lose no digits
+    left_R = drawn.mean((drawn.scored.truth - drawn.scored.scores) ** 2)
+    all_R = drawn.mean(truth_B**2) - drawn.mean(truth_B) ** 2
+    # Their variance may be but rounding where they are all alike.
+    least_R = np.where(drawn.counts > 0, drawn.scored.truth, math.inf).min(axis=1)
+    differ_R = least_R < np.where(drawn.counts > 0, drawn.scored.truth, -math.inf).max(axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        # of rows that are all alike it is 1 where all are told, else 0, as scikit-learn says
+        return np.where(differ_R, 1 - left_R / all_R, (left_R == 0).astype(np.float64))
+
+
+REDRAWN: Mapping[str, Callable[[Redrawn], FloatArray]] = MappingProxyType({
+    "accuracy": _accuracy,
+    "auc": lambda drawn: drawn.auc,
+    "average_precision": _average_precision,
+    "ks": _ks,
+    "gini": lambda drawn: 2 * drawn.auc - 1,
+    "balanced_accuracy": _balanced,
+    "f1": _f1,
+    "brier": _brier,
+    "log_loss": _log_loss,
+    "r2": _r2,
+    "mae": lambda drawn: drawn.mean(np.abs(drawn.scored.truth - drawn.scored.scores)),
+    "rmse": lambda drawn: np.sqrt(
+        drawn.mean((drawn.scored.truth - drawn.scored.scores) ** 2)
+    ),
+})  # fmt: skip
+"""By the name of the measure, its value (R,) in each resample."""

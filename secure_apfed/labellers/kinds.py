@@ -1,0 +1,452 @@
+"""The labellers: label spreading, ridge, and logistic regression without and with noisy weights.
+
+Run by: each party alone, on its own features. Regressions are fitted on the labelled rows alone,
+their scale included: another row is only classified.
+
+Letters: U rows, F numbers of a row, P of its expansion, R random ones among them, n labelled rows,
+K classes, T weights (F, K).
+"""
+
+import copy
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from scipy import linalg, sparse
+from scipy.optimize import minimize
+from scipy.special import log_softmax, softmax
+
+from secure_apfed.errors import ConfigError
+from secure_apfed.labellers.interface import (
+    Features,
+    Floats,
+    Integers,
+    LinearLabeller,
+    checked_features,
+    checked_labels,
+    checked_positions,
+    rows_of_norm_one,
+)
+from secure_apfed.privacy.accountants import GaussianRelease, Mechanism, NoPrivacy, gdp_mu
+from secure_apfed.privacy.noise import NoiseSource
+from secure_apfed.seeds import derive_seed
+
+__all__ = [
+    "Logistic",
+    "PrivateLogistic",
+    "Ridge",
+    "Spreading",
+    "minimiser",
+    "probabilities",
+    "scale_of",
+    "with_constant",
+]
+
+# Beyond, what a label sends is below alpha^50.
+_HOPS = 50
+_CONVERGED = 1e-12
+# Above it a tree is slower than all distances (16 columns, 40,000 rows: 72 s against 10 s).
+_FEW_COLUMNS = 8
+_TOLERANCE = 1e-5
+_PRIVATE_TOLERANCE = 1e-9
+# Twice the tolerance, for what floating point adds to a gradient; and norms that exceed 1 by 1e-15.
+_T = 2 * _PRIVATE_TOLERANCE
+_ROUNDING = 1 + 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spreading(LinearLabeller):
+    """Labels spread along the edges of a graph; who has no path to a label has no vote.
+
+    D. Zhou, O. Bousquet, T. N. Lal, J. Weston, B. Schoelkopf, "Learning with Local and Global
+    Consistency", NIPS 2004: F = (I - alpha S)^-1 Y with S = D^-1/2 W D^-1/2. W has 1 where either
+    of two rows is among the other's 10 nearest, 0 elsewhere. Where the paper takes F's largest
+    entry, each row of the n labelled columns of (I - alpha S)^-1 is here divided by its sum, which
+    needs no label and leaves the largest entry where it was.
+
+    A person's features move the graph and so the votes of others, without a bound: a guarantee for
+    one row of votes is none for a person. Nearest neighbours do not depend on a common scale.
+
+    Attributes:
+        neighbours: of each row in the graph; all others where there are fewer.
+        alpha: how much a row takes from its neighbours, in (0, 1).
+    """
+
+    name: ClassVar[str] = "spreading"
+    title: ClassVar[str] = "label spreading over a graph of nearest neighbours"
+    inductive: ClassVar[bool] = False
+    signed: ClassVar[bool] = False
+
+    neighbours: int = 10
+    alpha: float = 0.2
+
+    def __post_init__(self) -> None:
+        if not (self.neighbours >= 1 and 0 < self.alpha < 1):
+            raise ConfigError(
+                "label spreading takes 1 neighbour or more and an alpha between 0 and 1, got "
+                f"{self.neighbours} and {self.alpha}"
+            )
+
+    def matrix(self, features_UF: Features, labelled_n: Integers) -> Floats:
+        """Return A_Un; see `LinearLabeller.matrix`."""
+        features_UF = checked_features(features_UF)
+        labelled_n = checked_positions(labelled_n, len(features_UF))
+        return self._spread(features_UF, labelled_n, np.eye(len(labelled_n)))
+
+    def label(
+        self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
+    ) -> Floats:
+        """See `Labeller.label`: A Y without A, which takes 4 GB for 22,500 labels of as many rows.
+
+        Nothing of A is negative, so the L1 norm of its rows is that of A Y's.
+        """
+        features_UF = checked_features(features_UF)
+        labelled_n = checked_positions(labelled_n, len(features_UF))
+        labels_n = checked_labels(labels_n, len(labelled_n), classes)
+        return self._spread(features_UF, labelled_n, np.eye(classes)[labels_n])
+
+    def _spread(self, features_UF: Floats, labelled_n: Integers, columns_nC: Floats) -> Floats:
+        """What the labelled rows' columns are at all rows, (U, C), each divided by its sum.
+
+        (I - alpha S)^-1 is the sum of (alpha S)^t over paths of length t. No term is negative, so
+        a row far from all labels is as exact as the others once its paths are in; those longer than
+        50 edges are left out.
+        """
+        step_UU = self.alpha * self._normalised_graph(features_UF)
+        term_UC = np.zeros((len(features_UF), columns_nC.shape[1]))
+        term_UC[labelled_n] = columns_nC
+        sum_UC = term_UC.copy()
+        for _ in range(_HOPS):
+            term_UC = step_UU @ term_UC
+            sum_UC += term_UC
+            if (term_UC.sum(axis=1) <= _CONVERGED * sum_UC.sum(axis=1)).all():
+                break
+        return rows_of_norm_one(sum_UC)
+
+    def _normalised_graph(self, features_UF: Floats) -> sparse.csr_array:
+        """S_UU."""
+        from sklearn.neighbors import NearestNeighbors
+
+        rows = len(features_UF)
+        if rows == 1:
+            return sparse.csr_array((1, 1))
+        found = NearestNeighbors(
+            n_neighbors=min(self.neighbours, rows - 1),
+            algorithm="kd_tree" if features_UF.shape[1] <= _FEW_COLUMNS else "brute",
+        ).fit(features_UF - features_UF.mean(axis=0))
+        near_UU = sparse.csr_array(found.kneighbors_graph(mode="connectivity"))
+        weight_UU = near_UU.maximum(near_UU.T)
+        root_U = 1 / np.sqrt(np.asarray(weight_UU.sum(axis=1)).ravel())  # every row has an edge
+        return sparse.csr_array(sparse.diags_array(root_U) @ weight_UU @ sparse.diags_array(root_U))
+
+    def statement(self) -> str:
+        return (
+            f"{self.title}, {self.neighbours} neighbours, alpha {self.alpha:g}: linear in the "
+            "labels; a person's features move other people's votes without a bound"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ridge(LinearLabeller):
+    """Least squares on unit vectors of the labels, with lambda |weights|^2, on x and cosines.
+
+    A. Rahimi, B. Recht, "Random Features for Large-Scale Kernel Machines", NIPS 2007, Algorithm 1:
+    cosines sqrt(2 / R) cos(w x + b) with normal w stand for a Gaussian kernel. With phi all
+    features of a row and P those of the n labelled rows, votes are A Y with A = phi P^T (P P^T +
+    lambda I)^-1, which needs no label; each row of A is divided by its L1 norm, which leaves the
+    largest vote where it was.
+
+    Attributes:
+        cosines: R, random features beside x and a constant.
+        strength: lambda, positive. Rows are about 3 long, squared.
+        seed: of the cosines; public.
+    """
+
+    name: ClassVar[str] = "ridge"
+    title: ClassVar[str] = "ridge regression on the labelled rows"
+    inductive: ClassVar[bool] = True
+    signed: ClassVar[bool] = True
+
+    cosines: int = 300
+    strength: float = 0.1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (self.cosines >= 1 and np.isfinite(self.strength) and self.strength > 0):
+            raise ConfigError(
+                "ridge takes 1 random feature or more and a positive strength, got "
+                f"{self.cosines} and {self.strength}"
+            )
+
+    def matrix(self, features_UF: Features, labelled_n: Integers) -> Floats:
+        """Return A_Un; see `LinearLabeller.matrix`."""
+        features_UF = checked_features(features_UF)
+        labelled_n = checked_positions(labelled_n, len(features_UF))
+        mean_F, size = scale_of(features_UF[labelled_n])
+        phi_UP = self._expand((features_UF - mean_F) / size)
+        known_nP = phi_UP[labelled_n]
+        gram_nn = known_nP @ known_nP.T + self.strength * np.eye(len(labelled_n))
+        return rows_of_norm_one(phi_UP @ linalg.solve(gram_nn, known_nP, assume_a="pos").T)
+
+    def _expand(self, x_UF: Floats) -> Floats:
+        """1, x of norm about 1, and cosines of norm about 1."""
+        generator = np.random.default_rng(derive_seed(self.seed, "labellers", self.name))
+        w_FR = generator.standard_normal((x_UF.shape[1], self.cosines))
+        b_R = generator.uniform(0, 2 * np.pi, self.cosines)
+        cosines_UR = np.sqrt(2 / self.cosines) * np.cos(x_UF @ w_FR + b_R)
+        return np.hstack([np.ones((len(x_UF), 1)), x_UF, cosines_UR])
+
+    def statement(self) -> str:
+        return (
+            f"{self.title}, {self.cosines} random features, lambda {self.strength:g}: linear in "
+            "the labels; fitted on the labelled rows alone, so that another person's features "
+            "move that person's own vote and no other"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logistic:
+    """Votes are the probabilities of a softmax regression, every class against all.
+
+    Attributes:
+        strength: n Lambda, positive: of |weights|^2 / 2 beside the sum of the n losses, rows having
+            norm sqrt(F) in the mean. 1 is the usual choice for standardised columns.
+    """
+
+    name: ClassVar[str] = "logistic"
+    title: ClassVar[str] = "logistic regression on the labelled rows"
+    linear: ClassVar[bool] = False
+    inductive: ClassVar[bool] = True
+    signed: ClassVar[bool] = False
+
+    strength: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (np.isfinite(self.strength) and self.strength > 0):
+            raise ConfigError(f"the strength of a regularisation is positive, got {self.strength}")
+
+    @property
+    def model(self) -> Mechanism:
+        return NoPrivacy()
+
+    def label(
+        self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
+    ) -> Floats:
+        features_UF = checked_features(features_UF)
+        labelled_n = checked_positions(labelled_n, len(features_UF))
+        labels_n = checked_labels(labels_n, len(labelled_n), classes)
+        mean_F, size = scale_of(features_UF[labelled_n])
+        root = np.sqrt(features_UF.shape[1])
+        x_UF = with_constant((features_UF - mean_F) / size * root, 1.0)
+        strength = self.strength / len(labelled_n)
+        theta_FK = minimiser(
+            x_UF[labelled_n], labels_n, classes, strength=strength, tolerance=_TOLERANCE
+        )
+        return probabilities(x_UF, theta_FK)
+
+    def statement(self) -> str:
+        return (
+            f"{self.title}, regularised by {self.strength:g}: fitted on the labelled rows alone, "
+            "so that another person's features move that person's own vote and no other"
+        )
+
+
+class PrivateLogistic:
+    """Logistic regression with Gaussian noise on its weights; every row has norm 1.
+
+    Against: whoever reads the votes.
+
+    Guarantee: the weights are mu-GDP for the replacement of one labelled person's features (and
+    label) at this party, who is labelled and the other rows held fixed. Whoever has no label moves
+    no weight. So all votes but the person's own are post-processing of private weights; what the
+    own vote costs is added in `secure_apfed.labellers.guarantee`.
+
+    Output perturbation (Chaudhuri, Monteleoni and Sarwate 2011, Differentially Private Empirical
+    Risk Minimization, Algorithm 1 and Corollary 8; there for two classes, and with noise of another
+    law). With one row x_i replaced by x', the objectives are
+
+        J(T)  = 1/n sum l(T x_j, y_j) + Lambda/2 |T|^2,    l(z, y) = -log softmax(z)[y],
+        J'(T) = J(T) + 1/n (l(T x', y') - l(T x_i, y_i)).
+
+    1. The gradient of l(T x, y) is (p - e_y) x^T with p = softmax(T x): with |x| <= 1 its Frobenius
+       norm is at most |p - e_y|. Call r a bound of that, see 4.
+    2. J' is Lambda-strongly convex with its minimum at T'. At J's minimum T the gradient of J' is
+       1/n ((p' - e_y') x'^T - (p - e_y) x_i^T), at most 2 r / n. Hence |T - T'| <= 2 r / (n
+       Lambda).
+    3. What is computed has |grad J| <= t, so it lies within t / Lambda of the minimum, in both
+       worlds:
+
+           sensitivity = 2 r / (n Lambda) + 2 t / Lambda.
+
+    4. |p - e_y|^2 <= 2 (1 - p_y)^2, so r = sqrt 2 always does. At the minimum
+       T = -1/(n Lambda) sum (p_j - e_y_j) x_j^T, so |T| <= r / Lambda, and |T x| for any x, too.
+       softmax is 1/2-Lipschitz (its Jacobian diag p - p p^T has no eigenvalue above 1/2), and
+       |softmax(0) - e_y| = sqrt(1 - 1/K): so r <= sqrt(1 - 1/K) + r / (2 Lambda), that is
+       r <= sqrt(1 - 1/K) / (1 - 1/(2 Lambda)) where Lambda > 1/2.
+
+    Each row is shifted by `centre` and divided by its own norm: no other row has a say, and none is
+    longer than the bound. There is no constant among the features. Votes are probabilities at
+    scores in units of the noise's deviation.
+
+    Args:
+        epsilon: share of the budget for the weights; delta: at which.
+        key: 32 secret bytes of the party, kept as long as the run may resume.
+        strength: Lambda. Beyond 10 the noise over the signal hardly falls any further; below, the
+            weights fit better and are noisier.
+        centre: public, subtracted from every row: one number, or F. 0 for standardised columns.
+            Pixels need one, of public images for instance: shares of black are no direction.
+        seeded: noise depends on the key alone, for simulations; protects against nobody who
+            knows it.
+
+    Raises:
+        ConfigError: a number out of range.
+        LocalProtocolError: a key of the wrong length.
+    """
+
+    name: ClassVar[str] = "private_logistic"
+    title: ClassVar[str] = "logistic regression on the labelled rows, with noise on its weights"
+    linear: ClassVar[bool] = False
+    inductive: ClassVar[bool] = True
+    signed: ClassVar[bool] = False
+
+    def __init__(
+        self, *, epsilon: float, delta: float, key: bytes, strength: float = 10.0,
+        centre: float | Floats = 0.0, seeded: bool = False,
+    ) -> None:  # fmt: skip
+        if not (math.isfinite(strength) and strength > 0):
+            raise ConfigError(f"the strength of a regularisation is positive, got {strength}")
+        if not np.isfinite(centre).all():
+            raise ConfigError("the centre of a private labeller is finite")
+        self.epsilon, self.delta, self.strength = epsilon, delta, strength
+        self.centre, self.seeded = centre, seeded
+        self._mu = gdp_mu(epsilon, delta)
+        self._noise = NoiseSource(key, secret=not seeded)
+
+    def about(self, content: bytes) -> "PrivateLogistic":
+        """The same with noise for this content alone, which names the people and their labels."""
+        other = copy.copy(self)
+        other._noise = self._noise.about(content)
+        return other
+
+    @property
+    def model(self) -> GaussianRelease:
+        return GaussianRelease(noise_multiplier=1 / self._mu)
+
+    def residual(self, classes: int) -> float:
+        """r: bound of |p - e_y| at the minimum."""
+        always, at_zero = math.sqrt(2), math.sqrt(1 - 1 / classes)
+        if self.strength <= 0.5:
+            return always
+        return min(always, at_zero / (1 - 1 / (2 * self.strength)))
+
+    def sensitivity(self, *, labelled: int, classes: int) -> float:
+        """Replace-one, L2, of all weights together; see above."""
+        exact = 2 * self.residual(classes) * _ROUNDING / (labelled * self.strength)
+        return exact + 2 * _T / self.strength
+
+    def sigma(self, *, labelled: int, classes: int) -> float:
+        """Deviation of the noise on each weight."""
+        return self.sensitivity(labelled=labelled, classes=classes) / self._mu
+
+    def label(
+        self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
+    ) -> Floats:
+        features_UF = checked_features(features_UF)
+        labelled_n = checked_positions(labelled_n, len(features_UF))
+        labels_n = checked_labels(labels_n, len(labelled_n), classes)
+        x_UF = self.directions(features_UF)
+        fitted_FK = self.fit(x_UF[labelled_n], labels_n, classes)
+        sigma = self.sigma(labelled=len(labelled_n), classes=classes)
+        weights_FK = self._noise.add(fitted_FK, sigma, step=0, rows=torch.from_numpy(labelled_n))
+        return probabilities(x_UF, weights_FK / sigma)
+
+    def directions(self, features_UF: Floats) -> Floats:
+        """Return every row at norm 1; a row at the centre is 0."""
+        x_UF = features_UF - self.centre
+        largest_U = np.abs(x_UF).max(axis=1, keepdims=True)
+        x_UF /= np.where(largest_U > 0, largest_U, 1.0)
+        norm_U = np.linalg.norm(x_UF, axis=1, keepdims=True)
+        return np.asarray(x_UF / np.where(norm_U > 0, norm_U, 1.0), dtype=np.float64)
+
+    def fit(self, x_nF: Floats, labels_n: Integers, classes: int) -> Floats:
+        """The weights without noise; never released."""
+        return minimiser(
+            x_nF, labels_n, classes, strength=self.strength, tolerance=_PRIVATE_TOLERANCE
+        )  # fmt: skip
+
+    def statement(self) -> str:
+        seed = "; the noise is derived from a seed: once, and against nobody who knows it"
+        return (
+            f"{self.title}, Lambda {self.strength:g}, weights at epsilon {self.epsilon:g}, delta "
+            f"{self.delta:g} for one labelled person's features at this party; another person's "
+            f"features move that person's own vote and no other{seed if self.seeded else ''}"
+        )
+
+
+def with_constant(x_UF: Floats, constant: float) -> Floats:
+    """Return the rows with one more column."""
+    return np.hstack([x_UF, np.full((len(x_UF), 1), constant)])
+
+
+def probabilities(x_UF: Floats, theta_FK: Floats) -> Floats:
+    return np.asarray(softmax(x_UF @ theta_FK, axis=1), dtype=np.float64)
+
+
+def minimiser(
+    x_nF: Floats, labels_n: Integers, classes: int, *, strength: float, tolerance: float
+) -> Floats:
+    """Return theta_FK with |grad J| <= tolerance, Frobenius.
+
+    J(T) = 1/n sum over i of -log softmax(T x_i)[y_i] + Lambda/2 |T|^2
+
+    J is Lambda-strongly convex, so that |T - T*| <= |grad J(T)| / Lambda for every T: how far the
+    minimiser still is can be read from the gradient. The constant is among the features, and
+    regularised like the others: one class alone has a minimiser, too.
+
+    L-BFGS comes near; gradient steps of length 1 / L, which shrink the distance to the minimiser by
+    1 - Lambda / L each, go the rest of the way, however far it is. L = max |x|^2 / 2 + Lambda,
+    since the Hessian of -log softmax has no eigenvalue above 1/2.
+
+    Args:
+        x_nF: rows, the constant among them.
+        labels_n: in 0..K-1.
+        classes: K.
+        strength: Lambda, positive.
+        tolerance: positive, and far above 1e-15 times the longest row.
+    """
+    target_nK = np.eye(classes)[labels_n]
+    shape = (x_nF.shape[1], classes)
+
+    def value_and_gradient(flat: Floats) -> tuple[float, Floats]:
+        theta_FK = flat.reshape(shape)
+        logits_nK = x_nF @ theta_FK
+        loss = -float((target_nK * log_softmax(logits_nK, axis=1)).sum()) / len(x_nF)
+        residual_nK = softmax(logits_nK, axis=1) - target_nK
+        gradient_FK = x_nF.T @ residual_nK / len(x_nF) + strength * theta_FK
+        return loss + strength / 2 * float((flat**2).sum()), gradient_FK.ravel()
+
+    found = minimize(
+        value_and_gradient, np.zeros(shape[0] * classes), jac=True, method="L-BFGS-B",
+        options={"maxiter": 5000, "maxfun": 20000, "gtol": tolerance / shape[0] / classes,
+                 "ftol": 0.0, "maxcor": 20},
+    )  # fmt: skip
+    theta = np.asarray(found.x, dtype=np.float64)
+    length = 1 / (float((x_nF**2).sum(axis=1).max()) / 2 + strength)
+    gradient = value_and_gradient(theta)[1]
+    while float(np.linalg.norm(gradient)) > tolerance:
+        theta = theta - length * gradient
+        gradient = value_and_gradient(theta)[1]
+    return theta.reshape(shape)
+
+
+def scale_of(x_nF: Floats) -> tuple[Floats, float]:
+    """Return the rows' mean, and their root mean square distance from it; 1 where it is 0.
+
+    One number for all columns: tables come standardised, and pixels have one unit.
+    """
+    mean_F = np.asarray(x_nF.mean(axis=0))
+    size = float(np.sqrt(((x_nF - mean_F) ** 2).sum(axis=1).mean()))
+    tiny = 1e-12 * float(np.abs(x_nF).max(initial=0.0))
+    return mean_F, size if size > tiny else 1.0

@@ -1,0 +1,611 @@
+"""How good a model is on rows whose truth is known: one table of measures for all who ask.
+
+Run by: the active on its own rows, in training, in a report and in `predict`, and by studies;
+nothing of it leaves. A new measure is one line in the table. scikit-learn computes them. With
+several classes a measure of a ranking is the mean over the classes, each against the others (macro
+one-vs-rest), and a class that has no row, or all, takes no part in it. A measure of rows that do
+not define it is NaN: of no row, a ranking of rows of one class, R2 of one row, and all that reads
+scores which are not finite. Intervals over the test rows: `secure_apfed.intervals`. See
+docs/measures.md.
+
+Letters: B rows, K classes, E edges of E + 1 ranges of scores.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any, Literal, Self, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from pydantic import BaseModel, ConfigDict, model_validator
+from torch import Tensor
+
+from secure_apfed.errors import DataError
+from secure_apfed.settings import unknown_name
+
+__all__ = [
+    "ACCURACY",
+    "MEASURES",
+    "THRESHOLDS",
+    "CalibrationPoint",
+    "FloatArray",
+    "Measure",
+    "ScoreRanges",
+    "Scored",
+    "Task",
+    "balanced_weights",
+    "best_threshold",
+    "calibration_curve",
+    "find_measure",
+    "measure_all",
+    "names_of",
+    "probabilities_of",
+    "rows_for_stability",
+    "scored_by",
+    "stability_index",
+    "task_of",
+    "undefined_in",
+]
+
+FloatArray: TypeAlias = NDArray[np.float64]
+_EVALUATION_ROWS = 4096
+Task: TypeAlias = Literal["classification", "regression", "anomaly"]
+_CANDIDATES = 200
+_RANGES = 10
+_ROWS_OF_A_RANGE = 25  # of fewer the index of new rows is high by chance
+_LEAST_SHARE = 1e-4  # of an empty range, whose logarithm would be infinite
+_ROUNDING = 1e-5  # of a score: other batches and devices add float32 in another order
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Scored:
+    """Rows with their truth, and what a model says of them.
+
+    Attributes:
+        truth: (B,), classes 0 to K - 1; floating, the targets of a regression; where scores are of
+            anomalies, whole: 1 is one.
+        scores: (B, K), probabilities of each class; of a regression (B,), the predictions; of
+            anomalies (B,), higher for what is stranger.
+        threshold: of two classes, the probability of the second from which on it is decided for;
+            None: the likeliest class is.
+
+    Raises:
+        DataError: shapes that do not fit, or a threshold where there are not two classes.
+    """
+
+    truth: NDArray[np.int64] | FloatArray = field(repr=False)
+    scores: FloatArray = field(repr=False)
+    threshold: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.truth.ndim != 1 or self.scores.ndim not in (1, 2):
+            raise DataError(
+                "measures: truth is a list and scores one number a row, or one a row and class; "
+                f"got shapes {self.truth.shape} and {self.scores.shape}"
+            )
+        if len(self.truth) != len(self.scores):
+            raise DataError(
+                f"measures: {len(self.truth)} rows of truth and {len(self.scores)} of scores; give "
+                "each row one of both"
+            )
+        if self.threshold is not None and self.classes != 2:
+            raise DataError(
+                f"measures: a threshold decides between two classes, and there are {self.classes}; "
+                "leave it out"
+            )
+
+    @classmethod
+    def of_classes(cls, truth: ArrayLike, probabilities: ArrayLike) -> Self:
+        """Of labels (B,), and probabilities (B, K) or, of two classes, (B,) of the second.
+
+        Raises:
+            DataError: labels that are no classes, or probabilities that are none.
+        """
+        labels_B = np.asarray(truth, dtype=np.int64)
+        shares = np.asarray(probabilities, dtype=np.float64)
+        shares_BK = np.column_stack([1 - shares, shares]) if shares.ndim == 1 else shares
+        if shares_BK.ndim != 2 or shares_BK.shape[1] < 2:
+            raise DataError(f"measures: probabilities are (B, K) or (B,), got {shares.shape}")
+        if not ((shares_BK >= 0).all() and np.allclose(shares_BK.sum(axis=1), 1, atol=1e-4)):
+            raise DataError(
+                "measures: the probabilities of a row are at least 0 and add up to 1; take the "
+                "softmax of a network's scores first"
+            )
+        if len(labels_B) and not 0 <= labels_B.min() <= labels_B.max() < shares_BK.shape[1]:
+            raise DataError(
+                f"measures: labels lie in 0 to {shares_BK.shape[1] - 1}, got {labels_B.min()} to "
+                f"{labels_B.max()}"
+            )
+        return cls(truth=labels_B, scores=shares_BK)
+
+    @classmethod
+    def of_network(cls, truth: ArrayLike, scores_BK: ArrayLike) -> Self:
+        """Of labels (B,) and what a network gives, (B, K), whose softmax `predict` tells.
+
+        A training that diverged gives what is not finite, of which measures are NaN.
+        """
+        shares_BK = torch.as_tensor(scores_BK, dtype=torch.float64).softmax(1).numpy()
+        return cls(truth=np.asarray(truth, dtype=np.int64), scores=shares_BK)
+
+    @property
+    def classes(self) -> int:
+        """K; 0 of a regression, and of anomalies."""
+        return self.scores.shape[1] if self.scores.ndim == 2 else 0
+
+    @cached_property
+    def finite(self) -> bool:
+        """Whether each score is a finite number; of a training that diverged some are none."""
+        return bool(np.isfinite(self.scores).all())
+
+    @cached_property
+    def decided(self) -> NDArray[np.int64]:
+        """The class (B,) that each row is given."""
+        if self.threshold is None:
+            return np.asarray(self.scores.argmax(axis=1), dtype=np.int64)
+        return np.asarray(self.scores[:, 1] >= self.threshold, dtype=np.int64)
+
+    def at(self, threshold: float | None) -> Self:
+        """The same rows, decided at another threshold."""
+        return replace(self, threshold=threshold)
+
+    def rows(self, places: NDArray[np.int64]) -> Self:
+        """Some of the rows, or some more than once."""
+        return replace(self, truth=self.truth[places], scores=self.scores[places])
+
+
+@torch.no_grad()
+def scored_by(predict: Callable[[Tensor], Tensor], rows: Tensor, labels_N: Tensor) -> Scored:
+    """Ask a model for the scores (B, K) of `rows` of a table, a few thousand at a time.
+
+    Args:
+        predict: rows of the table to scores of a network.
+        rows: positions in the table.
+        labels_N: of the table.
+    """
+    parts = [
+        predict(rows_B).double().cpu()
+        for rows_B in rows.to(labels_N.device).split(_EVALUATION_ROWS)
+    ]
+    return Scored.of_network(labels_N[rows.to(labels_N.device)].cpu(), torch.cat(parts))
+
+
+def probabilities_of(scores_BK: FloatArray) -> FloatArray:
+    """What scores say that are meant to be probabilities, and may leave 0 to 1 as a regression's.
+
+    Those below 0 count as 0, and a row adds up to 1; a row that says nothing has all alike.
+    """
+    shares_BK = scores_BK.clip(min=0.0)
+    total_B1 = shares_BK.sum(axis=1, keepdims=True)
+    even = np.full_like(shares_BK, 1 / shares_BK.shape[1])
+    return np.asarray(np.divide(shares_BK, total_B1, out=even, where=total_B1 > 0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """One measure.
+
+    Attributes:
+        name: its key in the table; title: for people.
+        task: of which models.
+        higher_is_better: whether the highest value is the best one.
+        share: whether it is a share of rows, which is told in per cent.
+        decides: whether it reads what is decided, and no score.
+        ranks: whether it needs rows of two classes.
+        function: of scored rows.
+    """
+
+    name: str
+    title: str
+    function: Callable[[Scored], float]
+    higher_is_better: bool = True
+    share: bool = False
+    decides: bool = False
+    ranks: bool = False
+    tasks: tuple[Task, ...] = ("classification",)
+
+    def of(self, scored: Scored) -> float:
+        """Its value; NaN where the rows do not define it.
+
+        Raises:
+            DataError: rows of another task.
+        """
+        task = task_of(scored)
+        if task not in self.tasks:
+            raise DataError(
+                f"measures: {self.name} is of {' and '.join(self.tasks)}, and these scores are "
+                f"of {task}; take one of {', '.join(names_of(task))}"
+            )
+        if self.why_not(scored):
+            return math.nan
+        from sklearn import config_context
+
+        with config_context(skip_parameter_validation=True):
+            return float(self.function(scored))
+
+    def why_not(self, scored: Scored) -> str:
+        """Why these rows do not define it; empty where they do."""
+        rows = len(scored.truth)
+        if not rows:
+            return "no row was tested"
+        if not self.decides and not scored.finite:
+            return "the model's scores are not finite numbers"
+        if self.ranks and (scored.truth == scored.truth[0]).all():
+            return f"the {rows} tested rows are all of one class"
+        if self is MEASURES["r2"] and rows < 2:
+            return "one row was tested"
+        return ""
+
+    def gain(self, reached: float, reference: float) -> float:
+        """How much better `reached` is than `reference`; below 0 where it is worse."""
+        return reached - reference if self.higher_is_better else reference - reached
+
+    def rank(self, value: float | None) -> float:
+        """A number that is highest for the best value; None and NaN come last."""
+        if value is None or math.isnan(value):
+            return -math.inf
+        return value if self.higher_is_better else -value
+
+    def text(self, value: float) -> str:
+        """Such as "95.2 %" of a share, "0.952" of what is none, and "undefined" of NaN."""
+        if math.isnan(value):
+            return "undefined"
+        return f"{100 * value:.1f} %" if self.share else f"{value:.3f}"
+
+    def gain_text(self, reached: float, reference: float) -> str:
+        """Such as "+1.2 points" of a share, and "+0.012" of what is none."""
+        gain = self.gain(reached, reference)
+        if math.isnan(gain):
+            return "no gain can be told"
+        return f"{100 * gain:+.1f} points" if self.share else f"{gain:+.3f}"
+
+
+def _metrics() -> Any:
+    """Imported where it is needed: settings know the names of measures, and start fast."""
+    from sklearn import metrics
+
+    return metrics
+
+
+@lru_cache(maxsize=1)  # three measures read the same curves
+def _rocs(scored: Scored) -> tuple[tuple[FloatArray, FloatArray], ...]:
+    """The shares of false and of true alarms by threshold, for each class in question."""
+    return tuple(_metrics().roc_curve(alarm_B, said_B)[:2] for alarm_B, said_B in _ranked(scored))
+
+
+def _ranked(scored: Scored) -> Iterator[tuple[NDArray[np.bool_], FloatArray]]:
+    """Whether rows are of a class, and the scores that say so: of anomalies, of the second of two
+    classes, and of each of several. A class that has no row, or all, has no rank.
+    """
+    said_BK = scored.scores if scored.classes else np.column_stack([scored.scores] * 2)
+    for one in range(scored.classes) if scored.classes > 2 else (1,):
+        alarm_B = scored.truth == one
+        if 0 < alarm_B.sum() < len(alarm_B):
+            yield alarm_B, said_BK[:, one]
+
+
+def _mean(found: list[float]) -> float:
+    return float(np.mean(found)) if found else math.nan
+
+
+def _auc(scored: Scored) -> float:
+    return _mean([_metrics().auc(false_T, true_T) for false_T, true_T in _rocs(scored)])
+
+
+def _ks(scored: Scored) -> float:
+    return _mean([(true_T - false_T).max() for false_T, true_T in _rocs(scored)])
+
+
+def _average_precision(scored: Scored) -> float:
+    rank = _metrics().average_precision_score
+    return _mean([rank(alarm_B, said_B) for alarm_B, said_B in _ranked(scored)])
+
+
+def _f1(scored: Scored) -> float:
+    if scored.classes == 2:
+        return float(_metrics().f1_score(scored.truth, scored.decided, zero_division=0))
+    found = _metrics().f1_score(scored.truth, scored.decided, average="macro", zero_division=0)
+    return float(found)
+
+
+def _balanced(scored: Scored) -> float:
+    """The mean recall of the classes that have rows; scikit-learn's own warns of the others."""
+    present = np.unique(scored.truth)
+    recalls = _metrics().recall_score(
+        scored.truth, scored.decided, labels=present, average="macro", zero_division=0
+    )
+    return float(recalls)
+
+
+def _brier(scored: Scored) -> float:
+    """Brier's sum over the classes; of two classes half of it, as is usual."""
+    total = ((scored.scores - np.eye(scored.classes)[scored.truth]) ** 2).sum(axis=1).mean()
+    return float(total / 2 if scored.classes == 2 else total)
+
+
+def _log_loss(scored: Scored) -> float:
+    return float(_metrics().log_loss(scored.truth, scored.scores, labels=range(scored.classes)))
+
+
+def _r2(scored: Scored) -> float:
+    return float(_metrics().r2_score(scored.truth, scored.scores))
+
+
+_RANKED: tuple[Task, ...] = ("classification", "anomaly")
+
+
+_NUMBERS: tuple[Task, ...] = ("regression",)
+
+
+# fmt: off
+_ALL = (
+    Measure(name="accuracy", title="accuracy", share=True, decides=True,
+            function=lambda scored: _metrics().accuracy_score(scored.truth, scored.decided)),
+    Measure(name="auc", ranks=True, title="AUC", tasks=_RANKED, function=_auc),
+    Measure(name="average_precision", ranks=True, title="average precision", tasks=_RANKED,
+            function=_average_precision),
+    Measure(name="ks", ranks=True, title="KS", tasks=_RANKED, function=_ks),
+    Measure(name="gini", ranks=True, title="Gini", tasks=_RANKED,
+            function=lambda scored: 2 * _auc(scored) - 1),
+    Measure(name="balanced_accuracy", title="balanced accuracy", share=True, decides=True,
+            function=_balanced),
+    Measure(name="f1", title="F1", decides=True, function=_f1),
+    Measure(name="brier", title="Brier score", higher_is_better=False, function=_brier),
+    Measure(name="log_loss", title="log loss", higher_is_better=False, function=_log_loss),
+    Measure(name="r2", title="R2", tasks=_NUMBERS, function=_r2),
+    Measure(name="mae", title="MAE", tasks=_NUMBERS, higher_is_better=False,
+            function=lambda scored: _metrics().mean_absolute_error(scored.truth, scored.scores)),
+    Measure(name="rmse", title="RMSE", tasks=_NUMBERS, higher_is_better=False,
+            function=lambda scored: math.sqrt(
+                _metrics().mean_squared_error(scored.truth, scored.scores))),
+)
+
+
+# fmt: on
+
+MEASURES: Mapping[str, Measure] = MappingProxyType({one.name: one for one in _ALL})
+"""By name, in the order in which they are shown."""
+
+
+ACCURACY = MEASURES["accuracy"]
+"""What runs are judged by unless their settings say another."""
+
+
+def task_of(scored: Scored) -> Task:
+    """What these scores are of."""
+    if scored.classes:
+        return "classification"
+    return "regression" if np.issubdtype(scored.truth.dtype, np.floating) else "anomaly"
+
+
+def names_of(task: str) -> tuple[str, ...]:
+    """The measures of one task."""
+    return tuple(name for name, one in MEASURES.items() if task in one.tasks)
+
+
+def find_measure(name: str) -> Measure:
+    """The measure of this name.
+
+    Raises:
+        ValueError: there is none; it names the nearest.
+    """
+    if name not in MEASURES:
+        raise ValueError(unknown_name(name, MEASURES))
+    return MEASURES[name]
+
+
+def measure_all(scored: Scored) -> dict[str, float]:
+    """All measures of the task that these rows define, by name."""
+    found = {name: MEASURES[name].of(scored) for name in names_of(task_of(scored))}
+    return {name: value for name, value in found.items() if not math.isnan(value)}
+
+
+def undefined_in(scored: Scored) -> dict[str, str]:
+    """Why, by name, of the measures that these rows do not define."""
+    reasons = {name: MEASURES[name].why_not(scored) for name in names_of(task_of(scored))}
+    return {name: why for name, why in reasons.items() if why}
+
+
+THRESHOLDS: Mapping[str, str] = MappingProxyType({
+    name: one.title for name, one in MEASURES.items() if one.decides
+})  # fmt: skip
+"""Measures that a threshold can be chosen by: those of what is decided."""
+
+
+def balanced_weights(labels_N: Tensor, classes: int) -> Tensor:
+    """A weight for each class (K,) with which all classes count alike, and a labelled row 1.
+
+    Rows / (classes with rows x rows of the class), as scikit-learn's "balanced"; a class without a
+    row has weight 0, as nothing is learnt of it.
+
+    Args:
+        labels_N: below 0 where a row has none.
+        classes: K.
+
+    Raises:
+        DataError: no row has a label.
+    """
+    counts_K = torch.bincount(labels_N[labels_N >= 0].cpu(), minlength=classes).double()
+    if not counts_K.sum():
+        raise DataError("class weights: no row has a label; label some, or leave weights out")
+    weights_K = counts_K.sum() / ((counts_K > 0).sum() * counts_K)
+    return torch.where(counts_K > 0, weights_K, 0.0)
+
+
+def best_threshold(scored: Scored, measure: str) -> float:
+    """The threshold of the second of two classes with the highest value of a measure.
+
+    Candidates lie half-way between neighbouring scores, and are 200 of them at most, at even
+    quantiles; of equals the one nearest to 0.5 is taken.
+
+    Args:
+        scored: rows whose labels may be learnt from; never test rows.
+        measure: a key of `THRESHOLDS`.
+
+    Raises:
+        DataError: other than two classes, rows of one class, or another measure.
+    """
+    if measure not in THRESHOLDS:
+        raise DataError(
+            f"threshold: chosen by one of {', '.join(THRESHOLDS)}, which read decisions; "
+            f"got {measure!r}"
+        )
+    if scored.classes != 2 or len(np.unique(scored.truth)) < 2:
+        raise DataError(
+            f"threshold: chosen between two classes with labelled rows of both; there are "
+            f"{scored.classes} classes, and labels of {len(np.unique(scored.truth))}"
+        )
+    levels = np.unique(scored.scores[:, 1])
+    between = (levels[1:] + levels[:-1]) / 2
+    if len(between) > _CANDIDATES:
+        between = np.quantile(between, np.linspace(0, 1, _CANDIDATES))
+    candidates: list[float] = sorted({0.5, *between.tolist()}, key=lambda one: abs(one - 0.5))
+    reached = {one: MEASURES[measure].of(scored.at(one)) for one in candidates}
+    return max(candidates, key=reached.__getitem__)
+
+
+class CalibrationPoint(BaseModel):
+    """Rows of one range of scores: the mean score, the share that it foretells, and how many."""
+
+    model_config = ConfigDict(frozen=True)
+
+    foretold: float
+    observed: float
+    rows: int
+
+
+def calibration_curve(scored: Scored, *, ranges: int = _RANGES) -> tuple[CalibrationPoint, ...]:
+    """Shares that were foretold and observed, in ranges with about as many rows each.
+
+    Of two classes they are of the second; of several of the likeliest class: how sure it is, and
+    how often it is right. There are none of a training that diverged.
+
+    Raises:
+        DataError: scores that are no probabilities.
+    """
+    from sklearn.calibration import calibration_curve as curve
+
+    if not scored.classes:
+        raise DataError("measures: a calibration curve is of probabilities, got one number a row")
+    if not len(scored.truth) or not scored.finite:
+        return ()
+    if scored.classes == 2:
+        said_B, true_B = scored.scores[:, 1], scored.truth == 1
+    else:
+        said_B, true_B = scored.scores.max(axis=1), scored.scores.argmax(axis=1) == scored.truth
+    observed, foretold = curve(true_B, said_B, n_bins=ranges, strategy="quantile", pos_label=True)
+    edges = np.quantile(said_B, np.linspace(0, 1, ranges + 1))
+    counts = np.bincount(np.searchsorted(edges[1:-1], said_B), minlength=ranges)
+    return tuple(
+        CalibrationPoint(foretold=float(one), observed=float(other), rows=int(count))
+        for one, other, count in zip(foretold, observed, counts[counts > 0], strict=True)
+    )
+
+
+class ScoreRanges(BaseModel):
+    """How the scores of training rows are spread: of two classes those of the second, of several
+    those of the likeliest; of a task without classes what it tells.
+
+    Attributes:
+        edges: rising, between the ranges.
+        shares: of the rows in each range, one more than edges.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    edges: tuple[float, ...]
+    shares: tuple[float, ...]
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        rising = all(one < other for one, other in pairwise(self.edges))
+        if len(self.shares) != len(self.edges) + 1 or not rising:
+            raise ValueError("ranges of scores have rising edges, and one share more than edges")
+        return self
+
+    @classmethod
+    def of(cls, probabilities_BK: FloatArray, *, ranges: int = _RANGES) -> "ScoreRanges":
+        """The ranges with about as many rows each, fewer ranges of fewer than 250 rows; scores that
+        rounding tells apart lie in one.
+
+        Raises:
+            DataError: no rows, or scores that are not finite.
+        """
+        said_B = _said(probabilities_BK)
+        if not len(said_B) or not np.isfinite(said_B).all():
+            raise DataError("measures: the spread of scores is of at least one row, all finite")
+        count = min(ranges, max(2, len(said_B) // _ROWS_OF_A_RANGE))
+        edges_E = _edges(np.sort(said_B), np.linspace(0, 1, count + 1)[1:-1])
+        shares = _counts(said_B, edges_E) / len(said_B)
+        return cls(edges=tuple(edges_E.tolist()), shares=tuple(shares.tolist()))
+
+    def counts(self, probabilities_BK: FloatArray) -> NDArray[np.int64]:
+        """How many of these rows lie in each range."""
+        return _counts(_said(probabilities_BK), np.asarray(self.edges))
+
+
+def rows_for_stability(trained: ScoreRanges) -> int:
+    """So many new rows have a stability index: 25 for each range.
+
+    Of N rows of the same people the index of E + 1 ranges is about E / N by chance alone, which of
+    few rows is above any threshold that people read it by.
+    """
+    return _ROWS_OF_A_RANGE * len(trained.shares)
+
+
+def stability_index(trained: ScoreRanges, counts: NDArray[np.int64]) -> float:
+    """How far the scores of new rows are spread otherwise: the population stability index.
+
+    The sum over the ranges of (new - trained) ln(new / trained). By a rule of thumb of credit
+    scoring (Siddiqi, Credit Risk Scorecards, 2006) below 0.1 nothing has changed, and above 0.25
+    much has; of fewer rows than `rows_for_stability` chance alone may be above that. An empty range
+    counts as a share of 0.0001.
+
+    Args:
+        trained: of the training rows.
+        counts: of new rows, by range, see `ScoreRanges.counts`.
+
+    Raises:
+        DataError: no rows.
+    """
+    if not counts.sum():
+        raise DataError("measures: the stability of scores is of at least one row")
+    old = np.clip(trained.shares, _LEAST_SHARE, None)
+    new = np.clip(counts / counts.sum(), _LEAST_SHARE, None)
+    return float(((new - old) * np.log(new / old)).sum())
+
+
+def _said(probabilities_BK: FloatArray) -> FloatArray:
+    if probabilities_BK.ndim == 1:
+        return probabilities_BK
+    two = probabilities_BK.shape[1] == 2
+    return np.asarray(probabilities_BK[:, 1] if two else probabilities_BK.max(axis=1))
+
+
+def _edges(sorted_B: FloatArray, shares_E: FloatArray) -> FloatArray:
+    """In the middle between these quantiles and what is higher by more than rounding.
+
+    Scores that rounding tells apart, and are as many as a range has, are a range by themselves:
+    what lies beside them is another, even where no training row does.
+    """
+    at_E = np.quantile(sorted_B, shares_E, method="lower")
+    # Near 0, too, scores are no better than the others.
+    least = max(np.median(np.abs(sorted_B)), _ROUNDING * np.abs(sorted_B).max()) or 1.0
+    apart_E = _ROUNDING * np.maximum(np.abs(at_E), least)
+    first_E = np.searchsorted(sorted_B, at_E - apart_E, "left")
+    end_E = np.searchsorted(sorted_B, at_E + apart_E, "right")
+    ends_B = np.concatenate([[-np.inf], sorted_B, [np.inf]])  # sorted_B[i] is ends_B[i + 1]
+    under_E = ends_B[first_E] / 2 + ends_B[first_E + 1] / 2
+    over_E = ends_B[end_E] / 2 + ends_B[end_E + 1] / 2
+    crowd_E = (end_E - first_E) * (len(shares_E) + 1) >= len(sorted_B)
+    below_E = np.maximum(under_E, ends_B[first_E + 1] - apart_E)[crowd_E]
+    above_E = np.where(crowd_E, np.minimum(over_E, ends_B[end_E] + apart_E), over_E)
+    return np.unique(np.concatenate([below_E, above_E[np.isfinite(above_E)]]))
+
+
+def _counts(said_B: FloatArray, edges_E: FloatArray) -> NDArray[np.int64]:
+    return np.bincount(np.searchsorted(edges_E, said_B), minlength=len(edges_E) + 1)

@@ -1,0 +1,462 @@
+"""Networks of the papers and for tables. A new family is one class and one line in `NETWORKS`.
+
+A family makes three modules that fit together: an encoder (features -> representation),
+a head (representation -> class scores) and a decoder (representation -> another party's
+features). Run by: the active (encoder, head) and the passives (decoder or encoder).
+
+Letters: B batch, N rows, F features, D numbers of a representation or random features, K classes,
+T steps and C channels of a sequence.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from secure_apfed.errors import ModelError
+from secure_apfed.settings.model import ModelSettings
+
+__all__ = [
+    "CONV_CIFAR",
+    "CONV_MNIST",
+    "NETWORKS",
+    "Convolutional",
+    "Enriched",
+    "EnrichedFamily",
+    "Identity",
+    "Linear",
+    "NetworkFamily",
+    "Perceptron",
+    "RandomFeatureFamily",
+    "RandomFeatures",
+    "Recurrent",
+    "Reshape",
+    "Selu",
+    "SequenceEncoder",
+    "Shape",
+    "encoder_and_head",
+    "family_for",
+    "output_shape",
+    "projection_to",
+    "two_layer_head",
+]
+
+Shape = tuple[int, ...]
+_PADDING = 1
+_SAMPLE = 300
+_LEAST_SCALE = 1e-6
+_AUTO: Mapping[int, tuple[str, int]] = {1: ("conv_mnist", 7), 3: ("conv_cifar", 8)}
+"""By channels: the convolutions, and the least side of an image that they leave some map of
+(three rows for MNIST's two layers, one for CIFAR's three)."""
+
+
+class NetworkFamily(Protocol):
+    """Makes networks that fit together; shapes are those of one row, without the batch."""
+
+    def encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
+        """Makes features -> representation."""
+        ...
+
+    def head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
+        """Makes flattened representation of `size` numbers -> class scores (B, K)."""
+        ...
+
+    def decoder(self, representation: Shape, features: Shape, settings: ModelSettings) -> nn.Module:
+        """Makes representation -> features of another party; mirrors `encoder`."""
+        ...
+
+
+def output_shape(module: nn.Module, features: Shape) -> Shape:
+    """The shape of one row of the module's output for rows of shape `features`.
+
+    Raises:
+        ModelError: the module cannot take such rows.
+    """
+    training = module.training
+    module.eval()
+    reference = next(module.parameters(), torch.empty(0))
+    try:
+        with torch.no_grad():
+            result = module(reference.new_zeros((1, *features)))
+    except RuntimeError as error:
+        raise ModelError(
+            f"a network for other rows was given rows of shape {features}; choose another "
+            f"model.network or another partition ({error})"
+        ) from error
+    finally:
+        module.train(training)
+    shape: Shape = tuple(result.shape[1:])
+    return shape
+
+
+def projection_to(size: int, representation: Shape) -> nn.Module:
+    """The linear projection head that an active or passive puts behind its encoder."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(representation), size))
+
+
+def two_layer_head(size: int, width: int, classes: int, dropout: float) -> nn.Module:
+    """Tables 3 and 4: fc(size, width), ReLU, dropout, fc(width, classes)."""
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(size, width),
+        nn.ReLU(),
+        nn.Dropout(dropout),
+        nn.Linear(width, classes),
+    )
+
+
+class Reshape(nn.Module):
+    """Gives every row the shape `shape`."""
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        super().__init__()
+        self.shape = tuple(shape)
+
+    def forward(self, values_BD: Tensor) -> Tensor:
+        return values_BD.reshape(len(values_BD), *self.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convolutional:
+    """The papers' networks: convolutions, a ReLU after each, no pooling; a decoder mirrors them.
+
+    Source: APFed, Table 3 (MNIST, FMNIST) and Table 4 (CIFAR). Deviations from the printed tables
+    follow the authors' release: Table 3's "31" is 32; padding is 1 and stride 1 but for the second
+    CIFAR layer (2). Where the representation is a projection, a linear layer first restores the
+    map.
+
+    Attributes:
+        channels: of the image and after each layer.
+        kernels, strides: of each layer.
+        head_width: of the head's hidden layer.
+        last_relu: whether the decoder ends in a ReLU (release: MNIST yes, CIFAR no).
+    """
+
+    channels: tuple[int, ...]
+    kernels: tuple[int, ...]
+    strides: tuple[int, ...]
+    head_width: int
+    last_relu: bool
+
+    def encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
+        """(channels, height, width) -> map."""
+        self._check_image(features)
+        layers: list[nn.Module] = []
+        for (wide, narrow), kernel, stride in zip(
+            pairwise(self.channels), self.kernels, self.strides, strict=True
+        ):
+            layers += [nn.Conv2d(wide, narrow, kernel, stride, _PADDING), nn.ReLU()]
+        return nn.Sequential(*layers)
+
+    def head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
+        """fc1 (d, 256 or 50), fc2 (256 or 50, K)."""
+        return two_layer_head(size, self.head_width, classes, settings.dropout)
+
+    def decoder(self, representation: Shape, features: Shape, settings: ModelSettings) -> nn.Module:
+        """The encoder's mirror: transposed convolutions from its map to the image."""
+        self._check_image(features)
+        image_map = output_shape(self.encoder(features, settings), features)
+        layers: list[nn.Module] = []
+        if len(representation) == 1:
+            layers += [nn.Linear(representation[0], math.prod(image_map)), nn.ReLU()]
+            layers += [Reshape(image_map)]
+        backwards = list(zip(pairwise(self.channels), self.kernels, self.strides, strict=True))
+        for (wide, narrow), kernel, stride in reversed(backwards):
+            layers += [nn.ConvTranspose2d(narrow, wide, kernel, stride, _PADDING), nn.ReLU()]
+        return nn.Sequential(*(layers if self.last_relu else layers[:-1]))
+
+    def _check_image(self, features: Shape) -> None:
+        if len(features) != 3 or features[0] != self.channels[0]:
+            raise ModelError(
+                f"these convolutions read images of {self.channels[0]} channel(s), (channels, "
+                f"height, width), got rows of shape {features}; choose another model.network"
+            )
+
+
+CONV_MNIST = Convolutional(
+    channels=(1, 32, 64), kernels=(5, 5), strides=(1, 1), head_width=256, last_relu=True
+)
+
+
+CONV_CIFAR = Convolutional(
+    channels=(3, 16, 32, 64), kernels=(5, 4, 5), strides=(1, 2, 1), head_width=50, last_relu=False
+)
+
+
+class Perceptron:
+    """Fully connected layers with a ReLU between them, for tables and images too small to convolve.
+
+    The papers test images only; these are ours, in the same scheme.
+    """
+
+    activation: ClassVar[type[nn.Module]] = nn.ReLU
+
+    def encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
+        """features, flattened -> `settings.representation` numbers after an activation."""
+        widths = (math.prod(features), *settings.hidden, settings.representation)
+        return nn.Sequential(nn.Flatten(), *_layers(widths, self.activation), self.activation())
+
+    def head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
+        """fc(size, first hidden width), ReLU, dropout, fc(that width, K)."""
+        width = settings.hidden[0] if settings.hidden else settings.representation
+        return two_layer_head(size, width, classes, settings.dropout)
+
+    def decoder(self, representation: Shape, features: Shape, settings: ModelSettings) -> nn.Module:
+        """The encoder's widths backwards; linear at the end, since features may be negative."""
+        widths = (math.prod(representation), *reversed(settings.hidden), math.prod(features))
+        return nn.Sequential(nn.Flatten(), *_layers(widths, self.activation), Reshape(features))
+
+
+def _layers(widths: tuple[int, ...], activation: type[nn.Module]) -> list[nn.Module]:
+    """Fully connected layers with an activation between them."""
+    layers: list[nn.Module] = []
+    for wide, narrow in pairwise(widths):
+        layers += [nn.Linear(wide, narrow), activation()]
+    return layers[:-1]
+
+
+class Linear(Perceptron):
+    """One layer to the representation, one from there to the classes; the perceptron's decoder.
+
+    For whoever has few labels, for which deeper networks have too many weights. Together the
+    parties' layers are a regularised softmax regression on all features.
+    """
+
+    def encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
+        """features, flattened -> `settings.representation` numbers."""
+        return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(features), settings.representation))
+
+    def head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
+        """fc(size, K)."""
+        return nn.Sequential(nn.Flatten(), nn.Linear(size, classes))
+
+
+class Identity(Perceptron):
+    """The features, flattened, and one layer, where a method finds its weights by an equation."""
+
+    def encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
+        """Features -> the same, flattened."""
+        return nn.Flatten()
+
+    def head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
+        """One linear layer."""
+        return nn.Linear(size, classes, bias=False)
+
+
+class RandomFeatures(nn.Module):
+    """x -> (1, z / sqrt F, sqrt(2 / D) cos(z W / width + b)), with z the standardised x.
+
+    Rahimi and Recht 2007 (Random Features for Large-Scale Kernel Machines), Section 3, of a
+    Gaussian kernel; a constant and the features themselves stand beside them.
+
+    Nothing of it is trained. `fit` takes centre, scale and width from a party's own rows; without
+    it z is x, and the width the expected distance of two rows of standard normal numbers.
+
+    Args:
+        features: F, flattened; size: D. W and b come from torch's generator.
+    """
+
+    centre: Tensor
+    scale: Tensor
+    width: Tensor
+    directions: Tensor
+    phases: Tensor
+
+    def __init__(self, features: int, size: int) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(features))
+        self.register_buffer("scale", torch.ones(features))
+        self.register_buffer("width", torch.tensor(math.sqrt(2 * features)))
+        self.register_buffer("directions", torch.randn(features, size))
+        self.register_buffer("phases", 2 * math.pi * torch.rand(size))
+
+    def fit(self, features_NF: Tensor) -> None:
+        """Standardise by these rows; the width is the median distance of some of them."""
+        rows_NF = features_NF.flatten(1).to(self.centre)
+        self.centre = rows_NF.mean(0)
+        scale = rows_NF.std(0, correction=0)
+        # What never differed says nothing of a row, and z stays 0 where it does one day.
+        self.scale = torch.where(scale < _LEAST_SCALE, math.inf, scale)
+        step = max(1, len(rows_NF) // _SAMPLE)
+        sample_NF = (rows_NF[::step] - self.centre) / self.scale
+        distances = torch.pdist(sample_NF)
+        distances = distances[distances > 0]
+        if len(distances):
+            self.width = distances.median()
+
+    def forward(self, features_B: Tensor) -> Tensor:
+        z_BF = (features_B.flatten(1) - self.centre) / self.scale
+        size = len(self.phases)
+        waves_BD = torch.cos(z_BF @ self.directions / self.width + self.phases)
+        return torch.cat(
+            [
+                torch.ones_like(z_BF[:, :1]),
+                z_BF / math.sqrt(z_BF.shape[1]),
+                math.sqrt(2 / size) * waves_BD,
+            ],
+            dim=1,
+        )
+
+
+class RandomFeatureFamily(Perceptron):
+    """Random features of the rows, and one linear layer without a bias: the constant is one."""
+
+    def encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
+        """`settings.random_features` of them, beside the row itself and a constant."""
+        return RandomFeatures(math.prod(features), settings.random_features)
+
+    def head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
+        """One linear layer."""
+        return nn.Sequential(nn.Flatten(), nn.Linear(size, classes, bias=False))
+
+
+class SequenceEncoder(nn.Module):
+    """Sequences -> the last state of each direction of each view, side by side.
+
+    FedMV, sections 6 and 8.2. A row is flat: of each view the number of steps in use, then its
+    steps one after another, as `secure_apfed.data.views` lays them out.
+
+    Args:
+        sequences: (T, C) of each view; size: numbers of one direction.
+    """
+
+    def __init__(self, sequences: Sequence[tuple[int, int]], size: int) -> None:
+        super().__init__()
+        self.sequences = tuple(sequences)
+        self.views = nn.ModuleList(
+            nn.GRU(channels, size, batch_first=True, bidirectional=True)
+            for _, channels in self.sequences
+        )
+
+    def parts(self, features_B: Tensor) -> list[Tensor]:
+        """Of each view, (B, 2 D)."""
+        widths = [1 + steps * channels for steps, channels in self.sequences]
+        split = features_B.flatten(1).split(widths, dim=1)
+        return [
+            _last_states(view, own_BF[:, 0], own_BF[:, 1:].unflatten(1, sequence))
+            for view, own_BF, sequence in zip(self.views, split, self.sequences, strict=True)
+        ]
+
+    def forward(self, features_B: Tensor) -> Tensor:
+        return torch.cat(self.parts(features_B), dim=1)
+
+
+def _last_states(view: nn.Module, used_B: Tensor, steps_BTC: Tensor) -> Tensor:
+    """Of both directions; a sequence without a step counts as one of zeros."""
+    if steps_BTC.is_meta:  # there are shapes alone, and no lengths
+        _, last_2BD = view(steps_BTC)
+    else:
+        lengths_B = used_B.round().clamp(1, steps_BTC.shape[1]).long().cpu()
+        _, last_2BD = view(
+            pack_padded_sequence(steps_BTC, lengths_B, batch_first=True, enforce_sorted=False)
+        )
+    return torch.cat([last_2BD[0], last_2BD[1]], dim=1)
+
+
+class Recurrent(Perceptron):
+    """A GRU a view and direction, under one linear layer without a bias."""
+
+    def encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
+        """Takes rows of `settings.sequences`.
+
+        Raises:
+            ModelError: rows of another width.
+        """
+        width = sum(1 + steps * channels for steps, channels in settings.sequences)
+        if not settings.sequences or features != (width,):
+            said = f"of {width} columns" if settings.sequences else "of no sequences"
+            raise ModelError(
+                f"model.sequences: the network gru was told {said}, and rows have the shape "
+                f"{features}; say [steps, channels] of each view, which takes 1 + steps * channels "
+                "columns"
+            )
+        return SequenceEncoder(settings.sequences, settings.representation)
+
+    def head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
+        """One linear layer."""
+        return nn.Linear(size, classes, bias=False)
+
+
+class Selu(Perceptron):
+    """Fully connected layers with a SELU behind each but a decoder's last; a linear classifier.
+
+    Source: APC-VFL, Table 3 (layers [a, 64, 128] and so on, SELU; symmetric autoencoders) and
+    section 5 (logistic regression).
+    """
+
+    activation: ClassVar[type[nn.Module]] = nn.SELU
+
+    def head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
+        """fc(size, K), with the cross-entropy a logistic regression; behind `settings.head`."""
+        widths = (size, *settings.head, classes)
+        return nn.Sequential(nn.Flatten(), *_layers(widths, self.activation))
+
+
+class Enriched(nn.Module):
+    """x -> (x, code of x), flattened."""
+
+    def __init__(self, code: nn.Module) -> None:
+        super().__init__()
+        self.code = code
+
+    def forward(self, features_B: Tensor) -> Tensor:
+        return torch.cat([features_B.flatten(1), self.code(features_B)], dim=1)
+
+
+class EnrichedFamily(Selu):
+    """SELU between fully connected layers, none behind the last; the row beside its code.
+
+    Source: Huang et al. 2023 (VFedTrans), whose task party classifies its own features beside what
+    it distilled. Hidden layers are those of APC-VFL's networks (SELU), not the release's sigmoids;
+    the code is linear, since singular vectors have both signs.
+    """
+
+    def encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
+        """Makes features -> features, flattened, and `settings.representation` numbers."""
+        layers = list(super().encoder(features, settings).children())
+        return Enriched(nn.Sequential(*layers[:-1]))
+
+
+def family_for(settings: ModelSettings, features: Shape) -> NetworkFamily:
+    """The family that `settings.network` names, or the one that "auto" takes for such rows."""
+    if settings.network != "auto":
+        return NETWORKS[settings.network]
+    if len(features) == 3 and features[0] in _AUTO:
+        name, least = _AUTO[features[0]]
+        if min(features[1:]) >= least:
+            return NETWORKS[name]
+    return NETWORKS["mlp"]
+
+
+def encoder_and_head(
+    settings: ModelSettings, features: Shape, classes: int
+) -> tuple[nn.Module, nn.Module]:
+    """The two networks that predict alone, features -> representation -> class scores.
+
+    Their weights are drawn from torch's generator, the encoder's first.
+
+    Raises:
+        ModelError: the network cannot take such rows.
+    """
+    family = family_for(settings, features)
+    encoder = family.encoder(features, settings)
+    size = math.prod(output_shape(encoder, features))
+    return encoder, family.head(size, classes, settings)
+
+
+NETWORKS: Mapping[str, NetworkFamily] = {
+    "conv_mnist": CONV_MNIST,
+    "conv_cifar": CONV_CIFAR,
+    "mlp": Perceptron(),
+    "selu": Selu(),
+    "enriched": EnrichedFamily(),
+    "linear": Linear(),
+    "random_features": RandomFeatureFamily(),
+    "identity": Identity(),
+    "gru": Recurrent(),
+}

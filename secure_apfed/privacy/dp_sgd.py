@@ -1,0 +1,274 @@
+"""Private training: noisy sums of clipped gradients, and what they cost a record with its releases.
+
+Run by: the active, on the gradients that one batch gives its encoder, head and projection
+(DP-SGD, Abadi et al. 2016, Deep Learning with Differential Privacy, Algorithm 1). Against:
+whoever reads anything that its parameters move: the representations of all later steps, and
+the finished model.
+
+Guarantee: replacing one example moves the clipped sum by at most 2C, so that one update is
+(2C / sigma)-GDP for each example in it, label included, at fixed parameters. No amplification
+by subsampling is claimed: the passives know the batches. Needs: examples that do not enter
+each other's gradients, and a key that nobody else has; noise.py says what floating point
+costs. The sum and the noise are float64, then rounded to noise.py's grid.
+
+Two ledgers count: one the releases of each row's representation, one the updates that each row
+took part in. Both are charged before anything happens, and both ask here whether the budget of
+whole training allows it. With T releases and T updates of one record, noise sigma_h on a row
+clipped to C and sigma on a sum of gradients clipped to C_theta,
+
+    mu^2 = T (2C / sigma_h)^2 + T (2 C_theta / sigma)^2      for the whole record,
+    mu^2 = T (2 C_theta / sigma)^2                           for its label alone,
+
+by adaptive composition of Gaussian DP (Dong, Roth and Su 2022, Corollary 2), replace-one: see
+docs/private-training.md.
+
+Letters: B examples, P parameters.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from apfed_protocols.errors import LocalProtocolError
+from apfed_protocols.randomness import derive_key
+from secure_apfed.errors import ConfigError
+from secure_apfed.privacy.accountants import GaussianRelease, Mechanism, gdp_epsilon, gdp_mu
+from secure_apfed.privacy.guard import RepresentationGuard
+from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger, PrivacySpent
+from secure_apfed.privacy.noise import NoiseSource, clip_gradients
+from secure_apfed.settings.privacy import LARGEST_CLIP, SMALLEST_CLIP
+
+__all__ = ["GradientGuard", "WholeTraining", "calibrate_updates", "clipped_sum"]
+
+_PURPOSE = b"secure-apfed dp-sgd v1"
+_CHUNK_NUMBERS = 2**23
+_ASSUMPTIONS = (
+    "replace-one; IDs, alignment, the split, batches, the encoding of features, row numbers and "
+    "settings are taken as public; training losses and checkpoints stay with the active"
+)
+_SEEDED = (
+    "; and all of it only against somebody who does not know the run's seed, since the noise is "
+    "derived from it, and while no step is played twice with other numbers, in this run or another "
+    "of that seed"
+)
+
+
+class GradientGuard:
+    """Clips each example's gradient to norm `clip` and noises the sum.
+
+    The noise is a function of the key, the step, the rows and the clipped sum, or under
+    "reproducible_insecure" of key and step alone: noise.py says what that is good for.
+
+    Args:
+        clip: C, the L2 bound of one example's gradient over all parameters together.
+        noise_multiplier: sigma / C as Opacus counts it, sigma being the deviation of the noise
+            on each number of the sum.
+        key: 32 secret bytes, the party's noise key.
+        noise: "secret", or "reproducible_insecure".
+
+    Raises:
+        ConfigError: clip or noise multiplier out of range.
+        LocalProtocolError: a key of the wrong length.
+    """
+
+    def __init__(
+        self,
+        *,
+        clip: float,
+        noise_multiplier: float,
+        key: bytes,
+        noise: Literal["secret", "reproducible_insecure"] = "secret",
+    ) -> None:
+        if not SMALLEST_CLIP <= clip <= LARGEST_CLIP:
+            raise ConfigError(f"clip lies in {SMALLEST_CLIP:g}..{LARGEST_CLIP:g}, got {clip}")
+        if not (math.isfinite(noise_multiplier) and noise_multiplier > 0):
+            raise ConfigError(
+                f"a noise multiplier is a positive number, got {noise_multiplier}; leave dp_sgd "
+                "out for training without noise"
+            )
+        self.clip, self.noise = float(clip), noise
+        self.sigma = float(noise_multiplier * clip)
+        self._noise = NoiseSource(derive_key(key, _PURPOSE), secret=noise == "secret")
+
+    def __repr__(self) -> str:
+        return f"GradientGuard(clip={self.clip:g}, sigma={self.sigma:g}, noise={self.noise!r})"
+
+    def release(self, samples: Sequence[Tensor], *, step: int, rows: Tensor) -> Tensor:
+        """Return the noisy sum, (P,) float64 on the CPU.
+
+        Args:
+            samples: gradients of each example, (B, *shape) for each parameter.
+            step: of the run.
+            rows: positions of the examples, int64 of shape (B,), each once.
+
+        Raises:
+            LocalProtocolError: arguments of a wrong type or shape.
+        """
+        _check(samples, step, rows)
+        total_P = clipped_sum(samples, self.clip).numpy()
+        return torch.from_numpy(self._noise.add(total_P, self.sigma, step=step, rows=rows))
+
+    def sensitivity(self) -> float:
+        """2C: a replaced example moves the sum at most across the ball's diameter."""
+        return 2 * self.clip
+
+    def mechanism(self) -> GaussianRelease:
+        """Gaussian, with sigma / (2C) as its noise multiplier."""
+        return GaussianRelease(noise_multiplier=self.sigma / self.sensitivity())
+
+
+def clipped_sum(samples: Sequence[Tensor], clip: float) -> Tensor:
+    """Return the sum over examples of their gradients, each scaled onto norm `clip` if longer.
+
+    Guarantee: what one example adds has a norm of at most `clip`, for any numbers. An example
+    whose gradient is not finite adds nothing: an error here would tell of one example.
+
+    Args:
+        samples: gradients of each example, (B, *shape) for each parameter.
+        clip: C > 0.
+
+    Returns:
+        (P,) float64 on the CPU.
+    """
+    size = sum(math.prod(part.shape[1:]) for part in samples)
+    total_P = torch.zeros(size, dtype=torch.float64, device=samples[0].device)
+    rows_each = max(1, _CHUNK_NUMBERS // max(1, size))
+    for first in range(0, len(samples[0]), rows_each):
+        chunk = [part[first : first + rows_each].flatten(1).double() for part in samples]
+        total_P += clip_gradients(torch.cat(chunk, dim=1), clip).sum(dim=0)
+    return total_P.cpu()
+
+
+def _check(samples: Sequence[Tensor], step: int, rows: Tensor) -> None:
+    if rows.dtype != torch.int64 or rows.ndim != 1 or len(rows.unique()) < len(rows):
+        raise LocalProtocolError(
+            "rows name the examples by different int64 positions, "
+            f"got {rows.dtype} of shape {tuple(rows.shape)}"
+        )
+    shapes = [tuple(part.shape) for part in samples]
+    if not samples or any(len(shape) < 2 or shape[0] != len(rows) for shape in shapes):
+        raise LocalProtocolError(
+            f"every parameter needs one gradient for each of {len(rows)} examples, got {shapes}"
+        )
+    if step < 0:
+        raise LocalProtocolError(f"a step counts from 0, got {step}")
+
+
+class WholeTraining:
+    """One budget over the releases and the updates of the same records.
+
+    Args:
+        releases, updates: the ledgers; their largest counts are taken as one record's.
+        delta: in (0, 1), of every epsilon here.
+        budget: the largest epsilon_model; None never stops.
+        seeded: whether the noise is derived from the run's seed, which the statement then says.
+    """
+
+    def __init__(
+        self, *, releases: PrivacyLedger, updates: PrivacyLedger, delta: float,
+        budget: float | None, seeded: bool = False,
+    ) -> None:  # fmt: skip
+        self._assumptions = _ASSUMPTIONS + (_SEEDED if seeded else "")
+        self._releases, self.updates = releases, updates
+        self._delta, self._budget = delta, budget
+        for ledger in (releases, updates):
+            ledger.ask_before_charging(self._check)
+
+    @property
+    def mu(self) -> float:
+        """Of Gaussian DP of everything so far, for one record."""
+        return math.hypot(self._releases.spent().mu, self.updates.spent().mu)
+
+    @property
+    def epsilon_model(self) -> float:
+        """Of one record: all that the passives receive and the finished model, together."""
+        return gdp_epsilon(self.mu, self._delta)
+
+    @property
+    def epsilon_y(self) -> float:
+        """Of one label, features unchanged, in the same: a release never reads a label."""
+        return gdp_epsilon(self.updates.spent().mu, self._delta)
+
+    def account(self, spent: PrivacySpent) -> PrivacySpent:
+        """Return what was `spent` on releases, with what training cost as a whole."""
+        updates = self.updates.spent()
+        lines = (
+            f"updates: {updates.releases} of one record at most, mu {updates.mu:.4g} together",
+            f"labels, by the updates alone: epsilon_y {self.epsilon_y:.4g}",
+            f"record, by both: mu {self.mu:.4g}, epsilon_model {self.epsilon_model:.4g}",
+        )
+        return replace(
+            spent,
+            epsilon_y=min(spent.epsilon_y, self.epsilon_y),
+            epsilon_model=self.epsilon_model,
+            trace=(*spent.trace, *lines),
+        )
+
+    def statement(self, guard: RepresentationGuard | None) -> str:
+        """What is guaranteed, in words for the report.
+
+        Args:
+            guard: of the representations; None where nothing is sent.
+        """
+        if guard is None:
+            return (
+                "private training: the finished model is (epsilon_model, delta)-DP for one record, "
+                f"its label included; nothing is sent; {self._assumptions}"
+            )
+        if guard.unsafe:
+            return (
+                "private training covers labels alone: what the passives receive and the finished "
+                "model together are (epsilon_y, delta)-DP for one label; no guarantee for "
+                f"features: representations are sent as they are; {self._assumptions}"
+            )
+        return (
+            "private training: what all passives receive and the finished model together are "
+            "(epsilon_model, delta)-DP for one record, and (epsilon_y, delta)-DP for its label; "
+            f"epsilon_x is its part by releases alone ({guard.statement()}); {self._assumptions}"
+        )
+
+    def _check(self, ledger: PrivacyLedger, *, mu: float, step: int) -> None:
+        if self._budget is None:
+            return
+        other = self.updates if ledger is self._releases else self._releases
+        epsilon = gdp_epsilon(math.hypot(mu, other.spent().mu), self._delta)
+        if epsilon > self._budget:
+            raise BudgetExhaustedError(
+                f"step {step} was not played: with it, training would cost one record epsilon "
+                f"{epsilon:.4g}, the budget (dp_sgd.epsilon) is {self._budget:.4g} at delta "
+                f"{self._delta:g}; stop here, or begin a run with more noise or fewer epochs"
+            )
+
+
+def calibrate_updates(
+    epsilon: float, delta: float, *, release: Mechanism, releases: int, updates: int
+) -> float:
+    """Return sigma / C of the updates, so that whole training stays within (epsilon, delta).
+
+    Args:
+        epsilon: of the budget.
+        delta: of the budget.
+        release: what one release of a row does.
+        releases: planned of one row, 0 for none.
+        updates: planned of one record, at least 1.
+
+    Raises:
+        ConfigError: the releases alone cost that much, or more.
+    """
+    if releases < 0 or updates < 1:
+        raise ConfigError(
+            f"calibration needs at least 1 planned update, got {updates}, and {releases} releases"
+        )
+    allowed = gdp_mu(epsilon, delta) ** 2
+    taken = releases * release.mu**2 if releases else 0.0
+    if taken >= allowed:
+        raise ConfigError(
+            f"dp_sgd.epsilon: the guard's {releases} releases of a row alone cost epsilon "
+            f"{gdp_epsilon(math.sqrt(taken), delta):.4g}, so none of {epsilon:g} is left for the "
+            "updates; give the guard more noise (a smaller guard.epsilon), or dp_sgd more"
+        )
+    return 2 * math.sqrt(updates / (allowed - taken))

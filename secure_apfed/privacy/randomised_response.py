@@ -1,0 +1,485 @@
+"""Randomised response: on the active's labels before training, on votes before they leave.
+
+Run by: the active, on its training labels, each of them once; every passive, on its hard votes.
+Against: whoever reads anything that the labels move afterwards, the released representations and
+the finished model included; everybody who reads single votes, the active and the aggregator
+included: nobody has to be trusted with a sum. A mechanism states its own epsilon and what that
+covers, so that the report says no more than was done.
+
+Letters: N labels, K classes, M parties, U rows of votes.
+"""
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from apfed_protocols.errors import LocalProtocolError
+from apfed_protocols.randomness import derive_key, keystream
+from secure_apfed.errors import ConfigError, DataError, ModelError
+from secure_apfed.settings.privacy import LARGEST_LABEL_EPSILON, LabelSettings
+
+__all__ = [
+    "LABEL_MECHANISMS",
+    "LabelMechanism",
+    "LabelResponse",
+    "MultiStageResponse",
+    "NoLabelPrivacy",
+    "VoteResponse",
+    "chances",
+    "check_labels",
+    "check_strength",
+    "first_epoch_of",
+    "is_below",
+    "make_label_mechanism",
+]
+
+_PURPOSE = b"secure-apfed label response v1"
+_SUM_TOLERANCE = 1e-3
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+class LabelMechanism(Protocol):
+    """One way of answering for labels.
+
+    Attributes:
+        name: its key in the table `LABEL_MECHANISMS`.
+        unsafe: whether it protects nothing.
+    """
+
+    name: ClassVar[str]
+    unsafe: ClassVar[bool]
+
+    @property
+    def epsilon(self) -> float:
+        """epsilon_y of one label's answer, at delta 0; infinite without protection."""
+        ...
+
+    @property
+    def stages(self) -> int:
+        """Into how many disjoint parts the labels are cut; later ones are answered with a prior."""
+        ...
+
+    def answer(
+        self, labels_N: torch.Tensor, *, key: bytes, prior_NK: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return the labels to train on; the same arguments give the same answers.
+
+        Args:
+            labels_N: int64 of shape (N,), each in 0..K-1; never answered before.
+            key: 32 secret bytes; whoever has them and the answers can tell what was kept.
+            prior_NK: a probability of each class for each row, made without these labels;
+                None: all classes are alike. Only mechanisms of several stages read it.
+
+        Raises:
+            LocalProtocolError: arguments of a wrong type or shape.
+            DataError: a label outside 0..K-1.
+            ModelError: a prior that is no probability.
+        """
+        ...
+
+    def statement(self) -> str:
+        """What is guaranteed, in words for the report."""
+        ...
+
+
+def check_strength(epsilon: float, classes: int) -> None:
+    """Check what every mechanism that protects asks of its numbers.
+
+    Raises:
+        ConfigError: says which is out of range.
+    """
+    if not 0 < epsilon <= LARGEST_LABEL_EPSILON:
+        raise ConfigError(
+            f"epsilon_y lies above 0 and up to {LARGEST_LABEL_EPSILON:g}, got {epsilon}; "
+            "leave label privacy out for none"
+        )
+    if classes < 2:
+        raise ConfigError(f"randomised response needs at least 2 classes, got {classes}")
+
+
+def check_labels(labels_N: torch.Tensor, classes: int) -> NDArray[np.int64]:
+    """Return the labels as an array once they are what every mechanism takes.
+
+    Raises:
+        LocalProtocolError: not a vector of int64.
+        DataError: a label outside 0..K-1.
+    """
+    if labels_N.dtype != torch.int64 or labels_N.ndim != 1:
+        raise LocalProtocolError(
+            f"labels are int64 of shape (N,), got {labels_N.dtype} of shape {tuple(labels_N.shape)}"
+        )
+    labels: NDArray[np.int64] = labels_N.cpu().numpy()
+    outside = (labels < 0) | (labels >= classes)
+    if outside.any():
+        row = int(outside.argmax())
+        raise DataError(
+            f"row {row} has label {labels[row]}, expected 0..{classes - 1}; "
+            "map the labels to consecutive classes first"
+        )
+    return labels
+
+
+def chances(
+    key: bytes, facts: str, *contents: NDArray[np.generic], count: int
+) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Return two independent 64-bit words for each of `count` labels.
+
+    A function of everything given, so that a resumed run gets the same ones and that other
+    labels under the same key get independent ones.
+
+    Args:
+        key: 32 secret bytes.
+        facts: the mechanism and its numbers.
+        contents: what is answered: labels, and the prior where there is one.
+        count: N.
+    """
+    digest = hashlib.blake2b()
+    for content in contents:
+        digest.update(np.ascontiguousarray(content).tobytes())
+    stream = keystream(key, _PURPOSE, facts.encode(), digest.digest(), length=16 * count)
+    chance, choice = np.frombuffer(stream, dtype="<u8").reshape(2, -1)
+    return chance, choice
+
+
+def is_below(words: NDArray[np.uint64], probability: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which of the words fall below a probability in [0, 1), rounded up to a multiple of 2^-64."""
+    bounds = [math.ceil(share * 2**64) for share in probability.ravel().tolist()]
+    return words < np.array(bounds, dtype=np.uint64).reshape(probability.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoLabelPrivacy:
+    """No protection, by name: answers with the label itself; epsilon_y is infinite.
+
+    Attributes:
+        classes: K; 0 where labels are numbers.
+    """
+
+    name: ClassVar[str] = "none"
+    unsafe: ClassVar[bool] = True
+
+    classes: int
+
+    @classmethod
+    def from_settings(cls, settings: LabelSettings, *, classes: int) -> "NoLabelPrivacy":
+        return cls(classes=classes)
+
+    @property
+    def epsilon(self) -> float:
+        return math.inf
+
+    @property
+    def stages(self) -> int:
+        return 1
+
+    def answer(
+        self, labels_N: torch.Tensor, *, key: bytes, prior_NK: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        if self.classes:
+            check_labels(labels_N, self.classes)
+        return labels_N
+
+    def statement(self) -> str:
+        return "no label DP"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelResponse:
+    """K-ary randomised response: each label is kept or replaced by chance, once, before training.
+
+    Against: whoever reads anything that the labels move afterwards, the released representations
+    and the finished model included. Guarantee: epsilon_y label differential privacy, delta 0,
+    replace-one label, features public. As every later step reads the randomised labels only, it
+    holds for any number of epochs and composes with nothing. It says nothing of features. Test
+    accuracy must be taken on untouched labels that train nothing.
+
+    Attributes:
+        epsilon: epsilon_y, above 0 and at most 40.
+        classes: K, at least 2.
+    """
+
+    name: ClassVar[str] = "randomised_response"
+    unsafe: ClassVar[bool] = False
+
+    epsilon: float
+    classes: int
+
+    def __post_init__(self) -> None:
+        check_strength(self.epsilon, self.classes)
+
+    @classmethod
+    def from_settings(cls, settings: LabelSettings, *, classes: int) -> "LabelResponse":
+        assert settings.epsilon is not None
+        return cls(epsilon=settings.epsilon, classes=classes)
+
+    @property
+    def stages(self) -> int:
+        return 1  # everything is answered before training
+
+    @property
+    def keep_probability(self) -> float:
+        """e^eps / (e^eps + K - 1), K-ary randomised response (Kairouz, Oh and Viswanath 2016)."""
+        return 1 - self.replace_probability
+
+    @property
+    def replace_probability(self) -> float:
+        """(K - 1) / (e^eps + K - 1): that some other class is answered."""
+        return (self.classes - 1) / (math.exp(self.epsilon) + self.classes - 1)
+
+    def statement(self) -> str:
+        return (
+            f"label DP, epsilon_y {self.epsilon:g}, delta 0, for any number of epochs: "
+            f"{self.classes}-ary randomised response keeps a training label with probability "
+            f"{self.keep_probability:.3g}; features are not covered"
+        )
+
+    def answer(
+        self, labels_N: torch.Tensor, *, key: bytes, prior_NK: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return the labels to train on; see `LabelMechanism.answer`.
+
+        The chances are 64-bit integers: the chance of a replacement is rounded up, which only
+        lowers epsilon, and which class replaces is uniform to within a share of K / 2^64.
+        """
+        labels = check_labels(labels_N, self.classes)
+        facts = f"{float(self.epsilon)!r} {self.classes}"
+        chance, choice = chances(key, facts, labels.astype("<i8"), count=len(labels))
+        replaced = is_below(chance, np.full(len(labels), self.replace_probability))
+        others = np.uint64(self.classes - 1)
+        moved = (labels + 1 + (choice % others).astype(np.int64)) % self.classes
+        return torch.from_numpy(np.where(replaced, moved, labels)).to(labels_N.device)
+
+
+def first_epoch_of(stage: int, *, stages: int, epochs: int) -> int:
+    """The epoch from which the labels of a stage take part; both count from 0."""
+    return stage * epochs // stages
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiStageResponse:
+    """LP-MST: labels answered part by part, the later ones with what a model expects of them.
+
+    Ghazi, Golowich, Kumar, Manurangsi and Zhang 2021, Deep Learning with Label Differential
+    Privacy, Algorithms 1 to 3. The training rows are cut into disjoint parts. The first is
+    answered by randomised response; each later one by `RRWithPrior` with the model that was
+    trained on the answers before it as prior: only the k classes that the model thinks likeliest
+    are answered, so that fewer answers are noise where the model knows something. Two deviations:
+    one model goes on training where the paper trains a new one in each stage, and its priors are
+    taken as they are, without the paper's temperature.
+
+    Guarantee: that of `LabelResponse`, for each label is answered once, and a prior reads answers
+    of other labels only. A bad prior costs accuracy and no privacy. Needs: parts that do not depend
+    on labels, and a model that has read no label but through these answers.
+
+    Attributes:
+        epsilon: epsilon_y, above 0 and at most 40.
+        classes: K, at least 2.
+        stages: parts, at least 2.
+    """
+
+    name: ClassVar[str] = "lp_mst"
+    unsafe: ClassVar[bool] = False
+
+    epsilon: float
+    classes: int
+    stages: int = 2
+
+    def __post_init__(self) -> None:
+        check_strength(self.epsilon, self.classes)
+        if self.stages < 2:
+            raise ConfigError(
+                f"lp_mst has at least 2 stages, got {self.stages}; one stage is randomised_response"
+            )
+
+    @classmethod
+    def from_settings(cls, settings: LabelSettings, *, classes: int) -> "MultiStageResponse":
+        assert settings.epsilon is not None
+        return cls(epsilon=settings.epsilon, classes=classes)
+
+    def statement(self) -> str:
+        return (
+            f"label DP, epsilon_y {self.epsilon:g}, delta 0, for any number of epochs: each "
+            f"training label is answered once, in one of {self.stages} stages (LP-MST); "
+            "features are not covered"
+        )
+
+    def widths(self, prior_NK: NDArray[np.float64]) -> NDArray[np.int64]:
+        """How many (k) of each row's likeliest classes are answered (Algorithm 2, line 2).
+
+        The k that maximises e^eps / (e^eps + k - 1) times the prior of the k likeliest classes,
+        which is the expected chance that the answer is right; the smallest, if several do.
+        """
+        likeliest_NK = np.sort(prior_NK, axis=1)[:, ::-1]
+        keep_K = math.exp(self.epsilon) / (math.exp(self.epsilon) + np.arange(prior_NK.shape[1]))
+        right_NK: NDArray[np.float64] = keep_K * likeliest_NK.cumsum(axis=1)
+        best_N: NDArray[np.int64] = right_NK.argmax(axis=1)
+        return best_N + 1
+
+    def answer(
+        self, labels_N: torch.Tensor, *, key: bytes, prior_NK: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return the labels to train on; see `LabelMechanism.answer`.
+
+        Algorithm 1 with the k of `widths`: a label among the k likeliest is kept with
+        probability e^eps / (e^eps + k - 1) and otherwise becomes one of the other k - 1; any
+        other label becomes one of the k. Chances are rounded as by `LabelResponse`.
+        """
+        labels = check_labels(labels_N, self.classes)
+        prior = self._prior(prior_NK, len(labels))
+        width = self.widths(prior)
+        # Classes from the likeliest on; of equal ones the first stands first.
+        order_NK = np.argsort(-prior, axis=1, kind="stable")
+        rank = np.argsort(order_NK, axis=1, kind="stable")[np.arange(len(labels)), labels]
+        facts = f"lp_mst {float(self.epsilon)!r} {self.classes}"
+        contents = (labels.astype("<i8"), prior.astype("<f8"))
+        chance, choice = chances(key, facts, *contents, count=len(labels))
+        inside = rank < width
+        replaced = is_below(chance, (width - 1) / (math.exp(self.epsilon) + width - 1))
+        others = np.maximum(width - 1, 1)
+        moved = (rank + 1 + (choice % others.astype(np.uint64)).astype(np.int64)) % width
+        anywhere = (choice % width.astype(np.uint64)).astype(np.int64)
+        answered = np.where(inside, np.where(replaced, moved, rank), anywhere)
+        answers = order_NK[np.arange(len(labels)), answered]
+        return torch.from_numpy(answers).to(labels_N.device)
+
+    def _prior(self, prior_NK: torch.Tensor | None, count: int) -> NDArray[np.float64]:
+        if prior_NK is None:
+            return np.full((count, self.classes), 1 / self.classes)
+        if tuple(prior_NK.shape) != (count, self.classes) or not prior_NK.is_floating_point():
+            raise LocalProtocolError(
+                f"a prior has shape ({count}, {self.classes}), a probability of each class for "
+                f"each label, got {prior_NK.dtype} of shape {tuple(prior_NK.shape)}"
+            )
+        prior: NDArray[np.float64] = prior_NK.detach().double().cpu().numpy()
+        if not (prior >= 0).all() or (abs(prior.sum(axis=1) - 1) > _SUM_TOLERANCE).any():
+            raise ModelError(
+                "the model gives no probabilities for the next part of the labels; did its "
+                "training diverge? lower train.learning_rate or train.max_gradient_norm"
+            )
+        return prior
+
+
+@dataclass(frozen=True, kw_only=True)
+class VoteResponse:
+    """K-ary randomised response on a hard vote; who has no vote answers any class alike.
+
+    Guarantee: each answer is epsilon-DP, delta 0, for the replacement of one vote by any other or
+    by none, WITH THE LABELLER HELD FIXED. Silence, too, keeps an answer's ratio within e^epsilon:
+    1 / K lies between the two probabilities (e^epsilon + K - 1)^-1 and
+    e^epsilon (e^epsilon + K - 1)^-1 of randomised response. What that says of a person depends on
+    the labeller: `secure_apfed.labellers.guarantee`.
+
+    Attributes:
+        epsilon: of one answer, above 0 and at most 40.
+        classes: K, at least 2.
+        mu: infinite, for its account is that of pure DP: epsilons add up.
+    """
+
+    mu: ClassVar[float] = math.inf
+    accountant: ClassVar[str] = "pure"
+
+    epsilon: float
+    classes: int
+
+    def __post_init__(self) -> None:
+        check_strength(self.epsilon, self.classes)
+
+    @property
+    def noise_multiplier(self) -> float:
+        """1 / epsilon: the scale of Laplace noise of that epsilon, in sensitivities."""
+        return 1 / self.epsilon
+
+    @property
+    def keep_probability(self) -> float:
+        return self._response.keep_probability
+
+    @property
+    def other_probability(self) -> float:
+        """Of each single class that was not voted for."""
+        return self._response.replace_probability / (self.classes - 1)
+
+    @property
+    def _response(self) -> LabelResponse:
+        return LabelResponse(epsilon=self.epsilon, classes=self.classes)
+
+    def epsilon_of(self, releases: int, delta: float) -> float:
+        """Epsilon of `releases` answers about one person; any delta does."""
+        return releases * self.epsilon
+
+    def answer(self, votes_UK: Floats, *, key: bytes, about: bytes) -> Integers:
+        """Return one class a row; the same arguments give the same answers.
+
+        Args:
+            votes_UK: unit vectors, or zeros for no vote; see `labellers.hard`.
+            key: 32 secret bytes; whoever has them can tell what was kept.
+            about: what names the people and the question. Answers about other people, or to another
+                question, must never share their chance: where they did, equal answers would tell
+                that votes are equal.
+
+        Raises:
+            LocalProtocolError: votes of another form, or a key of the wrong length.
+        """
+        if votes_UK.ndim != 2 or votes_UK.shape[1] != self.classes:
+            raise LocalProtocolError(
+                f"votes are of shape (rows, {self.classes}), got {votes_UK.shape}"
+            )
+        silent_U = ~votes_UK.any(axis=1)
+        if not (np.isin(votes_UK, (0.0, 1.0)).all() and (votes_UK.sum(axis=1) <= 1).all()):
+            raise LocalProtocolError("votes under randomised response are unit vectors or zeros")
+        own_key = derive_key(key, b"vote response", about)
+        _, choice_U = chances(own_key, "no vote", votes_UK.astype("<f8"), count=len(votes_UK))
+        any_U = (choice_U % np.uint64(self.classes)).astype(np.int64)
+        # Randomised response maps a uniform class to a uniform class.
+        asked_U = torch.from_numpy(np.where(silent_U, any_U, votes_UK.argmax(axis=1)))
+        answers: Integers = self._response.answer(asked_U, key=own_key).numpy()
+        return answers
+
+    def estimate(self, answers_MU: Integers) -> Floats:
+        """Return an unbiased estimate_UK of the sum of the M votes; no vote counts 1/K each.
+
+        An answer is class k with probability q + (p - q) v_k, so (count_k - M q) / (p - q).
+        """
+        counts_UK = (answers_MU[:, :, None] == np.arange(self.classes)).sum(axis=0)
+        p, q = self.keep_probability, self.other_probability
+        return np.asarray((counts_UK - len(answers_MU) * q) / (p - q), dtype=np.float64)
+
+    def variance(self, votes_UK: Floats, *, parties: int) -> Floats:
+        """Return the variance_UK of the estimate, given the sum of the votes of all parties.
+
+        It is linear in the sum: with an unbiased estimate in its place it is unbiased, too. Each
+        party without a vote adds (K - 1) / K^2 to what stands here.
+        """
+        p, q = self.keep_probability, self.other_probability
+        total_UK = votes_UK * p * (1 - p) + (parties - votes_UK) * q * (1 - q)
+        return np.asarray(total_UK / (p - q) ** 2, dtype=np.float64)
+
+    def __str__(self) -> str:
+        return f"{self.classes}-ary randomised response of epsilon {self.epsilon:.4g} a vote"
+
+    def statement(self) -> str:
+        return (
+            f"each vote is answered by {self}, kept with probability {self.keep_probability:.3g}: "
+            "delta 0, against everybody, who reads single answers included, with the labeller held "
+            "fixed"
+        )
+
+
+def make_label_mechanism(settings: LabelSettings, *, classes: int) -> LabelMechanism:
+    """Build the mechanism that `settings` describe, for labels of this many classes.
+
+    Raises:
+        ConfigError: fewer than two classes.
+    """
+    return LABEL_MECHANISMS[settings.mechanism].from_settings(settings, classes=classes)
+
+
+LABEL_MECHANISMS: Mapping[
+    str, type[NoLabelPrivacy] | type[LabelResponse] | type[MultiStageResponse]
+] = {mechanism.name: mechanism for mechanism in (NoLabelPrivacy, LabelResponse, MultiStageResponse)}

@@ -1,0 +1,487 @@
+"""Baselines that are networks: the run's own, a code of all rows, and MixMatch.
+
+Letters: N training rows, n of them with labels, U others, G parts of one task's labels, B rows of a
+batch, M rows that are mixed, A guesses side by side, F features, D numbers of a code, K classes, P
+weights of all.
+"""
+
+import copy
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from secure_apfed.errors import DataError, ModelError
+from secure_apfed.learning.compute import Compute
+from secure_apfed.learning.descent import Trainer
+from secure_apfed.models import Shape, encoder_and_head
+from secure_apfed.seeds import Draws, seeded, shuffled
+from secure_apfed.solo.classical import best_strength, logistic, scale_of, table_of
+from secure_apfed.solo.interface import FloatArray, SoloTask
+from secure_apfed.solo.kept import fitted_once
+
+__all__ = [
+    "Autoencoder",
+    "CodeClassifier",
+    "MixMatch",
+    "MixedNetwork",
+    "Network",
+    "TrainedNetwork",
+    "flattened",
+    "parted",
+]
+
+_MOST_STEPS = 1_000
+_FIRST_LOOK, _LOOK_EVERY = 300, 100
+_RAISES = (5, 25)
+"""Times the run's rate. The next is tried where the loss at the first look is above
+`_SLOW` times that of a blind guess."""
+_SLOW = 0.8
+_LEARNT = 0.02
+"""A mean loss since the last look below which nothing is left to learn; training stops there. It
+has no other rule to stop early: labels are too few to be held out for one."""
+_CODER_WIDTH, _CODE = 128, 64
+_CODER_STEPS, _CODER_BATCH = 600, 128
+_CODER_RATE = 2e-3
+_CODER_NOISE = 0.3
+"""Deviation of what is added to the standardised features."""
+_WIDTH = 128
+_STEPS, _BATCH = 400, 64
+_RATE, _DECAY = 3e-3, 2e-3
+_NOISE, _DROPPED = 0.2, 0.1
+_GUESSES = 2
+_TEMPERATURE = 0.5
+_MIX = 0.75
+"""Alpha of the Beta distribution that says how two rows are mixed."""
+_WEIGHT = 75.0
+"""Of the unlabelled rows' loss once it is ramped up over the first half of the steps; the paper's
+for CIFAR-10."""
+_AVERAGE = 0.98
+
+
+@dataclass(frozen=True)
+class TrainedNetwork:
+    """A network with its rows' shape and the place where it computes."""
+
+    network: nn.Module = field(repr=False)
+    shape: Shape
+    compute: Compute
+
+    @torch.no_grad()
+    def scores(self, features_BF: FloatArray) -> FloatArray:
+        scores_BK: Tensor = self.network(_rows(features_BF, self.shape, self.compute))
+        return scores_BK.double().softmax(1).cpu().numpy()
+
+
+class Network:
+    """The run's own network, trained on the labelled rows with the run's own optimiser.
+
+    Deviation: a run's rate is chosen for many steps on many rows. Where it hardly moves the loss of
+    the few labelled rows, it is raised; else the baseline would be weak because it is slow. Its
+    random numbers, batches included, follow from the task's seed.
+    """
+
+    name, title = "network", "Own network"
+
+    def fit(self, task: SoloTask) -> TrainedNetwork:
+        """Train until the labelled rows are learnt or the steps are spent.
+
+        Raises:
+            ModelError: the loss is not finite at the run's own rate, or the network cannot take
+                such rows.
+        """
+        attempt = _attempt_that_learns(task)
+        attempt.finish()
+        return TrainedNetwork(attempt.network.eval(), task.shape, attempt.compute)
+
+
+def _attempt_that_learns(task: SoloTask) -> "_Attempt":
+    """Return the first whose loss falls by the first look; the last that is finite if none does."""
+    blind = math.log(len(np.unique(task.labels)))
+    best = attempt = _Attempt(task, task.train.learning_rate)
+    loss = attempt.go_on(_FIRST_LOOK)
+    for times in _RAISES:
+        if loss < _SLOW * blind or not math.isfinite(loss):
+            break
+        attempt = _Attempt(task, times * task.train.learning_rate)
+        loss = attempt.go_on(_FIRST_LOOK)
+        best = attempt if math.isfinite(loss) else best
+    return best
+
+
+class _Attempt:
+    """One training from fresh weights at one rate."""
+
+    def __init__(self, task: SoloTask, rate: float) -> None:
+        train = task.train.model_copy(update={"learning_rate": rate})
+        self.compute, self._seed = Compute.of(train), task.seed
+        with seeded(task.seed, "solo", "network"):
+            encoder, head = encoder_and_head(task.model, task.shape, task.classes)
+        self._trainer = Trainer(
+            "the active alone", {"encoder": encoder, "head": head},
+            train=train, compute=self.compute, seed=task.seed,
+        )  # fmt: skip
+        self.network = nn.Sequential(encoder, head)
+        self._x_nF = _rows(task.labelled_rows, task.shape, self.compute)
+        self._y_n = torch.from_numpy(task.labels).to(self.compute.device)
+        self._size = min(train.batch_size, len(self._y_n))
+        self._queue = torch.empty(0, dtype=torch.int64)
+        self._steps = 0
+
+    def finish(self) -> None:
+        """Train on until the rows are learnt or the steps are spent.
+
+        Raises:
+            ModelError: the loss is not finite.
+        """
+        loss = math.inf
+        while self._steps < _MOST_STEPS and loss > _LEARNT:
+            loss = self.go_on(_LOOK_EVERY)
+            if not math.isfinite(loss):
+                raise ModelError(
+                    "solo: the network's training diverged; lower train.learning_rate, or set "
+                    "train.max_gradient_norm"
+                )
+
+    def go_on(self, steps: int) -> float:
+        """Take some steps; return the mean loss of the last `_LOOK_EVERY`."""
+        losses = [self._step() for _ in range(steps)][-_LOOK_EVERY:]
+        return sum(losses) / len(losses)
+
+    def _step(self) -> float:
+        if len(self._queue) < self._size:
+            order = torch.arange(len(self._y_n))
+            self._queue = shuffled(order, self._seed, "solo", "batches", self._steps)
+        batch, self._queue = self._queue[: self._size], self._queue[self._size :]
+        self._trainer.begin()
+        with self._trainer.forward_pass(self._steps):
+            loss = F.cross_entropy(self.network(self._x_nF[batch]).float(), self._y_n[batch])
+        loss.backward()
+        self._trainer.step()
+        self._steps += 1
+        return float(loss.detach())
+
+
+def _rows(features_BF: FloatArray, shape: Shape, compute: Compute) -> Tensor:
+    return compute.place(torch.from_numpy(features_BF).reshape(-1, *shape))
+
+
+@dataclass(frozen=True)
+class CodeClassifier:
+    scale: Any
+    encoder: nn.Module = field(repr=False)
+    code_scale: Any
+    model: Any
+    classes: int
+
+    def scores(self, features_BF: FloatArray) -> FloatArray:
+        codes_BD = _codes(self.encoder, self.scale.transform(features_BF))
+        return table_of(self.model, self.code_scale.transform(codes_BD), self.classes)
+
+
+class Autoencoder:
+    """A denoising autoencoder learns a code of all rows; logistic regression classifies the code.
+
+    Source: P. Vincent et al., JMLR 11, 2010.
+    """
+
+    name, title = "autoencoder", "Autoencoder"
+
+    def fit(self, task: SoloTask) -> CodeClassifier:
+        from sklearn.preprocessing import StandardScaler
+
+        scale = scale_of(task)
+        scaled_NF = scale.transform(task.features)
+
+        # The code is of all rows, whichever of their labels are held out.
+        encoder = fitted_once(
+            self.name,
+            task,
+            fresh=lambda: _fresh_coder(scaled_NF.shape[1]),
+            fit=lambda draws: _pretrained(torch.from_numpy(scaled_NF).float(), draws),
+            labels=False,
+        )
+        codes_ND = _codes(encoder, scaled_NF)
+        code_scale = StandardScaler().fit(codes_ND)
+        codes_nD = code_scale.transform(codes_ND[task.labelled])
+        model = logistic(best_strength(codes_nD, task.labels, task.seed))
+        model.fit(codes_nD, task.labels)
+        return CodeClassifier(scale, encoder, code_scale, model, task.classes)
+
+
+def _fresh_coder(features: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(features, _CODER_WIDTH), nn.ReLU(), nn.Linear(_CODER_WIDTH, _CODE), nn.ReLU()
+    )
+
+
+def _pretrained(x_NF: Tensor, draws: Draws) -> nn.Module:
+    features = x_NF.shape[1]
+    with draws:
+        encoder = _fresh_coder(features)
+        decoder = nn.Sequential(
+            nn.Linear(_CODE, _CODER_WIDTH), nn.ReLU(), nn.Linear(_CODER_WIDTH, features)
+        )
+    draw = draws.on()
+    weights_P, gradient_P = flattened([encoder, decoder])
+    adam = torch.optim.Adam([weights_P], lr=_CODER_RATE)
+    for _ in range(_CODER_STEPS):
+        x_BF = x_NF[torch.randint(len(x_NF), (_CODER_BATCH,), generator=draw)]
+        noisy_BF = x_BF + _CODER_NOISE * torch.randn(x_BF.shape, generator=draw)
+        loss = F.mse_loss(decoder(encoder(noisy_BF)), x_BF)
+        gradient_P.zero_()
+        loss.backward()
+        adam.step()
+    return parted(encoder)
+
+
+@torch.no_grad()
+def _codes(encoder: nn.Module, scaled_BF: FloatArray) -> FloatArray:
+    codes_BD: Tensor = encoder(torch.from_numpy(scaled_BF).float())
+    return codes_BD.double().numpy()
+
+
+@dataclass(frozen=True)
+class MixedNetwork:
+    scale: Any
+    network: nn.Module = field(repr=False)
+
+    @torch.no_grad()
+    def scores(self, features_BF: FloatArray) -> FloatArray:
+        scaled_BF = torch.from_numpy(self.scale.transform(features_BF)).float()
+        logits_BK: Tensor = self.network(scaled_BF)
+        return logits_BK.double().softmax(1).numpy()
+
+
+class MixMatch:
+    """Guessed, sharpened labels of unlabelled rows, mixed with the labelled ones.
+
+    Source: D. Berthelot et al., NeurIPS 2019, Algorithm 1 and Eqs. (2) to (5). Deviations: rows of
+    features have no crops and flips, so a row is augmented by noise and by features set to their
+    mean; guesses are aligned with the labels' frequencies (D. Berthelot et al., ICLR 2020, section
+    3.1), since with one label a class all of them soon fell into one; the network is a small MLP;
+    batches are drawn with replacement; the ramp and the average of the weights fit a few hundred
+    steps. Where every row has a label, the labelled rows stand for the unlabelled ones.
+    """
+
+    name, title = "mixmatch", "MixMatch"
+
+    def fit(self, task: SoloTask) -> MixedNetwork:
+        return self.fit_together([task])[0]
+
+    def fit_together(self, tasks: Sequence[SoloTask]) -> list[MixedNetwork]:
+        """Each as it would be fitted by itself; they learn at the same time.
+
+        Raises:
+            DataError: no task, or tasks that differ in more than which rows have a label.
+        """
+        if len({(task.features.tobytes(), task.classes, task.seed) for task in tasks}) != 1:
+            raise DataError(
+                f"solo: {self.title} fits parts of one task's labels together, with its rows, "
+                f"classes and seed; got {len(tasks)} tasks that differ in these, or none"
+            )
+        scale = scale_of(tasks[0])
+        x_NF = torch.from_numpy(scale.transform(tasks[0].features)).float()
+        rows = [_Rows.of(task, x_NF) for task in tasks]
+        trained: list[nn.Module] = []
+
+        def fitted(draws: Draws, place: int) -> nn.Module:
+            if not trained:
+                trained.extend(_trained(rows, draws))
+            return trained[place]
+
+        def network(place: int) -> nn.Module:
+            return fitted_once(
+                self.name,
+                tasks[place],
+                fresh=lambda: _fresh(x_NF.shape[1], tasks[0].classes),
+                fit=lambda draws: fitted(draws, place),
+            )
+
+        return [MixedNetwork(scale, network(place)) for place in range(len(tasks))]
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """Scaled features (n, F) and labels (n, K) of labelled rows; features (U, F) of the others."""
+
+    labelled: Tensor
+    labels: Tensor
+    others: Tensor
+
+    @classmethod
+    def of(cls, task: SoloTask, x_NF: Tensor) -> Self:
+        unlabelled = torch.ones(len(x_NF), dtype=torch.bool)
+        unlabelled[task.labelled] = False
+        x_nF, y_nK = x_NF[task.labelled], torch.from_numpy(task.indicators).float()
+        return cls(x_nF, y_nK, x_NF[unlabelled] if bool(unlabelled.any()) else x_nF)
+
+
+def _fresh(features: int, classes: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(features, _WIDTH), nn.ReLU(),
+        nn.Linear(_WIDTH, _WIDTH), nn.ReLU(),
+        nn.Linear(_WIDTH, classes),
+    )  # fmt: skip
+
+
+class _SideBySide(nn.Module):
+    """Copies of one network, which go apart; rows (G, B, F) -> logits (G, B, K)."""
+
+    def __init__(self, network: nn.Sequential, copies: int) -> None:
+        super().__init__()
+        layers = [layer for layer in network if isinstance(layer, nn.Linear)]
+        self.weights = nn.ParameterList(one.weight.detach().repeat(copies, 1, 1) for one in layers)
+        self.biases = nn.ParameterList(one.bias.detach().repeat(copies, 1) for one in layers)
+
+    def forward(self, x_GBF: Tensor) -> Tensor:
+        first, middle, last = zip(self.weights, self.biases, strict=True)
+        hidden_GBW = _one_by_one(x_GBF, *first).relu()
+        hidden_GBW = torch.baddbmm(middle[1][:, None], hidden_GBW, middle[0].mT).relu()
+        return _one_by_one(hidden_GBW, *last)
+
+    @torch.no_grad()
+    def apart(self, network: nn.Sequential) -> list[nn.Module]:
+        """Each as a network by itself, of the shape of this one."""
+        found: list[nn.Module] = []
+        for place in range(len(self.weights[0])):
+            one = copy.deepcopy(network).requires_grad_(False)
+            layers = (layer for layer in one if isinstance(layer, nn.Linear))
+            for layer, weight, bias in zip(layers, self.weights, self.biases, strict=True):
+                layer.weight.copy_(weight[place])
+                layer.bias.copy_(bias[place])
+            found.append(one)
+        return found
+
+
+def _one_by_one(x_GBF: Tensor, weight_GWF: Tensor, bias_GW: Tensor) -> Tensor:
+    """Layers whose gradients a batched product of so narrow matrices would round otherwise."""
+    of_each = zip(x_GBF, weight_GWF, bias_GW, strict=True)
+    return torch.stack([F.linear(x_BF, weight, bias) for x_BF, weight, bias in of_each])
+
+
+def _trained(parts: Sequence[_Rows], draws: Draws) -> list[nn.Module]:
+    """Train one network on each part, all with the same random numbers."""
+    features, classes = parts[0].labelled.shape[1], parts[0].labels.shape[1]
+    with draws:
+        network = _fresh(features, classes)
+    draw = draws.on()
+    networks = _SideBySide(network, len(parts))
+    weights_P, gradient_P = flattened([networks])
+    average_P = weights_P.detach().clone()
+    adam = torch.optim.AdamW([weights_P], lr=_RATE, weight_decay=_DECAY)
+    frequency_G1K = _frequencies([part.labels for part in parts])
+    guessed_G1K = frequency_G1K.clone()
+    for step in range(_STEPS):
+        rows = _drawn([len(part.labelled) for part in parts], draw)
+        x_GBF = _augmented(_taken([part.labelled for part in parts], rows), draw)
+        y_GBK = _taken([part.labels for part in parts], rows)
+        rows = _drawn([len(part.others) for part in parts], draw)
+        others_GBF = _taken([part.others for part in parts], rows)
+        guesses = [_augmented(others_GBF, draw) for _ in range(_GUESSES)]
+        mean_GBK = _guess(networks, guesses)
+        guessed_G1K.lerp_(_frequencies(mean_GBK), 1 - _AVERAGE)
+        targets_GBK = _sharpened(mean_GBK * frequency_G1K / guessed_G1K.clamp_min(1e-6))
+        x_GMF = torch.cat([x_GBF, *guesses], dim=1)
+        y_GMK = torch.cat([y_GBK, *([targets_GBK] * _GUESSES)], dim=1)
+        weight = _WEIGHT * min(1.0, 2 * step / _STEPS)
+        loss = _loss(networks, *_mixed(x_GMF, y_GMK, draw), weight=weight)
+        gradient_P.zero_()
+        loss.backward()
+        adam.step()
+        average_P.lerp_(weights_P.detach(), 1 - min(_AVERAGE, step / (step + 10)))
+    weights_P.data.copy_(average_P)
+    return networks.apart(network)
+
+
+def _frequencies(labels: Iterable[Tensor]) -> Tensor:
+    """The mean of each table (B, K) of labels, (G, 1, K)."""
+    return torch.stack([y_BK.mean(0) for y_BK in labels])[:, None]
+
+
+def _drawn(sizes: Sequence[int], draw: torch.Generator) -> list[Tensor]:
+    """Places (B,) among so many rows, of each part by the same random numbers."""
+    state, drawn = draw.get_state(), []
+    for size in sizes:
+        draw.set_state(state)
+        drawn.append(torch.randint(size, (_BATCH,), generator=draw))
+    return drawn
+
+
+def _taken(tables: Sequence[Tensor], rows: Sequence[Tensor]) -> Tensor:
+    return torch.stack([table[at] for table, at in zip(tables, rows, strict=True)])
+
+
+def _augmented(x_GBF: Tensor, draw: torch.Generator) -> Tensor:
+    shape = x_GBF.shape[1:]
+    noisy_GBF = x_GBF + _NOISE * torch.randn(shape, generator=draw)
+    return noisy_GBF * (torch.rand(shape, generator=draw) >= _DROPPED)
+
+
+@torch.no_grad()
+def _guess(networks: nn.Module, augmented: list[Tensor]) -> Tensor:
+    """Eq. (6): the mean guess over the augmentations."""
+    scores_GAK: Tensor = networks(torch.cat(augmented, dim=1)).softmax(-1)
+    copies, _, classes = scores_GAK.shape
+    return scores_GAK.reshape(copies, len(augmented), -1, classes).mean(1)
+
+
+def _sharpened(guess_GBK: Tensor) -> Tensor:
+    """Eq. (7)."""
+    sharp_GBK = guess_GBK ** (1 / _TEMPERATURE)
+    return sharp_GBK / sharp_GBK.sum(-1, keepdim=True)
+
+
+def _mixed(x_GMF: Tensor, y_GMK: Tensor, draw: torch.Generator) -> tuple[Tensor, Tensor]:
+    """MixUp that stays nearer to the first row of a pair, Eqs. (8) to (11)."""
+    shape_M2 = torch.full((x_GMF.shape[1], 2), _MIX)
+    # A beta's share is a two-way Dirichlet's first.
+    share_M: Tensor = torch._sample_dirichlet(shape_M2, generator=draw)[:, 0]
+    share_M1 = torch.maximum(share_M, 1 - share_M)[:, None]
+    other = torch.randperm(x_GMF.shape[1], generator=draw)
+    return (
+        share_M1 * x_GMF + (1 - share_M1) * x_GMF[:, other],
+        share_M1 * y_GMK + (1 - share_M1) * y_GMK[:, other],
+    )
+
+
+def _loss(networks: nn.Module, x_GMF: Tensor, y_GMK: Tensor, *, weight: float) -> Tensor:
+    """Eqs. (2) to (5): cross-entropy of the labelled rows, squared error of the guessed ones."""
+    losses = [
+        F.cross_entropy(logits_MK[:_BATCH], y_MK[:_BATCH])
+        + weight * F.mse_loss(logits_MK[_BATCH:].softmax(1), y_MK[_BATCH:])
+        for logits_MK, y_MK in zip(networks(x_GMF), y_GMK, strict=True)
+    ]
+    return torch.stack(losses).sum()
+
+
+def flattened(networks: Iterable[nn.Module]) -> tuple[nn.Parameter, Tensor]:
+    """Return one parameter (P,), and its gradient, of which those of the networks are views.
+
+    Of a network with a few small layers most of a step's time is spent between the parameters, not
+    on them. Numbers move as they would apart: each by its own gradient.
+
+    Before each step the gradient is set to 0 in place: dropped, the views would lose it.
+    """
+    apart = [one for network in networks for one in network.parameters()]
+    flat_P = nn.Parameter(torch.cat([one.detach().flatten() for one in apart]))
+    gradient_P = torch.zeros_like(flat_P)
+    flat_P.grad = gradient_P
+    sizes = [one.numel() for one in apart]
+    for one, values, gradient in zip(
+        apart, flat_P.data.split(sizes), gradient_P.split(sizes), strict=True
+    ):
+        one.data, one.grad = values.view_as(one), gradient.view_as(one)
+    return flat_P, gradient_P
+
+
+def parted(network: nn.Module) -> nn.Module:
+    """Give each parameter its own memory again, without a gradient; return the network."""
+    for one in network.parameters():
+        one.data, one.grad = one.data.clone(), None
+    return network

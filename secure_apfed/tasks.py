@@ -1,0 +1,293 @@
+"""Tasks: what the active's model learns and says: a loss on outputs, and how they are measured.
+
+Run by: the active, in training, at the end of a run, and in `predict`. Passives read no label in
+APFed, so that a task is the active's alone; where passives vote, the contract names it. Which
+methods take a task is a fact of theirs (`MethodSettings.tasks`). A new one is one class and one
+line in `TASKS`: see docs/add-a-task.md.
+
+Letters: B rows, K outputs of the head.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from secure_apfed.data.targets import UNLABELLED, TargetScale
+from secure_apfed.errors import DataError
+from secure_apfed.measures import ACCURACY, Scored
+from secure_apfed.models import Shape
+
+__all__ = [
+    "LOSSES",
+    "TASKS",
+    "Anomaly",
+    "Classification",
+    "Regression",
+    "Task",
+    "scored_rows",
+    "task_loss",
+]
+
+_EVALUATION_ROWS = 4096
+LOSSES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
+    {"squared": F.mse_loss, "absolute": F.l1_loss, "huber": F.huber_loss}
+)
+"""Errors by name, as `train.loss` has them."""
+
+
+class Task(ABC):
+    """One task, for one run's data.
+
+    Attributes:
+        name: its key in `TASKS`; title: for people.
+        headline: the measure that a run is judged by where its settings say none.
+        tells: what is told of a row.
+        measured_as: the task of its measures in `MEASURES`; the form of `scored` is of it.
+        not_attacked: target of attacks -> why none on it applies.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    headline: ClassVar[str]
+    tells: ClassVar[str]
+    measured_as: ClassVar[str]
+    not_attacked: ClassVar[Mapping[str, str]] = {}
+
+    @classmethod
+    @abstractmethod
+    def of(cls, targets: TargetScale | None, *, loss: str = "squared") -> Self:
+        """The task of a run.
+
+        Args:
+            targets: how labels that are numbers were standardised; None: they are classes.
+            loss: `train.loss`.
+        """
+
+    @abstractmethod
+    def outputs(self, classes: int, features: Shape) -> int:
+        """Numbers that the head gives for a row of these features: K."""
+
+    @abstractmethod
+    def loss(
+        self, outputs_BK: Tensor, labels_B: Tensor, features_B: Tensor,
+        weights_K: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Mean loss of the rows of a batch that can be learnt from; 0 where none can.
+
+        Args:
+            outputs_BK: of the head.
+            labels_B: as the table has them.
+            features_B: as the encoder reads them.
+            weights_K: of classes.
+        """
+
+    @abstractmethod
+    def told(self, outputs_BK: Tensor, features_B: Tensor) -> Tensor:
+        """What a user is told of each row."""
+
+    @abstractmethod
+    def scored(self, outputs_BK: Tensor, labels_B: Tensor, features_B: Tensor) -> Scored:
+        """The same of rows whose truth is known, for measures."""
+
+
+@torch.no_grad()
+def scored_rows(
+    task: Task, predict: Callable[[Tensor], Tensor], rows: Tensor, *, labels_N: Tensor,
+    features_N: Tensor,
+) -> Scored:  # fmt: skip
+    """Ask a model for its outputs of `rows` of a table, a few thousand at a time.
+
+    Args:
+        task: of the model.
+        predict: rows of the table to outputs (B, K) of a network.
+        rows: positions in the table; may be none.
+        labels_N: of the table.
+        features_N: of the table, as the encoder reads them.
+    """
+    here = rows.to(labels_N.device)
+    parts = [predict(rows_B).double().cpu() for rows_B in here.split(_EVALUATION_ROWS)]
+    return task.scored(torch.cat(parts), labels_N[here].cpu(), features_N[here].cpu())
+
+
+class Classification(Task):
+    """Which of two or more classes a row is of: cross-entropy of the softmax of K outputs.
+
+    A user is told probabilities (B, K).
+    """
+
+    name: ClassVar[str] = "classification"
+    title: ClassVar[str] = "classification"
+    headline: ClassVar[str] = ACCURACY.name
+    tells: ClassVar[str] = "probabilities"
+    measured_as: ClassVar[str] = "classification"
+
+    @classmethod
+    def of(cls, targets: TargetScale | None, *, loss: str = "squared") -> Self:
+        """See `Task`.
+
+        Raises:
+            DataError: labels that are numbers.
+        """
+        if targets is not None:
+            raise DataError(
+                "task: classification tells classes, and these labels are numbers; say task: "
+                "regression"
+            )
+        return cls()
+
+    def outputs(self, classes: int, features: Shape) -> int:
+        """One for each class."""
+        return classes
+
+    def loss(
+        self, outputs_BK: Tensor, labels_B: Tensor, features_B: Tensor,
+        weights_K: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        return task_loss(outputs_BK, labels_B, weights_K)
+
+    def told(self, outputs_BK: Tensor, features_B: Tensor) -> Tensor:
+        """Probabilities (B, K)."""
+        return outputs_BK.softmax(1)
+
+    def scored(self, outputs_BK: Tensor, labels_B: Tensor, features_B: Tensor) -> Scored:
+        return Scored.of_network(labels_B, outputs_BK)
+
+
+def task_loss(scores_BK: Tensor, labels_B: Tensor, weights_K: Tensor | None = None) -> Tensor:
+    """Mean cross-entropy of the rows that have a label; 0 where none of the batch has.
+
+    With weights of classes each row's is multiplied by that of its class.
+    """
+    labelled_B = labels_B != UNLABELLED
+    if weights_K is None and bool(labelled_B.all()):
+        return F.cross_entropy(scores_BK, labels_B)
+    total = F.cross_entropy(
+        scores_BK, labels_B, weight=weights_K, ignore_index=UNLABELLED, reduction="sum"
+    )
+    return total / labelled_B.sum().clamp(min=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regression(Task):
+    """A number for each row: squared, absolute or Huber's error of one output.
+
+    Targets are standardised by the labelled training rows, and a user is told predictions (B,) in
+    the unit of the label column. Huber's error is squared below one standard deviation and linear
+    above (P. Huber, Annals of Mathematical Statistics 35, 1964).
+
+    Attributes:
+        targets: how labels were standardised.
+        error: a key of `LOSSES`.
+    """
+
+    name: ClassVar[str] = "regression"
+    title: ClassVar[str] = "regression"
+    headline: ClassVar[str] = "r2"
+    tells: ClassVar[str] = "prediction"
+    measured_as: ClassVar[str] = "regression"
+    not_attacked: ClassVar[Mapping[str, str]] = MappingProxyType({
+        "labels": "labels are numbers, and attacks on labels guess classes",
+        "membership": "the model tells numbers, and attacks on membership read probabilities of "
+                      "classes",
+    })  # fmt: skip
+
+    targets: TargetScale
+    error: str = "squared"
+
+    @classmethod
+    def of(cls, targets: TargetScale | None, *, loss: str = "squared") -> Self:
+        """See `Task`.
+
+        Raises:
+            DataError: labels that are classes.
+        """
+        if targets is None:
+            raise DataError(
+                "task: regression predicts numbers, and these labels are classes; give a table of "
+                "numbers, or take task: classification"
+            )
+        return cls(targets=targets, error=loss)
+
+    def outputs(self, classes: int, features: Shape) -> int:
+        """One."""
+        return 1
+
+    def loss(
+        self, outputs_BK: Tensor, labels_B: Tensor, features_B: Tensor,
+        weights_K: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        labelled_B = labels_B != UNLABELLED
+        error_B = LOSSES[self.error](outputs_BK[:, 0], labels_B, reduction="none")
+        return (error_B * labelled_B).sum() / labelled_B.sum().clamp(min=1)
+
+    def told(self, outputs_BK: Tensor, features_B: Tensor) -> Tensor:
+        """Predictions (B,), float64, in the unit of the labels."""
+        return self.targets.decode(outputs_BK[:, 0])
+
+    def scored(self, outputs_BK: Tensor, labels_B: Tensor, features_B: Tensor) -> Scored:
+        told_B = self.told(outputs_BK, features_B)
+        return Scored(truth=self.targets.decode(labels_B).numpy(), scores=told_B.numpy())
+
+
+class Anomaly(Task):
+    """How unlike the training rows a row is: the error with which its own features are rebuilt.
+
+    The model is an autoencoder of the active's features, encoder and head (G. Hinton and R.
+    Salakhutdinov, Science 313, 2006); passives add gradients to the representation as ever, which
+    APFed's Section 6 names as an open problem. Training rows are normal or have no label, and no
+    label is read in training: what is measured is whether rows of the class left out are told from
+    the rest. A user is told scores (B,), mean squared errors: the higher, the stranger.
+    """
+
+    name: ClassVar[str] = "anomaly"
+    title: ClassVar[str] = "anomaly detection"
+    headline: ClassVar[str] = "auc"
+    tells: ClassVar[str] = "score"
+    measured_as: ClassVar[str] = "anomaly"
+    not_attacked: ClassVar[Mapping[str, str]] = MappingProxyType({
+        "labels": "training reads no label, so that there is none to guess",
+        "membership": "the model tells scores, and attacks on membership read probabilities of "
+                      "classes",
+    })  # fmt: skip
+
+    @classmethod
+    def of(cls, targets: TargetScale | None, *, loss: str = "squared") -> Self:
+        """See `Task`.
+
+        Raises:
+            DataError: labels that are numbers.
+        """
+        if targets is not None:
+            raise DataError("task: anomaly needs a class that is left out, and labels are numbers")
+        return cls()
+
+    def outputs(self, classes: int, features: Shape) -> int:
+        """One for each feature."""
+        return math.prod(features)
+
+    def loss(
+        self, outputs_BK: Tensor, labels_B: Tensor, features_B: Tensor,
+        weights_K: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        return self.told(outputs_BK, features_B).mean()
+
+    def told(self, outputs_BK: Tensor, features_B: Tensor) -> Tensor:
+        """Mean squared errors (B,)."""
+        return (outputs_BK - features_B.flatten(1).to(outputs_BK.dtype)).square().mean(1)
+
+    def scored(self, outputs_BK: Tensor, labels_B: Tensor, features_B: Tensor) -> Scored:
+        told_B = self.told(outputs_BK.double(), features_B)
+        return Scored(truth=labels_B.numpy(), scores=told_B.numpy())
+
+
+TASKS: Mapping[str, type[Task]] = MappingProxyType(
+    {task.name: task for task in (Classification, Regression, Anomaly)}
+)
+"""By name, as `task` of a run's settings has them."""
