@@ -16,6 +16,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from tests.docs.pages import blocks
+
 ROOT = Path(__file__).resolve().parent.parent
 # Distribution -> where its project is, and its packages by their folders.
 DISTRIBUTIONS = {
@@ -189,3 +191,26 @@ def test_package_imports_from_another_directory(
 @pytest.mark.parametrize("arguments", [["--help"], ["doctor", "--help"], ["run", "--help"]])
 def test_command_line_answers(arguments: list[str], clean_bin: Path, tmp_path: Path) -> None:
     assert "Usage" in _run(str(clean_bin / "secure-apfed"), *arguments, cwd=tmp_path)
+
+
+def test_examples_run_beside_folders_with_the_names_of_ours(
+    clean_bin: Path, tmp_path: Path
+) -> None:
+    folders = ("protocols", "attacks", "experiments")
+    for name in folders:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").touch()
+    (tmp_path / "example.py").write_text(
+        "\n".join(
+            [
+                *blocks("README.md", "python"),
+                *blocks("protocols/README.md", "python"),
+                'assert sorted(zip(rows["bank"], rows["shop"])) == [(1, 1), (2, 0)]',
+                "from secure_apfed import *",  # every everyday name
+                f"import {', '.join(folders)}",
+                *(f"print({name}.__file__)" for name in folders),
+            ]
+        )
+    )
+    told = _run(str(clean_bin / "python"), "example.py", cwd=tmp_path)
+    assert told.split() == [str(tmp_path / name / "__init__.py") for name in folders]
