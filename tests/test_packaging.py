@@ -8,6 +8,7 @@ import sysconfig
 import tomllib
 import venv
 import zipfile
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,11 @@ LOCKS = {
     "requirements-bench.lock": ("bench", "experiments", "mpc"),
 }  # fmt: skip
 REPLACED_FOR_BENCH = {"protobuf"}
+# What users have beside us, and with which Python; torch 2.6 is the oldest of our range.
+BESIDE = [
+    *product(("flwr", "nvflare", "mlflow", "opacus", "torch"), ("3.11", "3.14")),
+    ("torch==2.6.0", "3.11"),
+]
 
 
 def _pin_lines(lock: str) -> list[str]:
@@ -214,3 +220,34 @@ def test_examples_run_beside_folders_with_the_names_of_ours(
     )
     told = _run(str(clean_bin / "python"), "example.py", cwd=tmp_path)
     assert told.split() == [str(tmp_path / name / "__init__.py") for name in folders]
+
+
+def _resolve(folder: Path, python: str, *requirements: str) -> subprocess.CompletedProcess[str]:
+    """Ask the package index which wheels these would be together, by their metadata alone."""
+    (folder / "wanted.in").write_text("\n".join(requirements))
+    uv = (sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-header", "--no-annotate")
+    return subprocess.run(
+        (*uv, "--only-binary", ":all:", "--python-version", python, "wanted.in"),
+        cwd=folder, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def package_index(tmp_path_factory: pytest.TempPathFactory) -> None:
+    asked = _resolve(tmp_path_factory.mktemp("index"), "3.11", "packaging")
+    if asked.returncode:
+        pytest.skip(f"no package index answers: {asked.stderr}")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("package_index")
+@pytest.mark.parametrize(("other", "python"), BESIDE)
+def test_the_wheels_fit_beside_the_release_that_one_would_have_without_them(
+    other: str, python: str, wheels: dict[str, Path], tmp_path: Path
+) -> None:
+    alone = _resolve(tmp_path, python, other)
+    beside = _resolve(tmp_path, python, other, *map(str, wheels.values()))
+    assert (alone.returncode, beside.returncode) == (0, 0), alone.stderr + beside.stderr
+    name = Requirement(other).name
+    (release,) = (line for line in alone.stdout.splitlines() if line.startswith(f"{name}=="))
+    assert release in beside.stdout.splitlines()
