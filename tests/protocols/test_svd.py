@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.randomness import fresh_key
+
+pytest.importorskip("scipy")  # of the extra `svd`
 from apfed_protocols.svd import SvdAgreement, SvdDealer, SvdFrames, SvdOwner, SvdReceiver, SvdServer
 from apfed_protocols.svd.frames import MessageKind
 from apfed_protocols.svd.masks import block_sizes, random_orthogonal, rows_masked
