@@ -1,5 +1,6 @@
 # make run    install everything pinned into .venv, then the main job on the embedded data sets
-# make test   the same installation, then lint, types and the fast tests
+# make test   the same installation, then lint, types and the fast tests, those of apfed-protocols
+#             also where nothing else is installed, in .venv-light (alone: make test-light)
 # make site   the documentation as a site, in build/site
 # make help   every target
 #
@@ -12,20 +13,22 @@ TORCH_INDEX ?=
 WORKERS ?= 2
 
 VENV := .venv
+LIGHT := .venv-light
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint requirements.lock
+INSTALL := -m pip --disable-pip-version-check install --quiet --constraint requirements.lock
+PIP := $(BIN)/python $(INSTALL)
 # Workers take tests from one another at the end; a file's tests stay together before.
 PYTEST := $(BIN)/python -m pytest
 APART := -n $(WORKERS) --dist worksteal -r fEs
 CODE := protocols secure_apfed attacks experiments tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-slow lint site clean
+.PHONY: help setup run test test-light test-slow lint site clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' $(firstword $(MAKEFILE_LIST))
-	@echo "make setup | run | test | test-slow | lint | site | clean"
+	@echo "make setup | run | test | test-light | test-slow | lint | site | clean"
 
 setup: $(STAMP)
 
@@ -52,12 +55,23 @@ lint: setup
 site: setup
 	$(BIN)/python -m mkdocs build --strict
 
-test: lint
+test: lint test-light
 	$(PYTEST) -m "not slow" $(APART)
+
+$(LIGHT)/.installed: protocols/pyproject.toml requirements.lock
+	test -x $(LIGHT)/bin/python || $(PYTHON) -m venv $(LIGHT)
+	$(LIGHT)/bin/python $(INSTALL) hatchling editables hypothesis pytest pytest-timeout pytest-xdist
+	$(LIGHT)/bin/python $(INSTALL) --no-build-isolation --editable ./protocols
+	@touch $@
+
+test-light: $(LIGHT)/.installed
+	$(LIGHT)/bin/python -c 'from importlib.util import find_spec as f; assert not any(map(f, ("torch", "pydantic")))'
+	$(LIGHT)/bin/python -m pytest -c protocols/pyproject.toml --rootdir . -m "not slow" $(APART) \
+		tests/contracts tests/protocols
 
 test-slow: setup
 	$(PYTEST) -m slow $(APART)
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(LIGHT) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find $(CODE) -name __pycache__ -type d -exec rm -rf {} +

@@ -8,6 +8,7 @@ import sysconfig
 import tomllib
 import venv
 import zipfile
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+
+from tests.docs.pages import blocks
 
 ROOT = Path(__file__).resolve().parent.parent
 # Distribution -> where its project is, and its packages by their folders.
@@ -50,6 +53,11 @@ LOCKS = {
     "requirements-bench.lock": ("bench", "experiments", "mpc"),
 }  # fmt: skip
 REPLACED_FOR_BENCH = {"protobuf"}
+# What users have beside us, and with which Python; torch 2.6 is the oldest of our range.
+BESIDE = [
+    *product(("flwr", "nvflare", "mlflow", "opacus", "torch"), ("3.11", "3.14")),
+    ("torch==2.6.0", "3.11"),
+]
 
 
 def _pin_lines(lock: str) -> list[str]:
@@ -189,3 +197,57 @@ def test_package_imports_from_another_directory(
 @pytest.mark.parametrize("arguments", [["--help"], ["doctor", "--help"], ["run", "--help"]])
 def test_command_line_answers(arguments: list[str], clean_bin: Path, tmp_path: Path) -> None:
     assert "Usage" in _run(str(clean_bin / "secure-apfed"), *arguments, cwd=tmp_path)
+
+
+def test_examples_run_beside_folders_with_the_names_of_ours(
+    clean_bin: Path, tmp_path: Path
+) -> None:
+    folders = ("protocols", "attacks", "experiments")
+    for name in folders:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").touch()
+    (tmp_path / "example.py").write_text(
+        "\n".join(
+            [
+                *blocks("README.md", "python"),
+                *blocks("protocols/README.md", "python"),
+                'assert sorted(zip(rows["bank"], rows["shop"])) == [(1, 1), (2, 0)]',
+                "from secure_apfed import *",  # every everyday name
+                f"import {', '.join(folders)}",
+                *(f"print({name}.__file__)" for name in folders),
+            ]
+        )
+    )
+    told = _run(str(clean_bin / "python"), "example.py", cwd=tmp_path)
+    assert told.split() == [str(tmp_path / name / "__init__.py") for name in folders]
+
+
+def _resolve(folder: Path, python: str, *requirements: str) -> subprocess.CompletedProcess[str]:
+    """Ask the package index which wheels these would be together, by their metadata alone."""
+    (folder / "wanted.in").write_text("\n".join(requirements))
+    uv = (sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-header", "--no-annotate")
+    return subprocess.run(
+        (*uv, "--only-binary", ":all:", "--python-version", python, "wanted.in"),
+        cwd=folder, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def package_index(tmp_path_factory: pytest.TempPathFactory) -> None:
+    asked = _resolve(tmp_path_factory.mktemp("index"), "3.11", "packaging")
+    if asked.returncode:
+        pytest.skip(f"no package index answers: {asked.stderr}")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("package_index")
+@pytest.mark.parametrize(("other", "python"), BESIDE)
+def test_the_wheels_fit_beside_the_release_that_one_would_have_without_them(
+    other: str, python: str, wheels: dict[str, Path], tmp_path: Path
+) -> None:
+    alone = _resolve(tmp_path, python, other)
+    beside = _resolve(tmp_path, python, other, *map(str, wheels.values()))
+    assert (alone.returncode, beside.returncode) == (0, 0), alone.stderr + beside.stderr
+    name = Requirement(other).name
+    (release,) = (line for line in alone.stdout.splitlines() if line.startswith(f"{name}=="))
+    assert release in beside.stdout.splitlines()

@@ -507,13 +507,14 @@ _NUMBERS = {"whole numbers", "numbers with leading zeros or a plus", "numbers wi
 
 
 _COMPARED = (
-    (_NUMBERS, ('agree on alignment: {normalisation: {whole_numbers: true}}, or make whole numbers '
-               'of both, as with .astype("Int64") of numbers')),
+    (_NUMBERS, ('agree on alignment: {normalisation: [unicode_nfc, strip, whole_numbers]}, or make '
+               'whole numbers of both, as with .astype("Int64") of numbers')),
     ({"moments without a zone", "moments in UTC"},
      'say the zone of the ones without, as with .dt.tz_localize("Europe/Berlin")'),
     ({"days as 2026-01-31", "moments without a zone", "moments in UTC"},
      'write days at both, as with .dt.strftime("%Y-%m-%d")'),
-    ({"UUIDs", "UUIDs in capitals"}, "agree on alignment: {normalisation: {case_fold: true}}"),
+    ({"UUIDs", "UUIDs in capitals"},
+     "agree on alignment: {normalisation: [unicode_nfc, strip, case_fold]}"),
 )  # fmt: skip
 
 

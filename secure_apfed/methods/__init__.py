@@ -1,8 +1,8 @@
 """Methods: settings and roles, one script a party.
 
-A new method is one file, which declares its settings beside its code, and one line in the table.
-Outside of this package nobody asks for a method by its name: whoever has a run's configuration asks
-`config.method`.
+A new method is one file, which declares its settings beside its code, and one line in the table
+(docs/add-a-method.md). Outside of this package nobody asks for a method by its name: whoever has a
+run's configuration asks `config.method`.
 """
 
 import json

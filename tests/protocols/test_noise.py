@@ -6,11 +6,13 @@ from collections import Counter
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from scipy.stats import chi2, chisquare
 
 from apfed_protocols import noise as module
 from apfed_protocols.errors import LocalProtocolError
 from apfed_protocols.noise import MAX_DEVIATION, TAIL, discrete_gaussian, largest_noise
+
+pytest.importorskip("scipy")
+from scipy.stats import chi2, chisquare
 
 KEY = bytes(range(32))
 RARE = 1e-5

@@ -236,12 +236,15 @@ def test_a_tag_twice_is_refused() -> None:
 
 
 def test_two_sessions_make_different_things_of_equal_sets() -> None:
-    """Keys, vectors and tags are fresh: nothing of one session is found in the other."""
+    """Keys, vectors and tags are fresh: nothing of one session is found in the other.
+
+    But for places of common IDs, small numbers that may meet.
+    """
     cells: list[set[bytes]] = []
     for _ in range(2):
         sent = play(_roles("vole", _agreed()))
-        bodies = [body[HEADER:] for bodies in sent.values() for body in bodies]
-        long = [body for body in bodies if len(body) > 32]
+        bodies = [body for bodies in sent.values() for body in bodies if body[1] != Kind.ROWS]
+        long = [body[HEADER:] for body in bodies if len(body) > HEADER + 32]
         cells.append({body[k : k + 8] for body in long for k in range(0, len(body) - 7, 8)})
     assert not cells[0] & cells[1]
 

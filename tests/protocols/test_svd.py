@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.randomness import fresh_key
+
+pytest.importorskip("scipy")  # of the extra `svd`
 from apfed_protocols.svd import (
     MessageKind,
     SvdAgreement,
