@@ -234,7 +234,9 @@ def _resolve(folder: Path, python: str, *requirements: str) -> subprocess.Comple
 
 @pytest.fixture(scope="module")
 def package_index(tmp_path_factory: pytest.TempPathFactory) -> None:
-    asked = _resolve(tmp_path_factory.mktemp("index"), "3.11", "packaging")
+    folder = tmp_path_factory.mktemp("index")
+    _run(sys.executable, "-m", "uv", "--version", cwd=folder)
+    asked = _resolve(folder, "3.11", "packaging")
     if asked.returncode:
         pytest.skip(f"no package index answers: {asked.stderr}")
 
