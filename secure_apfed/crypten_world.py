@@ -14,7 +14,7 @@ RENDEZVOUS, sends seeds in the clear, and fails beside another process group.
 Example, in process `rank` of three::
 
     with crypten_world(rank, 3, port=29500) as world:
-        total = sum_at_first(world, numbers)  # apfed_protocols.crypten.ring
+        total = sum_at_first(world, numbers)  # apfed_protocols.crypten
 """
 
 import socket
@@ -30,10 +30,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore
 
-from apfed_protocols.crypten.communicator import Communicator
-from apfed_protocols.crypten.party import Seat, seated
-from apfed_protocols.crypten.shim import load_crypten
-from apfed_protocols.crypten.triples import DealtTriples
+from apfed_protocols.crypten import Seat, load_crypten, seated
+from apfed_protocols.crypten.tensors import Communicator, DealtTriples
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError, UnsafeChoiceWarning
 
 __all__ = ["GlooCommunicator", "crypten_world"]
@@ -64,7 +62,7 @@ def crypten_world(
         host: the address at which it does.
         own_address: where this party takes connections of the others.
         timeout_s: the limit of the meeting and of every later wait, in seconds.
-        provider: `apfed_protocols.crypten.triples.DealtTriples`; None allows no multiplication.
+        provider: `apfed_protocols.crypten.tensors.DealtTriples`; None allows no multiplication.
         insecure_development: accept a provider of CrypTen's own, such as TrustedFirstParty,
             whose party 0 sees all triples and can open all products, and let CrypTen share
             numbers by its weak generators. Never with data that matters.
@@ -248,7 +246,7 @@ class _NoGenerators:
     def __getitem__(self, name: str) -> Any:
         raise LocalProtocolError(
             f"CrypTen asks for its generator {name!r}, which is no cryptographic one; make shares "
-            "by apfed_protocols.crypten.ring and give them to from_shares, or say "
+            "by apfed_protocols.crypten and give them to from_shares, or say "
             "insecure_development"
         )
 

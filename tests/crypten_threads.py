@@ -12,9 +12,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from apfed_protocols.crypten.communicator import Communicator
-from apfed_protocols.crypten.party import Seat, seated
-from apfed_protocols.crypten.shim import load_crypten
+from apfed_protocols.crypten import Seat, load_crypten, seated
+from apfed_protocols.crypten.tensors import Communicator
 
 __all__ = ["ThreadCommunicator", "as_threads"]
 

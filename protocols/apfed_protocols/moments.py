@@ -57,13 +57,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from apfed_protocols.checks import require_names, take_numpy_integers
 from apfed_protocols.conversation import Conversation, Outgoing
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.fork_check import ForkCheck
-from apfed_protocols.integers import take_numpy_integers
-from apfed_protocols.names import require_names
 from apfed_protocols.noise import MAX_DEVIATION, largest_noise
-from apfed_protocols.randomness import KEY_BYTES, fresh_key, keystream
+from apfed_protocols.randomness import KEY_BYTES, ForkCheck, fresh_key, keystream
 from apfed_protocols.sums.frames import AgreedFrames, fingerprint
 from apfed_protocols.sums.interface import FloatArray, IntArray, StepBinding, SumAgreement
 from apfed_protocols.sums.masked import Elements, PairwiseSeeds

@@ -19,8 +19,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from apfed_protocols.checks import is_whole
 from apfed_protocols.errors import LocalProtocolError
-from apfed_protocols.integers import is_whole
 from apfed_protocols.randomness import derive_key, keystream
 
 __all__ = ["MAX_DEVIATION", "TAIL", "discrete_gaussian", "largest_noise"]

@@ -3,9 +3,13 @@
 Run by: every role. Keys come from the operating system's generator through `secrets`;
 long streams are AES-256 in counter mode under such a key. Nothing here takes a seed
 from a configuration: seeded NumPy or torch generators never make a key or a mask.
+
+What is used once must not be in a forked copy of its process (`ForkCheck`), which would use it a
+second time.
 """
 
 import hashlib
+import os
 import secrets
 from collections.abc import Iterator
 
@@ -16,18 +20,17 @@ from numpy.typing import NDArray
 from apfed_protocols.errors import LocalProtocolError
 
 __all__ = [
-    "KEY_BYTES",
-    "derive_key",
-    "fresh_key",
-    "keystream",
-    "keystream_chunks",
+    "KEY_BYTES", "ForkCheck", "derive_key", "fresh_key", "keystream", "keystream_chunks",
     "random_permutation",
-]
+]  # fmt: skip
+
 
 KEY_BYTES = 32
 _NONCE_BYTES = 16
 _COUNTER = modes.CTR(bytes(_NONCE_BYTES))
 _ZEROS = bytes(2**17)
+
+_generation = 0
 
 
 def fresh_key() -> bytes:
@@ -91,3 +94,31 @@ def random_permutation(count: int, *, key: bytes | None = None) -> NDArray[np.in
     stream = keystream(fresh_key() if key is None else key, length=16 * count)
     keys = np.frombuffer(stream, dtype=">u8").reshape(count, 2)
     return np.lexsort((keys[:, 1], keys[:, 0])).astype(np.int64)
+
+
+def _after_fork() -> None:
+    global _generation
+    _generation += 1
+
+
+if hasattr(os, "register_at_fork"):  # where there are forks
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+class ForkCheck:
+    """Remembers the process that made it.
+
+    Args:
+        owner: what is checked, as the subject of a sentence.
+    """
+
+    def __init__(self, owner: str) -> None:
+        self._owner, self._process = owner, (os.getpid(), _generation)
+
+    def require(self) -> None:
+        """Raise LocalProtocolError in any other process."""
+        if (os.getpid(), _generation) != self._process:
+            raise LocalProtocolError(
+                f"{self._owner} belongs to the process that made it; a copy would use its keys, "
+                "numbers and masks a second time. Make it in the process that uses it"
+            )

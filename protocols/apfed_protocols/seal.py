@@ -23,8 +23,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.fork_check import ForkCheck
-from apfed_protocols.randomness import fresh_key
+from apfed_protocols.randomness import ForkCheck, fresh_key
 
 __all__ = ["HELLO_BYTES", "SEAL_OVERHEAD_BYTES", "RunKey", "SealedLink", "fresh_run_key"]
 

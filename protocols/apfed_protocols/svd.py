@@ -31,12 +31,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from apfed_protocols.checks import require_names, take_numpy_integers
 from apfed_protocols.conversation import Outgoing
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.fork_check import ForkCheck
-from apfed_protocols.integers import take_numpy_integers
-from apfed_protocols.names import require_names
-from apfed_protocols.randomness import KEY_BYTES, fresh_key, keystream
+from apfed_protocols.randomness import KEY_BYTES, ForkCheck, fresh_key, keystream
 from apfed_protocols.sums.roles import KeepsSecrets
 
 __all__ = [

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from apfed_protocols.crypten.shim import INSTALL
+from apfed_protocols.crypten import INSTALL
 from secure_apfed.data.catalogue import DATASETS
 from secure_apfed.data.files import default_folder, find_file
 from secure_apfed.data.readers import DataSet
@@ -59,7 +59,7 @@ _OPTIONAL: Mapping[str, tuple[str, str, str]] = {
 }
 
 # Tried in a process of its own: this one does not need its modules.
-_CRYPTEN = "from apfed_protocols.crypten.shim import load_crypten; load_crypten()"
+_CRYPTEN = "from apfed_protocols.crypten import load_crypten; load_crypten()"
 _CRYPTEN_SECONDS = 60
 
 

@@ -14,12 +14,17 @@ if importlib.util.find_spec("crypten") is None:
 import torch
 from torch.distributed import ReduceOp
 
-from apfed_protocols.crypten.communicator import open_shares
-from apfed_protocols.crypten.ring import add_shares, complete, draw_share, sum_at_first, total
-from apfed_protocols.crypten.shim import load_crypten
-from apfed_protocols.crypten.triples import DealtTriples, bits_of, shared_bits
+from apfed_protocols.crypten import (
+    add_shares,
+    complete,
+    draw_share,
+    load_crypten,
+    sum_at_first,
+    total,
+)
+from apfed_protocols.crypten.tensors import DealtTriples, bits_of, open_shares, shared_bits
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.psi.circuit.bits import TripleShares, deal_triples, random_words
+from apfed_protocols.psi.hashing import TripleShares, deal_triples, random_words
 from apfed_protocols.randomness import fresh_key
 from tests.crypten_threads import ThreadCommunicator, as_threads
 

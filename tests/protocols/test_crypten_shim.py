@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from apfed_protocols.crypten.party import Seat, seated
-from apfed_protocols.crypten.shim import INSTALL, load_crypten
+from apfed_protocols.crypten import INSTALL, Seat, load_crypten, seated
 from apfed_protocols.errors import LocalProtocolError
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +25,7 @@ class Nowhere:
 sys.meta_path.insert(0, Nowhere())
 """
 TRY = """
-from apfed_protocols.crypten.shim import load_crypten
+from apfed_protocols.crypten import load_crypten
 before = set(sys.modules)
 try:
     load_crypten()
@@ -48,7 +47,7 @@ def run(script: str, *options: str) -> tuple[str, str]:
 
 @installed
 def test_it_loads_without_a_word(tmp_path: Path) -> None:
-    script = "from apfed_protocols.crypten.shim import load_crypten as l; assert l() is l()"
+    script = "from apfed_protocols.crypten import load_crypten as l; assert l() is l()"
     assert run(script) == ("", "")
     assert run(script, "-X", f"pycache_prefix={tmp_path}") == ("", ""), (
         "compiled for the first time"
@@ -65,7 +64,7 @@ def test_models_are_not_converted_and_the_error_says_so() -> None:
 def test_stock_crypten_works_on_after_the_shim() -> None:
     script = (
         "import os, tempfile, warnings\n"
-        "from apfed_protocols.crypten.shim import load_crypten\n"
+        "from apfed_protocols.crypten import load_crypten\n"
         "crypten = load_crypten()\n"
         "os.environ.update(RANK='0', WORLD_SIZE='1', RENDEZVOUS='file://' + tempfile.mktemp())\n"
         "warnings.simplefilter('ignore')\n"
@@ -94,7 +93,7 @@ agreed = SumAgreement(
 )
 """
 CIRCUIT = """
-from apfed_protocols.psi.circuit.crypten_backend import CryptenCircuitIntersection as make
+from apfed_protocols.psi.circuit import CryptenCircuitIntersection as make
 from apfed_protocols.psi.interface import IntersectionAgreement
 agreed = IntersectionAgreement(session="s", dealer="d")
 """

@@ -13,13 +13,13 @@ SCRIPT = """
 import json, os
 import numpy as np
 from apfed_protocols.errors import LocalProtocolError
-from apfed_protocols.fork_check import ForkCheck
+from apfed_protocols.randomness import ForkCheck
 from apfed_protocols.psi.ecdh import EcdhIntersection
 from apfed_protocols.psi.interface import IntersectionAgreement
 from tests.protocols.test_psi_supply import AHEAD, SETS, MEMBERS, play, stock
 from tests.contracts.sum_parties import agreement, binding, make
 from tests.protocols.test_seal import ends, pair_of_links
-from apfed_protocols.psi.circuit.backend import CircuitIntersection
+from apfed_protocols.psi.circuit import CircuitIntersection
 from apfed_protocols.psi.supply import Supply
 
 

@@ -10,13 +10,19 @@ from numpy.typing import NDArray
 
 from apfed_protocols.conversation import Conversation, Outgoing, converse
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.psi.circuit import bits, hashing, messages
-from apfed_protocols.psi.circuit import dealer as dealing
-from apfed_protocols.psi.circuit.backend import CircuitIntersection
-from apfed_protocols.psi.circuit.dealer import deal_request
-from apfed_protocols.psi.circuit.messages import VERSION, Kind
-from apfed_protocols.psi.framing import Framing
-from apfed_protocols.psi.interface import Aligner, IntersectionAgreement, IntersectionTooSmallError
+from apfed_protocols.psi import circuit, hashing
+from apfed_protocols.psi.circuit import (
+    VERSION,
+    CircuitIntersection,
+    Kind,
+    deal_request,
+)
+from apfed_protocols.psi.interface import (
+    Aligner,
+    Framing,
+    IntersectionAgreement,
+    IntersectionTooSmallError,
+)
 
 AGREEMENT = IntersectionAgreement(session="s", minimum_rows=0, maximum_ids=1000, dealer="d")
 RNG = np.random.default_rng(7)
@@ -82,7 +88,7 @@ def random_tags(*shape: int) -> NDArray[np.uint64]:
 @pytest.mark.parametrize("shape", [(64,), (256,), (3, 128)])
 def test_bit_planes_hold_each_bit_where_the_docstring_says(shape: tuple[int, ...]) -> None:
     tags = random_tags(*shape)
-    planes = bits.bit_planes(tags)
+    planes = hashing.bit_planes(tags)
     assert planes.shape == (64, *shape[:-1], shape[-1] // 64)
     for _ in range(200):
         p, b = int(RNG.integers(64)), int(RNG.integers(shape[-1]))
@@ -94,21 +100,21 @@ def test_bit_planes_hold_each_bit_where_the_docstring_says(shape: tuple[int, ...
 
 @pytest.mark.parametrize("parties", [2, 3, 5])
 def test_shared_and_equals_and(parties: int) -> None:
-    seeds, correction = bits.deal_triples(parties, 12)
+    seeds, correction = hashing.deal_triples(parties, 12)
     corrections = [None] * (parties - 1) + [correction]
     triples = [
-        bits.TripleShares.expand(seed, 12, fix).take((3, 4))
+        hashing.TripleShares.expand(seed, 12, fix).take((3, 4))
         for seed, fix in zip(seeds, corrections, strict=True)
     ]
     x, y = random_tags(parties, 3, 4), random_tags(parties, 3, 4)
-    opened = np.bitwise_xor.reduce([bits.mask(x[k], y[k], triples[k]) for k in range(parties)])
-    z = [bits.multiply(opened, triples[k], leads=k == 0) for k in range(parties)]
+    opened = np.bitwise_xor.reduce([hashing.mask(x[k], y[k], triples[k]) for k in range(parties)])
+    z = [hashing.multiply(opened, triples[k], leads=k == 0) for k in range(parties)]
     expected = np.bitwise_xor.reduce(x) & np.bitwise_xor.reduce(y)
     assert (np.bitwise_xor.reduce(z) == expected).all()
 
 
 def test_triples_are_handed_out_once() -> None:
-    shares = bits.TripleShares.expand(bytes(32), 10)
+    shares = hashing.TripleShares.expand(bytes(32), 10)
     first, second = shares.take((2, 3)), shares.take((4,))
     assert not set(first[0].ravel()) & set(second[0].ravel())
     with pytest.raises(ValueError, match="reshape"):
@@ -230,7 +236,7 @@ def test_very_uneven_sets() -> None:
 
 @pytest.mark.parametrize("members", [1, 2, 3, 4, 5])
 def test_chunks_change_nothing(members: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "CHUNK_SLOTS", 2000)
+    monkeypatch.setattr(circuit, "CHUNK_SLOTS", 2000)
     sets = [ids_of(*RNG.permutation(400)[: 300 + 10 * k]) for k in range(members + 1)]
     stage = Stage(*sets).play()
     stage.check()
@@ -323,7 +329,7 @@ def test_masked_messages_look_uniform_whatever_the_sets() -> None:
 
 
 def test_the_test_above_sees_unmasked_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bits, "random_words", lambda _s, _p, count: np.zeros(count, np.uint64))
+    monkeypatch.setattr(hashing, "random_words", lambda _s, _p, count: np.zeros(count, np.uint64))
     stage = views()[0].play()
     scores = [ones(body) for *_, kind, body in stage.sent if kind in SECRET_KINDS]
     assert max(scores) > 50
@@ -476,13 +482,13 @@ def test_a_hub_cannot_order_more_than_the_agreed_sizes_take(
 ) -> None:
     most = hashing.slots_for(10**7, hashing.bins_for(0))
     dealt: list[int] = []
-    real = bits.deal_triples
+    real = hashing.deal_triples
 
     def noted(parties: int, count: int) -> tuple[Sequence[bytes], bytes]:
         dealt.append(count)
         return real(parties, min(count, 64))
 
-    monkeypatch.setattr(dealing, "deal_triples", noted)
+    monkeypatch.setattr(circuit, "deal_triples", noted)
     agreement = IntersectionAgreement(session="s", maximum_ids=10**7, dealer="d")
     ordered(agreement, (1, most))
     assert max(dealt) == 63 * most

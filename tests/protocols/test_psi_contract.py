@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from apfed_protocols.conversation import Conversation, Outgoing, converse
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.psi import SET_INTERSECTIONS
-from apfed_protocols.psi.circuit import messages
+from apfed_protocols.psi import SET_INTERSECTIONS, circuit
 from apfed_protocols.psi.interface import Aligner, IntersectionAgreement, IntersectionTooSmallError
 from tests.with_crypten import usable
 
@@ -116,8 +115,8 @@ def test_no_message_is_longer_than_the_longest(
     backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Under an agreement on just so many IDs, with chunks so small that they do not count."""
-    monkeypatch.setattr(messages, "CHUNK_SLOTS", 64)
-    monkeypatch.setattr(messages, "_ROSTER_BYTES", 120)
+    monkeypatch.setattr(circuit, "CHUNK_SLOTS", 64)
+    monkeypatch.setattr(circuit, "_ROSTER_BYTES", 120)
     ids = [b"id %d" % k for k in range(3000)]
     sets = {HUB: ids[:2000], "p": ids[1000:], "q": ids[500:2500]}
     agreement = IntersectionAgreement(session="s", minimum_rows=0, dealer=DEALER, maximum_ids=2000)

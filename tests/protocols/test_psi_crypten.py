@@ -21,9 +21,8 @@ if importlib.util.find_spec("crypten") is None:
 from apfed_protocols import randomness
 from apfed_protocols.conversation import Outgoing, converse
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.psi import SET_INTERSECTIONS
-from apfed_protocols.psi.circuit import bits, hashing, meeting
-from apfed_protocols.psi.circuit.crypten_and import CryptenAnd
+from apfed_protocols.psi import SET_INTERSECTIONS, circuit, hashing
+from apfed_protocols.psi.crypten_gate import CryptenAnd
 from apfed_protocols.psi.interface import IntersectionAgreement
 from tests.free_port import free_port
 
@@ -78,7 +77,7 @@ def numbered_keys(monkeypatch: pytest.MonkeyPatch) -> Any:
     def key() -> bytes:
         return next(counter).to_bytes(32, "big")
 
-    for module in (randomness, bits, hashing, meeting):
+    for module in (randomness, hashing, circuit):
         monkeypatch.setattr(module, "fresh_key", key)
 
     def restart() -> None:
@@ -141,7 +140,7 @@ WORDS = st.lists(st.integers(0, 2**64 - 1), min_size=5, max_size=5)
 def test_one_gate_sends_and_gives_the_same_words(words: list[list[int]], leads: bool) -> None:
     x, y, a, b, c, d, e = (np.array(row, np.uint64) for row in words)
     read_only = np.frombuffer(x.tobytes(), np.uint64)
-    ours = bits.BeaverAnd(x, y, (a, b, c), leads=leads)
+    ours = hashing.BeaverAnd(x, y, (a, b, c), leads=leads)
     theirs = CryptenAnd(read_only, y, (a, b, c), leads=leads)
     assert (ours.masked() == theirs.masked()).all()
     opened = np.stack([d, e])
@@ -150,7 +149,7 @@ def test_one_gate_sends_and_gives_the_same_words(words: list[list[int]], leads: 
 
 
 def test_a_dead_peer_leaves_no_thread_and_no_seat() -> None:
-    from apfed_protocols.crypten.shim import load_crypten
+    from apfed_protocols.crypten import load_crypten
 
     threads = threading.active_count()
     sets = {HUB: [b"a", b"b"], "p": [b"b", b"c"]}
@@ -198,9 +197,9 @@ PARTY = """
 import sys, warnings
 warnings.simplefilter("error")
 import numpy as np
-from apfed_protocols.crypten.shim import load_crypten
-from apfed_protocols.crypten.triples import DealtTriples, bits_of, shared_bits
-from apfed_protocols.psi.circuit.bits import TripleShares
+from apfed_protocols.crypten import load_crypten
+from apfed_protocols.crypten.tensors import DealtTriples, bits_of, shared_bits
+from apfed_protocols.psi.hashing import TripleShares
 from secure_apfed.crypten_world import crypten_world
 
 folder, rank, port = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -232,13 +231,13 @@ def in_a_world(
 
 
 def ours(
-    planes: list[NDArray[np.uint64]], triples: list[bits.TripleShares]
+    planes: list[NDArray[np.uint64]], triples: list[hashing.TripleShares]
 ) -> list[NDArray[np.uint64]]:
     for half in LEVELS:
         taken = [triple.take(planes[0][:half].shape) for triple in triples]
-        sent = [bits.mask(x[:half], x[half:], t) for x, t in zip(planes, taken, strict=True)]
+        sent = [hashing.mask(x[:half], x[half:], t) for x, t in zip(planes, taken, strict=True)]
         opened = sent[0] ^ sent[1]
-        planes = [bits.multiply(opened, t, leads=k == 0) for k, t in enumerate(taken)]
+        planes = [hashing.multiply(opened, t, leads=k == 0) for k, t in enumerate(taken)]
     return planes
 
 
@@ -249,12 +248,12 @@ def test_two_processes_over_gloo_get_the_same_shares(tmp_path: Path) -> None:
     member_tags = rng.integers(0, 2**64, (slots, bins), np.uint64)
     equal = rng.random((slots, bins)) < 0.4
     member_tags[equal] = hub_tags[equal]
-    planes = [~bits.bit_planes(hub_tags), bits.bit_planes(member_tags)]
+    planes = [~hashing.bit_planes(hub_tags), hashing.bit_planes(member_tags)]
     count = 63 * slots * bins // 64
-    seeds, correction = bits.deal_triples(2, count)
+    seeds, correction = hashing.deal_triples(2, count)
     triples = [
-        bits.TripleShares.expand(seeds[0], count),
-        bits.TripleShares.expand(seeds[1], count, correction),
+        hashing.TripleShares.expand(seeds[0], count),
+        hashing.TripleShares.expand(seeds[1], count, correction),
     ]
     inputs = [
         {"planes": x, **dict(zip("abc", (word.copy() for word in t.words), strict=True))}

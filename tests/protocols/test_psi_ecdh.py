@@ -7,10 +7,9 @@ import pytest
 
 from apfed_protocols.conversation import Outgoing
 from apfed_protocols.errors import RemoteProtocolError
-from apfed_protocols.psi import curve, ladder
-from apfed_protocols.psi.ecdh import EcdhIntersection
+from apfed_protocols.psi import ecdh
+from apfed_protocols.psi.ecdh import EcdhIntersection, split_points
 from apfed_protocols.psi.interface import Aligner, IntersectionAgreement, IntersectionTooSmallError
-from apfed_protocols.psi.ladder import split_points
 from apfed_protocols.randomness import fresh_key
 
 HEADER = 22
@@ -51,12 +50,10 @@ def is_on_curve(point: bytes) -> bool:
 
 
 def test_blinding_commutes_and_stays_on_the_curve() -> None:
-    digests = curve.digest_ids([b"%d" % k for k in range(64)], session=bytes(32))
+    digests = ecdh.digest_ids([b"%d" % k for k in range(64)], session=bytes(32))
     a, b = b"a" * 32, b"b" * 32
-    first = curve.blind_digests(a, digests)
-    assert curve.multiply_points(b, first) == curve.multiply_points(
-        a, curve.blind_digests(b, digests)
-    )
+    first = ecdh.blind_digests(a, digests)
+    assert ecdh.multiply_points(b, first) == ecdh.multiply_points(a, ecdh.blind_digests(b, digests))
     assert all(map(is_on_curve, split_points(first)))
     assert len(set(split_points(first))) == 64
 
@@ -66,7 +63,7 @@ def test_rfc_7748_vector() -> None:
     scalar = bytes.fromhex("a546e36bf0527c9d3b16154b82465edd62144c0ac1fc5a18506a2244ba449ac4")
     point = bytes.fromhex("e6db6867583030db3594c1a424b15f7c726624ec26b3353b10a903a6d0ab1c4c")
     expected = bytes.fromhex("c3da55379de9c6908e94ea4df28d084f32eccf03491c71f754b4075577a28552")
-    assert curve.multiply_points(scalar, point) == expected
+    assert ecdh.multiply_points(scalar, point) == expected
 
 
 ELLIGATOR_2 = {
@@ -84,28 +81,28 @@ ELLIGATOR_2 = {
 def test_elligator_2_vectors() -> None:
     """RFC 9380's suite curve25519_XMD:SHA-512_ELL2_NU_: inputs of the map, and the x of Q."""
     digests = b"".join(map(number, ELLIGATOR_2))
-    assert ladder.to_curve(digests) == [number(x) for x in ELLIGATOR_2.values()]
-    one_by_one = [ladder.to_curve(number(r))[0] for r in ELLIGATOR_2]
-    assert ladder.to_curve(digests) == one_by_one
+    assert ecdh.to_curve(digests) == [number(x) for x in ELLIGATOR_2.values()]
+    one_by_one = [ecdh.to_curve(number(r))[0] for r in ELLIGATOR_2]
+    assert ecdh.to_curve(digests) == one_by_one
     for others in (
         [PRIME - r for r in ELLIGATOR_2],
         [pow(2 * r, -1, PRIME) for r in ELLIGATOR_2],
         [pow(-2 * r, -1, PRIME) for r in ELLIGATOR_2],
     ):
-        assert ladder.to_curve(b"".join(map(number, others))) == one_by_one
+        assert ecdh.to_curve(b"".join(map(number, others))) == one_by_one
 
 
 def test_elligator_2_of_any_bytes_is_on_the_curve() -> None:
     """The top bit of a digest plays no part; 2^255 - 1 is above the prime."""
-    digests = curve.digest_ids([b"%d" % k for k in range(500)], session=bytes(32))
+    digests = ecdh.digest_ids([b"%d" % k for k in range(500)], session=bytes(32))
     edges = [number(r) for r in (1, 2, PRIME - 1, PRIME + 1, 2**255 - 1, 2**256 - 1)]
-    points = ladder.to_curve(digests + b"".join(edges))
+    points = ecdh.to_curve(digests + b"".join(edges))
     assert all(map(is_on_curve, points))
     assert all(int.from_bytes(point, "little") < PRIME for point in points)
     assert len(set(points[:500])) == 500
     assert points[500] == points[502] == points[503]
     assert points[504] == points[505]
-    assert ladder.to_curve(b"") == []
+    assert ecdh.to_curve(b"") == []
 
 
 def test_the_digests_that_give_points_of_low_order() -> None:
@@ -114,9 +111,9 @@ def test_the_digests_that_give_points_of_low_order() -> None:
     assert 2 * root * root % PRIME == PRIME - 486663
     half = pow(2 * root, -1, PRIME)
     for r, u in [(0, 0), (PRIME, 0), *((r, 1) for r in (root, PRIME - root, half, PRIME - half))]:
-        assert ladder.to_curve(number(r)) == [number(u)]
+        assert ecdh.to_curve(number(r)) == [number(u)]
         with pytest.raises(RuntimeError, match="library error"):
-            curve.blind_digests(fresh_key(), number(r))
+            ecdh.blind_digests(fresh_key(), number(r))
     images = [u for u in LOW_ORDER if is_on_curve(number(u)) and reached(u)]
     assert images == [1]
 
@@ -132,14 +129,12 @@ def test_half_of_the_points_are_reached() -> None:
     numbers = [int.from_bytes(p, "little") % PRIME for p in split_points(rng.bytes(32 * 4000))]
     share = np.mean([reached(u) for u in numbers if is_on_curve(number(u))])
     assert abs(share - 0.5) < 0.06
-    hashed = ladder.to_curve(rng.bytes(32 * 200))
+    hashed = ecdh.to_curve(rng.bytes(32 * 200))
     assert all(reached(int.from_bytes(p, "little")) for p in hashed)
 
 
 def test_digests_depend_on_the_session() -> None:
-    assert curve.digest_ids([b"a"], session=bytes(32)) != curve.digest_ids(
-        [b"a"], session=b"1" * 32
-    )
+    assert ecdh.digest_ids([b"a"], session=bytes(32)) != ecdh.digest_ids([b"a"], session=b"1" * 32)
 
 
 def test_message_kinds_and_sizes() -> None:
@@ -154,7 +149,7 @@ def test_message_kinds_and_sizes() -> None:
 
 def test_no_digest_travels_and_scalars_are_fresh() -> None:
     one, two = played(), played()
-    digest = curve.digest_ids(
+    digest = ecdh.digest_ids(
         IDS, session=IntersectionAgreement(session="s", minimum_rows=0, maximum_ids=100).digest
     )
     seen = [*points_of(one[2]), *points_of(one[3]), *points_of(two[2]), *points_of(two[3])]
@@ -181,7 +176,7 @@ LOW_ORDER = (0, 1, PRIME - 1, ORDER_EIGHT, pow(ORDER_EIGHT, -1, PRIME))
 @pytest.mark.parametrize("u", LOW_ORDER)
 def test_low_order_points_annihilate_and_are_refused(u: int) -> None:
     with pytest.raises(RuntimeError, match="library error"):
-        curve.multiply_points(fresh_key(), number(u))
+        ecdh.multiply_points(fresh_key(), number(u))
     hub, _, to_member, to_hub, _ = played()
     with pytest.raises(RemoteProtocolError, match="p sent a point of low order"):
         hub.receive("p", framed(to_hub, [*points_of(to_hub), number(u)]))
@@ -199,12 +194,12 @@ def test_numbers_that_are_not_reduced_are_refused(u: int) -> None:
 
 
 def test_the_largest_reduced_number_is_taken() -> None:
-    curve.check_points("p", number(PRIME - 2) + number(2))
+    ecdh.check_points("p", number(PRIME - 2) + number(2))
 
 
 def test_points_of_broken_length_are_refused() -> None:
     with pytest.raises(RemoteProtocolError, match="p sent 33 bytes of points"):
-        curve.check_points("p", bytes(33))
+        ecdh.check_points("p", bytes(33))
 
 
 def test_repeated_points_are_refused() -> None:
@@ -220,7 +215,7 @@ def test_one_id_in_two_ways_is_refused() -> None:
     points = points_of(to_hub)
     twin = number(pow(int.from_bytes(points[1], "little"), -1, PRIME))
     scalar = fresh_key()
-    assert curve.multiply_points(scalar, twin) == curve.multiply_points(scalar, points[1])
+    assert ecdh.multiply_points(scalar, twin) == ecdh.multiply_points(scalar, points[1])
     with pytest.raises(RemoteProtocolError, match="p sent one blinded ID in two ways"):
         hub.receive("p", framed(to_hub, [*points, twin]))
     fresh = make_roles()[1]

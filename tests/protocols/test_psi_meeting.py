@@ -8,11 +8,15 @@ from collections.abc import Sequence
 import pytest
 
 from apfed_protocols.errors import RemoteProtocolError
-from apfed_protocols.psi.circuit import hashing, meeting
-from apfed_protocols.psi.circuit.backend import CircuitIntersection
-from apfed_protocols.psi.circuit.messages import CHUNK_SLOTS, VERSION, Kind, chunks
-from apfed_protocols.psi.framing import Framing
-from apfed_protocols.psi.interface import Aligner, IntersectionAgreement
+from apfed_protocols.psi import circuit, hashing
+from apfed_protocols.psi.circuit import (
+    CHUNK_SLOTS,
+    VERSION,
+    CircuitIntersection,
+    Kind,
+    chunks,
+)
+from apfed_protocols.psi.interface import Aligner, Framing, IntersectionAgreement
 
 HEADER = 22
 MOST_MEMBERS = 65_535
@@ -35,10 +39,10 @@ class Liar:
     def meet(self, hub_size: int, members: int, size: int) -> None:
         """Bring the member to the circuit."""
         commitment = hashlib.sha256(HUB_PART).digest()
-        (join,) = self.send(Kind.COMMIT, meeting._COMMIT.pack(commitment, hub_size, members, 0))
-        true_part, _, own_size = meeting._JOIN.unpack(join)
-        parts = meeting._PART.pack(true_part, own_size)
-        parts += meeting._PART.pack(bytes(32), size) * (members - 1)
+        (join,) = self.send(Kind.COMMIT, circuit._COMMIT.pack(commitment, hub_size, members, 0))
+        true_part, _, own_size = circuit._JOIN.unpack(join)
+        parts = circuit._PART.pack(true_part, own_size)
+        parts += circuit._PART.pack(bytes(32), size) * (members - 1)
         self.send(Kind.REVEAL, HUB_PART + parts)
         assert self.send(Kind.PLACE, bytes(4)) == [b"\1"]
         self.send(Kind.AGREED, b"")

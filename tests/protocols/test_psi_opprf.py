@@ -6,21 +6,20 @@ import numpy as np
 import pytest
 
 from apfed_protocols.errors import RemoteProtocolError
-from apfed_protocols.psi.circuit import programmed
-from apfed_protocols.psi.circuit.backend import CircuitIntersection
-from apfed_protocols.psi.circuit.bits import Words
-from apfed_protocols.psi.circuit.dealer import deal_request
-from apfed_protocols.psi.circuit.hashing import bins_for
-from apfed_protocols.psi.circuit.meeting import Meeting
-from apfed_protocols.psi.circuit.messages import Desk, Inbox, Kind
-from apfed_protocols.psi.circuit.opprf_backend import OpprfIntersection
-from apfed_protocols.psi.circuit.programmed import Programmed, ProgrammedStocking
-from apfed_protocols.psi.interface import IntersectionAgreement, Output
-from apfed_protocols.psi.script import ScriptedRole, Turn
+from apfed_protocols.psi import opprf
+from apfed_protocols.psi.circuit import (
+    CircuitIntersection,
+    Desk,
+    Kind,
+    Meeting,
+    deal_request,
+)
+from apfed_protocols.psi.hashing import Words, bins_for
+from apfed_protocols.psi.interface import Inbox, IntersectionAgreement, Output, ScriptedRole, Turn
+from apfed_protocols.psi.opprf import OpprfIntersection, Programmed, ProgrammedStocking
+from apfed_protocols.psi.store import DENSE, Rows, cells_for, decode, targets_of
 from apfed_protocols.psi.supply import Supply
-from apfed_protocols.psi.vole.dealing import HubShare
-from apfed_protocols.psi.vole.messages import DEAL
-from apfed_protocols.psi.vole.store import DENSE, Rows, cells_for, decode, targets_of
+from apfed_protocols.psi.vole import DEAL, HubShare
 from tests.protocols.scripted import play
 
 IDS = [b"person %d" % k for k in range(400)]
@@ -103,16 +102,16 @@ class _Probing(Programmed):
     def at_hub(
         self, desk: Desk, members: Sequence[str], meeting: Meeting, supply: Supply | None
     ) -> Generator[Turn, Inbox, Words]:
-        (dealt,) = yield from programmed._dealt_to_hub(desk, meeting.sizes[0], 1, supply)
+        (dealt,) = yield from opprf._dealt_to_hub(desk, meeting.sizes[0], 1, supply)
         self.put = {bin_: row for row, bins in enumerate(meeting.bins_of.tolist()) for bin_ in bins}
-        digests = programmed._digests(meeting.tokens, meeting.key)
+        digests = opprf._digests(meeting.tokens, meeting.key)
         points = np.zeros((len(meeting.row_of_bin), 2), np.uint64)
         points[list(self.put)] = targets_of(digests)[list(self.put.values())]
         share, cells = HubShare.of(dealt), cells_for(meeting.sizes[1])
         inbox = yield desk.turn(Kind.VECTOR, {members[0]: share.masked(points)}, members)
         hints = desk.read_words(inbox, members[0], Kind.HINT, (cells + DENSE, 3))
         words = decode(hints, Rows.of(digests, cells))
-        words ^= programmed._function(share.c, meeting.key)[meeting.bins_of]
+        words ^= opprf._function(share.c, meeting.key)[meeting.bins_of]
         for row, (bins, found) in enumerate(zip(meeting.bins_of, words, strict=True)):
             self.read |= {(int(bin_), row): int(t) for bin_, t in zip(bins, found, strict=True)}
         return np.zeros((1, len(points)), np.uint64)

@@ -7,7 +7,7 @@ import pytest
 
 from apfed_protocols.conversation import Conversation, Outgoing, converse
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.psi import SET_INTERSECTIONS, curve, ladder
+from apfed_protocols.psi import SET_INTERSECTIONS, ecdh
 from apfed_protocols.psi.interface import (
     Aligner,
     IntersectionAgreement,
@@ -145,8 +145,7 @@ def test_in_counting_the_hub_cannot_link_tags_to_its_rows() -> None:
         (tags,) = member.receive(HUB, offer.body)
         secret = member._scalar  # type: ignore[attr-defined]  # as the member itself would
         straight = [
-            point[:16]
-            for point in ladder.split_points(curve.multiply_points(secret, offer.body[22:]))
+            point[:16] for point in ecdh.split_points(ecdh.multiply_points(secret, offer.body[22:]))
         ]
         returned = [tags.body[k : k + 16] for k in range(22, len(tags.body), 16)]
         assert sorted(straight) == sorted(returned)
@@ -252,7 +251,7 @@ def test_progress_of_ecdh_counts_ids() -> None:
 
 
 def test_progress_of_the_circuit_counts_bins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("apfed_protocols.psi.circuit.messages.CHUNK_SLOTS", 2000)
+    monkeypatch.setattr("apfed_protocols.psi.circuit.CHUNK_SLOTS", 2000)
     progress: list[Progress] = []
     play("circuit", Output.ROWS, {HUB: ids_of(0, 400), "p": ids_of(300, 700)}, progress=progress)
     for party in (HUB, "p"):

@@ -10,11 +10,13 @@ import pytest
 
 from apfed_protocols.conversation import Conversation, Outgoing, converse
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.psi.circuit import messages
-from apfed_protocols.psi.circuit.backend import CircuitIntersection
-from apfed_protocols.psi.circuit.crypten_backend import CryptenCircuitIntersection
-from apfed_protocols.psi.circuit.messages import Kind
-from apfed_protocols.psi.circuit.stocking import Stocking
+from apfed_protocols.psi import circuit
+from apfed_protocols.psi.circuit import (
+    CircuitIntersection,
+    CryptenCircuitIntersection,
+    Kind,
+    Stocking,
+)
 from apfed_protocols.psi.ecdh import EcdhIntersection
 from apfed_protocols.psi.interface import Aligner, IntersectionAgreement, Output
 from apfed_protocols.psi.supply import Supply
@@ -95,7 +97,7 @@ def check(aligners: Mapping[str, Aligner]) -> None:
 def test_with_a_supply_the_dealer_only_counts(
     slots_of_a_chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(messages, "CHUNK_SLOTS", slots_of_a_chunk)
+    monkeypatch.setattr(circuit, "CHUNK_SLOTS", slots_of_a_chunk)
     aligners, sent = play(stock())
     check(aligners)
     kinds = {kind for _, kind, _ in sent}

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from apfed_protocols import ids as ids_module
+from apfed_protocols import psi as psi_module
 from apfed_protocols.errors import DataError, LocalProtocolError
 from apfed_protocols.ids import IdColumn, IdNormalisation
 from apfed_protocols.psi import (
@@ -22,7 +23,6 @@ from apfed_protocols.psi import (
     choose_protocol,
     count_common,
     share_membership,
-    tables,
 )
 from tests.with_crypten import usable
 
@@ -36,7 +36,7 @@ def match(left: IdColumn, right: IdColumn, **rules: Any) -> list[tuple[int, ...]
     return pairs(align(ids, hub="a", minimum_rows=1, normalisation=IdNormalisation(**rules)))
 
 
-@pytest.mark.parametrize(("module", "lines"), [(tables, 3), (ids_module, 1)])
+@pytest.mark.parametrize(("module", "lines"), [(psi_module, 3), (ids_module, 3)])
 def test_the_example_of_the_module_runs(module: ModuleType, lines: int) -> None:
     result = doctest.testmod(module)
     assert (result.failed, result.attempted) == (0, lines)

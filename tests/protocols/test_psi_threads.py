@@ -14,24 +14,23 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from apfed_protocols.errors import LocalProtocolError
-from apfed_protocols.psi import curve, ladder, threads
-from apfed_protocols.psi.ladder import split_points
-from apfed_protocols.psi.threads import in_threads
+from apfed_protocols.psi import ecdh
+from apfed_protocols.psi.ecdh import in_threads, split_points
 from tests.waiting import LONG_S
 
 SCALAR = b"a" * 32
-DIGESTS = curve.digest_ids([b"%d" % k for k in range(41)], session=bytes(32))
-POINTS = curve.blind_digests(SCALAR, DIGESTS, threads=1)
+DIGESTS = ecdh.digest_ids([b"%d" % k for k in range(41)], session=bytes(32))
+POINTS = ecdh.blind_digests(SCALAR, DIGESTS, threads=1)
 
 
 def test_each_multiplication_is_that_of_another_library() -> None:
     key = X25519PrivateKey.from_private_bytes(SCALAR)
     one_by_one = [
-        key.exchange(X25519PublicKey.from_public_bytes(point)) for point in ladder.to_curve(DIGESTS)
+        key.exchange(X25519PublicKey.from_public_bytes(point)) for point in ecdh.to_curve(DIGESTS)
     ]
     assert split_points(POINTS) == one_by_one
     random = np.random.default_rng(3).bytes(32 * 200)
-    assert split_points(curve.multiply_points(SCALAR, random)) == [
+    assert split_points(ecdh.multiply_points(SCALAR, random)) == [
         key.exchange(X25519PublicKey.from_public_bytes(point)) for point in split_points(random)
     ]
 
@@ -41,14 +40,14 @@ def test_each_multiplication_is_that_of_another_library() -> None:
 def test_many_small_pieces_come_back_in_order(
     count: int, most: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(threads, "_POINTS_OF_A_PIECE", 3)
+    monkeypatch.setattr(ecdh, "_POINTS_OF_A_PIECE", 3)
     some, seen = DIGESTS[: 32 * count], list[int]()
-    found = curve.blind_digests(SCALAR, some, threads=most, report=seen.append)
+    found = ecdh.blind_digests(SCALAR, some, threads=most, report=seen.append)
     assert found == POINTS[: 32 * count]
     assert seen == sorted(seen)
     assert seen[-1] == count
-    again = curve.multiply_points(SCALAR, found, threads=most)
-    assert again == curve.multiply_points(SCALAR, found, threads=1)
+    again = ecdh.multiply_points(SCALAR, found, threads=most)
+    assert again == ecdh.multiply_points(SCALAR, found, threads=1)
 
 
 @pytest.fixture
@@ -67,7 +66,7 @@ def test_a_multiplication_leaves_pythons_lock_to_others() -> None:
 
     def multiply(name: str) -> None:
         for point in points:
-            ladder.multiply(SCALAR, point)
+            ecdh.multiply(SCALAR, point)
             done.append(name)
 
     two = [threading.Thread(target=multiply, args=(name,)) for name in "ab"]
@@ -85,7 +84,7 @@ def test_long_lists_use_a_thread_for_each_processor(
     most: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 3)
-    monkeypatch.setattr(threads, "_POINTS_OF_A_PIECE", 6)
+    monkeypatch.setattr(ecdh, "_POINTS_OF_A_PIECE", 6)
     seen: set[int] = set()
     together = threading.Barrier(expected)
 
@@ -101,7 +100,7 @@ def test_long_lists_use_a_thread_for_each_processor(
 
 
 def test_work_that_is_called_off_stops_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "_POINTS_OF_A_PIECE", 3)
+    monkeypatch.setattr(ecdh, "_POINTS_OF_A_PIECE", 3)
     begun: list[int] = []
 
     def slow(blocks: bytes) -> bytes:
@@ -122,7 +121,7 @@ def test_work_that_is_called_off_stops_soon(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_an_error_in_a_thread_is_raised() -> None:
     with pytest.raises(RuntimeError, match="library error"):
-        curve.multiply_points(SCALAR, bytes(32) * 5000, threads=2)
+        ecdh.multiply_points(SCALAR, bytes(32) * 5000, threads=2)
 
 
 def test_no_threads_are_refused() -> None:
@@ -134,11 +133,11 @@ def test_no_threads_are_refused() -> None:
 def test_a_party_that_is_told_to_end_ends_soon(sent: signal.Signals) -> None:
     script = (
         "import signal\n"
-        "from apfed_protocols.psi import curve\n"
+        "from apfed_protocols.psi import ecdh\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def tell(done):\n"
         "    print(done, flush=True)\n"
-        "curve.blind_digests(bytes(32), b'1' * 32 * 300_000, threads=2, report=tell)\n"
+        "ecdh.blind_digests(bytes(32), b'1' * 32 * 300_000, threads=2, report=tell)\n"
     )
     with subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

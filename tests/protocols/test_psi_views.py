@@ -9,8 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from apfed_protocols.conversation import Conversation
-from apfed_protocols.psi import SET_INTERSECTIONS, curve, ladder
-from apfed_protocols.psi.circuit import bits, meeting
+from apfed_protocols.psi import SET_INTERSECTIONS, circuit, ecdh, hashing
 from apfed_protocols.psi.interface import Aligner, IntersectionAgreement
 from tests.with_crypten import usable
 
@@ -103,7 +102,7 @@ def test_the_dealers_view_does_not_depend_on_the_sets() -> None:
 
 
 def test_the_comparison_sees_bits_without_masks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bits, "random_words", lambda _s, _p, count: np.zeros(count, np.uint64))
+    monkeypatch.setattr(hashing, "random_words", lambda _s, _p, count: np.zeros(count, np.uint64))
     same = worlds_for_a_member()[0]
     other = {HUB: same[HUB][:40] + same["p"][40:], "p": same["p"]}
     lengths_and_counts = [view(play("circuit", sets)[1], HUB) for sets in (same, other)]
@@ -118,8 +117,8 @@ def test_the_comparison_sees_ids_that_are_not_blinded(monkeypatch: pytest.Monkey
     def digests_of(ids: Sequence[bytes], *, session: bytes) -> bytes:
         return b"".join((identity + bytes(32))[:31] + b"\0" for identity in ids)
 
-    monkeypatch.setattr(curve, "blind_digests", digest_itself)
-    monkeypatch.setattr(curve, "digest_ids", digests_of)
+    monkeypatch.setattr(ecdh, "blind_digests", digest_itself)
+    monkeypatch.setattr(ecdh, "digest_ids", digests_of)
     assert compare("ecdh", worlds_for_a_member(), "p") > 50
 
 
@@ -187,7 +186,7 @@ def largest_difference(backend: str, worlds: Sequence[Sets], party: str) -> floa
 @pytest.fixture
 def one_hash_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """All else, such as triples and shares, stays random."""
-    monkeypatch.setattr(meeting, "fresh_key", lambda: b"k" * 32)
+    monkeypatch.setattr(circuit, "fresh_key", lambda: b"k" * 32)
 
 
 # 1e5 bits: one above 6.5 comes by chance once in 10,000 tests
@@ -207,14 +206,14 @@ def test_no_bit_that_the_hub_sees_depends_on_one_members_overlap() -> None:
 
 @pytest.mark.usefixtures("one_hash_key")
 def test_one_word_without_its_mask_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = bits.random_words
+    real = hashing.random_words
 
-    def forgetful(seed: bytes, purpose: bytes, count: int) -> bits.Words:
+    def forgetful(seed: bytes, purpose: bytes, count: int) -> hashing.Words:
         words = real(seed, purpose, count).copy()
         words[: purpose == b"a"] = 0
         return words
 
-    monkeypatch.setattr(bits, "random_words", forgetful)
+    monkeypatch.setattr(hashing, "random_words", forgetful)
     assert largest_difference("circuit", SMALL_FOR_A_MEMBER, "p") > CHANCE
 
 
@@ -222,8 +221,8 @@ def test_one_word_without_its_mask_is_seen(monkeypatch: pytest.MonkeyPatch) -> N
 def test_neither_ids_nor_their_hashes_travel(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: IDs, digests and hashed points are searched for in all bytes sent."""
     secrets: set[bytes] = set()
-    spy(monkeypatch, secrets, curve, "digest_ids")
-    spy(monkeypatch, secrets, ladder, "to_curve")
+    spy(monkeypatch, secrets, ecdh, "digest_ids")
+    spy(monkeypatch, secrets, ecdh, "to_curve")
     sets = {HUB: ids_of("person", range(60)), "p": ids_of("person", range(30, 90))}
     everything = b"".join(body for *_, body in play(backend, sets)[1])
     secrets |= {identity for ids in sets.values() for identity in ids}
@@ -237,7 +236,7 @@ def spy(monkeypatch: pytest.MonkeyPatch, seen: set[bytes], module: ModuleType, n
 
     def watched(*arguments: object, **named: object) -> bytes | list[bytes]:
         found = real(*arguments, **named)
-        seen.update(ladder.split_points(found) if isinstance(found, bytes) else found)
+        seen.update(ecdh.split_points(found) if isinstance(found, bytes) else found)
         return found
 
     monkeypatch.setattr(module, name, watched)

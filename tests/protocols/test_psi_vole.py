@@ -10,24 +10,36 @@ from numpy.typing import NDArray
 
 from apfed_protocols.conversation import Outgoing
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.psi.interface import IntersectionAgreement
-from apfed_protocols.psi.script import ScriptedRole
-from apfed_protocols.psi.vole import output as outputs
-from apfed_protocols.psi.vole import store as stores
-from apfed_protocols.psi.vole.backend import VoleIntersection
-from apfed_protocols.psi.vole.dealing import HubShare, MemberShare, VoleStocking, deal
-from apfed_protocols.psi.vole.field import Multiplier, from_bytes, random_elements, to_bytes
-from apfed_protocols.psi.vole.messages import DEAL, Desk, Kind, tag_bytes, vector_elements
-from apfed_protocols.psi.vole.output import hash_values, match
-from apfed_protocols.psi.vole.store import (
+from apfed_protocols.psi import store as stores
+from apfed_protocols.psi import vole as outputs
+from apfed_protocols.psi.interface import IntersectionAgreement, ScriptedRole
+from apfed_protocols.psi.store import (
     DENSE,
     DependentRowsError,
     Encoder,
+    Multiplier,
     Rows,
     cells_for,
     decode,
     digest_ids,
     expected_dependent_sets,
+    from_bytes,
+    random_elements,
+    to_bytes,
+)
+from apfed_protocols.psi.vole import (
+    DEAL,
+    Desk,
+    HubShare,
+    Kind,
+    MemberShare,
+    VoleIntersection,
+    VoleStocking,
+    deal,
+    hash_values,
+    match,
+    tag_bytes,
+    vector_elements,
 )
 from apfed_protocols.randomness import fresh_key
 from tests.protocols.scripted import play

@@ -9,21 +9,16 @@ import pytest
 
 from apfed_protocols.conversation import Outgoing
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.psi.circuit.backend import CircuitIntersection
-from apfed_protocols.psi.circuit.messages import Kind as CircuitKind
-from apfed_protocols.psi.circuit.opprf_backend import OpprfIntersection
-from apfed_protocols.psi.circuit.programmed import ProgrammedStocking
+from apfed_protocols.psi.circuit import CircuitIntersection
+from apfed_protocols.psi.circuit import Kind as CircuitKind
 from apfed_protocols.psi.interface import (
     IntersectionAgreement,
     IntersectionTooSmallError,
     Output,
+    ScriptedRole,
 )
-from apfed_protocols.psi.script import ScriptedRole
-from apfed_protocols.psi.supply import Supply
-from apfed_protocols.psi.vole.backend import VoleIntersection
-from apfed_protocols.psi.vole.dealing import VoleStocking
-from apfed_protocols.psi.vole.messages import COMMIT, HELLO, Kind, member_dealt_bytes
-from apfed_protocols.psi.vole.store import (
+from apfed_protocols.psi.opprf import OpprfIntersection, ProgrammedStocking
+from apfed_protocols.psi.store import (
     DependentRowsError,
     Encoder,
     Rows,
@@ -31,6 +26,15 @@ from apfed_protocols.psi.vole.store import (
     decode,
     digest_ids,
     targets_of,
+)
+from apfed_protocols.psi.supply import Supply
+from apfed_protocols.psi.vole import (
+    COMMIT,
+    HELLO,
+    Kind,
+    VoleIntersection,
+    VoleStocking,
+    member_dealt_bytes,
 )
 from tests.protocols.scripted import play
 

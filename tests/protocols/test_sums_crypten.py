@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 if importlib.util.find_spec("crypten") is None:
     pytest.skip("crypten is absent", allow_module_level=True)
 
-from apfed_protocols.crypten.ring import draw_share, sum_at_first
+from apfed_protocols.crypten import draw_share, sum_at_first
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.noise import MAX_DEVIATION
 from apfed_protocols.sums import CryptenSum, StepBinding

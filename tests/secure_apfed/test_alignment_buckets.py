@@ -403,7 +403,7 @@ def test_signs_reach_everybody_who_waits_and_are_bounded_by_the_announced_sizes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(signs, "IDS_A_SIGN", 20)
-    monkeypatch.setattr("apfed_protocols.psi.threads._POINTS_OF_A_PIECE", 10)
+    monkeypatch.setattr("apfed_protocols.psi.ecdh._POINTS_OF_A_PIECE", 10)
     session = Session()
     assert set(session.align()["bank"]) == COMMON
     alive = {(one.sender, one.receiver) for one in session.sent if one.kind is Kind.ALIVE}

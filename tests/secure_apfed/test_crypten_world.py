@@ -25,8 +25,8 @@ START = """
 import json, os, sys, time, warnings
 warnings.simplefilter("error")
 import numpy as np
-from apfed_protocols.crypten.ring import sum_at_first
-from apfed_protocols.crypten.shim import load_crypten
+from apfed_protocols.crypten import sum_at_first
+from apfed_protocols.crypten import load_crypten
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.crypten_world import crypten_world
 
@@ -172,7 +172,7 @@ def test_parties_that_do_not_come_are_not_waited_for(
 
 
 def test_providers_of_crypten_are_refused() -> None:
-    from apfed_protocols.crypten.shim import load_crypten
+    from apfed_protocols.crypten import load_crypten
 
     provider = load_crypten().mpc.provider
     for unsafe in (provider.TrustedFirstParty(), provider.TrustedThirdParty(), object()):
@@ -192,7 +192,7 @@ def test_providers_of_crypten_are_refused() -> None:
 
 
 def test_crypten_does_not_share_numbers_by_its_own_generators() -> None:
-    from apfed_protocols.crypten.shim import load_crypten
+    from apfed_protocols.crypten import load_crypten
 
     crypten = load_crypten()
     before = crypten.generators
@@ -207,7 +207,7 @@ def test_crypten_does_not_share_numbers_by_its_own_generators() -> None:
 def test_without_a_provider_there_is_no_multiplication() -> None:
     import torch
 
-    from apfed_protocols.crypten.shim import load_crypten
+    from apfed_protocols.crypten import load_crypten
 
     with crypten_world(0, 1, port=free_port()):
         shared = load_crypten().mpc.primitives.BinarySharedTensor.from_shares(torch.tensor([1]))
@@ -218,7 +218,7 @@ def test_without_a_provider_there_is_no_multiplication() -> None:
 def test_plaintext_for_one_party_is_gathered_not_reduced() -> None:
     import torch
 
-    from apfed_protocols.crypten.shim import load_crypten
+    from apfed_protocols.crypten import load_crypten
 
     with crypten_world(0, 1, port=free_port()):
         arithmetic = load_crypten().mpc.primitives.ArithmeticSharedTensor

@@ -10,8 +10,7 @@ import pytest
 import secure_apfed.alignment.records
 from apfed_protocols.conversation import converse
 from apfed_protocols.errors import LocalProtocolError
-from apfed_protocols.psi.circuit.backend import CircuitIntersection
-from apfed_protocols.psi.circuit.stocking import Stocking
+from apfed_protocols.psi.circuit import CircuitIntersection, Stocking
 from apfed_protocols.psi.interface import IntersectionAgreement
 from apfed_protocols.psi.supply import Supply
 from secure_apfed.alignment.records import store_supply, take_supply

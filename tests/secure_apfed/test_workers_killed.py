@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from apfed_protocols.errors import LocalProtocolError
-from apfed_protocols.psi import curve
+from apfed_protocols.psi import ecdh
 from secure_apfed.workers import close_workers, open_worker, worker_pool
 from tests.conftest import Children
 
@@ -38,17 +38,17 @@ def test_half_a_result_is_an_error_and_closes() -> None:
 
 
 def test_processes_find_the_same_and_a_dead_one_is_told(own_children: Children) -> None:
-    scalar, digests = b"a" * 32, curve.digest_ids([b"%d" % k for k in range(41)], session=bytes(32))
-    points = curve.blind_digests(scalar, digests, threads=1)
+    scalar, digests = b"a" * 32, ecdh.digest_ids([b"%d" % k for k in range(41)], session=bytes(32))
+    points = ecdh.blind_digests(scalar, digests, threads=1)
     seen = list[int]()
     with worker_pool(2) as pool:
         assert pool is not None
-        found = curve.blind_digests(scalar, digests * 60, pool=pool, report=seen.append)
+        found = ecdh.blind_digests(scalar, digests * 60, pool=pool, report=seen.append)
         assert found == points * 60
         assert seen == [820, 1640, 2460]
         processes = {pool.submit(os.getpid).result(60) for _ in range(4)}
         assert len(processes - {os.getpid()}) == 2
         os.kill(processes.pop(), signal.SIGKILL)
         with pytest.raises(LocalProtocolError, match="ended before its work was done"):
-            curve.multiply_points(scalar, points * 60, pool=pool)
+            ecdh.multiply_points(scalar, points * 60, pool=pool)
     assert not own_children()

@@ -1,6 +1,6 @@
 """Why a bench leaves out what needs CrypTen, an optional extra."""
 
-from apfed_protocols.crypten.shim import load_crypten
+from apfed_protocols.crypten import load_crypten
 from apfed_protocols.errors import LocalProtocolError
 
 __all__ = ["why_no_crypten"]

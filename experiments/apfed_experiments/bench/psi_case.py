@@ -222,7 +222,7 @@ def _party(
     """Play one party from its IDs to its result, and report it."""
     if protocol == "circuit_crypten":
         # its import takes longer than a small intersection
-        from apfed_protocols.crypten.shim import load_crypten
+        from apfed_protocols.crypten import load_crypten
 
         load_crypten()
     make = _role(me, protocol, size)
@@ -243,11 +243,9 @@ def _ahead_party(
     me: str, protocol: str, size: int, ends: Mapping[str, Connection], report: Connection
 ) -> None:
     """The same with a dealer that deals before, and has no part in what is measured."""
-    from apfed_protocols.psi.circuit.opprf_backend import OpprfIntersection
-    from apfed_protocols.psi.circuit.programmed import ProgrammedStocking
     from apfed_protocols.psi.interface import IntersectionAgreement
-    from apfed_protocols.psi.vole.backend import VoleIntersection
-    from apfed_protocols.psi.vole.dealing import VoleStocking
+    from apfed_protocols.psi.opprf import OpprfIntersection, ProgrammedStocking
+    from apfed_protocols.psi.vole import VoleIntersection, VoleStocking
 
     agreement = IntersectionAgreement(
         session="bench", dealer="dealer", ahead=True, sizes={"hub": size, "member": size}

@@ -7,8 +7,8 @@ digest.
 from dataclasses import dataclass
 from functools import cached_property
 
+from apfed_protocols.checks import take_numpy_integers
 from apfed_protocols.errors import LocalProtocolError
-from apfed_protocols.integers import take_numpy_integers
 from apfed_protocols.sums.interface import SumAgreement
 
 __all__ = ["ProductAgreement"]

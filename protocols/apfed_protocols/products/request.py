@@ -16,8 +16,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from apfed_protocols.checks import is_whole
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.integers import is_whole
 from apfed_protocols.products.agreement import ProductAgreement
 from apfed_protocols.products.ring import (
     Digits,

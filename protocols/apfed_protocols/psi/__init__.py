@@ -1,6 +1,218 @@
-"""Private set intersection: who is in several tables, without showing who else is in one."""
+"""Private set intersection: who is in several tables, without showing who else is in one.
 
-from apfed_protocols.psi.backends import SET_INTERSECTIONS
-from apfed_protocols.psi.tables import align, choose_protocol, count_common, share_membership
+`align` plays all parties in this process, for simulations and for trying out IDs, and so do
+`count_common` and `share_membership`, which open less. Parties in different organisations
+each build their own end of one of `SET_INTERSECTIONS` from the same agreement, whose encoding is
+that of their `IdNormalisation`, on IDs that `encode_ids` made, and carry the messages over their
+links with `take_part`. Who learns what is the business of the protocol, see its `leaks`.
+
+Example:
+    >>> from apfed_protocols import IdNormalisation, align
+    >>> rows = align({"bank": ["ann", "bob", "eve"], "shop": ["Eve", "bob", "joe"]}, hub="bank",
+    ...              normalisation=IdNormalisation(case_fold=True))
+    >>> sorted(zip(rows["bank"].tolist(), rows["shop"].tolist()))
+    [(1, 1), (2, 0)]
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apfed_protocols.checks import require_names
+from apfed_protocols.conversation import converse
+from apfed_protocols.errors import DataError, LocalProtocolError
+from apfed_protocols.ids import (
+    MOST_IDS,
+    IdColumn,
+    IdNormalisation,
+    encode_ids,
+    require_comparable,
+    text_of,
+)
+from apfed_protocols.psi.circuit import CircuitIntersection, CryptenCircuitIntersection
+from apfed_protocols.psi.ecdh import EcdhIntersection
+from apfed_protocols.psi.interface import (
+    Aligner,
+    IntersectionAgreement,
+    IntersectionTooSmallError,
+    Membership,
+    Output,
+    Progress,
+    SetIntersection,
+)
+from apfed_protocols.psi.opprf import OpprfIntersection
+from apfed_protocols.psi.vole import VoleIntersection
+from apfed_protocols.randomness import fresh_key
 
 __all__ = ["SET_INTERSECTIONS", "align", "choose_protocol", "count_common", "share_membership"]
+
+
+SET_INTERSECTIONS: Mapping[str, type[SetIntersection]] = {
+    "circuit": CircuitIntersection,
+    "circuit_crypten": CryptenCircuitIntersection,
+    "ecdh": EcdhIntersection,
+    "opprf": OpprfIntersection,
+    "vole": VoleIntersection,
+}
+
+_AUTO = "auto"
+_DEALER = "dealer (in memory)"
+_MANY_IDS = 20_000
+_AS_WRITTEN = IdNormalisation()
+
+
+def choose_protocol(sizes: Mapping[str, int]) -> str:
+    """Return the protocol that `align` takes for `auto`, from how many IDs each party has.
+
+    Two parties with few IDs use `ecdh`: it sends little, needs no dealer, and reveals
+    nothing that `opprf` would hide. Among more parties it would show the hub pairwise
+    overlaps, and with many IDs it is slow: these use `opprf`.
+    """
+    return "opprf" if len(sizes) > 2 or max(sizes.values(), default=0) > _MANY_IDS else "ecdh"
+
+
+def align(
+    ids_by_party: Mapping[str, IdColumn],
+    *,
+    hub: str,
+    protocol: str = _AUTO,
+    normalisation: IdNormalisation = _AS_WRITTEN,
+    minimum_rows: int = 2,
+    maximum_ids: int = MOST_IDS,
+    threads: int | None = None,
+    hub_only: bool = False,
+    progress: Callable[[Progress], None] | None = None,
+) -> Mapping[str, NDArray[np.int64]]:
+    """Find the rows that all parties share, playing all parties in this process.
+
+    Args:
+        ids_by_party: the IDs of two or more parties, distinct within each party, in any iterable
+            (row k is the k-th of it), of the kinds of `apfed_protocols.ids`.
+        hub: the party that all others talk to; with `ecdh` it learns pairwise overlaps.
+        protocol: a key of `SET_INTERSECTIONS`, or `auto` for what `choose_protocol` says.
+        normalisation: how IDs become bytes.
+        minimum_rows: fewer common rows are not opened.
+        maximum_ids: the largest set that a party may have.
+        threads: how many each party computes with; None lets the protocol choose.
+        hub_only: open the rows to the hub alone; the others learn that there are enough.
+        progress: told of every party's work.
+
+    Returns:
+        Row positions of each party (of the hub if `hub_only`), int64, shape (common rows,):
+        row k of every party is the same ID. The order is random, so that it tells nothing
+        about anybody's table.
+
+    Raises:
+        DataError: unfit IDs or names, IDs of which no two can match, unknown hub or protocol, or
+            fewer common rows than `minimum_rows`.
+    """
+    agreed = _Agreed(protocol, normalisation, minimum_rows, maximum_ids)
+    output = Output.HUB_ROWS if hub_only else Output.ROWS
+    aligners = _play(ids_by_party, hub, agreed, output, threads, progress)
+    opened = [hub] if hub_only else ids_by_party
+    return {party: aligners[party].rows for party in opened}
+
+
+def count_common(
+    ids_by_party: Mapping[str, IdColumn],
+    *,
+    hub: str,
+    protocol: str = _AUTO,
+    normalisation: IdNormalisation = _AS_WRITTEN,
+    minimum_rows: int = 2,
+    maximum_ids: int = MOST_IDS,
+    threads: int | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> int:
+    """Return how many IDs all parties share; no party learns which. See `align`."""
+    agreed = _Agreed(protocol, normalisation, minimum_rows, maximum_ids)
+    return _play(ids_by_party, hub, agreed, Output.SIZE, threads, progress)[hub].size
+
+
+def share_membership(
+    ids_by_party: Mapping[str, IdColumn],
+    *,
+    hub: str,
+    normalisation: IdNormalisation = _AS_WRITTEN,
+    minimum_rows: int = 2,
+    maximum_ids: int = MOST_IDS,
+    threads: int | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> Mapping[str, Membership]:
+    """Return each party's shares of which of the hub's IDs are common, by `circuit`.
+
+    Nobody learns them; they are for further protocols on shares. See `align`.
+    """
+    agreed = _Agreed("circuit", normalisation, minimum_rows, maximum_ids)
+    aligners = _play(ids_by_party, hub, agreed, Output.SHARED, threads, progress)
+    return {party: aligner.membership for party, aligner in aligners.items()}
+
+
+@dataclass(frozen=True)
+class _Agreed:
+    """What all parties fix."""
+
+    protocol: str
+    normalisation: IdNormalisation
+    minimum_rows: int
+    maximum_ids: int
+
+
+def _play(
+    ids_by_party: Mapping[str, IdColumn],
+    hub: str,
+    agreed: _Agreed,
+    output: Output,
+    threads: int | None,
+    progress: Callable[[Progress], None] | None,
+) -> Mapping[str, Aligner]:
+    """Play all parties; every aligner has something to open."""
+    members = [party for party in ids_by_party if party != hub]
+    if hub not in ids_by_party or not members:
+        raise DataError(
+            f"alignment takes a hub and at least one other party; the hub is {hub!r}, "
+            f"the parties are {', '.join(map(str, ids_by_party)) or 'none'}"
+        )
+    known = [_AUTO, *sorted(SET_INTERSECTIONS)]
+    if agreed.protocol not in known:
+        raise DataError(
+            f"no set intersection is called {agreed.protocol!r}; there are: {', '.join(known)}"
+        )
+    session = f"in memory {fresh_key().hex()}"
+    ids: dict[str, list[bytes]] = {}
+    try:
+        require_names("set intersection", session, list(ids_by_party))
+        for party, column in ids_by_party.items():
+            ids[party] = encode_ids(
+                party, column, agreed.normalisation, maximum_ids=agreed.maximum_ids
+            )
+        require_comparable({party: map(text_of, ids[party]) for party in (hub, *members)})
+        sizes = {party: len(rows) for party, rows in ids.items()}
+        chosen = choose_protocol(sizes) if agreed.protocol == _AUTO else agreed.protocol
+        protocol = SET_INTERSECTIONS[chosen](
+            IntersectionAgreement(
+                session=session,
+                minimum_rows=agreed.minimum_rows,
+                maximum_ids=agreed.maximum_ids,
+                encoding=agreed.normalisation.encoding,
+                dealer=_DEALER,
+                output=output,
+            ),
+            threads=threads,
+            progress=progress,
+        )
+        aligners = {hub: protocol.hub(hub, members, ids[hub])}
+        aligners |= {member: protocol.member(member, hub, ids[member]) for member in members}
+        helpers = {_DEALER: protocol.dealer(hub, members)} if protocol.needs_dealer else {}
+        converse(aligners | helpers)
+        _ = aligners[hub].membership if output is Output.SHARED else aligners[hub].size
+    except IntersectionTooSmallError as error:
+        shown = ", ".join(f"{party} {len(rows)}" for party, rows in ids.items())
+        raise DataError(
+            f"{error}. Rows by party: {shown}; normalisation: {agreed.normalisation}"
+        ) from error
+    except LocalProtocolError as error:
+        raise DataError(str(error)) from error
+    return aligners

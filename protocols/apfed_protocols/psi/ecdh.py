@@ -5,7 +5,7 @@ links. Protects from: semi-honest parties that follow the protocol and look at w
 got. A party that lies about its set learns what a set with these IDs would learn.
 
 With a_i the hub's fresh scalar for member i, b_i the member's, and P(x) an ID on the curve
-(see `apfed_protocols.psi.ladder`), each list in a fresh random order of its sender:
+(`to_curve`), each list in a fresh random order of its sender:
 
 1. hub -> i: a_i P(x) for its IDs; i -> hub: b_i P(y) for its IDs (at the same time).
 2. i -> hub: b_i a_i P(x) in the order received, as 16-byte tags. The hub computes
@@ -20,39 +20,203 @@ its own: the hub counts equal tags, cannot tell whose they are, and tells the me
 Two members cannot compare what the hub sent them, because a_i differs. Tags of two
 different IDs agree with probability below 2^-81 for sets of 10 million.
 Source: C. Meadows, IEEE S&P 1986; Huberman, Franklin and Hogg, EC 1999.
+
+Points are 32-byte u-coordinates on Curve25519, held one after the other in one `bytes`. X25519
+(RFC 7748, section 5) computes the u-coordinate of a scalar multiple from a
+u-coordinate, so it commutes: X25519(a, X25519(b, u)) = X25519(b, X25519(a, u)). A clamped
+scalar is 8 times a number below the order of the large subgroup: blinding is one-to-one
+on that subgroup and wipes the low-order part of a hashed point. That blinded points look
+random is the decisional Diffie-Hellman assumption, with the hash as a random oracle.
+
+X25519 also accepts any 32 bytes, half of which lie on the curve's twist, and it keeps a
+point on its side. Hashing IDs straight to 32 bytes would therefore publish one bit of
+each ID's hash, and the count of these bits differs from set to set. So a digest, as a number
+r, goes through Elligator 2 (RFC 9380, section 6.7.1): of -A / (1 + 2 r^2) and -A minus that,
+exactly one lies on the curve y^2 = u^3 + A u^2 + u with A = 486662, and it is the point.
+
+Half of the curve's u are reached, those with a square -2 u (u + A), each from four numbers: r, -r,
+1 / 2r and -1 / 2r. So hashed points are not uniform, but the assumption for uniform points
+covers them. For whoever could tell blinded hashes from random points could do so for
+uniform points: add to each a random point of low order, which the scalar wipes; throw away
+the half that is not reached, which anyone can tell; say that the hash gave one of the four r of
+each of the others. Two of n IDs meet in one point with probability below n^2 2^-251.
+
+A multiplication is libsodium's, through PyNaCl: it takes the same time for all points, and
+leaves Python's lock to other threads, which `cryptography`, as fast in one thread, keeps. The
+arithmetic of Elligator 2 is GMP's, whose time can depend on the numbers; among the
+multiplications a peer sees the sum for a whole set at most. Hashing to the curve keeps the lock, so
+that for long lists a pool of processes can be given.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
+import hashlib
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import BrokenExecutor, Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import ClassVar
+from enum import IntEnum
+from functools import partial
+from typing import ClassVar, cast
 
 import numpy as np
+from gmpy2 import invert, jacobi, mpz  # type: ignore[import-untyped]
+from nacl.bindings import crypto_scalarmult
 from numpy.typing import NDArray
 
 from apfed_protocols.conversation import Conversation, Outgoing
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.ids import check_ids
-from apfed_protocols.psi.ecdh_side import LAST, TAG_BYTES, Kind, Side
-from apfed_protocols.psi.framing import Framing
 from apfed_protocols.psi.interface import (
+    POSITION_BYTES,
     Admit,
+    Framing,
     Guesses,
     IntersectionAgreement,
     IntersectionTooSmallError,
+    Opened,
     Output,
     Progress,
+    ResultHolder,
+    check_choices,
     check_parties,
+    check_places,
+    common_rows,
+    digest_each,
 )
-from apfed_protocols.psi.ladder import POINT_BYTES, split_points
-from apfed_protocols.psi.pairwise import POSITION_BYTES, check_places, common_rows
-from apfed_protocols.psi.result import Opened, ResultHolder, check_choices
-from apfed_protocols.randomness import random_permutation
+from apfed_protocols.randomness import ForkCheck, derive_key, fresh_key, random_permutation
 
-__all__ = ["EcdhHub", "EcdhIntersection", "EcdhMember"]
+__all__ = [
+    "LAST", "POINT_BYTES", "TAG_BYTES", "EcdhHub", "EcdhIntersection", "EcdhMember", "Kind", "Side",
+    "blind", "blind_digests", "check_points", "digest_ids", "in_threads", "multiply",
+    "multiply_points", "split_points", "to_curve",
+]  # fmt: skip
+
 
 Rows = NDArray[np.int64]
 _NO_ROWS: Rows = np.empty(0, np.int64)
+
+_VERSION = 3
+TAG_BYTES = 16
+
+_MODULUS = 2**255 - 19
+# Every u of a point of order 1, 2, 4 or 8, on the curve or on its twist. The two of order 8
+# are inverse numbers: the roots of u^4 - 4 u^3 - (2 + 4 * 486662) u^2 - 4 u + 1.
+_ORDER_EIGHT = 325606250916557431795983626356110631294008115727848805560023387167927233504
+
+POINT_BYTES = 32
+
+_LOW_ORDER = frozenset(
+    u.to_bytes(POINT_BYTES, "little")
+    for u in (0, 1, _MODULUS - 1, _ORDER_EIGHT, pow(_ORDER_EIGHT, -1, _MODULUS))
+)
+
+_PRIME = mpz(2**255 - 19)
+_CURVE_A = mpz(486662)
+_BELOW_2_255 = mpz(2**255 - 1)
+
+# Takes some 30 ms: that soon a thread ends whose work is called off.
+_POINTS_OF_A_PIECE = 1_000
+
+
+class Kind(IntEnum):
+    """What a message is."""
+
+    BLINDED = 1
+    TAGS = 2
+    ROWS = 3
+    REFUSAL = 4
+    DONE = 5
+    SIZE = 6
+
+
+_ITEM_BYTES: Mapping[int, int] = {
+    Kind.BLINDED: POINT_BYTES,
+    Kind.TAGS: TAG_BYTES,
+    Kind.ROWS: POSITION_BYTES,
+    Kind.REFUSAL: 0,
+    Kind.DONE: 0,
+    Kind.SIZE: POSITION_BYTES,
+}
+LAST: Mapping[Output, Kind] = {
+    Output.ROWS: Kind.ROWS,
+    Output.HUB_ROWS: Kind.DONE,
+    Output.SIZE: Kind.SIZE,
+}
+
+
+class Side:
+    """The own set and the message format."""
+
+    def __init__(
+        self,
+        me: str,
+        ids: Sequence[bytes],
+        agreement: IntersectionAgreement,
+        *,
+        threads: int | None,
+        pool: Executor | None,
+        progress: Callable[[Progress], None] | None,
+        secret: bytes | None,
+    ) -> None:
+        self.agreement, self._progress, self._secret = agreement, progress, secret
+        self._threads, self._pool = threads, pool
+        self.me, self.size = me, len(ids)
+        self._framing = Framing(self.agreement, _VERSION, _ITEM_BYTES, self.agreement.maximum_ids)
+        self._digests = digest_ids(ids, session=self.agreement.digest)
+        self._started = False
+        self._fork_check = ForkCheck(f"{me}: this role of an intersection")
+
+    def begin(self) -> None:
+        self._fork_check.require()
+        if self._started:
+            raise LocalProtocolError(f"{self.me}: an intersection is started once")
+        self._started = True
+
+    def draw(self, peer: str) -> tuple[bytes, Rows]:
+        """Return the scalar, and the order of the own IDs, for the run with this peer."""
+        if self._secret is None:
+            return fresh_key(), random_permutation(self.size)
+        key = derive_key(self._secret, b"ecdh", self.agreement.digest, peer.encode())
+        order = random_permutation(self.size, key=derive_key(key, b"order"))
+        return derive_key(key, b"scalar"), order
+
+    def blind(self, scalar: bytes, order: Rows) -> bytes:
+        """Return the own IDs, blinded, with the ID of row `order[k]` at place k."""
+        rows = np.frombuffer(self._digests, np.uint8).reshape(-1, POINT_BYTES)
+        report = self._reporter("blinding its own IDs", self.size)
+        return blind_digests(
+            scalar, rows[order].tobytes(), threads=self._threads, pool=self._pool, report=report
+        )
+
+    def multiply(self, sender: str, scalar: bytes, points: bytes) -> bytes:
+        """Check and blind what `sender` sent."""
+        check_points(sender, points)
+        report = self._reporter(f"blinding the IDs of {sender}", len(points) // POINT_BYTES)
+        found = multiply_points(
+            scalar, points, threads=self._threads, pool=self._pool, report=report
+        )
+        if len(set(split_points(found))) * POINT_BYTES < len(found):
+            # they differ by points of low order, which multiplying by a scalar takes away
+            raise RemoteProtocolError(
+                f"{sender} sent one blinded ID in two ways; it does not follow the protocol"
+            )
+        return found
+
+    def _reporter(self, work: str, total: int) -> Callable[[int], None] | None:
+        progress = self._progress
+        if progress is None:
+            return None
+        return lambda done: progress(Progress(self.me, work, done, total))
+
+    def pack(self, kind: Kind, items: bytes = b"") -> bytes:
+        return self._framing.pack(kind, items)
+
+    def unpack(self, sender: str, message: bytes) -> tuple[Kind, bytes]:
+        self._fork_check.require()
+        if not self._started:
+            raise LocalProtocolError(f"{self.me}: call start before receive")
+        kind, items = self._framing.unpack(sender, message)
+        return Kind(kind), items
 
 
 class EcdhIntersection:
@@ -313,3 +477,180 @@ class EcdhMember(ResultHolder):
                 f"{sender} announces {size} common IDs, expected {minimum} to {most}"
             )
         return Opened(size=size)
+
+
+def digest_ids(ids: Sequence[bytes], *, session: bytes) -> bytes:
+    """Return a 32-byte digest of each ID: BLAKE2b keyed with the 32 bytes `session`.
+
+    The digests are as secret as the IDs: who sees one can try out guessed IDs.
+    """
+    hasher = hashlib.blake2b(key=session, digest_size=POINT_BYTES, person=b"apfed psi ecdh")
+    return digest_each(ids, hasher).tobytes()
+
+
+def blind_digests(
+    scalar: bytes,
+    digests: bytes,
+    *,
+    threads: int | None = None,
+    pool: Executor | None = None,
+    report: Callable[[int], None] | None = None,
+) -> bytes:
+    """Map each 32-byte digest to the curve and multiply the point by `scalar`.
+
+    Args:
+        scalar: 32 secret bytes.
+        digests: one after the other.
+        threads: how many work at most; None for one for each processor.
+        pool: of processes that work in place of threads.
+        report: called with the number of digests done, as it grows.
+    """
+    work = partial(blind, scalar)
+    return in_threads(work, digests, threads=threads, pool=pool, report=report)
+
+
+def multiply_points(
+    scalar: bytes,
+    points: bytes,
+    *,
+    threads: int | None = None,
+    pool: Executor | None = None,
+    report: Callable[[int], None] | None = None,
+) -> bytes:
+    """Multiply each point, checked before by `check_points`, by `scalar`; as `blind_digests`."""
+    work = partial(multiply, scalar)
+    return in_threads(work, points, threads=threads, pool=pool, report=report)
+
+
+def check_points(sender: str, points: bytes) -> None:
+    """Refuse anything but distinct, canonical points outside the small subgroups.
+
+    Raises:
+        RemoteProtocolError: names `sender` and what is wrong.
+    """
+    if len(points) % POINT_BYTES:
+        raise RemoteProtocolError(
+            f"{sender} sent {len(points)} bytes of points, not a multiple of {POINT_BYTES}"
+        )
+    rows = np.frombuffer(points, np.uint8).reshape(-1, POINT_BYTES)
+    top, lowest = rows[:, -1], rows[:, 0]
+    not_reduced = (top == 0x7F) & (rows[:, 1:-1] == 0xFF).all(axis=1) & (lowest >= 0xED)
+    if bool(((top > 0x7F) | not_reduced).any()):
+        raise RemoteProtocolError(f"{sender} sent a point that is not a number below 2^255 - 19")
+    distinct = set(split_points(points))
+    if len(distinct) != len(rows):
+        raise RemoteProtocolError(
+            f"{sender} sent {len(rows) - len(distinct)} blinded ID(s) twice; "
+            "its set has duplicates, or it does not follow the protocol"
+        )
+    if not _LOW_ORDER.isdisjoint(distinct):
+        raise RemoteProtocolError(f"{sender} sent a point of low order, which would open a secret")
+
+
+def split_points(points: bytes, size: int = POINT_BYTES) -> list[bytes]:
+    """Cut points apart, or items of another size; the last one is whole."""
+    return cast(list[bytes], np.frombuffer(points, f"V{size}").tolist())
+
+
+def to_curve(digests: bytes) -> list[bytes]:
+    """Map 32-byte digests, read as numbers below 2^255, to points on the curve.
+
+    Six of them give a point of low order, which libsodium refuses to multiply: 0 and the prime
+    give 0, and the four roots of r^2 = -(A + 1) / 2 and of r^2 = -1 / (2 A + 2) give 1.
+    """
+    fractions = []
+    product = mpz(1)
+    for digest in split_points(digests):
+        r = mpz(int.from_bytes(digest, "little")) & _BELOW_2_255
+        below = (2 * r * r + 1) % _PRIME  # never 0: -1/2 is no square
+        fractions.append((product, below))
+        product = product * below % _PRIME
+    # one inversion for all (Montgomery's trick): `left` inverts the product of those to come
+    left, points = invert(product, _PRIME), []
+    for product, below in reversed(fractions):
+        u = -_CURVE_A * (left * product % _PRIME) % _PRIME
+        left = left * below % _PRIME
+        if jacobi(u * (u * (u + _CURVE_A) + 1), _PRIME) != 1:
+            u = (-_CURVE_A - u) % _PRIME
+        points.append(int(u).to_bytes(POINT_BYTES, "little"))
+    points.reverse()
+    return points
+
+
+def blind(scalar: bytes, digests: bytes) -> bytes:
+    """Hash each 32-byte digest to the curve and multiply the point by `scalar`, 32 bytes."""
+    return _times(scalar, to_curve(digests))
+
+
+def multiply(scalar: bytes, points: bytes) -> bytes:
+    """Multiply each point by `scalar`; none may be of low order."""
+    return _times(scalar, split_points(points))
+
+
+def _times(scalar: bytes, points: Iterable[bytes]) -> bytes:
+    return b"".join([crypto_scalarmult(scalar, point) for point in points])
+
+
+def in_threads(
+    work: Callable[[bytes], bytes],
+    blocks: bytes,
+    *,
+    threads: int | None = None,
+    pool: Executor | None = None,
+    report: Callable[[int], None] | None = None,
+) -> bytes:
+    """Return what `work` makes of the blocks: of each piece of them, in order.
+
+    Args:
+        work: makes as many blocks of 32 bytes of any number of them.
+        blocks: of 32 bytes each, one after the other.
+        threads: how many at most; None for one for each processor.
+        pool: works in place of threads; it stays open.
+        report: called with the number of blocks done, as it grows.
+
+    Raises:
+        LocalProtocolError: no thread to work in, or a process of the pool died.
+    """
+    if threads is not None and threads < 1:
+        raise LocalProtocolError(f"threads is at least 1, got {threads}")
+    count = len(blocks) // POINT_BYTES
+    pieces = max(1, math.ceil(count / _POINTS_OF_A_PIECE))
+    bounds = [POINT_BYTES * (count * k // pieces) for k in range(pieces + 1)]
+    given = (blocks[bounds[k] : bounds[k + 1]] for k in range(pieces))
+    if pool is not None:
+        return _in_pool(pool, work, given, report)
+    several = min(pieces, threads or os.cpu_count() or 1)
+    if several == 1:
+        return b"".join(_counted(map(work, given), report))
+    with ThreadPoolExecutor(several) as pool:
+        try:
+            return b"".join(_counted(pool.map(work, given), report))
+        finally:
+            # where this ends early, pieces that no thread has begun are not done any more
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _in_pool(
+    pool: Executor,
+    work: Callable[[bytes], bytes],
+    given: Iterable[bytes],
+    report: Callable[[int], None] | None,
+) -> bytes:
+    try:
+        # map calls off what no process has begun, where this ends early
+        return b"".join(_counted(pool.map(work, given), report))
+    except BrokenExecutor as error:
+        raise LocalProtocolError(
+            "a process that blinds IDs ended before its work was done, perhaps for lack of memory; "
+            "start the party again, with fewer threads if that was why. A script that starts "
+            'processes keeps what it runs under `if __name__ == "__main__"`'
+        ) from error
+
+
+def _counted(results: Iterable[bytes], report: Callable[[int], None] | None) -> Iterator[bytes]:
+    done = 0
+    for result in results:
+        yield result
+        done += len(result) // POINT_BYTES
+        if report is not None:
+            report(done)

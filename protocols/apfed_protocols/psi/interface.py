@@ -1,42 +1,59 @@
-"""What every private set intersection offers: one hub, any number of members.
+"""What every private set intersection offers, and what its backends are made of.
 
-Run by: the active as the hub, every passive as a member. Guarantee asked of every
-backend: an ID outside the intersection stays unknown to every other party; what a
-backend reveals beyond the M-way intersection, it lists in `leaks`.
+Run by: the active as the hub, every passive as a member, for some backends a dealer without IDs.
+Guarantee asked of every backend: an ID outside the intersection stays unknown to every other
+party; what a backend reveals beyond the M-way intersection, it lists in `leaks`.
+
+Messages are framed (`Framing`): any bytes either parse to a kind and as many items of that kind's
+size as announced, or raise RemoteProtocolError. A role with many rounds is written top to bottom as
+a `Script`, which reads and writes at a `Desk`. Where the parties agree on sizes, a set may turn out
+smaller, and a dealer may deal before the IDs are known (`apfed_protocols.psi.supply`).
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+import struct
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import ClassVar, Protocol
+from enum import IntEnum, StrEnum
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from apfed_protocols.conversation import Conversation
-from apfed_protocols.errors import LocalProtocolError
+from apfed_protocols.checks import take_numpy_integers
+from apfed_protocols.conversation import Conversation, Outgoing
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.ids import MOST_IDS
-from apfed_protocols.integers import take_numpy_integers
+from apfed_protocols.randomness import ForkCheck, random_permutation
 
 __all__ = [
-    "Admit",
-    "Aligner",
-    "Guesses",
-    "IntersectionAgreement",
-    "IntersectionTooSmallError",
-    "Membership",
-    "Output",
-    "Progress",
-    "SetIntersection",
-    "check_parties",
-]
+    "PLACES", "POSITION_BYTES", "Admit", "Aligner", "Desk", "Framing", "Guesses", "Inbox",
+    "IntersectionAgreement", "IntersectionTooSmallError", "Membership", "Opened", "Output",
+    "Progress", "ResultHolder", "Script", "ScriptedRole", "SetIntersection", "Turn", "agreed_size",
+    "announced_size", "check_announced", "check_choices", "check_parties", "check_places",
+    "common_rows", "digest_each", "largest_size", "three_different",
+]  # fmt: skip
+
 
 _POSITIONS = 2**32
-
-
 Admit = Callable[[str, Sequence[str]], None]
 """Takes a party's own name and those of the peers with IDs; raises if it is not to take part."""
+
+_HEADER = struct.Struct(">BB16sI")
+_DIGEST_BYTES = 16
+
+_MESSAGES_AHEAD = 4
+
+Inbox = Mapping[str, bytes]
+_Kind = TypeVar("_Kind", bound=IntEnum)
+
+PLACES = 3
+_IDS_OF_A_PIECE = 2**12
+
+Rows = NDArray[np.int64]
+POSITION_BYTES = 4
 
 
 class IntersectionTooSmallError(LocalProtocolError):
@@ -267,3 +284,427 @@ def check_parties(hub: str, members: Sequence[str], *others: str) -> None:
             f"{hub!r}, members {', '.join(map(repr, members)) or 'none'}"
             + "".join(f", dealer {other!r}" for other in others)
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """What one party learned; None where it did not."""
+
+    rows: NDArray[np.int64] | None = field(default=None, repr=False)
+    size: int | None = None
+    membership: Membership | None = None
+
+
+class ResultHolder:
+    """Base of the roles: keeps the outcome, and says why there is none."""
+
+    def __init__(self, me: str, output: Output) -> None:
+        self._me, self._output = me, output
+        self._outcome: Opened | IntersectionTooSmallError | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether this role needs no further message."""
+        return self._outcome is not None
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """See `Aligner.rows`."""
+        rows = self._opened().rows
+        if rows is None:
+            raise self._not_opened("rows")
+        return rows
+
+    @property
+    def size(self) -> int:
+        """See `Aligner.size`."""
+        opened = self._opened()
+        if opened.size is not None:
+            return opened.size
+        if opened.rows is not None:
+            return len(opened.rows)
+        raise self._not_opened("size")
+
+    @property
+    def membership(self) -> Membership:
+        """See `Aligner.membership`."""
+        membership = self._opened().membership
+        if membership is None:
+            raise self._not_opened("shared membership")
+        return membership
+
+    def _opened(self) -> Opened:
+        if self._outcome is None:
+            raise LocalProtocolError(f"{self._me}: the intersection is not finished")
+        if isinstance(self._outcome, IntersectionTooSmallError):
+            raise self._outcome
+        return self._outcome
+
+    def _not_opened(self, what: str) -> LocalProtocolError:
+        return LocalProtocolError(
+            f"{self._me} has no {what} of this intersection; the parties agreed on the output "
+            f"{self._output.value!r}"
+        )
+
+
+def check_choices(
+    backend: str,
+    outputs: frozenset[Output],
+    agreement: IntersectionAgreement,
+    threads: int | None,
+) -> None:
+    """Refuse an output that the backend cannot give, or no process to work in.
+
+    Raises:
+        LocalProtocolError: names what there is.
+    """
+    if threads is not None and threads < 1:
+        raise LocalProtocolError(f"threads is at least 1, got {threads}")
+    if agreement.output not in outputs:
+        raise LocalProtocolError(
+            f"{backend} cannot give the output {agreement.output.value!r}; "
+            f"it gives {', '.join(sorted(outputs))}"
+        )
+
+
+def announced_size(agreement: IntersectionAgreement, me: str, true_size: int) -> int:
+    """Return what this party announces.
+
+    Raises:
+        LocalProtocolError: it has more IDs than agreed.
+    """
+    if not agreement.sizes:
+        return true_size
+    agreed = agreed_size(agreement, me)
+    if true_size > agreed:
+        raise LocalProtocolError(
+            f"{me} has {true_size} IDs, the parties agreed that it announces {agreed}"
+        )
+    return agreed
+
+
+def check_announced(
+    agreement: IntersectionAgreement, sender: str, sizes: Sequence[int], parties: Sequence[str]
+) -> None:
+    """Refuse sizes other than the agreed ones, or above the limit.
+
+    Raises:
+        RemoteProtocolError: names `sender`, who said so.
+    """
+    limit = agreement.maximum_ids
+    for size in sizes:
+        if size > limit:
+            raise RemoteProtocolError(
+                f"{sender} announces {size} IDs, the parties agreed on at most {limit}"
+            )
+    if not agreement.sizes:
+        return
+    agreed = sorted(agreed_size(agreement, party) for party in parties)
+    if sorted(sizes) != agreed:
+        raise RemoteProtocolError(
+            f"{sender} announces {', '.join(map(str, sizes))} IDs, the parties agreed on "
+            f"{', '.join(map(str, agreed))}"
+        )
+
+
+def largest_size(agreement: IntersectionAgreement) -> int:
+    """The most IDs that any party may announce."""
+    return max(agreement.sizes.values(), default=agreement.maximum_ids)
+
+
+def agreed_size(agreement: IntersectionAgreement, party: str) -> int:
+    try:
+        return agreement.sizes[party]
+    except KeyError:
+        raise LocalProtocolError(
+            f"no size is agreed for {party}, only for {', '.join(agreement.sizes) or 'nobody'}"
+        ) from None
+
+
+@dataclass(frozen=True)
+class Framing:
+    """The messages of one backend under one agreement.
+
+    Attributes:
+        agreement: must equal the peer's; its digest is in each frame.
+        version: names the backend and its version, 0 to 255.
+        item_bytes: the kinds of messages (0 to 255) and the size of one item of each.
+        maximum_items: the most items of one message.
+    """
+
+    agreement: IntersectionAgreement
+    version: int
+    item_bytes: Mapping[int, int]
+    maximum_items: int
+
+    @staticmethod
+    def size(item_bytes: int, count: int) -> int:
+        """Bytes of a message of so many items."""
+        return _HEADER.size + item_bytes * count
+
+    def pack(self, kind: int, items: bytes = b"") -> bytes:
+        """Frame the items, which lie one after the other in `items`.
+
+        Raises:
+            LocalProtocolError: more than a message holds.
+        """
+        count = len(items) // self.item_bytes[kind] if items else 0
+        if count > self.maximum_items:
+            raise LocalProtocolError(
+                f"a message of kind {kind} would have {count} items, a message holds at most "
+                f"{self.maximum_items}; such large sets are intersected in parts"
+            )
+        digest = self.agreement.digest[:_DIGEST_BYTES]
+        return _HEADER.pack(self.version, kind, digest, count) + items
+
+    def unpack(self, sender: str, message: bytes) -> tuple[int, bytes]:
+        """Return the kind and the items.
+
+        Raises:
+            RemoteProtocolError: malformed, of another agreement, or too large a set.
+        """
+        if len(message) < _HEADER.size:
+            raise RemoteProtocolError(f"{sender} sent {len(message)} bytes, too few for a header")
+        version, kind, digest, count = _HEADER.unpack_from(message)
+        if version != self.version or kind not in self.item_bytes:
+            raise RemoteProtocolError(
+                f"{sender} sent version {version}, kind {kind} of a set intersection; "
+                f"this party speaks version {self.version}; use the same protocol and release "
+                "at all parties"
+            )
+        if digest != self.agreement.digest[:_DIGEST_BYTES]:
+            raise RemoteProtocolError(
+                f"{sender} holds another agreement; compare session, minimum_rows, maximum_ids "
+                "and the normalisation of IDs"
+            )
+        if count > self.maximum_items:
+            raise RemoteProtocolError(
+                f"{sender} announces {count} items, this party accepts at most {self.maximum_items}"
+            )
+        items = message[_HEADER.size :]
+        if len(items) != count * self.item_bytes[kind]:
+            raise RemoteProtocolError(
+                f"{sender} announces {count} items of {self.item_bytes[kind]} bytes and sent "
+                f"{len(items)} bytes"
+            )
+        return kind, items
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Messages to send, and the parties that must each answer with one message."""
+
+    outgoing: Sequence[Outgoing]
+    awaited: Collection[str]
+
+
+Script = Generator[Turn, Mapping[str, bytes], Opened | IntersectionTooSmallError]
+"""Ends with what its party learned, or with the reason why it is nothing."""
+
+
+class ScriptedRole(ResultHolder):
+    """Drives a script as a conversation; satisfies `Aligner`.
+
+    Args:
+        me: this party's name; peers: who may write to it; output: what was agreed.
+        script: not yet started. What it raises ends the role.
+        longest: bytes of the longest message that it takes.
+    """
+
+    def __init__(
+        self, me: str, peers: Collection[str], output: Output, script: Script, *, longest: int
+    ) -> None:
+        super().__init__(me, output)
+        self._script, self._longest = script, longest
+        self._fork_check = ForkCheck(f"{me}: this role of an intersection")
+        self._inbox: dict[str, deque[bytes]] = {peer: deque() for peer in peers}
+        self._awaited: Collection[str] = ()
+        self._started = self._failed = False
+
+    @property
+    def awaited(self) -> Collection[str]:
+        """The parties that the script waits for: the next message of each is its next step."""
+        return self._awaited
+
+    def start(self) -> Iterable[Outgoing]:
+        """Run the script up to its first turn, and on where that awaits nobody."""
+        self._fork_check.require()
+        if self._started:
+            raise LocalProtocolError(f"{self._me}: an intersection is started once")
+        self._started = True
+        return self._run(None)
+
+    def receive(self, sender: str, body: bytes) -> Iterable[Outgoing]:
+        """Keep a message until the script waits for it; run the script as far as it goes."""
+        self._fork_check.require()
+        if not self._started:
+            raise LocalProtocolError(f"{self._me}: call start before receive")
+        if sender not in self._inbox:
+            raise RemoteProtocolError(f"{sender} takes no part in this intersection")
+        if self.finished or self._failed or len(self._inbox[sender]) >= _MESSAGES_AHEAD:
+            raise RemoteProtocolError(
+                f"{sender} sent a message when the protocol does not expect it: the intersection "
+                f"is over, or {sender} is too far ahead"
+            )
+        if len(body) > self._longest:
+            raise RemoteProtocolError(
+                f"{sender} sent {len(body)} bytes, {self._me} takes at most {self._longest} in "
+                "this intersection; compare alignment.maximum_ids of both"
+            )
+        self._inbox[sender].append(body)
+        if not all(self._inbox[peer] for peer in self._awaited):
+            return []
+        return self._run(self._taken())
+
+    def _taken(self) -> Mapping[str, bytes]:
+        return {peer: self._inbox[peer].popleft() for peer in self._awaited}
+
+    def _run(self, messages: Mapping[str, bytes] | None) -> Iterable[Outgoing]:
+        """Up to the next turn at once; what need not wait follows as the messages are read."""
+        return itertools.chain(self._resume(messages), self._rest())
+
+    def _rest(self) -> Iterator[Outgoing]:
+        while not self.finished and all(self._inbox[peer] for peer in self._awaited):
+            yield from self._resume(self._taken())
+
+    def _resume(self, messages: Mapping[str, bytes] | None) -> Sequence[Outgoing]:
+        self._failed = True  # unless the script gets to its next turn or its end
+        try:
+            turn = next(self._script) if messages is None else self._script.send(messages)
+        except StopIteration as end:
+            self._outcome, turn = end.value, Turn((), ())
+        self._failed, self._awaited = False, turn.awaited
+        return turn.outgoing
+
+
+class Desk(Generic[_Kind]):
+    """Frames one party's messages, and reads those of its peers.
+
+    Args:
+        me: the party; agreement: of the intersection.
+        kinds: of messages; version: names the backend and its version, 0 to 255.
+        work: what `report` tells of.
+        progress: told of it.
+    """
+
+    def __init__(
+        self,
+        me: str,
+        agreement: IntersectionAgreement,
+        *,
+        kinds: type[_Kind],
+        version: int,
+        work: str,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        self.me, self.agreement, self._kinds = me, agreement, kinds
+        self._work, self._progress = work, progress
+        self._framing = Framing(agreement, version, dict.fromkeys(map(int, kinds), 1), 2**32 - 1)
+
+    def report(self, done: int, total: int) -> None:
+        """Tell whoever watches how much of the work is done."""
+        if self._progress is not None:
+            self._progress(Progress(self.me, self._work, done, total))
+
+    def turn(self, kind: _Kind, bodies: Mapping[str, bytes], awaited: Collection[str]) -> Turn:
+        """Send each party its body, then wait for one message of each awaited party."""
+        packed = {party: self._framing.pack(kind, body) for party, body in bodies.items()}
+        return Turn([Outgoing(party, body) for party, body in packed.items()], awaited)
+
+    def kind_of(self, inbox: Inbox, sender: str) -> _Kind:
+        """Return the kind of the message of `sender`, where the protocol allows several."""
+        return self._kinds(self._framing.unpack(sender, inbox[sender])[0])
+
+    def read(self, inbox: Inbox, sender: str, kind: _Kind, length: int | None = None) -> bytes:
+        """Return the body of the message of `sender`, of this kind and length.
+
+        Raises:
+            RemoteProtocolError: it is another one.
+        """
+        found, body = self._framing.unpack(sender, inbox[sender])
+        if found != kind:
+            raise RemoteProtocolError(
+                f"{sender} sent {self._kinds(found).name.lower()} when the protocol expects "
+                f"{kind.name.lower()}; a message was repeated or reordered"
+            )
+        if length is not None and len(body) != length:
+            raise RemoteProtocolError(
+                f"{sender} sent {kind.name.lower()} of {len(body)} bytes, expected {length}"
+            )
+        return body
+
+
+def digest_each(ids: Sequence[bytes], keyed: "hashlib.blake2b") -> NDArray[np.uint8]:
+    """What a hash that was given its key makes of each ID, shape (n, bytes of a digest).
+
+    They are as secret as the IDs: who has the key can try out guessed IDs.
+    """
+    digests, copy = np.empty((len(ids), keyed.digest_size), np.uint8), keyed.copy
+    for start in range(
+        0, len(ids), _IDS_OF_A_PIECE
+    ):  # millions of small objects would crowd the memory
+        found = []
+        for identity in ids[start : start + _IDS_OF_A_PIECE]:
+            one = copy()
+            one.update(identity)
+            found.append(one.digest())
+        rows = np.frombuffer(b"".join(found), np.uint8)
+        digests[start : start + _IDS_OF_A_PIECE] = rows.reshape(-1, keyed.digest_size)
+    return digests
+
+
+def three_different(words_n3: NDArray[np.uint64], size: int) -> NDArray[np.int64]:
+    """Uniform triples of different places below `size`, up to a bias of size / 2^63; (n, 3)."""
+    first, second, third = (
+        ((words_n3[:, k] >> np.uint64(1)) % np.uint64(size - k)).astype(np.int64)
+        for k in range(PLACES)
+    )
+    second += second >= first
+    low, high = np.minimum(first, second), np.maximum(first, second)
+    third += third >= low
+    third += third >= high
+    return np.stack([first, second, third], axis=1)
+
+
+def common_rows(
+    me: str, places: Mapping[str, Rows], minimum: int
+) -> Rows | IntersectionTooSmallError:
+    """The hub's rows that all share, in a random order; or why they stay closed.
+
+    Args:
+        me: the hub.
+        places: for each member where it has each of the hub's rows, -1 for nowhere; shape (n,).
+        minimum: how many must be common.
+    """
+    shared = {member: place >= 0 for member, place in places.items()}
+    common = np.flatnonzero(np.logical_and.reduce(list(shared.values())))
+    if len(common) < minimum:
+        found = ", ".join(f"{int(with_it.sum())} with {name}" for name, with_it in shared.items())
+        detail = f" ({len(common)} in common to all; {found})"
+        return IntersectionTooSmallError.of(me, minimum, detail)
+    return common[random_permutation(len(common))]
+
+
+def check_places(sender: str, items: bytes, *, minimum: int, own_size: int, hub_size: int) -> Rows:
+    """Read the places that the hub opened in a member's list.
+
+    Raises:
+        RemoteProtocolError: too few or too many, repeated, or outside of the list.
+    """
+    if len(items) % POSITION_BYTES:
+        raise RemoteProtocolError(f"{sender} opened rows in {len(items)} bytes, not whole places")
+    places = np.frombuffer(items, ">u4").astype(np.int64)
+    if len(places) < minimum:
+        raise RemoteProtocolError(
+            f"{sender} opened {len(places)} rows, the parties agreed on at least {minimum}"
+        )
+    if len(places) and int(places.max()) >= own_size:
+        raise RemoteProtocolError(
+            f"{sender} names place {int(places.max())} of a list of {own_size} IDs"
+        )
+    if len(np.unique(places)) != len(places) or len(places) > hub_size:
+        raise RemoteProtocolError(
+            f"{sender} opened {len(places)} rows, of which {len(np.unique(places))} differ, "
+            f"with a set of {hub_size} IDs"
+        )
+    return places

@@ -6,7 +6,7 @@ follows; sets may turn out smaller. Protects as the dealing within an intersecti
 as secret as the IDs, and is used once: whoever used it for two intersections would show the
 exclusive or of what it masked. So a process uses no part of a supply twice, however often it reads
 the bytes, and a forked process none that was there before the fork. It cannot know what another
-process did with a copy of them: `secure_apfed.alignment.records` keeps supplies on the disk
+process did with a copy of them: `secure_apfed.alignment.supply_file` keeps supplies on the disk
 such that only one process takes each.
 """
 
@@ -17,9 +17,8 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from apfed_protocols.errors import LocalProtocolError
-from apfed_protocols.fork_check import ForkCheck
-from apfed_protocols.psi.interface import IntersectionAgreement, check_parties
-from apfed_protocols.psi.script import Script, ScriptedRole
+from apfed_protocols.psi.interface import IntersectionAgreement, Script, ScriptedRole, check_parties
+from apfed_protocols.randomness import ForkCheck
 
 __all__ = ["DealingAhead", "StockingRole", "Supply"]
 
@@ -78,7 +77,7 @@ class Supply:
 
     @classmethod
     def from_bytes(cls, stored: bytes) -> "Supply":
-        """Read what `to_bytes` gave; from a file by `secure_apfed.alignment.records`.
+        """Read what `to_bytes` gave; from a file by `secure_apfed.alignment.supply_file`.
 
         Raises:
             LocalProtocolError: it was cut off or altered, or is none.

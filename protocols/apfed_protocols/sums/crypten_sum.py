@@ -29,10 +29,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from apfed_protocols.crypten.ring import Shares, add_shares, complete, draw_share, total
-from apfed_protocols.crypten.shim import load_crypten
+from apfed_protocols.checks import take_numpy_integers
+from apfed_protocols.crypten import Shares, add_shares, complete, draw_share, load_crypten, total
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.integers import take_numpy_integers
 from apfed_protocols.randomness import KEY_BYTES, derive_key, fresh_key
 from apfed_protocols.seal import SEAL_OVERHEAD_BYTES
 from apfed_protocols.sums.frames import Frame, frame_bytes

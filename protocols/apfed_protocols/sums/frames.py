@@ -19,9 +19,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
+from apfed_protocols.checks import is_whole
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.fork_check import ForkCheck
-from apfed_protocols.integers import is_whole
+from apfed_protocols.randomness import ForkCheck
 from apfed_protocols.sums.interface import StepBinding, SumAgreement
 
 __all__ = ["AgreedFrames", "Frame", "FrameKind", "fingerprint", "frame_bytes"]

@@ -19,9 +19,9 @@ import numpy as np
 import tenseal.sealapi as seal
 from numpy.typing import NDArray
 
+from apfed_protocols.checks import take_numpy_integers
 from apfed_protocols.conversation import Outgoing
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.integers import take_numpy_integers
 from apfed_protocols.randomness import derive_key, fresh_key, keystream
 from apfed_protocols.sums.fixed_point import (
     EXACT_FLOAT_BITS,

@@ -18,9 +18,9 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from apfed_protocols.checks import take_numpy_integers
 from apfed_protocols.conversation import Conversation
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.integers import take_numpy_integers
 from apfed_protocols.noise import MAX_DEVIATION
 
 __all__ = [

@@ -22,11 +22,10 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from numpy.typing import NDArray
 
+from apfed_protocols.checks import take_numpy_integers
 from apfed_protocols.conversation import Outgoing
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.fork_check import ForkCheck
-from apfed_protocols.integers import take_numpy_integers
-from apfed_protocols.randomness import derive_key, keystream_chunks
+from apfed_protocols.randomness import ForkCheck, derive_key, keystream_chunks
 from apfed_protocols.seal import RunKey, fresh_run_key
 from apfed_protocols.sums.frames import AgreedFrames, Frame, frame_bytes
 from apfed_protocols.sums.interface import (

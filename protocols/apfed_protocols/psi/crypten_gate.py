@@ -1,6 +1,6 @@
 """An AND of shared bits by CrypTen's `beaver.AND`, without a process group of its own.
 
-Run by: hub and members of `apfed_protocols.psi.circuit.crypten_backend`. CrypTen's AND is written
+Run by: hub and members of `apfed_protocols.psi.circuit`. CrypTen's AND is written
 for a communicator that blocks until all parties have opened d and e. Here the opening travels
 in the protocol's own messages, over links that authenticate, so the AND runs twice over the
 same inputs and the same triple: up to the opening, where the communicator keeps what this party
@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 
-from apfed_protocols.crypten.communicator import open_shares
-from apfed_protocols.crypten.party import Seat, seated
-from apfed_protocols.crypten.triples import bits_of, shared_bits
+from apfed_protocols.crypten import Seat, seated
+from apfed_protocols.crypten.tensors import bits_of, open_shares, shared_bits
 from apfed_protocols.errors import LocalProtocolError
-from apfed_protocols.psi.circuit.bits import Triple, Words
+from apfed_protocols.psi.hashing import Triple, Words
 
 __all__ = ["CryptenAnd"]
 
@@ -24,7 +23,7 @@ _OPENED = 2
 
 
 class CryptenAnd:
-    """Satisfies `apfed_protocols.psi.circuit.bits.And`; for the arguments see there."""
+    """Satisfies `apfed_protocols.psi.hashing.And`; for the arguments see there."""
 
     def __init__(self, x: Words, y: Words, triple: Triple, *, leads: bool) -> None:
         self._x, self._y, self._leads = shared_bits(x), shared_bits(y), leads

@@ -1,12 +1,14 @@
-"""What a CrypTen party may say to the others: shares, scattered or gathered, and openings.
+"""What CrypTen asks of a party: who carries what it may say, and triples of a dealer.
 
 Run by: every party of a CrypTen world. CrypTen's own communicator can also leave plaintext
 where it does not belong: `reduce`, which `reveal(dst=)` and `get_plain_text(dst=)` call, hands
 partial sums to parties that are to learn nothing. Here it is refused; openings to all are put
-together from everybody's shares, and to one by `gather`.
+together from everybody's shares, and to one by `gather`. How the bytes travel, how long a party
+waits and whether the way is protected is the business of the class that carries them.
 
-How the bytes travel, how long a party waits and whether the way is protected is the business
-of the class that carries them.
+Triples come from a dealer, in place of those that CrypTen's party 0 makes: they protect from the
+other parties, as long as the dealer works with none of them; the shares come from our own
+generator (`apfed_protocols.randomness`), expanded before the computation.
 """
 
 from abc import ABC, abstractmethod
@@ -14,12 +16,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.distributed import ReduceOp
 
 from apfed_protocols.errors import LocalProtocolError
 
-__all__ = ["Communicator", "open_shares"]
+__all__ = ["Communicator", "DealtTriples", "bits_of", "open_shares", "shared_bits"]
+
 
 Tensor = torch.Tensor
 # The operations are no enumeration and have no hash: by name.
@@ -27,6 +32,9 @@ _OPENINGS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "SUM": torch.add,
     "BXOR": torch.bitwise_xor,
 }
+
+Words = NDArray[np.uint64]
+Take = Callable[[tuple[int, ...]], tuple[Words, Words, Words]]
 
 
 def open_shares(shares: Sequence[Tensor], op: Any) -> Tensor:
@@ -96,4 +104,53 @@ class Communicator(ABC):
         raise LocalProtocolError(
             "reveal(dst=) and get_plain_text(dst=) leave plaintext at other parties; gather the "
             "shares and put them together at the one party"
+        )
+
+
+def shared_bits(words: Words) -> Any:
+    """This party's share as CrypTen's tensor, over the same memory where it may be written to."""
+    from crypten.mpc.primitives import BinarySharedTensor
+
+    # torch takes no memory that it must not write to.
+    writable = words if words.flags.writeable else words.copy()
+    return BinarySharedTensor.from_shares(torch.from_numpy(writable.view(np.int64)), precision=0)
+
+
+def bits_of(tensor: torch.Tensor) -> Words:
+    """The words of a share, over the same memory."""
+    words: Words = tensor.numpy().view(np.uint64)
+    return words
+
+
+class DealtTriples:
+    """A provider of triples (a, b, a AND b) and of nothing else.
+
+    Args:
+        take: hands out this party's next shares in a shape, each word once.
+    """
+
+    def __init__(self, take: Take) -> None:
+        self._take = take
+
+    def generate_binary_triple(
+        self, size0: Any, size1: Any, device: Any = None
+    ) -> tuple[Any, Any, Any]:
+        """Return shares of a, b and a AND b; CrypTen calls it so.
+
+        Raises:
+            LocalProtocolError: two shapes, or a device other than the processor.
+        """
+        if tuple(size0) != tuple(size1) or str(device or "cpu") != "cpu":
+            raise LocalProtocolError(
+                f"a dealer's triples are for equal shapes on the processor, got {tuple(size0)} "
+                f"and {tuple(size1)} on {device}"
+            )
+        a, b, c = self._take(tuple(size0))
+        return shared_bits(a), shared_bits(b), shared_bits(c)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise LocalProtocolError(
+            f"the dealer hands out triples of bits only, and CrypTen asks its provider for {name}"
         )

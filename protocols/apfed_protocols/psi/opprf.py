@@ -1,6 +1,6 @@
-"""One value a bin, programmed: what hub and members compare under the backend `opprf`.
+"""The backend `opprf`: the circuit on one value a bin, which the members program.
 
-Run by: all parties of `apfed_protocols.psi.circuit.opprf_backend`. B bins, M members.
+Run by: all parties of `apfed_protocols.psi.circuit`. B bins, M members.
 
 1. The hub has one ID x in a bin b at most, a member each of its IDs y in all three of its bins. The
    hub sends a vector P of one element a bin, masked by the vector OLE of
@@ -19,7 +19,7 @@ bin it knows F(b, y) for the y with H(y) = P_b alone, and two IDs with one H tak
 hashes under a key that nobody chose. Every other F(b, y) differs by a multiple of Delta, which the
 hub does not know (the hash is correlation robust). So all words of the store look random, but for
 at most one a bin, which its own t masks; t masks nothing else that the hub could take off. In the
-circuit it has one value a bin, right or wrong, as in `apfed_protocols.psi.circuit.backend`, whose
+circuit it has one value a bin, right or wrong, as in `apfed_protocols.psi.circuit`, whose
 caveats hold. A member that sends what it likes has a store of as many equations as cells.
 Source: Pinkas, Schneider, Tkachenko and Yanai, EUROCRYPT 2019 (OPPRF, circuit; one oblivious PRF a
 bin); Rindal and Schoppmann, EUROCRYPT 2021, section 6 (by vector OLE and a store). That the three
@@ -27,50 +27,96 @@ values of an ID lie in one cell is ours: a third of the rows to solve, for as ma
 """
 
 from collections.abc import Generator, Sequence
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.psi.circuit.bits import WORD, Words, random_words
-from apfed_protocols.psi.circuit.comparing import Comparing
-from apfed_protocols.psi.circuit.dealer import dealer_script
-from apfed_protocols.psi.circuit.hashing import bins_for
-from apfed_protocols.psi.circuit.meeting import Meeting, Rows
-from apfed_protocols.psi.circuit.messages import VERSION, Desk, Inbox, Kind, longest_message
-from apfed_protocols.psi.circuit.stocking import Stocking
-from apfed_protocols.psi.framing import Framing
-from apfed_protocols.psi.interface import IntersectionAgreement
-from apfed_protocols.psi.script import Script, Turn
-from apfed_protocols.psi.sizes import agreed_size, largest_size
-from apfed_protocols.psi.supply import Supply
-from apfed_protocols.psi.vole.dealing import HubShare, MemberShare, deal, ordered_size
-from apfed_protocols.psi.vole.field import Elements, random_elements
-from apfed_protocols.psi.vole.messages import (
-    DEAL,
-    hub_dealt_bytes,
-    member_dealt_bytes,
-    vector_bytes,
-    vector_elements,
+from apfed_protocols.psi.circuit import (
+    UNCHECKED,
+    VERSION,
+    CircuitIntersection,
+    Comparing,
+    Desk,
+    Kind,
+    Meeting,
+    Rows,
+    Stocking,
+    dealer_script,
+    longest_message,
 )
-from apfed_protocols.psi.vole.output import hash_elements
-from apfed_protocols.psi.vole.store import (
+from apfed_protocols.psi.hashing import WORD, Words, bins_for, random_words
+from apfed_protocols.psi.interface import (
+    PLACES,
+    Framing,
+    Guesses,
+    Inbox,
+    IntersectionAgreement,
+    Script,
+    Turn,
+    agreed_size,
+    largest_size,
+)
+from apfed_protocols.psi.store import (
     DENSE,
     DependentRowsError,
     Digests,
+    Elements,
     Encoder,
     cells_for,
     decode,
+    random_elements,
     targets_of,
 )
-from apfed_protocols.psi.vole.store import Rows as StoreRows
+from apfed_protocols.psi.store import Rows as StoreRows
+from apfed_protocols.psi.supply import Supply
+from apfed_protocols.psi.vole import (
+    DEAL,
+    HubShare,
+    MemberShare,
+    deal,
+    hash_elements,
+    hub_dealt_bytes,
+    member_dealt_bytes,
+    ordered_size,
+    vector_bytes,
+    vector_elements,
+)
 from apfed_protocols.randomness import derive_key, fresh_key
 
-__all__ = ["Programmed", "ProgrammedStocking"]
+__all__ = ["OpprfIntersection", "Programmed", "ProgrammedStocking"]
+
 
 _CHOICES = 3
 _BLOCKS = 3
 _CHUNK = 2**12
+
+
+class OpprfIntersection(CircuitIntersection):
+    """The backend `opprf`: what `circuit` gives and hides, with a tenth of its bytes.
+
+    Args: as `CircuitIntersection`.
+    """
+
+    name: ClassVar[str] = "opprf"
+    leaks: ClassVar[tuple[str, ...]] = (
+        "The dealer learns how large the hub's set is, and how many IDs are common to all.",
+        "All parties learn whether the agreed minimum is reached.",
+        UNCHECKED,
+    )
+
+    @staticmethod
+    def most_guesses(maximum_ids: int) -> Guesses:
+        """The hub has one ID a bin; a member's store solves three equations a cell.
+
+        An ID takes three, or one for a chance of a third.
+        """
+        member = PLACES * vector_elements(maximum_ids)
+        return Guesses(hub=bins_for(maximum_ids), member=member)
+
+    def _comparing(self) -> Comparing:
+        return Programmed()
 
 
 class Programmed:

@@ -1,3 +1,0 @@
-"""The backend `circuit`; start reading at `apfed_protocols.psi.circuit.backend`."""
-
-__all__: list[str] = []

@@ -1,0 +1,690 @@
+"""Private set intersection by vector OLE: each member evaluates a function that the hub's IDs know.
+
+Run by: the active as the hub, each passive as a member, and a dealer without IDs, over
+authenticated and encrypted links. Protects from: semi-honest hub and members, and a member that
+sends what it likes, which is then like another set of its (but for pairs of IDs that it searched
+for until their tags were equal, 2^40 hashes a pair where tags have 10 bytes); of these parties the
+dealer, who is semi-honest, works with none: it learns the size that the hub announces, and could
+try out guesses of a member's IDs with the hub, and with a member guesses of the hub's. With each
+member apart, over GF(2^128):
+
+1. The dealer hands A and C to the hub, B and Delta to the member: C = A Delta + B, or did so ahead
+   (`VoleStocking`). A and B are expanded from seeds.
+2. The hub names a key, under which H(x) has 128 bits, and encodes its set as a store P with
+   Decode(P, x) = H(x) (`apfed_protocols.psi.store`). It sends A + P, which A hides.
+3. The member adds: K = B + (A + P) Delta = C + P Delta, and tags each of its IDs by
+   F(y) = hash(Decode(K, y) + Delta H(y)). The hub tags its own by hash(Decode(C, x)), which is
+   F(x); F of another ID is a random number to it, since Delta is unknown.
+4. It compares, and opens what all share; see `common_rows` and `check_places`.
+
+The hash is keyed by both: the member commits to its part before it sees the hub's, and shows it
+with the tags, so that nobody chose it. Lists are in a random order of the member's. Where the
+parties agreed on sizes, a smaller set fills its tags up with random ones, and the store is as large
+as for the agreed size.
+
+HELLO: the key of the hash, the hub's size. COMMIT: SHA-256 of the member's part of the output's
+key, the member's size. DEAL: for how many IDs the hub orders, once for
+each member. DEALT: what the dealer made.
+VECTOR: the hub's part of the output's key, the name of the dealing, its masked store. TAGS: the
+member's part, one tag for each of its IDs. ROWS: where in that list the common IDs are, 4 bytes
+each. DONE, REFUSAL: empty.
+Source: Rindal and Schoppmann, EUROCRYPT 2021, sections 4 and 5; Raghuraman and Rindal, CCS 2022.
+Their silent OT is replaced by the dealer, and consistency of vectors with it.
+"""
+
+import hashlib
+import hmac
+import math
+import struct
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import ClassVar
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import NDArray
+
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.ids import check_ids
+from apfed_protocols.psi.interface import (
+    Admit,
+    Framing,
+    Guesses,
+    Inbox,
+    IntersectionAgreement,
+    IntersectionTooSmallError,
+    Opened,
+    Output,
+    Progress,
+    Script,
+    ScriptedRole,
+    Turn,
+    agreed_size,
+    announced_size,
+    check_announced,
+    check_choices,
+    check_parties,
+    check_places,
+    common_rows,
+    largest_size,
+)
+from apfed_protocols.psi.interface import Desk as AnyDesk
+from apfed_protocols.psi.store import (
+    DENSE,
+    ELEMENT_BYTES,
+    DependentRowsError,
+    Digests,
+    Elements,
+    Encoder,
+    Multiplier,
+    Rows,
+    add_random,
+    cells_for,
+    decode,
+    digest_ids,
+    from_bytes,
+    random_elements,
+    targets_of,
+    to_bytes,
+)
+from apfed_protocols.psi.supply import DealingAhead, Supply
+from apfed_protocols.randomness import (
+    KEY_BYTES,
+    derive_key,
+    fresh_key,
+    keystream,
+    random_permutation,
+)
+
+__all__ = [
+    "COMMIT", "DEAL", "DEALING_BYTES", "HELLO", "Desk", "HubShare", "Kind", "MemberShare", "Tags",
+    "VoleIntersection", "VoleStocking", "deal", "dealer_script", "dealt_to_hub", "dealt_to_member",
+    "hash_elements", "hash_values", "hub_dealt_bytes", "hub_tags", "longest_message", "match",
+    "member_dealt_bytes", "member_tags", "ordered_size", "tag_bytes", "vector_bytes",
+    "vector_elements",
+]  # fmt: skip
+
+
+_CHUNK = 2**12
+_EVALUATED = 2**16
+_MATCHED = 2**21
+Tags = NDArray[np.uint8]
+"""Shape (n, bytes of a tag), 8 to 16."""
+
+HELLO = struct.Struct(f">{KEY_BYTES}sI")
+COMMIT = struct.Struct(f">{KEY_BYTES}sI")
+DEAL = struct.Struct(">I")
+DEALING_BYTES = 16
+_VERSION = 141
+_FALSE_MATCH_BITS = 40
+_LEAST_TAG_BYTES = 8
+
+
+class Kind(IntEnum):
+    """What a message is."""
+
+    HELLO = 1
+    COMMIT = 2
+    DEAL = 3
+    DEALT = 4
+    VECTOR = 5
+    TAGS = 6
+    ROWS = 7
+    DONE = 8
+    REFUSAL = 9
+
+
+class Desk(AnyDesk[Kind]):
+    """Frames one party's messages, and reads those of its peers."""
+
+    def __init__(
+        self,
+        me: str,
+        agreement: IntersectionAgreement,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        super().__init__(
+            me, agreement, kinds=Kind, version=_VERSION, work="evaluating its IDs",
+            progress=progress,
+        )  # fmt: skip
+
+
+class VoleIntersection:
+    """The backend `vole`: little computing, few bytes, a dealer; see `leaks`.
+
+    Args:
+        agreement: equal at all parties; names the dealer.
+        threads: at least 1; this backend computes on whole arrays in this process.
+        progress: told of every few IDs.
+        admit: asked before each role with IDs is made.
+    """
+
+    name: ClassVar[str] = "vole"
+    needs_dealer: ClassVar[bool] = True
+    pairwise: ClassVar[bool] = True
+    outputs: ClassVar[frozenset[Output]] = frozenset({Output.ROWS, Output.HUB_ROWS})
+    leaks: ClassVar[tuple[str, ...]] = (
+        "The hub learns its pairwise intersection with every member, even when it is refused.",
+        "A member learns which of its own IDs all parties share, or that these are too few.",
+        "The dealer learns how large the hub's set is.",
+    )
+
+    @staticmethod
+    def most_guesses(maximum_ids: int) -> Guesses:
+        """The hub's store solves as many equations as it has cells; a member's tag is of one ID.
+
+        So an announced n lets the hub try out about 1.3 n + 88 IDs at each member, with a store for
+        each. A store of n cells alone would
+        be a polynomial of degree n - 1, which takes n log^2 n multiplications to find.
+        """
+        return Guesses(hub=vector_elements(maximum_ids), member=maximum_ids)
+
+    def __init__(
+        self,
+        agreement: IntersectionAgreement,
+        *,
+        threads: int | None = None,
+        progress: Callable[[Progress], None] | None = None,
+        admit: Admit | None = None,
+    ) -> None:
+        check_choices(self.name, self.outputs, agreement, threads)
+        if not agreement.dealer:
+            raise LocalProtocolError("a vole intersection needs a dealer; name it in the agreement")
+        self.agreement, self._progress, self._admit = agreement, progress, admit
+
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest message that a role takes."""
+        return longest_message(self.agreement)
+
+    def hub(
+        self, me: str, members: Sequence[str], ids: Sequence[bytes], *, supply: Supply | None = None
+    ) -> ScriptedRole:
+        """The active's side; `supply` where the agreement says that it was dealt ahead.
+
+        Raises LocalProtocolError on duplicate or empty IDs, and on a supply that does not fit.
+        """
+        check_parties(me, members, self.agreement.dealer)
+        self._enter(me, members, ids, supply)
+        script = _hub_script(self._desk(me), members, ids, supply)
+        return self._role(me, [*members, self.agreement.dealer], script)
+
+    def member(
+        self, me: str, hub: str, ids: Sequence[bytes], *, supply: Supply | None = None
+    ) -> ScriptedRole:
+        """A passive's side; as `hub`."""
+        check_parties(hub, [me], self.agreement.dealer)
+        self._enter(me, [hub], ids, supply)
+        script = _member_script(self._desk(me), hub, ids, supply)
+        return self._role(me, [hub, self.agreement.dealer], script)
+
+    def dealer(self, hub: str, members: Sequence[str]) -> ScriptedRole:
+        """The dealer's side."""
+        me = self.agreement.dealer
+        check_parties(hub, members, me)
+        script = _nothing() if self.agreement.ahead else dealer_script(self._desk(me), hub, members)
+        return self._role(me, [hub], script)
+
+    def _enter(
+        self, me: str, peers: Sequence[str], ids: Sequence[bytes], supply: Supply | None
+    ) -> None:
+        """Check all that can be checked before the first message; claim the supply last."""
+        check_ids(me, ids, self.agreement.maximum_ids)
+        announced_size(self.agreement, me, len(ids))
+        if (supply is not None) != self.agreement.ahead:
+            raise LocalProtocolError(
+                f"{me} has {'a' if supply else 'no'} supply, the agreement says "
+                f"ahead={self.agreement.ahead}"
+            )
+        if self._admit is not None:
+            self._admit(me, peers)
+        if supply is not None:
+            supply.claim(self.agreement, me)
+
+    def _desk(self, me: str) -> Desk:
+        return Desk(me, self.agreement, self._progress)
+
+    def _role(self, me: str, peers: Sequence[str], script: Script) -> ScriptedRole:
+        return ScriptedRole(me, peers, self.agreement.output, script, longest=self.longest)
+
+
+def _nothing() -> Script:
+    """What a dealer that dealt ahead does."""
+    yield Turn((), ())
+    return Opened()
+
+
+def _hub_script(
+    desk: Desk, members: Sequence[str], ids: Sequence[bytes], supply: Supply | None
+) -> Script:
+    agreement, key = desk.agreement, fresh_key()
+    size = announced_size(agreement, desk.me, len(ids))
+    first = [desk.turn(Kind.HELLO, dict.fromkeys(members, HELLO.pack(key, size)), members)]
+    if supply is None:
+        first.append(desk.turn(Kind.DEAL, {agreement.dealer: DEAL.pack(size)}, [agreement.dealer]))
+    inbox = yield _together(first)
+    commits = {m: COMMIT.unpack(desk.read(inbox, m, Kind.COMMIT, COMMIT.size)) for m in members}
+    for member, (_, announced) in commits.items():
+        check_announced(agreement, member, [announced], [member])
+    shares = yield from _dealt(desk, inbox, size, members, supply)
+    rows, store = _encoded(desk.me, ids, key, cells_for(size))
+    parts = {member: fresh_key() for member in members}
+    sending = desk.turn(
+        Kind.VECTOR, {m: shares[m].masked(store, head=parts[m]) for m in members}, members
+    )
+    del store
+    inbox = yield sending
+    del sending
+    places = {}
+    for member, (commitment, announced) in commits.items():
+        length = tag_bytes(size, announced)
+        body = desk.read(inbox, member, Kind.TAGS, KEY_BYTES + length * announced)
+        part = _shown(member, body, commitment)
+        output = _output_key(agreement, member, parts[member], part)
+        own = hub_tags(shares[member].c, rows, output, length)
+        theirs = np.frombuffer(body, np.uint8, offset=KEY_BYTES).reshape(-1, length)
+        places[member] = match(own, theirs, sender=member)
+        desk.report(len(places), len(members))
+        del body, theirs, own
+    del shares, rows, inbox
+    return (yield from _open(desk, places))
+
+
+@dataclass(frozen=True)
+class HubShare:
+    """A and C of one member, shape (m, 2).
+
+    Attributes:
+        dealing: names what was dealt at once, and tells nothing.
+        seed: which A is expanded from each time that it is asked for; it is long, and used once.
+    """
+
+    dealing: bytes
+    seed: bytes = field(repr=False)
+    c: Elements = field(repr=False)
+
+    @classmethod
+    def of(cls, dealt: bytes | memoryview) -> "HubShare":
+        """Read what the dealer sent."""
+        dealing, seed, c = _parts(dealt)
+        return cls(dealing, seed, from_bytes(c))
+
+    def masked(self, store: Elements, *, head: bytes = b"") -> bytes:
+        """What the hub sends for a vector P, behind `head`: A + P."""
+        vector = store.copy()
+        add_random(vector, self.seed, b"a")
+        return b"".join((head, self.dealing, vector.data.cast("B")))
+
+
+def _dealt(
+    desk: Desk, inbox: Inbox, size: int, members: Sequence[str], supply: Supply | None
+) -> Generator[Turn, Inbox, dict[str, HubShare]]:
+    """What the dealer made for each member: out of the supply, or as ordered one by one.
+
+    The first order is answered in `inbox`.
+    """
+    if supply is not None:
+        length = hub_dealt_bytes(vector_elements(size))
+        return {member: HubShare.of(supply.take(length)) for member in members}
+    shares, dealer = dict[str, HubShare](), desk.agreement.dealer
+    for member in members:
+        if shares:
+            inbox = yield desk.turn(Kind.DEAL, {dealer: DEAL.pack(size)}, [dealer])
+        shares[member] = HubShare.of(dealt_to_hub(desk, inbox, size))
+    return shares
+
+
+def _shown(member: str, body: bytes, commitment: bytes) -> bytes:
+    """The member's part of the output's key.
+
+    Raises:
+        RemoteProtocolError: it is not the one that it committed to.
+    """
+    part = body[:KEY_BYTES]
+    if not hmac.compare_digest(hashlib.sha256(part).digest(), commitment):
+        raise RemoteProtocolError(f"{member} showed another key part than it committed to")
+    return part
+
+
+def _encoded(me: str, ids: Sequence[bytes], key: bytes, cells: int) -> tuple[Rows, Elements]:
+    """The rows of the hub's set and the store P."""
+    digests = digest_ids(ids, key)
+    rows, targets = Rows.of(digests, cells), targets_of(digests)
+    del digests
+    try:
+        return rows, Encoder(rows, cells).encode(targets)
+    except DependentRowsError as error:
+        raise LocalProtocolError(
+            f"{me}: its IDs have no store under this key, which chance brings about once in 2^47 "
+            "intersections; begin another one under a new session"
+        ) from error
+
+
+def _open(desk: Desk, places: Mapping[str, NDArray[np.int64]]) -> Script:
+    rows = common_rows(desk.me, places, desk.agreement.minimum_rows)
+    if isinstance(rows, IntersectionTooSmallError):
+        yield desk.turn(Kind.REFUSAL, dict.fromkeys(places, b""), ())
+        return rows
+    if desk.agreement.output is Output.HUB_ROWS:
+        yield desk.turn(Kind.DONE, dict.fromkeys(places, b""), ())
+    else:
+        opened = {member: place[rows].astype(">u4").tobytes() for member, place in places.items()}
+        yield desk.turn(Kind.ROWS, opened, ())
+    return Opened(rows=rows)
+
+
+def _member_script(desk: Desk, hub: str, ids: Sequence[bytes], supply: Supply | None) -> Script:
+    agreement, part = desk.agreement, fresh_key()
+    size = announced_size(agreement, desk.me, len(ids))
+    commit = COMMIT.pack(hashlib.sha256(part).digest(), size)
+    inbox = yield desk.turn(Kind.COMMIT, {hub: commit}, [hub])
+    key, hub_size = HELLO.unpack(desk.read(inbox, hub, Kind.HELLO, HELLO.size))
+    check_announced(agreement, hub, [hub_size], [hub])
+    digests = digest_ids(ids, key)
+    inbox = yield Turn((), [hub] if supply else [hub, agreement.dealer])
+    dealt = supply.take(member_dealt_bytes()) if supply else dealt_to_member(desk, inbox)
+    share = MemberShare.of(dealt, dealer=agreement.dealer)
+    body = desk.read(inbox, hub, Kind.VECTOR, KEY_BYTES + vector_bytes(vector_elements(hub_size)))
+    store = share.unmasked(hub, memoryview(body)[KEY_BYTES:])
+    output = _output_key(agreement, desk.me, body[:KEY_BYTES], part)
+    del inbox, body
+    length = tag_bytes(hub_size, size)
+    tags = member_tags(digests, store, share.delta, output, length, report=desk.report)
+    del digests, store
+    order = random_permutation(size)
+    tags = _filled_up(tags, size).take(order, axis=0)
+    inbox = yield desk.turn(Kind.TAGS, {hub: part + tags.tobytes()}, [hub])
+    kind = desk.kind_of(inbox, hub)
+    if kind is Kind.REFUSAL and agreement.minimum_rows:
+        return IntersectionTooSmallError.of(desk.me, agreement.minimum_rows)
+    if agreement.output is Output.HUB_ROWS:
+        desk.read(inbox, hub, Kind.DONE, 0)
+        return Opened()
+    items = desk.read(inbox, hub, Kind.ROWS)
+    places = check_places(
+        hub, items, minimum=agreement.minimum_rows, own_size=size, hub_size=hub_size
+    )
+    rows = order[places]
+    if (rows >= len(ids)).any():
+        raise RemoteProtocolError(f"{hub} opened a place at which {desk.me} has no ID")
+    return Opened(rows=rows)
+
+
+def _filled_up(tags: Tags, size: int) -> Tags:
+    """The same with random ones behind them, shape (size, length)."""
+    count, length = tags.shape
+    missing = keystream(fresh_key(), length=length * (size - count))
+    return np.concatenate([tags, np.frombuffer(missing, np.uint8).reshape(-1, length)])
+
+
+def _output_key(agreement: IntersectionAgreement, member: str, hubs: bytes, own: bytes) -> bytes:
+    """Of the hash of tags: from the hub's part and the member's."""
+    return derive_key(hubs, b"vole output", own, agreement.digest, member.encode())
+
+
+def _together(turns: Sequence[Turn]) -> Turn:
+    """Send all at once and wait for all."""
+    return Turn(
+        [one for turn in turns for one in turn.outgoing],
+        [one for turn in turns for one in turn.awaited],
+    )
+
+
+@dataclass(frozen=True)
+class MemberShare:
+    """What B is expanded from, and what multiplies by Delta."""
+
+    dealing: bytes
+    seed: bytes = field(repr=False)
+    delta: Multiplier = field(repr=False)
+
+    @classmethod
+    def of(cls, dealt: bytes, *, dealer: str) -> "MemberShare":
+        """Read what the dealer sent.
+
+        Raises:
+            RemoteProtocolError: a Delta of zero, under which the hub could try out guessed IDs.
+        """
+        dealing, seed, delta = _parts(dealt)
+        if not any(delta):
+            raise RemoteProtocolError(
+                f"{dealer} dealt a Delta of zero, which hides no ID; it does not follow the "
+                "protocol: have another party deal"
+            )
+        return cls(dealing, seed, Multiplier(bytes(delta)))
+
+    def unmasked(self, hub: str, sent: bytes | memoryview) -> Elements:
+        """K = B + (A + P) Delta.
+
+        Raises:
+            RemoteProtocolError: the hub masked with what was dealt another time.
+        """
+        content = memoryview(sent)
+        if content[:DEALING_BYTES] != self.dealing:
+            raise RemoteProtocolError(
+                f"{hub} uses what was dealt another time, so that no ID would be found; "
+                "deal again to all parties, under a new session"
+            )
+        store = self.delta.times(from_bytes(content[DEALING_BYTES:]))
+        add_random(store, self.seed, b"b")
+        return store
+
+
+def _parts(dealt: bytes | memoryview) -> tuple[bytes, bytes, memoryview]:
+    """The name of the dealing, the seed, and the rest."""
+    content, end = memoryview(dealt), DEALING_BYTES + KEY_BYTES
+    return bytes(content[:DEALING_BYTES]), bytes(content[DEALING_BYTES:end]), content[end:]
+
+
+def deal(elements: int) -> tuple[bytes, bytes]:
+    """Make one vector OLE so long; return what the hub gets, and what the member gets."""
+    dealing, seed_a, seed_b = fresh_key()[:DEALING_BYTES], fresh_key(), fresh_key()
+    delta = bytes(ELEMENT_BYTES)
+    while not any(delta):
+        delta = fresh_key()[:ELEMENT_BYTES]
+    c = Multiplier(delta).times(random_elements(seed_a, b"a", elements))
+    add_random(c, seed_b, b"b")
+    return dealing + seed_a + to_bytes(c), dealing + seed_b + delta
+
+
+def ordered_size(agreement: IntersectionAgreement, hub: str, order: bytes) -> int:
+    """For how many IDs the hub orders.
+
+    Raises:
+        RemoteProtocolError: for others than were agreed.
+    """
+    (size,) = DEAL.unpack(order)
+    sizes = agreement.sizes
+    most = agreed_size(agreement, hub) if sizes else agreement.maximum_ids
+    if size > most or (sizes and size != most):
+        raise RemoteProtocolError(
+            f"{hub} orders a vector for {size} IDs, the parties agreed on "
+            f"{'' if sizes else 'at most '}{most}"
+        )
+    return int(size)
+
+
+def dealer_script(desk: Desk, hub: str, members: Sequence[str]) -> Script:
+    """Serve the hub's order for each member.
+
+    Raises:
+        RemoteProtocolError: of more than was agreed.
+    """
+    for member in members:
+        inbox = yield Turn((), [hub])
+        size = ordered_size(desk.agreement, hub, desk.read(inbox, hub, Kind.DEAL, DEAL.size))
+        hubs, members_own = deal(vector_elements(size))
+        yield desk.turn(Kind.DEALT, {hub: hubs, member: members_own}, ())
+    return Opened()
+
+
+def dealt_to_hub(desk: Desk, inbox: Inbox, size: int) -> bytes:
+    """What the dealer sent for one member."""
+    length = hub_dealt_bytes(vector_elements(size))
+    return desk.read(inbox, desk.agreement.dealer, Kind.DEALT, length)
+
+
+def dealt_to_member(desk: Desk, inbox: Inbox) -> bytes:
+    """What the dealer sent."""
+    return desk.read(inbox, desk.agreement.dealer, Kind.DEALT, member_dealt_bytes())
+
+
+class VoleStocking(DealingAhead):
+    """The parties' roles for dealing ahead."""
+
+    def _hub_script(self, me: str, members: Sequence[str], supply: Supply) -> Script:
+        desk, size = Desk(me, self._agreement), agreed_size(self._agreement, me)
+        order = {self._agreement.dealer: DEAL.pack(size)}
+        for _ in members:
+            inbox = yield desk.turn(Kind.DEAL, order, [self._agreement.dealer])
+            supply.add(dealt_to_hub(desk, inbox, size))
+        return Opened()
+
+    def _member_script(self, me: str, hub: str, supply: Supply) -> Script:
+        inbox = yield Turn((), [self._agreement.dealer])
+        supply.add(dealt_to_member(Desk(me, self._agreement), inbox))
+        return Opened()
+
+    def _dealer_script(self, me: str, hub: str, members: Sequence[str]) -> Script:
+        return dealer_script(Desk(me, self._agreement), hub, members)
+
+    def _longest(self) -> int:
+        return longest_message(self._agreement)
+
+
+def hash_values(values: Elements, key: bytes, length: int) -> Tags:
+    """The first bytes of `hash_elements`, shape (n, length)."""
+    return np.ascontiguousarray(hash_elements(values, key).view(np.uint8)[:, :length])
+
+
+def hash_elements(values: Elements, key: bytes) -> Elements:
+    """Return E(s(v)) + s(v), where E is AES-256 under `key`; shape (n, 2).
+
+    s adds the upper half of v to the lower one and swaps them. With E an ideal cipher this hash is
+    circular correlation robust (Guo, Katz, Wang and Yu, IEEE S&P 2020, section 7.3).
+    """
+    # blocks are independent of each other on purpose: each is hashed for itself
+    cipher = Cipher(algorithms.AES(key), modes.ECB()).encryptor()  # noqa: S305
+    hashed = np.empty(values.shape, "<u8")
+    buffer = np.empty(ELEMENT_BYTES * (_CHUNK + 1), np.uint8).data
+    for start in range(0, len(values), _CHUNK):  # what is worked on stays in the cache
+        part, shuffled = values[start : start + _CHUNK], hashed[start : start + _CHUNK]
+        shuffled[:, 0] = part[:, 1]
+        shuffled[:, 1] = part[:, 0] ^ part[:, 1]
+        size = cipher.update_into(shuffled.tobytes(), buffer)
+        shuffled ^= from_bytes(buffer[:size])
+    return hashed
+
+
+def hub_tags(store: Elements, rows: Rows, key: bytes, length: int) -> Tags:
+    """The tag of each of the hub's IDs, out of C; shape (n, length)."""
+    tags = np.empty((len(rows), length), np.uint8)
+    for start in range(0, len(rows), _EVALUATED):
+        chunk = slice(start, start + _EVALUATED)
+        tags[chunk] = hash_values(decode(store, rows[chunk]), key, length)
+    return tags
+
+
+def member_tags(
+    digests: Digests, store: Elements, delta: Multiplier, key: bytes, length: int,
+    *, report: Callable[[int, int], None],
+) -> Tags:  # fmt: skip
+    """The tag of each of a member's IDs, out of K and Delta; shape (n, length).
+
+    `report` is told how many IDs are done, and how many there are.
+    """
+    count, cells = len(digests), len(store) - DENSE
+    tags = np.empty((count, length), np.uint8)
+    for start in range(0, count, _EVALUATED):
+        part = digests[start : start + _EVALUATED]
+        values = decode(store, Rows.of(part, cells)) ^ delta.times(targets_of(part))
+        tags[start : start + len(part)] = hash_values(values, key, length)
+        report(start + len(part), count)
+    return tags
+
+
+def match(own: Tags, theirs: Tags, *, sender: str) -> NDArray[np.int64]:
+    """Return where each own tag is among those of `sender`, -1 for nowhere; shape (n,).
+
+    Raises:
+        RemoteProtocolError: `sender` sent one tag twice.
+    """
+    place = np.full(len(own), -1, np.int64)
+    parts = 1 + (len(own) + len(theirs)) // _MATCHED
+    for part in range(parts):  # equal tags are in the same part, whose sorting takes little memory
+        of_own, of_theirs = _in_part(own, part, parts), _in_part(theirs, part, parts)
+        found = _match(own.take(of_own, axis=0), theirs.take(of_theirs, axis=0), sender)
+        place[of_own] = np.append(of_theirs, -1)[found]
+    return place
+
+
+def _in_part(tags: Tags, part: int, parts: int) -> NDArray[np.int64]:
+    """Which of the tags are in this part, by their first two bytes."""
+    if parts == 1:
+        return np.arange(len(tags))
+    first = tags[:, 0].astype(np.uint16) << np.uint16(8) | tags[:, 1]
+    return np.flatnonzero(first % np.uint16(parts) == part)
+
+
+def _match(own: Tags, theirs: Tags, sender: str) -> NDArray[np.int64]:
+    words = from_bytes(_padded(own) + _padded(theirs))
+    order = np.argsort(words[:, 0], kind="stable")
+    same = words[order[1:], 0] == words[order[:-1], 0]
+    if (same[1:] & same[:-1]).any():  # three that begin alike: look at the rest of them, too
+        order = np.lexsort((words[:, 1], words[:, 0]))
+        same = words[order[1:], 0] == words[order[:-1], 0]
+    first, second = order[:-1][same], order[1:][same]
+    equal = words[first, 1] == words[second, 1]
+    low, high = np.minimum(first, second)[equal], np.maximum(first, second)[equal]
+    if (low >= len(own)).any():
+        raise RemoteProtocolError(
+            f"{sender} sent a tag twice; its set has duplicates, or it does not follow the protocol"
+        )
+    place = np.full(len(own), -1, np.int64)
+    across = high >= len(own)  # two own IDs may have one tag, too
+    place[low[across]] = high[across] - len(own)
+    return place
+
+
+def _padded(tags: Tags) -> bytes:
+    wide = np.zeros((len(tags), ELEMENT_BYTES), np.uint8)
+    wide[:, : tags.shape[1]] = tags
+    return wide.tobytes()
+
+
+def vector_elements(hub_size: int) -> int:
+    """How many elements a store of the hub has, and so each vector."""
+    return cells_for(hub_size) + DENSE
+
+
+def vector_bytes(elements: int) -> int:
+    """What the hub sends a member: the name of the dealing, and a masked vector so long."""
+    return DEALING_BYTES + ELEMENT_BYTES * elements
+
+
+def hub_dealt_bytes(elements: int) -> int:
+    """What the dealer sends the hub for one member: the name of the dealing, a seed, and C."""
+    return DEALING_BYTES + KEY_BYTES + ELEMENT_BYTES * elements
+
+
+def member_dealt_bytes() -> int:
+    """What the dealer sends a member: the name of the dealing, a seed, and Delta."""
+    return DEALING_BYTES + KEY_BYTES + ELEMENT_BYTES
+
+
+def tag_bytes(hub_size: int, member_size: int) -> int:
+    """Bytes of a tag.
+
+    But with probability 2^-40 no ID of a member has the tag of another one of the hub, nor of
+    another one of the member, which would be refused.
+    """
+    pairs = max(hub_size, member_size, 1) * max(member_size, 1)
+    return max(_LEAST_TAG_BYTES, math.ceil((_FALSE_MATCH_BITS + math.log2(pairs)) / 8))
+
+
+def longest_message(agreement: IntersectionAgreement) -> int:
+    """Bytes of the longest message of an intersection under this agreement, or of its dealing."""
+    most = largest_size(agreement)
+    tags, elements = KEY_BYTES + tag_bytes(most, most) * most, vector_elements(most)
+    return Framing.size(1, max(tags, hub_dealt_bytes(elements), KEY_BYTES + vector_bytes(elements)))

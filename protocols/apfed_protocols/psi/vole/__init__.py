@@ -1,1 +1,0 @@
-"""Set intersection with correlations dealt ahead: a vector OLE, a key-value store, one hash."""
