@@ -212,7 +212,8 @@ def test_examples_run_beside_folders_with_the_names_of_ours(
                 *blocks("README.md", "python"),
                 *blocks("protocols/README.md", "python"),
                 'assert sorted(zip(rows["bank"], rows["shop"])) == [(1, 1), (2, 0)]',
-                "from secure_apfed import *",  # every everyday name
+                "from apfed_protocols import *",  # every everyday name
+                "from secure_apfed import *",
                 f"import {', '.join(folders)}",
                 *(f"print({name}.__file__)" for name in folders),
             ]

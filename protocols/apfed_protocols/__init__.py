@@ -67,7 +67,7 @@ __all__ = [
 ]
 
 _HOME: dict[str, str] = {
-    **dict.fromkeys(("Conversation", "Outgoing", "converse"), "conversation"),
+    **dict.fromkeys(("Conversation", "Outgoing", "converse", "take_part"), "conversation"),
     **dict.fromkeys(("DataError", "LocalProtocolError", "RemoteProtocolError"), "errors"),
     **dict.fromkeys(("IdNormalisation", "encode_ids"), "ids"),
     **dict.fromkeys(("Identity", "fresh_identity"), "identity"),
@@ -75,7 +75,6 @@ _HOME: dict[str, str] = {
     **dict.fromkeys(("SET_INTERSECTIONS", "align", "count_common", "share_membership"), "psi"),
     **dict.fromkeys(("SealedLink", "fresh_run_key"), "seal"),
     "discrete_gaussian": "noise",
-    "take_part": "taking_part",
 }
 
 
