@@ -26,8 +26,8 @@ from apfed_protocols.sums import SECURE_SUMS
 from secure_apfed.config import AttackChoice, Config
 from secure_apfed.data import ImageEncoding, PartyTable, VerticalData
 from secure_apfed.defences import DEFENCES, who_applies
-from secure_apfed.learning import compute
-from secure_apfed.learning.compute import Compute
+from secure_apfed.learning import descent as compute
+from secure_apfed.learning.descent import Compute
 from secure_apfed.methods import METHODS
 from secure_apfed.models import NETWORKS
 from secure_apfed.objectives import OBJECTIVES

@@ -30,7 +30,7 @@ from apfed_attacks.recorded import (
 )
 from apfed_attacks.scoring import not_applicable, score
 from apfed_attacks.view import AdversaryView, Budget, Knowledge, Played
-from secure_apfed.learning.compute import find_device
+from secure_apfed.learning.descent import find_device
 from secure_apfed.runs.recording import Recording
 from secure_apfed.tasks import TASKS
 

@@ -105,7 +105,7 @@ def audit(
 ) -> None:
     """Retrain with and without a record; print what that proves about the claims of privacy."""
     from apfed_experiments.audit import run_audit
-    from secure_apfed.learning.compute import find_device
+    from secure_apfed.learning.descent import find_device
 
     typer.echo("claims and proved lower bounds; of trainings, and of votes, at 95 % together")
     run_audit(

@@ -9,7 +9,7 @@ from secure_apfed import terminal
 from secure_apfed.commands import AsJson, Overrides
 
 if TYPE_CHECKING:
-    from secure_apfed.learning.encoder_quality import EncoderQuality
+    from secure_apfed.learning.autoencoder import EncoderQuality
 
 __all__ = ["check_encoder"]
 
@@ -33,9 +33,8 @@ def check_encoder(
     from secure_apfed.config.file import load_config
     from secure_apfed.data import UNLABELLED, load_data
     from secure_apfed.errors import ConfigError
-    from secure_apfed.learning.autoencoder import DistillationSettings
-    from secure_apfed.learning.compute import Compute
-    from secure_apfed.learning.encoder_quality import encoder_quality
+    from secure_apfed.learning.autoencoder import DistillationSettings, encoder_quality
+    from secure_apfed.learning.descent import Compute
 
     config = load_config(config_file, overrides=overrides or ())
     if config.labels_are_private:

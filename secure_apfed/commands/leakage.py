@@ -43,7 +43,7 @@ def attack(
 ) -> None:  # fmt: skip
     """Mount attacks on a finished run, show them, and renew its report."""
     from apfed_experiments.finish import mount_attacks
-    from secure_apfed.learning.compute import find_device
+    from secure_apfed.learning.descent import find_device
 
     chosen = _chosen(attacks or [], options or [])
     if not as_json:

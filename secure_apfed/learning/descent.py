@@ -1,21 +1,134 @@
-"""Gradient descent of one party on its modules, and their state for its checkpoint."""
+"""What one party trains: its networks, where and how precisely it computes, and how it descends.
 
+`ActiveNetworks` is the active's model, whatever method trains it; `Compute` the device, precision
+and dropout of a step; `Trainer` a party's modules through the steps of a run, with their state for
+its checkpoint. Letters: B batch, A of its rows that are sent, K classes, D numbers of a row.
+"""
+
+import copy
 import math
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from secure_apfed.errors import ModelError
-from secure_apfed.learning.compute import Compute
-from secure_apfed.settings.training import TrainSettings
+from secure_apfed.errors import ConfigError, ModelError
+from secure_apfed.seeds import seeded
+from secure_apfed.settings.training import DEVICE, TrainSettings
 
 __all__ = [
-    "Descent", "Trainer", "make_optimizer", "prefixed", "rate_after", "take_rate", "without_prefix",
-]  # fmt: skip
+    "EVERY",
+    "ActiveNetworks",
+    "Compute",
+    "Descent",
+    "Trainer",
+    "find_device",
+    "joint_loss",
+    "make_optimizer",
+    "predictor_of",
+    "prefixed",
+    "rate_after",
+    "take_rate",
+    "without_prefix",
+]
 
+EVERY = slice(None)
+"""All rows of a batch."""
 _MOMENTS, _DONE = "moments", "steps done"
+
+
+def find_device(choice: str) -> torch.device:
+    """The device of "auto" (a GPU where there is one), "cpu", "cuda", or of one GPU as "cuda:1".
+
+    Raises:
+        ConfigError: something else, or a GPU that torch does not see.
+    """
+    if not DEVICE.fullmatch(choice):
+        raise ConfigError(f"device: expected auto, cpu, cuda or one GPU, as cuda:1; got {choice!r}")
+    if choice == "auto":
+        choice = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(choice)
+    if device.type == "cuda":
+        # Asked of the driver: this process may yet be forked.
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= gpus:
+            seen = f"sees {gpus} GPU(s), counted from cuda:0" if gpus else "sees no GPU"
+            raise ConfigError(f"device: {choice} was asked for, but torch {seen}; say auto or cpu")
+    return device
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Where and in which precision a party computes.
+
+    Attributes:
+        device: of its tensors.
+        dtype: of features and parameters, float32 or float64; also what is sent.
+        autocast: run the networks' forward passes in bfloat16.
+    """
+
+    device: torch.device
+    dtype: torch.dtype = torch.float32
+    autocast: bool = False
+
+    @classmethod
+    def of(cls, train: TrainSettings) -> "Compute":
+        """Read the settings; "auto" takes the GPU where there is one.
+
+        Raises:
+            ConfigError: a GPU is asked for and there is none.
+        """
+        dtype = torch.float64 if train.precision == "float64" else torch.float32
+        return cls(find_device(train.device), dtype, train.precision == "bfloat16")
+
+    def place(self, values: Tensor) -> Tensor:
+        """Move to the device; floating-point values take the dtype."""
+        return values.to(self.device, self.dtype if values.is_floating_point() else None)
+
+    @contextmanager
+    def forward(self, seed: int, *purpose: str | int) -> Iterator[None]:
+        """Run a step's networks with their precision and reproducible dropout."""
+        autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast)
+        with seeded(seed, *purpose), autocast:
+            yield
+
+
+class ActiveNetworks(nn.Module):
+    """f (encoder), g (head), and the projection that is sent (None: the encoder's output)."""
+
+    def __init__(
+        self, encoder: nn.Module, head: nn.Module, projection: nn.Module | None = None
+    ) -> None:
+        super().__init__()
+        self.encoder, self.head, self.projection = encoder, head, projection
+
+    def forward(
+        self, features_B: Tensor, sent: Tensor | slice | None = EVERY
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return scores (B, K), and the representations of the rows `sent`; None: of none.
+
+        A representation may be a large map, so rows are picked after the projection.
+        """
+        h_B = self.encoder(features_B)
+        scores_BK = self.head(h_B)
+        if sent is None:
+            return scores_BK, None
+        projected_B = h_B if self.projection is None else self.projection(h_B)
+        return scores_BK, projected_B[sent]
+
+
+def predictor_of(networks: ActiveNetworks | None) -> nn.Module | None:
+    """A copy on the CPU of what predicts, features -> class scores; None where nothing does."""
+    if networks is None:
+        return None
+    return copy.deepcopy(nn.Sequential(networks.encoder, networks.head)).cpu().eval()
+
+
+def joint_loss(task: Tensor, z_A: Tensor, gradient_A: Tensor) -> Tensor:
+    """A scalar whose gradient is Eq. (9)'s: that of the task, and `gradient_A` through z."""
+    return task + (gradient_A * z_A).sum()
 
 
 def _sgd(parameters: list[Tensor], train: TrainSettings) -> torch.optim.Optimizer:

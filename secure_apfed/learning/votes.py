@@ -15,9 +15,7 @@ from numpy.typing import NDArray
 from scipy.special import softmax
 from torch import Tensor
 
-from secure_apfed.learning.compute import Compute
-from secure_apfed.learning.descent import Trainer
-from secure_apfed.learning.networks import ActiveNetworks
+from secure_apfed.learning.descent import ActiveNetworks, Compute, Trainer
 from secure_apfed.models import RandomFeatures
 from secure_apfed.settings.training import TrainSettings
 from secure_apfed.solo import SoloTask

@@ -39,18 +39,32 @@ from secure_apfed.defences import (
 from secure_apfed.errors import NarrowBatchWarning
 from secure_apfed.exchange import Envelope, Kind, Links
 from secure_apfed.labellers import Labeller, Spreading
-from secure_apfed.learning.checks import check_spread, is_narrow, spread_of
-from secure_apfed.learning.compute import Compute
-from secure_apfed.learning.descent import Trainer, prefixed, without_prefix
-from secure_apfed.learning.networks import EVERY, ActiveNetworks, joint_loss
+from secure_apfed.learning.descent import (
+    EVERY,
+    ActiveNetworks,
+    Compute,
+    Trainer,
+    joint_loss,
+    prefixed,
+    without_prefix,
+)
 from secure_apfed.learning.private_gradient import PrivateGradient, PrivateUpdates
-from secure_apfed.learning.release import Released, Releases, read_representations
+from secure_apfed.learning.release import (
+    Released,
+    Releases,
+    check_spread,
+    is_narrow,
+    read_representations,
+    spread_of,
+)
 from secure_apfed.learning.votes import fit_linear, last_layer
 from secure_apfed.measures import Scored, balanced_weights
 from secure_apfed.methods.accounts import (
     guard_for,
     ledger_for,
+    parameters_of,
     private_updates,
+    sum_and_noise,
     surroundings_of,
     update_ledgers,
     whole_training,
@@ -74,7 +88,6 @@ from secure_apfed.methods.sum_end import (
     SumHelper,
     SumLearner,
 )
-from secure_apfed.methods.sum_noise import parameters_of, sum_and_noise
 from secure_apfed.methods.terms import (
     check_passives,
     model_of,

@@ -30,10 +30,8 @@ from secure_apfed.contract import Contract, RepresentationTerms
 from secure_apfed.data import UNLABELLED
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack, unpack
-from secure_apfed.learning.checks import check_norms
-from secure_apfed.learning.compute import Compute
-from secure_apfed.learning.descent import prefixed, without_prefix
-from secure_apfed.learning.networks import ActiveNetworks
+from secure_apfed.learning.descent import ActiveNetworks, Compute, prefixed, without_prefix
+from secure_apfed.learning.release import check_norms
 from secure_apfed.methods.method import Agreed, Helper, Learner, Method, Own
 from secure_apfed.methods.multiview import (
     FedMvSettings,

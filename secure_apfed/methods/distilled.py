@@ -66,11 +66,8 @@ from secure_apfed.learning.autoencoder import (
     fit_autoencoder,
     new_autoencoder,
 )
-from secure_apfed.learning.checks import check_rows
-from secure_apfed.learning.compute import Compute
-from secure_apfed.learning.descent import prefixed, without_prefix
-from secure_apfed.learning.networks import ActiveNetworks
-from secure_apfed.learning.release import Releases, read_representations
+from secure_apfed.learning.descent import ActiveNetworks, Compute, prefixed, without_prefix
+from secure_apfed.learning.release import Releases, check_rows, read_representations
 from secure_apfed.learning.votes import last_layer
 from secure_apfed.measures import Scored, scored_by
 from secure_apfed.methods.accounts import guard_for, ledger_for, surroundings_of
@@ -86,7 +83,7 @@ from secure_apfed.methods.method import (
     Steps,
     keep_or_end,
 )
-from secure_apfed.methods.students import StudentLearner
+from secure_apfed.methods.student import StudentLearner
 from secure_apfed.methods.sum_end import Allowance, AnswersLog, unless_unasked
 from secure_apfed.methods.terms import (
     agree_with_senders,

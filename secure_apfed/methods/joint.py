@@ -42,13 +42,16 @@ from secure_apfed.defences import (
 )
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack, unpack
-from secure_apfed.learning.checks import check_rows
-from secure_apfed.learning.compute import Compute
-from secure_apfed.learning.descent import Trainer, prefixed, without_prefix
-from secure_apfed.learning.networks import joint_loss
-from secure_apfed.learning.release import Releases, read_representations
+from secure_apfed.learning.descent import Compute, Trainer, joint_loss, prefixed, without_prefix
+from secure_apfed.learning.release import Releases, check_rows, read_representations
 from secure_apfed.measures import Scored, scored_by
-from secure_apfed.methods.accounts import guard_for, ledger_for, surroundings_of
+from secure_apfed.methods.accounts import (
+    guard_for,
+    ledger_for,
+    parameters_of,
+    sum_and_noise,
+    surroundings_of,
+)
 from secure_apfed.methods.alignment import positions_of
 from secure_apfed.methods.method import Agreed, Helper, Learner, Lockstep, Method, Own, Steps
 from secure_apfed.methods.sum_end import (
@@ -61,7 +64,6 @@ from secure_apfed.methods.sum_end import (
     SumHelper,
     SumLearner,
 )
-from secure_apfed.methods.sum_noise import parameters_of, sum_and_noise
 from secure_apfed.methods.terms import (
     agree_with_senders,
     check_passives,
@@ -529,9 +531,8 @@ class SummedPassive(SumHelper, EncodingPassive):
         z_BD = self.encode(message.step, rows_B, learn=learn).flatten(1)
         if self._clip is not None:
             z_BD = clip_rows(z_BD, self._clip)
-        values_BD = z_BD.detach().cpu().double().numpy()
+        await self.sum.send(links, admitted, z_BD.detach().cpu().double().numpy())
         self.sent(message.step, z_BD, learn=learn)
-        await self.sum.send(links, admitted, values_BD)
 
     def tensors(self) -> dict[str, Tensor]:
         return self.trainer.tensors() | self.sum.tensors()

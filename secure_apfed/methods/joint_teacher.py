@@ -28,15 +28,19 @@ from secure_apfed.contract import Contract
 from secure_apfed.defences import GradientChain
 from secure_apfed.exchange import Links
 from secure_apfed.labellers import LABELLERS, Spreading, hard, labeller_for_oneself, make_labeller
-from secure_apfed.learning.descent import prefixed, without_prefix
-from secure_apfed.learning.networks import ActiveNetworks
-from secure_apfed.learning.student import by_labeller, side_by_side, with_prior
+from secure_apfed.learning.descent import ActiveNetworks, prefixed, without_prefix
 from secure_apfed.learning.votes import Votes
 from secure_apfed.measures import Scored
 from secure_apfed.methods.alignment import positions_in
 from secure_apfed.methods.joint import HeadTrainer, Joint, JointSettings, Tvfl, TvflActive
 from secure_apfed.methods.method import Learner, Method, Own, Steps
-from secure_apfed.methods.students import student_of, train_student
+from secure_apfed.methods.student import (
+    by_labeller,
+    side_by_side,
+    student_of,
+    train_student,
+    with_prior,
+)
 from secure_apfed.privacy.randomised_response import VoteResponse
 from secure_apfed.settings.method import FormSettings
 from secure_apfed.settings.model import ModelSettings

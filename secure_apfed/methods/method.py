@@ -18,7 +18,7 @@ from apfed_protocols.identity import Identity
 from secure_apfed.contract import AGGREGATOR, Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.data import OwnData
 from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links
-from secure_apfed.learning.networks import ActiveNetworks
+from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.measures import Scored
 from secure_apfed.methods.charged import Charged, read_charged
 from secure_apfed.models import Shape

@@ -40,11 +40,10 @@ from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.data import UNLABELLED
 from secure_apfed.errors import ModelError
 from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack, unpack
-from secure_apfed.learning.checks import check_norms, check_rows
-from secure_apfed.learning.compute import Compute
-from secure_apfed.learning.networks import ActiveNetworks
+from secure_apfed.learning.descent import ActiveNetworks, Compute
+from secure_apfed.learning.release import check_norms, check_rows
 from secure_apfed.measures import Scored, scored_by
-from secure_apfed.methods.accounts import guard_for
+from secure_apfed.methods.accounts import guard_for, parameters_of, sum_and_noise
 from secure_apfed.methods.alignment import positions_of
 from secure_apfed.methods.method import Agreed, Helper, Learner, Method, Own
 from secure_apfed.methods.sum_end import (
@@ -55,7 +54,6 @@ from secure_apfed.methods.sum_end import (
     SumHelper,
     SumLearner,
 )
-from secure_apfed.methods.sum_noise import parameters_of, sum_and_noise
 from secure_apfed.methods.terms import (
     check_passives,
     clip_of,

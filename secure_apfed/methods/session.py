@@ -19,9 +19,14 @@ from secure_apfed.data import VerticalData
 from secure_apfed.exchange import InMemory, Kind, Links, Script, Transcript
 from secure_apfed.measures import ACCURACY
 from secure_apfed.methods.accounts import fresh_secrets
-from secure_apfed.methods.alignment import align_as_active, align_as_passive, deal, needs_dealer
+from secure_apfed.methods.alignment import (
+    align_as_active,
+    align_as_passive,
+    deal,
+    needs_dealer,
+    require_labels,
+)
 from secure_apfed.methods.charged import Charged, pack_charged, said_of
-from secure_apfed.methods.common_labels import require_labels
 from secure_apfed.methods.entering import enter, roles_of, standing
 from secure_apfed.methods.method import (
     Helper,

@@ -9,7 +9,7 @@ refuses is noted before anybody sees the refusal.
 
 A step takes 2M + 1 envelopes of M passives, 4M + 1 where the sum has two rounds.
 Protects from: a malicious active that probes with replayed steps or too many questions (what it
-sends is checked by `secure_apfed.learning.checks`), and from whoever alters sums.
+sends is checked by `secure_apfed.learning.release`), and from whoever alters sums.
 Letters: B rows of an answer, D numbers of a row.
 """
 
@@ -45,8 +45,8 @@ from secure_apfed.exchange import Envelope, Kind, Links
 from secure_apfed.files import MOST_JSON_BYTES, add_line, open_plain
 from secure_apfed.learning.descent import prefixed, without_prefix
 from secure_apfed.learning.release import ContributionNoise
+from secure_apfed.methods.accounts import NoisePlan, contribution_noise, sum_and_noise
 from secure_apfed.methods.method import Helper, Learner, Own, Save, keep_or_end
-from secure_apfed.methods.sum_noise import NoisePlan, contribution_noise, sum_and_noise
 from secure_apfed.models import Shape
 from secure_apfed.names import log_file
 from secure_apfed.privacy.release_log import Release, ReleaseCounts

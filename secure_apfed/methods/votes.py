@@ -42,23 +42,24 @@ from secure_apfed.labellers import (
     make_labeller,
 )
 from secure_apfed.labellers.guarantee import Opening, calibrate_votes, table_guarantee
-from secure_apfed.learning.checks import check_rows
 from secure_apfed.learning.descent import prefixed, without_prefix
-from secure_apfed.learning.release import ContributionNoise
-from secure_apfed.learning.student import (
+from secure_apfed.learning.release import ContributionNoise, check_rows
+from secure_apfed.learning.votes import Floats, Integers, Votes
+from secure_apfed.measures import ACCURACY, MEASURES
+from secure_apfed.methods.accounts import open_ledger, parameters_of, sum_and_noise, summed_release
+from secure_apfed.methods.alignment import positions_in
+from secure_apfed.methods.method import Agreed, Agreement, Helper, Learner, Method, Own, Steps
+from secure_apfed.methods.student import (
     Prior,
     Student,
+    StudentLearner,
     by_baseline,
     by_best_baseline,
     by_labeller,
+    classes_voted,
+    student_of,
     with_prior,
 )
-from secure_apfed.learning.votes import Floats, Integers, Votes
-from secure_apfed.measures import ACCURACY, MEASURES
-from secure_apfed.methods.accounts import open_ledger
-from secure_apfed.methods.alignment import positions_in
-from secure_apfed.methods.method import Agreed, Agreement, Helper, Learner, Method, Own, Steps
-from secure_apfed.methods.students import StudentLearner, classes_voted, student_of
 from secure_apfed.methods.sum_end import (
     Aggregator,
     Allowance,
@@ -67,7 +68,6 @@ from secure_apfed.methods.sum_end import (
     SumHelper,
     answer_digest,
 )
-from secure_apfed.methods.sum_noise import parameters_of, sum_and_noise, summed_release
 from secure_apfed.methods.terms import check_passives, require_own_terms
 from secure_apfed.privacy import PrivacyLedger
 from secure_apfed.privacy.contributions import SummedRelease

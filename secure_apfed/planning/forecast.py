@@ -26,15 +26,15 @@ from secure_apfed.data import PartyTable, VerticalData, load_data
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Flow, Kind, transcript
 from secure_apfed.methods import METHODS, Simulation, Start, train
-from secure_apfed.methods.common_labels import require_labels
-from secure_apfed.methods.pace import (
+from secure_apfed.methods.alignment import require_labels
+from secure_apfed.methods.terms import (
+    asked_of,
     growth,
     planned_releases,
     rows_of_a_step,
     rows_trained,
     steps_of,
 )
-from secure_apfed.methods.terms import asked_of
 from secure_apfed.privacy import (
     EXACT,
     GaussianRelease,

@@ -18,7 +18,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import CheckpointError
 from secure_apfed.files import own_subfolder
-from secure_apfed.learning.networks import predictor_of
+from secure_apfed.learning.descent import predictor_of
 from secure_apfed.methods import (
     METHODS,
     PartyState,

@@ -25,9 +25,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import UNLABELLED, OwnData
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.files import open_regular, read_text
-from secure_apfed.learning.compute import Compute
-from secure_apfed.learning.descent import without_prefix
-from secure_apfed.learning.networks import ActiveNetworks
+from secure_apfed.learning.descent import ActiveNetworks, Compute, without_prefix
 from secure_apfed.methods import PartyState, Secrets, Session
 from secure_apfed.names import log_file
 from secure_apfed.privacy import make_label_mechanism

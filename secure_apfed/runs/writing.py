@@ -19,8 +19,7 @@ from secure_apfed.config.file import dump_config
 from secure_apfed.data import OwnData
 from secure_apfed.errors import CheckpointError
 from secure_apfed.files import make_private, own_subfolder
-from secure_apfed.learning.compute import find_device
-from secure_apfed.learning.networks import ActiveNetworks
+from secure_apfed.learning.descent import ActiveNetworks, find_device
 from secure_apfed.methods import Session
 from secure_apfed.privacy import PrivacySpent
 from secure_apfed.runs.checkpoint import Steps, save_tensors

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from secure_apfed.errors import DataError, ModelError
-from secure_apfed.learning.compute import Compute
-from secure_apfed.learning.descent import Trainer
+from secure_apfed.learning.descent import Compute, Trainer
 from secure_apfed.models import Shape, encoder_and_head
 from secure_apfed.seeds import Draws, seeded, shuffled
 from secure_apfed.solo.classical import best_strength, logistic, scale_of, table_of

@@ -19,7 +19,7 @@ from apfed_protocols.sums import PlainSum, SumAgreement, SumCombiner
 from secure_apfed.contract import Contract
 from secure_apfed.data import ColumnEncoding, PartyTable
 from secure_apfed.exchange import Envelope, Kind, TensorSpec, unpack
-from secure_apfed.learning.networks import ActiveNetworks
+from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.learning.private_gradient import PrivateUpdates
 from secure_apfed.methods.apfed import ApfedPassive
 from secure_apfed.privacy import GaussianGuard, GradientGuard, PrivacyLedger

@@ -13,8 +13,7 @@ from apfed_protocols.sums import PlainSum, SumAgreement, SumContributor, SumRece
 from secure_apfed.contract import Contract
 from secure_apfed.data import OwnData, PartyTable
 from secure_apfed.exchange import Envelope, InMemory, Kind, pack
-from secure_apfed.learning.compute import Compute
-from secure_apfed.learning.networks import ActiveNetworks
+from secure_apfed.learning.descent import ActiveNetworks, Compute
 from secure_apfed.learning.private_gradient import PrivateUpdates
 from secure_apfed.learning.release import ContributionNoise, Releases
 from secure_apfed.methods import Own, fresh_secrets

@@ -11,7 +11,7 @@ from secure_apfed.learning.autoencoder import (
     Resembled,
     fit_autoencoder,
 )
-from secure_apfed.learning.networks import ActiveNetworks
+from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.methods.distilled import fit_classifier
 from secure_apfed.models import family_for
 from secure_apfed.settings.model import ModelSettings

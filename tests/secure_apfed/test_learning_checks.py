@@ -13,7 +13,7 @@ from secure_apfed.config.file import load_config_text
 from secure_apfed.contract import RepresentationTerms
 from secure_apfed.errors import NarrowBatchWarning
 from secure_apfed.exchange import Kind
-from secure_apfed.learning.checks import check_spread, spread_of
+from secure_apfed.learning.release import check_spread, spread_of
 from secure_apfed.runs.run import run
 from tests.secure_apfed.seats import cloned, contract, contributed, representations, same
 from tests.secure_apfed.test_parties_apfed import ALIGNMENT, Active, opened, passive

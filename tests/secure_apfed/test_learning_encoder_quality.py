@@ -13,13 +13,13 @@ from torch import Tensor
 from secure_apfed.cli import execute
 from secure_apfed.data import UNLABELLED
 from secure_apfed.errors import DataError
-from secure_apfed.learning.autoencoder import DistillationSettings
-from secure_apfed.learning.compute import Compute
-from secure_apfed.learning.encoder_quality import (
+from secure_apfed.learning.autoencoder import (
+    DistillationSettings,
     EncoderQuality,
     cross_validated,
     encoder_quality,
 )
+from secure_apfed.learning.descent import Compute
 from secure_apfed.settings.model import ModelSettings
 
 CPU = Compute(torch.device("cpu"))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from secure_apfed.data import ColumnEncoding, PartyTable
 from secure_apfed.errors import ModelError
 from secure_apfed.exchange import TensorSpec, unpack
-from secure_apfed.learning.networks import ActiveNetworks
+from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.learning.private_gradient import PrivateUpdates
 from secure_apfed.methods.sum_end import bind_step
 from secure_apfed.privacy import (

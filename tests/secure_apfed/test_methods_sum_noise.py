@@ -17,7 +17,8 @@ from secure_apfed.config.file import dump_config, load_config_text
 from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError
 from secure_apfed.learning.release import ContributionNoise
-from secure_apfed.methods import Start, fresh_secrets, open_session, sum_noise
+from secure_apfed.methods import Start, fresh_secrets, open_session
+from secure_apfed.methods import accounts as sum_noise
 from secure_apfed.privacy.contributions import SummedRelease, sensitivity_in_steps
 from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger
 from secure_apfed.runs.run import run

@@ -17,7 +17,7 @@ from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed.contract import Contract
 from secure_apfed.data import ColumnEncoding, PartyTable
 from secure_apfed.exchange import Envelope, Kind, TensorSpec, unpack
-from secure_apfed.learning.networks import ActiveNetworks
+from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.learning.release import ContributionNoise
 from secure_apfed.measures import ACCURACY
 from secure_apfed.methods.apfed import ApfedPassive

@@ -13,8 +13,7 @@ from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.contract import RepresentationTerms
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Kind, pack
-from secure_apfed.learning.checks import check_rows
-from secure_apfed.learning.release import read_representations
+from secure_apfed.learning.release import check_rows, read_representations
 from secure_apfed.methods.sum_end import (
     Allowance,
     AnswersLog,

@@ -151,6 +151,8 @@ def test_many_runs_come_back_in_their_order() -> None:
     ("method", "changes", "says"),
     [
         ("votes", {}, "method votes"),
+        ("joint_teacher", {}, "method joint_teacher"),
+        ("split_nn_sum", {}, "method split_nn_sum"),
         ("apfed_c", {"guard": {"mechanism": "gaussian", "epsilon": 8.0, "clip": 1.0}}, "guard"),
         ("apfed_c", {"secure_sum": {"masks": "pairwise"}}, "secure_sum"),
         ("apfed_c", {"secure_sum": {"clip": 1.0}}, "clip"),

@@ -23,9 +23,9 @@ from secure_apfed.data.catalogue import labels_are_numbers
 from secure_apfed.errors import ConfigError, DataError, ModelError
 from secure_apfed.estimator import VerticalClassifier
 from secure_apfed.exchange import Kind
-from secure_apfed.learning.bins import RANGES, Bins
 from secure_apfed.measures import MEASURES, names_of
 from secure_apfed.methods import METHODS
+from secure_apfed.methods.student import RANGES, Bins
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.prediction import PredictedNumbers, predict_file
 from secure_apfed.runs.record import read_outcome

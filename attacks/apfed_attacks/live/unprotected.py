@@ -17,8 +17,12 @@ from torch import Tensor
 from apfed_protocols.sums.interface import StepBinding
 from secure_apfed.contract import RepresentationTerms
 from secure_apfed.exchange import Envelope, unpack
-from secure_apfed.learning.checks import check_norms, check_rows, check_spread
-from secure_apfed.learning.release import representation_specs
+from secure_apfed.learning.release import (
+    check_norms,
+    check_rows,
+    check_spread,
+    representation_specs,
+)
 from secure_apfed.methods.apfed import ApfedPassive
 from secure_apfed.methods.sum_end import Admitted, PassiveSum, bind_step
 

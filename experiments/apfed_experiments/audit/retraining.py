@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from secure_apfed.learning.networks import ActiveNetworks
+from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.methods.apfed import Weights, example_gradients, passive_gradients
 from secure_apfed.privacy.noise import onto_ball
 

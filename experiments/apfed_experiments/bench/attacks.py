@@ -19,7 +19,7 @@ from apfed_experiments.bench.rows import Bench, Group, Row, interleave, median_r
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.exchange import Transcript
-from secure_apfed.learning.compute import find_device
+from secure_apfed.learning.descent import find_device
 from secure_apfed.models import encoder_and_head
 from secure_apfed.runs.recording import Recording
 

@@ -29,8 +29,7 @@ from apfed_experiments.bench.rows import (
 from apfed_protocols.errors import UnsafeChoiceWarning
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
-from secure_apfed.learning.descent import Descent
-from secure_apfed.learning.networks import ActiveNetworks
+from secure_apfed.learning.descent import ActiveNetworks, Descent
 from secure_apfed.methods import Session, open_session
 from secure_apfed.models import family_for, output_shape, projection_to
 from secure_apfed.objectives import make_objective

@@ -19,9 +19,13 @@ from apfed_experiments.tables.apc_vfl_scenarios import HELPED, SCENARIOS, USUAL,
 from apfed_experiments.tables.table import Figures, FunctionJob, Line, PaperTable, Size, line_of
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
-from secure_apfed.learning.autoencoder import DistillationSettings
-from secure_apfed.learning.compute import Compute
-from secure_apfed.learning.encoder_quality import Score, cross_validated, own_codes
+from secure_apfed.learning.autoencoder import (
+    DistillationSettings,
+    Score,
+    cross_validated,
+    own_codes,
+)
+from secure_apfed.learning.descent import Compute
 from secure_apfed.runs.run import run
 
 __all__ = ["READING", "TABLES", "alone", "helped", "size_of"]

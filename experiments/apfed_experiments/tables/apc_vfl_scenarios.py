@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from secure_apfed.config import Config
 from secure_apfed.data import preset
-from secure_apfed.learning.encoder_quality import Score
+from secure_apfed.learning.autoencoder import Score
 
 __all__ = ["HELPED", "SCENARIOS", "USUAL", "Changes", "Part", "Scenario"]
 

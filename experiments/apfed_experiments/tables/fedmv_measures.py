@@ -22,7 +22,7 @@ from torch import nn
 
 from apfed_experiments.tables.table import Figures
 from secure_apfed.data import VerticalData, load_data
-from secure_apfed.learning.compute import Compute
+from secure_apfed.learning.descent import Compute
 from secure_apfed.methods.averaging import LinearViews, SequenceViews
 from secure_apfed.methods.multiview import Floats, Pull, ViewModel, joint_scores, weights_of
 from secure_apfed.models import SequenceEncoder

@@ -27,7 +27,7 @@ from secure_apfed.data import VerticalData, load_data
 from secure_apfed.data.partition import choose_labelled
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.files import read_json, to_json
-from secure_apfed.learning.networks import predictor_of
+from secure_apfed.learning.descent import predictor_of
 from secure_apfed.methods import ALONE
 from secure_apfed.runs.folder import write_atomically
 from secure_apfed.runs.record import Epsilon, Written

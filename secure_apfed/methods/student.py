@@ -6,8 +6,10 @@ their own labels. Of a regression, classes are ranges of targets (`learning.bins
 of the active's table, U rows to learn from, n labelled rows, K classes, T numbers to learn of one.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import Protocol, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -16,21 +18,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from secure_apfed.data import OwnData
+from secure_apfed.exchange import Links
 from secure_apfed.labellers import Labeller
-from secure_apfed.learning.bins import Bins
-from secure_apfed.learning.compute import Compute
-from secure_apfed.learning.networks import ActiveNetworks
-from secure_apfed.learning.votes import (
-    SoftTrainer,
-    Votes,
-    fit_ridge,
-    likely_labels,
-    reliability_of,
-)
+from secure_apfed.learning.descent import ActiveNetworks, Compute, prefixed, without_prefix
+from secure_apfed.learning.votes import SoftTrainer, Votes, fit_ridge, likely_labels, reliability_of
 from secure_apfed.measures import Measure, Scored
-from secure_apfed.models import RandomFeatures
-from secure_apfed.seeds import one_thread
+from secure_apfed.methods.method import Learner, Own, Steps
+from secure_apfed.methods.terms import outputs_of, task_of
+from secure_apfed.models import RandomFeatures, encoder_and_head
+from secure_apfed.seeds import one_thread, seeded, shuffled
 from secure_apfed.settings.model import ModelSettings
+from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import TrainSettings
 from secure_apfed.solo import Baseline, SoloTask
 from secure_apfed.solo.choice import chosen
@@ -38,13 +36,75 @@ from secure_apfed.solo.kept import fits_kept_meanwhile
 from secure_apfed.tasks import LOSSES, Classification, Regression, Task, scored_rows
 
 __all__ = [
-    "Belief", "Prior", "Student", "by_baseline", "by_best_baseline", "by_labeller", "side_by_side",
+    "RANGES",
+    "Belief",
+    "Bins",
+    "Prior",
+    "Pupil",
+    "Student",
+    "StudentLearner",
+    "by_baseline",
+    "by_best_baseline",
+    "by_labeller",
+    "classes_voted",
+    "side_by_side",
+    "student_of",
+    "train_student",
     "with_prior",
-]  # fmt: skip
+]
 
 Floats = NDArray[np.float64]
-
+Integers = NDArray[np.int64]
+RANGES = 8
+"""K. More tell a target finer, and each of them from fewer labelled rows."""
 _NO_CLASS = -1
+
+
+# Targets of a regression as classes that can be voted for: ranges of about as many labelled rows.
+#
+# Run by: the active. Passives are shown the range of a labelled row's target, and never the target;
+# they vote for ranges as for classes, so that sums, noise and epsilons are those of any vote. What
+# the active learns of a row is the mean target that the ranges stand for, weighed by how likely
+# they are (L. Torgo and J. Gama, "Regression using classification algorithms", Intelligent Data
+# Analysis 1, 1997).
+#
+# Letters: n labelled rows, U rows, K ranges.
+
+
+@dataclass(frozen=True, eq=False)
+class Bins:
+    """Attributes:
+    edges: (K - 1,), rising, between ranges.
+    centres: (K,), what each stands for.
+    """
+
+    edges: Floats
+    centres: Floats
+
+    @classmethod
+    def of(cls, targets_n: Floats, *, ranges: int = RANGES) -> Self:
+        """Cut at quantiles of the labelled targets; a range stands for the mean of its own.
+
+        Where many targets are alike, ranges may be empty, and stand for their lower edge.
+        """
+        edges = np.quantile(targets_n, np.linspace(0, 1, ranges + 1)[1:-1])
+        place_n = np.searchsorted(edges, targets_n, side="left")
+        centres = np.concatenate([edges[:1], edges])
+        for one in np.unique(place_n):
+            centres[one] = targets_n[place_n == one].mean()
+        return cls(edges, centres)
+
+    def classes_of(self, targets_n: Floats) -> Integers:
+        """The range (n,) of each target."""
+        return np.searchsorted(self.edges, targets_n, side="left").astype(np.int64)
+
+    def expected(self, likely_UK: Floats) -> Floats:
+        """The mean target (U, 1) of each row; 0, the mean of all, of a row that says nothing."""
+        total_U1 = likely_UK.sum(axis=1, keepdims=True)
+        mean_U1 = (likely_UK @ self.centres)[:, None]
+        expected_U1: Floats = np.zeros_like(mean_U1)
+        np.divide(mean_U1, total_U1, out=expected_U1, where=total_U1 > 0)
+        return expected_U1
 
 
 class Student:
@@ -148,6 +208,7 @@ class Student:
 Belief: TypeAlias = Callable[[SoloTask], Floats]
 """What the active believes of the rows of a task before it reads anything of others, (U, K)."""
 
+
 Prior: TypeAlias = Callable[[SoloTask], Belief]
 """Whose belief that is, which a task's labels may choose."""
 
@@ -207,3 +268,114 @@ def side_by_side(parts: Iterable[Tensor]) -> Floats:
               for part_UF, size in zip(centred, sizes, strict=True)]  # fmt: skip
     together: Floats = torch.cat(scaled, dim=1).numpy()
     return together
+
+
+class Pupil(Protocol):
+    """What the active teaches, and what predicts alone then; see `Student`."""
+
+    rows_U: Tensor  # noqa: N815
+
+    @property
+    def networks(self) -> ActiveNetworks: ...
+
+    @property
+    def in_one_go(self) -> bool: ...
+
+    def learn(self, step: int, rows_B: Tensor) -> float: ...
+
+    def scored(self, rows: Tensor) -> Scored: ...
+
+    def tensors(self) -> dict[str, Tensor]: ...
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None: ...
+
+
+class StudentLearner(Learner):
+    """The active's role where it asks others once, and then trains alone; see `Learner`.
+
+    Args:
+        own: what the active brings.
+        student: that will predict alone; headline: what its accuracy is called.
+        guarantee: what the others' noise or guards promise.
+    """
+
+    def __init__(self, own: Own, student: Pupil, *, headline: str, guarantee: str) -> None:
+        super().__init__()
+        self.name, self.guarantee = own.name, guarantee
+        self.student: Pupil = student
+        self.training_rows = student.rows_U
+        self._headline, self._test_rows = headline, own.data.test_rows
+        self._classes = len(own.data.classes)
+        self._taught = False
+
+    @abstractmethod
+    async def teach(self, links: Links, steps: Steps) -> None:
+        """Ask the others, and teach the student what they say; once in a run."""
+
+    async def begin_epoch(self, links: Links, steps: Steps) -> bool:
+        """Ask once; a student that learns in one go then has no steps."""
+        if not self._taught:
+            await self.teach(links, steps)
+            self._taught = True
+        return not self.student.in_one_go
+
+    async def step(self, links: Links, step: int, rows_B: Tensor) -> float:
+        """One step of the student; sends nothing."""
+        return self.student.learn(step, rows_B)
+
+    async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
+        """What the active says alone; needs no exchange."""
+        return {self._headline: self.student.scored(self._test_rows)}
+
+    def solo(self) -> ActiveNetworks | None:
+        """The student."""
+        return self.student.networks
+
+    def tensors(self) -> dict[str, Tensor]:
+        taught = torch.tensor(self._taught)
+        return {"taught": taught, **prefixed("student", self.student.tensors())}
+
+    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
+        self._taught = bool(tensors["taught"])
+        self.student.load_tensors(without_prefix("student", tensors))
+
+
+def classes_voted(own: Own) -> int:
+    """K of what others say of a row: classes, or ranges of numbers."""
+    return len(own.data.classes) or RANGES
+
+
+def student_of(own: Own, aligned: Tensor) -> Student:
+    """The student at its reproducible start, which learns from the aligned training rows.
+
+    Args:
+        own: what the active brings.
+        aligned: its row at each position of the alignment.
+    """
+    config = own.config
+    with seeded(own.secrets.seed, own.name, "student"):
+        encoder, head = encoder_and_head(config.model, own.data.table.shape, outputs_of(own))
+    return Student(
+        own.name,
+        data=own.data,
+        rows_U=own.data.train_rows[torch.isin(own.data.train_rows, aligned)],
+        networks=ActiveNetworks(encoder, head),
+        classes=classes_voted(own),
+        model=config.model,
+        train=config.train,
+        compute=Compute.of(config.train),
+        seed=own.secrets.seed,
+        task=task_of(own),
+    )
+
+
+def train_student(student: Student, config: RunSettings) -> None:
+    """Let a student that descends go through its rows as often as the run has epochs."""
+    if student.in_one_go:
+        return
+    step = 0
+    for epoch in range(config.train.epochs):
+        order = shuffled(student.rows_U, config.seed, "student", epoch)
+        for rows_B in order.split(config.train.batch_size):
+            student.learn(step, rows_B)
+            step += 1
