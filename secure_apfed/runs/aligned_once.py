@@ -72,7 +72,9 @@ class Sharing:
     def past(self) -> PastAlignment | None:
         """What an earlier run on the same tables left, if runs share it and there was one."""
         past = _PAST.get()
-        found = None if past is None else past.get(_settings(self.config))
+        if past is None or not self.config.method.aligns:
+            return None
+        found = past.get(_settings(self.config))
         return found if found is not None and found.is_of(self.tables) else None
 
     def keep(self, session: Simulation) -> None:

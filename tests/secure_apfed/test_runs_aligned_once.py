@@ -74,3 +74,10 @@ def test_a_resumed_run_goes_on_in_its_own_order(tmp_path: Path) -> None:
         shared = run(small_config("votes", **SHORT), None)
         resumed = run(config, tmp_path / "run", resume=True)
     assert not torch.equal(rows_of(shared), rows_of(resumed))
+
+
+def test_who_aligns_nobody_sends_nothing_that_others_sent() -> None:
+    with aligned_once({}):
+        run(small_config("votes", **SHORT), None)
+        alone = run(small_config("single_view"), None)
+    assert alone.wire_bytes == 0
