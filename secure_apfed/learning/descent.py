@@ -30,7 +30,6 @@ __all__ = [
     "predictor_of",
     "prefixed",
     "rate_after",
-    "take_rate",
     "without_prefix",
 ]
 
@@ -171,12 +170,6 @@ def rate_after(train: TrainSettings, done: int) -> float:
     return rate * (1 + math.cos(math.pi * passed)) / 2
 
 
-def take_rate(optimizer: torch.optim.Optimizer, train: TrainSettings, done: int) -> None:
-    """Let the next step of an optimizer, after `done` others, have its learning rate."""
-    for group in optimizer.param_groups:
-        group["lr"] = rate_after(train, done)
-
-
 class Descent:
     """One of the optimizers; the L2 terms of Eqs. (6) and (7) are its weight decay.
 
@@ -204,8 +197,8 @@ class Descent:
 
     def begin(self) -> None:
         """Forget the gradients of the last step."""
-        for one in self._parameters:
-            one.grad = None
+        for parameter in self._parameters:
+            parameter.grad = None
 
     def step(self) -> None:
         """Scale the gradient onto the norm bound, if there is one and it is longer; descend.
@@ -220,7 +213,8 @@ class Descent:
                     f"{self._owner}: training diverged, its gradient is not finite; lower "
                     "train.learning_rate or train.max_gradient_norm"
                 )
-        take_rate(self._optimizer, self._train, self._done)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate_after(self._train, self._done)
         self._optimizer.step()
         self._done += 1
 

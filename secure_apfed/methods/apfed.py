@@ -205,6 +205,9 @@ class ApfedActive(SumLearner):
         super().__init__(sum_end)
         self.name, self.contract, self.trainer = own.name, contract, trainer
         self._own, self._releases = own, releases
+        self._least_spread = max(
+            (terms.representation.minimum_spread for terms in contract.passives.values()), default=0
+        )
         self._only = rows if sum_end and not own.config.train.use_unaligned else None
         self.training_rows = rows_among(own.data.train_rows, self._only)
         self._position_N = torch.full((len(own.data.table.ids),), -1, dtype=torch.int64)
@@ -268,10 +271,9 @@ class ApfedActive(SumLearner):
 
     def is_narrow(self, step: int, z_BD: Tensor) -> bool:
         """Whether passives would refuse this batch as near-constant; warns then."""
-        least = max(
-            terms.representation.minimum_spread for terms in self.contract.passives.values()
-        )
-        spread = spread_of(z_BD) if least else 1.0
+        least, spread = self._least_spread, 1.0
+        if least:
+            spread = spread_of(z_BD)
         if spread < least:
             warnings.warn(
                 f"{self.name}: the representations of step {step} point in one direction (spread "

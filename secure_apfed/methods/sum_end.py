@@ -136,7 +136,7 @@ class SessionSum:
             noise=noise,
             held_N=held_N,
             repeatable=repeatable,
-            wait=ahead and waiting_of(settings, contributor, ahead, worker_for(settings)),
+            wait=waiting_of(settings, contributor, ahead, worker_for(settings)) if ahead else None,
         )
 
     def active(self, dtype: torch.dtype = torch.float64) -> "ActiveSum":
@@ -178,7 +178,7 @@ class PassiveSum:
         held_N: positions of people that it knows, (N,), bool; None: all.
         repeatable: whether the same answer in another session may count as the same, where that
             tells nothing new.
-        wait: what it does while it waits for a question; sends nothing.
+        wait: what it does while it waits for a question; sends nothing. None: nothing.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class PassiveSum:
     ) -> None:
         self.name, self.contract, self.contributor = name, contract, contributor
         self.allowance, self.rounds, self.noise = allowance, rounds, noise
-        self.wait = wait or _wait_idly
+        self.wait = wait
         self._held_N, self._gate = held_N, StepGate(name)
         self._admitted: Admitted | None = None
         # The same answer tells nothing new only where all passives repeat theirs. They may not
@@ -291,10 +291,6 @@ class PassiveSum:
         self._gate.last = last_step
 
 
-def _wait_idly() -> None:
-    pass
-
-
 class SumHelper(Helper):
     """A passive that answers under the session's sum; see `Helper`.
 
@@ -314,7 +310,8 @@ class SumHelper(Helper):
 
     def idle(self) -> None:
         """Encrypt ahead, where the run says so."""
-        self.sum.wait()
+        if self.sum.wait is not None:
+            self.sum.wait()
 
 
 class ActiveSum:
@@ -328,6 +325,7 @@ class ActiveSum:
 
     Attributes:
         opened: what it decoded last, (B, D); None before. Its own record; no message holds it.
+        present: the passives that have not fallen silent.
         left: who fell silent in this session, and in which step.
         steps_without_all: steps that were finished without somebody.
     """
@@ -339,17 +337,12 @@ class ActiveSum:
         self.contract, self.receiver, self.rounding = contract, receiver, rounding
         self._refused, self._dtype = refused, dtype
         self.opened: Tensor | None = None
-        self.left: dict[str, int] = {}
-        self.steps_without_all = 0
+        self.present, self.left = list(contract.passives), dict[str, int]()
+        self.steps_without_all, self._agreed = 0, contract.digest.hex()
 
     async def set_up(self, links: Links) -> None:
         """Agree on keys with the others."""
         await links.converse(Kind.SUM_SETUP, self.receiver, (*self.contract.passives, AGGREGATOR))
-
-    @property
-    def present(self) -> list[str]:
-        """The passives that have not fallen silent."""
-        return [name for name in self.contract.passives if name not in self.left]
 
     def ask(self, links: Links, kind: Kind, step: int, payload: bytes) -> None:
         """Send the same to every passive that is left."""
@@ -373,10 +366,12 @@ class ActiveSum:
                 one that was altered. No sum of this session is opened any more then.
         """
         message = await links.receive(AGGREGATOR, Kind.SUM, step=step, patience=4)
-        asked = self.present
-        present, combined = _read_sum(message, asked, self.contract)
+        present, combined = _read_sum(message, self.present, self.contract)
         sum_BD = self.open(combined, (len(rows_B), numbers), self.binding(step, rows_B, payload))
-        self.left |= {name: step for name in asked if name not in present}
+        if len(present) < len(self.present):
+            gone = [name for name in self.present if name not in present]
+            self.left |= dict.fromkeys(gone, step)
+            self.present = list(present)
         self.steps_without_all += bool(self.left)
         return sum_BD
 
@@ -386,7 +381,7 @@ class ActiveSum:
         Raises:
             LocalProtocolError, RemoteProtocolError: see `SumReceiver.decode`.
         """
-        with self._refused.noting(step=binding.step, contract=self.contract.digest.hex()):
+        with self._refused.noting(step=binding.step, contract=self._agreed):
             sum_BD = torch.from_numpy(self.receiver.decode(combined, shape, binding))
         self.opened = sum_BD.to(self._dtype)
         return sum_BD
@@ -560,7 +555,8 @@ class SumAggregator(Aggregator):
             for name, request in self.combiner.ask(bodies).items():
                 links.send(name, Kind.SUM_REQUEST, first.step, request)
             bodies = await self.gather(links, Kind.SUM_ANSWER, first)
-        return _write_sum(self.present, self.combiner.combine(bodies))
+        packed: bytes = msgpack.packb([self.present, self.combiner.combine(bodies)])
+        return packed
 
 
 @contextmanager
@@ -602,12 +598,6 @@ def bind_step(session: str, step: int, rows_B: Tensor, payload: bytes) -> StepBi
     )
 
 
-def _write_sum(present: Sequence[str], combined: bytes) -> bytes:
-    """A message of a sum: the passives that take part still, and the sum."""
-    packed: bytes = msgpack.packb([list(present), combined])
-    return packed
-
-
 def _read_sum(
     message: Envelope, asked: Sequence[str], contract: Contract
 ) -> tuple[Sequence[str], bytes]:
@@ -623,14 +613,14 @@ def _read_sum(
     if (
         not isinstance(present, list)
         or not isinstance(combined, bytes)
-        or not all(isinstance(name, str) for name in present)
+        or set(map(type, present)) - {str}
     ):
         raise RemoteProtocolError(
             f"{message.sender} sent something else than a sum and who takes part still"
         )
     may_leave = contract.silent_passive == "recover"
     least = contract.secure_sum["threshold"] if may_leave else len(asked)
-    allowed = [name for name in asked if name in present or not may_leave]
+    allowed = [name for name in asked if name in present] if may_leave else list(asked)
     if present != allowed or len(present) < least:
         raise RemoteProtocolError(
             f"{message.sender} counts {', '.join(present)[:200] or 'nobody'} in the sum of step "
@@ -843,7 +833,7 @@ def waiting_of(
     contributor: SumContributor,
     shape: tuple[int, int],
     worker: Executor | None,
-) -> Callable[[], None]:
+) -> Callable[[], None] | None:
     """What one passive does while it waits: encrypt zeros ahead, if the run says so.
 
     Args:
@@ -853,5 +843,5 @@ def waiting_of(
         worker: who encrypts, if not this process.
     """
     if not settings.zero_pool or not isinstance(contributor, Encrypter):
-        return _wait_idly
+        return None
     return partial(contributor.prepare, shape, settings.zero_pool, worker=worker)

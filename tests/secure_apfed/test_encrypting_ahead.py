@@ -67,6 +67,7 @@ def test_zeros_are_filled_up_to_the_level_and_no_further() -> None:
     contributor = played.contributors["passive_1"]
     assert isinstance(contributor, Encrypter)
     wait = waiting_of(SumSettings(scheme="bfv", zero_pool=3), contributor, SHAPE, None)
+    assert wait is not None
     for _ in range(2):
         wait()
         assert len(pool_of(contributor)) == 3
@@ -91,6 +92,7 @@ def test_a_killed_worker_is_an_error_and_no_hang() -> None:
     worker = open_worker()
     settings = SumSettings(scheme="bfv", zero_pool=100)
     wait = waiting_of(settings, contributor, SHAPE, worker)
+    assert wait is not None
     process = worker.submit(os.getpid).result(60)
     wait()
     os.kill(process, signal.SIGKILL)
