@@ -271,6 +271,15 @@ class Trainer(Descent):
         for module in self._modules.values():
             module.train(training)
 
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Run networks within without dropout."""
+        self.set_training(False)
+        try:
+            yield
+        finally:
+            self.set_training(True)
+
 
 def prefixed(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors with `name.` before each of their names."""

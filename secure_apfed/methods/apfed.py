@@ -512,13 +512,10 @@ class ActiveTrainer(Trainer):
 
     def scored(self, rows: Tensor) -> Scored:
         """What the model says of `rows` of its own table, alone (Eq. 11)."""
-        self.set_training(False)
-        try:
+        with self.evaluating():
             return scored_rows(
                 self.task, self._predict, rows, labels_N=self.labels_N, features_N=self.features_N
             )
-        finally:
-            self.set_training(True)
 
     def spread_labels(self, rows_U: Tensor, labeller: Labeller) -> None:
         """Label these rows of the table over h, and fit the last layer of the head to the labels.
@@ -527,13 +524,9 @@ class ActiveTrainer(Trainer):
         """
         networks, here_U = self.networks, rows_U.to(self.compute.device)
         linear = last_layer(networks)
-        self.set_training(False)
-        try:
-            with torch.no_grad(), self.forward_pass("spread"):
-                h_UD = networks.encoder(self.features_N[here_U])
-                read_UD = _read_by(networks.head, linear, h_UD)
-        finally:
-            self.set_training(True)
+        with self.evaluating(), torch.no_grad(), self.forward_pass("spread"):
+            h_UD = networks.encoder(self.features_N[here_U])
+            read_UD = _read_by(networks.head, linear, h_UD)
         labels_U = self.labels_N[here_U].cpu().numpy()
         labelled_n = np.flatnonzero(labels_U != UNLABELLED)
         labels_n, classes = labels_U[labelled_n], linear.out_features
@@ -558,14 +551,11 @@ class ActiveTrainer(Trainer):
     @torch.no_grad()
     def loss_on(self, rows: Tensor) -> float:
         """Mean task loss of `rows` of its own table, without the penalties of defences."""
-        self.set_training(False)
-        try:
+        with self.evaluating():
             total = sum(
                 float(self._loss(rows_B) * len(rows_B))
                 for rows_B in rows.to(self.labels_N.device).split(_EVALUATION_ROWS)
             )
-        finally:
-            self.set_training(True)
         return total / len(rows)
 
     def _loss(self, rows_B: Tensor) -> Tensor:

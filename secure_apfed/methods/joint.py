@@ -263,13 +263,10 @@ class TvflActive(SumLearner):
 
         The full inference sends representations of test rows, which the ledgers count.
         """
-        self.trainer.set_training(False)
-        try:
+        with self.trainer.evaluating():
             said = {name: self._alone(name) for name in FILLS}
             if final:
                 said = {"tvfl": await self._together(links, next_step), **said}
-        finally:
-            self.trainer.set_training(True)
         return said
 
     def _alone(self, name: str) -> Scored:
@@ -301,16 +298,13 @@ class TvflActive(SumLearner):
     async def loss_on(self, links: Links, steps: Steps, rows: Tensor) -> float:
         """The loss of the joint model, for which every passive represents these positions."""
         total, asked = 0.0, 0
-        self.trainer.set_training(False)
-        try:
+        with self.trainer.evaluating():
             for rows_B in self.parts_of(rows):
                 scores_BK = (await self.joint(links, steps.next_step, rows_B)).scores
                 steps.stepped(None)
                 labels_B = self.trainer.labels_N[self._aligned[rows_B].to(scores_BK.device)]
                 total += float(F.cross_entropy(scores_BK, labels_B, reduction="sum"))
                 asked += len(rows_B)
-        finally:
-            self.trainer.set_training(True)
         return total / asked if asked else math.nan
 
     def parts_of(self, rows: Tensor) -> tuple[Tensor, ...]:
@@ -347,11 +341,8 @@ class SplitNnActive(TvflActive):
         """At the end what all parties say together of the aligned test rows."""
         if not final:
             return {}
-        self.trainer.set_training(False)
-        try:
+        with self.trainer.evaluating():
             return {self.headline: await self._together(links, next_step)}
-        finally:
-            self.trainer.set_training(True)
 
 
 class SummedSplitNnActive(SplitNnActive):

@@ -77,14 +77,11 @@ class JointTeacherActive(TvflActive):
         places = torch.arange(len(labelled))
         if settings.labels == HEAD:
             places = places[~labelled]
-        self.trainer.set_training(False)
-        try:
+        with self.trainer.evaluating():
             told = [
                 (places_B.numpy(), await self._ask_once(links, steps, self._train_rows[places_B]))
                 for places_B in self.parts_of(places)
             ]
-        finally:
-            self.trainer.set_training(True)
         labels_UK = np.zeros((len(labelled), self.student.classes))
         if told:
             places_V = np.concatenate([places_B for places_B, _ in told])
@@ -131,11 +128,8 @@ class JointTeacherActive(TvflActive):
         """At the end what the student says alone, and the teacher with all parties present."""
         if not final:
             return {}
-        self.trainer.set_training(False)
-        try:
+        with self.trainer.evaluating():
             together = await self._together(links, next_step)
-        finally:
-            self.trainer.set_training(True)
         name = self._config.method.name
         said = {name: self.student.scored(self._test_rows)}
         return {**said, f"{name}_together": together} if len(together.truth) else said

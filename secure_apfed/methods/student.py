@@ -188,14 +188,11 @@ class Student:
 
     def scored(self, rows: Tensor) -> Scored:
         """What it says of `rows` of the table."""
-        self.trainer.set_training(False)
-        try:
+        with self.trainer.evaluating():
             return scored_rows(
                 self._task, self.trainer.predict, rows, labels_N=self._labels_N,
                 features_N=self.trainer.features_N,
             )  # fmt: skip
-        finally:
-            self.trainer.set_training(True)
 
     def tensors(self) -> dict[str, Tensor]:
         return {"targets": self._targets_NT} | self.trainer.tensors()
