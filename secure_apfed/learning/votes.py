@@ -98,11 +98,11 @@ def likely_labels(
     frequency_K = np.full(classes, 1 / classes) if frequencies is None else frequencies
     prior_UK = _prior(own_U, reliability, frequency_K)
     spread_UK = votes.totals - votes.totals.mean(1, keepdims=True)
-    told = np.zeros(rows, dtype=bool)
-    told[[] if labelled is None else labelled] = True
-    if told.all():
-        told[:] = False
-    spread_VK, centred_VK = spread_UK[~told], prior_UK[~told] - prior_UK[~told].mean(0)
+    shown = np.zeros(rows, dtype=bool)
+    shown[[] if labelled is None else labelled] = True
+    if shown.all():
+        shown[:] = False
+    spread_VK, centred_VK = spread_UK[~shown], prior_UK[~shown] - prior_UK[~shown].mean(0)
     power = float((spread_VK**2).mean())
     # The regression of votes on the prior, drawn to what is usual by the precision of that.
     usual, precision = _USUAL * votes.voters, power / (_SPREAD * votes.voters) ** 2
@@ -112,7 +112,7 @@ def likely_labels(
     mu = float(np.clip(mu, 0.0, votes.voters))
     # A row about its mean has (1 - 1/K) of the variance of its numbers.
     explained = mu**2 / classes * (1 - 1 / classes)
-    misfit = (power - explained) / (1 - 1 / classes) - float(votes.variance[~told].mean())
+    misfit = (power - explained) / (1 - 1 / classes) - float(votes.variance[~shown].mean())
     variance_U = votes.variance + max(misfit, _LEAST_MISFIT * votes.voters)
     return np.asarray(softmax(np.log(prior_UK) + mu * spread_UK / variance_U[:, None], axis=1))
 

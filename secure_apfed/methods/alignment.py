@@ -306,7 +306,7 @@ def require_labels(method: Method, config: RunSettings, held: OwnData, aligned: 
             )
         lost = set(_counts(held, every)) - set(taught)
         if lost and config.task != Regression.name:
-            few = ", ".join(held.classes[int(one)] for one in sorted(lost))
+            few = ", ".join(held.classes[int(label)] for label in sorted(lost))
             warnings.warn(
                 f"{owner}: {method.settings.title} learns nothing of class {few}: none of its "
                 f"labelled training rows is among {common}; {_MORE}",
@@ -334,7 +334,7 @@ def require_labels(method: Method, config: RunSettings, held: OwnData, aligned: 
             f"{owner}: the {len(tested)} rows that {method.settings.title} is tested on are all "
             f"{_name(held, counts)}: whoever always says so is always right; {_TEST}"
         )
-    rarest, rows = min((dict.fromkeys(taught, 0) | counts).items(), key=lambda one: one[1])
+    rarest, rows = min((dict.fromkeys(taught, 0) | counts).items(), key=lambda counted: counted[1])
     if rows < (FEWEST_ROWS if len(held.classes) == 2 else 1):
         few = (
             f"{rows} are {_name(held, [rarest])}, fewer than {FEWEST_ROWS}: its measures say "
@@ -359,7 +359,7 @@ def _counts(held: OwnData, rows: Tensor) -> Counter[float]:
 
 def _name(held: OwnData, counts: "Counter[float] | list[float]") -> str:
     """The first of these labels, as people know it."""
-    one = next(iter(counts))
+    label = next(iter(counts))
     if held.targets is None:
-        return f"of class {held.classes[int(one)]}"
-    return f"{float(held.targets.decode(torch.tensor(one))):g}"
+        return f"of class {held.classes[int(label)]}"
+    return f"{float(held.targets.decode(torch.tensor(label))):g}"

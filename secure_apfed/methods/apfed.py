@@ -753,7 +753,7 @@ class SingleView(Method):
 
 def _lockstep(active: Learner, passives: Mapping[str, Helper]) -> Lockstep:
     assert isinstance(active, ApfedActive)
-    helping = [one for one in passives.values() if isinstance(one, ApfedPassive)]
+    helping = [role for role in passives.values() if isinstance(role, ApfedPassive)]
 
     def step(step: int, rows_B: Tensor) -> None:
         batch, rows_A = active.forward(step, rows_B)
@@ -763,7 +763,7 @@ def _lockstep(active: Learner, passives: Mapping[str, Helper]) -> Lockstep:
             return
         sent_A = z_A.detach()
         gradients = [passive.gradient(step, rows_A, sent_A.clone()) for passive in helping]
-        sum_AD = torch.stack([one.flatten(1).double() for one in gradients]).sum(0)
+        sum_AD = torch.stack([gradient.flatten(1).double() for gradient in gradients]).sum(0)
         active.trainer.update(batch, z_A, sum_AD)
 
     return step

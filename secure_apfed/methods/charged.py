@@ -64,15 +64,15 @@ _ALL: TypeAdapter[tuple[Charged, ...]] = TypeAdapter(
 
 def pack_charged(ledgers: Iterable[tuple[str, PrivacyLedger]]) -> bytes:
     """What a party tells of its ledgers by name; those of private updates stay with it."""
-    told = []
+    accounts = []
     for name, ledger in ledgers:
         if not name.endswith(UPDATES):
             spent = ledger.spent()
-            told.append(
+            accounts.append(
                 {"figure": ledger.figure, "epsilon": spent.epsilon_x, "delta": spent.delta,
                  "releases": spent.releases, "mu": spent.mu}
             )  # fmt: skip
-    packed: bytes = msgpack.packb(told)
+    packed: bytes = msgpack.packb(accounts)
     return packed
 
 
@@ -87,10 +87,10 @@ def said_of(
         silent: who fell silent, and in which step.
     """
     said = {
-        name: one.account(name)
+        name: account.account(name)
         for name, accounts in charged.items()
-        for one in accounts
-        if one.figure != "epsilon_x"
+        for account in accounts
+        if account.figure != "epsilon_x"
     }
     if said:
         unknown = {**next(iter(said.values())), "epsilon": math.inf, "releases": 0}

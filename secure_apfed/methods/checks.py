@@ -42,7 +42,7 @@ def methods_that(fit: Callable[[MethodSettings], bool]) -> str:
 def _task(config: RunSettings) -> Iterator[str]:
     method = config.method
     if config.task not in method.tasks:
-        taking = [name for name, one in METHODS.items() if config.task in one.settings.tasks]
+        taking = [name for name, other in METHODS.items() if config.task in other.settings.tasks]
         yield (
             f"task: method {method.name} learns {' or '.join(method.tasks)}, not {config.task}; "
             f"use {', '.join(taking)}"
@@ -53,7 +53,7 @@ def _noise(config: RunSettings) -> Iterator[str]:
     method = config.method
     if config.secure_sum.noise is not None and method.sender_of("contributions") is None:
         votes = "; noise on votes is method.epsilon" if method.opens_votes else ""
-        adding = methods_that(lambda one: one.sender_of("contributions") is not None)
+        adding = methods_that(lambda other: other.sender_of("contributions") is not None)
         yield (
             f"secure_sum.noise: method {method.name} adds no gradients or representations of "
             f"passives; leave it out, or use {adding}{votes}"
@@ -65,7 +65,7 @@ def _noise(config: RunSettings) -> Iterator[str]:
         )
     if method.decomposes and config.guard.mechanism != "none":
         guarded = methods_that(
-            lambda one: one.predicts_alone and one.representations_from is not None
+            lambda other: other.predicts_alone and other.representations_from is not None
         )
         yield (
             f"guard.mechanism: method {method.name} adds no noise to what it decomposes; say none "
@@ -91,7 +91,7 @@ def _early_end(config: RunSettings) -> Iterator[str]:
         yield (
             f"train.patience: method {method.name} learns no labels by steps, and has no loss on "
             "rows that were held out; leave it out, or use "
-            f"{methods_that(lambda one: one.stops_early)}"
+            f"{methods_that(lambda other: other.stops_early)}"
         )
     if config.train.keep_best and not method.predicts_alone:
         yield (
@@ -115,12 +115,12 @@ def _imbalance(config: RunSettings) -> Iterator[str]:
     if weighed and not method.weighs_classes:
         yield (
             f"train.class_weights: method {method.name} learns by no steps on the active's own "
-            f"labels; leave it out, or use {methods_that(lambda one: one.weighs_classes)}"
+            f"labels; leave it out, or use {methods_that(lambda other: other.weighs_classes)}"
         )
     if config.threshold is not None and not method.predicts_alone:
         yield (
             f"threshold: in method {method.name} the active does not predict alone, and has no "
-            f"model to decide by; use {methods_that(lambda one: one.predicts_alone)}"
+            f"model to decide by; use {methods_that(lambda other: other.predicts_alone)}"
         )
     chosen = isinstance(config.threshold, str)
     if isinstance(config.threshold, str) and config.threshold not in THRESHOLDS:
@@ -141,17 +141,17 @@ def _parties(config: RunSettings) -> Iterator[str]:
         yield (
             f"data.partition: method {method.name} aligns tables of the same people, and under "
             "horizontal each party has people of its own; take vertical, or use "
-            f"{methods_that(lambda one: not one.aligns)}"
+            f"{methods_that(lambda other: not other.aligns)}"
         )
     if not data.horizontal and not method.aligns:
         yield (
             f"data.partition: in method {method.name} all parties have the same features of other "
-            f"people; say horizontal, or use {methods_that(lambda one: one.aligns)}"
+            f"people; say horizontal, or use {methods_that(lambda other: other.aligns)}"
         )
     if data.labels_at and not method.takes_labels_of_passives:
         yield (
             f"data.labels_at: in method {method.name} the active alone holds labels; leave it out, "
-            f"or use {methods_that(lambda one: one.takes_labels_of_passives)}"
+            f"or use {methods_that(lambda other: other.takes_labels_of_passives)}"
         )
     if (data.horizontal or data.labels_at) and config.labels.mechanism != "none":
         yield (
@@ -167,7 +167,7 @@ def _spreading(config: RunSettings) -> Iterator[str]:
         yield (
             f"train.spread_labels: method {config.method.name} trains no model of the active's "
             "alone, or labels its rows already; use "
-            f"{methods_that(lambda one: one.predicts_throughout)}"
+            f"{methods_that(lambda other: other.predicts_throughout)}"
         )
     if config.dp_sgd is not None:
         yield (
@@ -184,7 +184,7 @@ def _pairwise(config: RunSettings) -> Iterator[str]:
         yield (
             "alignment.mode: pairwise leaves rows that some passives do not know, and "
             f"{method.name} needs all passives for every row; use all, or "
-            f"{methods_that(lambda one: one.takes_pairwise)}"
+            f"{methods_that(lambda other: other.takes_pairwise)}"
         )
     if not config.secure_sum.allow_single_passive:
         yield (
@@ -218,7 +218,8 @@ def _private_training(config: RunSettings) -> Iterator[str]:
         returned = " (the gradient of every row's loss)" if method.returns_gradients else ""
         yield (
             f"dp_sgd: method {method.name} gives the passives more than DP-SGD makes private"
-            f"{returned}; use {methods_that(lambda one: one.trains_privately)}, or leave dp_sgd out"
+            f"{returned}; use {methods_that(lambda other: other.trains_privately)}, or leave "
+            "dp_sgd out"
         )
     if config.train.precision == "bfloat16":
         yield (

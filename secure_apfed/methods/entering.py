@@ -85,7 +85,9 @@ def _held(own: Own) -> dict[str, Any]:
 def _draw(own: Own, method: Method, session: str, greetings: Mapping[str, Greeting]) -> Contract:
     """The contract, as every party draws it up from the settings and the greetings."""
     config = own.config
-    offers = {name: one.offer for name, one in greetings.items() if one.offer is not None}
+    offers = {
+        name: greeting.offer for name, greeting in greetings.items() if greeting.offer is not None
+    }
     declared = method.declared
     names = {"active": (own.active,), "passives": own.passives}
     expected = [name for side in declared.offers for name in names[side]]

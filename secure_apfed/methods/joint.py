@@ -256,7 +256,9 @@ class TvflActive(SumLearner):
             name: self._defences.protect(gradient_BD, Leaving(step, name, labels_B))
             for name, gradient_BD in gradients.items()
         }
-        return loss.item(), {name: pack({"gradient": one_BD}) for name, one_BD in leaving.items()}
+        return loss.item(), {
+            name: pack({"gradient": leaving_BD}) for name, leaving_BD in leaving.items()
+        }
 
     async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
         """What is said by fill; at the end also with all parties, of the aligned test rows.
@@ -687,7 +689,7 @@ class Tvfl(Method):
     def lockstep(self, active: Learner, passives: Mapping[str, Helper]) -> Lockstep:
         """Section 2 without messages."""
         assert isinstance(active, TvflActive)
-        others = {name: one for name, one in passives.items() if isinstance(one, TvflPassive)}
+        others = {name: role for name, role in passives.items() if isinstance(role, TvflPassive)}
 
         def step(step: int, rows_B: Tensor) -> None:
             sent = {

@@ -78,14 +78,14 @@ class JointTeacherActive(TvflActive):
         if settings.labels == HEAD:
             places = places[~labelled]
         with self.trainer.evaluating():
-            told = [
+            answers = [
                 (places_B.numpy(), await self._ask_once(links, steps, self._train_rows[places_B]))
                 for places_B in self.parts_of(places)
             ]
         labels_UK = np.zeros((len(labelled), self.student.classes))
-        if told:
-            places_V = np.concatenate([places_B for places_B, _ in told])
-            labels_UK[places_V] = self._label(places_V, [joint for _, joint in told])
+        if answers:
+            places_V = np.concatenate([places_B for places_B, _ in answers])
+            labels_UK[places_V] = self._label(places_V, [joint for _, joint in answers])
         if settings.epsilon is not None:
             labels_UK = self.answered(labels_UK, settings.epsilon)
         self.student.teach(labels_UK)
@@ -96,11 +96,11 @@ class JointTeacherActive(TvflActive):
         steps.stepped(None)
         return joint
 
-    def _label(self, places_V: NDArray[np.int64], told: list[Joint]) -> Floats:
+    def _label(self, places_V: NDArray[np.int64], joints: list[Joint]) -> Floats:
         """What the teacher says of these places of the training rows, (V, K)."""
         settings = JointTeacherSettings.of(self._config)
         if settings.labels == HEAD:
-            scores_VK = torch.cat([joint.scores for joint in told]).double()
+            scores_VK = torch.cat([joint.scores for joint in joints]).double()
             labels_VK = scores_VK.softmax(1).cpu().numpy()
         else:
             known = np.isin(places_V, self.student.labelled)
@@ -109,7 +109,7 @@ class JointTeacherActive(TvflActive):
             labels_VK = make_labeller(settings.labels).label(
                 side_by_side(
                     torch.cat(parts)
-                    for parts in zip(*(joint.representations for joint in told), strict=True)
+                    for parts in zip(*(joint.representations for joint in joints), strict=True)
                 ),
                 np.flatnonzero(known), labels, self.student.classes,
             )  # fmt: skip

@@ -436,17 +436,17 @@ async def save_all(
     """
     for name in helpers:
         links.send(name, Kind.CHECKPOINT, step)
-    told: dict[str, Sequence[Charged] | None] = {}
+    accounts: dict[str, Sequence[Charged] | None] = {}
     for name in helpers:
         try:
             message = await links.receive(name, Kind.SAVED, step=step)
         except PartyLeftError:
             if name not in may_leave:
                 raise
-            told[name] = None
+            accounts[name] = None
         else:
-            told[name] = read_charged(message.payload, sender=name)
-    return told
+            accounts[name] = read_charged(message.payload, sender=name)
+    return accounts
 
 
 def end_all(links: Links, helpers: Sequence[str], step: int) -> None:

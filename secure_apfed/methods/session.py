@@ -305,7 +305,7 @@ class Session:
     @property
     def ledgers(self) -> dict[str, PrivacyLedger]:
         """By name: of every party that releases, and of private updates where there are."""
-        return {name: one for role in self._parts() for name, one in role.ledgers.items()}
+        return {name: ledger for role in self._parts() for name, ledger in role.ledgers.items()}
 
     @property
     def contributions(self) -> dict[str, PrivacyLedger]:
@@ -319,7 +319,9 @@ class Session:
         where it is played here, else as it last said.
         """
         passives = self.contract.passives
-        accounts = {name: one.account() for name, one in self.contributions.items()}
+        accounts = {
+            name: contribution.account() for name, contribution in self.contributions.items()
+        }
         accounts |= said_of(self.charged, among=passives, silent=self.learner.left)
         return {name: accounts[name] for name in passives if name in accounts}
 
@@ -409,7 +411,7 @@ class Simulation(Session):
         transcript = Transcript(config.transcript)
         self.network = InMemory(roles, transcript.record)
         secrets = {name: start.secrets.get(name) or fresh_secrets(config, name) for name in roles}
-        known = {name: one.identity.public for name, one in secrets.items()}
+        known = {name: secret.identity.public for name, secret in secrets.items()}
         helping: dict[str, Entered] = {}
         for name, role in roles.items():
             if role != "active":
@@ -422,11 +424,11 @@ class Simulation(Session):
             active, lead(own, links, method, session=start.session)
         )
         super().__init__(entered, learner, links, transcript, headline=method.headline)
-        for name, one in helping.items():
-            assert isinstance(one.role, Helper)
-            self.helpers[name] = one.role
+        for name, assisted in helping.items():
+            assert isinstance(assisted.role, Helper)
+            self.helpers[name] = assisted.role
             if name in passives:
-                self.alignment[name] = one.rows
+                self.alignment[name] = assisted.rows
 
     def play(self, script: Script[T]) -> T:
         """Play a script of the active to its end, and the others as far as they get meanwhile."""
