@@ -83,7 +83,7 @@ from secure_apfed.methods.method import (
     Steps,
     keep_or_end,
 )
-from secure_apfed.methods.student import StudentLearner
+from secure_apfed.methods.student import StudentActive
 from secure_apfed.methods.sum_end import Allowance, AnswersLog, unless_unasked
 from secure_apfed.methods.terms import (
     agree_with_senders,
@@ -184,8 +184,8 @@ class VFedTransSettings(MethodSettings, DistillationSettings):
             )
 
 
-class ApcVflActive(StudentLearner):
-    """The active of APC-VFL; see `StudentLearner`.
+class ApcVflActive(StudentActive):
+    """The active of APC-VFL; see `StudentActive`.
 
     Args:
         own: what it brings; contract: of the session.
@@ -257,8 +257,8 @@ class ApcVflPassive(TvflPassive):
     asks = (Kind.REQUEST,)
 
 
-class VFedTransActive(StudentLearner):
-    """The active of VFedTrans; see `StudentLearner`.
+class VFedTransActive(StudentActive):
+    """The active of VFedTrans; see `StudentActive`.
 
     Args:
         own: what it brings; contract: of the session.
@@ -421,7 +421,7 @@ class DistilledTrainer:
 
     Logistic regression reads the codes (APC-VFL, section 4.4); two things are ours: each code's
     numbers are brought to mean 0 and variance 1 before it does, which its layer's weights hold
-    then, and it is held as C = 1 of scikit-learn holds it. See `methods.students.Pupil`.
+    then, and it is held as C = 1 of scikit-learn holds it. See `methods.students.StudentModel`.
 
     Args:
         own: what the active brings, with the labels that it may train on.

@@ -40,9 +40,9 @@ __all__ = [
     "Belief",
     "Bins",
     "Prior",
-    "Pupil",
     "Student",
-    "StudentLearner",
+    "StudentActive",
+    "StudentModel",
     "by_baseline",
     "by_best_baseline",
     "by_labeller",
@@ -267,7 +267,7 @@ def side_by_side(parts: Iterable[Tensor]) -> Floats:
     return together
 
 
-class Pupil(Protocol):
+class StudentModel(Protocol):
     """What the active teaches, and what predicts alone then; see `Student`."""
 
     rows_U: Tensor  # noqa: N815
@@ -287,7 +287,7 @@ class Pupil(Protocol):
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None: ...
 
 
-class StudentLearner(Learner):
+class StudentActive(Learner):
     """The active's role where it asks others once, and then trains alone; see `Learner`.
 
     Args:
@@ -296,10 +296,10 @@ class StudentLearner(Learner):
         guarantee: what the others' noise or guards promise.
     """
 
-    def __init__(self, own: Own, student: Pupil, *, headline: str, guarantee: str) -> None:
+    def __init__(self, own: Own, student: StudentModel, *, headline: str, guarantee: str) -> None:
         super().__init__()
         self.name, self.guarantee = own.name, guarantee
-        self.student: Pupil = student
+        self.student: StudentModel = student
         self.training_rows = student.rows_U
         self._headline, self._test_rows = headline, own.data.test_rows
         self._classes = len(own.data.classes)

@@ -52,7 +52,7 @@ from secure_apfed.methods.method import Agreed, Agreement, Helper, Learner, Meth
 from secure_apfed.methods.student import (
     Prior,
     Student,
-    StudentLearner,
+    StudentActive,
     by_baseline,
     by_best_baseline,
     by_labeller,
@@ -288,7 +288,7 @@ class Ballot:
         return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 
-class VotesActive(StudentLearner):
+class VotesActive(StudentActive):
     """The active: asks for votes on the rows of its student, and teaches it what they say.
 
     Args:
