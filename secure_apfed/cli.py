@@ -16,34 +16,61 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from secure_apfed import progress_bars, terminal
+from secure_apfed import progress as progress_bars
+from secure_apfed import terminal
 from secure_apfed.commands import (
     AsJson,
     JsonEvents,
     Overrides,
     RunFolder,
-    audit_log,
     bench,
-    certs,
-    contributions,
-    encoder,
     finished,
-    ids,
-    leakage,
-    listing,
-    model,
-    party,
-    plan,
-    relay,
-    search,
     study,
-    table,
+)
+from secure_apfed.commands import (
+    apart as audit_log,
+)
+from secure_apfed.commands import (
+    apart as certs,
+)
+from secure_apfed.commands import (
+    apart as party,
+)
+from secure_apfed.commands import (
+    apart as relay,
+)
+from secure_apfed.commands import (
+    before as encoder,
+)
+from secure_apfed.commands import (
+    before as ids,
+)
+from secure_apfed.commands import (
+    before as plan,
+)
+from secure_apfed.commands import (
+    finished as leakage,
+)
+from secure_apfed.commands import (
+    finished as listing,
+)
+from secure_apfed.commands import (
+    finished as model,
+)
+from secure_apfed.commands import (
+    research as contributions,
+)
+from secure_apfed.commands import (
+    research as search,
+)
+from secure_apfed.commands import (
+    research as table,
 )
 from secure_apfed.errors import ApfedError
 
 if TYPE_CHECKING:
     from secure_apfed.config import Config
-    from secure_apfed.live_view import Shown
+    from secure_apfed.progress import Shown
     from secure_apfed.runs.outcome import RunResult
 
 __all__ = ["app", "execute", "main"]
@@ -122,7 +149,7 @@ def run(
     json_events: JsonEvents = False,
 ) -> None:
     """Align, train, protect, attack and report."""
-    from secure_apfed import live_view
+    from secure_apfed import progress as live_view
     from secure_apfed.config.file import load_config
     from secure_apfed.solo.kept import fits_kept_meanwhile
 
@@ -157,8 +184,8 @@ def _prepare(
     config: "Config", folder: Path, timeout: float, transport: TransportName, *, as_json: bool
 ) -> None:
     """Make what each party needs to be run by hand, and say how."""
+    from secure_apfed.runs.course import RunWriter
     from secure_apfed.runs.local import WAYS, prepare_parties
-    from secure_apfed.runs.writing import RunWriter
 
     with RunWriter.open(folder, config, resume=False):
         over = WAYS.get(transport.value, "tcp")
@@ -212,7 +239,7 @@ def _check_what_follows(config: "Config", folder: Path) -> None:
 def _train(
     config: "Config", folder: Path, *, resume: bool, shown: "Shown", how: "dict[str, Any]"
 ) -> "RunResult":
-    from secure_apfed import live_view
+    from secure_apfed import progress as live_view
     from secure_apfed.runs.run import run
 
     try:

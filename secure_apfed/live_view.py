@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from secure_apfed.files import to_json
-from secure_apfed.progress_bars import figures
+from secure_apfed.progress import figures
 
 if TYPE_CHECKING:
     from secure_apfed.exchange import Status, Waiting

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from secure_apfed import terminal
-from secure_apfed.commands import leakage
+from secure_apfed.commands import finished as leakage
 
 if TYPE_CHECKING:
     from apfed_attacks.interface import AttackResult

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from secure_apfed import progress_bars, terminal
+from secure_apfed import progress as progress_bars
+from secure_apfed import terminal
 from secure_apfed.commands import AsJson, Jobs, RunFolder
 
 if TYPE_CHECKING:

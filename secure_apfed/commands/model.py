@@ -9,7 +9,7 @@ from secure_apfed import terminal
 from secure_apfed.commands import AsJson, RunFolder
 
 if TYPE_CHECKING:
-    from secure_apfed.runs.prediction import Compared
+    from secure_apfed.runs.solo import Compared
 
 __all__ = ["export", "predict"]
 
@@ -26,7 +26,7 @@ def predict(
     as_json: AsJson = False,
 ) -> None:
     """Predict the active's own rows, with no other party present."""
-    from secure_apfed.runs.prediction import predict_file, predict_into
+    from secure_apfed.runs.solo import predict_file, predict_into
 
     if output is None:
         predictions = predict_file(model, data, id_columns=id_column)
@@ -70,7 +70,7 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write the active's model with its encoding as ONNX, to predict without this library."""
-    from secure_apfed.runs.onnx_file import write_onnx
+    from secure_apfed.contrib.onnx_file import write_onnx
     from secure_apfed.runs.solo import load_model
 
     write_onnx(load_model(folder), onnx)

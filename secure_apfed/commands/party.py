@@ -40,7 +40,7 @@ def party(
 
     The active's process then measures, makes the report and tells the result, as `run` does.
     """
-    from secure_apfed import live_view
+    from secure_apfed import progress as live_view
     from secure_apfed.exchange import StatusKeeper
     from secure_apfed.runs.folder import RunFolder
     from secure_apfed.runs.party import play_party

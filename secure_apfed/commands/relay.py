@@ -9,7 +9,7 @@ import typer
 
 from secure_apfed import terminal
 from secure_apfed.commands import AsJson
-from secure_apfed.commands.party import watch_stdin
+from secure_apfed.commands.apart import watch_stdin
 from secure_apfed.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from secure_apfed import progress_bars, terminal
+from secure_apfed import progress as progress_bars
+from secure_apfed import terminal
 from secure_apfed.commands import AsJson, Overrides
 
 __all__ = ["search"]

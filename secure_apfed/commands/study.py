@@ -14,7 +14,8 @@ from typing import Annotated
 import typer
 
 from apfed_protocols.errors import UnsafeChoiceWarning
-from secure_apfed import progress_bars, terminal
+from secure_apfed import progress as progress_bars
+from secure_apfed import terminal
 from secure_apfed.commands import AsJson, Jobs
 from secure_apfed.errors import NarrowBatchWarning, NoHelpWarning
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from secure_apfed import progress_bars, terminal
+from secure_apfed import progress as progress_bars
+from secure_apfed import terminal
 from secure_apfed.commands import AsJson, Jobs
 
 if TYPE_CHECKING:

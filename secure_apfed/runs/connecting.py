@@ -20,7 +20,7 @@ from secure_apfed.exchange.relay import PARTNER_S, through
 from secure_apfed.exchange.resumable_link import Connection
 from secure_apfed.exchange.sealed_connection import Carrier, LocalEnd, prove
 from secure_apfed.exchange.sockets import Address, listen_at, parse_address
-from secure_apfed.runs.party_file import PartyFile
+from secure_apfed.runs.party import PartyFile
 
 __all__ = ["LINKS", "Connect", "connect"]
 

@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
 from secure_apfed.errors import CheckpointError
-from secure_apfed.files import read_bytes
+from secure_apfed.files import read_bytes, write_atomically
 from secure_apfed.learning.descent import prefixed, without_prefix
 from secure_apfed.methods import METHODS, Session
-from secure_apfed.runs.checkpoint import save_tensors
-from secure_apfed.runs.folder import RunFolder, write_atomically
+from secure_apfed.runs.folder import RunFolder, save_tensors
 
 __all__ = ["encoders_of", "load_encoders", "save_encoders"]
 

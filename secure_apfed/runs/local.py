@@ -35,18 +35,29 @@ from secure_apfed.config.file import dump_config, dump_settings
 from secure_apfed.data import VerticalData, load_data, pack_own
 from secure_apfed.errors import CheckpointError, ConfigError, DataError, ModelError
 from secure_apfed.exchange import Status
-from secure_apfed.files import make_private, open_regular, own_subfolder, read_json
+from secure_apfed.files import (
+    make_private,
+    open_regular,
+    own_subfolder,
+    read_json,
+    write_atomically,
+)
 from secure_apfed.methods import METHODS, roles_of
 from secure_apfed.privacy import BudgetExhaustedError
-from secure_apfed.runs.checkpoint import Steps, config_digest
-from secure_apfed.runs.folder import RunFolder, write_atomically
-from secure_apfed.runs.outcome import Progress, RunResult
+from secure_apfed.runs.course import RunWriter
+from secure_apfed.runs.folder import PartyFolder, RunFolder, Steps
+from secure_apfed.runs.keeper import config_digest
+from secure_apfed.runs.local import Way, free_addresses, relaying, trial_ways
+from secure_apfed.runs.outcome import (
+    Outcome,
+    Privacy,
+    Progress,
+    RunResult,
+    read_outcome,
+    write_outcome,
+)
 from secure_apfed.runs.party import PartyFile, Peer
-from secure_apfed.runs.party_folder import PartyFolder
-from secure_apfed.runs.record import Outcome, Privacy, read_outcome, write_outcome
 from secure_apfed.runs.spending import shown_figure
-from secure_apfed.runs.trial_links import Way, free_addresses, relaying, trial_ways
-from secure_apfed.runs.writing import RunWriter
 
 __all__ = ["WAYS", "prepare_parties", "run_locally"]
 

@@ -14,10 +14,10 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from secure_apfed.contrib.nvflare_job import allow_classes
+from secure_apfed.contrib.nvflare_site import PARTY_FILE, SERVER, Server, Site
 from secure_apfed.errors import ConfigError
 from secure_apfed.names import check_name
-from secure_apfed.runs.nvflare_kits import allow_classes
-from secure_apfed.runs.nvflare_site import PARTY_FILE, SERVER, Server, Site
 
 try:
     from nvflare.collab.runtime.controller import CollabController

@@ -22,7 +22,7 @@ except ImportError as error:
 
 __all__ = ["ALLOWED_CLASSES", "PartyKits", "allow_classes"]
 
-ALLOWED_CLASSES = ("nvflare.collab.runtime.", "secure_apfed.runs.nvflare_site.")
+ALLOWED_CLASSES = ("nvflare.collab.runtime.", "secure_apfed.contrib.nvflare_site.")
 """What `class_allow_list` has to hold at every site and at the server."""
 
 _LIST = "class_allow_list"

@@ -27,15 +27,13 @@ from secure_apfed.methods import (
     new_session,
     roles_of,
 )
-from secure_apfed.runs.connecting import Connect, connect
-from secure_apfed.runs.course import Course, Watch
-from secure_apfed.runs.folder import RunFolder, no_checkpoint
+from secure_apfed.runs.course import Course, RunWriter, Watch
+from secure_apfed.runs.folder import PartyFolder, RunFolder, no_checkpoint
+from secure_apfed.runs.keeper import PartyKeeper
 from secure_apfed.runs.outcome import Progress, RunResult
-from secure_apfed.runs.party_file import PartyFile, Peer
-from secure_apfed.runs.party_folder import PartyFolder, PartyKeeper
+from secure_apfed.runs.party import Connect, PartyFile, Peer, connect
 from secure_apfed.runs.spending import cross_checked
 from secure_apfed.runs.training_labels import answered_labels, gone_back
-from secure_apfed.runs.writing import RunWriter
 from secure_apfed.seeds import undisturbed
 from secure_apfed.settings.transcript import TranscriptSettings
 from secure_apfed.workers import close_workers

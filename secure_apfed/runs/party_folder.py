@@ -24,21 +24,22 @@ from secure_apfed.config import Config
 from secure_apfed.contract import Contract
 from secure_apfed.data import OwnData
 from secure_apfed.errors import CheckpointError
-from secure_apfed.files import make_private, open_regular, read_bytes, read_json
+from secure_apfed.files import make_private, open_regular, read_bytes, read_json, write_atomically
 from secure_apfed.methods import PartyState, Role, Secrets, fresh_secrets
 from secure_apfed.methods.alignment import forget_alignment
 from secure_apfed.privacy import PrivacyLedger
 from secure_apfed.privacy.release_log import holds_releases
-from secure_apfed.runs.checkpoint import Checkpoints, Steps, save_tensors
 from secure_apfed.runs.folder import (
     RunFolder,
+    Steps,
     logs_in,
     readable,
     remove_torn,
+    save_tensors,
     signed,
-    write_atomically,
 )
-from secure_apfed.runs.record import Contributions, Privacy, Written
+from secure_apfed.runs.keeper import Checkpoints
+from secure_apfed.runs.outcome import Contributions, Privacy, Written
 from secure_apfed.runs.spending import ReleaseMeter, worst_of
 
 __all__ = ["PartyEnd", "PartyFolder", "PartyKeeper", "only_here", "resumable"]

@@ -20,8 +20,7 @@ from secure_apfed.data import ColumnEncoding, load_blocks
 from secure_apfed.data.drift import ColumnDrift, DriftMeter
 from secure_apfed.measures import rows_for_stability, stability_index
 from secure_apfed.runs.folder import RunFolder
-from secure_apfed.runs.predicted_files import row_writer
-from secure_apfed.runs.solo import SoloModel, load_model
+from secure_apfed.runs.solo import SoloModel, load_model, row_writer
 from secure_apfed.seeds import undisturbed
 
 __all__ = [

@@ -14,9 +14,9 @@ from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Transcript
 from secure_apfed.files import read_bytes
 from secure_apfed.methods import Session
-from secure_apfed.runs.checkpoint import load_tensors
-from secure_apfed.runs.encoders import load_encoders
 from secure_apfed.runs.folder import RunFolder
+from secure_apfed.runs.keeper import load_tensors
+from secure_apfed.runs.outcome import load_encoders
 from secure_apfed.runs.solo import load_model
 
 __all__ = ["Recording", "load_recording", "no_recording"]

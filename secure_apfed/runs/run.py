@@ -10,7 +10,7 @@ from secure_apfed.data import VerticalData
 from secure_apfed.errors import ConfigError
 from secure_apfed.runs.local import WAYS, run_locally
 from secure_apfed.runs.outcome import Progress, RunResult
-from secure_apfed.runs.session import run_in_memory
+from secure_apfed.runs.run import run_in_memory
 from secure_apfed.seeds import undisturbed
 from secure_apfed.settings import unknown_name
 

@@ -10,10 +10,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 
 from secure_apfed.errors import CheckpointError, DataError
-from secure_apfed.files import read_bytes
+from secure_apfed.files import read_bytes, write_atomically
 from secure_apfed.measures import Scored
-from secure_apfed.runs.checkpoint import save_tensors
-from secure_apfed.runs.folder import RunFolder, write_atomically
+from secure_apfed.runs.folder import RunFolder, save_tensors
 
 __all__ = ["keep_scored", "read_scored"]
 

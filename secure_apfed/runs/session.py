@@ -28,16 +28,13 @@ from secure_apfed.methods import (
     fresh_secrets,
     roles_of,
 )
-from secure_apfed.runs.aligned_once import Sharing
-from secure_apfed.runs.checkpoint import Steps
-from secure_apfed.runs.course import Course, Watch
-from secure_apfed.runs.encoders import encoders_of
-from secure_apfed.runs.outcome import Progress, RunResult
-from secure_apfed.runs.party_folder import PartyFolder, PartyKeeper
-from secure_apfed.runs.recording import Recording
+from secure_apfed.runs.course import Course, RunWriter, Watch
+from secure_apfed.runs.folder import PartyFolder, Steps
+from secure_apfed.runs.keeper import PartyKeeper
+from secure_apfed.runs.outcome import Progress, Recording, RunResult, encoders_of
+from secure_apfed.runs.run import Sharing
 from secure_apfed.runs.spending import cross_checked
 from secure_apfed.runs.training_labels import answered_labels, gone_back
-from secure_apfed.runs.writing import RunWriter
 from secure_apfed.workers import close_workers
 
 __all__ = ["run_in_memory"]

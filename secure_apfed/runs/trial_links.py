@@ -18,9 +18,8 @@ from typing import Any, Literal, TypeAlias
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange.certificates import make_authority
 from secure_apfed.exchange.sockets import parse_address
-from secure_apfed.files import make_private, own_subfolder
-from secure_apfed.runs.folder import write_atomically
-from secure_apfed.runs.party_file import PartyFile, Tls
+from secure_apfed.files import make_private, own_subfolder, write_atomically
+from secure_apfed.runs.party import PartyFile, Tls
 
 __all__ = ["RELAY", "Way", "free_addresses", "relaying", "trial_ways"]
 

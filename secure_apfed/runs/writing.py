@@ -18,25 +18,32 @@ from secure_apfed.config import Config
 from secure_apfed.config.file import dump_config
 from secure_apfed.data import OwnData
 from secure_apfed.errors import CheckpointError
-from secure_apfed.files import make_private, own_subfolder
+from secure_apfed.files import make_private, own_subfolder, write_atomically
 from secure_apfed.learning.descent import ActiveNetworks, find_device
 from secure_apfed.methods import Session
 from secure_apfed.privacy import PrivacySpent
-from secure_apfed.runs.checkpoint import Steps, save_tensors
-from secure_apfed.runs.encoders import save_encoders
-from secure_apfed.runs.folder import RunFolder, no_checkpoint, remove_torn, signed, write_atomically
-from secure_apfed.runs.judging import Judged
-from secure_apfed.runs.party_folder import PartyFolder, only_here
-from secure_apfed.runs.record import (
+from secure_apfed.runs.course import Judged
+from secure_apfed.runs.folder import (
+    PartyFolder,
+    RunFolder,
+    Steps,
+    keep_scored,
+    no_checkpoint,
+    remove_torn,
+    save_tensors,
+    signed,
+)
+from secure_apfed.runs.keeper import only_here
+from secure_apfed.runs.outcome import (
     AgreementOf,
     Attendance,
     Contributions,
     Outcome,
     Privacy,
+    Recording,
+    save_encoders,
     write_outcome,
 )
-from secure_apfed.runs.recording import Recording
-from secure_apfed.runs.scored_rows import keep_scored
 from secure_apfed.settings.model import ModelSettings
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ accounted for, so that such a run says nothing of bytes, epsilon or leaks. A run
 as parties over the memory driver do (`together.py`), many in one process a core (`many.py`).
 """
 
-from secure_apfed.simulation.many import simulate_many
-from secure_apfed.simulation.together import Simulated, simulate, why_not
+from secure_apfed.simulation import Simulated, simulate, simulate_many, why_not
 
 __all__ = ["Simulated", "simulate", "simulate_many", "why_not"]

@@ -6,7 +6,7 @@ import torch
 from joblib import Parallel, delayed
 
 from secure_apfed.config import Config
-from secure_apfed.simulation.together import Simulated, simulate
+from secure_apfed.simulation import Simulated, simulate
 
 __all__ = ["simulate_many"]
 

@@ -22,8 +22,7 @@ from secure_apfed.config import Config
 from secure_apfed.config.file import load_config, load_settings_text
 from secure_apfed.data import read_own
 from secure_apfed.errors import ConfigError
-from secure_apfed.runs.party import play_party
-from secure_apfed.runs.party_file import PartyFile
+from secure_apfed.runs.party import PartyFile, play_party
 from secure_apfed.runs.run import run
 from tests.links.jobs import OPEN, SHORT, WAIT, Job, job_of, needs_nvflare
 from tests.local.processes import model_digests
@@ -213,7 +212,7 @@ def test_the_pages_project_gives_kits_that_allow_parties_and_no_code(tmp_path: P
     kits = tmp_path / "kits/trial/prod_00"
     for owner in ("server.example", "bank", "shop", "clinic", "aggregator"):
         resources = json.loads((kits / owner / "local/resources.json.default").read_bytes())
-        assert "secure_apfed.runs.nvflare_site." in resources["class_allow_list"]
+        assert "secure_apfed.contrib.nvflare_site." in resources["class_allow_list"]
         assert len(resources["class_allow_list"]) > 50  # its own, too
         assert resources["allow_log_streaming"] is False
         told = json.loads((kits / owner / "local/authorization.json.default").read_bytes())

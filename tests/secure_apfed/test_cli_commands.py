@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from sklearn.datasets import load_breast_cancer
 
-from secure_apfed import progress_bars
+from secure_apfed import progress as progress_bars
 from secure_apfed.cli import execute
 from secure_apfed.data import find_dataset
 from secure_apfed.runs.outcome import Progress

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from apfed_protocols.errors import PartyLeftError
-from secure_apfed import live_view
+from secure_apfed import progress as live_view
 from secure_apfed.cli import execute
 from secure_apfed.exchange import (
     Awaited,
@@ -21,7 +21,7 @@ from secure_apfed.exchange import (
     StatusKeeper,
     drive,
 )
-from secure_apfed.live_view import Board, Shown
+from secure_apfed.progress import Board, Shown
 from secure_apfed.runs.outcome import Progress
 from tests.secure_apfed.audit_pair import FakeMeter
 from tests.waiting import wait_until
