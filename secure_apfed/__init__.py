@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         RepresentationGuard,
         calibrate_sigma,
     )
-    from secure_apfed.runs.recording import load_recording
+    from secure_apfed.runs.outcome import load_recording
     from secure_apfed.runs.run import run
     from secure_apfed.runs.solo import load_model
     from secure_apfed.settings.alignment import AlignmentSettings
@@ -124,7 +124,7 @@ _HOME: dict[str, str] = {
     ),
     "run_frames": "secure_apfed.frames",
     "load_model": "secure_apfed.runs.solo",
-    "load_recording": "secure_apfed.runs.recording",
+    "load_recording": "secure_apfed.runs.outcome",
     "run": "secure_apfed.runs.run",
 }
 

@@ -16,34 +16,25 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from secure_apfed import progress_bars, terminal
+from secure_apfed import progress, terminal
 from secure_apfed.commands import (
     AsJson,
+    ConfigFile,
     JsonEvents,
     Overrides,
     RunFolder,
-    audit_log,
+    apart,
+    before,
     bench,
-    certs,
-    contributions,
-    encoder,
     finished,
-    ids,
-    leakage,
-    listing,
-    model,
-    party,
-    plan,
-    relay,
-    search,
+    research,
     study,
-    table,
 )
 from secure_apfed.errors import ApfedError
 
 if TYPE_CHECKING:
     from secure_apfed.config import Config
-    from secure_apfed.live_view import Shown
+    from secure_apfed.progress import Shown
     from secure_apfed.runs.outcome import RunResult
 
 __all__ = ["app", "execute", "main"]
@@ -67,7 +58,7 @@ app = typer.Typer(
     name="secure-apfed", no_args_is_help=True, add_completion=False, rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     help="Vertical federated learning in which the active party predicts alone, with set "
-    "intersection, secure sums, guarded representations and measured leakage.",
+    "intersection, secure sums, guarded representations and measured finished.",
     epilog="Exit codes: 0 done, 1 doctor found something missing, 2 usage or configuration, "
     "3 data or files, 4 protocol or security, 5 privacy budget exhausted, 130 interrupted.",
 )  # fmt: skip
@@ -85,7 +76,6 @@ Patience = Annotated[
         min=0.1, max=86_400, help="Seconds of patience with a silent party; not for memory."
     ),
 ]
-ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")]
 
 
 @app.callback()
@@ -122,7 +112,6 @@ def run(
     json_events: JsonEvents = False,
 ) -> None:
     """Align, train, protect, attack and report."""
-    from secure_apfed import live_view
     from secure_apfed.config.file import load_config
     from secure_apfed.solo.kept import fits_kept_meanwhile
 
@@ -144,7 +133,7 @@ def run(
     if json_events and transport is TransportName.memory:
         raise typer.BadParameter("--json-events tells of parties that run apart; use --json here")
     quiet = as_json or json_events
-    shown = live_view.shown_as(as_json=as_json, json_events=json_events)
+    shown = progress.shown_as(as_json=as_json, json_events=json_events)
     how: dict[str, Any] = {"transport": transport.value, "timeout_s": timeout}
     if transport is not TransportName.memory:
         how["baselines"] = baselines  # the active's own process measures them
@@ -157,8 +146,8 @@ def _prepare(
     config: "Config", folder: Path, timeout: float, transport: TransportName, *, as_json: bool
 ) -> None:
     """Make what each party needs to be run by hand, and say how."""
+    from secure_apfed.runs.course import RunWriter
     from secure_apfed.runs.local import WAYS, prepare_parties
-    from secure_apfed.runs.writing import RunWriter
 
     with RunWriter.open(folder, config, resume=False):
         over = WAYS.get(transport.value, "tcp")
@@ -176,12 +165,12 @@ def _run_seeds(
     """Run under several seeds, and say what all of them found; each has a report."""
     from apfed_experiments.several import run_seeds
 
-    with progress_bars.counting(f"{config.name}: seeds", quiet=as_json) as on_done:
+    with progress.counting(f"{config.name}: seeds", quiet=as_json) as on_done:
         found = run_seeds(
             config, folder, seeds=seeds, jobs=jobs, baselines=baselines, on_done=on_done
         )
     for path in found.folders.values():
-        if leakage.report_if_possible(path) is None:
+        if finished.report_if_possible(path) is None:
             break
     if as_json:
         terminal.print_json(found.as_json())
@@ -212,15 +201,14 @@ def _check_what_follows(config: "Config", folder: Path) -> None:
 def _train(
     config: "Config", folder: Path, *, resume: bool, shown: "Shown", how: "dict[str, Any]"
 ) -> "RunResult":
-    from secure_apfed import live_view
     from secure_apfed.runs.run import run
 
     try:
         if how["transport"] == "memory":
-            quiet = shown is live_view.Shown.NOT_AT_ALL
-            with progress_bars.watching(config.name, quiet=quiet) as on_progress:
+            quiet = shown is progress.Shown.NOT_AT_ALL
+            with progress.watching(config.name, quiet=quiet) as on_progress:
                 return run(config, folder, resume=resume, on_progress=on_progress, **how)
-        with live_view.showing(live_view.Board(), shown) as board:
+        with progress.showing(progress.Board(), shown) as board:
             how = {**how, "on_progress": board.tell_progress, "on_status": board.tell}
             return run(config, folder, resume=resume, **how)
     except KeyboardInterrupt:
@@ -308,7 +296,7 @@ def fetch_data(
     """Download a data set from its official address and verify checksums."""
     from secure_apfed.data import fetch
 
-    with progress_bars.downloading(quiet=as_json) as on_progress:
+    with progress.downloading(quiet=as_json) as on_progress:
         paths = fetch(name, folder, on_progress)
     if as_json:
         terminal.print_json({"name": name, "files": [str(path) for path in paths]})
@@ -334,18 +322,18 @@ def doctor(as_json: AsJson = False) -> None:
 
 
 _EVERYDAY: tuple[Callable[..., None], ...] = (
-    run, plan.plan, report, listing.runs, leakage.attack, model.predict, model.export,
-    encoder.check_encoder, ids.check_ids, party.party, relay.relay, doctor,
+    run, before.plan, report, finished.runs, finished.attack, finished.predict, finished.export,
+    before.check_encoder, before.check_ids, apart.party, apart.relay, doctor,
 )  # fmt: skip
 _RESEARCH: tuple[Callable[..., None], ...] = (
-    contributions.contributions, search.search, leakage.tradeoff, table.table,
+    research.contributions, research.search, finished.tradeoff, research.table,
     bench.bench, bench.performance, bench.audit,
 )  # fmt: skip
 for _command in _EVERYDAY:
     app.command()(_command)
 app.add_typer(data_app, name="data")
-app.add_typer(certs.certs_app, name="certs")
-app.add_typer(audit_log.app, name="audit-log")
+app.add_typer(apart.certs_app, name="certs")
+app.add_typer(apart.audit_log_app, name="audit-log")
 for _command in _RESEARCH:
     app.command(rich_help_panel="Research")(_command)
 app.add_typer(study.app, name="study", rich_help_panel="Research")

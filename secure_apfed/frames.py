@@ -41,10 +41,9 @@ from secure_apfed.intervals import Estimate, estimates
 from secure_apfed.measures import MEASURES, Measure
 from secure_apfed.methods import METHODS
 from secure_apfed.methods.checks import methods_that
-from secure_apfed.runs.folder import RunFolder
+from secure_apfed.runs.folder import RunFolder, read_scored
 from secure_apfed.runs.outcome import RunResult
 from secure_apfed.runs.run import run
-from secure_apfed.runs.scored_rows import read_scored
 from secure_apfed.runs.solo import SoloModel, load_model
 from secure_apfed.seeds import undisturbed
 from secure_apfed.settings.alignment import AlignmentSettings

@@ -32,7 +32,7 @@ from secure_apfed.methods import METHODS
 from secure_apfed.models import NETWORKS
 from secure_apfed.objectives import OBJECTIVES
 from secure_apfed.privacy import GUARDS, LABEL_MECHANISMS, GaussianGuard
-from secure_apfed.runs.recording import Recording
+from secure_apfed.runs.outcome import Recording
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
 from tests.attacks.live_runs import live_config

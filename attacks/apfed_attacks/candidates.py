@@ -18,7 +18,7 @@ from secure_apfed.methods.alignment import rows_among
 from secure_apfed.methods.averaging import LinearViews
 from secure_apfed.methods.multiview import MultiviewSettings, Pull
 from secure_apfed.models import SequenceEncoder
-from secure_apfed.runs.recording import Recording
+from secure_apfed.runs.outcome import Recording
 from secure_apfed.seeds import shuffled
 
 __all__ = ["Strangers", "reveal_candidates", "reveal_people", "trained_alike"]

@@ -30,7 +30,7 @@ from secure_apfed.data import UNLABELLED, PartyTable
 from secure_apfed.exchange import Flow
 from secure_apfed.methods.alignment import positions_of
 from secure_apfed.methods.terms import objective_of, settings_of
-from secure_apfed.runs.recording import Recording
+from secure_apfed.runs.outcome import Recording
 from secure_apfed.seeds import derive_seed, shuffled
 
 __all__ = [

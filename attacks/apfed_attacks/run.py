@@ -15,7 +15,7 @@ from apfed_attacks.trial import Trial
 from secure_apfed.config import AttackChoice
 from secure_apfed.config.problems import describe
 from secure_apfed.errors import ConfigError
-from secure_apfed.runs.recording import Recording
+from secure_apfed.runs.outcome import Recording
 from secure_apfed.seeds import undisturbed
 from secure_apfed.settings import unknown_name
 

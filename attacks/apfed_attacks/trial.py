@@ -31,7 +31,7 @@ from apfed_attacks.recorded import (
 from apfed_attacks.scoring import not_applicable, score
 from apfed_attacks.view import AdversaryView, Budget, Knowledge, Played
 from secure_apfed.learning.compute import find_device
-from secure_apfed.runs.recording import Recording
+from secure_apfed.runs.outcome import Recording
 from secure_apfed.tasks import TASKS
 
 __all__ = ["Trial"]

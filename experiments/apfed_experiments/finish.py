@@ -20,7 +20,7 @@ from secure_apfed.data import VerticalData
 from secure_apfed.errors import CheckpointError
 from secure_apfed.files import make_private, read_json
 from secure_apfed.runs.folder import RunFolder
-from secure_apfed.runs.recording import Recording, load_recording
+from secure_apfed.runs.outcome import Recording, load_recording
 
 __all__ = ["mount_attacks"]
 

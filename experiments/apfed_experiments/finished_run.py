@@ -15,7 +15,7 @@ from secure_apfed.config import Config
 from secure_apfed.errors import CheckpointError
 from secure_apfed.files import read_json
 from secure_apfed.runs.folder import RunFolder
-from secure_apfed.runs.record import Outcome, read_outcome
+from secure_apfed.runs.outcome import Outcome, read_outcome
 from secure_apfed.runs.spending import figure_of, shown_figure
 
 __all__ = ["FinishedRun", "read_finished_run"]

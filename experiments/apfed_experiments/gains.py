@@ -24,7 +24,7 @@ from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.files import to_json
 from secure_apfed.measures import ACCURACY, MEASURES, Measure
-from secure_apfed.runs.record import Outcome, Privacy
+from secure_apfed.runs.outcome import Outcome, Privacy
 
 __all__ = [
     "CASES", "EPSILONS", "HEADER", "QUICK", "QUICK_SEEDS", "READING", "SEEDS", "GainCase",

@@ -18,8 +18,7 @@ from torch import Tensor
 from apfed_attacks.interface import AttackResult, Guess
 from apfed_attacks.recorded import Truth
 from secure_apfed.errors import CheckpointError
-from secure_apfed.files import read_bytes
-from secure_apfed.runs.folder import write_atomically
+from secure_apfed.files import read_bytes, write_atomically
 
 __all__ = ["FILE", "Reconstruction", "keep_examples", "key_of", "read_examples", "write_examples"]
 

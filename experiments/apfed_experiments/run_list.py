@@ -23,7 +23,7 @@ from secure_apfed.errors import ApfedError, DataError
 from secure_apfed.files import count_lines
 from secure_apfed.measures import ACCURACY, Measure
 from secure_apfed.runs.folder import RunFolder
-from secure_apfed.runs.record import Outcome
+from secure_apfed.runs.outcome import Outcome
 from secure_apfed.settings.data import DataSettings
 
 __all__ = ["HEADER", "TARGETS", "Leak", "ListedRun", "State", "list_runs", "settings_in"]

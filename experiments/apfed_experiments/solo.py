@@ -23,14 +23,14 @@ from pydantic import AfterValidator, Field
 from secure_apfed.config import Config
 from secure_apfed.data import OwnData, VerticalData, files_digest, load_data
 from secure_apfed.errors import CheckpointError, ConfigError
-from secure_apfed.files import own_subfolder, read_json, to_json
+from secure_apfed.files import own_subfolder, read_json, to_json, write_atomically
 from secure_apfed.learning.student import Student, with_prior
 from secure_apfed.measures import ACCURACY, MEASURES, Measure, find_measure
 from secure_apfed.methods import Start, fresh_secrets
 from secure_apfed.methods.students import student_of, train_student
 from secure_apfed.methods.votes import prior_of
-from secure_apfed.runs.folder import RunFolder, read_sealed, write_atomically, write_sealed
-from secure_apfed.runs.record import Written
+from secure_apfed.runs.folder import RunFolder, read_sealed, write_sealed
+from secure_apfed.runs.outcome import Written
 from secure_apfed.seeds import one_thread, undisturbed
 from secure_apfed.solo import BASELINES, SoloTask
 from secure_apfed.solo.choice import (

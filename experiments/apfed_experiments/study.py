@@ -31,12 +31,11 @@ from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
 from secure_apfed.data import VerticalData, files_digest, load_data
 from secure_apfed.errors import ApfedError, CheckpointError
-from secure_apfed.files import own_subfolder, read_json, to_json
-from secure_apfed.runs.aligned_once import PastAlignment, aligned_once
-from secure_apfed.runs.folder import RunFolder, write_atomically
+from secure_apfed.files import own_subfolder, read_json, to_json, write_atomically
+from secure_apfed.runs.folder import RunFolder
+from secure_apfed.runs.outcome import Contributions, Outcome, Privacy, Written
 from secure_apfed.runs.party_folder import resumable
-from secure_apfed.runs.record import Contributions, Outcome, Privacy, Written
-from secure_apfed.runs.run import run
+from secure_apfed.runs.run import PastAlignment, aligned_once, run
 from secure_apfed.settings.data import DataSettings
 from secure_apfed.settings.privacy import LabelSettings
 from secure_apfed.solo.kept import fits_kept_by

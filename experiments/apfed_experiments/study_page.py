@@ -18,7 +18,7 @@ from apfed_experiments.report.picture_style import ATTACK, OTHER, OURS, STYLE
 from apfed_experiments.report.pictures import Picture
 from apfed_experiments.report.words import number
 from apfed_experiments.summary import Interval, Row
-from secure_apfed.runs.folder import write_atomically
+from secure_apfed.files import write_atomically
 
 __all__ = [
     "ATTACK", "COLOURS", "OTHER", "OURS", "Part", "Picture", "drawing", "markdown", "number",

@@ -13,10 +13,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
 from secure_apfed.contract import Contract
-from secure_apfed.errors import CheckpointError
+from secure_apfed.errors import CheckpointError, DataError
 from secure_apfed.files import (
     open_plain,
     open_regular,
@@ -25,21 +30,28 @@ from secure_apfed.files import (
     to_json,
     write_atomically,
 )
+from secure_apfed.measures import Scored
 from secure_apfed.names import own_file
 
 __all__ = [
     "RunFolder",
+    "Steps",
+    "keep_scored",
+    "load_tensors",
     "logs_in",
     "no_checkpoint",
+    "read_scored",
     "read_sealed",
     "readable",
     "remove_torn",
+    "save_tensors",
     "signed",
     "write_atomically",
     "write_sealed",
 ]
 
 _DIGEST_BYTES = 32
+_KEPT = 2
 # Names under which `write_atomically` writes.
 _TORN = re.compile(
     r"\.([\w-]+\.(bin|json|jsonl|msgpack|pem|safetensors|yaml)|SHA256SUMS)\.[a-z0-9_]{8}"
@@ -242,3 +254,91 @@ def read_sealed(path: Path) -> bytes:
             "restore it from a copy, or start the run anew in another folder"
         )
     return content
+
+
+class Steps:
+    """The newest files of one kind in a folder, one a step: `checkpoint-12.bin`."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        self._folder, self._kind = folder, kind
+
+    def found(self) -> list[int]:
+        """Steps of which there is a file, ascending."""
+        steps = [path.stem.removeprefix(f"{self._kind}-") for path in self._paths()]
+        return sorted(int(step) for step in steps if step.isdecimal())
+
+    def path(self, step: int) -> Path:
+        """Of the file of this step."""
+        return self._folder / f"{self._kind}-{step}.bin"
+
+    def read(self, step: int) -> bytes:
+        """What `write` wrote; see `read_sealed`."""
+        return read_sealed(self.path(step))
+
+    def write(self, step: int, content: bytes) -> None:
+        """Write this step's in one move; then let go of all but the newest two, and of later ones.
+
+        Later ones are of a session that was broken off and is played again.
+        """
+        write_sealed(self.path(step), content)
+        found = self.found()
+        at = found.index(step)
+        for old in (*found[: max(0, at + 1 - _KEPT)], *found[at + 1 :]):
+            self.path(old).unlink()
+
+    def clear(self) -> None:
+        """Remove all of them, and what a process left that was killed while it wrote one."""
+        for path in (*self._paths(), *self._folder.glob(f".{self._kind}-*")):
+            path.unlink()
+
+    def _paths(self) -> list[Path]:
+        return list(self._folder.glob(f"{self._kind}-*.bin"))
+
+
+def save_tensors(tensors: Mapping[str, Tensor]) -> bytes:
+    """Tensors by name as safetensors."""
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    return save(plain)
+
+
+def load_tensors(body: bytes) -> dict[str, Tensor]:
+    """Tensors by name."""
+    return load(body)
+
+
+# What the active's model said of its test rows, kept beside the model for intervals and curves.
+#
+# Run by: the active, or whoever plays it. The file holds test labels and is its owner's alone.
+
+
+def keep_scored(folder: RunFolder, said: Mapping[str, Scored]) -> None:
+    """Write truth and scores of each inference variant."""
+    tensors = {}
+    for name, scored in said.items():
+        tensors[f"{name}/truth"] = torch.from_numpy(scored.truth)
+        tensors[f"{name}/scores"] = torch.from_numpy(scored.scores)
+    write_atomically(folder.scored, save_tensors(tensors), private=True)
+
+
+def read_scored(folder: RunFolder, variant: str, *, threshold: float | None) -> Scored | None:
+    """Read what one variant said, decided at a threshold; None where nobody kept it.
+
+    Raises:
+        CheckpointError: the file is not as a run left it.
+    """
+    if not folder.scored.exists():
+        return None
+    folder.check(folder.scored)
+    try:
+        tensors = load(read_bytes(folder.scored))
+        truth, scores = tensors[f"{variant}/truth"], tensors[f"{variant}/scores"]
+        if scores.ndim == 1:
+            return Scored(truth=truth.numpy(), scores=scores.double().numpy())
+        if not scores.isfinite().all():  # the training diverged, and its measures are NaN
+            return Scored(truth=truth.numpy(), scores=scores.double().numpy(), threshold=threshold)
+        return Scored.of_classes(truth.numpy(), scores.numpy()).at(threshold)
+    except (KeyError, OverflowError, SafetensorError, DataError) as error:
+        raise CheckpointError(
+            f"{folder.scored} holds no scores of {variant}: {error}; restore it from a copy, or "
+            "remove it to go on without"
+        ) from error

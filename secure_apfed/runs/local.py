@@ -9,18 +9,20 @@ processes are of one user: this tries out how parties run apart, and protects no
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from apfed_protocols.errors import (
     LocalProtocolError,
@@ -35,24 +37,51 @@ from secure_apfed.config.file import dump_config, dump_settings
 from secure_apfed.data import VerticalData, load_data, pack_own
 from secure_apfed.errors import CheckpointError, ConfigError, DataError, ModelError
 from secure_apfed.exchange import Status
-from secure_apfed.files import make_private, open_regular, own_subfolder, read_json
+from secure_apfed.exchange.certificates import make_authority
+from secure_apfed.exchange.sockets import parse_address
+from secure_apfed.files import (
+    make_private,
+    open_regular,
+    own_subfolder,
+    read_json,
+    write_atomically,
+)
 from secure_apfed.methods import METHODS, roles_of
 from secure_apfed.privacy import BudgetExhaustedError
-from secure_apfed.runs.checkpoint import Steps, config_digest
-from secure_apfed.runs.folder import RunFolder, write_atomically
-from secure_apfed.runs.outcome import Progress, RunResult
-from secure_apfed.runs.party import PartyFile, Peer
-from secure_apfed.runs.party_folder import PartyFolder
-from secure_apfed.runs.record import Outcome, Privacy, read_outcome, write_outcome
+from secure_apfed.runs.course import RunWriter
+from secure_apfed.runs.folder import RunFolder, Steps
+from secure_apfed.runs.outcome import (
+    Outcome,
+    Privacy,
+    Progress,
+    RunResult,
+    read_outcome,
+    write_outcome,
+)
+from secure_apfed.runs.party import PartyFile, Peer, Tls
+from secure_apfed.runs.party_folder import PartyFolder, config_digest
 from secure_apfed.runs.spending import shown_figure
-from secure_apfed.runs.trial_links import Way, free_addresses, relaying, trial_ways
-from secure_apfed.runs.writing import RunWriter
 
-__all__ = ["WAYS", "prepare_parties", "run_locally"]
+__all__ = [
+    "RELAY",
+    "WAYS",
+    "Way",
+    "free_addresses",
+    "prepare_parties",
+    "relaying",
+    "run_locally",
+    "trial_ways",
+]
 
+Way: TypeAlias = Literal["tcp", "grpc", "relay", "nvflare"]
+"""How the parties of a trial reach each other."""
+RELAY = "relay"  # the name in its certificate, and of its folder beside the parties'
+_LOOPBACK = "127.0.0.1"
+_PORTS = range(20_000, 32_000)
+_CA, _CERTIFICATE, _KEY = Path("ca.pem"), Path("certificate.pem"), Path("key.pem")
+_START_S, _LOOK_S = 60.0, 0.05
 WAYS: Mapping[str, Way] = {"local": "tcp", "grpc": "grpc", "relay": "relay"}
 """By transport, how parties in processes of their own reach each other."""
-
 _LOOK_S = 0.05
 _GRACE_S = 10.0
 _MOST_LINE = 2**20
@@ -64,6 +93,93 @@ _ERRORS: tuple[type[Exception], ...] = (
     BudgetExhaustedError, CheckpointError, ConfigError, DataError, IntersectionTooSmallError,
     LocalProtocolError, ModelError, RemoteProtocolError,
 )  # fmt: skip
+
+
+# How parties of a trial on this machine reach each other: addresses, certificates, a relay.
+#
+# Run by: the experimenter who prepares all parties' folders. The authority's key is used and thrown
+# away, so that nobody else gets a certificate of it.
+
+
+def free_addresses(count: int) -> list[str]:
+    """Addresses of loopback where nobody listens now.
+
+    Their ports lie below those from which systems take the near end of a connection: one of these
+    could be taken before its party listens there.
+    """
+    found: list[str] = []
+    with contextlib.ExitStack() as stack:
+        while len(found) < count:
+            port = secrets.choice(_PORTS)
+            with contextlib.suppress(OSError):  # somebody listens there
+                stack.enter_context(socket.create_server((_LOOPBACK, port)))
+                found.append(f"{_LOOPBACK}:{port}")
+    return found
+
+
+def trial_ways(over: Way, folders: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
+    """What the parties' files say of their links, by party; makes the certificates.
+
+    Args:
+        over: how they reach each other.
+        folders: of the parties, by name.
+    """
+    if over in ("tcp", "nvflare"):
+        return {name: {"link": over} for name in folders}
+    authority = make_authority()
+    told: dict[str, Any] = {
+        "link": "grpc", "tls": Tls(ca=_CA, certificate=_CERTIFICATE, key=_KEY),
+    }  # fmt: skip
+    certified = dict(folders)
+    if over == "relay":
+        parties = next(iter(folders.values())).parent
+        certified[RELAY] = own_subfolder(parties.parent / RELAY)
+        make_private(certified[RELAY])
+        (told["relay"],) = free_addresses(1)
+    for name, folder in certified.items():
+        made = authority.issue(name)
+        write_atomically(folder / _CA, made.ca)
+        write_atomically(folder / _CERTIFICATE, made.certificate)
+        write_atomically(folder / _KEY, made.key, private=True)
+    return dict.fromkeys(folders, told)
+
+
+@contextmanager
+def relaying(files: Iterable[Path]) -> Iterator[None]:
+    """The relay that these parties' files name, in a process of its own; none where none is named.
+
+    Raises:
+        ConfigError: it did not start.
+    """
+    file = next(iter(files))
+    address = PartyFile.read(file).relay
+    if address is None:
+        yield
+        return
+    folder = file.parent.parent.parent / RELAY
+    command = [sys.executable, "-m", "secure_apfed.cli", "relay", "--listen", address]
+    command += ["--ca", str(folder / _CA), "--certificate", str(folder / _CERTIFICATE)]
+    command += ["--key", str(folder / _KEY), "--end-with-stdin", "--json"]
+    with subprocess.Popen(  # noqa: S603 - this very program
+        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    ) as process:
+        try:
+            _await_relay(address, process)
+            yield
+        finally:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(5)
+            process.kill()
+
+
+def _await_relay(address: str, process: "subprocess.Popen[bytes]") -> None:
+    deadline = time.monotonic() + _START_S
+    while time.monotonic() < deadline and process.poll() is None:
+        with contextlib.suppress(OSError), socket.create_connection(parse_address(address), 1.0):
+            return
+        time.sleep(_LOOK_S)
+    raise ConfigError(f"the relay did not start at {address}; its messages are above")
 
 
 def run_locally(
@@ -157,8 +273,8 @@ def prepare_parties(
 ) -> dict[str, Path]:
     """Make each party's folder, key, rows and file of settings; return the files by party.
 
-    Over "nvflare" they are for a job (`nvflare_job.py`); over "grpc" and "relay" each gets a
-    certificate of an authority of this trial, too.
+    Over "nvflare" they are for a job (`contrib/nvflare_job.py`); over "grpc" and "relay" each gets
+    a certificate of an authority of this trial, too.
 
     Raises:
         ConfigError, DataError: what does not fit, or cannot be loaded.

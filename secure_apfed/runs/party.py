@@ -4,43 +4,363 @@ Run by: each party, from its own file of settings. Nothing is loaded here but wh
 what the others hold it learns from their messages, as the contract says, and not at all otherwise.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypeAlias
 
-from apfed_protocols.errors import PartyLeftError
+from pydantic import AfterValidator, Field
+
+from apfed_protocols.errors import LocalProtocolError, PartyLeftError
+from apfed_protocols.identity import Identity
 from secure_apfed.audit_log import AuditLog
 from secure_apfed.config import Config
-from secure_apfed.config.file import load_config
+from secure_apfed.config.file import load_config, load_settings_text, read_text
 from secure_apfed.contract import PartyRole
 from secure_apfed.data import OwnData, load_own_tables, read_own
 from secure_apfed.errors import ConfigError
-from secure_apfed.exchange import Links, StatusKeeper, Transcript, Transport, play_one
-from secure_apfed.methods import (
-    METHODS,
-    Own,
-    Session,
-    assist,
-    lead,
-    new_session,
-    roles_of,
-)
-from secure_apfed.runs.connecting import Connect, connect
-from secure_apfed.runs.course import Course, Watch
+from secure_apfed.exchange import Links, Sockets, StatusKeeper, Transcript, Transport, play_one
+from secure_apfed.exchange.certificates import Credentials, read_revoked, require_caller
+from secure_apfed.exchange.door import Door
+from secure_apfed.exchange.grpc_link import Port, dial, warn_of_plaintext
+from secure_apfed.exchange.linked import Linked
+from secure_apfed.exchange.relay import PARTNER_S, through
+from secure_apfed.exchange.resumable_link import Connection
+from secure_apfed.exchange.sealed_connection import Carrier, LocalEnd, prove
+from secure_apfed.exchange.sockets import Address, listen_at, parse_address
+from secure_apfed.methods import METHODS, Own, Session, assist, lead, new_session, roles_of
+from secure_apfed.names import Name, PartyName
+from secure_apfed.runs.course import Course, RunWriter, Watch
 from secure_apfed.runs.folder import RunFolder, no_checkpoint
 from secure_apfed.runs.outcome import Progress, RunResult
-from secure_apfed.runs.party_file import PartyFile, Peer
 from secure_apfed.runs.party_folder import PartyFolder, PartyKeeper
 from secure_apfed.runs.spending import cross_checked
 from secure_apfed.runs.training_labels import answered_labels, gone_back
-from secure_apfed.runs.writing import RunWriter
 from secure_apfed.seeds import undisturbed
+from secure_apfed.settings import Settings
 from secure_apfed.settings.transcript import TranscriptSettings
 from secure_apfed.workers import close_workers
 
-__all__ = ["Joined", "PartyFile", "Peer", "joined", "play_party"]
+__all__ = [
+    "LINKS",
+    "Connect",
+    "Joined",
+    "PartyFile",
+    "Peer",
+    "Tls",
+    "connect",
+    "joined",
+    "play_party",
+]
+
+_Connect = Callable[[], Connection]
+
+
+# The settings file of one party that runs apart from the others.
+#
+# Written by: each party for itself, or by `prepare_parties` for a trial on one machine.
+
+
+def _place(text: str) -> str:
+    try:
+        parse_address(text)
+    except LocalProtocolError as error:
+        raise ValueError(str(error)) from None
+    return text
+
+
+Place: TypeAlias = Annotated[str, AfterValidator(_place)]
+"""Host and port, as `parse_address` reads them."""
+
+
+class Peer(Settings):
+    """Another party: where it listens, and by which key it is known.
+
+    Attributes:
+        address: "host:port", "[::1]:port" for IPv6; null: it dials, or comes through a relay.
+        identity: its Ed25519 public key, hex.
+        behind_proxy: a proxy ends TLS before it, so that a certificate there is not the party's;
+            its identity proves who it is.
+    """
+
+    address: Place | None = None
+    identity: str = Field(pattern="^[0-9a-f]{64}$")
+    behind_proxy: bool = False
+
+
+class Tls(Settings):
+    """Files in PEM for TLS at both ends; see docs/across-organisations.md.
+
+    Attributes:
+        ca: authorities that this party believes; certificate, key: its own.
+        revoked: list of certificates and identities that it refuses (see `secure-apfed certs`).
+    """
+
+    ca: Path
+    certificate: Path
+    key: Path
+    revoked: Path | None = None
+
+    def below(self, folder: Path) -> "Tls":
+        """The same with its paths resolved."""
+        given = {name: path for name, path in self if path is not None}
+        return self.model_copy(update={name: folder / path for name, path in given.items()})
+
+
+class PartyFile(Settings):
+    """All that one party needs to take part, in one YAML file of its own.
+
+    Paths that are relative start at the file's folder.
+
+    Attributes:
+        party: its name; active, passives: who is who.
+        config: YAML of the run; what the parties agree on must be the same in everybody's.
+        folder: its own, for keys, checkpoints and logs.
+        listen: "host:port" where the others reach it; null: it dials out only.
+        peers: the others, by name.
+        link: how it reaches them: "tcp", between processes of one machine; "grpc", across machines;
+            "nvflare", inside a job of NVFlare's, which needs no addresses.
+        tls: for "grpc"; insecure_plaintext_on_loopback: without it, on this machine alone.
+        relay: "host:port" that all dial, where some cannot be reached.
+        relay_name: the name in the relay's certificate; null: the host's own.
+        proxy: "http://host:port" of a proxy that is asked to CONNECT; null: the environment's.
+        reconnect_s: how long a peer may give no sign of life, with "grpc" and "nvflare".
+        table: its rows as prepared for a trial; null reads its own file of `data.parties`.
+        timeout_s: one unit of patience: how long a peer may be silent whose turn it is. Who
+            waits for somebody's answer to others is patient for up to eight of them.
+        meet_s: how long to wait until all others are connected.
+    """
+
+    party: Name
+    active: PartyName
+    passives: tuple[PartyName, ...]
+    config: Path
+    folder: Path = Path()
+    listen: Place | None = None
+    peers: dict[Name, Peer]
+    link: Literal["tcp", "grpc", "nvflare"] = "tcp"
+    tls: Tls | None = None
+    insecure_plaintext_on_loopback: bool = False
+    relay: Place | None = None
+    relay_name: str | None = "relay"
+    proxy: str | None = None
+    reconnect_s: float = Field(30.0, ge=1, le=86_400)
+    table: Path | None = None
+    timeout_s: float = Field(60.0, gt=0, le=86_400)
+    meet_s: float = Field(60.0, gt=0, le=86_400)
+
+    @classmethod
+    def read(cls, path: Path) -> "PartyFile":
+        """Read one, with its paths resolved.
+
+        Raises:
+            ConfigError: no such file, or settings that do not hold.
+        """
+        told = load_settings_text(cls, read_text(path), source=str(path))
+        below = path.parent
+        table = None if told.table is None else below / told.table
+        paths = {"config": below / told.config, "folder": below / told.folder, "table": table}
+        return told.model_copy(update={**paths, "tls": told.tls and told.tls.below(below)})
+
+
+# How one party reaches the others, by its own file: table `LINKS`.
+#
+# Run by: each party, once a session. "tcp" is for processes of one machine; "grpc" for machines of
+# several organisations, direct or through a relay that all dial. Inside a job of NVFlare's its site
+# connects instead (`contrib/nvflare_site.py`).
+
+
+Connect: TypeAlias = Callable[[PartyFile, Identity, Mapping[str, bytes]], Transport]
+"""Connects a party to all others; see `connect`."""
+
+
+def connect(told: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> Transport:
+    """Connect to all others.
+
+    Args:
+        told: the party's file.
+        identity: its key pair.
+        known: public identities, by party.
+
+    Raises:
+        ConfigError: the file does not say how.
+        PartyLeftError: names those who did not come.
+    """
+    return LINKS[told.link](told, identity, known)
+
+
+def _over_tcp(told: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> Transport:
+    addresses = {name: _address_of(told, name) for name in told.peers}
+    try:
+        listener = listen_at(_listen(told))
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"listen: {told.party} cannot listen at {told.listen} ({why}); end "
+            "who does, or name another port there and in the others' files"
+        ) from error
+    return Sockets.meet(
+        told.party, listener, addresses, identity=identity, known=known, timeout_s=told.meet_s
+    )
+
+
+def _over_grpc(told: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> Transport:
+    credentials = _credentials(told)
+    peers = {name: key for name, key in known.items() if name != told.party}
+    me = LocalEnd(
+        name=told.party, identity=identity, known=peers,
+        certificate=credentials.digest if credentials else "", revoked=lambda: _revoked_now(told),
+    )  # fmt: skip
+    with ExitStack() as stack:
+        if told.relay is not None:
+            ways = _by_relay(told, me, credentials)
+        else:
+            ways = _direct(told, me, credentials, stack)
+        return Linked.meet(
+            told.party, ways, patience_s=told.reconnect_s, meet_s=told.meet_s,
+            end=stack.pop_all().close,
+        )  # fmt: skip
+
+
+def _direct(
+    told: PartyFile, me: LocalEnd, credentials: Credentials | None, stack: ExitStack
+) -> dict[str, _Connect]:
+    """Ways to peers that listen, and a door for those that dial."""
+    dialled = {name for name in told.peers if _dials(told, name)}
+    ways = {name: _dialler(told, me, name, credentials) for name in dialled}
+    awaited = tuple(name for name in told.peers if name not in dialled)
+    if awaited:
+        door = Door(me, awaited, _require_of(told) if credentials else lambda name, pem: None)
+        stack.callback(Port(_listen(told), credentials, door.welcome).close)
+        ways |= {name: _waiting(door, name) for name in awaited}
+    return ways
+
+
+def _dials(told: PartyFile, peer: str) -> bool:
+    """Whether this party dials: where only the other listens, or where both do, by their names.
+
+    Raises:
+        ConfigError: neither listens.
+    """
+    there = told.peers[peer].address is not None
+    if not there and told.listen is None:
+        raise ConfigError(
+            f"{told.party} has no `listen`, and {peer} no address: one of the two must be reached; "
+            "give one of them, or `relay: host:port` in the files of all"
+        )
+    return there and (told.listen is None or peer < told.party)
+
+
+def _dialler(told: PartyFile, me: LocalEnd, peer: str, credentials: Credentials | None) -> _Connect:
+    address, name = _address_of(told, peer), None if told.peers[peer].behind_proxy else peer
+
+    def connect() -> Connection:
+        connection = dial(address, credentials, name=name, proxy=told.proxy)
+        return _proved(connection, me, peer)
+
+    return connect
+
+
+def _by_relay(
+    told: PartyFile, me: LocalEnd, credentials: Credentials | None
+) -> dict[str, _Connect]:
+    assert told.relay is not None
+    address = parse_address(told.relay)
+
+    def way(peer: str) -> _Connect:
+        def connect() -> Connection:
+            connection = dial(address, credentials, name=told.relay_name, proxy=told.proxy)
+            try:
+                through(connection, me, peer, wait_s=min(PARTNER_S, told.reconnect_s / 3))
+            except BaseException:
+                connection.close()
+                raise
+            return _proved(connection, me, peer)
+
+        return connect
+
+    return {peer: way(peer) for peer in told.peers}
+
+
+def _proved(connection: Carrier, me: LocalEnd, peer: str) -> Connection:
+    try:
+        return prove(connection, me, peer)[1]
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _waiting(door: Door, peer: str) -> _Connect:
+    return lambda: door.connect(peer)
+
+
+def _require_of(told: PartyFile) -> Callable[[str, bytes], None]:
+    def require(name: str, certificate: bytes) -> None:
+        if name in told.peers and not told.peers[name].behind_proxy:
+            require_caller(name, certificate, _revoked_now(told))
+
+    return require
+
+
+def _inside_a_job(told: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> Transport:
+    raise ConfigError(
+        f"{told.party}: link: nvflare is for a job of NVFlare's, whose site starts the party: "
+        "submit the job (docs/nvflare.md), or name another link"
+    )
+
+
+def _revoked(told: PartyFile) -> frozenset[str]:
+    return read_revoked(told.tls.revoked if told.tls else None)
+
+
+def _revoked_now(told: PartyFile) -> frozenset[str]:
+    """The list as it is now; without it nobody is let in.
+
+    Raises:
+        ConnectionError: it cannot be read.
+    """
+    try:
+        return _revoked(told)
+    except ConfigError as error:
+        raise ConnectionError(str(error)) from error
+
+
+def _credentials(told: PartyFile) -> Credentials | None:
+    """What TLS needs; None on loopback where that was asked for by name."""
+    if told.tls is not None:
+        files = told.tls
+        return Credentials.load(
+            files.ca, files.certificate, files.key, name=told.party, revoked=_revoked(told)
+        )
+    if not told.insecure_plaintext_on_loopback:
+        raise ConfigError(
+            f"{told.party}: link: grpc needs `tls` with ca, certificate and key (secure-apfed "
+            "certs makes them for a trial)"
+        )
+    named = [told.listen, told.relay, *(peer.address for peer in told.peers.values())]
+    warn_of_plaintext(*(parse_address(one)[0] for one in named if one is not None))
+    return None
+
+
+def _listen(told: PartyFile) -> Address:
+    if told.listen is None:
+        raise ConfigError(f"listen: say where {told.party} is reached, as host:port")
+    return parse_address(told.listen)
+
+
+def _address_of(told: PartyFile, peer: str) -> Address:
+    address = told.peers[peer].address
+    if address is None:
+        raise ConfigError(f"peers.{peer}.address: say where {peer} is reached, as host:port")
+    return parse_address(address)
+
+
+LINKS: Mapping[str, Connect] = {
+    "tcp": _over_tcp,
+    "grpc": _over_grpc,
+    "nvflare": _inside_a_job,
+}
 
 
 @undisturbed()

@@ -9,13 +9,17 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
+import msgpack
+import safetensors
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from filelock import FileLock, Timeout
+from safetensors.torch import load
 from torch import Tensor
 
 from apfed_protocols.identity import Identity, fresh_identity
@@ -24,27 +28,190 @@ from secure_apfed.config import Config
 from secure_apfed.contract import Contract
 from secure_apfed.data import OwnData
 from secure_apfed.errors import CheckpointError
-from secure_apfed.files import make_private, open_regular, read_bytes, read_json
+from secure_apfed.files import make_private, open_regular, read_bytes, read_json, write_atomically
 from secure_apfed.methods import PartyState, Role, Secrets, fresh_secrets
 from secure_apfed.methods.alignment import forget_alignment
 from secure_apfed.privacy import PrivacyLedger
 from secure_apfed.privacy.release_log import holds_releases
-from secure_apfed.runs.checkpoint import Checkpoints, Steps, save_tensors
 from secure_apfed.runs.folder import (
     RunFolder,
+    Steps,
+    load_tensors,
     logs_in,
+    read_sealed,
     readable,
     remove_torn,
+    save_tensors,
     signed,
-    write_atomically,
 )
-from secure_apfed.runs.record import Contributions, Privacy, Written
+from secure_apfed.runs.outcome import Contributions, Privacy, Written
 from secure_apfed.runs.spending import ReleaseMeter, worst_of
 
-__all__ = ["PartyEnd", "PartyFolder", "PartyKeeper", "only_here", "resumable"]
+__all__ = [
+    "Checkpoints",
+    "PartyEnd",
+    "PartyFolder",
+    "PartyKeeper",
+    "config_digest",
+    "only_here",
+    "resumable",
+    "table_digest",
+]
 
+_VERSION = 4
 _KEY_BYTES_AT_MOST = 4096
 _BY_POSITION = ("allowance.", "guard.", "pseudo_labels.")
+
+
+# Checkpoints: all that one party needs to go on as if nothing had happened, at an epoch's end.
+#
+# Run by: each party in its own folder; nobody's checkpoint holds anything of another's. It has
+# private state (model, momenta, noise key, seed), so its owner alone reads it. Random generators
+# need no state (see `secure_apfed.seeds`); keys of links and sums are not kept: a resumed run is a
+# new session under a new contract. The active saves last, so whatever its newest checkpoint is, the
+# others hold one of the same step; they keep the one before, too. Layout: msgpack, tensors as
+# safetensors inside, and a SHA-256 of it all at the end.
+
+
+class Checkpoints:
+    """One party's checkpoints, with its secrets.
+
+    Args:
+        steps: its files.
+        name: of the party; config, data: of the run, its own.
+        identity: its public key.
+    """
+
+    def __init__(
+        self, steps: Steps, name: str, config: Config, data: OwnData, *, identity: bytes
+    ) -> None:
+        self.steps, self._identity = steps, identity
+        self._name = name
+        self._of_config, self._of_table = config_digest(config), table_digest(data)
+        self._secrets: tuple[bytes, int] | None = None
+
+    def secrets(self, fresh: Secrets) -> Secrets:
+        """The same with the secrets of the newest checkpoint, where there is one.
+
+        Raises: as `latest`.
+        """
+        content = self._content(None)
+        if content:
+            fresh = replace(fresh, noise_key=content["noise_key"], seed=content["seed"])
+        self._secrets = fresh.noise_key, fresh.seed
+        return fresh
+
+    def latest(self, until: int | None = None) -> PartyState | None:
+        """The newest state, or the newest that is not after this step; None: there is none.
+
+        Raises:
+            CheckpointError: truncated, altered, or of another run, table or version.
+        """
+        content = self._content(until)
+        if content is None:
+            return None
+        return PartyState(
+            run=content["run"],
+            step=content["step"],
+            rows=content["rows"],
+            tensors=content["tensors"],
+            ledgers=content["ledgers"],
+            notes=content["notes"],
+        )
+
+    def save(self, state: PartyState) -> None:
+        """Keep this state beside the party's secrets."""
+        assert self._secrets is not None
+        noise_key, seed = self._secrets
+        content = {
+            "version": _VERSION,
+            "party": self._name,
+            "identity": self._identity,
+            "run": state.run,
+            "config": self._of_config,
+            "table": self._of_table,
+            "noise_key": noise_key,
+            "seed": seed,
+            "step": state.step,
+            "rows": save_tensors({"rows": state.rows}),
+            "tensors": save_tensors(state.tensors),
+            "ledgers": {name: save_tensors(one) for name, one in state.ledgers.items()},
+            "notes": dict(state.notes),
+        }
+        self.steps.write(state.step, msgpack.packb(content))
+
+    def _content(self, until: int | None) -> dict[str, Any] | None:
+        """The newest file that is not after this step, read; None where there is none."""
+        found = [step for step in self.steps.found() if until is None or step <= until]
+        if not found:
+            return None
+        path = self.steps.path(found[-1])
+        try:
+            content = msgpack.unpackb(read_sealed(path), strict_map_key=False)
+            if content["version"] != _VERSION:
+                raise CheckpointError(f"{path} was written by another version of this library")
+            content["rows"] = load_tensors(content["rows"])["rows"]
+            content["tensors"] = load_tensors(content["tensors"])
+            content["ledgers"] = {name: load(one) for name, one in content["ledgers"].items()}
+            for name in ("noise_key", "seed", "step", "run", "notes"):
+                content[name]
+            self._check(path, content)
+        except (ValueError, TypeError, KeyError, safetensors.SafetensorError) as error:
+            raise CheckpointError(f"{path} is not a checkpoint of a run: {error}") from error
+        checked: dict[str, Any] = content
+        return checked
+
+    def _check(self, path: Path, content: Mapping[str, Any]) -> None:
+        """Refuse another party's, and to go on with other settings or people, or these elsewhere.
+
+        Alignment, ledgers and frozen rows speak of positions: in another table they would be
+        of other people, whose releases nobody would have counted.
+        """
+        if (content["party"], content["identity"]) != (self._name, self._identity):
+            raise CheckpointError(
+                f"{path} is of {content['party']!r} with another identity than that of "
+                f"{self._name} here; put the party's own checkpoint and identity.pem back"
+            )
+        if content["config"] != self._of_config:
+            raise CheckpointError(
+                f"{path} belongs to a run with another configuration; resume with the "
+                "config.yaml of that run"
+            )
+        if content["table"] != self._of_table:
+            raise CheckpointError(
+                f"the table of {self._name} is not the one that the run began with: its IDs, their "
+                "order, its labels or the split into training and test rows are others, and "
+                "the run counts by positions; put the table back, or begin a new run"
+            )
+
+
+def table_digest(data: OwnData) -> str:
+    """SHA-256 (hex) of a party's IDs in order and, at the active, of labels and split.
+
+    Features are left out: they may differ in the last bits on another machine, and steps that
+    are played again with others are charged again.
+    """
+    labels: list[bytes] = []
+    if data.table.labels is not None:
+        split = {"train": data.train_rows, "test": data.test_rows}
+        if data.labelled is not None:
+            split["labelled"] = data.labelled
+        kind = "<f4" if data.targets else "<i8"
+        labels = [data.table.labels.numpy().astype(kind).tobytes(), save_tensors(split)]
+    if data.targets is not None:
+        labels.append(data.targets.model_dump_json().encode())
+    return hashlib.sha256(msgpack.packb([data.table.ids, *labels])).hexdigest()
+
+
+def config_digest(config: Config) -> str:
+    """SHA-256 (hex) of everything that the run's result depends on."""
+    # What may be other when the run is resumed is left out.
+    other: dict[str, bool | dict[str, bool]] = {
+        "attacks": True, "tradeoff": True, "checkpoint_every": True,
+        "rules": {"refused_sums": True, "patience_s": True, "restarts": True},
+    }  # fmt: skip
+    content = config.model_dump_json(exclude=other)
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 class PartyEnd(Written):

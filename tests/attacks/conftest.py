@@ -13,7 +13,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
 from secure_apfed.exchange import InMemory, Kind, Transcript, pack
 from secure_apfed.methods import METHODS
-from secure_apfed.runs.recording import Recording
+from secure_apfed.runs.outcome import Recording
 from secure_apfed.settings.transcript import TranscriptSettings
 
 PASSIVES = ("passive-1", "passive-2")

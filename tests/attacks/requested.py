@@ -9,7 +9,7 @@ from torch import Tensor
 from secure_apfed.config import Config
 from secure_apfed.exchange import Envelope, Kind, pack
 from secure_apfed.methods import METHODS
-from secure_apfed.runs.recording import Recording
+from secure_apfed.runs.outcome import Recording
 
 __all__ = ["ask"]
 

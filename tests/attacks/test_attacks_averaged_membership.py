@@ -12,7 +12,7 @@ from apfed_attacks.candidates import reveal_people, trained_alike
 from apfed_attacks.interface import AttackError
 from apfed_attacks.run import mount
 from secure_apfed.config import AttackChoice
-from secure_apfed.runs.recording import Recording
+from secure_apfed.runs.outcome import Recording
 from secure_apfed.runs.run import run
 from secure_apfed.seeds import seeded
 from tests.attacks.test_attacks_null import why_not_zero

@@ -14,7 +14,7 @@ from apfed_attacks.interface import AttackResult
 from apfed_attacks.run import mount
 from secure_apfed.config import AttackChoice
 from secure_apfed.methods import METHODS
-from secure_apfed.runs.recording import Recording
+from secure_apfed.runs.outcome import Recording
 from secure_apfed.runs.run import run
 from tests.secure_apfed.small_runs import small_config
 

@@ -12,7 +12,7 @@ from apfed_attacks.recorded import reveal_encoder
 from apfed_attacks.run import mount
 from secure_apfed.config import AttackChoice
 from secure_apfed.errors import CheckpointError
-from secure_apfed.runs.recording import load_recording
+from secure_apfed.runs.outcome import load_recording
 from secure_apfed.runs.run import run
 from tests.attacks.live_runs import TWO_TABLES, live_config
 

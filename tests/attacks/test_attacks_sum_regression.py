@@ -8,7 +8,7 @@ from torch import Tensor
 
 from apfed_attacks.run import mount
 from secure_apfed.config import AttackChoice
-from secure_apfed.runs.recording import Recording
+from secure_apfed.runs.outcome import Recording
 from secure_apfed.runs.run import run
 from tests.attacks.requested import ask
 from tests.attacks.test_attacks_null import why_not_zero

@@ -12,7 +12,7 @@ from apfed_attacks.recorded import view_of
 from apfed_attacks.run import mount, prepare
 from apfed_attacks.view import Knowledge
 from secure_apfed.config import AttackChoice, Config
-from secure_apfed.runs.recording import Recording
+from secure_apfed.runs.outcome import Recording
 from secure_apfed.runs.run import run
 from tests.attacks.ballots import Voting, ballot_of
 from tests.attacks.test_attacks_null import why_not_zero

@@ -7,7 +7,7 @@ from typing import Any
 from apfed_attacks.interface import AttackResult
 from apfed_experiments.finished_run import FinishedRun
 from secure_apfed.config import Config
-from secure_apfed.runs.record import Outcome
+from secure_apfed.runs.outcome import Outcome
 from tests.experiments.run_folder import attack_result, config_of
 
 __all__ = ["attacked", "finished"]

@@ -11,9 +11,8 @@ from secure_apfed.exchange import Awaited, Kind, Transport
 from secure_apfed.exchange.certificates import Authority, Credentials, make_authority
 from secure_apfed.exchange.relay import Relay
 from secure_apfed.exchange.sockets import parse_address, spell_address
-from secure_apfed.runs.connecting import connect
-from secure_apfed.runs.party_file import PartyFile, Peer, Tls
-from secure_apfed.runs.trial_links import free_addresses
+from secure_apfed.runs.local import free_addresses
+from secure_apfed.runs.party import PartyFile, Peer, Tls, connect
 from tests.waiting import LONG_S, wait_until
 
 __all__ = ["Pair", "awaiting", "say_and_hear", "until_somebody_listens"]

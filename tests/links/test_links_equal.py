@@ -8,8 +8,8 @@ import pytest
 
 from secure_apfed.config import Config
 from secure_apfed.methods import METHODS
+from secure_apfed.runs.local import Way
 from secure_apfed.runs.run import run
-from secure_apfed.runs.trial_links import Way
 from tests.links.proxies import Proxy
 from tests.local.processes import Parties, model_digests, nobody_failed
 from tests.local.test_local_equal import SUMS

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from secure_apfed.exchange import Kind
-from secure_apfed.runs.trial_links import Way
+from secure_apfed.runs.local import Way
 from tests.local.processes import (
     Harm,
     Impatient,

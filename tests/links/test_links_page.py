@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from secure_apfed.config.file import load_settings_text
-from secure_apfed.runs.party_file import PartyFile
+from secure_apfed.runs.party import PartyFile
 
 PAGE = (Path(__file__).parents[2] / "docs/across-organisations.md").read_text(encoding="utf-8")
 

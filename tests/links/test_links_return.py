@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from secure_apfed.exchange import Kind
-from secure_apfed.runs.trial_links import Way
+from secure_apfed.runs.local import Way
 from tests.links.pair import Pair, say_and_hear
 from tests.local.processes import Harm, Impatient, model_digests, nobody_failed
 from tests.local.test_local_harm import recovering

@@ -22,8 +22,7 @@ from secure_apfed.config import Config
 from secure_apfed.config.file import load_config, load_settings_text
 from secure_apfed.data import read_own
 from secure_apfed.errors import ConfigError
-from secure_apfed.runs.party import play_party
-from secure_apfed.runs.party_file import PartyFile
+from secure_apfed.runs.party import PartyFile, play_party
 from secure_apfed.runs.run import run
 from tests.links.jobs import OPEN, SHORT, WAIT, Job, job_of, needs_nvflare
 from tests.local.processes import model_digests
@@ -186,10 +185,10 @@ def test_where_the_sum_recovers_the_others_go_on_without_a_site_that_was_frozen(
 
 def test_without_nvflare_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nvflare", None)
-    for name in ("nvflare_kits", "nvflare_site", "nvflare_job"):
-        monkeypatch.delitem(sys.modules, f"secure_apfed.runs.{name}", raising=False)
+    for name in ("nvflare_site", "nvflare_job"):
+        monkeypatch.delitem(sys.modules, f"secure_apfed.contrib.{name}", raising=False)
         with pytest.raises(ConfigError, match=r"pip install 'secure-apfed\[nvflare\]'"):
-            importlib.import_module(f"secure_apfed.runs.{name}")
+            importlib.import_module(f"secure_apfed.contrib.{name}")
 
 
 def test_outside_a_job_such_a_party_says_where_it_belongs(tmp_path: Path) -> None:
@@ -213,7 +212,7 @@ def test_the_pages_project_gives_kits_that_allow_parties_and_no_code(tmp_path: P
     kits = tmp_path / "kits/trial/prod_00"
     for owner in ("server.example", "bank", "shop", "clinic", "aggregator"):
         resources = json.loads((kits / owner / "local/resources.json.default").read_bytes())
-        assert "secure_apfed.runs.nvflare_site." in resources["class_allow_list"]
+        assert "secure_apfed.contrib.nvflare_site." in resources["class_allow_list"]
         assert len(resources["class_allow_list"]) > 50  # its own, too
         assert resources["allow_log_streaming"] is False
         told = json.loads((kits / owner / "local/authorization.json.default").read_bytes())

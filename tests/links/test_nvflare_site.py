@@ -12,7 +12,7 @@ import pytest
 from apfed_protocols.errors import PartyLeftError
 from apfed_protocols.identity import fresh_identity
 from secure_apfed.errors import ConfigError
-from secure_apfed.runs.party_file import PartyFile
+from secure_apfed.runs.party import PartyFile
 from tests.links.jobs import OPEN, WAIT, Job, job_of, needs_nvflare
 from tests.waiting import wait_until
 
@@ -52,7 +52,7 @@ class _Named:
 
 def site_of(job: Job, caller: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Facade]:
     """The active's, called by somebody."""
-    site = importlib.import_module("secure_apfed.runs.nvflare_site")
+    site = importlib.import_module("secure_apfed.contrib.nvflare_site")
     facade = Facade(job, caller)
     monkeypatch.setattr(site, "collab", facade)
     monkeypatch.setenv(site.PARTY_FILE, str(job.files["active"]))
@@ -110,7 +110,7 @@ def meet_twice(meet: Callable[..., Any], told: PartyFile) -> None:
 
 
 def test_a_job_has_no_site_of_the_servers_name() -> None:
-    made = importlib.import_module("secure_apfed.runs.nvflare_job").PartyRecipe
+    made = importlib.import_module("secure_apfed.contrib.nvflare_job").PartyRecipe
     with pytest.raises(ConfigError, match="server is the name of NVFlare's own"):
         made(["active", "server"])
 
@@ -152,7 +152,7 @@ class Sites(list[Any]):
 def test_the_server_waits_for_whoever_goes_on(
     later: tuple[str, float] | None, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = importlib.import_module("secure_apfed.runs.nvflare_site")
+    module = importlib.import_module("secure_apfed.contrib.nvflare_site")
     ends = {"shop": ("PartyLeftError: out", 0.1)}
     sites = Sites({**ends, "bank": later}, {"bank"} if later else set())
     monkeypatch.setattr(module, "_GRACE_S", 0.4)
@@ -162,7 +162,7 @@ def test_the_server_waits_for_whoever_goes_on(
 
 
 def test_the_servers_log_takes_one_line_from_a_site(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module("secure_apfed.runs.nvflare_site")
+    module = importlib.import_module("secure_apfed.contrib.nvflare_site")
     sites = Sites({"shop": ("DataError: \n\x1b[2Jall is well" + "!" * 5000, 0.1)}, set())
     monkeypatch.setattr(module, "collab", SimpleNamespace(clients=sites, is_aborted=False))
     with pytest.raises(RuntimeError, match=r"^shop: DataError: \?\?\[2Jall is well!{50}") as raised:

@@ -21,9 +21,8 @@ from secure_apfed.data import VerticalData
 from secure_apfed.exchange import Awaited, Envelope, Frame, Kind, Transport
 from secure_apfed.files import make_private
 from secure_apfed.runs.folder import RunFolder
-from secure_apfed.runs.local import prepare_parties
+from secure_apfed.runs.local import Way, prepare_parties, relaying
 from secure_apfed.runs.party import PartyFile, play_party
-from secure_apfed.runs.trial_links import Way, relaying
 from tests.waiting import LONG_S, wait_until
 
 __all__ = [

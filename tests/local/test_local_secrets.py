@@ -14,8 +14,7 @@ from cryptography.hazmat.primitives import serialization
 from secure_apfed.config import Config
 from secure_apfed.data import PartyTable, VerticalData, load_data
 from secure_apfed.exchange import Kind, Links
-from secure_apfed.runs.checkpoint import load_tensors
-from secure_apfed.runs.folder import read_sealed
+from secure_apfed.runs.folder import load_tensors, read_sealed
 from secure_apfed.runs.outcome import Progress
 from secure_apfed.runs.run import run
 from tests.local.processes import Harm, Parties

@@ -200,7 +200,7 @@ import numpy as np
 from apfed_protocols.crypten import load_crypten
 from apfed_protocols.crypten.tensors import DealtTriples, bits_of, shared_bits
 from apfed_protocols.psi.hashing import TripleShares
-from secure_apfed.crypten_world import crypten_world
+from secure_apfed.contrib.crypten_world import crypten_world
 
 folder, rank, port = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 given = np.load(f"{folder}/in{rank}.npz")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError, UnsafeChoiceWarning
-from secure_apfed.crypten_world import crypten_world
+from secure_apfed.contrib.crypten_world import crypten_world
 from tests.free_port import free_port
 from tests.with_crypten import installed
 
@@ -28,7 +28,7 @@ import numpy as np
 from apfed_protocols.crypten import sum_at_first
 from apfed_protocols.crypten import load_crypten
 from apfed_protocols.errors import RemoteProtocolError
-from secure_apfed.crypten_world import crypten_world
+from secure_apfed.contrib.crypten_world import crypten_world
 
 rank, size, port = map(int, sys.argv[1:4])
 numbers = np.array([[rank + 1, -(2**40) * (rank + 1)], [2**61 if rank == 0 else -(2**61), 0]])

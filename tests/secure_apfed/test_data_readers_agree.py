@@ -24,6 +24,7 @@ from hypothesis import HealthCheck, given, settings
 from torch import nn
 
 from apfed_protocols.ids import EMPTY
+from secure_apfed.contrib.onnx_file import write_onnx
 from secure_apfed.data import ColumnEncoding, load_features
 from secure_apfed.data.cells import texts_of, typed
 from secure_apfed.data.column_encoding import (
@@ -37,7 +38,6 @@ from secure_apfed.data.frames import as_pandas
 from secure_apfed.data.tables import load_own_tables
 from secure_apfed.errors import DataError, SuspectColumnWarning, UnseenCellsWarning
 from secure_apfed.names import column_name
-from secure_apfed.runs.onnx_file import write_onnx
 from secure_apfed.runs.solo import SoloModel
 from secure_apfed.settings.data import DataSettings, PartySettings, RareCategories
 

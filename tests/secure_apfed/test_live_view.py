@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from apfed_protocols.errors import PartyLeftError
-from secure_apfed import live_view
+from secure_apfed import progress as shown_progress
 from secure_apfed.cli import execute
 from secure_apfed.exchange import (
     Awaited,
@@ -21,7 +21,7 @@ from secure_apfed.exchange import (
     StatusKeeper,
     drive,
 )
-from secure_apfed.live_view import Board, Shown
+from secure_apfed.progress import Board, Shown
 from secure_apfed.runs.outcome import Progress
 from tests.secure_apfed.audit_pair import FakeMeter
 from tests.waiting import wait_until
@@ -158,7 +158,7 @@ def test_a_party_that_begins_again_is_nobodys_left_one() -> None:
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_view, "_PERIOD_S", 0.02)
+    monkeypatch.setattr(shown_progress, "_PERIOD_S", 0.02)
 
 
 def status(**changes: Any) -> Status:
@@ -184,7 +184,7 @@ def shown(how: Shown, *moments: Status, terminal: bool = False) -> str:
         return now
 
     board = Board(read)
-    with live_view.showing(board, how, console=console):
+    with shown_progress.showing(board, how, console=console):
         for moment in moments:
             now = (moment,)
             before = reads[0]
@@ -219,7 +219,7 @@ def test_a_panel_shows_every_peer_and_several_parties_show_each_other() -> None:
                  wire_bytes=1)
     )  # fmt: skip
     out = io.StringIO()
-    with live_view.showing(
+    with shown_progress.showing(
         board, Shown.TO_PEOPLE, console=Console(file=out, force_terminal=True, width=200)
     ):
         pass

@@ -11,7 +11,7 @@ from secure_apfed.data import load_data
 from secure_apfed.exchange import Kind
 from secure_apfed.methods import METHODS, open_session
 from secure_apfed.runs.folder import RunFolder
-from secure_apfed.runs.record import read_outcome
+from secure_apfed.runs.outcome import read_outcome
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
 from tests.secure_apfed.small_runs import small_config

@@ -22,7 +22,7 @@ from secure_apfed.learning.votes import Votes, likely_labels, reliability_of
 from secure_apfed.methods import open_session
 from secure_apfed.methods.votes import Ballot, VotesPassive
 from secure_apfed.runs.folder import RunFolder
-from secure_apfed.runs.record import read_outcome
+from secure_apfed.runs.outcome import read_outcome
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
 from secure_apfed.solo import BASELINES, Predictor, SoloTask

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from secure_apfed.files import cell, to_csv
-from secure_apfed.runs.prediction import Compared, Predictions
+from secure_apfed.runs.solo import Compared, Predictions
 
 FORMULAS = (
     "=1+1", "+1+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "=", "-", "+", "@",

@@ -16,10 +16,8 @@ from secure_apfed.cli import execute
 from secure_apfed.data import load_blocks, load_features
 from secure_apfed.data.column_encoding import ColumnEncoding
 from secure_apfed.errors import DataError
-from secure_apfed.runs.predicted_files import row_writer
-from secure_apfed.runs.prediction import predict_file, predict_into
 from secure_apfed.runs.run import run
-from secure_apfed.runs.solo import load_model
+from secure_apfed.runs.solo import load_model, predict_file, predict_into, row_writer
 from tests.secure_apfed.test_tasks_regression import config_of, own_tables
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
@@ -162,7 +160,7 @@ def test_memory_does_not_grow_with_the_rows(trained: Path, tmp_path: Path) -> No
         frame.to_csv(path, index=False)
         script = (
             "import resource; from pathlib import Path\n"
-            "from secure_apfed.runs.prediction import predict_into\n"
+            "from secure_apfed.runs.solo import predict_into\n"
             f"predict_into(Path({str(trained / 'run')!r}), Path({str(path)!r}), "
             f"Path({str(tmp_path / 'out.csv')!r}))\n"
             "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"

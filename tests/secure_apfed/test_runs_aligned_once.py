@@ -7,9 +7,8 @@ import torch
 
 from secure_apfed.data import load_data
 from secure_apfed.exchange import Kind
-from secure_apfed.runs.aligned_once import PastAlignment, aligned_once
 from secure_apfed.runs.outcome import RunResult
-from secure_apfed.runs.run import run
+from secure_apfed.runs.run import PastAlignment, aligned_once, run
 from tests.secure_apfed.small_runs import interrupted, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")

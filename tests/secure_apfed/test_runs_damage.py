@@ -14,7 +14,7 @@ from secure_apfed.cli import execute
 from secure_apfed.config.file import load_config_text
 from secure_apfed.errors import CheckpointError
 from secure_apfed.runs.folder import RunFolder
-from secure_apfed.runs.recording import load_recording
+from secure_apfed.runs.outcome import load_recording
 from secure_apfed.runs.solo import load_model
 
 CONFIG = """

@@ -21,7 +21,7 @@ from secure_apfed.files import (
     read_json,
     read_json_lines,
 )
-from secure_apfed.runs.recording import load_recording
+from secure_apfed.runs.outcome import load_recording
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
 from tests.secure_apfed.small_runs import interrupted, small_config

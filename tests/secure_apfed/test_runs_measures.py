@@ -18,10 +18,9 @@ from secure_apfed.data import UNLABELLED, load_data
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.measures import ACCURACY, MEASURES, measure_all, names_of, stability_index
 from secure_apfed.methods import METHODS
-from secure_apfed.runs.folder import RunFolder
-from secure_apfed.runs.record import read_outcome
+from secure_apfed.runs.folder import RunFolder, read_scored
+from secure_apfed.runs.outcome import read_outcome
 from secure_apfed.runs.run import run
-from secure_apfed.runs.scored_rows import read_scored
 from secure_apfed.runs.solo import load_model
 from secure_apfed.tasks import task_loss
 from tests.secure_apfed.small_runs import small_config

@@ -26,11 +26,9 @@ from secure_apfed.errors import (
 from secure_apfed.exchange import Kind
 from secure_apfed.files import to_json
 from secure_apfed.privacy import BudgetExhaustedError
-from secure_apfed.runs.checkpoint import config_digest
 from secure_apfed.runs.folder import RunFolder, read_sealed, write_sealed
-from secure_apfed.runs.outcome import RunResult
-from secure_apfed.runs.party_folder import PartyFolder
-from secure_apfed.runs.recording import load_recording
+from secure_apfed.runs.outcome import RunResult, load_recording
+from secure_apfed.runs.party_folder import PartyFolder, config_digest
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
 from tests.secure_apfed.small_runs import interrupted, small_config

@@ -23,8 +23,7 @@ from secure_apfed.errors import CheckpointError, ConfigError, ModelError
 from secure_apfed.methods import METHODS, Learner, Method, Own
 from secure_apfed.privacy import LabelResponse, MultiStageResponse
 from secure_apfed.privacy.randomised_response import first_epoch_of
-from secure_apfed.runs.checkpoint import load_tensors, save_tensors
-from secure_apfed.runs.folder import read_sealed, write_sealed
+from secure_apfed.runs.folder import load_tensors, read_sealed, save_tensors, write_sealed
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
 from secure_apfed.runs.training_labels import TrainingLabels

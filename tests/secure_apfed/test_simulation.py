@@ -15,8 +15,7 @@ from secure_apfed.methods import METHODS, Simulation, Start
 from secure_apfed.methods.method import batches_of
 from secure_apfed.runs.run import run
 from secure_apfed.runs.training_labels import TrainingLabels
-from secure_apfed.simulation import simulate, simulate_many, why_not
-from secure_apfed.simulation.together import begin, train
+from secure_apfed.simulation import begin, simulate, simulate_many, train, why_not
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 

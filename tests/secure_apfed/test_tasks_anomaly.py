@@ -20,12 +20,10 @@ from secure_apfed.data import load_data
 from secure_apfed.errors import DataError
 from secure_apfed.intervals import estimates
 from secure_apfed.measures import MEASURES, Scored, measure_all, names_of
-from secure_apfed.runs.folder import RunFolder
-from secure_apfed.runs.prediction import PredictedNumbers, predict_file
-from secure_apfed.runs.record import read_outcome
+from secure_apfed.runs.folder import RunFolder, read_scored
+from secure_apfed.runs.outcome import read_outcome
 from secure_apfed.runs.run import run
-from secure_apfed.runs.scored_rows import read_scored
-from secure_apfed.runs.solo import load_model
+from secure_apfed.runs.solo import PredictedNumbers, load_model, predict_file
 from secure_apfed.settings.data import DataSettings, PartySettings
 from secure_apfed.solo.choice import DETECTORS, compare_detectors
 from secure_apfed.tasks import TASKS, Anomaly
@@ -162,7 +160,7 @@ def test_strangers_are_told_in_own_tables(tmp_path: Path) -> None:
 def test_onnx_tells_the_same_scores(tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    from secure_apfed.runs.onnx_file import write_onnx
+    from secure_apfed.contrib.onnx_file import write_onnx
 
     settings = own_tables(tmp_path).model_dump(mode="json", exclude_defaults=True)
     run(config_of("single_view", data=settings), tmp_path / "run")

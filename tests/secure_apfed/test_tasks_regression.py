@@ -26,14 +26,12 @@ from secure_apfed.exchange import Kind
 from secure_apfed.learning.bins import RANGES, Bins
 from secure_apfed.measures import MEASURES, names_of
 from secure_apfed.methods import METHODS
-from secure_apfed.runs.folder import RunFolder
-from secure_apfed.runs.prediction import PredictedNumbers, predict_file
-from secure_apfed.runs.record import read_outcome
+from secure_apfed.runs.folder import RunFolder, read_scored
+from secure_apfed.runs.outcome import read_outcome
 from secure_apfed.runs.run import run
-from secure_apfed.runs.scored_rows import read_scored
-from secure_apfed.runs.solo import load_model
+from secure_apfed.runs.solo import PredictedNumbers, load_model, predict_file
 from secure_apfed.settings.data import DataSettings, PartySettings
-from secure_apfed.simulation.together import why_not
+from secure_apfed.simulation import why_not
 from secure_apfed.solo.choice import REGRESSORS, compare_numbers
 from secure_apfed.tasks import TASKS, Regression
 from tests.secure_apfed.small_runs import Said, interrupted, small_config
@@ -247,7 +245,7 @@ def test_predict_tells_numbers_in_the_unit(tmp_path: Path) -> None:
 def test_onnx_tells_the_same_numbers(tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    from secure_apfed.runs.onnx_file import write_onnx
+    from secure_apfed.contrib.onnx_file import write_onnx
 
     settings = own_tables(tmp_path)
     config = config_of("single_view", data=settings.model_dump(mode="json", exclude_defaults=True))

@@ -1,7 +1,7 @@
 """A live session: the real parties, links and sums, where an adversary may play a party's script.
 
 Run by: the experimenter, who drives all parties. Epochs, batches and steps are those of any run
-(`secure_apfed.runs.session`); a refusal ends the session, as it ends a real one.
+(`secure_apfed.runs.run`); a refusal ends the session, as it ends a real one.
 
 Letters: B batch.
 """
@@ -18,7 +18,7 @@ from secure_apfed.data import VerticalData, load_data
 from secure_apfed.exchange import Script
 from secure_apfed.methods import Learner, Simulation, open_session
 from secure_apfed.methods.method import batches_of
-from secure_apfed.runs.recording import Recording
+from secure_apfed.runs.outcome import Recording
 
 __all__ = ["LiveSession"]
 

@@ -21,7 +21,7 @@ from secure_apfed.data import load_data
 from secure_apfed.exchange import Transcript
 from secure_apfed.learning.compute import find_device
 from secure_apfed.models import encoder_and_head
-from secure_apfed.runs.recording import Recording
+from secure_apfed.runs.outcome import Recording
 
 __all__ = ["BENCH"]
 

@@ -38,9 +38,8 @@ from secure_apfed.exchange.sockets import Address, listen_at, parse_address
 from secure_apfed.files import make_private
 from secure_apfed.methods import METHODS, Learner, lead, new_session, open_session
 from secure_apfed.methods.method import end_all
-from secure_apfed.runs.local import prepare_parties
+from secure_apfed.runs.local import Way, free_addresses, prepare_parties, relaying
 from secure_apfed.runs.party import Joined, PartyFile, joined
-from secure_apfed.runs.trial_links import Way, free_addresses, relaying
 from secure_apfed.seeds import one_thread
 
 __all__ = ["BENCH", "apart", "local_stepper", "sealed", "stepper"]

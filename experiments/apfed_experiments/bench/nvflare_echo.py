@@ -14,12 +14,10 @@ from nvflare.recipe.spec import Recipe
 from apfed_experiments.bench.local import sealed
 from apfed_experiments.bench.talk import echo, seconds_of
 from apfed_protocols.identity import Identity, fresh_identity
+from secure_apfed.contrib.nvflare_job import ALLOWED_CLASSES, allow_classes, job_of
+from secure_apfed.contrib.nvflare_site import Site
 from secure_apfed.exchange import Kind, Links, drive
-from secure_apfed.runs.connecting import Connect
-from secure_apfed.runs.nvflare_job import job_of
-from secure_apfed.runs.nvflare_kits import ALLOWED_CLASSES, allow_classes
-from secure_apfed.runs.nvflare_site import Site
-from secure_apfed.runs.party import PartyFile, Peer
+from secure_apfed.runs.party import Connect, PartyFile, Peer
 
 __all__ = ["EchoSite", "play"]
 

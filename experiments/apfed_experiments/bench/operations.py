@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from apfed_experiments.bench.rows import Row
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
-from secure_apfed.simulation.together import begin, train
+from secure_apfed.simulation import begin, train
 
 __all__ = ["step_row"]
 

@@ -19,8 +19,7 @@ from typing import Any
 from apfed_experiments.bench.machine import clock_step, machine, stolen_since
 from apfed_experiments.bench.rows import Bench, Group, Row, absent
 from secure_apfed.errors import ConfigError
-from secure_apfed.files import to_json
-from secure_apfed.runs.folder import write_atomically
+from secure_apfed.files import to_json, write_atomically
 
 __all__ = ["Measured", "run_all", "run_one"]
 

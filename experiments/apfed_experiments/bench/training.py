@@ -29,7 +29,7 @@ from secure_apfed.errors import DataError
 from secure_apfed.methods import METHODS, Simulation, Start
 from secure_apfed.methods.method import batches_of
 from secure_apfed.objectives import contrastive_loss
-from secure_apfed.simulation.together import begin, simulate, train
+from secure_apfed.simulation import begin, simulate, train
 from secure_apfed.workers import usable_cores
 
 __all__ = ["BENCH"]

@@ -21,8 +21,7 @@ from apfed_experiments.bench.rows import (
     median_ratio,
     single,
 )
-from secure_apfed.runs.local import WAYS
-from secure_apfed.runs.trial_links import Way
+from secure_apfed.runs.local import WAYS, Way
 from secure_apfed.seeds import one_thread
 
 __all__ = ["BENCH"]

@@ -11,7 +11,7 @@ from apfed_attacks.run import mount
 from apfed_experiments.leaks.votes import labels_config
 from apfed_experiments.summary import Row, Setting
 from secure_apfed.config import AttackChoice
-from secure_apfed.runs.recording import Recording
+from secure_apfed.runs.outcome import Recording
 from secure_apfed.runs.run import run
 
 __all__ = ["NETWORKS", "few_labels", "figures_of"]

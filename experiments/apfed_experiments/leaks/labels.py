@@ -15,7 +15,7 @@ from apfed_attacks.run import mount
 from apfed_experiments.study import base_config
 from apfed_experiments.summary import Row, Setting
 from secure_apfed.config import AttackChoice, Config
-from secure_apfed.runs.recording import Recording
+from secure_apfed.runs.outcome import Recording
 from secure_apfed.runs.run import run
 
 __all__ = ["labels"]

@@ -14,7 +14,7 @@ from apfed_experiments.leaks.few_labels import NETWORKS, figures_of
 from apfed_experiments.summary import Row, Setting
 from secure_apfed.config import Config
 from secure_apfed.data import find_dataset
-from secure_apfed.runs.recording import Recording
+from secure_apfed.runs.outcome import Recording
 from secure_apfed.runs.run import run
 
 __all__ = ["CASES", "Case", "config_of", "papers"]

@@ -9,8 +9,7 @@ from apfed_experiments.report.measured import measured_of
 from apfed_experiments.report.page import render
 from apfed_experiments.report.pictures import write_pictures
 from secure_apfed.errors import CheckpointError, ConfigError
-from secure_apfed.files import make_private, to_json
-from secure_apfed.runs.folder import write_atomically
+from secure_apfed.files import make_private, to_json, write_atomically
 
 __all__ = ["find_reference", "read_run", "write_report"]
 

@@ -22,8 +22,7 @@ from secure_apfed.defences import DEFENCES, who_applies
 from secure_apfed.exchange import Kind
 from secure_apfed.measures import ACCURACY
 from secure_apfed.privacy_rows import figure_title
-from secure_apfed.runs.outcome import scores_of
-from secure_apfed.runs.record import AgreementOf
+from secure_apfed.runs.outcome import AgreementOf, scores_of
 from secure_apfed.secure_sums import sum_kind
 from secure_apfed.settings import Settings
 from secure_apfed.tasks import TASKS, Classification

@@ -13,8 +13,7 @@ from secure_apfed.config import Config
 from secure_apfed.exchange import Flow
 from secure_apfed.files import count_lines, read_json, read_json_lines
 from secure_apfed.runs.folder import RunFolder
-from secure_apfed.runs.outcome import scores_of
-from secure_apfed.runs.record import Epsilon, Written
+from secure_apfed.runs.outcome import Epsilon, Written, scores_of
 from secure_apfed.secure_sums import sum_kind
 
 __all__ = ["EpochMetrics", "ReportedRun", "read_run"]

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from apfed_experiments.report.folder import ReportedRun
 from secure_apfed.intervals import estimates
 from secure_apfed.measures import MEASURES, CalibrationPoint, calibration_curve
-from secure_apfed.runs.folder import RunFolder
-from secure_apfed.runs.scored_rows import read_scored
+from secure_apfed.runs.folder import RunFolder, read_scored
 
 __all__ = ["MeasuredModel", "measured_of"]
 

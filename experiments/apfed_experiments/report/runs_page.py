@@ -12,7 +12,7 @@ from urllib.parse import quote
 from apfed_experiments.report import words
 from apfed_experiments.report.page import fill
 from apfed_experiments.run_list import TARGETS, ListedRun, State, settings_in
-from secure_apfed.runs.folder import write_atomically
+from secure_apfed.files import write_atomically
 
 __all__ = ["write_runs_page"]
 

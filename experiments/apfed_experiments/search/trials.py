@@ -22,10 +22,10 @@ from secure_apfed.config.file import dump_config
 from secure_apfed.data import files_digest, load_data
 from secure_apfed.data.catalogue import party_names
 from secure_apfed.errors import ApfedError, CheckpointError, ConfigError
-from secure_apfed.files import make_private
+from secure_apfed.files import make_private, write_atomically
 from secure_apfed.measures import MEASURES
-from secure_apfed.runs.folder import RunFolder, write_atomically
-from secure_apfed.runs.record import read_outcome
+from secure_apfed.runs.folder import RunFolder
+from secure_apfed.runs.outcome import read_outcome
 from secure_apfed.runs.run import run
 from secure_apfed.seeds import derive_seed
 

@@ -23,8 +23,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # n
 from apfed_protocols.errors import UnsafeChoiceWarning
 from secure_apfed.config import Config
 from secure_apfed.errors import CheckpointError, ModelError
-from secure_apfed.files import read_json
-from secure_apfed.runs.folder import write_atomically
+from secure_apfed.files import read_json, write_atomically
 from secure_apfed.runs.run import run
 from secure_apfed.simulation import simulate, why_not
 

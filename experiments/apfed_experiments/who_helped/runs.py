@@ -26,16 +26,15 @@ from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.data.partition import choose_labelled
 from secure_apfed.errors import CheckpointError, ConfigError
-from secure_apfed.files import read_json, to_json
+from secure_apfed.files import read_json, to_json, write_atomically
 from secure_apfed.learning.networks import predictor_of
 from secure_apfed.methods import ALONE
-from secure_apfed.runs.folder import write_atomically
-from secure_apfed.runs.record import Epsilon, Written
+from secure_apfed.runs.outcome import Epsilon, Written
 from secure_apfed.runs.run import run
 from secure_apfed.seeds import derive_seed
 from secure_apfed.settings.privacy import GuardSettings, LabelSettings
 from secure_apfed.simulation import why_not
-from secure_apfed.simulation.together import begin, finish, train
+from secure_apfed.simulation import begin, finish, train
 from secure_apfed.solo.kept import fits_kept_by
 
 __all__ = ["CoalitionRun", "Measured", "held_back", "measure", "with_noise"]

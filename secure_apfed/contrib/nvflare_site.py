@@ -28,9 +28,8 @@ from secure_apfed.exchange.linked import Linked
 from secure_apfed.exchange.sealed_connection import LocalEnd, plain_text
 from secure_apfed.files import open_regular
 from secure_apfed.names import check_name
-from secure_apfed.runs.connecting import Connect
 from secure_apfed.runs.outcome import Progress
-from secure_apfed.runs.party import PartyFile, play_party
+from secure_apfed.runs.party import Connect, PartyFile, play_party
 
 try:
     from nvflare.collab import collab

@@ -1,10 +1,10 @@
-"""The command `secure-apfed plan`: what a run would take, and what a promise would cost.
+"""The commands that ask before a run: `plan`, `check-encoder` and `check-ids`; nothing is sent.
 
-Part of the composition root: `secure_apfed.cli` registers it, nothing else imports this.
+Part of the composition root: `secure_apfed.cli` registers them, nothing else imports this.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,17 +12,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from secure_apfed import terminal
-from secure_apfed.commands import AsJson, Overrides
+from secure_apfed.commands import AsJson, ConfigFile, Overrides
 
 if TYPE_CHECKING:
+    from secure_apfed.alignment.ids import IdCheck
     from secure_apfed.config import Config
+    from secure_apfed.learning.encoder_quality import EncoderQuality
     from secure_apfed.planning import Calibration
 
-__all__ = ["plan"]
+__all__ = ["check_encoder", "check_ids", "plan"]
 
 _GUARDS = ("gaussian", "frozen_gaussian")
 _EPOCHS, _DELTA, _CLIP = 50, 1e-5, 1.0
 _NEARLY_ALL = 0.9  # of the training rows: then it is a case where all have a label
+_HEADER = ("rule", "agreed", "IDs it changes")
 
 
 def plan(
@@ -54,19 +57,21 @@ def plan(
         expected = _expected(epsilon)
         planned: dict[str, Any] = {}
     else:
-        config = _config(config_file, overrides or (), epsilon=epsilon, epochs=epochs, delta=delta)
+        config = _config_of(
+            config_file, overrides or (), epsilon=epsilon, epochs=epochs, delta=delta
+        )
         calibrations, expected, planned = _forecast(config, quiet=as_json, links=links)
         planned["help"] = _help_of(config, planned)
     if as_json:
         noise = [asdict(calibration) for calibration in calibrations]
         terminal.print_json({**planned, "calibration": noise, "expected": expected})
         return
-    _show(calibrations, expected)
+    _show_plan(calibrations, expected)
     for line in planned.get("help", ()):
         typer.echo(f"\nHelp, from the nearest stored case: {line}")
 
 
-def _config(
+def _config_of(
     path: Path, overrides: Sequence[str], *, epsilon: float | None, epochs: int | None,
     delta: float | None,
 ) -> "Config":  # fmt: skip
@@ -161,7 +166,7 @@ def _help_of(config: "Config", planned: Mapping[str, Any]) -> list[str]:
     return [f"{found.sentence}. Here {labelled:,} of {rows:,} training rows have a label"]
 
 
-def _show(calibrations: Sequence["Calibration"], expected: Sequence[str]) -> None:
+def _show_plan(calibrations: Sequence["Calibration"], expected: Sequence[str]) -> None:
     columns = ("guard", "releases of a row", "sigma", "sigma / (2C)", "clip C", "mu")
     rows = [
         (each.mechanism, f"{each.releases:,}", f"{each.sigma:.4g}",
@@ -178,3 +183,125 @@ def _show(calibrations: Sequence["Calibration"], expected: Sequence[str]) -> Non
         typer.echo(f"- {loss}")
     if not expected:
         typer.echo("- no stored sweep fits; measure it with secure-apfed study sweep")
+
+
+def check_encoder(
+    config_file: ConfigFile,
+    threshold: Annotated[
+        float, typer.Option(min=0, max=1, help="Loss of accuracy that is not worth mending.")
+    ] = 0.02,
+    folds: Annotated[int, typer.Option(min=2, help="Of the cross-validation.")] = 10,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare a classifier on the active's columns with one on its encoder's code of them.
+
+    The encoder is the run's `model`, trained without labels on the active's training rows as
+    `method` says of autoencoders (APC-VFL, Appendix F); nobody else takes part.
+    """
+    import torch
+
+    from secure_apfed.config.file import load_config
+    from secure_apfed.data import UNLABELLED, load_data
+    from secure_apfed.errors import ConfigError
+    from secure_apfed.learning.autoencoder import DistillationSettings
+    from secure_apfed.learning.compute import Compute
+    from secure_apfed.learning.encoder_quality import encoder_quality
+
+    config = load_config(config_file, overrides=overrides or ())
+    if config.labels_are_private:
+        raise ConfigError(
+            "check-encoder fits classifiers to the true training labels, which labels and dp_sgd "
+            "keep private; leave both out here, and show its figures to nobody who may not know "
+            "these labels"
+        )
+    data = load_data(config.data, seed=config.seed)
+    assert data.active.labels is not None
+    labels_N = torch.full_like(data.active.labels, UNLABELLED)
+    labels_N[data.labelled_rows] = data.active.labels[data.labelled_rows]
+    found = encoder_quality(
+        data.active.features[data.train_rows], labels_N[data.train_rows], model=config.model,
+        settings=DistillationSettings.among(config.method), owner=data.active.name,
+        seed=config.seed,
+        compute=Compute.of(config.train), threshold=threshold, folds=folds,
+    )  # fmt: skip
+    if as_json:
+        terminal.print_json({
+            "columns": found.columns.tolist(), "code": found.codes.tolist(),
+            "difference": found.difference, "threshold": threshold, "epochs": found.epochs,
+            "good_enough": found.good_enough,
+        })  # fmt: skip
+        return
+    _show_quality(found, title=f"Encoder of {data.active.name} ({config.model.network})")
+
+
+def _show_quality(found: "EncoderQuality", *, title: str) -> None:
+    borne = f"{100 * found.threshold:g} fewer are borne"
+    rows = [
+        (f"columns, {len(found.columns)} folds", f"{100 * found.columns.mean():.2f} %"),
+        ("their code", f"{100 * found.codes.mean():.2f} %"),
+        ("difference", f"{100 * found.difference:+.2f} points; {borne}"),
+        ("epochs of the autoencoder", str(found.epochs)),
+        ("the encoder is", "good enough" if found.good_enough else "not good enough"),
+    ]
+    terminal.show_rows(title, ("", "accuracy"), rows)
+
+
+def check_ids(
+    config_file: ConfigFile,
+    party: Annotated[
+        list[str] | None,
+        typer.Option(help="Whose IDs; all whose file is here, unless given."),
+    ] = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Count the IDs of own tables that `alignment.normalisation` changes or makes equal."""
+    from secure_apfed.config.file import load_config
+
+    config = load_config(config_file, overrides=overrides or ())
+    found = list(_checks(config, party))
+    if as_json:
+        terminal.print_json({"parties": [asdict(one) for one in found]})
+        return
+    for one in found:
+        rows = [
+            (name, "yes" if name in one.agreed else "no", str(count))
+            for name, count in one.by_rule.items()
+        ]
+        terminal.show_rows(f"{one.party}: {one.rows} IDs", _HEADER, rows)
+        typer.echo(_id_check_told(one))
+
+
+def _checks(config: "Config", wanted: list[str] | None) -> "Iterator[IdCheck]":
+    from secure_apfed.alignment.ids import IdFile, check_normalisation, id_rules
+    from secure_apfed.data.raw_tables import party_path
+    from secure_apfed.errors import ConfigError
+
+    parties = config.data.parties or {}
+    unknown = [name for name in wanted or () if name not in parties]
+    if unknown or not parties:
+        there = ", ".join(parties) or "no party with a file of its own (dataset: tables)"
+        raise ConfigError(
+            f"check-ids: {', '.join(unknown) or 'nobody'} has IDs to check; data.parties names "
+            f"{there}"
+        )
+    here = [name for name, one in parties.items() if party_path(config.data, one.file).exists()]
+    for name in wanted or here or parties:
+        own = parties[name]
+        ids = IdFile(
+            name, party_path(config.data, own.file), own.id_column or config.data.id_column
+        )
+        yield check_normalisation(name, ids, id_rules(config.alignment))
+
+
+def _id_check_told(one: "IdCheck") -> str:
+    rows = f", first in rows {', '.join(map(str, one.first))} (from 0)" if one.first else ""
+    changed = f"The agreed rules change {one.changed} of them{rows}."
+    if not one.repeated:
+        return f"{changed} No two are equal then."
+    pairs = ", ".join(f"{row} (as {earlier})" for row, earlier in one.pairs)
+    return (
+        f"{changed} {one.repeated} are equal to an earlier one then ({one.repeated_as_written} as "
+        f"they are written), in rows {pairs}: keep one row for each ID, or agree on fewer rules."
+    )
