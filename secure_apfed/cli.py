@@ -146,10 +146,10 @@ def _prepare(
     config: "Config", folder: Path, timeout: float, transport: TransportName, *, as_json: bool
 ) -> None:
     """Make what each party needs to be run by hand, and say how."""
-    from secure_apfed.runs.course import RunWriter
+    from secure_apfed.runs import folder as run_folder
     from secure_apfed.runs.local import WAYS, prepare_parties
 
-    with RunWriter.open(folder, config, resume=False):
+    with run_folder.RunFolder(folder).opened(config, resume=False):
         over = WAYS.get(transport.value, "tcp")
         files = prepare_parties(config, folder, timeout_s=timeout, over=over)
     if as_json:

@@ -34,7 +34,7 @@ from secure_apfed.errors import ApfedError, CheckpointError
 from secure_apfed.files import own_subfolder, read_json, to_json, write_atomically
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.outcome import Contributions, Outcome, Privacy, Written
-from secure_apfed.runs.party_folder import resumable
+from secure_apfed.runs.folder import resumable
 from secure_apfed.runs.run import PastAlignment, aligned_once, run
 from secure_apfed.settings.data import DataSettings
 from secure_apfed.settings.privacy import LabelSettings

@@ -9,16 +9,13 @@ import platform
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from importlib.util import find_spec
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 import torch
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from apfed_protocols.errors import RunStoppedError
@@ -26,12 +23,12 @@ from secure_apfed.config import Config
 from secure_apfed.config.file import dump_config
 from secure_apfed.data import ColumnEncoding, OwnData
 from secure_apfed.data.drift import Extremes, extremes_of
-from secure_apfed.errors import CheckpointError, ConfigError, NoHelpWarning
+from secure_apfed.errors import ConfigError, NoHelpWarning
 from secure_apfed.exchange import Kind, Links
-from secure_apfed.files import make_private, own_subfolder, write_atomically
+from secure_apfed.files import own_subfolder, write_atomically
 from secure_apfed.learning.compute import find_device
 from secure_apfed.learning.descent import prefixed, without_prefix
-from secure_apfed.learning.networks import ActiveNetworks, predictor_of
+from secure_apfed.learning.networks import predictor_of
 from secure_apfed.measures import (
     ACCURACY,
     MEASURES,
@@ -42,16 +39,13 @@ from secure_apfed.measures import (
     measure_all,
     undefined_in,
 )
-from secure_apfed.methods import Learner, PartyState, Session, train
+from secure_apfed.methods import PartyState, Session, train
 from secure_apfed.methods.method import batches_of, end_all, held_out_of, save_all
 from secure_apfed.methods.terms import task_of
 from secure_apfed.privacy import PrivacySpent
 from secure_apfed.runs.folder import (
     RunFolder,
-    Steps,
     keep_scored,
-    no_checkpoint,
-    remove_torn,
     save_tensors,
     signed,
 )
@@ -63,30 +57,22 @@ from secure_apfed.runs.outcome import (
     Privacy,
     Progress,
     Recording,
-    save_encoders,
+    RunResult,
     write_outcome,
 )
-from secure_apfed.runs.party_folder import PartyFolder, only_here
-from secure_apfed.runs.spending import guarantee_text, shown_figure, spent_in
-from secure_apfed.runs.training_labels import TrainingLabels
-from secure_apfed.settings.model import ModelSettings
+from secure_apfed.runs.spending import cross_checked, guarantee_text, shown_figure, spent_in
+from secure_apfed.runs.training_labels import TrainingLabels, gone_back
 from secure_apfed.tasks import scored_rows
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-__all__ = ["Course", "Judge", "Judged", "PartyBackError", "RunWriter", "Watch", "versions"]
+__all__ = ["Course", "Judged", "PartyBackError", "RunWriter", "Watch", "judge", "versions"]
 
 _CARD_VERSION = 1
 _PACKAGES = (
     "secure-apfed", "torch", "numpy", "tenseal", "cryptography", "opacus", "scikit-learn",
 )  # fmt: skip
-
-
-# How the active judges its model: measures on its test rows, by the run's settings.
-#
-# Run by: the active, or whoever plays it. Test rows only measure; a threshold is chosen on labels
-# that the run may train on.
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -122,93 +108,79 @@ class Judged:
         }  # fmt: skip
 
 
-class Judge:
-    """Judges what a session's model says of test rows.
+def judge(
+    session: Session, labels: TrainingLabels, said: Mapping[str, Scored], *, final: bool
+) -> Judged:
+    """Measure what the active's model says of test rows, which only measure.
 
     Args:
-        config: of the run.
         session: set up.
-        labels: that it trains on.
-
-    Raises:
-        ConfigError: a threshold where there are not two classes with labels of both.
+        labels: that it trains on, on which a threshold is chosen.
+        said: of test rows, by inference variant.
+        final: by all measures, at the threshold that is to be kept.
     """
-
-    def __init__(self, config: Config, session: Session, labels: TrainingLabels) -> None:
-        self._config, self._session, self._labels = config, session, labels
-        if config.threshold is not None:
-            _require_two_classes(labels)
-
-    def judge(self, said: Mapping[str, Scored], *, final: bool) -> Judged:
-        """Measure what is said; `final`: by all measures, at the threshold that is to be kept."""
-        trained = self._training_rows() if final else None
-        # What the card keeps is of rows, and private training must not tell of them without noise.
-        kept = None if self._config.dp_sgd else trained
-        threshold = self._threshold(trained)
-        own = self._session.headline
-        said = {
-            name: scored.at(threshold) if name == own else scored for name, scored in said.items()
-        }
-        ours = MEASURES[self._config.measure]
-        return Judged(
-            measure=ours.name,
-            said=said,
-            accuracy={name: _accuracy(scored) for name, scored in said.items()},
-            measures={
-                name: measure_all(scored) if final else _defined(ours, scored)
-                for name, scored in said.items()
-            },
-            threshold=threshold,
-            ranges=None if kept is None else _ranges(kept),
-            extremes={} if kept is None else self._extremes(),
-        )
-
-    def _extremes(self) -> dict[str, Extremes]:
-        data = self._labels.data()
-        encoding = data.table.encoding
-        if not isinstance(encoding, ColumnEncoding):
-            return {}
-        return extremes_of(encoding, data.table.features[data.train_rows])
-
-    def _threshold(self, trained: Scored | None) -> float | None:
-        chosen = self._config.threshold
-        if not isinstance(chosen, str):
-            return chosen
-        return None if trained is None else best_threshold(trained, chosen)
-
-    def _training_rows(self) -> Scored | None:
-        """What the finished model says of labelled training rows; None: it needs others for it."""
-        network = predictor_of(self._session.learner.solo())
-        if network is None:
-            return None
-        data = self._labels.data()
-        features_N, labels_N = data.table.features, data.table.labels
-        assert labels_N is not None
-        dtype = next((one.dtype for one in network.parameters()), torch.float32)
-
-        def predict(rows_B: Tensor) -> Tensor:
-            scores_BK: Tensor = network(features_N[rows_B].to(dtype))
-            return scores_BK
-
-        task = task_of(self._session.entered.own)
-        return scored_rows(
-            task, predict, data.labelled_rows, labels_N=labels_N, features_N=features_N
-        )
+    config = _config_of(session)
+    trained = _scored_training_rows(session, labels) if final else None
+    threshold: float | str | None = config.threshold
+    if isinstance(threshold, str):
+        threshold = None if trained is None else best_threshold(trained, threshold)
+    own, measure = session.headline, MEASURES[config.measure]
+    said = {name: one.at(threshold) if name == own else one for name, one in said.items()}
+    # What the card keeps is of rows, and private training must not tell of them without noise.
+    kept = None if config.dp_sgd else trained
+    ranges, extremes = None, dict[str, Extremes]()
+    if kept is not None:
+        if len(kept.truth) and kept.finite:  # else the training diverged
+            ranges = ScoreRanges.of(kept.scores)
+        data = labels.data()
+        if isinstance(data.table.encoding, ColumnEncoding):
+            rows = data.table.features[data.train_rows]
+            extremes = dict(extremes_of(data.table.encoding, rows))
+    return Judged(
+        measure=measure.name,
+        said=said,
+        accuracy={
+            name: ACCURACY.of(one) if one.classes else math.nan for name, one in said.items()
+        },
+        measures={
+            name: measure_all(one) if final else _defined(measure, one)
+            for name, one in said.items()
+        },
+        threshold=threshold,
+        ranges=ranges,
+        extremes=extremes,
+    )
 
 
-def _accuracy(scored: Scored) -> float:
-    return ACCURACY.of(scored) if scored.classes else math.nan
+def _scored_training_rows(session: Session, labels: TrainingLabels) -> Scored | None:
+    """What the finished model says of labelled training rows; None: it needs others for it."""
+    network = predictor_of(session.learner.solo())
+    if network is None:
+        return None
+    data = labels.data()
+    features_N, labels_N = data.table.features, data.table.labels
+    assert labels_N is not None
+    dtype = next((one.dtype for one in network.parameters()), torch.float32)
+
+    def predict(rows_B: Tensor) -> Tensor:
+        scores_BK: Tensor = network(features_N[rows_B].to(dtype))
+        return scores_BK
+
+    return scored_rows(
+        task_of(session.entered.own), predict, data.labelled_rows, labels_N=labels_N,
+        features_N=features_N,
+    )  # fmt: skip
+
+
+def _config_of(session: Session) -> Config:
+    config = session.entered.own.config
+    assert isinstance(config, Config)
+    return config
 
 
 def _defined(measure: Measure, scored: Scored) -> dict[str, float]:
     value = measure.of(scored)
     return {} if math.isnan(value) else {measure.name: value}
-
-
-def _ranges(trained: Scored) -> ScoreRanges | None:
-    """None of no rows, and of a training that diverged."""
-    told = len(trained.truth) and trained.finite
-    return ScoreRanges.of(trained.scores) if told else None
 
 
 def _require_two_classes(labels: TrainingLabels) -> None:
@@ -223,18 +195,6 @@ def _require_two_classes(labels: TrainingLabels) -> None:
             f"{held.table.name} has {len(held.classes)} classes"
             f"{'' if answered else f' and labels of {labelled}'}; leave it out"
         )
-
-
-# Writing a run folder: configuration, contract, versions, metrics, model, transcript, result.
-
-
-def _board(folder: Path, epoch: int) -> "SummaryWriter | None":
-    """Where curves go, from this epoch on; None without TensorBoard, an optional extra."""
-    if find_spec("tensorboard") is None:
-        return None
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(str(own_subfolder(folder)), purge_step=epoch)
 
 
 def versions(device: torch.device) -> dict[str, str]:
@@ -268,32 +228,6 @@ class RunWriter:
         self.folder, self._config, self._apart = folder, config, apart
         self._board: SummaryWriter | None = None
 
-    @classmethod
-    @contextmanager
-    def open(cls, path: Path | None, config: Config, *, resume: bool) -> Iterator[Self | None]:
-        """Hold the folder for one run; None where nothing is to be written.
-
-        Raises:
-            CheckpointError: nothing to resume from, a run lies there already, another
-                process runs there, or others may read what lies there.
-        """
-        if path is None:
-            if resume:
-                raise CheckpointError("a run without a folder has no checkpoint to resume from")
-            yield None
-            return
-        folder = RunFolder(path)
-        active = PartyFolder(folder.party(config.data.active_name))
-        if resume:
-            _refuse_nothing_to_resume(folder, active)
-        make_private(path)
-        with only_here(path):
-            remove_torn(path)
-            if not resume:
-                _clear(folder, active)
-            own_subfolder(folder.parties)
-            yield cls(folder, config)
-
     def begin(self, session: Session, contracts: Sequence[str], *, epoch: int) -> None:
         """Write what is known before training."""
         folder, config = self.folder, self._config
@@ -302,17 +236,17 @@ class RunWriter:
             folder.contract,
             {**signed(session.contract, session.signatures), "sessions": list(contracts)},
         )
-        folder.write_json(
-            folder.seeds,
-            {
-                "seed": config.seed,
-                "parties": config.party_seeds,
-                "noise": config.guard.noise,
-            },
-        )
+        seeds = {
+            "seed": config.seed, "parties": config.party_seeds, "noise": config.guard.noise,
+        }  # fmt: skip
+        folder.write_json(folder.seeds, seeds)
         folder.write_json(folder.versions, versions(find_device(config.train.device)))
         folder.keep_metrics(epoch)
-        self._board = _board(folder.tensorboard, epoch + 1)
+        if find_spec("tensorboard") is not None:  # an optional extra
+            from torch.utils.tensorboard import SummaryWriter
+
+            curves = own_subfolder(folder.tensorboard)
+            self._board = SummaryWriter(str(curves), purge_step=epoch + 1)
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Add one epoch to the metrics, and to the TensorBoard file if there is one."""
@@ -327,17 +261,11 @@ class RunWriter:
                 self._board.add_scalar(name, value, record["epoch"])
 
     def finish(
-        self,
-        session: Session,
-        *,
-        data: OwnData,
-        judged: Judged,
-        privacy: PrivacySpent,
-        guarantee: str,
-        seconds: float,
-    ) -> None:
-        """Write the results; `result.json` comes last and marks the run as finished."""
-        folder, transcript = self.folder, session.transcript
+        self, session: Session, data: OwnData, judged: Judged, *, privacy: PrivacySpent,
+        guarantee: str, seconds: float,
+    ) -> None:  # fmt: skip
+        """Write model, card and results; `result.json` comes last and marks the run as finished."""
+        folder, transcript, learner = self.folder, session.transcript, session.learner
         if self._board is not None:
             self._board.close()
         folder.write_json(folder.flows, [asdict(flow) for flow in transcript.flows])
@@ -357,14 +285,21 @@ class RunWriter:
             labelled_rows=len(data.labelled_rows),
             test_rows=len(data.test_rows),
             sum=session.secure_sum,
-            agreement=_agreement_in(session),
+            agreement={
+                passive: AgreementOf.model_validate(asdict(one))
+                for passive, one in learner.agreement.items()
+            },
             attendance=Attendance.model_validate(session.attendance()),
             guarantee=guarantee,
             apart=self._apart,
         )
         card = self._card(session, data, outcome, judged)
         keep_scored(folder, judged.said)
-        _save_model(folder, session.learner.solo(), card, self._config.model)
+        networks = learner.solo()
+        if networks is not None:
+            parts = nn.ModuleDict({"encoder": networks.encoder, "head": networks.head})
+            write_atomically(folder.model, save_tensors(parts.state_dict()))
+        folder.write_json(folder.card, {**card, "predicts_alone": networks is not None})
         write_outcome(folder, outcome)
 
     def _card(
@@ -373,6 +308,8 @@ class RunWriter:
         """What there is to know of the model."""
         privacy = outcome.privacy
         return {
+            "card_version": _CARD_VERSION,
+            "model": self._config.model.model_dump(mode="json"),
             "method": self._config.method.name,
             "run": self._config.name,
             "dataset": self._config.data.dataset,
@@ -394,64 +331,16 @@ class RunWriter:
             "contract": session.contract.digest.hex(),
         }  # fmt: skip
 
-    def cross_check(self, accountants: Mapping[str, float | str]) -> None:
-        """Write what other accountants say of epsilon_x; the run is finished already."""
-        if accountants:
-            self.folder.write_json(self.folder.accountants, dict(accountants))
-
     def keep(self, recording: Recording) -> None:
         """Write what only the experimenter holds, for attacks on the finished run."""
         folder, transcript = self.folder, msgpack.packb(recording.transcript.state_dict())
-        save_encoders(folder, recording.encoders)
+        if recording.encoders:
+            state: dict[str, Tensor] = {}
+            for name, encoder in recording.encoders.items():
+                state |= prefixed(name, encoder.state_dict())
+            write_atomically(folder.encoders, save_tensors(state), private=True)
         write_atomically(folder.alignment, save_tensors(recording.alignment), private=True)
         write_atomically(folder.transcript, transcript, private=True)
-
-
-def _refuse_nothing_to_resume(folder: RunFolder, active: PartyFolder) -> None:
-    led = RunFolder(active.path).result.exists()  # apart from the others, and not gathered yet
-    if active.steps.found() or (led and not folder.result.exists()):
-        return
-    if folder.result.exists():
-        raise CheckpointError(f"{folder.path} holds a finished run; there is nothing to resume")
-    raise no_checkpoint(active.path)
-
-
-def _clear(folder: RunFolder, active: PartyFolder) -> None:
-    """Make room for a new run; a run that trained has a checkpoint of the active, or a result."""
-    if active.steps.found():
-        raise CheckpointError(
-            f"{folder.path} holds a run already; resume it, or choose another folder"
-        )
-    if folder.result.exists():
-        raise CheckpointError(
-            f"{folder.path} holds a run already, which is finished; choose another folder"
-        )
-    found = folder.parties.iterdir() if folder.parties.is_dir() else ()
-    parties = [PartyFolder(party) for party in found if not party.is_symlink()]
-    for party in parties:
-        party.require_no_releases()
-    Steps(folder.path, "recording").clear()
-    for party in parties:
-        party.steps.clear()  # of a start that was broken off before training
-
-
-def _agreement_in(session: Session) -> dict[str, AgreementOf]:
-    """How far votes agree, where each passive's are read."""
-    agreement = session.learner.agreement
-    return {name: AgreementOf.model_validate(asdict(one)) for name, one in agreement.items()}
-
-
-def _save_model(
-    folder: RunFolder, networks: ActiveNetworks | None, card: dict[str, Any], model: ModelSettings
-) -> None:
-    """Write the parameters and the card; without networks, a card that says why."""
-    card = {"card_version": _CARD_VERSION, "model": model.model_dump(mode="json"), **card}
-    card["predicts_alone"] = networks is not None
-    if networks is not None:
-        state = nn.ModuleDict({"encoder": networks.encoder, "head": networks.head}).state_dict()
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
-        write_atomically(folder.model, save(tensors))
-    folder.write_json(folder.card, card)
 
 
 class PartyBackError(RunStoppedError):
@@ -469,8 +358,12 @@ class Watch:
     def __init__(self, writer: RunWriter | None, on_progress: Callable[[Progress], None]) -> None:
         self.writer, self.on_progress = writer, on_progress
 
-    def before_result(self) -> None:
-        """What is to be kept before the result is written."""
+    def begin(self, session: Session, state: PartyState | None) -> None:
+        """What is to be done before the course begins, at a state of the active or anew."""
+
+    def recording(self) -> Recording | None:
+        """What all parties sent, where somebody holds it."""
+        return None
 
     def returned(self, absent: Collection[str]) -> Collection[str]:
         """Those of the passives that a session goes on without who are back, at a checkpoint, so
@@ -485,7 +378,7 @@ class Course:
     Args:
         session: set up; labels: that it trains on.
         watch: of whoever plays the active.
-        state: of the active, where the session goes on from one.
+        state: the newest of the active, where the session goes on from one.
 
     Attributes:
         judged: the last evaluation; None before the first.
@@ -498,17 +391,25 @@ class Course:
     def __init__(
         self, session: Session, labels: TrainingLabels, watch: Watch, state: PartyState | None
     ) -> None:
-        _require_rows(session.learner)
-        config = session.entered.own.config
-        assert isinstance(config, Config)
-        self.session, self._config, self._labels = session, config, labels
+        state = gone_back(state, labels, session)
+        watch.begin(session, state)
+        rows, least = len(session.learner.training_rows), session.learner.smallest_batch
+        if rows < least:
+            raise ConfigError(
+                f"there are {rows} rows to train on, fewer than the smallest batch of {least}; the "
+                "intersection holds too few training rows"
+            )
+        self.session, self._config, self._labels = session, _config_of(session), labels
+        if self._config.threshold is not None:
+            _require_two_classes(labels)
         self._watch, self._writer = watch, watch.writer
         notes = state.notes if state else {}
         self._epoch, self._step = notes.get("epoch", 0), state.step if state else 0
         self._steps = self._of_epoch = 0
-        self._loss = 0.0
+        self._sum = 0.0
+        # Of the steps of this epoch; None under DP-SGD, whose noise does not cover it.
+        self._loss = None if self._config.dp_sgd else 0.0
         self._held_out: list[float] = list(notes.get("held_out", ()))
-        self._judge = Judge(config, session, labels)
         self.judged: Judged | None = None
         self._heard = False  # what the passives charged, since the last evaluation
         self._spent = self._shown()
@@ -533,24 +434,44 @@ class Course:
         if self.judged is None:
             await self._evaluate(final=True)
         if not self._heard and not self.session.helpers:
-            await self._save(links)  # what the passives charged comes with it
+            await self._save_others(links)  # what the passives charged comes with it
+            self._keep()
         assert self.judged is not None
         # First the result, then the end: until then everybody can go on.
         if self._writer:
-            self._watch.before_result()
+            if recording := self._watch.recording():
+                self._writer.keep(recording)
+            guarantee = guarantee_text(self._config, self.session, self._labels.mechanism)
             self._writer.finish(
-                self.session,
-                data=self._labels.held,
-                judged=self.judged,
-                privacy=self.privacy(),
-                guarantee=guarantee_text(self._config, self.session, self._labels.mechanism),
-                seconds=self.seconds,
-            )
+                self.session, self._labels.held, self.judged, privacy=self.privacy(),
+                guarantee=guarantee, seconds=self.seconds,
+            )  # fmt: skip
         self.session.entered.end()
         # Under restarts a dealer stays all along, in case that it is asked again.
         contract = self.session.contract
         dealers = contract.names("dealer") if contract.restarts else ()
         end_all(links, [*self.session.present, *dealers], self._step)
+
+    def result(self) -> RunResult:
+        """What the finished run gave, beside the figures of other accountants, which take seconds.
+
+        They come last: whatever becomes of them, the run is finished.
+        """
+        assert self.judged is not None
+        privacy = cross_checked(self.privacy(), self.session)
+        if self._writer and privacy.accountants:
+            folder = self._writer.folder
+            folder.write_json(folder.accountants, dict(privacy.accountants))
+        return RunResult(
+            method=self._config.method.name,
+            **self.judged.told,
+            wire_bytes=self.session.transcript.wire_bytes,
+            privacy=privacy,
+            contributions=self.session.contributed,
+            trained=self._labels.data(),
+            recorded=self._watch.recording(),
+            folder=self._writer.folder.path if self._writer else None,
+        )
 
     @property
     def next_step(self) -> int:
@@ -600,7 +521,7 @@ class Course:
         """See `Course`; a last batch that is too small is left out."""
         batches = batches_of(self.session.learner, self._config, epoch)
         self._steps = self._step + (self._config.train.epochs - epoch) * len(batches)
-        self._of_epoch, self._loss = 0, 0.0
+        self._of_epoch, self._sum, self._loss = 0, 0.0, None if self._config.dp_sgd else 0.0
         for rows_B in batches:
             yield self._step, rows_B
 
@@ -611,8 +532,10 @@ class Course:
         if loss is None:
             self._steps += 1
         else:
-            self._loss += loss
+            self._sum += loss
             self._of_epoch += 1
+            if not self._config.dp_sgd:
+                self._loss = self._sum / self._of_epoch
         self._tell(self._epoch + 1)
 
     async def finish_epoch(self) -> None:
@@ -648,13 +571,8 @@ class Course:
     async def _evaluate(self, *, final: bool) -> None:
         learner, links = self.session.learner, self.session.links
         said = await learner.evaluate(links, next_step=self._step, final=final)
-        self.judged = self._judge.judge(said, final=final)
+        self.judged = judge(self.session, self._labels, said, final=final)
         self._heard = False
-
-    async def _save(self, links: Links) -> None:
-        """Let all that help save what they are, then save what the active is."""
-        await self._save_others(links)
-        self._keep()
 
     async def _save_others(self, links: Links) -> None:
         """Let all that help save what they are, and hear what they charged."""
@@ -700,7 +618,7 @@ class Course:
         return {
             "epoch": self._epoch,
             "step": self._step,
-            "loss": self._mean_loss,
+            "loss": self._loss,
             # Of rows that nobody learns from; null without patience.
             "held_out_loss": self._held_out[-1] if self._held_out else None,
             "accuracy": self.judged.accuracy if evaluated and self.judged else None,
@@ -725,11 +643,6 @@ class Course:
         return max(
             self.session.contributed.values(), key=lambda one: float(one["epsilon"]), default=None
         )
-
-    @property
-    def _mean_loss(self) -> float | None:
-        """Of the steps of this epoch; None under DP-SGD, whose noise does not cover it."""
-        return None if self._config.dp_sgd else self._loss / max(1, self._of_epoch)
 
     def _warn_without_help(self) -> None:
         """Say it where training alone would pass for training with others."""
@@ -761,7 +674,7 @@ class Course:
                 epochs=self._config.train.epochs,
                 step=self._step,
                 steps=self._steps,
-                loss=self._mean_loss,
+                loss=self._loss,
                 accuracy=judged.accuracy.get(own) if judged else None,
                 measure=measure,
                 score=judged.measures.get(own, {}).get(measure) if judged else None,
@@ -779,16 +692,3 @@ class Course:
 def _first_least(values: Sequence[float]) -> int:
     """The place of the first of the least; -1 where there are none."""
     return values.index(min(values)) if values else -1
-
-
-def _require_rows(learner: Learner) -> None:
-    """Refuse to train on nothing.
-
-    Raises:
-        ConfigError: fewer rows than a batch needs.
-    """
-    if len(learner.training_rows) < learner.smallest_batch:
-        raise ConfigError(
-            f"there are {len(learner.training_rows)} rows to train on, fewer than the smallest "
-            f"batch of {learner.smallest_batch}; the intersection holds too few training rows"
-        )

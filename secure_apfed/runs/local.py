@@ -48,8 +48,8 @@ from secure_apfed.files import (
 )
 from secure_apfed.methods import METHODS, roles_of
 from secure_apfed.privacy import BudgetExhaustedError
-from secure_apfed.runs.course import RunWriter
-from secure_apfed.runs.folder import RunFolder, Steps
+from secure_apfed.runs.folder import PartyFolder, RunFolder, Steps
+from secure_apfed.runs.keeper import PartyEnd, config_digest
 from secure_apfed.runs.outcome import (
     Outcome,
     Privacy,
@@ -59,7 +59,6 @@ from secure_apfed.runs.outcome import (
     write_outcome,
 )
 from secure_apfed.runs.party import PartyFile, Peer, Tls
-from secure_apfed.runs.party_folder import PartyFolder, config_digest
 from secure_apfed.runs.spending import shown_figure
 
 __all__ = [
@@ -79,7 +78,7 @@ RELAY = "relay"  # the name in its certificate, and of its folder beside the par
 _LOOPBACK = "127.0.0.1"
 _PORTS = range(20_000, 32_000)
 _CA, _CERTIFICATE, _KEY = Path("ca.pem"), Path("certificate.pem"), Path("key.pem")
-_START_S, _LOOK_S = 60.0, 0.05
+_START_S = 60.0
 WAYS: Mapping[str, Way] = {"local": "tcp", "grpc": "grpc", "relay": "relay"}
 """By transport, how parties in processes of their own reach each other."""
 _LOOK_S = 0.05
@@ -87,18 +86,11 @@ _GRACE_S = 10.0
 _MOST_LINE = 2**20
 _MEET_S = 60.0  # at least: a process takes longer to start than to answer
 _PARTY, _TABLE, _LOG = "party.yaml", "table.safetensors", "log.txt"
-_NO_BASELINES = "--no-baselines"
 _OWN_FAULTS = (2, 3)  # exit codes of settings and data, which nobody else can mend
 _ERRORS: tuple[type[Exception], ...] = (
     BudgetExhaustedError, CheckpointError, ConfigError, DataError, IntersectionTooSmallError,
     LocalProtocolError, ModelError, RemoteProtocolError,
 )  # fmt: skip
-
-
-# How parties of a trial on this machine reach each other: addresses, certificates, a relay.
-#
-# Run by: the experimenter who prepares all parties' folders. The authority's key is used and thrown
-# away, so that nobody else gets a certificate of it.
 
 
 def free_addresses(count: int) -> list[str]:
@@ -119,6 +111,8 @@ def free_addresses(count: int) -> list[str]:
 
 def trial_ways(over: Way, folders: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
     """What the parties' files say of their links, by party; makes the certificates.
+
+    The authority's key is used and thrown away, so that nobody else gets a certificate of it.
 
     Args:
         over: how they reach each other.
@@ -209,40 +203,30 @@ def run_locally(
     """
     if folder is None:
         raise ConfigError("parties that run apart need a folder each; name a run folder")
-    with RunWriter.open(folder, config, resume=resume) as writer:
-        assert writer
-        led = RunFolder(writer.folder.party(config.data.active_name))
+    run = RunFolder(folder)
+    with run.opened(config, resume=resume):
+        led = PartyFolder(run.party(config.data.active_name))
         if resume:
-            _refuse_another_run(config, writer.folder)
+            _refuse_another_run(config, run)
         if not (resume and led.result.exists()):  # then what is left to do is to gather
             files = prepare_parties(
-                config, writer.folder.path, data=data, timeout_s=timeout_s, resume=resume, over=over
+                config, folder, data=data, timeout_s=timeout_s, resume=resume, over=over
             )
-            with relaying(files.values()):
-                asked = [*(["--resume"] if resume else []), *([] if baselines else [_NO_BASELINES])]
-                _play(config, led, files, asked, on_progress, on_status, timeout_s)
-        return _gather(config, writer.folder, led)
-
-
-def _play(
-    config: Config,
-    led: RunFolder,
-    files: Mapping[str, Path],
-    asked: Sequence[str],
-    on_progress: Callable[[Progress], None],
-    on_status: Callable[[Status], None],
-    timeout_s: float,
-) -> None:
-    """Start the parties and wait for them; where the active has a result, the others may fail."""
-    shown = _Shown(led, config, on_progress)
-    with _started(files, asked, on_status=on_status) as processes:
-        _wait(processes, config.data.active_name, led, shown, timeout_s)
-    failed = _failures(processes)
-    if failed is None:
-        return
-    if not led.result.exists():
-        raise failed
-    warnings.warn(f"the run is finished, but not at all parties:\n{failed}", stacklevel=3)
+            asked = [*(["--resume"] if resume else []), *([] if baselines else ["--no-baselines"])]
+            with (
+                relaying(files.values()),
+                _started(files, asked, on_status=on_status) as processes,
+            ):
+                shown = _Shown(led, config, on_progress)
+                _wait(processes, config.data.active_name, led, shown, timeout_s)
+            failed = _failures(processes)
+            if failed and not led.result.exists():
+                raise failed
+            if failed:
+                warnings.warn(
+                    f"the run is finished, but not at all parties:\n{failed}", stacklevel=2
+                )
+        return _gather(config, run, led)
 
 
 def _refuse_another_run(config: Config, run: RunFolder) -> None:
@@ -530,13 +514,13 @@ def _gather(config: Config, run: RunFolder, led: RunFolder) -> RunResult:
         source: Path = getattr(led, name)
         if source.exists():
             shutil.copyfile(source, getattr(run, name))
-    parties = [path for path in sorted(run.parties.iterdir()) if path.is_dir()]
-    folders = [PartyFolder(path) for path in parties if path != led.path]
-    ended = [one.read_end() for one in folders if one.ended.exists()]
+    parties = [PartyFolder(path) for path in sorted(run.parties.iterdir()) if path.is_dir()]
+    others = [one for one in parties if one.path != led.path]
+    ended = [read_json(one.ended, PartyEnd) for one in others if one.ended.exists()]
     flows: list[Any] = []
-    for path in parties:
-        if RunFolder(path).flows.exists():
-            flows += read_json(RunFolder(path).flows, list[Any])
+    for one in parties:
+        if one.flows.exists():
+            flows += read_json(one.flows, list[Any])
     run.write_json(run.flows, flows)
     alone = read_json(led.result, Outcome)
     # What each counted itself, where it ended; else what the active was told.

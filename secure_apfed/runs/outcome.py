@@ -1,6 +1,10 @@
-"""What a run tells: how far it is, and what it gave."""
+"""What a run tells: how far it is, and what it gave, in memory and as it was written.
 
-import copy
+Written by: whoever plays the active, and the launcher that gathers the results of parties that
+ran apart. Read by: everything that attacks, reports or compares runs. A folder may have been sent
+by somebody else, so only plain files of bounded size and of the types named here are read.
+"""
+
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -18,12 +22,12 @@ from secure_apfed.config import Config
 from secure_apfed.data import OwnData, VerticalData, load_data
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Transcript
-from secure_apfed.files import read_bytes, read_json, write_atomically
-from secure_apfed.learning.descent import prefixed, without_prefix
+from secure_apfed.files import read_bytes, read_json
+from secure_apfed.learning.descent import without_prefix
 from secure_apfed.measures import ACCURACY, Measure, find_measure
 from secure_apfed.methods import METHODS, Session
 from secure_apfed.privacy import PrivacySpent
-from secure_apfed.runs.folder import RunFolder, load_tensors, save_tensors
+from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.solo import load_model
 
 __all__ = [
@@ -38,23 +42,13 @@ __all__ = [
     "Recording",
     "RunResult",
     "Written",
-    "encoders_of",
-    "load_encoders",
     "load_recording",
     "measure_text",
     "no_recording",
     "read_outcome",
-    "save_encoders",
     "scores_of",
     "write_outcome",
 ]
-
-
-# What a run reached, as one typed record: `result.json`, written and read here.
-#
-# Written by: whoever plays the active, and the launcher that gathers the results of parties that
-# ran apart. Read by: everything that reports or compares runs. A folder may have been sent by
-# somebody else, so only plain files of bounded size and of the types named here are read.
 
 
 def _unbounded(value: Any) -> Any:
@@ -184,54 +178,9 @@ def read_outcome(folder: RunFolder) -> Outcome:
     return outcome.model_copy(update={"privacy": privacy})
 
 
-# The passives' encoders after training, for attacks by an adversary that is told a network.
-#
-# Kept by: the experimenter, who plays all parties; no real party holds another's network. In the
-# run folder they lie in a file that its owner alone can read.
-
-
-def encoders_of(session: Session) -> Mapping[str, nn.Module]:
-    """Copies on the CPU of the networks whose output passives send; empty where none do."""
-    return {name: copy.deepcopy(one).cpu().eval() for name, one in session.networks().items()}
-
-
-def save_encoders(folder: RunFolder, encoders: Mapping[str, nn.Module]) -> None:
-    """Write them, if there are any."""
-    if encoders:
-        state: dict[str, Tensor] = {}
-        for name, encoder in encoders.items():
-            state |= prefixed(name, encoder.state_dict())
-        write_atomically(folder.encoders, save_tensors(state), private=True)
-
-
-def load_encoders(folder: RunFolder, config: Config, data: VerticalData) -> Mapping[str, nn.Module]:
-    """Return what `save_encoders` wrote; empty where it wrote nothing.
-
-    Raises:
-        CheckpointError: other tensors than those of the run.
-    """
-    if not folder.encoders.exists():
-        return {}
-    try:
-        tensors = load(read_bytes(folder.encoders))
-        encoders = {}
-        for table in data.passives:
-            features = tuple(table.features.shape[1:])
-            encoder = METHODS[config.method.name].sent_network(config, table.name, features)
-            state = without_prefix(table.name, tensors)
-            encoder.to(next(iter(state.values())).dtype).load_state_dict(state)
-            encoders[table.name] = encoder.eval()
-    except (RuntimeError, StopIteration, safetensors.SafetensorError) as error:
-        raise CheckpointError(f"{folder.encoders} does not hold the encoders: {error}") from error
-    return encoders
-
-
-# What an experimenter holds after a run: everything, for attacks and reports. Not a party.
-
-
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """A finished run.
+    """What an experimenter holds after a run: everything, for attacks and reports. Not a party.
 
     Attributes:
         alignment: by party, positions in its own table; position k is the same person at
@@ -278,7 +227,7 @@ def load_recording(path: Path, *, data: VerticalData | None = None) -> Recording
         transcript.load_state_dict(
             msgpack.unpackb(read_bytes(folder.transcript), strict_map_key=False)
         )
-        alignment = load_tensors(read_bytes(folder.alignment))
+        alignment = load(read_bytes(folder.alignment))
     except (
         OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError
     ) as error:  # fmt: skip
@@ -293,8 +242,30 @@ def load_recording(path: Path, *, data: VerticalData | None = None) -> Recording
         alignment=alignment,
         transcript=transcript,
         model=load_model(path).network if folder.model.exists() else None,
-        encoders=load_encoders(folder, config, data),
+        encoders=_encoders_in(folder, config, data),
     )
+
+
+def _encoders_in(folder: RunFolder, config: Config, data: VerticalData) -> Mapping[str, nn.Module]:
+    """The passives' networks after training, which no real party holds; empty where none are kept.
+
+    Raises:
+        CheckpointError: other tensors than those of the run.
+    """
+    if not folder.encoders.exists():
+        return {}
+    try:
+        tensors = load(read_bytes(folder.encoders))
+        encoders = {}
+        for table in data.passives:
+            features = tuple(table.features.shape[1:])
+            encoder = METHODS[config.method.name].sent_network(config, table.name, features)
+            state = without_prefix(table.name, tensors)
+            encoder.to(next(iter(state.values())).dtype).load_state_dict(state)
+            encoders[table.name] = encoder.eval()
+    except (RuntimeError, StopIteration, safetensors.SafetensorError) as error:
+        raise CheckpointError(f"{folder.encoders} does not hold the encoders: {error}") from error
+    return encoders
 
 
 def no_recording(path: Path | None) -> CheckpointError:

@@ -7,6 +7,7 @@ what the others hold it learns from their messages, as the contract says, and no
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -14,7 +15,7 @@ from pydantic import AfterValidator, Field
 
 from apfed_protocols.errors import LocalProtocolError, PartyLeftError
 from apfed_protocols.identity import Identity
-from secure_apfed.audit_log import AuditLog
+from secure_apfed.audit_log import FILE_NAME, AuditLog
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config, load_settings_text, read_text
 from secure_apfed.contract import PartyRole
@@ -27,16 +28,15 @@ from secure_apfed.exchange.grpc_link import Port, dial, warn_of_plaintext
 from secure_apfed.exchange.linked import Linked
 from secure_apfed.exchange.relay import PARTNER_S, through
 from secure_apfed.exchange.resumable_link import Connection
-from secure_apfed.exchange.sealed_connection import Carrier, LocalEnd, prove
+from secure_apfed.exchange.sealed_connection import LocalEnd, prove
 from secure_apfed.exchange.sockets import Address, listen_at, parse_address
 from secure_apfed.methods import METHODS, Own, Session, assist, lead, new_session, roles_of
 from secure_apfed.names import Name, PartyName
 from secure_apfed.runs.course import Course, RunWriter, Watch
-from secure_apfed.runs.folder import RunFolder, no_checkpoint
+from secure_apfed.runs.folder import PartyFolder, RunFolder, no_checkpoint
+from secure_apfed.runs.keeper import PartyKeeper
 from secure_apfed.runs.outcome import Progress, RunResult
-from secure_apfed.runs.party_folder import PartyFolder, PartyKeeper
-from secure_apfed.runs.spending import cross_checked
-from secure_apfed.runs.training_labels import answered_labels, gone_back
+from secure_apfed.runs.training_labels import answered_labels
 from secure_apfed.seeds import undisturbed
 from secure_apfed.settings import Settings
 from secure_apfed.settings.transcript import TranscriptSettings
@@ -53,13 +53,6 @@ __all__ = [
     "joined",
     "play_party",
 ]
-
-_Connect = Callable[[], Connection]
-
-
-# The settings file of one party that runs apart from the others.
-#
-# Written by: each party for itself, or by `prepare_parties` for a trial on one machine.
 
 
 def _place(text: str) -> str:
@@ -111,7 +104,8 @@ class Tls(Settings):
 class PartyFile(Settings):
     """All that one party needs to take part, in one YAML file of its own.
 
-    Paths that are relative start at the file's folder.
+    Each party writes it for itself, or `prepare_parties` for a trial on one machine. Paths that are
+    relative start at the file's folder.
 
     Attributes:
         party: its name; active, passives: who is who.
@@ -164,19 +158,16 @@ class PartyFile(Settings):
         return told.model_copy(update={**paths, "tls": told.tls and told.tls.below(below)})
 
 
-# How one party reaches the others, by its own file: table `LINKS`.
-#
-# Run by: each party, once a session. "tcp" is for processes of one machine; "grpc" for machines of
-# several organisations, direct or through a relay that all dial. Inside a job of NVFlare's its site
-# connects instead (`contrib/nvflare_site.py`).
-
-
 Connect: TypeAlias = Callable[[PartyFile, Identity, Mapping[str, bytes]], Transport]
 """Connects a party to all others; see `connect`."""
 
 
 def connect(told: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> Transport:
-    """Connect to all others.
+    """Connect to all others, as the party's file says: by an entry of `LINKS`.
+
+    "tcp" is for processes of one machine; "grpc" for machines of several organisations, direct or
+    through a relay that all dial. Inside a job of NVFlare's its site connects instead
+    (`contrib/nvflare_site.py`).
 
     Args:
         told: the party's file.
@@ -206,35 +197,47 @@ def _over_tcp(told: PartyFile, identity: Identity, known: Mapping[str, bytes]) -
 
 
 def _over_grpc(told: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> Transport:
+    """Ways to peers that listen, or to all by a relay, and a door for those that dial."""
     credentials = _credentials(told)
-    peers = {name: key for name, key in known.items() if name != told.party}
     me = LocalEnd(
-        name=told.party, identity=identity, known=peers,
+        name=told.party, identity=identity,
+        known={name: key for name, key in known.items() if name != told.party},
         certificate=credentials.digest if credentials else "", revoked=lambda: _revoked_now(told),
     )  # fmt: skip
-    with ExitStack() as stack:
+
+    def proved(peer: str, address: Address, name: str | None) -> Connection:
+        connection = dial(address, credentials, name=name, proxy=told.proxy)
+        try:
+            if told.relay is not None:
+                through(connection, me, peer, wait_s=min(PARTNER_S, told.reconnect_s / 3))
+            return prove(connection, me, peer)[1]
+        except BaseException:
+            connection.close()
+            raise
+
+    def require(name: str, certificate: bytes) -> None:
+        if credentials and name in told.peers and not told.peers[name].behind_proxy:
+            require_caller(name, certificate, _revoked_now(told))
+
+    ways: dict[str, Callable[[], Connection]] = {}
+    awaited = []
+    for peer, one in told.peers.items():
         if told.relay is not None:
-            ways = _by_relay(told, me, credentials)
+            ways[peer] = partial(proved, peer, parse_address(told.relay), told.relay_name)
+        elif _dials(told, peer):
+            name = None if one.behind_proxy else peer
+            ways[peer] = partial(proved, peer, _address_of(told, peer), name)
         else:
-            ways = _direct(told, me, credentials, stack)
+            awaited.append(peer)
+    with ExitStack() as stack:
+        if awaited:
+            door = Door(me, tuple(awaited), require)
+            stack.callback(Port(_listen(told), credentials, door.welcome).close)
+            ways |= {peer: partial(door.connect, peer) for peer in awaited}
         return Linked.meet(
             told.party, ways, patience_s=told.reconnect_s, meet_s=told.meet_s,
             end=stack.pop_all().close,
         )  # fmt: skip
-
-
-def _direct(
-    told: PartyFile, me: LocalEnd, credentials: Credentials | None, stack: ExitStack
-) -> dict[str, _Connect]:
-    """Ways to peers that listen, and a door for those that dial."""
-    dialled = {name for name in told.peers if _dials(told, name)}
-    ways = {name: _dialler(told, me, name, credentials) for name in dialled}
-    awaited = tuple(name for name in told.peers if name not in dialled)
-    if awaited:
-        door = Door(me, awaited, _require_of(told) if credentials else lambda name, pem: None)
-        stack.callback(Port(_listen(told), credentials, door.welcome).close)
-        ways |= {name: _waiting(door, name) for name in awaited}
-    return ways
 
 
 def _dials(told: PartyFile, peer: str) -> bool:
@@ -252,66 +255,11 @@ def _dials(told: PartyFile, peer: str) -> bool:
     return there and (told.listen is None or peer < told.party)
 
 
-def _dialler(told: PartyFile, me: LocalEnd, peer: str, credentials: Credentials | None) -> _Connect:
-    address, name = _address_of(told, peer), None if told.peers[peer].behind_proxy else peer
-
-    def connect() -> Connection:
-        connection = dial(address, credentials, name=name, proxy=told.proxy)
-        return _proved(connection, me, peer)
-
-    return connect
-
-
-def _by_relay(
-    told: PartyFile, me: LocalEnd, credentials: Credentials | None
-) -> dict[str, _Connect]:
-    assert told.relay is not None
-    address = parse_address(told.relay)
-
-    def way(peer: str) -> _Connect:
-        def connect() -> Connection:
-            connection = dial(address, credentials, name=told.relay_name, proxy=told.proxy)
-            try:
-                through(connection, me, peer, wait_s=min(PARTNER_S, told.reconnect_s / 3))
-            except BaseException:
-                connection.close()
-                raise
-            return _proved(connection, me, peer)
-
-        return connect
-
-    return {peer: way(peer) for peer in told.peers}
-
-
-def _proved(connection: Carrier, me: LocalEnd, peer: str) -> Connection:
-    try:
-        return prove(connection, me, peer)[1]
-    except BaseException:
-        connection.close()
-        raise
-
-
-def _waiting(door: Door, peer: str) -> _Connect:
-    return lambda: door.connect(peer)
-
-
-def _require_of(told: PartyFile) -> Callable[[str, bytes], None]:
-    def require(name: str, certificate: bytes) -> None:
-        if name in told.peers and not told.peers[name].behind_proxy:
-            require_caller(name, certificate, _revoked_now(told))
-
-    return require
-
-
 def _inside_a_job(told: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> Transport:
     raise ConfigError(
         f"{told.party}: link: nvflare is for a job of NVFlare's, whose site starts the party: "
         "submit the job (docs/nvflare.md), or name another link"
     )
-
-
-def _revoked(told: PartyFile) -> frozenset[str]:
-    return read_revoked(told.tls.revoked if told.tls else None)
 
 
 def _revoked_now(told: PartyFile) -> frozenset[str]:
@@ -321,17 +269,17 @@ def _revoked_now(told: PartyFile) -> frozenset[str]:
         ConnectionError: it cannot be read.
     """
     try:
-        return _revoked(told)
+        return read_revoked(told.tls.revoked if told.tls else None)
     except ConfigError as error:
         raise ConnectionError(str(error)) from error
 
 
 def _credentials(told: PartyFile) -> Credentials | None:
     """What TLS needs; None on loopback where that was asked for by name."""
-    if told.tls is not None:
-        files = told.tls
+    if (files := told.tls) is not None:
+        revoked = read_revoked(files.revoked)
         return Credentials.load(
-            files.ca, files.certificate, files.key, name=told.party, revoked=_revoked(told)
+            files.ca, files.certificate, files.key, name=told.party, revoked=revoked
         )
     if not told.insecure_plaintext_on_loopback:
         raise ConfigError(
@@ -411,13 +359,9 @@ def play_party(
 
 
 def _play(
-    here: "Joined",
-    told: PartyFile,
-    on_progress: Callable[[Progress], None],
-    status: StatusKeeper,
-    *,
-    restarts: int,
-) -> RunResult | None:
+    here: "Joined", told: PartyFile, on_progress: Callable[[Progress], None],
+    status: StatusKeeper, *, restarts: int,
+) -> RunResult | None:  # fmt: skip
     """Play one session; `restarts`: how many more this party may begin by itself."""
     folder = RunFolder(told.folder)
     how: dict[str, Any] = {"timeout_s": told.timeout_s, "observer": status}
@@ -459,21 +403,25 @@ def joined(
     """Hold a party's folder, load its rows, and connect it to the others; see `play_party`."""
     status = status or StatusKeeper()
     config = load_config(told.config)
-    role = _role_of(told, config)
-    resume = resume or (config.rules.restarts > 0 and PartyFolder(told.folder).holds_steps)
+    rules, role = config.rules, _role_of(told, config)
+    resume = resume or (rules.restarts > 0 and PartyFolder(told.folder).holds_steps)
     with ExitStack() as stack:
         stack.callback(close_workers)
-        folder = stack.enter_context(PartyFolder.open(told.folder, resume=resume))
+        folder = PartyFolder(told.folder)
+        stack.enter_context(folder.held(resume=resume))
         if resume and role == "active" and not folder.holds_steps:
             raise no_checkpoint(folder.path)
         keeper = PartyKeeper(folder, told.party, config, data := _own_data(told, config, role))
         secrets = keeper.secrets
         known = {name: bytes.fromhex(peer.identity) for name, peer in told.peers.items()}
-        audit = AuditLog(folder.audit, told.party, secrets.identity, known, keeper.meter)
+        audit = AuditLog(folder.path / FILE_NAME, told.party, secrets.identity, known, keeper.meter)
         keeper.audit = stack.enter_context(audit)
         known[told.party] = secrets.identity.public
         status.begin(told.party, told.peers, keeper.meter)
-        transport = over(meet(_meeting(told, config), secrets.identity, known))
+        # With as much patience as the run has with who is started again.
+        meet_s = max(told.meet_s, (rules.patience_s or 0.0) if rules.restarts else 0.0)
+        met = meet(told.model_copy(update={"meet_s": meet_s}), secrets.identity, known)
+        transport = over(met)
         status.connected()
         transcript = Transcript(TranscriptSettings(keep="none"))  # payloads are a party's own
         yield Joined(
@@ -520,11 +468,7 @@ class _Alone(Watch):
 
 
 async def _active(
-    here: Joined,
-    folder: RunFolder,
-    on_progress: Callable[[Progress], None],
-    *,
-    restarts: int,
+    here: Joined, folder: RunFolder, on_progress: Callable[[Progress], None], *, restarts: int
 ) -> RunResult:
     """The active's whole script: what `assist` is for the others, with a course and a result."""
     own, links = here.own, here.links
@@ -534,30 +478,11 @@ async def _active(
     own = replace(own, held=labels.data())
     entered, learner = await lead(own, links, method, session=new_session())
     session = Session(entered, learner, links, here.transcript, headline=method.headline)
-    state = gone_back(state, labels, session, own.secrets)
     writer = RunWriter(folder, config, apart=True)
     watch = _Alone(writer, on_progress, here) if restarts else Watch(writer, on_progress)
     course = Course(session, labels, watch, state)
     await course.play()
-    privacy = cross_checked(course.privacy(), session)
-    writer.cross_check(privacy.accountants)
-    assert course.judged is not None
-    return RunResult(
-        method=config.method.name,
-        **course.judged.told,
-        wire_bytes=here.transcript.wire_bytes,
-        privacy=privacy,
-        contributions=session.contributed,
-        trained=labels.data(),
-        folder=folder.path,
-    )
-
-
-def _meeting(told: PartyFile, config: Config) -> PartyFile:
-    """With as much patience as the run has with who is started again."""
-    rules = config.rules
-    meet_s = max(told.meet_s, (rules.patience_s or 0.0) if rules.restarts else 0.0)
-    return told.model_copy(update={"meet_s": meet_s})
+    return course.result()
 
 
 def _role_of(told: PartyFile, config: Config) -> PartyRole:

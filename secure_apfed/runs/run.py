@@ -1,12 +1,16 @@
-"""One run, over whatever its parties are joined by."""
+"""One run, over whatever its parties are joined by; in memory one process plays all of them.
 
+Run by: the experimenter. Whatever happens, what was written is whole: see `folder` and `keeper`.
+"""
+
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ReferenceType, ref
 
 import msgpack
@@ -23,6 +27,7 @@ from secure_apfed.methods import (
     METHODS,
     PartyState,
     Secrets,
+    Session,
     Simulation,
     Start,
     fresh_secrets,
@@ -30,33 +35,22 @@ from secure_apfed.methods import (
 )
 from secure_apfed.methods.alignment import needs_dealer
 from secure_apfed.runs.course import Course, RunWriter, Watch
-from secure_apfed.runs.folder import Steps
+from secure_apfed.runs.folder import PartyFolder, RunFolder, Steps
+from secure_apfed.runs.keeper import PartyKeeper
 from secure_apfed.runs.local import WAYS, run_locally
-from secure_apfed.runs.outcome import Progress, Recording, RunResult, encoders_of
-from secure_apfed.runs.party_folder import PartyFolder, PartyKeeper
-from secure_apfed.runs.spending import cross_checked
-from secure_apfed.runs.training_labels import answered_labels, gone_back
+from secure_apfed.runs.outcome import Progress, Recording, RunResult
+from secure_apfed.runs.training_labels import answered_labels
 from secure_apfed.seeds import undisturbed
 from secure_apfed.settings import unknown_name
 from secure_apfed.workers import close_workers
 
-__all__ = ["TRANSPORTS", "PastAlignment", "Sharing", "aligned_once", "run", "run_in_memory"]
+__all__ = ["TRANSPORTS", "PastAlignment", "aligned_once", "run", "run_in_memory"]
 
 
-# One alignment for all runs on the same tables, as organisations have it that train often.
-#
-# Run by: the experimenter who plays many runs in one process, as a study does. The first run of
-# some data, seed and intersection aligns, by the protocol of its settings; those after it go on
-# from its rows, and count what it sent as theirs: each line of a table costs what it would cost
-# alone. Runs outside `aligned_once` share nothing, and no alignment leaves the process.
-
-
-@dataclass(frozen=True, eq=False)
-class PastAlignment:
-    """What an alignment left.
+class PastAlignment(NamedTuple):
+    """What an alignment left: rows by party and position, and what was sent for it.
 
     Attributes:
-        rows: by party and position; flows: what was sent for it.
         tables: those that were aligned, where somebody brought them; None: the run loaded them.
     """
 
@@ -76,58 +70,18 @@ _PAST: ContextVar[dict[str, PastAlignment] | None] = ContextVar("alignments", de
 
 @contextmanager
 def aligned_once(past: dict[str, PastAlignment]) -> Iterator[None]:
-    """Let runs in this block share alignments, those in `past` too, which new ones are added to."""
+    """Let runs in this block share alignments, those in `past` too, which new ones are added to.
+
+    One alignment for all runs on the same tables, as organisations have it that train often: the
+    first run of some data, seed and intersection aligns, by the protocol of its settings; those
+    after it go on from its rows, and count what it sent as theirs: each line of a table costs what
+    it would cost alone. Runs outside share nothing, and no alignment leaves the process.
+    """
     before = _PAST.set(past)
     try:
         yield
     finally:
         _PAST.reset(before)
-
-
-@dataclass(frozen=True, eq=False)
-class Sharing:
-    """One run, where runs share alignments.
-
-    Attributes:
-        config: of the run.
-        tables: what somebody brought, which must be the very same in each run; None: those that
-            the settings name.
-    """
-
-    config: Config
-    tables: VerticalData | None
-
-    def past(self) -> PastAlignment | None:
-        """What an earlier run on the same tables left, if runs share it and there was one."""
-        past = _PAST.get()
-        found = None if past is None else past.get(_settings(self.config))
-        return found if found is not None and found.is_of(self.tables) else None
-
-    def keep(self, session: Simulation) -> None:
-        """Let later runs share what this session aligned, where runs share alignments.
-
-        A dealer's messages are of more kinds than the alignment's, so that its runs share none.
-        """
-        past, config = _PAST.get(), self.config
-        aligns = config.method.aligns and bool(session.contract.passives)
-        if past is None or not aligns or needs_dealer(config.alignment):
-            return
-        flows = tuple(flow for flow in session.transcript.flows if flow.kind is Kind.ALIGNMENT)
-        tables = None if self.tables is None else ref(self.tables)
-        past[_settings(config)] = PastAlignment(dict(session.alignment), flows, tables)
-
-
-def _settings(config: Config) -> str:
-    """All that tables and intersection depend on."""
-    return f"{config.data.model_dump_json()} {config.alignment.model_dump_json()} {config.seed}"
-
-
-# One run from configuration to result, all parties in this process, over recorded links.
-#
-# Run by: the experimenter. Each party has its own keys, secrets and folder here, too, and is built
-# from its own data; the record of what they sent, with the sums that were opened and the passives'
-# networks, is the experimenter's, and exists only where one process plays all. Whatever happens,
-# what was written is whole: see `folder` and `checkpoint`.
 
 
 def run_in_memory(
@@ -139,88 +93,74 @@ def run_in_memory(
     on_progress: Callable[[Progress], None] = lambda progress: None,
     timeout_s: float = 60.0,
 ) -> RunResult:
-    """Train, evaluate and write one run; see `secure_apfed.run`.
+    """Train, evaluate and write one run, all parties in this process; see `run`.
 
-    `timeout_s` means nothing here: silence needs no clock where one process plays all.
+    Each party has its own keys, secrets and folder here, too, and is built from its own data; the
+    record of what they sent, with the sums that were opened and the passives' networks, is the
+    experimenter's. `timeout_s` means nothing: silence needs no clock where one process plays all.
     """
-    # A resumed run stands in the order of its own rows.
-    sharing = None if resume else Sharing(config, data)
+    given = data
     data = data or load_data(config.data, seed=config.seed)
     data.compare_ids(id_rules(config.alignment).text)
+    writer, secrets = None, dict[str, Secrets]()
     with ExitStack() as stack:
         stack.callback(close_workers)
-        writer = stack.enter_context(RunWriter.open(folder, config, resume=resume))
-        secrets = dict[str, Secrets]()
-        if writer:
-            secrets = _secrets(stack, writer.folder.parties, config, data, resume=resume)
-        return _play(config, data, writer, secrets, on_progress, sharing=sharing)
+        if folder is not None:
+            writer = RunWriter(RunFolder(folder), config)
+            stack.enter_context(writer.folder.opened(config, resume=resume))
+            secrets = _secrets(stack, writer.folder, config, data, resume=resume)
+        elif resume:
+            raise CheckpointError("a run without a folder has no checkpoint to resume from")
+        name = data.active.name
+        active, held = secrets.setdefault(name, fresh_secrets(config, name)), data.own(name)
+        assert held is not None
+        labels, state = answered_labels(config, held, active)
+        start = Start(config=config, data=data.with_own(labels.data()), secrets=secrets)
+        # A resumed run stands in the order of its own rows.
+        session = _simulation(start, tables=given, shares=not resume)
+        experimenter = _Experimenter(config, data, session, writer, on_progress)
+        course = Course(session, labels, experimenter, state)
+        session.play(course.play())
+        if experimenter.files:  # only a resumed run would need them
+            experimenter.files.clear()
+        return course.result()
 
 
 def _secrets(
-    stack: ExitStack, parties: Path, config: Config, data: VerticalData, *, resume: bool
+    stack: ExitStack, run: RunFolder, config: Config, data: VerticalData, *, resume: bool
 ) -> dict[str, Secrets]:
     """What each party brings from its own folder, which is held until the stack unwinds."""
     passives = [table.name for table in data.passives]
-    roles = roles_of(METHODS[config.method.name], config, data.active.name, passives)
     found = {}
-    for name in roles:
-        folder = stack.enter_context(PartyFolder.open(own_subfolder(parties / name), resume=resume))
+    for name in roles_of(METHODS[config.method.name], config, data.active.name, passives):
+        folder = PartyFolder(own_subfolder(run.parties / name))
+        stack.enter_context(folder.held(resume=resume))
         keeper = PartyKeeper(folder, name, config, data.own(name))
         found[name] = replace(keeper.secrets, sends_out=False)
     return found
 
 
-def _play(
-    config: Config,
-    data: VerticalData,
-    writer: RunWriter | None,
-    secrets: dict[str, Secrets],
-    on_progress: Callable[[Progress], None],
-    *,
-    sharing: Sharing | None,
-) -> RunResult:
-    """One session: from the start or the checkpoints to the result."""
-    name = data.active.name
-    active = secrets.setdefault(name, fresh_secrets(config, name))
-    held = data.own(name)
-    assert held is not None
-    labels, state = answered_labels(config, held, active)
-    session = _opened(config, data.with_own(labels.data()), secrets, sharing=sharing)
-    state = gone_back(state, labels, session, active)
-    experimenter = _Experimenter(config, data, session, writer, on_progress)
-    experimenter.record(active, state)
-    course = Course(session, labels, experimenter, state)
-    session.play(course.play())
-    experimenter.finish()
-    # Only now: whatever becomes of the other accountants, the run is finished.
-    privacy = cross_checked(course.privacy(), session)
-    judged = course.judged
-    assert judged is not None
-    if writer:
-        writer.cross_check(privacy.accountants)
-    return RunResult(
-        method=config.method.name,
-        **judged.told,
-        wire_bytes=session.transcript.wire_bytes,
-        privacy=privacy,
-        contributions=session.contributed,
-        trained=labels.data(),
-        recorded=experimenter.recording(),
-        folder=writer.folder.path if writer else None,
-    )
+def _simulation(start: Start, *, tables: VerticalData | None, shares: bool) -> Simulation:
+    """All parties, aligned as an earlier run on the same tables where runs share alignments.
 
-
-def _opened(
-    config: Config, data: VerticalData, secrets: dict[str, Secrets], *, sharing: Sharing | None
-) -> Simulation:
-    past = sharing.past() if sharing else None
-    alignment = past.rows if past else None
-    start = Start(config=config, data=data, secrets=secrets, alignment=alignment)
+    `tables` are what somebody brought, which must be the very same in each run; None: those that
+    the settings name.
+    """
+    config, past = start.config, _PAST.get() if shares else None
+    # All that tables and intersection depend on.
+    key = f"{config.data.model_dump_json()} {config.alignment.model_dump_json()} {config.seed}"
+    found = past.get(key) if past is not None else None
+    if found and found.is_of(tables):
+        session = Simulation(METHODS[config.method.name], replace(start, alignment=found.rows))
+        session.transcript.add(found.flows)
+        return session
     session = Simulation(METHODS[config.method.name], start)
-    if past:
-        session.transcript.add(past.flows)
-    elif sharing:
-        sharing.keep(session)
+    aligns = config.method.aligns and bool(session.contract.passives)
+    # A dealer's messages are of more kinds than the alignment's, so that its runs share none.
+    if past is not None and aligns and not needs_dealer(config.alignment):
+        flows = tuple(flow for flow in session.transcript.flows if flow.kind is Kind.ALIGNMENT)
+        brought = None if tables is None else ref(tables)
+        past[key] = PastAlignment(dict(session.alignment), flows, brought)
     return session
 
 
@@ -233,13 +173,13 @@ class _Experimenter(Watch):
     ) -> None:  # fmt: skip
         super().__init__(writer, on_progress)
         self._config, self._data, self._session = config, data, session
-        self._files = Steps(writer.folder.path, "recording") if writer else None
+        self.files = Steps(writer.folder.path, "recording") if writer else None
 
-    def record(self, active: Secrets, state: PartyState | None) -> None:
+    def begin(self, session: Session, state: PartyState | None) -> None:
         """Save the record before each checkpoint of the active; go on with that of this state."""
-        keeper, transcript, files = active.keeper, self._session.transcript, self._files
-        if files is None:
+        if (files := self.files) is None:
             return
+        keeper, transcript = session.entered.own.secrets.keeper, session.transcript
         assert isinstance(keeper, PartyKeeper)
         keeper.before_save = lambda step: files.write(step, msgpack.packb(transcript.state_dict()))
         if state:
@@ -260,18 +200,10 @@ class _Experimenter(Watch):
             alignment=session.alignment,
             transcript=session.transcript,
             model=predictor_of(session.learner.solo()),
-            encoders=encoders_of(session),
+            encoders={
+                name: copy.deepcopy(one).cpu().eval() for name, one in session.networks().items()
+            },
         )
-
-    def before_result(self) -> None:
-        """Write it, for attacks on the finished run."""
-        if self.writer:
-            self.writer.keep(self.recording())
-
-    def finish(self) -> None:
-        """Let go of what only a resumed run would need."""
-        if self._files:
-            self._files.clear()
 
 
 TRANSPORTS: Mapping[str, Callable[..., RunResult]] = {

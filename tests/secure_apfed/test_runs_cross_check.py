@@ -9,8 +9,7 @@ import torch
 
 from secure_apfed.privacy import ACCOUNTANTS, GaussianRelease, PrivacyLedger
 from secure_apfed.privacy.accountants import MAX_GRID_POINTS, NoFigureError, calibrate_sigma
-from secure_apfed.runs.folder import RunFolder
-from secure_apfed.runs.party_folder import resumable
+from secure_apfed.runs.folder import RunFolder, resumable
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
 from tests.secure_apfed.small_runs import small_config

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from secure_apfed.methods import METHODS, PartyState
-from secure_apfed.runs.party_folder import PartyKeeper
+from secure_apfed.runs.keeper import PartyKeeper
 from secure_apfed.runs.run import run
 from tests.secure_apfed.small_runs import small_config
 

@@ -26,9 +26,9 @@ from secure_apfed.errors import (
 from secure_apfed.exchange import Kind
 from secure_apfed.files import to_json
 from secure_apfed.privacy import BudgetExhaustedError
-from secure_apfed.runs.folder import RunFolder, read_sealed, write_sealed
+from secure_apfed.runs.folder import PartyFolder, RunFolder, read_sealed, write_sealed
+from secure_apfed.runs.keeper import config_digest
 from secure_apfed.runs.outcome import RunResult, load_recording
-from secure_apfed.runs.party_folder import PartyFolder, config_digest
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
 from tests.secure_apfed.small_runs import interrupted, small_config
@@ -349,7 +349,7 @@ def test_nothing_begins_anew_over_what_was_released(tmp_path: Path) -> None:
         pytest.raises(
             CheckpointError, match=r"answers-passive-1\.jsonl counts what left its party"
         ),
-        PartyFolder.open(folder / "parties" / "passive-1", resume=False),
+        PartyFolder(folder / "parties" / "passive-1").held(resume=False),
     ):
         pass
 
