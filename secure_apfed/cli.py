@@ -58,7 +58,7 @@ app = typer.Typer(
     name="secure-apfed", no_args_is_help=True, add_completion=False, rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     help="Vertical federated learning in which the active party predicts alone, with set "
-    "intersection, secure sums, guarded representations and measured finished.",
+    "intersection, secure sums, guarded representations and measured leakage.",
     epilog="Exit codes: 0 done, 1 doctor found something missing, 2 usage or configuration, "
     "3 data or files, 4 protocol or security, 5 privacy budget exhausted, 130 interrupted.",
 )  # fmt: skip

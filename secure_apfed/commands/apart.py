@@ -11,11 +11,11 @@ import threading
 import time
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from secure_apfed import terminal
+from secure_apfed import progress, terminal
 from secure_apfed.commands import AsJson, JsonEvents, finished
 from secure_apfed.errors import ApfedError, ConfigError
 from secure_apfed.privacy_rows import figure_title
@@ -23,9 +23,7 @@ from secure_apfed.privacy_rows import figure_title
 if TYPE_CHECKING:
     from cryptography import x509
 
-    from secure_apfed.audit_log import Direction, Summary
-    from secure_apfed.exchange.certificates import Credentials
-    from secure_apfed.exchange.sockets import Address
+    from secure_apfed.audit_log import Summary
 
 __all__ = [
     "Terminated",
@@ -79,7 +77,6 @@ def party(
 
     The active's process then measures, makes the report and tells the result, as `run` does.
     """
-    from secure_apfed import progress
     from secure_apfed.exchange import StatusKeeper
     from secure_apfed.runs.folder import RunFolder
     from secure_apfed.runs.party import play_party
@@ -91,8 +88,9 @@ def party(
     board = progress.Board(lambda: (status.status(),))
     with progress.showing(board, progress.shown_as(as_json=as_json, json_events=json_events)):
         result = play_party(
-            config, resume=resume, on_progress=board.tell_progress, on_restart=_tell, status=status
-        )
+            config, resume=resume, on_progress=board.tell_progress, status=status,
+            on_restart=lambda why: typer.echo(why, err=True),
+        )  # fmt: skip
     if result is None or result.folder is None:
         return  # it helped
     settings, quiet = RunFolder(result.folder).load_config(), as_json or json_events
@@ -109,11 +107,6 @@ class Terminated(ApfedError):  # noqa: N818 - it is no error
 def _interrupt(number: int, frame: FrameType | None) -> None:
     """End as an error does: the others are told, and what was written is whole."""
     raise Terminated("ended by SIGTERM")
-
-
-def _tell(why: str) -> None:
-    """Say on stderr, where logs are, why another session begins."""
-    typer.echo(why, err=True)
 
 
 def watch_stdin() -> None:
@@ -147,54 +140,36 @@ def relay(
     as_json: AsJson = False,
 ) -> None:
     """Forward sealed frames between parties that may only dial out, until it is ended."""
+    from secure_apfed.exchange.certificates import Credentials
+    from secure_apfed.exchange.grpc_link import warn_of_plaintext
     from secure_apfed.exchange.relay import Relay
     from secure_apfed.exchange.sockets import parse_address, spell_address
 
-    address = parse_address(listen)
-    credentials = _relay_credentials(
-        address, (ca, certificate, key), insecure_plaintext_on_loopback
-    )
+    address, credentials = parse_address(listen), None
+    if ca is not None and certificate is not None and key is not None:
+        credentials = Credentials.load(ca, certificate, key, name=None)
+    elif insecure_plaintext_on_loopback:
+        warn_of_plaintext(address[0])
+    else:
+        raise ConfigError("a relay needs --ca, --certificate and --key (see secure-apfed certs)")
+    try:
+        identities = None if allow is None else frozenset(map(bytes.fromhex, allow))
+    except ValueError as error:
+        raise ConfigError("--allow: an identity is 64 letters in hex") from error
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: ended.set())
     if end_with_stdin:
         threading.Thread(target=watch_stdin, daemon=True).start()
-    standing = Relay(address, credentials, None if allow is None else _identities(allow))
-    told = {"listens": spell_address((address[0], standing.port))}
+    standing = Relay(address, credentials, identities)
+    listens = spell_address((address[0], standing.port))
     if as_json:
-        terminal.print_json(told)
+        terminal.print_json({"listens": listens})
     else:
-        terminal.show_note(f"the relay listens at {told['listens']}; it ends with Ctrl-C")
+        terminal.show_note(f"the relay listens at {listens}; it ends with Ctrl-C")
     try:
         ended.wait()
     finally:
         standing.close()
-
-
-def _relay_credentials(
-    address: "Address", files: tuple[Path | None, Path | None, Path | None], insecure: bool
-) -> "Credentials | None":
-    """What TLS needs; None on loopback where that was asked for by name.
-
-    Raises:
-        ConfigError: files that are missing or do not fit.
-    """
-    from secure_apfed.exchange.certificates import Credentials
-    from secure_apfed.exchange.grpc_link import warn_of_plaintext
-
-    ca, certificate, key = files
-    if ca is not None and certificate is not None and key is not None:
-        return Credentials.load(ca, certificate, key, name=None)
-    if not insecure:
-        raise ConfigError("a relay needs --ca, --certificate and --key (see secure-apfed certs)")
-    warn_of_plaintext(address[0])
-    return None
-
-
-def _identities(allow: list[str]) -> frozenset[bytes]:
-    try:
-        return frozenset(bytes.fromhex(one) for one in allow)
-    except ValueError as error:
-        raise ConfigError("--allow: an identity is 64 letters in hex") from error
 
 
 @certs_app.command("ca")
@@ -249,7 +224,19 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Say whose certificates these are, until when, and how a list of revoked ones names them."""
-    described = [_describe(file, _load(file)) for file in files]
+    from secure_apfed.exchange.certificates import certificate_names, fingerprint
+
+    now = dt.datetime.now(dt.UTC)
+    described = [
+        {
+            "file": str(file), "names": ", ".join(certificate_names(one)),
+            "valid_until": f"{one.not_valid_after_utc:%Y-%m-%d}",
+            "days_left": (one.not_valid_after_utc - now).days,
+            "issuer": one.issuer.rfc4514_string(), "serial": f"{one.serial_number:x}",
+            "sha256": fingerprint(one),
+        }
+        for file, one in ((file, _load(file)) for file in files)
+    ]  # fmt: skip
     if as_json:
         terminal.print_json({"certificates": described})
         return
@@ -289,18 +276,6 @@ def revoke(
         terminal.print_json({"list": str(revoked), "revoked": told})
     else:
         terminal.show_note(f"{revoked} names {len(told)}: give it to all parties")
-
-
-def _describe(file: Path, one: "x509.Certificate") -> dict[str, Any]:
-    from secure_apfed.exchange.certificates import certificate_names, fingerprint
-
-    left = one.not_valid_after_utc - dt.datetime.now(dt.UTC)
-    return {
-        "file": str(file), "names": ", ".join(certificate_names(one)),
-        "valid_until": f"{one.not_valid_after_utc:%Y-%m-%d}", "days_left": left.days,
-        "issuer": one.issuer.rfc4514_string(), "serial": f"{one.serial_number:x}",
-        "sha256": fingerprint(one),
-    }  # fmt: skip
 
 
 def _load(file: Path) -> "x509.Certificate":
@@ -383,8 +358,13 @@ def compare(one: _Log, other: _Log, as_json: AsJson = False) -> None:
         ]  # fmt: skip
         columns = ("from", "to", "equal", "bytes", "sent, never received", "part")
         terminal.show_rows("Two logs of one link", columns, rows)
-        for direction in found.directions:
-            _show_parting(direction)
+        for way in found.directions:
+            if (at := way.parting) is not None:
+                where = "its end" if at.sent_line is None else f"line {at.sent_line}"
+                terminal.show_note(
+                    f"{way.sender} to {way.receiver}: {way.sender} logged at {where}: {at.sent}; "
+                    f"{way.receiver} logged at line {at.received_line}: {at.received}"
+                )
     if not found.agree:
         raise typer.Exit(_PARTED)
 
@@ -416,13 +396,3 @@ def _ending(summary: "Summary") -> str:
         f"{summary.unsigned:,} lines{torn} after the last signature of {summary.party}: there it "
         "may have been shortened or written anew"
     )
-
-
-def _show_parting(direction: "Direction") -> None:
-    at = direction.parting
-    if at is not None:
-        where = "its end" if at.sent_line is None else f"line {at.sent_line}"
-        terminal.show_note(
-            f"{direction.sender} to {direction.receiver}: {direction.sender} logged at {where}: "
-            f"{at.sent}; {direction.receiver} logged at line {at.received_line}: {at.received}"
-        )

@@ -4,7 +4,7 @@ Part of the composition root: `secure_apfed.cli` registers them, nothing else im
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -48,25 +48,42 @@ def plan(
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Forecast a run before anything is sent, or calibrate noise to epsilon, or both."""
+    from secure_apfed.planning import calibrate
+    from secure_apfed.planning.stored import load_sweeps, nearest, sentence
+
+    planned: dict[str, Any] = {}
     if config_file is None:
         if epsilon is None or overrides:
             raise typer.BadParameter("give CONFIG, or --epsilon without --set, or both")
-        calibrations = _calibrations(
-            epsilon, epochs or _EPOCHS, _DELTA if delta is None else delta, _CLIP
-        )
-        expected = _expected(epsilon)
-        planned: dict[str, Any] = {}
+        found = nearest(load_sweeps(), epsilon=epsilon, guards=_GUARDS)
+        calibrations = [
+            calibrate(
+                epsilon, epochs=epochs or _EPOCHS, delta=_DELTA if delta is None else delta,
+                clip=_CLIP, mechanism=mechanism,
+            ) for mechanism in _GUARDS
+        ]  # fmt: skip
     else:
         config = _config_of(
             config_file, overrides or (), epsilon=epsilon, epochs=epochs, delta=delta
         )
-        calibrations, expected, planned = _forecast(config, quiet=as_json, links=links)
-        planned["help"] = _help_of(config, planned)
+        planned = _forecast(config, quiet=as_json, links=links)
+        found = _losses_of(config, planned["epsilon_x"])
+        guard, calibrations = config.guard, []
+        if guard.epsilon is not None and _sends(config):
+            calibrations.append(calibrate(
+                guard.epsilon, epochs=config.train.epochs, delta=config.delta, clip=guard.clip,
+                mechanism=guard.mechanism,
+            ))  # fmt: skip
+    expected = [sentence(sweep, point) for sweep, point in found]
     if as_json:
         noise = [asdict(calibration) for calibration in calibrations]
         terminal.print_json({**planned, "calibration": noise, "expected": expected})
         return
-    _show_plan(calibrations, expected)
+    if calibrations:
+        _show_noise(calibrations)
+    typer.echo("\nExpected loss of accuracy, from stored sweeps:")
+    for loss in expected or ["no stored sweep fits; measure it with secure-apfed study sweep"]:
+        typer.echo(f"- {loss}")
     for line in planned.get("help", ()):
         typer.echo(f"\nHelp, from the nearest stored case: {line}")
 
@@ -94,95 +111,53 @@ def _config_of(
     return load_config(path, overrides=more) if more else config
 
 
-def _forecast(
-    config: "Config", *, quiet: bool, links: bool
-) -> tuple[list["Calibration"], list[str], dict[str, Any]]:
-    from secure_apfed.planning import calibrate
+def _forecast(config: "Config", *, quiet: bool, links: bool) -> dict[str, Any]:
+    """What a run would take, and what help was worth in the nearest stored case of its method."""
     from secure_apfed.planning.forecast import forecast
+    from secure_apfed.planning.stored import load_gains, nearest_gain
 
     planned = forecast(config)
     if not quiet:
         terminal.show_forecast(config.name, planned, links=links)
         for warning in planned.warnings:
             terminal.show_note(f"note: {warning}")
-    guard = config.guard
-    calibrations = []
-    sent = "representations are sent" in config.method.happens
-    if guard.epsilon is not None and sent:
-        calibrations.append(
-            calibrate(
-                guard.epsilon, epochs=config.train.epochs, delta=config.delta, clip=guard.clip,
-                mechanism=guard.mechanism,
-            )
-        )  # fmt: skip
-    return calibrations, _expected_of(config, planned.epsilon_x, sent=sent), asdict(planned)
+    labelled, rows = planned.labelled_rows, planned.teaching_rows
+    every = labelled >= _NEARLY_ALL * rows
+    gain = nearest_gain(config, load_gains(), labelled=math.inf if every else labelled)
+    here = f"Here {labelled:,} of {rows:,} training rows have a label"
+    return {**asdict(planned), "help": [] if gain is None else [f"{gain.sentence}. {here}"]}
 
 
-def _calibrations(epsilon: float, epochs: int, delta: float, clip: float) -> list["Calibration"]:
-    from secure_apfed.planning import calibrate
-
-    return [
-        calibrate(epsilon, epochs=epochs, delta=delta, clip=clip, mechanism=mechanism)
-        for mechanism in _GUARDS
-    ]
+def _sends(config: "Config") -> bool:
+    return "representations are sent" in config.method.happens
 
 
-def _expected(epsilon: float) -> list[str]:
-    """What every stored sweep says of this epsilon_x."""
-    from secure_apfed.planning.stored import load_sweeps, nearest, sentence
-
-    found = nearest(load_sweeps(), epsilon=epsilon, guards=_GUARDS)
-    return [sentence(sweep, point) for sweep, point in found]
-
-
-def _expected_of(config: "Config", epsilon_x: float, *, sent: bool) -> list[str]:
-    """What stored sweeps of the same data and method say; guard and label mechanism apart."""
-    from secure_apfed.planning.stored import load_sweeps, nearest, sentence
+def _losses_of(config: "Config", epsilon_x: float) -> list[tuple[Any, Any]]:
+    """Of stored sweeps of the same data and method; guard and label mechanism apart."""
+    from secure_apfed.planning.stored import load_sweeps, nearest
 
     sweeps, found = load_sweeps(), []
-    dataset, method = config.data.dataset, config.method.name
-    if config.guard.mechanism != "none" and sent:
-        found += nearest(
-            sweeps, epsilon=config.guard.epsilon or epsilon_x, dataset=dataset, method=method,
-            guards=(config.guard.mechanism,),
-        )  # fmt: skip
-    if config.labels.epsilon is not None:
-        found += nearest(
-            sweeps, epsilon=config.labels.epsilon, dataset=dataset, method=method,
-            labels=config.labels.mechanism,
-        )  # fmt: skip
-    return [sentence(sweep, point) for sweep, point in found]
+    same = {"dataset": config.data.dataset, "method": config.method.name}
+    guard, labels = config.guard, config.labels
+    if guard.mechanism != "none" and _sends(config):
+        epsilon = guard.epsilon or epsilon_x
+        found += nearest(sweeps, epsilon=epsilon, guards=(guard.mechanism,), **same)
+    if labels.epsilon is not None:
+        found += nearest(sweeps, epsilon=labels.epsilon, labels=labels.mechanism, **same)
+    return found
 
 
-def _help_of(config: "Config", planned: Mapping[str, Any]) -> list[str]:
-    """What help was worth in the nearest stored case of this method."""
-    from secure_apfed.planning.stored import load_gains, nearest_gain
-
-    labelled, rows = planned["labelled_rows"], planned["teaching_rows"]
-    every = labelled >= _NEARLY_ALL * rows
-    found = nearest_gain(config, load_gains(), labelled=math.inf if every else labelled)
-    if found is None:
-        return []
-    return [f"{found.sentence}. Here {labelled:,} of {rows:,} training rows have a label"]
-
-
-def _show_plan(calibrations: Sequence["Calibration"], expected: Sequence[str]) -> None:
+def _show_noise(calibrations: Sequence["Calibration"]) -> None:
     columns = ("guard", "releases of a row", "sigma", "sigma / (2C)", "clip C", "mu")
     rows = [
         (each.mechanism, f"{each.releases:,}", f"{each.sigma:.4g}",
          f"{each.noise_multiplier:.4g}", f"{each.clip:g}", f"{each.mu:.4g}")
         for each in calibrations
     ]  # fmt: skip
-    if calibrations:
-        first = calibrations[0]
-        title = f"\nNoise for epsilon_x {first.epsilon:g} at delta {first.delta:g}"
-        terminal.show_rows(f"{title}, {first.epochs:,} epochs", columns, rows)
-        typer.echo("Covers one row's releases with the encoder held fixed; no label.")
-    typer.echo("\nExpected loss of accuracy, from stored sweeps:")
-    for loss in expected:
-        typer.echo(f"- {loss}")
-    if not expected:
-        typer.echo("- no stored sweep fits; measure it with secure-apfed study sweep")
+    first = calibrations[0]
+    title = f"\nNoise for epsilon_x {first.epsilon:g} at delta {first.delta:g}"
+    terminal.show_rows(f"{title}, {first.epochs:,} epochs", columns, rows)
+    typer.echo("Covers one row's releases with the encoder held fixed; no label.")
 
 
 def check_encoder(

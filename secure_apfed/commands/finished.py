@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -18,12 +18,10 @@ from secure_apfed.commands import AsJson, Jobs, RunFolder
 
 if TYPE_CHECKING:
     from apfed_attacks.interface import AttackResult
-    from apfed_experiments.run_list import ListedRun
     from apfed_experiments.solo import SoloRecord
     from apfed_experiments.tradeoff import Board, TradeOff
     from secure_apfed.config import AttackChoice, Config
     from secure_apfed.runs.outcome import RunResult
-    from secure_apfed.runs.solo import Compared
 
 __all__ = [
     "Backend",
@@ -41,15 +39,36 @@ __all__ = [
 
 def tell(config: "Config", result: "RunResult", *, baselines: bool, quiet: bool) -> None:
     """Measure and write what belongs beside a finished run, and print all of it."""
+    from apfed_experiments.finish import mount_attacks
+
+    folder = result.folder
+    assert folder is not None
     solo = alone(config, result, quiet=quiet) if baselines else None
-    results, page = _finish(config, result, quiet=quiet)
+    if config.attacks and not quiet:
+        names = ", ".join(dict.fromkeys(choice.name for choice in config.attacks))
+        terminal.show_note(
+            f"mounting attacks: {names}" if result.recorded is not None else
+            "no attacks are mounted: each party ran in a process of its own, and nobody holds "
+            "what all of them sent; run it with --transport memory to measure leakage"
+        )  # fmt: skip
+    results = () if result.recorded is None else mount_attacks(folder)
+    page = report_if_possible(folder)
     if not quiet:
         _show_result(config, result, results, solo, page)
-    assert result.folder is not None
-    board = study_of_run(config, result.folder / "tradeoff", quiet=quiet)
+    board = study_of_run(config, folder / "tradeoff", quiet=quiet)
     if quiet:
-        points = None if board is None else board.as_json()
-        terminal.print_json({**_as_json(result, results, solo, page), "tradeoff": points})
+        terminal.print_json({
+            "method": result.method, "accuracy": dict(result.accuracy),
+            "measure": result.measure, "measures": {
+                name: dict(values) for name, values in result.measures.items()
+            }, "threshold": result.threshold, "undefined": result.undefined,
+            "wire_bytes": result.wire_bytes, "privacy": asdict(result.privacy),
+            "attacks": [attack.as_json() for attack in results],
+            "contributions": {name: dict(one) for name, one in result.contributions.items()},
+            "solo": None if solo is None else solo.model_dump(mode="json"),
+            "folder": folder, "report": page,
+            "tradeoff": None if board is None else board.as_json(),
+        })  # fmt: skip
 
 
 def alone(config: "Config", result: "RunResult", *, quiet: bool) -> "SoloRecord | None":
@@ -64,72 +83,26 @@ def alone(config: "Config", result: "RunResult", *, quiet: bool) -> "SoloRecord 
     return beside_run(config, result.folder, result.trained)
 
 
-def _finish(
-    config: "Config", result: "RunResult", *, quiet: bool
-) -> "tuple[tuple[AttackResult, ...], Path | None]":
-    """Mount the attacks and write the report; pictures need an extra, which may be absent."""
-    from apfed_experiments.finish import mount_attacks
-
-    folder = result.folder
-    assert folder is not None
-    if result.recorded is None:
-        if config.attacks and not quiet:
-            terminal.show_note(
-                "no attacks are mounted: each party ran in a process of its own, and nobody holds "
-                "what all of them sent; run it with --transport memory to measure leakage"
-            )
-        return (), report_if_possible(folder)
-    if config.attacks and not quiet:
-        names = ", ".join(dict.fromkeys(choice.name for choice in config.attacks))
-        terminal.show_note(f"mounting attacks: {names}")
-    return mount_attacks(folder), report_if_possible(folder)
-
-
-def _as_json(
-    result: "RunResult", results: "Sequence[AttackResult]", solo: "SoloRecord | None",
-    page: Path | None,
-) -> dict[str, Any]:  # fmt: skip
-    return {
-        "method": result.method, "accuracy": dict(result.accuracy),
-        "measure": result.measure, "measures": {
-            name: dict(values) for name, values in result.measures.items()
-        }, "threshold": result.threshold, "undefined": result.undefined,
-        "wire_bytes": result.wire_bytes, "privacy": asdict(result.privacy),
-        "attacks": [attack.as_json() for attack in results],
-        "contributions": {name: dict(one) for name, one in result.contributions.items()},
-        "solo": None if solo is None else solo.model_dump(mode="json"),
-        "folder": result.folder, "report": page,
-    }  # fmt: skip
-
-
-def _reached(result: "RunResult") -> list[tuple[str, str]]:
-    from secure_apfed.measures import ACCURACY, MEASURES
-    from secure_apfed.runs.outcome import measure_text
-
-    measure = MEASURES[result.measure]
-    rows = [
-        (f"accuracy, {name}", f"{100 * value:.2f} %")
-        for name, value in result.accuracy.items() if not math.isnan(value)
-    ]  # fmt: skip
-    told = [
-        (f"{measure.title}, {name}", measure_text(measure, name, value, result.undefined))
-        for name, value in result.scores.items() if measure is not ACCURACY or math.isnan(value)
-    ]  # fmt: skip
-    rows = [*told, *rows]
-    if result.threshold is not None:
-        rows.append(("threshold of the second class", f"{result.threshold:.3f}"))
-    return rows
-
-
 def _show_result(
     config: "Config", result: "RunResult", results: "Sequence[AttackResult]",
     solo: "SoloRecord | None", page: Path | None,
 ) -> None:  # fmt: skip
     from apfed_attacks.run import headlines
+    from secure_apfed.measures import ACCURACY, MEASURES
     from secure_apfed.privacy_rows import cross_check_rows, figure_title, privacy_rows, told
-    from secure_apfed.runs.spending import figure_of
+    from secure_apfed.runs.outcome import measure_text
 
-    rows = _reached(result)
+    measure = MEASURES[result.measure]
+    rows = [
+        (f"{measure.title}, {name}", measure_text(measure, name, value, result.undefined))
+        for name, value in result.scores.items() if measure is not ACCURACY or math.isnan(value)
+    ]  # fmt: skip
+    rows += [
+        (f"accuracy, {name}", f"{100 * value:.2f} %")
+        for name, value in result.accuracy.items() if not math.isnan(value)
+    ]  # fmt: skip
+    if result.threshold is not None:
+        rows.append(("threshold of the second class", f"{result.threshold:.3f}"))
     if solo is not None:
         alone = solo.best
         rows += [
@@ -137,7 +110,7 @@ def _show_result(
             ("help", solo.sentence(next(iter(result.scores.values())))),
         ]
     rows.append(("sent", f"{result.wire_bytes / 1e6:.1f} MB"))
-    figure = figure_of(config)
+    figure = config.method.figure
     rows += privacy_rows(result.privacy, figure=figure, counted=bool(result.contributions))
     rows += cross_check_rows(result.privacy) if figure == "epsilon_x" else []
     rows += [
@@ -344,37 +317,29 @@ def runs(
     as_json: AsJson = False,
 ) -> None:
     """List run folders, the newest first: method, data, gain, epsilon, worst attacks, date."""
-    from apfed_experiments.run_list import list_runs
+    from apfed_experiments.run_list import HEADER, list_runs
 
     found = list_runs(folder)
-    page = None if html is None else _write_list(html, folder, found)
+    page = None
+    if html is not None:
+        from apfed_experiments.report.runs_page import write_runs_page
+
+        page = write_runs_page(found, html, title=f"Runs below {folder}")
     if as_json:
         rows = [run.as_json() for run in found]
         terminal.print_json({"folder": folder, "runs": rows, "page": page})
         return
-    _show_runs(folder, found)
+    if found:
+        terminal.show_rows(f"Runs below {folder}", HEADER, [run.cells() for run in found])
+        terminal.show_note(
+            "The gain of one run shows no help, only several seeds do (secure-apfed run CONFIG "
+            "--seeds 5). The worst of several attacks is above 0 by chance alone; where none was "
+            "mounted, nothing is known."
+        )
+    else:
+        terminal.show_note(f"{folder}: no run folder lies below it; secure-apfed run makes one")
     if page is not None:
         typer.echo(page)
-
-
-def _write_list(html: Path, folder: Path, found: "list[ListedRun]") -> Path:
-    from apfed_experiments.report.runs_page import write_runs_page
-
-    return write_runs_page(found, html, title=f"Runs below {folder}")
-
-
-def _show_runs(folder: Path, found: "list[ListedRun]") -> None:
-    from apfed_experiments.run_list import HEADER
-
-    if not found:
-        terminal.show_note(f"{folder}: no run folder lies below it; secure-apfed run makes one")
-        return
-    terminal.show_rows(f"Runs below {folder}", HEADER, [run.cells() for run in found])
-    terminal.show_note(
-        "The gain of one run shows no help, only several seeds do (secure-apfed run "
-        "CONFIG --seeds 5). The worst of several attacks is "
-        "above 0 by chance alone; where none was mounted, nothing is known."
-    )
 
 
 def predict(
@@ -407,23 +372,20 @@ def predict(
             for row in predictions.cells()
         ]
         terminal.show_rows("Predictions", predictions.columns(), rows)
-    if not as_json:
-        _show_differences(compared)
-
-
-def _show_differences(compared: "Compared") -> None:
+    if as_json:
+        return
     for column in compared.drift:
         if column.notable:
             terminal.show_note(f"column {column.name!r}: {column.notable}")
-    if compared.stability is None and compared.stability_needs:
-        terminal.show_note(
-            f"no score stability index: of {compared.rows} rows it would be high by chance, of "
-            f"{compared.stability_needs} or more it says something"
-        )
     if compared.stability is not None:
         terminal.show_note(
             f"score stability index against the training rows: {compared.stability:.3f} (below "
             "0.1: alike; above 0.25: these rows are scored otherwise)"
+        )
+    elif compared.stability_needs:
+        terminal.show_note(
+            f"no score stability index: of {compared.rows} rows it would be high by chance, of "
+            f"{compared.stability_needs} or more it says something"
         )
 
 

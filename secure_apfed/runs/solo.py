@@ -1,7 +1,8 @@
 """The model that the active keeps: predicts from its own features with no other party present.
 
-Two files: parameters as safetensors, and a JSON card that says what they are, how
-features are encoded, and what the run promised about privacy.
+Two files: parameters as safetensors, and a JSON card that says what they are, how features are
+encoded, and what the run promised about privacy. A table is read, predicted and written some rows
+at a time, so that it may be larger than memory; nothing is sent to anybody.
 """
 
 import itertools
@@ -10,7 +11,7 @@ import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,6 +25,7 @@ from safetensors.torch import load
 from torch import Tensor, nn
 
 from secure_apfed.data import ColumnEncoding, FeatureEncoding, TargetScale, load_blocks
+from secure_apfed.data.column_encoding import CellCounts
 from secure_apfed.data.drift import ColumnDrift, DriftMeter, Extremes
 from secure_apfed.errors import DataError, ModelError
 from secure_apfed.files import read_bytes, read_json, to_csv
@@ -107,6 +109,18 @@ class SoloModel:
         scores_NK: Tensor = self.network(features.to(dtype))
         return self.task.told(scores_NK, features)
 
+    def read(self, frame: pd.DataFrame) -> Tensor:
+        """What the task tells of raw rows, in float64; further columns are ignored.
+
+        Raises:
+            DataError: a column of training is missing, or its cells do not fit.
+        """
+        assert isinstance(self.encoding, ColumnEncoding)
+        counts = CellCounts()
+        features = self.encoding.encode(frame, counts=counts)
+        counts.warn(source="the input")
+        return self.predict(features).double()
+
 
 @undisturbed()
 def load_model(path: Path) -> SoloModel:
@@ -177,84 +191,60 @@ def _network(parts: _Parts, tensors: Mapping[str, Tensor], outputs: int) -> nn.M
     return nn.Sequential(encoder, head).eval()
 
 
-# Files of predictions, written some rows at a time: CSV, Parquet or a JSON list of objects.
-#
-# In CSV a text that a spreadsheet would take for a formula stands behind an apostrophe. A file
-# takes its name when it is complete; before it has another name beside it, and a failure leaves
-# none.
-
-
-class _Rows(ABC):
-    """A file of rows, open."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._begun = path, False
-
-    def add(self, frame: pd.DataFrame) -> None:
-        """Write these rows behind the others."""
-        self._add(frame, first=not self._begun)
-        self._begun = True
-
-    @abstractmethod
-    def _add(self, frame: pd.DataFrame, *, first: bool) -> None: ...
-
-    def end(self) -> None:  # noqa: B027 (most need nothing)
-        """Write what ends the file; nothing follows."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Let go of the file, ended or not."""
-
-
-class _Text(_Rows):
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._file = path.open("w", encoding="utf-8", newline="")
-
-    def close(self) -> None:
-        self._file.close()
-
-
-class _Csv(_Text):
-    def _add(self, frame: pd.DataFrame, *, first: bool) -> None:
-        self._file.write(to_csv(frame, header=first))
-
-
-class _Json(_Text):
-    def _add(self, frame: pd.DataFrame, *, first: bool) -> None:
-        # pandas' own JSON rounds; every digit counts, and what is not finite is null
-        finite = frame.replace([math.inf, -math.inf], math.nan).astype(object)
-        rows = finite.where(finite.notna(), None).to_dict("records")
-        text = json.dumps(rows, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
-        self._file.write(("[" if first else ",") + text[1:-1])
-
-    def end(self) -> None:
-        self._file.write("]" if self._begun else "[]")
-
-
-class _Parquet(_Rows):
-    _writer: Any = None
-
-    def _add(self, frame: pd.DataFrame, *, first: bool) -> None:
-        import pyarrow as pa
-        from pyarrow.parquet import ParquetWriter
-
-        table = pa.Table.from_pandas(frame, preserve_index=False)
-        if first:
-            self._writer = ParquetWriter(self._path, table.schema)
-        self._writer.write_table(table)
-
-    def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-
-
-_KINDS: dict[str, type[_Rows]] = {".csv": _Csv, ".parquet": _Parquet, ".json": _Json}
+_Write = Callable[[pd.DataFrame], None]
 
 
 @contextmanager
-def row_writer(path: Path) -> Iterator[Callable[[pd.DataFrame], None]]:
-    """Take frames of the same columns one after the other.
+def _csv_rows(path: Path) -> Iterator[_Write]:
+    with path.open("w", encoding="utf-8", newline="") as file:
+
+        def write(frame: pd.DataFrame) -> None:
+            file.write(to_csv(frame, header=not file.tell()))
+
+        yield write
+
+
+@contextmanager
+def _json_rows(path: Path) -> Iterator[_Write]:
+    with path.open("w", encoding="utf-8", newline="") as file:
+
+        def write(frame: pd.DataFrame) -> None:
+            # pandas' own JSON rounds; every digit counts, and what is not finite is null
+            finite = frame.replace([math.inf, -math.inf], math.nan).astype(object)
+            rows = finite.where(finite.notna(), None).to_dict("records")
+            text = json.dumps(rows, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+            file.write(("," if file.tell() else "[") + text[1:-1])
+
+        yield write
+        file.write("]" if file.tell() else "[]")
+
+
+@contextmanager
+def _parquet_rows(path: Path) -> Iterator[_Write]:
+    import pyarrow as pa
+    from pyarrow.parquet import ParquetWriter
+
+    with ExitStack() as stack:
+        opened: list[Any] = []
+
+        def write(frame: pd.DataFrame) -> None:
+            table = pa.Table.from_pandas(frame, preserve_index=False)
+            if not opened:
+                opened.append(stack.enter_context(ParquetWriter(path, table.schema)))
+            opened[0].write_table(table)
+
+        yield write
+
+
+_KINDS = {".csv": _csv_rows, ".parquet": _parquet_rows, ".json": _json_rows}
+
+
+@contextmanager
+def row_writer(path: Path) -> Iterator[_Write]:
+    """Take frames of the same columns one after the other: CSV, Parquet or a JSON list of objects.
+
+    In CSV a text that a spreadsheet would take for a formula stands behind an apostrophe. The file
+    takes its name when it is complete; before it has another beside it, and a failure leaves none.
 
     Raises:
         DataError: the file's name ends in nothing that can be written, or it cannot be.
@@ -264,9 +254,8 @@ def row_writer(path: Path) -> Iterator[Callable[[pd.DataFrame], None]]:
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with closing(_KINDS[path.suffix](partial)) as rows:
-            yield rows.add
-            rows.end()
+        with _KINDS[path.suffix](partial) as write:
+            yield write
         partial.chmod(0o600)  # what is said of people is their owner's
         partial.replace(path)
     except OSError as error:
@@ -274,12 +263,6 @@ def row_writer(path: Path) -> Iterator[Callable[[pd.DataFrame], None]]:
     finally:
         with suppress(OSError):
             partial.unlink()
-
-
-# Solo inference: the active's saved model and a file of its own rows, no other party.
-#
-# Run by: the active, long after training; nothing is sent to anybody. A table is read, predicted
-# and written some rows at a time, so that it may be larger than memory.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -337,7 +320,7 @@ class Predicted(ABC):
         return pd.DataFrame(list(self.cells()), columns=list(self.columns()))
 
     def write(self, path: Path) -> None:
-        """Write them, see `predicted_files`.
+        """Write them, see `row_writer`.
 
         Raises:
             DataError: the file's name ends in nothing that can be written.
