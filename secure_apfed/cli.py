@@ -34,7 +34,6 @@ from secure_apfed.errors import ApfedError
 
 if TYPE_CHECKING:
     from secure_apfed.config import Config
-    from secure_apfed.progress import Shown
     from secure_apfed.runs.outcome import RunResult
 
 __all__ = ["app", "execute", "main"]
@@ -125,20 +124,20 @@ def run(
         if transport is not TransportName.memory or resume or json_events:
             raise typer.BadParameter(
                 "--seeds runs in memory, goes on where it was stopped, and prints with --json "
-                "alone; "
-                "leave out --transport, --resume and --json-events"
+                "alone; leave out --transport, --resume and --json-events"
             )
         _run_seeds(config, folder, seeds, jobs, baselines=baselines, as_json=as_json)
         return
     if json_events and transport is TransportName.memory:
         raise typer.BadParameter("--json-events tells of parties that run apart; use --json here")
     quiet = as_json or json_events
-    shown = progress.shown_as(as_json=as_json, json_events=json_events)
-    how: dict[str, Any] = {"transport": transport.value, "timeout_s": timeout}
+    how: dict[str, Any] = {
+        "resume": resume, "transport": transport.value, "timeout_s": timeout,
+    }  # fmt: skip
     if transport is not TransportName.memory:
         how["baselines"] = baselines  # the active's own process measures them
     with fits_kept_meanwhile():
-        result = _train(config, folder, resume=resume, shown=shown, how=how)
+        result = _train(config, folder, how, as_json=as_json, json_events=json_events)
         finished.tell(config, result, baselines=baselines, quiet=quiet)
 
 
@@ -199,18 +198,18 @@ def _check_what_follows(config: "Config", folder: Path) -> None:
 
 
 def _train(
-    config: "Config", folder: Path, *, resume: bool, shown: "Shown", how: "dict[str, Any]"
+    config: "Config", folder: Path, how: dict[str, Any], *, as_json: bool, json_events: bool
 ) -> "RunResult":
     from secure_apfed.runs.run import run
 
     try:
         if how["transport"] == "memory":
-            quiet = shown is progress.Shown.NOT_AT_ALL
-            with progress.watching(config.name, quiet=quiet) as on_progress:
-                return run(config, folder, resume=resume, on_progress=on_progress, **how)
-        with progress.showing(progress.Board(), shown) as board:
+            with progress.watching(config.name, quiet=as_json) as on_progress:
+                return run(config, folder, on_progress=on_progress, **how)
+        board = progress.Board()
+        with progress.showing(board, as_json=as_json, json_events=json_events):
             how = {**how, "on_progress": board.tell_progress, "on_status": board.tell}
-            return run(config, folder, resume=resume, **how)
+            return run(config, folder, **how)
     except KeyboardInterrupt:
         # The folder's config is complete, whatever --set changed in the file.
         again = f"secure-apfed run {folder / 'config.yaml'} --output {folder} --resume"
@@ -353,15 +352,11 @@ def execute(arguments: Sequence[str]) -> int:
             failure = terminal.Failure(
                 code=2, title="Usage", kind="UsageError", message=error.format_message()
             )
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, _InterruptedRun) as stop:
             failure = terminal.Failure(
                 code=terminal.INTERRUPTED, title="Stopped", kind="Interrupted",
-                message="interrupted",
+                message=str(stop) or "interrupted",
             )  # fmt: skip
-        except _InterruptedRun as stop:
-            failure = terminal.Failure(
-                code=terminal.INTERRUPTED, title="Stopped", kind="Interrupted", message=str(stop)
-            )
         except ModuleNotFoundError as error:
             if error.name not in terminal.RESEARCH_MODULES:
                 raise

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
@@ -32,12 +31,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Board",
-    "Shown",
     "counting",
     "downloading",
     "figures",
     "showing",
-    "shown_as",
     "watching",
 ]
 
@@ -130,21 +127,6 @@ def _progress_of(progress: "Progress") -> str:
     return f"epoch {progress.epoch}/{progress.epochs}  {figures(progress)}"
 
 
-class Shown(Enum):
-    """How a run is shown."""
-
-    TO_PEOPLE = "to people"
-    AS_EVENTS = "as events"
-    NOT_AT_ALL = "not at all"
-
-
-def shown_as(*, as_json: bool, json_events: bool) -> Shown:
-    """How a command shows a run whose options these are."""
-    if json_events:
-        return Shown.AS_EVENTS
-    return Shown.NOT_AT_ALL if as_json else Shown.TO_PEOPLE
-
-
 class Board:
     """What is shown: the parties' states, and how far the active's training is.
 
@@ -174,14 +156,19 @@ class Board:
 
 
 @contextmanager
-def showing(board: Board, how: Shown, *, console: Console | None = None) -> Iterator[Board]:
-    """Show the board while the block runs, and once more when it ends."""
+def showing(
+    board: Board, *, as_json: bool = False, json_events: bool = False,
+    console: Console | None = None,
+) -> Iterator[Board]:  # fmt: skip
+    """Show the board while the block runs, and once more when it ends: not at all with `as_json`,
+    as events with `json_events`, else to people.
+    """
     console = console or Console(stderr=True)
-    if how is Shown.NOT_AT_ALL:
-        yield board
-    elif how is Shown.AS_EVENTS:
+    if json_events:
         with _ticking(_Events(board).tick):
             yield board
+    elif as_json:
+        yield board
     elif console.is_terminal:
         drawn = Live(
             console=console, get_renderable=lambda: _panel(board), refresh_per_second=_DRAWN_PER_S

@@ -86,7 +86,7 @@ def party(
         threading.Thread(target=watch_stdin, daemon=True).start()
     status = StatusKeeper()
     board = progress.Board(lambda: (status.status(),))
-    with progress.showing(board, progress.shown_as(as_json=as_json, json_events=json_events)):
+    with progress.showing(board, as_json=as_json, json_events=json_events):
         result = play_party(
             config, resume=resume, on_progress=board.tell_progress, status=status,
             on_restart=lambda why: typer.echo(why, err=True),
