@@ -16,61 +16,24 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from secure_apfed import progress as progress_bars
-from secure_apfed import terminal
+from secure_apfed import progress, terminal
 from secure_apfed.commands import (
     AsJson,
+    ConfigFile,
     JsonEvents,
     Overrides,
     RunFolder,
+    apart,
+    before,
     bench,
     finished,
+    research,
     study,
-)
-from secure_apfed.commands import (
-    apart as audit_log,
-)
-from secure_apfed.commands import (
-    apart as certs,
-)
-from secure_apfed.commands import (
-    apart as party,
-)
-from secure_apfed.commands import (
-    apart as relay,
-)
-from secure_apfed.commands import (
-    before as encoder,
-)
-from secure_apfed.commands import (
-    before as ids,
-)
-from secure_apfed.commands import (
-    before as plan,
-)
-from secure_apfed.commands import (
-    finished as leakage,
-)
-from secure_apfed.commands import (
-    finished as listing,
-)
-from secure_apfed.commands import (
-    finished as model,
-)
-from secure_apfed.commands import (
-    research as contributions,
-)
-from secure_apfed.commands import (
-    research as search,
-)
-from secure_apfed.commands import (
-    research as table,
 )
 from secure_apfed.errors import ApfedError
 
 if TYPE_CHECKING:
     from secure_apfed.config import Config
-    from secure_apfed.progress import Shown
     from secure_apfed.runs.outcome import RunResult
 
 __all__ = ["app", "execute", "main"]
@@ -112,7 +75,6 @@ Patience = Annotated[
         min=0.1, max=86_400, help="Seconds of patience with a silent party; not for memory."
     ),
 ]
-ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")]
 
 
 @app.callback()
@@ -149,7 +111,6 @@ def run(
     json_events: JsonEvents = False,
 ) -> None:
     """Align, train, protect, attack and report."""
-    from secure_apfed import progress as live_view
     from secure_apfed.config.file import load_config
     from secure_apfed.solo.kept import fits_kept_meanwhile
 
@@ -163,20 +124,20 @@ def run(
         if transport is not TransportName.memory or resume or json_events:
             raise typer.BadParameter(
                 "--seeds runs in memory, goes on where it was stopped, and prints with --json "
-                "alone; "
-                "leave out --transport, --resume and --json-events"
+                "alone; leave out --transport, --resume and --json-events"
             )
         _run_seeds(config, folder, seeds, jobs, baselines=baselines, as_json=as_json)
         return
     if json_events and transport is TransportName.memory:
         raise typer.BadParameter("--json-events tells of parties that run apart; use --json here")
     quiet = as_json or json_events
-    shown = live_view.shown_as(as_json=as_json, json_events=json_events)
-    how: dict[str, Any] = {"transport": transport.value, "timeout_s": timeout}
+    how: dict[str, Any] = {
+        "resume": resume, "transport": transport.value, "timeout_s": timeout,
+    }  # fmt: skip
     if transport is not TransportName.memory:
         how["baselines"] = baselines  # the active's own process measures them
     with fits_kept_meanwhile():
-        result = _train(config, folder, resume=resume, shown=shown, how=how)
+        result = _train(config, folder, how, as_json=as_json, json_events=json_events)
         finished.tell(config, result, baselines=baselines, quiet=quiet)
 
 
@@ -184,10 +145,10 @@ def _prepare(
     config: "Config", folder: Path, timeout: float, transport: TransportName, *, as_json: bool
 ) -> None:
     """Make what each party needs to be run by hand, and say how."""
-    from secure_apfed.runs.course import RunWriter
+    from secure_apfed.runs import folder as run_folder
     from secure_apfed.runs.local import WAYS, prepare_parties
 
-    with RunWriter.open(folder, config, resume=False):
+    with run_folder.RunFolder(folder).opened(config, resume=False):
         over = WAYS.get(transport.value, "tcp")
         files = prepare_parties(config, folder, timeout_s=timeout, over=over)
     if as_json:
@@ -203,12 +164,12 @@ def _run_seeds(
     """Run under several seeds, and say what all of them found; each has a report."""
     from apfed_experiments.several import run_seeds
 
-    with progress_bars.counting(f"{config.name}: seeds", quiet=as_json) as on_done:
+    with progress.counting(f"{config.name}: seeds", quiet=as_json) as on_done:
         found = run_seeds(
             config, folder, seeds=seeds, jobs=jobs, baselines=baselines, on_done=on_done
         )
     for path in found.folders.values():
-        if leakage.report_if_possible(path) is None:
+        if finished.report_if_possible(path) is None:
             break
     if as_json:
         terminal.print_json(found.as_json())
@@ -237,19 +198,18 @@ def _check_what_follows(config: "Config", folder: Path) -> None:
 
 
 def _train(
-    config: "Config", folder: Path, *, resume: bool, shown: "Shown", how: "dict[str, Any]"
+    config: "Config", folder: Path, how: dict[str, Any], *, as_json: bool, json_events: bool
 ) -> "RunResult":
-    from secure_apfed import progress as live_view
     from secure_apfed.runs.run import run
 
     try:
         if how["transport"] == "memory":
-            quiet = shown is live_view.Shown.NOT_AT_ALL
-            with progress_bars.watching(config.name, quiet=quiet) as on_progress:
-                return run(config, folder, resume=resume, on_progress=on_progress, **how)
-        with live_view.showing(live_view.Board(), shown) as board:
+            with progress.watching(config.name, quiet=as_json) as on_progress:
+                return run(config, folder, on_progress=on_progress, **how)
+        board = progress.Board()
+        with progress.showing(board, as_json=as_json, json_events=json_events):
             how = {**how, "on_progress": board.tell_progress, "on_status": board.tell}
-            return run(config, folder, resume=resume, **how)
+            return run(config, folder, **how)
     except KeyboardInterrupt:
         # The folder's config is complete, whatever --set changed in the file.
         again = f"secure-apfed run {folder / 'config.yaml'} --output {folder} --resume"
@@ -335,7 +295,7 @@ def fetch_data(
     """Download a data set from its official address and verify checksums."""
     from secure_apfed.data import fetch
 
-    with progress_bars.downloading(quiet=as_json) as on_progress:
+    with progress.downloading(quiet=as_json) as on_progress:
         paths = fetch(name, folder, on_progress)
     if as_json:
         terminal.print_json({"name": name, "files": [str(path) for path in paths]})
@@ -361,18 +321,18 @@ def doctor(as_json: AsJson = False) -> None:
 
 
 _EVERYDAY: tuple[Callable[..., None], ...] = (
-    run, plan.plan, report, listing.runs, leakage.attack, model.predict, model.export,
-    encoder.check_encoder, ids.check_ids, party.party, relay.relay, doctor,
+    run, before.plan, report, finished.runs, finished.attack, finished.predict, finished.export,
+    before.check_encoder, before.check_ids, apart.party, apart.relay, doctor,
 )  # fmt: skip
 _RESEARCH: tuple[Callable[..., None], ...] = (
-    contributions.contributions, search.search, leakage.tradeoff, table.table,
+    research.contributions, research.search, finished.tradeoff, research.table,
     bench.bench, bench.performance, bench.audit,
 )  # fmt: skip
 for _command in _EVERYDAY:
     app.command()(_command)
 app.add_typer(data_app, name="data")
-app.add_typer(certs.certs_app, name="certs")
-app.add_typer(audit_log.app, name="audit-log")
+app.add_typer(apart.certs_app, name="certs")
+app.add_typer(apart.audit_log_app, name="audit-log")
 for _command in _RESEARCH:
     app.command(rich_help_panel="Research")(_command)
 app.add_typer(study.app, name="study", rich_help_panel="Research")
@@ -392,15 +352,11 @@ def execute(arguments: Sequence[str]) -> int:
             failure = terminal.Failure(
                 code=2, title="Usage", kind="UsageError", message=error.format_message()
             )
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, _InterruptedRun) as stop:
             failure = terminal.Failure(
                 code=terminal.INTERRUPTED, title="Stopped", kind="Interrupted",
-                message="interrupted",
+                message=str(stop) or "interrupted",
             )  # fmt: skip
-        except _InterruptedRun as stop:
-            failure = terminal.Failure(
-                code=terminal.INTERRUPTED, title="Stopped", kind="Interrupted", message=str(stop)
-            )
         except ModuleNotFoundError as error:
             if error.name not in terminal.RESEARCH_MODULES:
                 raise

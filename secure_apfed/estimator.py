@@ -27,7 +27,7 @@ from apfed_protocols.ids import id_texts
 from secure_apfed.config import Config
 from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
 from secure_apfed.data.cells import has_measures
-from secure_apfed.data.column_encoding import CellCounts, fit_columns
+from secure_apfed.data.column_encoding import fit_columns
 from secure_apfed.data.frames import as_pandas, plain_cells
 from secure_apfed.data.labels import require_one_spelling, warn_of_empty_words
 from secure_apfed.errors import ConfigError, DataError
@@ -196,10 +196,7 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                     "fitted to an array, whose columns have places alone; give an array"
                 )
             frame.columns = pd.Index([column.name for column in encoding.columns])
-        counts = CellCounts()
-        features = encoding.encode(frame, counts=counts)
-        counts.warn(source="the input")
-        shares_NK = self.model_.predict(features).double()
+        shares_NK = self.model_.read(frame)
         normed: NDArray[np.float64] = (shares_NK / shares_NK.sum(1, keepdim=True)).numpy()
         return normed
 

@@ -31,9 +31,7 @@ from apfed_protocols.ids import IdNormalisation, id_texts, require_comparable
 from secure_apfed.alignment.ids import id_rules
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
-from secure_apfed.data import ColumnEncoding
 from secure_apfed.data.cells import cell_text
-from secure_apfed.data.column_encoding import CellCounts
 from secure_apfed.data.frames import as_pandas
 from secure_apfed.errors import CheckpointError, ConfigError, DataError, ModelError
 from secure_apfed.files import make_private
@@ -114,12 +112,7 @@ class FramesModel:
 
     @undisturbed()
     def _told(self, frame: Any) -> Tensor:
-        rows, encoding = as_pandas(frame, party="the input"), self.solo.encoding
-        assert isinstance(encoding, ColumnEncoding)
-        counts = CellCounts()
-        features = encoding.encode(rows, counts=counts)
-        counts.warn(source="the input")
-        return self.solo.predict(features).double()
+        return self.solo.read(as_pandas(frame, party="the input"))
 
 
 @dataclass(frozen=True, kw_only=True)

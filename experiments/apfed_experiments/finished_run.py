@@ -16,7 +16,7 @@ from secure_apfed.errors import CheckpointError
 from secure_apfed.files import read_json
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.outcome import Outcome, read_outcome
-from secure_apfed.runs.spending import figure_of, shown_figure
+from secure_apfed.runs.spending import shown_figure
 
 __all__ = ["FinishedRun", "read_finished_run"]
 
@@ -39,7 +39,7 @@ class FinishedRun:
     @property
     def figure(self) -> str:
         """What `epsilon` is called, of `secure_apfed.privacy_rows.FIGURES`."""
-        return figure_of(self.config)
+        return self.config.method.figure
 
     @property
     def epsilon(self) -> float:

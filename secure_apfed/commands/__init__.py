@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["AsJson", "Jobs", "JsonEvents", "Overrides", "RunFolder"]
+__all__ = ["AsJson", "ConfigFile", "Jobs", "JsonEvents", "Overrides", "RunFolder"]
 
+ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")]
 Overrides = Annotated[
     list[str] | None,

@@ -1,37 +1,74 @@
-"""What follows a finished run on the command line: baselines, attacks, report, and the result.
+"""Commands on finished runs, `runs`, `attack`, `tradeoff`, `predict`, `export`; what follows one.
 
-Part of the composition root, for `run` and for `party` at the active.
+Part of the composition root: baselines, attacks, report and result follow `run`, and `party` at the
+active.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from secure_apfed import terminal
-from secure_apfed.commands import finished as leakage
+import typer
+
+from secure_apfed import progress, terminal
+from secure_apfed.commands import AsJson, Jobs, RunFolder
 
 if TYPE_CHECKING:
     from apfed_attacks.interface import AttackResult
     from apfed_experiments.solo import SoloRecord
-    from secure_apfed.config import Config
+    from apfed_experiments.tradeoff import Board, TradeOff
+    from secure_apfed.config import AttackChoice, Config
     from secure_apfed.runs.outcome import RunResult
 
-__all__ = ["alone", "tell"]
+__all__ = [
+    "Backend",
+    "alone",
+    "attack",
+    "export",
+    "predict",
+    "report_if_possible",
+    "runs",
+    "study_of_run",
+    "tell",
+    "tradeoff",
+]
 
 
 def tell(config: "Config", result: "RunResult", *, baselines: bool, quiet: bool) -> None:
     """Measure and write what belongs beside a finished run, and print all of it."""
+    from apfed_experiments.finish import mount_attacks
+
+    folder = result.folder
+    assert folder is not None
     solo = alone(config, result, quiet=quiet) if baselines else None
-    results, page = _finish(config, result, quiet=quiet)
+    if config.attacks and not quiet:
+        names = ", ".join(dict.fromkeys(choice.name for choice in config.attacks))
+        terminal.show_note(
+            f"mounting attacks: {names}" if result.recorded is not None else
+            "no attacks are mounted: each party ran in a process of its own, and nobody holds "
+            "what all of them sent; run it with --transport memory to measure leakage"
+        )  # fmt: skip
+    results = () if result.recorded is None else mount_attacks(folder)
+    page = report_if_possible(folder)
     if not quiet:
         _show_result(config, result, results, solo, page)
-    assert result.folder is not None
-    board = leakage.study_of_run(config, result.folder / "tradeoff", quiet=quiet)
+    board = study_of_run(config, folder / "tradeoff", quiet=quiet)
     if quiet:
-        points = None if board is None else board.as_json()
-        terminal.print_json({**_as_json(result, results, solo, page), "tradeoff": points})
+        terminal.print_json({
+            "method": result.method, "accuracy": dict(result.accuracy),
+            "measure": result.measure, "measures": {
+                name: dict(values) for name, values in result.measures.items()
+            }, "threshold": result.threshold, "undefined": result.undefined,
+            "wire_bytes": result.wire_bytes, "privacy": asdict(result.privacy),
+            "attacks": [attack.as_json() for attack in results],
+            "contributions": {name: dict(one) for name, one in result.contributions.items()},
+            "solo": None if solo is None else solo.model_dump(mode="json"),
+            "folder": folder, "report": page,
+            "tradeoff": None if board is None else board.as_json(),
+        })  # fmt: skip
 
 
 def alone(config: "Config", result: "RunResult", *, quiet: bool) -> "SoloRecord | None":
@@ -46,72 +83,26 @@ def alone(config: "Config", result: "RunResult", *, quiet: bool) -> "SoloRecord 
     return beside_run(config, result.folder, result.trained)
 
 
-def _finish(
-    config: "Config", result: "RunResult", *, quiet: bool
-) -> "tuple[tuple[AttackResult, ...], Path | None]":
-    """Mount the attacks and write the report; pictures need an extra, which may be absent."""
-    from apfed_experiments.finish import mount_attacks
-
-    folder = result.folder
-    assert folder is not None
-    if result.recorded is None:
-        if config.attacks and not quiet:
-            terminal.show_note(
-                "no attacks are mounted: each party ran in a process of its own, and nobody holds "
-                "what all of them sent; run it with --transport memory to measure leakage"
-            )
-        return (), leakage.report_if_possible(folder)
-    if config.attacks and not quiet:
-        names = ", ".join(dict.fromkeys(choice.name for choice in config.attacks))
-        terminal.show_note(f"mounting attacks: {names}")
-    return mount_attacks(folder), leakage.report_if_possible(folder)
-
-
-def _as_json(
-    result: "RunResult", results: "Sequence[AttackResult]", solo: "SoloRecord | None",
-    page: Path | None,
-) -> dict[str, Any]:  # fmt: skip
-    return {
-        "method": result.method, "accuracy": dict(result.accuracy),
-        "measure": result.measure, "measures": {
-            name: dict(values) for name, values in result.measures.items()
-        }, "threshold": result.threshold, "undefined": result.undefined,
-        "wire_bytes": result.wire_bytes, "privacy": asdict(result.privacy),
-        "attacks": [attack.as_json() for attack in results],
-        "contributions": {name: dict(one) for name, one in result.contributions.items()},
-        "solo": None if solo is None else solo.model_dump(mode="json"),
-        "folder": result.folder, "report": page,
-    }  # fmt: skip
-
-
-def _reached(result: "RunResult") -> list[tuple[str, str]]:
-    from secure_apfed.measures import ACCURACY, MEASURES
-    from secure_apfed.runs.outcome import measure_text
-
-    measure = MEASURES[result.measure]
-    rows = [
-        (f"accuracy, {name}", f"{100 * value:.2f} %")
-        for name, value in result.accuracy.items() if not math.isnan(value)
-    ]  # fmt: skip
-    told = [
-        (f"{measure.title}, {name}", measure_text(measure, name, value, result.undefined))
-        for name, value in result.scores.items() if measure is not ACCURACY or math.isnan(value)
-    ]  # fmt: skip
-    rows = [*told, *rows]
-    if result.threshold is not None:
-        rows.append(("threshold of the second class", f"{result.threshold:.3f}"))
-    return rows
-
-
 def _show_result(
     config: "Config", result: "RunResult", results: "Sequence[AttackResult]",
     solo: "SoloRecord | None", page: Path | None,
 ) -> None:  # fmt: skip
     from apfed_attacks.run import headlines
+    from secure_apfed.measures import ACCURACY, MEASURES
     from secure_apfed.privacy_rows import cross_check_rows, figure_title, privacy_rows, told
-    from secure_apfed.runs.spending import figure_of
+    from secure_apfed.runs.outcome import measure_text
 
-    rows = _reached(result)
+    measure = MEASURES[result.measure]
+    rows = [
+        (f"{measure.title}, {name}", measure_text(measure, name, value, result.undefined))
+        for name, value in result.scores.items() if measure is not ACCURACY or math.isnan(value)
+    ]  # fmt: skip
+    rows += [
+        (f"accuracy, {name}", f"{100 * value:.2f} %")
+        for name, value in result.accuracy.items() if not math.isnan(value)
+    ]  # fmt: skip
+    if result.threshold is not None:
+        rows.append(("threshold of the second class", f"{result.threshold:.3f}"))
     if solo is not None:
         alone = solo.best
         rows += [
@@ -119,7 +110,7 @@ def _show_result(
             ("help", solo.sentence(next(iter(result.scores.values())))),
         ]
     rows.append(("sent", f"{result.wire_bytes / 1e6:.1f} MB"))
-    figure = figure_of(config)
+    figure = config.method.figure
     rows += privacy_rows(result.privacy, figure=figure, counted=bool(result.contributions))
     rows += cross_check_rows(result.privacy) if figure == "epsilon_x" else []
     rows += [
@@ -136,3 +127,279 @@ def _show_result(
     if page is not None:
         rows.append(("report", str(page)))
     terminal.show_rows("Result", ("", ""), rows)
+
+
+def attack(
+    folder: RunFolder,
+    attacks: Annotated[
+        list[str] | None,
+        typer.Option("--attacks", help="Names, apart or with commas; all that exist unless given."),
+    ] = None,
+    options: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--option", metavar="ATTACK.KEY=VALUE",
+            help="Mount this attack once with these options instead of its usual settings.",
+        ),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="The run's unless given.")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="Where: auto, cpu, cuda or one of several, as cuda:1; else as the run."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Mount attacks on a finished run, show them, and renew its report."""
+    from apfed_experiments.finish import mount_attacks
+    from secure_apfed.learning.descent import find_device
+
+    chosen = _chosen(attacks or [], options or [])
+    if not as_json:
+        terminal.show_note(f"mounting {', '.join(dict.fromkeys(choice.name for choice in chosen))}")
+    where = None if device is None else find_device(device)
+    results = mount_attacks(folder, chosen, seed=seed, device=where)
+    page = report_if_possible(folder)
+    if as_json:
+        found = [result.as_json() for result in results]
+        terminal.print_json({"attacks": found, "folder": folder, "report": page})
+        return
+    _show_attacks(results)
+    if page is not None:
+        typer.echo(page)
+
+
+def report_if_possible(folder: Path) -> Path | None:
+    """Make a run's report; without the extra that draws it, say so and return None."""
+    try:
+        from apfed_experiments.report import write_report
+    except ModuleNotFoundError as error:
+        if error.name not in terminal.RESEARCH_MODULES:
+            raise
+        terminal.show_note(
+            f"no report: {error.name} is not installed; "
+            f"pip install 'secure-apfed[experiments]', then secure-apfed report {folder}"
+        )
+        return None
+    return write_report(folder)
+
+
+def _show_attacks(results: "Sequence[AttackResult]") -> None:
+    """Print the worst adversary of each attack, and why others said nothing."""
+    from apfed_attacks.run import headlines
+
+    worst = headlines(results)
+    rows: list[tuple[str, ...]] = [
+        (each.attack, f"{each.target} of {each.victim}" if each.victim else each.target,
+         each.adversary, f"{each.advantage:+.3f}", str(each.metric), str(each.variant),
+         str(each.baseline))
+        for each in worst if each.advantage is not None
+    ]  # fmt: skip
+    columns = ("attack", "target", "by", "advantage", "in", "best variant", "over")
+    terminal.show_rows("Attacks, the worst adversary of each", columns, rows)
+    for each in worst:
+        if each.advantage is None:
+            terminal.show_note(f"{each.attack} is not applicable: {each.reason}")
+    terminal.show_note(
+        "An advantage is over the best baseline with the same knowledge. One near 0, on either "
+        "side, proves nothing; the worst of several adversaries is above 0 by chance alone."
+    )
+
+
+def _chosen(names: Sequence[str], options: Sequence[str]) -> "tuple[AttackChoice, ...]":
+    """Return what to mount: the attacks with options given once each, the others' full suites."""
+    from apfed_attacks import ATTACKS
+    from apfed_attacks.run import ALL, full_suite, prepare
+    from secure_apfed.config import AttackChoice
+    from secure_apfed.errors import ConfigError
+
+    wanted = [part.strip() for text in names for part in text.split(",") if part.strip()]
+    if names and not wanted:
+        raise ConfigError("--attacks: no name is given; leave it out for all attacks")
+    given = _options_by_attack(options)
+    if ALL in wanted or not (wanted or given):
+        wanted = list(ATTACKS)
+    named = list(dict.fromkeys([*wanted, *given]))
+    chosen: list[AttackChoice] = []
+    for name in named:
+        if name in given:
+            chosen.append(AttackChoice(name=name, options=given[name]))
+            prepare(chosen[-1])
+        else:
+            chosen += full_suite([name])
+    return tuple(chosen)
+
+
+def _options_by_attack(options: Sequence[str]) -> dict[str, dict[str, object]]:
+    from secure_apfed.config.plain_yaml import yaml_value
+    from secure_apfed.errors import ConfigError
+
+    given: dict[str, dict[str, object]] = {}
+    for option in options:
+        path, equals, text = option.partition("=")
+        name, dot, key = path.strip().partition(".")
+        if not (equals and dot and name and key):
+            raise ConfigError(
+                f"--option {option}: expected ATTACK.KEY=VALUE, as in "
+                "model_completion.labels_per_class=4"
+            )
+        given.setdefault(name, {})[key] = yaml_value(text, given=f"--option {option}")
+    return given
+
+
+class Backend(StrEnum):
+    """Where the processes of a study run."""
+
+    loky = "loky"
+    ray = "ray"
+
+
+def tradeoff(
+    study_file: Annotated[Path, typer.Argument(metavar="STUDY", help="YAML file of the study.")],
+    output: Annotated[
+        Path | None, typer.Option(help="Folder; runs/NAME unless given. A stopped study goes on.")
+    ] = None,
+    jobs: Jobs = 2,
+    backend: Annotated[
+        Backend, typer.Option(help="Where processes run; ray: on a Ray cluster.")
+    ] = Backend.loky,
+    as_json: AsJson = False,
+) -> None:
+    """Sweep defences and their strengths: accuracy against leakage, with pictures and a table."""
+    from apfed_experiments.tradeoff import load_tradeoff
+
+    study = load_tradeoff(study_file)
+    folder = output or Path("runs", study.name)
+    board = _played(study, folder, jobs, backend.value, quiet=as_json)
+    if as_json:
+        failures = {failure.trial: failure.message for failure in board.failures}
+        terminal.print_json({
+            "study": study.name, "points": board.as_json(), "failures": failures, "folder": folder,
+        })  # fmt: skip
+    if board.failures:
+        raise typer.Exit(3)  # as for data or files; the same command tries them again
+
+
+def study_of_run(config: "Config", folder: Path, *, quiet: bool) -> "Board | None":
+    """Play the study that the settings of a run ask for, if they do."""
+    if not config.tradeoff:
+        return None
+    from apfed_experiments.tradeoff import tradeoff_of
+
+    return _played(tradeoff_of(config), folder, 2, "loky", quiet=quiet)
+
+
+def _played(
+    study: "TradeOff", folder: Path, jobs: int, backend: Literal["loky", "ray"], *, quiet: bool
+) -> "Board":
+    """Run a study and show its board."""
+    from apfed_experiments.tradeoff import run_tradeoff
+
+    with progress.counting(f"{study.name}: trials", quiet=quiet) as on_done:
+        board = run_tradeoff(study, folder, jobs=jobs, backend=backend, on_done=on_done)
+    if not quiet:
+        terminal.show_rows(
+            f"Trade-off {study.name}: accuracy, and the worst attack's advantage", *board.summary()
+        )
+        for failure in board.failures:
+            terminal.show_note(f"failed, its point left out: {failure.trial}: {failure.message}")
+        typer.echo(folder / "index.html")
+    return board
+
+
+def runs(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Where run folders lie, at any depth.")
+    ] = Path("runs"),
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write one page to filter, sort and compare them."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List run folders, the newest first: method, data, gain, epsilon, worst attacks, date."""
+    from apfed_experiments.run_list import HEADER, list_runs
+
+    found = list_runs(folder)
+    page = None
+    if html is not None:
+        from apfed_experiments.report.runs_page import write_runs_page
+
+        page = write_runs_page(found, html, title=f"Runs below {folder}")
+    if as_json:
+        rows = [run.as_json() for run in found]
+        terminal.print_json({"folder": folder, "runs": rows, "page": page})
+        return
+    if found:
+        terminal.show_rows(f"Runs below {folder}", HEADER, [run.cells() for run in found])
+        terminal.show_note(
+            "The gain of one run shows no help, only several seeds do (secure-apfed run CONFIG "
+            "--seeds 5). The worst of several attacks is above 0 by chance alone; where none was "
+            "mounted, nothing is known."
+        )
+    else:
+        terminal.show_note(f"{folder}: no run folder lies below it; secure-apfed run makes one")
+    if page is not None:
+        typer.echo(page)
+
+
+def predict(
+    model: Annotated[Path, typer.Option(metavar="RUN", help="Folder of a finished run.")],
+    data: Annotated[Path, typer.Option(metavar="FILE", help="CSV, Parquet, .npy or IDX.")],
+    output: Annotated[
+        Path | None, typer.Option(help="Write to .csv, .parquet or .json instead.")
+    ] = None,
+    id_column: Annotated[
+        list[str] | None, typer.Option(help="Column that names a row; as in training unless given.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Predict the active's own rows, with no other party present."""
+    from secure_apfed.runs.solo import predict_file, predict_into
+
+    if output is None:
+        predictions = predict_file(model, data, id_columns=id_column)
+        compared, shown = predictions.compared, predictions.as_json()
+    else:
+        predictions, compared = None, predict_into(model, data, output, id_columns=id_column)
+        shown = {"rows": compared.rows, **compared.as_json()}
+    if as_json:
+        terminal.print_json({**shown, "output": output})
+    elif predictions is None:
+        terminal.show_note(f"{compared.rows} rows written to {output}")
+    else:
+        rows = [
+            tuple(cell if isinstance(cell, str) else f"{cell:.4f}" for cell in row)
+            for row in predictions.cells()
+        ]
+        terminal.show_rows("Predictions", predictions.columns(), rows)
+    if as_json:
+        return
+    for column in compared.drift:
+        if column.notable:
+            terminal.show_note(f"column {column.name!r}: {column.notable}")
+    if compared.stability is not None:
+        terminal.show_note(
+            f"score stability index against the training rows: {compared.stability:.3f} (below "
+            "0.1: alike; above 0.25: these rows are scored otherwise)"
+        )
+    elif compared.stability_needs:
+        terminal.show_note(
+            f"no score stability index: of {compared.rows} rows it would be high by chance, of "
+            f"{compared.stability_needs} or more it says something"
+        )
+
+
+def export(
+    folder: RunFolder,
+    onnx: Annotated[Path, typer.Option(metavar="FILE", help="Written, or replaced.")],
+    as_json: AsJson = False,
+) -> None:
+    """Write the active's model with its encoding as ONNX, to predict without this library."""
+    from secure_apfed.contrib.onnx_file import write_onnx
+    from secure_apfed.runs.solo import load_model
+
+    write_onnx(load_model(folder), onnx)
+    if as_json:
+        terminal.print_json({"onnx": onnx, "bytes": onnx.stat().st_size})
+    else:
+        terminal.show_note(f"{onnx} holds the model; see docs/onnx.md for its inputs and outputs")

@@ -14,8 +14,7 @@ from typing import Annotated
 import typer
 
 from apfed_protocols.errors import UnsafeChoiceWarning
-from secure_apfed import progress as progress_bars
-from secure_apfed import terminal
+from secure_apfed import progress, terminal
 from secure_apfed.commands import AsJson, Jobs
 from secure_apfed.errors import NarrowBatchWarning, NoHelpWarning
 
@@ -61,7 +60,7 @@ def main_job(output: Output = Path("runs/main"), seeds: Seeds = 5, jobs: Jobs = 
     with _workers():
         from apfed_experiments.main_job import HEADER, READING, run_main_job
 
-    with progress_bars.counting("runs", quiet=False) as on_done:
+    with progress.counting("runs", quiet=False) as on_done:
         comparisons = run_main_job(output, seeds=range(seeds), jobs=jobs, on_done=on_done)
     for comparison in comparisons:
         rows = [line.cells() for line in comparison.lines]
@@ -83,7 +82,7 @@ def sweep(
     with _workers():
         from apfed_experiments.sweep import HEADER, READING, run_sweep
 
-    with progress_bars.counting("points", quiet=False) as on_done:
+    with progress.counting("points", quiet=False) as on_done:
         found = run_sweep(
             output, seeds=range(seeds), jobs=jobs, configs=config or SWEEPS, store=store,
             figures=figures, on_done=on_done,
@@ -105,7 +104,7 @@ def references(
         from apfed_experiments import references as published
 
     for name in only or REFERENCES:
-        with progress_bars.counting(name, quiet=False) as on_done:
+        with progress.counting(name, quiet=False) as on_done:
             table = published.run_reference(
                 published.REFERENCES[name], output, jobs=jobs, on_done=on_done
             )
@@ -139,7 +138,7 @@ def gains(
     warnings.simplefilter("ignore", UnsafeChoiceWarning)
     cases = help_by_case.cases_like(only or (help_by_case.QUICK if quick else ("*",)))
     usual = help_by_case.QUICK_SEEDS if quick else help_by_case.SEEDS
-    with progress_bars.counting("runs", quiet=as_json) as on_done:
+    with progress.counting("runs", quiet=as_json) as on_done:
         rows = help_by_case.run_gains(
             output, cases, seeds=seeds or usual, jobs=jobs, on_done=on_done,
             measure=MEASURES[measure], store=store,
@@ -162,7 +161,7 @@ def credit_card(
         from apfed_experiments.credit_card import HEADER, READING, compare_credit, tables_of
 
     warnings.simplefilter("ignore", UnsafeChoiceWarning)
-    with progress_bars.counting("runs", quiet=as_json) as on_done:
+    with progress.counting("runs", quiet=as_json) as on_done:
         rows = compare_credit(output, seeds=range(seeds), jobs=jobs, on_done=on_done)
     if as_json:
         terminal.print_json({"rows": [asdict(row) for row in rows]})

@@ -45,7 +45,6 @@ from secure_apfed.privacy import (
     make_label_mechanism,
 )
 from secure_apfed.privacy.accountants import compose, gdp_epsilon
-from secure_apfed.runs.spending import figure_of
 from secure_apfed.secure_sums import sum_kind
 from secure_apfed.settings.transcript import TranscriptSettings
 
@@ -212,7 +211,7 @@ def forecast(config: Config) -> Forecast:
         + steps * played.step_seconds
         + _evaluation_seconds(config, data, played),
         seconds_per_step=played.step_seconds,
-        figure=figure_of(config),
+        figure=config.method.figure,
         epsilon_x=privacy.epsilon_x,
         epsilon_y=privacy.epsilon_y,
         epsilon_model=privacy.epsilon_model,

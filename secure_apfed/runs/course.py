@@ -5,27 +5,340 @@ for every method, which trains by it or by a course of its own (`Learner.learn`)
 """
 
 import math
+import platform
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+import msgpack
+import torch
+from torch import Tensor, nn
 
 from apfed_protocols.errors import RunStoppedError
 from secure_apfed.config import Config
+from secure_apfed.config.file import dump_config
+from secure_apfed.data import ColumnEncoding, OwnData
+from secure_apfed.data.drift import Extremes, extremes_of
 from secure_apfed.errors import ConfigError, NoHelpWarning
 from secure_apfed.exchange import Kind, Links
-from secure_apfed.learning.descent import prefixed, without_prefix
-from secure_apfed.methods import Learner, PartyState, Session, train
+from secure_apfed.files import own_subfolder, write_atomically
+from secure_apfed.learning.descent import find_device, predictor_of, prefixed, without_prefix
+from secure_apfed.measures import (
+    ACCURACY,
+    MEASURES,
+    Measure,
+    Scored,
+    ScoreRanges,
+    best_threshold,
+    measure_all,
+    undefined_in,
+)
+from secure_apfed.methods import PartyState, Session, train
 from secure_apfed.methods.method import batches_of, end_all, held_out_of, save_all
+from secure_apfed.methods.terms import task_of
 from secure_apfed.privacy import PrivacySpent
-from secure_apfed.runs.course import Judge, Judged, RunWriter
-from secure_apfed.runs.outcome import Progress
-from secure_apfed.runs.spending import guarantee_text, shown_figure, spent_in
-from secure_apfed.runs.training_labels import TrainingLabels
+from secure_apfed.runs.folder import (
+    RunFolder,
+    keep_scored,
+    save_tensors,
+    signed,
+)
+from secure_apfed.runs.outcome import (
+    AgreementOf,
+    Attendance,
+    Contributions,
+    Outcome,
+    Privacy,
+    Progress,
+    Recording,
+    RunResult,
+    write_outcome,
+)
+from secure_apfed.runs.spending import cross_checked, guarantee_text, shown_figure, spent_in
+from secure_apfed.runs.training_labels import TrainingLabels, gone_back
+from secure_apfed.tasks import scored_rows
 
-__all__ = ["Course", "PartyBackError", "Watch"]
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+__all__ = ["Course", "Judged", "PartyBackError", "RunWriter", "Watch", "judge", "versions"]
+
+_CARD_VERSION = 1
+_PACKAGES = (
+    "secure-apfed", "torch", "numpy", "tenseal", "cryptography", "opacus", "scikit-learn",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Judged:
+    """What a model is found to be worth.
+
+    Attributes:
+        measure: that the run is judged by.
+        said: of test rows, by inference variant.
+        accuracy: by variant; NaN where it was asked for no row, or nothing is classified.
+        measures: by variant and name: the run's measure, or all where the model is finished.
+        threshold: that the active's model decides at; None: it takes the likeliest class.
+        ranges: how its scores of training rows are spread, where it is finished and may be told.
+        extremes: by column of numbers, between which these rows lie; likewise.
+    """
+
+    measure: str
+    said: Mapping[str, Scored]
+    accuracy: Mapping[str, float]
+    measures: Mapping[str, Mapping[str, float]]
+    threshold: float | None = None
+    ranges: ScoreRanges | None = None
+    extremes: Mapping[str, Extremes] = field(default_factory=dict)
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What `RunResult` and `Outcome` say of it."""
+        undefined = {name: undefined_in(scored) for name, scored in self.said.items()}
+        return {
+            "measure": self.measure, "accuracy": dict(self.accuracy), "measures": self.measures,
+            "threshold": self.threshold,
+            "undefined": {name: reasons for name, reasons in undefined.items() if reasons},
+        }  # fmt: skip
+
+
+def judge(
+    session: Session, labels: TrainingLabels, said: Mapping[str, Scored], *, final: bool
+) -> Judged:
+    """Measure what the active's model says of test rows, which only measure.
+
+    Args:
+        session: set up.
+        labels: that it trains on, on which a threshold is chosen.
+        said: of test rows, by inference variant.
+        final: by all measures, at the threshold that is to be kept.
+    """
+    config = _config_of(session)
+    trained = _scored_training_rows(session, labels) if final else None
+    threshold: float | str | None = config.threshold
+    if isinstance(threshold, str):
+        threshold = None if trained is None else best_threshold(trained, threshold)
+    own, measure = session.headline, MEASURES[config.measure]
+    said = {name: one.at(threshold) if name == own else one for name, one in said.items()}
+    # What the card keeps is of rows, and private training must not tell of them without noise.
+    kept = None if config.dp_sgd else trained
+    ranges, extremes = None, dict[str, Extremes]()
+    if kept is not None:
+        if len(kept.truth) and kept.finite:  # else the training diverged
+            ranges = ScoreRanges.of(kept.scores)
+        data = labels.data()
+        if isinstance(data.table.encoding, ColumnEncoding):
+            rows = data.table.features[data.train_rows]
+            extremes = dict(extremes_of(data.table.encoding, rows))
+    return Judged(
+        measure=measure.name,
+        said=said,
+        accuracy={
+            name: ACCURACY.of(one) if one.classes else math.nan for name, one in said.items()
+        },
+        measures={
+            name: measure_all(one) if final else _defined(measure, one)
+            for name, one in said.items()
+        },
+        threshold=threshold,
+        ranges=ranges,
+        extremes=extremes,
+    )
+
+
+def _scored_training_rows(session: Session, labels: TrainingLabels) -> Scored | None:
+    """What the finished model says of labelled training rows; None: it needs others for it."""
+    network = predictor_of(session.learner.solo())
+    if network is None:
+        return None
+    data = labels.data()
+    features_N, labels_N = data.table.features, data.table.labels
+    assert labels_N is not None
+    dtype = next((one.dtype for one in network.parameters()), torch.float32)
+
+    def predict(rows_B: Tensor) -> Tensor:
+        scores_BK: Tensor = network(features_N[rows_B].to(dtype))
+        return scores_BK
+
+    return scored_rows(
+        task_of(session.entered.own), predict, data.labelled_rows, labels_N=labels_N,
+        features_N=features_N,
+    )  # fmt: skip
+
+
+def _config_of(session: Session) -> Config:
+    config = session.entered.own.config
+    assert isinstance(config, Config)
+    return config
+
+
+def _defined(measure: Measure, scored: Scored) -> dict[str, float]:
+    value = measure.of(scored)
+    return {} if math.isnan(value) else {measure.name: value}
+
+
+def _require_two_classes(labels: TrainingLabels) -> None:
+    held = labels.held
+    assert held.table.labels is not None
+    # Of labels that a mechanism answers nobody is told which there are.
+    answered = not labels.mechanism.unsafe
+    labelled = 2 if answered else len(held.table.labels[held.labelled_rows].unique())
+    if len(held.classes) != 2 or labelled != 2:
+        raise ConfigError(
+            f"threshold: it decides between two classes with labelled rows of both, and "
+            f"{held.table.name} has {len(held.classes)} classes"
+            f"{'' if answered else f' and labels of {labelled}'}; leave it out"
+        )
+
+
+def versions(device: torch.device) -> dict[str, str]:
+    """Versions of what a run's numbers depend on, the machine, and where there it computes."""
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed as a package"
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "none"
+    return {
+        "python": platform.python_version(),
+        **found,
+        "system": f"{platform.system()} {platform.machine()}",
+        "device": str(device),
+        "gpu": gpu,
+    }
+
+
+class RunWriter:
+    """Writes one run's folder while it runs.
+
+    Args:
+        folder: of the run, or of the active where it runs apart from the others.
+        config: of the run.
+        apart: whether it does.
+    """
+
+    def __init__(self, folder: RunFolder, config: Config, *, apart: bool = False) -> None:
+        self.folder, self._config, self._apart = folder, config, apart
+        self._board: SummaryWriter | None = None
+
+    def begin(self, session: Session, contracts: Sequence[str], *, epoch: int) -> None:
+        """Write what is known before training."""
+        folder, config = self.folder, self._config
+        write_atomically(folder.config, dump_config(config).encode())
+        folder.write_json(
+            folder.contract,
+            {**signed(session.contract, session.signatures), "sessions": list(contracts)},
+        )
+        seeds = {
+            "seed": config.seed, "parties": config.party_seeds, "noise": config.guard.noise,
+        }  # fmt: skip
+        folder.write_json(folder.seeds, seeds)
+        folder.write_json(folder.versions, versions(find_device(config.train.device)))
+        folder.keep_metrics(epoch)
+        if find_spec("tensorboard") is not None:  # an optional extra
+            from torch.utils.tensorboard import SummaryWriter
+
+            curves = own_subfolder(folder.tensorboard)
+            self._board = SummaryWriter(str(curves), purge_step=epoch + 1)
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """Add one epoch to the metrics, and to the TensorBoard file if there is one."""
+        self.folder.append_metrics(record)
+        if self._board is None:
+            return
+        scalars = {**record, **{f"accuracy/{k}": v for k, v in (record["accuracy"] or {}).items()}}
+        for variant, values in (record["measures"] or {}).items():
+            scalars |= {f"{name}/{variant}": value for name, value in values.items()}
+        for name, value in scalars.items():
+            if isinstance(value, int | float) and name != "epoch":
+                self._board.add_scalar(name, value, record["epoch"])
+
+    def finish(
+        self, session: Session, data: OwnData, judged: Judged, *, privacy: PrivacySpent,
+        guarantee: str, seconds: float,
+    ) -> None:  # fmt: skip
+        """Write model, card and results; `result.json` comes last and marks the run as finished."""
+        folder, transcript, learner = self.folder, session.transcript, session.learner
+        if self._board is not None:
+            self._board.close()
+        folder.write_json(folder.flows, [asdict(flow) for flow in transcript.flows])
+        aligned = session.alignment.get(session.active)
+        outcome = Outcome(
+            method=self._config.method.name,
+            **judged.told,
+            wire_bytes=transcript.wire_bytes,
+            privacy=Privacy.of(privacy),
+            contributions={
+                passive: Contributions.model_validate(account)
+                for passive, account in session.contributed.items()
+            },
+            seconds=seconds,
+            aligned_rows=0 if aligned is None else len(aligned),
+            train_rows=len(data.train_rows),
+            labelled_rows=len(data.labelled_rows),
+            test_rows=len(data.test_rows),
+            sum=session.secure_sum,
+            agreement={
+                passive: AgreementOf.model_validate(asdict(one))
+                for passive, one in learner.agreement.items()
+            },
+            attendance=Attendance.model_validate(session.attendance()),
+            guarantee=guarantee,
+            apart=self._apart,
+        )
+        card = self._card(session, data, outcome, judged)
+        keep_scored(folder, judged.said)
+        networks = learner.solo()
+        if networks is not None:
+            parts = nn.ModuleDict({"encoder": networks.encoder, "head": networks.head})
+            write_atomically(folder.model, save_tensors(parts.state_dict()))
+        folder.write_json(folder.card, {**card, "predicts_alone": networks is not None})
+        write_outcome(folder, outcome)
+
+    def _card(
+        self, session: Session, data: OwnData, outcome: Outcome, judged: Judged
+    ) -> dict[str, Any]:
+        """What there is to know of the model."""
+        privacy = outcome.privacy
+        return {
+            "card_version": _CARD_VERSION,
+            "model": self._config.model.model_dump(mode="json"),
+            "method": self._config.method.name,
+            "run": self._config.name,
+            "dataset": self._config.data.dataset,
+            "party": data.table.name,
+            "task": self._config.task,
+            "classes": list(data.classes),
+            "targets": None if data.targets is None else data.targets.model_dump(),
+            "encoding": data.table.encoding.model_dump(mode="json"),
+            "accuracy": dict(outcome.accuracy),
+            "measures": outcome.measures,
+            "threshold": outcome.threshold,
+            "scores_in_training":
+                None if judged.ranges is None else judged.ranges.model_dump(mode="json"),
+            "columns_in_training": judged.extremes,
+            "guarantee": outcome.guarantee,
+            "epsilon": {"representations": privacy.epsilon_x, "labels": privacy.epsilon_y,
+                        "model": privacy.epsilon_model, "delta": privacy.delta,
+                        "releases": privacy.releases},
+            "contract": session.contract.digest.hex(),
+        }  # fmt: skip
+
+    def keep(self, recording: Recording) -> None:
+        """Write what only the experimenter holds, for attacks on the finished run."""
+        folder, transcript = self.folder, msgpack.packb(recording.transcript.state_dict())
+        if recording.encoders:
+            state: dict[str, Tensor] = {}
+            for name, encoder in recording.encoders.items():
+                state |= prefixed(name, encoder.state_dict())
+            write_atomically(folder.encoders, save_tensors(state), private=True)
+        write_atomically(folder.alignment, save_tensors(recording.alignment), private=True)
+        write_atomically(folder.transcript, transcript, private=True)
 
 
 class PartyBackError(RunStoppedError):
@@ -43,8 +356,12 @@ class Watch:
     def __init__(self, writer: RunWriter | None, on_progress: Callable[[Progress], None]) -> None:
         self.writer, self.on_progress = writer, on_progress
 
-    def before_result(self) -> None:
-        """What is to be kept before the result is written."""
+    def begin(self, session: Session, state: PartyState | None) -> None:
+        """What is to be done before the course begins, at a state of the active or anew."""
+
+    def recording(self) -> Recording | None:
+        """What all parties sent, where somebody holds it."""
+        return None
 
     def returned(self, absent: Collection[str]) -> Collection[str]:
         """Those of the passives that a session goes on without who are back, at a checkpoint, so
@@ -59,7 +376,7 @@ class Course:
     Args:
         session: set up; labels: that it trains on.
         watch: of whoever plays the active.
-        state: of the active, where the session goes on from one.
+        state: the newest of the active, where the session goes on from one.
 
     Attributes:
         judged: the last evaluation; None before the first.
@@ -72,17 +389,25 @@ class Course:
     def __init__(
         self, session: Session, labels: TrainingLabels, watch: Watch, state: PartyState | None
     ) -> None:
-        _require_rows(session.learner)
-        config = session.entered.own.config
-        assert isinstance(config, Config)
-        self.session, self._config, self._labels = session, config, labels
+        state = gone_back(state, labels, session)
+        watch.begin(session, state)
+        rows, least = len(session.learner.training_rows), session.learner.smallest_batch
+        if rows < least:
+            raise ConfigError(
+                f"there are {rows} rows to train on, fewer than the smallest batch of {least}; the "
+                "intersection holds too few training rows"
+            )
+        self.session, self._config, self._labels = session, _config_of(session), labels
+        if self._config.threshold is not None:
+            _require_two_classes(labels)
         self._watch, self._writer = watch, watch.writer
         notes = state.notes if state else {}
         self._epoch, self._step = notes.get("epoch", 0), state.step if state else 0
         self._steps = self._of_epoch = 0
-        self._loss = 0.0
+        self._sum = 0.0
+        # Of the steps of this epoch; None under DP-SGD, whose noise does not cover it.
+        self._loss = None if self._config.dp_sgd else 0.0
         self._held_out: list[float] = list(notes.get("held_out", ()))
-        self._judge = Judge(config, session, labels)
         self.judged: Judged | None = None
         self._heard = False  # what the passives charged, since the last evaluation
         self._spent = self._shown()
@@ -107,24 +432,44 @@ class Course:
         if self.judged is None:
             await self._evaluate(final=True)
         if not self._heard and not self.session.helpers:
-            await self._save(links)  # what the passives charged comes with it
+            await self._save_others(links)  # what the passives charged comes with it
+            self._keep()
         assert self.judged is not None
         # First the result, then the end: until then everybody can go on.
         if self._writer:
-            self._watch.before_result()
+            if recording := self._watch.recording():
+                self._writer.keep(recording)
+            guarantee = guarantee_text(self._config, self.session, self._labels.mechanism)
             self._writer.finish(
-                self.session,
-                data=self._labels.held,
-                judged=self.judged,
-                privacy=self.privacy(),
-                guarantee=guarantee_text(self._config, self.session, self._labels.mechanism),
-                seconds=self.seconds,
-            )
+                self.session, self._labels.held, self.judged, privacy=self.privacy(),
+                guarantee=guarantee, seconds=self.seconds,
+            )  # fmt: skip
         self.session.entered.end()
         # Under restarts a dealer stays all along, in case that it is asked again.
         contract = self.session.contract
         dealers = contract.names("dealer") if contract.restarts else ()
         end_all(links, [*self.session.present, *dealers], self._step)
+
+    def result(self) -> RunResult:
+        """What the finished run gave, beside the figures of other accountants, which take seconds.
+
+        They come last: whatever becomes of them, the run is finished.
+        """
+        assert self.judged is not None
+        privacy = cross_checked(self.privacy(), self.session)
+        if self._writer and privacy.accountants:
+            folder = self._writer.folder
+            folder.write_json(folder.accountants, dict(privacy.accountants))
+        return RunResult(
+            method=self._config.method.name,
+            **self.judged.told,
+            wire_bytes=self.session.transcript.wire_bytes,
+            privacy=privacy,
+            contributions=self.session.contributed,
+            trained=self._labels.data(),
+            recorded=self._watch.recording(),
+            folder=self._writer.folder.path if self._writer else None,
+        )
 
     @property
     def next_step(self) -> int:
@@ -174,7 +519,7 @@ class Course:
         """See `Course`; a last batch that is too small is left out."""
         batches = batches_of(self.session.learner, self._config, epoch)
         self._steps = self._step + (self._config.train.epochs - epoch) * len(batches)
-        self._of_epoch, self._loss = 0, 0.0
+        self._of_epoch, self._sum, self._loss = 0, 0.0, None if self._config.dp_sgd else 0.0
         for rows_B in batches:
             yield self._step, rows_B
 
@@ -185,8 +530,10 @@ class Course:
         if loss is None:
             self._steps += 1
         else:
-            self._loss += loss
+            self._sum += loss
             self._of_epoch += 1
+            if not self._config.dp_sgd:
+                self._loss = self._sum / self._of_epoch
         self._tell(self._epoch + 1)
 
     async def finish_epoch(self) -> None:
@@ -222,13 +569,8 @@ class Course:
     async def _evaluate(self, *, final: bool) -> None:
         learner, links = self.session.learner, self.session.links
         said = await learner.evaluate(links, next_step=self._step, final=final)
-        self.judged = self._judge.judge(said, final=final)
+        self.judged = judge(self.session, self._labels, said, final=final)
         self._heard = False
-
-    async def _save(self, links: Links) -> None:
-        """Let all that help save what they are, then save what the active is."""
-        await self._save_others(links)
-        self._keep()
 
     async def _save_others(self, links: Links) -> None:
         """Let all that help save what they are, and hear what they charged."""
@@ -274,7 +616,7 @@ class Course:
         return {
             "epoch": self._epoch,
             "step": self._step,
-            "loss": self._mean_loss,
+            "loss": self._loss,
             # Of rows that nobody learns from; null without patience.
             "held_out_loss": self._held_out[-1] if self._held_out else None,
             "accuracy": self.judged.accuracy if evaluated and self.judged else None,
@@ -299,11 +641,6 @@ class Course:
         return max(
             self.session.contributed.values(), key=lambda one: float(one["epsilon"]), default=None
         )
-
-    @property
-    def _mean_loss(self) -> float | None:
-        """Of the steps of this epoch; None under DP-SGD, whose noise does not cover it."""
-        return None if self._config.dp_sgd else self._loss / max(1, self._of_epoch)
 
     def _warn_without_help(self) -> None:
         """Say it where training alone would pass for training with others."""
@@ -335,7 +672,7 @@ class Course:
                 epochs=self._config.train.epochs,
                 step=self._step,
                 steps=self._steps,
-                loss=self._mean_loss,
+                loss=self._loss,
                 accuracy=judged.accuracy.get(own) if judged else None,
                 measure=measure,
                 score=judged.measures.get(own, {}).get(measure) if judged else None,
@@ -353,16 +690,3 @@ class Course:
 def _first_least(values: Sequence[float]) -> int:
     """The place of the first of the least; -1 where there are none."""
     return values.index(min(values)) if values else -1
-
-
-def _require_rows(learner: Learner) -> None:
-    """Refuse to train on nothing.
-
-    Raises:
-        ConfigError: fewer rows than a batch needs.
-    """
-    if len(learner.training_rows) < learner.smallest_batch:
-        raise ConfigError(
-            f"there are {len(learner.training_rows)} rows to train on, fewer than the smallest "
-            f"batch of {learner.smallest_batch}; the intersection holds too few training rows"
-        )

@@ -1,4 +1,4 @@
-"""The run folder: where everything of a run lies, written so that a killed process harms nothing.
+"""The run folder and a party's own, written so that a killed process harms nothing.
 
 Every file is written beside its place and moved there in one step. The folder is its owner's
 alone: labels, models and ledgers lie in it, so no other local user may enter.
@@ -8,38 +8,59 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import torch
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from apfed_protocols.identity import Identity, fresh_identity
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
 from secure_apfed.contract import Contract
-from secure_apfed.errors import CheckpointError
+from secure_apfed.errors import CheckpointError, DataError
 from secure_apfed.files import (
+    make_private,
     open_plain,
     open_regular,
+    own_subfolder,
     read_bytes,
     read_text,
     to_json,
     write_atomically,
 )
+from secure_apfed.measures import Scored
 from secure_apfed.names import own_file
+from secure_apfed.privacy.release_log import holds_releases
 
 __all__ = [
+    "PartyFolder",
     "RunFolder",
-    "logs_in",
+    "Steps",
+    "keep_scored",
     "no_checkpoint",
+    "read_scored",
     "read_sealed",
-    "readable",
-    "remove_torn",
+    "resumable",
+    "save_tensors",
     "signed",
-    "write_atomically",
     "write_sealed",
 ]
 
 _DIGEST_BYTES = 32
+_KEY_BYTES_AT_MOST = 4096
+# Ledgers, counts of what passives answered, audits, refused sums, digests of label answers.
+_LOGS = ("ledger-*.jsonl", "answers-*.jsonl", "audits-*.jsonl", "refused-*.jsonl", "labels-*.log")
+_KEPT = 2
 # Names under which `write_atomically` writes.
 _TORN = re.compile(
     r"\.([\w-]+\.(bin|json|jsonl|msgpack|pem|safetensors|yaml)|SHA256SUMS)\.[a-z0-9_]{8}"
@@ -70,13 +91,82 @@ class RunFolder:
         self.digests = path / "SHA256SUMS"
         self.parties = path / "parties"
 
+    @contextmanager
+    def opened(self, config: Config, *, resume: bool) -> Iterator[None]:
+        """Hold the folder for one run.
+
+        Raises:
+            CheckpointError: nothing to resume from, a run lies there already, another
+                process runs there, or others may read what lies there.
+        """
+        active = PartyFolder(self.party(config.data.active_name))
+        if resume:
+            self._require_rest(active)
+        with self._held():
+            if not resume:
+                self._make_room(active)
+            own_subfolder(self.parties)
+            yield
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """Shut the folder for others, keep other processes out, and drop what a killed one left.
+
+        Raises:
+            CheckpointError: another process is in it, or no regular file lies in the lock's place.
+        """
+        make_private(self.path)
+        path = self.path / ".lock"
+        os.close(open_regular(path, create=True))
+        lock = FileLock(path)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise CheckpointError(
+                f"another process is running in {self.path}; wait for it, or choose another folder"
+            ) from None
+        try:
+            for left in self.path.glob(".*"):
+                if _TORN.fullmatch(left.name) and not left.is_dir():
+                    left.unlink()
+            yield
+        finally:
+            lock.release()
+
+    def _require_rest(self, active: "PartyFolder") -> None:
+        """Refuse to resume where nothing is left to do, or nothing to go on from."""
+        led = active.result.exists()  # apart from the others, and not gathered yet
+        if active.holds_steps or (led and not self.result.exists()):
+            return
+        if self.result.exists():
+            raise CheckpointError(f"{self.path} holds a finished run; there is nothing to resume")
+        raise no_checkpoint(active.path)
+
+    def _make_room(self, active: "PartyFolder") -> None:
+        """For a new run; one that trained has a checkpoint of the active, or a result."""
+        if active.holds_steps:
+            raise CheckpointError(
+                f"{self.path} holds a run already; resume it, or choose another folder"
+            )
+        if self.result.exists():
+            raise CheckpointError(
+                f"{self.path} holds a run already, which is finished; choose another folder"
+            )
+        found = self.parties.iterdir() if self.parties.is_dir() else ()
+        parties = [PartyFolder(party) for party in found if not party.is_symlink()]
+        for party in parties:
+            party.require_no_releases()
+        Steps(self.path, "recording").clear()
+        for party in parties:
+            party.steps.clear()  # of a start that was broken off before training
+
     def party(self, name: str) -> Path:
         """The folder of one party, where all parties' lie below this one."""
         return own_file(self.parties, name)
 
     def write_json(self, path: Path, content: Any) -> None:
         """Write JSON that people can read."""
-        write_atomically(path, readable(content))
+        write_atomically(path, _readable(content))
 
     def load_config(self) -> Config:
         """Read the configuration.
@@ -89,7 +179,7 @@ class RunFolder:
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Note digests of what the run wrote, then write `result.json`: the run is finished."""
-        content = readable(result)
+        content = _readable(result)
         noted = {self._name(file): _digest(file) for file in self._written() if file.exists()}
         noted[self.result.name] = hashlib.sha256(content).hexdigest()
         lines = [f"{digest}  {name}\n" for name, digest in noted.items()]
@@ -136,7 +226,7 @@ class RunFolder:
     def logs(self) -> tuple[Path, ...]:
         """The logs of all parties whose folders lie here, or of the one whose folder this is."""
         below = sorted(self.parties.iterdir()) if self.parties.is_dir() else []
-        return tuple(log for folder in (self.path, *below) for log in logs_in(folder))
+        return tuple(log for folder in (self.path, *below) for log in _logs_in(folder))
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Add one line to the metrics."""
@@ -165,14 +255,115 @@ class RunFolder:
         write_atomically(self.metrics, b"".join(lines))
 
 
+class PartyFolder(RunFolder):
+    """One party's own folder: its identity, checkpoints, write-ahead logs, and how its part ended.
+
+    Run by: each party, alone in its folder. Nothing in it is another party's but what is public
+    (the contract, public identities). Where one process plays all parties, the folders lie below
+    the run's, `parties/NAME`, and each is used as if it were on a machine of its own. Who leads
+    apart has the files of the run there, too.
+
+    Attributes:
+        steps: its checkpoints; ended: written when its part is over.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.ended = path / "ended.json"
+        self.steps = Steps(path, "checkpoint")
+        self._key = path / "identity.pem"
+
+    @contextmanager
+    def held(self, *, resume: bool) -> Iterator[None]:
+        """Hold the folder for one session.
+
+        Raises:
+            CheckpointError: a run lies there that is not resumed, or is over, or whose checkpoints
+                are gone; another process is in it; or others may read what lies there.
+        """
+        with self._held():
+            if self.ended.exists():
+                raise CheckpointError(
+                    f"{self.path} holds a party's part of a finished run; choose another folder"
+                )
+            if not resume:
+                self._clear()
+            yield
+
+    @property
+    def holds_steps(self) -> bool:
+        """Whether there is a checkpoint to go on from."""
+        return bool(self.steps.found())
+
+    def identity(self) -> Identity:
+        """The party's long-term key pair; made where there is none yet.
+
+        Raises:
+            CheckpointError: the file holds no Ed25519 private key.
+        """
+        if not self._key.exists():
+            private = Ed25519PrivateKey.from_private_bytes(fresh_identity().secret_bytes())
+            pem = private.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            )
+            write_atomically(self._key, pem, private=True)
+        try:
+            pem = read_bytes(self._key, most=_KEY_BYTES_AT_MOST)
+            key = serialization.load_pem_private_key(pem, password=None)
+            if not isinstance(key, Ed25519PrivateKey):
+                raise TypeError("a key of another kind")
+        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+            raise CheckpointError(
+                f"{self._key} holds no Ed25519 private key in PEM ({error}); put it back, or "
+                "remove it and tell the others the new public identity"
+            ) from error
+        return Identity.restored(key.private_bytes_raw())
+
+    def require_no_releases(self) -> None:
+        """Refuse to forget what was released.
+
+        Raises:
+            CheckpointError: a log holds more than its beginning.
+        """
+        for log in _logs_in(self.path):
+            if log.is_file() and not log.is_symlink() and holds_releases(log):
+                raise CheckpointError(
+                    f"{log} counts what left its party in an earlier session, and the checkpoint "
+                    "to go on from is gone; put it back and resume, or choose another folder: "
+                    "begun anew, the run would forget what it spent"
+                )
+
+    def _clear(self) -> None:
+        """Make room for a new part; a party that was asked anything has a checkpoint."""
+        if self.holds_steps:
+            raise CheckpointError(
+                f"{self.path} holds a run already; resume it, or choose another folder"
+            )
+        self.require_no_releases()
+        for log in _logs_in(self.path):
+            try:
+                log.unlink()
+            except OSError as error:
+                raise CheckpointError(
+                    f"{log} lies in the place of a log and cannot be removed ({error.strerror}); "
+                    "remove it, or choose another folder"
+                ) from error
+
+
+def resumable(path: Path, config: Config) -> bool:
+    """Whether the run of this configuration in this folder can be gone on with."""
+    return PartyFolder(RunFolder(path).party(config.data.active_name)).holds_steps
+
+
 @lru_cache(maxsize=16)
 def _config_of(text: str, source: str) -> Config:
     """Parsed once: attacks, report and table of a run read it again, which takes 20 ms each."""
     return load_config_text(text, source=source)
 
 
-def readable(content: Any) -> bytes:
-    """JSON that people can read."""
+def _readable(content: Any) -> bytes:
     return to_json(content, indent=2).encode() + b"\n"
 
 
@@ -192,12 +383,8 @@ def _inside(name: str) -> str:
     return name
 
 
-def logs_in(folder: Path) -> tuple[Path, ...]:
-    """Ledgers, counts of what passives answered, audits, refused sums, digests of label answers."""
-    kinds = (
-        "ledger-*.jsonl", "answers-*.jsonl", "audits-*.jsonl", "refused-*.jsonl", "labels-*.log",
-    )  # fmt: skip
-    return tuple(log for kind in kinds for log in sorted(folder.glob(kind)))
+def _logs_in(folder: Path) -> tuple[Path, ...]:
+    return tuple(log for kind in _LOGS for log in sorted(folder.glob(kind)))
 
 
 def signed(contract: Contract, signatures: Mapping[str, bytes]) -> dict[str, Any]:
@@ -207,13 +394,6 @@ def signed(contract: Contract, signatures: Mapping[str, bytes]) -> dict[str, Any
         "sha256": contract.digest.hex(),
         "signatures": {name: one.hex() for name, one in signatures.items()},
     }
-
-
-def remove_torn(folder: Path) -> None:
-    """Remove what a process left that was killed while it wrote; the caller holds the folder."""
-    for path in folder.glob(".*"):
-        if _TORN.fullmatch(path.name) and not path.is_dir():
-            path.unlink()
 
 
 def write_sealed(path: Path, content: bytes) -> None:
@@ -242,3 +422,81 @@ def read_sealed(path: Path) -> bytes:
             "restore it from a copy, or start the run anew in another folder"
         )
     return content
+
+
+class Steps:
+    """The newest files of one kind in a folder, one a step: `checkpoint-12.bin`."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        self._folder, self._kind = folder, kind
+
+    def found(self) -> list[int]:
+        """Steps of which there is a file, ascending."""
+        steps = [path.stem.removeprefix(f"{self._kind}-") for path in self._paths()]
+        return sorted(int(step) for step in steps if step.isdecimal())
+
+    def path(self, step: int) -> Path:
+        """Of the file of this step."""
+        return self._folder / f"{self._kind}-{step}.bin"
+
+    def read(self, step: int) -> bytes:
+        """What `write` wrote; see `read_sealed`."""
+        return read_sealed(self.path(step))
+
+    def write(self, step: int, content: bytes) -> None:
+        """Write this step's in one move; then let go of all but the newest two, and of later ones.
+
+        Later ones are of a session that was broken off and is played again.
+        """
+        write_sealed(self.path(step), content)
+        found = self.found()
+        at = found.index(step)
+        for old in (*found[: max(0, at + 1 - _KEPT)], *found[at + 1 :]):
+            self.path(old).unlink()
+
+    def clear(self) -> None:
+        """Remove all of them, and what a process left that was killed while it wrote one."""
+        for path in (*self._paths(), *self._folder.glob(f".{self._kind}-*")):
+            path.unlink()
+
+    def _paths(self) -> list[Path]:
+        return list(self._folder.glob(f"{self._kind}-*.bin"))
+
+
+def save_tensors(tensors: Mapping[str, Tensor]) -> bytes:
+    """Tensors by name as safetensors."""
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    return save(plain)
+
+
+def keep_scored(folder: RunFolder, said: Mapping[str, Scored]) -> None:
+    """Write truth and scores of each inference variant."""
+    tensors = {}
+    for name, scored in said.items():
+        tensors[f"{name}/truth"] = torch.from_numpy(scored.truth)
+        tensors[f"{name}/scores"] = torch.from_numpy(scored.scores)
+    write_atomically(folder.scored, save_tensors(tensors), private=True)
+
+
+def read_scored(folder: RunFolder, variant: str, *, threshold: float | None) -> Scored | None:
+    """Read what one variant said, decided at a threshold; None where nobody kept it.
+
+    Raises:
+        CheckpointError: the file is not as a run left it.
+    """
+    if not folder.scored.exists():
+        return None
+    folder.check(folder.scored)
+    try:
+        tensors = load(read_bytes(folder.scored))
+        truth, scores = tensors[f"{variant}/truth"], tensors[f"{variant}/scores"]
+        if scores.ndim == 1:
+            return Scored(truth=truth.numpy(), scores=scores.double().numpy())
+        if not scores.isfinite().all():  # the training diverged, and its measures are NaN
+            return Scored(truth=truth.numpy(), scores=scores.double().numpy(), threshold=threshold)
+        return Scored.of_classes(truth.numpy(), scores.numpy()).at(threshold)
+    except (KeyError, OverflowError, SafetensorError, DataError) as error:
+        raise CheckpointError(
+            f"{folder.scored} holds no scores of {variant}: {error}; restore it from a copy, or "
+            "remove it to go on without"
+        ) from error

@@ -9,18 +9,20 @@ processes are of one user: this tries out how parties run apart, and protects no
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from apfed_protocols.errors import (
     LocalProtocolError,
@@ -35,6 +37,8 @@ from secure_apfed.config.file import dump_config, dump_settings
 from secure_apfed.data import VerticalData, load_data, pack_own
 from secure_apfed.errors import CheckpointError, ConfigError, DataError, ModelError
 from secure_apfed.exchange import Status
+from secure_apfed.exchange.certificates import make_authority
+from secure_apfed.exchange.sockets import parse_address
 from secure_apfed.files import (
     make_private,
     open_regular,
@@ -44,10 +48,8 @@ from secure_apfed.files import (
 )
 from secure_apfed.methods import METHODS, roles_of
 from secure_apfed.privacy import BudgetExhaustedError
-from secure_apfed.runs.course import RunWriter
 from secure_apfed.runs.folder import PartyFolder, RunFolder, Steps
-from secure_apfed.runs.keeper import config_digest
-from secure_apfed.runs.local import Way, free_addresses, relaying, trial_ways
+from secure_apfed.runs.keeper import PartyEnd, config_digest
 from secure_apfed.runs.outcome import (
     Outcome,
     Privacy,
@@ -56,25 +58,122 @@ from secure_apfed.runs.outcome import (
     read_outcome,
     write_outcome,
 )
-from secure_apfed.runs.party import PartyFile, Peer
+from secure_apfed.runs.party import PartyFile, Peer, Tls
 from secure_apfed.runs.spending import shown_figure
 
-__all__ = ["WAYS", "prepare_parties", "run_locally"]
+__all__ = [
+    "RELAY",
+    "WAYS",
+    "Way",
+    "free_addresses",
+    "prepare_parties",
+    "relaying",
+    "run_locally",
+    "trial_ways",
+]
 
+Way: TypeAlias = Literal["tcp", "grpc", "relay", "nvflare"]
+"""How the parties of a trial reach each other."""
+RELAY = "relay"  # the name in its certificate, and of its folder beside the parties'
+_LOOPBACK = "127.0.0.1"
+_PORTS = range(20_000, 32_000)
+_CA, _CERTIFICATE, _KEY = Path("ca.pem"), Path("certificate.pem"), Path("key.pem")
+_START_S = 60.0
 WAYS: Mapping[str, Way] = {"local": "tcp", "grpc": "grpc", "relay": "relay"}
 """By transport, how parties in processes of their own reach each other."""
-
 _LOOK_S = 0.05
 _GRACE_S = 10.0
 _MOST_LINE = 2**20
 _MEET_S = 60.0  # at least: a process takes longer to start than to answer
 _PARTY, _TABLE, _LOG = "party.yaml", "table.safetensors", "log.txt"
-_NO_BASELINES = "--no-baselines"
 _OWN_FAULTS = (2, 3)  # exit codes of settings and data, which nobody else can mend
 _ERRORS: tuple[type[Exception], ...] = (
     BudgetExhaustedError, CheckpointError, ConfigError, DataError, IntersectionTooSmallError,
     LocalProtocolError, ModelError, RemoteProtocolError,
 )  # fmt: skip
+
+
+def free_addresses(count: int) -> list[str]:
+    """Addresses of loopback where nobody listens now.
+
+    Their ports lie below those from which systems take the near end of a connection: one of these
+    could be taken before its party listens there.
+    """
+    found: list[str] = []
+    with contextlib.ExitStack() as stack:
+        while len(found) < count:
+            port = secrets.choice(_PORTS)
+            with contextlib.suppress(OSError):  # somebody listens there
+                stack.enter_context(socket.create_server((_LOOPBACK, port)))
+                found.append(f"{_LOOPBACK}:{port}")
+    return found
+
+
+def trial_ways(over: Way, folders: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
+    """What the parties' files say of their links, by party; makes the certificates.
+
+    The authority's key is used and thrown away, so that nobody else gets a certificate of it.
+
+    Args:
+        over: how they reach each other.
+        folders: of the parties, by name.
+    """
+    if over in ("tcp", "nvflare"):
+        return {name: {"link": over} for name in folders}
+    authority = make_authority()
+    told: dict[str, Any] = {
+        "link": "grpc", "tls": Tls(ca=_CA, certificate=_CERTIFICATE, key=_KEY),
+    }  # fmt: skip
+    certified = dict(folders)
+    if over == "relay":
+        parties = next(iter(folders.values())).parent
+        certified[RELAY] = own_subfolder(parties.parent / RELAY)
+        make_private(certified[RELAY])
+        (told["relay"],) = free_addresses(1)
+    for name, folder in certified.items():
+        made = authority.issue(name)
+        write_atomically(folder / _CA, made.ca)
+        write_atomically(folder / _CERTIFICATE, made.certificate)
+        write_atomically(folder / _KEY, made.key, private=True)
+    return dict.fromkeys(folders, told)
+
+
+@contextmanager
+def relaying(files: Iterable[Path]) -> Iterator[None]:
+    """The relay that these parties' files name, in a process of its own; none where none is named.
+
+    Raises:
+        ConfigError: it did not start.
+    """
+    file = next(iter(files))
+    address = PartyFile.read(file).relay
+    if address is None:
+        yield
+        return
+    folder = file.parent.parent.parent / RELAY
+    command = [sys.executable, "-m", "secure_apfed.cli", "relay", "--listen", address]
+    command += ["--ca", str(folder / _CA), "--certificate", str(folder / _CERTIFICATE)]
+    command += ["--key", str(folder / _KEY), "--end-with-stdin", "--json"]
+    with subprocess.Popen(  # noqa: S603 - this very program
+        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    ) as process:
+        try:
+            _await_relay(address, process)
+            yield
+        finally:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(5)
+            process.kill()
+
+
+def _await_relay(address: str, process: "subprocess.Popen[bytes]") -> None:
+    deadline = time.monotonic() + _START_S
+    while time.monotonic() < deadline and process.poll() is None:
+        with contextlib.suppress(OSError), socket.create_connection(parse_address(address), 1.0):
+            return
+        time.sleep(_LOOK_S)
+    raise ConfigError(f"the relay did not start at {address}; its messages are above")
 
 
 def run_locally(
@@ -104,40 +203,30 @@ def run_locally(
     """
     if folder is None:
         raise ConfigError("parties that run apart need a folder each; name a run folder")
-    with RunWriter.open(folder, config, resume=resume) as writer:
-        assert writer
-        led = RunFolder(writer.folder.party(config.data.active_name))
+    run = RunFolder(folder)
+    with run.opened(config, resume=resume):
+        led = PartyFolder(run.party(config.data.active_name))
         if resume:
-            _refuse_another_run(config, writer.folder)
+            _refuse_another_run(config, run)
         if not (resume and led.result.exists()):  # then what is left to do is to gather
             files = prepare_parties(
-                config, writer.folder.path, data=data, timeout_s=timeout_s, resume=resume, over=over
+                config, folder, data=data, timeout_s=timeout_s, resume=resume, over=over
             )
-            with relaying(files.values()):
-                asked = [*(["--resume"] if resume else []), *([] if baselines else [_NO_BASELINES])]
-                _play(config, led, files, asked, on_progress, on_status, timeout_s)
-        return _gather(config, writer.folder, led)
-
-
-def _play(
-    config: Config,
-    led: RunFolder,
-    files: Mapping[str, Path],
-    asked: Sequence[str],
-    on_progress: Callable[[Progress], None],
-    on_status: Callable[[Status], None],
-    timeout_s: float,
-) -> None:
-    """Start the parties and wait for them; where the active has a result, the others may fail."""
-    shown = _Shown(led, config, on_progress)
-    with _started(files, asked, on_status=on_status) as processes:
-        _wait(processes, config.data.active_name, led, shown, timeout_s)
-    failed = _failures(processes)
-    if failed is None:
-        return
-    if not led.result.exists():
-        raise failed
-    warnings.warn(f"the run is finished, but not at all parties:\n{failed}", stacklevel=3)
+            asked = [*(["--resume"] if resume else []), *([] if baselines else ["--no-baselines"])]
+            with (
+                relaying(files.values()),
+                _started(files, asked, on_status=on_status) as processes,
+            ):
+                shown = _Shown(led, config, on_progress)
+                _wait(processes, config.data.active_name, led, shown, timeout_s)
+            failed = _failures(processes)
+            if failed and not led.result.exists():
+                raise failed
+            if failed:
+                warnings.warn(
+                    f"the run is finished, but not at all parties:\n{failed}", stacklevel=2
+                )
+        return _gather(config, run, led)
 
 
 def _refuse_another_run(config: Config, run: RunFolder) -> None:
@@ -168,8 +257,8 @@ def prepare_parties(
 ) -> dict[str, Path]:
     """Make each party's folder, key, rows and file of settings; return the files by party.
 
-    Over "nvflare" they are for a job (`nvflare_job.py`); over "grpc" and "relay" each gets a
-    certificate of an authority of this trial, too.
+    Over "nvflare" they are for a job (`contrib/nvflare_job.py`); over "grpc" and "relay" each gets
+    a certificate of an authority of this trial, too.
 
     Raises:
         ConfigError, DataError: what does not fit, or cannot be loaded.
@@ -425,13 +514,13 @@ def _gather(config: Config, run: RunFolder, led: RunFolder) -> RunResult:
         source: Path = getattr(led, name)
         if source.exists():
             shutil.copyfile(source, getattr(run, name))
-    parties = [path for path in sorted(run.parties.iterdir()) if path.is_dir()]
-    folders = [PartyFolder(path) for path in parties if path != led.path]
-    ended = [one.read_end() for one in folders if one.ended.exists()]
+    parties = [PartyFolder(path) for path in sorted(run.parties.iterdir()) if path.is_dir()]
+    others = [one for one in parties if one.path != led.path]
+    ended = [read_json(one.ended, PartyEnd) for one in others if one.ended.exists()]
     flows: list[Any] = []
-    for path in parties:
-        if RunFolder(path).flows.exists():
-            flows += read_json(RunFolder(path).flows, list[Any])
+    for one in parties:
+        if one.flows.exists():
+            flows += read_json(one.flows, list[Any])
     run.write_json(run.flows, flows)
     alone = read_json(led.result, Outcome)
     # What each counted itself, where it ended; else what the active was told.

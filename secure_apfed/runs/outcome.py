@@ -1,17 +1,279 @@
-"""What a run tells: how far it is, and what it gave."""
+"""What a run tells: how far it is, and what it gave, in memory and as it was written.
+
+Written by: whoever plays the active, and the launcher that gathers the results of parties that
+ran apart. Read by: everything that attacks, reports or compares runs. A folder may have been sent
+by somebody else, so only plain files of bounded size and of the types named here are read.
+"""
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from secure_apfed.data import OwnData
-from secure_apfed.measures import ACCURACY, Measure
+import msgpack
+import safetensors
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor, nn
+
+from secure_apfed.config import Config
+from secure_apfed.data import OwnData, VerticalData, load_data
+from secure_apfed.errors import CheckpointError
+from secure_apfed.exchange import Transcript
+from secure_apfed.files import read_bytes, read_json
+from secure_apfed.learning.descent import without_prefix
+from secure_apfed.measures import ACCURACY, Measure, find_measure
+from secure_apfed.methods import METHODS, Session
 from secure_apfed.privacy import PrivacySpent
-from secure_apfed.runs.outcome import Recording, no_recording
+from secure_apfed.runs.folder import RunFolder
+from secure_apfed.runs.solo import load_model
 
-__all__ = ["Progress", "RunResult", "measure_text", "scores_of"]
+__all__ = [
+    "AgreementOf",
+    "Attendance",
+    "Contributions",
+    "Count",
+    "Epsilon",
+    "Outcome",
+    "Privacy",
+    "Progress",
+    "Recording",
+    "RunResult",
+    "Written",
+    "load_recording",
+    "measure_text",
+    "no_recording",
+    "read_outcome",
+    "scores_of",
+    "write_outcome",
+]
+
+
+def _unbounded(value: Any) -> Any:
+    """JSON has no infinity: null and texts stand for it."""
+    return math.inf if value in (None, "inf", "infinity", "Infinity") else value
+
+
+Count = Annotated[int, Field(ge=0, le=2**31)]
+
+
+Epsilon = Annotated[float, BeforeValidator(_unbounded)]
+
+
+class Written(BaseModel):
+    """Something that a run wrote; what no reader uses may be there as well."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Privacy(Written):
+    """What the run spent; inf where there is no guarantee."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    epsilon_x: Epsilon
+    epsilon_y: Epsilon
+    epsilon_model: Epsilon
+    delta: float | None = None
+    releases: Count | None = None
+    mu: Epsilon = math.inf
+    accountants: Mapping[str, float | str] = {}
+    trace: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, spent: PrivacySpent) -> "Privacy":
+        """The record of an account."""
+        return cls.model_validate(asdict(spent))
+
+    def spent(self) -> PrivacySpent:
+        """The account that this records."""
+        return PrivacySpent(**self.model_dump())
+
+
+class Attendance(Written):
+    """Passives who fell silent in the last session, and in which step."""
+
+    left: Mapping[str, int] = {}
+    steps_without_all: int = 0
+
+
+class Contributions(Written):
+    """What one passive's votes or contributions to sums cost it; figure: what epsilon is called."""
+
+    figure: str = "epsilon_c"
+    epsilon: Epsilon
+    delta: float
+    releases: Count
+    trace: tuple[str, ...] = ()
+
+
+class AgreementOf(Written):
+    """How far one passive's votes agree with others'; see `secure_apfed.methods.method`."""
+
+    others: float | None
+    labels: float
+    others_noise: float
+    labels_noise: float
+
+
+class Outcome(Written):
+    """result.json, with the cross-checks of accountants.json where that was written."""
+
+    method: str
+    accuracy: Mapping[str, float] = Field(min_length=1)
+    wire_bytes: int
+    privacy: Privacy
+    seconds: float
+    aligned_rows: int | None = None
+    train_rows: int | None = None
+    labelled_rows: int | None = None
+    test_rows: int | None = None
+    sum: Mapping[str, Any] = {}
+    attendance: Attendance = Attendance()
+    guarantee: str | None = None
+    apart: bool = False
+    contributions: Mapping[str, Contributions] = {}
+    agreement: Mapping[str, AgreementOf] = {}
+    measure: str = ACCURACY.name
+    measures: Mapping[str, Mapping[str, float]] = {}
+    threshold: float | None = None
+    undefined: Mapping[str, Mapping[str, str]] = {}
+
+    @property
+    def judged_by(self) -> Measure:
+        """The measure that the run is judged by.
+
+        Raises:
+            CheckpointError: this version has no such measure.
+        """
+        try:
+            return find_measure(self.measure)
+        except ValueError as error:
+            raise CheckpointError(f"result.json: measure {error}") from None
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """The measure that the run is judged by, by inference variant; see `scores_of`."""
+        return scores_of(self.measure, self.accuracy, self.measures)
+
+
+def write_outcome(folder: RunFolder, outcome: Outcome) -> None:
+    """Write `result.json` and the digests of all that the run wrote: it is finished."""
+    folder.finish(outcome.model_dump(mode="python"))
+
+
+def read_outcome(folder: RunFolder) -> Outcome:
+    """Read `result.json`, with the cross-checks of accountants.json where that was written.
+
+    Raises:
+        CheckpointError: missing, or not as this version writes it.
+    """
+    outcome = read_json(folder.result, Outcome)
+    if not folder.accountants.is_file():
+        return outcome
+    checked = read_json(folder.accountants, dict[str, float | str])
+    privacy = outcome.privacy.model_copy(update={"accountants": checked})
+    return outcome.model_copy(update={"privacy": privacy})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording:
+    """What an experimenter holds after a run: everything, for attacks and reports. Not a party.
+
+    Attributes:
+        alignment: by party, positions in its own table; position k is the same person at
+            every party. Empty where nothing was aligned.
+        transcript: every flow, and the payloads that were kept.
+        model: the active's, which predicts alone, features -> class scores, on the CPU; None
+            where the method has none.
+        encoders: passive -> its network, where passives send or add representations.
+    """
+
+    config: Config
+    data: VerticalData
+    alignment: Mapping[str, Tensor]
+    transcript: Transcript
+    model: nn.Module | None = None
+    encoders: Mapping[str, nn.Module] = field(default_factory=dict)
+
+    @classmethod
+    def so_far(cls, config: Config, data: VerticalData, session: Session) -> "Recording":
+        """Of a session that goes on, without its networks."""
+        return cls(
+            config=config, data=data, alignment=session.alignment, transcript=session.transcript
+        )
+
+
+def load_recording(path: Path, *, data: VerticalData | None = None) -> Recording:
+    """Load a finished run from its folder; the data is loaded anew from its configuration.
+
+    Raises:
+        CheckpointError: no finished run there, or a file that cannot be read as this version
+            writes it.
+        ModelError: the same of a model.
+        DataError: the data is not there any more.
+    """
+    folder = RunFolder(path)
+    if not folder.result.exists():
+        raise CheckpointError(f"{path} holds no finished run: {folder.result.name} is missing")
+    folder.check()
+    config = folder.load_config()
+    if not folder.transcript.exists():
+        raise no_recording(path)
+    transcript = Transcript(config.transcript)
+    try:
+        transcript.load_state_dict(
+            msgpack.unpackb(read_bytes(folder.transcript), strict_map_key=False)
+        )
+        alignment = load(read_bytes(folder.alignment))
+    except (
+        OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError
+    ) as error:  # fmt: skip
+        raise CheckpointError(
+            f"{path}: {folder.transcript.name} or {folder.alignment.name} cannot be read as this "
+            f"version writes them ({error}); restore them from a copy"
+        ) from error
+    data = data or load_data(config.data, seed=config.seed)
+    return Recording(
+        config=config,
+        data=data,
+        alignment=alignment,
+        transcript=transcript,
+        model=load_model(path).network if folder.model.exists() else None,
+        encoders=_encoders_in(folder, config, data),
+    )
+
+
+def _encoders_in(folder: RunFolder, config: Config, data: VerticalData) -> Mapping[str, nn.Module]:
+    """The passives' networks after training, which no real party holds; empty where none are kept.
+
+    Raises:
+        CheckpointError: other tensors than those of the run.
+    """
+    if not folder.encoders.exists():
+        return {}
+    try:
+        tensors = load(read_bytes(folder.encoders))
+        encoders = {}
+        for table in data.passives:
+            features = tuple(table.features.shape[1:])
+            encoder = METHODS[config.method.name].sent_network(config, table.name, features)
+            state = without_prefix(table.name, tensors)
+            encoder.to(next(iter(state.values())).dtype).load_state_dict(state)
+            encoders[table.name] = encoder.eval()
+    except (RuntimeError, StopIteration, safetensors.SafetensorError) as error:
+        raise CheckpointError(f"{folder.encoders} does not hold the encoders: {error}") from error
+    return encoders
+
+
+def no_recording(path: Path | None) -> CheckpointError:
+    """What to raise where an experimenter's record is asked for and there is none."""
+    return CheckpointError(
+        f"{path or 'this run'} has no record of what all parties sent: each ran in a process of "
+        "its own, and none holds it; run it with --transport memory to mount attacks"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,41 +4,311 @@ Run by: each party, from its own file of settings. Nothing is loaded here but wh
 what the others hold it learns from their messages, as the contract says, and not at all otherwise.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypeAlias
 
-from apfed_protocols.errors import PartyLeftError
-from secure_apfed.audit_log import AuditLog
+from pydantic import AfterValidator, Field
+
+from apfed_protocols.errors import LocalProtocolError, PartyLeftError
+from apfed_protocols.identity import Identity
+from secure_apfed.audit_log import FILE_NAME, AuditLog
 from secure_apfed.config import Config
-from secure_apfed.config.file import load_config
+from secure_apfed.config.file import load_config, load_settings_text, read_text
 from secure_apfed.contract import PartyRole
 from secure_apfed.data import OwnData, load_own_tables, read_own
 from secure_apfed.errors import ConfigError
-from secure_apfed.exchange import Links, StatusKeeper, Transcript, Transport, play_one
-from secure_apfed.methods import (
-    METHODS,
-    Own,
-    Session,
-    assist,
-    lead,
-    new_session,
-    roles_of,
-)
+from secure_apfed.exchange import Links, Sockets, StatusKeeper, Transcript, Transport, play_one
+from secure_apfed.exchange.certificates import Credentials, read_revoked, require_caller
+from secure_apfed.exchange.door import Door
+from secure_apfed.exchange.grpc_link import Port, dial, warn_of_plaintext
+from secure_apfed.exchange.linked import Linked
+from secure_apfed.exchange.relay import PARTNER_S, through
+from secure_apfed.exchange.resumable_link import Connection
+from secure_apfed.exchange.sealed_connection import LocalEnd, prove
+from secure_apfed.exchange.sockets import Address, listen_at, parse_address
+from secure_apfed.methods import METHODS, Own, Session, assist, lead, new_session, roles_of
+from secure_apfed.names import Name, PartyName
 from secure_apfed.runs.course import Course, RunWriter, Watch
 from secure_apfed.runs.folder import PartyFolder, RunFolder, no_checkpoint
 from secure_apfed.runs.keeper import PartyKeeper
 from secure_apfed.runs.outcome import Progress, RunResult
-from secure_apfed.runs.party import Connect, PartyFile, Peer, connect
-from secure_apfed.runs.spending import cross_checked
-from secure_apfed.runs.training_labels import answered_labels, gone_back
+from secure_apfed.runs.training_labels import answered_labels
 from secure_apfed.seeds import undisturbed
+from secure_apfed.settings import Settings
 from secure_apfed.settings.transcript import TranscriptSettings
 from secure_apfed.workers import close_workers
 
-__all__ = ["Joined", "PartyFile", "Peer", "joined", "play_party"]
+__all__ = [
+    "LINKS",
+    "Connect",
+    "Joined",
+    "PartyFile",
+    "Peer",
+    "Tls",
+    "connect",
+    "joined",
+    "play_party",
+]
+
+
+def _place(text: str) -> str:
+    try:
+        parse_address(text)
+    except LocalProtocolError as error:
+        raise ValueError(str(error)) from None
+    return text
+
+
+Place: TypeAlias = Annotated[str, AfterValidator(_place)]
+"""Host and port, as `parse_address` reads them."""
+
+
+class Peer(Settings):
+    """Another party: where it listens, and by which key it is known.
+
+    Attributes:
+        address: "host:port", "[::1]:port" for IPv6; null: it dials, or comes through a relay.
+        identity: its Ed25519 public key, hex.
+        behind_proxy: a proxy ends TLS before it, so that a certificate there is not the party's;
+            its identity proves who it is.
+    """
+
+    address: Place | None = None
+    identity: str = Field(pattern="^[0-9a-f]{64}$")
+    behind_proxy: bool = False
+
+
+class Tls(Settings):
+    """Files in PEM for TLS at both ends; see docs/across-organisations.md.
+
+    Attributes:
+        ca: authorities that this party believes; certificate, key: its own.
+        revoked: list of certificates and identities that it refuses (see `secure-apfed certs`).
+    """
+
+    ca: Path
+    certificate: Path
+    key: Path
+    revoked: Path | None = None
+
+    def below(self, folder: Path) -> "Tls":
+        """The same with its paths resolved."""
+        given = {name: path for name, path in self if path is not None}
+        return self.model_copy(update={name: folder / path for name, path in given.items()})
+
+
+class PartyFile(Settings):
+    """All that one party needs to take part, in one YAML file of its own.
+
+    Each party writes it for itself, or `prepare_parties` for a trial on one machine. Paths that are
+    relative start at the file's folder.
+
+    Attributes:
+        party: its name; active, passives: who is who.
+        config: YAML of the run; what the parties agree on must be the same in everybody's.
+        folder: its own, for keys, checkpoints and logs.
+        listen: "host:port" where the others reach it; null: it dials out only.
+        peers: the others, by name.
+        link: how it reaches them: "tcp", between processes of one machine; "grpc", across machines;
+            "nvflare", inside a job of NVFlare's, which needs no addresses.
+        tls: for "grpc"; insecure_plaintext_on_loopback: without it, on this machine alone.
+        relay: "host:port" that all dial, where some cannot be reached.
+        relay_name: the name in the relay's certificate; null: the host's own.
+        proxy: "http://host:port" of a proxy that is asked to CONNECT; null: the environment's.
+        reconnect_s: how long a peer may give no sign of life, with "grpc" and "nvflare".
+        table: its rows as prepared for a trial; null reads its own file of `data.parties`.
+        timeout_s: one unit of patience: how long a peer may be silent whose turn it is. Who
+            waits for somebody's answer to others is patient for up to eight of them.
+        meet_s: how long to wait until all others are connected.
+    """
+
+    party: Name
+    active: PartyName
+    passives: tuple[PartyName, ...]
+    config: Path
+    folder: Path = Path()
+    listen: Place | None = None
+    peers: dict[Name, Peer]
+    link: Literal["tcp", "grpc", "nvflare"] = "tcp"
+    tls: Tls | None = None
+    insecure_plaintext_on_loopback: bool = False
+    relay: Place | None = None
+    relay_name: str | None = "relay"
+    proxy: str | None = None
+    reconnect_s: float = Field(30.0, ge=1, le=86_400)
+    table: Path | None = None
+    timeout_s: float = Field(60.0, gt=0, le=86_400)
+    meet_s: float = Field(60.0, gt=0, le=86_400)
+
+    @classmethod
+    def read(cls, path: Path) -> "PartyFile":
+        """Read one, with its paths resolved.
+
+        Raises:
+            ConfigError: no such file, or settings that do not hold.
+        """
+        told = load_settings_text(cls, read_text(path), source=str(path))
+        below = path.parent
+        table = None if told.table is None else below / told.table
+        paths = {"config": below / told.config, "folder": below / told.folder, "table": table}
+        return told.model_copy(update={**paths, "tls": told.tls and told.tls.below(below)})
+
+
+Connect: TypeAlias = Callable[[PartyFile, Identity, Mapping[str, bytes]], Transport]
+"""Connects a party to all others; see `connect`."""
+
+
+def connect(told: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> Transport:
+    """Connect to all others, as the party's file says: by an entry of `LINKS`.
+
+    "tcp" is for processes of one machine; "grpc" for machines of several organisations, direct or
+    through a relay that all dial. Inside a job of NVFlare's its site connects instead
+    (`contrib/nvflare_site.py`).
+
+    Args:
+        told: the party's file.
+        identity: its key pair.
+        known: public identities, by party.
+
+    Raises:
+        ConfigError: the file does not say how.
+        PartyLeftError: names those who did not come.
+    """
+    return LINKS[told.link](told, identity, known)
+
+
+def _over_tcp(told: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> Transport:
+    addresses = {name: _address_of(told, name) for name in told.peers}
+    try:
+        listener = listen_at(_listen(told))
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"listen: {told.party} cannot listen at {told.listen} ({why}); end "
+            "who does, or name another port there and in the others' files"
+        ) from error
+    return Sockets.meet(
+        told.party, listener, addresses, identity=identity, known=known, timeout_s=told.meet_s
+    )
+
+
+def _over_grpc(told: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> Transport:
+    """Ways to peers that listen, or to all by a relay, and a door for those that dial."""
+    credentials = _credentials(told)
+    me = LocalEnd(
+        name=told.party, identity=identity,
+        known={name: key for name, key in known.items() if name != told.party},
+        certificate=credentials.digest if credentials else "", revoked=lambda: _revoked_now(told),
+    )  # fmt: skip
+
+    def proved(peer: str, address: Address, name: str | None) -> Connection:
+        connection = dial(address, credentials, name=name, proxy=told.proxy)
+        try:
+            if told.relay is not None:
+                through(connection, me, peer, wait_s=min(PARTNER_S, told.reconnect_s / 3))
+            return prove(connection, me, peer)[1]
+        except BaseException:
+            connection.close()
+            raise
+
+    def require(name: str, certificate: bytes) -> None:
+        if credentials and name in told.peers and not told.peers[name].behind_proxy:
+            require_caller(name, certificate, _revoked_now(told))
+
+    ways: dict[str, Callable[[], Connection]] = {}
+    awaited = []
+    for peer, one in told.peers.items():
+        if told.relay is not None:
+            ways[peer] = partial(proved, peer, parse_address(told.relay), told.relay_name)
+        elif _dials(told, peer):
+            name = None if one.behind_proxy else peer
+            ways[peer] = partial(proved, peer, _address_of(told, peer), name)
+        else:
+            awaited.append(peer)
+    with ExitStack() as stack:
+        if awaited:
+            door = Door(me, tuple(awaited), require)
+            stack.callback(Port(_listen(told), credentials, door.welcome).close)
+            ways |= {peer: partial(door.connect, peer) for peer in awaited}
+        return Linked.meet(
+            told.party, ways, patience_s=told.reconnect_s, meet_s=told.meet_s,
+            end=stack.pop_all().close,
+        )  # fmt: skip
+
+
+def _dials(told: PartyFile, peer: str) -> bool:
+    """Whether this party dials: where only the other listens, or where both do, by their names.
+
+    Raises:
+        ConfigError: neither listens.
+    """
+    there = told.peers[peer].address is not None
+    if not there and told.listen is None:
+        raise ConfigError(
+            f"{told.party} has no `listen`, and {peer} no address: one of the two must be reached; "
+            "give one of them, or `relay: host:port` in the files of all"
+        )
+    return there and (told.listen is None or peer < told.party)
+
+
+def _inside_a_job(told: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> Transport:
+    raise ConfigError(
+        f"{told.party}: link: nvflare is for a job of NVFlare's, whose site starts the party: "
+        "submit the job (docs/nvflare.md), or name another link"
+    )
+
+
+def _revoked_now(told: PartyFile) -> frozenset[str]:
+    """The list as it is now; without it nobody is let in.
+
+    Raises:
+        ConnectionError: it cannot be read.
+    """
+    try:
+        return read_revoked(told.tls.revoked if told.tls else None)
+    except ConfigError as error:
+        raise ConnectionError(str(error)) from error
+
+
+def _credentials(told: PartyFile) -> Credentials | None:
+    """What TLS needs; None on loopback where that was asked for by name."""
+    if (files := told.tls) is not None:
+        revoked = read_revoked(files.revoked)
+        return Credentials.load(
+            files.ca, files.certificate, files.key, name=told.party, revoked=revoked
+        )
+    if not told.insecure_plaintext_on_loopback:
+        raise ConfigError(
+            f"{told.party}: link: grpc needs `tls` with ca, certificate and key (secure-apfed "
+            "certs makes them for a trial)"
+        )
+    named = [told.listen, told.relay, *(peer.address for peer in told.peers.values())]
+    warn_of_plaintext(*(parse_address(one)[0] for one in named if one is not None))
+    return None
+
+
+def _listen(told: PartyFile) -> Address:
+    if told.listen is None:
+        raise ConfigError(f"listen: say where {told.party} is reached, as host:port")
+    return parse_address(told.listen)
+
+
+def _address_of(told: PartyFile, peer: str) -> Address:
+    address = told.peers[peer].address
+    if address is None:
+        raise ConfigError(f"peers.{peer}.address: say where {peer} is reached, as host:port")
+    return parse_address(address)
+
+
+LINKS: Mapping[str, Connect] = {
+    "tcp": _over_tcp,
+    "grpc": _over_grpc,
+    "nvflare": _inside_a_job,
+}
 
 
 @undisturbed()
@@ -89,13 +359,9 @@ def play_party(
 
 
 def _play(
-    here: "Joined",
-    told: PartyFile,
-    on_progress: Callable[[Progress], None],
-    status: StatusKeeper,
-    *,
-    restarts: int,
-) -> RunResult | None:
+    here: "Joined", told: PartyFile, on_progress: Callable[[Progress], None],
+    status: StatusKeeper, *, restarts: int,
+) -> RunResult | None:  # fmt: skip
     """Play one session; `restarts`: how many more this party may begin by itself."""
     folder = RunFolder(told.folder)
     how: dict[str, Any] = {"timeout_s": told.timeout_s, "observer": status}
@@ -137,21 +403,25 @@ def joined(
     """Hold a party's folder, load its rows, and connect it to the others; see `play_party`."""
     status = status or StatusKeeper()
     config = load_config(told.config)
-    role = _role_of(told, config)
-    resume = resume or (config.rules.restarts > 0 and PartyFolder(told.folder).holds_steps)
+    rules, role = config.rules, _role_of(told, config)
+    resume = resume or (rules.restarts > 0 and PartyFolder(told.folder).holds_steps)
     with ExitStack() as stack:
         stack.callback(close_workers)
-        folder = stack.enter_context(PartyFolder.open(told.folder, resume=resume))
+        folder = PartyFolder(told.folder)
+        stack.enter_context(folder.held(resume=resume))
         if resume and role == "active" and not folder.holds_steps:
             raise no_checkpoint(folder.path)
         keeper = PartyKeeper(folder, told.party, config, data := _own_data(told, config, role))
         secrets = keeper.secrets
         known = {name: bytes.fromhex(peer.identity) for name, peer in told.peers.items()}
-        audit = AuditLog(folder.audit, told.party, secrets.identity, known, keeper.meter)
+        audit = AuditLog(folder.path / FILE_NAME, told.party, secrets.identity, known, keeper.meter)
         keeper.audit = stack.enter_context(audit)
         known[told.party] = secrets.identity.public
         status.begin(told.party, told.peers, keeper.meter)
-        transport = over(meet(_meeting(told, config), secrets.identity, known))
+        # With as much patience as the run has with who is started again.
+        meet_s = max(told.meet_s, (rules.patience_s or 0.0) if rules.restarts else 0.0)
+        met = meet(told.model_copy(update={"meet_s": meet_s}), secrets.identity, known)
+        transport = over(met)
         status.connected()
         transcript = Transcript(TranscriptSettings(keep="none"))  # payloads are a party's own
         yield Joined(
@@ -198,11 +468,7 @@ class _Alone(Watch):
 
 
 async def _active(
-    here: Joined,
-    folder: RunFolder,
-    on_progress: Callable[[Progress], None],
-    *,
-    restarts: int,
+    here: Joined, folder: RunFolder, on_progress: Callable[[Progress], None], *, restarts: int
 ) -> RunResult:
     """The active's whole script: what `assist` is for the others, with a course and a result."""
     own, links = here.own, here.links
@@ -212,30 +478,11 @@ async def _active(
     own = replace(own, held=labels.data())
     entered, learner = await lead(own, links, method, session=new_session())
     session = Session(entered, learner, links, here.transcript, headline=method.headline)
-    state = gone_back(state, labels, session, own.secrets)
     writer = RunWriter(folder, config, apart=True)
     watch = _Alone(writer, on_progress, here) if restarts else Watch(writer, on_progress)
     course = Course(session, labels, watch, state)
     await course.play()
-    privacy = cross_checked(course.privacy(), session)
-    writer.cross_check(privacy.accountants)
-    assert course.judged is not None
-    return RunResult(
-        method=config.method.name,
-        **course.judged.told,
-        wire_bytes=here.transcript.wire_bytes,
-        privacy=privacy,
-        contributions=session.contributed,
-        trained=labels.data(),
-        folder=folder.path,
-    )
-
-
-def _meeting(told: PartyFile, config: Config) -> PartyFile:
-    """With as much patience as the run has with who is started again."""
-    rules = config.rules
-    meet_s = max(told.meet_s, (rules.patience_s or 0.0) if rules.restarts else 0.0)
-    return told.model_copy(update={"meet_s": meet_s})
+    return course.result()
 
 
 def _role_of(told: PartyFile, config: Config) -> PartyRole:

@@ -1,20 +1,210 @@
-"""One run, over whatever its parties are joined by."""
+"""One run, over whatever its parties are joined by; in memory one process plays all of them.
 
-from collections.abc import Callable, Mapping
+Run by: the experimenter. Whatever happens, what was written is whole: see `folder` and `keeper`.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import ReferenceType, ref
 
+import msgpack
+from torch import Tensor
+
+from secure_apfed.alignment.ids import id_rules
 from secure_apfed.config import Config
-from secure_apfed.data import VerticalData
-from secure_apfed.errors import ConfigError
+from secure_apfed.data import VerticalData, load_data
+from secure_apfed.errors import CheckpointError, ConfigError
+from secure_apfed.exchange import Flow, Kind
+from secure_apfed.files import own_subfolder
+from secure_apfed.learning.descent import predictor_of
+from secure_apfed.methods import (
+    METHODS,
+    PartyState,
+    Secrets,
+    Session,
+    Simulation,
+    Start,
+    fresh_secrets,
+    roles_of,
+)
+from secure_apfed.methods.alignment import needs_dealer
+from secure_apfed.runs.course import Course, RunWriter, Watch
+from secure_apfed.runs.folder import PartyFolder, RunFolder, Steps
+from secure_apfed.runs.keeper import PartyKeeper
 from secure_apfed.runs.local import WAYS, run_locally
-from secure_apfed.runs.outcome import Progress, RunResult
-from secure_apfed.runs.run import run_in_memory
+from secure_apfed.runs.outcome import Progress, Recording, RunResult
+from secure_apfed.runs.training_labels import answered_labels
 from secure_apfed.seeds import undisturbed
 from secure_apfed.settings import unknown_name
+from secure_apfed.workers import close_workers
 
-__all__ = ["TRANSPORTS", "run"]
+__all__ = ["TRANSPORTS", "PastAlignment", "aligned_once", "run", "run_in_memory"]
+
+
+class PastAlignment(NamedTuple):
+    """What an alignment left: rows by party and position, and what was sent for it.
+
+    Attributes:
+        tables: those that were aligned, where somebody brought them; None: the run loaded them.
+    """
+
+    rows: Mapping[str, Tensor]
+    flows: tuple[Flow, ...]
+    tables: "ReferenceType[VerticalData] | None"
+
+    def is_of(self, tables: VerticalData | None) -> bool:
+        """Whether these are the tables."""
+        if self.tables is None:
+            return tables is None
+        return tables is not None and self.tables() is tables
+
+
+_PAST: ContextVar[dict[str, PastAlignment] | None] = ContextVar("alignments", default=None)
+
+
+@contextmanager
+def aligned_once(past: dict[str, PastAlignment]) -> Iterator[None]:
+    """Let runs in this block share alignments, those in `past` too, which new ones are added to.
+
+    One alignment for all runs on the same tables, as organisations have it that train often: the
+    first run of some data, seed and intersection aligns, by the protocol of its settings; those
+    after it go on from its rows, and count what it sent as theirs: each line of a table costs what
+    it would cost alone. Runs outside share nothing, and no alignment leaves the process.
+    """
+    before = _PAST.set(past)
+    try:
+        yield
+    finally:
+        _PAST.reset(before)
+
+
+def run_in_memory(
+    config: Config,
+    folder: Path | None,
+    *,
+    data: VerticalData | None = None,
+    resume: bool = False,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+    timeout_s: float = 60.0,
+) -> RunResult:
+    """Train, evaluate and write one run, all parties in this process; see `run`.
+
+    Each party has its own keys, secrets and folder here, too, and is built from its own data; the
+    record of what they sent, with the sums that were opened and the passives' networks, is the
+    experimenter's. `timeout_s` means nothing: silence needs no clock where one process plays all.
+    """
+    given = data
+    data = data or load_data(config.data, seed=config.seed)
+    data.compare_ids(id_rules(config.alignment).text)
+    writer, secrets = None, dict[str, Secrets]()
+    with ExitStack() as stack:
+        stack.callback(close_workers)
+        if folder is not None:
+            writer = RunWriter(RunFolder(folder), config)
+            stack.enter_context(writer.folder.opened(config, resume=resume))
+            secrets = _secrets(stack, writer.folder, config, data, resume=resume)
+        elif resume:
+            raise CheckpointError("a run without a folder has no checkpoint to resume from")
+        name = data.active.name
+        active, held = secrets.setdefault(name, fresh_secrets(config, name)), data.own(name)
+        assert held is not None
+        labels, state = answered_labels(config, held, active)
+        start = Start(config=config, data=data.with_own(labels.data()), secrets=secrets)
+        # A resumed run stands in the order of its own rows.
+        session = _simulation(start, tables=given, shares=not resume)
+        experimenter = _Experimenter(config, data, session, writer, on_progress)
+        course = Course(session, labels, experimenter, state)
+        session.play(course.play())
+        if experimenter.files:  # only a resumed run would need them
+            experimenter.files.clear()
+        return course.result()
+
+
+def _secrets(
+    stack: ExitStack, run: RunFolder, config: Config, data: VerticalData, *, resume: bool
+) -> dict[str, Secrets]:
+    """What each party brings from its own folder, which is held until the stack unwinds."""
+    passives = [table.name for table in data.passives]
+    found = {}
+    for name in roles_of(METHODS[config.method.name], config, data.active.name, passives):
+        folder = PartyFolder(own_subfolder(run.parties / name))
+        stack.enter_context(folder.held(resume=resume))
+        keeper = PartyKeeper(folder, name, config, data.own(name))
+        found[name] = replace(keeper.secrets, sends_out=False)
+    return found
+
+
+def _simulation(start: Start, *, tables: VerticalData | None, shares: bool) -> Simulation:
+    """All parties, aligned as an earlier run on the same tables where runs share alignments.
+
+    `tables` are what somebody brought, which must be the very same in each run; None: those that
+    the settings name.
+    """
+    config, past = start.config, _PAST.get() if shares and start.config.method.aligns else None
+    # All that tables and intersection depend on.
+    key = f"{config.data.model_dump_json()} {config.alignment.model_dump_json()} {config.seed}"
+    found = past.get(key) if past is not None else None
+    if found and found.is_of(tables):
+        session = Simulation(METHODS[config.method.name], replace(start, alignment=found.rows))
+        session.transcript.add(found.flows)
+        return session
+    session = Simulation(METHODS[config.method.name], start)
+    aligns = config.method.aligns and bool(session.contract.passives)
+    # A dealer's messages are of more kinds than the alignment's, so that its runs share none.
+    if past is not None and aligns and not needs_dealer(config.alignment):
+        flows = tuple(flow for flow in session.transcript.flows if flow.kind is Kind.ALIGNMENT)
+        brought = None if tables is None else ref(tables)
+        past[key] = PastAlignment(dict(session.alignment), flows, brought)
+    return session
+
+
+class _Experimenter(Watch):
+    """Who plays all parties, and keeps what they sent, which no party could."""
+
+    def __init__(
+        self, config: Config, data: VerticalData, session: Simulation, writer: RunWriter | None,
+        on_progress: Callable[[Progress], None],
+    ) -> None:  # fmt: skip
+        super().__init__(writer, on_progress)
+        self._config, self._data, self._session = config, data, session
+        self.files = Steps(writer.folder.path, "recording") if writer else None
+
+    def begin(self, session: Session, state: PartyState | None) -> None:
+        """Save the record before each checkpoint of the active; go on with that of this state."""
+        if (files := self.files) is None:
+            return
+        keeper, transcript = session.entered.own.secrets.keeper, session.transcript
+        assert isinstance(keeper, PartyKeeper)
+        keeper.before_save = lambda step: files.write(step, msgpack.packb(transcript.state_dict()))
+        if state:
+            if state.step not in files.found():
+                raise CheckpointError(
+                    f"{self.writer.folder.path if self.writer else ''} holds no record of what "
+                    "all parties sent: each ran in a process of its own; resume with --transport "
+                    "local"
+                )
+            transcript.resume(msgpack.unpackb(files.read(state.step), strict_map_key=False))
+
+    def recording(self) -> Recording:
+        """All of it."""
+        session = self._session
+        return Recording(
+            config=self._config,
+            data=self._data,
+            alignment=session.alignment,
+            transcript=session.transcript,
+            model=predictor_of(session.learner.solo()),
+            encoders={
+                name: copy.deepcopy(one).cpu().eval() for name, one in session.networks().items()
+            },
+        )
+
 
 TRANSPORTS: Mapping[str, Callable[..., RunResult]] = {
     "memory": run_in_memory,

@@ -1,32 +1,52 @@
 """The model that the active keeps: predicts from its own features with no other party present.
 
-Two files: parameters as safetensors, and a JSON card that says what they are, how
-features are encoded, and what the run promised about privacy.
+Two files: parameters as safetensors, and a JSON card that says what they are, how features are
+encoded, and what the run promised about privacy. A table is read, predicted and written some rows
+at a time, so that it may be larger than memory; nothing is sent to anybody.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import itertools
+import json
+import math
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
+import pandas as pd
 import torch
 from pydantic import BaseModel, Field
 from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor, nn
 
-from secure_apfed.data import FeatureEncoding, TargetScale
-from secure_apfed.data.drift import Extremes
+from secure_apfed.data import ColumnEncoding, FeatureEncoding, TargetScale, load_blocks
+from secure_apfed.data.column_encoding import CellCounts
+from secure_apfed.data.drift import ColumnDrift, DriftMeter, Extremes
 from secure_apfed.errors import DataError, ModelError
-from secure_apfed.files import read_bytes, read_json
-from secure_apfed.measures import ScoreRanges
+from secure_apfed.files import read_bytes, read_json, to_csv
+from secure_apfed.measures import ScoreRanges, rows_for_stability, stability_index
 from secure_apfed.models import encoder_and_head
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.seeds import undisturbed
 from secure_apfed.settings.model import ModelSettings
 from secure_apfed.tasks import TASKS, Classification, Task
 
-__all__ = ["SoloModel", "load_model"]
+__all__ = [
+    "Compared",
+    "Predicted",
+    "PredictedNumbers",
+    "Predictions",
+    "SoloModel",
+    "load_model",
+    "predict_file",
+    "predict_into",
+    "row_writer",
+]
 
 
 class _Parts(BaseModel):
@@ -88,6 +108,18 @@ class SoloModel:
         dtype = next(self.network.parameters()).dtype
         scores_NK: Tensor = self.network(features.to(dtype))
         return self.task.told(scores_NK, features)
+
+    def read(self, frame: pd.DataFrame) -> Tensor:
+        """What the task tells of raw rows, in float64; further columns are ignored.
+
+        Raises:
+            DataError: a column of training is missing, or its cells do not fit.
+        """
+        assert isinstance(self.encoding, ColumnEncoding)
+        counts = CellCounts()
+        features = self.encoding.encode(frame, counts=counts)
+        counts.warn(source="the input")
+        return self.predict(features).double()
 
 
 @undisturbed()
@@ -157,3 +189,309 @@ def _network(parts: _Parts, tensors: Mapping[str, Tensor], outputs: int) -> nn.M
         encoder, head = encoder_and_head(parts.model, parts.encoding.shape, outputs)
     nn.ModuleDict({"encoder": encoder, "head": head}).load_state_dict(tensors, assign=True)
     return nn.Sequential(encoder, head).eval()
+
+
+_Write = Callable[[pd.DataFrame], None]
+
+
+@contextmanager
+def _csv_rows(path: Path) -> Iterator[_Write]:
+    with path.open("w", encoding="utf-8", newline="") as file:
+
+        def write(frame: pd.DataFrame) -> None:
+            file.write(to_csv(frame, header=not file.tell()))
+
+        yield write
+
+
+@contextmanager
+def _json_rows(path: Path) -> Iterator[_Write]:
+    with path.open("w", encoding="utf-8", newline="") as file:
+
+        def write(frame: pd.DataFrame) -> None:
+            # pandas' own JSON rounds; every digit counts, and what is not finite is null
+            finite = frame.replace([math.inf, -math.inf], math.nan).astype(object)
+            rows = finite.where(finite.notna(), None).to_dict("records")
+            text = json.dumps(rows, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+            file.write(("," if file.tell() else "[") + text[1:-1])
+
+        yield write
+        file.write("]" if file.tell() else "[]")
+
+
+@contextmanager
+def _parquet_rows(path: Path) -> Iterator[_Write]:
+    import pyarrow as pa
+    from pyarrow.parquet import ParquetWriter
+
+    with ExitStack() as stack:
+        opened: list[Any] = []
+
+        def write(frame: pd.DataFrame) -> None:
+            table = pa.Table.from_pandas(frame, preserve_index=False)
+            if not opened:
+                opened.append(stack.enter_context(ParquetWriter(path, table.schema)))
+            opened[0].write_table(table)
+
+        yield write
+
+
+_KINDS = {".csv": _csv_rows, ".parquet": _parquet_rows, ".json": _json_rows}
+
+
+@contextmanager
+def row_writer(path: Path) -> Iterator[_Write]:
+    """Take frames of the same columns one after the other: CSV, Parquet or a JSON list of objects.
+
+    In CSV a text that a spreadsheet would take for a formula stands behind an apostrophe. The file
+    takes its name when it is complete; before it has another beside it, and a failure leaves none.
+
+    Raises:
+        DataError: the file's name ends in nothing that can be written, or it cannot be.
+    """
+    if path.suffix not in _KINDS:
+        raise DataError(f"{path}: expected a name that ends in {', '.join(_KINDS)}")
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _KINDS[path.suffix](partial) as write:
+            yield write
+        partial.chmod(0o600)  # what is said of people is their owner's
+        partial.replace(path)
+    except OSError as error:
+        raise DataError(f"{path} cannot be written ({error}); check the folder") from error
+    finally:
+        with suppress(OSError):
+            partial.unlink()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """How predicted rows differ from those of training.
+
+    Attributes:
+        rows: how many were predicted.
+        stability: how far the scores are spread otherwise than those of the training rows, see
+            `secure_apfed.measures.stability_index`; None: nobody kept those, or too few rows.
+        stability_needs: rows that have an index at least; 0: nobody kept those.
+        drift: of each raw column, see `secure_apfed.data.drift`; none of images, which the encoding
+            keeps no figures of.
+    """
+
+    rows: int
+    stability: float | None = None
+    stability_needs: int = 0
+    drift: tuple[ColumnDrift, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        drift = [{**asdict(one), "notable": one.notable} for one in self.drift]
+        return {
+            "stability": self.stability, "stability_needs": self.stability_needs, "columns": drift,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Predicted(ABC):
+    """What a model says of each row of a file, whatever its task.
+
+    Attributes:
+        ids: names of the rows, or their numbers from 0.
+        compared: with training rows.
+    """
+
+    ids: tuple[str, ...]
+    compared: Compared
+
+    @abstractmethod
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns that are written."""
+
+    @abstractmethod
+    def cells(self) -> Iterator[tuple[str | float, ...]]:
+        """The cells of each row, in their order."""
+
+    @abstractmethod
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values."""
+
+    def frame(self) -> pd.DataFrame:
+        """One line a row: id, class and the probability of every class, or id and number."""
+        return pd.DataFrame(list(self.cells()), columns=list(self.columns()))
+
+    def write(self, path: Path) -> None:
+        """Write them, see `row_writer`.
+
+        Raises:
+            DataError: the file's name ends in nothing that can be written.
+        """
+        with row_writer(path) as write:
+            write(self.frame())
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Predictions(Predicted):
+    """Of a classification.
+
+    Attributes:
+        classes: K names.
+        probabilities: (N, K), each row sums to 1.
+        decided: (N,), places in `classes` of what each row is given.
+    """
+
+    classes: tuple[str, ...]
+    probabilities: Tensor
+    decided: Tensor
+
+    def rows(self) -> Iterator[tuple[str, str, tuple[float, ...]]]:
+        """Yield (id, predicted class, probabilities)."""
+        best_N = self.decided.tolist()
+        for name, best, row in zip(self.ids, best_N, self.probabilities.tolist(), strict=True):
+            yield name, self.classes[best], tuple(row)
+
+    def columns(self) -> tuple[str, ...]:
+        return ("id", "class", *(f"p({one})" for one in self.classes))
+
+    def cells(self) -> Iterator[tuple[str | float, ...]]:
+        for name, best, row in self.rows():
+            yield name, best, *row
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "classes": list(self.classes),
+            **self.compared.as_json(),
+            "predictions": [
+                {"id": name, "class": best, "probabilities": list(row)}
+                for name, best, row in self.rows()
+            ],
+        }
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PredictedNumbers(Predicted):
+    """One number a row.
+
+    Attributes:
+        what: the number's name.
+        numbers: (N,), of a regression in the unit of the labels.
+    """
+
+    what: str
+    numbers: Tensor
+
+    def columns(self) -> tuple[str, ...]:
+        return ("id", self.what)
+
+    def cells(self) -> Iterator[tuple[str | float, ...]]:
+        yield from zip(self.ids, self.numbers.tolist(), strict=True)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            **self.compared.as_json(),
+            "predictions": [dict(zip(self.columns(), row, strict=True)) for row in self.cells()],
+        }
+
+
+@undisturbed()
+def predict_file(folder: Path, path: Path, *, id_columns: Sequence[str] | None = None) -> Predicted:
+    """Predict the rows of a file.
+
+    Args:
+        folder: of a finished run.
+        path: CSV, Parquet, .npy or IDX with the columns or images of the active.
+        id_columns: columns that name a row; None takes those that the run was trained with
+            where it was trained on the parties' own tables.
+
+    Raises:
+        CheckpointError: no model, or one that was altered.
+        DataError: the file cannot be read, or lacks columns that the model needs.
+    """
+    predictor = _Predictor(load_model(folder))
+    blocks = list(predictor.blocks(path, _named(folder, id_columns)))
+    ids = tuple(itertools.chain.from_iterable(names for names, _ in blocks))
+    whole = predictor.predicted(ids, torch.cat([told for _, told in blocks]))
+    return replace(whole, compared=predictor.compared())
+
+
+@undisturbed()
+def predict_into(
+    folder: Path, path: Path, output: Path, *, id_columns: Sequence[str] | None = None
+) -> Compared:
+    """Predict the rows of a file into another, which appears when it is complete.
+
+    Args:
+        folder: of a finished run.
+        path: of the rows, as of `predict_file`.
+        output: .csv, .parquet or .json.
+        id_columns: as of `predict_file`.
+
+    Raises:
+        CheckpointError: no model, or one that was altered.
+        DataError: a file cannot be read or written, or lacks columns that the model needs.
+    """
+    predictor = _Predictor(load_model(folder))
+    with row_writer(output) as write:
+        for ids, told in predictor.blocks(path, _named(folder, id_columns)):
+            write(predictor.predicted(ids, told).frame())
+    return predictor.compared()
+
+
+class _Predictor:
+    """A model, and how what it has predicted so far compares with its training rows."""
+
+    def __init__(self, model: SoloModel) -> None:
+        self.model, self._rows = model, 0
+        encoding = model.encoding
+        self._drift = (
+            DriftMeter(encoding, model.extremes) if isinstance(encoding, ColumnEncoding) else None
+        )
+        self._counts = np.zeros(len(model.ranges.shares) if model.ranges else 0, dtype=np.int64)
+
+    def blocks(self, path: Path, named: Sequence[str]) -> Iterator[tuple[tuple[str, ...], Tensor]]:
+        """IDs, and what is told of their rows."""
+        counts = None if self._drift is None else self._drift.counts
+        blocks = load_blocks(path, self.model.encoding, id_columns=named, counts=counts)
+        for ids, features in blocks:
+            told = self.model.predict(features)
+            self._rows += len(ids)
+            if self._drift is not None:
+                self._drift.add(features)
+            if self.model.ranges is not None:
+                self._counts += self.model.ranges.counts(told.double().numpy())
+            yield ids, told
+
+    def predicted(self, ids: tuple[str, ...], told: Tensor) -> Predicted:
+        """Of some rows."""
+        compared = Compared(rows=len(ids))
+        if told.ndim == 1:
+            what = self.model.task.tells
+            return PredictedNumbers(ids=ids, what=what, numbers=told, compared=compared)
+        decided, classes = self.model.decide(told), self.model.classes
+        return Predictions(
+            ids=ids, classes=classes, probabilities=told, decided=decided, compared=compared
+        )
+
+    def compared(self) -> Compared:
+        """All rows so far with those of training."""
+        ranges, drift = self.model.ranges, self._drift
+        needs = 0 if ranges is None else rows_for_stability(ranges)
+        return Compared(
+            rows=self._rows,
+            stability=None
+            if ranges is None or self._rows < needs
+            else stability_index(ranges, self._counts),
+            stability_needs=needs,
+            drift=() if drift is None else drift.result(),
+        )
+
+
+def _named(folder: Path, id_columns: Sequence[str] | None) -> tuple[str, ...]:
+    """The columns that name a row."""
+    if id_columns is not None:
+        return tuple(id_columns)
+    files = RunFolder(folder)
+    data = files.load_config().data if files.config.exists() else None
+    if data is None or data.parties is None:
+        return ()
+    columns = data.parties[data.active].id_column or data.id_column
+    return (columns,) if isinstance(columns, str) else columns

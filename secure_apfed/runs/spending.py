@@ -18,14 +18,9 @@ from secure_apfed.privacy.ledger import cross_check, guarantee_of
 from secure_apfed.secure_sums import sum_kind
 
 __all__ = [
-    "ReleaseMeter", "cross_checked", "figure_of", "guarantee_text", "shown_figure",
+    "ReleaseMeter", "cross_checked", "guarantee_text", "shown_figure",
     "spent_in", "worst_of",
 ]  # fmt: skip
-
-
-def figure_of(config: Config) -> ReleaseFigure:
-    """What speaks of what leaves a party in this run, of `secure_apfed.privacy_rows.FIGURES`."""
-    return config.method.figure
 
 
 def shown_figure(
@@ -39,7 +34,7 @@ def shown_figure(
         epsilon_x: of representations.
         epsilon_passives: of the passive that spent most on votes or contributions; None: of none.
     """
-    figure = figure_of(config)
+    figure = config.method.figure
     return figure, epsilon_x if figure == "epsilon_x" else epsilon_passives
 
 

@@ -206,7 +206,7 @@ def answered_labels(
 
 
 def gone_back(
-    state: PartyState | None, labels: TrainingLabels, session: Session, active: Secrets
+    state: PartyState | None, labels: TrainingLabels, session: Session
 ) -> PartyState | None:
     """The active's state where the session goes on, with its labels as they were then.
 
@@ -217,13 +217,12 @@ def gone_back(
         state: its newest.
         labels: of that; changed in place.
         session: that it has entered.
-        active: what it brought.
     """
-    resumes = session.contract.resumes
+    resumes, keeper = session.contract.resumes, session.entered.own.secrets.keeper
     if state is None or resumes is None or state.step == resumes.step:
         return state
-    assert active.keeper is not None
-    older = active.keeper.latest(until=resumes.step)
+    assert keeper is not None
+    older = keeper.latest(until=resumes.step)
     assert older is not None  # it said itself that it holds this step
     if not labels.mechanism.unsafe:
         labels.load_tensors(without_prefix("labels", older.tensors))

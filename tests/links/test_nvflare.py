@@ -185,10 +185,10 @@ def test_where_the_sum_recovers_the_others_go_on_without_a_site_that_was_frozen(
 
 def test_without_nvflare_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nvflare", None)
-    for name in ("nvflare_kits", "nvflare_site", "nvflare_job"):
-        monkeypatch.delitem(sys.modules, f"secure_apfed.runs.{name}", raising=False)
+    for name in ("nvflare_site", "nvflare_job"):
+        monkeypatch.delitem(sys.modules, f"secure_apfed.contrib.{name}", raising=False)
         with pytest.raises(ConfigError, match=r"pip install 'secure-apfed\[nvflare\]'"):
-            importlib.import_module(f"secure_apfed.runs.{name}")
+            importlib.import_module(f"secure_apfed.contrib.{name}")
 
 
 def test_outside_a_job_such_a_party_says_where_it_belongs(tmp_path: Path) -> None:

@@ -10,12 +10,12 @@ import msgpack
 import pytest
 import torch
 from cryptography.hazmat.primitives import serialization
+from safetensors.torch import load
 
 from secure_apfed.config import Config
 from secure_apfed.data import PartyTable, VerticalData, load_data
 from secure_apfed.exchange import Kind, Links
 from secure_apfed.runs.folder import read_sealed
-from secure_apfed.runs.keeper import load_tensors
 from secure_apfed.runs.outcome import Progress
 from secure_apfed.runs.run import run
 from tests.local.processes import Harm, Parties
@@ -78,7 +78,7 @@ def secrets_of(parties: Parties, data: VerticalData, name: str) -> dict[str, byt
 
 
 def tensors_in(body: bytes) -> Iterator[torch.Tensor]:
-    for name, tensor in load_tensors(body).items():
+    for name, tensor in load(body).items():
         if name.endswith("weight") and tensor.numel() >= 16:
             yield tensor
 

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from sklearn.datasets import load_breast_cancer
 
-from secure_apfed import progress as progress_bars
+from secure_apfed import progress
 from secure_apfed.cli import execute
 from secure_apfed.data import find_dataset
 from secure_apfed.runs.outcome import Progress
@@ -110,7 +110,7 @@ def test_an_interrupted_run_says_how_to_resume_and_then_ends_the_same(
     open_noise = ["--set", "guard={mechanism: none}", "--set", "party_seeds=shared_for_comparison"]
     assert execute([*arguments[:2], "--output", str(tmp_path / "whole"), *open_noise]) == 0
     with monkeypatch.context() as patch:
-        patch.setattr(progress_bars, "watching", stops_in_epoch_2)
+        patch.setattr(progress, "watching", stops_in_epoch_2)
         assert execute([*arguments, *open_noise]) == 130
     message = "".join(capsys.readouterr().err.replace("│", "").split())
     again = [

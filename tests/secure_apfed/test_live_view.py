@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from apfed_protocols.errors import PartyLeftError
-from secure_apfed import progress as live_view
+from secure_apfed import progress as shown_progress
 from secure_apfed.cli import execute
 from secure_apfed.exchange import (
     Awaited,
@@ -21,7 +21,7 @@ from secure_apfed.exchange import (
     StatusKeeper,
     drive,
 )
-from secure_apfed.progress import Board, Shown
+from secure_apfed.progress import Board
 from secure_apfed.runs.outcome import Progress
 from tests.secure_apfed.audit_pair import FakeMeter
 from tests.waiting import wait_until
@@ -158,7 +158,7 @@ def test_a_party_that_begins_again_is_nobodys_left_one() -> None:
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_view, "_PERIOD_S", 0.02)
+    monkeypatch.setattr(shown_progress, "_PERIOD_S", 0.02)
 
 
 def status(**changes: Any) -> Status:
@@ -172,7 +172,7 @@ def status(**changes: Any) -> Status:
     return Status.model_validate({**usual, **changes})
 
 
-def shown(how: Shown, *moments: Status, terminal: bool = False) -> str:
+def shown(*moments: Status, terminal: bool = False, json_events: bool = False) -> str:
     """What people read while the party stands so, one moment after another."""
     out = io.StringIO()
     console = Console(file=out, force_terminal=terminal, width=200)
@@ -184,7 +184,7 @@ def shown(how: Shown, *moments: Status, terminal: bool = False) -> str:
         return now
 
     board = Board(read)
-    with live_view.showing(board, how, console=console):
+    with shown_progress.showing(board, json_events=json_events, console=console):
         for moment in moments:
             now = (moment,)
             before = reads[0]
@@ -195,9 +195,7 @@ def shown(how: Shown, *moments: Status, terminal: bool = False) -> str:
 def test_a_log_has_a_line_a_change_and_no_more() -> None:
     bob = {"state": "awaited", "silent_s": 0.1, "sent_bytes": 10, "received_bytes": 2_000_000}
     well = status(peers={"bob": bob})
-    lines = shown(
-        Shown.TO_PEOPLE, status(), well, well, status(phase="ended", waits=None)
-    ).splitlines()
+    lines = shown(status(), well, well, status(phase="ended", waits=None)).splitlines()
     assert len(lines) == 3
     assert lines[0] == (
         "ann: training, step 3; bob silent for 4 s; waits for sum of step 3 from bob, "
@@ -208,7 +206,7 @@ def test_a_log_has_a_line_a_change_and_no_more() -> None:
 
 
 def test_a_panel_shows_every_peer_and_several_parties_show_each_other() -> None:
-    said = shown(Shown.TO_PEOPLE, status(), terminal=True)
+    said = shown(status(), terminal=True)
     assert "silent for 4 s" in said
     assert "2,000.0" in said
     board = Board()
@@ -219,9 +217,7 @@ def test_a_panel_shows_every_peer_and_several_parties_show_each_other() -> None:
                  wire_bytes=1)
     )  # fmt: skip
     out = io.StringIO()
-    with live_view.showing(
-        board, Shown.TO_PEOPLE, console=Console(file=out, force_terminal=True, width=200)
-    ):
+    with shown_progress.showing(board, console=Console(file=out, force_terminal=True, width=200)):
         pass
     for words in ("epoch 2/9", "bob silent for 4 s", "set-up", "sum of step 3 from bob"):
         assert words in out.getvalue()
@@ -231,7 +227,7 @@ def test_events_are_objects_a_line_and_programs_can_read_infinity(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     quiet = status(peers={}, waits=None)
-    shown(Shown.AS_EVENTS, quiet, quiet, status())
+    shown(quiet, quiet, status(), json_events=True)
     events = [json.loads(line)["status"] for line in capsys.readouterr().out.splitlines()]
     assert events[0]["epsilon"] == "inf"
     assert [event["peers"] for event in events].count({}) == 1, "said twice, and nothing changed"

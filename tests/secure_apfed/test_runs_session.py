@@ -349,7 +349,7 @@ def test_nothing_begins_anew_over_what_was_released(tmp_path: Path) -> None:
         pytest.raises(
             CheckpointError, match=r"answers-passive-1\.jsonl counts what left its party"
         ),
-        PartyFolder.open(folder / "parties" / "passive-1", resume=False),
+        PartyFolder(folder / "parties" / "passive-1").held(resume=False),
     ):
         pass
 

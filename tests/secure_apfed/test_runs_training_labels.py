@@ -12,7 +12,7 @@ import msgpack
 import pytest
 import torch
 from pydantic import ValidationError
-from safetensors.torch import load_file
+from safetensors.torch import load, load_file
 from scipy import stats
 from torch import Tensor
 
@@ -24,7 +24,6 @@ from secure_apfed.methods import METHODS, Learner, Method, Own
 from secure_apfed.privacy import LabelResponse, MultiStageResponse
 from secure_apfed.privacy.randomised_response import first_epoch_of
 from secure_apfed.runs.folder import read_sealed, save_tensors, write_sealed
-from secure_apfed.runs.keeper import load_tensors
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
 from secure_apfed.runs.training_labels import TrainingLabels
@@ -240,7 +239,7 @@ def test_later_stages_are_answered_once_and_saved_before_they_train(
     rows = len(load_data(config.data, seed=0).train_rows)
     assert answered == [rows - rows // 2, rows // 2]
     path = max((tmp_path / "run" / "parties" / "active").glob("checkpoint-*.bin"))
-    tensors = load_tensors(msgpack.unpackb(read_sealed(path))["tensors"])
+    tensors = load(msgpack.unpackb(read_sealed(path))["tensors"])
     assert bool((tensors["labels.answers"] >= 0).all())
     run(config, tmp_path / "run", resume=True)
     assert len(answered) == 2
@@ -331,7 +330,7 @@ def test_an_older_checkpoint_draws_the_same_answers_or_none(tmp_path: Path) -> N
 
     path = tmp_path / "other" / "parties" / "active" / "checkpoint-0.bin"
     content = msgpack.unpackb(read_sealed(path))
-    tensors = load_tensors(content["tensors"])
+    tensors = load(content["tensors"])
     for name, value in tensors.items():
         if name.startswith("head."):
             value.mul_(-3.0)

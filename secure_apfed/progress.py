@@ -1,9 +1,9 @@
-"""Where the parties of a run stand, while it runs: panels, plain lines, or JSON for programs.
+"""How far a run is, and where its parties stand: bars, panels, plain lines, or JSON for programs.
 
-On a terminal a panel that is drawn anew; in a log a line when something changed that a person would
-want to know; with `--json-events` one JSON object a line on stdout. None of them more often than
-once a second for a party. A name or number that a peer chose is checked before it gets here, and no
-other text of a peer is shown.
+On a terminal a bar or a panel that is drawn anew; in a log a line an epoch, and one when something
+changed that a person would want to know; with `--json-events` one JSON object a line on stdout. Of
+a party nothing comes more often than once a second. A name or number that a peer chose is checked
+before it gets here, and no other text of a peer is shown.
 """
 
 import contextlib
@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
@@ -22,32 +21,110 @@ from rich.table import Table
 from rich.text import Text
 
 from secure_apfed.files import to_json
-from secure_apfed.progress import figures
 
 if TYPE_CHECKING:
+    from rich.progress import Progress as Bars
+    from rich.progress import ProgressColumn
+
     from secure_apfed.exchange import Status, Waiting
     from secure_apfed.runs.outcome import Progress
 
-__all__ = ["Board", "Shown", "showing", "shown_as"]
+__all__ = [
+    "Board",
+    "counting",
+    "downloading",
+    "figures",
+    "showing",
+    "watching",
+]
 
 _PERIOD_S = 1.0
 _AGAIN_S = 30.0  # a line although nothing changed
 _DRAWN_PER_S = 4
+_STYLES = {"silent": "yellow", "left": "red", "expected": "dim"}
 
 
-class Shown(Enum):
-    """How a run is shown."""
+@contextmanager
+def watching(name: str, *, quiet: bool) -> Iterator["Callable[[Progress], None]"]:
+    """Show a run's progress on stderr; yields what `run` calls with each `Progress`."""
+    console = Console(stderr=True)
+    if quiet:
+        yield lambda progress: None
+    elif console.is_terminal:
+        from rich.progress import TextColumn, TimeRemainingColumn
 
-    TO_PEOPLE = "to people"
-    AS_EVENTS = "as events"
-    NOT_AT_ALL = "not at all"
+        with _bars(TextColumn("{task.fields[told]}"), TimeRemainingColumn()) as bars:
+            task = bars.add_task(f"{name}: alignment and setup", total=None, told="")
+            yield lambda progress: bars.update(
+                task, description=f"{name}: epoch {progress.epoch}/{progress.epochs}",
+                completed=progress.step, total=progress.steps, told=figures(progress),
+            )  # fmt: skip
+    else:
+        newest: list[Progress] = []
+
+        def update(progress: "Progress") -> None:
+            """Keep what is newest; tell it when its epoch is over."""
+            if newest and newest[0].epoch != progress.epoch:
+                console.print(_progress_of(newest[0]), highlight=False)
+            newest[:] = [progress]
+
+        try:
+            yield update
+        finally:
+            if newest:
+                console.print(_progress_of(newest[0]), highlight=False)
 
 
-def shown_as(*, as_json: bool, json_events: bool) -> Shown:
-    """How a command shows a run whose options these are."""
-    if json_events:
-        return Shown.AS_EVENTS
-    return Shown.NOT_AT_ALL if as_json else Shown.TO_PEOPLE
+@contextmanager
+def downloading(*, quiet: bool) -> Iterator[Callable[[str, int, int | None], None]]:
+    """Show downloads on stderr; yields what `fetch` calls with (file, bytes, bytes in all)."""
+    from rich.progress import DownloadColumn
+
+    tasks: dict[str, Any] = {}
+    with _bars(DownloadColumn(), quiet=quiet) as bars:
+
+        def update(file: str, done: int, total: int | None) -> None:
+            if file not in tasks:
+                tasks[file] = bars.add_task(file, total=total)
+            bars.update(tasks[file], completed=done, total=total)
+
+        yield update
+
+
+@contextmanager
+def counting(name: str, *, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """Show a count on stderr; yields what is called with (done, in all)."""
+    from rich.progress import MofNCompleteColumn, TimeElapsedColumn
+
+    with _bars(MofNCompleteColumn(), TimeElapsedColumn(), quiet=quiet) as bars:
+        task = bars.add_task(name, total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)
+
+
+def _bars(*columns: "ProgressColumn", quiet: bool = False) -> "Bars":
+    """Bars on stderr, with these columns behind; their module is loaded where one is shown."""
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(bar_width=24), *columns,
+        console=Console(stderr=True), disable=quiet,
+    )  # fmt: skip
+
+
+def figures(progress: "Progress") -> str:
+    """Loss, accuracy, epsilon and bytes in a line, where each is known."""
+    from secure_apfed.measures import MEASURES
+
+    measure = MEASURES[progress.measure]
+    score = progress.accuracy if progress.score is None else progress.score
+    accuracy = "" if score is None else f"  {measure.title} {measure.text(score)}"
+    spent = "" if progress.epsilon is None else f"  {progress.figure} {progress.epsilon:.3g}"
+    loss = "" if progress.loss is None else f"loss {progress.loss:.4f}"
+    return f"{loss}{accuracy}{spent}  {progress.wire_bytes / 1e6:.1f} MB sent".strip()
+
+
+def _progress_of(progress: "Progress") -> str:
+    return f"epoch {progress.epoch}/{progress.epochs}  {figures(progress)}"
 
 
 class Board:
@@ -79,14 +156,19 @@ class Board:
 
 
 @contextmanager
-def showing(board: Board, how: Shown, *, console: Console | None = None) -> Iterator[Board]:
-    """Show the board while the block runs, and once more when it ends."""
+def showing(
+    board: Board, *, as_json: bool = False, json_events: bool = False,
+    console: Console | None = None,
+) -> Iterator[Board]:  # fmt: skip
+    """Show the board while the block runs, and once more when it ends: not at all with `as_json`,
+    as events with `json_events`, else to people.
+    """
     console = console or Console(stderr=True)
-    if how is Shown.NOT_AT_ALL:
-        yield board
-    elif how is Shown.AS_EVENTS:
+    if json_events:
         with _ticking(_Events(board).tick):
             yield board
+    elif as_json:
+        yield board
     elif console.is_terminal:
         drawn = Live(
             console=console, get_renderable=lambda: _panel(board), refresh_per_second=_DRAWN_PER_S
@@ -94,7 +176,7 @@ def showing(board: Board, how: Shown, *, console: Console | None = None) -> Iter
         with drawn:
             yield board
     else:
-        with _ticking(_Lines(board, console).tick):
+        with _ticking(_PartyLines(board, console).tick):
             yield board
 
 
@@ -144,7 +226,7 @@ class _Events:
         sys.stdout.flush()
 
 
-class _Lines:
+class _PartyLines:
     """A line of a party whose phase, epoch or peers changed; see `_Events`."""
 
     def __init__(self, board: Board, console: Console) -> None:
@@ -211,10 +293,6 @@ def _counted(status: "Status") -> str:
     return f"{status.figure} {status.epsilon:.3g}  {sent:.1f} MB sent  {received:.1f} MB received"
 
 
-def _progress_of(progress: "Progress") -> str:
-    return f"epoch {progress.epoch}/{progress.epochs}  {figures(progress)}"
-
-
 def _panel(board: Board) -> Group:
     """All of the board; of one party with a line for each peer, of several with one for each."""
     statuses, lines = board.statuses, list[Text | Table]()
@@ -251,9 +329,6 @@ def _parties(statuses: "Sequence[Status]") -> Table:
             f"{one.figure} {one.epsilon:.3g}", f"{one.sent_bytes / 1e3:,.1f}",
         )  # fmt: skip
     return table
-
-
-_STYLES = {"silent": "yellow", "left": "red", "expected": "dim"}
 
 
 def _table(*columns: str) -> Table:

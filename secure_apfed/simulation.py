@@ -1,16 +1,20 @@
-"""One run in lockstep: each party's trainer is called where a message would have called it.
+"""Runs of which nothing but accuracy is asked: the parties' arithmetic, without what they send.
 
-Networks, order of the batches, dropout and every update are those of the parties, so the weights
-are the same; what is left out is writing, hashing, adding and counting what would have been sent.
+Run by: the experimenter, for tables and studies. Parties are built as in every run, from their own
+data and seeds; their networks then compute in one place, and no message is written, hashed or
+accounted for, so that such a run says nothing of bytes, epsilon or leaks. A run trains in lockstep:
+each party's trainer is called where a message would have called it, so that networks, order of the
+batches, dropout, every update and the weights are those of the parties.
 """
 
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from joblib import Parallel, delayed
 from torch import Tensor
 
 from apfed_protocols.errors import UnsafeChoiceWarning
@@ -25,7 +29,7 @@ from secure_apfed.secure_sums import sum_kind
 from secure_apfed.seeds import undisturbed
 from secure_apfed.tasks import Classification
 
-__all__ = ["Simulated", "begin", "finish", "simulate", "train", "why_not"]
+__all__ = ["Simulated", "begin", "finish", "simulate", "simulate_many", "train", "why_not"]
 
 _NO_KEY = bytes(32)
 """No mechanism draws anything here: labels that may be learnt from stay, the others are hidden."""
@@ -150,3 +154,21 @@ def _aligned(data: VerticalData) -> dict[str, Tensor]:
         order = np.argsort(ids)
         found[table.name] = torch.from_numpy(order[np.searchsorted(ids, common, sorter=order)])
     return found
+
+
+def simulate_many(configs: Sequence[Config], *, jobs: int = 1) -> list[Simulated]:
+    """Train runs, in any order, and return what each reaches, in theirs; one a core is fastest.
+
+    Args:
+        configs: of the runs.
+        jobs: processes, one thread each; those of runs on a GPU wait for each other there.
+
+    Raises:
+        ConfigError: a run cannot be simulated.
+    """
+    return list(Parallel(n_jobs=jobs)(delayed(_alone)(config) for config in configs))
+
+
+def _alone(config: Config) -> Simulated:
+    torch.set_num_threads(1)
+    return simulate(config)

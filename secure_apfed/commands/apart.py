@@ -1,0 +1,398 @@
+"""The commands for parties that run apart: `party`, `relay`, `certs` and `audit-log`.
+
+Part of the composition root: the results of `party` at the active are measured and reported here.
+"""
+
+import datetime as dt
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from secure_apfed import progress, terminal
+from secure_apfed.commands import AsJson, JsonEvents, finished
+from secure_apfed.errors import ApfedError, ConfigError
+from secure_apfed.privacy_rows import figure_title
+
+if TYPE_CHECKING:
+    from cryptography import x509
+
+    from secure_apfed.audit_log import Summary
+
+__all__ = [
+    "Terminated",
+    "audit_log_app",
+    "certs_app",
+    "compare",
+    "make_ca",
+    "make_party",
+    "party",
+    "relay",
+    "revoke",
+    "show",
+    "verify",
+    "watch_stdin",
+]
+
+_LAST_WORDS_S = 10.0
+certs_app = typer.Typer(
+    no_args_is_help=True,
+    help="Make certificates for a trial, look at them, and revoke them; an organisation's own "
+    "authority does as well.",
+)
+_CA, _CA_KEY = "ca.pem", "ca-key.pem"
+_CERTIFICATE, _KEY = "certificate.pem", "key.pem"
+_Folder = Annotated[Path, typer.Option("--folder", help="Where the authority's files lie.")]
+_Days = Annotated[float, typer.Option(min=0.01, max=36_500, help="How long it is valid.")]
+_PARTED = 4
+audit_log_app = typer.Typer(
+    no_args_is_help=True, help="Verify a party's audit log, or compare those of two parties."
+)
+_Log = Annotated[
+    Path, typer.Argument(metavar="FOLDER", help="A party's folder, or its audit.log alone.")
+]
+
+
+def party(
+    config: Annotated[Path, typer.Option(metavar="PARTY.yaml", help="The party's own file.")],
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the checkpoint in its folder.")
+    ] = False,
+    baselines: Annotated[
+        bool, typer.Option(help="At the active: measure what it does alone, once the run is over.")
+    ] = True,
+    end_with_stdin: Annotated[
+        bool, typer.Option("--end-with-stdin", hidden=True, help="End where stdin ends.")
+    ] = False,
+    as_json: AsJson = False,
+    json_events: JsonEvents = False,
+) -> None:
+    """Play one party of a run; the others run elsewhere, each by its own file.
+
+    The active's process then measures, makes the report and tells the result, as `run` does.
+    """
+    from secure_apfed.exchange import StatusKeeper
+    from secure_apfed.runs.folder import RunFolder
+    from secure_apfed.runs.party import play_party
+
+    signal.signal(signal.SIGTERM, _interrupt)
+    if end_with_stdin:
+        threading.Thread(target=watch_stdin, daemon=True).start()
+    status = StatusKeeper()
+    board = progress.Board(lambda: (status.status(),))
+    with progress.showing(board, as_json=as_json, json_events=json_events):
+        result = play_party(
+            config, resume=resume, on_progress=board.tell_progress, status=status,
+            on_restart=lambda why: typer.echo(why, err=True),
+        )  # fmt: skip
+    if result is None or result.folder is None:
+        return  # it helped
+    settings, quiet = RunFolder(result.folder).load_config(), as_json or json_events
+    if not end_with_stdin:
+        finished.tell(settings, result, baselines=baselines, quiet=quiet)
+    elif baselines:  # whoever started it reports
+        finished.alone(settings, result, quiet=quiet)
+
+
+class Terminated(ApfedError):  # noqa: N818 - it is no error
+    """Whoever runs the machine ended this process."""
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """End as an error does: the others are told, and what was written is whole."""
+    raise Terminated("ended by SIGTERM")
+
+
+def watch_stdin() -> None:
+    """End this process once whoever started it is gone: it would be nobody's."""
+    while os.read(sys.stdin.fileno(), 1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_LAST_WORDS_S)
+    os._exit(1)
+
+
+def relay(
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the parties dial.")],
+    ca: Annotated[
+        Path | None, typer.Option(metavar="PEM", help="Authorities of the parties' certificates.")
+    ] = None,
+    certificate: Annotated[
+        Path | None, typer.Option(metavar="PEM", help="Its own, for the name relay.")
+    ] = None,
+    key: Annotated[Path | None, typer.Option(metavar="PEM", help="Of its certificate.")] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(metavar="IDENTITY", help="Let these parties in alone; hex, may be repeated."),
+    ] = None,
+    insecure_plaintext_on_loopback: Annotated[
+        bool, typer.Option("--insecure-plaintext-on-loopback", help="No TLS, on this machine.")
+    ] = False,
+    end_with_stdin: Annotated[
+        bool, typer.Option("--end-with-stdin", hidden=True, help="End where stdin ends.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Forward sealed frames between parties that may only dial out, until it is ended."""
+    from secure_apfed.exchange.certificates import Credentials
+    from secure_apfed.exchange.grpc_link import warn_of_plaintext
+    from secure_apfed.exchange.relay import Relay
+    from secure_apfed.exchange.sockets import parse_address, spell_address
+
+    address, credentials = parse_address(listen), None
+    if ca is not None and certificate is not None and key is not None:
+        credentials = Credentials.load(ca, certificate, key, name=None)
+    elif insecure_plaintext_on_loopback:
+        warn_of_plaintext(address[0])
+    else:
+        raise ConfigError("a relay needs --ca, --certificate and --key (see secure-apfed certs)")
+    try:
+        identities = None if allow is None else frozenset(map(bytes.fromhex, allow))
+    except ValueError as error:
+        raise ConfigError("--allow: an identity is 64 letters in hex") from error
+    ended = threading.Event()
+    signal.signal(signal.SIGTERM, lambda number, frame: ended.set())
+    if end_with_stdin:
+        threading.Thread(target=watch_stdin, daemon=True).start()
+    standing = Relay(address, credentials, identities)
+    listens = spell_address((address[0], standing.port))
+    if as_json:
+        terminal.print_json({"listens": listens})
+    else:
+        terminal.show_note(f"the relay listens at {listens}; it ends with Ctrl-C")
+    try:
+        ended.wait()
+    finally:
+        standing.close()
+
+
+@certs_app.command("ca")
+def make_ca(
+    folder: _Folder = Path("certs"),
+    name: Annotated[str, typer.Option(help="Its name, for people.")] = "secure-apfed trial",
+    days: _Days = 3650,
+    as_json: AsJson = False,
+) -> None:
+    """Make an authority: its certificate, for everybody, and its key, which stays where it is."""
+    from secure_apfed.exchange.certificates import make_authority
+
+    made = make_authority(name, days=days)
+    _write_new(
+        {folder / _CA: (made.certificate, False), folder / _CA_KEY: (made.key, True)}, as_json
+    )
+
+
+@certs_app.command("party")
+def make_party(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Of parties, or relay.")],
+    folder: _Folder = Path("certs"),
+    host: Annotated[
+        list[str] | None, typer.Option(help="Another DNS name of its server; may be repeated.")
+    ] = None,
+    days: _Days = 365,
+    as_json: AsJson = False,
+) -> None:
+    """Make a key and a certificate for each of these parties, in a folder of its own."""
+    from secure_apfed.exchange.certificates import Authority
+    from secure_apfed.names import check_name
+
+    authority = Authority(_read(folder / _CA), _read(folder / _CA_KEY))
+    files: dict[Path, tuple[bytes, bool]] = {}
+    for name in names:
+        try:
+            check_name(name)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        made = authority.issue(name, hosts=tuple(host or ()), days=days)
+        files |= {
+            folder / name / _CA: (made.ca, False),
+            folder / name / _CERTIFICATE: (made.certificate, False),
+            folder / name / _KEY: (made.key, True),
+        }
+    _write_new(files, as_json)
+
+
+@certs_app.command("show")
+def show(
+    files: Annotated[list[Path], typer.Argument(metavar="PEM...", help="Certificates.")],
+    as_json: AsJson = False,
+) -> None:
+    """Say whose certificates these are, until when, and how a list of revoked ones names them."""
+    from secure_apfed.exchange.certificates import certificate_names, fingerprint
+
+    now = dt.datetime.now(dt.UTC)
+    described = [
+        {
+            "file": str(file), "names": ", ".join(certificate_names(one)),
+            "valid_until": f"{one.not_valid_after_utc:%Y-%m-%d}",
+            "days_left": (one.not_valid_after_utc - now).days,
+            "issuer": one.issuer.rfc4514_string(), "serial": f"{one.serial_number:x}",
+            "sha256": fingerprint(one),
+        }
+        for file, one in ((file, _load(file)) for file in files)
+    ]  # fmt: skip
+    if as_json:
+        terminal.print_json({"certificates": described})
+        return
+    columns = ("file", "names", "valid_until", "days_left", "issuer", "serial", "sha256")
+    rows = [tuple(str(one[column]) for column in columns) for one in described]
+    terminal.show_rows("Certificates", columns, rows)
+
+
+@certs_app.command("revoke")
+def revoke(
+    what: Annotated[
+        list[str],
+        typer.Argument(metavar="PEM|HEX...", help="A certificate's file, or its SHA-256 or serial "
+                       "number, or a party's public identity, in hex."),
+    ],
+    revoked: Annotated[Path, typer.Option("--list", help="List that the parties' files name.")],
+    note: Annotated[str, typer.Option(help="Why, for people.")] = "",
+    as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Write these into a list of what is revoked; it holds from the next connection on."""
+    from secure_apfed.exchange.certificates import fingerprint, read_revoked
+
+    entries = [
+        fingerprint(_load(Path(one))) if Path(one).is_file() else one.lower().replace(":", "")
+        for one in what
+    ]
+    if not all(one and set(one) <= set("0123456789abcdef") for one in entries):
+        raise ConfigError("certs revoke: name files of certificates that are there, or hex")
+    before = revoked.read_text(encoding="utf-8") if revoked.exists() else ""
+    remark = f"  # {dt.datetime.now(dt.UTC):%Y-%m-%d} {' '.join(note.split())}".rstrip()
+    lines = "".join(f"{one}{remark}\n" for one in entries)
+    if before and not before.endswith("\n"):
+        before += "\n"
+    revoked.write_text(before + lines, encoding="utf-8")
+    told = sorted(read_revoked(revoked))
+    if as_json:
+        terminal.print_json({"list": str(revoked), "revoked": told})
+    else:
+        terminal.show_note(f"{revoked} names {len(told)}: give it to all parties")
+
+
+def _load(file: Path) -> "x509.Certificate":
+    from cryptography.x509 import load_pem_x509_certificate
+
+    try:
+        return load_pem_x509_certificate(_read(file))
+    except ValueError as error:
+        raise ConfigError(f"{file} is no certificate in PEM ({error})") from error
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"{file} cannot be read ({error.strerror}); `certs ca` makes an authority, `certs "
+            "party` a party's files"
+        ) from error
+
+
+def _write_new(files: dict[Path, tuple[bytes, bool]], as_json: bool) -> None:
+    """Write all of these, secret ones for their owner alone, and none over another.
+
+    Raises:
+        ConfigError: one is there already; then nothing is written.
+    """
+    if there := [str(path) for path in files if path.exists() or path.is_symlink()]:
+        raise ConfigError(
+            f"{', '.join(there)} would be overwritten; name another folder, or move it away (who "
+            "believes an old certificate needs it until it is replaced)"
+        )
+    for path, (content, secret) in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        with os.fdopen(os.open(path, flags, 0o600 if secret else 0o644), "wb") as file:
+            file.write(content)
+    if as_json:
+        terminal.print_json({"files": [str(path) for path in files]})
+        return
+    for path in files:
+        typer.echo(path)
+
+
+@audit_log_app.command()
+def verify(
+    folder: _Log,
+    identity: Annotated[
+        str | None,
+        typer.Option(metavar="HEX", help="The party's public identity, as you know it."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Verify that a log is whole, and say what adds up in it."""
+    from secure_apfed.audit_log import verify_log
+
+    summary = verify_log(folder, identity=identity)
+    if as_json:
+        terminal.print_json(summary.as_json())
+    else:
+        _show_log(summary)
+
+
+@audit_log_app.command()
+def compare(one: _Log, other: _Log, as_json: AsJson = False) -> None:
+    """Compare what two parties logged of the link between them; exit code 4 where they part."""
+    from secure_apfed.audit_log import compare_logs
+
+    found = compare_logs(one, other)
+    if as_json:
+        terminal.print_json(found.as_json())
+    else:
+        for summary in found.logs:
+            if not summary.signed:
+                terminal.show_note(f"note: {_ending(summary)}")
+        rows = [
+            (one.sender, one.receiver, f"{one.equal:,}", f"{one.equal_size:,}",
+             f"{one.unreceived:,}", "no" if one.parting is None else "yes")
+            for one in found.directions
+        ]  # fmt: skip
+        columns = ("from", "to", "equal", "bytes", "sent, never received", "part")
+        terminal.show_rows("Two logs of one link", columns, rows)
+        for way in found.directions:
+            if (at := way.parting) is not None:
+                where = "its end" if at.sent_line is None else f"line {at.sent_line}"
+                terminal.show_note(
+                    f"{way.sender} to {way.receiver}: {way.sender} logged at {where}: {at.sent}; "
+                    f"{way.receiver} logged at line {at.received_line}: {at.received}"
+                )
+    if not found.agree:
+        raise typer.Exit(_PARTED)
+
+
+def _show_log(summary: "Summary") -> None:
+    last = f"{figure_title(summary.figure)}, last", f"{summary.epsilon:.4g}"
+    if not summary.epsilon:
+        last = "epsilon, last", "none: it let out nothing that it counts"
+    rows = [
+        ("party", summary.party), ("identity", summary.identity), ("last chain", summary.head),
+        ("lines", f"{summary.lines:,}, all chained"), ("its end", _ending(summary)),
+        ("opened", f"{summary.opened:,} times, {summary.agreed:,} sessions agreed"),
+        ("cut after a kill", f"{summary.cut:,} bytes"),
+        last,
+    ]  # fmt: skip
+    terminal.show_rows("Audit log", ("", ""), rows)
+    flows = [
+        (one.peer, one.event, one.kind or "-", f"{one.envelopes:,}", f"{one.size:,}")
+        for one in summary.flows
+    ]
+    terminal.show_rows("\nEnvelopes", ("peer", "", "kind", "envelopes", "bytes"), flows)
+
+
+def _ending(summary: "Summary") -> str:
+    if summary.signed:
+        return "signed by the identity"
+    torn = f" and {summary.torn:,} bytes of a torn line" if summary.torn else ""
+    return (
+        f"{summary.unsigned:,} lines{torn} after the last signature of {summary.party}: there it "
+        "may have been shortened or written anew"
+    )

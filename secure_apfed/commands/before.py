@@ -1,0 +1,281 @@
+"""The commands that ask before a run: `plan`, `check-encoder` and `check-ids`; nothing is sent.
+
+Part of the composition root: `secure_apfed.cli` registers them, nothing else imports this.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from secure_apfed import terminal
+from secure_apfed.commands import AsJson, ConfigFile, Overrides
+
+if TYPE_CHECKING:
+    from secure_apfed.alignment.ids import IdCheck
+    from secure_apfed.config import Config
+    from secure_apfed.learning.autoencoder import EncoderQuality
+    from secure_apfed.planning import Calibration
+
+__all__ = ["check_encoder", "check_ids", "plan"]
+
+_GUARDS = ("gaussian", "frozen_gaussian")
+_EPOCHS, _DELTA, _CLIP = 50, 1e-5, 1.0
+_NEARLY_ALL = 0.9  # of the training rows: then it is a case where all have a label
+_HEADER = ("rule", "agreed", "IDs it changes")
+
+
+def plan(
+    config_file: Annotated[
+        Path | None, typer.Argument(metavar="[CONFIG]", help="YAML file of the run, if any.")
+    ] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Calibrate the guard to this epsilon_x.")
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="The config's, or 50, unless given.")
+    ] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="The config's, or 1e-5, unless given.")
+    ] = None,
+    links: Annotated[
+        bool, typer.Option("--links", help="Tell what is sent on each link, not their sum.")
+    ] = False,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Forecast a run before anything is sent, or calibrate noise to epsilon, or both."""
+    from secure_apfed.planning import calibrate
+    from secure_apfed.planning.stored import load_sweeps, nearest, sentence
+
+    planned: dict[str, Any] = {}
+    if config_file is None:
+        if epsilon is None or overrides:
+            raise typer.BadParameter("give CONFIG, or --epsilon without --set, or both")
+        found = nearest(load_sweeps(), epsilon=epsilon, guards=_GUARDS)
+        calibrations = [
+            calibrate(
+                epsilon, epochs=epochs or _EPOCHS, delta=_DELTA if delta is None else delta,
+                clip=_CLIP, mechanism=mechanism,
+            ) for mechanism in _GUARDS
+        ]  # fmt: skip
+    else:
+        config = _config_of(
+            config_file, overrides or (), epsilon=epsilon, epochs=epochs, delta=delta
+        )
+        planned = _forecast(config, quiet=as_json, links=links)
+        found = _losses_of(config, planned["epsilon_x"])
+        guard, calibrations = config.guard, []
+        if guard.epsilon is not None and _sends(config):
+            calibrations.append(calibrate(
+                guard.epsilon, epochs=config.train.epochs, delta=config.delta, clip=guard.clip,
+                mechanism=guard.mechanism,
+            ))  # fmt: skip
+    expected = [sentence(sweep, point) for sweep, point in found]
+    if as_json:
+        noise = [asdict(calibration) for calibration in calibrations]
+        terminal.print_json({**planned, "calibration": noise, "expected": expected})
+        return
+    if calibrations:
+        _show_noise(calibrations)
+    typer.echo("\nExpected loss of accuracy, from stored sweeps:")
+    for loss in expected or ["no stored sweep fits; measure it with secure-apfed study sweep"]:
+        typer.echo(f"- {loss}")
+    for line in planned.get("help", ()):
+        typer.echo(f"\nHelp, from the nearest stored case: {line}")
+
+
+def _config_of(
+    path: Path, overrides: Sequence[str], *, epsilon: float | None, epochs: int | None,
+    delta: float | None,
+) -> "Config":  # fmt: skip
+    """The run of the file with what the options change; a missing guard becomes gaussian."""
+    from secure_apfed.config.file import load_config
+
+    config = load_config(path, overrides=overrides)
+    more = list(overrides)
+    if epochs is not None:
+        more.append(f"train.epochs={epochs}")
+    if delta is not None:
+        more.append(f"delta={delta!r}")
+    if epsilon is not None:
+        mechanism = config.guard.mechanism
+        more += [
+            f"guard.mechanism={'gaussian' if mechanism == 'none' else mechanism}",
+            "guard.sigma=null",
+            f"guard.epsilon={epsilon!r}",
+        ]
+    return load_config(path, overrides=more) if more else config
+
+
+def _forecast(config: "Config", *, quiet: bool, links: bool) -> dict[str, Any]:
+    """What a run would take, and what help was worth in the nearest stored case of its method."""
+    from secure_apfed.planning.forecast import forecast
+    from secure_apfed.planning.stored import load_gains, nearest_gain
+
+    planned = forecast(config)
+    if not quiet:
+        terminal.show_forecast(config.name, planned, links=links)
+        for warning in planned.warnings:
+            terminal.show_note(f"note: {warning}")
+    labelled, rows = planned.labelled_rows, planned.teaching_rows
+    every = labelled >= _NEARLY_ALL * rows
+    gain = nearest_gain(config, load_gains(), labelled=math.inf if every else labelled)
+    here = f"Here {labelled:,} of {rows:,} training rows have a label"
+    return {**asdict(planned), "help": [] if gain is None else [f"{gain.sentence}. {here}"]}
+
+
+def _sends(config: "Config") -> bool:
+    return "representations are sent" in config.method.happens
+
+
+def _losses_of(config: "Config", epsilon_x: float) -> list[tuple[Any, Any]]:
+    """Of stored sweeps of the same data and method; guard and label mechanism apart."""
+    from secure_apfed.planning.stored import load_sweeps, nearest
+
+    sweeps, found = load_sweeps(), []
+    same = {"dataset": config.data.dataset, "method": config.method.name}
+    guard, labels = config.guard, config.labels
+    if guard.mechanism != "none" and _sends(config):
+        epsilon = guard.epsilon or epsilon_x
+        found += nearest(sweeps, epsilon=epsilon, guards=(guard.mechanism,), **same)
+    if labels.epsilon is not None:
+        found += nearest(sweeps, epsilon=labels.epsilon, labels=labels.mechanism, **same)
+    return found
+
+
+def _show_noise(calibrations: Sequence["Calibration"]) -> None:
+    columns = ("guard", "releases of a row", "sigma", "sigma / (2C)", "clip C", "mu")
+    rows = [
+        (each.mechanism, f"{each.releases:,}", f"{each.sigma:.4g}",
+         f"{each.noise_multiplier:.4g}", f"{each.clip:g}", f"{each.mu:.4g}")
+        for each in calibrations
+    ]  # fmt: skip
+    first = calibrations[0]
+    title = f"\nNoise for epsilon_x {first.epsilon:g} at delta {first.delta:g}"
+    terminal.show_rows(f"{title}, {first.epochs:,} epochs", columns, rows)
+    typer.echo("Covers one row's releases with the encoder held fixed; no label.")
+
+
+def check_encoder(
+    config_file: ConfigFile,
+    threshold: Annotated[
+        float, typer.Option(min=0, max=1, help="Loss of accuracy that is not worth mending.")
+    ] = 0.02,
+    folds: Annotated[int, typer.Option(min=2, help="Of the cross-validation.")] = 10,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare a classifier on the active's columns with one on its encoder's code of them.
+
+    The encoder is the run's `model`, trained without labels on the active's training rows as
+    `method` says of autoencoders (APC-VFL, Appendix F); nobody else takes part.
+    """
+    import torch
+
+    from secure_apfed.config.file import load_config
+    from secure_apfed.data import UNLABELLED, load_data
+    from secure_apfed.errors import ConfigError
+    from secure_apfed.learning.autoencoder import DistillationSettings, encoder_quality
+    from secure_apfed.learning.descent import Compute
+
+    config = load_config(config_file, overrides=overrides or ())
+    if config.labels_are_private:
+        raise ConfigError(
+            "check-encoder fits classifiers to the true training labels, which labels and dp_sgd "
+            "keep private; leave both out here, and show its figures to nobody who may not know "
+            "these labels"
+        )
+    data = load_data(config.data, seed=config.seed)
+    assert data.active.labels is not None
+    labels_N = torch.full_like(data.active.labels, UNLABELLED)
+    labels_N[data.labelled_rows] = data.active.labels[data.labelled_rows]
+    found = encoder_quality(
+        data.active.features[data.train_rows], labels_N[data.train_rows], model=config.model,
+        settings=DistillationSettings.among(config.method), owner=data.active.name,
+        seed=config.seed,
+        compute=Compute.of(config.train), threshold=threshold, folds=folds,
+    )  # fmt: skip
+    if as_json:
+        terminal.print_json({
+            "columns": found.columns.tolist(), "code": found.codes.tolist(),
+            "difference": found.difference, "threshold": threshold, "epochs": found.epochs,
+            "good_enough": found.good_enough,
+        })  # fmt: skip
+        return
+    _show_quality(found, title=f"Encoder of {data.active.name} ({config.model.network})")
+
+
+def _show_quality(found: "EncoderQuality", *, title: str) -> None:
+    borne = f"{100 * found.threshold:g} fewer are borne"
+    rows = [
+        (f"columns, {len(found.columns)} folds", f"{100 * found.columns.mean():.2f} %"),
+        ("their code", f"{100 * found.codes.mean():.2f} %"),
+        ("difference", f"{100 * found.difference:+.2f} points; {borne}"),
+        ("epochs of the autoencoder", str(found.epochs)),
+        ("the encoder is", "good enough" if found.good_enough else "not good enough"),
+    ]
+    terminal.show_rows(title, ("", "accuracy"), rows)
+
+
+def check_ids(
+    config_file: ConfigFile,
+    party: Annotated[
+        list[str] | None,
+        typer.Option(help="Whose IDs; all whose file is here, unless given."),
+    ] = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Count the IDs of own tables that `alignment.normalisation` changes or makes equal."""
+    from secure_apfed.config.file import load_config
+
+    config = load_config(config_file, overrides=overrides or ())
+    found = list(_checks(config, party))
+    if as_json:
+        terminal.print_json({"parties": [asdict(one) for one in found]})
+        return
+    for one in found:
+        rows = [
+            (name, "yes" if name in one.agreed else "no", str(count))
+            for name, count in one.by_rule.items()
+        ]
+        terminal.show_rows(f"{one.party}: {one.rows} IDs", _HEADER, rows)
+        typer.echo(_id_check_told(one))
+
+
+def _checks(config: "Config", wanted: list[str] | None) -> "Iterator[IdCheck]":
+    from secure_apfed.alignment.ids import IdFile, check_normalisation, id_rules
+    from secure_apfed.data.raw_tables import party_path
+    from secure_apfed.errors import ConfigError
+
+    parties = config.data.parties or {}
+    unknown = [name for name in wanted or () if name not in parties]
+    if unknown or not parties:
+        there = ", ".join(parties) or "no party with a file of its own (dataset: tables)"
+        raise ConfigError(
+            f"check-ids: {', '.join(unknown) or 'nobody'} has IDs to check; data.parties names "
+            f"{there}"
+        )
+    here = [name for name, one in parties.items() if party_path(config.data, one.file).exists()]
+    for name in wanted or here or parties:
+        own = parties[name]
+        ids = IdFile(
+            name, party_path(config.data, own.file), own.id_column or config.data.id_column
+        )
+        yield check_normalisation(name, ids, id_rules(config.alignment))
+
+
+def _id_check_told(one: "IdCheck") -> str:
+    rows = f", first in rows {', '.join(map(str, one.first))} (from 0)" if one.first else ""
+    changed = f"The agreed rules change {one.changed} of them{rows}."
+    if not one.repeated:
+        return f"{changed} No two are equal then."
+    pairs = ", ".join(f"{row} (as {earlier})" for row, earlier in one.pairs)
+    return (
+        f"{changed} {one.repeated} are equal to an earlier one then ({one.repeated_as_written} as "
+        f"they are written), in rows {pairs}: keep one row for each ID, or agree on fewer rules."
+    )

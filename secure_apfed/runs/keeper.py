@@ -1,0 +1,240 @@
+"""A party in its folder: its checkpoints, what it agreed to, and how its part ended."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import safetensors
+from safetensors.torch import load
+from torch import Tensor
+
+from secure_apfed.audit_log import AuditLog
+from secure_apfed.config import Config
+from secure_apfed.contract import Contract
+from secure_apfed.data import OwnData
+from secure_apfed.errors import CheckpointError
+from secure_apfed.methods import PartyState, Role, Secrets, fresh_secrets
+from secure_apfed.methods.alignment import forget_alignment
+from secure_apfed.privacy import PrivacyLedger
+from secure_apfed.runs.folder import PartyFolder, read_sealed, save_tensors, signed
+from secure_apfed.runs.outcome import Contributions, Privacy, Written
+from secure_apfed.runs.spending import ReleaseMeter, worst_of
+
+__all__ = ["PartyEnd", "PartyKeeper", "config_digest", "table_digest"]
+
+_VERSION = 4
+_BY_POSITION = ("allowance.", "guard.", "pseudo_labels.")
+
+
+class PartyEnd(Written):
+    """How a party's part of a run ended.
+
+    Attributes:
+        party: its name; contract: digest of its last session's, hex.
+        model_sha256: of its parameters, hex.
+        privacy: what it spent on representations; null where it sent none.
+        contributions: what its noisy contributions to sums cost; null where there were none.
+    """
+
+    party: str
+    contract: str
+    model_sha256: str
+    privacy: Privacy | None
+    contributions: Contributions | None
+
+
+class PartyKeeper:
+    """A party in its folder; see `secure_apfed.methods.Keeper`.
+
+    Its checkpoints are all that it needs to go on as if nothing had happened, and nobody's holds
+    anything of another's. They have private state (model, momenta, noise key, seed), so their owner
+    alone reads them. Random generators need no state (see `secure_apfed.seeds`); keys of links and
+    sums are not kept: a resumed run is a new session under a new contract. The active saves last,
+    so whatever its newest checkpoint is, the others hold one of the same step; they keep the one
+    before, too. A party without data has nothing to go on from. Layout: msgpack, tensors as
+    safetensors inside, and a SHA-256 of it all at the end.
+
+    Args:
+        folder: of the party, held.
+        name: of the party; config: of the run; data: what the party holds of it.
+
+    Attributes:
+        secrets: keys and seed: fresh, or as at its newest checkpoint.
+        before_save: told of the step whose state is about to be saved.
+        meter: of what it releases in this session.
+        audit: notes what it agrees to, and is on the disk with each checkpoint; None: nothing.
+
+    Raises:
+        CheckpointError: a checkpoint that is damaged, or of another run or table.
+    """
+
+    def __init__(
+        self, folder: PartyFolder, name: str, config: Config, data: OwnData | None
+    ) -> None:
+        self._folder, identity = folder, folder.identity()
+        # What a checkpoint must say of itself to be gone on from; None: there are none.
+        self._of: dict[str, Any] | None = None
+        if data:
+            self._of = {
+                "party": name, "identity": identity.public, "config": config_digest(config),
+                "table": table_digest(data),
+            }  # fmt: skip
+        self._name = name
+        secrets = fresh_secrets(config, name, identity=identity, keeper=self, logs=folder.path)
+        if content := self._content(None):
+            secrets = replace(secrets, noise_key=content["noise_key"], seed=content["seed"])
+        self.secrets: Secrets = secrets
+        self.before_save: Callable[[int], None] = lambda step: None
+        self.meter = ReleaseMeter()
+        self.audit: AuditLog | None = None
+
+    def opened(self, name: str, ledger: PrivacyLedger) -> None:
+        """See `Keeper`."""
+        self.meter.add(name, ledger)
+
+    def agreed(self, contract: Contract, signatures: Mapping[str, bytes]) -> None:
+        """See `Keeper`."""
+        if self.audit:
+            self.audit.agreed(contract)
+        self._folder.write_json(self._folder.contract, signed(contract, signatures))
+
+    def latest(self, until: int | None = None) -> PartyState | None:
+        """See `Keeper`.
+
+        Raises:
+            CheckpointError: truncated, altered, or of another run, table or version.
+        """
+        content = self._content(until)
+        if content is None:
+            return None
+        return PartyState(**{one.name: content[one.name] for one in fields(PartyState)})
+
+    def steps(self) -> tuple[int, ...]:
+        """See `Keeper`."""
+        return tuple(self._folder.steps.found())
+
+    def save(self, state: PartyState) -> None:
+        """See `Keeper`."""
+        self.before_save(state.step)
+        if self.audit:
+            self.audit.sync()
+        if self._of:
+            content = {
+                "version": _VERSION,
+                "party": self._of["party"],
+                "identity": self._of["identity"],
+                "run": state.run,
+                "config": self._of["config"],
+                "table": self._of["table"],
+                "noise_key": self.secrets.noise_key,
+                "seed": self.secrets.seed,
+                "step": state.step,
+                "rows": save_tensors({"rows": state.rows}),
+                "tensors": save_tensors(state.tensors),
+                "ledgers": {name: save_tensors(one) for name, one in state.ledgers.items()},
+                "notes": dict(state.notes),
+            }
+            self._folder.steps.write(state.step, msgpack.packb(content))
+        if state.step > 0:  # all others are as far
+            forget_alignment(self._folder.path)
+
+    def ended(self, contract: Contract, role: Role) -> None:
+        """See `Keeper`; the secrets of the checkpoints should not outlive the run."""
+        spent = worst_of(one for one in role.ledgers.values() if one is not role.contributions)
+        noisy = role.contributions
+        end = PartyEnd(
+            party=self._name,
+            contract=contract.digest.hex(),
+            model_sha256=_model_digest(role.tensors()),
+            privacy=Privacy.of(spent) if spent else None,
+            contributions=Contributions.model_validate(noisy.account()) if noisy else None,
+        )
+        self._folder.write_json(self._folder.ended, end.model_dump(mode="python"))
+        self._folder.steps.clear()
+        forget_alignment(self._folder.path)
+
+    def _content(self, until: int | None) -> dict[str, Any] | None:
+        """The newest checkpoint that is not after this step, read; None where there is none."""
+        steps = self._folder.steps
+        found = [step for step in steps.found() if until is None or step <= until]
+        if self._of is None or not found:
+            return None
+        path = steps.path(found[-1])
+        try:
+            content: dict[str, Any] = msgpack.unpackb(read_sealed(path), strict_map_key=False)
+            if content["version"] != _VERSION:
+                raise CheckpointError(f"{path} was written by another version of this library")
+            content["rows"] = load(content["rows"])["rows"]
+            content["tensors"] = load(content["tensors"])
+            content["ledgers"] = {name: load(one) for name, one in content["ledgers"].items()}
+            for name in ("noise_key", "seed", "step", "run", "notes"):
+                content[name]
+            _check(path, content, self._of)
+        except (ValueError, TypeError, KeyError, safetensors.SafetensorError) as error:
+            raise CheckpointError(f"{path} is not a checkpoint of a run: {error}") from error
+        return content
+
+
+def _check(path: Path, content: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """Refuse another party's, and to go on with other settings or people, or these elsewhere.
+
+    Alignment, ledgers and frozen rows speak of positions: in another table they would be of other
+    people, whose releases nobody would have counted.
+    """
+    name = expected["party"]
+    if any(content[key] != expected[key] for key in ("party", "identity")):
+        raise CheckpointError(
+            f"{path} is of {content['party']!r} with another identity than that of {name} here; "
+            "put the party's own checkpoint and identity.pem back"
+        )
+    if content["config"] != expected["config"]:
+        raise CheckpointError(
+            f"{path} belongs to a run with another configuration; resume with the config.yaml of "
+            "that run"
+        )
+    if content["table"] != expected["table"]:
+        raise CheckpointError(
+            f"the table of {name} is not the one that the run began with: its IDs, their order, "
+            "its labels or the split into training and test rows are others, and the run counts by "
+            "positions; put the table back, or begin a new run"
+        )
+
+
+def table_digest(data: OwnData) -> str:
+    """SHA-256 (hex) of a party's IDs in order and, at the active, of labels and split.
+
+    Features are left out: they may differ in the last bits on another machine, and steps that
+    are played again with others are charged again.
+    """
+    labels: list[bytes] = []
+    if data.table.labels is not None:
+        split = {"train": data.train_rows, "test": data.test_rows}
+        if data.labelled is not None:
+            split["labelled"] = data.labelled
+        kind = "<f4" if data.targets else "<i8"
+        labels = [data.table.labels.numpy().astype(kind).tobytes(), save_tensors(split)]
+    if data.targets is not None:
+        labels.append(data.targets.model_dump_json().encode())
+    return hashlib.sha256(msgpack.packb([data.table.ids, *labels])).hexdigest()
+
+
+def config_digest(config: Config) -> str:
+    """SHA-256 (hex) of everything that the run's result depends on."""
+    # What may be other when the run is resumed is left out.
+    other: dict[str, bool | dict[str, bool]] = {
+        "attacks": True, "tradeoff": True, "checkpoint_every": True,
+        "rules": {"refused_sums": True, "patience_s": True, "restarts": True},
+    }  # fmt: skip
+    content = config.model_dump_json(exclude=other)
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _model_digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 (hex) of a role's parameters, without what counts by position of the alignment,
+    whose order is another one in each run.
+    """
+    model = {name: one for name, one in tensors.items() if not name.startswith(_BY_POSITION)}
+    return hashlib.sha256(save_tensors(model)).hexdigest()
