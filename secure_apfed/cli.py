@@ -276,7 +276,7 @@ def show_presets(
         else:
             typer.echo(as_yaml({"data": settings}), nl=False)
         return
-    rows = [(key, one.settings["dataset"], one.about) for key, one in PRESETS.items()]
+    rows = [(key, preset.settings["dataset"], preset.about) for key, preset in PRESETS.items()]
     columns = ("name", "dataset", "about")
     if as_json:
         terminal.print_json({"presets": [dict(zip(columns, row, strict=True)) for row in rows]})

@@ -130,7 +130,9 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         data = VerticalData(
             active=_table(_ACTIVE, frame, torch.from_numpy(numbers_N).long()),
             passives=tuple(
-                _table(name, one) for name, one in (self.passives or {}).items() if one is not None
+                _table(name, features)
+                for name, features in (self.passives or {}).items()
+                if features is not None
             ),
             classes=tuple(map(str, self.classes_)),
             train_rows=torch.arange(len(frame)),

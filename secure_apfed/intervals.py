@@ -55,7 +55,9 @@ def estimates(scored: Scored, *, resamples: int = RESAMPLES, seed: int = 0) -> d
         seed: of the resamples; the same rows and seed give the same intervals.
     """
     values = measure_all(scored)
-    spans = [_spans(one, values, resamples, seed) for one in (scored, *_with_one_more(scored))]
+    spans = [
+        _spans(sample, values, resamples, seed) for sample in (scored, *_with_one_more(scored))
+    ]
     return {
         name: Estimate(
             value, min(span[name][0] for span in spans), max(span[name][1] for span in spans)
@@ -115,7 +117,7 @@ def _draws(scored: Scored, resamples: int, seed: int) -> Iterator[FloatArray]:
 def _groups(scored: Scored) -> list[NDArray[np.int64]]:
     if np.issubdtype(scored.truth.dtype, np.floating):
         return [np.arange(len(scored.truth))]
-    return [np.flatnonzero(scored.truth == one) for one in np.unique(scored.truth)]
+    return [np.flatnonzero(scored.truth == label) for label in np.unique(scored.truth)]
 
 
 def _span(value: float, drawn: list[FloatArray], *, mirrored: bool) -> tuple[float, float]:
@@ -182,11 +184,11 @@ class Redrawn:
         scores, truth_B = self.scored.scores, self.scored.truth
         counts_BR = np.ascontiguousarray(self.counts.T)
         ranked = {1: scores} if scores.ndim == 1 else dict(enumerate(scores.T))
-        for one in ranked if len(ranked) > 2 else (1,):
-            if 0 < (truth_B == one).sum() < len(truth_B):
-                order_B = np.argsort(-ranked[one], kind="stable")
-                ends_T = np.flatnonzero(np.diff(ranked[one][order_B], append=-np.inf))
-                of_it_B = (truth_B == one)[order_B]
+        for label in ranked if len(ranked) > 2 else (1,):
+            if 0 < (truth_B == label).sum() < len(truth_B):
+                order_B = np.argsort(-ranked[label], kind="stable")
+                ends_T = np.flatnonzero(np.diff(ranked[label][order_B], append=-np.inf))
+                of_it_B = (truth_B == label)[order_B]
                 drawn_BR = counts_BR[order_B]
                 all_TR = drawn_BR.cumsum(axis=0)[ends_T]
                 true_TR = (drawn_BR * of_it_B[:, None]).cumsum(axis=0)[ends_T]

@@ -282,10 +282,10 @@ def _ranked(scored: Scored) -> Iterator[tuple[NDArray[np.bool_], FloatArray]]:
     classes, and of each of several. A class that has no row, or all, has no rank.
     """
     said_BK = scored.scores if scored.classes else np.column_stack([scored.scores] * 2)
-    for one in range(scored.classes) if scored.classes > 2 else (1,):
-        alarm_B = scored.truth == one
+    for label in range(scored.classes) if scored.classes > 2 else (1,):
+        alarm_B = scored.truth == label
         if 0 < alarm_B.sum() < len(alarm_B):
-            yield alarm_B, said_BK[:, one]
+            yield alarm_B, said_BK[:, label]
 
 
 def _mean(found: list[float]) -> float:
@@ -367,7 +367,7 @@ _ALL = (
 
 # fmt: on
 
-MEASURES: Mapping[str, Measure] = MappingProxyType({one.name: one for one in _ALL})
+MEASURES: Mapping[str, Measure] = MappingProxyType({measure.name: measure for measure in _ALL})
 """By name, in the order in which they are shown."""
 
 
@@ -384,7 +384,7 @@ def task_of(scored: Scored) -> Task:
 
 def names_of(task: str) -> tuple[str, ...]:
     """The measures of one task."""
-    return tuple(name for name, one in MEASURES.items() if task in one.tasks)
+    return tuple(name for name, measure in MEASURES.items() if task in measure.tasks)
 
 
 def find_measure(name: str) -> Measure:
@@ -411,7 +411,7 @@ def undefined_in(scored: Scored) -> dict[str, str]:
 
 
 THRESHOLDS: Mapping[str, str] = MappingProxyType({
-    name: one.title for name, one in MEASURES.items() if one.decides
+    name: measure.title for name, measure in MEASURES.items() if measure.decides
 })  # fmt: skip
 """Measures that a threshold can be chosen by: those of what is decided."""
 
@@ -464,7 +464,7 @@ def best_threshold(scored: Scored, measure: str) -> float:
     if len(between) > _CANDIDATES:
         between = np.quantile(between, np.linspace(0, 1, _CANDIDATES))
     candidates: list[float] = sorted({0.5, *between.tolist()}, key=lambda one: abs(one - 0.5))
-    reached = {one: MEASURES[measure].of(scored.at(one)) for one in candidates}
+    reached = {candidate: MEASURES[measure].of(scored.at(candidate)) for candidate in candidates}
     return max(candidates, key=reached.__getitem__)
 
 
@@ -501,8 +501,8 @@ def calibration_curve(scored: Scored, *, ranges: int = _RANGES) -> tuple[Calibra
     edges = np.quantile(said_B, np.linspace(0, 1, ranges + 1))
     counts = np.bincount(np.searchsorted(edges[1:-1], said_B), minlength=ranges)
     return tuple(
-        CalibrationPoint(foretold=float(one), observed=float(other), rows=int(count))
-        for one, other, count in zip(foretold, observed, counts[counts > 0], strict=True)
+        CalibrationPoint(foretold=float(mean), observed=float(other), rows=int(count))
+        for mean, other, count in zip(foretold, observed, counts[counts > 0], strict=True)
     )
 
 
@@ -522,7 +522,7 @@ class ScoreRanges(BaseModel):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        rising = all(one < other for one, other in pairwise(self.edges))
+        rising = all(edge < other for edge, other in pairwise(self.edges))
         if len(self.shares) != len(self.edges) + 1 or not rising:
             raise ValueError("ranges of scores have rising edges, and one share more than edges")
         return self

@@ -142,7 +142,7 @@ class Board:
     @property
     def statuses(self) -> "tuple[Status, ...]":
         """Of all parties that anything is known of, by name."""
-        own = {one.party: one for one in self._source() if one.party}
+        own = {status.party: status for status in self._source() if status.party}
         every = {**self._told, **own}
         return tuple(every[name] for name in sorted(every))
 
@@ -320,13 +320,13 @@ def _peers(status: "Status") -> Table:
 
 def _parties(statuses: "Sequence[Status]") -> Table:
     table = _table("party", "phase", "step", "waits for", "peers", "epsilon", "kB sent")
-    for one in statuses:
-        troubles = ", ".join(_troubles(one))
+    for status in statuses:
+        troubles = ", ".join(_troubles(status))
         table.add_row(
-            Text(one.party), one.phase, "" if one.step is None else str(one.step),
-            Text(_waited(one.waits) if one.waits else ""),
+            Text(status.party), status.phase, "" if status.step is None else str(status.step),
+            Text(_waited(status.waits) if status.waits else ""),
             Text(troubles or "all there", style="yellow" if troubles else ""),
-            f"{one.figure} {one.epsilon:.3g}", f"{one.sent_bytes / 1e3:,.1f}",
+            f"{status.figure} {status.epsilon:.3g}", f"{status.sent_bytes / 1e3:,.1f}",
         )  # fmt: skip
     return table
 

@@ -119,7 +119,9 @@ def show_note(text: str) -> None:
 
 def _printable(text: str) -> str:
     """The same without what a terminal would obey: a peer may have chosen some of the words."""
-    return "".join(one if one.isprintable() or one == "\n" else "?" for one in text)
+    return "".join(
+        character if character.isprintable() or character == "\n" else "?" for character in text
+    )
 
 
 def show_warning(
@@ -224,27 +226,27 @@ def show_forecast(name: str, told: "Forecast", *, links: bool = False) -> None:
     if told.links and links:
         show_rows(
             "\nBy link", ("from", "to", "kind", "messages", "bytes"),
-            [(one.sender, one.receiver, one.kind, f"{one.messages:,}", _size(one.wire_bytes))
-             for one in told.links],
+            [(link.sender, link.receiver, link.kind, f"{link.messages:,}", _size(link.wire_bytes))
+             for link in told.links],
         )  # fmt: skip
     elif told.links:
-        kinds = dict.fromkeys(one.kind for one in told.links)
-        of = {kind: [one for one in told.links if one.kind == kind] for kind in kinds}
+        kinds = dict.fromkeys(link.kind for link in told.links)
+        of = {kind: [link for link in told.links if link.kind == kind] for kind in kinds}
         show_rows(
             "\nBy kind of message (--links tells each link)",
             ("kind", "links", "messages", "bytes"),
-            [(kind, f"{len(some)}", f"{sum(one.messages for one in some):,}",
-              _size(sum(one.wire_bytes for one in some))) for kind, some in of.items()],
+            [(kind, f"{len(some)}", f"{sum(flow.messages for flow in some):,}",
+              _size(sum(flow.wire_bytes for flow in some))) for kind, some in of.items()],
         )  # fmt: skip
     if told.intersections:
         show_rows(
             "Set intersections for these tables; the run takes the marked one",
             ("", "protocol", "bytes", "time in one process", "dealer", "pairwise overlaps"),
             [
-                ("*" if one.chosen else "", one.protocol, _size(one.wire_bytes),
-                 _duration(one.seconds), "needed" if one.takes_dealer else "none",
-                 "shown to the active" if one.pairwise else "hidden")
-                for one in told.intersections
+                ("*" if way.chosen else "", way.protocol, _size(way.wire_bytes),
+                 _duration(way.seconds), "needed" if way.takes_dealer else "none",
+                 "shown to the active" if way.pairwise else "hidden")
+                for way in told.intersections
             ],
         )  # fmt: skip
 

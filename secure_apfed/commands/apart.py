@@ -229,19 +229,19 @@ def show(
     now = dt.datetime.now(dt.UTC)
     described = [
         {
-            "file": str(file), "names": ", ".join(certificate_names(one)),
-            "valid_until": f"{one.not_valid_after_utc:%Y-%m-%d}",
-            "days_left": (one.not_valid_after_utc - now).days,
-            "issuer": one.issuer.rfc4514_string(), "serial": f"{one.serial_number:x}",
-            "sha256": fingerprint(one),
+            "file": str(file), "names": ", ".join(certificate_names(certificate)),
+            "valid_until": f"{certificate.not_valid_after_utc:%Y-%m-%d}",
+            "days_left": (certificate.not_valid_after_utc - now).days,
+            "issuer": certificate.issuer.rfc4514_string(),
+            "serial": f"{certificate.serial_number:x}", "sha256": fingerprint(certificate),
         }
-        for file, one in ((file, _load(file)) for file in files)
+        for file, certificate in ((file, _load(file)) for file in files)
     ]  # fmt: skip
     if as_json:
         terminal.print_json({"certificates": described})
         return
     columns = ("file", "names", "valid_until", "days_left", "issuer", "serial", "sha256")
-    rows = [tuple(str(one[column]) for column in columns) for one in described]
+    rows = [tuple(str(row[column]) for column in columns) for row in described]
     terminal.show_rows("Certificates", columns, rows)
 
 
@@ -260,14 +260,14 @@ def revoke(
     from secure_apfed.exchange.certificates import fingerprint, read_revoked
 
     entries = [
-        fingerprint(_load(Path(one))) if Path(one).is_file() else one.lower().replace(":", "")
-        for one in what
+        fingerprint(_load(Path(named))) if Path(named).is_file() else named.lower().replace(":", "")
+        for named in what
     ]
-    if not all(one and set(one) <= set("0123456789abcdef") for one in entries):
+    if not all(entry and set(entry) <= set("0123456789abcdef") for entry in entries):
         raise ConfigError("certs revoke: name files of certificates that are there, or hex")
     before = revoked.read_text(encoding="utf-8") if revoked.exists() else ""
     remark = f"  # {dt.datetime.now(dt.UTC):%Y-%m-%d} {' '.join(note.split())}".rstrip()
-    lines = "".join(f"{one}{remark}\n" for one in entries)
+    lines = "".join(f"{entry}{remark}\n" for entry in entries)
     if before and not before.endswith("\n"):
         before += "\n"
     revoked.write_text(before + lines, encoding="utf-8")
@@ -352,9 +352,9 @@ def compare(one: _Log, other: _Log, as_json: AsJson = False) -> None:
             if not summary.signed:
                 terminal.show_note(f"note: {_ending(summary)}")
         rows = [
-            (one.sender, one.receiver, f"{one.equal:,}", f"{one.equal_size:,}",
-             f"{one.unreceived:,}", "no" if one.parting is None else "yes")
-            for one in found.directions
+            (way.sender, way.receiver, f"{way.equal:,}", f"{way.equal_size:,}",
+             f"{way.unreceived:,}", "no" if way.parting is None else "yes")
+            for way in found.directions
         ]  # fmt: skip
         columns = ("from", "to", "equal", "bytes", "sent, never received", "part")
         terminal.show_rows("Two logs of one link", columns, rows)
@@ -382,8 +382,8 @@ def _show_log(summary: "Summary") -> None:
     ]  # fmt: skip
     terminal.show_rows("Audit log", ("", ""), rows)
     flows = [
-        (one.peer, one.event, one.kind or "-", f"{one.envelopes:,}", f"{one.size:,}")
-        for one in summary.flows
+        (flow.peer, flow.event, flow.kind or "-", f"{flow.envelopes:,}", f"{flow.size:,}")
+        for flow in summary.flows
     ]
     terminal.show_rows("\nEnvelopes", ("peer", "", "kind", "envelopes", "bytes"), flows)
 

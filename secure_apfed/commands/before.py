@@ -236,15 +236,15 @@ def check_ids(
     config = load_config(config_file, overrides=overrides or ())
     found = list(_checks(config, party))
     if as_json:
-        terminal.print_json({"parties": [asdict(one) for one in found]})
+        terminal.print_json({"parties": [asdict(checked) for checked in found]})
         return
-    for one in found:
+    for checked in found:
         rows = [
-            (name, "yes" if name in one.agreed else "no", str(count))
-            for name, count in one.by_rule.items()
+            (name, "yes" if name in checked.agreed else "no", str(count))
+            for name, count in checked.by_rule.items()
         ]
-        terminal.show_rows(f"{one.party}: {one.rows} IDs", _HEADER, rows)
-        typer.echo(_id_check_told(one))
+        terminal.show_rows(f"{checked.party}: {checked.rows} IDs", _HEADER, rows)
+        typer.echo(_id_check_told(checked))
 
 
 def _checks(config: "Config", wanted: list[str] | None) -> "Iterator[IdCheck]":
@@ -260,7 +260,7 @@ def _checks(config: "Config", wanted: list[str] | None) -> "Iterator[IdCheck]":
             f"check-ids: {', '.join(unknown) or 'nobody'} has IDs to check; data.parties names "
             f"{there}"
         )
-    here = [name for name, one in parties.items() if party_path(config.data, one.file).exists()]
+    here = [name for name, party in parties.items() if party_path(config.data, party.file).exists()]
     for name in wanted or here or parties:
         own = parties[name]
         ids = IdFile(

@@ -64,7 +64,7 @@ def tell(config: "Config", result: "RunResult", *, baselines: bool, quiet: bool)
             }, "threshold": result.threshold, "undefined": result.undefined,
             "wire_bytes": result.wire_bytes, "privacy": asdict(result.privacy),
             "attacks": [attack.as_json() for attack in results],
-            "contributions": {name: dict(one) for name, one in result.contributions.items()},
+            "contributions": {name: dict(spent) for name, spent in result.contributions.items()},
             "solo": None if solo is None else solo.model_dump(mode="json"),
             "folder": folder, "report": page,
             "tradeoff": None if board is None else board.as_json(),
@@ -114,9 +114,9 @@ def _show_result(
     rows += privacy_rows(result.privacy, figure=figure, counted=bool(result.contributions))
     rows += cross_check_rows(result.privacy) if figure == "epsilon_x" else []
     rows += [
-        (figure_title(one["figure"], of=name), told(one["epsilon"], delta=one["delta"],
-                                                    releases=one["releases"]))
-        for name, one in result.contributions.items()
+        (figure_title(account["figure"], of=name),
+         told(account["epsilon"], delta=account["delta"], releases=account["releases"]))
+        for name, account in result.contributions.items()
     ]  # fmt: skip
     rows += [
         (f"attack {worst.attack}", "not applicable" if worst.advantage is None

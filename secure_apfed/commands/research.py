@@ -153,9 +153,12 @@ def _list_tables(*, as_json: bool) -> None:
 
     if as_json:
         keys = ("name", "source", "title", "leaves_out", "hours")
-        entries = [{key: getattr(one, key) for key in keys} for one in TABLES.values()]
+        entries = [{key: getattr(table, key) for key in keys} for table in TABLES.values()]
         terminal.print_json({"tables": entries})
         return
     columns = ("name", "source", "what the default leaves out", "hours with --full")
-    rows = [(one.name, one.source, one.leaves_out, f"{one.hours:g}") for one in TABLES.values()]
+    rows = [
+        (table.name, table.source, table.leaves_out, f"{table.hours:g}")
+        for table in TABLES.values()
+    ]
     terminal.show_rows("Tables and figures of the papers", columns, rows)

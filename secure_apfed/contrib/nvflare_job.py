@@ -148,26 +148,26 @@ def allow_classes(resources: Path, classes: Sequence[str] = ALLOWED_CLASSES) -> 
         classes: names, or their beginnings with a dot behind.
     """
     default = resources.with_name(f"{resources.name}.default")
-    source = next((one for one in (resources, default) if one.exists()), None)
-    told = _read(source) if source is not None else {"format_version": 2}
-    allowed = told.get(_LIST, DEFAULT_CLASS_ALLOW_LIST)
-    _write(resources, told | {_LIST: [*dict.fromkeys([*allowed, *classes])]})
+    source = next((file for file in (resources, default) if file.exists()), None)
+    content = _read(source) if source is not None else {"format_version": 2}
+    allowed = content.get(_LIST, DEFAULT_CLASS_ALLOW_LIST)
+    _write(resources, content | {_LIST: [*dict.fromkeys([*allowed, *classes])]})
 
 
-def _without_code(told: dict[str, Any]) -> dict[str, Any]:
+def _without_code(content: dict[str, Any]) -> dict[str, Any]:
     """The same rights by role, but none that submits code of its own."""
-    roles: dict[str, Any] = told["permissions"]
+    roles: dict[str, Any] = content["permissions"]
     named = {right for rights in roles.values() if isinstance(rights, dict) for right in rights}
     every = {role: rights for role, rights in roles.items() if not isinstance(rights, dict)}
     spelled_out = roles | {role: dict.fromkeys(named, rights) for role, rights in every.items()}
     denied = {role: rights | {"byoc": "none"} for role, rights in spelled_out.items()}
-    return told | {"permissions": denied}
+    return content | {"permissions": denied}
 
 
 def _read(path: Path) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return told
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content
 
 
-def _write(path: Path, told: dict[str, Any]) -> None:
-    path.write_text(json.dumps(told, indent=2), encoding="utf-8")
+def _write(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2), encoding="utf-8")

@@ -81,7 +81,7 @@ class Site:
         self._require_first(site, collab.caller)
         # It says of every call that there was one.
         logging.getLogger("nvflare.collab.runtime.cell_dispatcher").setLevel(logging.WARNING)
-        peers = {one.name: one(timeout=_CALL_S) for one in collab.other_clients}
+        peers = {client.name: client(timeout=_CALL_S) for client in collab.other_clients}
         ended = threading.Event()
         watch = (collab.context.abort_signal, ended)
         threading.Thread(target=self._watch, args=watch, daemon=True).start()
@@ -89,10 +89,10 @@ class Site:
         try:
             self._play(site, lambda *asked: self._meet(peers, *asked))
         except Exception as error:  # noqa: BLE001 - whatever it is, all are told that it ended
-            told = _for_all(error)
-            _LOGGER.error("%s: %s", site, told)
-            self._tell(peers, told)
-            return told
+            failure = _for_all(error)
+            _LOGGER.error("%s: %s", site, failure)
+            self._tell(peers, failure)
+            return failure
         finally:
             self._playing = False
             ended.set()
@@ -115,12 +115,12 @@ class Site:
         folder: Path | None = None
         try:
             file = _party_file(site)
-            told = PartyFile.read(file)
-            _require_party(site, told.party)
-            folder = told.folder
+            settings = PartyFile.read(file)
+            _require_party(site, settings.party)
+            folder = settings.folder
             play_party(
                 file, resume=self._resume, meet=meet, on_progress=_Epochs(site).tell,
-                on_restart=_telling_of_restarts(site, told.folder),
+                on_restart=_telling_of_restarts(site, settings.folder),
             )  # fmt: skip
         except Exception as error:
             _write_log(folder, error)
@@ -133,27 +133,27 @@ class Site:
         return calls is not None and calls.take(collab.caller, name, number, frame)
 
     @collab.publish  # type: ignore[untyped-decorator]  # nvflare ships no annotations
-    def stopped(self, told: str) -> None:
+    def stopped(self, failure: str) -> None:
         """Hear that the party of the calling site has ended; see `Calls.stopped`."""
-        why = _one_line(told)
+        why = _one_line(failure)
         with self._lock:
             self._stopped[collab.caller] = why
             calls = self._calls
         if calls is not None:
             calls.stopped(collab.caller, why)
 
-    def _tell(self, peers: Mapping[str, Any], told: str) -> None:
+    def _tell(self, peers: Mapping[str, Any], failure: str) -> None:
         """Tell all that this party has ended; who has a link to it heard so there, too."""
 
         def tell(peer: Any) -> None:
             with contextlib.suppress(CollabCallError, RunAborted):
-                peer.stopped(told)
+                peer.stopped(failure)
 
         with ThreadPoolExecutor(max(1, len(peers))) as telling:
             telling.map(tell, peers.values())
 
     def _meet(
-        self, peers: Mapping[str, Any], told: PartyFile, identity: Identity,
+        self, peers: Mapping[str, Any], settings: PartyFile, identity: Identity,
         known: Mapping[str, bytes],
     ) -> Transport:  # fmt: skip
         """Links to all peers by calls; those of a session before are closed.
@@ -163,13 +163,14 @@ class Site:
             PartyLeftError: names those who did not come.
         """
         me = LocalEnd(
-            name=told.party, identity=identity,
-            known={name: key for name, key in known.items() if name != told.party},
+            name=settings.party, identity=identity,
+            known={name: key for name, key in known.items() if name != settings.party},
         )  # fmt: skip
         if set(me.known) != set(peers):
             raise ConfigError(
-                f"the file of {told.party} names the peers {', '.join(sorted(me.known))}; the job "
-                f"has the sites {', '.join(sorted(peers))} besides: a site is named as its party"
+                f"the file of {settings.party} names the peers {', '.join(sorted(me.known))}; the "
+                f"job has the sites {', '.join(sorted(peers))} besides: a site is named as its "
+                "party"
             )
 
         def carry(peer: str, name: bytes, number: int, frame: bytes) -> bool:
@@ -183,7 +184,7 @@ class Site:
 
         calls = self._begin(Calls(me, carry))
         return Linked.meet(
-            told.party, calls.ways(), patience_s=told.reconnect_s, meet_s=told.meet_s
+            settings.party, calls.ways(), patience_s=settings.reconnect_s, meet_s=settings.meet_s
         )
 
     def _begin(self, calls: Calls) -> Calls:
@@ -222,25 +223,27 @@ class Server:
         """
         ended: dict[str, str] = {}
 
-        def hear(call: Any, told: str) -> str:
-            ended[call.target_name.partition(".")[0]] = _one_line(told)
+        def hear(call: Any, failure: str) -> str:
+            ended[call.target_name.partition(".")[0]] = _one_line(failure)
             return ""
 
         sites, gone, ask_at = collab.clients, set[str](), float("inf")
         played = sites(blocking=False, timeout=_LONGEST_S, process_resp_cb=hear).play()
-        while waited := [one for one in sites if one.name not in {*ended, *gone, *played.failures}]:
+        while waited := [
+            site for site in sites if site.name not in {*ended, *gone, *played.failures}
+        ]:
             if collab.is_aborted:
                 return
             if time.monotonic() > ask_at:  # some go on without who failed
-                gone |= {one.name for one in waited if not _plays(one)}
+                gone |= {site.name for site in waited if not _plays(site)}
                 ask_at = float("inf")
             if played.failures or any(ended.values()):
                 ask_at = min(ask_at, time.monotonic() + _GRACE_S)
             time.sleep(_LOOK_S)
-        failed = {one.name: ended.get(one.name, "it was not heard of any more") for one in sites}
+        failed = {site.name: ended.get(site.name, "it was not heard of any more") for site in sites}
         if any(failed.values()):
             raise RuntimeError(
-                "; ".join(f"{site}: {told}" for site, told in failed.items() if told)
+                "; ".join(f"{site}: {failure}" for site, failure in failed.items() if failure)
             )
 
 
@@ -262,13 +265,13 @@ def _party_file(site: str) -> Path:
     Raises:
         WrongSiteError: it does not say.
     """
-    told = os.environ.get(PARTY_FILE)
-    if not told:
+    path = os.environ.get(PARTY_FILE)
+    if not path:
         raise WrongSiteError(
             f"{site}: start this site with {PARTY_FILE} in its environment: the path of its "
             "party's file, such as /srv/apfed/party.yaml"
         )
-    return Path(told.replace("{site}", check_name(site)))
+    return Path(path.replace("{site}", check_name(site)))
 
 
 def _require_party(site: str, party: str) -> None:
@@ -287,13 +290,13 @@ def _require_party(site: str, party: str) -> None:
 def _for_all(error: Exception) -> str:
     """An error in words for all: of one that may repeat what is a party's own, the kind alone."""
     open_to_all = isinstance(error, PartyLeftError | WrongSiteError)
-    told = str(error) if open_to_all else f"its own {_LOG} says more"
-    return f"{type(error).__name__}: {told}"
+    failure = str(error) if open_to_all else f"its own {_LOG} says more"
+    return f"{type(error).__name__}: {failure}"
 
 
-def _one_line(told: object) -> str:
+def _one_line(said: object) -> str:
     """What another site says, of which nothing is known: a line, and not a long one."""
-    return plain_text(str(told).encode("utf-8", "replace"))
+    return plain_text(str(said).encode("utf-8", "replace"))
 
 
 def _telling_of_restarts(site: str, folder: Path) -> Callable[[str], None]:

@@ -144,7 +144,7 @@ def _encoding(helper: Any, encoding: ColumnEncoding | ImageEncoding) -> Any:
     made = helper.make_graph(graph.nodes, "encoding", graph.inputs, [output], graph.constants)
     domains = {"": _OPSET, "ai.onnx.ml": 3}
     if isinstance(encoding, ColumnEncoding) and any(
-        isinstance(one, CategoricalColumn) and one.buckets for one in encoding.columns
+        isinstance(column, CategoricalColumn) and column.buckets for column in encoding.columns
     ):
         domains[_RUNTIME] = 1
     opsets = [helper.make_opsetid(domain, version) for domain, version in domains.items()]
@@ -229,8 +229,8 @@ class _Graph:
         none = self.constant("encoding/none", _FLOAT, [math.nan])
         infinite = self.node("IsInf", [features], "encoding/infinite")
         refused = [infinite]
-        for at, one in enumerate(self._refused):
-            refused = [self.node("Or", [*refused, one], f"encoding/refused_{at}")]
+        for at, column in enumerate(self._refused):
+            refused = [self.node("Or", [*refused, column], f"encoding/refused_{at}")]
         return self.node("Where", [*refused, none, features], output)
 
     def _category(self, own: str, column: CategoricalColumn, encoding: ColumnEncoding) -> str:

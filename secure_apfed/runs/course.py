@@ -123,7 +123,7 @@ def judge(
     if isinstance(threshold, str):
         threshold = None if trained is None else best_threshold(trained, threshold)
     own, measure = session.headline, MEASURES[config.measure]
-    said = {name: one.at(threshold) if name == own else one for name, one in said.items()}
+    said = {name: scored.at(threshold) if name == own else scored for name, scored in said.items()}
     # What the card keeps is of rows, and private training must not tell of them without noise.
     kept = None if config.dp_sgd else trained
     ranges, extremes = None, dict[str, Extremes]()
@@ -138,11 +138,12 @@ def judge(
         measure=measure.name,
         said=said,
         accuracy={
-            name: ACCURACY.of(one) if one.classes else math.nan for name, one in said.items()
+            name: ACCURACY.of(scored) if scored.classes else math.nan
+            for name, scored in said.items()
         },
         measures={
-            name: measure_all(one) if final else _defined(measure, one)
-            for name, one in said.items()
+            name: measure_all(scored) if final else _defined(measure, scored)
+            for name, scored in said.items()
         },
         threshold=threshold,
         ranges=ranges,
@@ -158,7 +159,7 @@ def _scored_training_rows(session: Session, labels: TrainingLabels) -> Scored | 
     data = labels.data()
     features_N, labels_N = data.table.features, data.table.labels
     assert labels_N is not None
-    dtype = next((one.dtype for one in network.parameters()), torch.float32)
+    dtype = next((parameter.dtype for parameter in network.parameters()), torch.float32)
 
     def predict(rows_B: Tensor) -> Tensor:
         scores_BK: Tensor = network(features_N[rows_B].to(dtype))
@@ -284,8 +285,8 @@ class RunWriter:
             test_rows=len(data.test_rows),
             sum=session.secure_sum,
             agreement={
-                passive: AgreementOf.model_validate(asdict(one))
-                for passive, one in learner.agreement.items()
+                passive: AgreementOf.model_validate(asdict(agreement))
+                for passive, agreement in learner.agreement.items()
             },
             attendance=Attendance.model_validate(session.attendance()),
             guarantee=guarantee,
@@ -503,7 +504,7 @@ class Course:
         if not self._config.train.keep_best or networks is None:
             return
         if _first_least(self._held_out) == len(self._held_out) - 1:
-            self._best = {name: one.clone() for name, one in networks.state_dict().items()}
+            self._best = {name: tensor.clone() for name, tensor in networks.state_dict().items()}
         if self.is_last(self._epoch):
             networks.load_state_dict(self._best)
 
@@ -578,8 +579,8 @@ class Course:
         if session.entered.own.secrets.keeper is None:
             return
         may_leave = contract.passives if contract.silent_passive == "recover" else ()
-        told = await save_all(links, session.present, self._step, may_leave=may_leave)
-        for name, charged in told.items():
+        charged_by = await save_all(links, session.present, self._step, may_leave=may_leave)
+        for name, charged in charged_by.items():
             if charged is None:
                 session.learner.left[name] = self._step
             elif name not in session.helpers:

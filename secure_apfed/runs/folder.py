@@ -392,7 +392,7 @@ def signed(contract: Contract, signatures: Mapping[str, bytes]) -> dict[str, Any
     return {
         "document": contract.model_dump(mode="json"),
         "sha256": contract.digest.hex(),
-        "signatures": {name: one.hex() for name, one in signatures.items()},
+        "signatures": {name: signature.hex() for name, signature in signatures.items()},
     }
 
 

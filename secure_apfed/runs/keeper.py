@@ -110,7 +110,7 @@ class PartyKeeper:
         content = self._content(until)
         if content is None:
             return None
-        return PartyState(**{one.name: content[one.name] for one in fields(PartyState)})
+        return PartyState(**{field.name: content[field.name] for field in fields(PartyState)})
 
     def steps(self) -> tuple[int, ...]:
         """See `Keeper`."""
@@ -134,7 +134,7 @@ class PartyKeeper:
                 "step": state.step,
                 "rows": save_tensors({"rows": state.rows}),
                 "tensors": save_tensors(state.tensors),
-                "ledgers": {name: save_tensors(one) for name, one in state.ledgers.items()},
+                "ledgers": {name: save_tensors(ledger) for name, ledger in state.ledgers.items()},
                 "notes": dict(state.notes),
             }
             self._folder.steps.write(state.step, msgpack.packb(content))
@@ -143,7 +143,9 @@ class PartyKeeper:
 
     def ended(self, contract: Contract, role: Role) -> None:
         """See `Keeper`; the secrets of the checkpoints should not outlive the run."""
-        spent = worst_of(one for one in role.ledgers.values() if one is not role.contributions)
+        spent = worst_of(
+            ledger for ledger in role.ledgers.values() if ledger is not role.contributions
+        )
         noisy = role.contributions
         end = PartyEnd(
             party=self._name,
@@ -169,7 +171,7 @@ class PartyKeeper:
                 raise CheckpointError(f"{path} was written by another version of this library")
             content["rows"] = load(content["rows"])["rows"]
             content["tensors"] = load(content["tensors"])
-            content["ledgers"] = {name: load(one) for name, one in content["ledgers"].items()}
+            content["ledgers"] = {name: load(state) for name, state in content["ledgers"].items()}
             for name in ("noise_key", "seed", "step", "run", "notes"):
                 content[name]
             _check(path, content, self._of)
@@ -236,5 +238,5 @@ def _model_digest(tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 (hex) of a role's parameters, without what counts by position of the alignment,
     whose order is another one in each run.
     """
-    model = {name: one for name, one in tensors.items() if not name.startswith(_BY_POSITION)}
+    model = {name: tensor for name, tensor in tensors.items() if not name.startswith(_BY_POSITION)}
     return hashlib.sha256(save_tensors(model)).hexdigest()

@@ -121,7 +121,7 @@ def trial_ways(over: Way, folders: Mapping[str, Path]) -> dict[str, dict[str, An
     if over in ("tcp", "nvflare"):
         return {name: {"link": over} for name in folders}
     authority = make_authority()
-    told: dict[str, Any] = {
+    way: dict[str, Any] = {
         "link": "grpc", "tls": Tls(ca=_CA, certificate=_CERTIFICATE, key=_KEY),
     }  # fmt: skip
     certified = dict(folders)
@@ -129,13 +129,13 @@ def trial_ways(over: Way, folders: Mapping[str, Path]) -> dict[str, dict[str, An
         parties = next(iter(folders.values())).parent
         certified[RELAY] = own_subfolder(parties.parent / RELAY)
         make_private(certified[RELAY])
-        (told["relay"],) = free_addresses(1)
+        (way["relay"],) = free_addresses(1)
     for name, folder in certified.items():
         made = authority.issue(name)
         write_atomically(folder / _CA, made.ca)
         write_atomically(folder / _CERTIFICATE, made.certificate)
         write_atomically(folder / _KEY, made.key, private=True)
-    return dict.fromkeys(folders, told)
+    return dict.fromkeys(folders, way)
 
 
 @contextmanager
@@ -278,7 +278,7 @@ def prepare_parties(
     ways = trial_ways(over, {name: run.party(name) for name in names})
     files = {}
     for name in names:
-        told = PartyFile(
+        settings = PartyFile(
             party=name,
             active=active,
             passives=passives,
@@ -291,7 +291,7 @@ def prepare_parties(
             **ways[name],
         )
         files[name] = run.party(name) / _PARTY
-        write_atomically(files[name], dump_settings(told).encode())
+        write_atomically(files[name], dump_settings(settings).encode())
     return files
 
 
@@ -345,14 +345,14 @@ class _Process:
         with self.process.stdout as lines:
             while line := lines.readline(_MOST_LINE):
                 with contextlib.suppress(ValueError, RecursionError):
-                    told = json.loads(line)
-                    if isinstance(told, dict):
-                        self._hear(told)
+                    event = json.loads(line)
+                    if isinstance(event, dict):
+                        self._hear(event)
 
-    def _hear(self, told: Mapping[str, Any]) -> None:
-        if "error" in told:
-            self.said = told["error"]
-        elif isinstance(status := told.get("status"), dict):
+    def _hear(self, event: Mapping[str, Any]) -> None:
+        if "error" in event:
+            self.said = event["error"]
+        elif isinstance(status := event.get("status"), dict):
             shown = {name: status[name] for name in Status.model_fields if name in status}
             self.on_status(Status.model_validate(shown))
 
@@ -379,17 +379,17 @@ def _started(
 
 def _end(processes: Sequence[_Process]) -> None:
     """Ask those that still run to end, then end them; read what all said."""
-    running = [one for one in processes if one.code is None]
-    for one in running:
-        one.process.terminate()
+    running = [process for process in processes if process.code is None]
+    for process in running:
+        process.process.terminate()
     deadline = time.monotonic() + _GRACE_S
-    for one in running:
+    for process in running:
         try:
-            one.process.wait(max(0.0, deadline - time.monotonic()))
+            process.process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            one.process.kill()
-    for one in processes:
-        one.read()
+            process.process.kill()
+    for process in processes:
+        process.read()
 
 
 def _wait(
@@ -397,23 +397,23 @@ def _wait(
 ) -> None:
     """Wait until the active has ended, and the others soon after it; for none of them for ever."""
     before = _signed_at(led)
-    leading = next(one for one in processes if one.name == active)
-    others = [one for one in processes if one is not leading]
+    leading = next(process for process in processes if process.name == active)
+    others = [process for process in processes if process is not leading]
     alone_since: float | None = None
     while leading.code is None:
         time.sleep(_LOOK_S)
         shown.look()
-        if any(one.code in _OWN_FAULTS for one in processes) and _signed_at(led) == before:
+        if any(process.code in _OWN_FAULTS for process in processes) and _signed_at(led) == before:
             return  # it never began, and the others would wait for it
         # Once it has a result it waits for nobody: it may measure what it would do alone.
-        if others and all(one.code is not None for one in others) and not led.result.exists():
+        if others and all(other.code is not None for other in others) and not led.result.exists():
             alone_since = alone_since or time.monotonic()
             if time.monotonic() - alone_since > 8 * timeout_s + _GRACE_S:
                 return  # whatever it waits for, nobody is there any more
     shown.look()
     # The others need no more than to hear of the end, or to notice that it came without a word.
     deadline = time.monotonic() + (_GRACE_S if leading.code == 0 else 8 * timeout_s)
-    while any(one.code is None for one in others) and time.monotonic() < deadline:
+    while any(other.code is None for other in others) and time.monotonic() < deadline:
         time.sleep(_LOOK_S)
 
 
@@ -448,7 +448,7 @@ class _Shown:
     def _tell(self, line: Mapping[str, Any]) -> None:
         epsilons = (line["epsilon"], line["epsilon_passives"])
         figure, epsilon = shown_figure(
-            self._config, *(None if one is None else float(one) for one in epsilons)
+            self._config, *(None if epsilon is None else float(epsilon) for epsilon in epsilons)
         )
         self._on_progress(
             Progress(
@@ -471,17 +471,17 @@ class _Shown:
 
 def _failures(processes: Sequence[_Process]) -> Exception | None:
     """The error from which the others follow, with what each party said; None: all went well."""
-    failed = [one for one in processes if one.code != 0]
+    failed = [process for process in processes if process.code != 0]
     if not failed:
         return None
-    leading = next((one for one in failed if one.said and not _follows(one)), None)
+    leading = next((process for process in failed if process.said and not _follows(process)), None)
     # First the cause, then who missed it, then who only heard of it.
-    heard = [one for one in failed if one.said.get("kind") == RunStoppedError.__name__]
-    told = [one for one in failed if one not in heard] or heard
-    told.sort(key=lambda one: (one is not leading, bool(one.said)))
-    lines = [f"{one.name}: {_why(one)}" for one in told]
-    if told is not heard and heard:
-        lines.append(f"{' and '.join(one.name for one in heard)} heard of it, and stopped")
+    heard = [process for process in failed if process.said.get("kind") == RunStoppedError.__name__]
+    causes = [process for process in failed if process not in heard] or heard
+    causes.sort(key=lambda process: (process is not leading, bool(process.said)))
+    lines = [f"{process.name}: {_why(process)}" for process in causes]
+    if causes is not heard and heard:
+        lines.append(f"{' and '.join(process.name for process in heard)} heard of it, and stopped")
     kinds = {kind.__name__: kind for kind in _ERRORS}
     kind = kinds.get(leading.said.get("kind", ""), PartyLeftError) if leading else PartyLeftError
     return kind("\n".join(lines))
@@ -515,20 +515,22 @@ def _gather(config: Config, run: RunFolder, led: RunFolder) -> RunResult:
         if source.exists():
             shutil.copyfile(source, getattr(run, name))
     parties = [PartyFolder(path) for path in sorted(run.parties.iterdir()) if path.is_dir()]
-    others = [one for one in parties if one.path != led.path]
+    others = [party for party in parties if party.path != led.path]
     ended = [read_json(one.ended, PartyEnd) for one in others if one.ended.exists()]
     flows: list[Any] = []
-    for one in parties:
-        if one.flows.exists():
-            flows += read_json(one.flows, list[Any])
+    for party in parties:
+        if party.flows.exists():
+            flows += read_json(party.flows, list[Any])
     run.write_json(run.flows, flows)
     alone = read_json(led.result, Outcome)
     # What each counted itself, where it ended; else what the active was told.
-    counted = {one.party: one.contributions for one in ended if one.contributions is not None}
+    counted = {
+        party.party: party.contributions for party in ended if party.contributions is not None
+    }
     outcome = alone.model_copy(
         update={
             "wire_bytes": sum(flow["wire_bytes"] for flow in flows),
-            "privacy": _worst(alone.privacy, [one.privacy for one in ended if one.privacy]),
+            "privacy": _worst(alone.privacy, [party.privacy for party in ended if party.privacy]),
             "contributions": {**alone.contributions, **counted},
         }
     )

@@ -151,18 +151,18 @@ class PartyFile(Settings):
         Raises:
             ConfigError: no such file, or settings that do not hold.
         """
-        told = load_settings_text(cls, read_text(path), source=str(path))
+        file = load_settings_text(cls, read_text(path), source=str(path))
         below = path.parent
-        table = None if told.table is None else below / told.table
-        paths = {"config": below / told.config, "folder": below / told.folder, "table": table}
-        return told.model_copy(update={**paths, "tls": told.tls and told.tls.below(below)})
+        table = None if file.table is None else below / file.table
+        paths = {"config": below / file.config, "folder": below / file.folder, "table": table}
+        return file.model_copy(update={**paths, "tls": file.tls and file.tls.below(below)})
 
 
 Connect: TypeAlias = Callable[[PartyFile, Identity, Mapping[str, bytes]], Transport]
 """Connects a party to all others; see `connect`."""
 
 
-def connect(told: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> Transport:
+def connect(file: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> Transport:
     """Connect to all others, as the party's file says: by an entry of `LINKS`.
 
     "tcp" is for processes of one machine; "grpc" for machines of several organisations, direct or
@@ -170,7 +170,7 @@ def connect(told: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> 
     (`contrib/nvflare_site.py`).
 
     Args:
-        told: the party's file.
+        file: the party's.
         identity: its key pair.
         known: public identities, by party.
 
@@ -178,127 +178,127 @@ def connect(told: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> 
         ConfigError: the file does not say how.
         PartyLeftError: names those who did not come.
     """
-    return LINKS[told.link](told, identity, known)
+    return LINKS[file.link](file, identity, known)
 
 
-def _over_tcp(told: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> Transport:
-    addresses = {name: _address_of(told, name) for name in told.peers}
+def _over_tcp(file: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> Transport:
+    addresses = {name: _address_of(file, name) for name in file.peers}
     try:
-        listener = listen_at(_listen(told))
+        listener = listen_at(_listen(file))
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"listen: {told.party} cannot listen at {told.listen} ({why}); end "
+            f"listen: {file.party} cannot listen at {file.listen} ({why}); end "
             "who does, or name another port there and in the others' files"
         ) from error
     return Sockets.meet(
-        told.party, listener, addresses, identity=identity, known=known, timeout_s=told.meet_s
+        file.party, listener, addresses, identity=identity, known=known, timeout_s=file.meet_s
     )
 
 
-def _over_grpc(told: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> Transport:
+def _over_grpc(file: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> Transport:
     """Ways to peers that listen, or to all by a relay, and a door for those that dial."""
-    credentials = _credentials(told)
+    credentials = _credentials(file)
     me = LocalEnd(
-        name=told.party, identity=identity,
-        known={name: key for name, key in known.items() if name != told.party},
-        certificate=credentials.digest if credentials else "", revoked=lambda: _revoked_now(told),
+        name=file.party, identity=identity,
+        known={name: key for name, key in known.items() if name != file.party},
+        certificate=credentials.digest if credentials else "", revoked=lambda: _revoked_now(file),
     )  # fmt: skip
 
     def proved(peer: str, address: Address, name: str | None) -> Connection:
-        connection = dial(address, credentials, name=name, proxy=told.proxy)
+        connection = dial(address, credentials, name=name, proxy=file.proxy)
         try:
-            if told.relay is not None:
-                through(connection, me, peer, wait_s=min(PARTNER_S, told.reconnect_s / 3))
+            if file.relay is not None:
+                through(connection, me, peer, wait_s=min(PARTNER_S, file.reconnect_s / 3))
             return prove(connection, me, peer)[1]
         except BaseException:
             connection.close()
             raise
 
     def require(name: str, certificate: bytes) -> None:
-        if credentials and name in told.peers and not told.peers[name].behind_proxy:
-            require_caller(name, certificate, _revoked_now(told))
+        if credentials and name in file.peers and not file.peers[name].behind_proxy:
+            require_caller(name, certificate, _revoked_now(file))
 
     ways: dict[str, Callable[[], Connection]] = {}
     awaited = []
-    for peer, one in told.peers.items():
-        if told.relay is not None:
-            ways[peer] = partial(proved, peer, parse_address(told.relay), told.relay_name)
-        elif _dials(told, peer):
-            name = None if one.behind_proxy else peer
-            ways[peer] = partial(proved, peer, _address_of(told, peer), name)
+    for peer, reached in file.peers.items():
+        if file.relay is not None:
+            ways[peer] = partial(proved, peer, parse_address(file.relay), file.relay_name)
+        elif _dials(file, peer):
+            name = None if reached.behind_proxy else peer
+            ways[peer] = partial(proved, peer, _address_of(file, peer), name)
         else:
             awaited.append(peer)
     with ExitStack() as stack:
         if awaited:
             door = Door(me, tuple(awaited), require)
-            stack.callback(Port(_listen(told), credentials, door.welcome).close)
+            stack.callback(Port(_listen(file), credentials, door.welcome).close)
             ways |= {peer: partial(door.connect, peer) for peer in awaited}
         return Linked.meet(
-            told.party, ways, patience_s=told.reconnect_s, meet_s=told.meet_s,
+            file.party, ways, patience_s=file.reconnect_s, meet_s=file.meet_s,
             end=stack.pop_all().close,
         )  # fmt: skip
 
 
-def _dials(told: PartyFile, peer: str) -> bool:
+def _dials(file: PartyFile, peer: str) -> bool:
     """Whether this party dials: where only the other listens, or where both do, by their names.
 
     Raises:
         ConfigError: neither listens.
     """
-    there = told.peers[peer].address is not None
-    if not there and told.listen is None:
+    there = file.peers[peer].address is not None
+    if not there and file.listen is None:
         raise ConfigError(
-            f"{told.party} has no `listen`, and {peer} no address: one of the two must be reached; "
+            f"{file.party} has no `listen`, and {peer} no address: one of the two must be reached; "
             "give one of them, or `relay: host:port` in the files of all"
         )
-    return there and (told.listen is None or peer < told.party)
+    return there and (file.listen is None or peer < file.party)
 
 
-def _inside_a_job(told: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> Transport:
+def _inside_a_job(file: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> Transport:
     raise ConfigError(
-        f"{told.party}: link: nvflare is for a job of NVFlare's, whose site starts the party: "
+        f"{file.party}: link: nvflare is for a job of NVFlare's, whose site starts the party: "
         "submit the job (docs/nvflare.md), or name another link"
     )
 
 
-def _revoked_now(told: PartyFile) -> frozenset[str]:
+def _revoked_now(file: PartyFile) -> frozenset[str]:
     """The list as it is now; without it nobody is let in.
 
     Raises:
         ConnectionError: it cannot be read.
     """
     try:
-        return read_revoked(told.tls.revoked if told.tls else None)
+        return read_revoked(file.tls.revoked if file.tls else None)
     except ConfigError as error:
         raise ConnectionError(str(error)) from error
 
 
-def _credentials(told: PartyFile) -> Credentials | None:
+def _credentials(file: PartyFile) -> Credentials | None:
     """What TLS needs; None on loopback where that was asked for by name."""
-    if (files := told.tls) is not None:
+    if (files := file.tls) is not None:
         revoked = read_revoked(files.revoked)
         return Credentials.load(
-            files.ca, files.certificate, files.key, name=told.party, revoked=revoked
+            files.ca, files.certificate, files.key, name=file.party, revoked=revoked
         )
-    if not told.insecure_plaintext_on_loopback:
+    if not file.insecure_plaintext_on_loopback:
         raise ConfigError(
-            f"{told.party}: link: grpc needs `tls` with ca, certificate and key (secure-apfed "
+            f"{file.party}: link: grpc needs `tls` with ca, certificate and key (secure-apfed "
             "certs makes them for a trial)"
         )
-    named = [told.listen, told.relay, *(peer.address for peer in told.peers.values())]
-    warn_of_plaintext(*(parse_address(one)[0] for one in named if one is not None))
+    named = [file.listen, file.relay, *(peer.address for peer in file.peers.values())]
+    warn_of_plaintext(*(parse_address(address)[0] for address in named if address is not None))
     return None
 
 
-def _listen(told: PartyFile) -> Address:
-    if told.listen is None:
-        raise ConfigError(f"listen: say where {told.party} is reached, as host:port")
-    return parse_address(told.listen)
+def _listen(file: PartyFile) -> Address:
+    if file.listen is None:
+        raise ConfigError(f"listen: say where {file.party} is reached, as host:port")
+    return parse_address(file.listen)
 
 
-def _address_of(told: PartyFile, peer: str) -> Address:
-    address = told.peers[peer].address
+def _address_of(file: PartyFile, peer: str) -> Address:
+    address = file.peers[peer].address
     if address is None:
         raise ConfigError(f"peers.{peer}.address: say where {peer} is reached, as host:port")
     return parse_address(address)
@@ -342,29 +342,29 @@ def play_party(
 
     Raises: as `secure_apfed.run`, and PartyLeftError where another party stopped or left.
     """
-    told, restarts, status = PartyFile.read(path), 0, status or StatusKeeper()
+    file, restarts, status = PartyFile.read(path), 0, status or StatusKeeper()
     with _noting_the_end(status):
         while True:
             again = resume and not restarts
-            with joined(told, resume=again, over=over, status=status, meet=meet) as here:
+            with joined(file, resume=again, over=over, status=status, meet=meet) as here:
                 left = here.own.config.rules.restarts - restarts
                 try:
-                    return _play(here, told, on_progress, status, restarts=left)
+                    return _play(here, file, on_progress, status, restarts=left)
                 except PartyLeftError as error:
                     if not left:
                         raise
                     why = str(error)
             restarts += 1
-            on_restart(f"{why}; {told.party} begins session {restarts + 1} by itself")
+            on_restart(f"{why}; {file.party} begins session {restarts + 1} by itself")
 
 
 def _play(
-    here: "Joined", told: PartyFile, on_progress: Callable[[Progress], None],
+    here: "Joined", file: PartyFile, on_progress: Callable[[Progress], None],
     status: StatusKeeper, *, restarts: int,
 ) -> RunResult | None:  # fmt: skip
     """Play one session; `restarts`: how many more this party may begin by itself."""
-    folder = RunFolder(told.folder)
-    how: dict[str, Any] = {"timeout_s": told.timeout_s, "observer": status}
+    folder = RunFolder(file.folder)
+    how: dict[str, Any] = {"timeout_s": file.timeout_s, "observer": status}
     if here.role == "active":
         script = _active(here, folder, on_progress, restarts=restarts)
         return play_one(script, here.links, here.transport, **how)
@@ -393,7 +393,7 @@ class Joined:
 
 @contextmanager
 def joined(
-    told: PartyFile,
+    file: PartyFile,
     *,
     resume: bool = False,
     over: Callable[[Transport], Transport] = lambda transport: transport,
@@ -402,36 +402,36 @@ def joined(
 ) -> Iterator[Joined]:
     """Hold a party's folder, load its rows, and connect it to the others; see `play_party`."""
     status = status or StatusKeeper()
-    config = load_config(told.config)
-    rules, role = config.rules, _role_of(told, config)
-    resume = resume or (rules.restarts > 0 and PartyFolder(told.folder).holds_steps)
+    config = load_config(file.config)
+    rules, role = config.rules, _role_of(file, config)
+    resume = resume or (rules.restarts > 0 and PartyFolder(file.folder).holds_steps)
     with ExitStack() as stack:
         stack.callback(close_workers)
-        folder = PartyFolder(told.folder)
+        folder = PartyFolder(file.folder)
         stack.enter_context(folder.held(resume=resume))
         if resume and role == "active" and not folder.holds_steps:
             raise no_checkpoint(folder.path)
-        keeper = PartyKeeper(folder, told.party, config, data := _own_data(told, config, role))
+        keeper = PartyKeeper(folder, file.party, config, data := _own_data(file, config, role))
         secrets = keeper.secrets
-        known = {name: bytes.fromhex(peer.identity) for name, peer in told.peers.items()}
-        audit = AuditLog(folder.path / FILE_NAME, told.party, secrets.identity, known, keeper.meter)
+        known = {name: bytes.fromhex(peer.identity) for name, peer in file.peers.items()}
+        audit = AuditLog(folder.path / FILE_NAME, file.party, secrets.identity, known, keeper.meter)
         keeper.audit = stack.enter_context(audit)
-        known[told.party] = secrets.identity.public
-        status.begin(told.party, told.peers, keeper.meter)
+        known[file.party] = secrets.identity.public
+        status.begin(file.party, file.peers, keeper.meter)
         # With as much patience as the run has with who is started again.
-        meet_s = max(told.meet_s, (rules.patience_s or 0.0) if rules.restarts else 0.0)
-        met = meet(told.model_copy(update={"meet_s": meet_s}), secrets.identity, known)
+        meet_s = max(file.meet_s, (rules.patience_s or 0.0) if rules.restarts else 0.0)
+        met = meet(file.model_copy(update={"meet_s": meet_s}), secrets.identity, known)
         transport = over(met)
         status.connected()
         transcript = Transcript(TranscriptSettings(keep="none"))  # payloads are a party's own
         yield Joined(
             own=Own(
-                config=config, name=told.party, active=told.active, passives=told.passives,
+                config=config, name=file.party, active=file.active, passives=file.passives,
                 secrets=secrets, known=known, held=data,
             ),
             role=role,
             links=Links(
-                told.party, list(told.peers), transport.post, transcript.record,
+                file.party, list(file.peers), transport.post, transcript.record,
                 observers=(audit, status),
             ),
             transport=transport,
@@ -485,27 +485,27 @@ async def _active(
     return course.result()
 
 
-def _role_of(told: PartyFile, config: Config) -> PartyRole:
+def _role_of(file: PartyFile, config: Config) -> PartyRole:
     """The role of this party.
 
     Raises:
         ConfigError: its file names others than the run needs.
     """
-    roles = roles_of(METHODS[config.method.name], config, told.active, told.passives)
-    named = {told.party, *told.peers}
+    roles = roles_of(METHODS[config.method.name], config, file.active, file.passives)
+    named = {file.party, *file.peers}
     if named != set(roles):
         raise ConfigError(
-            f"{told.party}: a run of {config.method.name} with these settings is of "
-            f"{', '.join(roles)}; the file of {told.party} names {', '.join(sorted(named))}: "
+            f"{file.party}: a run of {config.method.name} with these settings is of "
+            f"{', '.join(roles)}; the file of {file.party} names {', '.join(sorted(named))}: "
             "correct party, active, passives and peers"
         )
-    return roles[told.party]
+    return roles[file.party]
 
 
-def _own_data(told: PartyFile, config: Config, role: PartyRole) -> OwnData | None:
+def _own_data(file: PartyFile, config: Config, role: PartyRole) -> OwnData | None:
     """This party's rows, and nobody else's."""
     if role in ("aggregator", "dealer"):
         return None
-    if told.table is not None:
-        return read_own(told.table, told.party)
-    return load_own_tables(config.data, told.party, seed=config.seed)
+    if file.table is not None:
+        return read_own(file.table, file.party)
+    return load_own_tables(config.data, file.party, seed=config.seed)

@@ -201,7 +201,8 @@ class _Experimenter(Watch):
             transcript=session.transcript,
             model=predictor_of(session.learner.solo()),
             encoders={
-                name: copy.deepcopy(one).cpu().eval() for name, one in session.networks().items()
+                name: copy.deepcopy(network).cpu().eval()
+                for name, network in session.networks().items()
             },
         )
 

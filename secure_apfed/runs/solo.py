@@ -285,7 +285,7 @@ class Compared:
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values."""
-        drift = [{**asdict(one), "notable": one.notable} for one in self.drift]
+        drift = [{**asdict(shift), "notable": shift.notable} for shift in self.drift]
         return {
             "stability": self.stability, "stability_needs": self.stability_needs, "columns": drift,
         }  # fmt: skip
@@ -350,7 +350,7 @@ class Predictions(Predicted):
             yield name, self.classes[best], tuple(row)
 
     def columns(self) -> tuple[str, ...]:
-        return ("id", "class", *(f"p({one})" for one in self.classes))
+        return ("id", "class", *(f"p({class_})" for class_ in self.classes))
 
     def cells(self) -> Iterator[tuple[str | float, ...]]:
         for name, best, row in self.rows():
@@ -409,7 +409,7 @@ def predict_file(folder: Path, path: Path, *, id_columns: Sequence[str] | None =
     predictor = _Predictor(load_model(folder))
     blocks = list(predictor.blocks(path, _named(folder, id_columns)))
     ids = tuple(itertools.chain.from_iterable(names for names, _ in blocks))
-    whole = predictor.predicted(ids, torch.cat([told for _, told in blocks]))
+    whole = predictor.predicted(ids, torch.cat([outputs for _, outputs in blocks]))
     return replace(whole, compared=predictor.compared())
 
 
@@ -431,8 +431,8 @@ def predict_into(
     """
     predictor = _Predictor(load_model(folder))
     with row_writer(output) as write:
-        for ids, told in predictor.blocks(path, _named(folder, id_columns)):
-            write(predictor.predicted(ids, told).frame())
+        for ids, outputs in predictor.blocks(path, _named(folder, id_columns)):
+            write(predictor.predicted(ids, outputs).frame())
     return predictor.compared()
 
 
@@ -452,23 +452,23 @@ class _Predictor:
         counts = None if self._drift is None else self._drift.counts
         blocks = load_blocks(path, self.model.encoding, id_columns=named, counts=counts)
         for ids, features in blocks:
-            told = self.model.predict(features)
+            outputs = self.model.predict(features)
             self._rows += len(ids)
             if self._drift is not None:
                 self._drift.add(features)
             if self.model.ranges is not None:
-                self._counts += self.model.ranges.counts(told.double().numpy())
-            yield ids, told
+                self._counts += self.model.ranges.counts(outputs.double().numpy())
+            yield ids, outputs
 
-    def predicted(self, ids: tuple[str, ...], told: Tensor) -> Predicted:
+    def predicted(self, ids: tuple[str, ...], outputs: Tensor) -> Predicted:
         """Of some rows."""
         compared = Compared(rows=len(ids))
-        if told.ndim == 1:
+        if outputs.ndim == 1:
             what = self.model.task.tells
-            return PredictedNumbers(ids=ids, what=what, numbers=told, compared=compared)
-        decided, classes = self.model.decide(told), self.model.classes
+            return PredictedNumbers(ids=ids, what=what, numbers=outputs, compared=compared)
+        decided, classes = self.model.decide(outputs), self.model.classes
         return Predictions(
-            ids=ids, classes=classes, probabilities=told, decided=decided, compared=compared
+            ids=ids, classes=classes, probabilities=outputs, decided=decided, compared=compared
         )
 
     def compared(self) -> Compared:

@@ -90,16 +90,16 @@ def _of_nobody_here(session: Session, delta: float) -> PrivacySpent:
     if "tables are decomposed" in happens:
         why = "singular vectors of all parties' rows were opened without noise"
     elif "passives send representations" in happens and not session.helpers:
-        told = {
-            name: one
+        charged = {
+            name: account
             for name, accounts in session.charged.items()
-            for one in accounts
-            if one.figure == "epsilon_x"
+            for account in accounts
+            if account.figure == "epsilon_x"
         }
-        unheard = [name for name in session.contract.passives if name not in told]
+        unheard = [name for name in session.contract.passives if name not in charged]
         if not unheard:
-            worst = max(told, key=lambda name: told[name].epsilon)
-            return told[worst].spent(worst)
+            worst = max(charged, key=lambda name: charged[name].epsilon)
+            return charged[worst].spent(worst)
         why = f"{' and '.join(unheard)} did not say yet what was charged there"
     else:
         return nothing
