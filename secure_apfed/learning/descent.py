@@ -8,8 +8,9 @@ its checkpoint. Letters: B batch, A of its rows that are sent, K classes, D numb
 import copy
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -251,6 +252,9 @@ class Trainer(Descent):
         owner: the party, in errors and in its randomness.
         modules: what it trains, by name; they are moved to where it computes.
         train, compute, seed: how it optimises, where, and with which dropout.
+
+    Attributes:
+        forward_pass: runs networks within, with the precision and the dropout of the given step.
     """
 
     def __init__(
@@ -261,10 +265,7 @@ class Trainer(Descent):
             module.to(compute.device, compute.dtype)
         super().__init__(owner, modules, train)
         self.compute, self._seed = compute, seed
-
-    def forward_pass(self, step: int | str) -> AbstractContextManager[None]:
-        """Run networks within, with the precision and the dropout of this step."""
-        return self.compute.forward(self._seed, self._owner, step)
+        self.forward_pass = partial(compute.forward, seed, owner)
 
     def set_training(self, training: bool) -> None:
         """Switch dropout on or off."""
