@@ -16,11 +16,11 @@ import pandas as pd
 from joblib import Parallel, delayed
 
 from apfed_experiments.centralised import centralise
-from apfed_experiments.finished_run import FinishedRun
+from apfed_experiments.columns import markdown, p_text, write_text
+from apfed_experiments.finished import FinishedRun
 from apfed_experiments.solo import SoloRecord, keep_solo, solo_file
 from apfed_experiments.study import Figures, OnDone, Point, Results, Study
-from apfed_experiments.study_page import markdown, write_text
-from apfed_experiments.summary import Gain, Interval, holm, p_text, shared_share
+from apfed_experiments.summary import Gain, Interval, holm, shared_share
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.files import to_json

@@ -8,7 +8,7 @@ import torch
 from apfed_attacks.interface import AttackResult, Guess
 from apfed_attacks.recorded import truth_of
 from apfed_attacks.run import expand, mount
-from apfed_experiments.reconstructions import (
+from apfed_experiments.finished import (
     Reconstruction,
     keep_examples,
     key_of,

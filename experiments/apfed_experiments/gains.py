@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from apfed_experiments.columns import markdown, p_text, write_text
+from apfed_experiments.drawing import COLOURS, OTHER, drawing
 from apfed_experiments.solo import taught_alone
 from apfed_experiments.study import OnDone, Point, Study
-from apfed_experiments.study_page import COLOURS, OTHER, drawing, markdown, write_text
-from apfed_experiments.summary import Gain, holm, p_text
+from apfed_experiments.summary import Gain, holm
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError, DataError

@@ -18,20 +18,12 @@ import pandas as pd
 from joblib import Parallel, delayed
 from matplotlib.axes import Axes
 
+from apfed_experiments.columns import markdown, p_text, write_text
+from apfed_experiments.drawing import ATTACK, OTHER, OURS, Picture, drawing
 from apfed_experiments.report import write_report
+from apfed_experiments.report.page import Part, write_comparison
 from apfed_experiments.study import OnDone, Point, Results, Study, base_config
-from apfed_experiments.study_page import (
-    ATTACK,
-    OTHER,
-    OURS,
-    Part,
-    Picture,
-    drawing,
-    markdown,
-    write_comparison,
-    write_text,
-)  # fmt: skip
-from apfed_experiments.summary import Interval, Leakage, Summary, holm, p_text
+from apfed_experiments.summary import Interval, Leakage, Summary, holm
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.data.catalogue import view_count

@@ -17,10 +17,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from apfed_experiments.finished_run import FinishedRun
+from apfed_experiments.columns import p_text
+from apfed_experiments.drawing import ATTACK, COLOURS, OTHER, OURS, drawing
+from apfed_experiments.finished import FinishedRun
 from apfed_experiments.study import Figures, Point, Study, figures_of
-from apfed_experiments.study_page import ATTACK, COLOURS, OTHER, OURS, drawing
-from apfed_experiments.summary import Gain, Interval, accuracy_of, holm, p_text
+from apfed_experiments.summary import Gain, Interval, accuracy_of, holm
 from secure_apfed.config import Config
 from secure_apfed.data import PartyTable, VerticalData
 from secure_apfed.seeds import derive_seed

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from apfed_experiments.bench import BENCHES, Measured
-from apfed_experiments.study_page import markdown, write_text
+from apfed_experiments.columns import markdown, write_text
 from secure_apfed.errors import DataError
 
 __all__ = ["block", "cells", "read_measured", "renewed", "write_performance"]

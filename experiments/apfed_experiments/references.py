@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from apfed_experiments.finished_run import FinishedRun
+from apfed_experiments.columns import markdown, write_text
+from apfed_experiments.finished import FinishedRun
 from apfed_experiments.study import Figures, OnDone, Point, Study, base_config, figures_of
-from apfed_experiments.study_page import markdown, write_text
 from apfed_experiments.summary import Interval, accuracy_of
 
 __all__ = ["REFERENCES", "Reference", "ReferenceTable", "run_reference"]

@@ -22,8 +22,7 @@ import torch
 from joblib import Parallel, delayed
 
 from apfed_experiments.centralised import centralise
-from apfed_experiments.finish import mount_attacks
-from apfed_experiments.finished_run import FinishedRun, read_finished_run
+from apfed_experiments.finished import FinishedRun, mount_attacks, read_finished_run
 from apfed_experiments.solo import SoloRecord, fits_beside, keep_solo, read_solo, solo_file
 from apfed_experiments.summary import shared_share
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError, UnsafeChoiceWarning

@@ -13,11 +13,10 @@ from typing import Any, Literal
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from apfed_experiments.drawing import ATTACK, OTHER, OURS, STYLE, Picture
 from apfed_experiments.report.page import fill, inside
-from apfed_experiments.report.picture_style import ATTACK, OTHER, OURS, STYLE
-from apfed_experiments.report.pictures import Picture
-from apfed_experiments.report.words import number
 from apfed_experiments.summary import Interval, Row
+from apfed_experiments.words import number
 from secure_apfed.files import write_atomically
 
 __all__ = [

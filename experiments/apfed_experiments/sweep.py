@@ -13,16 +13,10 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
+from apfed_experiments.columns import markdown, write_text
+from apfed_experiments.drawing import OTHER, Picture, drawing
+from apfed_experiments.report.page import Part, write_comparison
 from apfed_experiments.study import OnDone, Point, Results, Study, base_config
-from apfed_experiments.study_page import (
-    OTHER,
-    Part,
-    Picture,
-    drawing,
-    markdown,
-    write_comparison,
-    write_text,
-)
 from apfed_experiments.summary import Gain, Interval, Summary, accuracy_of
 from secure_apfed.config import Config
 from secure_apfed.data.catalogue import view_count

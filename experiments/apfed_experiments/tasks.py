@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from joblib import Parallel, delayed
 
+from apfed_experiments.columns import markdown, p_text, write_text
 from apfed_experiments.solo import SoloRecord, keep_solo
-from apfed_experiments.study_page import markdown, write_text
-from apfed_experiments.summary import Interval, holm, p_text, shared_share
+from apfed_experiments.summary import Interval, holm, shared_share
 from apfed_protocols.errors import UnsafeChoiceWarning
 from secure_apfed.config import Config
 from secure_apfed.data import find_dataset, load_data

@@ -39,7 +39,7 @@ __all__ = [
 
 def tell(config: "Config", result: "RunResult", *, baselines: bool, quiet: bool) -> None:
     """Measure and write what belongs beside a finished run, and print all of it."""
-    from apfed_experiments.finish import mount_attacks
+    from apfed_experiments.finished import mount_attacks
 
     folder = result.folder
     assert folder is not None
@@ -150,7 +150,7 @@ def attack(
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Mount attacks on a finished run, show them, and renew its report."""
-    from apfed_experiments.finish import mount_attacks
+    from apfed_experiments.finished import mount_attacks
     from secure_apfed.learning.descent import find_device
 
     chosen = _chosen(attacks or [], options or [])
@@ -322,7 +322,7 @@ def runs(
     found = list_runs(folder)
     page = None
     if html is not None:
-        from apfed_experiments.report.runs_page import write_runs_page
+        from apfed_experiments.report.page import write_runs_page
 
         page = write_runs_page(found, html, title=f"Runs below {folder}")
     if as_json:

@@ -124,8 +124,7 @@ def table(
         _list_tables(as_json=as_json)
         return
     from apfed_experiments.tables import find_table
-    from apfed_experiments.tables.board import fill
-    from apfed_experiments.tables.writing import cells_of, header_of, write
+    from apfed_experiments.tables.table import cells_of, fill, header_of, write
 
     wanted = find_table(name)
     folder = output or Path("runs", "tables", name)

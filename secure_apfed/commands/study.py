@@ -225,8 +225,8 @@ def leaks(
 ) -> None:
     """What an active or a passive reads, honest or not, in live runs, and what rules stop."""
     _known(only, LEAKS)
-    from apfed_experiments.leaks.parts import plain, play
-    from apfed_experiments.study_page import markdown, table_of
+    from apfed_experiments.columns import markdown, table_of
+    from apfed_experiments.leaks import plain, play
     from secure_apfed.seeds import one_thread
 
     warnings.simplefilter("ignore", UnsafeChoiceWarning)  # without rules a plain sum is the point
@@ -246,7 +246,7 @@ def hijacked_images(
     seed: Annotated[int, typer.Option(help="Of the first case; the other takes 0.")] = 1,
 ) -> None:
     """Draw MNIST images above what the server of split learning rebuilt of them."""
-    from apfed_experiments.leaks.split_learning import draw_both_cases
+    from apfed_experiments.leaks.hijacking import draw_both_cases
     from secure_apfed.seeds import one_thread
 
     with one_thread():

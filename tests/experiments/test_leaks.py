@@ -10,16 +10,11 @@ import pytest
 import torch
 
 from apfed_attacks.live.unprotected import ALL_RULES
-from apfed_experiments.leaks import parts
-from apfed_experiments.leaks.parts import PARTS, play
-from apfed_experiments.leaks.sessions import (
-    UNPROTECTED,
-    centred_cosine,
-    live_config,
-    sum_for,
-)
-from apfed_experiments.study_page import markdown, table_of
-from apfed_experiments.summary import Interval, Row, Setting
+from apfed_experiments import leaks as parts
+from apfed_experiments.columns import markdown, table_of
+from apfed_experiments.leaks import PARTS, play
+from apfed_experiments.leaks.live import UNPROTECTED, Setting, centred_cosine, live_config, sum_for
+from apfed_experiments.summary import Interval, Row
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.errors import ConfigError
 from secure_apfed.secure_sums import sum_kind

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from apfed_experiments import main_job, sweep
-from apfed_experiments.finished_run import FinishedRun
+from apfed_experiments.columns import markdown
+from apfed_experiments.finished import FinishedRun
 from apfed_experiments.main_job import (
     CONFIGS,
     HEADER,
@@ -21,8 +22,8 @@ from apfed_experiments.main_job import (
     draw,
     points_of,
 )
+from apfed_experiments.report.page import Part, write_comparison
 from apfed_experiments.study import base_config, finish, results_of
-from apfed_experiments.study_page import Part, markdown, write_comparison
 from tests.experiments.finished_runs import attacked, finished
 
 BY_KEY = {variant.key: variant for variant in VARIANTS}

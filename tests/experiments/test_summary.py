@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_1samp
 
-from apfed_experiments.summary import Interval, Summary, holm, p_text, shared_share
+from apfed_experiments.columns import p_text
+from apfed_experiments.summary import Interval, Summary, holm, shared_share
 from secure_apfed.methods import METHODS
 from secure_apfed.settings.data import DataSettings
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from apfed_experiments.centralised import centralise
-from apfed_experiments.finished_run import FinishedRun
+from apfed_experiments.finished import FinishedRun
 from apfed_experiments.study import Trial, base_config, finish, results_of
 from apfed_experiments.sweep import CONFIGS, LINES, points_of, run_sweep, summarise
 from secure_apfed.config import Config

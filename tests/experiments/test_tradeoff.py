@@ -7,9 +7,17 @@ import pytest
 import apfed_experiments as package
 from apfed_attacks import ATTACKS
 from apfed_experiments.study import base_config, results_of
-from apfed_experiments.tradeoff import TradeOff, TradeOffError, load_tradeoff, run_tradeoff
-from apfed_experiments.tradeoff.board import Board, dcs, on_the_front
-from apfed_experiments.tradeoff.settings import points_of, tradeoff_of
+from apfed_experiments.tradeoff import (
+    Board,
+    TradeOff,
+    TradeOffError,
+    dcs,
+    load_tradeoff,
+    on_the_front,
+    points_of,
+    run_tradeoff,
+    tradeoff_of,
+)
 from secure_apfed.cli import execute
 from secure_apfed.config.file import load_config_text
 from secure_apfed.errors import CheckpointError, ConfigError

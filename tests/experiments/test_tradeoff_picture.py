@@ -6,9 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from apfed_experiments.summary import Interval, Leakage, Summary
-from apfed_experiments.tradeoff.board import Board, Entry
-from apfed_experiments.tradeoff.picture import draw
-from apfed_experiments.tradeoff.settings import DefencePoint
+from apfed_experiments.tradeoff import Board, DefencePoint, Entry, draw
 from tests.secure_apfed.small_runs import small_config
 
 

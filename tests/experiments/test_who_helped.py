@@ -15,8 +15,16 @@ import torch
 from apfed_experiments import study
 from apfed_experiments.solo import keep_solo
 from apfed_experiments.study import base_config
-from apfed_experiments.who_helped import Coalition, Game, measure_passives, players_of
-from apfed_experiments.who_helped.runs import CoalitionRun, held_back, measure, with_noise
+from apfed_experiments.who_helped import (
+    Coalition,
+    CoalitionRun,
+    Game,
+    held_back,
+    measure,
+    measure_passives,
+    players_of,
+    with_noise,
+)
 from secure_apfed.cli import execute
 from secure_apfed.config import Config
 from secure_apfed.data import load_data

@@ -8,7 +8,7 @@ claim. Cases of votes (`vote_cases`) play labellers and openings in two such wor
 of a release path is `secure_apfed.privacy.audit`.
 """
 
-from apfed_experiments.audit.run import CaseResult, run_audit
-from apfed_experiments.audit.vote_cases import VoteResult
+from apfed_experiments.audit import CaseResult, run_audit
+from apfed_experiments.audit.votes import VoteResult
 
 __all__ = ["CaseResult", "VoteResult", "run_audit"]

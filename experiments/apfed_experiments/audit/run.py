@@ -14,12 +14,22 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
 from apfed_experiments.audit.bounds import Evidence, evidence_from
-from apfed_experiments.audit.cases import CASES, DELTA, EPOCHS, Case, networks, task_of
-from apfed_experiments.audit.retraining import Retrainings
-from apfed_experiments.audit.scores import OtherRows, WhiteBox, directions
-from apfed_experiments.audit.vote_cases import VOTE_CASES, VoteResult, play_vote_case
+from apfed_experiments.audit.retraining import (
+    CASES,
+    DELTA,
+    EPOCHS,
+    Case,
+    OtherRows,
+    Retrainings,
+    WhiteBox,
+    directions,
+    networks,
+    task_of,
+)
+from apfed_experiments.audit.votes import VOTE_CASES, VoteResult, play_vote_case
 from apfed_experiments.bench.machine import machine
-from apfed_experiments.study_page import ATTACK, OTHER, OURS, drawing, write_text
+from apfed_experiments.columns import write_text
+from apfed_experiments.drawing import ATTACK, OTHER, OURS, drawing
 from secure_apfed.files import to_json
 from secure_apfed.privacy.accountants import gdp_epsilon
 

@@ -16,8 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from apfed_experiments.audit.cases import Case, networks
-from apfed_experiments.audit.retraining import Retrainings, Step, Task
+from apfed_experiments.audit.retraining import Case, Retrainings, Step, Task, networks
 
 __all__ = ["OtherRows", "WhiteBox", "directions"]
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from apfed_experiments.audit.bounds import epsilon_from, evidence_from
-from apfed_experiments.audit.cases import DELTA
+from apfed_experiments.audit.retraining import DELTA
 from apfed_experiments.audit.votes import (
     NoisySum,
     Scores,

@@ -8,8 +8,8 @@ from sklearn.cluster import KMeans
 
 from apfed_attacks.live.apfed import LiveRun
 from apfed_attacks.live.cohort_degradation import CohortDegradation
-from apfed_experiments.leaks.sessions import VICTIM, live_config, open_run
-from apfed_experiments.summary import Row, Setting
+from apfed_experiments.leaks.live import VICTIM, Setting, live_config, open_run
+from apfed_experiments.summary import Row
 from secure_apfed.measures import ACCURACY
 
 __all__ = ["degradation"]

@@ -8,8 +8,9 @@ from statistics import fmean
 from typing import Any
 
 from apfed_attacks.run import mount
+from apfed_experiments.leaks.live import Setting
 from apfed_experiments.leaks.votes import labels_config
-from apfed_experiments.summary import Row, Setting
+from apfed_experiments.summary import Row
 from secure_apfed.config import AttackChoice
 from secure_apfed.runs.outcome import Recording
 from secure_apfed.runs.run import run

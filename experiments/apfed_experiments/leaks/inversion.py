@@ -18,8 +18,9 @@ from apfed_attacks.reading import batches
 from apfed_attacks.recorded import view_of
 from apfed_attacks.run import mount
 from apfed_attacks.view import Knowledge
-from apfed_experiments.leaks.sessions import (
+from apfed_experiments.leaks.live import (
     VICTIM,
+    Setting,
     centred_cosine,
     cosine,
     features_of,
@@ -27,7 +28,7 @@ from apfed_experiments.leaks.sessions import (
     open_run,
     protected,
 )
-from apfed_experiments.summary import Row, Setting
+from apfed_experiments.summary import Row
 from secure_apfed.config import AttackChoice
 
 __all__ = ["inversion"]

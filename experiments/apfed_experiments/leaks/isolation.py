@@ -11,14 +11,15 @@ from apfed_attacks.live.apfed import LiveRun
 from apfed_attacks.live.unprotected import ALL_RULES, Rule
 from apfed_attacks.recorded import reveal_features
 from apfed_attacks.view import Knowledge
-from apfed_experiments.leaks.sessions import (
+from apfed_experiments.leaks.live import (
     UNPROTECTED,
     VICTIM,
+    Setting,
     centred_cosine,
     live_config,
     open_run,
 )
-from apfed_experiments.summary import Row, Setting
+from apfed_experiments.summary import Row
 from secure_apfed.config import Config
 from secure_apfed.secure_sums import sum_kind
 

@@ -11,8 +11,8 @@ from apfed_attacks.features.hijack import FeatureSpaceHijack, ReversedHijack
 from apfed_attacks.interface import AttackResult
 from apfed_attacks.live.play import play_active, play_passive
 from apfed_attacks.run import mount
-from apfed_experiments.leaks.sessions import VICTIM, live_config
-from apfed_experiments.summary import Row, Setting
+from apfed_experiments.leaks.live import VICTIM, Setting, live_config
+from apfed_experiments.summary import Row
 from secure_apfed.config import AttackChoice, Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.runs.run import run

@@ -12,8 +12,9 @@ from typing import Any
 
 from apfed_attacks.interface import AttackResult
 from apfed_attacks.run import mount
+from apfed_experiments.leaks.live import Setting
 from apfed_experiments.study import base_config
-from apfed_experiments.summary import Row, Setting
+from apfed_experiments.summary import Row
 from secure_apfed.config import AttackChoice, Config
 from secure_apfed.runs.outcome import Recording
 from secure_apfed.runs.run import run

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
-from apfed_experiments.leaks.few_labels import NETWORKS, figures_of
-from apfed_experiments.summary import Row, Setting
+from apfed_experiments.leaks.live import Setting
+from apfed_experiments.leaks.recorded import NETWORKS, figures_of
+from apfed_experiments.summary import Row
 from secure_apfed.config import Config
 from secure_apfed.data import find_dataset
 from secure_apfed.runs.outcome import Recording

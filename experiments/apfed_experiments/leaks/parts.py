@@ -23,24 +23,31 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from apfed_experiments.leaks.degradation import degradation
-from apfed_experiments.leaks.few_labels import few_labels
-from apfed_experiments.leaks.inversion import inversion
-from apfed_experiments.leaks.isolation import isolation
-from apfed_experiments.leaks.joint_training import hijacking, joint_inversion, reversed_hijacking
-from apfed_experiments.leaks.labels import labels
-from apfed_experiments.leaks.papers import papers
-from apfed_experiments.leaks.questions import chosen, decoder, noise
-from apfed_experiments.leaks.split_learning import split_learning
-from apfed_experiments.leaks.stuffing import stuffing
+from apfed_experiments.columns import write_text
+from apfed_experiments.leaks.hijacking import (
+    hijacking,
+    joint_inversion,
+    reversed_hijacking,
+    split_learning,
+)
+from apfed_experiments.leaks.live import (
+    Setting,
+    chosen,
+    decoder,
+    degradation,
+    inversion,
+    isolation,
+    noise,
+    stuffing,
+)
+from apfed_experiments.leaks.recorded import few_labels, labels, papers
 from apfed_experiments.leaks.votes import (
     chosen_labels,
     poisoned_votes,
     repeated_votes,
     vote_membership,
 )
-from apfed_experiments.study_page import write_text
-from apfed_experiments.summary import Interval, Row, Setting
+from apfed_experiments.summary import Interval, Row
 from secure_apfed.errors import ConfigError
 from secure_apfed.files import to_json
 

@@ -26,9 +26,16 @@ from apfed_attacks.live.unprotected import ALL_RULES, Rule
 from apfed_attacks.metrics import explained
 from apfed_attacks.recorded import reveal_features, truth_of, view_of
 from apfed_attacks.view import Budget, Knowledge, Played
-from apfed_experiments.finished_run import read_finished_run
-from apfed_experiments.leaks.sessions import UNPROTECTED, VICTIM, features_of, open_sum, sum_for
-from apfed_experiments.summary import Row, Setting
+from apfed_experiments.finished import read_finished_run
+from apfed_experiments.leaks.live import (
+    UNPROTECTED,
+    VICTIM,
+    Setting,
+    features_of,
+    open_sum,
+    sum_for,
+)
+from apfed_experiments.summary import Row
 from secure_apfed.runs.run import run
 from secure_apfed.settings.objective import ReconstructionSettings
 

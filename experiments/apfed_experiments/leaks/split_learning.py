@@ -27,8 +27,9 @@ from torch import Tensor, nn
 
 from apfed_attacks.features.hijack import FeatureSpaceHijack, Hijack
 from apfed_attacks.view import Knowledge
-from apfed_experiments.study_page import drawing
-from apfed_experiments.summary import Row, Setting
+from apfed_experiments.drawing import drawing
+from apfed_experiments.leaks.live import Setting
+from apfed_experiments.summary import Row
 from secure_apfed.contract import RepresentationTerms
 from secure_apfed.data import find_dataset
 from secure_apfed.data.readers import ImagePool

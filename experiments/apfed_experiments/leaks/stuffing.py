@@ -9,7 +9,8 @@ from typing import Literal, TypeAlias
 
 from apfed_attacks.live.stuffing import Tables, play_stuffing
 from apfed_attacks.people.id_stuffing import IdStuffing
-from apfed_experiments.summary import Row, Setting
+from apfed_experiments.leaks.live import Setting
+from apfed_experiments.summary import Row
 from secure_apfed.alignment.records import AlignmentHistory
 from secure_apfed.settings.alignment import AlignmentSettings
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from scipy.special import ndtr, ndtri
 
-from apfed_experiments.report import words
-from apfed_experiments.report.folder import ReportedRun
+from apfed_experiments import words
+from apfed_experiments.report.run import ReportedRun
 from apfed_protocols.randomness import fresh_key
 from secure_apfed.privacy import make_guard
 from secure_apfed.privacy.accountants import gdp_mu

@@ -6,8 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from apfed_experiments.finished_run import FinishedRun, read_finished_run
-from apfed_experiments.reconstructions import FILE, Reconstruction, read_examples
+from apfed_experiments.finished import (
+    FILE,
+    FinishedRun,
+    Reconstruction,
+    read_examples,
+    read_finished_run,
+)
 from apfed_experiments.report.who_learns import Role, RunFacts
 from secure_apfed.config import Config
 from secure_apfed.exchange import Flow

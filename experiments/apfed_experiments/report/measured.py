@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from apfed_experiments.report.folder import ReportedRun
+from apfed_experiments.report.run import ReportedRun
 from secure_apfed.intervals import estimates
 from secure_apfed.measures import MEASURES, CalibrationPoint, calibration_curve
 from secure_apfed.runs.folder import RunFolder, read_scored

@@ -7,11 +7,10 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from apfed_experiments.report import contents, words
-from apfed_experiments.report.audited import Audited
-from apfed_experiments.report.folder import ReportedRun
-from apfed_experiments.report.measured import MeasuredModel
-from apfed_experiments.report.pictures import Picture
+from apfed_experiments import words
+from apfed_experiments.drawing import Picture
+from apfed_experiments.report import contents
+from apfed_experiments.report.run import Audited, MeasuredModel, ReportedRun
 from apfed_experiments.solo import LEFT_OUT
 from secure_apfed.config.file import dump_config
 

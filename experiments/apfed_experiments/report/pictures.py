@@ -19,18 +19,10 @@ from scipy.stats import binomtest
 from torch import Tensor
 
 from apfed_attacks.interface import AttackResult
-from apfed_experiments.reconstructions import Reconstruction, key_of
-from apfed_experiments.report.folder import ReportedRun
-from apfed_experiments.report.picture_style import (
-    ATTACK,
-    FAINT,
-    OTHER,
-    OURS,
-    STYLE,
-    inches_of,
-    set_margins,
-)
-from apfed_experiments.report.words import attack_title, plain, signed
+from apfed_experiments.drawing import ATTACK, FAINT, OTHER, OURS, STYLE, inches_of, set_margins
+from apfed_experiments.finished import Reconstruction, key_of
+from apfed_experiments.report.run import ReportedRun
+from apfed_experiments.words import attack_title, plain, signed
 from secure_apfed.files import own_subfolder
 from secure_apfed.measures import ACCURACY, Measure
 from secure_apfed.runs.outcome import scores_of

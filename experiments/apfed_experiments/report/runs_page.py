@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from apfed_experiments.report import words
+from apfed_experiments import words
 from apfed_experiments.report.page import fill
 from apfed_experiments.run_list import TARGETS, ListedRun, State, settings_in
 from secure_apfed.files import write_atomically

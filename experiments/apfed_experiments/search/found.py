@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from apfed_experiments.search.charges import Charge
-from apfed_experiments.study_page import markdown, write_text
+from apfed_experiments.columns import markdown, write_text
+from apfed_experiments.search import Charge
 from secure_apfed.config import Config
 from secure_apfed.files import to_json
 from secure_apfed.measures import MEASURES

@@ -12,11 +12,9 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from apfed_experiments.search.charges import Charge, bound_of, charge_of
-from apfed_experiments.search.found import Found, TrialLine
-from apfed_experiments.search.space import SearchSpace
+from apfed_experiments.search import Charge, Found, SearchSpace, TrialLine, bound_of, charge_of
 from apfed_experiments.study import OnDone
-from apfed_experiments.who_helped.runs import held_back
+from apfed_experiments.who_helped import held_back
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_config
 from secure_apfed.data import files_digest, load_data

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from apfed_experiments.tables.apc_vfl_scenarios import HELPED, SCENARIOS, USUAL, Part, Scenario
+from apfed_experiments.tables.apc_vfl import HELPED, SCENARIOS, USUAL, Part, Scenario
 from apfed_experiments.tables.table import Figures, FunctionJob, Line, PaperTable, Size, line_of
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data

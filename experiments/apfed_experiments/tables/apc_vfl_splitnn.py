@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any
 
-from apfed_experiments.tables.apc_vfl_scenarios import SCENARIOS, Scenario
+from apfed_experiments.tables.apc_vfl import SCENARIOS, Scenario
 from apfed_experiments.tables.table import (
     Figures,
     FunctionJob,

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from sklearn.manifold import TSNE
 
-from apfed_experiments.study_page import ATTACK, OURS, drawing
-from apfed_experiments.tables.fedmv_measures import (
+from apfed_experiments.drawing import ATTACK, OURS, drawing
+from apfed_experiments.tables.fedmv import (
     METRICS,
     VIEWS,
     measure_handwritten,

@@ -6,17 +6,9 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.axes import Axes
 
-from apfed_experiments.study_page import (
-    COLOURS,
-    OTHER,
-    OURS,
-    Picture,
-    drawing,
-    markdown,
-    write_text,
-)
-from apfed_experiments.tables.board import Board, Filled
-from apfed_experiments.tables.table import PaperTable
+from apfed_experiments.columns import markdown, write_text
+from apfed_experiments.drawing import COLOURS, OTHER, OURS, Picture, drawing
+from apfed_experiments.tables.table import Board, Filled, PaperTable
 from secure_apfed.files import to_csv
 
 __all__ = ["cells_of", "draw", "header_of", "write"]

@@ -4,9 +4,15 @@ One YAML file describes a study; `run_tradeoff` runs its trials, resumes a stopp
 a leaderboard (CSV, Markdown), pictures and one self-contained page.
 """
 
-from apfed_experiments.tradeoff.board import Board
-from apfed_experiments.tradeoff.run import TradeOffError, run_tradeoff
-from apfed_experiments.tradeoff.settings import TradeOff, load_tradeoff, points_of, tradeoff_of
+from apfed_experiments.tradeoff import (
+    Board,
+    TradeOff,
+    TradeOffError,
+    load_tradeoff,
+    points_of,
+    run_tradeoff,
+    tradeoff_of,
+)
 
 __all__ = [
     "Board", "TradeOff", "TradeOffError", "load_tradeoff", "points_of", "run_tradeoff",

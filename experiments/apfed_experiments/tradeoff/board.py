@@ -7,10 +7,10 @@ from typing import Any
 
 import pandas as pd
 
+from apfed_experiments.columns import markdown, p_text
 from apfed_experiments.study import Failure, Results
-from apfed_experiments.study_page import markdown
-from apfed_experiments.summary import Gain, Interval, Leakage, Summary, holm, p_text
-from apfed_experiments.tradeoff.settings import DefencePoint
+from apfed_experiments.summary import Gain, Interval, Leakage, Summary, holm
+from apfed_experiments.tradeoff import DefencePoint
 from secure_apfed.files import to_csv
 
 __all__ = ["BETA", "Board", "Entry", "dcs", "on_the_front"]

@@ -14,8 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.text import Text
 
-from apfed_experiments.study_page import ATTACK, COLOURS, OTHER, Picture, drawing, number
-from apfed_experiments.tradeoff.board import Board, Entry, on_the_front
+from apfed_experiments.drawing import ATTACK, COLOURS, OTHER, Picture, drawing
+from apfed_experiments.tradeoff import Board, Entry, on_the_front
+from apfed_experiments.words import number
 
 __all__ = ["draw", "write_picture"]
 

@@ -7,12 +7,11 @@ from typing import Literal
 
 from joblib import Parallel, delayed, parallel_config
 
+from apfed_experiments.columns import write_text
 from apfed_experiments.report import write_report
+from apfed_experiments.report.page import write_page
 from apfed_experiments.study import OnDone, Results, Study
-from apfed_experiments.study_page import write_page, write_text
-from apfed_experiments.tradeoff.board import Board
-from apfed_experiments.tradeoff.picture import write_picture
-from apfed_experiments.tradeoff.settings import DefencePoint, TradeOff, points_of
+from apfed_experiments.tradeoff import Board, DefencePoint, TradeOff, points_of, write_picture
 from secure_apfed.config.file import dump_settings
 from secure_apfed.config.plain_yaml import read_text, yaml_value
 from secure_apfed.errors import ApfedError, CheckpointError, ConfigError

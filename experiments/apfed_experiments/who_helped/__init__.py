@@ -6,9 +6,18 @@ whole coalition adds. Retrainings tell more than one run does, so their bytes an
 up, and coalitions that the contract's sums do not allow are never asked (`rules.py`).
 """
 
-from apfed_experiments.who_helped.board import HEADER, READING, Board, PassiveRow, measure_passives
-from apfed_experiments.who_helped.game import EXACT, Coalition, Game
-from apfed_experiments.who_helped.rules import Players, players_of
+from apfed_experiments.who_helped import (
+    EXACT,
+    HEADER,
+    READING,
+    Board,
+    Coalition,
+    Game,
+    PassiveRow,
+    Players,
+    measure_passives,
+    players_of,
+)
 
 __all__ = [
     "EXACT", "HEADER", "READING", "Board", "Coalition", "Game", "PassiveRow", "Players",

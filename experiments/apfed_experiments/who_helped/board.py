@@ -10,22 +10,19 @@ import numpy as np
 from joblib import Parallel, delayed
 from numpy.typing import NDArray
 
+from apfed_experiments.columns import markdown, write_text
+from apfed_experiments.drawing import ATTACK, OTHER, OURS, Picture, drawing
+from apfed_experiments.report.page import Part, write_comparison
 from apfed_experiments.study import OnDone
-from apfed_experiments.study_page import (
-    ATTACK,
-    OTHER,
-    OURS,
-    Part,
-    Picture,
-    drawing,
-    markdown,
-    write_comparison,
-    write_text,
-)
 from apfed_experiments.summary import Interval, shared_share
-from apfed_experiments.who_helped.game import Coalition, Game
-from apfed_experiments.who_helped.rules import players_of
-from apfed_experiments.who_helped.runs import CoalitionRun, Measured, measure
+from apfed_experiments.who_helped import (
+    Coalition,
+    CoalitionRun,
+    Game,
+    Measured,
+    measure,
+    players_of,
+)
 from secure_apfed.config import Config
 from secure_apfed.data import files_digest, load_data
 from secure_apfed.files import to_json

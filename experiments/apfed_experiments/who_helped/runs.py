@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from apfed_experiments.solo import fits_beside, taught_alone
-from apfed_experiments.who_helped.game import Coalition
+from apfed_experiments.who_helped import Coalition
 from apfed_protocols.errors import UnsafeChoiceWarning
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
