@@ -320,7 +320,7 @@ def _result(
     baselines: bool, keeps: bool,
 ) -> FramesResult:  # fmt: skip
     """What the finished run's folder says."""
-    from apfed_experiments.finish import mount_attacks
+    from apfed_experiments.finished import mount_attacks
     from apfed_experiments.solo import beside_run
 
     variant = next(iter(found.accuracy))

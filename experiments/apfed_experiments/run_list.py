@@ -1,7 +1,7 @@
 """Runs at a glance: each run folder below a folder as one row, in whatever state it is.
 
 Read by: `secure-apfed runs`. Folders may have been sent by somebody else: they are read as
-`apfed_experiments.finished_run` reads them, links are not followed, and what cannot be read is a
+`apfed_experiments.finished` reads them, links are not followed, and what cannot be read is a
 row that says why.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from apfed_attacks.interface import AttackResult
-from apfed_experiments.finished_run import FinishedRun, read_finished_run
+from apfed_experiments.finished import FinishedRun, read_finished_run
 from apfed_experiments.solo import SoloRecord, read_solo, solo_file
 from secure_apfed.config import Config
 from secure_apfed.data.catalogue import view_count

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from apfed_experiments.columns import write_text
 from apfed_experiments.study import OnDone, Point, Study
-from apfed_experiments.study_page import write_text
 from apfed_experiments.summary import Summary, accuracy_of
 from secure_apfed.config import Config
 from secure_apfed.files import to_json

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -21,16 +22,16 @@ import pandas as pd
 import torch
 from joblib import Parallel, delayed
 
-from apfed_experiments.centralised import centralise
-from apfed_experiments.finish import mount_attacks
-from apfed_experiments.finished_run import FinishedRun, read_finished_run
+from apfed_experiments.finished import FinishedRun, mount_attacks, read_finished_run
 from apfed_experiments.solo import SoloRecord, fits_beside, keep_solo, read_solo, solo_file
 from apfed_experiments.summary import shared_share
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError, UnsafeChoiceWarning
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
-from secure_apfed.data import VerticalData, files_digest, load_data
-from secure_apfed.errors import ApfedError, CheckpointError
+from secure_apfed.data import PartyTable, VerticalData, files_digest, load_data
+from secure_apfed.data.column_encoding import ColumnEncoding
+from secure_apfed.data.image_encoding import ImageEncoding
+from secure_apfed.errors import ApfedError, CheckpointError, DataError
 from secure_apfed.files import own_subfolder, read_json, to_json
 from secure_apfed.runs.aligned_once import PastAlignment, aligned_once
 from secure_apfed.runs.folder import RunFolder, write_atomically
@@ -43,18 +44,14 @@ from secure_apfed.solo.kept import fits_kept_by
 
 __all__ = [
     "Failure", "Figures", "OnDone", "Point", "Results", "Study", "Trial", "base_config",
-    "figures_of", "finish", "results_of",
+    "centralise", "figures_of", "finish", "results_of", "solo_figures",
 ]  # fmt: skip
 
 OnDone: TypeAlias = Callable[[int, int], None]
 """Called with the trials that are done and that there are."""
-
 Figures: TypeAlias = Iterator[Mapping[str, Any]]
 """Rows of one run; columns as `figures_of` has them."""
-
-
 PartySeeds: TypeAlias = Literal["secret", "shared_for_comparison"]
-
 _ALIGNED: dict[str, PastAlignment] = {}
 """What this process aligned: the runs of a study on one data set and seed share it."""
 
@@ -294,11 +291,7 @@ def figures_of(run: FinishedRun) -> Figures:
     """
     for name, reached in run.outcome.scores.items():
         yield {"target": "task", "name": name, "metric": run.outcome.measure, "score": reached}
-    for one in run.solo.baselines if run.solo else ():
-        yield {
-            "target": "solo", "name": one.name, "metric": run.solo.measure if run.solo else "",
-            "score": one.test, "baseline": one.validation,
-        }  # fmt: skip
+    yield from () if run.solo is None else solo_figures(run.solo)
     for attack in run.attacks or ():
         if attack.advantage is None or not math.isfinite(attack.advantage):
             continue
@@ -307,6 +300,15 @@ def figures_of(run: FinishedRun) -> Figures:
             "target": attack.target, "name": attack.setting, "metric": metric,
             "score": attack.score[metric] or 0.0,
             "baseline": attack.baselines[baseline][metric] or 0.0, "advantage": attack.advantage,
+        }  # fmt: skip
+
+
+def solo_figures(record: SoloRecord) -> Figures:
+    """Of every solo baseline; see `figures_of`."""
+    for one in record.baselines:
+        yield {
+            "target": "solo", "name": one.name, "metric": record.measure, "score": one.test,
+            "baseline": one.validation,
         }  # fmt: skip
 
 
@@ -409,3 +411,61 @@ class Study:
         # Some of these may have been measured after the runs that they stand beside.
         beside = [(trial, _beside(found[trial.name], trial)) for trial in trials]
         return results_of(beside, figures=figures)
+
+
+# All features in one table: what nobody holds, and what vertical learning is compared with.
+
+
+def centralise(data: VerticalData) -> VerticalData:
+    """Give the active everybody's features of its own people; no passive is left.
+
+    Raises:
+        DataError: a passive does not know all people of the active, or views do not fit.
+    """
+    tables = [data.active, *(_in_order(table, data.active.ids) for table in data.passives)]
+    encodings = [table.encoding for table in tables]
+    if all(isinstance(one, ImageEncoding) for one in encodings):
+        active = _stacked(tables)
+    elif all(isinstance(one, ColumnEncoding) for one in encodings):
+        active = _joined(tables)
+    else:
+        raise DataError("images and tables of columns do not make one table")
+    return replace(data, active=replace(active, labels=data.active.labels), passives=())
+
+
+def _in_order(table: PartyTable, ids: Sequence[str]) -> PartyTable:
+    """The table's rows of these people, in this order."""
+    place = {person: row for row, person in enumerate(table.ids)}
+    if missing := [person for person in ids if person not in place]:
+        raise DataError(
+            f"{table.name} does not know {len(missing)} of the active's people; a centralised "
+            "table needs data.overlap: 1.0"
+        )
+    rows = [place[person] for person in ids]
+    return PartyTable(table.name, tuple(ids), table.features[rows], None, table.encoding)
+
+
+def _stacked(tables: Sequence[PartyTable]) -> PartyTable:
+    """Strips from the top of the image to its bottom."""
+    strips = [(one.encoding, one) for one in tables if isinstance(one.encoding, ImageEncoding)]
+    strips.sort(key=lambda strip: strip[0].first_row)
+    for (above, _), (below, _) in pairwise(strips):
+        if above.end_row != below.first_row:
+            raise DataError("the strips leave out rows of the image or overlap")
+    top, bottom = strips[0][0], strips[-1][0]
+    features = torch.cat([table.features for _, table in strips], dim=2)
+    encoding = top.model_copy(update={"end_row": bottom.end_row})
+    return PartyTable(tables[0].name, tables[0].ids, features, None, encoding)
+
+
+def _joined(tables: Sequence[PartyTable]) -> PartyTable:
+    """Columns side by side."""
+    columns = [
+        column
+        for table in tables
+        if isinstance(table.encoding, ColumnEncoding)
+        for column in table.encoding.columns
+    ]
+    encoding = ColumnEncoding(columns=tuple(columns))
+    features = torch.cat([table.features for table in tables], dim=1)
+    return PartyTable(tables[0].name, tables[0].ids, features, None, encoding)

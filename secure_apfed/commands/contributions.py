@@ -45,7 +45,7 @@ def contributions(
     as_json: AsJson = False,
 ) -> None:
     """Say what each passive adds, by runs of coalitions; their bytes and epsilons are added up."""
-    from apfed_experiments.who_helped import HEADER, READING, measure_passives
+    from apfed_experiments.who_helped import READING, measure_passives
     from secure_apfed.config.file import load_config
 
     config = load_config(config_file, overrides=overrides or ())
@@ -58,7 +58,7 @@ def contributions(
     if as_json:
         terminal.print_json({**board.as_json(), "folder": folder})
         return
-    terminal.show_rows(board.title, HEADER, board.cells())
+    terminal.show_rows(board.table.title, board.table.header, board.table.cells)
     for note in (READING, *board.notes):
         terminal.show_note(note)
     typer.echo(folder / "index.html")

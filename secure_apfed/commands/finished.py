@@ -30,7 +30,7 @@ def tell(config: "Config", result: "RunResult", *, baselines: bool, quiet: bool)
     assert result.folder is not None
     board = leakage.study_of_run(config, result.folder / "tradeoff", quiet=quiet)
     if quiet:
-        points = None if board is None else board.as_json()
+        points = None if board is None else board.table.plain()
         terminal.print_json({**_as_json(result, results, solo, page), "tradeoff": points})
 
 
@@ -50,7 +50,7 @@ def _finish(
     config: "Config", result: "RunResult", *, quiet: bool
 ) -> "tuple[tuple[AttackResult, ...], Path | None]":
     """Mount the attacks and write the report; pictures need an extra, which may be absent."""
-    from apfed_experiments.finish import mount_attacks
+    from apfed_experiments.finished import mount_attacks
 
     folder = result.folder
     assert folder is not None

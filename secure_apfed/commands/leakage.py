@@ -42,7 +42,7 @@ def attack(
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Mount attacks on a finished run, show them, and renew its report."""
-    from apfed_experiments.finish import mount_attacks
+    from apfed_experiments.finished import mount_attacks
     from secure_apfed.learning.compute import find_device
 
     chosen = _chosen(attacks or [], options or [])
@@ -164,8 +164,9 @@ def tradeoff(
     board = _played(study, folder, jobs, backend.value, quiet=as_json)
     if as_json:
         failures = {failure.trial: failure.message for failure in board.failures}
+        points = board.table.plain()
         terminal.print_json({
-            "study": study.name, "points": board.as_json(), "failures": failures, "folder": folder,
+            "study": study.name, "points": points, "failures": failures, "folder": folder,
         })  # fmt: skip
     if board.failures:
         raise typer.Exit(3)  # as for data or files; the same command tries them again
@@ -189,9 +190,8 @@ def _played(
     with progress_bars.counting(f"{study.name}: trials", quiet=quiet) as on_done:
         board = run_tradeoff(study, folder, jobs=jobs, backend=backend, on_done=on_done)
     if not quiet:
-        terminal.show_rows(
-            f"Trade-off {study.name}: accuracy, and the worst attack's advantage", *board.summary()
-        )
+        title = f"Trade-off {study.name}: accuracy, and the worst attack's advantage"
+        terminal.show_rows(title, board.summary.header, board.summary.cells)
         for failure in board.failures:
             terminal.show_note(f"failed, its point left out: {failure.trial}: {failure.message}")
         typer.echo(folder / "index.html")

@@ -42,7 +42,7 @@ def runs(
 
 
 def _write(html: Path, folder: Path, found: "list[ListedRun]") -> Path:
-    from apfed_experiments.report.runs_page import write_runs_page
+    from apfed_experiments.report.page import write_runs_page
 
     return write_runs_page(found, html, title=f"Runs below {folder}")
 

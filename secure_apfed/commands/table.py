@@ -12,7 +12,7 @@ from secure_apfed import progress_bars, terminal
 from secure_apfed.commands import AsJson, Jobs
 
 if TYPE_CHECKING:
-    from apfed_experiments.tables.board import Board
+    from apfed_experiments.tables.table import Board
 
 __all__ = ["table"]
 
@@ -39,8 +39,7 @@ def table(
         _list(as_json=as_json)
         return
     from apfed_experiments.tables import find_table
-    from apfed_experiments.tables.board import fill
-    from apfed_experiments.tables.writing import write
+    from apfed_experiments.tables.table import fill, write
 
     wanted = find_table(name)
     folder = output or Path("runs", "tables", name)
@@ -73,7 +72,7 @@ def _list(*, as_json: bool) -> None:
 
 
 def _show(board: "Board") -> None:
-    from apfed_experiments.tables.writing import cells_of, header_of
+    from apfed_experiments.tables.table import cells_of, header_of
 
     told = board.table
     terminal.show_rows(f"{told.title}: {told.source}", header_of(board), cells_of(board))

@@ -6,8 +6,7 @@ import pandas as pd
 import pytest
 import torch
 
-from apfed_experiments.finish import mount_attacks
-from apfed_experiments.reconstructions import FILE, read_examples
+from apfed_experiments.finished import FILE, mount_attacks, read_examples
 from apfed_protocols.errors import UnsafeChoiceWarning
 from secure_apfed.cli import execute
 from secure_apfed.config import AttackChoice

@@ -10,11 +10,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from apfed_experiments.audit import CaseResult, play_case, run_audit
 from apfed_experiments.audit.bounds import evidence_from
-from apfed_experiments.audit.cases import CASES, networks, task_of
-from apfed_experiments.audit.retraining import Protection, Retrainings, Step, Task
-from apfed_experiments.audit.run import CaseResult, play_case, run_audit
-from apfed_experiments.audit.scores import WhiteBox
+from apfed_experiments.audit.retraining import (
+    CASES,
+    Protection,
+    Retrainings,
+    Step,
+    Task,
+    WhiteBox,
+    networks,
+    task_of,
+)
 from apfed_protocols.sums import PlainSum, SumAgreement, SumCombiner
 from secure_apfed.contract import Contract
 from secure_apfed.data import ColumnEncoding, PartyTable
@@ -225,8 +232,8 @@ def test_the_audit_shows_what_the_guard_alone_leaves_open(tmp_path: Path) -> Non
 
 
 def test_a_case_counts_every_retraining_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("apfed_experiments.audit.run._TOGETHER", 100)
-    monkeypatch.setattr("apfed_experiments.audit.run.task_of", lambda case: task_of(case, epochs=1))
+    monkeypatch.setattr("apfed_experiments.audit._TOGETHER", 100)
+    monkeypatch.setattr("apfed_experiments.audit.task_of", lambda case: task_of(case, epochs=1))
     result = play_case(EVERYTHING, retrainings=250, seed=0, level=LEVEL, device=torch.device("cpu"))
     assert isinstance(result, CaseResult)
     # Three parts of 82 or 83, of which each has two worlds of the same size.

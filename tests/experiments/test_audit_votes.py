@@ -8,16 +8,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from apfed_experiments.audit.cases import DELTA
-from apfed_experiments.audit.vote_cases import VOTE_CASES, VoteResult, play_vote_case
+from apfed_experiments.audit.retraining import DELTA
 from apfed_experiments.audit.votes import (
+    VOTE_CASES,
     NoisySum,
     TwoTables,
+    VoteResult,
     labelled_person,
     one_answer,
     one_vote_in_a_moment,
     one_vote_in_a_sum,
     people_on_a_line,
+    play_vote_case,
     record_in_answers,
     record_in_weights,
     weights_and_sum,

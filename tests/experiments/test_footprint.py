@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from apfed_experiments.bench import run_bench
-from apfed_experiments.footprint import (
+from apfed_experiments.bench.footprint import (
     apc_vfl_bytes,
     split_nn_backward_bytes,
     split_nn_bytes,

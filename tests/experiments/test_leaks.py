@@ -10,16 +10,17 @@ import pytest
 import torch
 
 from apfed_attacks.live.unprotected import ALL_RULES
-from apfed_experiments.leaks import parts
-from apfed_experiments.leaks.parts import PARTS, play
-from apfed_experiments.leaks.sessions import (
+from apfed_experiments import leaks as parts
+from apfed_experiments.columns import table_of
+from apfed_experiments.leaks import PARTS, play
+from apfed_experiments.leaks.live import (
     UNPROTECTED,
+    Setting,
     centred_cosine,
     live_config,
     sum_for,
 )
-from apfed_experiments.study_page import markdown, table_of
-from apfed_experiments.summary import Interval, Row, Setting
+from apfed_experiments.summary import Interval, Row
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.errors import ConfigError
 from secure_apfed.secure_sums import sum_kind
@@ -28,7 +29,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_columns_are_those_that_occur_and_gaps_stay_empty() -> None:
-    table = markdown(*table_of([{"a": 1, "b": 0.12345}, {"a": None, "c": "x"}]))
+    table = table_of([{"a": 1, "b": 0.12345}, {"a": None, "c": "x"}]).markdown()
     assert table.splitlines() == [
         "| a | b | c |", "| --- | --- | --- |", "| 1 | 0.123 |  |", "|  |  | x |",
     ]  # fmt: skip

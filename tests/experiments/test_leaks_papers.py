@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from apfed_attacks.run import prepare
-from apfed_experiments.leaks.papers import CASES, config_of, papers
+from apfed_experiments.leaks.recorded import CASES, config_of, papers
 from secure_apfed.config import AttackChoice
 
 STORED = Path(__file__).parents[2] / "docs" / "leaks.json"

@@ -7,7 +7,7 @@ from sklearn.datasets import load_digits
 from torch.nn import functional
 
 from apfed_attacks.features.hijack import FeatureSpaceHijack
-from apfed_experiments.leaks.split_learning import Case, Outcome, draw_rebuilt, hijack_client
+from apfed_experiments.leaks.hijacking import Case, Outcome, draw_rebuilt, hijack_client
 
 
 def _digits() -> tuple[torch.Tensor, torch.Tensor]:

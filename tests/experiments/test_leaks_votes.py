@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from apfed_experiments.leaks.live import Setting
 from apfed_experiments.leaks.votes import chosen_labels, poisoned_votes, repeated_votes
-from apfed_experiments.summary import Row, Setting
+from apfed_experiments.summary import Row
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 

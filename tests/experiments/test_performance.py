@@ -7,8 +7,14 @@ from typing import Any
 
 import pytest
 
-from apfed_experiments.bench import BENCHES, Measured
-from apfed_experiments.performance import block, read_measured, renewed, write_performance
+from apfed_experiments.bench import (
+    BENCHES,
+    Measured,
+    block,
+    read_measured,
+    renewed,
+    write_performance,
+)
 from secure_apfed.errors import DataError
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

@@ -11,7 +11,7 @@ from PIL import Image
 
 from apfed_experiments.report import find_reference, read_run, write_report
 from apfed_experiments.report.contents import settings_of
-from apfed_experiments.report.words import count, duration, epsilon, number, percent, size
+from apfed_experiments.words import count, duration, epsilon, number, percent, size
 from secure_apfed.errors import CheckpointError
 from secure_apfed.files import MOST_JSON_BYTES
 from tests.experiments.run_folder import attack_result, config_of, write_run

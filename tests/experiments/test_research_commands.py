@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from apfed_experiments import leaks as parts
 from apfed_experiments.bench import BENCHES
-from apfed_experiments.leaks import parts
 from apfed_experiments.references import REFERENCES
 from apfed_experiments.sweep import CONFIGS
 from secure_apfed.cli import execute
@@ -72,7 +72,7 @@ def test_leaks_are_stored_and_printed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "apfed_experiments.leaks.parts.play",
+        "apfed_experiments.leaks.play",
         lambda names, store: {one: [{"r2": 0.5}] for one in names},
     )
     assert execute(["study", "leaks", "--only", "noise", "--json"]) == 0

@@ -10,9 +10,8 @@ import pytest
 from pydantic import ValidationError
 
 from apfed_experiments import search as package
-from apfed_experiments.search import Charge, SearchSpace, bound_of, load_space
-from apfed_experiments.search import trials as played
-from apfed_experiments.search.trials import search
+from apfed_experiments import search as played
+from apfed_experiments.search import Charge, SearchSpace, bound_of, load_space, search
 from secure_apfed.cli import execute
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config

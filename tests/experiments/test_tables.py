@@ -11,13 +11,18 @@ import numpy as np
 import pytest
 
 from apfed_experiments.tables import TABLES, apfed, find_table
-from apfed_experiments.tables.apc_vfl import alone, helped
-from apfed_experiments.tables.apc_vfl_scenarios import SCENARIOS
-from apfed_experiments.tables.apc_vfl_splitnn import exchanged
-from apfed_experiments.tables.board import fill
+from apfed_experiments.tables.apc_vfl import SCENARIOS, alone, exchanged, helped
 from apfed_experiments.tables.mmvfl import importance
-from apfed_experiments.tables.table import FunctionJob, Line, PaperTable, Printed, Size
-from apfed_experiments.tables.writing import cells_of, write
+from apfed_experiments.tables.table import (
+    FunctionJob,
+    Line,
+    PaperTable,
+    Printed,
+    Size,
+    cells_of,
+    fill,
+    write,
+)
 from secure_apfed.cli import execute
 from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError, DataError, ModelError

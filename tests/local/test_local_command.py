@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from apfed_experiments.finished_run import read_finished_run
+from apfed_experiments.finished import read_finished_run
 from apfed_protocols.errors import PartyLeftError
 from secure_apfed.cli import TransportName, execute
 from secure_apfed.config.file import dump_config, load_config

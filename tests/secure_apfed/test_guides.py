@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from apfed_experiments.finish import mount_attacks
+from apfed_experiments.finished import mount_attacks
 from apfed_experiments.report import write_report
 from apfed_experiments.solo import beside_run
 from secure_apfed.cli import execute

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from apfed_experiments.report.contents import accounting_of, privacy_document
-from apfed_experiments.report.folder import read_run
+from apfed_experiments.report.run import read_run
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_config, load_config_text
 from secure_apfed.data import load_data

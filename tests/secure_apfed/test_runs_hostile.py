@@ -11,8 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from apfed_experiments.reconstructions import FILE, read_examples
-from apfed_experiments.report import audited, read_run, write_report
+from apfed_experiments.finished import FILE, read_examples
+from apfed_experiments.report import read_run, write_report
+from apfed_experiments.report import run as audited
 from secure_apfed.errors import ApfedError, CheckpointError, ModelError
 from secure_apfed.files import (
     MOST_BYTES,

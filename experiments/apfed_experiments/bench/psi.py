@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from apfed_experiments.bench import psi_case
-from apfed_experiments.bench.optional import why_no_crypten
-from apfed_experiments.bench.rows import Bench, Group, Row
+from apfed_experiments.bench.rows import Bench, Group, Row, why_no_crypten
 
 __all__ = ["BENCH", "measure"]
 

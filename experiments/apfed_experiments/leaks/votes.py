@@ -21,8 +21,8 @@ from torch import Tensor
 
 from apfed_attacks.live.poisoned_votes import Poison, PoisonedVotes
 from apfed_attacks.live.votes import VotesRun
-from apfed_experiments.leaks.sessions import VICTIM
-from apfed_experiments.summary import Row, Setting
+from apfed_experiments.leaks.live import VICTIM, Setting
+from apfed_experiments.summary import Row
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.measures import ACCURACY

@@ -2,12 +2,10 @@
 
 from pathlib import Path
 
-from apfed_experiments.report.audited import audit_of
 from apfed_experiments.report.contents import privacy_document
-from apfed_experiments.report.folder import ReportedRun, read_run
-from apfed_experiments.report.measured import measured_of
 from apfed_experiments.report.page import render
 from apfed_experiments.report.pictures import write_pictures
+from apfed_experiments.report.run import ReportedRun, audit_of, measured_of, read_run
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.files import make_private, to_json
 from secure_apfed.runs.folder import write_atomically

@@ -10,9 +10,8 @@ from itertools import groupby
 from typing import Any
 
 from apfed_attacks.interface import AttackResult
-from apfed_experiments.report import words
-from apfed_experiments.report.audited import Audited
-from apfed_experiments.report.folder import ReportedRun
+from apfed_experiments import words
+from apfed_experiments.report.run import Audited, ReportedRun
 from apfed_experiments.report.who_learns import COALITIONS, LIMITS, Coalition, Role, rule_for
 from apfed_protocols.psi import SET_INTERSECTIONS
 from secure_apfed.alignment import most_guesses

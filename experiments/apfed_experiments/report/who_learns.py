@@ -17,8 +17,8 @@ from secure_apfed.exchange.envelope import Kind
 from secure_apfed.methods import METHODS
 
 __all__ = [
-    "COALITIONS", "FACTS", "LIMITS", "RULES",
-    "Coalition", "Limit", "Role", "Rule", "RunFacts", "rule_for",
+    "COALITIONS", "FACTS", "LIMITS", "RULES", "Coalition", "Limit", "Role", "Rule", "RunFacts",
+    "rule_for",
 ]  # fmt: skip
 
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from apfed_experiments.tables import apc_vfl, apc_vfl_splitnn, apfed, fedmv, mmvfl
+from apfed_experiments.tables import apc_vfl, apfed, fedmv, mmvfl
+from apfed_experiments.tables import apc_vfl as apc_vfl_splitnn
 from apfed_experiments.tables.table import PaperTable
 from secure_apfed.errors import ConfigError
 from secure_apfed.settings import unknown_name

@@ -11,30 +11,43 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
+import numpy as np
+import pandas as pd
 import torch
+from joblib import Parallel, delayed
+from matplotlib.axes import Axes
 from pydantic import BaseModel, ConfigDict
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # no annotations
 
-from apfed_protocols.errors import UnsafeChoiceWarning
+from apfed_experiments.columns import markdown, write_text
+from apfed_experiments.drawing import COLOURS, OTHER, OURS, Picture, drawing
+from apfed_experiments.study import OnDone
+from apfed_experiments.summary import Interval
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError, UnsafeChoiceWarning
 from secure_apfed.config import Config
-from secure_apfed.errors import CheckpointError, ModelError
-from secure_apfed.files import read_json
+from secure_apfed.errors import ApfedError, CheckpointError, ModelError
+from secure_apfed.files import read_json, to_csv
 from secure_apfed.runs.folder import write_atomically
 from secure_apfed.runs.run import run
 from secure_apfed.simulation import simulate, why_not
 
 __all__ = [
-    "Figures", "FunctionJob", "Job", "Line", "Measured", "PaperTable", "Printed", "RunJob", "Size",
-    "line_of",
+    "Board", "Figures", "Filled", "Forecast", "FunctionJob", "Job", "Line", "Measured",
+    "PaperTable", "Printed", "RunJob", "Size", "cells_of", "draw", "fill", "header_of", "line_of",
+    "write",
 ]  # fmt: skip
 
 Figures = Mapping[str, float]
 """What a function measured, by name, in the table's unit."""
+Clock: TypeAlias = Callable[[], float]
+_MEASURED = ("here", "95 % interval", "seeds", "paper", "difference", "in combined sd")
+_COLUMNS = 3
+_APART, _BELOW = 0.012, 0.03
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,3 +290,391 @@ class PaperTable:
     form: str = ".2f"
     shared: float = 0.0
     picture: Callable[[Path], None] | None = None
+
+
+# Fill a paper's table: run the jobs that are missing, and put what they found beside the paper's.
+#
+# A table that was stopped goes on where it was; what is not measured yet stays empty, and a
+# forecast says how long the rest takes.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filled:
+    """One line with what was measured of it, by seed; shared: as `PaperTable.shared`."""
+
+    line: Line
+    values: Mapping[int, float] = field(default_factory=dict)
+    shared: float = 0.0
+
+    @property
+    def interval(self) -> Interval | None:
+        """The mean and its 95 % interval over the seeds; None: nothing was measured."""
+        values = list(self.values.values())
+        return Interval.of(values, shared=self.shared) if values else None
+
+    @property
+    def sd(self) -> float | None:
+        """The standard deviation over the seeds; None: fewer than two."""
+        values = list(self.values.values())
+        return float(np.std(values, ddof=1)) if len(values) > 1 else None
+
+    @property
+    def difference(self) -> float | None:
+        """Ours minus the paper's; None: one of them is missing."""
+        if self.interval is None or self.line.paper is None:
+            return None
+        return self.interval.mean - self.line.paper.mean
+
+    @property
+    def in_sd(self) -> float | None:
+        """The difference in units of the combined standard deviation, sqrt(ours^2 + paper's^2)."""
+        printed = self.line.paper
+        if self.difference is None or self.sd is None or printed is None or printed.sd is None:
+            return None
+        combined = math.hypot(self.sd, printed.sd)
+        return self.difference / combined if combined else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """How far a table is, and how long the rest takes.
+
+    Attributes:
+        done, jobs: of what was asked for; hours: that the others take in so many processes, at the
+            pace of those that are done; None: none is.
+        full_jobs, full_hours: the same of all of the table.
+        pace: the median job's seconds, of those that `PaperTable.hours` gives it.
+    """
+
+    done: int
+    jobs: int
+    hours: float | None
+    full_jobs: int
+    full_hours: float | None
+    pace: float | None
+
+    @property
+    def sentence(self) -> str:
+        """What to tell people."""
+        told = f"{self.done} of {self.jobs} jobs are done"
+        if self.hours:
+            told += f"; the others take about {_hours(self.hours)}"
+        if self.full_jobs and self.full_hours:
+            told += f"; the full table has {self.full_jobs} more, about {_hours(self.full_hours)}"
+        if self.pace and (self.hours or self.full_hours) and not 2 / 3 < self.pace < 3 / 2:
+            told += f", since these took {self.pace:.1f} times what --list reckons with"
+        return told
+
+
+def _hours(hours: float) -> str:
+    return f"{60 * hours:.0f} minutes" if hours < 1 else f"{hours:.1f} hours"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Board:
+    """A table as far as it is filled.
+
+    Attributes:
+        full: whether all of it was asked for.
+        failures: by job, why it ended with an error; the same command tries it again.
+    """
+
+    table: PaperTable
+    full: bool
+    lines: Sequence[Filled]
+    forecast: Forecast
+    failures: Mapping[str, str] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "table": self.table.name, "source": self.table.source, "unit": self.table.unit,
+            "full": self.full, "done": self.forecast.done, "jobs": self.forecast.jobs,
+            "hours_left": self.forecast.hours, "full_hours_left": self.forecast.full_hours,
+            "failures": dict(self.failures),
+            "lines": [_as_json(filled) for filled in self.lines],
+        }  # fmt: skip
+
+
+def _as_json(filled: Filled) -> dict[str, Any]:
+    interval, printed = filled.interval, filled.line.paper
+    return {
+        **filled.line.cells,
+        "seeds": len(filled.values),
+        "mean": interval.mean if interval else None,
+        "sd": filled.sd,
+        "low": interval.low if interval and filled.sd is not None else None,
+        "high": interval.high if interval and filled.sd is not None else None,
+        "paper": printed.mean if printed else None,
+        "paper_sd": printed.sd if printed else None,
+        "difference": filled.difference,
+        "in_sd": filled.in_sd,
+    }
+
+
+def fill(
+    table: PaperTable, folder: Path, *, full: bool = False, jobs: int = 1,
+    minutes: float | None = None, on_done: OnDone = lambda done, total: None,
+    clock: Clock = time.monotonic,
+) -> Board:  # fmt: skip
+    """Run what is missing, and read all of it.
+
+    Args:
+        table: which.
+        folder: of the table; made where missing.
+        full: all of the table, not its default part.
+        jobs: processes; each uses one thread.
+        minutes: after which no other job begins; None: none.
+        on_done: called after each job with those that are done and that there are.
+        clock: seconds.
+
+    Raises:
+        ConfigError: the table needs a data set that the catalogue lacks.
+    """
+    size, kept = table.size(full), folder / "jobs"
+    kept.mkdir(mode=0o700, parents=True, exist_ok=True)
+    until = math.inf if minutes is None else clock() + 60 * minutes
+    found: dict[str, Measured] = {}
+    failures: dict[str, str] = {}
+    # One at a time and in its turn, so that none begins after its time.
+    parallel = Parallel(
+        n_jobs=jobs, return_as="generator_unordered", pre_dispatch=jobs, batch_size=1
+    )
+    finished = parallel(
+        delayed(_attempt)(job, kept) for job in _in_time(size.jobs, kept, until, clock)
+    )
+    for name, result in finished:
+        if isinstance(result, Measured):
+            found[name] = result
+        else:
+            failures[name] = result
+        on_done(len(found), len(size.jobs))
+    return Board(
+        table=table,
+        full=full,
+        lines=_filled(size, found, shared=table.shared),
+        forecast=_forecast(size, table.size(True), kept, found, jobs, table.hours),
+        failures=failures,
+    )
+
+
+def _in_time(jobs: Sequence[Job], kept: Path, until: float, clock: Clock) -> Iterator[Job]:
+    for job in jobs:
+        if job.is_done(kept) or clock() < until:
+            yield job
+
+
+def _attempt(job: Job, kept: Path) -> tuple[str, Measured | str]:
+    try:
+        return job.name, job.finish(kept)
+    except (ApfedError, LocalProtocolError, RemoteProtocolError) as error:
+        return job.name, f"{type(error).__name__}: {error}"
+
+
+def _filled(size: Size, found: Mapping[str, Measured], *, shared: float) -> list[Filled]:
+    """Every line with its values; those that combine others read what jobs measured."""
+    values: dict[str, dict[int, float]] = {line.name: {} for line in size.lines}
+    for job in size.jobs:
+        for name, value in found[job.name].figures.items() if job.name in found else ():
+            values[name][job.seed] = value
+    for line in size.lines:
+        if line.combines:
+            seeds = set.intersection(*(set(values[name]) for name in line.combines))
+            values[line.name] = {
+                seed: sum(weight * values[name][seed] for name, weight in line.combines.items())
+                for seed in sorted(seeds)
+            }
+    return [Filled(line=line, values=values[line.name], shared=shared) for line in size.lines]
+
+
+def _forecast(
+    size: Size, full: Size, kept: Path, found: Mapping[str, Measured], processes: int,
+    reckoned: float,
+) -> Forecast:  # fmt: skip
+    """Args: reckoned: hours of the full table on two cores, as `PaperTable` says."""
+    wanted = {job.name for job in size.jobs}
+    left = [job for job in size.jobs if job.name not in found]
+    more = [job for job in full.jobs if job.name not in wanted and not job.is_done(kept)]
+    unit = 2 * reckoned / sum(job.cost for job in full.jobs)
+    paces = [
+        found[job.name].seconds / 3600 / (unit * job.cost) for job in size.jobs if job.name in found
+    ]
+    # Not the mean: a few jobs that waited for others on a busy machine say nothing of the rest.
+    pace = float(np.median(paces)) if paces else None
+
+    def hours(jobs: Sequence[Job]) -> float | None:
+        return pace and pace * unit * sum(job.cost for job in jobs) / processes
+
+    return Forecast(
+        done=len(found), jobs=len(size.jobs), hours=hours(left), full_jobs=len(more),
+        full_hours=hours(more), pace=pace,
+    )  # fmt: skip
+
+
+# How a filled table is written: CSV with plain numbers, Markdown with texts, and a picture.
+
+
+def header_of(board: Board) -> tuple[str, ...]:
+    """The columns of `cells_of`."""
+    return (*(board.lines[0].line.cells if board.lines else ()), *_MEASURED)
+
+
+def cells_of(board: Board) -> list[tuple[str, ...]]:
+    """The texts of every line; what is missing is empty, and a paper's unread figure is "-"."""
+    return [_cells(filled, board.table.form) for filled in board.lines]
+
+
+def _cells(filled: Filled, form: str) -> tuple[str, ...]:
+    interval, printed = filled.interval, filled.line.paper
+    here = limits = ""
+    if interval is not None:
+        here = _with_sd(interval.mean, filled.sd, form)
+        limits = "" if filled.sd is None else f"{interval.low:{form}} to {interval.high:{form}}"
+    return (
+        *filled.line.cells.values(),
+        here,
+        limits,
+        str(len(filled.values) or ""),
+        "-" if printed is None else _with_sd(printed.mean, printed.sd, form),
+        "" if filled.difference is None else f"{filled.difference:+{form}}",
+        "" if filled.in_sd is None else f"{filled.in_sd:+.1f}",
+    )
+
+
+def _with_sd(mean: float, sd: float | None, form: str) -> str:
+    return f"{mean:{form}}" if sd is None else f"{mean:{form}} ± {sd:{form}}"
+
+
+def write(board: Board, folder: Path) -> Mapping[str, Path]:
+    """Write the table and its picture; return the files by kind."""
+    base = folder / (f"{board.table.name}-full" if board.full else board.table.name)
+    files = {kind: base.with_suffix(f".{kind}") for kind in ("csv", "md", "png")}
+    measured = board.as_json()["lines"]
+    write_text(files["csv"], to_csv(pd.DataFrame(measured)))
+    write_text(files["md"], _page(board, picture=files["png"].name))
+    if board.table.picture is None:
+        draw(files["png"], board)
+    else:
+        board.table.picture(files["png"])
+    return files
+
+
+def _page(board: Board, *, picture: str) -> str:
+    """The table with all that a reader needs beside it."""
+    table = board.table
+    command = f"secure-apfed table {table.name}{' --full' if board.full else ''}"
+    unit = f": {table.unit}" if table.unit else ""
+    notes = [f"{table.source}. `{command}`{unit}. {table.reading}"]
+    if table.leaves_out and not board.full:
+        notes.append(f"Left out, and run by `--full`: {table.leaves_out}.")
+    notes.append(f"{board.forecast.sentence}.")
+    rows = markdown(header_of(board), cells_of(board))
+    told = "\n\n".join(notes)
+    return f"# {table.title}\n\n{told}\n\n{rows}\n![{table.title}]({picture})\n"
+
+
+def draw(path: Path, board: Board) -> Picture:
+    """Every panel: curves where lines have a place on an axis, else a dot a line."""
+    drawn = [filled for filled in board.lines if filled.line.series]
+    titles = dict.fromkeys(title for filled in drawn for title in filled.line.panels)
+    panels = {
+        title: [filled for filled in drawn if title in filled.line.panels] for title in titles
+    }
+    down = -(-len(panels) // _COLUMNS)
+    across = -(-len(panels) // down)
+    tallest = max(map(len, panels.values()))
+    height = 3.4 if board.table.axis else 1.0 + 0.27 * tallest
+    shared = bool(board.table.axis and board.table.unit)
+    with drawing(path, (max(6.5, 4.6 * across), 0.7 + height * down)) as figure:
+        grid = figure.subplots(down, across, squeeze=False, sharey=shared)
+        for axes in grid.flat[len(panels) :]:
+            axes.remove()
+        for axes, (panel, lines) in zip(grid.flat, panels.items(), strict=False):
+            axes.set_title(panel)
+            if board.table.axis:
+                _curves(axes, lines)
+                _label(axes, lines, board.table)
+            else:
+                _dots(axes, lines)
+                axes.set_xlabel(board.table.unit)
+            if shared:
+                axes.label_outer()
+        handles = {
+            label: handle
+            for axes in figure.axes
+            for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+        }
+        figure.suptitle(board.table.title)
+        figure.legend(
+            handles.values(), handles.keys(), loc="outside lower center", ncols=5, frameon=False
+        )
+    return Picture(
+        path=path, title=board.table.title,
+        caption="Filled: means here with 95 % intervals over the seeds; hollow: the paper, "
+        "with one standard deviation where it prints one.",
+    )  # fmt: skip
+
+
+def _label(axes: Axes, lines: Sequence[Filled], table: PaperTable) -> None:
+    """Ticks where lines are; intervals of what is never below 0 may reach there, and are cut."""
+    places = sorted({filled.line.at for filled in lines if filled.line.at is not None})
+    axes.set(xlabel=table.axis, ylabel=table.unit)
+    axes.set_xticks(places, [table.ticks.get(at, f"{at:g}") for at in places])
+    means = [filled.interval.mean for filled in lines if filled.interval is not None]
+    low, high = axes.get_ylim()
+    if low < 0 <= min(means, default=-1.0):
+        axes.set_ylim(bottom=-_BELOW * high)
+
+
+def _dots(axes: Axes, lines: Sequence[Filled]) -> None:
+    """A dot a line, the first on top, and the paper's a little below."""
+    for height, filled in enumerate(lines):
+        interval, printed = filled.interval, filled.line.paper
+        if interval is not None:
+            axes.errorbar(
+                interval.mean, -height + 0.12, xerr=interval.arms(), fmt="o", color=OURS,
+                capsize=2.5, label="here, 95 % interval",
+            )  # fmt: skip
+        if printed is not None:
+            axes.errorbar(
+                printed.mean, -height - 0.18, xerr=printed.sd or None, fmt="D", color=OTHER,
+                markerfacecolor="white", capsize=2.5, label="paper, standard deviation",
+            )  # fmt: skip
+    axes.set_yticks([-height for height in range(len(lines))])
+    axes.set_yticklabels([filled.line.series for filled in lines], fontsize=8)
+    axes.set_ylim(-len(lines) + 0.4, 0.6)
+    axes.grid(visible=False, axis="y")
+
+
+def _curves(axes: Axes, lines: Sequence[Filled]) -> None:
+    """A curve a series; the paper's figures are hollow and in its colour."""
+    series: dict[str, list[Filled]] = {}
+    for filled in lines:
+        if filled.line.at is not None:
+            series.setdefault(filled.line.series, []).append(filled)
+    ends = [filled.line.at for filled in lines if filled.line.at is not None]
+    step = _APART * (max(ends) - min(ends) or 1.0) if ends else 0.0
+    for place, (name, of_series) in enumerate(series.items()):
+        colour, shift = COLOURS[place % len(COLOURS)], step * (place - (len(series) - 1) / 2)
+        for mine, label in ((True, name), (False, f"{name}, paper")):
+            _curve(axes, of_series, mine=mine, shift=shift, colour=colour, label=label)
+
+
+def _curve(
+    axes: Axes, lines: Sequence[Filled], *, mine: bool, shift: float, colour: str, label: str
+) -> None:
+    points = []
+    for filled in lines:
+        interval, printed, at = filled.interval, filled.line.paper, filled.line.at or 0.0
+        if mine and interval is not None:
+            (low,), (high,) = interval.arms()
+            points.append((at + shift, interval.mean, low, high))
+        if not mine and printed is not None:
+            points.append((at + shift, printed.mean, printed.sd or 0.0, printed.sd or 0.0))
+    if not points:
+        return
+    places, means, below, above = zip(*points, strict=True)
+    axes.errorbar(
+        places, means, yerr=(below, above), fmt="o-" if mine else "D:", color=colour,
+        markerfacecolor=colour if mine else "white", capsize=2.5, markersize=5, label=label,
+    )  # fmt: skip

@@ -1,15 +1,25 @@
-"""How every picture looks: colours that keep their meaning, matplotlib's settings, and margins."""
+"""How every picture looks and is written: colours that keep their meaning, settings, margins."""
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Literal
 
+import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from secure_apfed.runs.folder import write_atomically
+
 __all__ = [
-    "ATTACK", "FAINT", "INK", "OTHER", "OURS", "STYLE", "inches_of", "set_margins",
+    "ATTACK", "COLOURS", "FAINT", "INK", "OTHER", "OURS", "STYLE", "Picture", "drawing",
+    "inches_of", "set_margins",
 ]  # fmt: skip
 
 OURS, OTHER, ATTACK, INK, FAINT = "#1f6fb4", "#8a8f98", "#c8501e", "#24292f", "#d8dce1"
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
+"""Okabe and Ito's (2008), which people with any colour vision can tell apart."""
 # matplotlib's stubs type the keys as one literal each.
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
@@ -64,3 +74,26 @@ def set_margins(
         box = axes.get_position()
         axes.xaxis.set_label_coords(0.5, -_BELOW / (box.height * height))
         axes.yaxis.set_label_coords(-_BESIDE / (box.width * width), 0.5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A written picture: its file, and a sentence that says what it shows."""
+
+    path: Path
+    title: str
+    caption: str
+
+
+@contextmanager
+def drawing(
+    path: Path, size: tuple[float, float], *, layout: Literal["constrained"] | None = "constrained"
+) -> Iterator[Figure]:
+    """A figure, `size` in inches, that is written as a PNG when the block ends."""
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=size, layout=layout)
+        yield figure
+        pixels = BytesIO()
+        figure.savefig(pixels, format="png")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, pixels.getvalue())
