@@ -28,12 +28,12 @@ Form: TypeAlias = Callable[[Any], str]
 
 
 def within(form: str, *, scale: float = 1.0) -> Form:
-    """Of an interval or a number; `form` is that of one number."""
+    """Of an interval or a number; `form` is that of one number, and a text stays as it is."""
 
-    def text(value: Interval | float) -> str:
+    def text(value: Interval | float | str) -> str:
         if isinstance(value, Interval):
             return value.text(scale=scale, form=form)
-        return f"{scale * value:{form}}"
+        return value if isinstance(value, str) else f"{scale * value:{form}}"
 
     return text
 

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import matplotlib as mpl
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from secure_apfed.runs.folder import write_atomically
 
 __all__ = [
-    "ATTACK", "COLOURS", "FAINT", "INK", "OTHER", "OURS", "STYLE", "Picture", "drawing",
-    "inches_of", "set_margins",
+    "ATTACK", "COLOURS", "FAINT", "INK", "OTHER", "OURS", "STYLE", "Picture", "add_gain_axis",
+    "drawing", "inches_of", "set_margins",
 ]  # fmt: skip
 
 OURS, OTHER, ATTACK, INK, FAINT = "#1f6fb4", "#8a8f98", "#c8501e", "#24292f", "#d8dce1"
@@ -97,3 +98,12 @@ def drawing(
         figure.savefig(pixels, format="png")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, pixels.getvalue())
+
+
+def add_gain_axis(axes: Axes, solo: float) -> None:
+    """On the right, what stands above the best solo model, in per cent: the gain of help."""
+    low, high = axes.get_ylim()
+    right = axes.twinx()
+    right.set_ylim(low - solo, high - solo)
+    right.set_ylabel("points over the best solo model")
+    right.grid(visible=False)

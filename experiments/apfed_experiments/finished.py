@@ -42,13 +42,6 @@ _ROWS = 8
 _IMAGE_DIMENSIONS = 3
 
 
-# A finished run as its folder tells it: what was asked, what it reached, what attacks reached.
-#
-# Read by: everything that reports or compares runs. A folder may have been sent by somebody else,
-# so only plain files of bounded size and of the types named here are read (`secure_apfed.files`),
-# and files that the run noted digests of are as it left them.
-
-
 @dataclass(frozen=True, kw_only=True)
 class FinishedRun:
     """One finished run.
@@ -107,12 +100,6 @@ def read_finished_run(path: Path) -> FinishedRun:
         attacks=read_json(attacks, tuple[AttackResult, ...]) if attacks.is_file() else None,
         solo=read_solo(config, folder.solo) if folder.solo.is_file() else None,
     )
-
-
-# What attacks on features rebuilt, beside the originals: a few rows of each, for pictures.
-#
-# Held by: the experimenter. The file shows real people's features, so its owner alone may read it,
-# and only image-shaped features are kept.
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,9 +165,6 @@ def read_examples(folder: Path) -> dict[str, Reconstruction]:
         raise CheckpointError(
             f"{path}: holds no rebuilt images ({error}); remove it and attack again"
         ) from None
-
-
-# What follows a finished run: the attacks that its config or its user names.
 
 
 def mount_attacks(

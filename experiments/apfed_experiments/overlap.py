@@ -19,7 +19,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from apfed_experiments.columns import P_HOLM, Column, Table, adjust
-from apfed_experiments.drawing import ATTACK, COLOURS, OTHER, OURS, drawing
+from apfed_experiments.drawing import ATTACK, COLOURS, OTHER, OURS, add_gain_axis, drawing
 from apfed_experiments.finished import FinishedRun
 from apfed_experiments.study import Figures, Point, Study, figures_of
 from apfed_experiments.summary import Gain, Interval, Row, accuracy_of
@@ -219,11 +219,7 @@ def _accuracy(axes: Axes, rows: pd.DataFrame) -> None:
             label=f"{method}, {mode}",
         )  # fmt: skip
     axes.set_ylabel("test accuracy, %")
-    low, high = axes.get_ylim()
-    gain = axes.twinx()
-    gain.set_ylim(low - mean, high - mean)
-    gain.set_ylabel("points over the best solo model")
-    gain.grid(visible=False)
+    add_gain_axis(axes, mean)
 
 
 def _helped(axes: Axes, rows: pd.DataFrame) -> None:

@@ -91,7 +91,7 @@ def run_reference(
         for metric, figure in reference.published.items()
     }
     columns = [Column(name="name", title="")] + [
-        Column(name=metric, title=metric.replace("_", " "), form=_figure, missing="-")
+        Column(name=metric, title=metric.replace("_", " "), form=within(".3f"), missing="-")
         for metric in reference.metrics
     ]
     table = Table(columns, [
@@ -103,10 +103,6 @@ def run_reference(
     told = f"Accuracy of the runs {accuracy.text(scale=100)} %. {reference.source}."
     write_text(folder / f"{reference.config}.md", f"{told}\n\n{table.markdown()}")
     return table, accuracy
-
-
-def _figure(value: Interval | float | str) -> str:
-    return value if isinstance(value, str) else within(".3f")(value)
 
 
 def _scores_of(run: FinishedRun) -> Figures:

@@ -2,23 +2,31 @@
 
 Run by: whoever plays all parties in one process, or, on public data, by anybody. Trials are judged
 on labelled rows that the active holds back (`apfed_experiments.who_helped.held_back`), never
-on test rows. Optuna proposes what to try; `charges.py` adds up what the trials and the final run
-cost.
+on test rows. Optuna proposes what to try.
+
+A trial is charged with its bound before it begins, in the study's file, and with its ledgers'
+figures when it is finished: one that was stopped in between stays charged with the bound. So is the
+final run, and one more where later trials were better. Releases of a row under Gaussian noise
+compose as in its ledger: mu-GDP runs are together sqrt(sum of mu^2)-GDP (Dong, Roth and Su 2022,
+Corollary 2; `privacy.accountants`). Labels, records in models, and persons at passives add epsilon
+and delta, which always holds.
 """
 
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from apfed_experiments.columns import markdown, write_text
+from apfed_experiments import words
+from apfed_experiments.columns import Column, Table, write_text
 from apfed_experiments.study import OnDone
+from apfed_experiments.summary import Row
 from apfed_experiments.who_helped import held_back
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_config, load_config_text, load_settings_text, read_text
@@ -46,22 +54,14 @@ if TYPE_CHECKING:
     from optuna import Study, Trial
 
 __all__ = [
-    "HEADER", "Charge", "Choice", "Found", "Range", "SearchSpace", "TrialLine", "bound_of",
-    "charge_of", "load_space", "search",
+    "Charge", "Choice", "Found", "Range", "SearchSpace", "bound_of", "charge_of", "load_space",
+    "search",
 ]  # fmt: skip
 
 # Trials that differ by these are judged on other rows, by another measure or at another promise.
 _FIXED = ("data", "seed", "name", "measure", "attacks", "delta")
-HEADER = ("trial", "settings", "on labels held back", "what became of it")
 _JOURNAL, _BEST, _FINAL, _FINALS = "study.log", "best.yaml", "final", "finals"
 _CHARGE, _BOUND, _WHY, _REFUSED = "charge", "bound", "why", "refused"
-
-
-# What trials cost together, in the figures of the ledgers.
-#
-# Releases of a row under Gaussian noise compose as in its ledger: mu-GDP runs are together sqrt(sum
-# of mu^2)-GDP (Dong, Roth and Su 2022, Corollary 2; `privacy.accountants`). Labels, records in
-# models, and persons at passives add epsilon and delta, which always holds.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,36 +94,28 @@ class Charge:
 
     def and_then(self, other: "Charge") -> "Charge":
         """Both, one after the other, on the same people."""
-        return Charge(
-            delta=self.delta,
-            mu=math.hypot(self.mu, other.mu),
-            label=self.label + other.label,
-            record=self.record + other.record,
-            passives=_by_name(self, other, sum),
-            added_delta=self.added_delta + other.added_delta,
-        )
+        return self._with(other, sum, mu=math.hypot(self.mu, other.mu))
 
     def at_least(self, other: "Charge") -> "Charge":
         """What is enough for either, where not both are run."""
+        return self._with(other, max, mu=max(self.mu, other.mu))
+
+    def _with(self, other: "Charge", put: Callable[[list[float]], float], *, mu: float) -> "Charge":
+        names = dict.fromkeys([*self.passives, *other.passives])
         return Charge(
             delta=self.delta,
-            mu=max(self.mu, other.mu),
-            label=max(self.label, other.label),
-            record=max(self.record, other.record),
-            passives=_by_name(self, other, max),
-            added_delta=max(self.added_delta, other.added_delta),
+            mu=mu,
+            label=put([self.label, other.label]),
+            record=put([self.record, other.record]),
+            passives={
+                name: put([one.passives.get(name, 0.0) for one in (self, other)]) for name in names
+            },
+            added_delta=put([self.added_delta, other.added_delta]),
         )
 
     def promised(self) -> tuple[str, ...]:
         """What is protected with a finite epsilon that is above 0."""
         return tuple(what for what, one in self.epsilons.items() if 0 < one < math.inf)
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain values that `Charge(**...)` takes."""
-        return {
-            "delta": self.delta, "mu": self.mu, "label": self.label, "record": self.record,
-            "passives": dict(self.passives), "added_delta": self.added_delta,
-        }  # fmt: skip
 
 
 def bound_of(config: Config, passives: Iterable[str]) -> Charge:
@@ -168,16 +160,6 @@ def charge_of(result: RunResult, bound: Charge) -> Charge:
         },
         added_delta=bound.added_delta,
     )
-
-
-def _by_name(first: Charge, second: Charge, put: Any) -> dict[str, float]:
-    names = dict.fromkeys([*first.passives, *second.passives])
-    return {
-        name: put([first.passives.get(name, 0.0), second.passives.get(name, 0.0)]) for name in names
-    }
-
-
-# What is searched: the settings of a run that vary, and the data that trials run on.
 
 
 class Range(Settings):
@@ -264,33 +246,11 @@ def load_space(path: Path) -> SearchSpace:
     return load_settings_text(SearchSpace, read_text(path), source=str(path))
 
 
-# What a search found: its trials, the best of them, and what all of it cost.
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrialLine:
-    """One trial.
-
-    Attributes:
-        number: from 0; drawn: its settings that vary, as JSON texts.
-        value: the measure on the rows held back; None: it has none.
-        state: "finished", "refused", "failed" or "stopped"; why: where it is not finished.
-        charge: what is counted for it; None: nothing was begun, or data were public.
-    """
-
-    number: int
-    drawn: Mapping[str, str]
-    value: float | None
-    state: str
-    why: str
-    charge: Charge | None
-
-
 @dataclass(frozen=True, kw_only=True)
 class Found:
     """Attributes:
     config: of the best trial, on the run's own data.
-    trials: in their order; best: the number of the best.
+    trials: in their order, see `_row`; best: the number of the best.
     public: name of the public data that trials ran on; None: the run's own.
     spent: of all trials; total: with the final run, and those that were made of settings that
         were the best before.
@@ -299,7 +259,7 @@ class Found:
     """
 
     config: Config
-    trials: tuple[TrialLine, ...]
+    trials: Sequence[Row]
     best: int
     public: str | None
     spent: Charge
@@ -313,7 +273,7 @@ class Found:
         finals = "the final run" if self.final else "one run more of the best settings"
         if self.finals > 1:
             finals = f"{self.finals} final runs, one of each of the best settings so far,"
-        charged = sum(one.charge is not None for one in self.trials)
+        charged = sum(one["charge"] is not None for one in self.trials)
         if self.public is not None:
             said = (
                 f"Trials ran on public data ({self.public}): no row of the parties' was used, and "
@@ -328,36 +288,41 @@ class Found:
         lines = [said]
         for what, total in self.total.epsilons.items():
             trials = self.spent.epsilons.get(what, 0.0)
-            lines.append(f"Epsilon of {what}: {_text(total)} in all, {_text(trials)} by trials.")
+            both = (words.epsilon(one) for one in (total, trials))
+            lines.append("Epsilon of {}: {} in all, {} by trials.".format(what, *both))
         lines.append(
             f"Delta: {self.total.delta:.2g} of representations, {self.total.added_delta:.2g} of "
             "the epsilons that add up."
         )
         return lines
 
-    def cells(self) -> list[tuple[str, ...]]:
-        """Texts in the order of `HEADER`, the best trial first."""
+    @property
+    def table(self) -> Table:
+        """The trials, the best first."""
         measure = MEASURES[self.config.measure]
-        ranked = sorted(self.trials, key=lambda one: -measure.rank(one.value))
-        return [
-            (str(one.number), ", ".join(f"{key} {value}" for key, value in one.drawn.items()),
-             "" if one.value is None else measure.text(one.value),
-             one.state + (f": {one.why}" if one.why else ""))
-            for one in ranked
-        ]  # fmt: skip
+        columns = (
+            Column(name="number", title="trial"),
+            Column(
+                name="settings", title="settings",
+                form=_listed,
+            ),
+            Column(name="value", title="on labels held back", form=measure.text),
+            Column(name="state"),
+            Column(name="why"),
+            Column(name="became", title="what became of it", keys=()),
+            Column(name="epsilons", keys=("charge",)),
+        )  # fmt: skip
+        ranked = sorted(self.trials, key=lambda one: -measure.rank(one["value"]))
+        return Table(columns, ranked)
 
     def as_json(self) -> dict[str, Any]:
         """Plain values."""
+        trials = sorted(self.table.plain(), key=lambda one: int(one["number"]))
         return {
             "best": self.best, "measure": self.config.measure, "public": self.public,
-            "trials": [
-                {"number": one.number, "settings": dict(one.drawn), "value": one.value,
-                 "state": one.state, "why": one.why,
-                 "charge": None if one.charge is None else one.charge.epsilons}
-                for one in self.trials
-            ],
-            "epsilon_of_trials": self.spent.epsilons, "epsilon_in_all": self.total.epsilons,
-            "delta": self.total.delta, "added_delta": self.total.added_delta,
+            "trials": trials, "epsilon_of_trials": self.spent.epsilons,
+            "epsilon_in_all": self.total.epsilons, "delta": self.total.delta,
+            "added_delta": self.total.added_delta,
             "final": None if self.final is None else dict(self.final),
         }  # fmt: skip
 
@@ -365,18 +330,7 @@ class Found:
         """Write search.json and search.md."""
         write_text(folder / "search.json", to_json(self.as_json()))
         notes = "".join(f"\n{note}\n" for note in self.notes)
-        write_text(folder / "search.md", markdown(HEADER, self.cells()) + notes)
-
-
-def _text(epsilon: float) -> str:
-    return "∞" if math.isinf(epsilon) else f"{epsilon:.3g}"
-
-
-# The trials of a search, one after the other, in a study that a stopped search goes on with.
-#
-# A trial is charged with its bound before it begins, in the study's file, and with its ledgers'
-# figures when it is finished: one that was stopped in between stays charged with the bound. So is
-# the final run, and one more where later trials were better.
+        write_text(folder / "search.md", self.table.markdown() + notes)
 
 
 def search(
@@ -405,6 +359,10 @@ def search(
     one = _Search(config, space, folder, share=share, budget=budget)
     one.go_on(trials, on_done)
     return one.found(final=final)
+
+
+def _listed(drawn: Mapping[str, str]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in drawn.items())
 
 
 class _Search:
@@ -474,7 +432,7 @@ class _Search:
             self._study.tell(trial, state=TrialState.FAIL)
             return
         if self._space.public is None:
-            trial.set_user_attr(_CHARGE, charge_of(result, bound).as_json())
+            trial.set_user_attr(_CHARGE, asdict(charge_of(result, bound)))
         value = next(iter(result.scores.values()))
         if math.isnan(value):
             trial.set_user_attr(_WHY, f"{self._measure.title} is not defined")
@@ -486,7 +444,7 @@ class _Search:
         """What the trial may cost, noted before it begins; None: it is refused."""
         bound, nothing = bound_of(config, self._passives), Charge(delta=config.delta)
         public = self._space.public is not None
-        past = [one.charge for one in self._lines() if one.charge is not None]
+        past = [one["charge"] for one in self._rows() if one["charge"] is not None]
         past += _charges(self._finals())
         # A trial that stopped early cost less than the final run of its settings may.
         bounds = [*self._bounds(), bound]
@@ -497,8 +455,8 @@ class _Search:
             trial.set_user_attr(_REFUSED, over)
             return None
         if not public:
-            trial.set_user_attr(_BOUND, bound.as_json())
-            trial.set_user_attr(_CHARGE, bound.as_json())
+            trial.set_user_attr(_BOUND, asdict(bound))
+            trial.set_user_attr(_CHARGE, asdict(bound))
         return bound
 
     def _bounds(self) -> list[Charge]:
@@ -524,22 +482,22 @@ class _Search:
                 )
         return None
 
-    def _lines(self) -> list[TrialLine]:
-        return [_line(one) for one in self._study.get_trials(deepcopy=False)]
+    def _rows(self) -> list[Row]:
+        return [_row(one) for one in self._study.get_trials(deepcopy=False)]
 
     def found(self, *, final: bool) -> Found:
         """The best, its file, and its final run."""
-        lines = self._lines()
-        judged = [one for one in lines if one.value is not None]
+        rows = self._rows()
+        judged = [one for one in rows if one["value"] is not None]
         if not judged:
-            why = next((one.why for one in lines if one.why), "none was asked for")
-            raise ConfigError(f"{self._folder}: no trial of {len(lines)} could be judged: {why}")
-        best = max(judged, key=lambda one: self._measure.rank(one.value))
-        frozen = self._study.get_trials(deepcopy=False)[best.number]
+            why = next((one["why"] for one in rows if one["why"]), "none was asked for")
+            raise ConfigError(f"{self._folder}: no trial of {len(rows)} could be judged: {why}")
+        best = max(judged, key=lambda one: self._measure.rank(one["value"]))["number"]
+        frozen = self._study.get_trials(deepcopy=False)[best]
         config = self._space.config_of(self._config, _Fixed(frozen.params))  # type: ignore[arg-type]  # suggests what was drawn
         write_atomically(self._folder / _BEST, dump_config(config).encode())
         nothing = Charge(delta=config.delta)
-        spent = _together([one.charge for one in lines if one.charge is not None], nothing)
+        spent = _together([one["charge"] for one in rows if one["charge"] is not None], nothing)
         bound = bound_of(config, self._passives)
         reached = self._final(config, spent, bound) if final else None
         finals = self._finals()
@@ -547,7 +505,7 @@ class _Search:
         if not any(one["settings"] == _digest(config) for one in finals):
             total = total.and_then(bound)
         found = Found(
-            config=config, trials=tuple(lines), best=best.number,
+            config=config, trials=rows, best=best,
             public=None if self._space.public is None else self._space.public.dataset,
             spent=spent, total=total, final=reached, finals=len(finals),
         )  # fmt: skip
@@ -570,7 +528,7 @@ class _Search:
                     "leave out the final run"
                 )
             name = f"{_FINAL}-{len(finals) + 1}" if finals else _FINAL
-            own = {"settings": settings, "folder": name, "charge": bound.as_json(), "scores": None}
+            own = {"settings": settings, "folder": name, "charge": asdict(bound), "scores": None}
             finals.append(own)
             self._study.set_user_attr(_FINALS, finals)
         if own["scores"] is None:
@@ -579,7 +537,7 @@ class _Search:
                 own |= {"scores": dict(read_outcome(folder).scores)}
             else:
                 result = run(config, folder.path, resume=folder.config.exists())
-                own |= {"charge": charge_of(result, bound).as_json(), "scores": dict(result.scores)}
+                own |= {"charge": asdict(charge_of(result, bound)), "scores": dict(result.scores)}
             self._study.set_user_attr(_FINALS, finals)
         scores: Mapping[str, float] = own["scores"]
         return scores
@@ -609,17 +567,24 @@ def _together(charges: Sequence[Charge], nothing: Charge) -> Charge:
     return reduce(Charge.and_then, charges, nothing)
 
 
-def _line(trial: Any) -> TrialLine:
-    """What the study holds of a trial; its state is what Optuna calls it."""
+def _row(trial: Any) -> Row:
+    """What the study holds of a trial; its state is what Optuna calls it.
+
+    number: from 0; settings: those that vary, as JSON texts; value: the measure on the rows held
+    back, None: it has none; state: "finished", "refused", "failed" or "stopped"; why: where it is
+    not finished; charge: what is counted for it, None: nothing was begun, or data were public.
+    """
     told = trial.user_attrs
     names = {"COMPLETE": "finished", "PRUNED": "refused", "RUNNING": "running"}
     state = names.get(trial.state.name, "failed" if _WHY in told else "stopped")
-    return TrialLine(
-        number=trial.number, drawn={key: str(one) for key, one in trial.params.items()},
-        value=trial.value if trial.state.name == "COMPLETE" else None, state=state,
-        why=told.get(_REFUSED, told.get(_WHY, "")),
-        charge=Charge(**told[_CHARGE]) if _CHARGE in told else None,
-    )  # fmt: skip
+    why = told.get(_REFUSED, told.get(_WHY, ""))
+    charge = Charge(**told[_CHARGE]) if _CHARGE in told else None
+    return {
+        "number": trial.number, "settings": {key: str(one) for key, one in trial.params.items()},
+        "value": trial.value if trial.state.name == "COMPLETE" else None, "state": state,
+        "why": why, "became": f"{state}: {why}" if why else state,
+        "charge": charge, "epsilons": charge and charge.epsilons,
+    }  # fmt: skip
 
 
 def _open(folder: Path, settings: str, *, higher: bool) -> "Study":

@@ -413,9 +413,6 @@ class Study:
         return results_of(beside, figures=figures)
 
 
-# All features in one table: what nobody holds, and what vertical learning is compared with.
-
-
 def centralise(data: VerticalData) -> VerticalData:
     """Give the active everybody's features of its own people; no passive is left.
 

@@ -14,10 +14,10 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from apfed_experiments.columns import EPSILON, Column, Table, within, write_text
-from apfed_experiments.drawing import OTHER, Picture, drawing
+from apfed_experiments.drawing import OTHER, Picture, add_gain_axis, drawing
 from apfed_experiments.report.page import Part, write_comparison
 from apfed_experiments.study import OnDone, Point, Results, Study, base_config
-from apfed_experiments.summary import Gain, Interval, Row, Summary, accuracy_of
+from apfed_experiments.summary import Interval, Row, Summary, accuracy_of
 from secure_apfed.config import Config
 from secure_apfed.data.catalogue import view_count
 from secure_apfed.files import to_json
@@ -255,17 +255,6 @@ _FLAT = {"single": ("#24292f", ":"), "centralised": ("#009e73", "--"), "plain": 
 _APART = 0.05
 
 
-def _draw_gain(axes: Axes, gain: Gain) -> None:
-    """The best solo model, and on the right what stands above it: the gain of help."""
-    solo = 100 * gain.solo
-    axes.axhline(solo, color=OTHER, linestyle=":", label=f"best solo model ({gain.baseline})")
-    low, high = axes.get_ylim()
-    right = axes.twinx()
-    right.set_ylim(low - solo, high - solo)
-    right.set_ylabel("points over the best solo model")
-    right.grid(visible=False)
-
-
 def _draw_swept(axes: Axes, lines: Mapping[str, Sequence[Row]], epsilons: Sequence[float]) -> None:
     """Each line over its epsilons, moved apart a little, so that no interval hides another."""
     for at, (key, (colour, marker, style)) in enumerate(_LOOKS.items()):
@@ -304,8 +293,10 @@ def draw(path: Path, table: Table) -> Picture:
             "training label",
         )  # fmt: skip
         axes.grid(visible=False, axis="x")
-        if rows and rows[0]["gain"]:
-            _draw_gain(axes, rows[0]["gain"])
+        if rows and (gain := rows[0]["gain"]):
+            label = f"best solo model ({gain.baseline})"
+            axes.axhline(100 * gain.solo, color=OTHER, linestyle=":", label=label)
+            add_gain_axis(axes, 100 * gain.solo)
         figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     return Picture(
         path=path, title=title,

@@ -71,9 +71,6 @@ READING = (
 )
 
 
-# What a trade-off study compares: one base run, changed by defences at several strengths.
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Line:
     """A reference: what a run changes in the undefended one."""
@@ -421,7 +418,7 @@ class Board:
         return f"{table}\nFailed, and their points left out:\n\n{failed}" if failed else table
 
 
-def write_picture(board: Board, target: str, folder: Path) -> Picture:
+def _write_picture(board: Board, target: str, folder: Path) -> Picture:
     """Write the picture of one target into the study's folder."""
     path = folder / f"pareto-{target}.png"
     with drawing(path, (_WIDTH_INCHES, _PLOT_INCHES)) as figure:
@@ -576,7 +573,7 @@ def run_tradeoff(
     write_page(
         folder,
         "tradeoff.html.jinja",
-        pictures=[write_picture(board, target, folder) for target in board.targets],
+        pictures=[_write_picture(board, target, folder) for target in board.targets],
         title=f"Trade-off {tradeoff.name}",
         reading=f"{READING} {at_delta}",
         header=table.header,

@@ -51,8 +51,8 @@ from secure_apfed.solo.kept import fits_kept_by
 from secure_apfed.tasks import Classification
 
 __all__ = [
-    "EXACT", "READING", "Board", "Coalition", "CoalitionRun", "Game", "held_back", "measure",
-    "measure_passives", "players_of", "with_noise",
+    "EXACT", "READING", "Board", "Coalition", "CoalitionRun", "Game", "Measured", "held_back",
+    "measure", "measure_passives", "players_of", "with_noise",
 ]  # fmt: skip
 
 Coalition: TypeAlias = frozenset[str]
@@ -165,22 +165,8 @@ class Game:
         return self.everybody - {name}
 
 
-# Which coalitions may be asked: what a contract's sums allow, one by one and beside each other.
-
-
-@dataclass(frozen=True)
-class Players:
-    """Attributes:
-    names: passives that add anything.
-    minimum: of them, below which no sum of theirs may be opened.
-    """
-
-    names: tuple[str, ...]
-    minimum: int
-
-
-def players_of(config: Config, active: str, passives: Sequence[str]) -> Players:
-    """Who is to be told apart, and the least coalition.
+def players_of(config: Config, active: str, passives: Sequence[str]) -> tuple[tuple[str, ...], int]:
+    """Passives that add anything, and the fewest of them whose sum may be opened.
 
     Raises:
         ConfigError: the method has no sum or vote of passives beside a model of the active's own;
@@ -215,7 +201,7 @@ def players_of(config: Config, active: str, passives: Sequence[str]) -> Players:
             "method: {name: votes, epsilon: 4}, or secure_sum.allow_single_passive: true if "
             "single votes may be read"
         )
-    return Players(names, minimum)
+    return names, minimum
 
 
 def _minimum(config: Config, active: str, passives: tuple[str, ...]) -> int:
@@ -478,9 +464,6 @@ def _figures(model: nn.Module, features_V: Tensor, labels_V: Tensor) -> tuple[fl
     return float(F.cross_entropy(scores_VK, labels_V)), float(right_V.double().mean())
 
 
-# All coalitions over all seeds, and what they say of each passive: table, picture, page.
-
-
 @dataclass(frozen=True, kw_only=True)
 class Board:
     """What a study of contributions found.
@@ -574,12 +557,9 @@ def measure_passives(
         ApfedError: as `secure_apfed.run`.
     """
     data = load_data(config.data, seed=seeds[0])
-    players = players_of(config, data.active.name, [table.name for table in data.passives])
+    names, minimum = players_of(config, data.active.name, [table.name for table in data.passives])
     content = files_digest(config.data)
-    games = {
-        seed: Game.of(players.names, minimum=players.minimum, seed=seed, drawn=drawn)
-        for seed in seeds
-    }
+    games = {seed: Game.of(names, minimum=minimum, seed=seed, drawn=drawn) for seed in seeds}
     trials = [
         CoalitionRun(config=config, folder=folder / "coalitions", coalition=coalition, seed=seed,
                      share=share, data=content, noise=tuple(noise), simulated=simulated)

@@ -39,7 +39,7 @@ def search(
     as_json: AsJson = False,
 ) -> None:
     """Search settings by trials on labels that the active holds back; say what all of it costs."""
-    from apfed_experiments.search import HEADER, load_space
+    from apfed_experiments.search import load_space
     from apfed_experiments.search import search as find
     from secure_apfed.config.file import load_config
 
@@ -53,7 +53,7 @@ def search(
     if as_json:
         terminal.print_json({**found.as_json(), "folder": folder})
         return
-    terminal.show_rows(f"Search of {config.name}", HEADER, found.cells())
+    terminal.show_rows(f"Search of {config.name}", found.table.header, found.table.cells)
     for note in found.notes:
         terminal.show_note(note)
     typer.echo(folder / "best.yaml")

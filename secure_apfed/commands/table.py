@@ -72,10 +72,8 @@ def _list(*, as_json: bool) -> None:
 
 
 def _show(board: "Board") -> None:
-    from apfed_experiments.tables.table import cells_of, header_of
-
     told = board.table
-    terminal.show_rows(f"{told.title}: {told.source}", header_of(board), cells_of(board))
+    terminal.show_rows(f"{told.title}: {told.source}", board.lines.header, board.lines.cells)
     terminal.show_note(". ".join(filter(None, (told.unit.capitalize(), told.reading))))
     if told.leaves_out and not board.full:
         terminal.show_note(f"Left out, and run by --full: {told.leaves_out}.")

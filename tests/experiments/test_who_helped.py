@@ -121,7 +121,7 @@ def test_drawn_orders_come_near_all_orders() -> None:
 def test_what_a_contract_allows() -> None:
     def minimum(changes: dict[str, Any], *, count: int = 3) -> int:
         names = [f"passive-{at}" for at in range(1, count + 1)]
-        return players_of(config_of(**changes), "active", names).minimum
+        return players_of(config_of(**changes), "active", names)[1]
 
     noisy = {
         "method": {"name": "votes", "epsilon": 4.0},
@@ -140,7 +140,7 @@ def test_what_a_contract_allows() -> None:
 def test_passives_without_weight_do_not_play() -> None:
     config = config_of(**{**APFED, "passives": {"passive-2": {"weight": 0.0}}})
     names = [f"passive-{at}" for at in range(1, 5)]
-    assert players_of(config, "active", names).names == ("passive-1", "passive-3", "passive-4")
+    assert players_of(config, "active", names)[0] == ("passive-1", "passive-3", "passive-4")
 
 
 @pytest.mark.parametrize(

@@ -49,9 +49,6 @@ _PAIRS = 50
 _TOGETHER = 1000
 
 
-# The slow audit: retrain, score, bound, write, draw.
-
-
 @dataclass(frozen=True, kw_only=True)
 class CaseResult:
     """What one case showed.

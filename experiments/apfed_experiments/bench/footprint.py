@@ -10,7 +10,6 @@ and the end of a session are left out on both sides.
 import time
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,7 +21,7 @@ from secure_apfed.runs.outcome import RunResult
 from secure_apfed.runs.run import run
 
 __all__ = [
-    "BENCH", "apc_vfl_bytes", "split_nn_backward_bytes", "split_nn_bytes", "split_nn_forward_bytes",
+    "BENCH", "apc_vfl_bytes", "split_nn_backward_bytes", "split_nn_forward_bytes",
     "vfedtrans_bytes",
 ]  # fmt: skip
 
@@ -90,16 +89,6 @@ def split_nn_backward_bytes(
     return _NUMBER * batches * (inputs + 1) * numbers
 
 
-def split_nn_bytes(
-    rows: int, *, epochs: int, batch_size: int, inputs: int = 128, numbers: int = 256
-) -> int:
-    """Eq. (9): the sum of (7) and (8)."""
-    back = split_nn_backward_bytes(
-        rows, epochs=epochs, batch_size=batch_size, inputs=inputs, numbers=numbers
-    )
-    return split_nn_forward_bytes(rows, epochs=epochs, numbers=numbers) + back
-
-
 def vfedtrans_bytes(rows: int, features: Sequence[int]) -> int:
     """Eq. (10): FedSVD's five exchanges, with the mask of rows as a matrix.
 
@@ -165,15 +154,8 @@ def _decomposed(_: Collection[str]) -> Iterator[Row]:
     yield _row("vfedtrans, P not counted", sent, train, whole - 4 * 2 * train * train)
 
 
-@dataclass(frozen=True)
-class _Sent:
+def _sent(method: str | Mapping[str, Any], **changes: Any) -> tuple[RunResult, float]:
     """A run, and its seconds."""
-
-    result: RunResult
-    seconds: float
-
-
-def _sent(method: str | Mapping[str, Any], **changes: Any) -> _Sent:
     settings: Mapping[str, Any] = {
         "name": "footprint",
         "method": method,
@@ -185,7 +167,7 @@ def _sent(method: str | Mapping[str, Any], **changes: Any) -> _Sent:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnsafeChoiceWarning)
         result = run(config, None)
-    return _Sent(result, time.perf_counter() - began)
+    return result, time.perf_counter() - began
 
 
 def _columns() -> dict[str, tuple[str, ...]]:
@@ -201,20 +183,21 @@ def _columns() -> dict[str, tuple[str, ...]]:
     }
 
 
-def _rows(sent: _Sent) -> tuple[int, int]:
+def _rows(sent: tuple[RunResult, float]) -> tuple[int, int]:
     """Aligned training rows, and aligned test rows."""
-    recording = sent.result.recording
+    recording = sent[0].recording
     aligned = set(recording.alignment["active"].tolist())
     train, test = recording.data.train_rows.tolist(), recording.data.test_rows.tolist()
     return len(aligned.intersection(train)), len(aligned.intersection(test))
 
 
-def _row(case: str, sent: _Sent, rows: int, formula: int) -> Row:
-    flows = [flow for flow in sent.result.recording.transcript.flows if flow.kind in _COUNTED]
+def _row(case: str, sent: tuple[RunResult, float], rows: int, formula: int) -> Row:
+    result, seconds = sent
+    flows = [flow for flow in result.recording.transcript.flows if flow.kind in _COUNTED]
     payload = sum(flow.payload_bytes for flow in flows)
     return Row(
         case=case,
-        seconds=sent.seconds,
+        seconds=seconds,
         peer="Appendix E",
         ratio=payload / formula,
         bytes=sum(flow.wire_bytes for flow in flows),

@@ -12,17 +12,15 @@ jax up to 0.4.34). A peer that cannot be imported is a row without seconds.
 """
 
 import functools
-import json
 import os
 import statistics
 import subprocess
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from apfed_experiments.bench import psi_case
-from apfed_experiments.bench.rows import Bench, Group, Row, why_no_crypten
+from apfed_experiments.bench.rows import Bench, Group, Row, played, why_no_crypten
 
 __all__ = ["BENCH", "measure"]
 
@@ -104,16 +102,11 @@ def measure(
     for case, found in ((case, medians[case]) for case in shown):
         rival = None if alone else _RIVAL.get(case)
         more = {
-            "cpu_seconds": found["cpu_seconds"],
-            "rounds": found["rounds"],
-            "peak_memory": found["peak_memory"],
-            "peak_party": found["peak_party"],
-            "speedup_vs_openmined": _quotient(medians["openmined"], found),
-            "speedup_vs_rr22": _quotient(medians["spu-rr22"], found),
-            "floor_seconds": found["floor_seconds"],
-            "dealt_seconds": found["dealt_seconds"],
-            "dealt_bytes": found["dealt_bytes"],
+            field: found[field] for field in ("cpu_seconds", "rounds", "peak_memory", "peak_party")
         }
+        for name, other in (("openmined", "openmined"), ("rr22", "spu-rr22")):
+            more[f"speedup_vs_{name}"] = _quotient(medians[other], found)
+        more |= {field: found[field] for field in ("floor_seconds", "dealt_seconds", "dealt_bytes")}
         yield Row(
             case=f"{case}/{size}",
             seconds=found["seconds"],
@@ -186,21 +179,10 @@ def _run(case: str, size: int) -> Mapping[str, Any]:
     Raises:
         RuntimeError: it failed, or found another number of common IDs.
     """
-    environment = dict(os.environ)
-    if case not in _PEERS:
-        environment["PYTHONPATH"] = os.pathsep.join(str(Path(at).resolve()) for at in sys.path)
-    # as above; the script is ours
-    done = subprocess.run(  # noqa: S603
-        [_interpreter(case), psi_case.__file__, case, str(size)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=_PATIENCE_S,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"{case}/{size} failed: {done.stderr[-2000:]}")
-    found: Mapping[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    found = played(
+        psi_case.__file__, case, size, python=_interpreter(case), ours=case not in _PEERS,
+        patience_s=_PATIENCE_S,
+    )  # fmt: skip
     if found["common"] != size - size // 2:
         raise RuntimeError(f"{case}/{size} found {found['common']} IDs, not {size - size // 2}")
     return found

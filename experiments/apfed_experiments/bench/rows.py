@@ -6,9 +6,12 @@ be had without the others. Seconds are medians over repetitions unless a bench s
 peer that cannot be had is a row without seconds, with the reason.
 """
 
+import json
 import os
 import platform
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +25,7 @@ from apfed_protocols.errors import LocalProtocolError
 
 __all__ = [
     "Bench", "Group", "Row", "absent", "clock_step", "compared", "interleave", "machine",
-    "median_ratio", "quotient", "single", "stolen_since", "why_no_crypten",
+    "median_ratio", "played", "quotient", "single", "stolen_since", "why_no_crypten",
 ]  # fmt: skip
 
 _LOOKS = 5
@@ -139,6 +142,38 @@ def compared(
     )  # fmt: skip
 
 
+def played(
+    script: str, *arguments: object, python: str = sys.executable, ours: bool = True,
+    patience_s: float, **environment: str,
+) -> Mapping[str, Any]:  # fmt: skip
+    """What a script of a bench prints last, run in an interpreter of its own.
+
+    Args:
+        script: its file.
+        arguments: of it.
+        python: the interpreter.
+        ours: whether it finds what this process finds.
+        patience_s: the longest that it may take.
+        environment: beside this process's.
+
+    Raises:
+        RuntimeError: it failed; the end of what it complained of.
+    """
+    beside = {**os.environ, **environment}
+    if ours:
+        beside["PYTHONPATH"] = os.pathsep.join(str(Path(at).resolve()) for at in sys.path)
+    # the interpreter is the user's own choice, the script is ours
+    done = subprocess.run(  # noqa: S603
+        [python, script, *map(str, arguments)], capture_output=True, text=True, env=beside,
+        timeout=patience_s, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        named = "/".join(map(str, arguments))
+        raise RuntimeError(f"{named} failed: {done.stderr[-2000:]}")
+    found: Mapping[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
 def median_ratio(ours: list[float], theirs: list[float]) -> float:
     """Median over the repetitions of ours / theirs, taken turn by turn.
 
@@ -158,9 +193,6 @@ def quotient(ours: float, theirs: float) -> float:
     if not theirs:
         raise RuntimeError("the clock did not move while a turn was measured; measure again")
     return ours / theirs
-
-
-# What seconds were measured on, and what else the machine did meanwhile.
 
 
 def machine() -> dict[str, Any]:
@@ -211,9 +243,6 @@ def stolen_since(before: tuple[int, int] | None = None) -> tuple[tuple[int, int]
     now = (ticks[-1], sum(ticks))
     passed = now[1] - before[1] if before else 0
     return now, (now[0] - before[0]) / passed if before and passed else 0.0
-
-
-# Why a bench leaves out what needs CrypTen, an optional extra.
 
 
 def why_no_crypten() -> str:

@@ -104,7 +104,7 @@ def _one_run(method: str, steps: int, repetitions: int) -> Row:
     with _threads(usable_cores()):
         seconds = interleave(
             {
-                case: lambda: _train(config, data),
+                case: lambda: train(begin(config, data), config),
                 _SCRIPT: lambda: _script(config, data),
                 _MESSAGES: lambda: _by_messages(config, data),
             },
@@ -130,7 +130,7 @@ def _operations(method: str) -> Row:
         config, data, _ = _images(method, 1)
     except DataError as error:
         return absent(case, str(error))
-    return step_row(case, config, data)
+    return _step_row(case, config, data)
 
 
 def _images(method: str, steps: int, **changes: Any) -> tuple[Config, VerticalData, str]:
@@ -168,10 +168,6 @@ def _threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _train(config: Config, data: VerticalData) -> None:
-    train(begin(config, data), config)
 
 
 def _by_messages(config: Config, data: VerticalData) -> None:
@@ -273,7 +269,7 @@ class _Touched(TorchDispatchMode):
         return result
 
 
-def step_row(case: str, config: Config, data: VerticalData) -> Row:
+def _step_row(case: str, config: Config, data: VerticalData) -> Row:
     """The count of one epoch of this run, which is one step."""
     session = begin(config, data)
     operations, touched = FlopCounterMode(display=False), _Touched()

@@ -79,11 +79,6 @@ _ENDS: tuple[tuple[Role, str], ...] = (
 )  # fmt: skip
 
 
-# Live sessions that the tables share: data, networks, and what a figure is.
-#
-# Letters: N people, D numbers of a representation.
-
-
 @dataclass(frozen=True, kw_only=True)
 class Setting:
     """One line of a table: what a function measures, for every seed.
@@ -257,8 +252,6 @@ def features_of(result: AttackResult) -> Row:
 
 
 # A5 in live runs: an honest active inverts the sums of APFed-C, against the number of passives.
-#
-# Letters: N people, M passives, D numbers of a representation.
 
 
 def inversion() -> Iterator[Setting]:
@@ -326,8 +319,6 @@ def _inverted(run: LiveRun) -> tuple[Tensor, Tensor, Tensor]:
 # Under noise all rules hold; three passives of digits add discrete Gaussian noise to their
 # contributions. The active gets round the rule against near-constant batches with decoys, and asks
 # about everybody once, or as often as the contract's epochs allow and averages.
-#
-# Letters: N people, D numbers of a representation.
 
 
 def chosen() -> Iterator[Setting]:

@@ -141,11 +141,6 @@ def write_comparison(folder: Path, *, title: str, reading: str, parts: Sequence[
     )  # fmt: skip
 
 
-# One page of many runs, to filter, sort and compare: style, script and figures inside of it.
-#
-# Read by: whoever opens the page, which fetches nothing. Without scripts it is a table.
-
-
 def write_runs_page(runs: Sequence[ListedRun], path: Path, *, title: str) -> Path:
     """Write the page; its links to reports hold while it and the folders stay where they are.
 

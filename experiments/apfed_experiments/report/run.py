@@ -18,7 +18,6 @@ from apfed_experiments.finished import (
 )
 from apfed_experiments.report.who_learns import Role, RunFacts
 from apfed_protocols.randomness import fresh_key
-from secure_apfed.config import Config
 from secure_apfed.exchange import Flow
 from secure_apfed.files import count_lines, read_json, read_json_lines
 from secure_apfed.intervals import estimates
@@ -113,7 +112,7 @@ class ReportedRun(FinishedRun):
             pairwise=config.alignment.mode == "pairwise",
             label_dp=config.labels.mechanism != "none",
             private=config.dp_sgd is not None,
-            noisy=_noise(config) is not None,
+            noisy=config.method.noise(config) is not None,
             inductive=config.method.inductive,
             labelled_passives=bool(config.data.labels_at),
             defended=bool(config.defences),
@@ -135,11 +134,6 @@ class ReportedRun(FinishedRun):
         if variant == self.config.method.name:
             return title
         return variant if suffix == variant else f"{title.partition(',')[0]}-{suffix.upper()}"
-
-
-def _noise(config: Config) -> object:
-    """What passives add to what they let out, as its settings say; None: nothing."""
-    return config.method.noise(config)
 
 
 def read_run(path: Path, *, examples: bool = False) -> ReportedRun:
@@ -176,9 +170,6 @@ def read_run(path: Path, *, examples: bool = False) -> ReportedRun:
         examples=read_examples(path) if examples else None,
         rebuilt=(path / FILE).is_file(),
     )
-
-
-# What a run's model is worth on its test rows, by all measures, with intervals over these rows.
 
 
 @dataclass(frozen=True, kw_only=True)

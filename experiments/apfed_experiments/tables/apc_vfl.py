@@ -366,20 +366,17 @@ def exchanged(*, seed: int, config: Mapping[str, Any], way: str) -> Figures:
         if flow.kind in sent:
             sent[flow.kind] += flow.messages
     steps, rows = sent[Kind.GRADIENTS], len(data.train_rows)
+    # Messages in which passives answer for rows that are predicted.
+    asked = math.ceil(len(data.test_rows) / of_run.train.batch_size)
     # Eqs. (6) to (9): every epoch sends all rows, every step the gradient of the last layer.
     exchanges = last[0].epoch if steps else 1
     layer = _BEFORE * _WIDTH + _WIDTH
     return {
         "accuracy": 100 * result.accuracy[way],
-        "rounds": float(sum(sent.values()) - _parts(len(data.test_rows), of_run.train.batch_size)),
+        "rounds": float(sum(sent.values()) - asked),
         "megabytes": last[0].wire_bytes / 1e6,
         "counted": _BYTES * (exchanges * rows * _WIDTH + steps * layer) / 1e6,
     }
-
-
-def _parts(rows: int, batch_size: int) -> int:
-    """In how many messages passives answer for rows that are predicted."""
-    return math.ceil(rows / batch_size)
 
 
 def _table2_config(scenario: Scenario, rows: int, method: str) -> Config:

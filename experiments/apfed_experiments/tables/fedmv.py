@@ -5,7 +5,7 @@ Figure 6 (how much the weights of the objective matter). The paper's sessions ar
 that ours are synthetic, and its figures stand beside them as a guide to the order of methods alone.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -26,7 +26,6 @@ from apfed_experiments.tables.table import (
     PaperTable,
     Printed,
     Size,
-    line_of,
 )
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.learning.compute import Compute
@@ -288,6 +287,16 @@ def _trained(
     return [model.encoder for model in models]
 
 
+def _centrally(
+    sessions: _Sessions, *, seed: int, units: int, epochs: int
+) -> Clients:  # fmt: skip
+    """All clients' states by GRUs that were trained on the rows of all."""
+    (central,) = _trained(
+        sessions.pooled, seed=seed, units=units, rounds=1, epochs=epochs, average=False
+    )
+    return sessions.encoded([central] * len(sessions.parts))
+
+
 def _sessions(seed: int, rows: int) -> _Sessions:
     settings = DataSettings(
         dataset="synthetic_keystrokes", partition="horizontal", clients=4, rows=rows
@@ -312,14 +321,11 @@ def measure_sessions(
         local_epochs: of each round.
     """
     sessions = _sessions(seed, rows)
-    once: dict[str, Any] = {
-        "seed": seed, "units": units, "rounds": 1, "epochs": epochs, "average": False,
-    }  # fmt: skip
-    (central,) = _trained(sessions.pooled, **once)
-    clients = sessions.encoded([central] * len(sessions.parts))
-    averaged = {**once, "rounds": rounds, "epochs": local_epochs, "average": True}
-    shared = sessions.encoded(_trained(sessions, **averaged))
-    local = _trained(sessions, **once)
+    clients = _centrally(sessions, seed=seed, units=units, epochs=epochs)
+    shared = sessions.encoded(
+        _trained(sessions, seed=seed, units=units, rounds=rounds, epochs=local_epochs, average=True)
+    )
+    local = _trained(sessions, seed=seed, units=units, rounds=1, epochs=epochs, average=False)
     found = {
         **_tables_of(clients, seed),
         **_named("S-FedMV", h_fedmv(shared, seed=seed), shared),
@@ -359,11 +365,7 @@ def measure_weights(
 ) -> Figures:
     """Figure 6: accuracy where one weight of the objective differs from 8."""
     sessions = _sessions(seed, rows)
-    once: dict[str, Any] = {
-        "seed": seed, "units": units, "rounds": 1, "epochs": epochs, "average": False,
-    }  # fmt: skip
-    (central,) = _trained(sessions.pooled, **once)
-    clients = sessions.encoded([central] * len(sessions.parts))
+    clients = _centrally(sessions, seed=seed, units=units, epochs=epochs)
     found: dict[str, float] = {}
     for value in values:
         for at, view in enumerate(VIEWS):
@@ -410,14 +412,8 @@ def measure_spaces(*, seed: int, rows: int, units: int, epochs: int) -> Figures:
 def spaces(*, seed: int, rows: int, units: int, epochs: int) -> dict[str, Floats]:
     """Figure 5: the test rows as GRUs give them, as views score them, and as Z, both methods."""
     sessions = _sessions(seed, rows)
-    once: dict[str, Any] = {
-        "seed": seed, "units": units, "rounds": 1, "epochs": epochs, "average": False,
-    }  # fmt: skip
-    (central,) = _trained(sessions.pooled, **once)
-    clients, every = (
-        sessions.encoded([central] * len(sessions.parts)),
-        np.arange(len(sessions.wanted)),
-    )
+    clients = _centrally(sessions, seed=seed, units=units, epochs=epochs)
+    every = np.arange(len(sessions.wanted))
     found = {f"before: {view}": of for view, of in zip(VIEWS, clients.test, strict=True)}
     for method, views in (
         ("V-FedMV", trained(clients.pooled, seed=seed, rounds=3)),
@@ -434,84 +430,65 @@ def wanted_labels(*, seed: int, rows: int) -> Rows:
     return _sessions(seed, rows).wanted
 
 
-def _session_lines() -> list[Line]:
-    panels = [name for name, many in _PANELS.items() for _ in range(many)]
-    lines = []
-    for panel, (method, printed) in zip(panels, _PRINTED.items(), strict=True):
-        for at, metric in enumerate(METRICS):
-            lines.append(
-                Line(
-                    cells={"table": panel, "method": method, "metric": metric},
-                    paper=Printed(mean=printed[2 * at], sd=printed[2 * at + 1]),
-                    panels=(panel,),
-                    series=method if metric == "accuracy" else "",
-                )
-            )
-    return lines
+def _size(
+    full: bool, label: str, measure: Callable[..., Figures], lines: Mapping[str, Line], *,
+    quick: int = 3, **settings: Any,
+) -> Size:  # fmt: skip
+    """Lines by what the measure calls their figures; ten seeds, or fewer."""
+    named = {line.name: name for name, line in lines.items()}
+    jobs = [
+        FunctionJob(label=label, seed=seed, measure=measure, settings=settings, lines=named)
+        for seed in range(10 if full else quick)
+    ]
+    return Size(lines=list(lines.values()), jobs=jobs)
 
 
 def _keystrokes(full: bool) -> Size:
-    lines = _session_lines()
-    named = {line.name: f"{line.cells['method']} {line.cells['metric']}" for line in lines}
-    settings = {**_SIZE, "rounds": 20, "local_epochs": 3}
-    jobs = [
-        FunctionJob(
-            label="sessions", seed=seed, measure=measure_sessions, settings=settings, lines=named
+    panels = [name for name, many in _PANELS.items() for _ in range(many)]
+    lines = {
+        f"{method} {metric}": Line(
+            cells={"table": panel, "method": method, "metric": metric},
+            paper=Printed(mean=printed[2 * at], sd=printed[2 * at + 1]), panels=(panel,),
+            series=method if metric == "accuracy" else "",
         )
-        for seed in range(10 if full else 3)
-    ]
-    return Size(lines=lines, jobs=jobs)
+        for panel, (method, printed) in zip(panels, _PRINTED.items(), strict=True)
+        for at, metric in enumerate(METRICS)
+    }  # fmt: skip
+    return _size(full, "sessions", measure_sessions, lines, **_SIZE, rounds=20, local_epochs=3)
 
 
 _VALUES = tuple(2.0**power for power in range(6))
 
 
 def _weights(full: bool) -> Size:
-    lines, named = [], {}
-    for weight in (*(f"zeta of {view}" for view in VIEWS), "eta"):
-        for method in ("V-FedMV", "H-FedMV"):
-            for value in _VALUES:
-                cells = {"weight": weight, "method": method, "value": f"{value:g}"}
-                line = Line(cells=cells, panels=(weight,), series=method, at=np.log2(value))
-                lines.append(line)
-                named[line.name] = f"{method} {weight} {value:g}"
-    jobs = [
-        FunctionJob(
-            label="weights", seed=seed, measure=measure_weights,
-            settings={**_SIZE, "values": list(_VALUES)}, lines=named,
+    lines = {
+        f"{method} {weight} {value:g}": Line(
+            cells={"weight": weight, "method": method, "value": f"{value:g}"}, panels=(weight,),
+            series=method, at=np.log2(value),
         )
-        for seed in range(10 if full else 3)
-    ]  # fmt: skip
-    return Size(lines=lines, jobs=jobs)
+        for weight in (*(f"zeta of {view}" for view in VIEWS), "eta")
+        for method in ("V-FedMV", "H-FedMV")
+        for value in _VALUES
+    }  # fmt: skip
+    return _size(full, "weights", measure_weights, lines, **_SIZE, values=list(_VALUES))
 
 
 def _by_views(full: bool) -> Size:
-    lines, named = [], {}
-    for method in ("V-FedMV", "H-FedMV", "MV w/o FL"):
-        for many in range(1, 6):
-            cells = {"method": method, "views": str(many)}
-            lines.append(Line(cells=cells, series=method, at=many))
-            named[line_of(*cells.values())] = f"{method} {many}"
-    jobs = [
-        FunctionJob(label="handwritten", seed=seed, measure=measure_handwritten, settings={},
-                    lines=named)
-        for seed in range(10 if full else 5)
-    ]  # fmt: skip
-    return Size(lines=lines, jobs=jobs)
+    lines = {
+        f"{method} {many}": Line(
+            cells={"method": method, "views": str(many)}, series=method, at=many
+        )
+        for method in ("V-FedMV", "H-FedMV", "MV w/o FL")
+        for many in range(1, 6)
+    }
+    return _size(full, "handwritten", measure_handwritten, lines, quick=5)
 
 
 def _spaces(full: bool) -> Size:
     names = [f"before: {view}" for view in VIEWS]
     names += [f"{method}: {of}" for method in ("V-FedMV", "H-FedMV") for of in (*VIEWS, "Z")]
-    lines = [Line(cells={"space": name}, series=name) for name in names]
-    jobs = [
-        FunctionJob(
-            label="spaces", seed=seed, measure=measure_spaces, settings=_SIZE,
-            lines={line.name: name for line, name in zip(lines, names, strict=True)},
-        )
-        for seed in range(10 if full else 3)
-    ]  # fmt: skip
-    return Size(lines=lines, jobs=jobs)
+    lines = {name: Line(cells={"space": name}, series=name) for name in names}
+    return _size(full, "spaces", measure_spaces, lines, **_SIZE)
 
 
 def _draw_spaces(path: Path) -> None:

@@ -7,7 +7,7 @@ gives the same is tested (`tests/secure_apfed/test_methods_pseudo_labels.py`).
 Letters: N rows, F features of a view, C classes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,6 @@ Rows = NDArray[np.int64]
 _VIEWS = ("pix", "fou", "fac", "zer", "kar")  # Table 1: 240, 76, 216, 47, 64
 _SHARES = (2, 4, 6, 8, 10, 20, 30, 40, 50, 60, 70, 80, 90, 100)
 _BETAS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
-_METHODS = ("MMVFL", "supFL")
 _FOLDS, _TRAINING = 5, 120
 _SHARED = 1 / _FOLDS * _TRAINING / 160  # see `apfed_experiments.summary.shared_share`
 _ZETA, _ETA = 1000.0, 1000.0
@@ -159,7 +158,7 @@ def _fold(labels_N: Rows, fold: int) -> tuple[Rows, Rows]:
     return np.sort(np.concatenate(train)), np.sort(np.concatenate(test))
 
 
-def _jobs(lines: dict[str, str]) -> list[FunctionJob]:
+def _jobs(lines: Mapping[str, str]) -> list[FunctionJob]:
     return [
         FunctionJob(
             label="handwritten", seed=fold, measure=measure_fold, lines=lines,
@@ -170,42 +169,38 @@ def _jobs(lines: dict[str, str]) -> list[FunctionJob]:
 
 
 def _curves(full: bool) -> Size:
-    lines = list(_curve_lines())
-    named = {}
-    for line in lines:
-        method, participant, share = (
-            line.cells[column] for column in ("method", "participant", "features %")
+    measured = {"MMVFL": f"MMVFL {max(_ITERATIONS)}", "supFL": "supFL"}
+    lines = {
+        f"{measured[method]} {participant} {share}": Line(
+            cells={
+                "participant": str(participant), "view": view, "method": method,
+                "features %": str(share),
+            },
+            panels=(f"Participant {participant} ({view})",), series=method, at=share,
         )
-        measured = f"{method} {max(_ITERATIONS)}" if method == "MMVFL" else method
-        named[line.name] = f"{measured} {participant} {share}"
-    return Size(lines=lines, jobs=_jobs(named))
-
-
-def _curve_lines() -> Iterator[Line]:
-    for participant, view in enumerate(_VIEWS, 1):
-        for method in _METHODS:
-            for share in _SHARES:
-                yield Line(
-                    cells={
-                        "participant": str(participant), "view": view, "method": method,
-                        "features %": str(share),
-                    },
-                    panels=(f"Participant {participant} ({view})",), series=method, at=share,
-                )  # fmt: skip
+        for participant, view in enumerate(_VIEWS, 1)
+        for method in measured
+        for share in _SHARES
+    }  # fmt: skip
+    jobs = _jobs({line.name: name for name, line in lines.items()})
+    return Size(lines=list(lines.values()), jobs=jobs)
 
 
 def _differences(full: bool) -> Size:
+    """Both models of the paper are the same one, so that a figure has two lines."""
     lines, named = [], {}
     for against, printed in _PAPER.items():
         participants = [f"{at} ({view})" for at, view in enumerate(_VIEWS, 1)]
         for participant, mean in zip([*participants, "average"], printed, strict=True):
             for most in _ITERATIONS:
-                cells = {
-                    "MMVFL minus": against, "participant": participant, "iterations": str(most),
-                }  # fmt: skip
-                panel, paper = f"MMVFL minus {against}", Printed(mean=mean)
-                series = f"{participant}, {most} iterations"
-                line = Line(cells=cells, paper=paper, panels=(panel,), series=series)
+                line = Line(
+                    cells={
+                        "MMVFL minus": against, "participant": participant,
+                        "iterations": str(most),
+                    },
+                    paper=Printed(mean=mean), panels=(f"MMVFL minus {against}",),
+                    series=f"{participant}, {most} iterations",
+                )  # fmt: skip
                 lines.append(line)
                 named[line.name] = f"apart {most} {participant.partition(' ')[0]}"
     return Size(lines=lines, jobs=_jobs(named))

@@ -1,9 +1,9 @@
 """A table or figure of a paper: its lines, what the paper prints of them, and jobs that fill it.
 
 A job measures figures of some lines for one seed and keeps them in one small file, so that a table
-that was stopped goes on where it was. `RunJob` is a run of a method as a study keeps it;
-`FunctionJob` is any function of plain settings. Adding a table is one entry in the `TABLES` of its
-paper's file.
+that was stopped goes on where it was; what is not measured yet stays empty, and a forecast says how
+long the rest takes. `RunJob` is a run of a method; `FunctionJob` is any function of plain settings.
+Adding a table is one entry in the `TABLES` of its paper's file.
 """
 
 import hashlib
@@ -14,38 +14,36 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
-import pandas as pd
 import torch
 from joblib import Parallel, delayed
 from matplotlib.axes import Axes
 from pydantic import BaseModel, ConfigDict
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # no annotations
 
-from apfed_experiments.columns import markdown, write_text
-from apfed_experiments.drawing import COLOURS, OTHER, OURS, Picture, drawing
+from apfed_experiments.columns import Column, Table, within, write_text
+from apfed_experiments.drawing import COLOURS, OTHER, OURS, drawing
 from apfed_experiments.study import OnDone
-from apfed_experiments.summary import Interval
+from apfed_experiments.summary import Interval, Row
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError, UnsafeChoiceWarning
 from secure_apfed.config import Config
 from secure_apfed.errors import ApfedError, CheckpointError, ModelError
-from secure_apfed.files import read_json, to_csv
+from secure_apfed.files import read_json
 from secure_apfed.runs.folder import write_atomically
 from secure_apfed.runs.run import run
 from secure_apfed.simulation import simulate, why_not
 
 __all__ = [
-    "Board", "Figures", "Filled", "Forecast", "FunctionJob", "Job", "Line", "Measured",
-    "PaperTable", "Printed", "RunJob", "Size", "cells_of", "draw", "fill", "header_of", "line_of",
-    "write",
+    "Board", "Figures", "Forecast", "FunctionJob", "Job", "Line", "Measured", "PaperTable",
+    "Printed", "RunJob", "Size", "fill", "line_of", "write",
 ]  # fmt: skip
 
+Clock: TypeAlias = Callable[[], float]
 Figures = Mapping[str, float]
 """What a function measured, by name, in the table's unit."""
-Clock: TypeAlias = Callable[[], float]
-_MEASURED = ("here", "95 % interval", "seeds", "paper", "difference", "in combined sd")
+
 _COLUMNS = 3
 _APART, _BELOW = 0.012, 0.03
 
@@ -100,79 +98,6 @@ class Measured(BaseModel):
     seconds: float
 
 
-class Job(Protocol):
-    """Measures some lines for one seed.
-
-    Attributes:
-        name: distinct within the table; it becomes a file's.
-        seed: by which lines are paired.
-        lines: that it fills, each with what of it the line holds.
-        cost: seconds that it takes, against those of the table's other jobs.
-    """
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def seed(self) -> int: ...
-
-    @property
-    def lines(self) -> Mapping[str, str]: ...
-
-    @property
-    def cost(self) -> float: ...
-
-    def is_done(self, folder: Path) -> bool:
-        """Whether its figures lie in this folder."""
-        ...
-
-    def finish(self, folder: Path) -> Measured:
-        """Measure, or read what was measured.
-
-        Raises:
-            CheckpointError: a file in its place has other settings.
-        """
-        ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunJob:
-    """A run of a method.
-
-    Attributes:
-        config: of the run, but for the seed.
-        lines: by line, the way of inference whose accuracy it holds, in per cent.
-    """
-
-    config: Config
-    seed: int
-    lines: Mapping[str, str]
-    cost: float = 1.0
-
-    @property
-    def name(self) -> str:
-        return f"{self.config.name}-seed{self.seed}"
-
-    def is_done(self, folder: Path) -> bool:
-        return _file_of(self, folder).is_file()
-
-    def finish(self, folder: Path) -> Measured:
-        """Where accuracy can be had without messages between the parties, none are sent."""
-        own = {"name": self.name, "seed": self.seed, "party_seeds": "shared_for_comparison"}
-        config = self.config.model_copy(update=own)
-        settings = config.model_dump_json(exclude_defaults=True)
-        found = _kept(_file_of(self, folder), settings, lambda: _accuracy(config))
-        return _shown(found, self.lines)
-
-
-def _accuracy(config: Config) -> Figures:
-    with warnings.catch_warnings():
-        # Plain sums are unsafe by name, and the tables say so.
-        warnings.simplefilter("ignore", UnsafeChoiceWarning)
-        of_run = run(config, None) if why_not(config) else simulate(config)
-    return {way: 100 * accuracy for way, accuracy in of_run.accuracy.items()}
-
-
 class _Kept(BaseModel):
     """The file of a job's figures."""
 
@@ -181,72 +106,128 @@ class _Kept(BaseModel):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FunctionJob:
+class Job:
+    """Measures some lines for one seed.
+
+    Attributes:
+        seed: by which lines are paired.
+        lines: that it fills, each with what of its figures the line holds; others are kept and not
+            shown.
+        cost: seconds that it takes, against those of the table's other jobs.
+    """
+
+    seed: int
+    lines: Mapping[str, str]
+    cost: float = 1.0
+
+    @property
+    def title(self) -> str:
+        """Distinct within the table, but for the seed."""
+        raise NotImplementedError
+
+    @property
+    def kept_as(self) -> str:
+        """All that figures depend on; those that were kept under another are refused."""
+        raise NotImplementedError
+
+    def figures(self) -> Figures:
+        """Measure."""
+        raise NotImplementedError
+
+    @property
+    def name(self) -> str:
+        """Distinct within the table; it becomes a file's."""
+        return f"{self.title}-seed{self.seed}"
+
+    def file(self, folder: Path) -> Path:
+        """Of its figures."""
+        return folder / f"{self.name}.json"
+
+    def finish(self, folder: Path) -> Measured:
+        """Measure on one thread and keep it, or read what was kept.
+
+        Raises:
+            CheckpointError: a file in its place has other settings.
+        """
+        path, digest = self.file(folder), hashlib.sha256(self.kept_as.encode()).hexdigest()
+        if not path.is_file():
+            torch.set_num_threads(1)
+            began = time.monotonic()
+            with threadpool_limits(1):
+                figures = dict(self.figures())
+            if lost := sorted(name for name, one in figures.items() if not math.isfinite(one)):
+                raise ModelError(
+                    f"{path.stem}: {', '.join(lost)} is no finite number, so its training "
+                    "diverged; nothing is kept of it"
+                )
+            measured = Measured(figures=figures, seconds=time.monotonic() - began)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            kept = _Kept(settings=digest, measured=measured)
+            write_atomically(path, kept.model_dump_json().encode())
+        found = read_json(path, _Kept)
+        if found.settings != digest:
+            raise CheckpointError(
+                f"{path} was measured with other settings; remove it, or choose another folder"
+            )
+        shown = {line: found.measured.figures[name] for line, name in self.lines.items()}
+        return Measured(figures=shown, seconds=found.measured.seconds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunJob(Job):
+    """A run of a method; lines hold the accuracy of a way of inference, in per cent."""
+
+    config: Config
+
+    @property
+    def title(self) -> str:
+        return self.config.name
+
+    @property
+    def of_seed(self) -> Config:
+        """The run's settings."""
+        own = {"name": self.name, "seed": self.seed, "party_seeds": "shared_for_comparison"}
+        return self.config.model_copy(update=own)
+
+    @property
+    def kept_as(self) -> str:
+        return self.of_seed.model_dump_json(exclude_defaults=True)
+
+    def figures(self) -> Figures:
+        """Where accuracy can be had without messages between the parties, none are sent."""
+        config = self.of_seed
+        with warnings.catch_warnings():
+            # Plain sums are unsafe by name, and the tables say so.
+            warnings.simplefilter("ignore", UnsafeChoiceWarning)
+            of_run = run(config, None) if why_not(config) else simulate(config)
+        return {way: 100 * accuracy for way, accuracy in of_run.accuracy.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FunctionJob(Job):
     """A function of plain settings and the seed.
 
     Attributes:
         label: distinct within the table, but for the seed.
         measure: of a module, so that another process finds it; called as
-            `measure(seed=..., **settings)` on one thread.
-        settings: plain values; figures that were kept under others are refused.
-        lines: by line, which of the figures it holds; others are kept and not shown.
+            `measure(seed=..., **settings)`.
+        settings: plain values.
     """
 
     label: str
-    seed: int
     measure: Callable[..., Figures]
     settings: Mapping[str, Any]
-    lines: Mapping[str, str]
-    cost: float = 1.0
 
     @property
-    def name(self) -> str:
-        return f"{self.label}-seed{self.seed}"
+    def title(self) -> str:
+        return self.label
 
-    def is_done(self, folder: Path) -> bool:
-        return _file_of(self, folder).is_file()
+    @property
+    def kept_as(self) -> str:
+        return json.dumps({**self.settings, "seed": self.seed}, sort_keys=True)
 
-    def finish(self, folder: Path) -> Measured:
-        settings = json.dumps({**self.settings, "seed": self.seed}, sort_keys=True)
-        found = _kept(
-            _file_of(self, folder), settings, lambda: self.measure(seed=self.seed, **self.settings)
-        )
-        return _shown(found, self.lines)
-
-
-def _file_of(job: Job, folder: Path) -> Path:
-    return folder / f"{job.name}.json"
-
-
-def _shown(found: Measured, lines: Mapping[str, str]) -> Measured:
-    """What the lines hold of it; the rest is kept and not shown."""
-    shown = {line: found.figures[name] for line, name in lines.items()}
-    return Measured(figures=shown, seconds=found.seconds)
-
-
-def _kept(path: Path, settings: str, measure: Callable[[], Figures]) -> Measured:
-    """Measure on one thread and keep it, or read what was kept."""
-    digest = hashlib.sha256(settings.encode()).hexdigest()
-    if not path.is_file():
-        torch.set_num_threads(1)
-        began = time.monotonic()
-        with threadpool_limits(1):
-            figures = dict(measure())
-        if lost := sorted(name for name, one in figures.items() if not math.isfinite(one)):
-            raise ModelError(
-                f"{path.stem}: {', '.join(lost)} is no finite number, so its training diverged; "
-                "nothing is kept of it"
-            )
-        measured = Measured(figures=figures, seconds=time.monotonic() - began)
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        kept = _Kept(settings=digest, measured=measured)
-        write_atomically(path, kept.model_dump_json().encode())
-    found = read_json(path, _Kept)
-    if found.settings != digest:
-        raise CheckpointError(
-            f"{path} was measured with other settings; remove it, or choose another folder"
-        )
-    return found.measured
+    def figures(self) -> Figures:
+        return self.measure(seed=self.seed, **self.settings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,49 +273,6 @@ class PaperTable:
     picture: Callable[[Path], None] | None = None
 
 
-# Fill a paper's table: run the jobs that are missing, and put what they found beside the paper's.
-#
-# A table that was stopped goes on where it was; what is not measured yet stays empty, and a
-# forecast says how long the rest takes.
-
-
-@dataclass(frozen=True, kw_only=True)
-class Filled:
-    """One line with what was measured of it, by seed; shared: as `PaperTable.shared`."""
-
-    line: Line
-    values: Mapping[int, float] = field(default_factory=dict)
-    shared: float = 0.0
-
-    @property
-    def interval(self) -> Interval | None:
-        """The mean and its 95 % interval over the seeds; None: nothing was measured."""
-        values = list(self.values.values())
-        return Interval.of(values, shared=self.shared) if values else None
-
-    @property
-    def sd(self) -> float | None:
-        """The standard deviation over the seeds; None: fewer than two."""
-        values = list(self.values.values())
-        return float(np.std(values, ddof=1)) if len(values) > 1 else None
-
-    @property
-    def difference(self) -> float | None:
-        """Ours minus the paper's; None: one of them is missing."""
-        if self.interval is None or self.line.paper is None:
-            return None
-        return self.interval.mean - self.line.paper.mean
-
-    @property
-    def in_sd(self) -> float | None:
-        """The difference in units of the combined standard deviation, sqrt(ours^2 + paper's^2)."""
-        printed = self.line.paper
-        if self.difference is None or self.sd is None or printed is None or printed.sd is None:
-            return None
-        combined = math.hypot(self.sd, printed.sd)
-        return self.difference / combined if combined else None
-
-
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
     """How far a table is, and how long the rest takes.
@@ -376,14 +314,46 @@ class Board:
 
     Attributes:
         full: whether all of it was asked for.
+        rows: of each line; see `_row`.
         failures: by job, why it ended with an error; the same command tries it again.
     """
 
     table: PaperTable
     full: bool
-    lines: Sequence[Filled]
+    rows: Sequence[Row]
     forecast: Forecast
     failures: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def lines(self) -> Table:
+        """What is missing is empty, and a paper's unread figure is "-"."""
+        form = self.table.form
+
+        def shown(name: str, title: str, text: Callable[[Any], str], missing: str = "") -> Column:
+            return Column(name=name, title=title, form=text, missing=missing, keys=())
+
+        def with_sd(both: tuple[float, float | None]) -> str:
+            mean, sd = both
+            return f"{mean:{form}}" if sd is None else f"{mean:{form}} ± {sd:{form}}"
+
+        cells = [
+            Column(name=name, title=name)
+            for name in (self.rows[0]["line"].cells if self.rows else ())
+        ]
+        plain = (
+            "seeds", "mean", "sd", "low", "high", "paper", "paper_sd", "difference", "in_sd",
+        )  # fmt: skip
+        measured = (
+            shown("here", "here", with_sd),
+            shown(
+                "limits", "95 % interval", lambda ends: " to ".join(f"{end:{form}}" for end in ends)
+            ),
+            shown("seeds", "seeds", lambda many: str(many or "")),
+            shown("printed", "paper", with_sd, "-"),
+            shown("difference", "difference", within(f"+{form}")),
+            shown("in_sd", "in combined sd", within("+.1f")),
+        )
+        return Table((*cells, *(Column(name=name) for name in plain), *measured), self.rows)
 
     def as_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -391,25 +361,34 @@ class Board:
             "table": self.table.name, "source": self.table.source, "unit": self.table.unit,
             "full": self.full, "done": self.forecast.done, "jobs": self.forecast.jobs,
             "hours_left": self.forecast.hours, "full_hours_left": self.forecast.full_hours,
-            "failures": dict(self.failures),
-            "lines": [_as_json(filled) for filled in self.lines],
+            "failures": dict(self.failures), "lines": self.lines.plain(),
         }  # fmt: skip
 
 
-def _as_json(filled: Filled) -> dict[str, Any]:
-    interval, printed = filled.interval, filled.line.paper
+def _row(line: Line, by_seed: Mapping[int, float], shared: float) -> Row:
+    """One line with what was measured of it; None: nothing was, or not enough.
+
+    sd: over the seeds; difference: ours minus the paper's; in_sd: the same in units of the combined
+    standard deviation, sqrt(ours^2 + paper's^2).
+    """
+    values, paper = list(by_seed.values()), line.paper
+    interval = Interval.of(values, shared=shared) if values else None
+    sd = float(np.std(values, ddof=1)) if len(values) > 1 else None
+    difference = in_sd = None
+    if interval is not None and paper is not None:
+        difference = interval.mean - paper.mean
+        if sd is not None and paper.sd is not None and (combined := math.hypot(sd, paper.sd)):
+            in_sd = difference / combined
+    limits = None if interval is None or sd is None else (interval.low, interval.high)
+    low, high = limits or (None, None)
     return {
-        **filled.line.cells,
-        "seeds": len(filled.values),
-        "mean": interval.mean if interval else None,
-        "sd": filled.sd,
-        "low": interval.low if interval and filled.sd is not None else None,
-        "high": interval.high if interval and filled.sd is not None else None,
-        "paper": printed.mean if printed else None,
-        "paper_sd": printed.sd if printed else None,
-        "difference": filled.difference,
-        "in_sd": filled.in_sd,
-    }
+        **line.cells, "line": line, "values": dict(by_seed), "interval": interval,
+        "seeds": len(values), "mean": interval and interval.mean, "sd": sd, "low": low,
+        "high": high, "paper": paper and paper.mean, "paper_sd": paper and paper.sd,
+        "difference": difference, "in_sd": in_sd, "limits": limits,
+        "here": None if interval is None else (interval.mean, sd),
+        "printed": None if paper is None else (paper.mean, paper.sd),
+    }  # fmt: skip
 
 
 def fill(
@@ -452,7 +431,7 @@ def fill(
     return Board(
         table=table,
         full=full,
-        lines=_filled(size, found, shared=table.shared),
+        rows=_rows(size, found, shared=table.shared),
         forecast=_forecast(size, table.size(True), kept, found, jobs, table.hours),
         failures=failures,
     )
@@ -460,7 +439,7 @@ def fill(
 
 def _in_time(jobs: Sequence[Job], kept: Path, until: float, clock: Clock) -> Iterator[Job]:
     for job in jobs:
-        if job.is_done(kept) or clock() < until:
+        if job.file(kept).is_file() or clock() < until:
             yield job
 
 
@@ -471,7 +450,7 @@ def _attempt(job: Job, kept: Path) -> tuple[str, Measured | str]:
         return job.name, f"{type(error).__name__}: {error}"
 
 
-def _filled(size: Size, found: Mapping[str, Measured], *, shared: float) -> list[Filled]:
+def _rows(size: Size, found: Mapping[str, Measured], *, shared: float) -> list[Row]:
     """Every line with its values; those that combine others read what jobs measured."""
     values: dict[str, dict[int, float]] = {line.name: {} for line in size.lines}
     for job in size.jobs:
@@ -484,7 +463,7 @@ def _filled(size: Size, found: Mapping[str, Measured], *, shared: float) -> list
                 seed: sum(weight * values[name][seed] for name, weight in line.combines.items())
                 for seed in sorted(seeds)
             }
-    return [Filled(line=line, values=values[line.name], shared=shared) for line in size.lines]
+    return [_row(line, values[line.name], shared) for line in size.lines]
 
 
 def _forecast(
@@ -494,7 +473,7 @@ def _forecast(
     """Args: reckoned: hours of the full table on two cores, as `PaperTable` says."""
     wanted = {job.name for job in size.jobs}
     left = [job for job in size.jobs if job.name not in found]
-    more = [job for job in full.jobs if job.name not in wanted and not job.is_done(kept)]
+    more = [job for job in full.jobs if job.name not in wanted and not job.file(kept).is_file()]
     unit = 2 * reckoned / sum(job.cost for job in full.jobs)
     paces = [
         found[job.name].seconds / 3600 / (unit * job.cost) for job in size.jobs if job.name in found
@@ -511,49 +490,14 @@ def _forecast(
     )  # fmt: skip
 
 
-# How a filled table is written: CSV with plain numbers, Markdown with texts, and a picture.
-
-
-def header_of(board: Board) -> tuple[str, ...]:
-    """The columns of `cells_of`."""
-    return (*(board.lines[0].line.cells if board.lines else ()), *_MEASURED)
-
-
-def cells_of(board: Board) -> list[tuple[str, ...]]:
-    """The texts of every line; what is missing is empty, and a paper's unread figure is "-"."""
-    return [_cells(filled, board.table.form) for filled in board.lines]
-
-
-def _cells(filled: Filled, form: str) -> tuple[str, ...]:
-    interval, printed = filled.interval, filled.line.paper
-    here = limits = ""
-    if interval is not None:
-        here = _with_sd(interval.mean, filled.sd, form)
-        limits = "" if filled.sd is None else f"{interval.low:{form}} to {interval.high:{form}}"
-    return (
-        *filled.line.cells.values(),
-        here,
-        limits,
-        str(len(filled.values) or ""),
-        "-" if printed is None else _with_sd(printed.mean, printed.sd, form),
-        "" if filled.difference is None else f"{filled.difference:+{form}}",
-        "" if filled.in_sd is None else f"{filled.in_sd:+.1f}",
-    )
-
-
-def _with_sd(mean: float, sd: float | None, form: str) -> str:
-    return f"{mean:{form}}" if sd is None else f"{mean:{form}} ± {sd:{form}}"
-
-
 def write(board: Board, folder: Path) -> Mapping[str, Path]:
     """Write the table and its picture; return the files by kind."""
     base = folder / (f"{board.table.name}-full" if board.full else board.table.name)
     files = {kind: base.with_suffix(f".{kind}") for kind in ("csv", "md", "png")}
-    measured = board.as_json()["lines"]
-    write_text(files["csv"], to_csv(pd.DataFrame(measured)))
+    write_text(files["csv"], board.lines.csv())
     write_text(files["md"], _page(board, picture=files["png"].name))
     if board.table.picture is None:
-        draw(files["png"], board)
+        _draw(files["png"], board)
     else:
         board.table.picture(files["png"])
     return files
@@ -568,18 +512,16 @@ def _page(board: Board, *, picture: str) -> str:
     if table.leaves_out and not board.full:
         notes.append(f"Left out, and run by `--full`: {table.leaves_out}.")
     notes.append(f"{board.forecast.sentence}.")
-    rows = markdown(header_of(board), cells_of(board))
+    rows = board.lines.markdown()
     told = "\n\n".join(notes)
     return f"# {table.title}\n\n{told}\n\n{rows}\n![{table.title}]({picture})\n"
 
 
-def draw(path: Path, board: Board) -> Picture:
+def _draw(path: Path, board: Board) -> None:
     """Every panel: curves where lines have a place on an axis, else a dot a line."""
-    drawn = [filled for filled in board.lines if filled.line.series]
-    titles = dict.fromkeys(title for filled in drawn for title in filled.line.panels)
-    panels = {
-        title: [filled for filled in drawn if title in filled.line.panels] for title in titles
-    }
+    drawn = [row for row in board.rows if row["line"].series]
+    titles = dict.fromkeys(title for row in drawn for title in row["line"].panels)
+    panels = {title: [row for row in drawn if title in row["line"].panels] for title in titles}
     down = -(-len(panels) // _COLUMNS)
     across = -(-len(panels) // down)
     tallest = max(map(len, panels.values()))
@@ -608,28 +550,23 @@ def draw(path: Path, board: Board) -> Picture:
         figure.legend(
             handles.values(), handles.keys(), loc="outside lower center", ncols=5, frameon=False
         )
-    return Picture(
-        path=path, title=board.table.title,
-        caption="Filled: means here with 95 % intervals over the seeds; hollow: the paper, "
-        "with one standard deviation where it prints one.",
-    )  # fmt: skip
 
 
-def _label(axes: Axes, lines: Sequence[Filled], table: PaperTable) -> None:
+def _label(axes: Axes, lines: Sequence[Row], table: PaperTable) -> None:
     """Ticks where lines are; intervals of what is never below 0 may reach there, and are cut."""
-    places = sorted({filled.line.at for filled in lines if filled.line.at is not None})
+    places = sorted({row["line"].at for row in lines if row["line"].at is not None})
     axes.set(xlabel=table.axis, ylabel=table.unit)
     axes.set_xticks(places, [table.ticks.get(at, f"{at:g}") for at in places])
-    means = [filled.interval.mean for filled in lines if filled.interval is not None]
+    means = [row["interval"].mean for row in lines if row["interval"] is not None]
     low, high = axes.get_ylim()
     if low < 0 <= min(means, default=-1.0):
         axes.set_ylim(bottom=-_BELOW * high)
 
 
-def _dots(axes: Axes, lines: Sequence[Filled]) -> None:
+def _dots(axes: Axes, lines: Sequence[Row]) -> None:
     """A dot a line, the first on top, and the paper's a little below."""
-    for height, filled in enumerate(lines):
-        interval, printed = filled.interval, filled.line.paper
+    for height, row in enumerate(lines):
+        interval, printed = row["interval"], row["line"].paper
         if interval is not None:
             axes.errorbar(
                 interval.mean, -height + 0.12, xerr=interval.arms(), fmt="o", color=OURS,
@@ -641,18 +578,18 @@ def _dots(axes: Axes, lines: Sequence[Filled]) -> None:
                 markerfacecolor="white", capsize=2.5, label="paper, standard deviation",
             )  # fmt: skip
     axes.set_yticks([-height for height in range(len(lines))])
-    axes.set_yticklabels([filled.line.series for filled in lines], fontsize=8)
+    axes.set_yticklabels([row["line"].series for row in lines], fontsize=8)
     axes.set_ylim(-len(lines) + 0.4, 0.6)
     axes.grid(visible=False, axis="y")
 
 
-def _curves(axes: Axes, lines: Sequence[Filled]) -> None:
+def _curves(axes: Axes, lines: Sequence[Row]) -> None:
     """A curve a series; the paper's figures are hollow and in its colour."""
-    series: dict[str, list[Filled]] = {}
-    for filled in lines:
-        if filled.line.at is not None:
-            series.setdefault(filled.line.series, []).append(filled)
-    ends = [filled.line.at for filled in lines if filled.line.at is not None]
+    series: dict[str, list[Row]] = {}
+    for row in lines:
+        if row["line"].at is not None:
+            series.setdefault(row["line"].series, []).append(row)
+    ends = [row["line"].at for row in lines if row["line"].at is not None]
     step = _APART * (max(ends) - min(ends) or 1.0) if ends else 0.0
     for place, (name, of_series) in enumerate(series.items()):
         colour, shift = COLOURS[place % len(COLOURS)], step * (place - (len(series) - 1) / 2)
@@ -661,11 +598,11 @@ def _curves(axes: Axes, lines: Sequence[Filled]) -> None:
 
 
 def _curve(
-    axes: Axes, lines: Sequence[Filled], *, mine: bool, shift: float, colour: str, label: str
+    axes: Axes, lines: Sequence[Row], *, mine: bool, shift: float, colour: str, label: str
 ) -> None:
     points = []
-    for filled in lines:
-        interval, printed, at = filled.interval, filled.line.paper, filled.line.at or 0.0
+    for row in lines:
+        interval, printed, at = row["interval"], row["line"].paper, row["line"].at or 0.0
         if mine and interval is not None:
             (low,), (high,) = interval.arms()
             points.append((at + shift, interval.mean, low, high))
