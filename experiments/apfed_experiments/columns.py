@@ -100,28 +100,23 @@ class Table:
 
     @property
     def header(self) -> tuple[str, ...]:
-        """Of `cells`."""
         return tuple(one.title for one in self.columns if one.title is not None)
 
     @property
     def cells(self) -> list[tuple[str, ...]]:
-        """Texts, row by row."""
         shown = [one for one in self.columns if one.title is not None]
         return [tuple(one.cell(row) for one in shown) for row in self.rows]
 
     def plain(self) -> list[Row]:
-        """Values for programs, row by row."""
         return [
             {key: value for one in self.columns for key, value in one.plain(row).items()}
             for row in self.rows
         ]
 
     def markdown(self) -> str:
-        """As people read it."""
         return markdown(self.header, self.cells)
 
     def csv(self) -> str:
-        """Plain numbers, nested names joined by dots."""
         return to_csv(pd.json_normalize(self.plain()))
 
 
@@ -167,5 +162,4 @@ def write_tables(base: Path, tables: Sequence[Table], **more: Any) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write or replace a file, in UTF-8."""
     write_atomically(path, text.encode())

@@ -157,7 +157,6 @@ class GainCase:
         return replace(self, method=method, epsilon=None)
 
     def point(self, folder: Path, measure: Measure) -> Point:
-        """Its runs, judged by this measure."""
         kind = _NoHelpPoint if self.method == _NO_HELP else Point
         return kind(
             config=_judged(self.config, measure), folder=folder, figures_only=True,
@@ -166,7 +165,6 @@ class GainCase:
 
     @property
     def config(self) -> Config:
-        """Of its runs."""
         usual: dict[str, Any] = {
             "name": self.name.replace("/", "-"),
             "secure_sum": {"scheme": "plain", "masks": "pairwise"},

@@ -113,7 +113,6 @@ class Variant:
     changes: Mapping[str, Any]
 
     def of(self, base: Config) -> Config:
-        """The run of this variant."""
         settings = base.model_dump(mode="json", exclude_defaults=True) | dict(self.changes)
         settings |= {
             "name": f"{base.name}-{self.key}",
@@ -150,8 +149,6 @@ VARIANTS: tuple[Variant, ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class VariantPoint(Point):
-    """The runs of one variant on one data set."""
-
     variant: Variant
 
 

@@ -174,7 +174,6 @@ def compare_overlaps(points: Sequence[OverlapPoint], *, seeds: int = 5, jobs: in
 
 
 def _spread(accuracies: "pd.Series[float]") -> tuple[float, float]:
-    """Mean, and standard deviation."""
     deviation = float(accuracies.std()) if len(accuracies) > 1 else 0.0
     return float(accuracies.mean()), deviation
 

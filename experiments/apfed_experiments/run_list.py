@@ -37,8 +37,6 @@ TARGETS = ("labels", "features", "membership")
 
 
 class State(StrEnum):
-    """How far a run came."""
-
     FINISHED = "finished"
     UNFINISHED = "unfinished"
     BROKEN = "broken"

@@ -298,7 +298,6 @@ class Found:
 
     @property
     def table(self) -> Table:
-        """The trials, the best first."""
         measure = MEASURES[self.config.measure]
         columns = (
             Column(name="number", title="trial"),
@@ -316,7 +315,6 @@ class Found:
         return Table(columns, ranked)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values."""
         trials = sorted(self.table.plain(), key=lambda one: int(one["number"]))
         return {
             "best": self.best, "measure": self.config.measure, "public": self.public,
@@ -327,7 +325,6 @@ class Found:
         }  # fmt: skip
 
     def write(self, folder: Path) -> None:
-        """Write search.json and search.md."""
         write_text(folder / "search.json", to_json(self.as_json()))
         notes = "".join(f"\n{note}\n" for note in self.notes)
         write_text(folder / "search.md", self.table.markdown() + notes)
@@ -396,14 +393,12 @@ class _Search:
         self._study = _open(folder, settings, higher=self._measure.higher_is_better)
 
     def _settings(self, share: float) -> str:
-        """SHA-256 of all that trials depend on."""
         read = [self._config.data, *([self._space.public] if self._space.public else ())]
         files = sorted({files_digest(one) for one in read} - {""})
         parts = (dump_config(self._config), self._space.model_dump_json(), share, *files)
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def go_on(self, trials: int, on_done: OnDone) -> None:
-        """Play those that are missing."""
         from optuna.samplers import TPESampler
         from optuna.trial import TrialState
 
@@ -460,7 +455,6 @@ class _Search:
         return bound
 
     def _bounds(self) -> list[Charge]:
-        """Of the trials that began."""
         told = [one.user_attrs for one in self._study.get_trials(deepcopy=False)]
         return [Charge(**one[_BOUND]) for one in told if _BOUND in one]
 

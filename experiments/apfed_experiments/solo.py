@@ -71,7 +71,6 @@ class SoloRecord(Written):
 
     @property
     def judged_by(self) -> Measure:
-        """The measure of the baselines."""
         return MEASURES[self.measure]
 
     @property

@@ -124,8 +124,6 @@ class Point:
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of a study."""
-
     point: Point
     seed: int
 
@@ -327,7 +325,6 @@ class Results:
     failures: tuple[Failure, ...] = ()
 
     def of(self, point: Point) -> pd.DataFrame:
-        """The rows of one point."""
         return self.table[self.table["point"] == point.name]
 
 
@@ -336,7 +333,6 @@ def results_of(
     *,
     figures: Callable[[FinishedRun], Figures] = figures_of,
 ) -> Results:
-    """The one table of all runs."""
     rows: list[dict[str, Any]] = []
     failures: list[Failure] = []
     for trial, found in finished:
@@ -431,7 +427,6 @@ def centralise(data: VerticalData) -> VerticalData:
 
 
 def _in_order(table: PartyTable, ids: Sequence[str]) -> PartyTable:
-    """The table's rows of these people, in this order."""
     place = {person: row for row, person in enumerate(table.ids)}
     if missing := [person for person in ids if person not in place]:
         raise DataError(

@@ -219,7 +219,6 @@ class Gain:
 
     @property
     def sentence(self) -> str:
-        """Whether help paid, in one sentence."""
         gain = self.over_chosen
         told = f"{self.text(gain)} over {self.baseline}, the best alone"
         if math.isnan(gain.low):

@@ -75,7 +75,6 @@ class Line:
         return self.guard != "none" or self.labels != "none"
 
     def of(self, base: Config, epsilon: float) -> Config:
-        """The run of one point."""
         changes: dict[str, Any] = {
             "name": f"{base.name}-{self.key}-{epsilon:g}".replace("+", ""),
             "method": method_settings(self.method),
@@ -175,7 +174,6 @@ _STORED = tuple(
 
 
 def _title(base: Config, seeds: Sequence[int]) -> str:
-    """What was swept, in a line."""
     data, count = base.data, len(seeds)
     rows = f", {data.limit:,} training rows" if data.limit else ""
     rows += f", {data.labelled:,} labelled rows" if data.labelled else ""

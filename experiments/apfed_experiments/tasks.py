@@ -66,7 +66,6 @@ class Case:
     lines: Mapping[str, Mapping[str, Any]]
 
     def config(self, label: str, data: Mapping[str, Any], seed: int) -> Config:
-        """Of one run."""
         return Config.model_validate({
             "name": self.key, "seed": seed, "party_seeds": "shared_for_comparison",
             "task": self.task, "data": data, "guard": {"mechanism": "none"},

@@ -170,7 +170,6 @@ class DefencePoint(Point):
 
     @property
     def label(self) -> str:
-        """For people."""
         return f"{self.defence}, {self.strength}" if self.strength else self.defence
 
 
@@ -375,12 +374,10 @@ class Board:
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """What attacks that applied were after."""
         return tuple(dict.fromkeys(t for row in self.rows for t in sorted(row["leakage"])))
 
     @property
     def table(self) -> Table:
-        """The leaderboard."""
         leaks = [
             _leak(target, f"advantage on {target}",
                   lambda leak: f"{leak.advantage.text(form='.3f')} {leak.name}", "not applicable")
@@ -412,14 +409,12 @@ class Board:
         return Table((_DEFENCE, accuracy, *leaks, _SPENT, _RELEASES, _DCS), self.rows)
 
     def as_markdown(self) -> str:
-        """The leaderboard as a Markdown table."""
         failed = "".join(f"- {failure.trial}: {failure.message}\n" for failure in self.failures)
         table = self.table.markdown()
         return f"{table}\nFailed, and their points left out:\n\n{failed}" if failed else table
 
 
 def _write_picture(board: Board, target: str, folder: Path) -> Picture:
-    """Write the picture of one target into the study's folder."""
     path = folder / f"pareto-{target}.png"
     with drawing(path, (_WIDTH_INCHES, _PLOT_INCHES)) as figure:
         draw(figure, board, target)

@@ -398,7 +398,6 @@ def _config_of(one: CoalitionRun) -> Config:
 
 
 def _trained(config: Config, data: VerticalData, one: CoalitionRun) -> tuple[Measured, nn.Module]:
-    """What was spent, and the active's model."""
     nothing = Measured(settings=one.settings, loss=math.nan, accuracy=math.nan)
     if not data.passives:
         return nothing.model_copy(update={"wire_bytes": 0}), _alone(config, data)

@@ -67,7 +67,6 @@ class CaseResult:
 
     @property
     def exceeded(self) -> bool:
-        """Whether the claim is proved wrong for what was read."""
         return self.evidence.mu_low > self.case.claim
 
     def sentence(self) -> str:

@@ -70,7 +70,6 @@ class Task:
     passive_rate: float
 
     def to(self, device: torch.device) -> "Task":
-        """The same with its tensors there."""
         return replace(
             self,
             features=self.features.to(device),
@@ -159,7 +158,6 @@ class Retrainings:
         self.world_R = (torch.arange(count, device=device) >= count // 2).long()
 
     def play(self, watch: Callable[[Step], None]) -> None:
-        """Train; `watch` sees every step."""
         number = 0
         for _ in range(self.task.epochs):
             for rows_B in self.task.batches:
@@ -406,7 +404,6 @@ class OtherRows:
         self.score_R = torch.zeros(runs.count, dtype=torch.float64, device=runs.world_R.device)
 
     def __call__(self, step: Step) -> None:
-        """Read one step."""
         self.score_R += (step.sent * self._direction[step.number]).sum((1, 2)).double()
 
 
@@ -422,7 +419,6 @@ class WhiteBox:
         self.score_R = torch.zeros(runs.count, dtype=torch.float64, device=runs.world_R.device)
 
     def __call__(self, step: Step) -> None:
-        """Read one step."""
         if step.at < 0:
             return
         (z_0, sum_0), (z_1, sum_1) = step.worlds

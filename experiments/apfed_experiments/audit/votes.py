@@ -127,7 +127,6 @@ def labelled_person() -> TwoTables:
 
 
 def one_answer(response: VoteResponse, runs: int, seed: int) -> Scores:
-    """Randomised answers to a vote for class 0 or class 1."""
     scores = []
     for world in (0, 1):
         votes_RK = np.tile(np.eye(response.classes)[world], (runs, 1))

@@ -124,7 +124,6 @@ def run_benches(
 
 
 def _chosen(bench: Bench, quick: bool, cases: str) -> list[tuple[Group, Sequence[str]]]:
-    """The groups that hold wanted cases, and which these are."""
 
     def asked(group: Group, case: str) -> bool:
         return case == cases if group.by_name else fnmatchcase(case, cases)

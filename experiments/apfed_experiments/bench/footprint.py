@@ -155,7 +155,6 @@ def _decomposed(_: Collection[str]) -> Iterator[Row]:
 
 
 def _sent(method: str | Mapping[str, Any], **changes: Any) -> tuple[RunResult, float]:
-    """A run, and its seconds."""
     settings: Mapping[str, Any] = {
         "name": "footprint",
         "method": method,

@@ -276,7 +276,6 @@ def _apart(config: Config, data: VerticalData, *, over: Way) -> Iterator[tuple[J
 
 @contextmanager
 def _process(file: Path) -> Iterator[None]:
-    """One party's process, with one thread as here."""
     command = [sys.executable, "-m", "secure_apfed.cli", "party", "--config", str(file)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(  # noqa: S603 - this very program
@@ -373,7 +372,6 @@ def _there(addresses: Mapping[str, Address], known: Mapping[str, bytes], secret:
 def _met(
     me: str, addresses: Mapping[str, Address], identity: Identity, known: Mapping[str, bytes]
 ) -> tuple[Sockets, Links]:
-    """Connected, and with sealed links."""
     peers = {name: address for name, address in addresses.items() if name != me}
     transport = Sockets.meet(
         me, listen_at(addresses[me]), peers, identity=identity, known=known,
@@ -407,7 +405,6 @@ NVFLARE = Bench(
 
 
 def _nvflare_rows(wanted: Collection[str]) -> Iterator[Row]:
-    """Seconds, and ratios to memory."""
     if why := _why_no_nvflare():
         yield from (absent(case, why) for case in wanted)
         return
@@ -497,7 +494,6 @@ class _JointPrediction:
         self._step, self._before = 0, self._session.transcript.wire_bytes
 
     def predict(self) -> None:
-        """All test rows once."""
         self._session.evaluate(next_step=self._step, final=True)
         self._step += self.rows  # as many steps as there may be at most
 
@@ -560,7 +556,6 @@ def _read(lines: int, repetitions: int, wanted: Collection[str]) -> Iterator[Row
 
 
 def _note(log: AuditLog, frame: bytes, count: int) -> None:
-    """So many envelopes of this frame."""
     envelope = Envelope(
         session="bench", step=0, kind=Kind.REPRESENTATIONS, sender="here", receiver="there",
         sequence=0, payload=b"",

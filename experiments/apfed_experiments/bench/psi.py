@@ -118,7 +118,6 @@ def measure(
 
 
 def _with_rivals(wanted: Collection[str]) -> list[str]:
-    """The cases, and those that they are compared with."""
     named = set(wanted)
     while more := {_RIVAL[case] for case in named if case in _RIVAL} - named:
         named |= more

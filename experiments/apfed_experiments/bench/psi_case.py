@@ -158,7 +158,6 @@ def _play(
 
 
 def _role(me: str, protocol: str, size: int) -> Callable[[], Any]:
-    """Return what makes this party's role of its IDs."""
     from apfed_protocols.psi import SET_INTERSECTIONS
     from apfed_protocols.psi.interface import IntersectionAgreement
 
@@ -385,7 +384,6 @@ def _openmined(_protocol: str, size: int) -> Measured:
 def _spu_party(
     rank: int, folder: str, protocol: str, addresses: list[str], report: Connection
 ) -> None:
-    """One party of spu, which reads and writes CSV files."""
     from spu import libspu, psi
 
     description = libspu.link.Desc()

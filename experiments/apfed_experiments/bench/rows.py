@@ -50,7 +50,6 @@ class Row:
     more: Mapping[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """All fields in one flat object."""
         plain = {
             "case": self.case, "seconds": self.seconds, "peer": self.peer, "ratio": self.ratio,
             "bytes": self.bytes,
@@ -91,12 +90,10 @@ class Bench:
 
 
 def single(case: str, measure: Callable[[], Row]) -> Group:
-    """A group of one case."""
     return Group((case,), lambda _: [measure()])
 
 
 def absent(case: str, reason: str, **more: Any) -> Row:
-    """The row of what could not be measured."""
     return Row(case=case, seconds=None, more={"reason": reason, **more})
 
 

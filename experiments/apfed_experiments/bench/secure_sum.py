@@ -181,8 +181,6 @@ class TutorialPath(SumPath):
 
 
 class _Clock:
-    """Seconds between one lap and the next."""
-
     def __init__(self) -> None:
         self.began = time.perf_counter()
 
@@ -370,7 +368,6 @@ def _sizes(shape: Shape, case_of: Mapping[str, str]) -> Iterator[Row]:
 
 
 def _shares(repetitions: int, case_of: Mapping[str, str]) -> Iterator[Row]:
-    """Share of a training step, in turns with training steps."""
     step, images = training_step()
     paths = {name: OurPath(name, _values(_PASSIVES, _STEP_SHAPE)) for name in case_of}
     costs: dict[str, list[float]] = {name: [] for name in paths}

@@ -176,7 +176,6 @@ def _measure(
 
 
 def main() -> None:
-    """Measure one size."""
     people, labelled, columns, passives, candidates = map(int, sys.argv[1:])
     print(json.dumps(_measure(people, labelled, columns, passives, candidates)))
 

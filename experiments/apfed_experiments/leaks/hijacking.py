@@ -194,8 +194,6 @@ class Outcome:
 
 
 class _Residual(nn.Module):
-    """Two convolutions beside the identity."""
-
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.inner = nn.Sequential(
@@ -204,7 +202,6 @@ class _Residual(nn.Module):
         )  # fmt: skip
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Maps of the same shape."""
         added: Tensor = maps + self.inner(maps)
         return added
 

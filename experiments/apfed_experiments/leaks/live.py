@@ -219,7 +219,6 @@ def sum_for(
 def open_sum(
     data: str, method: str, passives: int, rules: frozenset[Rule], **changes: Any
 ) -> LiveRun:
-    """A session under `sum_for` these."""
     return open_run(sum_for(data, method, passives, rules, **changes), passives, rules)
 
 
@@ -229,7 +228,6 @@ def protected(passives: int) -> dict[str, Any]:
 
 
 def cosine(found_ND: Tensor, truth_ND: Tensor) -> float:
-    """Mean cosine of the rows."""
     return float(F.cosine_similarity(found_ND, truth_ND).mean())
 
 
@@ -565,7 +563,6 @@ def _changed(data: str, clip: float | None, strength: float | None, seed: int) -
 
 @lru_cache
 def _accuracies(data: str, clip: float | None, strength: float | None, seed: int) -> Row:
-    """Test accuracies of the cohort and the others."""
     run = open_run(live_config(data, "apfed_c", masks="none", clip=clip, seed=seed), 3)
     cohort = _cohort(run)
     if strength is not None:

@@ -1,7 +1,7 @@
 """What is read of finished runs: labels under APFed, votes beside joint training, other methods."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import product
@@ -19,7 +19,7 @@ from secure_apfed.data import find_dataset
 from secure_apfed.runs.recording import Recording
 from secure_apfed.runs.run import run
 
-__all__ = ["CASES", "NETWORKS", "Case", "config_of", "few_labels", "figures_of", "labels", "papers"]
+__all__ = ["CASES", "NETWORKS", "Case", "config_of", "few_labels", "labels", "papers"]
 
 _SEEDS = range(5)
 _DATA = ("all-labels-digits", "all-labels-breast-cancer")
@@ -30,7 +30,6 @@ _GUARDS: Mapping[str, Mapping[str, Any]] = {
     "frozen": {"mechanism": "frozen_gaussian", **_NOISE},
 }
 _KNOWN = (1, 4, 40, 0)
-_FEW_SEEDS = range(5)
 NETWORKS: Mapping[str, Any] = {
     "model": {"network": "mlp", "hidden": [64], "representation": 32, "dropout": 0.2},
     "train": {
@@ -90,14 +89,20 @@ def labels() -> Iterator[Setting]:
 
 
 @lru_cache(maxsize=len(_SEEDS))
-def _recording(name: str, noise: str, seed: int) -> Recording:
+def _finished(settings: str) -> tuple[Recording, float]:
+    """A run of these settings, which several attacks read, and its accuracy."""
+    done = run(Config.model_validate_json(settings), None)
+    return done.recording, next(iter(done.accuracy.values()))
+
+
+def _guarded(name: str, noise: str, seed: int) -> Config:
     """The main job's run with another guard; its sum is plain, which changes no result here."""
     settings = base_config(name).model_dump(mode="json") | {
         "seed": seed, "party_seeds": "shared_for_comparison", "guard": _GUARDS[noise],
     }  # fmt: skip
     settings["transcript"]["keep"] = "all"
     settings["secure_sum"] |= {"scheme": "plain", "masks": "none"}
-    return run(Config.model_validate(settings), None).recording
+    return Config.model_validate(settings)
 
 
 def _read_labels(name: str, noise: str, known: int, seed: int) -> Row:
@@ -107,7 +112,7 @@ def _read_labels(name: str, noise: str, known: int, seed: int) -> Row:
     probes on a passive's own features, alone or beside decoys. Figures are means over the passives,
     but for the advantages of each.
     """
-    recording = _recording(name, noise, seed)
+    recording, _ = _finished(_guarded(name, noise, seed).model_dump_json(exclude_defaults=True))
     options = {"labels_per_class": known}
     once, course = (
         {one.adversary: one
@@ -148,8 +153,13 @@ def few_labels() -> Iterator[Setting]:
             if _reads(name, method):
                 yield Setting(
                     columns={"data": data, "target": target, "method": method, "attack": name},
-                    measure=partial(_few_read, data, method, name, options), seeds=_FEW_SEEDS,
+                    measure=partial(_read, partial(_few, data, method), name, options),
+                    seeds=_SEEDS,
                 )  # fmt: skip
+
+
+def _few(data: str, method: str, seed: int) -> Config:
+    return labels_config(data, method, seed=seed, **_METHODS[method])
 
 
 def _reads(attack: str, method: str) -> bool:
@@ -163,23 +173,14 @@ def _reads(attack: str, method: str) -> bool:
         "gradient_direction": {"gradients are returned"},
         "membership": {"the active predicts alone"},
     }[attack]
-    return bool(needed & labels_config("digits", method, **_METHODS[method]).method.happens)
+    return bool(needed & _few("digits", method, 0).method.happens)
 
 
-@lru_cache(maxsize=2)
-def _few_finished(data: str, method: str, seed: int) -> tuple[Recording, float]:
-    done = run(labels_config(data, method, seed=seed, **_METHODS[method]), None)
-    return done.recording, next(iter(done.accuracy.values()))
-
-
-def _few_read(data: str, method: str, attack: str, options: Mapping[str, Any], seed: int) -> Row:
-    return figures_of(*_few_finished(data, method, seed), attack, options, seed)
-
-
-def figures_of(
-    recording: Recording, accuracy: float, attack: str, options: Mapping[str, Any], seed: int
+def _read(
+    config_of: Callable[[int], Config], attack: str, options: Mapping[str, Any], seed: int
 ) -> Row:
     """What the attack reaches, means over its adversaries and victims, beside the accuracy."""
+    recording, accuracy = _finished(config_of(seed).model_dump_json(exclude_defaults=True))
     choice = AttackChoice(name=attack, options=dict(options))
     mounted = mount(recording, [choice], seed=seed)
     results = [one for one in mounted if one.advantage is not None]
@@ -281,7 +282,7 @@ CASES = (
 
 def papers() -> Iterator[Setting]:
     """Each attack on each method that gives it something to read, means over its adversaries."""
-    for at, case in enumerate(CASES):
+    for case in CASES:
         for name, options in case.attacks:
             told = ", ".join(f"{key} {value}" for key, value in options.items())
             yield Setting(
@@ -289,12 +290,11 @@ def papers() -> Iterator[Setting]:
                     "method": case.method, "data": case.data, "settings": case.said,
                     "attack": name, "options": told,
                 },
-                measure=partial(_paper_read, at, name, options), seeds=_PAPER_SEEDS,
+                measure=partial(_read, partial(config_of, case), name, options), seeds=_PAPER_SEEDS,
             )  # fmt: skip
 
 
 def config_of(case: Case, seed: int) -> Config:
-    """A run of it."""
     usual: dict[str, Any] = {
         "name": f"papers-{case.method}", "seed": seed,
         "data": _PEOPLE[case.data], "party_seeds": "shared_for_comparison",
@@ -303,13 +303,3 @@ def config_of(case: Case, seed: int) -> Config:
     }  # fmt: skip
     named = {"name": case.method, **case.changes.get("method", {})}
     return Config.model_validate({**usual, **case.changes, "method": named})
-
-
-@lru_cache(maxsize=len(_PAPER_SEEDS))
-def _paper_finished(at: int, seed: int) -> tuple[Recording, float]:
-    done = run(config_of(CASES[at], seed), None)
-    return done.recording, next(iter(done.accuracy.values()))
-
-
-def _paper_read(at: int, attack: str, options: Mapping[str, Any], seed: int) -> Row:
-    return figures_of(*_paper_finished(at, seed), attack, options, seed)

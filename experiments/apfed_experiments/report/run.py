@@ -44,8 +44,6 @@ _MOST_RELEASES = 1000
 
 
 class EpochMetrics(Written):
-    """One line of metrics.jsonl."""
-
     epoch: int
     step: int
     loss: float | None = None
@@ -122,7 +120,6 @@ class ReportedRun(FinishedRun):
 
     @property
     def helped(self) -> bool:
-        """Whether passives took part."""
         return "passives take part" in self.config.method.happens
 
     def title_of(self, variant: str) -> str:
@@ -259,7 +256,6 @@ class Audited:
         return self.audit.contradicts(self.claimed)
 
     def rows(self) -> tuple[tuple[str, str], ...]:
-        """Return (name, value) rows for people."""
         audit = self.audit
         found = max(audit.epsilon_dp, audit.epsilon_gdp, audit.epsilon_rows)
         verdict = "CONTRADICTS the claim" if self.contradicted else "below the claim"

@@ -23,8 +23,6 @@ __all__ = [
 
 
 class Role(StrEnum):
-    """What a party is in a run."""
-
     ACTIVE = "active"
     PASSIVE = "passive"
     AGGREGATOR = "aggregator"
@@ -156,8 +154,6 @@ class Coalition(_Row):
 
 @dataclass(frozen=True)
 class Limit(_Row):
-    """Something that a run does not guarantee."""
-
     sentence: str
 
 

@@ -269,7 +269,6 @@ def _opened(
 
 
 def size_of(scenario: Scenario, full: bool) -> Size:
-    """Lines and jobs of a scenario."""
     part = scenario.full if full else scenario.quick
     lines = [line for score in scenario.scores.values() for line in _lines(score, part)]
     jobs = [

@@ -100,17 +100,14 @@ class Clients:
 
     @property
     def pooled(self) -> "Clients":
-        """One client that has all rows."""
         views = [np.concatenate(parts) for parts in zip(*self.train, strict=True)]
         return Clients([views], [np.concatenate(list(self.truth))], self.test, self.wanted)
 
     def only(self, views: Sequence[int]) -> "Clients":
-        """With these views alone."""
         train = [[client[at] for at in views] for client in self.train]
         return Clients(train, self.truth, [self.test[at] for at in views], self.wanted)
 
     def alone(self, client: int) -> "Clients":
-        """One client alone."""
         return Clients([self.train[client]], [self.truth[client]], self.test, self.wanted)
 
 
@@ -376,7 +373,6 @@ def measure_weights(
 
 
 def _both(clients: Clients, name: str, *, seed: int, **weights: Any) -> dict[str, float]:
-    """Accuracy of both methods."""
     scores = {
         "V-FedMV": multi_view(clients, seed=seed, **weights),
         "H-FedMV": h_fedmv(clients, seed=seed, **weights),

@@ -85,7 +85,6 @@ class Line:
 
 
 def line_of(*texts: str) -> str:
-    """The name of the line with these texts."""
     return " / ".join(texts)
 
 
@@ -131,7 +130,6 @@ class Job:
         raise NotImplementedError
 
     def figures(self) -> Figures:
-        """Measure."""
         raise NotImplementedError
 
     @property
@@ -185,7 +183,6 @@ class RunJob(Job):
 
     @property
     def of_seed(self) -> Config:
-        """The run's settings."""
         own = {"name": self.name, "seed": self.seed, "party_seeds": "shared_for_comparison"}
         return self.config.model_copy(update=own)
 
@@ -293,7 +290,6 @@ class Forecast:
 
     @property
     def sentence(self) -> str:
-        """What to tell people."""
         told = f"{self.done} of {self.jobs} jobs are done"
         if self.hours:
             told += f"; the others take about {_hours(self.hours)}"
@@ -356,7 +352,6 @@ class Board:
         return Table((*cells, *(Column(name=name) for name in plain), *measured), self.rows)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values."""
         return {
             "table": self.table.name, "source": self.table.source, "unit": self.table.unit,
             "full": self.full, "done": self.forecast.done, "jobs": self.forecast.jobs,
