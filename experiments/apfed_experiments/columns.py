@@ -22,7 +22,6 @@ __all__ = [
     "EPSILON", "P_HOLM", "Column", "Table", "adjust", "markdown", "plain", "table_of", "within",
     "write_tables", "write_text",
 ]  # fmt: skip
-
 Form: TypeAlias = Callable[[Any], str]
 """How a value is written for people."""
 

@@ -17,14 +17,22 @@ from joblib import Parallel, delayed
 from apfed_experiments.columns import P_HOLM, Column, Table, adjust, within, write_tables
 from apfed_experiments.finished import FinishedRun
 from apfed_experiments.solo import SoloRecord, keep_solo, solo_file
-from apfed_experiments.study import Figures, OnDone, Point, Study, centralise, solo_figures
+from apfed_experiments.study import (
+    MASKED,
+    STUDENT,
+    Figures,
+    OnDone,
+    Point,
+    Study,
+    centralise,
+    solo_figures,
+)
 from apfed_experiments.summary import Gain, Interval, Row, shared_share_of
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.solo import BASELINES
 
 __all__ = ["LABELLED", "LINES", "READING", "Line", "compare_credit"]
-
 LABELLED: tuple[int | None, ...] = (200, None)
 _MEASURES = ("auc", "ks")
 READING = (
@@ -46,13 +54,10 @@ COLUMNS = (
     P_HOLM,
     Column(name="wire_bytes", title="MB", form=lambda sent: f"{sent / 1e6:.1f}" if sent else "0"),
 )
-
 _NETWORK: Mapping[str, Any] = {
     "model": {"hidden": [64], "representation": 32, "projection": 64, "dropout": 0.0},
     "train": {"epochs": 10, "batch_size": 128, "learning_rate": 0.02, "evaluate_every": 10},
 }
-_STUDENT: Mapping[str, Any] = {"model": {"network": "random_features"}, "train": {"epochs": 1}}
-_MASKED: Mapping[str, Any] = {"secure_sum": {"scheme": "plain", "masks": "pairwise"}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,13 +92,13 @@ class Line:
 LINES: tuple[Line, ...] = (
     Line(key="single", label="SingleVL", settings={"method": "single_view", **_NETWORK}),
     Line(key="apfed_r", label="APFed-R, masked sum",
-         settings={"method": "apfed_r", **_NETWORK, **_MASKED}),
+         settings={"method": "apfed_r", **_NETWORK, **MASKED}),
     Line(key="apfed_c", label="APFed-C, masked sum",
-         settings={"method": "apfed_c", **_NETWORK, **_MASKED}),
+         settings={"method": "apfed_c", **_NETWORK, **MASKED}),
     Line(key="votes", label="Votes, masked sum",
-         settings={"method": "votes", **_STUDENT, **_MASKED}),
+         settings={"method": "votes", **STUDENT, **MASKED}),
     Line(key="votes-eps4", label="Votes, noised to epsilon 4",
-         settings={"method": {"name": "votes", "epsilon": 4.0}, **_STUDENT, **_MASKED}),
+         settings={"method": {"name": "votes", "epsilon": 4.0}, **STUDENT, **MASKED}),
     Line(key="tvfl", label="TVFL", settings={"method": "tvfl", **_NETWORK}, together=True),
 )  # fmt: skip
 _ALONE = "votes"  # whose settings the solo baselines are measured with

@@ -1,6 +1,6 @@
 """How every picture looks and is written: colours that keep their meaning, settings, margins."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from apfed_experiments.summary import Interval
 from secure_apfed.runs.folder import write_atomically
 
 __all__ = [
     "ATTACK", "COLOURS", "FAINT", "INK", "OTHER", "OURS", "STYLE", "Picture", "add_gain_axis",
-    "drawing", "inches_of", "set_margins",
+    "draw_line", "drawing", "inches_of", "set_margins",
 ]  # fmt: skip
-
 OURS, OTHER, ATTACK, INK, FAINT = "#1f6fb4", "#8a8f98", "#c8501e", "#24292f", "#d8dce1"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
 """Okabe and Ito's (2008), which people with any colour vision can tell apart."""
@@ -44,7 +45,6 @@ STYLE: dict[Any, Any] = {
     "figure.facecolor": "white",
     "savefig.dpi": 150,
 }
-
 _LETTER = 0.074
 """Inches of a letter of this font and size, on average and a little more."""
 _BELOW, _BESIDE = 0.27, 0.5
@@ -98,6 +98,16 @@ def drawing(
         figure.savefig(pixels, format="png")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, pixels.getvalue())
+
+
+def draw_line(
+    axes: Axes, places: Sequence[float], intervals: Sequence[Interval], *, scale: float = 1.0,
+    **look: Any,
+) -> None:  # fmt: skip
+    """Means and their intervals, over these places."""
+    means = [scale * one.mean for one in intervals]
+    arms = np.reshape([one.arms(scale) for one in intervals], (-1, 2)).T
+    axes.errorbar(places, means, yerr=arms, capsize=2.5, **look)
 
 
 def add_gain_axis(axes: Axes, solo: float) -> None:

@@ -36,7 +36,6 @@ __all__ = [
     "FILE", "FinishedRun", "Reconstruction", "keep_examples", "key_of", "mount_attacks",
     "read_examples", "read_finished_run", "write_examples",
 ]  # fmt: skip
-
 FILE = "reconstructions.safetensors"
 _ROWS = 8
 _IMAGE_DIMENSIONS = 3
@@ -205,11 +204,7 @@ def mount_attacks(
                 examples[key_of(result)] = example
 
     results = mount(
-        recording,
-        chosen,
-        seed=config.seed if seed is None else seed,
-        device=device,
-        on_score=keep,
+        recording, chosen, seed=config.seed if seed is None else seed, device=device, on_score=keep
     )
     earlier = _others(folder, {choice.name for choice in chosen})
     kept = {key_of(result) for result in earlier}

@@ -18,13 +18,12 @@ from typing import Any
 import pandas as pd
 
 from apfed_experiments.columns import EPSILON, P_HOLM, Column, Table, adjust, within, write_text
-from apfed_experiments.drawing import COLOURS, OTHER, drawing
+from apfed_experiments.drawing import COLOURS, OTHER, draw_line, drawing
 from apfed_experiments.solo import taught_alone
-from apfed_experiments.study import OnDone, Point, Study
+from apfed_experiments.study import MASKED, STUDENT, OnDone, Point, Study, absent
 from apfed_experiments.summary import Gain, Row, Summary
 from secure_apfed.config import Config
-from secure_apfed.data import load_data
-from secure_apfed.errors import ConfigError, DataError
+from secure_apfed.errors import ConfigError
 from secure_apfed.files import to_json
 from secure_apfed.measures import ACCURACY, MEASURES, Measure
 from secure_apfed.runs.record import Outcome, Privacy
@@ -33,7 +32,6 @@ __all__ = [
     "CASES", "EPSILONS", "QUICK", "QUICK_SEEDS", "READING", "SEEDS", "GainCase", "cases_like",
     "columns_of", "run_gains", "stored_of",
 ]  # fmt: skip
-
 READING = (
     "Gain: accuracy (or another measure, if asked for) minus that of the best solo baseline on the "
     "same seeds, turned so that more is better; mean and 95 % interval over the re-splits of one "
@@ -45,12 +43,10 @@ READING = (
     "one person's vote at one passive, with the labeller held fixed, at delta 1e-5 (randomised "
     "answers: 0)."
 )
-
 SEEDS, QUICK_SEEDS = 10, 3
 EPSILONS = (0.25, 1.0, 2.0, 4.0, 8.0)
 _ALONE, _NO_HELP, _LAMBDA_0 = "votes", "no-help", "lambda-0"
 QUICK = ("votes/digits/n50", "votes-randomised/digits/n50/eps4", "votes/wine/n9")
-
 _DATA: Mapping[str, dict[str, Any]] = {
     "digits": {"dataset": "digits", "views": 4},
     "breast-cancer-errors": {"dataset": "breast_cancer", "active_view": 2},
@@ -62,7 +58,6 @@ _DATA: Mapping[str, dict[str, Any]] = {
     "mnist-3-1": {"dataset": "mnist", "views": 3, "limit": 3000},
     "fashion-mnist-3-1": {"dataset": "fashion_mnist", "views": 3, "limit": 3000},
 }
-_STUDENT = {"model": {"network": "random_features"}, "train": {"epochs": 1}}
 _NETWORK = {
     "model": {"hidden": [128], "representation": 64, "projection": 64, "dropout": 0.0},
     "train": {
@@ -76,34 +71,32 @@ _NETWORK = {
     "passives": {"default": {"weight": 10.0}},
 }
 _JOINTLY = {"epochs": 60, "batch_size": 128, "learning_rate": 0.1, "evaluate_every": 60}
+_LOGISTIC = {"labeller": "logistic"}
+"""Whose votes a person without a label moves in no way but by the own one."""
+_VOTES: Mapping[str, dict[str, Any]] = {
+    "votes": {"name": "votes"},
+    "votes-randomised": {"name": "votes_randomised"},
+    "votes-moment": {"name": "votes_moment"},
+    "votes-encrypted": {"name": "votes_encrypted"},
+    "votes-moment-logistic": {"name": "votes_moment", **_LOGISTIC},
+    "votes-randomised-logistic": {"name": "votes_randomised", **_LOGISTIC},
+    _NO_HELP: {"name": "votes"},
+}
 _METHODS: Mapping[str, dict[str, Any]] = {
-    "votes": {"method": "votes", **_STUDENT},
-    "votes-randomised": {"method": "votes_randomised", **_STUDENT},
-    "votes-moment": {"method": "votes_moment", **_STUDENT},
-    "votes-encrypted": {"method": "votes_encrypted", **_STUDENT},
-    # Whose votes a person without a label moves in no way but by the own one.
-    "votes-moment-logistic": {
-        "method": {"name": "votes_moment", "labeller": "logistic"},
-        **_STUDENT,
-    },
-    "votes-randomised-logistic": {
-        "method": {"name": "votes_randomised", "labeller": "logistic"},
-        **_STUDENT,
-    },
+    **{name: {"method": method, **STUDENT} for name, method in _VOTES.items()},
     "joint_teacher": {
-        "method": {"name": "joint_teacher", "labels": "spreading"},
-        **_STUDENT,
-        "train": _JOINTLY,
+        "method": {"name": "joint_teacher", "labels": "spreading"}, **STUDENT, "train": _JOINTLY,
     },
     "apc_vfl": {
-        "method": "apc_vfl",
+        "method": {"name": "apc_vfl"},
         "model": {"network": "selu", "hidden": [256], "representation": 256},
     },
-    "apfed_c": {"method": "apfed_c", **_NETWORK},
-    "apfed_r": {"method": "apfed_r", **_NETWORK},
-    _NO_HELP: {"method": "votes", **_STUDENT},
-    _LAMBDA_0: {"method": "apfed_c", **_NETWORK, "passives": {"default": {"weight": 0.0}}},
-}
+    "apfed_c": {"method": {"name": "apfed_c"}, **_NETWORK},
+    "apfed_r": {"method": {"name": "apfed_r"}, **_NETWORK},
+    _LAMBDA_0: {
+        "method": {"name": "apfed_c"}, **_NETWORK, "passives": {"default": {"weight": 0.0}},
+    },
+}  # fmt: skip
 
 
 class _NoHelpPoint(Point):
@@ -167,16 +160,14 @@ class GainCase:
     def config(self) -> Config:
         usual: dict[str, Any] = {
             "name": self.name.replace("/", "-"),
-            "secure_sum": {"scheme": "plain", "masks": "pairwise"},
+            **MASKED,
             "guard": {"mechanism": "none", "noise": "reproducible_insecure"},
             "transcript": {"keep": "none"},
         }
         settings = {**usual, **_METHODS[self.method]}
         settings["data"] = _DATA[self.data] | {"labelled": self.labelled}
         if self.epsilon is not None:
-            said = settings["method"]
-            named = {"name": said} if isinstance(said, str) else said
-            settings["method"] = {**named, "epsilon": self.epsilon}
+            settings["method"] = {**settings["method"], "epsilon": self.epsilon}
         return Config.model_validate(settings)
 
 
@@ -301,11 +292,11 @@ def run_gains(
         CheckpointError: the folder holds runs that were judged by another measure.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    absent = {case.name: _absent(case) for case in cases}
+    missing = {case.name: absent(case.config) for case in cases}
     points = {
         one.name: one.point(folder, measure)
         for case in cases
-        if not absent[case.name]
+        if not missing[case.name]
         for one in (case, case.control)
     }
     results = Study(points=list(points.values()), seeds=range(seeds)).run(
@@ -313,8 +304,8 @@ def run_gains(
     )
     rows: list[Row] = []
     for case in cases:
-        if absent[case.name]:
-            why = absent[case.name]
+        if missing[case.name]:
+            why = missing[case.name]
             rows.append({"case": case.name, "seeds": 0, "missing": why, "paid": why})
         else:
             own, control = (results.of(points[one.name]) for one in (case, case.control))
@@ -350,15 +341,6 @@ def _judged(config: Config, measure: Measure) -> Config:
     return config.model_copy(update={"measure": measure.name})
 
 
-def _absent(case: GainCase) -> str:
-    """Why the data of a case cannot be had here; empty where they can."""
-    try:
-        load_data(case.config.data, seed=0)
-    except DataError as error:
-        return str(error)
-    return ""
-
-
 def _draw(path: Path, rows: Sequence[Row]) -> None:
     """Gain against epsilon for each method and data set that has several of both."""
     lines: dict[str, list[Row]] = {}
@@ -372,11 +354,9 @@ def _draw(path: Path, rows: Sequence[Row]) -> None:
     with drawing(path, (7.5, 4.2)) as figure:
         axes = figure.subplots()
         for colour, (name, of_line) in zip(COLOURS, lines.items(), strict=False):
-            arms = [row["gain"].arms(100) for row in of_line]
-            axes.errorbar(
-                [row["of"].epsilon for row in of_line], [100 * row["gain"].mean for row in of_line],
-                yerr=[[arm[0][0] for arm in arms], [arm[1][0] for arm in arms]],
-                fmt="o-", color=colour, label=name, capsize=2.5,
+            draw_line(
+                axes, [row["of"].epsilon for row in of_line], [row["gain"] for row in of_line],
+                scale=100, fmt="o-", color=colour, label=name,
             )  # fmt: skip
         axes.axhline(0, color=OTHER, linestyle=":", linewidth=1.2)
         axes.set(

@@ -21,19 +21,17 @@ from matplotlib.axes import Axes
 from apfed_experiments.columns import P_HOLM, Column, Table, adjust
 from apfed_experiments.drawing import ATTACK, COLOURS, OTHER, OURS, add_gain_axis, drawing
 from apfed_experiments.finished import FinishedRun
-from apfed_experiments.study import Figures, Point, Study, figures_of
+from apfed_experiments.study import Figures, Point, Study, figures_of, rows_of
 from apfed_experiments.summary import Gain, Interval, Row, accuracy_of
 from secure_apfed.config import Config
-from secure_apfed.data import PartyTable, VerticalData
+from secure_apfed.data import VerticalData
 from secure_apfed.seeds import derive_seed
 
 __all__ = [
     "DATASETS", "OVERLAPS", "OverlapPoint", "compare_overlaps", "draw_overlaps", "points_of",
     "with_overlap",
 ]  # fmt: skip
-
 Mode: TypeAlias = Literal["all", "pairwise"]
-
 OVERLAPS = (0.05, 0.2, 0.5, 0.8)
 NOTHING = Interval(0.0, 0.0, 0.0)
 """What the active gains without passives."""
@@ -132,13 +130,8 @@ def with_overlap(data: VerticalData, overlap: float, *, seed: int) -> VerticalDa
         draw = np.random.default_rng(derive_seed(seed, "overlap", table.name))
         dropped = set(draw.permutation(train)[round(overlap * len(train)) :].tolist())
         rows = [row for row, person in enumerate(table.ids) if person not in dropped]
-        passives.append(_rows_of(table, rows))
+        passives.append(rows_of(table, rows))
     return replace(data, passives=tuple(passives))
-
-
-def _rows_of(table: PartyTable, rows: Sequence[int]) -> PartyTable:
-    ids = tuple(table.ids[row] for row in rows)
-    return PartyTable(table.name, ids, table.features[list(rows)], None, table.encoding)
 
 
 def compare_overlaps(points: Sequence[OverlapPoint], *, seeds: int = 5, jobs: int = 1) -> Table:

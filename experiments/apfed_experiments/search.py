@@ -15,11 +15,12 @@ and delta, which always holds.
 import hashlib
 import json
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
@@ -48,10 +49,8 @@ from secure_apfed.settings import Settings
 from secure_apfed.settings.data import DataSettings
 
 if TYPE_CHECKING:
-    from optuna import Trial
-
-if TYPE_CHECKING:
     from optuna import Study, Trial
+    from optuna.trial import BaseTrial
 
 __all__ = [
     "Charge", "Choice", "Found", "Range", "SearchSpace", "bound_of", "charge_of", "load_space",
@@ -62,6 +61,7 @@ __all__ = [
 _FIXED = ("data", "seed", "name", "measure", "attacks", "delta")
 _JOURNAL, _BEST, _FINAL, _FINALS = "study.log", "best.yaml", "final", "finals"
 _CHARGE, _BOUND, _WHY, _REFUSED = "charge", "bound", "why", "refused"
+_Put: TypeAlias = Callable[[float, float], float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,23 +94,24 @@ class Charge:
 
     def and_then(self, other: "Charge") -> "Charge":
         """Both, one after the other, on the same people."""
-        return self._with(other, sum, mu=math.hypot(self.mu, other.mu))
+        return self._with(other, operator.add, math.hypot)
 
     def at_least(self, other: "Charge") -> "Charge":
         """What is enough for either, where not both are run."""
-        return self._with(other, max, mu=max(self.mu, other.mu))
+        return self._with(other, max, max)
 
-    def _with(self, other: "Charge", put: Callable[[list[float]], float], *, mu: float) -> "Charge":
+    def _with(self, other: "Charge", put: _Put, put_mu: _Put) -> "Charge":
         names = dict.fromkeys([*self.passives, *other.passives])
         return Charge(
             delta=self.delta,
-            mu=mu,
-            label=put([self.label, other.label]),
-            record=put([self.record, other.record]),
+            mu=put_mu(self.mu, other.mu),
+            label=put(self.label, other.label),
+            record=put(self.record, other.record),
             passives={
-                name: put([one.passives.get(name, 0.0) for one in (self, other)]) for name in names
+                name: put(self.passives.get(name, 0.0), other.passives.get(name, 0.0))
+                for name in names
             },
-            added_delta=put([self.added_delta, other.added_delta]),
+            added_delta=put(self.added_delta, other.added_delta),
         )
 
     def promised(self) -> tuple[str, ...]:
@@ -183,7 +184,7 @@ class Range(Settings):
             raise ValueError("log: low is above 0 then, and there is no step; leave one out")
         return self
 
-    def draw(self, trial: "Trial", key: str) -> str:
+    def draw(self, trial: "BaseTrial", key: str) -> str:
         """What the trial takes, as JSON."""
         if isinstance(self.low, int) and isinstance(self.high, int):
             step = int(self.step) if self.step else 1
@@ -198,7 +199,7 @@ class Choice(Settings):
 
     choices: tuple[Any, ...] = Field(min_length=2)
 
-    def draw(self, trial: "Trial", key: str) -> str:
+    def draw(self, trial: "BaseTrial", key: str) -> str:
         """What the trial takes, as JSON."""
         return str(trial.suggest_categorical(key, [json.dumps(one) for one in self.choices]))
 
@@ -227,7 +228,7 @@ class SearchSpace(Settings):
                 )
         return space
 
-    def config_of(self, config: Config, trial: "Trial") -> Config:
+    def config_of(self, config: Config, trial: "BaseTrial") -> Config:
         """The trial's settings, on the run's own data.
 
         Raises:
@@ -301,10 +302,7 @@ class Found:
         measure = MEASURES[self.config.measure]
         columns = (
             Column(name="number", title="trial"),
-            Column(
-                name="settings", title="settings",
-                form=_listed,
-            ),
+            Column(name="settings", title="settings", form=_listed),
             Column(name="value", title="on labels held back", form=measure.text),
             Column(name="state"),
             Column(name="why"),
@@ -488,7 +486,7 @@ class _Search:
             raise ConfigError(f"{self._folder}: no trial of {len(rows)} could be judged: {why}")
         best = max(judged, key=lambda one: self._measure.rank(one["value"]))["number"]
         frozen = self._study.get_trials(deepcopy=False)[best]
-        config = self._space.config_of(self._config, _Fixed(frozen.params))  # type: ignore[arg-type]  # suggests what was drawn
+        config = self._space.config_of(self._config, frozen)  # it suggests what was drawn
         write_atomically(self._folder / _BEST, dump_config(config).encode())
         nothing = Charge(delta=config.delta)
         spent = _together([one["charge"] for one in rows if one["charge"] is not None], nothing)
@@ -539,18 +537,6 @@ class _Search:
 
 def _digest(config: Config) -> str:
     return hashlib.sha256(dump_config(config).encode()).hexdigest()
-
-
-class _Fixed:
-    """Stands for a trial whose values were drawn before."""
-
-    def __init__(self, drawn: Mapping[str, Any]) -> None:
-        self._drawn = drawn
-
-    def suggest_int(self, key: str, *_: Any, **__: Any) -> Any:
-        return self._drawn[key]
-
-    suggest_float = suggest_categorical = suggest_int
 
 
 def _charges(finals: Sequence[Mapping[str, Any]]) -> list[Charge]:

@@ -43,17 +43,30 @@ from secure_apfed.settings.privacy import LabelSettings
 from secure_apfed.solo.kept import fits_kept_by
 
 __all__ = [
-    "Failure", "Figures", "OnDone", "Point", "Results", "Study", "Trial", "base_config",
-    "centralise", "figures_of", "finish", "results_of", "solo_figures",
+    "MASKED", "STUDENT", "Failure", "Figures", "OnDone", "Point", "Results", "Study", "Trial",
+    "absent", "base_config", "centralise", "figures_of", "finish", "results_of", "rows_of",
+    "solo_figures",
 ]  # fmt: skip
-
 OnDone: TypeAlias = Callable[[int, int], None]
 """Called with the trials that are done and that there are."""
 Figures: TypeAlias = Iterator[Mapping[str, Any]]
 """Rows of one run; columns as `figures_of` has them."""
+MASKED: Mapping[str, Any] = {"secure_sum": {"scheme": "plain", "masks": "pairwise"}}
+STUDENT: Mapping[str, Any] = {"model": {"network": "random_features"}, "train": {"epochs": 1}}
+"""What runs of several studies say: sums that hide a passive's part, and who learns from votes."""
+
 PartySeeds: TypeAlias = Literal["secret", "shared_for_comparison"]
 _ALIGNED: dict[str, PastAlignment] = {}
 """What this process aligned: the runs of a study on one data set and seed share it."""
+
+
+def absent(config: Config) -> str:
+    """Why the data of a run cannot be had here; empty where they can."""
+    try:
+        load_data(config.data, seed=0)
+    except DataError as error:
+        return str(error)
+    return ""
 
 
 def base_config(name: str) -> Config:
@@ -433,8 +446,13 @@ def _in_order(table: PartyTable, ids: Sequence[str]) -> PartyTable:
             f"{table.name} does not know {len(missing)} of the active's people; a centralised "
             "table needs data.overlap: 1.0"
         )
-    rows = [place[person] for person in ids]
-    return PartyTable(table.name, tuple(ids), table.features[rows], None, table.encoding)
+    return rows_of(table, [place[person] for person in ids])
+
+
+def rows_of(table: PartyTable, rows: Sequence[int]) -> PartyTable:
+    """These rows of a passive's table, in this order."""
+    ids = tuple(table.ids[row] for row in rows)
+    return PartyTable(table.name, ids, table.features[list(rows)], None, table.encoding)
 
 
 def _stacked(tables: Sequence[PartyTable]) -> PartyTable:

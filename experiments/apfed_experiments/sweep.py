@@ -14,7 +14,7 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from apfed_experiments.columns import EPSILON, Column, Table, within, write_text
-from apfed_experiments.drawing import OTHER, Picture, add_gain_axis, drawing
+from apfed_experiments.drawing import OTHER, Picture, add_gain_axis, draw_line, drawing
 from apfed_experiments.report.page import Part, write_comparison
 from apfed_experiments.study import OnDone, Point, Results, Study, base_config
 from apfed_experiments.summary import Interval, Row, Summary, accuracy_of
@@ -28,7 +28,6 @@ __all__ = [
     "COLUMNS", "CONFIGS", "EPSILONS", "LINES", "READING", "Line", "SweepPoint", "draw", "points_of",
     "run_sweep", "summarise",
 ]  # fmt: skip
-
 READING = (
     "Accuracy on the active's test rows and what is lost against the same method and seed without "
     "protection, each a mean over the seeds with its 95 % interval (corrected resampled t). "
@@ -38,7 +37,6 @@ READING = (
     'line. Every training row is aligned, few have a label. "Centralised" is one model on all '
     "parties' features, which nobody holds."
 )
-
 CONFIGS = ("sweep-digits", "sweep-breast-cancer")
 EPSILONS = (1.0, 4.0, 8.0)
 COLUMNS = (
@@ -257,14 +255,11 @@ def _draw_swept(axes: Axes, lines: Mapping[str, Sequence[Row]], epsilons: Sequen
     """Each line over its epsilons, moved apart a little, so that no interval hides another."""
     for at, (key, (colour, marker, style)) in enumerate(_LOOKS.items()):
         line = lines[key]
-        arms = [row["accuracy"].arms(100) for row in line]
         shift = (at - (len(_LOOKS) - 1) / 2) * _APART
-        axes.errorbar(
-            [epsilons.index(row["epsilon"]) + shift for row in line],
-            [100 * row["accuracy"].mean for row in line],
-            yerr=[[below for (below,), _ in arms], [above for _, (above,) in arms]],
-            color=colour, marker=marker, linestyle=style, capsize=2.5, markersize=6,
-            label=line[0]["label"] if line else key,
+        draw_line(
+            axes, [epsilons.index(row["epsilon"]) + shift for row in line],
+            [row["accuracy"] for row in line], scale=100, color=colour, marker=marker,
+            linestyle=style, markersize=6, label=line[0]["label"] if line else key,
         )  # fmt: skip
 
 

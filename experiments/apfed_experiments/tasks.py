@@ -17,6 +17,7 @@ from joblib import Parallel, delayed
 
 from apfed_experiments.columns import P_HOLM, Column, Table, adjust, within, write_tables
 from apfed_experiments.solo import SoloRecord, keep_solo
+from apfed_experiments.study import MASKED, STUDENT
 from apfed_experiments.summary import Interval, Row, shared_share_of
 from apfed_protocols.errors import UnsafeChoiceWarning
 from secure_apfed.config import Config
@@ -25,7 +26,6 @@ from secure_apfed.errors import NarrowBatchWarning
 from secure_apfed.runs.run import run
 
 __all__ = ["CASES", "Case", "compare_tasks"]
-
 COLUMNS = (
     Column(name="case"),
     Column(name="model", title="model"),
@@ -34,14 +34,11 @@ COLUMNS = (
     Column(name="gain", title="help minus best alone", form=within("+.3f")),
     P_HOLM,
 )
-
-_MASKED: Mapping[str, Any] = {"secure_sum": {"scheme": "plain", "masks": "pairwise"}}
 _REGRESSION: Mapping[str, Any] = {
     "model": {"hidden": [32], "representation": 16, "dropout": 0.0},
     "train": {"epochs": 30, "batch_size": 32, "learning_rate": 0.01, "loss": "huber",
               "evaluate_every": 30, "device": "cpu"},
 }  # fmt: skip
-_VOTES: Mapping[str, Any] = {"model": {"network": "random_features"}, "train": {"epochs": 1}}
 _ANOMALY: Mapping[str, Any] = {
     "model": {"hidden": [64], "representation": 8, "dropout": 0.0},
     "train": {"epochs": 40, "batch_size": 128, "learning_rate": 0.003, "optimizer": "adam",
@@ -80,10 +77,10 @@ def _diabetes(labelled: int | None) -> Case:
         data=({"dataset": "diabetes", "labelled": labelled},),
         lines={
             "SingleVL": {"method": "single_view", **_REGRESSION},
-            "APFed-R, masked sum": {"method": "apfed_r", **_REGRESSION, **_MASKED},
+            "APFed-R, masked sum": {"method": "apfed_r", **_REGRESSION, **MASKED},
             "Votes, masked sum": {
-                "method": {"name": "votes", "prior": "labeller", "labeller": "ridge"}, **_VOTES,
-                **_MASKED,
+                "method": {"name": "votes", "prior": "labeller", "labeller": "ridge"}, **STUDENT,
+                **MASKED,
             },
         },
     )  # fmt: skip
@@ -101,8 +98,8 @@ CASES: tuple[Case, ...] = (
         ),
         lines={
             "SingleVL": {"method": "single_view", **_ANOMALY},
-            "APFed-R, masked sum": {"method": "apfed_r", **_ANOMALY, **_MASKED},
-            "APFed-C, masked sum": {"method": "apfed_c", **_ANOMALY, **_MASKED},
+            "APFed-R, masked sum": {"method": "apfed_r", **_ANOMALY, **MASKED},
+            "APFed-C, masked sum": {"method": "apfed_c", **_ANOMALY, **MASKED},
         },
     ),
 )  # fmt: skip

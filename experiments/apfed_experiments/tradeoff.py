@@ -49,7 +49,6 @@ __all__ = [
     "BETA", "READING", "Board", "Defence", "DefencePoint", "TradeOff", "TradeOffError", "dcs",
     "draw", "load_tradeoff", "on_the_front", "points_of", "row_of", "run_tradeoff", "tradeoff_of",
 ]  # fmt: skip
-
 Reference: TypeAlias = Literal["single_view", "centralised", "tvfl"]
 BETA = 0.5
 """Weight of accuracy against leakage in DCS."""
@@ -69,26 +68,16 @@ READING = (
     "holds, is what the same network reaches with them; TVFL needs all parties to predict. DCS is "
     "defined in docs/trade-off.md."
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Line:
-    """A reference: what a run changes in the undefended one."""
-
-    label: str
-    set: Mapping[str, Any]
-    centralised: bool = False
-
-
-_REFERENCES: Mapping[Reference, _Line] = {
-    "single_view": _Line(label="SingleVL (the active alone)", set={"method": "single_view"}),
-    "centralised": _Line(
-        # One table has everybody's features of all the active's people.
-        label="centralised (one table of all features)",
-        set={"method": "single_view", "data.overlap": 1.0},
-        centralised=True,
+_REFERENCES: Mapping[Reference, tuple[str, Mapping[str, Any], bool]] = {
+    # Label; what changes in the undefended run; whether one table has all features.
+    "single_view": ("SingleVL (the active alone)", {"method": "single_view"}, False),
+    "centralised": (
+        "centralised (one table of all features)",
+        # It has everybody's features of all the active's people.
+        {"method": "single_view", "data.overlap": 1.0},
+        True,
     ),
-    "tvfl": _Line(label="TVFL (all parties predict)", set={"method": "tvfl"}),
+    "tvfl": ("TVFL (all parties predict)", {"method": "tvfl"}, False),
 }
 
 
@@ -231,17 +220,14 @@ def points_of(tradeoff: TradeOff, folder: Path) -> list[DefencePoint]:
 def _points(tradeoff: TradeOff, folder: Path) -> Iterator[DefencePoint]:
     undefended = next(defence for defence in tradeoff.defences if defence.undefended)
     for key in dict.fromkeys(tradeoff.references):
-        line = _REFERENCES[key]
-        config = _config(tradeoff, line.label, {**undefended.set, **line.set, "attacks": []})
+        label, changes, centralised = _REFERENCES[key]
+        config = _config(tradeoff, label, {**undefended.set, **changes, "attacks": []})
         yield DefencePoint(
-            config=config, folder=folder, centralised=line.centralised, defence=line.label,
-            reference=True,
-        )  # fmt: skip
+            config=config, folder=folder, centralised=centralised, defence=label, reference=True
+        )
     for defence in tradeoff.defences:
         for value in defence.values or (None,):
-            changes = dict(defence.set)
-            if defence.knob is not None:
-                changes[defence.knob] = value
+            changes = dict(defence.set) | ({} if defence.knob is None else {defence.knob: value})
             strength = "" if value is None else f"{(defence.knob or '').rpartition('.')[2]} {value}"
             config = _config(tradeoff, f"{defence.name} {strength}".strip(), changes)
             yield DefencePoint(

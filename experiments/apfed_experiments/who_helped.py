@@ -11,7 +11,7 @@ import itertools
 import math
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -54,7 +54,6 @@ __all__ = [
     "EXACT", "READING", "Board", "Coalition", "CoalitionRun", "Game", "Measured", "held_back",
     "measure", "measure_passives", "players_of", "with_noise",
 ]  # fmt: skip
-
 Coalition: TypeAlias = frozenset[str]
 """Passives that train with the active; the empty one: it trains alone."""
 EXACT = 6
@@ -250,6 +249,10 @@ class Measured(Written):
     delta: float = 0.0
     seconds: float = 0.0
 
+    def worth(self, measure: str) -> float:
+        """By loss or accuracy; more is better."""
+        return -self.loss if measure == "loss" else self.accuracy
+
 
 @dataclass(frozen=True, kw_only=True)
 class CoalitionRun:
@@ -310,18 +313,18 @@ def measure(one: CoalitionRun) -> Measured:
     with warnings.catch_warnings(), fits_kept_by(fits_beside(one.folder)):
         # Plain sums are unsafe by name, and the page says so.
         warnings.simplefilter("ignore", UnsafeChoiceWarning)
-        spent, model = _trained(config, data, one)
+        spent, trained = _trained(config, data, one)
     rows = data.test_rows
     assert data.active.labels is not None
-    loss, accuracy = _figures(model, data.active.features[rows], data.active.labels[rows])
+    assert trained is not None
+    loss, accuracy = _figures(trained, data.active.features[rows], data.active.labels[rows])
     if not math.isfinite(loss):
         raise ConfigError(
             f"training with {', '.join(sorted(one.coalition)) or 'nobody'} under seed {one.seed} "
             "diverged, so that nobody can be told apart; lower train.learning_rate"
         )
-    found = spent.model_copy(
-        update={"loss": loss, "accuracy": accuracy, "seconds": time.monotonic() - began}
-    )
+    seconds = time.monotonic() - began
+    found = Measured(settings=one.settings, loss=loss, accuracy=accuracy, seconds=seconds, **spent)
     one.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_atomically(one.path, to_json(found.model_dump()).encode())
     return found
@@ -397,18 +400,19 @@ def _config_of(one: CoalitionRun) -> Config:
     return config.model_copy(update=own)
 
 
-def _trained(config: Config, data: VerticalData, one: CoalitionRun) -> tuple[Measured, nn.Module]:
-    nothing = Measured(settings=one.settings, loss=math.nan, accuracy=math.nan)
+def _trained(
+    config: Config, data: VerticalData, one: CoalitionRun
+) -> tuple[dict[str, Any], nn.Module | None]:
+    """What was spent, by attributes of `Measured`, and the active's model."""
     if not data.passives:
-        return nothing.model_copy(update={"wire_bytes": 0}), _alone(config, data)
+        return {"wire_bytes": 0}, _alone(config, data)
     if one.simulated and not why_not(config):
         unprotected = dict.fromkeys(one.coalition, math.inf)
-        told = {"epsilon_x": math.inf, "epsilon_y": math.inf, "passives": unprotected}
-        return nothing.model_copy(update=told), _simulated(config, data)
+        spent = {"epsilon_x": math.inf, "epsilon_y": math.inf, "passives": unprotected}
+        return spent, _simulated(config, data)
     result = run(config, None, data=data)
-    accounts = result.contributions
-    privacy = result.privacy
-    told = {
+    accounts, privacy = result.contributions, result.privacy
+    return {
         "wire_bytes": result.wire_bytes,
         "epsilon_x": privacy.epsilon_x,
         "epsilon_y": privacy.epsilon_y,
@@ -417,42 +421,30 @@ def _trained(config: Config, data: VerticalData, one: CoalitionRun) -> tuple[Mea
             for name in sorted(one.coalition)
         },
         "delta": max([privacy.delta, *(each["delta"] for each in accounts.values())]),
-    }
-    model = result.recording.model
-    assert model is not None
-    return nothing.model_copy(update=told), model
+    }, result.recording.model
 
 
-def _alone(config: Config, data: VerticalData) -> nn.Module:
+def _alone(config: Config, data: VerticalData) -> nn.Module | None:
     """The active without anybody: nothing leaves it, so nothing is protected.
 
     Where passives vote, the student of votes that say nothing: it learns what the active believes.
     """
-    if "passives vote" not in config.method.happens:
-        without = {
-            "method": ALONE, "guard": GuardSettings(mechanism="none"), "defences": (),
-            "labels": LabelSettings(), "dp_sgd": None,
-        }  # fmt: skip
-        own_config = config.model_copy(update=without)
-        return _played(own_config, data) if why_not(own_config) else _simulated(own_config, data)
-    student = taught_alone(config, data)
-    model = predictor_of(student.networks)
-    assert model is not None
-    return model
+    if "passives vote" in config.method.happens:
+        return predictor_of(taught_alone(config, data).networks)
+    without = {
+        "method": ALONE, "guard": GuardSettings(mechanism="none"), "defences": (),
+        "labels": LabelSettings(), "dp_sgd": None,
+    }  # fmt: skip
+    own_config = config.model_copy(update=without)
+    if why_not(own_config):
+        return run(own_config, None, data=data).recording.model
+    return _simulated(own_config, data)
 
 
-def _played(config: Config, data: VerticalData) -> nn.Module:
-    model = run(config, None, data=data).recording.model
-    assert model is not None
-    return model
-
-
-def _simulated(config: Config, data: VerticalData) -> nn.Module:
+def _simulated(config: Config, data: VerticalData) -> nn.Module | None:
     began, session = time.monotonic(), begin(config, data)
     finish(session, config, step=train(session, config), began=began)
-    model = predictor_of(session.learner.solo())
-    assert model is not None
-    return model
+    return predictor_of(session.learner.solo())
 
 
 @torch.no_grad()
@@ -564,11 +556,11 @@ def measure_passives(
                      share=share, data=content, noise=tuple(noise), simulated=simulated)
         for seed, game in games.items() for coalition in game.coalitions
     ]  # fmt: skip
-    found: dict[tuple[int, Coalition], Measured] = {}
+    found: dict[int, dict[Coalition, Measured]] = {seed: {} for seed in games}
     finished = Parallel(n_jobs=jobs, return_as="generator")(delayed(measure)(one) for one in trials)
-    for one, measured in zip(trials, finished, strict=True):
-        found[one.seed, one.coalition] = measured
-        on_done(len(found), len(trials))
+    for done, (one, measured) in enumerate(zip(trials, finished, strict=True), start=1):
+        found[one.seed][one.coalition] = measured
+        on_done(done, len(trials))
     labelled = len(data.labelled_rows)
     back = round(share * labelled)
     alike = shared_share(
@@ -579,41 +571,43 @@ def measure_passives(
     return board
 
 
-_Added = Mapping[int, NDArray[np.float64]]
+_Added = Sequence[NDArray[np.float64]]
 """By seed, what each passive adds in each order, (orders, passives)."""
-
-
-_Worth = dict[str, dict[int, dict[Coalition, float]]]
-"""By measure, seed and coalition."""
+_Worth = Sequence[Mapping[Coalition, float]]
+"""By seed and coalition."""
 
 
 def _board(
-    config: Config, games: Mapping[int, Game], found: Mapping[tuple[int, Coalition], Measured], *,
+    config: Config, games: Mapping[int, Game], found: Mapping[int, Mapping[Coalition, Measured]], *,
     shared: float,
 ) -> Board:  # fmt: skip
-    seeds = list(games)
-    by_seed = {seed: [one for (of, _), one in found.items() if of == seed] for seed in seeds}
-    worth = {name: {seed: _worth_of(found, seed, name) for seed in seeds} for name in _MEASURES}
-    added = {
-        name: {seed: games[seed].shapley(worth[name][seed]) for seed in seeds} for name in _MEASURES
+    seeds, game = list(games), next(iter(games.values()))
+
+    def charged(spent: Callable[[Measured], float]) -> float:
+        """For all coalitions of a seed, at most."""
+        return max(sum(map(spent, of_seed.values())) for of_seed in found.values())
+
+    worth = {
+        name: [{of: one.worth(name) for of, one in ran.items()} for ran in found.values()]
+        for name in _MEASURES
     }
-    gains = {name: [games[one].gain(worth[name][one]) for one in seeds] for name in _MEASURES}
+    added = {
+        name: [games[seed].shapley(one) for seed, one in zip(seeds, of_seeds, strict=True)]
+        for name, of_seeds in worth.items()
+    }
+    gains = {name: [game.gain(one) for one in of_seeds] for name, of_seeds in worth.items()}
     gaps = [
         abs(of_seed.sum(1).mean() - gain)
         for name in _MEASURES
-        for of_seed, gain in zip(added[name].values(), gains[name], strict=True)
+        for of_seed, gain in zip(added[name], gains[name], strict=True)
     ]
-    charged = {
-        passive: max(
-            sum(one.passives.get(passive, 0.0) for one in of_seed) for of_seed in by_seed.values()
-        )
-        for passive in games[seeds[0]].players
+    sent = [one.wire_bytes for of_seed in found.values() for one in of_seed.values()]
+    gain = {name: Interval.of(of_seeds, shared=shared) for name, of_seeds in gains.items()}
+    spent = {
+        name: charged(lambda one: one.passives.get(name, 0.0))  # noqa: B023 - called at once
+        for name in game.players
     }
-    sent = [one.wire_bytes for one in found.values()]
-    game, gain = games[seeds[0]], {
-        name: Interval.of(gains[name], shared=shared) for name in _MEASURES
-    }  # fmt: skip
-    rows = _rows(game, worth, added, charged, shared=shared)
+    rows = _rows(game, worth, added, spent, shared=shared)
     rows.append({"name": "all, over the active alone", "shapley": gain})
     orders = "all orders" if game.exact else f"{len(game.orders)} drawn orders"
     title = (
@@ -621,24 +615,17 @@ def _board(
         f"{orders}, {len(seeds)} seed{'' if len(seeds) == 1 else 's'}"
     )
     return Board(
-        config=config,
-        game=game,
-        seeds=seeds,
-        table=Table(_columns(len(seeds)), rows, title),
-        gain=gain,
-        worst_gap=float(max(gaps)),
+        config=config, game=game, seeds=seeds, table=Table(_columns(len(seeds)), rows, title),
+        gain=gain, worst_gap=float(max(gaps)),
         wire_bytes=None if None in sent else sum(each or 0 for each in sent) / len(seeds),
-        runs=len(by_seed[seeds[0]]),
-        **{
-            name: max(sum(getattr(one, name) for one in of_seed) for of_seed in by_seed.values())
-            for name in ("epsilon_x", "epsilon_y", "delta")
-        },
-    )
+        runs=len(found[seeds[0]]), epsilon_x=charged(lambda one: one.epsilon_x),
+        epsilon_y=charged(lambda one: one.epsilon_y), delta=charged(lambda one: one.delta),
+    )  # fmt: skip
 
 
 def _rows(
-    game: Game, worth: _Worth, added: Mapping[str, _Added], charged: Mapping[str, float], *,
-    shared: float,
+    game: Game, worth: Mapping[str, _Worth], added: Mapping[str, _Added],
+    charged: Mapping[str, float], *, shared: float,
 ) -> list[Row]:  # fmt: skip
     """One of each passive, the most helpful by loss first.
 
@@ -647,17 +634,25 @@ def _rows(
     loss is smaller. epsilon: what a person there is charged for all coalitions of a seed, at most;
     inf: no noise, so nothing is promised.
     """
-    least = [int(one.mean(0).argmin()) for one in added["loss"].values()]
-    lost = {name: [game.leave_one_out(one) for one in worth[name].values()] for name in _MEASURES}
+
+    def over(of_seeds: _Added, at: int) -> Interval:
+        """Over the seeds; of one seed, over its orders, where these were drawn."""
+        orders = [one[:, at] for one in of_seeds]
+        if len(orders) == 1 and not game.exact:
+            return Interval.of(orders[0].tolist())
+        return Interval.of([float(one.mean()) for one in orders], shared=shared)
+
+    def without(of_seeds: _Worth, passive: str) -> Interval | None:
+        lost = [game.leave_one_out(one)[passive] for one in of_seeds]
+        known = [one for one in lost if one is not None]
+        return Interval.of(known, shared=shared) if known else None
+
+    least = [int(one.mean(0).argmin()) for one in added["loss"]]
     rows: list[Row] = [
         {
             "name": passive,
-            "shapley": {
-                name: _over(added[name], at, exact=game.exact, shared=shared) for name in _MEASURES
-            },
-            "left_out": {
-                name: _known([one[passive] for one in lost[name]], shared) for name in _MEASURES
-            },
+            "shapley": {name: over(added[name], at) for name in _MEASURES},
+            "left_out": {name: without(worth[name], passive) for name in _MEASURES},
             "least": least.count(at),
             "epsilon": charged[passive],
         }
@@ -685,31 +680,6 @@ def _columns(seeds: int) -> list[Column]:
         Column(name="least", title="least of all in", form=lambda one: f"{one} of {seeds}"),
         replace(EPSILON, title="epsilon charged"),
     ]
-
-
-def _worth_of(
-    found: Mapping[tuple[int, Coalition], Measured], seed: int, measure: str
-) -> dict[Coalition, float]:
-    """Of each coalition of a seed; more is better."""
-    sign = -1.0 if measure == "loss" else 1.0
-    return {
-        coalition: sign * float(getattr(one, measure))
-        for (of, coalition), one in found.items()
-        if of == seed
-    }
-
-
-def _over(added: _Added, at: int, *, exact: bool, shared: float) -> Interval:
-    """Over the seeds; of one seed, over its orders, where these were drawn."""
-    orders = [one[:, at] for one in added.values()]
-    if len(orders) == 1 and not exact:
-        return Interval.of(orders[0].tolist())
-    return Interval.of([float(one.mean()) for one in orders], shared=shared)
-
-
-def _known(values: Sequence[float | None], shared: float) -> Interval | None:
-    known = [value for value in values if value is not None]
-    return Interval.of(known, shared=shared) if known else None
 
 
 def _write(board: Board, folder: Path) -> None:

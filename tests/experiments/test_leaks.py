@@ -13,13 +13,7 @@ from apfed_attacks.live.unprotected import ALL_RULES
 from apfed_experiments import leaks as parts
 from apfed_experiments.columns import table_of
 from apfed_experiments.leaks import PARTS, play
-from apfed_experiments.leaks.live import (
-    UNPROTECTED,
-    Setting,
-    centred_cosine,
-    live_config,
-    sum_for,
-)
+from apfed_experiments.leaks.live import UNPROTECTED, Setting, centred_cosine, live_config, sum_for
 from apfed_experiments.summary import Interval, Row
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.errors import ConfigError

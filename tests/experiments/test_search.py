@@ -10,7 +10,6 @@ import pytest
 from pydantic import ValidationError
 
 from apfed_experiments import search as package
-from apfed_experiments import search as played
 from apfed_experiments.search import Charge, SearchSpace, bound_of, load_space, search
 from secure_apfed.cli import execute
 from secure_apfed.config import Config
@@ -102,13 +101,13 @@ def test_one_that_was_stopped_goes_on_and_stays_charged(tmp_path: Path) -> None:
     config, whole = config_of(), search(config_of(), space_of(), tmp_path / "whole", trials=3)
     parts = tmp_path / "parts"
     search(config, space_of(), parts, trials=1, final=False)
-    killed = played._Search(config, space_of(), parts, share=0.3, budget=None)
+    killed = package._Search(config, space_of(), parts, share=0.3, budget=None)
 
     def die(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(played, "run", die)
+        patch.setattr(package, "run", die)
         with pytest.raises(KeyboardInterrupt):
             killed.go_on(2, lambda done, total: None)
     found = search(config, space_of(), parts, trials=3, final=False)
@@ -134,7 +133,7 @@ def test_a_trial_that_stops_early_leaves_enough_for_the_final_run(
     def early(result: RunResult, bound: Charge) -> Charge:
         return replace(bound, passives=dict.fromkeys(bound.passives, 1.0))
 
-    monkeypatch.setattr(played, "charge_of", early)
+    monkeypatch.setattr(package, "charge_of", early)
     found = search(config_of(), space_of(), tmp_path, trials=4, budget=9.5, final=False)
     assert [one["state"] for one in found.trials] == ["finished", "finished", "refused", "refused"]
     assert max(found.total.passives.values()) <= 9.5
@@ -165,10 +164,10 @@ def test_a_final_run_that_nobody_noted_stands(
             raise KeyboardInterrupt
         return result
 
-    monkeypatch.setattr(played, "run", killed)
+    monkeypatch.setattr(package, "run", killed)
     with pytest.raises(KeyboardInterrupt):
         search(config_of(), space_of(), tmp_path, trials=1)
-    monkeypatch.setattr(played, "run", run)
+    monkeypatch.setattr(package, "run", run)
     found = search(config_of(), space_of(), tmp_path, trials=1)
     assert found.final
     assert max(found.total.passives.values()) == pytest.approx(8.0, rel=1e-3)

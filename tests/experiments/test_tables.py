@@ -13,15 +13,7 @@ import pytest
 from apfed_experiments.tables import TABLES, apfed, find_table
 from apfed_experiments.tables.apc_vfl import SCENARIOS, alone, exchanged, helped
 from apfed_experiments.tables.mmvfl import importance
-from apfed_experiments.tables.table import (
-    FunctionJob,
-    Line,
-    PaperTable,
-    Printed,
-    Size,
-    fill,
-    write,
-)
+from apfed_experiments.tables.table import FunctionJob, Line, PaperTable, Printed, Size, fill, write
 from secure_apfed.cli import execute
 from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError, DataError, ModelError

@@ -37,7 +37,6 @@ __all__ = [
     "CASES", "DELTA", "EPSILON", "Case", "OtherRows", "Protection", "Retrainings", "Step", "Task",
     "WhiteBox", "directions", "networks", "task_of",
 ]  # fmt: skip
-
 EPSILON, DELTA, EPOCHS = 8.0, 1e-5, 50
 _ROWS, _BATCH, _LENGTH, _SEED = 40, 20, 20.0, 0
 _MODEL = ModelSettings(network="mlp", hidden=(), representation=4, dropout=0.0)
@@ -301,20 +300,14 @@ class Case:
 
 
 _MU = gdp_mu(EPSILON, DELTA)
-
-
 _ALONE = Protection(clip=1.0, sigma=2 * math.sqrt(EPOCHS) / _MU, row_clip=0.0)
 
 
 # Half of mu^2 for the releases, half for the updates.
 _SIGMA = 2 * math.sqrt(2 * EPOCHS) / _MU
-
-
 _BOTH = Protection(
     clip=1.0, sigma=_SIGMA, gradient_clip=1.0, gradient_sigma=_SIGMA, row_clip=1.0
 )  # fmt: skip
-
-
 CASES: Mapping[str, Case] = {
     "guard alone": Case(
         title="guard alone, a label flipped: the other rows' releases",

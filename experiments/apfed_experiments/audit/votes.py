@@ -31,13 +31,11 @@ from secure_apfed.privacy.noise import on_grid, standard_normals
 from secure_apfed.privacy.randomised_response import VoteResponse
 
 __all__ = [
-    "VOTE_CASES", "NoisySum", "Scores", "TwoTables", "VoteCase", "VoteResult", "labelled_person",
+    "VOTE_CASES", "NoisySum", "TwoTables", "VoteCase", "VoteResult", "labelled_person",
     "one_answer", "one_vote_in_a_moment", "one_vote_in_a_sum", "people_on_a_line", "play_vote_case",
     "record_in_answers", "record_in_weights", "weights_and_answer", "weights_and_sum",
 ]  # fmt: skip
-
 Floats = NDArray[np.float64]
-Scores = tuple[Floats, Floats]
 
 
 def _key(seed: int, *use: str | int) -> bytes:
@@ -126,55 +124,43 @@ def labelled_person() -> TwoTables:
     )  # fmt: skip
 
 
-def one_answer(response: VoteResponse, runs: int, seed: int) -> Scores:
-    scores = []
-    for world in (0, 1):
-        votes_RK = np.tile(np.eye(response.classes)[world], (runs, 1))
-        answers_R = response.answer(votes_RK, key=_key(seed, "answer", world), about=b"audit")
-        scores.append((answers_R == 1).astype(np.float64) - (answers_R == 0))
-    return scores[0], scores[1]
+def one_answer(response: VoteResponse, runs: int, seed: int, world: int) -> Floats:
+    votes_RK = np.tile(np.eye(response.classes)[world], (runs, 1))
+    answers_R = response.answer(votes_RK, key=_key(seed, "answer", world), about=b"audit")
+    return np.asarray((answers_R == 1).astype(np.float64) - (answers_R == 0))
 
 
 def one_vote_in_a_sum(
-    added: NoisySum, votes: tuple[Floats, Floats], runs: int, seed: int
-) -> Scores:
+    added: NoisySum, votes: tuple[Floats, Floats], runs: int, seed: int, world: int
+) -> Floats:
     """Noisy sums with one row of votes or another."""
-    towards_K = votes[1] - votes[0]
-    opened = [
-        added.open(np.tile(votes[world], (runs, 1)), seed=seed, world=world) for world in (0, 1)
-    ]
-    return opened[0] @ towards_K, opened[1] @ towards_K
+    opened_RK = added.open(np.tile(votes[world], (runs, 1)), seed=seed, world=world)
+    return np.asarray(opened_RK @ (votes[1] - votes[0]))
 
 
-def one_vote_in_a_moment(sigma: float, runs: int, seed: int) -> Scores:
+def one_vote_in_a_moment(sigma: float, runs: int, seed: int, world: int) -> Floats:
     """Phi^T V with Gaussian noise; one of six people votes for class 0 or class 1."""
     phi_UP = standard_normals(_key(0, "phi"), shape=(6, 4))
     phi_UP /= np.linalg.norm(phi_UP, axis=1, keepdims=True)
-    scores = []
-    for world in (0, 1):
-        votes_UK = np.eye(3)[[world, 0, 1, 2, 0, 1]]
-        noise_RPK = standard_normals(_key(seed, "moment", world), shape=(runs, 4, 3))
-        opened_RPK = on_grid(phi_UP.T @ votes_UK + sigma * noise_RPK, sigma)
-        towards_PK = np.outer(phi_UP[0], np.array([-1.0, 1.0, 0.0]))
-        scores.append((opened_RPK * towards_PK).sum(axis=(1, 2)))
-    return scores[0], scores[1]
+    votes_UK = np.eye(3)[[world, 0, 1, 2, 0, 1]]
+    noise_RPK = standard_normals(_key(seed, "moment", world), shape=(runs, 4, 3))
+    opened_RPK = on_grid(phi_UP.T @ votes_UK + sigma * noise_RPK, sigma)
+    towards_PK = np.outer(phi_UP[0], np.array([-1.0, 1.0, 0.0]))
+    return np.asarray((opened_RPK * towards_PK).sum(axis=(1, 2)))
 
 
 def record_in_answers(
-    labeller: Labeller, response: VoteResponse, tables: TwoTables, runs: int, seed: int
-) -> Scores:
+    labeller: Labeller, response: VoteResponse, tables: TwoTables, runs: int, seed: int, world: int
+) -> Floats:
     """All randomised answers of a passive, by their likelihood ratio."""
     votes = [
         hard(labeller.label(x_UF, tables.labelled, tables.labels, tables.classes))
         for x_UF in tables.features
     ]
-    scores = []
-    for world in (0, 1):
-        asked = np.tile(votes[world], (runs, 1))
-        answers = response.answer(asked, key=_key(seed, "answers", world), about=b"audit")
-        chosen = np.eye(tables.classes)[answers].reshape(runs, *votes[0].shape)
-        scores.append((chosen * (votes[1] - votes[0])).sum(axis=(1, 2)) * response.epsilon)
-    return scores[0], scores[1]
+    asked = np.tile(votes[world], (runs, 1))
+    answers = response.answer(asked, key=_key(seed, "answers", world), about=b"audit")
+    chosen = np.eye(tables.classes)[answers].reshape(runs, *votes[0].shape)
+    return np.asarray((chosen * (votes[1] - votes[0])).sum(axis=(1, 2)) * response.epsilon)
 
 
 Private = Callable[[bytes], PrivateLogistic]
@@ -185,32 +171,35 @@ class _Read:
     """What one world's runs of a private labeller showed.
 
     Attributes:
-        weights: in units of the noise, (R, F, K), less their mean over classes.
         ratio: log likelihood of world 1's weights over world 0's, (R,).
         own: the person's hard vote, (R, K).
+        given: the one that it would cast under these weights, in each world.
     """
 
-    weights: Floats
     ratio: Floats
     own: Floats
+    given: tuple[Floats, Floats]
 
 
 def _read(private: Private, tables: TwoTables, runs: int, seed: int, world: int) -> _Read:
-    """Label R times under fresh keys, and read the weights out of readable rows."""
+    """Label R times under fresh keys; read the weights, in units of the noise, of readable rows."""
     readable = slice(tables.readable, tables.readable + tables.features[0].shape[1])
-    votes_RUK = np.stack(
-        [
-            private(_key(seed, "weights", world, run)).label(
-                tables.features[world], tables.labelled, tables.labels, tables.classes
-            )
-            for run in range(runs)
-        ]
-    )
+    votes_RUK = np.stack([
+        private(_key(seed, "weights", world, run)).label(
+            tables.features[world], tables.labelled, tables.labels, tables.classes
+        )
+        for run in range(runs)
+    ])  # fmt: skip
     log_RFK = np.log(votes_RUK[:, readable])
     weights_RFK = log_RFK - log_RFK.mean(axis=2, keepdims=True)
     mean_0, mean_1 = _clean(private, tables)
     ratio_R = ((weights_RFK - (mean_0 + mean_1) / 2) * (mean_1 - mean_0)).sum(axis=(1, 2))
-    return _Read(weights=weights_RFK, ratio=ratio_R, own=hard(votes_RUK[:, tables.person]))
+    given_0, given_1 = (
+        hard(np.exp(np.einsum("f,rfk->rk", x_UF[tables.person], weights_RFK)))
+        for x_UF in tables.features
+    )
+    own_RK = hard(votes_RUK[:, tables.person])
+    return _Read(ratio=ratio_R, own=own_RK, given=(given_0, given_1))
 
 
 def _clean(private: Private, tables: TwoTables) -> tuple[Floats, Floats]:
@@ -225,44 +214,33 @@ def _clean(private: Private, tables: TwoTables) -> tuple[Floats, Floats]:
     return first, second
 
 
-def _votes_given(read: _Read, tables: TwoTables, world: int) -> Floats:
-    """The hard vote that the person would cast in a world under the weights that were read."""
-    x_F = tables.features[world][tables.person]
-    return hard(np.exp(np.einsum("f,rfk->rk", x_F, read.weights)))
-
-
-def record_in_weights(private: Private, tables: TwoTables, runs: int, seed: int) -> Scores:
+def record_in_weights(
+    private: Private, tables: TwoTables, runs: int, seed: int, world: int
+) -> Floats:
     """The weights alone, as the votes of others show them."""
-    first, second = (_read(private, tables, runs, seed, world).ratio for world in (0, 1))
-    return first, second
+    return _read(private, tables, runs, seed, world).ratio
 
 
 def weights_and_answer(
-    private: Private, response: VoteResponse, tables: TwoTables, runs: int, seed: int
-) -> Scores:
+    private: Private, response: VoteResponse, tables: TwoTables, runs: int, seed: int, world: int
+) -> Floats:
     """The weights, and the person's own randomised answer."""
-    scores = []
-    for world in (0, 1):
-        read = _read(private, tables, runs, seed, world)
-        answers_R = response.answer(read.own, key=_key(seed, "own", world), about=b"audit")
-        gain_RK = _votes_given(read, tables, 1) - _votes_given(read, tables, 0)
-        scores.append(read.ratio + response.epsilon * gain_RK[np.arange(runs), answers_R])
-    return scores[0], scores[1]
+    read = _read(private, tables, runs, seed, world)
+    answers_R = response.answer(read.own, key=_key(seed, "own", world), about=b"audit")
+    gain_RK = read.given[1] - read.given[0]
+    return read.ratio + response.epsilon * gain_RK[np.arange(runs), answers_R]
 
 
 def weights_and_sum(
-    private: Private, added: NoisySum, tables: TwoTables, runs: int, seed: int
-) -> Scores:
+    private: Private, added: NoisySum, tables: TwoTables, runs: int, seed: int, world: int
+) -> Floats:
     """The weights, and the sum of hard votes at the person's row."""
-    scores = []
+    read = _read(private, tables, runs, seed, world)
+    opened_RK = added.open(read.own, seed=seed, world=world)
+    mean_0, mean_1 = (added.point.levels * votes_RK for votes_RK in read.given)
     variance = added.honest * added.point.noise**2
-    for world in (0, 1):
-        read = _read(private, tables, runs, seed, world)
-        opened_RK = added.open(read.own, seed=seed, world=world)
-        mean_0, mean_1 = (added.point.levels * _votes_given(read, tables, w) for w in (0, 1))
-        own_R = ((opened_RK - (mean_0 + mean_1) / 2) * (mean_1 - mean_0)).sum(axis=1) / variance
-        scores.append(read.ratio + own_R)
-    return scores[0], scores[1]
+    own_R = ((opened_RK - (mean_0 + mean_1) / 2) * (mean_1 - mean_0)).sum(axis=1) / variance
+    return np.asarray(read.ratio + own_R)
 
 
 # What is claimed of votes, case by case, and whether the audit stays under it.
@@ -280,7 +258,7 @@ class VoteCase:
         claim: epsilon at `DELTA`.
         gaussian: whether the mechanism is Gaussian, so that the bound on mu counts as well.
         exceeded: whether the audit is expected to prove the claim wrong for this record.
-        scores: of (runs a world, seed).
+        scores: of (runs, seed, world).
     """
 
     title: str
@@ -288,7 +266,7 @@ class VoteCase:
     claim: float
     gaussian: bool
     exceeded: bool
-    scores: Callable[[int, int], Scores]
+    scores: Callable[[int, int, int], Floats]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -324,7 +302,7 @@ class VoteResult:
 def play_vote_case(case: VoteCase, *, runs: int, seed: int, level: float) -> VoteResult:
     """Run one case `runs` times in each world and bound epsilon at significance `level`."""
     began = time.monotonic()
-    scores_0, scores_1 = case.scores(runs, seed)
+    scores_0, scores_1 = (case.scores(runs, seed, world) for world in (0, 1))
     share = level / 2 if case.gaussian else level
     low = epsilon_from(scores_0, scores_1, delta=DELTA, level=share)
     if case.gaussian:
@@ -335,38 +313,20 @@ def play_vote_case(case: VoteCase, *, runs: int, seed: int, level: float) -> Vot
 
 
 _ANSWER = VoteResponse(epsilon=2.0, classes=3)
-
-
 _TWO = VoteResponse(epsilon=1.0, classes=2)
-
-
 _HONEST, _LEVELS, _DEVIATION = 2, 127, 127
-
-
 _ADDED = NoisySum(
     point=FixedPoint(clip_norm=1.0, bits=8, contributors=3, noise=_DEVIATION), honest=_HONEST
 )
-
-
 _SUM = summed_votes(
     Logistic(), hard=True, deviation=_DEVIATION, honest=_HONEST, steps=_LEVELS, classes=3
 )
-
-
 _SOFT = summed_votes(
     Ridge(), hard=False, deviation=_DEVIATION, honest=_HONEST, steps=_LEVELS, classes=3
 )
-
-
 _HARD_VOTES = (np.array([1.0, 0.0, 0.0]), np.array([0.0, 1.0, 0.0]))
-
-
 _SIGNED_VOTES = (np.array([1.0, 0.0, 0.0]), np.array([-1.0, 0.0, 0.0]))
-
-
 _WEIGHTS = 6.0
-
-
 _OPENED = GaussianRelease(noise_multiplier=1.0)
 
 
@@ -375,8 +335,6 @@ def _private(key: bytes) -> PrivateLogistic:
 
 
 _PRIVATE = _private(bytes(32))
-
-
 VOTE_CASES: Mapping[str, VoteCase] = {
     "one answer": VoteCase(
         title="one vote under randomised response: its answer",

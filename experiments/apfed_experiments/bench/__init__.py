@@ -40,7 +40,6 @@ __all__ = [
     "BENCHES", "Measured", "block", "cells", "read_measured", "renewed", "run_bench",
     "run_benches", "write_performance",
 ]  # fmt: skip
-
 BENCHES: Mapping[str, Bench] = {
     "attacks": training.ATTACKS,
     "audit-log": parties.LOG,
@@ -55,7 +54,6 @@ BENCHES: Mapping[str, Bench] = {
     "transport": parties.TRANSPORT,
     "votes": votes.BENCH,
 }
-
 Measured = dict[str, Any]
 """Rows of a bench and what they were measured on: one JSON object."""
 

@@ -24,7 +24,6 @@ __all__ = [
     "BENCH", "apc_vfl_bytes", "split_nn_backward_bytes", "split_nn_forward_bytes",
     "vfedtrans_bytes",
 ]  # fmt: skip
-
 _NUMBER = 4
 _ACTIVE = (
     "worst compactness", "concave points error", "smoothness error", "mean texture",
@@ -36,9 +35,7 @@ _COUNTED = (
 )  # fmt: skip
 _WIDTHS = {"network": "selu", "hidden": (64,), "representation": 128}
 _PASSIVE = {"network": "selu", "hidden": (128,), "representation": 256}
-_BRIEF: Mapping[str, Any] = {
-    "train": {"epochs": 1, "device": "cpu"},
-}
+_BRIEF: Mapping[str, Any] = {"train": {"epochs": 1, "device": "cpu"}}
 
 
 # What APC-VFL, SplitNN and VFedTrans send, by the formulas of APC-VFL's Appendix E.
@@ -176,10 +173,7 @@ def _columns() -> dict[str, tuple[str, ...]]:
     )  # fmt: skip
     names = [f"mean {one}" for one in measures] + [f"{one} error" for one in measures]
     names += [f"worst {one}" for one in measures]
-    return {
-        "active": _ACTIVE,
-        "passive-1": tuple(name for name in names if name not in _ACTIVE),
-    }
+    return {"active": _ACTIVE, "passive-1": tuple(name for name in names if name not in _ACTIVE)}
 
 
 def _rows(sent: tuple[RunResult, float]) -> tuple[int, int]:

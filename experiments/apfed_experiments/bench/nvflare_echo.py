@@ -21,7 +21,6 @@ from secure_apfed.runs.nvflare_site import Site
 from secure_apfed.runs.party import PartyFile, Peer
 
 __all__ = ["EchoSite", "play"]
-
 _PATIENCE_S = 60.0
 
 

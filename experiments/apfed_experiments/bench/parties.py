@@ -59,6 +59,7 @@ from apfed_experiments.bench.rows import (
     compared,
     interleave,
     median_ratio,
+    on_images,
     single,
 )
 from apfed_protocols.errors import UnsafeChoiceWarning
@@ -67,7 +68,6 @@ from apfed_protocols.seal import SealedLink, fresh_run_key
 from secure_apfed.audit_log import AuditLog, verify_log
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
-from secure_apfed.errors import DataError
 from secure_apfed.exchange import Envelope, InMemory, Kind, Links, Sockets, drive
 from secure_apfed.exchange.links import Script
 from secure_apfed.exchange.sockets import Address, listen_at, parse_address
@@ -89,7 +89,6 @@ __all__ = [
     "COUNTS", "EXCHANGE", "JOINT", "LOCAL", "LOG", "NVFLARE", "PATIENCE_S", "TRANSPORT", "echo",
     "sealed", "seconds_of", "training_step",
 ]  # fmt: skip
-
 Play: TypeAlias = Callable[[Script[None]], Any]
 """Plays a script of the party "here" to its end."""
 
@@ -104,25 +103,18 @@ _WARM_UP = 3
 def _image_run(
     name: str, *, secure_sum: dict[str, Any], batch: int = _BATCH, views: int = 2
 ) -> tuple[Config, VerticalData, str]:
-    """A run of APFed-C on strips of images, its data, and which images they are.
+    """A run of APFed-C on strips of images; see `on_images`."""
 
-    Raises:
-        DataError: neither set is there; says what to run.
-    """
-    for dataset in ("fashion_mnist", "mnist"):
-        config = Config.model_validate({
+    def config(dataset: str) -> Config:
+        return Config.model_validate({
             "name": name, "method": "apfed_c",
             "data": {"dataset": dataset, "views": views, "limit": 4 * batch},
             "train": {"batch_size": batch, "device": "cpu"},
             "secure_sum": {**secure_sum, "allow_single_passive": True},
             "guard": {"mechanism": "none"},
         })  # fmt: skip
-        try:
-            return config, load_data(config.data, seed=0), dataset
-        except DataError:
-            if dataset == "mnist":
-                raise
-    raise AssertionError
+
+    return on_images(config)
 
 
 def _opened(config: Config, data: VerticalData) -> Simulation:

@@ -23,7 +23,6 @@ from apfed_experiments.bench import psi_case
 from apfed_experiments.bench.rows import Bench, Group, Row, played, why_no_crypten
 
 __all__ = ["BENCH", "measure"]
-
 _REPETITIONS = {1_000: 5, 10_000: 3, 100_000: 3, 1_000_000: 1}
 _LARGEST = 10_000_000
 _QUICK = {1_000: 1, 10_000: 1}
@@ -99,14 +98,11 @@ def measure(
                     raise
                 missing[case], runs[case] = str(error).splitlines()[-1], []  # others can be had
     medians = {case: _medians(runs.get(case, [])) for case in psi_case.CASES}
-    for case, found in ((case, medians[case]) for case in shown):
-        rival = None if alone else _RIVAL.get(case)
-        more = {
-            field: found[field] for field in ("cpu_seconds", "rounds", "peak_memory", "peak_party")
-        }
+    for case in shown:
+        found, rival = medians[case], None if alone else _RIVAL.get(case)
+        more = {name: one for name, one in found.items() if name not in ("seconds", "bytes")}
         for name, other in (("openmined", "openmined"), ("rr22", "spu-rr22")):
             more[f"speedup_vs_{name}"] = _quotient(medians[other], found)
-        more |= {field: found[field] for field in ("floor_seconds", "dealt_seconds", "dealt_bytes")}
         yield Row(
             case=f"{case}/{size}",
             seconds=found["seconds"],

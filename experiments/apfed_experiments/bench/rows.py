@@ -22,12 +22,14 @@ import torch
 
 from apfed_protocols.crypten import load_crypten
 from apfed_protocols.errors import LocalProtocolError
+from secure_apfed.config import Config
+from secure_apfed.data import VerticalData, load_data
+from secure_apfed.errors import DataError
 
 __all__ = [
     "Bench", "Group", "Row", "absent", "clock_step", "compared", "interleave", "machine",
-    "median_ratio", "played", "quotient", "single", "stolen_since", "why_no_crypten",
+    "median_ratio", "on_images", "played", "quotient", "single", "stolen_since", "why_no_crypten",
 ]  # fmt: skip
-
 _LOOKS = 5
 
 
@@ -91,6 +93,20 @@ class Bench:
 
 def single(case: str, measure: Callable[[], Row]) -> Group:
     return Group((case,), lambda _: [measure()])
+
+
+def on_images(config_of: Callable[[str], Config]) -> tuple[Config, VerticalData, str]:
+    """A run on Fashion-MNIST, or MNIST where it is not installed; its data, and which they are.
+
+    Raises:
+        DataError: neither set is there; says what to run.
+    """
+    try:
+        config, images = config_of("fashion_mnist"), "fashion_mnist"
+        return config, load_data(config.data, seed=0), images
+    except DataError:
+        config, images = config_of("mnist"), "mnist"
+        return config, load_data(config.data, seed=0), images
 
 
 def absent(case: str, reason: str, **more: Any) -> Row:

@@ -32,7 +32,6 @@ __all__ = [
     "Case", "Outcome", "draw_both_cases", "draw_rebuilt", "hijack_client", "hijacking",
     "joint_inversion", "reversed_hijacking", "split_learning",
 ]  # fmt: skip
-
 _SEEDS = range(5)
 _FEWER_SEEDS = range(3)  # of MNIST and of APFed-C, where a run takes several times as long
 _EPOCHS = 300
@@ -170,10 +169,7 @@ class Case:
     iterations: int = 10_000
 
 
-CASES = (
-    Case(name="maps of 7 x 7"),
-    Case(name="mixed to 64 numbers", maps=False),
-)
+CASES = (Case(name="maps of 7 x 7"), Case(name="mixed to 64 numbers", maps=False))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

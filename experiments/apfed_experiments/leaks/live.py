@@ -122,14 +122,8 @@ class Setting:
 
 
 VICTIM = "passive-1"
-
-
 UNPROTECTED: frozenset[Rule] = frozenset()
-
-
 _HONEST_EPOCHS = 3
-
-
 _DATA: Mapping[str, Mapping[str, Any]] = {
     "digits": {"dataset": "digits", "views": 4, "overlap": 1.0},
     "digits-in-6": {"dataset": "digits", "views": 6, "active_view": 3, "overlap": 1.0},

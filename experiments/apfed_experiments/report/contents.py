@@ -32,7 +32,6 @@ __all__ = [
     "headline_of", "learned_by", "limits_of", "privacy_document", "settings_of", "tiles_of",
     "trace_of", "unevenness", "warnings_of",
 ]  # fmt: skip
-
 _BY_CLASS = "recall of class "
 _BALLOTS = frozenset({Kind.LABELS, Kind.ENCRYPTED_LABELS})
 
@@ -343,10 +342,7 @@ def settings_of(run: ReportedRun) -> Iterator[tuple[str, str]]:
             ),
         )
     if labels.epsilon is not None:
-        yield (
-            "training labels",
-            f"{words.plain(labels.mechanism)}, epsilon {labels.epsilon:g}",
-        )
+        yield ("training labels", f"{words.plain(labels.mechanism)}, epsilon {labels.epsilon:g}")
 
 
 def _listed(settings: Settings, *, but: str = "") -> str:

@@ -35,7 +35,6 @@ __all__ = [
     "Audited", "EpochMetrics", "MeasuredModel", "ReportedRun", "audit_of", "measured_of",
     "read_run",
 ]  # fmt: skip
-
 _FALSE_ALARMS = 0.01
 # Reports are many, and each alarm is taken for a bug.
 _DOUBT = 1e-6
@@ -147,11 +146,8 @@ def read_run(path: Path, *, examples: bool = False) -> ReportedRun:
     contract = read_json(files.contract, _Contract)
     by_role = sorted(contract.document.participants, key=lambda party: list(Role).index(party.role))
     return ReportedRun(
+        **vars(finished),
         path=path,
-        config=finished.config,
-        outcome=finished.outcome,
-        attacks=finished.attacks,
-        solo=finished.solo,
         epochs=read_json_lines(files.metrics, EpochMetrics),
         flows=read_json(files.flows, tuple[Flow, ...]),
         contract_sha256=contract.sha256,

@@ -40,7 +40,6 @@ __all__ = [
     "HELPED", "READING", "SCENARIOS", "TABLES", "USUAL", "Changes", "Part", "Scenario", "alone",
     "exchanged", "helped", "size_of", "table2_size",
 ]  # fmt: skip
-
 READING = (
     "Mean over the seeds of ten-fold cross-validations, which are drawn with the seed as rows, "
     "aligned rows and weights are; minus: paired by seed. Intervals hold what these change, and "
@@ -158,8 +157,6 @@ Changes: TypeAlias = Callable[[Scenario], Mapping[str, Mapping[str, Any]]]
 
 
 USUAL = "APC-VFL"
-
-
 _VECTORS = "VFedTrans"
 
 
@@ -176,27 +173,15 @@ HELPED: Mapping[str, tuple[str, Changes]] = {
     "APC-VFL, lambda 10": ("apc_vfl", lambda scenario: {"method": {"weight": 10.0}}),
     "APC-VFL, absolute distance": ("apc_vfl", lambda scenario: {"method": {"loss": "mae"}}),
 }
-
-
 _FEATURES, _SEEDS_OF_FIGURES, _COMPARED = (5, 4, 3, 2), 5, (USUAL, _VECTORS)
-
-
 _MANY, _FEW = (10_000, 7500, 5000, 2500), (750, 500, 250, 100)
-
-
 _SMALL = Part(features=(5, 2), aligned=(10_000, 2500), seeds=2, helped=_COMPARED)
-
-
 _LARGE = Part(
     features=_FEATURES, aligned=(*_MANY, *_FEW), seeds=_SEEDS_OF_FIGURES, helped=_COMPARED
 )
-
-
 _BREAST_CANCER = Part(
     features=_FEATURES, aligned=(250, 200, 150, 100), seeds=_SEEDS_OF_FIGURES, helped=_COMPARED
 )
-
-
 SCENARIOS: Mapping[str, Scenario] = {
     "mimic_iii": Scenario(
         dataset="mimic_iii",
@@ -402,8 +387,7 @@ def _table2_config(scenario: Scenario, rows: int, method: str) -> Config:
 
 def table2_size(full: bool) -> Size:
     """Lines and jobs; those of breast cancer by default."""
-    names = [name for name in SCENARIOS if full or name == _QUICK]
-    wanted = [SCENARIOS[name] for name in names]
+    wanted = [one for name, one in SCENARIOS.items() if full or name == _QUICK]
     jobs = [
         job
         for seed in range(_TABLE2_SEEDS)

@@ -5,7 +5,7 @@ Figure 6 (how much the weights of the objective matter). The paper's sessions ar
 that ours are synthetic, and its figures stand beside them as a guide to the order of methods alone.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -21,11 +21,11 @@ from torch import nn
 from apfed_experiments.drawing import ATTACK, OURS, drawing
 from apfed_experiments.tables.table import (
     Figures,
-    FunctionJob,
     Line,
     PaperTable,
     Printed,
     Size,
+    one_job_a_seed,
 )
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.learning.compute import Compute
@@ -41,7 +41,6 @@ __all__ = [
     "measure_sessions", "measure_spaces", "measure_weights", "multi_view", "single_view", "spaces",
     "trained", "wanted_labels",
 ]  # fmt: skip
-
 Rows = NDArray[np.int64]
 _BETA, _WEIGHT = 4.0, 8.0
 METRICS = ("accuracy", "precision", "recall", "F1")
@@ -323,10 +322,7 @@ def measure_sessions(
         _trained(sessions, seed=seed, units=units, rounds=rounds, epochs=local_epochs, average=True)
     )
     local = _trained(sessions, seed=seed, units=units, rounds=1, epochs=epochs, average=False)
-    found = {
-        **_tables_of(clients, seed),
-        **_named("S-FedMV", h_fedmv(shared, seed=seed), shared),
-    }
+    found = {**_tables_of(clients, seed), **_named("S-FedMV", h_fedmv(shared, seed=seed), shared)}
     own = [sessions.encoded(local, by=at) for at in range(len(local))]
     found |= _mean([
         _named("Local sequential H-FedMV", h_fedmv(one, seed=seed), one) for one in own
@@ -426,19 +422,6 @@ def wanted_labels(*, seed: int, rows: int) -> Rows:
     return _sessions(seed, rows).wanted
 
 
-def _size(
-    full: bool, label: str, measure: Callable[..., Figures], lines: Mapping[str, Line], *,
-    quick: int = 3, **settings: Any,
-) -> Size:  # fmt: skip
-    """Lines by what the measure calls their figures; ten seeds, or fewer."""
-    named = {line.name: name for name, line in lines.items()}
-    jobs = [
-        FunctionJob(label=label, seed=seed, measure=measure, settings=settings, lines=named)
-        for seed in range(10 if full else quick)
-    ]
-    return Size(lines=list(lines.values()), jobs=jobs)
-
-
 def _keystrokes(full: bool) -> Size:
     panels = [name for name, many in _PANELS.items() for _ in range(many)]
     lines = {
@@ -450,7 +433,10 @@ def _keystrokes(full: bool) -> Size:
         for panel, (method, printed) in zip(panels, _PRINTED.items(), strict=True)
         for at, metric in enumerate(METRICS)
     }  # fmt: skip
-    return _size(full, "sessions", measure_sessions, lines, **_SIZE, rounds=20, local_epochs=3)
+    return one_job_a_seed(
+        lines.items(), "sessions", measure_sessions, seeds=10 if full else 3, **_SIZE, rounds=20,
+        local_epochs=3,
+    )  # fmt: skip
 
 
 _VALUES = tuple(2.0**power for power in range(6))
@@ -466,7 +452,10 @@ def _weights(full: bool) -> Size:
         for method in ("V-FedMV", "H-FedMV")
         for value in _VALUES
     }  # fmt: skip
-    return _size(full, "weights", measure_weights, lines, **_SIZE, values=list(_VALUES))
+    return one_job_a_seed(
+        lines.items(), "weights", measure_weights, seeds=10 if full else 3, **_SIZE,
+        values=list(_VALUES),
+    )  # fmt: skip
 
 
 def _by_views(full: bool) -> Size:
@@ -477,14 +466,15 @@ def _by_views(full: bool) -> Size:
         for method in ("V-FedMV", "H-FedMV", "MV w/o FL")
         for many in range(1, 6)
     }
-    return _size(full, "handwritten", measure_handwritten, lines, quick=5)
+    seeds = 10 if full else 5
+    return one_job_a_seed(lines.items(), "handwritten", measure_handwritten, seeds=seeds)
 
 
 def _spaces(full: bool) -> Size:
     names = [f"before: {view}" for view in VIEWS]
     names += [f"{method}: {of}" for method in ("V-FedMV", "H-FedMV") for of in (*VIEWS, "Z")]
-    lines = {name: Line(cells={"space": name}, series=name) for name in names}
-    return _size(full, "spaces", measure_spaces, lines, **_SIZE)
+    lines = [(name, Line(cells={"space": name}, series=name)) for name in names]
+    return one_job_a_seed(lines, "spaces", measure_spaces, seeds=10 if full else 3, **_SIZE)
 
 
 def _draw_spaces(path: Path) -> None:

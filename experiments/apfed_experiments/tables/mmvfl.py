@@ -7,12 +7,19 @@ gives the same is tested (`tests/secure_apfed/test_methods_pseudo_labels.py`).
 Letters: N rows, F features of a view, C classes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from apfed_experiments.tables.table import Figures, FunctionJob, Line, PaperTable, Printed, Size
+from apfed_experiments.tables.table import (
+    Figures,
+    Line,
+    PaperTable,
+    Printed,
+    Size,
+    one_job_a_seed,
+)
 from secure_apfed.data import PartyTable, VerticalData, load_data
 from secure_apfed.methods.multiview import (
     Floats,
@@ -27,9 +34,7 @@ from secure_apfed.methods.multiview import (
 from secure_apfed.settings.data import DataSettings
 
 __all__ = ["TABLES", "accuracies", "aligned_views", "fit_mmvfl", "importance", "measure_fold"]
-
 Rows = NDArray[np.int64]
-
 _VIEWS = ("pix", "fou", "fac", "zer", "kar")  # Table 1: 240, 76, 216, 47, 64
 _SHARES = (2, 4, 6, 8, 10, 20, 30, 40, 50, 60, 70, 80, 90, 100)
 _BETAS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
@@ -158,14 +163,11 @@ def _fold(labels_N: Rows, fold: int) -> tuple[Rows, Rows]:
     return np.sort(np.concatenate(train)), np.sort(np.concatenate(test))
 
 
-def _jobs(lines: Mapping[str, str]) -> list[FunctionJob]:
-    return [
-        FunctionJob(
-            label="handwritten", seed=fold, measure=measure_fold, lines=lines,
-            settings={"betas": list(_BETAS), "iterations": list(_ITERATIONS)},
-        )
-        for fold in range(_FOLDS)
-    ]  # fmt: skip
+def _sized(lines: Iterable[tuple[str, Line]]) -> Size:
+    return one_job_a_seed(
+        lines, "handwritten", measure_fold, seeds=_FOLDS, betas=list(_BETAS),
+        iterations=list(_ITERATIONS),
+    )  # fmt: skip
 
 
 def _curves(full: bool) -> Size:
@@ -182,13 +184,12 @@ def _curves(full: bool) -> Size:
         for method in measured
         for share in _SHARES
     }  # fmt: skip
-    jobs = _jobs({line.name: name for name, line in lines.items()})
-    return Size(lines=list(lines.values()), jobs=jobs)
+    return _sized(lines.items())
 
 
 def _differences(full: bool) -> Size:
     """Both models of the paper are the same one, so that a figure has two lines."""
-    lines, named = [], {}
+    lines: list[tuple[str, Line]] = []
     for against, printed in _PAPER.items():
         participants = [f"{at} ({view})" for at, view in enumerate(_VIEWS, 1)]
         for participant, mean in zip([*participants, "average"], printed, strict=True):
@@ -201,9 +202,8 @@ def _differences(full: bool) -> Size:
                     paper=Printed(mean=mean), panels=(f"MMVFL minus {against}",),
                     series=f"{participant}, {most} iterations",
                 )  # fmt: skip
-                lines.append(line)
-                named[line.name] = f"apart {most} {participant.partition(' ')[0]}"
-    return Size(lines=lines, jobs=_jobs(named))
+                lines.append((f"apart {most} {participant.partition(' ')[0]}", line))
+    return _sized(lines)
 
 
 TABLES = (

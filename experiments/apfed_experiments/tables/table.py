@@ -11,7 +11,7 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -37,9 +37,8 @@ from secure_apfed.simulation import simulate, why_not
 
 __all__ = [
     "Board", "Figures", "Forecast", "FunctionJob", "Job", "Line", "Measured", "PaperTable",
-    "Printed", "RunJob", "Size", "fill", "line_of", "write",
+    "Printed", "RunJob", "Size", "fill", "line_of", "one_job_a_seed", "write",
 ]  # fmt: skip
-
 Clock: TypeAlias = Callable[[], float]
 Figures = Mapping[str, float]
 """What a function measured, by name, in the table's unit."""
@@ -233,6 +232,20 @@ class Size:
 
     lines: Sequence[Line]
     jobs: Sequence[Job]
+
+
+def one_job_a_seed(
+    lines: Iterable[tuple[str, Line]], label: str, measure: Callable[..., Figures], *, seeds: int,
+    **settings: Any,
+) -> Size:  # fmt: skip
+    """Lines beside what the measure calls their figures, all of which every seed's job fills."""
+    named = list(lines)
+    figure_of = {line.name: figure for figure, line in named}
+    jobs = [
+        FunctionJob(label=label, seed=seed, measure=measure, settings=settings, lines=figure_of)
+        for seed in range(seeds)
+    ]
+    return Size(lines=[line for _, line in named], jobs=jobs)
 
 
 @dataclass(frozen=True, kw_only=True)
