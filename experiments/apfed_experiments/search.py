@@ -302,7 +302,8 @@ class Found:
         measure = MEASURES[self.config.measure]
         columns = (
             Column(name="number", title="trial"),
-            Column(name="settings", title="settings", form=_listed),
+            Column(name="settings", title="settings",
+                   form=lambda drawn: ", ".join(f"{key} {one}" for key, one in drawn.items())),
             Column(name="value", title="on labels held back", form=measure.text),
             Column(name="state"),
             Column(name="why"),
@@ -354,10 +355,6 @@ def search(
     one = _Search(config, space, folder, share=share, budget=budget)
     one.go_on(trials, on_done)
     return one.found(final=final)
-
-
-def _listed(drawn: Mapping[str, str]) -> str:
-    return ", ".join(f"{key} {value}" for key, value in drawn.items())
 
 
 class _Search:

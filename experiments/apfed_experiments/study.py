@@ -352,11 +352,13 @@ def results_of(
         if isinstance(found, Failure):
             failures.append(found)
             continue
-        privacy = found.outcome.privacy
+        privacy, passives = found.outcome.privacy, found.outcome.contributions.values()
         of_run = {
             "point": trial.point.name, "seed": trial.seed, "epsilon_x": privacy.epsilon_x,
             "epsilon_y": privacy.epsilon_y, "releases": privacy.releases or 0,
-            "wire_bytes": found.outcome.wire_bytes, "epsilon_passives": _worst(found.outcome),
+            "wire_bytes": found.outcome.wire_bytes,
+            # What a person costs the passive that spent most; inf where no passive adds noise.
+            "epsilon_passives": max((one.epsilon for one in passives), default=math.inf),
             "shared": _shared(trial.config.data, found.outcome),
         }  # fmt: skip
         rows += [{**of_run, **figure} for figure in figures(found)]
@@ -368,11 +370,6 @@ def _shared(data: DataSettings, outcome: Outcome) -> float:
     labelled, test = outcome.labelled_rows or 0, outcome.test_rows or 0
     train = outcome.train_rows or max(labelled, (outcome.aligned_rows or 0) - test)
     return shared_share(data, train=train, labelled=labelled, test=test) if train else 0.0
-
-
-def _worst(outcome: Outcome) -> float:
-    """What a person costs the passive that spent most; inf where no passive adds noise."""
-    return max((one.epsilon for one in outcome.contributions.values()), default=math.inf)
 
 
 @dataclass(frozen=True, kw_only=True)

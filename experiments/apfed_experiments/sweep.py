@@ -192,8 +192,8 @@ def _stored(base: Config, seeds: Sequence[int], rows: Sequence[Row]) -> dict[str
 
 
 def run_sweep(
-    folder: Path, *, seeds: Sequence[int], jobs: int, epsilons: Sequence[float] = EPSILONS,
-    configs: Sequence[str] = CONFIGS, store: Path | None = None, figures: Path | None = None,
+    folder: Path, *, seeds: Sequence[int], jobs: int, configs: Sequence[str] = CONFIGS,
+    store: Path | None = None, figures: Path | None = None,
     on_done: OnDone = lambda done, total: None,
 ) -> list[Table]:  # fmt: skip
     """Run every point that is missing, then write what all of them say.
@@ -202,17 +202,13 @@ def run_sweep(
         folder: of the sweep; made where missing.
         seeds: one run of each point for each.
         jobs: processes; each uses one thread.
-        epsilons: of every line that protects.
         configs: names of shipped configurations.
         store: file of the summary that `secure-apfed plan` reads, or None.
         figures: folder to copy the pictures to, or None.
         on_done: called after each run.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    parts = [
-        (base, points_of(base, folder / base.name, epsilons=epsilons))
-        for base in map(base_config, configs)
-    ]
+    parts = [(base, points_of(base, folder / base.name)) for base in map(base_config, configs)]
     points = [point for _, of_base in parts for point in of_base]
     results = Study(points=points, seeds=seeds).run(jobs=jobs, on_done=on_done, solo=True)
     tables = [

@@ -318,8 +318,8 @@ _STORED = tuple(
 )  # fmt: skip
 
 
-def _shown(name: str, title: str, form: Callable[[Any], str], missing: str = "-") -> Column:
-    return Column(name=name, title=title, form=form, missing=missing, keys=())
+def _shown(name: str, title: str, form: Callable[[Any], str]) -> Column:
+    return Column(name=name, title=title, form=form, missing="-", keys=())
 
 
 def _leak(target: str, title: str, form: Callable[[Leakage], str], missing: str) -> Column:

@@ -20,9 +20,7 @@ from secure_apfed.errors import ConfigError, DataError, ModelError
 from secure_apfed.learning.autoencoder import DistillationSettings
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
-
 Measure = Callable[..., Mapping[str, float]]
-
 VALUES = {("a", 0): 10.0, ("a", 1): 12.0, ("b", 0): 7.0, ("b", 1): 7.0}
 
 

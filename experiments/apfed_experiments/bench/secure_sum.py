@@ -235,7 +235,10 @@ class PackedPaillier:
         levels = 2 ** (_BITS - 1) - 1
         shifted = (np.rint(values.reshape(-1) * levels).astype(np.int64) + levels).tolist()
         packed = (
-            self._join(shifted[start : start + self._fields])
+            sum(
+                value << (self._width * place)
+                for place, value in enumerate(shifted[start : start + self._fields])
+            )
             for start in range(0, len(shifted), self._fields)
         )
         return [self._bytes(self._public.encrypt(number)) for number in packed]
@@ -251,9 +254,6 @@ class PackedPaillier:
         sums: NDArray[np.float64] = np.array(fields[:count], dtype=np.float64)
         real: NDArray[np.float64] = (sums - addends * levels) / levels
         return real
-
-    def _join(self, fields: list[int]) -> int:
-        return sum(value << (self._width * place) for place, value in enumerate(fields))
 
     def _bytes(self, number: Any) -> bytes:
         raw: int = number.ciphertext()

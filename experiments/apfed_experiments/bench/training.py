@@ -133,7 +133,7 @@ def _operations(method: str) -> Row:
     return _step_row(case, config, data)
 
 
-def _images(method: str, steps: int, **changes: Any) -> tuple[Config, VerticalData, str]:
+def _images(method: str, steps: int) -> tuple[Config, VerticalData, str]:
     """A run of Table 2's first cell for so many steps; see `on_images`."""
 
     def config(dataset: str) -> Config:
@@ -141,8 +141,7 @@ def _images(method: str, steps: int, **changes: Any) -> tuple[Config, VerticalDa
         settings = of_table.model_dump(mode="json", exclude_defaults=True)
         settings["data"]["limit"] = steps * _BATCH
         precision = "bfloat16" if _has_bfloat16() else "float32"
-        own = {"epochs": 1, "batch_size": _BATCH, "precision": precision}
-        settings["train"] |= own | changes
+        settings["train"] |= {"epochs": 1, "batch_size": _BATCH, "precision": precision}
         return Config.model_validate(settings)
 
     return on_images(config)

@@ -51,6 +51,7 @@ READING = (
     "are standardised and codes as they are."
 )
 _HEADER = ("features", "aligned rows", "method", "score")
+_TABLE2_HEADER = ("data", "aligned rows", "method", "measure")
 _ANY = "any"
 _LOCAL, _ABLATION = "Local", "Ablation"
 _TABLE2_SEEDS, _QUICK = 5, "breast_cancer"
@@ -265,6 +266,10 @@ def size_of(scenario: Scenario, full: bool) -> Size:
     return Size(lines=lines, jobs=jobs)
 
 
+def _line(header: Sequence[str], *texts: object, **more: Any) -> Line:
+    return Line(cells=dict(zip(header, map(str, texts), strict=True)), **more)
+
+
 def _lines(score: str, part: Part) -> Iterator[Line]:
     """Of one score: every cell, and what help gains in each and on average over the features."""
     panels = {rows: f"{rows:,} aligned rows, {score}" for rows in part.aligned}
@@ -274,8 +279,7 @@ def _lines(score: str, part: Part) -> Iterator[Line]:
         return line_of(str(features), str(rows), method, score)
 
     def line(features: int | str, rows: int | str, method: str, **more: Any) -> Line:
-        cells = (str(features), str(rows), method, score)
-        return Line(cells=dict(zip(_HEADER, cells, strict=True)), **more)
+        return _line(_HEADER, features, rows, method, score, **more)
 
     for features in part.features:
         at = float(features)
@@ -430,24 +434,15 @@ def _table2_lines(scenario: Scenario) -> Iterator[Line]:
     title = _title(scenario)
     for (measure, told), rows, label in product(_MEASURES.items(), _aligned(scenario), _METHODS):
         printed = _PRINTED.get((title, rows, label, measure))
-        yield Line(
-            cells=_cells(title, rows, label, told),
-            paper=None if printed is None else Printed(mean=printed),
-            panels=(f"{title}: {told}",),
-            series=label,
-            at=float(rows),
-        )
+        yield _line(
+            _TABLE2_HEADER, title, rows, label, told, panels=(f"{title}: {told}",), series=label,
+            paper=None if printed is None else Printed(mean=printed), at=float(rows),
+        )  # fmt: skip
     for rows in _aligned(scenario):
         told = _MEASURES["accuracy"]
         one, other = (line_of(title, str(rows), label, told) for label in ("APC-VFL", "SplitNN"))
-        yield Line(
-            cells=_cells(title, rows, "APC-VFL minus SplitNN", told),
-            combines={one: 1.0, other: -1.0},
-        )
-
-
-def _cells(title: str, rows: int, label: str, measure: str) -> Mapping[str, str]:
-    return {"data": title, "aligned rows": str(rows), "method": label, "measure": measure}
+        minus, weights = "APC-VFL minus SplitNN", {one: 1.0, other: -1.0}
+        yield _line(_TABLE2_HEADER, title, rows, minus, told, combines=weights)
 
 
 TABLES: tuple[PaperTable, ...] = (

@@ -20,7 +20,7 @@ from apfed_experiments.tables.table import (
     Size,
     one_job_a_seed,
 )
-from secure_apfed.data import PartyTable, VerticalData, load_data
+from secure_apfed.data import VerticalData, load_data
 from secure_apfed.methods.multiview import (
     Floats,
     Pull,
@@ -62,7 +62,8 @@ _READING = (
 def aligned_views(data: VerticalData) -> tuple[list[Floats], Rows]:
     """All parties' features of the people whom all know, (N, F), and their labels (N,)."""
     common = sorted(set.intersection(*(set(table.ids) for table in data.tables)))
-    rows = [_rows_of(table, common) for table in data.tables]
+    places = [{person: row for row, person in enumerate(table.ids)} for table in data.tables]
+    rows = [[place[person] for person in common] for place in places]
     labels_N = data.active.labels
     assert labels_N is not None
     views = [
@@ -70,11 +71,6 @@ def aligned_views(data: VerticalData) -> tuple[list[Floats], Rows]:
         for table, of in zip(data.tables, rows, strict=True)
     ]
     return views, labels_N[rows[0]].numpy()
-
-
-def _rows_of(table: PartyTable, people: Sequence[str]) -> list[int]:
-    place = {identity: row for row, identity in enumerate(table.ids)}
-    return [place[identity] for identity in people]
 
 
 def fit_mmvfl(

@@ -11,7 +11,7 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -428,7 +428,9 @@ def fill(
         n_jobs=jobs, return_as="generator_unordered", pre_dispatch=jobs, batch_size=1
     )
     finished = parallel(
-        delayed(_attempt)(job, kept) for job in _in_time(size.jobs, kept, until, clock)
+        delayed(_attempt)(job, kept)
+        for job in size.jobs
+        if job.file(kept).is_file() or clock() < until
     )
     for name, result in finished:
         if isinstance(result, Measured):
@@ -443,12 +445,6 @@ def fill(
         forecast=_forecast(size, table.size(True), kept, found, jobs, table.hours),
         failures=failures,
     )
-
-
-def _in_time(jobs: Sequence[Job], kept: Path, until: float, clock: Clock) -> Iterator[Job]:
-    for job in jobs:
-        if job.file(kept).is_file() or clock() < until:
-            yield job
 
 
 def _attempt(job: Job, kept: Path) -> tuple[str, Measured | str]:
