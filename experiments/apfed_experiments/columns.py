@@ -22,6 +22,7 @@ __all__ = [
     "EPSILON", "P_HOLM", "Column", "Table", "adjust", "markdown", "plain", "table_of", "within",
     "write_tables", "write_text",
 ]  # fmt: skip
+
 Form: TypeAlias = Callable[[Any], str]
 """How a value is written for people."""
 

@@ -33,6 +33,7 @@ from secure_apfed.data import load_data
 from secure_apfed.solo import BASELINES
 
 __all__ = ["LABELLED", "LINES", "READING", "Line", "compare_credit"]
+
 LABELLED: tuple[int | None, ...] = (200, None)
 _MEASURES = ("auc", "ks")
 READING = (

@@ -36,6 +36,7 @@ __all__ = [
     "FILE", "FinishedRun", "Reconstruction", "keep_examples", "key_of", "mount_attacks",
     "read_examples", "read_finished_run", "write_examples",
 ]  # fmt: skip
+
 FILE = "reconstructions.safetensors"
 _ROWS = 8
 _IMAGE_DIMENSIONS = 3

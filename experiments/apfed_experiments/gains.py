@@ -32,6 +32,7 @@ __all__ = [
     "CASES", "EPSILONS", "QUICK", "QUICK_SEEDS", "READING", "SEEDS", "GainCase", "cases_like",
     "columns_of", "run_gains", "stored_of",
 ]  # fmt: skip
+
 READING = (
     "Gain: accuracy (or another measure, if asked for) minus that of the best solo baseline on the "
     "same seeds, turned so that more is better; mean and 95 % interval over the re-splits of one "

@@ -39,6 +39,7 @@ __all__ = [
     "COLUMNS", "CONFIGS", "READING", "VARIANTS", "Variant", "VariantPoint", "compare", "draw",
     "points_of", "run_main_job",
 ]  # fmt: skip
+
 READING = (
     "Few of the active's training rows have a label; the figures say how many. Accuracy: on "
     "the active's test rows, mean and 95 % interval over the seeds (corrected resampled t); "

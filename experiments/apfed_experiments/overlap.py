@@ -31,6 +31,7 @@ __all__ = [
     "DATASETS", "OVERLAPS", "OverlapPoint", "compare_overlaps", "draw_overlaps", "points_of",
     "with_overlap",
 ]  # fmt: skip
+
 Mode: TypeAlias = Literal["all", "pairwise"]
 OVERLAPS = (0.05, 0.2, 0.5, 0.8)
 NOTHING = Interval(0.0, 0.0, 0.0)

@@ -26,6 +26,7 @@ from secure_apfed.runs.folder import RunFolder
 from secure_apfed.settings.data import DataSettings
 
 __all__ = ["HEADER", "TARGETS", "Leak", "ListedRun", "State", "list_runs", "settings_in"]
+
 HEADER = (
     "run", "method", "data", "reached", "gain", "epsilon", "worst attacks", "date, UTC",
     "state",

@@ -47,6 +47,7 @@ __all__ = [
     "LEFT_OUT", "SoloRecord", "beside_run", "fits_beside", "keep_solo", "read_solo",
     "settings_digest", "solo_file", "taught_alone",
 ]  # fmt: skip
+
 LEFT_OUT = (
     "what the active does alone is left out: without the noise of dp_sgd it would tell of training "
     "rows what this run's epsilons do not cover; to see it, run method single_view without dp_sgd, "

@@ -47,6 +47,7 @@ __all__ = [
     "absent", "base_config", "centralise", "figures_of", "finish", "results_of", "rows_of",
     "solo_figures",
 ]  # fmt: skip
+
 OnDone: TypeAlias = Callable[[int, int], None]
 """Called with the trials that are done and that there are."""
 Figures: TypeAlias = Iterator[Mapping[str, Any]]

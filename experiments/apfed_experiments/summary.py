@@ -18,6 +18,7 @@ __all__ = [
     "Gain", "Interval", "Leakage", "Row", "Summary", "accuracy_of", "holm", "shared_share",
     "shared_share_of",
 ]  # fmt: skip
+
 Row: TypeAlias = dict[str, Any]
 """A line of a table: numbers, texts, intervals or None by column."""
 

@@ -28,6 +28,7 @@ __all__ = [
     "COLUMNS", "CONFIGS", "EPSILONS", "LINES", "READING", "Line", "SweepPoint", "draw", "points_of",
     "run_sweep", "summarise",
 ]  # fmt: skip
+
 READING = (
     "Accuracy on the active's test rows and what is lost against the same method and seed without "
     "protection, each a mean over the seeds with its 95 % interval (corrected resampled t). "

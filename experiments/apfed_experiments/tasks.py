@@ -26,6 +26,7 @@ from secure_apfed.errors import NarrowBatchWarning
 from secure_apfed.runs.run import run
 
 __all__ = ["CASES", "Case", "compare_tasks"]
+
 COLUMNS = (
     Column(name="case"),
     Column(name="model", title="model"),

@@ -54,6 +54,7 @@ __all__ = [
     "EXACT", "READING", "Board", "Coalition", "CoalitionRun", "Game", "Measured", "held_back",
     "measure", "measure_passives", "players_of", "with_noise",
 ]  # fmt: skip
+
 Coalition: TypeAlias = frozenset[str]
 """Passives that train with the active; the empty one: it trains alone."""
 EXACT = 6

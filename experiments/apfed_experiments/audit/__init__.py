@@ -42,6 +42,7 @@ from secure_apfed.files import to_json
 from secure_apfed.privacy.accountants import gdp_epsilon
 
 __all__ = ["CaseResult", "VoteResult", "draw", "play_case", "run_audit"]
+
 _CONFIDENCE = 0.95
 _PAIRS = 50
 # Retrainings that are held in memory at once.

@@ -27,6 +27,7 @@ from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.privacy.accountants import gdp_epsilon
 
 __all__ = ["Evidence", "epsilon_from", "evidence_from"]
+
 _SMALLEST_PART = 20
 
 

@@ -37,6 +37,7 @@ __all__ = [
     "CASES", "DELTA", "EPSILON", "Case", "OtherRows", "Protection", "Retrainings", "Step", "Task",
     "WhiteBox", "directions", "networks", "task_of",
 ]  # fmt: skip
+
 EPSILON, DELTA, EPOCHS = 8.0, 1e-5, 50
 _ROWS, _BATCH, _LENGTH, _SEED = 40, 20, 20.0, 0
 _MODEL = ModelSettings(network="mlp", hidden=(), representation=4, dropout=0.0)

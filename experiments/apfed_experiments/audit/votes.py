@@ -35,6 +35,7 @@ __all__ = [
     "one_answer", "one_vote_in_a_moment", "one_vote_in_a_sum", "people_on_a_line", "play_vote_case",
     "record_in_answers", "record_in_weights", "weights_and_answer", "weights_and_sum",
 ]  # fmt: skip
+
 Floats = NDArray[np.float64]
 
 

@@ -40,6 +40,7 @@ __all__ = [
     "BENCHES", "Measured", "block", "cells", "read_measured", "renewed", "run_bench",
     "run_benches", "write_performance",
 ]  # fmt: skip
+
 BENCHES: Mapping[str, Bench] = {
     "attacks": training.ATTACKS,
     "audit-log": parties.LOG,

@@ -24,6 +24,7 @@ __all__ = [
     "BENCH", "apc_vfl_bytes", "split_nn_backward_bytes", "split_nn_forward_bytes",
     "vfedtrans_bytes",
 ]  # fmt: skip
+
 _NUMBER = 4
 _ACTIVE = (
     "worst compactness", "concave points error", "smoothness error", "mean texture",

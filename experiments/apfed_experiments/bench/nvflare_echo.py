@@ -21,6 +21,7 @@ from secure_apfed.runs.nvflare_site import Site
 from secure_apfed.runs.party import PartyFile, Peer
 
 __all__ = ["EchoSite", "play"]
+
 _PATIENCE_S = 60.0
 
 

@@ -89,6 +89,7 @@ __all__ = [
     "COUNTS", "EXCHANGE", "JOINT", "LOCAL", "LOG", "NVFLARE", "PATIENCE_S", "TRANSPORT", "echo",
     "sealed", "seconds_of", "training_step",
 ]  # fmt: skip
+
 Play: TypeAlias = Callable[[Script[None]], Any]
 """Plays a script of the party "here" to its end."""
 

@@ -23,6 +23,7 @@ from apfed_experiments.bench import psi_case
 from apfed_experiments.bench.rows import Bench, Group, Row, played, why_no_crypten
 
 __all__ = ["BENCH", "measure"]
+
 _REPETITIONS = {1_000: 5, 10_000: 3, 100_000: 3, 1_000_000: 1}
 _LARGEST = 10_000_000
 _QUICK = {1_000: 1, 10_000: 1}

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any, cast
 
 __all__ = ["CASES", "main"]
+
 Measured = dict[str, Any]
 _PARTIES = ("hub", "member", "dealer")
 _ROUND_BYTES = 4

@@ -30,6 +30,7 @@ __all__ = [
     "Bench", "Group", "Row", "absent", "clock_step", "compared", "interleave", "machine",
     "median_ratio", "on_images", "played", "quotient", "single", "stolen_since", "why_no_crypten",
 ]  # fmt: skip
+
 _LOOKS = 5
 
 

@@ -50,6 +50,7 @@ __all__ = [
     "BENCH", "CASES", "ON_CRYPTEN", "OurPath", "PackedPaillier", "Shape", "SumPath", "TutorialPath",
     "Values", "why_no_paillier",
 ]  # fmt: skip
+
 Shape = tuple[int, int]
 Values = list[NDArray[np.float32]]
 ON_CRYPTEN = "crypten"

@@ -63,6 +63,7 @@ from secure_apfed.simulation.together import begin, simulate, train
 from secure_apfed.workers import usable_cores
 
 __all__ = ["ATTACKS", "TRAINING"]
+
 _BATCH = 256
 _SCRIPT, _ONE_BY_ONE, _MESSAGES = "a plain script", "one after another", "parties with messages"
 # NVIDIA's data sheet of the H200 (SXM): bfloat16 without sparsity, and memory.

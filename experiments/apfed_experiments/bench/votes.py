@@ -18,6 +18,7 @@ from apfed_experiments.bench import votes_case
 from apfed_experiments.bench.rows import Bench, Group, Row, played, quotient, single
 
 __all__ = ["BENCH", "measure"]
+
 _COLUMNS, _PASSIVES = 10, 3
 _CANDIDATES = 20
 _QUICK = ((10_000, 50, 0),)

@@ -31,6 +31,7 @@ from apfed_protocols.products import (
 from apfed_protocols.sums import MaskedSum, StepBinding
 
 __all__ = ["main"]
+
 Matrix = NDArray[np.float64]
 Given = ParamSpec("Given")
 Result = TypeVar("Result")

@@ -51,6 +51,7 @@ from secure_apfed.errors import ConfigError
 from secure_apfed.files import to_json
 
 __all__ = ["PARTS", "play"]
+
 PARTS: Mapping[str, Callable[[], Iterator[Setting]]] = {
     part.__name__: part
     for part in (

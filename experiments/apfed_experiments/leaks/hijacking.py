@@ -32,6 +32,7 @@ __all__ = [
     "Case", "Outcome", "draw_both_cases", "draw_rebuilt", "hijack_client", "hijacking",
     "joint_inversion", "reversed_hijacking", "split_learning",
 ]  # fmt: skip
+
 _SEEDS = range(5)
 _FEWER_SEEDS = range(3)  # of MNIST and of APFed-C, where a run takes several times as long
 _EPOCHS = 300

@@ -32,6 +32,7 @@ __all__ = [
     "headline_of", "learned_by", "limits_of", "privacy_document", "settings_of", "tiles_of",
     "trace_of", "unevenness", "warnings_of",
 ]  # fmt: skip
+
 _BY_CLASS = "recall of class "
 _BALLOTS = frozenset({Kind.LABELS, Kind.ENCRYPTED_LABELS})
 

@@ -36,6 +36,7 @@ from secure_apfed.measures import ACCURACY, Measure
 from secure_apfed.runs.outcome import scores_of
 
 __all__ = ["write_pictures"]
+
 _WIDTH = 8.0
 _MANY_EPOCHS = 25
 # Of pictures that attacks rebuilt: inches a column and a row, and how many attacks are shown.

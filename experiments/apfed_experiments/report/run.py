@@ -35,6 +35,7 @@ __all__ = [
     "Audited", "EpochMetrics", "MeasuredModel", "ReportedRun", "audit_of", "measured_of",
     "read_run",
 ]  # fmt: skip
+
 _FALSE_ALARMS = 0.01
 # Reports are many, and each alarm is taken for a bug.
 _DOUBT = 1e-6

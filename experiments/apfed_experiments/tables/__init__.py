@@ -8,6 +8,7 @@ from secure_apfed.errors import ConfigError
 from secure_apfed.settings import unknown_name
 
 __all__ = ["TABLES", "find_table"]
+
 _PAPERS = (apfed, apc_vfl, mmvfl, fedmv)
 TABLES: Mapping[str, PaperTable] = {
     table.name: table for paper in _PAPERS for table in paper.TABLES

@@ -40,6 +40,7 @@ __all__ = [
     "HELPED", "READING", "SCENARIOS", "TABLES", "USUAL", "Changes", "Part", "Scenario", "alone",
     "exchanged", "helped", "size_of", "table2_size",
 ]  # fmt: skip
+
 READING = (
     "Mean over the seeds of ten-fold cross-validations, which are drawn with the seed as rows, "
     "aligned rows and weights are; minus: paired by seed. Intervals hold what these change, and "

@@ -19,6 +19,7 @@ from secure_apfed.data.catalogue import view_count
 from secure_apfed.methods import METHODS
 
 __all__ = ["PRINTED", "PROXY", "TABLES", "Training", "run_of"]
+
 _TITLES = {
     "mnist": "MNIST", "fashion_mnist": "Fashion-MNIST", "cifar10": "CIFAR-10",
     "cifar100": "CIFAR-100",

@@ -41,6 +41,7 @@ __all__ = [
     "measure_sessions", "measure_spaces", "measure_weights", "multi_view", "single_view", "spaces",
     "trained", "wanted_labels",
 ]  # fmt: skip
+
 Rows = NDArray[np.int64]
 _BETA, _WEIGHT = 4.0, 8.0
 METRICS = ("accuracy", "precision", "recall", "F1")

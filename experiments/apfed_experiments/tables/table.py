@@ -39,6 +39,7 @@ __all__ = [
     "Board", "Figures", "Forecast", "FunctionJob", "Job", "Line", "Measured", "PaperTable",
     "Printed", "RunJob", "Size", "fill", "line_of", "one_job_a_seed", "write",
 ]  # fmt: skip
+
 Clock: TypeAlias = Callable[[], float]
 Figures = Mapping[str, float]
 """What a function measured, by name, in the table's unit."""
