@@ -6,29 +6,33 @@ baseline, APFed, votes, and joint prediction, which nobody can do alone afterwar
 over seeds. Runs that are done are not run again.
 """
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import pandas as pd
 from joblib import Parallel, delayed
 
-from apfed_experiments.centralised import centralise
-from apfed_experiments.columns import markdown, p_text, write_text
+from apfed_experiments.columns import P_HOLM, Column, Table, adjust, within, write_tables
 from apfed_experiments.finished import FinishedRun
 from apfed_experiments.solo import SoloRecord, keep_solo, solo_file
-from apfed_experiments.study import Figures, OnDone, Point, Results, Study
-from apfed_experiments.summary import Gain, Interval, holm, shared_share
+from apfed_experiments.study import (
+    MASKED,
+    STUDENT,
+    Figures,
+    OnDone,
+    Point,
+    Study,
+    centralise,
+    solo_figures,
+)
+from apfed_experiments.summary import Gain, Interval, Row, shared_share_of
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
-from secure_apfed.files import to_json
 from secure_apfed.solo import BASELINES
 
-__all__ = [
-    "HEADER", "LABELLED", "LINES", "READING", "CreditRow", "Line", "compare_credit", "tables_of",
-]  # fmt: skip
+__all__ = ["LABELLED", "LINES", "READING", "Line", "compare_credit"]
 
 LABELLED: tuple[int | None, ...] = (200, None)
 _MEASURES = ("auc", "ks")
@@ -41,14 +45,20 @@ READING = (
     "Joint "
     'prediction needs every party whenever a client is scored; "one table" is what nobody holds.'
 )
-HEADER = ("model", "predicts", "AUC", "KS", "gain in AUC", "p, Holm", "MB")
-
+COLUMNS = (
+    Column(name="labelled"),
+    Column(name="model", title="model"),
+    Column(name="predicts", title="predicts"),
+    Column(name="auc", title="AUC", form=within(".3f")),
+    Column(name="ks", title="KS", form=within(".3f")),
+    Column(name="gain", title="gain in AUC", form=within("+.3f")),
+    P_HOLM,
+    Column(name="wire_bytes", title="MB", form=lambda sent: f"{sent / 1e6:.1f}" if sent else "0"),
+)
 _NETWORK: Mapping[str, Any] = {
     "model": {"hidden": [64], "representation": 32, "projection": 64, "dropout": 0.0},
     "train": {"epochs": 10, "batch_size": 128, "learning_rate": 0.02, "evaluate_every": 10},
 }
-_STUDENT: Mapping[str, Any] = {"model": {"network": "random_features"}, "train": {"epochs": 1}}
-_MASKED: Mapping[str, Any] = {"secure_sum": {"scheme": "plain", "masks": "pairwise"}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,43 +93,22 @@ class Line:
 LINES: tuple[Line, ...] = (
     Line(key="single", label="SingleVL", settings={"method": "single_view", **_NETWORK}),
     Line(key="apfed_r", label="APFed-R, masked sum",
-         settings={"method": "apfed_r", **_NETWORK, **_MASKED}),
+         settings={"method": "apfed_r", **_NETWORK, **MASKED}),
     Line(key="apfed_c", label="APFed-C, masked sum",
-         settings={"method": "apfed_c", **_NETWORK, **_MASKED}),
+         settings={"method": "apfed_c", **_NETWORK, **MASKED}),
     Line(key="votes", label="Votes, masked sum",
-         settings={"method": "votes", **_STUDENT, **_MASKED}),
+         settings={"method": "votes", **STUDENT, **MASKED}),
     Line(key="votes-eps4", label="Votes, noised to epsilon 4",
-         settings={"method": {"name": "votes", "epsilon": 4.0}, **_STUDENT, **_MASKED}),
+         settings={"method": {"name": "votes", "epsilon": 4.0}, **STUDENT, **MASKED}),
     Line(key="tvfl", label="TVFL", settings={"method": "tvfl", **_NETWORK}, together=True),
 )  # fmt: skip
 _ALONE = "votes"  # whose settings the solo baselines are measured with
 
 
-@dataclass(frozen=True, kw_only=True)
-class CreditRow:
-    """One line of the table; `gain` is None of the baseline that others are compared with."""
-
-    labelled: int | None
-    model: str
-    predicts: str
-    auc: Interval
-    ks: Interval
-    gain: Interval | None
-    wire_bytes: float = 0.0
-    p_holm: float = math.nan
-
-    def cells(self) -> tuple[str, ...]:
-        """Texts in the order of `HEADER`."""
-        gain = "" if self.gain is None else self.gain.text(form="+.3f")
-        size = f"{self.wire_bytes / 1e6:.1f}" if self.wire_bytes else "0"
-        both = (one.text(form=".3f") for one in (self.auc, self.ks))
-        return (self.model, self.predicts, *both, gain, p_text(self.p_holm), size)
-
-
 def compare_credit(
     folder: Path, *, seeds: Sequence[int], jobs: int = 1, lines: Sequence[Line] = LINES,
     labelled: Sequence[int | None] = LABELLED, on_done: OnDone = lambda done, total: None,
-) -> list[CreditRow]:  # fmt: skip
+) -> list[Table]:  # fmt: skip
     """Run what is missing; return and write the lines, those of few labels first.
 
     Raises:
@@ -136,40 +125,21 @@ def compare_credit(
     results = Study(points=list(points.values()), seeds=seeds).run(
         jobs=jobs, on_done=on_done, figures=_both_measures
     )
-    rows = []
+    settings = LINES[0].config(None).data
+    tables = []
     for count in labelled:
-        shared = _shared(labelled=count)
-        alone = _Baselines(solo[count, False], shared)
-        rows += alone.rows(count, "the active alone", alone)
-        rows += [_row(count, line, results, points[count, line.key], alone) for line in lines]
-        joint = _Baselines(solo[count, True], shared)
-        rows += joint.rows(count, "all, one table", alone)
-    adjusted = holm([row.gain for row in rows], len(seeds))
-    rows = [replace(row, p_holm=p) for row, p in zip(rows, adjusted, strict=True)]
-    plain = {"rows": [asdict(row) for row in rows]}
-    write_text(folder / "credit-card.json", to_json(plain, indent=1))
-    page = [f"{title}\n\n{markdown(HEADER, cells)}" for title, cells in tables_of(rows)]
-    write_text(folder / "credit-card.md", "\n".join(page))
-    return rows
-
-
-def tables_of(rows: Sequence[CreditRow]) -> list[tuple[str, list[tuple[str, ...]]]]:
-    """A title and the cells of its lines, for each number of labels."""
-    return [
-        (
-            f"Credit card, {'all' if count is None else count} labels",
-            [row.cells() for row in rows if row.labelled == count],
-        )
-        for count in dict.fromkeys(row.labelled for row in rows)
-    ]
-
-
-def _shared(*, labelled: int | None) -> float:
-    """Of every line: all have the rows of one table."""
-    settings = LINES[0].config(labelled).data
-    data = load_data(settings, seed=0)
-    rows = {"train": len(data.train_rows), "labelled": len(data.labelled_rows)}
-    return shared_share(settings, **rows, test=len(data.test_rows))
+        of_count = settings.model_copy(update={"labelled": count})
+        # Of every line: all have the rows of one table.
+        shared = shared_share_of(of_count, load_data(of_count, seed=0))
+        alone, joint = (_Baselines(solo[count, whole], shared) for whole in (False, True))
+        rows = alone.rows("the active alone", alone)
+        rows += [_row(line, results.of(points[count, line.key]), alone) for line in lines]
+        rows += joint.rows("all, one table", alone)
+        title = f"Credit card, {'all' if count is None else count} labels"
+        tables.append(Table(COLUMNS, [{"labelled": count, **row} for row in rows], title))
+    adjust([row for table in tables for row in table.rows], len(seeds))
+    write_tables(folder / "credit-card", tables)
+    return tables
 
 
 _Records: TypeAlias = Mapping[str, Sequence[SoloRecord]]
@@ -219,72 +189,45 @@ class _Baselines:
 
     def of(self, measure: str, name: str) -> list[float]:
         """Of one baseline on the test rows, by seed."""
-        return [_named(record, name).test for record in self.records[measure]]
-
-    def solo_rows(self, measure: str) -> Iterator[dict[str, Any]]:
-        for seed, record in enumerate(self.records[measure]):
-            for one in record.baselines:
-                yield {
-                    "seed": seed, "target": "solo", "name": one.name, "metric": measure,
-                    "score": one.test, "baseline": one.validation,
-                }  # fmt: skip
+        return [
+            next(one.test for one in record.baselines if one.name == name)
+            for record in self.records[measure]
+        ]
 
     def gain(self, reached: Sequence[float]) -> Gain:
         """In the first measure, over the baseline that held-out labels choose."""
-        task = [
-            {
-                "seed": seed,
-                "target": "task",
-                "name": "",
-                "metric": _MEASURES[0],
-                "score": value,
-                "shared": self.shared,
-            }
-            for seed, value in enumerate(reached)
-        ]
-        found = Gain.of(pd.DataFrame([*task, *self.solo_rows(_MEASURES[0])]))
+        task = {"target": "task", "name": "", "metric": _MEASURES[0], "shared": self.shared}
+        rows = [{"seed": seed, "score": value, **task} for seed, value in enumerate(reached)]
+        for seed, record in enumerate(self.records[_MEASURES[0]]):
+            rows += [{"seed": seed, **figure} for figure in solo_figures(record)]
+        found = Gain.of(pd.DataFrame(rows))
         assert found is not None  # baselines are among the rows
         return found
 
-    @property
-    def chosen(self) -> str:
-        """By held-out labels, on average over the seeds."""
-        return self.gain(self.of(_MEASURES[0], next(iter(BASELINES)))).baseline
-
-    def rows(self, labelled: int | None, predicts: str, alone: "_Baselines") -> list[CreditRow]:
-        """Of all baselines, beside the one that the active would choose alone."""
-        chosen, rows = self.chosen, []
+    def rows(self, predicts: str, alone: "_Baselines") -> list[Row]:
+        """Of all baselines; the one that the active would choose alone has no gain."""
+        chosen = self.gain(self.of(_MEASURES[0], next(iter(BASELINES)))).baseline
+        rows = []
         for name, baseline in BASELINES.items():
             auc, ks = (self.of(measure, name) for measure in _MEASURES)
-            is_reference = self is alone and name == chosen
-            rows.append(
-                CreditRow(
-                    labelled=labelled,
-                    model=baseline.title + (" *" if name == chosen else ""),
-                    predicts=predicts,
-                    auc=Interval.of(auc, shared=alone.shared),
-                    ks=Interval.of(ks, shared=alone.shared),
-                    gain=None if is_reference else alone.gain(auc).over_chosen,
-                )
-            )
+            row = alone.compared(auc, ks) | {
+                "model": baseline.title + (" *" if name == chosen else ""), "predicts": predicts,
+                "wire_bytes": 0.0,
+            }  # fmt: skip
+            rows.append(row | ({"gain": None} if self is alone and name == chosen else {}))
         return rows
 
+    def compared(self, auc: Sequence[float], ks: Sequence[float]) -> Row:
+        """Intervals of both, and of the gain in the first over the best of these."""
+        return {
+            "auc": Interval.of(auc, shared=self.shared), "ks": Interval.of(ks, shared=self.shared),
+            "gain": self.gain(auc).over_chosen,
+        }  # fmt: skip
 
-def _named(record: SoloRecord, name: str) -> Any:
-    return next(one for one in record.baselines if one.name == name)
 
-
-def _row(
-    labelled: int | None, line: Line, results: Results, point: Point, alone: _Baselines
-) -> CreditRow:
-    found = results.of(point)
+def _row(line: Line, found: pd.DataFrame, alone: _Baselines) -> Row:
     auc, ks = (found.loc[found["metric"] == measure, "score"].tolist() for measure in _MEASURES)
-    return CreditRow(
-        labelled=labelled,
-        model=line.label,
-        predicts="all parties" if line.together else "the active alone",
-        auc=Interval.of(auc, shared=alone.shared),
-        ks=Interval.of(ks, shared=alone.shared),
-        gain=alone.gain(auc).over_chosen,
-        wire_bytes=float(found.drop_duplicates("seed")["wire_bytes"].mean()),
-    )
+    return alone.compared(auc, ks) | {
+        "model": line.label, "predicts": "all parties" if line.together else "the active alone",
+        "wire_bytes": float(found.drop_duplicates("seed")["wire_bytes"].mean()),
+    }  # fmt: skip

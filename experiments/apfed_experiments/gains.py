@@ -15,21 +15,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from apfed_experiments.columns import markdown, p_text, write_text
-from apfed_experiments.drawing import COLOURS, OTHER, drawing
+import pandas as pd
+
+from apfed_experiments.columns import EPSILON, P_HOLM, Column, Table, adjust, within, write_text
+from apfed_experiments.drawing import COLOURS, OTHER, draw_line, drawing
 from apfed_experiments.solo import taught_alone
-from apfed_experiments.study import OnDone, Point, Study
-from apfed_experiments.summary import Gain, holm
+from apfed_experiments.study import MASKED, STUDENT, OnDone, Point, Study, absent
+from apfed_experiments.summary import Gain, Row, Summary
 from secure_apfed.config import Config
-from secure_apfed.data import load_data
-from secure_apfed.errors import ConfigError, DataError
+from secure_apfed.errors import ConfigError
 from secure_apfed.files import to_json
 from secure_apfed.measures import ACCURACY, MEASURES, Measure
 from secure_apfed.runs.outcome import Outcome, Privacy
 
 __all__ = [
-    "CASES", "EPSILONS", "HEADER", "QUICK", "QUICK_SEEDS", "READING", "SEEDS", "GainCase",
-    "GainRow", "cases_like", "header_of", "run_gains", "stored_of",
+    "CASES", "EPSILONS", "QUICK", "QUICK_SEEDS", "READING", "SEEDS", "GainCase", "cases_like",
+    "columns_of", "run_gains", "stored_of",
 ]  # fmt: skip
 
 READING = (
@@ -43,12 +44,10 @@ READING = (
     "one person's vote at one passive, with the labeller held fixed, at delta 1e-5 (randomised "
     "answers: 0)."
 )
-
 SEEDS, QUICK_SEEDS = 10, 3
 EPSILONS = (0.25, 1.0, 2.0, 4.0, 8.0)
 _ALONE, _NO_HELP, _LAMBDA_0 = "votes", "no-help", "lambda-0"
 QUICK = ("votes/digits/n50", "votes-randomised/digits/n50/eps4", "votes/wine/n9")
-
 _DATA: Mapping[str, dict[str, Any]] = {
     "digits": {"dataset": "digits", "views": 4},
     "breast-cancer-errors": {"dataset": "breast_cancer", "active_view": 2},
@@ -60,7 +59,6 @@ _DATA: Mapping[str, dict[str, Any]] = {
     "mnist-3-1": {"dataset": "mnist", "views": 3, "limit": 3000},
     "fashion-mnist-3-1": {"dataset": "fashion_mnist", "views": 3, "limit": 3000},
 }
-_STUDENT = {"model": {"network": "random_features"}, "train": {"epochs": 1}}
 _NETWORK = {
     "model": {"hidden": [128], "representation": 64, "projection": 64, "dropout": 0.0},
     "train": {
@@ -74,34 +72,32 @@ _NETWORK = {
     "passives": {"default": {"weight": 10.0}},
 }
 _JOINTLY = {"epochs": 60, "batch_size": 128, "learning_rate": 0.1, "evaluate_every": 60}
+_LOGISTIC = {"labeller": "logistic"}
+"""Whose votes a person without a label moves in no way but by the own one."""
+_VOTES: Mapping[str, dict[str, Any]] = {
+    "votes": {"name": "votes"},
+    "votes-randomised": {"name": "votes_randomised"},
+    "votes-moment": {"name": "votes_moment"},
+    "votes-encrypted": {"name": "votes_encrypted"},
+    "votes-moment-logistic": {"name": "votes_moment", **_LOGISTIC},
+    "votes-randomised-logistic": {"name": "votes_randomised", **_LOGISTIC},
+    _NO_HELP: {"name": "votes"},
+}
 _METHODS: Mapping[str, dict[str, Any]] = {
-    "votes": {"method": "votes", **_STUDENT},
-    "votes-randomised": {"method": "votes_randomised", **_STUDENT},
-    "votes-moment": {"method": "votes_moment", **_STUDENT},
-    "votes-encrypted": {"method": "votes_encrypted", **_STUDENT},
-    # Whose votes a person without a label moves in no way but by the own one.
-    "votes-moment-logistic": {
-        "method": {"name": "votes_moment", "labeller": "logistic"},
-        **_STUDENT,
-    },
-    "votes-randomised-logistic": {
-        "method": {"name": "votes_randomised", "labeller": "logistic"},
-        **_STUDENT,
-    },
+    **{name: {"method": method, **STUDENT} for name, method in _VOTES.items()},
     "joint_teacher": {
-        "method": {"name": "joint_teacher", "labels": "spreading"},
-        **_STUDENT,
-        "train": _JOINTLY,
+        "method": {"name": "joint_teacher", "labels": "spreading"}, **STUDENT, "train": _JOINTLY,
     },
     "apc_vfl": {
-        "method": "apc_vfl",
+        "method": {"name": "apc_vfl"},
         "model": {"network": "selu", "hidden": [256], "representation": 256},
     },
-    "apfed_c": {"method": "apfed_c", **_NETWORK},
-    "apfed_r": {"method": "apfed_r", **_NETWORK},
-    _NO_HELP: {"method": "votes", **_STUDENT},
-    _LAMBDA_0: {"method": "apfed_c", **_NETWORK, "passives": {"default": {"weight": 0.0}}},
-}
+    "apfed_c": {"method": {"name": "apfed_c"}, **_NETWORK},
+    "apfed_r": {"method": {"name": "apfed_r"}, **_NETWORK},
+    _LAMBDA_0: {
+        "method": {"name": "apfed_c"}, **_NETWORK, "passives": {"default": {"weight": 0.0}},
+    },
+}  # fmt: skip
 
 
 class _NoHelpPoint(Point):
@@ -155,7 +151,6 @@ class GainCase:
         return replace(self, method=method, epsilon=None)
 
     def point(self, folder: Path, measure: Measure) -> Point:
-        """Its runs, judged by this measure."""
         kind = _NoHelpPoint if self.method == _NO_HELP else Point
         return kind(
             config=_judged(self.config, measure), folder=folder, figures_only=True,
@@ -164,19 +159,16 @@ class GainCase:
 
     @property
     def config(self) -> Config:
-        """Of its runs."""
         usual: dict[str, Any] = {
             "name": self.name.replace("/", "-"),
-            "secure_sum": {"scheme": "plain", "masks": "pairwise"},
+            **MASKED,
             "guard": {"mechanism": "none", "noise": "reproducible_insecure"},
             "transcript": {"keep": "none"},
         }
         settings = {**usual, **_METHODS[self.method]}
         settings["data"] = _DATA[self.data] | {"labelled": self.labelled}
         if self.epsilon is not None:
-            said = settings["method"]
-            named = {"name": said} if isinstance(said, str) else said
-            settings["method"] = {**named, "epsilon": self.epsilon}
+            settings["method"] = {**settings["method"], "epsilon": self.epsilon}
         return Config.model_validate(settings)
 
 
@@ -234,98 +226,58 @@ def cases_like(patterns: Sequence[str]) -> list[GainCase]:
     return list(found.values())
 
 
-@dataclass(frozen=True, kw_only=True)
-class GainRow:
-    """What a case found.
-
-    Attributes:
-        case, seeds: which, over how many.
-        gain: see `Gain`; None where the data are not here, which `missing` says.
-        epsilon: the largest that a person's vote cost a passive; inf without noise.
-        wire_bytes: of one run, mean.
-        p_holm: of the gain, adjusted for all cases of the table.
-    """
-
-    case: GainCase
-    seeds: int
-    gain: Gain | None
-    epsilon: float = math.inf
-    wire_bytes: float = 0.0
-    missing: str = ""
-    p_holm: float = math.nan
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain values; measures and gains in hundredths."""
-        told: dict[str, Any] = {"case": self.case.name, "seeds": self.seeds}
-        if self.gain is None:
-            return {**told, "missing": self.missing}
-        gain, chosen, hindsight = self.gain, self.gain.over_chosen, self.gain.over_hindsight
-        without = gain.over_control
-        assert without is not None
-        assert gain.control is not None
-        return {
-            **told,
-            "solo": 100 * gain.solo,
-            "measure": gain.measure,
-            "accuracy" if gain.measure == ACCURACY.name else "reached": 100 * gain.reached,
-            "gain": 100 * chosen.mean,
-            "low": 100 * chosen.low,
-            "high": 100 * chosen.high,
-            "p_holm": self.p_holm,
-            "epsilon": self.epsilon,
-            "baseline": gain.baseline,
-            "hindsight": gain.hindsight,
-            "gain_hindsight": 100 * hindsight.mean,
-            "low_hindsight": 100 * hindsight.low,
-            "high_hindsight": 100 * hindsight.high,
-            "control": self.case.control.name,
-            "no_help": 100 * gain.control,
-            "gain_no_help": 100 * without.mean,
-            "low_no_help": 100 * without.low,
-            "high_no_help": 100 * without.high,
-            "wire_bytes": self.wire_bytes,
-        }
-
-    def cells(self) -> tuple[str, ...]:
-        """Texts in the order of `HEADER`."""
-        if self.gain is None:
-            return (self.case.name, *[""] * 6, self.missing)
-        gain, without = self.gain, self.gain.over_control
-        assert without is not None
-        assert gain.control is not None
-        return (
-            self.case.name,
-            f"{100 * gain.solo:.1f} ({gain.baseline})",
-            f"{100 * gain.reached:.1f}",
-            gain.over_chosen.text(scale=100, form="+.1f"),
-            p_text(self.p_holm),
-            f"{gain.over_hindsight.text(scale=100, form='+.1f')} ({gain.hindsight})",
-            f"{without.text(scale=100, form='+.1f')} ({100 * gain.control:.1f})",
-            "∞" if math.isinf(self.epsilon) else f"{self.epsilon:.3g}",
-            gain.sentence.partition(":")[0],
-        )
+def columns_of(measure: Measure) -> tuple[Column, ...]:
+    """Of the table of runs that are judged by this measure; measures and gains in hundredths."""
+    accuracy = measure is ACCURACY
+    judged = "accuracy %" if accuracy else f"{measure.title} x 100"
+    points = within("+.1f", scale=100)
+    return (
+        Column(name="case", title="case"),
+        Column(name="seeds"),
+        Column(name="solo", title="best solo %" if accuracy else f"best solo, {judged}", scale=100,
+               form=within(".1f", scale=100), note=lambda row: row["baseline"]),
+        Column(name="measure"),
+        Column(name="reached", title=judged, form=within(".1f", scale=100), scale=100,
+               keys=("accuracy" if accuracy else "reached",)),
+        Column(name="gain", title="gain, points" if accuracy else "gain, hundredths", form=points,
+               keys=("gain", "low", "high"), scale=100),
+        P_HOLM,
+        Column(name="baseline"),
+        Column(name="hindsight"),
+        Column(name="gain_hindsight", title="over the best by test rows", form=points,
+               note=lambda row: row["hindsight"], scale=100,
+               keys=("gain_hindsight", "low_hindsight", "high_hindsight")),
+        Column(name="control"),
+        Column(name="no_help", scale=100),
+        Column(name="gain_no_help", title="over no help", form=points, scale=100,
+               note=lambda row: f"{100 * row['no_help']:.1f}",
+               keys=("gain_no_help", "low_no_help", "high_no_help")),
+        replace(EPSILON, title="epsilon of a vote"),
+        Column(name="wire_bytes"),
+        Column(name="missing"),
+        Column(name="paid", title="", keys=()),
+    )  # fmt: skip
 
 
-HEADER = (
-    "case", "best solo %", "accuracy %", "gain, points", "p, Holm",
-    "over the best by test rows", "over no help", "epsilon of a vote", "",
-)  # fmt: skip
-
-
-def header_of(measure: Measure) -> tuple[str, ...]:
-    """What stands above the columns where runs are judged by this measure."""
-    if measure is ACCURACY:
-        return HEADER
-    case, _, _, _, *others = HEADER
-    told = f"{measure.title} x 100"
-    return (case, f"best solo, {told}", told, "gain, hundredths", *others)
+def _row(case: GainCase, seeds: int, found: pd.DataFrame, control: pd.DataFrame) -> Row:
+    summary, gain = Summary.of(found), Gain.of(found, control)
+    assert gain is not None  # the study measures baselines
+    return {
+        "case": case.name, "seeds": seeds, "solo": gain.solo, "measure": gain.measure,
+        "reached": gain.reached, "gain": gain.over_chosen, "epsilon": summary.epsilon_passives,
+        "baseline": gain.baseline, "hindsight": gain.hindsight,
+        "gain_hindsight": gain.over_hindsight, "control": case.control.name,
+        "no_help": gain.control, "gain_no_help": gain.over_control,
+        "wire_bytes": summary.wire_bytes, "paid": gain.sentence.partition(":")[0],
+        "shared": gain.shared, "of": case,
+    }  # fmt: skip
 
 
 def run_gains(
     folder: Path, cases: Sequence[GainCase], *, seeds: int, jobs: int,
     on_done: OnDone = lambda done, total: None, measure: Measure = ACCURACY,
     store: Path | None = None,
-) -> list[GainRow]:  # fmt: skip
+) -> Table:  # fmt: skip
     """Run what is missing; return and write a row for each case.
 
     Args:
@@ -341,54 +293,47 @@ def run_gains(
         CheckpointError: the folder holds runs that were judged by another measure.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    absent = {case.name: _absent(case) for case in cases}
+    missing = {case.name: absent(case.config) for case in cases}
     points = {
         one.name: one.point(folder, measure)
         for case in cases
-        if not absent[case.name]
+        if not missing[case.name]
         for one in (case, case.control)
     }
     results = Study(points=list(points.values()), seeds=range(seeds)).run(
         jobs=jobs, on_done=on_done, solo=True
     )
-    rows = []
+    rows: list[Row] = []
     for case in cases:
-        if absent[case.name]:
-            rows.append(GainRow(case=case, seeds=0, gain=None, missing=absent[case.name]))
-            continue
-        found = results.of(points[case.name])
-        rows.append(
-            GainRow(
-                case=case,
-                seeds=seeds,
-                gain=Gain.of(found, results.of(points[case.control.name])),
-                epsilon=float(found["epsilon_passives"].max()),
-                wire_bytes=float(found.drop_duplicates("seed")["wire_bytes"].mean()),
-            )
-        )
-    adjusted = holm([None if row.gain is None else row.gain.over_chosen for row in rows], seeds)
-    rows = [replace(row, p_holm=p) for row, p in zip(rows, adjusted, strict=True)]
-    write_text(folder / "gains.json", to_json({"rows": [row.as_json() for row in rows]}))
-    write_text(folder / "gains.md", markdown(header_of(measure), [row.cells() for row in rows]))
+        if missing[case.name]:
+            why = missing[case.name]
+            rows.append({"case": case.name, "seeds": 0, "missing": why, "paid": why})
+        else:
+            own, control = (results.of(points[one.name]) for one in (case, case.control))
+            rows.append(_row(case, seeds, own, control))
+    adjust([row for row in rows if "gain" in row], seeds)
+    table = Table(columns_of(measure), rows, "What help is worth")
+    write_text(folder / "gains.json", to_json({"rows": table.plain()}))
+    write_text(folder / "gains.md", table.markdown())
     _draw(folder / "gains.png", rows)
     if store is not None:
         write_text(store, to_json(stored_of(rows), indent=1))
-    return rows
+    return table
 
 
-def stored_of(rows: Sequence[GainRow]) -> list[dict[str, Any]]:
+def stored_of(rows: Sequence[Row]) -> list[Row]:
     """What `secure-apfed plan` reads of these rows: those with the default labeller."""
     stored = []
     for row in rows:
-        if row.gain is None or "labeller" in row.case.config.method.model_fields_set:
+        if "gain" not in row or "labeller" in row["of"].config.method.model_fields_set:
             continue
-        data, over = row.case.config.data, row.gain.over_chosen
+        case, over = row["of"], row["gain"]
+        data = case.config.data
         stored.append({
-            "method": row.case.config.method.name, "dataset": data.dataset,
-            "active_view": data.active_view, "labelled": row.case.labelled,
-            "epsilon": row.case.epsilon, "seeds": row.seeds, "baseline": row.gain.baseline,
-            "gain": 100 * over.mean, "low": 100 * over.low, "high": 100 * over.high,
-            "shared": row.gain.shared,
+            "method": case.config.method.name, "dataset": data.dataset,
+            "active_view": data.active_view, "labelled": case.labelled, "epsilon": case.epsilon,
+            "seeds": row["seeds"], "baseline": row["baseline"], "gain": 100 * over.mean,
+            "low": 100 * over.low, "high": 100 * over.high, "shared": row["shared"],
         })  # fmt: skip
     return stored
 
@@ -397,35 +342,22 @@ def _judged(config: Config, measure: Measure) -> Config:
     return config.model_copy(update={"measure": measure.name})
 
 
-def _absent(case: GainCase) -> str:
-    """Why the data of a case cannot be had here; empty where they can."""
-    try:
-        load_data(case.config.data, seed=0)
-    except DataError as error:
-        return str(error)
-    return ""
-
-
-def _draw(path: Path, rows: Sequence[GainRow]) -> None:
+def _draw(path: Path, rows: Sequence[Row]) -> None:
     """Gain against epsilon for each method and data set that has several of both."""
-    lines: dict[str, list[GainRow]] = {}
+    lines: dict[str, list[Row]] = {}
     for row in rows:
-        if row.gain is not None and row.case.epsilon is not None:
-            name = f"{row.case.method}, {row.case.data}, n {row.case.labelled}"
-            lines.setdefault(name, []).append(row)
+        if "gain" in row and row["of"].epsilon is not None:
+            case = row["of"]
+            lines.setdefault(f"{case.method}, {case.data}, n {case.labelled}", []).append(row)
     lines = {name: of_line for name, of_line in lines.items() if len(of_line) > 1}
     if not lines:
         return
     with drawing(path, (7.5, 4.2)) as figure:
         axes = figure.subplots()
         for colour, (name, of_line) in zip(COLOURS, lines.items(), strict=False):
-            gains = [row.gain.over_chosen for row in of_line if row.gain]
-            arms = [gain.arms(100) for gain in gains]
-            axes.errorbar(
-                [row.case.epsilon or math.inf for row in of_line],
-                [100 * gain.mean for gain in gains],
-                yerr=[[arm[0][0] for arm in arms], [arm[1][0] for arm in arms]],
-                fmt="o-", color=colour, label=name, capsize=2.5,
+            draw_line(
+                axes, [row["of"].epsilon for row in of_line], [row["gain"] for row in of_line],
+                scale=100, fmt="o-", color=colour, label=name,
             )  # fmt: skip
         axes.axhline(0, color=OTHER, linestyle=":", linewidth=1.2)
         axes.set(

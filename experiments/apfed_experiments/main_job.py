@@ -8,32 +8,36 @@ run is derived from it by a variant, so that all share data, seeds and labelled 
 lies in one folder; a stopped job goes on where it was.
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from joblib import Parallel, delayed
 from matplotlib.axes import Axes
 
-from apfed_experiments.columns import markdown, p_text, write_text
+from apfed_experiments.columns import EPSILON, P_HOLM, Column, Table, adjust, within, write_text
 from apfed_experiments.drawing import ATTACK, OTHER, OURS, Picture, drawing
 from apfed_experiments.report import write_report
 from apfed_experiments.report.page import Part, write_comparison
-from apfed_experiments.study import OnDone, Point, Results, Study, base_config
-from apfed_experiments.summary import Interval, Leakage, Summary, holm
+from apfed_experiments.study import (
+    MASKED,
+    STUDENT,
+    OnDone,
+    Point,
+    Results,
+    Study,
+    absent,
+    base_config,
+)
+from apfed_experiments.summary import Interval, Row, Summary
 from secure_apfed.config import Config
-from secure_apfed.data import load_data
 from secure_apfed.data.catalogue import view_count
-from secure_apfed.errors import DataError
-from secure_apfed.files import to_csv
 from secure_apfed.methods import METHODS
 
 __all__ = [
-    "CONFIGS", "HEADER", "READING", "VARIANTS", "Comparison", "Line", "Variant", "VariantPoint",
-    "as_csv", "compare", "draw", "points_of", "run_main_job",
+    "COLUMNS", "CONFIGS", "READING", "VARIANTS", "Variant", "VariantPoint", "compare", "draw",
+    "points_of", "run_main_job",
 ]  # fmt: skip
 
 READING = (
@@ -53,13 +57,7 @@ READING = (
     "0 means that these attacks found nothing, not that there is nothing, and one that begins "
     "just above 0 is no finding, since the highest of several means is shown."
 )
-
 CONFIGS = ("main-digits", "main-breast-cancer", "main-handwritten")
-HEADER = (
-    "method", "protection", "accuracy %", "gain, points", "p, Holm", "bytes", "epsilon",
-    "labels read", "features read",
-)  # fmt: skip
-
 # Inference variants of TVFL, in the paper's words; the others have one, named by the method.
 _INFERENCE: Mapping[str, str] = {
     "tvfl": "TVFL, all parties",
@@ -69,10 +67,32 @@ _INFERENCE: Mapping[str, str] = {
     "joint_teacher_together": "Teacher, all parties",
 }
 _TARGETS: Mapping[str, str] = {"labels": "balanced accuracy", "features": "R2"}
+
+
+def _read(target: str) -> Column:
+    """Advantage of the attack on this target that gained most; none where none applied."""
+    return Column(
+        name=target, title=f"{target} read", form=within(".3f"), missing="not applicable",
+        note=lambda row: row["summary"].leakage[target].missing,
+        keys=(target, f"{target}_low", f"{target}_high"),
+    )  # fmt: skip
+
+
+COLUMNS = (
+    Column(name="method", title="method"),
+    Column(name="protection", title="protection"),
+    Column(name="accuracy", title="accuracy %", form=within(".1f", scale=100),
+           keys=("accuracy", "accuracy_low", "accuracy_high")),
+    Column(name="gain", title="gain, points", form=within("+.1f", scale=100),
+           keys=("gain", "gain_low", "gain_high")),
+    P_HOLM,
+    Column(name="bytes", title="bytes", form=lambda sent: f"{sent / 1e6:.1f} MB" if sent else "0"),
+    EPSILON,
+    *map(_read, _TARGETS),
+)  # fmt: skip
 _NO_GUARD = {"guard": {"mechanism": "none"}}
 _PLAIN = {**_NO_GUARD, "secure_sum": {"scheme": "plain", "masks": "none"}}
-_MASKED = {**_NO_GUARD, "secure_sum": {"scheme": "plain", "masks": "pairwise"}}
-_STUDENT = {**_MASKED, "model": {"network": "random_features"}, "train": {"epochs": 1}}
+_STUDENT = {**_NO_GUARD, **MASKED, **STUDENT}
 _ENDLESS = 100.0
 _JOINTLY = {"epochs": 20, "batch_size": 64, "learning_rate": 0.1, "evaluate_every": 20}
 _TEACHER = {"labels": "spreading"}
@@ -98,7 +118,6 @@ class Variant:
     changes: Mapping[str, Any]
 
     def of(self, base: Config) -> Config:
-        """The run of this variant."""
         settings = base.model_dump(mode="json", exclude_defaults=True) | dict(self.changes)
         settings |= {
             "name": f"{base.name}-{self.key}",
@@ -135,8 +154,6 @@ VARIANTS: tuple[Variant, ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class VariantPoint(Point):
-    """The runs of one variant on one data set."""
-
     variant: Variant
 
 
@@ -150,116 +167,45 @@ def points_of(base: Config, folder: Path) -> list[VariantPoint]:
     ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """One line of the table: a variant, and one of its ways of inference."""
+def compare(points: Sequence[VariantPoint], results: Results, *, seeds: int = 1) -> Table:
+    """Rows in the order of the variants, one for each way of inference.
 
-    method: str
-    variant: Variant
-    accuracy: Interval
-    summary: Summary
-    p_holm: float = math.nan
-
-    def read(self, target: str) -> Interval | None:
-        """Advantage of the attack on this target that gained most; None where none applied."""
-        leakage = self.summary.leakage.get(target)
-        return leakage.advantage if leakage else None
-
-    @property
-    def gain(self) -> Interval | None:
-        """Over the best solo baseline; None where others help to predict, or play no part."""
-        own = next(iter(self.summary.accuracies.values())) is self.accuracy
-        alone = own and METHODS[self.variant.method].settings.predicts_alone
-        return self.summary.gain.over_chosen if alone and self.summary.gain else None
-
-    @property
-    def epsilon(self) -> float:
-        """See `Summary.epsilon_of`."""
-        return self.summary.epsilon_of(METHODS[self.variant.method].declared)
-
-    def cells(self) -> tuple[str, ...]:
-        """Texts in the order of `HEADER`."""
-        wire_bytes = self.summary.wire_bytes
-        return (
-            self.method,
-            self.variant.protection,
-            self.accuracy.text(scale=100),
-            "" if self.gain is None else self.gain.text(scale=100, form="+.1f"),
-            p_text(self.p_holm),
-            f"{wire_bytes / 1e6:.1f} MB" if wire_bytes else "0",
-            "∞" if math.isinf(self.epsilon) else f"{self.epsilon:.3g}",
-            *(_cell(self.summary.leakage.get(target)) for target in _TARGETS),
-        )
-
-
-def _cell(leakage: Leakage | None) -> str:
-    if leakage is None:
-        return "not applicable"
-    missing = f" ({leakage.missing})" if leakage.missing else ""
-    return leakage.advantage.text(form=".3f") + missing
-
-
-def compare(points: Sequence[VariantPoint], results: Results) -> list[Line]:
-    """Lines in the order of the variants, one for each way of inference."""
-    summaries = [(point.variant, Summary.of(results.of(point))) for point in points]
-    lines = [
-        Line(
-            method=_INFERENCE.get(inference, variant.label),
-            variant=variant,
-            accuracy=accuracy,
-            summary=summary,
-        )
-        for variant, summary in summaries
-        for inference, accuracy in summary.accuracies.items()
-    ]
-    adjusted = holm([line.gain for line in lines], [line.summary.seeds for line in lines])
-    return [replace(line, p_holm=p) for line, p in zip(lines, adjusted, strict=True)]
-
-
-def as_csv(lines: Sequence[Line]) -> str:
-    """The table with plain numbers."""
-    rows = []
-    for line in lines:
-        nothing = Interval(math.nan, math.nan, math.nan)
-        gain = line.gain or nothing
-        leaks = {target: line.read(target) or nothing for target in _TARGETS}
-        rows.append({
-            "method": line.method, "protection": line.variant.protection,
-            "accuracy": line.accuracy.mean, "accuracy_low": line.accuracy.low,
-            "accuracy_high": line.accuracy.high, "gain": gain.mean, "gain_low": gain.low,
-            "gain_high": gain.high, "p_holm": line.p_holm,
-            "bytes": line.summary.wire_bytes, "epsilon": line.epsilon,
-        } | {
-            f"{target}{end}": value
-            for target, leak in leaks.items()
-            for end, value in (("", leak.mean), ("_low", leak.low), ("_high", leak.high))
-        })  # fmt: skip
-    return to_csv(pd.DataFrame(rows))
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """A finished table of one data set."""
-
-    config: Config
-    points: Sequence[VariantPoint]
-    lines: Sequence[Line]
-
-    def title(self, seeds: int) -> str:
-        """What was compared, in a line."""
-        data = self.config.data
-        return (
-            f"{data.dataset}: {view_count(data)} parties with features, {data.labelled} labelled "
-            f"rows, {seeds} seed{'' if seeds == 1 else 's'}"
-        )
+    A gain is over the best solo baseline; there is none where others help to predict.
+    """
+    rows: list[Row] = []
+    for point in points:
+        variant, summary = point.variant, Summary.of(results.of(point))
+        method = METHODS[variant.method]
+        for at, (inference, accuracy) in enumerate(summary.accuracies.items()):
+            alone = at == 0 and method.settings.predicts_alone
+            rows.append({
+                "method": _INFERENCE.get(inference, variant.label), "variant": variant,
+                "protection": variant.protection, "accuracy": accuracy, "summary": summary,
+                "gain": summary.gain.over_chosen if alone and summary.gain else None,
+                "bytes": summary.wire_bytes, "epsilon": summary.epsilon_of(method.declared),
+                **dict.fromkeys(_TARGETS),
+                **{target: leak.advantage for target, leak in summary.leakage.items()},
+            })  # fmt: skip
+    adjust(rows, seeds)
+    data = points[0].alone.data if points and points[0].alone else None
+    title = "" if data is None else (
+        f"{data.dataset}: {view_count(data)} parties with features, {data.labelled} labelled "
+        f"rows, {seeds} seed{'' if seeds == 1 else 's'}"
+    )  # fmt: skip
+    return Table(COLUMNS, rows, title)
 
 
 def run_main_job(
     folder: Path, *, seeds: Sequence[int], jobs: int, on_done: OnDone = lambda done, total: None
-) -> list[Comparison]:
+) -> list[Table]:
     """Run every trial that is missing, then write tables, and the reports of the first seed."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    bases = [base for base in map(base_config, CONFIGS) if _is_here(base)]
+    # The embedded sets can always be had.
+    embedded = ("digits", "breast_cancer")
+    bases = [
+        base for base in map(base_config, CONFIGS)
+        if base.data.dataset in embedded or not absent(base)
+    ]  # fmt: skip
     parts = [(base, points_of(base, folder)) for base in bases]
     points = [point for _, of_base in parts for point in of_base]
     # The longest variants are the last; begun first, they leave no process without work at the end.
@@ -269,79 +215,57 @@ def run_main_job(
     reports = Parallel(n_jobs=jobs, return_as="generator")(
         delayed(write_report)(point.trial(seeds[0]).path) for point in points
     )
-    found = [Comparison(base, of_base, compare(of_base, results)) for base, of_base in parts]
-    for comparison in found:
-        path, lines = folder / comparison.config.name, comparison.lines
-        write_text(path.with_suffix(".csv"), as_csv(lines))
-        write_text(path.with_suffix(".md"), markdown(HEADER, [line.cells() for line in lines]))
-    shown = [_part(comparison, folder, seeds) for comparison in found]
+    tables = [compare(of_base, results, seeds=len(seeds)) for _, of_base in parts]
+    shown = []
+    for (base, of_base), table in zip(parts, tables, strict=True):
+        path = folder / base.name
+        write_text(path.with_suffix(".csv"), table.csv())
+        write_text(path.with_suffix(".md"), table.markdown())
+        reported = [point.trial(seeds[0]).path for point in of_base]
+        links = [(one.name, f"{one.relative_to(folder)}/report.html") for one in reported]
+        picture = draw(path.with_suffix(".png"), table)
+        shown.append(Part(table=table, picture=picture, reports=links))
     list(reports)
-    write_comparison(
-        folder,
-        title="The main job: what help is worth where few rows have a label",
-        reading=READING,
-        header=HEADER,
-        parts=shown,
-    )
-    return found
+    title = "The main job: what help is worth where few rows have a label"
+    write_comparison(folder, title=title, reading=READING, parts=shown)
+    return tables
 
 
-def _is_here(base: Config) -> bool:
-    """Whether the data can be had: the embedded sets always can."""
-    try:
-        load_data(base.data, seed=0)
-    except DataError:
-        return base.data.dataset in ("digits", "breast_cancer")
-    return True
-
-
-def _part(comparison: Comparison, folder: Path, seeds: Sequence[int]) -> Part:
-    title, lines = comparison.title(len(seeds)), comparison.lines
-    reported = [point.trial(seeds[0]).path for point in comparison.points]
-    return Part(
-        title=title,
-        picture=draw(folder / f"{comparison.config.name}.png", title=title, lines=lines),
-        rows=[line.cells() for line in lines],
-        reports=[(path.name, f"{path.relative_to(folder)}/report.html") for path in reported],
-    )
-
-
-def draw(path: Path, *, title: str, lines: Sequence[Line]) -> Picture:
-    """Gain, epsilon and what is read, of each line, side by side."""
-    with drawing(path, (12.0, 0.9 + 0.33 * len(lines))) as figure:
+def draw(path: Path, table: Table) -> Picture:
+    """Gain, epsilon and what is read, of each row, side by side."""
+    rows = table.rows
+    with drawing(path, (12.0, 0.9 + 0.33 * len(rows))) as figure:
         gain, epsilon, *reads = figure.subplots(1, 2 + len(_TARGETS), sharey=True)
-        _dots(gain, lines, [line.gain for line in lines], colour=OURS, scale=100)
+        _dots(gain, rows, [row["gain"] for row in rows], colour=OURS, scale=100)
         gain.set(title="Gain", xlabel="points over the best solo model")
         gain.axvline(0, color=OTHER, linestyle=":", linewidth=1.2)
-        spent = [Interval.of([min(line.epsilon, _ENDLESS)]) for line in lines]
-        _dots(epsilon, lines, spent, colour=OURS)
+        spent = [Interval.of([min(row["epsilon"], _ENDLESS)]) for row in rows]
+        _dots(epsilon, rows, spent, colour=OURS)
         epsilon.set(title="Epsilon", xlabel=f"{_ENDLESS:g}: no noise", xscale="symlog")
         epsilon.set_xlim(-0.3, 2 * _ENDLESS)
         for axes, (target, metric) in zip(reads, _TARGETS.items(), strict=True):
-            _dots(axes, lines, [line.read(target) for line in lines], colour=ATTACK)
+            _dots(axes, rows, [row[target] for row in rows], colour=ATTACK)
             axes.set(title=f"{target.capitalize()} read", xlabel=f"{metric} over baseline")
             axes.axvline(0, color=OTHER, linewidth=1)
     return Picture(
         path=path,
-        title=title,
+        title=table.title,
         caption="Means over the seeds with 95 % intervals; a gain is drawn where the active "
         "predicts alone. Dotted: the best solo baseline. Protected lines are filled.",
     )
 
 
 def _dots(
-    axes: Axes, lines: Sequence[Line], intervals: Sequence[Interval | None], *, colour: str,
+    axes: Axes, rows: Sequence[Row], intervals: Sequence[Interval | None], *, colour: str,
     scale: float = 1.0,
 ) -> None:  # fmt: skip
-    """One dot and interval a line, the first line on top."""
-    for height, (line, interval) in enumerate(zip(lines, intervals, strict=True)):
+    """One dot and interval a row, the first on top."""
+    for height, (row, interval) in enumerate(zip(rows, intervals, strict=True)):
         if interval is not None:
             axes.errorbar(
                 interval.mean * scale, -height, xerr=interval.arms(scale), fmt="o", color=colour,
-                markerfacecolor=colour if line.variant.protected else "white", capsize=2.5,
+                markerfacecolor=colour if row["variant"].protected else "white", capsize=2.5,
             )  # fmt: skip
-    axes.set_yticks([-height for height in range(len(lines))])
-    axes.set_yticklabels(
-        [f"{line.method}, {line.variant.protection}" for line in lines], fontsize=8
-    )
+    axes.set_yticks([-height for height in range(len(rows))])
+    axes.set_yticklabels([f"{row['method']}, {row['protection']}" for row in rows], fontsize=8)
     axes.grid(visible=False, axis="y")

@@ -7,6 +7,7 @@ share about overlap^M of them. No noise and a plain sum: neither of them depends
 that are done are not run again.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -17,25 +18,35 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from apfed_experiments.columns import p_text
-from apfed_experiments.drawing import ATTACK, COLOURS, OTHER, OURS, drawing
+from apfed_experiments.columns import P_HOLM, Column, Table, adjust
+from apfed_experiments.drawing import ATTACK, COLOURS, OTHER, OURS, add_gain_axis, drawing
 from apfed_experiments.finished import FinishedRun
-from apfed_experiments.study import Figures, Point, Study, figures_of
-from apfed_experiments.summary import Gain, Interval, accuracy_of, holm
+from apfed_experiments.study import Figures, Point, Study, figures_of, rows_of
+from apfed_experiments.summary import Gain, Interval, Row, accuracy_of
 from secure_apfed.config import Config
-from secure_apfed.data import PartyTable, VerticalData
+from secure_apfed.data import VerticalData
 from secure_apfed.seeds import derive_seed
 
 __all__ = [
-    "DATASETS", "HEADER", "OVERLAPS", "OverlapPoint", "cells_of", "compare_overlaps",
-    "draw_overlaps", "points_of", "with_overlap",
+    "DATASETS", "OVERLAPS", "OverlapPoint", "compare_overlaps", "draw_overlaps", "points_of",
+    "with_overlap",
 ]  # fmt: skip
 
 Mode: TypeAlias = Literal["all", "pairwise"]
-
 OVERLAPS = (0.05, 0.2, 0.5, 0.8)
-HEADER = (
-    "dataset", "overlap", "method", "mode", "helped on", "accuracy %", "gain, points", "p, Holm",
+NOTHING = Interval(0.0, 0.0, 0.0)
+"""What the active gains without passives."""
+COLUMNS = (
+    Column(name="dataset", title="dataset"),
+    Column(name="overlap", title="overlap", form="{:.0%}".format),
+    Column(name="method", title="method"),
+    Column(name="mode", title="mode"),
+    Column(name="helped", title="helped on", form="{:.0f}".format),
+    Column(name="reached", title="accuracy %", keys=("accuracy", "deviation"),
+           form=lambda one: f"{100 * one[0]:.1f} ± {100 * one[1]:.1f}"),
+    Column(name="gain", title="gain, points", keys=("gain", "low", "high"),
+           form=lambda gain: "" if gain is NOTHING else gain.text(scale=100, form="+.1f")),
+    P_HOLM,
 )  # fmt: skip
 _LOOKS = {
     "apfed_c, all": (OURS, "o"),
@@ -120,18 +131,11 @@ def with_overlap(data: VerticalData, overlap: float, *, seed: int) -> VerticalDa
         draw = np.random.default_rng(derive_seed(seed, "overlap", table.name))
         dropped = set(draw.permutation(train)[round(overlap * len(train)) :].tolist())
         rows = [row for row, person in enumerate(table.ids) if person not in dropped]
-        passives.append(_rows_of(table, rows))
+        passives.append(rows_of(table, rows))
     return replace(data, passives=tuple(passives))
 
 
-def _rows_of(table: PartyTable, rows: Sequence[int]) -> PartyTable:
-    ids = tuple(table.ids[row] for row in rows)
-    return PartyTable(table.name, ids, table.features[list(rows)], None, table.encoding)
-
-
-def compare_overlaps(
-    points: Sequence[OverlapPoint], *, seeds: int = 5, jobs: int = 1
-) -> pd.DataFrame:
+def compare_overlaps(points: Sequence[OverlapPoint], *, seeds: int = 5, jobs: int = 1) -> Table:
     """Run what is missing.
 
     Returns:
@@ -142,34 +146,30 @@ def compare_overlaps(
         paired by seed, with its 95 % interval; p_holm: of it, adjusted for their number.
     """
     results = Study(points=points, seeds=range(seeds)).run(jobs=jobs, figures=_figures, solo=True)
-    lines: list[dict[str, Any]] = []
+    lines: list[Row] = []
     for point in points:
         rows, dataset = results.of(point), point.config.data.dataset
-        reached, gain = accuracy_of(rows), Gain.of(rows)
+        gain = Gain.of(rows)
         assert gain is not None
         if dataset not in {line["dataset"] for line in lines}:
             alone = rows[(rows["target"] == "solo") & (rows["name"] == gain.baseline)]["score"]
-            method = f"best solo model ({gain.baseline})"
             lines.append({
-                "dataset": dataset, "overlap": 0.0, "method": method, "mode": "", "helped": 0.0,
-                **_spread(alone), "gain": 0.0, "low": 0.0, "high": 0.0,
+                "dataset": dataset, "overlap": 0.0, "method": f"best solo model ({gain.baseline})",
+                "mode": "", "helped": 0.0, "reached": _spread(alone), "gain": NOTHING,
+                "p_holm": math.nan,
             })  # fmt: skip
-        over = gain.over_chosen
         lines.append({
             "dataset": dataset, "overlap": point.overlap, "method": point.config.method.name,
             "mode": point.mode, "helped": rows[rows["target"] == "helped"]["score"].mean(),
-            **_spread(reached), "gain": over.mean, "low": over.low, "high": over.high,
+            "reached": _spread(accuracy_of(rows)), "gain": gain.over_chosen,
         })  # fmt: skip
-    compared = [line for line in lines if line["mode"]]
-    gains = [Interval(line["gain"], line["low"], line["high"]) for line in compared]
-    for line, p in zip(compared, holm(gains, seeds), strict=True):
-        line["p_holm"] = p
-    return pd.DataFrame(lines)
+    adjust([line for line in lines if line["mode"]], seeds)
+    return Table(COLUMNS, lines, "People that all know, or each on its own")
 
 
-def _spread(accuracies: "pd.Series[float]") -> dict[str, float]:
+def _spread(accuracies: "pd.Series[float]") -> tuple[float, float]:
     deviation = float(accuracies.std()) if len(accuracies) > 1 else 0.0
-    return {"accuracy": float(accuracies.mean()), "deviation": deviation}
+    return float(accuracies.mean()), deviation
 
 
 def _figures(run: FinishedRun) -> Figures:
@@ -180,26 +180,13 @@ def _figures(run: FinishedRun) -> Figures:
     yield {"target": "helped", "name": "people", "score": float(helped)}
 
 
-def cells_of(rows: pd.DataFrame) -> list[tuple[str, ...]]:
-    """Texts in the order of `HEADER`, of what `compare_overlaps` returns."""
-    cells: list[tuple[str, ...]] = []
-    for row in rows.to_dict("records"):
-        gain = Interval(row["gain"], row["low"], row["high"]).text(scale=100, form="+.1f")
-        cells.append((
-            row["dataset"], f"{row['overlap']:.0%}", row["method"], row["mode"],
-            f"{row['helped']:.0f}", f"{100 * row['accuracy']:.1f} ± {100 * row['deviation']:.1f}",
-            gain if row["mode"] else "", p_text(row["p_holm"]),
-        ))  # fmt: skip
-    return cells
-
-
-def draw_overlaps(rows: pd.DataFrame, path: Path) -> None:
+def draw_overlaps(table: Table, path: Path) -> None:
     """Write a PNG: a column each data set, accuracy and gain above, people helped on below.
 
     The line without overlap is the best solo model: a dotted line, with a band of one standard
     deviation.
     """
-    datasets = list(rows.groupby("dataset", sort=False))
+    datasets = list(pd.DataFrame(table.plain()).groupby("dataset", sort=False))
     with drawing(path, (4.6 * len(datasets), 5.8)) as figure:
         grid = figure.subplots(2, len(datasets), squeeze=False, sharex=True)
         for (accuracy, helped), (dataset, own) in zip(grid.T, datasets, strict=True):
@@ -225,11 +212,7 @@ def _accuracy(axes: Axes, rows: pd.DataFrame) -> None:
             label=f"{method}, {mode}",
         )  # fmt: skip
     axes.set_ylabel("test accuracy, %")
-    low, high = axes.get_ylim()
-    gain = axes.twinx()
-    gain.set_ylim(low - mean, high - mean)
-    gain.set_ylabel("points over the best solo model")
-    gain.grid(visible=False)
+    add_gain_axis(axes, mean)
 
 
 def _helped(axes: Axes, rows: pd.DataFrame) -> None:

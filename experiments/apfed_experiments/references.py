@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from apfed_experiments.columns import markdown, write_text
+from apfed_experiments.columns import Column, Table, within, write_text
 from apfed_experiments.finished import FinishedRun
 from apfed_experiments.study import Figures, OnDone, Point, Study, base_config, figures_of
-from apfed_experiments.summary import Interval, accuracy_of
+from apfed_experiments.summary import Interval, Row, accuracy_of
 
-__all__ = ["REFERENCES", "Reference", "ReferenceTable", "run_reference"]
+__all__ = ["REFERENCES", "Reference", "run_reference"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,73 +60,49 @@ REFERENCES: Mapping[str, Reference] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReferenceTable:
-    """What the seeds found.
-
-    Attributes:
-        accuracy: of the runs themselves, on test rows.
-        figures: by "attack: VARIANT" or "baseline: NAME", and metric.
-    """
-
-    reference: Reference
-    accuracy: Interval
-    figures: Mapping[str, Mapping[str, Interval]]
-
-    @property
-    def header(self) -> tuple[str, ...]:
-        """Of `cells`."""
-        return ("", *(metric.replace("_", " ") for metric in self.reference.metrics))
-
-    def cells(self) -> list[tuple[str, ...]]:
-        """Texts: every variant and baseline, what was published, and the distance to it."""
-        wanted = self.reference
-        ours = self.figures[f"attack: {wanted.variant}"]
-        published = {metric: wanted.published.get(metric) for metric in wanted.metrics}
-        return [
-            *(
-                (name, *(
-                    figures[metric].text(form=".3f") if metric in figures else "-"
-                    for metric in wanted.metrics
-                ))
-                for name, figures in self.figures.items()
-            ),
-            (f"published: {wanted.setting}",
-             *("-" if figure is None else f"{figure:.3f}" for figure in published.values())),
-            (f"{wanted.variant} minus published",
-             *("-" if figure is None else f"{ours[metric].mean - figure:+.3f}"
-               for metric, figure in published.items())),
-        ]  # fmt: skip
-
-    def as_markdown(self) -> str:
-        """The table with what it stands beside."""
-        accuracy = f"Accuracy of the runs {self.accuracy.text(scale=100)} %."
-        return f"{accuracy} {self.reference.source}.\n\n{markdown(self.header, self.cells())}"
-
-
 def run_reference(
     reference: Reference, folder: Path, *, jobs: int = 1,
     on_done: OnDone = lambda done, total: None,
-) -> ReferenceTable:  # fmt: skip
-    """Run the seeds that are missing below `folder`; return the table."""
+) -> tuple[Table, Interval]:  # fmt: skip
+    """Run the seeds that are missing below `folder`.
+
+    Returns:
+        A row for every variant ("attack: NAME") and baseline, what was published, and the distance
+        to it; and the accuracy of the runs themselves, on test rows.
+    """
     point = Point(config=base_config(reference.config), folder=folder)
     study = Study(points=[point], seeds=range(reference.seeds))
     rows = study.run(jobs=jobs, figures=_scores_of, on_done=on_done).table
     wanted = rows["target"].isin(("attack", "baseline")) & rows["metric"].isin(reference.metrics)
     shared = float(rows["shared"].max())
     # Attacks first, then baselines.
-    figures: dict[str, dict[str, Interval]] = {}
+    found: dict[str, Row] = {}
     for (kind, name), of_name in rows[wanted & rows["score"].notna()].groupby(
         ["target", "name"], sort=False
     ):
-        figures[f"{kind}: {name}"] = {
+        title = f"{kind}: {name}"
+        found[title] = {"name": title} | {
             str(metric): Interval.of(of_metric["score"].tolist(), shared=shared)
             for metric, of_metric in of_name.groupby("metric", sort=False)
         }
+    ours = found[f"attack: {reference.variant}"]
+    distance = {
+        metric: f"{ours[metric].mean - figure:+.3f}"
+        for metric, figure in reference.published.items()
+    }
+    columns = [Column(name="name", title="")] + [
+        Column(name=metric, title=metric.replace("_", " "), form=within(".3f"), missing="-")
+        for metric in reference.metrics
+    ]
+    table = Table(columns, [
+        *found.values(),
+        {"name": f"published: {reference.setting}", **reference.published},
+        {"name": f"{reference.variant} minus published", **distance},
+    ], reference.source)  # fmt: skip
     accuracy = Interval.of(accuracy_of(rows).tolist(), shared=shared)
-    table = ReferenceTable(reference=reference, accuracy=accuracy, figures=figures)
-    write_text(folder / f"{reference.config}.md", table.as_markdown())
-    return table
+    told = f"Accuracy of the runs {accuracy.text(scale=100)} %. {reference.source}."
+    write_text(folder / f"{reference.config}.md", f"{told}\n\n{table.markdown()}")
+    return table, accuracy
 
 
 def _scores_of(run: FinishedRun) -> Figures:

@@ -23,7 +23,6 @@ from secure_apfed.errors import ApfedError, DataError
 from secure_apfed.files import count_lines
 from secure_apfed.measures import ACCURACY, Measure
 from secure_apfed.runs.folder import RunFolder
-from secure_apfed.runs.outcome import Outcome
 from secure_apfed.settings.data import DataSettings
 
 __all__ = ["HEADER", "TARGETS", "Leak", "ListedRun", "State", "list_runs", "settings_in"]
@@ -37,8 +36,6 @@ TARGETS = ("labels", "features", "membership")
 
 
 class State(StrEnum):
-    """How far a run came."""
-
     FINISHED = "finished"
     UNFINISHED = "unfinished"
     BROKEN = "broken"
@@ -234,11 +231,12 @@ def _legible(name: str) -> str:
 def _finished(row: ListedRun, run: FinishedRun) -> ListedRun:
     attacks = run.attacks or ()
     leaks = {target: Leak.worst(attacks, target) for target in TARGETS}
+    share = next(iter(run.outcome.accuracy.values()))  # NaN where nothing is classified
     return replace(
         row,
         state=State.FINISHED,
         config=run.config,
-        accuracy=_accuracy(run.outcome),
+        accuracy=None if math.isnan(share) else share,
         measure=run.outcome.judged_by,
         value=next(iter(run.outcome.scores.values())),
         alone=run.solo or _beside(row.path, run.config),
@@ -248,12 +246,6 @@ def _finished(row: ListedRun, run: FinishedRun) -> ListedRun:
         attacked=run.attacks is not None,
         report=(row.path / "report.html").is_file(),
     )
-
-
-def _accuracy(outcome: Outcome) -> float | None:
-    """Of the method's own inference; None where nothing is classified."""
-    share = next(iter(outcome.accuracy.values()))
-    return None if math.isnan(share) else share
 
 
 def _beside(path: Path, config: Config) -> SoloRecord | None:

@@ -54,7 +54,6 @@ class SeveralSeeds:
         )
 
     def rows(self) -> list[tuple[str, str]]:
-        """What to show of it, by name."""
         measure, found = MEASURES[self.config.measure], self.summary
         form = {"scale": 100.0, "form": ".2f"} if measure.share else {"form": ".4f"}
         rows = [(f"seed {seed}", measure.text(value)) for seed, value in self.reached.items()]
@@ -73,7 +72,6 @@ class SeveralSeeds:
         return rows
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values."""
         found = self.summary
         return {
             "seeds": list(self.reached), "party_seeds": self.config.party_seeds,

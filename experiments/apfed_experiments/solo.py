@@ -70,7 +70,6 @@ class SoloRecord(Written):
 
     @property
     def judged_by(self) -> Measure:
-        """The measure of the baselines."""
         return MEASURES[self.measure]
 
     @property

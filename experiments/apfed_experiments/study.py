@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -21,15 +22,16 @@ import pandas as pd
 import torch
 from joblib import Parallel, delayed
 
-from apfed_experiments.centralised import centralise
 from apfed_experiments.finished import FinishedRun, mount_attacks, read_finished_run
 from apfed_experiments.solo import SoloRecord, fits_beside, keep_solo, read_solo, solo_file
 from apfed_experiments.summary import shared_share
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError, UnsafeChoiceWarning
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
-from secure_apfed.data import VerticalData, files_digest, load_data
-from secure_apfed.errors import ApfedError, CheckpointError
+from secure_apfed.data import PartyTable, VerticalData, files_digest, load_data
+from secure_apfed.data.column_encoding import ColumnEncoding
+from secure_apfed.data.image_encoding import ImageEncoding
+from secure_apfed.errors import ApfedError, CheckpointError, DataError
 from secure_apfed.files import own_subfolder, read_json, to_json, write_atomically
 from secure_apfed.runs.folder import RunFolder, resumable
 from secure_apfed.runs.outcome import Contributions, Outcome, Privacy, Written
@@ -39,21 +41,31 @@ from secure_apfed.settings.privacy import LabelSettings
 from secure_apfed.solo.kept import fits_kept_by
 
 __all__ = [
-    "Failure", "Figures", "OnDone", "Point", "Results", "Study", "Trial", "base_config",
-    "figures_of", "finish", "results_of",
+    "MASKED", "STUDENT", "Failure", "Figures", "OnDone", "Point", "Results", "Study", "Trial",
+    "absent", "base_config", "centralise", "figures_of", "finish", "results_of", "rows_of",
+    "solo_figures",
 ]  # fmt: skip
 
 OnDone: TypeAlias = Callable[[int, int], None]
 """Called with the trials that are done and that there are."""
-
 Figures: TypeAlias = Iterator[Mapping[str, Any]]
 """Rows of one run; columns as `figures_of` has them."""
-
+MASKED: Mapping[str, Any] = {"secure_sum": {"scheme": "plain", "masks": "pairwise"}}
+STUDENT: Mapping[str, Any] = {"model": {"network": "random_features"}, "train": {"epochs": 1}}
+"""What runs of several studies say: sums that hide a passive's part, and who learns from votes."""
 
 PartySeeds: TypeAlias = Literal["secret", "shared_for_comparison"]
-
 _ALIGNED: dict[str, PastAlignment] = {}
 """What this process aligned: the runs of a study on one data set and seed share it."""
+
+
+def absent(config: Config) -> str:
+    """Why the data of a run cannot be had here; empty where they can."""
+    try:
+        load_data(config.data, seed=0)
+    except DataError as error:
+        return str(error)
+    return ""
 
 
 def base_config(name: str) -> Config:
@@ -124,8 +136,6 @@ class Point:
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of a study."""
-
     point: Point
     seed: int
 
@@ -291,11 +301,7 @@ def figures_of(run: FinishedRun) -> Figures:
     """
     for name, reached in run.outcome.scores.items():
         yield {"target": "task", "name": name, "metric": run.outcome.measure, "score": reached}
-    for one in run.solo.baselines if run.solo else ():
-        yield {
-            "target": "solo", "name": one.name, "metric": run.solo.measure if run.solo else "",
-            "score": one.test, "baseline": one.validation,
-        }  # fmt: skip
+    yield from () if run.solo is None else solo_figures(run.solo)
     for attack in run.attacks or ():
         if attack.advantage is None or not math.isfinite(attack.advantage):
             continue
@@ -304,6 +310,15 @@ def figures_of(run: FinishedRun) -> Figures:
             "target": attack.target, "name": attack.setting, "metric": metric,
             "score": attack.score[metric] or 0.0,
             "baseline": attack.baselines[baseline][metric] or 0.0, "advantage": attack.advantage,
+        }  # fmt: skip
+
+
+def solo_figures(record: SoloRecord) -> Figures:
+    """Of every solo baseline; see `figures_of`."""
+    for one in record.baselines:
+        yield {
+            "target": "solo", "name": one.name, "metric": record.measure, "score": one.test,
+            "baseline": one.validation,
         }  # fmt: skip
 
 
@@ -322,7 +337,6 @@ class Results:
     failures: tuple[Failure, ...] = ()
 
     def of(self, point: Point) -> pd.DataFrame:
-        """The rows of one point."""
         return self.table[self.table["point"] == point.name]
 
 
@@ -331,18 +345,19 @@ def results_of(
     *,
     figures: Callable[[FinishedRun], Figures] = figures_of,
 ) -> Results:
-    """The one table of all runs."""
     rows: list[dict[str, Any]] = []
     failures: list[Failure] = []
     for trial, found in finished:
         if isinstance(found, Failure):
             failures.append(found)
             continue
-        privacy = found.outcome.privacy
+        privacy, passives = found.outcome.privacy, found.outcome.contributions.values()
         of_run = {
             "point": trial.point.name, "seed": trial.seed, "epsilon_x": privacy.epsilon_x,
             "epsilon_y": privacy.epsilon_y, "releases": privacy.releases or 0,
-            "wire_bytes": found.outcome.wire_bytes, "epsilon_passives": _worst(found.outcome),
+            "wire_bytes": found.outcome.wire_bytes,
+            # What a person costs the passive that spent most; inf where no passive adds noise.
+            "epsilon_passives": max((one.epsilon for one in passives), default=math.inf),
             "shared": _shared(trial.config.data, found.outcome),
         }  # fmt: skip
         rows += [{**of_run, **figure} for figure in figures(found)]
@@ -354,11 +369,6 @@ def _shared(data: DataSettings, outcome: Outcome) -> float:
     labelled, test = outcome.labelled_rows or 0, outcome.test_rows or 0
     train = outcome.train_rows or max(labelled, (outcome.aligned_rows or 0) - test)
     return shared_share(data, train=train, labelled=labelled, test=test) if train else 0.0
-
-
-def _worst(outcome: Outcome) -> float:
-    """What a person costs the passive that spent most; inf where no passive adds noise."""
-    return max((one.epsilon for one in outcome.contributions.values()), default=math.inf)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -406,3 +416,62 @@ class Study:
         # Some of these may have been measured after the runs that they stand beside.
         beside = [(trial, _beside(found[trial.name], trial)) for trial in trials]
         return results_of(beside, figures=figures)
+
+
+def centralise(data: VerticalData) -> VerticalData:
+    """Give the active everybody's features of its own people; no passive is left.
+
+    Raises:
+        DataError: a passive does not know all people of the active, or views do not fit.
+    """
+    tables = [data.active, *(_in_order(table, data.active.ids) for table in data.passives)]
+    encodings = [table.encoding for table in tables]
+    if all(isinstance(one, ImageEncoding) for one in encodings):
+        active = _stacked(tables)
+    elif all(isinstance(one, ColumnEncoding) for one in encodings):
+        active = _joined(tables)
+    else:
+        raise DataError("images and tables of columns do not make one table")
+    return replace(data, active=replace(active, labels=data.active.labels), passives=())
+
+
+def _in_order(table: PartyTable, ids: Sequence[str]) -> PartyTable:
+    place = {person: row for row, person in enumerate(table.ids)}
+    if missing := [person for person in ids if person not in place]:
+        raise DataError(
+            f"{table.name} does not know {len(missing)} of the active's people; a centralised "
+            "table needs data.overlap: 1.0"
+        )
+    return rows_of(table, [place[person] for person in ids])
+
+
+def rows_of(table: PartyTable, rows: Sequence[int]) -> PartyTable:
+    """These rows of a passive's table, in this order."""
+    ids = tuple(table.ids[row] for row in rows)
+    return PartyTable(table.name, ids, table.features[list(rows)], None, table.encoding)
+
+
+def _stacked(tables: Sequence[PartyTable]) -> PartyTable:
+    """Strips from the top of the image to its bottom."""
+    strips = [(one.encoding, one) for one in tables if isinstance(one.encoding, ImageEncoding)]
+    strips.sort(key=lambda strip: strip[0].first_row)
+    for (above, _), (below, _) in pairwise(strips):
+        if above.end_row != below.first_row:
+            raise DataError("the strips leave out rows of the image or overlap")
+    top, bottom = strips[0][0], strips[-1][0]
+    features = torch.cat([table.features for _, table in strips], dim=2)
+    encoding = top.model_copy(update={"end_row": bottom.end_row})
+    return PartyTable(tables[0].name, tables[0].ids, features, None, encoding)
+
+
+def _joined(tables: Sequence[PartyTable]) -> PartyTable:
+    """Columns side by side."""
+    columns = [
+        column
+        for table in tables
+        if isinstance(table.encoding, ColumnEncoding)
+        for column in table.encoding.columns
+    ]
+    encoding = ColumnEncoding(columns=tuple(columns))
+    features = torch.cat([table.features for table in tables], dim=1)
+    return PartyTable(tables[0].name, tables[0].ids, features, None, encoding)

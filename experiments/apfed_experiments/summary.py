@@ -1,11 +1,7 @@
-"""From seeds to lines of tables: means with the one kind of interval, and worst leaks.
-
-A study's runs become `Summary` lines; what a function measures without a run folder, such as an
-attack on live parties, becomes the line of a `Setting`.
-"""
+"""From seeds to lines of tables: means with the one kind of interval, and worst leaks."""
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
@@ -13,15 +9,14 @@ import numpy as np
 import pandas as pd
 from scipy.stats import t
 
-from apfed_protocols.errors import RemoteProtocolError
-from secure_apfed.data import DATASETS
+from secure_apfed.data import DATASETS, VerticalData
 from secure_apfed.measures import ACCURACY, MEASURES
 from secure_apfed.settings.data import DataSettings
 from secure_apfed.settings.method import MethodSettings
 
 __all__ = [
-    "Gain", "Interval", "Leakage", "Row", "Setting", "Summary", "accuracy_of", "holm", "p_text",
-    "shared_share",
+    "Gain", "Interval", "Leakage", "Row", "Summary", "accuracy_of", "holm", "shared_share",
+    "shared_share_of",
 ]  # fmt: skip
 
 Row: TypeAlias = dict[str, Any]
@@ -48,6 +43,14 @@ def shared_share(data: DataSettings | None, *, train: int, labelled: int, test: 
     if data and data.dataset in DATASETS and DATASETS[data.dataset].split:
         return 0.0
     return test / (test + train) * labelled / train
+
+
+def shared_share_of(settings: DataSettings, data: VerticalData) -> float:
+    """Of runs on these data."""
+    return shared_share(
+        settings, train=len(data.train_rows), labelled=len(data.labelled_rows),
+        test=len(data.test_rows),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -100,48 +103,6 @@ class Interval:
         # Ends of equal values may lie on the wrong side of their mean by a rounding.
         below, above = self.mean - self.low, self.high - self.mean
         return [[scale * max(0.0, below)], [scale * max(0.0, above)]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setting:
-    """One line of a table: what a function measures, for every seed.
-
-    Attributes:
-        columns: what is measured, as the table says it.
-        measure: the figures of a seed; a party's refusal is one.
-        seeds: one has no intervals, and its figures stay as they are.
-        ends: figures whose least and greatest stand in the line, too.
-    """
-
-    columns: Row
-    measure: Callable[[int], Row]
-    seeds: Sequence[int] = (0,)
-    ends: Collection[str] = ()
-
-    def line(self) -> Row:
-        """Measure: the mean of every number with its interval; texts are listed.
-
-        A seed that lacks a number (an attack that was refused) takes no part in its mean.
-        """
-        rows = [self._measured(seed) for seed in self.seeds]
-        if len(rows) == 1:
-            return {**self.columns, **rows[0]}
-        merged = dict(self.columns)
-        for name in dict.fromkeys(name for row in rows for name in row):
-            values = [row[name] for row in rows if row.get(name) is not None]
-            if any(isinstance(value, str) for value in values):
-                merged[name] = " / ".join(dict.fromkeys(map(str, values)))
-            elif values:
-                merged[name] = Interval.of([float(value) for value in values])
-            if name in self.ends:
-                merged |= {f"least {name}": min(values), f"greatest {name}": max(values)}
-        return merged
-
-    def _measured(self, seed: int) -> Row:
-        try:
-            return self.measure(seed)
-        except RemoteProtocolError as refusal:
-            return {"refused": str(refusal)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,7 +219,6 @@ class Gain:
 
     @property
     def sentence(self) -> str:
-        """Whether help paid, in one sentence."""
         gain = self.over_chosen
         told = f"{self.text(gain)} over {self.baseline}, the best alone"
         if math.isnan(gain.low):
@@ -342,29 +302,20 @@ def _shared(rows: pd.DataFrame) -> float:
     return float(rows["shared"].max())
 
 
-def holm(intervals: Sequence[Interval | None], seeds: int | Sequence[int]) -> list[float]:
-    """P-values of all that one table compares, adjusted for their number (Holm 1979).
+def holm(intervals: Sequence[Interval | None], seeds: int) -> list[float]:
+    """P-values of all that one table compares over so many seeds, adjusted for their number.
 
     Args:
         intervals: of differences; None: this line compares nothing.
-        seeds: of all, or of each.
+        seeds: runs of each line.
 
     Returns:
-        One for each; NaN where nothing was compared, or one seed was run.
+        One for each (Holm 1979); NaN where nothing was compared, or one seed was run.
     """
-    each = [seeds] * len(intervals) if isinstance(seeds, int) else seeds
-    found = [
-        math.nan if one is None else one.p_value(many)
-        for one, many in zip(intervals, each, strict=True)
-    ]
+    found = [math.nan if one is None else one.p_value(seeds) for one in intervals]
     order = sorted((at for at, p in enumerate(found) if not math.isnan(p)), key=found.__getitem__)
     adjusted, worst = [math.nan] * len(found), 0.0
     for done, at in enumerate(order):
         worst = max(worst, min(1.0, (len(order) - done) * found[at]))
         adjusted[at] = worst
     return adjusted
-
-
-def p_text(p: float) -> str:
-    """Such as "0.02"; empty of NaN."""
-    return "" if math.isnan(p) else "< 0.001" if p < 0.001 else f"{p:.2g}"

@@ -7,17 +7,17 @@ changed. A stopped sweep goes on where it was; `secure-apfed plan` reads what it
 import math
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
 
-from apfed_experiments.columns import markdown, write_text
-from apfed_experiments.drawing import OTHER, Picture, drawing
+from apfed_experiments.columns import EPSILON, Column, Table, within, write_text
+from apfed_experiments.drawing import OTHER, Picture, add_gain_axis, draw_line, drawing
 from apfed_experiments.report.page import Part, write_comparison
 from apfed_experiments.study import OnDone, Point, Results, Study, base_config
-from apfed_experiments.summary import Gain, Interval, Summary, accuracy_of
+from apfed_experiments.summary import Interval, Row, Summary, accuracy_of
 from secure_apfed.config import Config
 from secure_apfed.data.catalogue import view_count
 from secure_apfed.files import to_json
@@ -25,8 +25,8 @@ from secure_apfed.methods import method_settings
 from secure_apfed.settings.privacy import GuardSettings, LabelSettings
 
 __all__ = [
-    "CONFIGS", "EPSILONS", "HEADER", "LINES", "READING", "Line", "PointSummary", "Sweep",
-    "SweepPoint", "draw", "points_of", "run_sweep", "summarise",
+    "COLUMNS", "CONFIGS", "EPSILONS", "LINES", "READING", "Line", "SweepPoint", "draw", "points_of",
+    "run_sweep", "summarise",
 ]  # fmt: skip
 
 READING = (
@@ -38,10 +38,15 @@ READING = (
     'line. Every training row is aligned, few have a label. "Centralised" is one model on all '
     "parties' features, which nobody holds."
 )
-
 CONFIGS = ("sweep-digits", "sweep-breast-cancer")
 EPSILONS = (1.0, 4.0, 8.0)
-HEADER = ("line", "protects", "epsilon", "accuracy %", "lost against no protection")
+COLUMNS = (
+    Column(name="label", title="line"),
+    Column(name="protects", title="protects"),
+    EPSILON,
+    Column(name="accuracy", title="accuracy %", form=within(".1f", scale=100)),
+    Column(name="lost", title="lost against no protection", form=within(".1f", scale=100)),
+)
 _UNPROTECTED = {"apfed_c": "plain", "single_view": "single"}
 
 
@@ -69,7 +74,6 @@ class Line:
         return self.guard != "none" or self.labels != "none"
 
     def of(self, base: Config, epsilon: float) -> Config:
-        """The run of one point."""
         changes: dict[str, Any] = {
             "name": f"{base.name}-{self.key}-{epsilon:g}".replace("+", ""),
             "method": method_settings(self.method),
@@ -134,151 +138,103 @@ def points_of(
     ]  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class PointSummary:
-    """One point over all seeds.
+def summarise(points: Sequence[SweepPoint], results: Results) -> list[Row]:
+    """The points of one data set, each beside the same method without protection.
 
-    Attributes:
-        loss: accuracy of the same method without protection minus this, seed by seed.
+    `loss`: accuracy of the same method without protection minus this, seed by seed.
     """
-
-    point: SweepPoint
-    summary: Summary
-    loss: Interval
-
-    @property
-    def accuracy(self) -> Interval:
-        return self.summary.accuracy
-
-    def cells(self) -> tuple[str, ...]:
-        """Texts in the order of `HEADER`."""
-        line, epsilon = self.point.line, self.point.epsilon
-        if line.guard != "none":
-            protects = "released rows (epsilon_x)"
-        elif line.labels != "none":
-            protects = "training labels (epsilon_y)"
-        else:
-            protects = "nothing is sent" if self.summary.releases == 0 else "nothing"
-        return (
-            line.label,
-            protects,
-            "∞" if math.isinf(epsilon) else f"{epsilon:g}",
-            self.accuracy.text(scale=100),
-            self.loss.text(scale=100) if line.swept else "",
-        )
-
-
-def summarise(points: Sequence[SweepPoint], results: Results) -> list[PointSummary]:
-    """The points of one data set, each beside the same method without protection."""
     accuracies = {point.name: accuracy_of(results.of(point)) for point in points}
     unprotected = {
         point.line.key: accuracies[point.name] for point in points if not point.line.swept
     }
-    return [
-        PointSummary(
-            point=point,
-            summary=Summary.of(results.of(point)),
-            loss=Interval.of(
-                (unprotected[_UNPROTECTED[point.line.method]] - accuracies[point.name]).tolist(),
-                shared=float(results.of(point)["shared"].max()),
-            ),
-        )
-        for point in points
-    ]
+    rows: list[Row] = []
+    for point in points:
+        line, summary = point.line, Summary.of(results.of(point))
+        lost = unprotected[_UNPROTECTED[line.method]] - accuracies[point.name]
+        loss = Interval.of(lost.tolist(), shared=float(results.of(point)["shared"].max()))
+        if line.swept:
+            guarded = line.guard != "none"
+            protects = "released rows (epsilon_x)" if guarded else "training labels (epsilon_y)"
+        else:
+            protects = "nothing is sent" if summary.releases == 0 else "nothing"
+        rows.append({
+            "label": line.label, "method": line.method, "guard": line.guard,
+            "labels": line.labels, "epsilon": point.epsilon, "releases": summary.releases,
+            "accuracy": summary.accuracy, "loss": loss, "protects": protects,
+            "lost": loss if line.swept else None, "line": line, "gain": summary.gain,
+        })  # fmt: skip
+    return rows
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """A finished sweep of one data set."""
+_STORED = tuple(
+    Column(name=name)
+    for name in ("label", "method", "guard", "labels", "epsilon", "releases", "accuracy", "loss")
+)
 
-    base: Config
-    seeds: Sequence[int]
-    points: Sequence[PointSummary]
 
-    @property
-    def title(self) -> str:
-        """What was swept, in a line."""
-        data, train, count = self.base.data, self.base.train, len(self.seeds)
-        rows = f", {data.limit:,} training rows" if data.limit else ""
-        rows += f", {data.labelled:,} labelled rows" if data.labelled else ""
-        return (
-            f"{data.dataset}: {view_count(data)} parties with features{rows}, "
-            f"{train.epochs} epochs, {count} seed{'' if count == 1 else 's'}"
-        )
+def _title(base: Config, seeds: Sequence[int]) -> str:
+    data, count = base.data, len(seeds)
+    rows = f", {data.limit:,} training rows" if data.limit else ""
+    rows += f", {data.labelled:,} labelled rows" if data.labelled else ""
+    return (
+        f"{data.dataset}: {view_count(data)} parties with features{rows}, "
+        f"{base.train.epochs} epochs, {count} seed{'' if count == 1 else 's'}"
+    )
 
-    def cells(self) -> list[tuple[str, ...]]:
-        return [point.cells() for point in self.points]
 
-    def stored(self) -> dict[str, Any]:
-        """What `secure-apfed plan` reads: settings, seeds, and every point that a run can have."""
-        settings = self.base.model_dump(
-            mode="json", include={"data", "model", "train", "secure_sum"}
-        )
-        return {
-            "dataset": self.base.data.dataset,
-            "settings": settings,
-            "delta": self.base.delta,
-            "clip": self.base.guard.clip,
-            "seeds": list(self.seeds),
-            "points": [
-                {
-                    "label": summary.point.line.label, "method": summary.point.line.method,
-                    "guard": summary.point.line.guard, "labels": summary.point.line.labels,
-                    "epsilon": summary.point.epsilon, "releases": summary.summary.releases,
-                    "accuracy": asdict(summary.accuracy), "loss": asdict(summary.loss),
-                }
-                for summary in self.points if not summary.point.centralised
-            ],
-        }  # fmt: skip
+def _stored(base: Config, seeds: Sequence[int], rows: Sequence[Row]) -> dict[str, Any]:
+    """What `secure-apfed plan` reads: settings, seeds, and every point that a run can have."""
+    settings = base.model_dump(mode="json", include={"data", "model", "train", "secure_sum"})
+    possible = [row for row in rows if not row["line"].centralised]
+    return {
+        "dataset": base.data.dataset, "settings": settings, "delta": base.delta,
+        "clip": base.guard.clip, "seeds": list(seeds), "points": Table(_STORED, possible).plain(),
+    }  # fmt: skip
 
 
 def run_sweep(
-    folder: Path, *, seeds: Sequence[int], jobs: int, epsilons: Sequence[float] = EPSILONS,
-    configs: Sequence[str] = CONFIGS, store: Path | None = None, figures: Path | None = None,
+    folder: Path, *, seeds: Sequence[int], jobs: int, configs: Sequence[str] = CONFIGS,
+    store: Path | None = None, figures: Path | None = None,
     on_done: OnDone = lambda done, total: None,
-) -> list[Sweep]:  # fmt: skip
+) -> list[Table]:  # fmt: skip
     """Run every point that is missing, then write what all of them say.
 
     Args:
         folder: of the sweep; made where missing.
         seeds: one run of each point for each.
         jobs: processes; each uses one thread.
-        epsilons: of every line that protects.
         configs: names of shipped configurations.
         store: file of the summary that `secure-apfed plan` reads, or None.
         figures: folder to copy the pictures to, or None.
         on_done: called after each run.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    parts = [
-        (base, points_of(base, folder / base.name, epsilons=epsilons))
-        for base in map(base_config, configs)
-    ]
+    parts = [(base, points_of(base, folder / base.name)) for base in map(base_config, configs)]
     points = [point for _, of_base in parts for point in of_base]
     results = Study(points=points, seeds=seeds).run(jobs=jobs, on_done=on_done, solo=True)
-    sweeps = [Sweep(base, seeds, summarise(of_base, results)) for base, of_base in parts]
-    pictures = []
-    for sweep in sweeps:
-        path = folder / f"epsilon-{sweep.base.name}.png"
-        pictures.append(draw(path, title=sweep.title, points=sweep.points))
-        write_text(path.with_suffix(".md"), markdown(HEADER, sweep.cells()))
+    tables = [
+        Table(COLUMNS, summarise(of_base, results), _title(base, seeds)) for base, of_base in parts
+    ]
+    shown = []
+    for (base, _), table in zip(parts, tables, strict=True):
+        path = folder / f"epsilon-{base.name}.png"
+        shown.append(Part(table=table, picture=draw(path, table)))
+        write_text(path.with_suffix(".md"), table.markdown())
         if figures is not None:
             figures.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, figures / path.name)
-    write_comparison(
-        folder, title="Accuracy against epsilon", reading=READING, header=HEADER,
-        parts=[Part(title=sweep.title, picture=picture, rows=sweep.cells())
-               for sweep, picture in zip(sweeps, pictures, strict=True)],
-    )  # fmt: skip
+    write_comparison(folder, title="Accuracy against epsilon", reading=READING, parts=shown)
     summary = {
         "format": 1,
         "command": f"secure-apfed study sweep --seeds {len(seeds)}",
-        "sweeps": [sweep.stored() for sweep in sweeps],
+        "sweeps": [
+            _stored(base, seeds, table.rows) for (base, _), table in zip(parts, tables, strict=True)
+        ],
     }
     write_text(folder / "summary.json", to_json(summary, indent=1) + "\n")
     if store is not None:
         shutil.copy(folder / "summary.json", store)
-    return sweeps
+    return tables
 
 
 _LOOKS = {
@@ -292,44 +248,29 @@ _FLAT = {"single": ("#24292f", ":"), "centralised": ("#009e73", "--"), "plain": 
 _APART = 0.05
 
 
-def _draw_gain(axes: Axes, gain: Gain) -> None:
-    """The best solo model, and on the right what stands above it: the gain of help."""
-    solo = 100 * gain.solo
-    axes.axhline(solo, color=OTHER, linestyle=":", label=f"best solo model ({gain.baseline})")
-    low, high = axes.get_ylim()
-    right = axes.twinx()
-    right.set_ylim(low - solo, high - solo)
-    right.set_ylabel("points over the best solo model")
-    right.grid(visible=False)
-
-
-def _draw_swept(
-    axes: Axes, lines: Mapping[str, Sequence[PointSummary]], epsilons: Sequence[float]
-) -> None:
+def _draw_swept(axes: Axes, lines: Mapping[str, Sequence[Row]], epsilons: Sequence[float]) -> None:
     """Each line over its epsilons, moved apart a little, so that no interval hides another."""
     for at, (key, (colour, marker, style)) in enumerate(_LOOKS.items()):
         line = lines[key]
-        arms = [summary.accuracy.arms(100) for summary in line]
         shift = (at - (len(_LOOKS) - 1) / 2) * _APART
-        axes.errorbar(
-            [epsilons.index(summary.point.epsilon) + shift for summary in line],
-            [100 * summary.accuracy.mean for summary in line],
-            yerr=[[below for (below,), _ in arms], [above for _, (above,) in arms]],
-            color=colour, marker=marker, linestyle=style, capsize=2.5, markersize=6,
-            label=line[0].point.line.label if line else key,
+        draw_line(
+            axes, [epsilons.index(row["epsilon"]) + shift for row in line],
+            [row["accuracy"] for row in line], scale=100, color=colour, marker=marker,
+            linestyle=style, markersize=6, label=line[0]["label"] if line else key,
         )  # fmt: skip
 
 
-def draw(path: Path, *, title: str, points: Sequence[PointSummary]) -> Picture:
+def draw(path: Path, table: Table) -> Picture:
     """Accuracy over epsilon, and lines that bound what one may hope for, of one data set."""
-    lines = {key: [one for one in points if one.point.line.key == key] for key in (*_LOOKS, *_FLAT)}
-    epsilons = sorted({one.point.epsilon for one in points if one.point.line.swept})
+    rows, title = table.rows, table.title
+    lines = {key: [row for row in rows if row["line"].key == key] for key in (*_LOOKS, *_FLAT)}
+    epsilons = sorted({row["epsilon"] for row in rows if row["line"].swept})
     with drawing(path, (8.0, 5.6)) as figure:
         axes = figure.subplots()
         for key, (colour, style) in _FLAT.items():
-            for summary in lines[key]:
-                accuracy, label = summary.accuracy, summary.point.line.label
-                axes.axhline(100 * accuracy.mean, color=colour, linestyle=style, label=label)
+            for row in lines[key]:
+                accuracy = row["accuracy"]
+                axes.axhline(100 * accuracy.mean, color=colour, linestyle=style, label=row["label"])
                 if math.isfinite(accuracy.low):
                     low, high = 100 * accuracy.low, 100 * accuracy.high
                     axes.axhspan(low, high, color=colour, alpha=0.09, lw=0)
@@ -342,8 +283,10 @@ def draw(path: Path, *, title: str, points: Sequence[PointSummary]) -> Picture:
             "training label",
         )  # fmt: skip
         axes.grid(visible=False, axis="x")
-        if points and points[0].summary.gain:
-            _draw_gain(axes, points[0].summary.gain)
+        if rows and (gain := rows[0]["gain"]):
+            label = f"best solo model ({gain.baseline})"
+            axes.axhline(100 * gain.solo, color=OTHER, linestyle=":", label=label)
+            add_gain_axis(axes, 100 * gain.solo)
         figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     return Picture(
         path=path, title=title,

@@ -62,7 +62,7 @@ def bench(
 
 
 def _show(measured: "Measured", *, as_json: bool) -> None:
-    from apfed_experiments.performance import cells
+    from apfed_experiments.bench import cells
 
     if as_json:
         typer.echo(to_json(measured))
@@ -86,7 +86,7 @@ def performance(
     ),
 ) -> None:
     """Renew the tables of docs/performance.md from what benches measured."""
-    from apfed_experiments.performance import write_performance
+    from apfed_experiments.bench import write_performance
 
     write_performance(page, folder)
     typer.echo(page)

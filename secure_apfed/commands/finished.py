@@ -67,7 +67,7 @@ def tell(config: "Config", result: "RunResult", *, baselines: bool, quiet: bool)
             "contributions": {name: dict(spent) for name, spent in result.contributions.items()},
             "solo": None if solo is None else solo.model_dump(mode="json"),
             "folder": folder, "report": page,
-            "tradeoff": None if board is None else board.as_json(),
+            "tradeoff": None if board is None else board.table.plain(),
         })  # fmt: skip
 
 
@@ -273,7 +273,8 @@ def tradeoff(
     if as_json:
         failures = {failure.trial: failure.message for failure in board.failures}
         terminal.print_json({
-            "study": study.name, "points": board.as_json(), "failures": failures, "folder": folder,
+            "study": study.name, "points": board.table.plain(), "failures": failures,
+            "folder": folder,
         })  # fmt: skip
     if board.failures:
         raise typer.Exit(3)  # as for data or files; the same command tries them again
@@ -297,9 +298,8 @@ def _played(
     with progress.counting(f"{study.name}: trials", quiet=quiet) as on_done:
         board = run_tradeoff(study, folder, jobs=jobs, backend=backend, on_done=on_done)
     if not quiet:
-        terminal.show_rows(
-            f"Trade-off {study.name}: accuracy, and the worst attack's advantage", *board.summary()
-        )
+        title = f"Trade-off {study.name}: accuracy, and the worst attack's advantage"
+        terminal.show_rows(title, board.summary.header, board.summary.cells)
         for failure in board.failures:
             terminal.show_note(f"failed, its point left out: {failure.trial}: {failure.message}")
         typer.echo(folder / "index.html")

@@ -42,7 +42,7 @@ def contributions(
     as_json: AsJson = False,
 ) -> None:
     """Say what each passive adds, by runs of coalitions; their bytes and epsilons are added up."""
-    from apfed_experiments.who_helped import HEADER, READING, measure_passives
+    from apfed_experiments.who_helped import READING, measure_passives
     from secure_apfed.config.file import load_config
 
     config = load_config(config_file, overrides=overrides or ())
@@ -55,7 +55,7 @@ def contributions(
     if as_json:
         terminal.print_json({**board.as_json(), "folder": folder})
         return
-    terminal.show_rows(board.title, HEADER, board.cells())
+    terminal.show_rows(board.table.title, board.table.header, board.table.cells)
     for note in (READING, *board.notes):
         terminal.show_note(note)
     typer.echo(folder / "index.html")
@@ -84,7 +84,7 @@ def search(
     as_json: AsJson = False,
 ) -> None:
     """Search settings by trials on labels that the active holds back; say what all of it costs."""
-    from apfed_experiments.search import HEADER, load_space
+    from apfed_experiments.search import load_space
     from apfed_experiments.search import search as find
     from secure_apfed.config.file import load_config
 
@@ -98,7 +98,7 @@ def search(
     if as_json:
         terminal.print_json({**found.as_json(), "folder": folder})
         return
-    terminal.show_rows(f"Search of {config.name}", HEADER, found.cells())
+    terminal.show_rows(f"Search of {config.name}", found.table.header, found.table.cells)
     for note in found.notes:
         terminal.show_note(note)
     typer.echo(folder / "best.yaml")
@@ -124,7 +124,7 @@ def table(
         _list_tables(as_json=as_json)
         return
     from apfed_experiments.tables import find_table
-    from apfed_experiments.tables.table import cells_of, fill, header_of, write
+    from apfed_experiments.tables.table import fill, write
 
     wanted = find_table(name)
     folder = output or Path("runs", "tables", name)
@@ -134,7 +134,9 @@ def table(
     if as_json:
         terminal.print_json({**board.as_json(), "files": files})
     else:
-        terminal.show_rows(f"{wanted.title}: {wanted.source}", header_of(board), cells_of(board))
+        terminal.show_rows(
+            f"{wanted.title}: {wanted.source}", board.lines.header, board.lines.cells
+        )
         terminal.show_note(". ".join(filter(None, (wanted.unit.capitalize(), wanted.reading))))
         if wanted.leaves_out and not full:
             terminal.show_note(f"Left out, and run by --full: {wanted.leaves_out}.")

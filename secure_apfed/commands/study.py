@@ -7,9 +7,8 @@ workers are begun before anything large is imported: see `apfed_experiments.work
 import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +16,9 @@ from apfed_protocols.errors import UnsafeChoiceWarning
 from secure_apfed import progress, terminal
 from secure_apfed.commands import AsJson, Jobs
 from secure_apfed.errors import NarrowBatchWarning, NoHelpWarning
+
+if TYPE_CHECKING:
+    from apfed_experiments.columns import Table
 
 __all__ = ["GAIN_MEASURES", "LEAKS", "REFERENCES", "SWEEPS", "app"]
 
@@ -58,14 +60,11 @@ def _some(names: Sequence[str]) -> str:
 def main_job(output: Output = Path("runs/main"), seeds: Seeds = 5, jobs: Jobs = 2) -> None:
     """What help is worth, costs and gives away where few rows have a label: the main job."""
     with _workers():
-        from apfed_experiments.main_job import HEADER, READING, run_main_job
+        from apfed_experiments.main_job import READING, run_main_job
 
     with progress.counting("runs", quiet=False) as on_done:
-        comparisons = run_main_job(output, seeds=range(seeds), jobs=jobs, on_done=on_done)
-    for comparison in comparisons:
-        rows = [line.cells() for line in comparison.lines]
-        terminal.show_rows(comparison.title(seeds), HEADER, rows)
-    _tell(READING, output / "index.html")
+        tables = run_main_job(output, seeds=range(seeds), jobs=jobs, on_done=on_done)
+    _show(tables, READING, output / "index.html")
 
 
 @app.command()
@@ -80,16 +79,14 @@ def sweep(
     """Accuracy against epsilon: fresh and frozen noise and label DP."""
     _known(config, SWEEPS)
     with _workers():
-        from apfed_experiments.sweep import HEADER, READING, run_sweep
+        from apfed_experiments.sweep import READING, run_sweep
 
     with progress.counting("points", quiet=False) as on_done:
-        found = run_sweep(
+        tables = run_sweep(
             output, seeds=range(seeds), jobs=jobs, configs=config or SWEEPS, store=store,
             figures=figures, on_done=on_done,
         )  # fmt: skip
-    for sweep_of_data in found:
-        terminal.show_rows(sweep_of_data.title, HEADER, sweep_of_data.cells())
-    _tell(READING, output / "index.html")
+    _show(tables, READING, output / "index.html")
 
 
 @app.command()
@@ -104,12 +101,11 @@ def references(
         from apfed_experiments import references as published
 
     for name in only or REFERENCES:
+        reference = published.REFERENCES[name]
         with progress.counting(name, quiet=False) as on_done:
-            table = published.run_reference(
-                published.REFERENCES[name], output, jobs=jobs, on_done=on_done
-            )
-        terminal.show_rows(f"{name}, {table.reference.source}", table.header, table.cells())
-        typer.echo(f"accuracy of the runs {table.accuracy.text(scale=100)} %")
+            table, accuracy = published.run_reference(reference, output, jobs=jobs, on_done=on_done)
+        terminal.show_rows(f"{name}, {table.title}", table.header, table.cells)
+        typer.echo(f"accuracy of the runs {accuracy.text(scale=100)} %")
 
 
 @app.command()
@@ -139,16 +135,11 @@ def gains(
     cases = help_by_case.cases_like(only or (help_by_case.QUICK if quick else ("*",)))
     usual = help_by_case.QUICK_SEEDS if quick else help_by_case.SEEDS
     with progress.counting("runs", quiet=as_json) as on_done:
-        rows = help_by_case.run_gains(
+        table = help_by_case.run_gains(
             output, cases, seeds=seeds or usual, jobs=jobs, on_done=on_done,
             measure=MEASURES[measure], store=store,
         )  # fmt: skip
-    if as_json:
-        terminal.print_json({"rows": [row.as_json() for row in rows]})
-        return
-    header = help_by_case.header_of(MEASURES[measure])
-    terminal.show_rows("What help is worth", header, [row.cells() for row in rows])
-    _tell(help_by_case.READING, output / "gains.md")
+    _show([table], help_by_case.READING, output / "gains.md", as_json=as_json)
 
 
 @app.command("credit-card")
@@ -158,17 +149,12 @@ def credit_card(
 ) -> None:  # fmt: skip
     """Credit card clients: AUC and KS of the active alone, of help and of joint prediction."""
     with _workers():
-        from apfed_experiments.credit_card import HEADER, READING, compare_credit, tables_of
+        from apfed_experiments.credit_card import READING, compare_credit
 
     warnings.simplefilter("ignore", UnsafeChoiceWarning)
     with progress.counting("runs", quiet=as_json) as on_done:
-        rows = compare_credit(output, seeds=range(seeds), jobs=jobs, on_done=on_done)
-    if as_json:
-        terminal.print_json({"rows": [asdict(row) for row in rows]})
-        return
-    for title, cells in tables_of(rows):
-        terminal.show_rows(title, HEADER, cells)
-    _tell(READING, output / "credit-card.md")
+        tables = compare_credit(output, seeds=range(seeds), jobs=jobs, on_done=on_done)
+    _show(tables, READING, output / "credit-card.md", as_json=as_json)
 
 
 @app.command()
@@ -188,14 +174,10 @@ def overlap(
     points = [
         point for name in modes.DATASETS for point in modes.points_of(name, output, epochs=epochs)
     ]
-    rows = modes.compare_overlaps(points, seeds=seeds, jobs=jobs)
+    table = modes.compare_overlaps(points, seeds=seeds, jobs=jobs)
     if picture is not None:
-        modes.draw_overlaps(rows, picture)
-    if as_json:
-        terminal.print_json({"rows": rows.to_dict("records")})
-        return
-    title = "People that all know, or each on its own"
-    terminal.show_rows(title, modes.HEADER, modes.cells_of(rows))
+        modes.draw_overlaps(table, picture)
+    _show([table], as_json=as_json)
 
 
 @app.command()
@@ -204,15 +186,10 @@ def tasks(
 ) -> None:
     """Regression and anomaly detection: R2 and AUC with help and alone."""
     with _workers():
-        from apfed_experiments.tasks import HEADER, compare_tasks, tables_of
+        from apfed_experiments.tasks import compare_tasks
 
-    rows = compare_tasks(output, seeds=range(seeds), jobs=jobs)
-    if as_json:
-        terminal.print_json({"seeds": seeds, "rows": [asdict(row) for row in rows]})
-        return
-    for title, cells in tables_of(rows):
-        terminal.show_rows(title, HEADER, cells)
-    typer.echo(output / "tasks.md")
+    tables = compare_tasks(output, seeds=range(seeds), jobs=jobs)
+    _show(tables, page=output / "tasks.md", as_json=as_json, seeds=seeds)
 
 
 @app.command()
@@ -225,8 +202,8 @@ def leaks(
 ) -> None:
     """What an active or a passive reads, honest or not, in live runs, and what rules stop."""
     _known(only, LEAKS)
-    from apfed_experiments.columns import markdown, table_of
-    from apfed_experiments.leaks import plain, play
+    from apfed_experiments.columns import plain, table_of
+    from apfed_experiments.leaks import play
     from secure_apfed.seeds import one_thread
 
     warnings.simplefilter("ignore", UnsafeChoiceWarning)  # without rules a plain sum is the point
@@ -237,7 +214,7 @@ def leaks(
         terminal.print_json({name: [plain(row) for row in rows] for name, rows in found.items()})
         return
     for name, rows in found.items():
-        typer.echo(f"\n{name}\n\n{markdown(*table_of(rows))}", nl=False)
+        typer.echo(f"\n{name}\n\n{table_of(rows).markdown()}", nl=False)
 
 
 @app.command("hijacked-images")
@@ -262,6 +239,17 @@ def _known(given: Sequence[str] | None, names: Sequence[str]) -> None:
             raise typer.BadParameter(unknown_name(name, names))
 
 
-def _tell(reading: str, page: Path) -> None:
-    terminal.show_note(reading)
-    typer.echo(page)
+def _show(
+    tables: Sequence["Table"], reading: str = "", page: Path | None = None, *,
+    as_json: bool = False, **more: Any,
+) -> None:  # fmt: skip
+    """The tables, how to read them and where they lie; or one object of all rows, beside `more`."""
+    if as_json:
+        terminal.print_json({**more, "rows": [row for table in tables for row in table.plain()]})
+        return
+    for table in tables:
+        terminal.show_rows(table.title, table.header, table.cells)
+    if reading:
+        terminal.show_note(reading)
+    if page is not None:
+        typer.echo(page)

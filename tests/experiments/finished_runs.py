@@ -11,7 +11,6 @@ from secure_apfed.runs.outcome import Outcome
 from tests.experiments.run_folder import attack_result, config_of
 
 __all__ = ["attacked", "finished"]
-
 CONFIG: Config = config_of()
 
 

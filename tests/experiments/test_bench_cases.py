@@ -10,41 +10,34 @@ import pytest
 
 from apfed_experiments.bench import (
     BENCHES,
-    Bench,
-    Group,
-    Row,
-    attacks,
-    audit_log,
-    exchange,
+    Measured,
     footprint,
-    joint_prediction,
-    local,
-    nvflare,
+    parties,
     run_bench,
+    run_benches,
     secure_sum,
     training,
-    transport,
     votes,
 )
-from apfed_experiments.bench.running import Measured, run_all, run_one
+from apfed_experiments.bench.rows import Bench, Group, Row
 from secure_apfed.cli import execute
 from secure_apfed.commands import bench as command
 from secure_apfed.errors import ConfigError
 
 # glob, where something is measured, and what of its arguments is seen there; psi has its own test
 WANTED: dict[str, tuple[str, ModuleType, str, list[Any]]] = {
-    "attacks": ("lira/16", attacks, "_row", [16]),
-    "audit-log": ("resume", audit_log, "interleave", [["resume"]]),
-    "exchange": ("*", exchange, "_row", [7]),
+    "attacks": ("lira/16", training, "_attacks_row", [16]),
+    "audit-log": ("resume", parties, "interleave", [["resume"]]),
+    "exchange": ("*", parties, "_exchanged", ["apfed_c/fmnist/2-1/b256"]),
     "footprint": ("split_nn/b8/*", footprint, "_sent", ["split_nn"]),
     "joint-prediction": (
-        "summed/plain", joint_prediction, "interleave", [["concatenated", "summed/plain"]],
+        "summed/plain", parties, "interleave", [["concatenated", "summed/plain"]],
     ),
-    "local": ("message/memory", local, "interleave", [["message/memory"]]),
-    "nvflare": ("*/round/*", nvflare, "_in_a_job", [[2**17]]),
+    "local": ("message/memory", parties, "interleave", [["message/memory"]]),
+    "nvflare": ("*/round/*", parties, "_in_a_job", [[2**17]]),
     "secure-sum": ("masked/m4", secure_sum, "OurPath", ["masked"]),
     "training": ("step/tvfl/*", training, "_operations", ["tvfl"]),
-    "transport": ("grpc/*", transport, "_row", ["grpc/m3/b256"]),
+    "transport": ("grpc/*", parties, "_apart_row", ["grpc/m3/b256"]),
     "votes": ("encrypted/*", votes, "measure", [10_000]),
 }  # fmt: skip
 
@@ -61,7 +54,7 @@ def test_cases_that_are_not_wanted_are_not_measured(
         raise RuntimeError("seen")
 
     monkeypatch.setattr(module, function, see)
-    monkeypatch.setattr(nvflare, "_why_missing", lambda: "")
+    monkeypatch.setattr(parties, "_why_no_nvflare", lambda: "")
     rows = run_bench(name, quick=True, cases=glob)["rows"]
     assert seen == expected
     assert len(rows) == 1
@@ -110,7 +103,7 @@ def test_groups_by_name_are_measured_where_a_case_is_named_in_full() -> None:
 
 def _run_all(benches: dict[str, Bench], folder: Path | None, **changes: Any) -> list[Measured]:
     told: dict[str, Any] = {"quick": True, "cases": "*", "again": False, **changes}
-    return list(run_all(benches, folder=folder, **told))
+    return list(run_benches(benches=benches, folder=folder, **told))
 
 
 def test_what_fails_is_a_row_with_the_reason_and_ends_no_other(tmp_path: Path) -> None:
@@ -142,7 +135,7 @@ def test_what_is_there_is_taken_unless_it_failed_or_was_measured_otherwise(
     (tmp_path / "whole.json").write_text('{"rows": [')
     for changes in ({}, {"quick": False}, {"cases": "a"}, {"cases": "a", "again": True}):
         _run_all({"whole": whole}, tmp_path, **changes)
-    monkeypatch.setattr("apfed_experiments.bench.running._source", lambda: "another")
+    monkeypatch.setattr("apfed_experiments.bench._source", lambda: "another")
     _run_all({"whole": whole}, tmp_path, cases="a")
     assert measured[3:] == ["a"] * 5
 
@@ -155,10 +148,11 @@ def test_all_leaves_out_benches_without_wanted_cases() -> None:
         _run_all(benches, None, cases="c")
 
 
-def test_rows_that_nobody_asked_for_are_left_out() -> None:
+def test_rows_that_nobody_asked_for_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [Row(case=case, seconds=1.0) for case in ("ours", "peer")]
     bench = Bench(groups=lambda _quick: [Group(("ours", "peer"), lambda _: rows)])
-    found = run_one("two", bench, quick=True, cases="ours")
+    monkeypatch.setattr("apfed_experiments.bench.BENCHES", {"two": bench})
+    found = run_bench("two", quick=True, cases="ours")
     assert [row["case"] for row in found["rows"]] == ["ours"]
 
 

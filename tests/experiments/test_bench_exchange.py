@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from apfed_experiments.bench import BENCHES, Row
-from apfed_experiments.bench.rows import interleave, median_ratio
+from apfed_experiments.bench import BENCHES
+from apfed_experiments.bench.rows import Row, interleave, median_ratio
 
 
 def test_cases_take_turns() -> None:

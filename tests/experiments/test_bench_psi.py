@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from apfed_experiments.bench import BENCHES, optional, psi, psi_case, run_bench
+from apfed_experiments.bench import BENCHES, psi, psi_case, run_bench
+from apfed_experiments.bench import rows as base
 from apfed_protocols.conversation import Outgoing
 from apfed_protocols.errors import LocalProtocolError
 from tests.conftest import Children
@@ -89,7 +90,7 @@ def test_without_crypten_its_case_is_a_row_with_the_reason(monkeypatch: pytest.M
     def absent() -> None:
         raise LocalProtocolError("install CrypTen")
 
-    monkeypatch.setattr(optional, "load_crypten", absent)
+    monkeypatch.setattr(base, "load_crypten", absent)
     rows = {row.case: row.as_json() for row in psi.measure(100, 1)}
     assert rows["circuit-crypten/100"]["seconds"] is None
     assert rows["circuit-crypten/100"]["reason"] == "install CrypTen"

@@ -5,8 +5,9 @@ import importlib.util
 import numpy as np
 import pytest
 
-from apfed_experiments.bench import optional, run_bench, secure_sum
-from apfed_experiments.bench.paillier import PackedPaillier, why_not
+from apfed_experiments.bench import rows as base
+from apfed_experiments.bench import run_bench, secure_sum
+from apfed_experiments.bench.secure_sum import PackedPaillier, why_no_paillier
 from apfed_protocols.errors import LocalProtocolError
 
 
@@ -39,7 +40,7 @@ def test_without_crypten_its_case_is_a_row_with_the_reason(monkeypatch: pytest.M
     def absent() -> None:
         raise LocalProtocolError("install CrypTen")
 
-    monkeypatch.setattr(optional, "load_crypten", absent)
+    monkeypatch.setattr(base, "load_crypten", absent)
     monkeypatch.setattr(secure_sum, "_SHAPE", (4, 8))
     (row,) = run_bench("secure-sum", quick=True, cases="crypten/m4")["rows"]
     assert row["seconds"] is None
@@ -51,7 +52,7 @@ def test_without_crypten_its_case_is_a_row_with_the_reason(monkeypatch: pytest.M
 
 def test_paillier_is_measured_or_its_absence_explained() -> None:
     if importlib.util.find_spec("phe") is None:
-        assert why_not() == "phe is not installed; pip install phe"
+        assert why_no_paillier() == "phe is not installed; pip install phe"
         return
     values = [np.full((1, 100), 0.25 * k, dtype=np.float32) for k in (-1, 2)]
     total = PackedPaillier(passives=2).add(values)

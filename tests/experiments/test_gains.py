@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from apfed_experiments.gains import CASES, HEADER, GainCase, cases_like, run_gains, stored_of
+from apfed_experiments.gains import CASES, GainCase, cases_like, run_gains, stored_of
 from apfed_experiments.solo import fits_beside, keep_solo, read_solo, taught_alone
 from apfed_experiments.summary import Gain
 from secure_apfed.config import Config
@@ -99,13 +99,13 @@ def test_a_student_without_help_reads_nothing_of_passives() -> None:
 
 def test_a_case_is_measured_written_and_not_run_again(tmp_path: Path) -> None:
     case = GainCase(method="votes", data="wine", labelled=9)
-    (row,) = run_gains(tmp_path, [case], seeds=2, jobs=1)
-    assert row.as_json()["control"] == "no-help/wine/n9"
-    assert len(row.cells()) == len(HEADER)
-    assert row.gain is not None
-    assert row.gain.baseline in ("ridge", "logistic")
+    table = run_gains(tmp_path, [case], seeds=2, jobs=1)
+    ((plain,), (cells,), (row,)) = table.plain(), table.cells, table.rows
+    assert plain["control"] == "no-help/wine/n9"
+    assert len(cells) == len(table.header)
+    assert row["baseline"] in ("ridge", "logistic")
     written = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*seed*.json")}
-    assert run_gains(tmp_path, [case], seeds=2, jobs=1) == [row]
+    assert run_gains(tmp_path, [case], seeds=2, jobs=1).rows == [row]
     assert written == {path: path.stat().st_mtime_ns for path in written}
     (stored,) = stored_of([row])
     assert "9 labelled rows" in StoredGain.model_validate(stored).sentence

@@ -11,7 +11,7 @@ import torch
 
 from apfed_attacks.live.unprotected import ALL_RULES
 from apfed_experiments import leaks as parts
-from apfed_experiments.columns import markdown, table_of
+from apfed_experiments.columns import table_of
 from apfed_experiments.leaks import PARTS, play
 from apfed_experiments.leaks.live import UNPROTECTED, Setting, centred_cosine, live_config, sum_for
 from apfed_experiments.summary import Interval, Row
@@ -23,7 +23,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_columns_are_those_that_occur_and_gaps_stay_empty() -> None:
-    table = markdown(*table_of([{"a": 1, "b": 0.12345}, {"a": None, "c": "x"}]))
+    table = table_of([{"a": 1, "b": 0.12345}, {"a": None, "c": "x"}]).markdown()
     assert table.splitlines() == [
         "| a | b | c |", "| --- | --- | --- |", "| 1 | 0.123 |  |", "|  |  | x |",
     ]  # fmt: skip

@@ -4,24 +4,15 @@ import csv
 import io
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from apfed_experiments import main_job, sweep
-from apfed_experiments.columns import markdown
+from apfed_experiments.columns import Table
 from apfed_experiments.finished import FinishedRun
-from apfed_experiments.main_job import (
-    CONFIGS,
-    HEADER,
-    VARIANTS,
-    Line,
-    Variant,
-    as_csv,
-    compare,
-    draw,
-    points_of,
-)
+from apfed_experiments.main_job import CONFIGS, VARIANTS, Variant, compare, draw, points_of
 from apfed_experiments.report.page import Part, write_comparison
 from apfed_experiments.study import base_config, finish, results_of
 from tests.experiments.finished_runs import attacked, finished
@@ -31,7 +22,7 @@ SINGLE, TVFL = BY_KEY["alone"], BY_KEY["tvfl"]
 PLAIN, GUARDED, NOISY = BY_KEY["apfed_c"], BY_KEY["apfed_c-protected"], BY_KEY["votes-randomised"]
 
 
-def lines_of(runs: Mapping[Variant, Sequence[FinishedRun]]) -> list[Line]:
+def lines_of(runs: Mapping[Variant, Sequence[FinishedRun]]) -> Table:
     every = points_of(base_config(CONFIGS[0]), Path("out"))
     points = [point for point in every if point.variant in runs]
     found = [
@@ -46,22 +37,23 @@ def test_one_line_for_each_inference() -> None:
         TVFL: [finished({"tvfl": 0.9, "tvfl_0": 0.2}, attacks=[attacked(0.1)])],
         GUARDED: [finished(0.9, epsilon=epsilon) for epsilon in (8.0, 7.5)],
     })  # fmt: skip
-    assert [line.method for line in lines] == ["SingleVL", "TVFL, all parties", "TVFL-0", "APFed-C"]
-    assert lines[0].cells() == (
+    cells = lines.cells
+    assert [row[0] for row in cells] == ["SingleVL", "TVFL, all parties", "TVFL-0", "APFed-C"]
+    assert cells[0] == (
         "SingleVL", "nothing is sent", "90.0", "", "", "0", "0", "not applicable",
         "not applicable",
     )  # fmt: skip
-    assert lines[1].cells()[5:] == ("1.0 MB", "∞", "0.100", "not applicable")
-    assert lines[3].summary.epsilon_x == 8
-    assert lines[3].variant.protection == "guard + secure sum"
+    assert cells[1][5:] == ("1.0 MB", "∞", "0.100", "not applicable")
+    assert lines.rows[3]["summary"].epsilon_x == 8
+    assert cells[3][1] == "guard + secure sum"
 
 
 def test_tables_hold_every_line() -> None:
     lines = lines_of({PLAIN: [finished(0.9)], GUARDED: [finished(0.9, epsilon=8.0)]})
-    table = markdown(HEADER, [line.cells() for line in lines]).splitlines()
-    assert table[0] == f"| {' | '.join(HEADER)} |"
+    table = lines.markdown().splitlines()
+    assert table[0] == f"| {' | '.join(lines.header)} |"
     assert len(table) == 4
-    rows = list(csv.DictReader(io.StringIO(as_csv(lines))))
+    rows = list(csv.DictReader(io.StringIO(lines.csv())))
     assert [row["epsilon"] for row in rows] == ["inf", "8.0"]
 
 
@@ -81,8 +73,8 @@ def test_variants_share_data_seeds_and_labelled_rows(name: str) -> None:
 
 
 def test_a_line_of_votes_shows_what_a_vote_cost() -> None:
-    (line,) = lines_of({NOISY: [finished(0.9, epsilon=0.0)]})
-    assert line.epsilon == math.inf  # this outcome has no account of a passive
+    (line,) = lines_of({NOISY: [finished(0.9, epsilon=0.0)]}).rows
+    assert line["epsilon"] == math.inf  # this outcome has no account of a passive
 
 
 def test_a_trial_is_run_once(tmp_path: Path) -> None:
@@ -108,11 +100,9 @@ def test_the_worst_attack_is_the_one_that_gains_most_on_average() -> None:
         finished(0.9, attacks=[attacked(gain, adversary=name) for name, gain in of_seed.items()])
         for of_seed in gains
     ]
-    (line,) = lines_of({PLAIN: runs})
-    read = line.read("labels")
-    assert read is not None
-    assert read.mean == pytest.approx(0.1)
-    assert line.read("features") is None
+    (line,) = lines_of({PLAIN: runs}).rows
+    assert line["labels"].mean == pytest.approx(0.1)
+    assert line["features"] is None
 
 
 def test_an_attack_that_some_seeds_lack_is_shown_with_their_number() -> None:
@@ -121,8 +111,8 @@ def test_an_attack_that_some_seeds_lack_is_shown_with_their_number() -> None:
         finished(0.9, attacks=[attacked(gain, adversary=name) for name, gain in of_seed.items()])
         for of_seed in gains
     ]
-    (line,) = lines_of({PLAIN: runs})
-    assert line.cells()[-2:] == ("0.900 (1 of 2 seeds)", "not applicable")
+    (cells,) = lines_of({PLAIN: runs}).cells
+    assert cells[-2:] == ("0.900 (1 of 2 seeds)", "not applicable")
 
 
 def test_the_page_holds_pictures_and_links(tmp_path: Path) -> None:
@@ -131,12 +121,10 @@ def test_the_page_holds_pictures_and_links(tmp_path: Path) -> None:
         PLAIN: [finished(0.9, attacks=[attacked(0.1)])],
         GUARDED: [finished(0.9, attacks=[attacked(0.0)])],
     })  # fmt: skip
-    title = "digits <4>"
-    part = Part(
-        title=title, picture=draw(tmp_path / "digits.png", title=title, lines=lines),
-        rows=[line.cells() for line in lines], reports=[("one", "a/report.html")],
-    )  # fmt: skip
-    write_comparison(tmp_path, title="All", reading="How", header=HEADER, parts=[part])
+    lines = replace(lines, title="digits <4>")
+    picture = draw(tmp_path / "digits.png", lines)
+    part = Part(table=lines, picture=picture, reports=[("one", "a/report.html")])
+    write_comparison(tmp_path, title="All", reading="How", parts=[part])
     page = (tmp_path / "index.html").read_text("utf-8")
     assert (tmp_path / "digits.png").stat().st_size > 10_000
     assert "digits &lt;4&gt;" in page

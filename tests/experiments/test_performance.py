@@ -7,12 +7,17 @@ from typing import Any
 
 import pytest
 
-from apfed_experiments.bench import BENCHES, Measured
-from apfed_experiments.performance import block, read_measured, renewed, write_performance
+from apfed_experiments.bench import (
+    BENCHES,
+    Measured,
+    block,
+    read_measured,
+    renewed,
+    write_performance,
+)
 from secure_apfed.errors import DataError
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-
 MEASURED: Measured = {
     "bench": "psi", "source": "0", "quick": False, "cases": "*", "date": "2025-01-31",
     "load": 0.25, "stolen": 0.0123, "clock_step": 0.02,
@@ -26,7 +31,6 @@ MEASURED: Measured = {
         {"case": "spu-ecdh/9", "seconds": None, "peer": None, "reason": "no <spu>\nhere"},
     ],
 }  # fmt: skip
-
 BLOCK = """\
 2025-01-31: P, 2 cores, no GPU, Python 3, torch 2, load 0.2 when it began, 1.2% of the processor \
 time stolen. *Ratio*: seconds over the peer's. The clock moved by 20.0 ms.

@@ -50,17 +50,17 @@ def test_a_table_has_every_score_what_was_published_and_the_distance(
 ) -> None:
     monkeypatch.setattr("apfed_experiments.references.base_config", small)
     told: list[tuple[int, int]] = []
-    table = run_reference(SMALL, tmp_path, on_done=lambda *now: told.append(now))
+    table, _ = run_reference(SMALL, tmp_path, on_done=lambda *now: told.append(now))
     assert told == [(1, 2), (2, 2)]
-    rows = {row[0]: row[1:] for row in table.cells()}
+    rows = {row[0]: row[1:] for row in table.cells}
     assert table.header == ("", "accuracy", "auc")
     assert {"attack: logistic on h", "attack: MixMatch on h", "baseline: mlp on x"} <= set(rows)
     assert rows["published: a made-up setting"] == ("0.500", "-")
-    ours = table.figures["attack: logistic on h"]["accuracy"]
+    ours = next(row for row in table.rows if row["name"] == "attack: logistic on h")["accuracy"]
     assert ours.low < ours.mean < ours.high
     assert 0.1 < ours.mean < 1
     assert rows["logistic on h minus published"] == (f"{ours.mean - 0.5:+.3f}", "-")
-    assert table.as_markdown() == (tmp_path / "main-digits.md").read_text()
+    assert (tmp_path / "main-digits.md").read_text().endswith(f". nobody.\n\n{table.markdown()}")
     stamps = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/result.json")}
     assert len(stamps) == 2
     run_reference(SMALL, tmp_path)

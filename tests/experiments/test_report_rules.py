@@ -44,8 +44,6 @@ VOTES: dict[VoteOpening, list[tuple[Kind, Role]]] = {
     "moment": [(Kind.LABELS, Role.PASSIVE), (Kind.SUM, Role.ACTIVE)],
     "encrypted": [(Kind.ENCRYPTED_LABELS, Role.PASSIVE), (Kind.SUM, Role.ACTIVE)],
 }
-
-
 ASKED = [
     (Kind.ALIGNMENT, Role.ACTIVE),
     (Kind.ALIGNMENT, Role.PASSIVE),

@@ -72,8 +72,7 @@ def test_leaks_are_stored_and_printed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "apfed_experiments.leaks.play",
-        lambda names, store: {one: [{"r2": 0.5}] for one in names},
+        "apfed_experiments.leaks.play", lambda names, store: {one: [{"r2": 0.5}] for one in names}
     )
     assert execute(["study", "leaks", "--only", "noise", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"noise": [{"r2": 0.5}]}

@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,6 @@ import pytest
 from pydantic import ValidationError
 
 from apfed_experiments import search as package
-from apfed_experiments import search as played
 from apfed_experiments.search import Charge, SearchSpace, bound_of, load_space, search
 from secure_apfed.cli import execute
 from secure_apfed.config import Config
@@ -21,7 +20,7 @@ from secure_apfed.runs.outcome import RunResult
 from secure_apfed.runs.run import run
 from tests.experiments.own_tables import own_tables
 
-CONFIGS = Path(package.__file__).parent.parent / "configs"
+CONFIGS = Path(package.__file__).parent / "configs"
 SPACE = {"model.random_features": {"low": 50, "high": 200}}
 
 
@@ -68,7 +67,7 @@ def test_gaussian_releases_compose_by_their_mu_and_all_else_adds() -> None:
     assert both.added_delta == pytest.approx(2e-6)
     enough = one.at_least(other)
     assert (enough.mu, enough.label, enough.passives) == (0.4, 1.0, {"a": 4.0, "b": 3.0})
-    assert Charge(**one.as_json()) == one
+    assert Charge(**asdict(one)) == one
 
 
 def test_the_bound_holds_what_the_ledger_of_the_run_tells() -> None:
@@ -84,14 +83,14 @@ def test_the_bound_holds_what_the_ledger_of_the_run_tells() -> None:
 def test_trials_and_the_final_run_are_charged_together(tmp_path: Path) -> None:
     config = config_of()
     found = search(config, space_of(), tmp_path, trials=2)
-    assert [one.state for one in found.trials] == ["finished", "finished"]
+    assert [one["state"] for one in found.trials] == ["finished", "finished"]
     # Whole votes take discrete draws, whose ledger is a little below what is asked.
     assert found.spent.passives == pytest.approx(dict.fromkeys(PASSIVES, 8.0), rel=1e-4)
     assert found.total.passives == pytest.approx(dict.fromkeys(PASSIVES, 12.0), rel=1e-4)
     assert found.final is not None
     best = found.trials[found.best]
-    assert best.value == max(one.value or 0.0 for one in found.trials)
-    assert found.config.model.random_features == int(best.drawn["model.random_features"])
+    assert best["value"] == max(one["value"] or 0.0 for one in found.trials)
+    assert found.config.model.random_features == int(best["settings"]["model.random_features"])
     assert load_config(tmp_path / "best.yaml") == found.config
     told = json.loads((tmp_path / "search.json").read_text())
     assert told["epsilon_in_all"]["a person at passive-1"] == pytest.approx(12.0, rel=1e-4)
@@ -102,27 +101,27 @@ def test_one_that_was_stopped_goes_on_and_stays_charged(tmp_path: Path) -> None:
     config, whole = config_of(), search(config_of(), space_of(), tmp_path / "whole", trials=3)
     parts = tmp_path / "parts"
     search(config, space_of(), parts, trials=1, final=False)
-    killed = played._Search(config, space_of(), parts, share=0.3, budget=None)
+    killed = package._Search(config, space_of(), parts, share=0.3, budget=None)
 
     def die(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(played, "run", die)
+        patch.setattr(package, "run", die)
         with pytest.raises(KeyboardInterrupt):
             killed.go_on(2, lambda done, total: None)
     found = search(config, space_of(), parts, trials=3, final=False)
-    assert [one.state for one in found.trials] == ["finished", "stopped", "finished"]
+    assert [one["state"] for one in found.trials] == ["finished", "stopped", "finished"]
     assert found.spent.passives["passive-1"] == pytest.approx(12.0, rel=1e-4)
-    assert found.trials[0].drawn == whole.trials[0].drawn
+    assert found.trials[0]["settings"] == whole.trials[0]["settings"]
     with pytest.raises(CheckpointError, match="other settings"):
         search(config.model_copy(update={"seed": 1}), space_of(), parts, trials=3)
 
 
 def test_what_would_exceed_the_budget_is_refused_before_it_begins(tmp_path: Path) -> None:
     found = search(config_of(), space_of(), tmp_path, trials=4, budget=13.0, final=False)
-    assert [one.state for one in found.trials] == ["finished", "finished", "refused", "refused"]
-    assert "would be 16, the budget is 13" in found.trials[2].why
+    assert [one["state"] for one in found.trials] == ["finished", "finished", "refused", "refused"]
+    assert "would be 16, the budget is 13" in found.trials[2]["why"]
     assert max(found.total.passives.values()) <= 13.0
     with pytest.raises(ConfigError, match="promises no epsilon"):
         search(config_of(method="votes"), space_of(), tmp_path / "none", trials=1, budget=1.0)
@@ -134,9 +133,9 @@ def test_a_trial_that_stops_early_leaves_enough_for_the_final_run(
     def early(result: RunResult, bound: Charge) -> Charge:
         return replace(bound, passives=dict.fromkeys(bound.passives, 1.0))
 
-    monkeypatch.setattr(played, "charge_of", early)
+    monkeypatch.setattr(package, "charge_of", early)
     found = search(config_of(), space_of(), tmp_path, trials=4, budget=9.5, final=False)
-    assert [one.state for one in found.trials] == ["finished", "finished", "refused", "refused"]
+    assert [one["state"] for one in found.trials] == ["finished", "finished", "refused", "refused"]
     assert max(found.total.passives.values()) <= 9.5
     with pytest.raises(ConfigError, match="the final run is not begun"):
         search(config_of(), space_of(), tmp_path, trials=4, budget=5.0)
@@ -149,7 +148,7 @@ def test_a_final_run_stands_and_one_more_is_counted(tmp_path: Path) -> None:
     again = search(config, space, tmp_path, trials=1, budget=12)
     assert again.as_json() == first.as_json()
     refused = search(config, space, tmp_path, trials=2, budget=12)
-    assert [one.state for one in refused.trials] == ["finished", "refused"]
+    assert [one["state"] for one in refused.trials] == ["finished", "refused"]
     more = search(config, space, tmp_path, trials=4)
     assert more.finals == 1 + (more.best != 0)
     assert max(more.total.passives.values()) == pytest.approx(4.0 * (3 + more.finals), rel=1e-3)
@@ -165,10 +164,10 @@ def test_a_final_run_that_nobody_noted_stands(
             raise KeyboardInterrupt
         return result
 
-    monkeypatch.setattr(played, "run", killed)
+    monkeypatch.setattr(package, "run", killed)
     with pytest.raises(KeyboardInterrupt):
         search(config_of(), space_of(), tmp_path, trials=1)
-    monkeypatch.setattr(played, "run", run)
+    monkeypatch.setattr(package, "run", run)
     found = search(config_of(), space_of(), tmp_path, trials=1)
     assert found.final
     assert max(found.total.passives.values()) == pytest.approx(8.0, rel=1e-3)
@@ -179,7 +178,7 @@ def test_a_budget_holds_what_the_space_promises(tmp_path: Path) -> None:
     space = space_of({"labels": {"choices": answers}})
     found = search(config_of(**APFED), space, tmp_path, trials=4, budget=10)
     assert found.total.epsilons["a label"] <= 10
-    assert "refused" in [one.state for one in found.trials]
+    assert "refused" in [one["state"] for one in found.trials]
 
 
 def test_a_search_does_not_go_on_with_other_data(tmp_path: Path) -> None:
@@ -197,7 +196,7 @@ def test_trials_on_public_data_cost_the_parties_nothing(tmp_path: Path) -> None:
     config = config_of(data={"dataset": "digits", "views": 6, "labelled": 60, "limit": 300})
     found = search(config, space_of(public=public), tmp_path, trials=2, budget=4.0, final=False)
     assert found.public == "breast_cancer"
-    assert {one.charge for one in found.trials} == {None}
+    assert {one["charge"] for one in found.trials} == {None}
     assert found.spent.passives == {}
     assert set(found.total.passives.values()) == {4.0}
     assert found.config.data == config.data
@@ -207,9 +206,9 @@ def test_trials_on_public_data_cost_the_parties_nothing(tmp_path: Path) -> None:
 def test_a_trial_that_fails_is_told_and_keeps_its_charge(tmp_path: Path) -> None:
     space = space_of({"train.learning_rate": {"choices": [0.05, 1e30]}})
     found = search(config_of(**APFED), space, tmp_path, trials=6, final=False)
-    failed = [one for one in found.trials if one.state == "failed"]
+    failed = [one for one in found.trials if one["state"] == "failed"]
     assert failed
-    assert all(one.why and one.charge is not None for one in failed)
+    assert all(one["why"] and one["charge"] is not None for one in failed)
     assert found.config.train.learning_rate == 0.05
     hopeless = space_of({"train.learning_rate": {"choices": [-1.0, -2.0]}})
     with pytest.raises(ConfigError, match=r"no trial of 1 could be judged: .*learning_rate"):

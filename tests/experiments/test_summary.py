@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_1samp
 
-from apfed_experiments.columns import p_text
+from apfed_experiments.columns import P_HOLM
 from apfed_experiments.summary import Interval, Summary, holm, shared_share
 from secure_apfed.methods import METHODS
 from secure_apfed.settings.data import DataSettings
@@ -80,7 +80,7 @@ def test_p_values_are_students_and_holms() -> None:
         [max(one, 2 * two), 3 * three, 4 * four, max(2 * two, 3 * three), math.nan, math.nan],
         nan_ok=True,
     )
-    assert (p_text(math.nan), p_text(0.0004), p_text(0.034)) == ("", "< 0.001", "0.034")
+    assert tuple(map(P_HOLM.form, (math.nan, 0.0004, 0.034))) == ("", "< 0.001", "0.034")
 
 
 def test_arms_reach_the_ends_and_one_seed_has_none() -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from apfed_experiments.centralised import centralise
+from apfed_experiments.columns import Table
 from apfed_experiments.finished import FinishedRun
-from apfed_experiments.study import Trial, base_config, finish, results_of
-from apfed_experiments.sweep import CONFIGS, LINES, points_of, run_sweep, summarise
+from apfed_experiments.study import Trial, base_config, centralise, finish, results_of
+from apfed_experiments.sweep import COLUMNS, CONFIGS, LINES, points_of, run_sweep, summarise
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.errors import CheckpointError, DataError
@@ -125,11 +125,11 @@ def test_losses_are_paired_by_seed_and_intervals_hold_the_mean(tmp_path: Path) -
         for point in points
     ]
     single, plain, fresh = summarise(points, results_of(found))
-    assert [one.point.line.key for one in (single, plain, fresh)] == ["single", "plain", "fresh"]
-    assert fresh.loss.mean == pytest.approx(0.1)
-    assert fresh.loss.high - fresh.loss.low < 1e-9  # the same in every seed
-    assert fresh.accuracy.low < fresh.accuracy.mean < fresh.accuracy.high
-    assert fresh.cells()[1:3] == ("released rows (epsilon_x)", "4")
+    assert [one["line"].key for one in (single, plain, fresh)] == ["single", "plain", "fresh"]
+    assert fresh["loss"].mean == pytest.approx(0.1)
+    assert fresh["loss"].high - fresh["loss"].low < 1e-9  # the same in every seed
+    assert fresh["accuracy"].low < fresh["accuracy"].mean < fresh["accuracy"].high
+    assert Table(COLUMNS, [fresh]).cells[0][1:3] == ("released rows (epsilon_x)", "4")
 
 
 def test_a_sweep_writes_tables_pictures_a_page_and_what_plan_reads(
@@ -146,10 +146,10 @@ def test_a_sweep_writes_tables_pictures_a_page_and_what_plan_reads(
         tmp_path / "out", seeds=[0, 1], jobs=1, configs=["sweep-breast-cancer"],
         store=tmp_path / "stored.json", figures=tmp_path / "figures",
     )  # fmt: skip
-    assert len(sweep.points) == 3 + 5 * 3
+    assert len(sweep.rows) == 3 + 5 * 3
     (stored,) = load_sweeps((tmp_path / "stored.json").read_text())
     assert (stored.dataset, stored.seeds, stored.epochs) == ("breast_cancer", (0, 1), 2)
-    assert len(stored.points) == len(sweep.points) - 1  # nobody holds the centralised table
+    assert len(stored.points) == len(sweep.rows) - 1  # nobody holds the centralised table
     assert stored.alone.mean == pytest.approx(0.805)
     picture = (tmp_path / "figures" / "epsilon-breast-cancer.png").read_bytes()
     assert picture.startswith(b"\x89PNG")

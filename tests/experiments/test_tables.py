@@ -13,25 +13,14 @@ import pytest
 from apfed_experiments.tables import TABLES, apfed, find_table
 from apfed_experiments.tables.apc_vfl import SCENARIOS, alone, exchanged, helped
 from apfed_experiments.tables.mmvfl import importance
-from apfed_experiments.tables.table import (
-    FunctionJob,
-    Line,
-    PaperTable,
-    Printed,
-    Size,
-    cells_of,
-    fill,
-    write,
-)
+from apfed_experiments.tables.table import FunctionJob, Line, PaperTable, Printed, Size, fill, write
 from secure_apfed.cli import execute
 from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError, DataError, ModelError
 from secure_apfed.learning.autoencoder import DistillationSettings
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
-
 Measure = Callable[..., Mapping[str, float]]
-
 VALUES = {("a", 0): 10.0, ("a", 1): 12.0, ("b", 0): 7.0, ("b", 1): 7.0}
 
 
@@ -101,22 +90,20 @@ def test_a_figure_that_is_none_is_not_kept(tmp_path: Path) -> None:
 
 def test_a_table_is_filled_beside_the_papers_figures(tmp_path: Path) -> None:
     board = fill(toy(), tmp_path)
-    a, b, gain = board.lines
-    assert a.interval is not None
-    assert a.interval.mean == 11.0
-    assert a.sd == pytest.approx(math.sqrt(2))
-    assert a.difference == 2.0
-    assert a.in_sd == pytest.approx(2.0 / math.sqrt(2 + 1))
-    assert b.difference == 0.0
-    assert b.in_sd is None, "the paper prints no deviation"
-    assert dict(gain.values) == {0: 3.0, 1: 5.0}
+    a, b, gain = board.rows
+    assert a["mean"] == 11.0
+    assert a["sd"] == pytest.approx(math.sqrt(2))
+    assert a["difference"] == 2.0
+    assert a["in_sd"] == pytest.approx(2.0 / math.sqrt(2 + 1))
+    assert b["difference"] == 0.0
+    assert b["in_sd"] is None, "the paper prints no deviation"
+    assert gain["values"] == {0: 3.0, 1: 5.0}
     # 12.706 is the .975 quantile of Student's t for one degree of freedom.
-    assert gain.interval is not None
-    assert gain.interval.high - 4.0 == pytest.approx(12.706, rel=1e-4)
-    assert cells_of(board)[0] == (
+    assert gain["high"] - 4.0 == pytest.approx(12.706, rel=1e-4)
+    assert board.lines.cells[0] == (
         "a", "11.00 ± 1.41", "-1.71 to 23.71", "2", "9.00 ± 1.00", "+2.00", "+1.2",
     )  # fmt: skip
-    assert cells_of(board)[2][4:] == ("-", "", "")
+    assert board.lines.cells[2][4:] == ("-", "", "")
 
 
 def test_a_job_is_run_once_and_goes_on_where_it_was(
@@ -125,15 +112,15 @@ def test_a_job_is_run_once_and_goes_on_where_it_was(
     ticks = iter([0.0, 1.0, 30.0, *[61.0] * 20])
     begun = fill(toy(), tmp_path, minutes=1.0, clock=lambda: next(ticks))
     assert (begun.forecast.done, begun.forecast.jobs) == (2, 4)
-    assert [len(one.values) for one in begun.lines] == [1, 1, 1]
-    assert begun.lines[0].sd is None
-    assert cells_of(begun)[0][1:3] == ("10.00", "")
+    assert [row["seeds"] for row in begun.rows] == [1, 1, 1]
+    assert begun.rows[0]["sd"] is None
+    assert begun.lines.cells[0][1:3] == ("10.00", "")
     kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "jobs").iterdir()}
     done = fill(toy(), tmp_path)
     assert done.forecast.done == 4
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
     monkeypatch.setitem(VALUES, ("a", 0), 99.0)
-    assert fill(toy(), tmp_path).lines == done.lines
+    assert fill(toy(), tmp_path).rows == done.rows
 
 
 def test_figures_of_other_settings_are_refused(tmp_path: Path) -> None:
@@ -165,8 +152,7 @@ def test_a_forecast_is_the_mean_of_what_is_done_times_what_is_left(tmp_path: Pat
 def test_what_fails_is_left_out_and_told(tmp_path: Path) -> None:
     board = fill(toy(), tmp_path, full=True)
     assert board.failures == {"c-seed0": "DataError: no data for c"}
-    assert board.lines[-1].values == {}
-    assert board.lines[0].values
+    assert [row["seeds"] for row in board.rows] == [2, 2, 2, 0]
 
 
 @pytest.mark.parametrize("axis", ["", "a number"])

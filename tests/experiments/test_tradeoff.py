@@ -149,21 +149,21 @@ def test_the_leaderboard_ranks_by_dcs_and_keeps_references_apart(
     study_file: Path, tmp_path: Path
 ) -> None:
     board = _board(load_tradeoff(study_file), tmp_path, none=(0.9, 0.4), noise=(0.88, 0.0))
-    assert [entry.point.reference for entry in board.entries] == [True] * 3 + [False] * 3
-    assert [entry.point.defence for entry in board.entries[3:]] == ["noise", "noise", "none"]
-    undefended = board.entries[-1]
-    assert undefended.dcs_baseline == pytest.approx(1 / (1 + math.sqrt(0.5 * 0.4**2)))
-    assert undefended.dcs_vflair == pytest.approx(1 / (1 + math.sqrt(0.5 * 0.9**2)))
+    assert [row["reference"] for row in board.rows] == [True] * 3 + [False] * 3
+    assert [row["defence"] for row in board.rows[3:]] == ["noise", "noise", "none"]
+    undefended = board.rows[-1]
+    assert undefended["dcs_baseline"] == pytest.approx(1 / (1 + math.sqrt(0.5 * 0.4**2)))
+    assert undefended["dcs_vflair"] == pytest.approx(1 / (1 + math.sqrt(0.5 * 0.9**2)))
     assert board.as_markdown().count("\n") == 2 + 6
-    assert "dcs_baseline" in board.as_csv().splitlines()[0]
+    assert "dcs_baseline" in board.table.csv().splitlines()[0]
 
 
 def test_the_front_holds_what_nothing_beats(study_file: Path, tmp_path: Path) -> None:
     board = _board(load_tradeoff(study_file), tmp_path, none=(0.9, 0.4), noise=(0.88, 0.0))
-    front = on_the_front(board.entries, "labels")
-    assert [entry.point.defence for entry in front] == ["noise", "none"]
+    front = on_the_front(board.rows, "labels")
+    assert [row["defence"] for row in front] == ["noise", "none"]
     worse = _board(load_tradeoff(study_file), tmp_path, noise=(0.5, 0.3))
-    assert [e.point.defence for e in on_the_front(worse.entries, "labels")] == ["none"]
+    assert [row["defence"] for row in on_the_front(worse.rows, "labels")] == ["none"]
 
 
 def test_a_study_runs_resumes_and_writes_its_page(study_file: Path, tmp_path: Path) -> None:
@@ -177,14 +177,14 @@ def test_a_study_runs_resumes_and_writes_its_page(study_file: Path, tmp_path: Pa
     assert page.count("data:image/png;base64,") == 2
     for link in (part.split('"')[0] for part in page.split('href="')[1:]):
         assert (folder / link).is_file()
-    labels = [entry.point.label for entry in board.entries]
+    labels = [row["label"] for row in board.rows]
     assert labels[1] == "centralised (one table of all features)"
-    assert board.entries[1].accuracy.mean > board.entries[0].accuracy.mean + 0.02
+    assert board.rows[1]["accuracy"].mean > board.rows[0]["accuracy"].mean + 0.02
     stamps = {path: path.stat().st_mtime_ns for path in folder.glob("*/result.json")}
     stamps |= {path: path.stat().st_mtime_ns for path in folder.glob("*seed*.json")}
     assert len(stamps) == 10 + 2
     again = run_tradeoff(study, folder)
-    assert again.as_json() == board.as_json()
+    assert again.table.plain() == board.table.plain()
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
     assert json.loads((folder / "points.json").read_bytes())[0]["seeds"] == 2
 
@@ -228,7 +228,7 @@ def test_a_trial_that_fails_leaves_its_point_out_and_the_others_whole(
     diverging = "{name: diverging, set: {train: {learning_rate: 1.0e+30, device: cpu}}}"
     study_file.write_text(f"{_short()}  - {diverging}\n")
     board = run_tradeoff(load_tradeoff(study_file), tmp_path / "out")
-    labels = {entry.point.label for entry in board.entries}
+    labels = {row["label"] for row in board.rows}
     assert labels == {"none", "noise, epsilon 1.0"}, board.failures
     assert [one.trial for one in board.failures] == ["tiny-diverging-seed0"]
     for name in ("leaderboard.md", "index.html"):

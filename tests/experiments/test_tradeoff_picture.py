@@ -5,14 +5,19 @@ from typing import cast
 import pytest
 from matplotlib.figure import Figure
 
-from apfed_experiments.summary import Interval, Leakage, Summary
-from apfed_experiments.tradeoff import Board, DefencePoint, Entry, draw
+from apfed_experiments.summary import Interval, Leakage, Row, Summary
+from apfed_experiments.tradeoff import Board, DefencePoint, draw, row_of
 from tests.secure_apfed.small_runs import small_config
 
 
-def _entry(name: str, accuracy: float, advantage: float) -> Entry:
+def _entry(name: str, accuracy: float, advantage: float) -> Row:
     point = SimpleNamespace(
-        defence=name, label=f"{name}, strength 0.25", reference=False, config=small_config()
+        defence=name,
+        strength="strength 0.25",
+        label=f"{name}, strength 0.25",
+        reference=False,
+        undefended=False,
+        config=small_config(),
     )
     leak = Leakage(
         target="labels", attack="any", metric="auc", score=0.6, baseline=0.5, missing="",
@@ -23,7 +28,7 @@ def _entry(name: str, accuracy: float, advantage: float) -> Entry:
         epsilon_x=8.0, epsilon_y=float("inf"), releases=20, wire_bytes=0.0,
         leakage={"labels": leak},
     )  # fmt: skip
-    return Entry(point=cast(DefencePoint, point), summary=summary)
+    return row_of(cast(DefencePoint, point), summary, summary.accuracy)
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.001, 0.03], ids=["one spot", "a crowd", "apart"])

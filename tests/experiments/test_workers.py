@@ -56,9 +56,7 @@ def test_collections_go_on_after_imports_that_fail() -> None:
     assert (seen, gc.isenabled()) == ([False], True)
 
 
-def test_on_other_systems_processes_start_as_ever(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_on_other_systems_processes_start_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     from joblib.externals.loky.backend.context import get_context
 
     monkeypatch.setattr(sys, "platform", "darwin")

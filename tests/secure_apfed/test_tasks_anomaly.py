@@ -14,7 +14,7 @@ from sklearn.metrics import roc_auc_score
 from apfed_attacks.run import full_suite, mount
 from apfed_experiments.report import write_report
 from apfed_experiments.solo import keep_solo
-from apfed_experiments.tasks import CASES, HEADER, compare_tasks, tables_of
+from apfed_experiments.tasks import CASES, compare_tasks
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.errors import DataError
@@ -224,15 +224,13 @@ def test_labels_that_are_numbers_name_no_anomaly() -> None:
 
 def test_the_table_of_tasks_compares_by_seed(tmp_path: Path) -> None:
     diabetes = next(one for one in CASES if one.key == "diabetes-60")
-    rows = compare_tasks(tmp_path, seeds=[0], cases=[diabetes])
-    models = [row.model for row in rows]
+    (table,) = compare_tasks(tmp_path, seeds=[0], cases=[diabetes])
+    models = [row["model"] for row in table.rows]
     assert models[-3:] == ["SingleVL", "APFed-R, masked sum", "Votes, masked sum"]
-    best = rows[models.index("best alone, by its own labels")]
-    votes = rows[-1]
-    assert votes.gain is not None
-    assert votes.gain.mean == pytest.approx(votes.value.mean - best.value.mean)
-    assert all(len(row.cells()) == len(HEADER) for row in rows)
-    ((title, cells),) = tables_of(rows)
+    best = table.rows[models.index("best alone, by its own labels")]
+    votes = table.rows[-1]
+    assert votes["gain"].mean == pytest.approx(votes["value"].mean - best["value"].mean)
+    assert all(len(cells) == len(table.header) for cells in table.cells)
     page = (tmp_path / "tasks.md").read_text()
-    assert page.startswith(f"{title}\n\n| {' | '.join(HEADER)} |")
-    assert f"| {' | '.join(cells[-1])} |" in page
+    assert page.startswith(f"{table.title}\n\n| {' | '.join(table.header)} |")
+    assert f"| {' | '.join(table.cells[-1])} |" in page

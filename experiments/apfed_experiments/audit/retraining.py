@@ -13,7 +13,7 @@ Letters: R retrainings, N rows, B batch, F features, D numbers of a representati
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -21,11 +21,27 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from secure_apfed.data import VerticalData, load_data
 from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.methods.apfed import Weights, example_gradients, passive_gradients
+from secure_apfed.models import encoder_and_head, projection_to
+from secure_apfed.objectives import make_objective
+from secure_apfed.privacy.accountants import gdp_mu
 from secure_apfed.privacy.noise import onto_ball
+from secure_apfed.seeds import seeded, shuffled
+from secure_apfed.settings.data import DataSettings
+from secure_apfed.settings.model import ModelSettings
+from secure_apfed.settings.objective import ReconstructionSettings
 
-__all__ = ["Protection", "Retrainings", "Step", "Task"]
+__all__ = [
+    "CASES", "DELTA", "EPSILON", "Case", "OtherRows", "Protection", "Retrainings", "Step", "Task",
+    "WhiteBox", "directions", "networks", "task_of",
+]  # fmt: skip
+
+EPSILON, DELTA, EPOCHS = 8.0, 1e-5, 50
+_ROWS, _BATCH, _LENGTH, _SEED = 40, 20, 20.0, 0
+_MODEL = ModelSettings(network="mlp", hidden=(), representation=4, dropout=0.0)
+View = Literal["other rows", "everything"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +70,6 @@ class Task:
     passive_rate: float
 
     def to(self, device: torch.device) -> "Task":
-        """The same with its tensors there."""
         return replace(
             self,
             features=self.features.to(device),
@@ -143,7 +158,6 @@ class Retrainings:
         self.world_R = (torch.arange(count, device=device) >= count // 2).long()
 
     def play(self, watch: Callable[[Step], None]) -> None:
-        """Train; `watch` sees every step."""
         number = 0
         for _ in range(self.task.epochs):
             for rows_B in self.task.batches:
@@ -252,3 +266,180 @@ class Retrainings:
 
 def _repeated(module: nn.Module, count: int) -> Weights:
     return {name: p.detach().expand(count, *p.shape) for name, p in module.named_parameters()}
+
+
+# What the slow audit retrains, reads and claims: one entry a case.
+#
+# The record is an outlier among 40 rows of breast cancer: its ten standardised features have norm
+# 20, where 3 is usual. World 1 has its label flipped, or the whole record replaced by its opposite.
+# T = 50 epochs, C = 1 throughout; noise is calibrated to epsilon 8 at delta 1e-5.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One audit.
+
+    Attributes:
+        title: for people.
+        replaced: whether world 1 replaces the whole record; otherwise its label alone.
+        view: what the score reads: the releases of all rows but the record's, or everything
+            (releases, updates and parameters of every step).
+        protection: what is noised.
+        claim: mu that is claimed for this; what it is the claim of stands in `says`.
+        exceeded: whether the audit is expected to prove the claim wrong for this view.
+        learning_rate: of the active.
+    """
+
+    title: str
+    says: str
+    replaced: bool
+    view: View
+    protection: Protection
+    claim: float
+    exceeded: bool
+    learning_rate: float
+
+
+_MU = gdp_mu(EPSILON, DELTA)
+_ALONE = Protection(clip=1.0, sigma=2 * math.sqrt(EPOCHS) / _MU, row_clip=0.0)
+
+
+# Half of mu^2 for the releases, half for the updates.
+_SIGMA = 2 * math.sqrt(2 * EPOCHS) / _MU
+_BOTH = Protection(
+    clip=1.0, sigma=_SIGMA, gradient_clip=1.0, gradient_sigma=_SIGMA, row_clip=1.0
+)  # fmt: skip
+CASES: Mapping[str, Case] = {
+    "guard alone": Case(
+        title="guard alone, a label flipped: the other rows' releases",
+        says="T releases of one row, encoder held fixed (epsilon_x)",
+        replaced=False, view="other rows", protection=_ALONE, claim=_MU, exceeded=True,
+        learning_rate=6.0,
+    ),
+    "private, other rows": Case(
+        title="guard and DP-SGD, a label flipped: the other rows' releases",
+        says="one label in whole training (epsilon_y)",
+        replaced=False, view="other rows", protection=replace(_BOTH, row_clip=0.0),
+        claim=_MU / math.sqrt(2), exceeded=False, learning_rate=6.0,
+    ),
+    "private, everything": Case(
+        title="guard and DP-SGD, a record replaced: everything that is claimed",
+        says="one record in whole training (epsilon_model)",
+        replaced=True, view="everything", protection=_BOTH, claim=_MU, exceeded=False,
+        learning_rate=0.1,
+    ),
+}  # fmt: skip
+
+
+def networks() -> tuple[dict[str, nn.Module], nn.Module]:
+    """The active's networks and the passive's objective, at the start that all retrainings have."""
+    with seeded(_SEED, "audit", "networks"):
+        encoder, head = encoder_and_head(_MODEL, (10,), 2)
+        modules = {"encoder": encoder, "head": head, "projection": projection_to(4, (4,))}
+        objective = make_objective(
+            ReconstructionSettings(), representation=(4,), features=(10,), model=_MODEL
+        )
+    return modules, objective
+
+
+def task_of(case: Case, *, epochs: int = EPOCHS) -> Task:
+    """What a case trains on.
+
+    Raises:
+        DataError: the data are not there.
+    """
+    data = load_data(DataSettings(dataset="breast_cancer"), seed=_SEED)
+    rows = data.train_rows[:_ROWS]
+    assert data.active.labels is not None
+    x_NF, y_N = data.active.features[rows].float(), data.active.labels[rows].clone()
+    x_NF[0] *= _LENGTH / x_NF[0].norm()
+    return Task(
+        features=x_NF,
+        labels=y_N,
+        passive_features=_same_people(data, rows).float(),
+        record=0,
+        other_features=-x_NF[0] if case.replaced else x_NF[0],
+        other_label=1 - int(y_N[0]),
+        batches=shuffled(torch.arange(_ROWS), _SEED, "audit", "batches").split(_BATCH),
+        epochs=epochs,
+        learning_rate=case.learning_rate,
+        passive_rate=0.01,
+    )
+
+
+def _same_people(data: VerticalData, rows: Tensor) -> Tensor:
+    passive = data.passives[0]
+    place = {name: at for at, name in enumerate(passive.ids)}
+    return passive.features[[place[data.active.ids[row]] for row in rows.tolist()]]
+
+
+# What the auditor makes of a retraining: one number, higher where world 1 is likelier.
+#
+# `other rows` adds up <z_j, d_j> over all released rows but the record's, where d_j is how far the
+# record moves row j on average; the auditor takes that from trainings of his own, in pairs that
+# share their noise. Without noise in the parameters it is the likelihood ratio.
+#
+# `everything` is the likelihood ratio of all that private training claims to protect the record in:
+# he knows every parameter, every other row and all answers of the passives, and reads the record's
+# releases and the noisy sums of its batches.
+#
+# Letters: R retrainings, B batch, D numbers of a representation, P parameters.
+
+
+class OtherRows:
+    """The linear score of all rows but the record's.
+
+    Args:
+        runs: the retrainings it watches; direction: from `directions`.
+    """
+
+    def __init__(self, runs: Retrainings, direction: Sequence[Tensor]) -> None:
+        self._direction = direction
+        self.score_R = torch.zeros(runs.count, dtype=torch.float64, device=runs.world_R.device)
+
+    def __call__(self, step: Step) -> None:
+        self.score_R += (step.sent * self._direction[step.number]).sum((1, 2)).double()
+
+
+class WhiteBox:
+    """The likelihood ratio of everything.
+
+    Args:
+        runs: the retrainings it watches; their updates are noised.
+    """
+
+    def __init__(self, runs: Retrainings) -> None:
+        self._sigma, self._gradient_sigma = runs.protection.sigma, runs.noise_deviation()
+        self.score_R = torch.zeros(runs.count, dtype=torch.float64, device=runs.world_R.device)
+
+    def __call__(self, step: Step) -> None:
+        if step.at < 0:
+            return
+        (z_0, sum_0), (z_1, sum_1) = step.worlds
+        self.score_R += _ratio(step.sent[:, step.at], z_0, z_1, self._sigma)
+        self.score_R += _ratio(step.update, sum_0, sum_1, self._gradient_sigma)
+
+
+def _ratio(seen: Tensor, mean_0: Tensor, mean_1: Tensor, sigma: float) -> Tensor:
+    """Log likelihood of mean 1 over that of mean 0 under normal noise."""
+    seen, mean_0, mean_1 = seen.double(), mean_0.double(), mean_1.double()
+    return ((seen - (mean_0 + mean_1) / 2) * (mean_1 - mean_0)).sum(1) / sigma**2
+
+
+def directions(case: Case, task: Task, *, pairs: int, seed: int) -> list[Tensor]:
+    """How far the record moves each row of each step, (B, D), and 0 for the record itself."""
+    modules, objective = networks()
+    runs = Retrainings(
+        task, case.protection, modules=modules, objective=objective, count=2 * pairs, seed=seed,
+        paired=True,
+    )  # fmt: skip
+    found: list[Tensor] = []
+
+    def watch(step: Step) -> None:
+        moved_BD = (step.clean[pairs:] - step.clean[:pairs]).mean(0)
+        if step.at >= 0:
+            moved_BD[step.at] = 0
+        found.append(moved_BD)
+
+    runs.play(watch)
+    return found

@@ -10,36 +10,33 @@ Letters: R runs of one world, U rows, F features, K classes, P numbers of a row 
 """
 
 import hashlib
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from apfed_experiments.audit.bounds import epsilon_from, evidence_from
+from apfed_experiments.audit.retraining import DELTA
 from apfed_protocols.noise import discrete_gaussian
 from apfed_protocols.sums.fixed_point import FixedPoint
-from secure_apfed.labellers import Labeller, PrivateLogistic, hard
+from secure_apfed.labellers import Labeller, Logistic, PrivateLogistic, Ridge, Spreading, hard
+from secure_apfed.labellers.guarantee import summed_votes, table_guarantee, vote_distance
 from secure_apfed.labellers.interface import Integers
+from secure_apfed.privacy.accountants import GaussianRelease, gdp_epsilon, gdp_mu
 from secure_apfed.privacy.noise import on_grid, standard_normals
 from secure_apfed.privacy.randomised_response import VoteResponse
 
 __all__ = [
-    "NoisySum",
-    "Scores",
-    "TwoTables",
-    "labelled_person",
-    "one_answer",
-    "one_vote_in_a_moment",
-    "one_vote_in_a_sum",
-    "people_on_a_line",
-    "record_in_answers",
-    "record_in_weights",
-    "weights_and_answer",
-    "weights_and_sum",
-]
+    "VOTE_CASES", "NoisySum", "TwoTables", "VoteCase", "VoteResult", "labelled_person",
+    "one_answer", "one_vote_in_a_moment", "one_vote_in_a_sum", "people_on_a_line", "play_vote_case",
+    "record_in_answers", "record_in_weights", "weights_and_answer", "weights_and_sum",
+]  # fmt: skip
 
 Floats = NDArray[np.float64]
-Scores = tuple[Floats, Floats]
 
 
 def _key(seed: int, *use: str | int) -> bytes:
@@ -128,56 +125,43 @@ def labelled_person() -> TwoTables:
     )  # fmt: skip
 
 
-def one_answer(response: VoteResponse, runs: int, seed: int) -> Scores:
-    """Randomised answers to a vote for class 0 or class 1."""
-    scores = []
-    for world in (0, 1):
-        votes_RK = np.tile(np.eye(response.classes)[world], (runs, 1))
-        answers_R = response.answer(votes_RK, key=_key(seed, "answer", world), about=b"audit")
-        scores.append((answers_R == 1).astype(np.float64) - (answers_R == 0))
-    return scores[0], scores[1]
+def one_answer(response: VoteResponse, runs: int, seed: int, world: int) -> Floats:
+    votes_RK = np.tile(np.eye(response.classes)[world], (runs, 1))
+    answers_R = response.answer(votes_RK, key=_key(seed, "answer", world), about=b"audit")
+    return np.asarray((answers_R == 1).astype(np.float64) - (answers_R == 0))
 
 
 def one_vote_in_a_sum(
-    added: NoisySum, votes: tuple[Floats, Floats], runs: int, seed: int
-) -> Scores:
+    added: NoisySum, votes: tuple[Floats, Floats], runs: int, seed: int, world: int
+) -> Floats:
     """Noisy sums with one row of votes or another."""
-    towards_K = votes[1] - votes[0]
-    opened = [
-        added.open(np.tile(votes[world], (runs, 1)), seed=seed, world=world) for world in (0, 1)
-    ]
-    return opened[0] @ towards_K, opened[1] @ towards_K
+    opened_RK = added.open(np.tile(votes[world], (runs, 1)), seed=seed, world=world)
+    return np.asarray(opened_RK @ (votes[1] - votes[0]))
 
 
-def one_vote_in_a_moment(sigma: float, runs: int, seed: int) -> Scores:
+def one_vote_in_a_moment(sigma: float, runs: int, seed: int, world: int) -> Floats:
     """Phi^T V with Gaussian noise; one of six people votes for class 0 or class 1."""
     phi_UP = standard_normals(_key(0, "phi"), shape=(6, 4))
     phi_UP /= np.linalg.norm(phi_UP, axis=1, keepdims=True)
-    scores = []
-    for world in (0, 1):
-        votes_UK = np.eye(3)[[world, 0, 1, 2, 0, 1]]
-        noise_RPK = standard_normals(_key(seed, "moment", world), shape=(runs, 4, 3))
-        opened_RPK = on_grid(phi_UP.T @ votes_UK + sigma * noise_RPK, sigma)
-        towards_PK = np.outer(phi_UP[0], np.array([-1.0, 1.0, 0.0]))
-        scores.append((opened_RPK * towards_PK).sum(axis=(1, 2)))
-    return scores[0], scores[1]
+    votes_UK = np.eye(3)[[world, 0, 1, 2, 0, 1]]
+    noise_RPK = standard_normals(_key(seed, "moment", world), shape=(runs, 4, 3))
+    opened_RPK = on_grid(phi_UP.T @ votes_UK + sigma * noise_RPK, sigma)
+    towards_PK = np.outer(phi_UP[0], np.array([-1.0, 1.0, 0.0]))
+    return np.asarray((opened_RPK * towards_PK).sum(axis=(1, 2)))
 
 
 def record_in_answers(
-    labeller: Labeller, response: VoteResponse, tables: TwoTables, runs: int, seed: int
-) -> Scores:
+    labeller: Labeller, response: VoteResponse, tables: TwoTables, runs: int, seed: int, world: int
+) -> Floats:
     """All randomised answers of a passive, by their likelihood ratio."""
     votes = [
         hard(labeller.label(x_UF, tables.labelled, tables.labels, tables.classes))
         for x_UF in tables.features
     ]
-    scores = []
-    for world in (0, 1):
-        asked = np.tile(votes[world], (runs, 1))
-        answers = response.answer(asked, key=_key(seed, "answers", world), about=b"audit")
-        chosen = np.eye(tables.classes)[answers].reshape(runs, *votes[0].shape)
-        scores.append((chosen * (votes[1] - votes[0])).sum(axis=(1, 2)) * response.epsilon)
-    return scores[0], scores[1]
+    asked = np.tile(votes[world], (runs, 1))
+    answers = response.answer(asked, key=_key(seed, "answers", world), about=b"audit")
+    chosen = np.eye(tables.classes)[answers].reshape(runs, *votes[0].shape)
+    return np.asarray((chosen * (votes[1] - votes[0])).sum(axis=(1, 2)) * response.epsilon)
 
 
 Private = Callable[[bytes], PrivateLogistic]
@@ -188,32 +172,35 @@ class _Read:
     """What one world's runs of a private labeller showed.
 
     Attributes:
-        weights: in units of the noise, (R, F, K), less their mean over classes.
         ratio: log likelihood of world 1's weights over world 0's, (R,).
         own: the person's hard vote, (R, K).
+        given: the one that it would cast under these weights, in each world.
     """
 
-    weights: Floats
     ratio: Floats
     own: Floats
+    given: tuple[Floats, Floats]
 
 
 def _read(private: Private, tables: TwoTables, runs: int, seed: int, world: int) -> _Read:
-    """Label R times under fresh keys, and read the weights out of readable rows."""
+    """Label R times under fresh keys; read the weights, in units of the noise, of readable rows."""
     readable = slice(tables.readable, tables.readable + tables.features[0].shape[1])
-    votes_RUK = np.stack(
-        [
-            private(_key(seed, "weights", world, run)).label(
-                tables.features[world], tables.labelled, tables.labels, tables.classes
-            )
-            for run in range(runs)
-        ]
-    )
+    votes_RUK = np.stack([
+        private(_key(seed, "weights", world, run)).label(
+            tables.features[world], tables.labelled, tables.labels, tables.classes
+        )
+        for run in range(runs)
+    ])  # fmt: skip
     log_RFK = np.log(votes_RUK[:, readable])
     weights_RFK = log_RFK - log_RFK.mean(axis=2, keepdims=True)
     mean_0, mean_1 = _clean(private, tables)
     ratio_R = ((weights_RFK - (mean_0 + mean_1) / 2) * (mean_1 - mean_0)).sum(axis=(1, 2))
-    return _Read(weights=weights_RFK, ratio=ratio_R, own=hard(votes_RUK[:, tables.person]))
+    given_0, given_1 = (
+        hard(np.exp(np.einsum("f,rfk->rk", x_UF[tables.person], weights_RFK)))
+        for x_UF in tables.features
+    )
+    own_RK = hard(votes_RUK[:, tables.person])
+    return _Read(ratio=ratio_R, own=own_RK, given=(given_0, given_1))
 
 
 def _clean(private: Private, tables: TwoTables) -> tuple[Floats, Floats]:
@@ -228,41 +215,193 @@ def _clean(private: Private, tables: TwoTables) -> tuple[Floats, Floats]:
     return first, second
 
 
-def _votes_given(read: _Read, tables: TwoTables, world: int) -> Floats:
-    """The hard vote that the person would cast in a world under the weights that were read."""
-    x_F = tables.features[world][tables.person]
-    return hard(np.exp(np.einsum("f,rfk->rk", x_F, read.weights)))
-
-
-def record_in_weights(private: Private, tables: TwoTables, runs: int, seed: int) -> Scores:
+def record_in_weights(
+    private: Private, tables: TwoTables, runs: int, seed: int, world: int
+) -> Floats:
     """The weights alone, as the votes of others show them."""
-    first, second = (_read(private, tables, runs, seed, world).ratio for world in (0, 1))
-    return first, second
+    return _read(private, tables, runs, seed, world).ratio
 
 
 def weights_and_answer(
-    private: Private, response: VoteResponse, tables: TwoTables, runs: int, seed: int
-) -> Scores:
+    private: Private, response: VoteResponse, tables: TwoTables, runs: int, seed: int, world: int
+) -> Floats:
     """The weights, and the person's own randomised answer."""
-    scores = []
-    for world in (0, 1):
-        read = _read(private, tables, runs, seed, world)
-        answers_R = response.answer(read.own, key=_key(seed, "own", world), about=b"audit")
-        gain_RK = _votes_given(read, tables, 1) - _votes_given(read, tables, 0)
-        scores.append(read.ratio + response.epsilon * gain_RK[np.arange(runs), answers_R])
-    return scores[0], scores[1]
+    read = _read(private, tables, runs, seed, world)
+    answers_R = response.answer(read.own, key=_key(seed, "own", world), about=b"audit")
+    gain_RK = read.given[1] - read.given[0]
+    return read.ratio + response.epsilon * gain_RK[np.arange(runs), answers_R]
 
 
 def weights_and_sum(
-    private: Private, added: NoisySum, tables: TwoTables, runs: int, seed: int
-) -> Scores:
+    private: Private, added: NoisySum, tables: TwoTables, runs: int, seed: int, world: int
+) -> Floats:
     """The weights, and the sum of hard votes at the person's row."""
-    scores = []
+    read = _read(private, tables, runs, seed, world)
+    opened_RK = added.open(read.own, seed=seed, world=world)
+    mean_0, mean_1 = (added.point.levels * votes_RK for votes_RK in read.given)
     variance = added.honest * added.point.noise**2
-    for world in (0, 1):
-        read = _read(private, tables, runs, seed, world)
-        opened_RK = added.open(read.own, seed=seed, world=world)
-        mean_0, mean_1 = (added.point.levels * _votes_given(read, tables, w) for w in (0, 1))
-        own_R = ((opened_RK - (mean_0 + mean_1) / 2) * (mean_1 - mean_0)).sum(axis=1) / variance
-        scores.append(read.ratio + own_R)
-    return scores[0], scores[1]
+    own_R = ((opened_RK - (mean_0 + mean_1) / 2) * (mean_1 - mean_0)).sum(axis=1) / variance
+    return np.asarray(read.ratio + own_R)
+
+
+# What is claimed of votes, case by case, and whether the audit stays under it.
+#
+# Two cases are expected to exceed: they hold the figure of one vote, the labeller held fixed,
+# against a whole record that moves other people's votes.
+
+
+@dataclass(frozen=True, kw_only=True)
+class VoteCase:
+    """One audit.
+
+    Attributes:
+        title: for people; says: what the claim is the claim of.
+        claim: epsilon at `DELTA`.
+        gaussian: whether the mechanism is Gaussian, so that the bound on mu counts as well.
+        exceeded: whether the audit is expected to prove the claim wrong for this record.
+        scores: of (runs, seed, world).
+    """
+
+    title: str
+    says: str
+    claim: float
+    gaussian: bool
+    exceeded: bool
+    scores: Callable[[int, int, int], Floats]
+
+
+@dataclass(frozen=True, kw_only=True)
+class VoteResult:
+    """What one case showed: the bound holds with the case's level of significance."""
+
+    case: VoteCase
+    runs: int
+    epsilon_low: float
+    level: float
+    seconds: float
+
+    @property
+    def exceeded(self) -> bool:
+        return self.epsilon_low > self.case.claim
+
+    def sentence(self) -> str:
+        verdict = "EXCEEDS the claim for" if self.exceeded else "stays under the claim for"
+        return (
+            f"{self.case.title}: epsilon at least {self.epsilon_low:.2f} {verdict} "
+            f"{self.case.says}, {self.case.claim:.2f} ({self.runs} runs, {self.seconds:.0f} s)"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "title": self.case.title, "claim_of": self.case.says, "delta": DELTA,
+            "claim_epsilon": self.case.claim, "epsilon_low": self.epsilon_low, "runs": self.runs,
+            "level": self.level, "exceeded": self.exceeded, "expected": self.case.exceeded,
+            "seconds": self.seconds,
+        }  # fmt: skip
+
+
+def play_vote_case(case: VoteCase, *, runs: int, seed: int, level: float) -> VoteResult:
+    """Run one case `runs` times in each world and bound epsilon at significance `level`."""
+    began = time.monotonic()
+    scores_0, scores_1 = (case.scores(runs, seed, world) for world in (0, 1))
+    share = level / 2 if case.gaussian else level
+    low = epsilon_from(scores_0, scores_1, delta=DELTA, level=share)
+    if case.gaussian:
+        low = max(low, evidence_from(scores_0, scores_1, level=share).epsilon_low(DELTA))
+    return VoteResult(
+        case=case, runs=2 * runs, epsilon_low=low, level=level, seconds=time.monotonic() - began
+    )
+
+
+_ANSWER = VoteResponse(epsilon=2.0, classes=3)
+_TWO = VoteResponse(epsilon=1.0, classes=2)
+_HONEST, _LEVELS, _DEVIATION = 2, 127, 127
+_ADDED = NoisySum(
+    point=FixedPoint(clip_norm=1.0, bits=8, contributors=3, noise=_DEVIATION), honest=_HONEST
+)
+_SUM = summed_votes(
+    Logistic(), hard=True, deviation=_DEVIATION, honest=_HONEST, steps=_LEVELS, classes=3
+)
+_SOFT = summed_votes(
+    Ridge(), hard=False, deviation=_DEVIATION, honest=_HONEST, steps=_LEVELS, classes=3
+)
+_HARD_VOTES = (np.array([1.0, 0.0, 0.0]), np.array([0.0, 1.0, 0.0]))
+_SIGNED_VOTES = (np.array([1.0, 0.0, 0.0]), np.array([-1.0, 0.0, 0.0]))
+_WEIGHTS = 6.0
+_OPENED = GaussianRelease(noise_multiplier=1.0)
+
+
+def _private(key: bytes) -> PrivateLogistic:
+    return PrivateLogistic(epsilon=_WEIGHTS, delta=DELTA, key=key)
+
+
+_PRIVATE = _private(bytes(32))
+VOTE_CASES: Mapping[str, VoteCase] = {
+    "one answer": VoteCase(
+        title="one vote under randomised response: its answer",
+        says="one vote, labeller held fixed",
+        claim=_ANSWER.epsilon, gaussian=False, exceeded=False,
+        scores=partial(one_answer, _ANSWER),
+    ),
+    "one vote in a sum": VoteCase(
+        title="one hard vote in a sum under discrete noise: the sum",
+        says="one vote, labeller held fixed",
+        claim=_SUM.epsilon(1, DELTA), gaussian=True, exceeded=False,
+        scores=partial(one_vote_in_a_sum, _ADDED, _HARD_VOTES),
+    ),
+    "one signed vote in a sum": VoteCase(
+        title="one row of a ridge's votes in a sum under discrete noise: the sum",
+        says="one vote, labeller held fixed",
+        claim=_SOFT.epsilon(1, DELTA), gaussian=True, exceeded=False,
+        scores=partial(one_vote_in_a_sum, _ADDED, _SIGNED_VOTES),
+    ),
+    "one vote in a moment": VoteCase(
+        title="one hard vote in a moment under Gaussian noise: the moment",
+        says="one vote, labeller held fixed",
+        claim=gdp_epsilon(_OPENED.mu, DELTA), gaussian=True, exceeded=False,
+        scores=partial(
+            one_vote_in_a_moment, _OPENED.noise_multiplier * vote_distance(signed=False)
+        ),
+    ),
+    "inductive, no label": VoteCase(
+        title="logistic regression, a record without a label replaced: all answers",
+        says="the whole record of a person without a label",
+        claim=table_guarantee(Logistic(), _TWO, delta=DELTA).unlabelled,
+        gaussian=False, exceeded=False,
+        scores=partial(record_in_answers, Logistic(), _TWO, people_on_a_line(labelled=False)),
+    ),
+    "transductive, no label": VoteCase(
+        title="label spreading, a record without a label replaced: all answers",
+        says="one vote, labeller held fixed",
+        claim=_TWO.epsilon, gaussian=False, exceeded=True,
+        scores=partial(
+            record_in_answers, Spreading(neighbours=2), _TWO, people_on_a_line(labelled=False)
+        ),
+    ),
+    "weights as they are": VoteCase(
+        title="logistic regression, a labelled record replaced: all answers",
+        says="one vote, labeller held fixed",
+        claim=_TWO.epsilon, gaussian=False, exceeded=True,
+        scores=partial(record_in_answers, Logistic(), _TWO, people_on_a_line(labelled=True)),
+    ),
+    "private weights": VoteCase(
+        title="private logistic regression, a labelled record replaced: others' votes, bare",
+        says="the weights",
+        claim=gdp_epsilon(gdp_mu(_WEIGHTS, DELTA), DELTA), gaussian=True, exceeded=False,
+        scores=partial(record_in_weights, _private, labelled_person()),
+    ),
+    "private weights, own answer": VoteCase(
+        title="private logistic regression, a labelled record replaced: weights, own answer",
+        says="the whole record of a labelled person",
+        claim=table_guarantee(_PRIVATE, _ANSWER, delta=DELTA).labelled,
+        gaussian=False, exceeded=False,
+        scores=partial(weights_and_answer, _private, _ANSWER, labelled_person()),
+    ),
+    "private weights, own vote in a sum": VoteCase(
+        title="private logistic regression, a labelled record replaced: weights, noisy sum",
+        says="the whole record of a labelled person",
+        claim=table_guarantee(_PRIVATE, _SUM, delta=DELTA).labelled,
+        gaussian=True, exceeded=False,
+        scores=partial(weights_and_sum, _private, _ADDED, labelled_person()),
+    ),
+}  # fmt: skip

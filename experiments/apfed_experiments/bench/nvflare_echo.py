@@ -1,6 +1,6 @@
 """Two sites of a job of NVFlare's that send messages to each other, for its bench; needs nvflare.
 
-Run by: `experiments/apfed_experiments/bench/nvflare.py`, and by NVFlare's processes, which load the
+Run by: `experiments/apfed_experiments/bench/parties.py`, and by NVFlare's processes, which load the
 class from here.
 """
 
@@ -11,8 +11,7 @@ from pathlib import Path
 from nvflare.recipe.sim_env import SimEnv
 from nvflare.recipe.spec import Recipe
 
-from apfed_experiments.bench.local import sealed
-from apfed_experiments.bench.talk import echo, seconds_of
+from apfed_experiments.bench.parties import echo, sealed, seconds_of
 from apfed_protocols.identity import Identity, fresh_identity
 from secure_apfed.contrib.nvflare_job import ALLOWED_CLASSES, allow_classes, job_of
 from secure_apfed.contrib.nvflare_site import Site

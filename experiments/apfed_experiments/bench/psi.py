@@ -12,18 +12,15 @@ jax up to 0.4.34). A peer that cannot be imported is a row without seconds.
 """
 
 import functools
-import json
 import os
 import statistics
 import subprocess
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from apfed_experiments.bench import psi_case
-from apfed_experiments.bench.optional import why_no_crypten
-from apfed_experiments.bench.rows import Bench, Group, Row
+from apfed_experiments.bench.rows import Bench, Group, Row, played, why_no_crypten
 
 __all__ = ["BENCH", "measure"]
 
@@ -102,19 +99,11 @@ def measure(
                     raise
                 missing[case], runs[case] = str(error).splitlines()[-1], []  # others can be had
     medians = {case: _medians(runs.get(case, [])) for case in psi_case.CASES}
-    for case, found in ((case, medians[case]) for case in shown):
-        rival = None if alone else _RIVAL.get(case)
-        more = {
-            "cpu_seconds": found["cpu_seconds"],
-            "rounds": found["rounds"],
-            "peak_memory": found["peak_memory"],
-            "peak_party": found["peak_party"],
-            "speedup_vs_openmined": _quotient(medians["openmined"], found),
-            "speedup_vs_rr22": _quotient(medians["spu-rr22"], found),
-            "floor_seconds": found["floor_seconds"],
-            "dealt_seconds": found["dealt_seconds"],
-            "dealt_bytes": found["dealt_bytes"],
-        }
+    for case in shown:
+        found, rival = medians[case], None if alone else _RIVAL.get(case)
+        more = {name: one for name, one in found.items() if name not in ("seconds", "bytes")}
+        for name, other in (("openmined", "openmined"), ("rr22", "spu-rr22")):
+            more[f"speedup_vs_{name}"] = _quotient(medians[other], found)
         yield Row(
             case=f"{case}/{size}",
             seconds=found["seconds"],
@@ -126,7 +115,6 @@ def measure(
 
 
 def _with_rivals(wanted: Collection[str]) -> list[str]:
-    """The cases, and those that they are compared with."""
     named = set(wanted)
     while more := {_RIVAL[case] for case in named if case in _RIVAL} - named:
         named |= more
@@ -187,21 +175,10 @@ def _run(case: str, size: int) -> Mapping[str, Any]:
     Raises:
         RuntimeError: it failed, or found another number of common IDs.
     """
-    environment = dict(os.environ)
-    if case not in _PEERS:
-        environment["PYTHONPATH"] = os.pathsep.join(str(Path(at).resolve()) for at in sys.path)
-    # as above; the script is ours
-    done = subprocess.run(  # noqa: S603
-        [_interpreter(case), psi_case.__file__, case, str(size)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=_PATIENCE_S,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"{case}/{size} failed: {done.stderr[-2000:]}")
-    found: Mapping[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    found = played(
+        psi_case.__file__, case, size, python=_interpreter(case), ours=case not in _PEERS,
+        patience_s=_PATIENCE_S,
+    )  # fmt: skip
     if found["common"] != size - size // 2:
         raise RuntimeError(f"{case}/{size} found {found['common']} IDs, not {size - size // 2}")
     return found

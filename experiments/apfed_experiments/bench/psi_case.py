@@ -34,7 +34,6 @@ from typing import Any, cast
 __all__ = ["CASES", "main"]
 
 Measured = dict[str, Any]
-
 _PARTIES = ("hub", "member", "dealer")
 _ROUND_BYTES = 4
 # how the figures of several parties become one
@@ -157,19 +156,13 @@ def _play(
     return {field: _GATHER[field](each[field] for each in found) for field in fields}
 
 
-def _role(me: str, protocol: str, size: int) -> Callable[[], Any]:
-    """Return what makes this party's role of its IDs."""
-    from apfed_protocols.psi import SET_INTERSECTIONS
-    from apfed_protocols.psi.interface import IntersectionAgreement
-
-    ids = _own_ids(me, size)
-    agreement = IntersectionAgreement(session="bench", dealer="dealer")
-    backend = SET_INTERSECTIONS[protocol](agreement, threads=1)
-    return {
-        "hub": lambda: backend.hub("hub", ["member"], ids),
-        "member": lambda: backend.member("member", "hub", ids),
-        "dealer": lambda: backend.dealer("hub", ["member"]),
-    }[me]
+def _made(me: str, backend: Any, *ids: Any, **supply: Any) -> Any:
+    """One party's role."""
+    if me == "hub":
+        return backend.hub("hub", ["member"], *ids, **supply)
+    if me == "member":
+        return backend.member("member", "hub", *ids, **supply)
+    return backend.dealer("hub", ["member"])
 
 
 def _meet(ends: Mapping[str, Connection]) -> Callable[[float], tuple[str, bytes]]:
@@ -225,8 +218,13 @@ def _party(
         from apfed_protocols.crypten import load_crypten
 
         load_crypten()
-    make = _role(me, protocol, size)
-    found = _found(me, *_played(make, ends))
+    from apfed_protocols.psi import SET_INTERSECTIONS
+    from apfed_protocols.psi.interface import IntersectionAgreement
+
+    agreement = IntersectionAgreement(session="bench", dealer="dealer")
+    backend = SET_INTERSECTIONS[protocol](agreement, threads=1)
+    role = partial(_made, me, backend, _own_ids(me, size))
+    found = _found(me, *_played(role, ends))
     report.send(found | ({"floor_seconds": _floor_seconds(size)} if protocol == "ecdh" else {}))
 
 
@@ -256,21 +254,11 @@ def _ahead_party(
         stocking, backend = VoleStocking(agreement), VoleIntersection(agreement, threads=1)
     else:
         stocking, backend = ProgrammedStocking(agreement), OpprfIntersection(agreement, threads=1)
-    stock = {
-        "hub": lambda: stocking.hub("hub", ["member"]),
-        "member": lambda: stocking.member("member", "hub"),
-        "dealer": lambda: stocking.dealer("hub", ["member"]),
-    }[me]
     # who has its part already waits for the others, who read no word of it yet
     dealing = ends if me == "dealer" else {"dealer": ends["dealer"]}
-    dealt, dealing_took = _played(stock, dealing)
+    dealt, dealing_took = _played(partial(_made, me, stocking), dealing)
     supply = getattr(dealt.role, "supply", None)
-    ids = _own_ids(me, size)
-    role = {
-        "hub": lambda: backend.hub("hub", ["member"], ids, supply=supply),
-        "member": lambda: backend.member("member", "hub", ids, supply=supply),
-        "dealer": lambda: backend.dealer("hub", ["member"]),
-    }[me]
+    role = partial(_made, me, backend, _own_ids(me, size), supply=supply)
     ahead = {"dealt_seconds": dealing_took["seconds"], "dealt_bytes": dealt.bytes}
     report.send(ahead | _found(me, *_played(role, ends)))
 
@@ -385,7 +373,6 @@ def _openmined(_protocol: str, size: int) -> Measured:
 def _spu_party(
     rank: int, folder: str, protocol: str, addresses: list[str], report: Connection
 ) -> None:
-    """One party of spu, which reads and writes CSV files."""
     from spu import libspu, psi
 
     description = libspu.link.Desc()

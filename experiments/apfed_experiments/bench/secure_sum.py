@@ -11,39 +11,64 @@ Fashion-MNIST in batches of 128, when passives encrypt at the same time: one con
 combine and decode over the step; `share` is its `ratio` once more, 0.05 for 5 %.
 """
 
+import importlib.util
+import itertools
+import math
 import time
+import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
 from functools import partial
+from io import StringIO
+from typing import Any
 
 import numpy as np
+import tenseal as ts
+from numpy.typing import NDArray
 
-from apfed_experiments.bench.machine import clock_step
-from apfed_experiments.bench.optional import why_no_crypten
-from apfed_experiments.bench.paillier import PackedPaillier, why_not
+from apfed_experiments.bench.parties import training_step
 from apfed_experiments.bench.rows import (
     Bench,
     Group,
     Row,
     absent,
+    clock_step,
     interleave,
     median_ratio,
     quotient,
     single,
+    why_no_crypten,
 )
-from apfed_experiments.bench.sum_paths import (
-    CASES,
-    ON_CRYPTEN,
-    OurPath,
-    Shape,
-    SumPath,
-    TutorialPath,
-    Values,
-)
-from apfed_experiments.bench.training_step import training_step
+from apfed_protocols.conversation import converse
+from apfed_protocols.errors import UnsafeChoiceWarning
+from apfed_protocols.sums import SECURE_SUMS, StepBinding, SumAgreement
+from apfed_protocols.sums.homomorphic import Encrypter
 from secure_apfed.seeds import one_thread
 
-__all__ = ["BENCH"]
+__all__ = [
+    "BENCH", "CASES", "ON_CRYPTEN", "OurPath", "PackedPaillier", "Shape", "SumPath", "TutorialPath",
+    "Values", "why_no_paillier",
+]  # fmt: skip
 
+Shape = tuple[int, int]
+Values = list[NDArray[np.float32]]
+ON_CRYPTEN = "crypten"
+# case -> sum of the table
+CASES: Mapping[str, str] = {
+    "ckks": "ckks",
+    "ckks+pool": "ckks",
+    "ckks-fast": "bfv",
+    "ckks-fast+pool": "bfv",
+    "bfv+masks": "bfv + pairwise masks",
+    "bfv+masks+pool": "bfv + pairwise masks",
+    "masked": "plain + pairwise masks",
+    "masked-recovery": "plain + recoverable masks",
+    ON_CRYPTEN: "crypten",
+    "plain": "plain",
+}
+_KEY_BITS = 2048
+_BITS = 16
 _SHAPE = (128, 256)
 _PASSIVES = 4
 _OTHER_PASSIVES = (2, 8, 16, 64)
@@ -53,6 +78,190 @@ _TURN = 0.01
 _FINE, _STEPS = 1e-4, 50
 _TUTORIAL = "tutorial"
 _PAILLIER = "phe-packed/m4"
+
+
+class SumPath(ABC):
+    """One way through a whole sum; `run` returns the seconds of its three parts."""
+
+    contribution_bytes: int
+
+    def prepare(self) -> None:
+        """What a party does while it waits; most ways have nothing to do."""
+        return
+
+    @abstractmethod
+    def run(self) -> tuple[float, float, float]: ...
+
+
+class OurPath(SumPath):
+    """A sum of the table with all its checks."""
+
+    def __init__(self, name: str, values: Values) -> None:
+        self._values, self._pool = values, name.endswith("+pool")
+        agreement = SumAgreement(
+            session="bench",
+            receiver="active",
+            combiner="aggregator",
+            contributors=tuple(f"passive_{k}" for k in range(len(values))),
+            clip_norm=1.0,
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UnsafeChoiceWarning)
+            described = SECURE_SUMS[CASES[name]](agreement)
+        self._rounds = described.rounds
+        self._receiver, self._combiner = described.receiver(), described.combiner()
+        self._contributors = {me: described.contributor(me) for me in agreement.contributors}
+        converse(
+            {
+                agreement.receiver: self._receiver,
+                agreement.combiner: self._combiner,
+                **self._contributors,
+            }
+        )
+        self._shape = (values[0].shape[0], values[0].shape[1])
+        self._steps = itertools.count()
+
+    def prepare(self) -> None:
+        for contributor in self._contributors.values() if self._pool else ():
+            assert isinstance(contributor, Encrypter)
+            contributor.prepare(self._shape)
+
+    def run(self) -> tuple[float, float, float]:
+        binding = StepBinding(
+            session="bench", step=next(self._steps), rows=bytes(32), message=bytes(32)
+        )
+        clock = _Clock()
+        frames = {
+            me: contributor.contribute(values, binding)
+            for (me, contributor), values in zip(
+                self._contributors.items(), self._values, strict=True
+            )
+        }
+        contributed, added, bodies = clock.lap(), 0.0, frames
+        if self._rounds == 2:
+            requests = self._combiner.ask(frames, binding.digest)
+            added += clock.lap()
+            bodies = {me: self._contributors[me].answer(requests[me]) for me in requests}
+            contributed += clock.lap()
+        combined = self._combiner.combine(bodies, binding.digest)
+        added += clock.lap()
+        self._receiver.decode(combined, self._shape, binding)
+        decoded = clock.lap()
+        sent = [frames, bodies] if self._rounds == 2 else [frames]
+        self.contribution_bytes = sum(len(next(iter(each.values()))) for each in sent)
+        return contributed, added, decoded
+
+
+class TutorialPath(SumPath):
+    """CKKS as tutorials of TenSEAL show it: one vector, whose warning is not printed."""
+
+    def __init__(self, values: Values) -> None:
+        self._values = values
+        self._context = ts.context(
+            ts.SCHEME_TYPE.CKKS, 8192, coeff_mod_bit_sizes=[60, 40, 40, 60], n_threads=1
+        )
+        self._context.global_scale = 2.0**40
+
+    def run(self) -> tuple[float, float, float]:
+        with redirect_stdout(StringIO()):
+            clock = _Clock()
+            sent = [
+                ts.ckks_vector(self._context, values.reshape(-1).tolist()).serialize()
+                for values in self._values
+            ]
+            contributed = clock.lap()
+            total = ts.ckks_vector_from(self._context, sent[0])
+            for blob in sent[1:]:
+                total += ts.ckks_vector_from(self._context, blob)
+            combined = total.serialize()
+            added = clock.lap()
+            np.array(ts.ckks_vector_from(self._context, combined).decrypt())
+            self.contribution_bytes = len(sent[0])
+            return contributed, added, clock.lap()
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.began = time.perf_counter()
+
+    def lap(self) -> float:
+        now = time.perf_counter()
+        spent, self.began = now - self.began, now
+        return spent
+
+
+def why_no_paillier() -> str | None:
+    """Why Paillier cannot be measured here, or None."""
+    if importlib.util.find_spec("phe") is None:
+        return "phe is not installed; pip install phe"
+    return None
+
+
+class PackedPaillier:
+    """The peer of other federated learning systems: Paillier, with many fields in one number.
+
+    After Zhang et al. 2020 (BatchCrypt), section 4: signed fixed-point values are shifted to be
+    non-negative and packed side by side with room for M of them. One 2048-bit key. Library: `phe`,
+    which is no dependency of this project.
+
+    Args:
+        passives: M, how many vectors are added.
+    """
+
+    def __init__(self, *, passives: int) -> None:
+        # phe ships no types and is imported only where it is installed
+        from phe import paillier  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+        self._public, self._private = paillier.generate_paillier_keypair(n_length=_KEY_BITS)
+        self._encrypted_number = paillier.EncryptedNumber
+        self._width = _BITS + math.ceil(math.log2(passives))
+        self._fields = (_KEY_BITS - 2) // self._width
+
+    def contribution_bytes(self, values: int) -> int:
+        """Bytes of the ciphertexts of one vector; each is a number modulo n^2."""
+        return -(-values // self._fields) * 2 * _KEY_BITS // 8
+
+    def add(self, values: list[NDArray[np.float32]]) -> NDArray[np.float64]:
+        """Encrypt, serialise, add and decrypt, as one path; values lie in [-1, 1]."""
+        sent = [self._encrypt(one) for one in values]
+        totals = sent[0]
+        for blobs in sent[1:]:
+            totals = [
+                self._bytes(self._number(a) + self._number(b))
+                for a, b in zip(totals, blobs, strict=True)
+            ]
+        return self._decrypt(totals, len(values), values[0].size)
+
+    def _encrypt(self, values: NDArray[np.float32]) -> list[bytes]:
+        levels = 2 ** (_BITS - 1) - 1
+        shifted = (np.rint(values.reshape(-1) * levels).astype(np.int64) + levels).tolist()
+        packed = (
+            sum(
+                value << (self._width * place)
+                for place, value in enumerate(shifted[start : start + self._fields])
+            )
+            for start in range(0, len(shifted), self._fields)
+        )
+        return [self._bytes(self._public.encrypt(number)) for number in packed]
+
+    def _decrypt(self, blobs: list[bytes], addends: int, count: int) -> NDArray[np.float64]:
+        levels = 2 ** (_BITS - 1) - 1
+        mask = 2**self._width - 1
+        fields = [
+            number >> (self._width * place) & mask
+            for number in (self._private.decrypt(self._number(blob)) for blob in blobs)
+            for place in range(self._fields)
+        ]
+        sums: NDArray[np.float64] = np.array(fields[:count], dtype=np.float64)
+        real: NDArray[np.float64] = (sums - addends * levels) / levels
+        return real
+
+    def _bytes(self, number: Any) -> bytes:
+        raw: int = number.ciphertext()
+        return raw.to_bytes(2 * _KEY_BITS // 8, "big")
+
+    def _number(self, blob: bytes) -> Any:
+        return self._encrypted_number(self._public, int.from_bytes(blob, "big"))
 
 
 def _groups(quick: bool) -> Sequence[Group]:
@@ -68,7 +277,10 @@ def _groups(quick: bool) -> Sequence[Group]:
     return (
         brief
         + others
-        + [_of_each_sum(_sized(shape), partial(_sizes, shape)) for shape in _OTHER_SHAPES]
+        + [
+            _of_each_sum(f"{{}}/m{_PASSIVES}/{rows}x{size}", partial(_sizes, (rows, size)))
+            for rows, size in _OTHER_SHAPES
+        ]
     )
 
 
@@ -145,10 +357,6 @@ def _turn(path: SumPath) -> tuple[float, float, float]:
     return contribute, combine, decode
 
 
-def _sized(shape: Shape) -> str:
-    return f"{{}}/m{_PASSIVES}/{shape[0]}x{shape[1]}"
-
-
 def _sizes(shape: Shape, case_of: Mapping[str, str]) -> Iterator[Row]:
     """Each sum once at another size of a contribution, without the tutorial."""
     values = _values(_PASSIVES, shape)
@@ -160,7 +368,6 @@ def _sizes(shape: Shape, case_of: Mapping[str, str]) -> Iterator[Row]:
 
 
 def _shares(repetitions: int, case_of: Mapping[str, str]) -> Iterator[Row]:
-    """Share of a training step, in turns with training steps."""
     step, images = training_step()
     paths = {name: OurPath(name, _values(_PASSIVES, _STEP_SHAPE)) for name in case_of}
     costs: dict[str, list[float]] = {name: [] for name in paths}
@@ -183,7 +390,7 @@ def _shares(repetitions: int, case_of: Mapping[str, str]) -> Iterator[Row]:
 
 @one_thread()
 def _paillier(quick: bool) -> Row:
-    reason = "it takes minutes; run without --quick" if quick else why_not()
+    reason = "it takes minutes; run without --quick" if quick else why_no_paillier()
     if reason is not None:
         return absent(_PAILLIER, reason)
     peer = PackedPaillier(passives=_PASSIVES)

@@ -3,39 +3,72 @@
 Peers: of one run, a script as a tutorial has it (DataLoader, one model, float32, the same networks
 and optimiser), of which a step of APFed-C has two models; of several seeds, the same runs one after
 the other with all cores each. `ratio` is the peer's seconds over ours.
+
+Cases `step/...` are counted, not timed: operations by torch's counter of matrix products and
+convolutions, bytes as the inputs and outputs of every kernel, as if none stayed in a cache. With
+what a GPU can do of both, that is the least time of a step there, and how many runs must train
+together to fill it.
+
+`ATTACKS`, cases `lira/16` and `lira/64`: shadow models of the membership attack on digits (its top
+half, a perceptron of 64 and 32 units, batches of 32), on the run's device, with all its threads,
+all at once; the peer is one after another. Both train from the same weights on the same batches,
+and the row says how far their scores differ.
 """
 
 import statistics
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from joblib import Parallel, delayed
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.flop_counter import FlopCounterMode
 
-from apfed_experiments.bench.operations import step_row
-from apfed_experiments.bench.rows import Bench, Group, Row, absent, interleave, median_ratio, single
+from apfed_attacks.candidates import reveal_candidates
+from apfed_attacks.people.shadow import Shadows, halves
+from apfed_attacks.view import Candidates
+from apfed_experiments.bench.rows import (
+    Bench,
+    Group,
+    Row,
+    absent,
+    compared,
+    interleave,
+    median_ratio,
+    on_images,
+    single,
+)
 from apfed_experiments.tables.apfed import PROXY, run_of
 from apfed_protocols.errors import UnsafeChoiceWarning
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import DataError
+from secure_apfed.exchange import Transcript
+from secure_apfed.learning.descent import find_device
 from secure_apfed.methods import METHODS, Simulation, Start
 from secure_apfed.methods.method import batches_of
+from secure_apfed.models import encoder_and_head
 from secure_apfed.objectives import contrastive_loss
+from secure_apfed.runs.outcome import Recording
 from secure_apfed.simulation import begin, simulate, train
 from secure_apfed.workers import usable_cores
 
-__all__ = ["BENCH"]
+__all__ = ["ATTACKS", "TRAINING"]
 
 _BATCH = 256
 _SCRIPT, _ONE_BY_ONE, _MESSAGES = "a plain script", "one after another", "parties with messages"
+# NVIDIA's data sheet of the H200 (SXM): bfloat16 without sparsity, and memory.
+_H200_OPERATIONS, _H200_BYTES = 989e12, 4.8e12
+_EPOCHS = 2
 
 
 def _groups(quick: bool) -> Sequence[Group]:
@@ -53,7 +86,7 @@ def _groups(quick: bool) -> Sequence[Group]:
     ]
 
 
-BENCH = Bench(
+TRAINING = Bench(
     groups=_groups,
     ratio="the peer's seconds over ours",
     fields=(
@@ -72,7 +105,7 @@ def _one_run(method: str, steps: int, repetitions: int) -> Row:
     with _threads(usable_cores()):
         seconds = interleave(
             {
-                case: lambda: _train(config, data),
+                case: lambda: train(begin(config, data), config),
                 _SCRIPT: lambda: _script(config, data),
                 _MESSAGES: lambda: _by_messages(config, data),
             },
@@ -98,25 +131,21 @@ def _operations(method: str) -> Row:
         config, data, _ = _images(method, 1)
     except DataError as error:
         return absent(case, str(error))
-    return step_row(case, config, data)
+    return _step_row(case, config, data)
 
 
-def _images(method: str, steps: int, **changes: Any) -> tuple[Config, VerticalData, str]:
-    """A run of Table 2's first cell for so many steps; MNIST where Fashion-MNIST is not there."""
-    for dataset in ("fashion_mnist", "mnist"):
-        config = run_of(dataset, "2-1", method, 10.0, PROXY)
-        settings = config.model_dump(mode="json", exclude_defaults=True)
+def _images(method: str, steps: int) -> tuple[Config, VerticalData, str]:
+    """A run of Table 2's first cell for so many steps; see `on_images`."""
+
+    def config(dataset: str) -> Config:
+        of_table = run_of(dataset, "2-1", method, 10.0, PROXY)
+        settings = of_table.model_dump(mode="json", exclude_defaults=True)
         settings["data"]["limit"] = steps * _BATCH
         precision = "bfloat16" if _has_bfloat16() else "float32"
-        own = {"epochs": 1, "batch_size": _BATCH, "precision": precision}
-        settings["train"] |= own | changes
-        config = Config.model_validate(settings)
-        try:
-            return config, load_data(config.data, seed=0), dataset
-        except DataError:
-            if dataset == "mnist":
-                raise
-    raise AssertionError
+        settings["train"] |= {"epochs": 1, "batch_size": _BATCH, "precision": precision}
+        return Config.model_validate(settings)
+
+    return on_images(config)
 
 
 def _has_bfloat16() -> bool:
@@ -136,10 +165,6 @@ def _threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _train(config: Config, data: VerticalData) -> None:
-    train(begin(config, data), config)
 
 
 def _by_messages(config: Config, data: VerticalData) -> None:
@@ -197,22 +222,11 @@ def _seeds(epochs: int, repetitions: int) -> Row:
     configs = [_digits(seed, epochs) for seed in range(5)]
     cores = usable_cores()
     with Parallel(n_jobs=cores) as pool, _threads(cores):
-        seconds = interleave(
-            {
-                "together": lambda: pool(delayed(_alone)(config) for config in configs),
-                _ONE_BY_ONE: lambda: [simulate(config) for config in configs],
-            },
-            repetitions=repetitions,
-        )
-    return Row(
-        case="five-seeds/digits",
-        seconds=statistics.median(seconds["together"]),
-        peer=_ONE_BY_ONE,
-        ratio=median_ratio(seconds[_ONE_BY_ONE], seconds["together"]),
-        more={
-            "processes": cores,
-        },
-    )
+        return compared(
+            "five-seeds/digits", lambda: pool(delayed(_alone)(config) for config in configs),
+            lambda: [simulate(config) for config in configs], peer=_ONE_BY_ONE,
+            repetitions=repetitions, faster=True, peer_seconds=False, processes=cores,
+        )  # fmt: skip
 
 
 def _alone(config: Config) -> None:
@@ -231,3 +245,103 @@ def _digits(seed: int, epochs: int) -> Config:
         "secure_sum": {"scheme": "plain", "clip": None, "allow_single_passive": True},
         "transcript": {"keep": "none"},
     })  # fmt: skip
+
+
+class _Touched(TorchDispatchMode):
+    """Adds up the bytes of the inputs and outputs of kernels; views touch nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.bytes = 0
+        self.kernels = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if not function.is_view:
+            leaves = tree_leaves((args, kwargs, result))
+            self.bytes += sum(one.nbytes for one in leaves if isinstance(one, Tensor))
+            self.kernels += 1
+        return result
+
+
+def _step_row(case: str, config: Config, data: VerticalData) -> Row:
+    """The count of one epoch of this run, which is one step."""
+    session = begin(config, data)
+    operations, touched = FlopCounterMode(display=False), _Touched()
+    with operations, touched:
+        steps = train(session, config)
+    flops = operations.get_total_flops() / steps
+    moved = touched.bytes / steps
+    floor = max(flops / _H200_OPERATIONS, moved / _H200_BYTES)
+    return Row(
+        case=case,
+        seconds=None,
+        bytes=round(moved),
+        more={
+            "operations": round(flops),
+            "kernels": round(touched.kernels / steps),
+            "operations_a_byte": flops / moved,
+            "h200_floor_us": 1e6 * floor,
+            "bound_by": "memory" if moved / _H200_BYTES == floor else "arithmetic",
+        },
+    )
+
+
+def _attacks_groups(quick: bool) -> Sequence[Group]:
+    """Seconds of training and scoring all shadow models (target of lira/64: 8 times faster)."""
+    prepared = cache(_prepared)
+    return [
+        single(f"lira/{models}", partial(_attacks_row, models, prepared))
+        for models in ((16,) if quick else (16, 64))
+    ]
+
+
+ATTACKS = Bench(
+    groups=_attacks_groups,
+    ratio="times faster than the peer",
+    fields=("peer_seconds", "largest_difference", "device"),
+)
+
+
+def _prepared() -> tuple[Shadows, Candidates]:
+    config = Config.model_validate({
+        "name": "bench-attacks", "method": "single_view",
+        "data": {"dataset": "digits", "views": 2, "test_fraction": 0.5},
+        "model": {"hidden": [64], "representation": 32, "dropout": 0.0},
+        "train": {"epochs": _EPOCHS, "batch_size": 32, "learning_rate": 0.1},
+        "guard": {"mechanism": "none"},
+    })  # fmt: skip
+    recording = Recording(
+        config=config, data=load_data(config.data, seed=0), alignment={},
+        transcript=Transcript(config.transcript),
+    )  # fmt: skip
+    candidates, _ = reveal_candidates(recording, 4_000, 0)
+    shape = tuple(candidates.features.shape[1:])
+
+    def make() -> nn.Module:
+        return nn.Sequential(*encoder_and_head(config.model, shape, len(recording.data.classes)))
+
+    return Shadows(make, config.train, 0, find_device("auto")), candidates
+
+
+def _attacks_row(models: int, prepared: Callable[[], tuple[Shadows, Candidates]]) -> Row:
+    shadows, candidates = prepared()
+    rows_SH = halves(models, len(candidates), 0)
+    scores: dict[str, Tensor] = {}
+
+    def timed(name: str, train: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[], None]:
+        def call() -> None:
+            scores[name] = train(candidates.features, candidates.labels, rows_SH)
+
+        return call
+
+    row = compared(
+        f"lira/{models}", timed("vectorised", shadows.scores),
+        timed("sequential", shadows.one_by_one), peer="the same models one after another",
+        repetitions=3, warm_up=0, faster=True, device=str(shadows.device), rows=len(candidates),
+        epochs=_EPOCHS, threads=torch.get_num_threads(),
+    )  # fmt: skip
+    difference = float((scores["vectorised"] - scores["sequential"]).abs().max())
+    return replace(row, more={**row.more, "largest_difference": difference})

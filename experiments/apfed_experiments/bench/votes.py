@@ -10,17 +10,12 @@ Every sum is checked against the product of integers. Each case runs in an inter
 whose peak memory holds all parties.
 """
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from apfed_experiments.bench import votes_case
-from apfed_experiments.bench.rows import Bench, Group, Row, quotient, single
+from apfed_experiments.bench.rows import Bench, Group, Row, played, quotient, single
 
 __all__ = ["BENCH", "measure"]
 
@@ -83,23 +78,7 @@ def _run(people: int, labelled: int, candidates: int) -> Mapping[str, Any]:
     Raises:
         RuntimeError: it failed, or opened another sum.
     """
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join(str(Path(at).resolve()) for at in sys.path),
-    }
-    sizes = map(str, (people, labelled, _COLUMNS, _PASSIVES, candidates))
-    # the interpreter and the script are ours
-    done = subprocess.run(  # noqa: S603
-        [sys.executable, votes_case.__file__, *sizes],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=_PATIENCE_S,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"{people}x{labelled} failed: {done.stderr[-2000:]}")
-    found: Mapping[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
+    return played(
+        votes_case.__file__, people, labelled, _COLUMNS, _PASSIVES, candidates,
+        patience_s=_PATIENCE_S, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1",
+    )  # fmt: skip

@@ -35,7 +35,6 @@ __all__ = ["main"]
 Matrix = NDArray[np.float64]
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
-
 _LONG_ENOUGH_S = 0.2
 
 
@@ -176,7 +175,6 @@ def _measure(
 
 
 def main() -> None:
-    """Measure one size."""
     people, labelled, columns, passives, candidates = map(int, sys.argv[1:])
     print(json.dumps(_measure(people, labelled, columns, passives, candidates)))
 

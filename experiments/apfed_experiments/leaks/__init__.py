@@ -1,4 +1,98 @@
-"""What an active reads out of the sums, honest or not, and what each rule of the protocol stops.
+"""`secure-apfed study leaks`: eighteen tables, nearly all of live runs of all parties.
 
-`secure-apfed study leaks` plays `leaks.parts`.
+`inversion`: contrastive inversion by an honest active, against the number of passives (APFed-C).
+`chosen`: representations that the active chose (APFed-C). `decoder`: the same against decoders
+(APFed-R). `noise`: both against noise under the sum. `isolation`: one passive's part of the sum,
+rule by rule. `degradation`: what a malicious passive does to the active's accuracy on people of its
+choice. `labels`: what passives read out of representations, at once and over time.
+`joint_inversion` and `hijacking`: what a curious and a malicious active of TVFL rebuild;
+`reversed_hijacking`: a malicious passive of APFed-C. `split_learning`: hijacking near its published
+setting. `stuffing`: guessed IDs in intersections.
+
+Of votes: `few_labels`: what is read of votes, APFed-C and joint training with few labels.
+`chosen_labels`: an active that chooses the labels that it shows. `repeated_votes`: new runs on the
+same people. `vote_membership`: whether two openings tell who is in a passive's table.
+`poisoned_votes`: a passive that spoils the student.
+
+`papers`: what is read in the methods of the papers beside APFed.
 """
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from apfed_experiments.columns import plain, write_text
+from apfed_experiments.leaks.hijacking import (
+    hijacking,
+    joint_inversion,
+    reversed_hijacking,
+    split_learning,
+)
+from apfed_experiments.leaks.live import (
+    Setting,
+    chosen,
+    decoder,
+    degradation,
+    inversion,
+    isolation,
+    noise,
+    stuffing,
+)
+from apfed_experiments.leaks.recorded import few_labels, labels, papers
+from apfed_experiments.leaks.votes import (
+    chosen_labels,
+    poisoned_votes,
+    repeated_votes,
+    vote_membership,
+)
+from apfed_experiments.summary import Row
+from secure_apfed.errors import ConfigError
+from secure_apfed.files import to_json
+
+__all__ = ["PARTS", "play"]
+
+PARTS: Mapping[str, Callable[[], Iterator[Setting]]] = {
+    part.__name__: part
+    for part in (
+        inversion, chosen, decoder, noise, isolation, degradation, labels, joint_inversion,
+        hijacking, reversed_hijacking, split_learning, stuffing, few_labels, chosen_labels,
+        repeated_votes, vote_membership, poisoned_votes, papers,
+    )
+}  # fmt: skip
+
+
+def play(names: Iterable[str], store: Path | None = None) -> dict[str, list[Row]]:
+    """The rows of these parts; each replaces its rows in `store` as soon as it ends.
+
+    Raises:
+        ConfigError: `store` holds something else; nothing was played.
+    """
+    stored = _read(store) if store else {}
+    found: dict[str, list[Row]] = {}
+    for name in names:
+        found[name] = [setting.line() for setting in PARTS[name]()]
+        if store:
+            stored[name] = [plain(row) for row in found[name]]
+            ordered = {one: stored[one] for one in PARTS if one in stored}
+            write_text(store, to_json(ordered, indent=1) + "\n")
+    return found
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The stored rows of every part; none if there is no such file.
+
+    Raises:
+        ConfigError: a file of something else, found before anything is played.
+    """
+    try:
+        stored = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        if not path.parent.is_dir():
+            raise ConfigError(f"there is no folder {path.parent}") from None
+        return {}
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(stored, dict) or not set(stored) <= set(PARTS):
+        raise ConfigError(f"{path} does not hold the parts of this command by name")
+    return stored

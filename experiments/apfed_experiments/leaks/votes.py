@@ -150,16 +150,14 @@ def repeated_votes() -> Iterator[Setting]:
     Measured: for which share of the people the class with the most votes in the mean of what was
     opened is that of the votes without noise. Each run is a run of its own, with its own budget.
     """
-    cases = (("votes_randomised", 1.0), ("votes_randomised", 4.0), ("votes", 4.0))
-    for data, (method, epsilon), runs in product(_DATA, cases, (1, 4, 16)):
+    cases = (
+        ("each", "votes_randomised", 1.0), ("each", "votes_randomised", 4.0), ("sum", "votes", 4.0),
+    )  # fmt: skip
+    for data, (opened, method, epsilon), runs in product(_DATA, cases, (1, 4, 16)):
         yield Setting(
-            columns={"data": data, "opened": _opened(method), "epsilon": epsilon, "runs": runs},
+            columns={"data": data, "opened": opened, "epsilon": epsilon, "runs": runs},
             measure=partial(_averaged, data, method, epsilon, runs), seeds=_SEEDS,
         )  # fmt: skip
-
-
-def _opened(method: str) -> str:
-    return next(name for name, one, _ in _OPENINGS if one == method)
 
 
 def _averaged(data: str, method: str, epsilon: float, runs: int, seed: int) -> Row:

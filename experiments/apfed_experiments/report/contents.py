@@ -38,8 +38,6 @@ _BALLOTS = frozenset({Kind.LABELS, Kind.ENCRYPTED_LABELS})
 
 @dataclass(frozen=True)
 class Tile:
-    """One figure of the summary."""
-
     name: str
     value: str
     note: str
@@ -230,12 +228,10 @@ def alignment_leaks_of(run: ReportedRun) -> tuple[str, ...]:
 
 
 def coalitions_of(run: ReportedRun) -> tuple[Coalition, ...]:
-    """Return what parties of this run would learn together."""
     return tuple(coalition for coalition in COALITIONS if coalition.holds(run.facts))
 
 
 def limits_of(run: ReportedRun) -> tuple[str, ...]:
-    """Return what this run does not guarantee."""
     return tuple(limit.sentence for limit in LIMITS if limit.holds(run.facts))
 
 
@@ -346,10 +342,7 @@ def settings_of(run: ReportedRun) -> Iterator[tuple[str, str]]:
             ),
         )
     if labels.epsilon is not None:
-        yield (
-            "training labels",
-            f"{words.plain(labels.mechanism)}, epsilon {labels.epsilon:g}",
-        )
+        yield ("training labels", f"{words.plain(labels.mechanism)}, epsilon {labels.epsilon:g}")
 
 
 def _listed(settings: Settings, *, but: str = "") -> str:

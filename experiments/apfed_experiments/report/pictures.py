@@ -6,7 +6,6 @@ it shows, or None where there is nothing to show.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib as mpl
@@ -19,7 +18,16 @@ from scipy.stats import binomtest
 from torch import Tensor
 
 from apfed_attacks.interface import AttackResult
-from apfed_experiments.drawing import ATTACK, FAINT, OTHER, OURS, STYLE, inches_of, set_margins
+from apfed_experiments.drawing import (
+    ATTACK,
+    FAINT,
+    OTHER,
+    OURS,
+    STYLE,
+    Picture,
+    inches_of,
+    set_margins,
+)
 from apfed_experiments.finished import Reconstruction, key_of
 from apfed_experiments.report.run import ReportedRun
 from apfed_experiments.words import attack_title, plain, signed
@@ -27,24 +35,14 @@ from secure_apfed.files import own_subfolder
 from secure_apfed.measures import ACCURACY, Measure
 from secure_apfed.runs.outcome import scores_of
 
-__all__ = ["Picture", "write_pictures"]
+__all__ = ["write_pictures"]
 
 _WIDTH = 8.0
 _MANY_EPOCHS = 25
 # Of pictures that attacks rebuilt: inches a column and a row, and how many attacks are shown.
 _COLUMN, _ROW = 0.85, 0.95
 _MOST = 4
-
 Drawn = tuple[Figure, str] | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Picture:
-    """A written picture: its file, and a sentence that says what it shows."""
-
-    path: Path
-    title: str
-    caption: str
 
 
 def write_pictures(

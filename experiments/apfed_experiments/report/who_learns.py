@@ -17,14 +17,12 @@ from secure_apfed.exchange.envelope import Kind
 from secure_apfed.methods import METHODS
 
 __all__ = [
-    "COALITIONS", "FACTS", "LIMITS", "RULES",
-    "Coalition", "Limit", "Role", "Rule", "RunFacts", "rule_for",
+    "COALITIONS", "FACTS", "LIMITS", "RULES", "Coalition", "Limit", "Role", "Rule", "RunFacts",
+    "rule_for",
 ]  # fmt: skip
 
 
 class Role(StrEnum):
-    """What a party is in a run."""
-
     ACTIVE = "active"
     PASSIVE = "passive"
     AGGREGATOR = "aggregator"
@@ -156,8 +154,6 @@ class Coalition(_Row):
 
 @dataclass(frozen=True)
 class Limit(_Row):
-    """Something that a run does not guarantee."""
-
     sentence: str
 
 

@@ -7,7 +7,7 @@ the paper leaves open: batches of 128, and lambda as its section 5.3 finds best.
 what the paper does not: the same where 500 rows have a label.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -143,17 +143,25 @@ def _job(config: Config, seed: int, lines: Mapping[str, str]) -> RunJob:
     return RunJob(config=config, seed=seed, lines=lines, cost=cost)
 
 
-def _table2(full: bool) -> Size:
-    training, cells = (_PAPER, tuple(PRINTED)) if full else (PROXY, _QUICK)
+def _jobs(
+    cells: Sequence[tuple[str, str]], training: Training, methods: Collection[str],
+    labelled: int | None = None,
+) -> list[RunJob]:  # fmt: skip
+    """Short ones first, so that a table that was stopped says more."""
     jobs = [
-        _job(run_of(*cell, method, _BEST[cell[0]], training), seed, lines)
+        _job(run_of(*cell, method, _BEST[cell[0]], training, labelled), seed, lines)
         for seed in range(training.seeds)
         for cell in cells
         for method, lines in _ways(*cell).items()
+        if method in methods
     ]
-    # Short ones first, so that a table that was stopped says more.
-    jobs.sort(key=lambda job: (job.seed, job.cost))
-    return Size(lines=[line for cell in cells for line in _cell(*cell)], jobs=jobs)
+    return sorted(jobs, key=lambda job: (job.seed, job.cost))
+
+
+def _table2(full: bool) -> Size:
+    training, cells = (_PAPER, tuple(PRINTED)) if full else (PROXY, _QUICK)
+    lines = [line for cell in cells for line in _cell(*cell)]
+    return Size(lines=lines, jobs=_jobs(cells, training, _SECONDS[2]))
 
 
 def _name(dataset: str, setting: str, column: str) -> str:
@@ -195,21 +203,14 @@ def _cell(dataset: str, setting: str) -> Iterator[Line]:
 
 def _few_labels(full: bool) -> Size:
     training = _PAPER if full else replace(PROXY, seeds=_PAPER.seeds)
-    jobs = [
-        _job(run_of(*cell, method, _BEST[cell[0]], training, _FEW_LABELS), seed, lines)
-        for seed in range(training.seeds)
-        for cell in _FEW
-        for method, lines in _ways(*cell).items()
-        if METHODS[method].settings.predicts_alone
-    ]
-    jobs.sort(key=lambda job: (job.seed, job.cost))
+    alone = [name for name in _SECONDS[2] if METHODS[name].settings.predicts_alone]
     lines = [
         replace(line, paper=None)
         for cell in _FEW
         for line in _cell(*cell)
         if not line.cells["method"].startswith("TVFL")
     ]
-    return Size(lines=lines, jobs=jobs)
+    return Size(lines=lines, jobs=_jobs(_FEW, training, alone, _FEW_LABELS))
 
 
 def _lambda(full: bool) -> Size:

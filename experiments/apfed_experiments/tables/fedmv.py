@@ -5,27 +5,46 @@ Figure 6 (how much the weights of the objective matter). The paper's sessions ar
 that ours are synthetic, and its figures stand beside them as a guide to the order of methods alone.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from sklearn.manifold import TSNE
+from sklearn.metrics import accuracy_score, precision_recall_fscore_support, silhouette_score
+from torch import nn
 
 from apfed_experiments.drawing import ATTACK, OURS, drawing
-from apfed_experiments.tables.fedmv import (
-    METRICS,
-    VIEWS,
-    measure_handwritten,
-    measure_sessions,
-    measure_spaces,
-    measure_weights,
-    spaces,
-    wanted_labels,
+from apfed_experiments.tables.table import (
+    Figures,
+    Line,
+    PaperTable,
+    Printed,
+    Size,
+    one_job_a_seed,
 )
-from apfed_experiments.tables.table import FunctionJob, Line, PaperTable, Printed, Size, line_of
+from secure_apfed.data import VerticalData, load_data
+from secure_apfed.learning.descent import Compute
+from secure_apfed.methods.averaging import LinearViews, SequenceViews
+from secure_apfed.methods.multiview import Floats, Pull, ViewModel, joint_scores, weights_of
+from secure_apfed.models import SequenceEncoder
+from secure_apfed.seeds import seeded
+from secure_apfed.settings.data import DataSettings
+from secure_apfed.settings.training import TrainSettings
 
-__all__ = ["TABLES"]
+__all__ = [
+    "METRICS", "TABLES", "VIEWS", "Clients", "client_data", "h_fedmv", "measure_handwritten",
+    "measure_sessions", "measure_spaces", "measure_weights", "multi_view", "single_view", "spaces",
+    "trained", "wanted_labels",
+]  # fmt: skip
 
+Rows = NDArray[np.int64]
+_BETA, _WEIGHT = 4.0, 8.0
+METRICS = ("accuracy", "precision", "recall", "F1")
 # Tables 1 to 3 of the paper, on BiAffect: accuracy, precision, recall, F1, mean and deviation.
 _PRINTED: Mapping[str, tuple[float, ...]] = {
     "V-FedMV": (88.76, 0.74, 90.89, 0.83, 87.09, 1.89, 88.93, 0.84),
@@ -58,84 +77,405 @@ _READING = (
 )
 
 
-def _session_lines() -> list[Line]:
-    panels = [name for name, many in _PANELS.items() for _ in range(many)]
-    lines = []
-    for panel, (method, printed) in zip(panels, _PRINTED.items(), strict=True):
-        for at, metric in enumerate(METRICS):
-            lines.append(
-                Line(
-                    cells={"table": panel, "method": method, "metric": metric},
-                    paper=Printed(mean=printed[2 * at], sd=printed[2 * at + 1]),
-                    panels=(panel,),
-                    series=method if metric == "accuracy" else "",
-                )
+# What FedMV's tables measure: methods on views that clients hold, and on sequences.
+#
+# Everything is computed at once, in the order in which parties would: that runs of theirs give the
+# same is tested (`tests/secure_apfed/test_methods_pseudo_labels.py`, `test_methods_averaging.py`).
+# Letters: N rows, F features of a view, C classes.
+
+
+@dataclass(frozen=True, eq=False)
+class Clients:
+    """Views of each client's training rows, and of the test rows.
+
+    Attributes:
+        train: by client, by view, (N, F); truth: by client, labels (N,).
+        test: by view; wanted: labels of the test rows.
+    """
+
+    train: Sequence[Sequence[Floats]]
+    truth: Sequence[Rows]
+    test: Sequence[Floats]
+    wanted: Rows
+
+    @property
+    def pooled(self) -> "Clients":
+        views = [np.concatenate(parts) for parts in zip(*self.train, strict=True)]
+        return Clients([views], [np.concatenate(list(self.truth))], self.test, self.wanted)
+
+    def only(self, views: Sequence[int]) -> "Clients":
+        train = [[client[at] for at in views] for client in self.train]
+        return Clients(train, self.truth, [self.test[at] for at in views], self.wanted)
+
+    def alone(self, client: int) -> "Clients":
+        return Clients([self.train[client]], [self.truth[client]], self.test, self.wanted)
+
+
+def client_data(data: VerticalData) -> Clients:
+    """The plain features of a horizontal partition, view by view."""
+
+    def views(features_NF: torch.Tensor) -> list[Floats]:
+        return [features_NF[:, one.columns].double().numpy() for one in data.active.views.values()]
+
+    labels_N = data.active.labels
+    assert labels_N is not None
+    parts = [(data.active.features[data.train_rows], labels_N[data.train_rows])]
+    parts += [(one.features, one.labels) for one in data.passives if one.labels is not None]
+    return Clients(
+        [views(features) for features, _ in parts],
+        [labels.numpy() for _, labels in parts],
+        views(data.active.features[data.test_rows]),
+        labels_N[data.test_rows].numpy(),
+    )
+
+
+def h_fedmv(clients: Clients, **options: Any) -> Floats:
+    """Algorithm 3, or with one client multi-view learning; return the scores of the test rows."""
+    return joint_scores(trained(clients, **options), np.arange(len(clients.wanted)))
+
+
+def trained(
+    clients: Clients, *, seed: int, rounds: int = 20, zetas: Sequence[float] = (),
+    eta: float = _WEIGHT,
+) -> Sequence[ViewModel]:  # fmt: skip
+    """Algorithm 3; return the views with their average weights, and with the test rows.
+
+    Args:
+        clients: with their views.
+        seed: of starts.
+        rounds: of averaging.
+        zetas: of each view; empty: 8 for all.
+        eta: of the labels.
+    """
+    classes = int(max(labels.max() for labels in clients.truth)) + 1
+    each = list(zetas) or [_WEIGHT] * len(clients.test)
+    models = []
+    for at, (views, truth_N) in enumerate(zip(clients.train, clients.truth, strict=True)):
+        rng = np.random.default_rng((seed, at))
+        pull = Pull(np.eye(classes)[truth_N], np.full((len(truth_N), 1), eta))
+        held = [
+            ViewModel.begin(x_NF, classes, rng, beta=_BETA, zeta=zeta, tolerance=1e-6,
+                            most_rounds=50)
+            for x_NF, zeta in zip(views, each, strict=True)
+        ]  # fmt: skip
+        models.append(LinearViews(held, pull, tolerance=1e-4, rounds=30))
+    rows = np.array([len(truth) for truth in clients.truth])
+    average = models[0].weights
+    for step in range(rounds):
+        for model in models:
+            model.load(average)
+            model.train(step)
+        weights = [model.weights for model in models]
+        average = np.tensordot(rows / rows.sum(), weights, 1)
+    models[0].load(average)
+    for view, x_NF in zip(models[0].views, clients.test, strict=True):
+        view.x_NF = x_NF
+    return models[0].views
+
+
+def multi_view(clients: Clients, *, seed: int, **weights: Any) -> Floats:
+    """V-FedMV, which is multi-view learning on the pooled rows.
+
+    With one view it is Eq. (20) at another beta, (1 + 1 / zeta + 1 / eta) times its own: what the
+    pseudo-labels may differ by is minimised over, too. `single_view` is Eq. (20) itself.
+    """
+    return h_fedmv(clients.pooled, seed=seed, rounds=3, **weights)
+
+
+def single_view(clients: Clients) -> Floats:
+    """Eq. (20): |X W - Y|^2 + beta |W|_21 of one view, the weights averaged over the clients.
+
+    Every client's minimum is its own whatever it begins with, so that one round is all (section
+    8.3, Single View FL); of pooled rows it is the view without federated learning.
+    """
+    classes = int(max(labels.max() for labels in clients.truth)) + 1
+    rows = np.array([len(truth) for truth in clients.truth])
+    weights = []
+    for (x_NF,), truth_N in zip(clients.train, clients.truth, strict=True):
+        begin = np.ones((x_NF.shape[1], classes))
+        weights.append(weights_of(x_NF, np.eye(classes)[truth_N], _BETA, begin))
+    (test_NF,) = clients.test
+    return np.asarray(test_NF @ np.tensordot(rows / rows.sum(), weights, 1))
+
+
+def _scored(scores_NC: Floats, wanted_N: Rows) -> dict[str, float]:
+    """Accuracy, and precision, recall and F1 of the second class, in per cent."""
+    guessed_N = scores_NC.argmax(1)
+    found = precision_recall_fscore_support(
+        wanted_N, guessed_N, labels=[1], average="macro", zero_division=0.0
+    )
+    values = (accuracy_score(wanted_N, guessed_N), *found[:3])
+    return {name: 100 * float(value) for name, value in zip(METRICS, values, strict=True)}
+
+
+def _named(name: str, scores_NC: Floats, clients: Clients) -> dict[str, float]:
+    return {f"{name} {key}": of for key, of in _scored(scores_NC, clients.wanted).items()}
+
+
+def _mean(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: float(np.mean([one[name] for one in found])) for name in found[0]}
+
+
+@dataclass(frozen=True, eq=False)
+class _Sessions:
+    """Sequences of every client and of the test rows, flat, and how they fold."""
+
+    parts: Sequence[tuple[torch.Tensor, torch.Tensor]]
+    test: torch.Tensor
+    wanted: Rows
+    sequences: Sequence[tuple[int, int]]
+
+    @classmethod
+    def of(cls, data: VerticalData) -> "_Sessions":
+        """Of a horizontal partition whose views are sequences."""
+        labels_N = data.active.labels
+        assert labels_N is not None
+        parts = [(data.active.features[data.train_rows], labels_N[data.train_rows])]
+        parts += [(one.features, one.labels) for one in data.passives if one.labels is not None]
+        sequences = [one.sequence for one in data.active.views.values() if one.sequence]
+        test = data.active.features[data.test_rows]
+        return cls(parts, test, labels_N[data.test_rows].numpy(), sequences)
+
+    @property
+    def pooled(self) -> "_Sessions":
+        features, labels = zip(*self.parts, strict=True)
+        parts = [(torch.cat(features), torch.cat(labels))]
+        return _Sessions(parts, self.test, self.wanted, self.sequences)
+
+    def encoded(self, encoders: Sequence[SequenceEncoder], *, by: int = 0) -> Clients:
+        """The states of each client's GRUs, and of the test rows by those of client `by`."""
+        train = [
+            _states(encoder, features)
+            for encoder, (features, _) in zip(encoders, self.parts, strict=True)
+        ]
+        truth = [labels.numpy() for _, labels in self.parts]
+        return Clients(train, truth, _states(encoders[by], self.test), self.wanted)
+
+
+@torch.no_grad()
+def _states(encoder: SequenceEncoder, features_NF: torch.Tensor) -> list[Floats]:
+    return [part.double().numpy() for part in encoder.parts(features_NF)]
+
+
+def _trained(
+    sessions: _Sessions, *, seed: int, units: int, rounds: int, epochs: int, average: bool
+) -> list[SequenceEncoder]:
+    """Algorithm 4: each client's GRUs, averaged after every round of epochs, or never."""
+    models = []
+    for at, (features, labels) in enumerate(sessions.parts):
+        with seeded(seed, "start"):
+            encoder = SequenceEncoder(sessions.sequences, units)
+            heads = nn.ModuleList(nn.Linear(2 * units, 2, bias=False) for _ in sessions.sequences)
+        models.append(
+            SequenceViews(
+                f"client {at}", encoder=encoder, heads=heads, features_N=features,
+                labels_N=labels, local_epochs=epochs, batch_size=64,
+                compute=Compute.of(TrainSettings(device="cpu")), seed=seed,
             )
-    return lines
+        )  # fmt: skip
+    rows = np.array([len(labels) for _, labels in sessions.parts])
+    for step in range(rounds):
+        for model in models:
+            model.train(step)
+        if average:
+            weights = np.tensordot(rows / rows.sum(), [model.weights for model in models], 1)
+            for model in models:
+                model.load(weights)
+    return [model.encoder for model in models]
+
+
+def _centrally(
+    sessions: _Sessions, *, seed: int, units: int, epochs: int
+) -> Clients:  # fmt: skip
+    """All clients' states by GRUs that were trained on the rows of all."""
+    (central,) = _trained(
+        sessions.pooled, seed=seed, units=units, rounds=1, epochs=epochs, average=False
+    )
+    return sessions.encoded([central] * len(sessions.parts))
+
+
+def _sessions(seed: int, rows: int) -> _Sessions:
+    settings = DataSettings(
+        dataset="synthetic_keystrokes", partition="horizontal", clients=4, rows=rows
+    )
+    return _Sessions.of(load_data(settings, seed=seed))
+
+
+VIEWS = ("alphanum", "special", "accel")
+
+
+def measure_sessions(
+    *, seed: int, rows: int, units: int, epochs: int, rounds: int, local_epochs: int
+) -> Figures:
+    """Tables 1 to 3: by method and metric.
+
+    Args:
+        seed: of the partition and of weights.
+        rows: sessions in all.
+        units: of one direction of a GRU.
+        epochs: of GRUs that are not averaged.
+        rounds: of those that are.
+        local_epochs: of each round.
+    """
+    sessions = _sessions(seed, rows)
+    clients = _centrally(sessions, seed=seed, units=units, epochs=epochs)
+    shared = sessions.encoded(
+        _trained(sessions, seed=seed, units=units, rounds=rounds, epochs=local_epochs, average=True)
+    )
+    local = _trained(sessions, seed=seed, units=units, rounds=1, epochs=epochs, average=False)
+    found = {**_tables_of(clients, seed), **_named("S-FedMV", h_fedmv(shared, seed=seed), shared)}
+    own = [sessions.encoded(local, by=at) for at in range(len(local))]
+    found |= _mean([
+        _named("Local sequential H-FedMV", h_fedmv(one, seed=seed), one) for one in own
+    ])  # fmt: skip
+    return found | _mean([
+        _named("Local sequential LocalMV", multi_view(one.alone(at), seed=seed), one)
+        for at, one in enumerate(own)
+    ])  # fmt: skip
+
+
+def _tables_of(clients: Clients, seed: int) -> dict[str, float]:
+    """Tables 1 and 2, whose views were made by one GRU a view for all clients."""
+    found = _named("V-FedMV", multi_view(clients, seed=seed), clients)
+    found |= _named("H-FedMV", h_fedmv(clients, seed=seed), clients)
+    found |= _mean([
+        _named("MV w/o FL", multi_view(clients.alone(at), seed=seed), clients)
+        for at in range(len(clients.train))
+    ])  # fmt: skip
+    for kept in combinations(range(len(VIEWS)), 2):
+        (gone,) = set(range(len(VIEWS))) - set(kept)
+        both = clients.only(kept)
+        found |= _named(f"V w/o {VIEWS[gone]}", multi_view(both, seed=seed), both)
+        found |= _named(f"H w/o {VIEWS[gone]}", h_fedmv(both, seed=seed), both)
+    for at, view in enumerate(VIEWS):
+        one = clients.only([at])
+        found |= _named(f"{view} w/o FL", single_view(one.pooled), one)
+        found |= _named(f"{view} FL", single_view(one), one)
+    return found
+
+
+def measure_weights(
+    *, seed: int, rows: int, units: int, epochs: int, values: Sequence[float]
+) -> Figures:
+    """Figure 6: accuracy where one weight of the objective differs from 8."""
+    sessions = _sessions(seed, rows)
+    clients = _centrally(sessions, seed=seed, units=units, epochs=epochs)
+    found: dict[str, float] = {}
+    for value in values:
+        for at, view in enumerate(VIEWS):
+            zetas = [value if at == other else _WEIGHT for other in range(len(VIEWS))]
+            found |= _both(clients, f"zeta of {view} {value:g}", seed=seed, zetas=zetas)
+        found |= _both(clients, f"eta {value:g}", seed=seed, eta=value)
+    return found
+
+
+def _both(clients: Clients, name: str, *, seed: int, **weights: Any) -> dict[str, float]:
+    scores = {
+        "V-FedMV": multi_view(clients, seed=seed, **weights),
+        "H-FedMV": h_fedmv(clients, seed=seed, **weights),
+    }
+    return {
+        f"{method} {name}": _scored(of, clients.wanted)["accuracy"] for method, of in scores.items()
+    }
+
+
+def measure_handwritten(*, seed: int) -> Figures:
+    """Accuracy on Handwritten by the number of views, in the order of the paper's Table 1."""
+    order = ("zer", "fou", "kar", "pix", "fac")
+    settings = DataSettings(dataset="handwritten", partition="horizontal", clients=4, views=order)
+    clients = client_data(load_data(settings, seed=seed))
+    found = {}
+    for many in range(1, len(order) + 1):
+        some = clients.only(range(many))
+        scores = {"V-FedMV": multi_view(some, seed=seed), "H-FedMV": h_fedmv(some, seed=seed)}
+        for method, of in scores.items():
+            found[f"{method} {many}"] = 100 * float((of.argmax(1) == some.wanted).mean())
+        local = [multi_view(some.alone(at), seed=seed).argmax(1) for at in range(len(some.train))]
+        found[f"MV w/o FL {many}"] = 100 * float(np.mean([one == some.wanted for one in local]))
+    return found
+
+
+def measure_spaces(*, seed: int, rows: int, units: int, epochs: int) -> Figures:
+    """How far the classes lie apart in each of `spaces`: the silhouette, -1 to 1."""
+    sessions = _sessions(seed, rows)
+    found = spaces(seed=seed, rows=rows, units=units, epochs=epochs)
+    return {name: float(silhouette_score(of, sessions.wanted)) for name, of in found.items()}
+
+
+def spaces(*, seed: int, rows: int, units: int, epochs: int) -> dict[str, Floats]:
+    """Figure 5: the test rows as GRUs give them, as views score them, and as Z, both methods."""
+    sessions = _sessions(seed, rows)
+    clients = _centrally(sessions, seed=seed, units=units, epochs=epochs)
+    every = np.arange(len(sessions.wanted))
+    found = {f"before: {view}": of for view, of in zip(VIEWS, clients.test, strict=True)}
+    for method, views in (
+        ("V-FedMV", trained(clients.pooled, seed=seed, rounds=3)),
+        ("H-FedMV", trained(clients, seed=seed)),
+    ):
+        for name, view in zip(VIEWS, views, strict=True):
+            found[f"{method}: {name}"] = view.scores(every)
+        found[f"{method}: Z"] = joint_scores(views, every)
+    return found
+
+
+def wanted_labels(*, seed: int, rows: int) -> Rows:
+    """Of the test rows of `spaces`."""
+    return _sessions(seed, rows).wanted
 
 
 def _keystrokes(full: bool) -> Size:
-    lines = _session_lines()
-    named = {line.name: f"{line.cells['method']} {line.cells['metric']}" for line in lines}
-    settings = {**_SIZE, "rounds": 20, "local_epochs": 3}
-    jobs = [
-        FunctionJob(
-            label="sessions", seed=seed, measure=measure_sessions, settings=settings, lines=named
+    panels = [name for name, many in _PANELS.items() for _ in range(many)]
+    lines = {
+        f"{method} {metric}": Line(
+            cells={"table": panel, "method": method, "metric": metric},
+            paper=Printed(mean=printed[2 * at], sd=printed[2 * at + 1]), panels=(panel,),
+            series=method if metric == "accuracy" else "",
         )
-        for seed in range(10 if full else 3)
-    ]
-    return Size(lines=lines, jobs=jobs)
+        for panel, (method, printed) in zip(panels, _PRINTED.items(), strict=True)
+        for at, metric in enumerate(METRICS)
+    }  # fmt: skip
+    return one_job_a_seed(
+        lines.items(), "sessions", measure_sessions, seeds=10 if full else 3, **_SIZE, rounds=20,
+        local_epochs=3,
+    )  # fmt: skip
 
 
 _VALUES = tuple(2.0**power for power in range(6))
 
 
 def _weights(full: bool) -> Size:
-    lines, named = [], {}
-    for weight in (*(f"zeta of {view}" for view in VIEWS), "eta"):
-        for method in ("V-FedMV", "H-FedMV"):
-            for value in _VALUES:
-                cells = {"weight": weight, "method": method, "value": f"{value:g}"}
-                line = Line(cells=cells, panels=(weight,), series=method, at=np.log2(value))
-                lines.append(line)
-                named[line.name] = f"{method} {weight} {value:g}"
-    jobs = [
-        FunctionJob(
-            label="weights", seed=seed, measure=measure_weights,
-            settings={**_SIZE, "values": list(_VALUES)}, lines=named,
+    lines = {
+        f"{method} {weight} {value:g}": Line(
+            cells={"weight": weight, "method": method, "value": f"{value:g}"}, panels=(weight,),
+            series=method, at=np.log2(value),
         )
-        for seed in range(10 if full else 3)
-    ]  # fmt: skip
-    return Size(lines=lines, jobs=jobs)
+        for weight in (*(f"zeta of {view}" for view in VIEWS), "eta")
+        for method in ("V-FedMV", "H-FedMV")
+        for value in _VALUES
+    }  # fmt: skip
+    return one_job_a_seed(
+        lines.items(), "weights", measure_weights, seeds=10 if full else 3, **_SIZE,
+        values=list(_VALUES),
+    )  # fmt: skip
 
 
 def _by_views(full: bool) -> Size:
-    lines, named = [], {}
-    for method in ("V-FedMV", "H-FedMV", "MV w/o FL"):
-        for many in range(1, 6):
-            cells = {"method": method, "views": str(many)}
-            lines.append(Line(cells=cells, series=method, at=many))
-            named[line_of(*cells.values())] = f"{method} {many}"
-    jobs = [
-        FunctionJob(label="handwritten", seed=seed, measure=measure_handwritten, settings={},
-                    lines=named)
-        for seed in range(10 if full else 5)
-    ]  # fmt: skip
-    return Size(lines=lines, jobs=jobs)
+    lines = {
+        f"{method} {many}": Line(
+            cells={"method": method, "views": str(many)}, series=method, at=many
+        )
+        for method in ("V-FedMV", "H-FedMV", "MV w/o FL")
+        for many in range(1, 6)
+    }
+    seeds = 10 if full else 5
+    return one_job_a_seed(lines.items(), "handwritten", measure_handwritten, seeds=seeds)
 
 
 def _spaces(full: bool) -> Size:
     names = [f"before: {view}" for view in VIEWS]
     names += [f"{method}: {of}" for method in ("V-FedMV", "H-FedMV") for of in (*VIEWS, "Z")]
-    lines = [Line(cells={"space": name}, series=name) for name in names]
-    jobs = [
-        FunctionJob(
-            label="spaces", seed=seed, measure=measure_spaces, settings=_SIZE,
-            lines={line.name: name for line, name in zip(lines, names, strict=True)},
-        )
-        for seed in range(10 if full else 3)
-    ]  # fmt: skip
-    return Size(lines=lines, jobs=jobs)
+    lines = [(name, Line(cells={"space": name}, series=name)) for name in names]
+    return one_job_a_seed(lines, "spaces", measure_spaces, seeds=10 if full else 3, **_SIZE)
 
 
 def _draw_spaces(path: Path) -> None:

@@ -7,13 +7,20 @@ gives the same is tested (`tests/secure_apfed/test_methods_pseudo_labels.py`).
 Letters: N rows, F features of a view, C classes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from apfed_experiments.tables.table import Figures, FunctionJob, Line, PaperTable, Printed, Size
-from secure_apfed.data import PartyTable, VerticalData, load_data
+from apfed_experiments.tables.table import (
+    Figures,
+    Line,
+    PaperTable,
+    Printed,
+    Size,
+    one_job_a_seed,
+)
+from secure_apfed.data import VerticalData, load_data
 from secure_apfed.methods.multiview import (
     Floats,
     Pull,
@@ -29,11 +36,9 @@ from secure_apfed.settings.data import DataSettings
 __all__ = ["TABLES", "accuracies", "aligned_views", "fit_mmvfl", "importance", "measure_fold"]
 
 Rows = NDArray[np.int64]
-
 _VIEWS = ("pix", "fou", "fac", "zer", "kar")  # Table 1: 240, 76, 216, 47, 64
 _SHARES = (2, 4, 6, 8, 10, 20, 30, 40, 50, 60, 70, 80, 90, 100)
 _BETAS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
-_METHODS = ("MMVFL", "supFL")
 _FOLDS, _TRAINING = 5, 120
 _SHARED = 1 / _FOLDS * _TRAINING / 160  # see `apfed_experiments.summary.shared_share`
 _ZETA, _ETA = 1000.0, 1000.0
@@ -58,7 +63,8 @@ _READING = (
 def aligned_views(data: VerticalData) -> tuple[list[Floats], Rows]:
     """All parties' features of the people whom all know, (N, F), and their labels (N,)."""
     common = sorted(set.intersection(*(set(table.ids) for table in data.tables)))
-    rows = [_rows_of(table, common) for table in data.tables]
+    places = [{person: row for row, person in enumerate(table.ids)} for table in data.tables]
+    rows = [[place[person] for person in common] for place in places]
     labels_N = data.active.labels
     assert labels_N is not None
     views = [
@@ -66,11 +72,6 @@ def aligned_views(data: VerticalData) -> tuple[list[Floats], Rows]:
         for table, of in zip(data.tables, rows, strict=True)
     ]
     return views, labels_N[rows[0]].numpy()
-
-
-def _rows_of(table: PartyTable, people: Sequence[str]) -> list[int]:
-    place = {identity: row for row, identity in enumerate(table.ids)}
-    return [place[identity] for identity in people]
 
 
 def fit_mmvfl(
@@ -159,56 +160,47 @@ def _fold(labels_N: Rows, fold: int) -> tuple[Rows, Rows]:
     return np.sort(np.concatenate(train)), np.sort(np.concatenate(test))
 
 
-def _jobs(lines: dict[str, str]) -> list[FunctionJob]:
-    return [
-        FunctionJob(
-            label="handwritten", seed=fold, measure=measure_fold, lines=lines,
-            settings={"betas": list(_BETAS), "iterations": list(_ITERATIONS)},
-        )
-        for fold in range(_FOLDS)
-    ]  # fmt: skip
+def _sized(lines: Iterable[tuple[str, Line]]) -> Size:
+    return one_job_a_seed(
+        lines, "handwritten", measure_fold, seeds=_FOLDS, betas=list(_BETAS),
+        iterations=list(_ITERATIONS),
+    )  # fmt: skip
 
 
 def _curves(full: bool) -> Size:
-    lines = list(_curve_lines())
-    named = {}
-    for line in lines:
-        method, participant, share = (
-            line.cells[column] for column in ("method", "participant", "features %")
+    measured = {"MMVFL": f"MMVFL {max(_ITERATIONS)}", "supFL": "supFL"}
+    lines = {
+        f"{measured[method]} {participant} {share}": Line(
+            cells={
+                "participant": str(participant), "view": view, "method": method,
+                "features %": str(share),
+            },
+            panels=(f"Participant {participant} ({view})",), series=method, at=share,
         )
-        measured = f"{method} {max(_ITERATIONS)}" if method == "MMVFL" else method
-        named[line.name] = f"{measured} {participant} {share}"
-    return Size(lines=lines, jobs=_jobs(named))
-
-
-def _curve_lines() -> Iterator[Line]:
-    for participant, view in enumerate(_VIEWS, 1):
-        for method in _METHODS:
-            for share in _SHARES:
-                yield Line(
-                    cells={
-                        "participant": str(participant), "view": view, "method": method,
-                        "features %": str(share),
-                    },
-                    panels=(f"Participant {participant} ({view})",), series=method, at=share,
-                )  # fmt: skip
+        for participant, view in enumerate(_VIEWS, 1)
+        for method in measured
+        for share in _SHARES
+    }  # fmt: skip
+    return _sized(lines.items())
 
 
 def _differences(full: bool) -> Size:
-    lines, named = [], {}
+    """Both models of the paper are the same one, so that a figure has two lines."""
+    lines: list[tuple[str, Line]] = []
     for against, printed in _PAPER.items():
         participants = [f"{at} ({view})" for at, view in enumerate(_VIEWS, 1)]
         for participant, mean in zip([*participants, "average"], printed, strict=True):
             for most in _ITERATIONS:
-                cells = {
-                    "MMVFL minus": against, "participant": participant, "iterations": str(most),
-                }  # fmt: skip
-                panel, paper = f"MMVFL minus {against}", Printed(mean=mean)
-                series = f"{participant}, {most} iterations"
-                line = Line(cells=cells, paper=paper, panels=(panel,), series=series)
-                lines.append(line)
-                named[line.name] = f"apart {most} {participant.partition(' ')[0]}"
-    return Size(lines=lines, jobs=_jobs(named))
+                line = Line(
+                    cells={
+                        "MMVFL minus": against, "participant": participant,
+                        "iterations": str(most),
+                    },
+                    paper=Printed(mean=mean), panels=(f"MMVFL minus {against}",),
+                    series=f"{participant}, {most} iterations",
+                )  # fmt: skip
+                lines.append((f"apart {most} {participant.partition(' ')[0]}", line))
+    return _sized(lines)
 
 
 TABLES = (

@@ -1,23 +1,10 @@
-"""FSHA near its published point: MNIST, whole images, a client without a task of its own.
+"""What a curious active rebuilds of a passive's features, and who rebuilds by hijacking encoders.
 
-`secure-apfed study leaks --only split_learning`: the table. `secure-apfed study hijacked-images
-FILE`: the images. Each run takes a minute or two on a core of its own.
-
-The published figure (Pasquini et al., 2021, the notebook of the authors' release): MSE 0.0193 of
-images between -1 and 1, a client of residual convolutions that holds MNIST's training images, a
-server that knows the test images and whose answers are all that trains the client, batches of 64,
-10,000 iterations, Adam everywhere.
-
-The same here: data, who knows what, the batch, Adam, residual convolutions. Different: 28 x 28
-grey images for 32 x 32 of three equal channels, 784 numbers of a representation for 4,096, 16
-channels for up to 256, higher rates, and the deviations of `apfed_attacks.features.hijack` itself.
-
-The server is `apfed_attacks.features.hijack`, as in live runs of TVFL. The client is not ours: what
-our parties add (links, rules, SGD, cut images) is measured by `hijacking`.
+Digits in strips of two rows, MNIST in halves, images as numbers between 0 and 1.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -25,27 +12,145 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from apfed_attacks.features.hijack import FeatureSpaceHijack, Hijack
+from apfed_attacks.features.hijack import FeatureSpaceHijack, Hijack, ReversedHijack
+from apfed_attacks.interface import AttackResult
+from apfed_attacks.live.play import play_active, play_passive
+from apfed_attacks.run import mount
 from apfed_attacks.view import Knowledge
 from apfed_experiments.drawing import drawing
-from apfed_experiments.leaks.live import Setting
+from apfed_experiments.leaks.live import VICTIM, Setting, live_config
 from apfed_experiments.summary import Row
+from secure_apfed.config import AttackChoice, Config
 from secure_apfed.contract import RepresentationTerms
-from secure_apfed.data import find_dataset
+from secure_apfed.data import VerticalData, find_dataset, load_data
 from secure_apfed.data.readers import ImagePool
 from secure_apfed.models import Shape, output_shape
+from secure_apfed.runs.run import run
 from secure_apfed.seeds import seeded
 
-__all__ = ["Case", "Outcome", "draw_both_cases", "draw_rebuilt", "hijack_client", "split_learning"]
+__all__ = [
+    "Case", "Outcome", "draw_both_cases", "draw_rebuilt", "hijack_client", "hijacking",
+    "joint_inversion", "reversed_hijacking", "split_learning",
+]  # fmt: skip
 
+_SEEDS = range(5)
+_FEWER_SEEDS = range(3)  # of MNIST and of APFed-C, where a run takes several times as long
+_EPOCHS = 300
+_RATE = 0.03
+_HIDDEN = 128
+_CURIOUS = ("inverse_network", "representation_network", "unpaired_inversion")
+_REVERSED = (
+    # strength of the answers, clip of the sum, noise of the guard (0: none)
+    (1.0, 1.0, 0.0),
+    (5.0, 1.0, 0.0),
+    (5.0, 0.1, 0.0),
+    (5.0, 1.0, 0.1),
+)
 PUBLISHED = 0.0193
-_SEEDS = range(3)
+_CLIENT_SEEDS = range(3)
 _BATCH = 64
 _SCORED = 2_000  # private images whose rebuilt forms are compared
 _CLIENT_RATE = 3e-4
 _COLUMNS = 12  # images of a row of the picture
 _SIDE = 0.7  # inches of an image
 _SERVER = FeatureSpaceHijack(conditioned=False)
+
+
+def joint_inversion() -> Iterator[Setting]:
+    """Pairs, public rows without pairs, or the encoder itself: curious actives."""
+    for name in _CURIOUS:
+        yield Setting(columns={"attack": name}, measure=partial(_curious, name), seeds=_SEEDS)
+
+
+def _curious(name: str, seed: int) -> Row:
+    config, data = _with_one_passive(live_config("digits", "tvfl", seed=seed))
+    results = mount(run(config, None, data=data).recording, [AttackChoice(name=name)], seed=seed)
+    return _figures(next(one for one in results if one.victim == VICTIM))
+
+
+def hijacking() -> Iterator[Setting]:
+    """FSHA against real passives: told one's own features of the same people, and not."""
+    cases = (
+        ("digits", True, _EPOCHS, _SEEDS),
+        ("digits", False, _EPOCHS, _SEEDS),
+        ("mnist-in-2", True, 100, _FEWER_SEEDS),
+        ("mnist-in-2", True, _EPOCHS, _FEWER_SEEDS),
+    )
+    for name, told, epochs, seeds in cases:
+        columns = {
+            "data": name, "told x": "yes" if told else "no", "epochs": epochs, "attack": "hijack",
+        }  # fmt: skip
+        measure = partial(_hijacked, name, told, epochs)
+        yield Setting(columns=columns, measure=measure, seeds=seeds)
+
+
+def _hijacked(name: str, conditioned: bool, epochs: int, seed: int) -> Row:
+    config, data = _with_one_passive(_long(live_config(name, "tvfl", seed=seed), epochs))
+    attack = FeatureSpaceHijack(hidden=_HIDDEN, conditioned=conditioned)
+    return _figures(play_active(attack, config, VICTIM, data=data, seed=seed))
+
+
+def reversed_hijacking() -> Iterator[Setting]:
+    """A4 on digits: the only passive, against the active's own loss, clip and guard."""
+    for strength, clip, sigma in _REVERSED:
+        columns = {
+            "kappa": strength, "clip": clip, "sigma": sigma or "none", "epochs": _EPOCHS,
+            "attack": "reversed_hijack",
+        }  # fmt: skip
+        measure = partial(_reversed_hijacked, strength, clip, sigma)
+        yield Setting(columns=columns, measure=measure, seeds=_FEWER_SEEDS)
+
+
+def _reversed_hijacked(strength: float, clip: float, sigma: float, seed: int) -> Row:
+    """A session of APFed-C; the adversary's answers are as long as `strength` makes them."""
+    config = live_config("digits", "apfed_c", masks="none", clip=clip, seed=seed)
+    if sigma:
+        guard = {"mechanism": "gaussian", "clip": 1.0, "sigma": sigma}
+        config = Config.model_validate({**config.model_dump(), "guard": guard})
+    config, data = _with_one_passive(_long(config, _EPOCHS))
+    attack = ReversedHijack(hidden=_HIDDEN, strength=strength)
+    return _figures(play_passive(attack, config, VICTIM, data=data, seed=seed))
+
+
+def _long(config: Config, epochs: int) -> Config:
+    """So many epochs at a rate under which the pull is steady."""
+    train = config.train.model_copy(update={"epochs": epochs, "learning_rate": _RATE})
+    return config.model_copy(update={"train": train})
+
+
+def _with_one_passive(config: Config) -> tuple[Config, VerticalData]:
+    data = load_data(config.data, seed=config.seed)
+    return config, replace(data, passives=data.passives[:1])
+
+
+def _figures(result: AttackResult) -> Row:
+    floor = result.baselines[result.baseline or ""]
+    return {
+        "variant": result.variant,
+        **{key: result.score.get(key) for key in ("r2", "mse", "psnr", "ssim")},
+        "baseline": result.baseline,
+        "baseline r2": floor["r2"],
+        "advantage": result.advantage,
+    }
+
+
+# FSHA near its published point: MNIST, whole images, a client without a task of its own.
+#
+# `secure-apfed study leaks --only split_learning`: the table. `secure-apfed study hijacked-images
+# FILE`: the images. Each run takes a minute or two on a core of its own.
+#
+# The published figure (Pasquini et al., 2021, the notebook of the authors' release): MSE 0.0193 of
+# images between -1 and 1, a client of residual convolutions that holds MNIST's training images, a
+# server that knows the test images and whose answers are all that trains the client, batches of 64,
+# 10,000 iterations, Adam everywhere.
+#
+# The same here: data, who knows what, the batch, Adam, residual convolutions. Different: 28 x 28
+# grey images for 32 x 32 of three equal channels, 784 numbers of a representation for 4,096, 16
+# channels for up to 256, higher rates, and the deviations of `apfed_attacks.features.hijack`
+# itself.
+#
+# The server is `apfed_attacks.features.hijack`, as in live runs of TVFL. The client is not ours:
+# what our parties add (links, rules, SGD, cut images) is measured by `hijacking`.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +170,7 @@ class Case:
     iterations: int = 10_000
 
 
-CASES = (
-    Case(name="maps of 7 x 7"),
-    Case(name="mixed to 64 numbers", maps=False),
-)
+CASES = (Case(name="maps of 7 x 7"), Case(name="mixed to 64 numbers", maps=False))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -89,8 +191,6 @@ class Outcome:
 
 
 class _Residual(nn.Module):
-    """Two convolutions beside the identity."""
-
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.inner = nn.Sequential(
@@ -99,7 +199,6 @@ class _Residual(nn.Module):
         )  # fmt: skip
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Maps of the same shape."""
         added: Tensor = maps + self.inner(maps)
         return added
 
@@ -108,7 +207,7 @@ def split_learning() -> Iterator[Setting]:
     """Every case with several seeds: the reference in three, the other in one."""
     of_images = _images()
     for case in CASES:
-        for seed in _SEEDS if case is CASES[0] else _SEEDS[:1]:
+        for seed in _CLIENT_SEEDS if case is CASES[0] else _CLIENT_SEEDS[:1]:
             columns = {
                 "client sends": case.name, "iterations": case.iterations, "seed": seed,
                 "party_seeds": "shared_for_comparison",

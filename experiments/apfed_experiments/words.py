@@ -17,12 +17,10 @@ _STEPS = ("B", "kB", "MB", "GB", "TB")
 
 
 def number(value: float, digits: int = 3) -> str:
-    """Return a figure with this many significant digits."""
     return epsilon(value) if math.isinf(value) else _SHORT.sub(r"e\1", f"{value:.{digits}g}")
 
 
 def count(value: int) -> str:
-    """Return a count with thin spaces between thousands."""
     return f"{value:,}".replace(",", "\u202f")
 
 
@@ -69,7 +67,6 @@ def model_epsilon(value: float) -> str:
 
 
 def plain(key: str) -> str:
-    """Return a key as words."""
     return key.replace("_", " ").replace("-", " ")
 
 

@@ -1,0 +1,164 @@
+"""How studies are written: a column says how a row is read and shown, and every form follows.
+
+A study makes rows of values by name; its columns say which of them people see and how, and under
+which names programs find them. Text, JSON, CSV and Markdown are made here alone. Nothing is written
+through a link: files are made beside their place and moved there.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, is_dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pandas as pd
+
+from apfed_experiments.summary import Gain, Interval, Row, holm
+from apfed_experiments.words import epsilon
+from secure_apfed.files import to_csv, to_json, write_atomically
+
+__all__ = [
+    "EPSILON", "P_HOLM", "Column", "Table", "adjust", "markdown", "plain", "table_of", "within",
+    "write_tables", "write_text",
+]  # fmt: skip
+
+Form: TypeAlias = Callable[[Any], str]
+"""How a value is written for people."""
+
+
+def within(form: str, *, scale: float = 1.0) -> Form:
+    """Of an interval or a number; `form` is that of one number, and a text stays as it is."""
+
+    def text(value: Interval | float | str) -> str:
+        if isinstance(value, Interval):
+            return value.text(scale=scale, form=form)
+        return value if isinstance(value, str) else f"{scale * value:{form}}"
+
+    return text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One column of a study's table.
+
+    Attributes:
+        name: under which a row holds its value; a row without it has no cell, and programs no key.
+        title: above it; None: people do not see it.
+        form: of a value that is not None; missing: what stands for None.
+        note: what stands behind it in brackets, of the row; empty: nothing.
+        keys: for programs: none, the name alone, or those of an interval's mean, low and high (or
+            of the parts of a tuple).
+        scale: of the numbers for programs.
+    """
+
+    name: str
+    title: str | None = None
+    form: Form = str
+    missing: str = ""
+    note: Callable[[Row], str] = lambda row: ""
+    keys: tuple[str, ...] | None = None
+    scale: float = 1.0
+
+    def cell(self, row: Row) -> str:
+        """What people see."""
+        value = row.get(self.name)
+        if value is None:
+            return self.missing
+        note = self.note(row)
+        return f"{self.form(value)} ({note})" if note else self.form(value)
+
+    def plain(self, row: Row) -> Row:
+        """What programs find."""
+        keys = (self.name,) if self.keys is None else self.keys
+        if self.name not in row or not keys:
+            return {}
+        value = row[self.name]
+        if len(keys) == 1:
+            return {keys[0]: self.scale * value if self.scale != 1.0 else plain(value)}
+        if value is None:
+            value = (math.nan,) * len(keys)
+        ends = value if isinstance(value, tuple) else astuple(value)
+        return {key: self.scale * end for key, end in zip(keys, ends, strict=True)}
+
+
+EPSILON = Column(name="epsilon", title="epsilon", form=epsilon)
+P_HOLM = Column(
+    name="p_holm",
+    title="p, Holm",
+    form=lambda p: "" if math.isnan(p) else "< 0.001" if p < 0.001 else f"{p:.2g}",
+)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under columns."""
+
+    columns: Sequence[Column]
+    rows: Sequence[Row]
+    title: str = ""
+
+    @property
+    def header(self) -> tuple[str, ...]:
+        return tuple(one.title for one in self.columns if one.title is not None)
+
+    @property
+    def cells(self) -> list[tuple[str, ...]]:
+        shown = [one for one in self.columns if one.title is not None]
+        return [tuple(one.cell(row) for one in shown) for row in self.rows]
+
+    def plain(self) -> list[Row]:
+        return [
+            {key: value for one in self.columns for key, value in one.plain(row).items()}
+            for row in self.rows
+        ]
+
+    def markdown(self) -> str:
+        return markdown(self.header, self.cells)
+
+    def csv(self) -> str:
+        return to_csv(pd.json_normalize(self.plain()))
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of these texts, each row as long as the header; it ends with a line break."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def table_of(rows: Sequence[Row]) -> Table:
+    """All that occurs in these rows, with three digits of each number."""
+
+    def text(value: object) -> str:
+        return within(".3g")(value) if isinstance(value, Interval | float) else str(value)
+
+    names = dict.fromkeys(name for row in rows for name in row)
+    return Table([Column(name=name, title=name, form=text) for name in names], rows)
+
+
+def plain(value: Any) -> Any:
+    """A value of a row for programs: what is a dataclass as a dictionary, unless it says how."""
+    if hasattr(value, "as_json"):
+        return value.as_json()
+    if isinstance(value, Mapping):
+        return {key: plain(one) for key, one in value.items()}
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+
+
+def adjust(rows: Sequence[Row], seeds: int) -> None:
+    """Note `p_holm` of every row: of its `gain`, adjusted for all that these rows compare."""
+    gains = [row.get("gain") for row in rows]
+    over = [gain.over_chosen if isinstance(gain, Gain) else gain for gain in gains]
+    for row, p in zip(rows, holm(over, seeds), strict=True):
+        row["p_holm"] = p
+
+
+def write_tables(base: Path, tables: Sequence[Table], **more: Any) -> None:
+    """Write all rows, beside `more`, to a JSON file of this name, and a Markdown file of tables."""
+    rows = [row for table in tables for row in table.plain()]
+    write_text(base.with_suffix(".json"), to_json({**more, "rows": rows}, indent=1))
+    page = "\n".join(f"{table.title}\n\n{table.markdown()}" for table in tables)
+    write_text(base.with_suffix(".md"), page)
+
+
+def write_text(path: Path, text: str) -> None:
+    write_atomically(path, text.encode())

@@ -1,0 +1,120 @@
+"""How every picture looks and is written: colours that keep their meaning, settings, margins."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Literal
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from apfed_experiments.summary import Interval
+from secure_apfed.files import write_atomically
+
+__all__ = [
+    "ATTACK", "COLOURS", "FAINT", "INK", "OTHER", "OURS", "STYLE", "Picture", "add_gain_axis",
+    "draw_line", "drawing", "inches_of", "set_margins",
+]  # fmt: skip
+
+OURS, OTHER, ATTACK, INK, FAINT = "#1f6fb4", "#8a8f98", "#c8501e", "#24292f", "#d8dce1"
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
+"""Okabe and Ito's (2008), which people with any colour vision can tell apart."""
+# matplotlib's stubs type the keys as one literal each.
+STYLE: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "axes.titlepad": 10,
+    "axes.titley": 1.0,  # where it belongs, which matplotlib else finds out by all that is drawn
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": OTHER,
+    "axes.labelcolor": INK,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": FAINT,
+    "grid.linewidth": 0.7,
+    "figure.facecolor": "white",
+    "savefig.dpi": 150,
+}
+_LETTER = 0.074
+"""Inches of a letter of this font and size, on average and a little more."""
+_BELOW, _BESIDE = 0.27, 0.5
+"""Inches from axes to their labels."""
+
+
+def inches_of(texts: Iterable[str]) -> float:
+    """About how wide the widest line of these texts is."""
+    return _LETTER * max((len(line) for text in texts for line in text.splitlines()), default=0)
+
+
+def set_margins(
+    figure: Figure, *, left: float, right: float, bottom: float, top: float, between: float = 0.0
+) -> None:
+    """Leave so many inches around the axes, and between columns; upright axes fill the rest.
+
+    matplotlib's own layouts, and its search for where labels go, measure every text and take most
+    of the time of a picture.
+    """
+    width, height = figure.get_size_inches()
+    columns = max(1, len({axes.get_position().x0 for axes in figure.axes}))
+    room = (width - left - right - (columns - 1) * between) / columns
+    figure.subplots_adjust(
+        left=left / width, right=1 - right / width, bottom=bottom / height, top=1 - top / height,
+        wspace=between / room,
+    )  # fmt: skip
+    for axes in figure.axes:
+        box = axes.get_position()
+        axes.xaxis.set_label_coords(0.5, -_BELOW / (box.height * height))
+        axes.yaxis.set_label_coords(-_BESIDE / (box.width * width), 0.5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A written picture: its file, and a sentence that says what it shows."""
+
+    path: Path
+    title: str
+    caption: str
+
+
+@contextmanager
+def drawing(
+    path: Path, size: tuple[float, float], *, layout: Literal["constrained"] | None = "constrained"
+) -> Iterator[Figure]:
+    """A figure, `size` in inches, that is written as a PNG when the block ends."""
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=size, layout=layout)
+        yield figure
+        pixels = BytesIO()
+        figure.savefig(pixels, format="png")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, pixels.getvalue())
+
+
+def draw_line(
+    axes: Axes, places: Sequence[float], intervals: Sequence[Interval], *, scale: float = 1.0,
+    **look: Any,
+) -> None:  # fmt: skip
+    """Means and their intervals, over these places."""
+    means = [scale * one.mean for one in intervals]
+    arms = np.reshape([one.arms(scale) for one in intervals], (-1, 2)).T
+    axes.errorbar(places, means, yerr=arms, capsize=2.5, **look)
+
+
+def add_gain_axis(axes: Axes, solo: float) -> None:
+    """On the right, what stands above the best solo model, in per cent: the gain of help."""
+    low, high = axes.get_ylim()
+    right = axes.twinx()
+    right.set_ylim(low - solo, high - solo)
+    right.set_ylabel("points over the best solo model")
+    right.grid(visible=False)

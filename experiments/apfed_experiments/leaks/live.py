@@ -1,0 +1,616 @@
+"""Attacks in live runs of APFed and in intersections, against each rule of the protocol.
+
+Letters: N people, M passives, D numbers of a representation.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache, partial
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from sklearn.cluster import KMeans
+from torch import Tensor
+
+from apfed_attacks.features.chosen_representations import ChosenRepresentations
+from apfed_attacks.features.contrastive_inversion import Question, explain_sums
+from apfed_attacks.features.decoder_extraction import DecoderExtraction
+from apfed_attacks.features.isolation import Isolation
+from apfed_attacks.interface import AttackResult
+from apfed_attacks.live.apfed import LiveRun
+from apfed_attacks.live.cohort_degradation import CohortDegradation
+from apfed_attacks.live.play import play_from
+from apfed_attacks.live.strategy import people_to_ask
+from apfed_attacks.live.stuffing import Tables, play_stuffing
+from apfed_attacks.live.unprotected import ALL_RULES, Rule
+from apfed_attacks.metrics import explained
+from apfed_attacks.people.id_stuffing import IdStuffing
+from apfed_attacks.reading import batches
+from apfed_attacks.recorded import reveal_features, truth_of, view_of
+from apfed_attacks.run import mount
+from apfed_attacks.view import Budget, Knowledge, Played
+from apfed_experiments.finished import read_finished_run
+from apfed_experiments.summary import Interval, Row
+from apfed_protocols.errors import RemoteProtocolError
+from secure_apfed.alignment.records import AlignmentHistory
+from secure_apfed.config import AttackChoice, Config
+from secure_apfed.data import VerticalData, load_data
+from secure_apfed.measures import ACCURACY
+from secure_apfed.runs.run import run
+from secure_apfed.secure_sums import sum_kind
+from secure_apfed.settings.alignment import AlignmentSettings
+from secure_apfed.settings.objective import ReconstructionSettings
+
+__all__ = [
+    "UNPROTECTED", "VICTIM", "Setting", "centred_cosine", "chosen", "cosine", "decoder",
+    "degradation", "features_of", "inversion", "isolation", "live_config", "noise", "open_run",
+    "open_sum", "protected", "stuffing", "sum_for",
+]  # fmt: skip
+
+# A seed of Fashion-MNIST takes longer than all of digits.
+_INVERSION_SEEDS = {"digits-in-6": range(3), "fashion_mnist-in-6": range(1)}
+_STEPS = 3
+_ITERATIONS = 300
+_NOISE_SEEDS = range(5)  # under noise
+_PASSIVES = 3
+_DECOYS = 0.52
+_STRENGTHS: tuple[Mapping[str, float] | None, ...] = (
+    None, {"sigma": 0.01}, {"sigma": 0.1}, {"epsilon": 8.0},
+)  # fmt: skip
+_DEGRADATION_SEEDS = range(5)
+_EPOCHS = 15
+_CLUSTERS = 8
+Role: TypeAlias = Literal["active", "passive"]
+_CASES = (
+    # limits, agreed size, minimum, intersections, runs with a peer, overstuffed
+    ("none", 10_000, 2, 1, None, False),
+    ("size", 550, 2, 1, None, False),
+    ("size, exceeded", 550, 2, 1, None, True),
+    ("size, repeated", 550, 2, 20, None, False),
+    ("size and 2 runs", 550, 2, 20, 2, False),
+    ("minimum above the overlap", 10_000, 550, 1, None, False),
+)
+_ENDS: tuple[tuple[Role, str], ...] = (
+    ("passive", "ecdh"), ("active", "ecdh"), ("active", "circuit"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One line of a table: what a function measures, for every seed.
+
+    Attributes:
+        columns: what is measured, as the table says it.
+        measure: the figures of a seed; a party's refusal is one.
+        seeds: one has no intervals, and its figures stay as they are.
+        ends: figures whose least and greatest stand in the line, too.
+    """
+
+    columns: Row
+    measure: Callable[[int], Row]
+    seeds: Sequence[int] = (0,)
+    ends: Collection[str] = ()
+
+    def line(self) -> Row:
+        """Measure: the mean of every number with its interval; texts are listed.
+
+        A seed that lacks a number (an attack that was refused) takes no part in its mean.
+        """
+        rows = [self._measured(seed) for seed in self.seeds]
+        if len(rows) == 1:
+            return {**self.columns, **rows[0]}
+        merged = dict(self.columns)
+        for name in dict.fromkeys(name for row in rows for name in row):
+            values = [row[name] for row in rows if row.get(name) is not None]
+            if any(isinstance(value, str) for value in values):
+                merged[name] = " / ".join(dict.fromkeys(map(str, values)))
+            elif values:
+                merged[name] = Interval.of([float(value) for value in values])
+            if name in self.ends:
+                merged |= {f"least {name}": min(values), f"greatest {name}": max(values)}
+        return merged
+
+    def _measured(self, seed: int) -> Row:
+        try:
+            return self.measure(seed)
+        except RemoteProtocolError as refusal:
+            return {"refused": str(refusal)}
+
+
+VICTIM = "passive-1"
+UNPROTECTED: frozenset[Rule] = frozenset()
+_HONEST_EPOCHS = 3
+_DATA: Mapping[str, Mapping[str, Any]] = {
+    "digits": {"dataset": "digits", "views": 4, "overlap": 1.0},
+    "digits-in-6": {"dataset": "digits", "views": 6, "active_view": 3, "overlap": 1.0},
+    "fashion_mnist-in-6": {
+        "dataset": "fashion_mnist", "views": 6, "active_view": 3, "overlap": 1.0, "limit": 2000,
+    },
+    "mnist-in-2": {"dataset": "mnist", "views": 2, "overlap": 1.0, "limit": 2000},
+    "breast_cancer": {"dataset": "breast_cancer", "overlap": 1.0},
+}  # fmt: skip
+
+
+def live_config(
+    data: str,
+    method: str,
+    *,
+    masks: str = "pairwise",
+    scheme: str = "plain",
+    clip: float | None = 1.0,
+    seed: int = 0,
+    noise: Mapping[str, float] | None = None,
+    **model: Any,
+) -> Config:
+    """A run of 20 epochs on one of the data sets here, with perceptrons.
+
+    `noise` is that of the passives under the sum, `model` what differs in the networks.
+    """
+    return Config.model_validate(
+        {
+            "name": f"leaks-{data}",
+            "seed": seed,
+            "party_seeds": "shared_for_comparison",
+            "method": method,
+            "data": _DATA[data],
+            "model": {
+                "network": "mlp", "hidden": [64], "representation": 32, "projection": 64,
+                "dropout": 0.2, **model,
+            },
+            "train": {
+                "epochs": 20, "batch_size": 64, "learning_rate": 0.1, "max_gradient_norm": 1.0,
+                "device": "cpu",
+            },
+            "alignment": {"protocol": "ecdh"},
+            "secure_sum": {
+                "scheme": scheme, "masks": masks, "clip": clip, "allow_single_passive": True,
+                "noise": noise,
+            },
+            "guard": {"mechanism": "none"},
+        }
+    )  # fmt: skip
+
+
+@cache
+def _data(name: str, passives: int, seed: int) -> VerticalData:
+    """The data set, with the first of its passives only."""
+    data = load_data(live_config(name, "apfed_c").data, seed=seed)
+    return replace(data, passives=data.passives[:passives])
+
+
+_ALIGNED: dict[tuple[str, int, int], Mapping[str, Tensor]] = {}
+
+
+def open_run(
+    config: Config,
+    passives: int,
+    rules: Collection[Rule] = ALL_RULES,
+    *,
+    kind: type[LiveRun] = LiveRun,
+) -> LiveRun:
+    """A session that has trained for some epochs; the same data is aligned once."""
+    of_data = config.name.removeprefix("leaks-"), passives, config.seed
+    known = _ALIGNED.get(of_data)
+    run = kind(config, _data(*of_data), rules=rules, alignment=known)
+    _ALIGNED[of_data] = run.alignment
+    run.train(_HONEST_EPOCHS)
+    return run
+
+
+def sum_for(
+    data: str, method: str, passives: int, rules: frozenset[Rule], **changes: Any
+) -> Config:
+    """Without rules a plain sum and no clip; with them a protected one."""
+    if rules != ALL_RULES:
+        return live_config(data, method, masks="none", clip=None, **changes)
+    return live_config(data, method, **protected(passives), **changes)
+
+
+def open_sum(
+    data: str, method: str, passives: int, rules: frozenset[Rule], **changes: Any
+) -> LiveRun:
+    return open_run(sum_for(data, method, passives, rules, **changes), passives, rules)
+
+
+def protected(passives: int) -> dict[str, Any]:
+    """Settings of a protected sum: one passive has nobody to share masks with."""
+    return {} if passives > 1 else {"scheme": "ckks", "masks": "none"}
+
+
+def cosine(found_ND: Tensor, truth_ND: Tensor) -> float:
+    return float(F.cosine_similarity(found_ND, truth_ND).mean())
+
+
+def centred_cosine(found_ND: Tensor, truth_ND: Tensor) -> float:
+    """Mean cosine of the rows after each column's mean is taken away."""
+    return cosine(found_ND - found_ND.mean(dim=0), truth_ND - truth_ND.mean(dim=0))
+
+
+def features_of(result: AttackResult) -> Row:
+    """The figures of an attack on features, or who refused."""
+    if not result.applicable or result.baseline is None:
+        return {"refused": result.reason}
+    return {
+        "best": result.variant,
+        "r2 of x": result.score["r2"],
+        "mse of x": result.score["mse"],
+        "baseline": result.baseline,
+        "its r2": result.baselines[result.baseline]["r2"],
+    }
+
+
+# A5 in live runs: an honest active inverts the sums of APFed-C, against the number of passives.
+
+
+def inversion() -> Iterator[Setting]:
+    """A5: z^p out of honest steps, and x^p from there."""
+    for (name, seeds), passives in product(_INVERSION_SEEDS.items(), (1, 2, 5)):
+        yield Setting(
+            columns={"data": name.removesuffix("-in-6"), "M": passives},
+            measure=partial(_measured, name, passives), seeds=seeds,
+        )  # fmt: skip
+
+
+def _measured(name: str, passives: int, seed: int) -> Row:
+    run = open_run(live_config(name, "apfed_c", seed=seed, **protected(passives)), passives)
+    found, naive, truth = _inverted(run)
+    choice = AttackChoice(name="contrastive_inversion", options={"iterations": 100})
+    mounted = mount(run.recording, [choice], seed=seed)
+    mean = truth.mean(dim=1)
+    return {
+        "r2 of z": _mean_of(explained, found, truth),
+        "cosine of z": _mean_of(cosine, found, truth),
+        "cosine, centred": _mean_of(centred_cosine, found, truth),
+        "cosine of -G": _mean_of(cosine, naive, truth),
+        "cosine of the mean": _mean_of(cosine, mean.mean(dim=0).expand_as(found), truth),
+        **features_of(next(one for one in mounted if one.victim == VICTIM)),
+    }
+
+
+def _mean_of(figure: Callable[[Any, Any], float | None], found: Tensor, truth: Tensor) -> float:
+    """Mean over the passives, whose representations are (N, M, D)."""
+    values = [figure(found.numpy(), one.numpy()) if figure is explained else figure(found, one)
+              for one in truth.unbind(dim=1)]  # fmt: skip
+    return sum(value or 0.0 for value in values) / len(values)
+
+
+def _inverted(run: LiveRun) -> tuple[Tensor, Tensor, Tensor]:
+    """Go on honestly for an epoch.
+
+    Returns:
+        Of its first steps: recovered z (N, D), -sum (N, D) and the truth (N, M, D).
+    """
+    held: dict[int, Tensor] = {}
+
+    def look(step: int, rows_B: Tensor) -> None:
+        if len(held) < _STEPS:
+            people = run.sent(rows_B)
+            held[step] = torch.stack(
+                [run.representations(name, people) for name in run.passives], dim=1
+            )
+
+    run.train(1, before=look)
+    view = view_of(run.recording, [run.data.active.name], knowledge=Knowledge(classes=10))
+    contributors = list(view.agreed.values())
+    found, naive, truth = [], [], []
+    for step, _, sent in batches(view, view.epochs[-1]):
+        if step in held:
+            question = Question.of(sent, view.opened[step])
+            found.append(explain_sums([question], contributors, _ITERATIONS))
+            naive.append(-question.sum)
+            truth.append(held[step])
+    return torch.cat(found), torch.cat(naive), torch.cat(truth)
+
+
+# A6 and A7 in live runs: an active that chooses what it sends, with rules, without, under noise.
+#
+# Under noise all rules hold; three passives of digits add discrete Gaussian noise to their
+# contributions. The active gets round the rule against near-constant batches with decoys, and asks
+# about everybody once, or as often as the contract's epochs allow and averages.
+
+
+def chosen() -> Iterator[Setting]:
+    """A6: directions that the active chose; what it reads of the sum of z, both centred."""
+    ways: tuple[tuple[str, frozenset[Rule], int, Row], ...] = (
+        # rules, people whose z is read, how rows differ
+        ("no rules", UNPROTECTED, 128, {}),
+        ("all rules", ALL_RULES, 30, {}),
+        ("all rules", ALL_RULES, 30, {"spread": 0.02}),
+        ("all rules", ALL_RULES, 30, {"spread": 0.06}),
+        ("all rules", ALL_RULES, 30, {"spread": 0.3}),
+        ("all rules", ALL_RULES, 30, {"decoys": 0.52}),
+    )
+    for data, passives in product(("digits-in-6", "fashion_mnist-in-6"), (1, 2, 5)):
+        for title, rules, people, options in ways:
+            columns = {"data": data.removesuffix("-in-6"), "M": passives, "rules": title}
+            opened = partial(open_sum, data, "apfed_c", passives, rules)
+            attack = ChosenRepresentations(people=people, **options)
+            measure = partial(_read_sum, opened, attack)
+            yield Setting(columns={**columns, **options}, measure=measure)
+
+
+def _read_sum(opened: Callable[..., LiveRun], attack: ChosenRepresentations, seed: int) -> Row:
+    """Largest error of a row and R^2 of the sum of the passives' z, both centred."""
+    live = opened(seed=seed)
+    everybody = torch.arange(len(live.alignment[live.data.active.name]))
+    truth = torch.stack([live.representations(name, everybody) for name in live.passives])
+    people, found = _read(live, attack)
+    total = truth[:, people].sum(dim=0)
+    found, total = found - found.mean(dim=0), total - total.mean(dim=0)
+    return {
+        "largest error": float((found - total).norm(dim=1).max()),
+        "r2": explained(found.numpy(), total.numpy()),
+    }
+
+
+def _read(live: LiveRun, attack: ChosenRepresentations) -> tuple[Tensor, Tensor]:
+    active = live.data.active.name
+    shadow = reveal_features(live.recording, VICTIM, 2, 0)
+    knowledge = Knowledge(classes=10, victim=VICTIM, shadow=shadow)
+    played = Played(attack.name, attack.play(live, knowledge, 0))
+    return attack.representations(
+        view_of(live.recording, [active], knowledge=knowledge, budget=Budget(iterations=500),
+                played=played)
+    )  # fmt: skip
+
+
+def decoder() -> Iterator[Setting]:
+    """A7: one point for all, against linear and other decoders."""
+    everything: tuple[tuple[str, frozenset[Rule], Row], ...] = (
+        ("no rules", UNPROTECTED, {}),
+        ("all rules", ALL_RULES, {}),
+        ("all rules", ALL_RULES, {"spread": 0.02}),
+        ("all rules", ALL_RULES, {"spread": 0.06}),
+        ("all rules", ALL_RULES, {"decoys": 0.52}),
+    )
+    cases = (
+        # data, passives, numbers of a representation, known pairs, ways
+        ("breast_cancer", 1, 64, 11, everything),
+        ("breast_cancer", 1, 64, 60, everything[2:]),
+        ("digits", 1, 64, 60, everything),
+        ("digits", 1, 64, 480, everything[:1]),
+        ("digits", 3, 64, 60, everything),
+        ("digits", 3, 16, 60, everything),
+    )
+    for name, passives, size, pairs, ways in cases:
+        for hidden, (title, rules, options) in product(([], [64]), ways):
+            opened = partial(
+                open_sum, name, "apfed_r", passives, rules, hidden=hidden, projection=size
+            )
+            attack = DecoderExtraction(people=pairs + 68, shadow_rows=pairs, **options)
+            columns = {
+                "data": name, "M": passives, "D": size,
+                "decoder": "one hidden layer" if hidden else "linear", "pairs": pairs,
+                "rules": title,
+            }  # fmt: skip
+            measure = partial(_read_features, opened, attack)
+            yield Setting(columns={**columns, **options}, measure=measure)
+
+
+def _read_features(opened: Callable[..., LiveRun], attack: DecoderExtraction, seed: int) -> Row:
+    """What it reads of the victim's features, beside the error that its known pairs leave.
+
+    Known pairs say nothing of what they do not vary in, as a pixel that is black in all of them:
+    "floor" is the mean squared distance of the others from the affine hull of the pairs.
+    """
+    live = opened(seed=seed)
+    shadow = reveal_features(live.recording, VICTIM, attack.shadow_rows, seed)
+    asked = people_to_ask(live, Knowledge(classes=10, shadow=shadow), attack.people)
+    result = play_from(live, attack, VICTIM, seed=seed)
+    row = features_of(result)
+    if not result.applicable:
+        return row
+    truth = truth_of(live.recording).features[VICTIM].flatten(1).double()
+    others = truth[asked[~torch.isin(asked, shadow.positions)]]
+    floor = _beyond(truth[shadow.positions], others)
+    return {**row, "floor": floor, "mse less floor": row["mse of x"] - floor}
+
+
+def _beyond(known_NF: Tensor, others_NF: Tensor) -> float:
+    """Mean squared distance, a number, of rows from the affine hull of the known ones."""
+    middle_F = known_NF.mean(dim=0)
+    _, sizes, axes = torch.linalg.svd(known_NF - middle_F, full_matrices=False)
+    inside = axes[sizes > 1e-9 * sizes[0]]
+    away_NF = others_NF - middle_F
+    return float((away_NF - away_NF @ inside.T @ inside).square().mean())
+
+
+def noise() -> Iterator[Setting]:
+    """What is read in one round of questions and in many; epsilon and accuracy of 20 epochs.
+
+    The noise is fresh in every run, so that the seeds differ in it, too; some runs are shaken
+    off their way by it, which the least and the greatest accuracy show.
+    """
+    for method, strength in product(("apfed_r", "apfed_c"), _STRENGTHS):
+        settings: Row = {
+            "method": method, "passives": _PASSIVES, "rules": ALL_RULES, "noise": strength,
+        }  # fmt: skip
+        objective = sum_for("digits", **settings).method.own_objective
+        decodes = isinstance(objective, ReconstructionSettings)
+        told = strength and " ".join(f"{name} {value:g}" for name, value in strength.items())
+        yield Setting(
+            columns={
+                "method": method, "noise": told or "none",
+                "reads": "x of one passive" if decodes else "sum of z",
+            },
+            measure=partial(_under_noise, _decoded if decodes else _summed, settings),
+            seeds=_NOISE_SEEDS, ends=("accuracy",),
+        )  # fmt: skip
+
+
+def _under_noise(
+    read: Callable[[Callable[..., LiveRun], int], Row], settings: Mapping[str, Any], seed: int
+) -> Row:
+    """What is read, and of an honest run the accuracy and what it costs each passive."""
+    found = read(partial(open_sum, **settings), seed)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "run"
+        run(sum_for("digits", seed=seed, **settings), path)
+        told = read_finished_run(path).outcome
+    spent = max((one.epsilon for one in told.contributions.values()), default=None)
+    return {**found, "epsilon": spent, "accuracy": told.accuracy[told.method]}
+
+
+def _decoded(opened: Callable[..., LiveRun], seed: int) -> Row:
+    row: Row = {}
+    for repeats in (1, 16):
+        attack = DecoderExtraction(people=128, shadow_rows=60, decoys=_DECOYS, repeats=repeats)
+        found = _read_features(partial(opened, "digits", hidden=[]), attack, seed)
+        row[f"r2, asked {repeats} times"] = found["r2 of x"]
+        row[f"mse, asked {repeats} times"] = found["mse of x"]
+        row["baseline r2"] = found["its r2"]
+    return row
+
+
+def _summed(opened: Callable[..., LiveRun], seed: int) -> Row:
+    row: Row = {}
+    for repeats in (1, 8):  # of two questions each
+        attack = ChosenRepresentations(people=30, decoys=_DECOYS, repeats=repeats)
+        found = _read_sum(partial(opened, "digits-in-6"), attack, seed)
+        row[f"r2, asked {2 * repeats} times"] = found["r2"]
+    return row
+
+
+# A8 in live runs: ways to one passive's part of the sum, against each rule of the protocol.
+
+
+def isolation() -> Iterator[Setting]:
+    """A8: ways to one passive's part, against each rule by itself and all of them."""
+    single = {
+        "weight": Rule.WEIGHT, "unequal": Rule.BINDING, "subset": Rule.PARTICIPANTS,
+    }  # fmt: skip
+    for method in ("apfed_c", "apfed_r"):
+        for way, rule in single.items():
+            yield _setting(method, "no rules", UNPROTECTED, way=way)
+            yield _setting(method, f"only {rule}", frozenset({rule}), way=way)
+            if way == "unequal":
+                yield _setting(method, "only norms", frozenset({Rule.NORMS}), way=way)
+                yield _setting(method, "only norms", frozenset({Rule.NORMS}), way=way, far=9e3)
+            yield _setting(method, f"all but {rule}", ALL_RULES - {rule}, way=way)
+            yield _setting(method, "all rules", ALL_RULES, way=way)
+        for colluding in (0, 1, 2):
+            yield _setting(method, "all rules", ALL_RULES, way="collusion", colluding=colluding)
+
+
+class _Remembering(LiveRun):
+    """Keeps the victim's real part of the first question."""
+
+    truth: Tensor | None = None
+
+    def ask(self, *args: Any, **options: Any) -> Tensor:
+        found = super().ask(*args, **options)
+        if self.truth is None:
+            self.truth = self.contributed(VICTIM).double()
+        return found
+
+
+def _setting(method: str, title: str, rules: frozenset[Rule], **options: Any) -> Setting:
+    masked = Rule.PARTICIPANTS in rules and Rule.BINDING in rules
+    config = live_config("digits", method, masks="pairwise" if masked else "none")
+    columns = {"method": method, "way": options["way"], "rules": title}
+    return Setting(
+        columns={**columns, "sum": sum_kind(config.secure_sum).name, **options},
+        measure=partial(_isolated, config, rules, Isolation(**options)),
+    )
+
+
+def _isolated(config: Config, rules: frozenset[Rule], attack: Isolation, seed: int) -> Row:
+    run = open_run(config, 3, rules, kind=_Remembering)
+    assert isinstance(run, _Remembering)
+    shadow = reveal_features(run.recording, VICTIM, attack.shadow_rows, seed)
+    knowledge = Knowledge(classes=10, victim=VICTIM, shadow=shadow)
+    found = attack.play(run, knowledge, seed)["isolated"]
+    assert run.truth is not None
+    return {
+        "relative error": float((found - run.truth).norm() / run.truth.norm()),
+        "cosine, centred": centred_cosine(found, run.truth),
+    }
+
+
+# A4 in live runs: a malicious passive spoils the model for a cohort; accuracy with and without.
+
+
+def degradation() -> Iterator[Setting]:
+    """The cohort is a cluster of the adversary's own features: people who look alike to it."""
+    for data in ("digits", "breast_cancer"):
+        for clip, strengths in ((1.0, (None, 1.0, 100.0)), (None, (None, 10.0))):
+            for strength in strengths:
+                adversary = "none" if strength is None else f"kappa {strength:g}"
+                yield Setting(
+                    columns={"data": data, "adversary": adversary, "clip": clip or "none"},
+                    measure=partial(_changed, data, clip, strength), seeds=_DEGRADATION_SEEDS,
+                )  # fmt: skip
+
+
+def _changed(data: str, clip: float | None, strength: float | None, seed: int) -> Row:
+    """Test accuracies, and how far each lies from that of the honest run."""
+    honest = _accuracies(data, clip, None, seed)
+    if strength is None:
+        return honest
+    spoilt = _accuracies(data, clip, strength, seed)
+    return spoilt | {f"{who}, change": spoilt[who] - honest[who] for who in spoilt}
+
+
+@lru_cache
+def _accuracies(data: str, clip: float | None, strength: float | None, seed: int) -> Row:
+    run = open_run(live_config(data, "apfed_c", masks="none", clip=clip, seed=seed), 3)
+    cohort = _cohort(run)
+    if strength is not None:
+        positions = cohort.nonzero().flatten()
+        run.hand_over(VICTIM, CohortDegradation(positions, strength=strength))
+    run.train(_EPOCHS)
+    aligned, test = run.alignment[run.data.active.name], run.data.test_rows
+    return {
+        who: ACCURACY.of(run.learner.trainer.scored(test[torch.isin(test, aligned[inside])]))
+        for who, inside in (("cohort", cohort), ("others", ~cohort))
+    }
+
+
+def _cohort(run: LiveRun) -> torch.Tensor:
+    """Which aligned people (A,) are in the cluster of the person whose features sum to least."""
+    table = next(one for one in run.data.passives if one.name == VICTIM)
+    own = table.features[run.alignment[VICTIM]].flatten(1)
+    order = own.sum(dim=1).argsort()
+    clusters = KMeans(_CLUSTERS, n_init=4, random_state=0).fit(own[order].numpy()).labels_
+    found = torch.empty(len(own), dtype=torch.bool)
+    found[order] = torch.from_numpy(clusters == clusters[0])
+    return found
+
+
+# A10: how many of its guesses a party tries and learns in intersections, by limit.
+
+
+def stuffing() -> Iterator[Setting]:
+    """500 customers each, 300 in common; 400 guesses, half of which the victim has."""
+    for (role, protocol), (limits, size, minimum, intersections, runs, over) in product(
+        _ENDS, _CASES
+    ):
+        attack = IdStuffing(candidates=400, intersections=intersections, overstuff=over)
+        settings = AlignmentSettings(protocol=protocol, maximum_ids=size, minimum_rows=minimum)
+        yield Setting(
+            columns={"adversary": role, "protocol": protocol, "limits": limits},
+            measure=partial(_stuffed, attack, settings, role, runs),
+        )
+
+
+def _stuffed(
+    attack: IdStuffing, settings: AlignmentSettings, role: Role, runs: int | None, seed: int
+) -> Row:
+    people = [f"person {number}" for number in range(2_000)]
+    tables = Tables(own=people[:500], victim=people[200:700], outsiders=people[700:])
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "alignments.jsonl"
+        history = AlignmentHistory(path, runs_with_a_peer=runs) if runs else None
+        result, stuffed = play_stuffing(
+            attack, tables, settings, role=role, history=history, seed=seed
+        )
+    return {
+        "guesses tried": len(stuffed.tried),
+        "learned to be the peer's": len(stuffed.found),
+        "auc": result.score.get("auc"),
+        "refused": "yes" if stuffed.refusal else "no",
+    }

@@ -1,0 +1,293 @@
+"""A finished run, read once from its folder: all that a report is made from."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scipy.special import ndtr, ndtri
+
+from apfed_experiments import words
+from apfed_experiments.finished import (
+    FILE,
+    FinishedRun,
+    Reconstruction,
+    read_examples,
+    read_finished_run,
+)
+from apfed_experiments.report.who_learns import Role, RunFacts
+from apfed_protocols.randomness import fresh_key
+from secure_apfed.exchange import Flow
+from secure_apfed.files import count_lines, read_json, read_json_lines
+from secure_apfed.intervals import estimates
+from secure_apfed.measures import MEASURES, CalibrationPoint, calibration_curve
+from secure_apfed.privacy import make_guard
+from secure_apfed.privacy.accountants import gdp_mu
+from secure_apfed.privacy.audit import Audit, audit_release
+from secure_apfed.runs.folder import RunFolder, read_scored
+from secure_apfed.runs.outcome import Epsilon, Written, scores_of
+from secure_apfed.secure_sums import sum_kind
+
+__all__ = [
+    "Audited", "EpochMetrics", "MeasuredModel", "ReportedRun", "audit_of", "measured_of",
+    "read_run",
+]  # fmt: skip
+
+_FALSE_ALARMS = 0.01
+# Reports are many, and each alarm is taken for a bug.
+_DOUBT = 1e-6
+# A minute; the first releases of many prove less, and nothing untrue.
+_MOST_RELEASES = 1000
+
+
+class EpochMetrics(Written):
+    epoch: int
+    step: int
+    loss: float | None = None
+    accuracy: Mapping[str, float] | None = None
+    measures: Mapping[str, Mapping[str, float]] | None = None
+    epsilon: Epsilon = math.inf
+    wire_bytes: int = 0
+    seconds: float = 0.0
+
+    def scores(self, measure: str) -> dict[str, float]:
+        """One measure by inference variant; empty where the epoch was not evaluated."""
+        return scores_of(measure, self.accuracy or {}, self.measures or {})
+
+
+class _Participant(Written):
+    name: str
+    role: Role
+
+
+class _Document(Written):
+    participants: tuple[_Participant, ...]
+
+
+class _Contract(Written):
+    document: _Document
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportedRun(FinishedRun):
+    """One finished run, with all that a report is made from.
+
+    Attributes:
+        path: its folder.
+        epochs, flows: what was measured and sent.
+        contract_sha256: hash of what the parties agreed on; roles: of its participants, the
+            active first.
+        seeds, versions: for repeating the run.
+        charges: by party that released anything, how often its ledger was charged.
+        examples: what attacks rebuilt, by `key_of` of their result; None: it is not to be shown.
+        rebuilt: whether there is any.
+    """
+
+    path: Path
+    epochs: tuple[EpochMetrics, ...]
+    flows: tuple[Flow, ...]
+    contract_sha256: str
+    roles: Mapping[str, Role]
+    seeds: Mapping[str, Any]
+    versions: Mapping[str, Any]
+    charges: Mapping[str, int]
+    examples: Mapping[str, Reconstruction] | None
+    rebuilt: bool
+
+    @property
+    def facts(self) -> RunFacts:
+        """What decides who can read what."""
+        config = self.config
+        return RunFacts(
+            happens=config.method.happens,
+            secure_sum=sum_kind(config.secure_sum).name,
+            passives=sum(role == Role.PASSIVE for role in self.roles.values()),
+            guarded=config.guard.mechanism != "none",
+            pairwise=config.alignment.mode == "pairwise",
+            label_dp=config.labels.mechanism != "none",
+            private=config.dp_sgd is not None,
+            noisy=config.method.noise(config) is not None,
+            inductive=config.method.inductive,
+            labelled_passives=bool(config.data.labels_at),
+            defended=bool(config.defences),
+            apart=self.outcome.apart,
+            shared_seeds=config.party_seeds == "shared_for_comparison",
+        )
+
+    @property
+    def helped(self) -> bool:
+        return "passives take part" in self.config.method.happens
+
+    def title_of(self, variant: str) -> str:
+        """The name for people of a way to predict, as `outcome.accuracy` names it."""
+        title, suffix = (
+            self.config.method.title,
+            variant.removeprefix(f"{self.config.method.name}_"),
+        )
+        if variant == self.config.method.name:
+            return title
+        return variant if suffix == variant else f"{title.partition(',')[0]}-{suffix.upper()}"
+
+
+def read_run(path: Path, *, examples: bool = False) -> ReportedRun:
+    """Read a run folder; of what attacks rebuilt that there is some, or with `examples` itself.
+
+    Raises:
+        CheckpointError: a file is missing or not as this version writes it, or the run has not
+            finished.
+    """
+    finished, files = read_finished_run(path), RunFolder(path)
+    files.check(
+        files.contract, files.metrics, files.flows, files.seeds, files.versions, *files.logs()
+    )
+    contract = read_json(files.contract, _Contract)
+    by_role = sorted(contract.document.participants, key=lambda party: list(Role).index(party.role))
+    return ReportedRun(
+        **vars(finished),
+        path=path,
+        epochs=read_json_lines(files.metrics, EpochMetrics),
+        flows=read_json(files.flows, tuple[Flow, ...]),
+        contract_sha256=contract.sha256,
+        roles={party.name: party.role for party in by_role},
+        seeds=read_json(files.seeds, dict[str, Any]),
+        versions=read_json(files.versions, dict[str, Any]),
+        # The first line of a ledger says what it is.
+        charges={
+            ledger.stem.removeprefix("ledger-"): count_lines(ledger) - 1
+            for ledger in files.logs()
+            if ledger.name.startswith("ledger-")
+        },
+        examples=read_examples(path) if examples else None,
+        rebuilt=(path / FILE).is_file(),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredModel:
+    """One way to predict, measured.
+
+    Attributes:
+        title: of it; rows: how many were tested.
+        lines: measure, value, ends of the interval, and whether higher or lower is better.
+        calibration: shares foretold and observed, by range of scores; none of what is not
+            probabilities.
+        finite: whether the model says a finite number of every row.
+        binary: whether these are of the second of two classes.
+        ranked: whether KS is among the measures.
+        threshold: that it decides at; None: it takes the likeliest class.
+    """
+
+    title: str
+    rows: int
+    lines: tuple[tuple[str, str, str, str], ...]
+    calibration: tuple[CalibrationPoint, ...]
+    finite: bool
+    binary: bool
+    ranked: bool
+    threshold: float | None
+
+
+def measured_of(run: ReportedRun) -> MeasuredModel | None:
+    """Measure the variant that the run reports first; None where no scores were kept.
+
+    Raises:
+        CheckpointError: the scores are not as the run left them.
+    """
+    variant, threshold = next(iter(run.outcome.accuracy)), run.outcome.threshold
+    scored = read_scored(RunFolder(run.path), variant, threshold=threshold)
+    if scored is None or not len(scored.truth):
+        return None
+    found = estimates(scored)
+    return MeasuredModel(
+        title=run.title_of(variant),
+        rows=len(scored.truth),
+        lines=tuple(
+            (
+                MEASURES[name].title,
+                MEASURES[name].text(one.value),
+                "-" if math.isnan(one.low)
+                else f"{MEASURES[name].text(one.low)} to {MEASURES[name].text(one.high)}",
+                "higher" if MEASURES[name].higher_is_better else "lower",
+            )
+            for name, one in found.items()
+        ),
+        calibration=calibration_curve(scored) if scored.classes else (),
+        finite=scored.finite,
+        binary=scored.classes == 2,
+        ranked="ks" in found,
+        threshold=scored.threshold,
+    )  # fmt: skip
+
+
+# How an audit of a run's guard, and the best possible test, compare with what it claims.
+#
+# Run by: whoever makes the report. The audit plants canaries in a guard with the run's settings and
+# a key of its own, since the run's is gone; it shows whether the code keeps the claim. A bound
+# below the claim proves nothing.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audited:
+    """What was claimed, what the audit proved, and how far any attack on one row can get.
+
+    Attributes:
+        claimed: epsilon_x; audit: the bounds below it.
+        releases: of each canary, as many as of a row or fewer.
+        ceiling_auc, ceiling_tpr: of the best test between two values of a row, at mu-GDP
+            (Dong, Roth and Su 2022, Section 2.2); the rate at 1 % false alarms.
+    """
+
+    claimed: float
+    audit: Audit
+    releases: int
+    ceiling_auc: float
+    ceiling_tpr: float
+
+    @property
+    def contradicted(self) -> bool:
+        """Whether the audit proves the claim wrong, at its confidence."""
+        return self.audit.contradicts(self.claimed)
+
+    def rows(self) -> tuple[tuple[str, str], ...]:
+        audit = self.audit
+        found = max(audit.epsilon_dp, audit.epsilon_gdp, audit.epsilon_rows)
+        verdict = "CONTRADICTS the claim" if self.contradicted else "below the claim"
+        planted = f"{words.count(audit.canaries)} canaries, each released {self.releases} times"
+        proved = f"epsilon at least {words.number(found)}, wrong once in a million: {verdict}"
+        tells = f"AUC {self.ceiling_auc:.3f}, {words.percent(self.ceiling_tpr)} found"
+        return (
+            (f"audit of the guard, {planted}", proved),
+            (
+                "ceiling of any attack that tells two values of one row apart",
+                f"{tells} at {words.percent(_FALSE_ALARMS)} false alarms",
+            ),
+        )
+
+
+def audit_of(run: ReportedRun) -> Audited | None:
+    """Audit the run's guard; None where no guard released anything, or nothing is claimed."""
+    settings, privacy = run.config.guard, run.outcome.privacy
+    if settings.mechanism == "none" or not privacy.releases or not privacy.delta:
+        return None
+    if not 0 < privacy.epsilon_x < math.inf:
+        return None
+    # A frozen row counts once however often it is sent; the audit sends it as often.
+    sent = privacy.releases if settings.mechanism == "gaussian" else run.config.train.epochs
+    sent = min(sent, _MOST_RELEASES)
+    guard = make_guard(
+        settings, delta=run.config.delta, releases=run.config.train.epochs, key=fresh_key()
+    )
+    audit = audit_release(
+        lambda h_BD, step, rows: guard.release(h_BD, step=step, rows=rows),
+        releases=sent, delta=privacy.delta, seed=run.config.seed, confidence=1 - _DOUBT,
+    )  # fmt: skip
+    mu = gdp_mu(privacy.epsilon_x, privacy.delta)
+    return Audited(
+        claimed=privacy.epsilon_x,
+        audit=audit,
+        releases=sent,
+        ceiling_auc=float(ndtr(mu / 2**0.5)),
+        ceiling_tpr=float(ndtr(ndtri(_FALSE_ALARMS) + mu)),
+    )

@@ -1,0 +1,620 @@
+"""Trade-off studies: accuracy against leakage over defences and their strengths.
+
+One YAML file describes a study; `run_tradeoff` runs its trials, resumes a stopped one, and writes
+a leaderboard (CSV, Markdown), pictures and one self-contained page.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from itertools import cycle
+from pathlib import Path
+from typing import Any, Literal, Self, TypeAlias
+
+from adjustText import adjust_text
+from joblib import Parallel, delayed, parallel_config
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
+from matplotlib.text import Text
+from pydantic import Field, field_validator, model_validator
+
+from apfed_attacks.run import expand
+from apfed_experiments.columns import P_HOLM, Column, Table, adjust, within, write_text
+from apfed_experiments.drawing import ATTACK, COLOURS, OTHER, Picture, drawing
+from apfed_experiments.report import write_report
+from apfed_experiments.report.page import write_page
+from apfed_experiments.study import Failure, OnDone, Point, Results, Study
+from apfed_experiments.summary import Interval, Leakage, Row, Summary
+from apfed_experiments.words import epsilon, number
+from secure_apfed.config import Config
+from secure_apfed.config.file import (
+    dump_config,
+    dump_settings,
+    load_config_text,
+    load_settings_text,
+    read_text,
+)
+from secure_apfed.config.plain_yaml import yaml_value
+from secure_apfed.errors import ApfedError, CheckpointError, ConfigError
+from secure_apfed.files import make_private, to_json
+from secure_apfed.measures import ACCURACY
+from secure_apfed.names import RunName
+from secure_apfed.settings import Settings
+
+__all__ = [
+    "BETA", "READING", "Board", "Defence", "DefencePoint", "TradeOff", "TradeOffError", "dcs",
+    "draw", "load_tradeoff", "on_the_front", "points_of", "row_of", "run_tradeoff", "tradeoff_of",
+]  # fmt: skip
+
+Reference: TypeAlias = Literal["single_view", "centralised", "tvfl"]
+BETA = 0.5
+"""Weight of accuracy against leakage in DCS."""
+_DASHES = ((0, (1, 2)), (0, (6, 2)), (0, (6, 2, 1, 2)))
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_WIDTH_INCHES, _PLOT_INCHES, _LINE_INCHES = 8.0, 4.6, 0.2
+READING = (
+    "Each point is one defence at one strength: mean and 95 % interval over the seeds (corrected "
+    "resampled t). "
+    "Up is accurate, left is private. Advantage: an attack by one adversary minus its best "
+    "baseline with the same knowledge, those that gain most by their mean over the seeds, which is "
+    "a little optimistic for the attack. One whose interval holds 0 means that these attacks found "
+    "nothing, not that there is nothing; where nothing leaks it is as often below 0 as above. The "
+    "legend says (ε_x, ε_y, T): of one row's T releases with the encoder held fixed, and of "
+    "labels; where nobody sends representations, ε_x is of all that a person adds to votes or sums "
+    "of one passive. Lines: the active alone is the floor; one table of all features, which nobody "
+    "holds, is what the same network reaches with them; TVFL needs all parties to predict. DCS is "
+    "defined in docs/trade-off.md."
+)
+_REFERENCES: Mapping[Reference, tuple[str, Mapping[str, Any], bool]] = {
+    # Label; what changes in the undefended run; whether one table has all features.
+    "single_view": ("SingleVL (the active alone)", {"method": "single_view"}, False),
+    "centralised": (
+        "centralised (one table of all features)",
+        # It has everybody's features of all the active's people.
+        {"method": "single_view", "data.overlap": 1.0},
+        True,
+    ),
+    "tvfl": ("TVFL (all parties predict)", {"method": "tvfl"}, False),
+}
+
+
+class Defence(Settings):
+    """One defence, at one or several strengths.
+
+    Attributes:
+        name: for people; unique in the study.
+        set: settings of the run by dotted path, as in {guard: {mechanism: none}}.
+        knob: dotted path of the setting that is the strength; null: there is one strength.
+        values: of the knob, in the order of the curve.
+        undefended: what the others are compared with; exactly one defence of a study is.
+    """
+
+    name: str = Field(min_length=1, max_length=40)
+    set: dict[str, Any] = {}
+    knob: str | None = None
+    values: tuple[Any, ...] = ()
+    undefended: bool = False
+
+    @model_validator(mode="after")
+    def _knob_has_values(self) -> Self:
+        if (self.knob is None) != (not self.values):
+            raise ValueError(
+                f"defence {self.name!r}: knob and values go together; give both, or neither for a "
+                "defence of one strength"
+            )
+        return self
+
+
+class TradeOff(Settings):
+    """A trade-off study.
+
+    Attributes:
+        name: of the study, and of its folder.
+        base: the run that defences change: a file beside the study's, or the name of one that
+            ships with `experiments`.
+        set: settings that every run of the study changes in the base, by dotted path.
+        seeds: runs of each point, with seeds 0, 1, ...
+        references: what bounds the comparison, drawn as lines: the active alone, one table of
+            all features (both trained as SingleVL), TVFL with all parties predicting.
+        defences: what is compared.
+    """
+
+    name: RunName = Field(max_length=64)
+    base: str
+    set: dict[str, Any] = {}
+    seeds: int = Field(5, ge=1)
+    references: tuple[Reference, ...] = tuple(_REFERENCES)
+    defences: tuple[Defence, ...] = Field(min_length=1)
+
+    @field_validator("defences")
+    @classmethod
+    def _defences_fit(cls, defences: tuple[Defence, ...]) -> tuple[Defence, ...]:
+        names = [defence.name for defence in defences]
+        if len(set(names)) != len(names):
+            raise ValueError(f"defences are all different, got {', '.join(names)}")
+        undefended = [defence.name for defence in defences if defence.undefended]
+        if len(undefended) != 1:
+            raise ValueError(
+                f"exactly one defence says undefended: true, got {', '.join(undefended) or 'none'}"
+            )
+        return defences
+
+
+@dataclass(frozen=True, kw_only=True)
+class DefencePoint(Point):
+    """One defence at one strength.
+
+    Attributes:
+        strength: the knob's value in words; empty without a knob.
+        reference: drawn as a line, takes no part in the comparison.
+    """
+
+    defence: str
+    strength: str = ""
+    undefended: bool = False
+    reference: bool = False
+
+    @property
+    def label(self) -> str:
+        return f"{self.defence}, {self.strength}" if self.strength else self.defence
+
+
+def load_tradeoff(path: Path) -> TradeOff:
+    """Read a study; its base becomes the text of the YAML that it names.
+
+    Raises:
+        ConfigError: a file that cannot be read, or a setting that is wrong.
+    """
+    study = load_settings_text(TradeOff, read_text(path), source=str(path))
+    beside = path.parent / study.base
+    shipped = files("apfed_experiments") / "configs" / study.base
+    if not beside.is_file() and not shipped.is_file():
+        raise ConfigError(
+            f"{path}: base: there is no {study.base!r} beside the study or among the configs that "
+            "ship with this package"
+        )
+    text = read_text(beside) if beside.is_file() else shipped.read_text(encoding="utf-8")
+    return study.model_copy(update={"base": text})
+
+
+def tradeoff_of(config: Config) -> TradeOff:
+    """Return the study that a run's settings ask for, of that run.
+
+    Raises:
+        ConfigError: a setting that is wrong, or a name or a base, which are the run's.
+    """
+    if own := {"name", "base"} & set(config.tradeoff):
+        raise ConfigError(f"tradeoff.{min(own)}: the study of a run has the run's; leave it out")
+    base = dump_config(config.model_copy(update={"tradeoff": {}}))
+    study = {"name": f"{config.name}-tradeoff"[:64], "base": "", **config.tradeoff}
+    read = load_settings_text(TradeOff, json.dumps(study), source="tradeoff")
+    return read.model_copy(update={"base": base})
+
+
+def points_of(tradeoff: TradeOff, folder: Path) -> list[DefencePoint]:
+    """Return every point, references first; all configs and attacks are checked here.
+
+    Raises:
+        ConfigError: a change that no run accepts, an unknown attack, or two points alike.
+    """
+    every = list(_points(tradeoff, folder))
+    past: dict[str, str] = {}
+    for point in every:
+        if point.name in past:
+            raise ConfigError(
+                f"study {tradeoff.name}: {past[point.name]!r} and {point.label!r} would share the "
+                f"folder {point.trial(0).name}; give each strength once, and defences names that "
+                "differ in their letters"
+            )
+        past[point.name] = point.label
+        try:
+            expand(point.config.attacks)
+        except ConfigError as error:
+            raise ConfigError(f"study {tradeoff.name}, {point.label}: {error}") from None
+    return every
+
+
+def _points(tradeoff: TradeOff, folder: Path) -> Iterator[DefencePoint]:
+    undefended = next(defence for defence in tradeoff.defences if defence.undefended)
+    for key in dict.fromkeys(tradeoff.references):
+        label, changes, centralised = _REFERENCES[key]
+        config = _config(tradeoff, label, {**undefended.set, **changes, "attacks": []})
+        yield DefencePoint(
+            config=config, folder=folder, centralised=centralised, defence=label, reference=True
+        )
+    for defence in tradeoff.defences:
+        for value in defence.values or (None,):
+            changes = dict(defence.set) | ({} if defence.knob is None else {defence.knob: value})
+            strength = "" if value is None else f"{(defence.knob or '').rpartition('.')[2]} {value}"
+            config = _config(tradeoff, f"{defence.name} {strength}".strip(), changes)
+            yield DefencePoint(
+                config=config, folder=folder, defence=defence.name, strength=strength,
+                undefended=defence.undefended,
+            )  # fmt: skip
+
+
+def _config(tradeoff: TradeOff, label: str, changes: Mapping[str, Any]) -> Config:
+    file_name = "".join(
+        letter if letter.isascii() and letter.isalnum() else "-" for letter in label.lower()
+    )
+    name = f"{tradeoff.name}-{file_name}"
+    # The longest name of a run of this point, so that it is checked here.
+    settings = {**tradeoff.set, **changes, "name": f"{name}-seed{tradeoff.seeds - 1}"}
+    overrides = [f"{path}={json.dumps(value)}" for path, value in settings.items()]
+    try:
+        config = load_config_text(tradeoff.base, source="base", overrides=overrides)
+    except ConfigError as error:
+        # The settings are of the study, not of a command line.
+        message = str(error).replace("--set: ", "")
+        raise ConfigError(f"study {tradeoff.name}, {label}: {message}") from None
+    if config.measure != ACCURACY.name:
+        raise ConfigError(
+            f"study {tradeoff.name}, {label}: measure: a trade-off is of accuracy, got "
+            f"{config.measure}; leave it out"
+        )
+    return config.model_copy(update={"name": name})
+
+
+def dcs(*, attack: float, ideal: float, accuracy: float, undefended: float) -> float:
+    """Defence capability score, one-sided: 1 / (1 + sqrt((1 - b) dAP^2 + b dMP^2)), b = BETA.
+
+    Args:
+        attack: the attack's score under this defence, AP; negative ones (R^2) count as 0.
+        ideal: the score AP* that a perfect defence would leave: 0 in VFLAIR's code
+            (`dcs_vflair`), the best same-knowledge baseline in ours (`dcs_baseline`).
+        accuracy: of the task, MP.
+        undefended: the same without a defence, MP*.
+
+    Only a leak above the ideal and a loss of accuracy count (Zou et al., 2023, VFLAIR).
+    """
+    leak = max(0.0, max(attack, 0.0) - max(ideal, 0.0))
+    loss = max(0.0, undefended - accuracy)
+    return 1 / (1 + math.sqrt((1 - BETA) * leak**2 + BETA * loss**2))
+
+
+def row_of(point: DefencePoint, summary: Summary, undefended: Interval) -> Row:
+    """One point; DCS is of the target on which it does worst, None where no attack applies."""
+    scores: dict[str, float | None] = {"dcs_vflair": None, "dcs_baseline": None}
+    if summary.leakage and not point.reference:
+        for name in scores:
+            scores[name] = min(
+                dcs(
+                    attack=leak.score, ideal=0.0 if name == "dcs_vflair" else leak.baseline,
+                    accuracy=summary.accuracy.mean, undefended=undefended.mean,
+                )
+                for leak in summary.leakage.values()
+            )  # fmt: skip
+    return {
+        "defence": point.defence, "strength": point.strength, "undefended": point.undefended,
+        "reference": point.reference, "seeds": summary.seeds, "accuracy": summary.accuracy,
+        "gain": summary.gain, "p_holm": math.nan, "epsilon_x": summary.epsilon_x,
+        "epsilon_y": summary.epsilon_y, "epsilon_passives": summary.epsilon_passives,
+        "releases": summary.releases, "leakage": dict(summary.leakage), **scores,
+        "label": point.label, "epsilon": summary.epsilon_of(point.config.method), "point": point,
+    }  # fmt: skip
+
+
+def on_the_front(rows: Iterable[Row], target: str) -> list[Row]:
+    """Return the points that no other beats in both accuracy and advantage, least leaking first."""
+    shown = [row for row in rows if target in row["leakage"] and not row["reference"]]
+    shown.sort(key=lambda row: (row["leakage"][target].advantage.mean, -row["accuracy"].mean))
+    front: list[Row] = []
+    for row in shown:
+        if not front or row["accuracy"].mean > front[-1]["accuracy"].mean:
+            front.append(row)
+    return front
+
+
+_STORED = tuple(
+    Column(name=name)
+    for name in (
+        "defence", "strength", "undefended", "reference", "seeds", "accuracy", "gain", "p_holm",
+        "epsilon_x", "epsilon_y", "epsilon_passives", "releases", "leakage", "dcs_vflair",
+        "dcs_baseline",
+    )
+)  # fmt: skip
+
+
+def _shown(name: str, title: str, form: Callable[[Any], str]) -> Column:
+    return Column(name=name, title=title, form=form, missing="-", keys=())
+
+
+def _leak(target: str, title: str, form: Callable[[Leakage], str], missing: str) -> Column:
+    return _shown(
+        "leakage", title, lambda leaks: form(leaks[target]) if target in leaks else missing
+    )
+
+
+_DEFENCE = _shown("label", "defence", str)
+_SPENT = _shown("epsilon", "ε_x", epsilon)
+_RELEASES = _shown("releases", "T", str)
+_DCS = _shown("dcs_baseline", "dcs_baseline", within(".3f"))
+
+
+@dataclass(frozen=True)
+class Board:
+    """All points of a finished study, references first, the others by `dcs_baseline`.
+
+    Attributes:
+        failures: trials that ended with an error; their points are left out.
+    """
+
+    rows: Sequence[Row]
+    failures: tuple[Failure, ...] = ()
+
+    @classmethod
+    def of(cls, points: Sequence[DefencePoint], results: Results) -> "Board":
+        """Average over the seeds, compare with the undefended point, and rank."""
+        failed = {failure.point for failure in results.failures}
+        whole = [
+            (point, Summary.of(results.of(point))) for point in points if point.name not in failed
+        ]
+        undefended = next(summary.accuracy for point, summary in whole if point.undefended)
+        rows = [row_of(point, summary, undefended) for point, summary in whole]
+        adjust(rows, whole[0][1].seeds)
+        rows.sort(key=lambda row: (not row["reference"], -(row["dcs_baseline"] or 0.0)))
+        return cls(rows, results.failures)
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(t for row in self.rows for t in sorted(row["leakage"])))
+
+    @property
+    def table(self) -> Table:
+        leaks = [
+            _leak(target, f"advantage on {target}",
+                  lambda leak: f"{leak.advantage.text(form='.3f')} {leak.name}", "not applicable")
+            for target in self.targets
+        ]  # fmt: skip
+        gain = within("+.1f", scale=100)
+        shown = (
+            _DEFENCE,
+            _shown("accuracy", "accuracy %", within(".1f", scale=100)),
+            _shown("gain", "gain, points", lambda one: gain(one.over_chosen)),
+            replace(P_HOLM, keys=()),
+            *leaks,
+            _SPENT,
+            _shown("epsilon_y", "ε_y", epsilon),
+            _RELEASES,
+            _DCS,
+            _shown("dcs_vflair", "dcs_vflair", within(".3f")),
+        )
+        return Table((*_STORED, *shown), self.rows)
+
+    @property
+    def summary(self) -> Table:
+        """Means, narrow enough for a terminal."""
+        leaks = (
+            _leak(target, target, lambda leak: f"{leak.advantage.mean:+.3f}", "-")
+            for target in self.targets
+        )
+        accuracy = _shown("accuracy", "accuracy %", lambda one: f"{100 * one.mean:.1f}")
+        return Table((_DEFENCE, accuracy, *leaks, _SPENT, _RELEASES, _DCS), self.rows)
+
+    def as_markdown(self) -> str:
+        failed = "".join(f"- {failure.trial}: {failure.message}\n" for failure in self.failures)
+        table = self.table.markdown()
+        return f"{table}\nFailed, and their points left out:\n\n{failed}" if failed else table
+
+
+def _write_picture(board: Board, target: str, folder: Path) -> Picture:
+    path = folder / f"pareto-{target}.png"
+    with drawing(path, (_WIDTH_INCHES, _PLOT_INCHES)) as figure:
+        draw(figure, board, target)
+    return Picture(
+        path=path,
+        title=f"Accuracy against leakage of {target}",
+        caption=f"Leakage of {target}: means with 95 % intervals. The thin line joins "
+        "the points that no other beats in both. Grey lines: accuracy of the active alone, of one "
+        "table of all features, and of TVFL. Dotted: the best solo model, below which nothing "
+        "helped.",
+    )
+
+
+def draw(figure: Figure, board: Board, target: str) -> list[Text]:
+    """Draw the picture; return the points' numbers in it, which do not overlap."""
+    references = [row for row in board.rows if row["reference"]]
+    shown = [row for row in board.rows if target in row["leakage"] and not row["reference"]]
+    # The legend has two columns; one line of it is for the front.
+    lines = math.ceil((len(shown) + len(references) + 2) / 2)
+    figure.set_size_inches(_WIDTH_INCHES, _PLOT_INCHES + _LINE_INCHES * lines)
+    axes = figure.subplots()
+    numbers = _draw_points(axes, shown, target)
+    _draw_front(axes, on_the_front(shown, target), target)
+    _draw_references(axes, references)
+    _draw_alone(axes, shown)
+    metric = next(iter(shown))["leakage"][target].metric.replace("_", " ")
+    axes.axvline(0, color=OTHER, linewidth=1)
+    axes.set(
+        title=f"Accuracy against leakage of {target}",
+        xlabel=f"worst attack's advantage, {metric} over its baseline",
+        ylabel="test accuracy, per cent",
+    )
+    figure.legend(
+        loc="outside lower center", ncols=2, frameon=False, fontsize=8.5, labelspacing=0.7
+    )
+    figure.draw_without_rendering()
+    adjust_text(
+        numbers, ax=axes, expand=(2.4, 1.9), iter_lim=500,
+        arrowprops={"arrowstyle": "-", "color": OTHER, "lw": 0.6},
+    )  # fmt: skip
+    return numbers
+
+
+def _draw_points(axes: Axes, shown: Sequence[Row], target: str) -> list[Text]:
+    """One colour and marker a defence; returns the points' numbers, which may still overlap."""
+    defences = dict.fromkeys(row["defence"] for row in shown)
+    styles = dict(zip(defences, cycle(zip(COLOURS, _MARKERS, strict=True)), strict=False))
+    numbers: list[Text] = []
+    for count, row in enumerate(shown, start=1):
+        colour, marker = styles[row["defence"]]
+        leak, accuracy = row["leakage"][target].advantage, row["accuracy"]
+        epsilons = f"{number(row['epsilon'])}, {number(row['epsilon_y'])}, {row['releases']}"
+        axes.errorbar(
+            leak.mean, 100 * accuracy.mean, xerr=leak.arms(), yerr=accuracy.arms(100),
+            fmt=marker, color=colour, markersize=7, elinewidth=1, capsize=2,
+            label=f"{count}  {row['label']} ({epsilons})",
+        )  # fmt: skip
+        numbers.append(
+            axes.text(
+                leak.mean, 100 * accuracy.mean, str(count), fontsize=9, weight="bold",
+                color=colour, path_effects=[withStroke(linewidth=2.5, foreground="white")],
+            )
+        )  # fmt: skip
+    return numbers
+
+
+def _draw_front(axes: Axes, front: Sequence[Row], target: str) -> None:
+    if len(front) < 2:
+        return
+    axes.plot(
+        [row["leakage"][target].advantage.mean for row in front],
+        [100 * row["accuracy"].mean for row in front],
+        color=ATTACK, linewidth=1, alpha=0.6, zorder=1, label="Pareto front",
+    )  # fmt: skip
+
+
+def _draw_alone(axes: Axes, shown: Sequence[Row]) -> None:
+    """The best that the active does without anybody: what lies below it was no help."""
+    gain = shown[0]["gain"] if shown else None
+    if gain is None:
+        return
+    axes.axhline(
+        100 * gain.solo, color=COLOURS[0], linewidth=1.3, linestyle=":",
+        label=f"best solo model ({gain.baseline})",
+    )  # fmt: skip
+
+
+def _draw_references(axes: Axes, references: Sequence[Row]) -> None:
+    """Lines within the points' range; one far above or below would flatten the picture."""
+    axes.margins(0.14)
+    low, high = axes.get_ylim()
+    room = (high - low) / 2
+    for row, style in zip(references, _DASHES, strict=False):
+        percent = 100 * row["accuracy"].mean
+        if not low - room <= percent <= high + room:
+            place = "above" if percent > high else "below"
+            axes.plot([], [], " ", label=f"{place}: {row['defence']}, {percent:.1f} %")
+            continue
+        axes.axhline(
+            percent, color=OTHER, linewidth=1.3, linestyle=style,
+            label=row["defence"],
+        )  # fmt: skip
+
+
+class TradeOffError(ApfedError):
+    """A study cannot say what it was asked; its finished trials are kept."""
+
+
+def run_tradeoff(
+    tradeoff: TradeOff,
+    folder: Path,
+    *,
+    jobs: int = 1,
+    backend: Literal["loky", "ray"] = "loky",
+    on_done: OnDone = lambda done, total: None,
+) -> Board:
+    """Run what is missing, and write the leaderboard, the pictures and the page.
+
+    Every trial is a run folder of its own below `folder`; finished ones are not run again. A
+    trial that ends with an error is named in the board's failures, and its point left out.
+
+    Args:
+        tradeoff: as `load_tradeoff` returns it.
+        folder: of the study; made where missing.
+        jobs: processes, each with one thread.
+        backend: "loky" starts processes here; "ray" gives trials to a Ray cluster, the nodes of
+            which share this file system.
+        on_done: called with trials done and in all.
+
+    Raises:
+        ConfigError: a defence that no run accepts, or Ray is not installed.
+        CheckpointError: the folder holds something else, or a trial's has other settings;
+            nothing was run.
+        TradeOffError: the undefended point failed, with which all others are compared.
+    """
+    points = points_of(tradeoff, folder)
+    study = Study(points=points, seeds=range(tradeoff.seeds))
+    with _in_processes(backend):
+        _claim(folder, tradeoff, study)
+        results = study.run(jobs=jobs, keep_going=True, on_done=on_done, solo=True)
+        _refuse_without_undefended(tradeoff, points, results)
+        board = Board.of(points, results)
+        reported = [row["point"] for row in board.rows if not row["point"].centralised]
+        Parallel(n_jobs=jobs)(delayed(write_report)(point.trial(0).path) for point in reported)
+    table = board.table
+    write_text(folder / "leaderboard.csv", table.csv())
+    write_text(folder / "leaderboard.md", board.as_markdown())
+    write_text(folder / "points.json", to_json(table.plain(), indent=2))
+    deltas = {row["point"].config.delta for row in board.rows}
+    at_delta = f"ε_x holds at delta {', '.join(f'{delta:g}' for delta in sorted(deltas))}."
+    write_page(
+        folder,
+        "tradeoff.html.jinja",
+        pictures=[_write_picture(board, target, folder) for target in board.targets],
+        title=f"Trade-off {tradeoff.name}",
+        reading=f"{READING} {at_delta}",
+        header=table.header,
+        rows=table.cells,
+        reports=[(point.label, f"{point.trial(0).name}/report.html") for point in reported],
+        failures=board.failures,
+    )
+    return board
+
+
+@contextmanager
+def _in_processes(backend: Literal["loky", "ray"]) -> Iterator[None]:
+    if backend == "ray":
+        try:
+            from ray.util.joblib import register_ray
+        except ModuleNotFoundError:
+            raise ConfigError(
+                "backend ray: Ray is not installed; pip install ray, or use loky"
+            ) from None
+        register_ray()
+    with parallel_config(backend=backend):
+        yield
+
+
+def _claim(folder: Path, tradeoff: TradeOff, study: Study) -> None:
+    """Make the folder the study's, unless anything in it is not."""
+    settings = folder / "study.yaml"
+    if settings.is_file():
+        past = _name_in(settings)
+        if past != tradeoff.name:
+            raise CheckpointError(
+                f"{folder} holds the study {past!r}, this one is {tradeoff.name!r}; choose another "
+                "--output"
+            )
+    elif (folder / "config.yaml").exists():
+        raise CheckpointError(f"{folder} holds a run, not a study; choose another --output")
+    for trial in study.trials:
+        trial.refuse_another_run()
+    make_private(folder)
+    write_text(settings, dump_settings(tradeoff))
+
+
+def _name_in(file: Path) -> str:
+    """The study's name; whatever else the file says may be of an earlier version."""
+    try:
+        return str(yaml_value(read_text(file), given=str(file))["name"])
+    except (ConfigError, TypeError, KeyError):
+        raise CheckpointError(f"{file} names no study; remove it, and the study goes on") from None
+
+
+def _refuse_without_undefended(
+    tradeoff: TradeOff, points: Sequence[DefencePoint], results: Results
+) -> None:
+    """Raise where the point failed with which all others are compared."""
+    undefended = next(point for point in points if point.undefended)
+    failed = [failure for failure in results.failures if failure.point == undefended.name]
+    if failed:
+        raise TradeOffError(
+            f"study {tradeoff.name}: {undefended.label!r}, which the others are compared with, "
+            f"failed in {len(failed)} of {tradeoff.seeds} seeds. {failed[0].trial}: "
+            f"{failed[0].message}"
+        )

@@ -1,0 +1,715 @@
+"""Who helped: what each passive adds to the active's model, by runs of coalitions of passives.
+
+Run by: whoever plays all parties in one process. No passive's part is opened: a coalition's worth
+is what the active measures on labels that it holds back, of a model trained with sums to which the
+whole coalition adds. Retrainings tell more than one run does, so their bytes and epsilons are added
+up, and coalitions that the contract's sums do not allow are never asked (`rules.py`).
+"""
+
+import hashlib
+import itertools
+import math
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from joblib import Parallel, delayed
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from apfed_experiments.columns import EPSILON, Column, Table, plain, within, write_text
+from apfed_experiments.drawing import ATTACK, OTHER, OURS, Picture, drawing
+from apfed_experiments.report.page import Part, write_comparison
+from apfed_experiments.solo import fits_beside, taught_alone
+from apfed_experiments.study import OnDone
+from apfed_experiments.summary import Interval, Row, shared_share
+from apfed_experiments.words import epsilon
+from apfed_protocols.errors import UnsafeChoiceWarning
+from secure_apfed.config import Config
+from secure_apfed.data import VerticalData, files_digest, load_data
+from secure_apfed.data.partition import choose_labelled
+from secure_apfed.errors import CheckpointError, ConfigError
+from secure_apfed.files import read_json, to_json, write_atomically
+from secure_apfed.learning.descent import predictor_of
+from secure_apfed.methods import ALONE
+from secure_apfed.methods.terms import make_sum, settings_of
+from secure_apfed.runs.outcome import Epsilon, Written
+from secure_apfed.runs.run import run
+from secure_apfed.secure_sums import sum_kind
+from secure_apfed.seeds import derive_seed
+from secure_apfed.settings.privacy import GuardSettings, LabelSettings
+from secure_apfed.simulation import begin, finish, train, why_not
+from secure_apfed.solo.kept import fits_kept_by
+from secure_apfed.tasks import Classification
+
+__all__ = [
+    "EXACT", "READING", "Board", "Coalition", "CoalitionRun", "Game", "Measured", "held_back",
+    "measure", "measure_passives", "players_of", "with_noise",
+]  # fmt: skip
+
+Coalition: TypeAlias = frozenset[str]
+"""Passives that train with the active; the empty one: it trains alone."""
+EXACT = 6
+"""Of so many passives or fewer all orders are taken: 720 orders of 64 coalitions."""
+READING = (
+    "Worth: of the active's own model, on labels that it holds back; in millinats of cross-entropy "
+    "gained, and in points of accuracy. Shapley value: what a passive adds to those before it, "
+    "over the orders in which they enter. Left out: what all lose without it. Means over the seeds "
+    "with 95 % intervals (corrected resampled t); of one seed whose orders were drawn, over the "
+    "orders. The "
+    "values add up to the total. Epsilon charged: of one person there, those of all coalitions "
+    "that were asked and hold the passive, added, at the sum of their deltas."
+)
+_MEASURES = {"loss": 1000.0, "accuracy": 100.0}  # and their scales for people
+
+
+# The arithmetic of who helped: Shapley values and leave-one-out, of coalitions that may be asked.
+#
+# Shapley (1953): what a player adds to those before it, averaged over the orders in which players
+# enter. A contract does not allow sums of fewer than `minimum` passives, so the first `minimum` of
+# an order enter together here, and share what they add equally; with a minimum of 1 these are
+# Shapley's own values. In every order what all add telescopes to the worth of all minus that of
+# nobody, so the values sum to the total gain whether all orders are taken or some are drawn.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Game:
+    """Who plays, and in which orders they enter.
+
+    Attributes:
+        players: passives, at least one more than `minimum`.
+        minimum: contributors below which no sum is opened; at least 1.
+        orders: each a permutation of `players`.
+        exact: whether `orders` are all that there are.
+    """
+
+    players: tuple[str, ...]
+    minimum: int
+    orders: tuple[tuple[str, ...], ...]
+    exact: bool
+
+    @classmethod
+    def of(
+        cls, players: Sequence[str], *, minimum: int, seed: int, drawn: int | None = None
+    ) -> "Game":
+        """All orders of few players, or some drawn ones.
+
+        Args:
+            players: passives.
+            minimum: see the class.
+            seed: of the draw.
+            drawn: orders to draw; None: all up to `EXACT` players, and 32 orders of more.
+        """
+        if drawn is None and len(players) <= EXACT:
+            orders = tuple(itertools.permutations(players))
+            return cls(players=tuple(players), minimum=minimum, orders=orders, exact=True)
+        draw = np.random.default_rng(derive_seed(seed, "orders of passives"))
+        orders = tuple(
+            tuple(str(one) for one in draw.permutation(players)) for _ in range(drawn or 32)
+        )
+        return cls(players=tuple(players), minimum=minimum, orders=orders, exact=False)
+
+    @property
+    def everybody(self) -> Coalition:
+        return frozenset(self.players)
+
+    @property
+    def coalitions(self) -> tuple[Coalition, ...]:
+        """Whose worth is needed, for Shapley values and leave-one-out; smaller ones first."""
+        needed = {frozenset[str](), self.everybody}
+        needed |= {one for one in map(self._without, self.players) if len(one) >= self.minimum}
+        for order in self.orders:
+            needed |= {frozenset(order[:size]) for size in range(self.minimum, len(order))}
+        return tuple(sorted(needed, key=lambda one: (len(one), sorted(one))))
+
+    @property
+    def never_asked(self) -> tuple[Coalition, ...]:
+        """Those that the minimum forbids."""
+        sizes = range(1, self.minimum)
+        return tuple(frozenset(one) for size in sizes for one in itertools.combinations(
+            self.players, size
+        ))  # fmt: skip
+
+    def shapley(self, worth: Mapping[Coalition, float]) -> NDArray[np.float64]:
+        """What each player adds in each order, (orders, players); values are means over orders."""
+        place = {name: at for at, name in enumerate(self.players)}
+        added = np.zeros((len(self.orders), len(self.players)))
+        for line, order in zip(added, self.orders, strict=True):
+            before = worth[frozenset()]
+            for size in range(self.minimum, len(order) + 1):
+                entering = order[:size] if size == self.minimum else order[size - 1 : size]
+                after = worth[frozenset(order[:size])]
+                line[[place[name] for name in entering]] = (after - before) / len(entering)
+                before = after
+        return added
+
+    def leave_one_out(self, worth: Mapping[Coalition, float]) -> dict[str, float | None]:
+        """What all lose without each; None where the others alone are too few for a sum."""
+        lost = {name: worth.get(self._without(name)) for name in self.players}
+        every = worth[self.everybody]
+        return {name: None if rest is None else every - rest for name, rest in lost.items()}
+
+    def gain(self, worth: Mapping[Coalition, float]) -> float:
+        """The worth of all minus that of the active alone."""
+        return worth[self.everybody] - worth[frozenset()]
+
+    def _without(self, name: str) -> Coalition:
+        return self.everybody - {name}
+
+
+def players_of(config: Config, active: str, passives: Sequence[str]) -> tuple[tuple[str, ...], int]:
+    """Passives that add anything, and the fewest of them whose sum may be opened.
+
+    Raises:
+        ConfigError: the method has no sum or vote of passives beside a model of the active's own;
+            too few passives to tell any apart; or sums of several coalitions would open a
+            passive's votes, which a difference of two sums without noise is.
+    """
+    happens, settings = config.method.happens, config.secure_sum
+    helps = {"gradients are summed", "passives vote"} & happens
+    if not (helps and "the active predicts alone" in happens):
+        raise ConfigError(
+            f"method {config.method.name}: contributions are of passives that add gradients or "
+            "votes to a model which predicts alone; take apfed_c, votes or one of their kin"
+        )
+    if config.task != Classification.name:
+        raise ConfigError(
+            f"task: contributions are told in cross-entropy and accuracy, and task is "
+            f"{config.task}; take {Classification.name}"
+        )
+    names = tuple(name for name in passives if settings_of(config, name).weight > 0)
+    minimum = _minimum(config, active, names)
+    if len(names) <= minimum:
+        raise ConfigError(
+            f"{len(names)} passives help, and the contract's sums need {minimum} or more of them, "
+            "so no coalition but all may be asked and nobody can be told apart; take more "
+            "passives, or say secure_sum.allow_single_passive: true if that is acceptable"
+        )
+    repeats = "passives vote" in happens and config.method.noise(config) is None
+    if repeats and not settings.allow_single_passive:
+        raise ConfigError(
+            "method.epsilon: votes without noise are the same in every coalition, so the sums of "
+            "two that differ by one passive open its votes; say how much a vote may cost, as "
+            "method: {name: votes, epsilon: 4}, or secure_sum.allow_single_passive: true if "
+            "single votes may be read"
+        )
+    return names, minimum
+
+
+def _minimum(config: Config, active: str, passives: tuple[str, ...]) -> int:
+    """1 where single answers are read anyway; else 2 or what thresholds and colluders ask for."""
+    happens, least = config.method.happens, 1 + config.colluders
+    if "votes are answered singly" in happens:
+        return least
+    if not config.secure_sum.allow_single_passive:
+        least = max(least, 2)
+    summed = "contributions are summed" in happens
+    if summed and not sum_kind(config.secure_sum).needs_all and len(passives) > 1:
+        agreed = make_sum(config, "who helped", active, passives)
+        threshold = agreed.parameters().get("threshold")
+        # A threshold of all says that nobody may fall silent, not how many hide each other.
+        if isinstance(threshold, int) and threshold < len(passives):
+            least = max(least, threshold)
+    return least
+
+
+# What one coalition is worth: the active's model after training with it, on labels held back.
+#
+# Each is a run of its own with new networks, from the same rows and the same seed; test rows of the
+# configuration take no part. A run that can be simulated is, where its bytes need not be counted.
+# Figures of each run are kept in a file, so that a stopped study goes on.
+
+
+class Measured(Written):
+    """The file of one coalition's run.
+
+    Attributes:
+        settings: digest of all that the figures depend on.
+        loss: mean cross-entropy on the labels held back, nats; accuracy: on the same rows.
+        wire_bytes: of all links; None: simulated, nothing was sent.
+        epsilon_x, epsilon_y: what the active spent on its features and labels.
+        passives: what a person cost each passive of the coalition; inf without noise.
+        delta: of these epsilons.
+    """
+
+    settings: str
+    loss: float
+    accuracy: float
+    wire_bytes: int | None = None
+    epsilon_x: Epsilon = 0.0
+    epsilon_y: Epsilon = 0.0
+    passives: Mapping[str, Epsilon] = {}
+    delta: float = 0.0
+    seconds: float = 0.0
+
+    def worth(self, measure: str) -> float:
+        """By loss or accuracy; more is better."""
+        return -self.loss if measure == "loss" else self.accuracy
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoalitionRun:
+    """One coalition under one seed.
+
+    Attributes:
+        config: of all runs; folder: of their figures.
+        coalition: passives that take part.
+        seed: of rows, weights and what is held back.
+        share: of the active's labelled rows that is held back.
+        data: digest of own tables, see `files_digest`.
+        noise: passives whose features are replaced by noise; a check of the measure.
+        simulated: whether a run that can be simulated is.
+    """
+
+    config: Config
+    folder: Path
+    coalition: Coalition
+    seed: int
+    share: float
+    data: str
+    noise: tuple[str, ...] = ()
+    simulated: bool = True
+
+    @property
+    def settings(self) -> str:
+        """SHA-256 of all that the figures depend on; the code is not in it."""
+        own = self.config.model_dump_json(exclude={"name", "seed", "party_seeds", "attacks"})
+        files = (self.data,) if self.data else ()
+        coalition = sorted(self.coalition)
+        parts = (own, *files, coalition, self.seed, self.share, self.noise, self.simulated)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+    @property
+    def path(self) -> Path:
+        return self.folder / f"coalition-{self.settings[:16]}.json"
+
+
+def measure(one: CoalitionRun) -> Measured:
+    """Train with this coalition on one thread, unless its figures are kept, and measure.
+
+    Raises:
+        CheckpointError: its place holds something else.
+        ApfedError: as `secure_apfed.run`.
+    """
+    torch.set_num_threads(1)
+    if one.path.is_file():
+        kept = read_json(one.path, Measured)
+        if kept.settings != one.settings:
+            raise CheckpointError(f"{one.path} is of another run; remove it and run again")
+        return kept
+    began = time.monotonic()
+    config = _config_of(one)
+    data = held_back(load_data(config.data, seed=one.seed), one.share, seed=one.seed)
+    data = with_noise(data, one.noise, seed=one.seed)
+    passives = tuple(table for table in data.passives if table.name in one.coalition)
+    data = replace(data, passives=passives)
+    with warnings.catch_warnings(), fits_kept_by(fits_beside(one.folder)):
+        # Plain sums are unsafe by name, and the page says so.
+        warnings.simplefilter("ignore", UnsafeChoiceWarning)
+        spent, trained = _trained(config, data, one)
+    rows = data.test_rows
+    assert data.active.labels is not None
+    assert trained is not None
+    loss, accuracy = _figures(trained, data.active.features[rows], data.active.labels[rows])
+    if not math.isfinite(loss):
+        raise ConfigError(
+            f"training with {', '.join(sorted(one.coalition)) or 'nobody'} under seed {one.seed} "
+            "diverged, so that nobody can be told apart; lower train.learning_rate"
+        )
+    seconds = time.monotonic() - began
+    found = Measured(settings=one.settings, loss=loss, accuracy=accuracy, seconds=seconds, **spent)
+    one.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_atomically(one.path, to_json(found.model_dump()).encode())
+    return found
+
+
+def held_back(data: VerticalData, share: float, *, seed: int) -> VerticalData:
+    """Put labelled training rows, drawn by class, in the place of the test rows.
+
+    Raises:
+        ConfigError: too few labels to hold any back.
+    """
+    assert data.active.labels is not None
+    labelled = data.labelled_rows
+    labels_n = data.active.labels[labelled].numpy()
+    if data.targets is not None:  # numbers are drawn alike
+        labels_n = np.zeros(len(labels_n), np.int64)
+    learnt, classes = round((1 - share) * len(labelled)), len(np.unique(labels_n))
+    if not classes <= learnt < len(labelled):
+        raise ConfigError(
+            f"{data.active.name} has {len(labelled)} labelled rows of {classes} classes; with "
+            f"{share:g} of them held back {learnt} are left to learn from, and each class needs "
+            "one there and at least one row is to be held back; label more, or hold back another "
+            "share"
+        )
+    draw = derive_seed(seed, "held back for contributions")
+    kept = choose_labelled(labels_n, float(learnt), seed=draw)
+    chosen = torch.zeros(len(labelled), dtype=torch.bool)
+    chosen[torch.from_numpy(kept)] = True
+    back = labelled[~chosen]
+    return replace(
+        data,
+        train_rows=data.train_rows[~torch.isin(data.train_rows, back)],
+        test_rows=back,
+        labelled=labelled[chosen],
+    )
+
+
+def with_noise(data: VerticalData, names: tuple[str, ...], *, seed: int) -> VerticalData:
+    """Replace these passives' features by normal noise of their own means and deviations.
+
+    Raises:
+        ConfigError: there is no such passive.
+    """
+    known = [table.name for table in data.passives]
+    if unknown := sorted(set(names) - set(known)):
+        raise ConfigError(f"no passive is called {unknown[0]}; there are {', '.join(known)}")
+
+    def noisy(features_N: Tensor, name: str) -> Tensor:
+        draw = torch.Generator().manual_seed(derive_seed(seed, "noise in place of", name))
+        noise_N = torch.randn(features_N.shape, generator=draw)
+        return features_N.mean(0) + features_N.std(0) * noise_N
+
+    passives = tuple(
+        replace(table, features=noisy(table.features, table.name)) if table.name in names else table
+        for table in data.passives
+    )
+    return replace(data, passives=passives)
+
+
+def _config_of(one: CoalitionRun) -> Config:
+    """With settings of the coalition's passives alone."""
+    config = one.config
+    named = {
+        name: each for name, each in config.passives.items()
+        if name in one.coalition or name == "default"
+    }  # fmt: skip
+    own: dict[str, Any] = {
+        "seed": one.seed, "party_seeds": "shared_for_comparison", "passives": named
+    }  # fmt: skip
+    if config.secure_sum.threshold is not None:  # of all: each coalition asks as many as it has
+        threshold = min(config.secure_sum.threshold, max(1, len(one.coalition)))
+        own["secure_sum"] = config.secure_sum.model_copy(update={"threshold": threshold})
+    return config.model_copy(update=own)
+
+
+def _trained(
+    config: Config, data: VerticalData, one: CoalitionRun
+) -> tuple[dict[str, Any], nn.Module | None]:
+    """What was spent, by attributes of `Measured`, and the active's model."""
+    if not data.passives:
+        return {"wire_bytes": 0}, _alone(config, data)
+    if one.simulated and not why_not(config):
+        unprotected = dict.fromkeys(one.coalition, math.inf)
+        spent = {"epsilon_x": math.inf, "epsilon_y": math.inf, "passives": unprotected}
+        return spent, _simulated(config, data)
+    result = run(config, None, data=data)
+    accounts, privacy = result.contributions, result.privacy
+    return {
+        "wire_bytes": result.wire_bytes,
+        "epsilon_x": privacy.epsilon_x,
+        "epsilon_y": privacy.epsilon_y,
+        "passives": {
+            name: accounts[name]["epsilon"] if name in accounts else math.inf
+            for name in sorted(one.coalition)
+        },
+        "delta": max([privacy.delta, *(each["delta"] for each in accounts.values())]),
+    }, result.recording.model
+
+
+def _alone(config: Config, data: VerticalData) -> nn.Module | None:
+    """The active without anybody: nothing leaves it, so nothing is protected.
+
+    Where passives vote, the student of votes that say nothing: it learns what the active believes.
+    """
+    if "passives vote" in config.method.happens:
+        return predictor_of(taught_alone(config, data).networks)
+    without = {
+        "method": ALONE, "guard": GuardSettings(mechanism="none"), "defences": (),
+        "labels": LabelSettings(), "dp_sgd": None,
+    }  # fmt: skip
+    own_config = config.model_copy(update=without)
+    if why_not(own_config):
+        return run(own_config, None, data=data).recording.model
+    return _simulated(own_config, data)
+
+
+def _simulated(config: Config, data: VerticalData) -> nn.Module | None:
+    began, session = time.monotonic(), begin(config, data)
+    finish(session, config, step=train(session, config), began=began)
+    return predictor_of(session.learner.solo())
+
+
+@torch.no_grad()
+def _figures(model: nn.Module, features_V: Tensor, labels_V: Tensor) -> tuple[float, float]:
+    """Mean cross-entropy in nats, and accuracy."""
+    scores_VK = model(features_V.to(next(model.parameters()).dtype)).double()
+    right_V = scores_VK.argmax(1) == labels_V
+    return float(F.cross_entropy(scores_VK, labels_V)), float(right_V.double().mean())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Board:
+    """What a study of contributions found.
+
+    Attributes:
+        config, game: of it; seeds: one run of each coalition for each.
+        table: a row of each passive, the most helpful by loss first, and one of all; see `_rows`.
+        gain: of all over the active alone, by measure.
+        worst_gap: the largest difference, over seeds and measures, between that gain and the sum of
+            the Shapley values; rounding alone.
+        wire_bytes: of all coalitions of a seed, mean; None: simulated.
+        runs: of a seed.
+        epsilon_x, epsilon_y: charged to the active, of all coalitions of a seed.
+        delta: of every epsilon that is charged, at most.
+    """
+
+    config: Config
+    game: Game
+    seeds: Sequence[int]
+    table: Table
+    gain: Mapping[str, Interval]
+    worst_gap: float
+    wire_bytes: float | None
+    runs: int
+    epsilon_x: float
+    epsilon_y: float
+    delta: float
+
+    @property
+    def notes(self) -> list[str]:
+        """What was charged, and what could not be asked, in sentences."""
+        sent = (
+            "nothing was sent, since the runs were simulated"
+            if self.wire_bytes is None
+            else f"{self.wire_bytes / 1e6:.1f} MB sent"
+        )
+        charged = (
+            f"Charged for the {self.runs} coalitions of a seed, added up: {sent}; epsilon of a row "
+            f"that the active released {epsilon(self.epsilon_x)}, of one of its labels "
+            f"{epsilon(self.epsilon_y)}, at delta {self.delta:.2g}."
+        )
+        told = [charged]
+        if self.config.labels_are_private:
+            told.append(
+                "Worth compares with true labels that the active holds back, of other rows with "
+                "each seed, which no epsilon counts."
+            )
+        if never := self.game.never_asked:
+            names = "; ".join(", ".join(sorted(one)) for one in never[:10])
+            more = f" and {len(never) - 10} more" if len(never) > 10 else ""
+            told.append(
+                f"Not asked, since sums need {self.game.minimum} passives: {names}{more}. The "
+                f"first {self.game.minimum} of an order enter together and share equally what they "
+                "add, so these are not Shapley's own values."
+            )
+        return told
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values: nats, shares, bytes."""
+        *passives, _total = self.table.plain()
+        return {
+            "title": self.table.title, "exact": self.game.exact, "minimum": self.game.minimum,
+            "seeds": list(self.seeds), "runs": self.runs,
+            "never_asked": [sorted(one) for one in self.game.never_asked],
+            "passives": passives, "gain": plain(self.gain), "worst_gap": self.worst_gap,
+            "wire_bytes": self.wire_bytes, "epsilon_x": self.epsilon_x,
+            "epsilon_y": self.epsilon_y, "delta": self.delta,
+        }  # fmt: skip
+
+
+def measure_passives(
+    config: Config, folder: Path, *, seeds: Sequence[int], jobs: int = 1, share: float = 0.3,
+    drawn: int | None = None, noise: Sequence[str] = (), simulated: bool = True,
+    on_done: OnDone = lambda done, total: None,
+) -> Board:  # fmt: skip
+    """Run the coalitions that are missing, and write what all of them say.
+
+    Args:
+        config: of the run whose passives are told apart; built-in data or all parties' tables.
+        folder: of the study; made where missing.
+        seeds: each coalition runs once for each.
+        jobs: processes, one thread each.
+        share: of the active's labelled rows that it holds back to measure.
+        drawn: orders to draw for each seed; None: all where there are few passives.
+        noise: passives whose features are replaced by noise, a check of the measure.
+        simulated: whether runs that can be simulated are; their bytes are not counted then.
+        on_done: called after each run.
+
+    Raises:
+        ConfigError: the method, the contract or the data leave nothing to tell apart.
+        ApfedError: as `secure_apfed.run`.
+    """
+    data = load_data(config.data, seed=seeds[0])
+    names, minimum = players_of(config, data.active.name, [table.name for table in data.passives])
+    content = files_digest(config.data)
+    games = {seed: Game.of(names, minimum=minimum, seed=seed, drawn=drawn) for seed in seeds}
+    trials = [
+        CoalitionRun(config=config, folder=folder / "coalitions", coalition=coalition, seed=seed,
+                     share=share, data=content, noise=tuple(noise), simulated=simulated)
+        for seed, game in games.items() for coalition in game.coalitions
+    ]  # fmt: skip
+    found: dict[int, dict[Coalition, Measured]] = {seed: {} for seed in games}
+    finished = Parallel(n_jobs=jobs, return_as="generator")(delayed(measure)(one) for one in trials)
+    for done, (one, measured) in enumerate(zip(trials, finished, strict=True), start=1):
+        found[one.seed][one.coalition] = measured
+        on_done(done, len(trials))
+    labelled = len(data.labelled_rows)
+    back = round(share * labelled)
+    alike = shared_share(
+        None, train=len(data.train_rows) - back, labelled=labelled - back, test=back
+    )
+    board = _board(config, games, found, shared=alike)
+    _write(board, folder)
+    return board
+
+
+_Added = Sequence[NDArray[np.float64]]
+"""By seed, what each passive adds in each order, (orders, passives)."""
+_Worth = Sequence[Mapping[Coalition, float]]
+"""By seed and coalition."""
+
+
+def _board(
+    config: Config, games: Mapping[int, Game], found: Mapping[int, Mapping[Coalition, Measured]], *,
+    shared: float,
+) -> Board:  # fmt: skip
+    seeds, game = list(games), next(iter(games.values()))
+
+    def charged(spent: Callable[[Measured], float]) -> float:
+        """For all coalitions of a seed, at most."""
+        return max(sum(map(spent, of_seed.values())) for of_seed in found.values())
+
+    worth = {
+        name: [{of: one.worth(name) for of, one in ran.items()} for ran in found.values()]
+        for name in _MEASURES
+    }
+    added = {
+        name: [games[seed].shapley(one) for seed, one in zip(seeds, of_seeds, strict=True)]
+        for name, of_seeds in worth.items()
+    }
+    gains = {name: [game.gain(one) for one in of_seeds] for name, of_seeds in worth.items()}
+    gaps = [
+        abs(of_seed.sum(1).mean() - gain)
+        for name in _MEASURES
+        for of_seed, gain in zip(added[name], gains[name], strict=True)
+    ]
+    sent = [one.wire_bytes for of_seed in found.values() for one in of_seed.values()]
+    gain = {name: Interval.of(of_seeds, shared=shared) for name, of_seeds in gains.items()}
+    spent = {
+        name: charged(lambda one: one.passives.get(name, 0.0))  # noqa: B023 - called at once
+        for name in game.players
+    }
+    rows = _rows(game, worth, added, spent, shared=shared)
+    rows.append({"name": "all, over the active alone", "shapley": gain})
+    orders = "all orders" if game.exact else f"{len(game.orders)} drawn orders"
+    title = (
+        f"{config.method.title} on {config.data.dataset}: {len(game.players)} passives, "
+        f"{orders}, {len(seeds)} seed{'' if len(seeds) == 1 else 's'}"
+    )
+    return Board(
+        config=config, game=game, seeds=seeds, table=Table(_columns(len(seeds)), rows, title),
+        gain=gain, worst_gap=float(max(gaps)),
+        wire_bytes=None if None in sent else sum(each or 0 for each in sent) / len(seeds),
+        runs=len(found[seeds[0]]), epsilon_x=charged(lambda one: one.epsilon_x),
+        epsilon_y=charged(lambda one: one.epsilon_y), delta=charged(lambda one: one.delta),
+    )  # fmt: skip
+
+
+def _rows(
+    game: Game, worth: Mapping[str, _Worth], added: Mapping[str, _Added],
+    charged: Mapping[str, float], *, shared: float,
+) -> list[Row]:  # fmt: skip
+    """One of each passive, the most helpful by loss first.
+
+    shapley, left_out: by measure, "loss" (in nats gained) or "accuracy" (a share), see `Game`; None
+    where the others are too few to be asked. least: seeds in which no passive's Shapley value by
+    loss is smaller. epsilon: what a person there is charged for all coalitions of a seed, at most;
+    inf: no noise, so nothing is promised.
+    """
+
+    def over(of_seeds: _Added, at: int) -> Interval:
+        """Over the seeds; of one seed, over its orders, where these were drawn."""
+        orders = [one[:, at] for one in of_seeds]
+        if len(orders) == 1 and not game.exact:
+            return Interval.of(orders[0].tolist())
+        return Interval.of([float(one.mean()) for one in orders], shared=shared)
+
+    def without(of_seeds: _Worth, passive: str) -> Interval | None:
+        lost = [game.leave_one_out(one)[passive] for one in of_seeds]
+        known = [one for one in lost if one is not None]
+        return Interval.of(known, shared=shared) if known else None
+
+    least = [int(one.mean(0).argmin()) for one in added["loss"]]
+    rows: list[Row] = [
+        {
+            "name": passive,
+            "shapley": {name: over(added[name], at) for name in _MEASURES},
+            "left_out": {name: without(worth[name], passive) for name in _MEASURES},
+            "least": least.count(at),
+            "epsilon": charged[passive],
+        }
+        for at, passive in enumerate(game.players)
+    ]
+    return sorted(rows, key=lambda row: -float(row["shapley"]["loss"].mean))
+
+
+def _columns(seeds: int) -> list[Column]:
+    def cell(name: str, title: str, measure: str) -> Column:
+        text = within("+.1f", scale=_MEASURES[measure])
+        return Column(
+            name=name, title=title, keys=(),
+            form=lambda by: "not asked" if by[measure] is None else text(by[measure]),
+        )  # fmt: skip
+
+    return [
+        Column(name="name", title="passive"),
+        cell("shapley", "Shapley value, millinats", "loss"),
+        cell("left_out", "left out, millinats", "loss"),
+        cell("shapley", "Shapley value, points", "accuracy"),
+        cell("left_out", "left out, points", "accuracy"),
+        Column(name="shapley"),
+        Column(name="left_out"),
+        Column(name="least", title="least of all in", form=lambda one: f"{one} of {seeds}"),
+        replace(EPSILON, title="epsilon charged"),
+    ]
+
+
+def _write(board: Board, folder: Path) -> None:
+    """The table as JSON and Markdown, the picture, and a page of both."""
+    write_text(folder / "contributions.json", to_json(board.as_json()))
+    notes = "".join(f"\n{note}\n" for note in board.notes)
+    write_text(folder / "contributions.md", board.table.markdown() + notes)
+    picture = _draw(folder / "contributions.png", board.table)
+    reading = " ".join([READING, *board.notes])
+    part = Part(table=board.table, picture=picture)
+    write_comparison(folder, title="Who helped", reading=reading, parts=[part])
+
+
+def _draw(path: Path, table: Table) -> Picture:
+    """A bar of each passive's Shapley value by loss, and what leaving it out costs."""
+    rows = table.rows[-2::-1]
+    with drawing(path, (7.5, 1.2 + 0.55 * len(rows))) as figure:
+        axes = figure.subplots()
+        for at, row in enumerate(rows):
+            for shift, colour, name in ((0.18, OURS, "shapley"), (-0.18, ATTACK, "left_out")):
+                found = row[name]["loss"]
+                if found is not None:
+                    axes.barh(
+                        at + shift, 1000 * found.mean, height=0.34, color=colour,
+                        xerr=found.arms(1000), capsize=2.5,
+                    )  # fmt: skip
+        axes.axvline(0, color=OTHER, linewidth=1)
+        axes.set_yticks(range(len(rows)), [row["name"] for row in rows])
+        axes.set_xlabel("millinats of cross-entropy gained; blue: Shapley value, red: left out")
+    return Picture(
+        path=path, title=table.title,
+        caption="What each passive adds to the active's own model, by loss on labels held back: "
+        "its Shapley value, and what all lose without it; 95 % intervals.",
+    )  # fmt: skip
