@@ -140,9 +140,9 @@ def relay(
     as_json: AsJson = False,
 ) -> None:
     """Forward sealed frames between parties that may only dial out, until it is ended."""
-    from secure_apfed.exchange.certificates import Credentials
-    from secure_apfed.exchange.grpc_link import warn_of_plaintext
-    from secure_apfed.exchange.relay import Relay
+    from secure_apfed.between.certificates import Credentials
+    from secure_apfed.between.grpc_link import warn_of_plaintext
+    from secure_apfed.between.relay import Relay
     from secure_apfed.exchange.sockets import parse_address, spell_address
 
     address, credentials = parse_address(listen), None
@@ -180,7 +180,7 @@ def make_ca(
     as_json: AsJson = False,
 ) -> None:
     """Make an authority: its certificate, for everybody, and its key, which stays where it is."""
-    from secure_apfed.exchange.certificates import make_authority
+    from secure_apfed.between.certificates import make_authority
 
     made = make_authority(name, days=days)
     _write_new(
@@ -199,7 +199,7 @@ def make_party(
     as_json: AsJson = False,
 ) -> None:
     """Make a key and a certificate for each of these parties, in a folder of its own."""
-    from secure_apfed.exchange.certificates import Authority
+    from secure_apfed.between.certificates import Authority
     from secure_apfed.names import check_name
 
     authority = Authority(_read(folder / _CA), _read(folder / _CA_KEY))
@@ -224,7 +224,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Say whose certificates these are, until when, and how a list of revoked ones names them."""
-    from secure_apfed.exchange.certificates import certificate_names, fingerprint
+    from secure_apfed.between.certificates import certificate_names, fingerprint
 
     now = dt.datetime.now(dt.UTC)
     described = [
@@ -257,7 +257,7 @@ def revoke(
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Write these into a list of what is revoked; it holds from the next connection on."""
-    from secure_apfed.exchange.certificates import fingerprint, read_revoked
+    from secure_apfed.between.certificates import fingerprint, read_revoked
 
     entries = [
         fingerprint(_load(Path(named))) if Path(named).is_file() else named.lower().replace(":", "")

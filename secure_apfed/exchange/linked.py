@@ -14,8 +14,7 @@ from typing import Self
 
 from apfed_protocols.errors import PartyLeftError, RemoteProtocolError
 from secure_apfed.exchange.links import Awaited, Frame
-from secure_apfed.exchange.resumable_link import Connection, ResumableLink
-from secure_apfed.exchange.silence import Silence
+from secure_apfed.exchange.resumable_link import Connection, ResumableLink, Silence
 
 __all__ = ["Linked"]
 

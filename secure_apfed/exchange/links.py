@@ -5,8 +5,8 @@ Run by: every party, one object a session. Once the contract is signed (see
 `apfed_protocols.seal`), so a message under another contract, replayed, reordered or altered is
 refused. A role is an `async def` over its links and does nothing else with the world: whoever
 drives it (see `secure_apfed.exchange.drivers`) carries the frames. Long messages before training
-travel in parts (see `secure_apfed.exchange.parts`), and signs of life are heard while a role waits
-(see `secure_apfed.exchange.signs`); roles see whole messages only.
+travel in parts (see `secure_apfed.exchange.links`), and signs of life are heard while a role waits
+(see `secure_apfed.exchange.links`); roles see whole messages only.
 """
 
 from collections import Counter
@@ -23,8 +23,7 @@ from apfed_protocols.errors import (
 )
 from apfed_protocols.seal import SealedLink
 from secure_apfed.exchange.envelope import BEFORE_TRAINING, Envelope, Kind
-from secure_apfed.exchange.parts import IN_PARTS, MOST_BYTES, Gathering, parts_of
-from secure_apfed.exchange.signs import Pulse, SignsHeard
+from secure_apfed.exchange.links import IN_PARTS, MOST_BYTES, Gathering, Pulse, SignsHeard, parts_of
 
 __all__ = ["Awaited", "Frame", "LinkObserver", "Links", "Script"]
 

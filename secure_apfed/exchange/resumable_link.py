@@ -23,7 +23,7 @@ from typing import Protocol
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.randomness import fresh_key
-from secure_apfed.exchange.message_parts import (
+from secure_apfed.exchange.links import (
     MOST_MESSAGE,
     MOST_PART,
     Incoming,

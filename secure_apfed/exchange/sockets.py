@@ -25,7 +25,7 @@ from apfed_protocols.errors import LocalProtocolError, PartyLeftError, RemotePro
 from apfed_protocols.identity import SIGNATURE_BYTES, Identity, verify
 from apfed_protocols.randomness import fresh_key
 from secure_apfed.exchange.links import Awaited, Frame
-from secure_apfed.exchange.silence import Silence
+from secure_apfed.exchange.resumable_link import Silence
 
 __all__ = ["Address", "Sockets", "listen_at", "parse_address", "spell_address"]
 

@@ -32,12 +32,12 @@ from apfed_protocols.errors import (
 )
 from apfed_protocols.psi.interface import IntersectionTooSmallError
 from secure_apfed.alignment.ids import id_rules
+from secure_apfed.between.certificates import make_authority
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_config, dump_settings
 from secure_apfed.data import VerticalData, load_data, pack_own
 from secure_apfed.errors import CheckpointError, ConfigError, DataError, ModelError
 from secure_apfed.exchange import Status
-from secure_apfed.exchange.certificates import make_authority
 from secure_apfed.exchange.sockets import parse_address
 from secure_apfed.files import (
     make_private,

@@ -16,19 +16,17 @@ from pydantic import AfterValidator, Field
 from apfed_protocols.errors import LocalProtocolError, PartyLeftError
 from apfed_protocols.identity import Identity
 from secure_apfed.audit_log import FILE_NAME, AuditLog
+from secure_apfed.between.certificates import Credentials, read_revoked, require_caller
+from secure_apfed.between.grpc_link import Port, dial, warn_of_plaintext
+from secure_apfed.between.relay import PARTNER_S, through
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config, load_settings_text, read_text
 from secure_apfed.contract import PartyRole
 from secure_apfed.data import OwnData, load_own_tables, read_own
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Links, Sockets, StatusKeeper, Transcript, Transport, play_one
-from secure_apfed.exchange.certificates import Credentials, read_revoked, require_caller
-from secure_apfed.exchange.door import Door
-from secure_apfed.exchange.grpc_link import Port, dial, warn_of_plaintext
-from secure_apfed.exchange.linked import Linked
-from secure_apfed.exchange.relay import PARTNER_S, through
-from secure_apfed.exchange.resumable_link import Connection
-from secure_apfed.exchange.sealed_connection import LocalEnd, prove
+from secure_apfed.exchange.resumable_link import Connection, Linked
+from secure_apfed.exchange.sealed_connection import Door, LocalEnd, prove
 from secure_apfed.exchange.sockets import Address, listen_at, parse_address
 from secure_apfed.methods import METHODS, Own, Session, assist, lead, new_session, roles_of
 from secure_apfed.names import Name, PartyName

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from apfed_protocols.identity import Identity, fresh_identity
+from secure_apfed.between.certificates import Authority, Credentials, make_authority
+from secure_apfed.between.relay import Relay
 from secure_apfed.exchange import Awaited, Kind, Transport
-from secure_apfed.exchange.certificates import Authority, Credentials, make_authority
-from secure_apfed.exchange.relay import Relay
 from secure_apfed.exchange.sockets import parse_address, spell_address
 from secure_apfed.runs.local import free_addresses
 from secure_apfed.runs.party import PartyFile, Peer, Tls, connect

@@ -15,8 +15,8 @@ import pytest
 
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.identity import fresh_identity
-from secure_apfed.exchange.grpc_link import GrpcConnection, dial
-from secure_apfed.exchange.relay import Relay
+from secure_apfed.between.grpc_link import GrpcConnection, dial
+from secure_apfed.between.relay import Relay
 from secure_apfed.exchange.sealed_connection import MOST_SEALED, MOST_UNPROVED, read_before
 from secure_apfed.exchange.sockets import parse_address
 from tests.links.pair import Pair, say_and_hear, until_somebody_listens

@@ -23,7 +23,8 @@ from secure_apfed.alignment.over_links import (
     signs_of_alignment,
 )
 from secure_apfed.errors import DataError
-from secure_apfed.exchange import Envelope, InMemory, Kind, signs
+from secure_apfed.exchange import Envelope, InMemory, Kind
+from secure_apfed.exchange import links as signs
 from secure_apfed.settings.alignment import AlignmentSettings
 from secure_apfed.workers import worker_pool
 from tests.conftest import Children

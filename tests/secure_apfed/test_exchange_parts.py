@@ -7,9 +7,19 @@ import pytest
 
 from apfed_protocols.conversation import Outgoing
 from apfed_protocols.errors import PartyLeftError, RemoteProtocolError, RunStoppedError
-from secure_apfed.exchange import BEFORE_TRAINING, InMemory, Kind, links, parts, signs
-from secure_apfed.exchange.parts import Gathering, parts_of
-from secure_apfed.exchange.signs import Pulse, most_signs
+from secure_apfed.exchange import (
+    BEFORE_TRAINING,
+    InMemory,
+    Kind,
+    links,
+)
+from secure_apfed.exchange import (
+    links as parts,
+)
+from secure_apfed.exchange import (
+    links as signs,
+)
+from secure_apfed.exchange.links import Gathering, Pulse, most_signs, parts_of
 from tests.secure_apfed.seats import envelope, network
 
 SIZE = 10
