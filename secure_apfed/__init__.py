@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from secure_apfed.config import Config
     from secure_apfed.config.file import load_config
     from secure_apfed.exchange import Envelope, InMemory, Links, Transcript
-    from secure_apfed.exchange.linked import Linked
-    from secure_apfed.exchange.resumable_link import ResumableLink
+    from secure_apfed.exchange.resumable_link import Linked, ResumableLink
     from secure_apfed.exchange.sealed_connection import LocalEnd
     from secure_apfed.frames import run_frames
     from secure_apfed.privacy import (
@@ -115,7 +114,7 @@ _HOME: dict[str, str] = {
     "Config": "secure_apfed.config",
     "load_config": "secure_apfed.config.file",
     **dict.fromkeys(("Envelope", "InMemory", "Links", "Transcript"), "secure_apfed.exchange"),
-    "Linked": "secure_apfed.exchange.linked",
+    "Linked": "secure_apfed.exchange.resumable_link",
     "LocalEnd": "secure_apfed.exchange.sealed_connection",
     "ResumableLink": "secure_apfed.exchange.resumable_link",
     **dict.fromkeys(

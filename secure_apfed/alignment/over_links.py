@@ -47,8 +47,7 @@ from secure_apfed.alignment.buckets import BucketedIds, bucket_count, capacity, 
 from secure_apfed.alignment.records import admit_run
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange.envelope import BEFORE_TRAINING, Envelope, Kind
-from secure_apfed.exchange.links import Links
-from secure_apfed.exchange.signs import Pulse, most_signs
+from secure_apfed.exchange.links import Links, Pulse, most_signs
 from secure_apfed.files import read_bytes, write_atomically
 from secure_apfed.settings.alignment import AlignmentSettings
 from secure_apfed.workers import worker_pool

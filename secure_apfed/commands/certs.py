@@ -36,7 +36,7 @@ def make_ca(
     as_json: AsJson = False,
 ) -> None:
     """Make an authority: its certificate, for everybody, and its key, which stays where it is."""
-    from secure_apfed.exchange.certificates import make_authority
+    from secure_apfed.between.certificates import make_authority
 
     made = make_authority(name, days=days)
     _write_new(
@@ -55,7 +55,7 @@ def make_party(
     as_json: AsJson = False,
 ) -> None:
     """Make a key and a certificate for each of these parties, in a folder of its own."""
-    from secure_apfed.exchange.certificates import Authority
+    from secure_apfed.between.certificates import Authority
     from secure_apfed.names import check_name
 
     authority = Authority(_read(folder / _CA), _read(folder / _CA_KEY))
@@ -101,7 +101,7 @@ def revoke(
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Write these into a list of what is revoked; it holds from the next connection on."""
-    from secure_apfed.exchange.certificates import fingerprint, read_revoked
+    from secure_apfed.between.certificates import fingerprint, read_revoked
 
     entries = [
         fingerprint(_load(Path(one))) if Path(one).is_file() else one.lower().replace(":", "")
@@ -123,7 +123,7 @@ def revoke(
 
 
 def _describe(file: Path, one: "x509.Certificate") -> dict[str, Any]:
-    from secure_apfed.exchange.certificates import certificate_names, fingerprint
+    from secure_apfed.between.certificates import certificate_names, fingerprint
 
     left = one.not_valid_after_utc - dt.datetime.now(dt.UTC)
     return {

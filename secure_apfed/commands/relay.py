@@ -13,7 +13,7 @@ from secure_apfed.commands.party import watch_stdin
 from secure_apfed.errors import ConfigError
 
 if TYPE_CHECKING:
-    from secure_apfed.exchange.certificates import Credentials
+    from secure_apfed.between.certificates import Credentials
     from secure_apfed.exchange.sockets import Address
 
 __all__ = ["relay"]
@@ -41,7 +41,7 @@ def relay(
     as_json: AsJson = False,
 ) -> None:
     """Forward sealed frames between parties that may only dial out, until it is ended."""
-    from secure_apfed.exchange.relay import Relay
+    from secure_apfed.between.relay import Relay
     from secure_apfed.exchange.sockets import parse_address, spell_address
 
     address = parse_address(listen)
@@ -70,8 +70,8 @@ def _credentials(
     Raises:
         ConfigError: files that are missing or do not fit.
     """
-    from secure_apfed.exchange.certificates import Credentials
-    from secure_apfed.exchange.grpc_link import warn_of_plaintext
+    from secure_apfed.between.certificates import Credentials
+    from secure_apfed.between.grpc_link import warn_of_plaintext
 
     ca, certificate, key = files
     if ca is not None and certificate is not None and key is not None:

@@ -12,7 +12,7 @@ import msgpack
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 
-__all__ = ["BEFORE_TRAINING", "SCHEMA_VERSION", "SESSION_LETTERS", "Envelope", "Kind"]
+__all__ = ["BEFORE_TRAINING", "SCHEMA_VERSION", "SESSION_LETTERS", "Envelope", "Kind", "plain_text"]
 
 BEFORE_TRAINING = -1
 
@@ -155,3 +155,9 @@ class Envelope:
         except (ValueError, TypeError, msgpack.UnpackException) as error:
             raise RemoteProtocolError("an envelope's header is malformed") from error
         return envelope
+
+
+def plain_text(said: bytes, most: int = 400) -> str:
+    """What a peer says, at most so many letters of it, as one line that no terminal obeys."""
+    text = said[:most].decode("utf-8", "replace")
+    return "".join(letter if letter.isprintable() else "?" for letter in text)

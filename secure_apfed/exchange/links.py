@@ -6,11 +6,13 @@ Run by: every party, one object a session. Once the contract is signed (see
 refused. A role is an `async def` over its links and does nothing else with the world: whoever
 drives it (see `secure_apfed.exchange.drivers`) carries the frames. Long messages before training
 travel in parts (see `secure_apfed.exchange.parts`), and signs of life are heard while a role waits
-(see `secure_apfed.exchange.signs`); roles see whole messages only.
+(see `SignsHeard`); roles see whole messages only.
 """
 
+import struct
 from collections import Counter
-from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias, TypeVar
 
@@ -22,19 +24,35 @@ from apfed_protocols.errors import (
     RunStoppedError,
 )
 from apfed_protocols.seal import SealedLink
-from secure_apfed.exchange.envelope import BEFORE_TRAINING, Envelope, Kind
-from secure_apfed.exchange.parts import IN_PARTS, MOST_BYTES, Gathering, parts_of
-from secure_apfed.exchange.signs import Pulse, SignsHeard
+from secure_apfed.exchange.envelope import BEFORE_TRAINING, Envelope, Kind, plain_text
+from secure_apfed.exchange.parts import MOST_BYTES, Gathering, parts_of
 
-__all__ = ["Awaited", "Frame", "LinkObserver", "Links", "Script"]
+__all__ = [
+    "IDS_A_SIGN",
+    "IN_PARTS",
+    "Awaited",
+    "Frame",
+    "LinkObserver",
+    "Links",
+    "Pulse",
+    "Script",
+    "SignsHeard",
+    "most_signs",
+]
+
+IN_PARTS = frozenset({Kind.ALIGNMENT, Kind.SUM_SETUP, Kind.COIN})
+"""Kinds of messages that travel in parts, also where one part is enough."""
 
 _UNNAMED = "unnamed"
 _LENGTH_BYTES = 2
 _REASON_LETTERS = 500
-
 T = TypeVar("T")
 Frame: TypeAlias = tuple[str, bytes]
 """Who sent it, and the sealed bytes."""
+IDS_A_SIGN = 2**16
+"""Some 2.6 s of a thread that takes 40 us for an ID."""
+_SPARE_SIGNS = 4
+_DONE = struct.Struct(">Q")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,8 +144,8 @@ class Links:
         record: Callable[[Envelope, int], None] = lambda envelope, wire_bytes: None,
         observers: Sequence[LinkObserver] = (),
     ) -> None:
-        self.me, self._observers = me, tuple(observers)
-        self._peers, self._post, self._record = tuple(peers), post, record
+        self.me, self._peers, self._observers = me, tuple(peers), tuple(observers)
+        self._post, self._record = post, record
         self._session, self._seals = _UNNAMED, dict[str, SealedLink]()
         self._written: Counter[str] = Counter()
         self._in_parts: Counter[str] = Counter()
@@ -158,31 +176,26 @@ class Links:
         Raises:
             LocalProtocolError: there is no link to `receiver`.
         """
-        self._require_link(receiver)
-        if kind not in IN_PARTS:
-            self._send_one(receiver, kind, step, payload)
-            return
-        for part in parts_of(self._in_parts[receiver], payload):
-            self._send_one(receiver, kind, step, part)
-        self._in_parts[receiver] += 1
-
-    def _send_one(self, receiver: str, kind: Kind, step: int, payload: bytes) -> None:
-        envelope = Envelope(
-            session=self._session, step=step, kind=kind, sender=self.me, receiver=receiver,
-            sequence=self._written[receiver], payload=payload,
-        )  # fmt: skip
-        self._torn.add(receiver)
-        header, body = envelope.header, payload
-        if self._seals:
-            seal = self._seals[receiver]
-            body = seal.seal(payload, sequence=envelope.sequence, associated=header)
-        self._written[receiver] += 1
-        frame = len(header).to_bytes(_LENGTH_BYTES, "big") + header + body
-        self._record(envelope, len(frame))
-        for observer in self._observers:
-            observer.sent(envelope, frame)
-        self._post(receiver, frame)
-        self._torn.discard(receiver)
+        in_parts = kind in IN_PARTS
+        self._require_links((receiver,))
+        for body in parts_of(self._in_parts[receiver], payload) if in_parts else (payload,):
+            envelope = Envelope(
+                session=self._session, step=step, kind=kind, sender=self.me, receiver=receiver,
+                sequence=self._written[receiver], payload=body,
+            )  # fmt: skip
+            self._torn.add(receiver)
+            header, sealed = envelope.header, body
+            if self._seals:
+                seal = self._seals[receiver]
+                sealed = seal.seal(body, sequence=envelope.sequence, associated=header)
+            self._written[receiver] += 1
+            frame = len(header).to_bytes(_LENGTH_BYTES, "big") + header + sealed
+            self._record(envelope, len(frame))
+            for observer in self._observers:
+                observer.sent(envelope, frame)
+            self._post(receiver, frame)
+            self._torn.discard(receiver)
+        self._in_parts[receiver] += in_parts
 
     def abort(self, error: BaseException) -> None:
         """Tell all peers that this party stops, and why.
@@ -220,44 +233,46 @@ class Links:
             kinds=kinds, step=step, least=least, patience=patience, unit_s=self.unit_s,
             needed=self.needed,
         )  # fmt: skip
-        for sender in awaited.senders:
-            self._require_link(sender)
+        self._require_links(awaited.senders)
         early = next((name for name in awaited.senders if name in self._early), None)
         message = self._early.pop(early) if early else None
         while message is None:
-            message = self._message(awaited, await self._frame(awaited), most)
+            try:
+                sender, frame = await awaited
+            except PartyLeftError as error:
+                halves = [self._gathering[name].midway for name in awaited.senders]
+                if not any(halves):
+                    raise
+                silence = str(error).replace("; nothing came", "; nothing more came")
+                told = "; ".join([silence, *filter(None, halves)])
+                raise PartyLeftError(told, left=error.left, gone=error.gone) from error
+            message = self._message(awaited, self._open(sender, frame), most)
         return message
-
-    async def _frame(self, awaited: Awaited) -> Envelope:
-        try:
-            return self._open(*await awaited)
-        except PartyLeftError as error:
-            halves = [self._gathering[name].midway for name in awaited.senders]
-            if not any(halves) or isinstance(error, RunStoppedError):
-                raise
-            silence = str(error).replace("; nothing came", "; nothing more came")
-            told = "; ".join([silence, *filter(None, halves)])
-            raise PartyLeftError(told, left=error.left, gone=error.gone) from error
 
     def _message(self, awaited: Awaited, envelope: Envelope, most: int) -> Envelope | None:
         """The message that is whole with this envelope; None: wait on."""
-        sender = envelope.sender
-        if envelope.kind is Kind.ABORT:
+        sender, kind, gathering = envelope.sender, envelope.kind, self._gathering[envelope.sender]
+        if kind is Kind.ABORT:
             raise RunStoppedError(
-                f"{awaited.phase}: {sender} stopped the run: {_plain(envelope.payload)}",
+                f"{awaited.phase}: {sender} stopped the run: "
+                f"{plain_text(envelope.payload, _REASON_LETTERS)}",
                 left=(sender,),
             )
-        self._gathering[sender].require_between(envelope)
-        if envelope.kind is Kind.ALIVE:
+        if gathering.kind not in ("", kind):
+            raise RemoteProtocolError(
+                f"{sender} sent {kind} to {self.me} in the middle of a message of "
+                f"{gathering.kind}; parts of a message follow one another"
+            )
+        if kind is Kind.ALIVE:
             self.signs.hear(envelope)
             return None
-        if envelope.kind not in awaited.kinds or awaited.step not in (None, envelope.step):
+        if kind not in awaited.kinds or awaited.step not in (None, envelope.step):
             raise RemoteProtocolError(
-                f"{awaited}, got {envelope.kind} of step {envelope.step} from {sender}"
+                f"{awaited}, got {kind} of step {envelope.step} from {sender}"
             )
-        if envelope.kind not in IN_PARTS:
+        if kind not in IN_PARTS:
             return envelope
-        payload = self._gathering[sender].add(envelope, most=most)
+        payload = gathering.add(envelope.payload, kind, most=most)
         return None if payload is None else replace(envelope, payload=payload)
 
     async def converse(
@@ -311,12 +326,13 @@ class Links:
             left=silence.left, gone=silence.gone,
         )  # fmt: skip
 
-    def _require_link(self, peer: str) -> None:
-        if peer not in self._peers:
-            raise LocalProtocolError(
-                f"there is no link from {self.me!r} to {peer!r}; {self.me} has links to "
-                f"{', '.join(self._peers) or 'nobody'}"
-            )
+    def _require_links(self, peers: Sequence[str]) -> None:
+        for peer in peers:
+            if peer not in self._gathering:
+                raise LocalProtocolError(
+                    f"there is no link from {self.me!r} to {peer!r}; {self.me} has links to "
+                    f"{', '.join(self._peers) or 'nobody'}"
+                )
 
     def _open(self, sender: str, frame: bytes) -> Envelope:
         try:
@@ -340,7 +356,7 @@ class Links:
         if self._seals and claimed.kind is Kind.ABORT and claimed.session == _UNNAMED:
             raise RunStoppedError(
                 f"agreement: {sender} stopped the run before its links were sealed, and says "
-                f"without a seal: {_plain(body)}",
+                f"without a seal: {plain_text(body, _REASON_LETTERS)}",
                 left=(sender,),
             )
         if (claimed.session, claimed.sender, claimed.receiver) != (self._session, sender, self.me):
@@ -354,7 +370,102 @@ class Links:
         return replace(claimed, payload=body)
 
 
-def _plain(reason: bytes) -> str:
-    """What a peer says, as one line that no terminal obeys."""
-    text = reason[:_REASON_LETTERS].decode("utf-8", "replace")
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
+# Signs of life: who computes for long tells those that may wait for it how far it is.
+#
+# Run by: both ends of a link. A sign is sent by the very thread that computes, between two pieces
+# of its work, and says how many IDs are behind it; none comes of a computation that hangs, of a
+# process that was stopped, or of a thread that has nothing to do with the work. A sign only renews
+# the patience of who waits. Each stands for `IDS_A_SIGN` IDs of work, and how much work there can
+# be follows from the numbers of IDs, so everybody knows how many signs a peer may send at most:
+# nobody is kept waiting for ever by signs alone.
+
+
+def most_signs(work: int) -> int:
+    """How many signs a party may send for so much work, in IDs, of its own.
+
+    Twice as many as it makes: of a party that it waits for, too, others hear from it (see
+    `Pulse.relay`).
+    """
+    return 2 * (work // IDS_A_SIGN) + _SPARE_SIGNS
+
+
+class Pulse:
+    """Sends signs of life of this party's work.
+
+    Args:
+        send: delivers a sign to a peer.
+        peers: who may wait for this party.
+    """
+
+    def __init__(self, send: Callable[[str, bytes], None], peers: Sequence[str]) -> None:
+        self._send, self._peers = send, tuple(peers)
+        self._done = self._told = 0
+
+    def worked(self, ids: int) -> None:
+        """Note work on so many more IDs; tell the peers where it has become much."""
+        self._done += ids
+        if self._done - self._told >= IDS_A_SIGN:
+            self._tell(self._peers)
+
+    def relay(self, sender: str) -> None:
+        """Pass on that `sender` is alive, for whom this party waits, to those who wait for it."""
+        self._done = max(self._done, self._told + IDS_A_SIGN)
+        self._tell([peer for peer in self._peers if peer != sender])
+
+    def _tell(self, peers: Sequence[str]) -> None:
+        self._told = self._done
+        for peer in peers:
+            self._send(peer, _DONE.pack(self._done))
+
+
+class SignsHeard:
+    """What this party heard of its peers, and how many more signs it takes of each.
+
+    Attributes:
+        relay: told who gave a sign.
+    """
+
+    def __init__(self, me: str) -> None:
+        self._me = me
+        self._left: dict[str, int] = {}
+        self._done: dict[str, int] = {}
+        self.relay: Callable[[str], None] = lambda sender: None
+
+    def allow(self, signs: Mapping[str, int]) -> None:
+        """Take so many more signs of these peers, in place of what was allowed before."""
+        self._left |= signs
+
+    @contextmanager
+    def at_most(self, signs: Mapping[str, int]) -> Iterator[None]:
+        """Take no more than so many within the block, nor more than was allowed before."""
+        before = {peer: self._left.get(peer, 0) for peer in signs}
+        within = {peer: min(count, before[peer]) for peer, count in signs.items()}
+        self._left |= within
+        try:
+            yield
+        finally:
+            used = {peer: within[peer] - self._left[peer] for peer in signs}
+            self._left |= {peer: before[peer] - used[peer] for peer in signs}
+
+    def hear(self, envelope: Envelope) -> None:
+        """Take a sign.
+
+        Raises:
+            RemoteProtocolError: malformed, of no progress, or one more than there can be.
+        """
+        sender, left = envelope.sender, self._left.get(envelope.sender, 0)
+        if len(envelope.payload) != _DONE.size:
+            raise RemoteProtocolError(f"{sender} sent {self._me} a malformed sign of life")
+        (done,) = _DONE.unpack(envelope.payload)
+        if done < self._done.get(sender, 0) + IDS_A_SIGN:
+            raise RemoteProtocolError(
+                f"{sender} sent {self._me} a sign of life without progress: {done} IDs done, after "
+                f"{self._done.get(sender, 0)}; each stands for {IDS_A_SIGN} more"
+            )
+        if left <= 0:
+            raise RemoteProtocolError(
+                f"{sender} sent {self._me} more signs of life than its work can take, and nothing "
+                "else; it keeps others waiting. Look at its log, then start all parties again"
+            )
+        self._left[sender], self._done[sender] = left - 1, done
+        self.relay(sender)

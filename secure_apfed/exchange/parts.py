@@ -1,10 +1,12 @@
-"""Large messages of set-up conversations in parts of at most 16 MiB, put together in order.
+"""Large messages in parts, put together in order and within bounds.
 
-Run by: both ends of a link, inside its seals (see `secure_apfed.exchange.links`); roles and
-protocols see whole messages. Every part says which message it is of, how long that is and where
-the part begins, so a receiver refuses a message that is too long before it takes any memory for it,
-and afterwards never holds more of it than came. A whole message of any length could not be sealed:
-AES-GCM ends at 2^31 - 1 bytes, which set intersection reaches at 67 million IDs.
+Run by: both ends, twice. Inside the seals of links (see `secure_apfed.exchange.links`) messages of
+set-up travel in parts of 16 MiB, since one of any length could not be sealed: AES-GCM ends at
+2^31 - 1 bytes, which set intersection reaches at 67 million IDs. Beneath them
+(`secure_apfed.exchange.resumable_link`) all frames travel in parts of 1 MiB, so that little is sent
+again after a break. Every part says which message it is of, how long that is and where the part
+begins, so a receiver refuses a message that is too long before it takes any memory for it, and
+afterwards never holds more of it than came.
 Protects from: peers that announce too much, stop midway, repeat, leave out or reorder parts, or
 put one message into another.
 """
@@ -13,12 +15,8 @@ import struct
 from collections.abc import Iterator
 
 from apfed_protocols.errors import RemoteProtocolError
-from secure_apfed.exchange.envelope import Envelope, Kind
 
-__all__ = ["IN_PARTS", "MOST_BYTES", "PART_BYTES", "PART_HEADER_BYTES", "Gathering", "parts_of"]
-
-IN_PARTS = frozenset({Kind.ALIGNMENT, Kind.SUM_SETUP, Kind.COIN})
-"""Kinds of messages that travel in parts, also where one part is enough."""
+__all__ = ["MOST_BYTES", "PART_BYTES", "PART_HEADER_BYTES", "Gathering", "parts_of"]
 
 PART_BYTES = 2**24
 MOST_BYTES = 2**30
@@ -28,11 +26,11 @@ _HEADER = struct.Struct(">IQQ")
 PART_HEADER_BYTES = _HEADER.size
 
 
-def parts_of(number: int, payload: bytes) -> Iterator[bytes]:
-    """Cut message `number` of a link into parts; an empty one has one part, too."""
-    for offset in range(0, len(payload) or 1, PART_BYTES):
-        header = _HEADER.pack(number, len(payload), offset)
-        yield header + payload[offset : offset + PART_BYTES]
+def parts_of(number: int, message: bytes, size: int | None = None) -> Iterator[bytes]:
+    """Cut message `number` of a link into parts of `PART_BYTES`; an empty one has one, too."""
+    size = size or PART_BYTES
+    for offset in range(0, len(message) or 1, size):
+        yield _HEADER.pack(number, len(message), offset) + message[offset : offset + size]
 
 
 class Gathering:
@@ -40,71 +38,66 @@ class Gathering:
 
     Args:
         me: who receives; peer: who sends.
+        size: bytes of a part, `PART_BYTES` unless given.
+
+    Attributes:
+        kind: what the message is of which some parts came; empty between messages.
     """
 
-    def __init__(self, me: str, peer: str) -> None:
-        self._me, self._peer = me, peer
-        self._number, self._total = 0, 0
-        self._kind: Kind | None = None
+    def __init__(self, me: str, peer: str, size: int | None = None) -> None:
+        self._me, self._peer, self._size = me, peer, size or PART_BYTES
+        self._number, self._total, self.kind = 0, 0, ""
         self._came = bytearray()
 
     @property
     def midway(self) -> str:
         """How much came of a message that is not whole, in words; empty between messages."""
-        if self._kind is None:
+        if not self.kind:
             return ""
         return (
             f"{self._peer} stopped midway in a message: {len(self._came)} of {self._total} bytes "
-            f"of {self._kind} came"
+            f"of {self.kind} came"
         )
 
-    def require_between(self, envelope: Envelope) -> None:
-        """Refuse what comes in the middle of a message and is no part of it.
-
-        Raises:
-            RemoteProtocolError: names the peer and both kinds.
-        """
-        if self._kind is not None and envelope.kind is not self._kind:
-            raise RemoteProtocolError(
-                f"{self._peer} sent {envelope.kind} to {self._me} in the middle of a message of "
-                f"{self._kind}; parts of a message follow one another"
-            )
-
-    def add(self, envelope: Envelope, *, most: int) -> bytes | None:
+    def add(self, part: bytes, kind: str, *, most: int = MOST_BYTES) -> bytes | None:
         """Take the next part; return the whole message, or None while some of it is missing.
 
         Args:
-            envelope: with a part as its payload.
+            part: as it came.
+            kind: what the message is, for errors.
             most: the longest message that is taken now, in bytes.
 
         Raises:
             RemoteProtocolError: no part, one that does not follow, or too long a message.
         """
-        payload = envelope.payload
-        if len(payload) < PART_HEADER_BYTES:
+        if len(part) < PART_HEADER_BYTES:
             raise RemoteProtocolError(
-                f"{self._peer} sent {len(payload)} bytes of {envelope.kind} to {self._me}, too "
-                "few for a part of a message"
+                f"{self._peer} sent {len(part)} bytes of {kind} to {self._me}, too few for a part "
+                "of a message"
             )
-        number, total, offset = _HEADER.unpack_from(payload)
-        if self._kind is None:
-            self._begin(envelope.kind, number, total, most)
+        number, total, offset = _HEADER.unpack_from(part)
+        if not self.kind:
+            self._begin(kind, number, total, most)
         if (number, total, offset) != (self._number, self._total, len(self._came)):
             raise RemoteProtocolError(
                 f"{self._peer} sent {self._me} part {offset} of {total} bytes of message {number}, "
                 f"expected part {len(self._came)} of {self._total} bytes of message "
                 f"{self._number}: a part was repeated, left out, reordered or of another message"
             )
-        length = len(payload) - PART_HEADER_BYTES
-        if length != min(PART_BYTES, total - offset):
+        length = len(part) - PART_HEADER_BYTES
+        if length != min(self._size, total - offset):
             raise RemoteProtocolError(
                 f"{self._peer} sent {self._me} a part of {length} bytes at {offset} of {total} of "
-                f"message {number}; every part but the last has {PART_BYTES} bytes"
+                f"message {number}; every part but the last has {self._size} bytes"
             )
-        self._came += memoryview(payload)[PART_HEADER_BYTES:]
-        return self._whole() if len(self._came) == total else None
+        self._came += memoryview(part)[PART_HEADER_BYTES:]
+        if len(self._came) < total:
+            return None
+        message = bytes(self._came)
+        self._number, self.kind, self._came = number + 1, "", bytearray()
+        return message
 
-    def _begin(self, kind: Kind, number: int, total: int, most: int) -> None:
+    def _begin(self, kind: str, number: int, total: int, most: int) -> None:
         if number != self._number:
             raise RemoteProtocolError(
                 f"{self._peer} sent {self._me} message {number} in parts, expected message "
@@ -116,10 +109,4 @@ class Gathering:
                 f"takes at most {most} here; compare the settings of both, such as "
                 "alignment.maximum_ids"
             )
-        self._kind, self._total = kind, total
-
-    def _whole(self) -> bytes:
-        message = bytes(self._came)
-        self._kind, self._came = None, bytearray()
-        self._number += 1
-        return message
+        self.kind, self._total = kind, total

@@ -104,18 +104,13 @@ class Transcript:
 
     def record(self, envelope: Envelope, wire_bytes: int) -> None:
         """Count an envelope that is sent, and keep it where the settings say so."""
-        self._add(
+        self.add((
             Flow(
-                sender=envelope.sender,
-                receiver=envelope.receiver,
-                kind=envelope.kind,
-                messages=1,
-                payload_bytes=len(envelope.payload),
-                wire_bytes=wire_bytes,
-                first_step=envelope.step,
-                last_step=envelope.step,
-            )
-        )
+                sender=envelope.sender, receiver=envelope.receiver, kind=envelope.kind,
+                messages=1, payload_bytes=len(envelope.payload), wire_bytes=wire_bytes,
+                first_step=envelope.step, last_step=envelope.step,
+            ),
+        ))  # fmt: skip
         if self._epoch is not None and envelope.kind in KEPT_KINDS:
             kept = replace(envelope, payload=self._store(envelope.payload))
             self._epochs[self._epoch].append(kept)
@@ -155,21 +150,19 @@ class Transcript:
     def add(self, flows: Iterable[Flow]) -> None:
         """Count what was sent before, or elsewhere for this run."""
         for flow in flows:
-            self._add(flow)
-
-    def _add(self, flow: Flow) -> None:
-        key = (flow.sender, flow.receiver, flow.kind)
-        past = self._flows.get(key)
-        if past is None:
-            self._flows[key] = flow
-            return
-        self._flows[key] = replace(
-            past,
-            messages=past.messages + flow.messages,
-            payload_bytes=past.payload_bytes + flow.payload_bytes,
-            wire_bytes=past.wire_bytes + flow.wire_bytes,
-            last_step=max(past.last_step, flow.last_step),
-        )
+            key = (flow.sender, flow.receiver, flow.kind)
+            past = self._flows.get(key)
+            self._flows[key] = (
+                flow
+                if past is None
+                else replace(
+                    past,
+                    messages=past.messages + flow.messages,
+                    payload_bytes=past.payload_bytes + flow.payload_bytes,
+                    wire_bytes=past.wire_bytes + flow.wire_bytes,
+                    last_step=max(past.last_step, flow.last_step),
+                )
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """Everything recorded, as plain msgpack types."""

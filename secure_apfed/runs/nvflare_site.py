@@ -21,11 +21,12 @@ from typing import Any
 
 from apfed_protocols.errors import PartyLeftError
 from apfed_protocols.identity import Identity
+from secure_apfed.between.calls import Calls
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.exchange import Transport
-from secure_apfed.exchange.calls import Calls
-from secure_apfed.exchange.linked import Linked
-from secure_apfed.exchange.sealed_connection import LocalEnd, plain_text
+from secure_apfed.exchange.envelope import plain_text
+from secure_apfed.exchange.resumable_link import Linked
+from secure_apfed.exchange.sealed_connection import LocalEnd
 from secure_apfed.files import open_regular
 from secure_apfed.names import check_name
 from secure_apfed.runs.connecting import Connect

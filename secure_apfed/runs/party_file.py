@@ -80,7 +80,7 @@ class PartyFile(Settings):
         relay: "host:port" that all dial, where some cannot be reached.
         relay_name: the name in the relay's certificate; null: the host's own.
         proxy: "http://host:port" of a proxy that is asked to CONNECT; null: the environment's.
-        reconnect_s: how long a peer may give no sign of life, with "grpc" and "nvflare".
+        reconnect_s: how long a peer may give no sign of life.
         table: its rows as prepared for a trial; null reads its own file of `data.parties`.
         timeout_s: one unit of patience: how long a peer may be silent whose turn it is. Who
             waits for somebody's answer to others is patient for up to eight of them.

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from secure_apfed.errors import ConfigError
-from secure_apfed.exchange.certificates import make_authority
 from secure_apfed.exchange.sockets import parse_address
 from secure_apfed.files import make_private, own_subfolder
 from secure_apfed.runs.folder import write_atomically
@@ -31,6 +30,7 @@ RELAY = "relay"  # the name in its certificate, and of its folder beside the par
 _LOOPBACK = "127.0.0.1"
 _PORTS = range(20_000, 32_000)
 _CA, _CERTIFICATE, _KEY = Path("ca.pem"), Path("certificate.pem"), Path("key.pem")
+_GONE_S = 3.0  # a process of this machine that cannot be reached for so long has ended
 _START_S, _LOOK_S = 60.0, 0.05
 
 
@@ -57,8 +57,12 @@ def trial_ways(over: Way, folders: Mapping[str, Path]) -> dict[str, dict[str, An
         over: how they reach each other.
         folders: of the parties, by name.
     """
-    if over in ("tcp", "nvflare"):
+    if over == "tcp":
+        return {name: {"link": over, "reconnect_s": _GONE_S} for name in folders}
+    if over == "nvflare":
         return {name: {"link": over} for name in folders}
+    from secure_apfed.between.certificates import make_authority
+
     authority = make_authority()
     told: dict[str, Any] = {
         "link": "grpc", "tls": Tls(ca=_CA, certificate=_CERTIFICATE, key=_KEY),

@@ -10,10 +10,9 @@ import pytest
 
 from apfed_protocols.errors import PartyLeftError
 from apfed_protocols.identity import fresh_identity
+from secure_apfed.between.calls import Calls, Carry
 from secure_apfed.exchange import Awaited, Kind
-from secure_apfed.exchange.calls import Calls, Carry
-from secure_apfed.exchange.linked import Linked
-from secure_apfed.exchange.resumable_link import Connection
+from secure_apfed.exchange.resumable_link import Connection, Linked
 from secure_apfed.exchange.sealed_connection import MOST_SEALED, LocalEnd
 from tests.waiting import LONG_S, wait_until
 

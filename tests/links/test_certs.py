@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from secure_apfed.between.certificates import Credentials, read_revoked
 from secure_apfed.cli import execute
 from secure_apfed.errors import ConfigError
-from secure_apfed.exchange.certificates import Credentials, read_revoked
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> Any:

@@ -10,9 +10,9 @@ import pytest
 
 from apfed_protocols.errors import PartyLeftError, RemoteProtocolError, UnsafeChoiceWarning
 from apfed_protocols.identity import fresh_identity
+from secure_apfed.between.certificates import Credentials, make_authority
+from secure_apfed.between.grpc_link import dial
 from secure_apfed.errors import ConfigError
-from secure_apfed.exchange.certificates import Credentials, make_authority
-from secure_apfed.exchange.grpc_link import dial
 from secure_apfed.exchange.sealed_connection import LocalEnd, prove
 from secure_apfed.exchange.sockets import parse_address
 from tests.links.pair import Pair, say_and_hear, until_somebody_listens

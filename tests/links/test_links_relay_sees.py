@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from secure_apfed.between.certificates import Credentials
+from secure_apfed.between.grpc_link import GrpcConnection
+from secure_apfed.between.relay import Relay
 from secure_apfed.data import load_data, pack_own
-from secure_apfed.exchange.certificates import Credentials
-from secure_apfed.exchange.grpc_link import GrpcConnection
-from secure_apfed.exchange.relay import Relay
 from tests.links.test_links_equal import config_of
 from tests.local.processes import Parties
 

@@ -12,9 +12,9 @@ import pytest
 
 from apfed_protocols.errors import PartyLeftError, RemoteProtocolError
 from apfed_protocols.identity import fresh_identity
+from secure_apfed.between.grpc_link import GrpcConnection, Port, dial
+from secure_apfed.between.relay import Relay, room_of, through
 from secure_apfed.exchange import Kind, Links, drive, play_one
-from secure_apfed.exchange.grpc_link import GrpcConnection, Port, dial
-from secure_apfed.exchange.relay import Relay, room_of, through
 from secure_apfed.exchange.resumable_link import Connection
 from secure_apfed.exchange.sealed_connection import LocalEnd, prove
 from secure_apfed.exchange.sockets import parse_address

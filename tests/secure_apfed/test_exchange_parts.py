@@ -7,10 +7,10 @@ import pytest
 
 from apfed_protocols.conversation import Outgoing
 from apfed_protocols.errors import PartyLeftError, RemoteProtocolError, RunStoppedError
-from secure_apfed.exchange import BEFORE_TRAINING, InMemory, Kind, links, parts, signs
+from secure_apfed.exchange import BEFORE_TRAINING, InMemory, Kind, links, parts
+from secure_apfed.exchange.links import Pulse, most_signs
 from secure_apfed.exchange.parts import Gathering, parts_of
-from secure_apfed.exchange.signs import Pulse, most_signs
-from tests.secure_apfed.seats import envelope, network
+from tests.secure_apfed.seats import network
 
 SIZE = 10
 HEADER = struct.Struct(">IQQ")
@@ -20,7 +20,7 @@ MESSAGE = bytes(range(35))
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "PART_BYTES", SIZE)
-    monkeypatch.setattr(signs, "IDS_A_SIGN", 100)
+    monkeypatch.setattr(links, "IDS_A_SIGN", 100)
 
 
 def part(number: int, total: int, offset: int, body: bytes) -> bytes:
@@ -65,11 +65,7 @@ def test_messages_of_any_length_arrive_whole_and_in_order(length: int) -> None:
 def test_messages_of_two_peers_may_come_part_by_part_in_turns() -> None:
     halves = {name: Gathering("ann", name) for name in ("bob", "cid")}
     cut = list(parts_of(0, MESSAGE))
-    came = [
-        halves[name].add(envelope(one, kind=Kind.ALIGNMENT, sender=name), most=99)
-        for one in cut
-        for name in halves
-    ]
+    came = [halves[name].add(one, Kind.ALIGNMENT, most=99) for one in cut for name in halves]
     assert came == [None] * (2 * len(cut) - 2) + [MESSAGE] * 2
 
 
@@ -106,7 +102,7 @@ def test_an_announcement_takes_no_memory() -> None:
     """A gathering holds what came, and nothing of what was announced."""
     half = Gathering("ann", "bob")
     vast = 2**60
-    assert half.add(envelope(part(0, vast, 0, bytes(SIZE)), kind=Kind.ALIGNMENT), most=vast) is None
+    assert half.add(part(0, vast, 0, bytes(SIZE)), Kind.ALIGNMENT, most=vast) is None
     assert f"{SIZE} of {vast} bytes of alignment came" in half.midway
 
 

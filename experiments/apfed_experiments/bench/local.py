@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -33,13 +33,13 @@ from apfed_protocols.identity import Identity, fresh_identity
 from apfed_protocols.seal import SealedLink, fresh_run_key
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
-from secure_apfed.exchange import InMemory, Kind, Links, Sockets, drive
-from secure_apfed.exchange.sockets import Address, listen_at, parse_address
+from secure_apfed.exchange import InMemory, Kind, Links, Transport, drive
 from secure_apfed.files import make_private
 from secure_apfed.methods import METHODS, Learner, lead, new_session, open_session
 from secure_apfed.methods.method import end_all
+from secure_apfed.runs.connecting import connect
 from secure_apfed.runs.local import prepare_parties
-from secure_apfed.runs.party import Joined, PartyFile, joined
+from secure_apfed.runs.party import Joined, PartyFile, Peer, joined
 from secure_apfed.runs.trial_links import Way, free_addresses, relaying
 from secure_apfed.seeds import one_thread
 
@@ -176,16 +176,27 @@ async def _echo(links: Links) -> None:
 
 
 @contextmanager
-def _echoing() -> Iterator[tuple[Sockets, Links]]:
+def _echoing() -> Iterator[tuple[Transport, Links]]:
     """A sealed link to a process that sends back what it gets."""
-    addresses = dict(zip(("here", "there"), map(parse_address, free_addresses(2)), strict=True))
-    identities = {name: fresh_identity() for name in addresses}
-    known = {name: one.public for name, one in identities.items()}
-    secret = identities["there"].secret_bytes()
+    names = ("here", "there")
+    addresses = dict(zip(names, free_addresses(2), strict=True))
+    identities = {name: fresh_identity() for name in names}
+    peers = {
+        name: Peer(address=addresses[name], identity=identities[name].public.hex())
+        for name in names
+    }
+    files = {
+        name: PartyFile(
+            party=name, active="here", passives=("there",), config=Path("none"),
+            listen=addresses[name], peers={peer: peers[peer] for peer in names if peer != name},
+        )
+        for name in names
+    }  # fmt: skip
     context = multiprocessing.get_context("spawn")
-    process = context.Process(target=_there, args=(addresses, known, secret), daemon=True)
+    secret = identities["there"].secret_bytes()
+    process = context.Process(target=_there, args=(files["there"], secret), daemon=True)
     process.start()
-    transport, links = _met("here", addresses, identities["here"], known)
+    transport, links = _met(files["here"], identities["here"])
     try:
         yield transport, links
     finally:
@@ -193,23 +204,18 @@ def _echoing() -> Iterator[tuple[Sockets, Links]]:
         process.join(_PATIENCE_S)
 
 
-def _there(addresses: Mapping[str, Address], known: Mapping[str, bytes], secret: bytes) -> None:
-    transport, links = _met("there", addresses, Identity.restored(secret), known)
+def _there(file: PartyFile, secret: bytes) -> None:
+    transport, links = _met(file, Identity.restored(secret))
     drive(_echo(links), transport, timeout_s=_PATIENCE_S)
     transport.close()
 
 
-def _met(
-    me: str, addresses: Mapping[str, Address], identity: Identity, known: Mapping[str, bytes]
-) -> tuple[Sockets, Links]:
+def _met(file: PartyFile, identity: Identity) -> tuple[Transport, Links]:
     """Connected, and with sealed links."""
-    peers = {name: address for name, address in addresses.items() if name != me}
-    transport = Sockets.meet(
-        me, listen_at(addresses[me]), peers, identity=identity, known=known,
-        timeout_s=_PATIENCE_S,
-    )  # fmt: skip
-    links = Links(me, list(peers), transport.post)
-    (peer,) = peers
+    known = {name: bytes.fromhex(peer.identity) for name, peer in file.peers.items()}
+    transport = connect(file, identity, known)
+    links = Links(file.party, list(file.peers), transport.post)
+    (peer,) = file.peers
     drive(sealed(links, peer), transport, timeout_s=_PATIENCE_S)
     return transport, links
 

@@ -18,11 +18,10 @@ import msgpack
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.identity import SIGNATURE_BYTES, verify
 from apfed_protocols.randomness import fresh_key
-from secure_apfed.exchange.certificates import Credentials
-from secure_apfed.exchange.door import Crowd
-from secure_apfed.exchange.grpc_link import GrpcConnection, Port
+from secure_apfed.between.certificates import Credentials
+from secure_apfed.between.grpc_link import GrpcConnection, Port
 from secure_apfed.exchange.resumable_link import Connection
-from secure_apfed.exchange.sealed_connection import LocalEnd, read_before, refuse
+from secure_apfed.exchange.sealed_connection import Crowd, LocalEnd, read_before, refuse
 from secure_apfed.exchange.sockets import Address
 
 __all__ = ["PARTNER_S", "Relay", "room_of", "through"]

@@ -20,12 +20,12 @@ from ipaddress import ip_address
 from typing import Any
 
 from apfed_protocols.errors import UnsafeChoiceWarning
+from secure_apfed.between.certificates import Credentials
 from secure_apfed.errors import ConfigError
-from secure_apfed.exchange.certificates import Credentials
+from secure_apfed.exchange.envelope import plain_text
 from secure_apfed.exchange.sealed_connection import (
     MOST_SEALED,
     MOST_UNPROVED,
-    plain_text,
     refuse,
 )
 from secure_apfed.exchange.sockets import Address, spell_address

@@ -16,13 +16,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.randomness import fresh_key
-from secure_apfed.exchange.door import Door
+from secure_apfed.exchange.envelope import plain_text
 from secure_apfed.exchange.resumable_link import Connection
 from secure_apfed.exchange.sealed_connection import (
     MOST_SEALED,
     MOST_UNPROVED,
+    Door,
     LocalEnd,
-    plain_text,
     prove,
 )
 
@@ -61,7 +61,7 @@ class Calls:
         self._ended = ""
 
     def ways(self) -> Mapping[str, Callable[[], Connection]]:
-        """By peer, what makes a connection to it; see `secure_apfed.exchange.linked.Linked`."""
+        """By peer, what makes a connection to it; see `Linked`."""
         return {name: self._way(name) for name in self._me.known}
 
     def _way(self, peer: str) -> Callable[[], Connection]:

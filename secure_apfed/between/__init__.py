@@ -1,0 +1,1 @@
+"""Carriers between machines: gRPC (an extra), a relay, calls of NVFlare's; certificates for TLS."""
