@@ -13,13 +13,13 @@ the frame follows: gRPC takes a whole message into memory before anybody here ma
 import contextlib
 import threading
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from ipaddress import ip_address
 from typing import Any
 
 from apfed_protocols.errors import UnsafeChoiceWarning
+from secure_apfed.between import MOST_QUEUED, Pipe
 from secure_apfed.between.certificates import Credentials
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange.envelope import plain_text
@@ -39,7 +39,6 @@ __all__ = ["GrpcConnection", "Port", "dial", "is_loopback", "require_grpc", "war
 
 _SERVICE, _METHOD = "secure_apfed.Link", "Carry"
 _PATH = f"/{_SERVICE}/{_METHOD}"
-_MOST_QUEUED = 4  # frames each way between gRPC's threads and the link's
 _MOST_STREAMS = 512
 _PIECE = 2**17 - 1
 _MORE, _LAST = b"\1", b"\0"  # whether more of the frame follows
@@ -86,72 +85,19 @@ def require_grpc() -> None:
         )
 
 
-class _Pipe:
-    """Frames from one thread to another, of which few may wait.
-
-    Args:
-        room: how many.
-    """
-
-    def __init__(self, room: int = _MOST_QUEUED) -> None:
-        self.room, self._changed = room, threading.Condition()
-        self._frames: deque[bytes] = deque()
-        self._ended: str | None = None
-
-    def put(self, frame: bytes) -> None:
-        """Wait for room; raises BrokenPipeError once the pipe has ended."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._ended is not None or len(self._frames) < self.room)
-            if self._ended is not None:
-                raise BrokenPipeError(self._ended or "the connection was closed")
-            self._frames.append(frame)
-            self._changed.notify_all()
-
-    def poll(self, timeout_s: float) -> bool:
-        """Whether `get` would return or raise at once."""
-        with self._changed:
-            return self._changed.wait_for(
-                lambda: bool(self._frames) or self._ended is not None, timeout_s
-            )
-
-    def get(self) -> bytes:
-        """Wait for a frame; raises EOFError once the pipe has ended and is empty."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._frames or self._ended is not None)
-            if not self._frames:
-                raise EOFError(self._ended or "the other end closed the connection")
-            self._changed.notify_all()
-            return self._frames.popleft()
-
-    def end(self, why: str = "") -> None:
-        with self._changed:
-            if self._ended is None:
-                self._ended = why
-            self._changed.notify_all()
-
-    def drain(self) -> Iterator[bytes]:
-        """What is put, in pieces, until the end."""
-        with contextlib.suppress(EOFError):
-            while True:
-                frame = self.get()
-                for start in range(0, max(1, len(frame)), _PIECE):
-                    end = start + _PIECE
-                    yield (_MORE if end < len(frame) else _LAST) + frame[start:end]
-
-
-class GrpcConnection:
-    """One stream as a `Connection`.
+class GrpcConnection(Pipe):
+    """One stream as a `Carrier`.
 
     Args:
         cancel: ends the call at once.
     """
 
     def __init__(self, cancel: Callable[[], None] = lambda: None) -> None:
-        self.outgoing, self._incoming = _Pipe(), _Pipe(room=1)
-        self._cancel, self._most = cancel, MOST_UNPROVED
+        super().__init__(room=1)
+        self._outgoing, self._cancel, self._most = Pipe(), cancel, MOST_UNPROVED
 
     def trust(self) -> None:
-        self._most, self._incoming.room = MOST_SEALED, _MOST_QUEUED
+        self._most, self.room = MOST_SEALED, MOST_QUEUED
 
     def carry(self, pieces: Iterator[bytes]) -> None:
         """Read what comes until the stream ends, or a frame gets too long."""
@@ -169,25 +115,28 @@ class GrpcConnection:
                 if piece[:1] == _MORE:
                     continue
                 with contextlib.suppress(BrokenPipeError):  # closed here; what was sent still goes
-                    self._incoming.put(bytes(frame))
+                    self.put(bytes(frame))
                 frame.clear()
         except grpc.RpcError as error:
             why = _told_by(error)
         self.broken(why)
 
+    def pieces(self) -> Iterator[bytes]:
+        """What is sent, in pieces, until the end."""
+        with contextlib.suppress(EOFError):
+            while True:
+                frame = self._outgoing.recv_bytes()
+                for start in range(0, max(1, len(frame)), _PIECE):
+                    end = start + _PIECE
+                    yield (_MORE if end < len(frame) else _LAST) + frame[start:end]
+
     def broken(self, why: str = "") -> None:
         """The stream is over: nothing comes or goes any more."""
-        self._incoming.end(why)
-        self.outgoing.end(why)
+        self.end(why)
+        self._outgoing.end(why)
 
     def send_bytes(self, buf: bytes, /) -> None:
-        self.outgoing.put(buf)
-
-    def recv_bytes(self) -> bytes:
-        return self._incoming.get()
-
-    def poll(self, timeout: float, /) -> bool:
-        return self._incoming.poll(timeout)
+        self._outgoing.put(buf)
 
     def close(self) -> None:
         """Let what was sent go, and end; nobody waits for an end that does not take it."""
@@ -225,7 +174,7 @@ def dial(
         tls = grpc.ssl_channel_credentials(credentials.ca, credentials.key, credentials.certificate)
         channel = grpc.secure_channel(target, tls, options)
     connection = GrpcConnection(channel.close)
-    call = channel.stream_stream(_PATH)(connection.outgoing.drain())
+    call = channel.stream_stream(_PATH)(connection.pieces())
 
     def carry() -> None:
         connection.carry(call)
@@ -296,7 +245,7 @@ class Port:
         ):
             threading.Thread(target=task, daemon=True).start()
         try:
-            yield from connection.outgoing.drain()
+            yield from connection.pieces()
         finally:
             with self._lock:
                 self._open.discard(connection)
