@@ -212,24 +212,20 @@ class Port:
         handler = grpc.stream_stream_rpc_method_handler(self._carry)
         handlers = grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: handler})
         self._server.add_generic_rpc_handlers((handlers,))
-        self.port = self._bind(address, credentials)
-        self._server.start()
-
-    def _bind(self, address: Address, credentials: Credentials | None) -> int:
         at = spell_address(address)
         try:
             if credentials is None:
-                return int(self._server.add_insecure_port(at))
-            tls = grpc.ssl_server_credentials(
-                [(credentials.key, credentials.certificate)], credentials.ca,
-                require_client_auth=True,
-            )  # fmt: skip
-            return int(self._server.add_secure_port(at, tls))
+                self.port = int(self._server.add_insecure_port(at))
+            else:
+                pairs = [(credentials.key, credentials.certificate)]
+                tls = grpc.ssl_server_credentials(pairs, credentials.ca, require_client_auth=True)
+                self.port = int(self._server.add_secure_port(at, tls))
         except RuntimeError as error:
             raise ConfigError(
                 f"cannot listen at {at}; end who does, or name another port there and in the "
                 "others' files"
             ) from error
+        self._server.start()
 
     def _carry(self, frames: Iterator[bytes], context: Any) -> Iterator[bytes]:
         """One stream, until it ends; in a thread of the server's."""
@@ -286,6 +282,7 @@ def warn_of_plaintext(*hosts: str) -> None:
     )
 
 
+_FOREIGN = "its certificate is of an authority that is not in tls.ca"
 _CAUSES = {
     "certificate has expired": "its certificate has expired: it needs a new one",
     "CERTIFICATE_EXPIRED": "it says that this party's certificate has expired: get a new one",
@@ -294,10 +291,10 @@ _CAUSES = {
         "ends TLS there, say behind_proxy: true of that peer"
     ),
     "CERTIFICATE_REQUIRED": "it wants a certificate of this party",
-    "unable to get local issuer": "its certificate is of an authority that is not in tls.ca",
-    "self signed certificate": "its certificate is of an authority that is not in tls.ca",
-    "certificate signature failure": "its certificate is of an authority that is not in tls.ca",
-    "self-signed certificate": "its certificate is of an authority that is not in tls.ca",
+    "unable to get local issuer": _FOREIGN,
+    "self signed certificate": _FOREIGN,
+    "certificate signature failure": _FOREIGN,
+    "self-signed certificate": _FOREIGN,
     "WRONG_VERSION_NUMBER": "it speaks no TLS",
     "Connection refused": "nobody listens there",
     "Socket closed": (

@@ -63,21 +63,18 @@ class Kind(StrEnum):
 
 
 _PHASES = {
-    Kind.GREETING: "agreement",
-    Kind.SESSION: "agreement",
-    Kind.SIGNATURE: "agreement",
-    Kind.ALIGNMENT: "alignment",
-    Kind.ALIVE: "alignment",
-    Kind.SUM_SETUP: "set-up",
-    Kind.BALLOT_SIZE: "set-up",
-    Kind.DEALT: "set-up",
-    Kind.SIGNS: "set-up",
-    Kind.COMMITMENT: "set-up",
-    Kind.COIN: "set-up",
-    Kind.CHALLENGE: "set-up",
-    Kind.READY: "set-up",
-    Kind.SAVED: "checkpoint",
-}
+    kind: phase
+    for phase, kinds in {
+        "agreement": (Kind.GREETING, Kind.SESSION, Kind.SIGNATURE),
+        "alignment": (Kind.ALIGNMENT, Kind.ALIVE),
+        "set-up": (
+            Kind.SUM_SETUP, Kind.BALLOT_SIZE, Kind.DEALT, Kind.SIGNS, Kind.COMMITMENT, Kind.COIN,
+            Kind.CHALLENGE, Kind.READY,
+        ),
+        "checkpoint": (Kind.SAVED,),
+    }.items()
+    for kind in kinds
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ Run by: every party, one object a session. Once the contract is signed (see
 refused. A role is an `async def` over its links and does nothing else with the world: whoever
 drives it (see `secure_apfed.exchange.drivers`) carries the frames. Long messages before training
 travel in parts (see `secure_apfed.exchange.parts`), and signs of life are heard while a role waits
-(see `SignsHeard`); roles see whole messages only.
+(see `Signs`); roles see whole messages only.
 """
 
 import struct
@@ -34,9 +34,8 @@ __all__ = [
     "Frame",
     "LinkObserver",
     "Links",
-    "Pulse",
     "Script",
-    "SignsHeard",
+    "Signs",
     "most_signs",
 ]
 
@@ -127,8 +126,7 @@ class Links:
         observers: told of all that is sent and received.
 
     Attributes:
-        signs: of life, that came and that are still taken.
-        pulse: tells all peers that this party is at work, while it computes for long.
+        signs: of life, while this party computes for long, and those that it takes.
         unit_s: seconds of one unit of patience, as the contract says; None: the driver's own.
         needed: see `Awaited`; nobody, before there is a contract.
     """
@@ -152,9 +150,8 @@ class Links:
         self._gathering = {peer: Gathering(me, peer) for peer in self._peers}
         self._early: dict[str, Envelope] = {}
         self._torn = set[str]()
-        self.signs = SignsHeard(me)
-        self.pulse = Pulse(
-            lambda peer, body: self.send(peer, Kind.ALIVE, BEFORE_TRAINING, body), self._peers
+        self.signs = Signs(
+            me, peers, lambda peer, sign: self.send(peer, Kind.ALIVE, BEFORE_TRAINING, sign)
         )
 
     def seal(self, session: str, seals: Mapping[str, SealedLink]) -> None:
@@ -264,7 +261,7 @@ class Links:
                 f"{gathering.kind}; parts of a message follow one another"
             )
         if kind is Kind.ALIVE:
-            self.signs.hear(envelope)
+            self.signs.hear(sender, envelope.payload)
             return None
         if kind not in awaited.kinds or awaited.step not in (None, envelope.step):
             raise RemoteProtocolError(
@@ -307,24 +304,18 @@ class Links:
                     busy, kind, Kind.READY, step=BEFORE_TRAINING, least=len(busy), most=most
                 )
             except PartyLeftError as error:
-                raise self._blaming_the_ready(error, kind, peers, busy) from error
+                ready = ", ".join(peer for peer in peers if peer not in busy)
+                if not ready:
+                    raise
+                raise PartyLeftError(
+                    f"{error}; {ready} said before that its {kind} is over: perhaps too early",
+                    left=error.left, gone=error.gone,
+                ) from error  # fmt: skip
             if message.kind is kind:
                 send(role.receive(message.sender, message.payload))
             else:
                 busy.remove(message.sender)
                 self._early[message.sender] = message
-
-    def _blaming_the_ready(
-        self, silence: PartyLeftError, kind: Kind, peers: Sequence[str], busy: Sequence[str]
-    ) -> PartyLeftError:
-        """The silence, with those who said that they are done while messages were due."""
-        ready = [peer for peer in peers if peer not in busy]
-        if not ready:
-            return silence
-        return PartyLeftError(
-            f"{silence}; {', '.join(ready)} said before that its {kind} is over: perhaps too early",
-            left=silence.left, gone=silence.gone,
-        )  # fmt: skip
 
     def _require_links(self, peers: Sequence[str]) -> None:
         for peer in peers:
@@ -384,22 +375,28 @@ def most_signs(work: int) -> int:
     """How many signs a party may send for so much work, in IDs, of its own.
 
     Twice as many as it makes: of a party that it waits for, too, others hear from it (see
-    `Pulse.relay`).
+    `Signs.relays`).
     """
     return 2 * (work // IDS_A_SIGN) + _SPARE_SIGNS
 
 
-class Pulse:
-    """Sends signs of life of this party's work.
+class Signs:
+    """Signs of life of one party's work, and those that it takes of its peers.
 
     Args:
+        me: the party; peers: who may wait for it.
         send: delivers a sign to a peer.
-        peers: who may wait for this party.
+
+    Attributes:
+        relays: whether peers hear, too, that somebody is alive for whom this party waits.
     """
 
-    def __init__(self, send: Callable[[str, bytes], None], peers: Sequence[str]) -> None:
-        self._send, self._peers = send, tuple(peers)
+    def __init__(self, me: str, peers: Sequence[str], send: Callable[[str, bytes], None]) -> None:
+        self._me, self._peers, self._send = me, tuple(peers), send
         self._done = self._told = 0
+        self._left: dict[str, int] = {}
+        self._heard: dict[str, int] = {}
+        self.relays = False
 
     def worked(self, ids: int) -> None:
         """Note work on so many more IDs; tell the peers where it has become much."""
@@ -407,29 +404,10 @@ class Pulse:
         if self._done - self._told >= IDS_A_SIGN:
             self._tell(self._peers)
 
-    def relay(self, sender: str) -> None:
-        """Pass on that `sender` is alive, for whom this party waits, to those who wait for it."""
-        self._done = max(self._done, self._told + IDS_A_SIGN)
-        self._tell([peer for peer in self._peers if peer != sender])
-
     def _tell(self, peers: Sequence[str]) -> None:
         self._told = self._done
         for peer in peers:
             self._send(peer, _DONE.pack(self._done))
-
-
-class SignsHeard:
-    """What this party heard of its peers, and how many more signs it takes of each.
-
-    Attributes:
-        relay: told who gave a sign.
-    """
-
-    def __init__(self, me: str) -> None:
-        self._me = me
-        self._left: dict[str, int] = {}
-        self._done: dict[str, int] = {}
-        self.relay: Callable[[str], None] = lambda sender: None
 
     def allow(self, signs: Mapping[str, int]) -> None:
         """Take so many more signs of these peers, in place of what was allowed before."""
@@ -447,25 +425,27 @@ class SignsHeard:
             used = {peer: within[peer] - self._left[peer] for peer in signs}
             self._left |= {peer: before[peer] - used[peer] for peer in signs}
 
-    def hear(self, envelope: Envelope) -> None:
+    def hear(self, sender: str, sign: bytes) -> None:
         """Take a sign.
 
         Raises:
             RemoteProtocolError: malformed, of no progress, or one more than there can be.
         """
-        sender, left = envelope.sender, self._left.get(envelope.sender, 0)
-        if len(envelope.payload) != _DONE.size:
+        left, heard = self._left.get(sender, 0), self._heard.get(sender, 0)
+        if len(sign) != _DONE.size:
             raise RemoteProtocolError(f"{sender} sent {self._me} a malformed sign of life")
-        (done,) = _DONE.unpack(envelope.payload)
-        if done < self._done.get(sender, 0) + IDS_A_SIGN:
+        (done,) = _DONE.unpack(sign)
+        if done < heard + IDS_A_SIGN:
             raise RemoteProtocolError(
                 f"{sender} sent {self._me} a sign of life without progress: {done} IDs done, after "
-                f"{self._done.get(sender, 0)}; each stands for {IDS_A_SIGN} more"
+                f"{heard}; each stands for {IDS_A_SIGN} more"
             )
         if left <= 0:
             raise RemoteProtocolError(
                 f"{sender} sent {self._me} more signs of life than its work can take, and nothing "
                 "else; it keeps others waiting. Look at its log, then start all parties again"
             )
-        self._left[sender], self._done[sender] = left - 1, done
-        self.relay(sender)
+        self._left[sender], self._heard[sender] = left - 1, done
+        if self.relays:
+            self._done = max(self._done, self._told + IDS_A_SIGN)
+            self._tell([peer for peer in self._peers if peer != sender])

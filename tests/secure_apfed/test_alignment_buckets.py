@@ -413,7 +413,7 @@ def test_signs_reach_everybody_who_waits_and_are_bounded_by_the_announced_sizes(
 
     async def flood(self: Any, *given: object) -> None:
         for _ in range(1000):
-            self._links.pulse.worked(20)
+            self._links.signs.worked(20)
         await self._links.receive(self._peers, Kind.READY)
 
     monkeypatch.setattr(over_links._End, "_play", flood)

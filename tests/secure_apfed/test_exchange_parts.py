@@ -8,7 +8,7 @@ import pytest
 from apfed_protocols.conversation import Outgoing
 from apfed_protocols.errors import PartyLeftError, RemoteProtocolError, RunStoppedError
 from secure_apfed.exchange import BEFORE_TRAINING, InMemory, Kind, links, parts
-from secure_apfed.exchange.links import Pulse, most_signs
+from secure_apfed.exchange.links import Signs, most_signs
 from secure_apfed.exchange.parts import Gathering, parts_of
 from tests.secure_apfed.seats import network
 
@@ -136,9 +136,9 @@ def test_nothing_else_comes_between_parts_but_the_word_that_a_peer_stops(
 def test_signs_are_heard_while_a_role_waits_and_reach_no_role() -> None:
     pair = Pair()
     pair.ann.signs.allow({"bob": 3})
-    pulse = pair.bob.pulse
+    signs = pair.bob.signs
     for worked in (99, 1, 99, 250):  # a sign at 100 and at 449
-        pulse.worked(worked)
+        signs.worked(worked)
     pair.bob.send("ann", Kind.ALIGNMENT, BEFORE_TRAINING, MESSAGE)
     assert sum(size == 8 for size in pair.sizes) == 2 * len(("ann", "cid"))
     assert pair.hear() == [MESSAGE]
@@ -147,9 +147,9 @@ def test_signs_are_heard_while_a_role_waits_and_reach_no_role() -> None:
 def test_signs_renew_patience_but_not_for_ever() -> None:
     pair = Pair()
     pair.ann.signs.allow({"bob": 5})
-    pulse = pair.bob.pulse
+    signs = pair.bob.signs
     for _ in range(6):
-        pulse.worked(100)
+        signs.worked(100)
     with pytest.raises(RemoteProtocolError, match=r"^bob sent ann more signs of life than its"):
         pair.hear()
 
@@ -166,7 +166,7 @@ def test_a_sign_without_progress_is_refused() -> None:
 
 def test_a_sign_where_no_work_was_agreed_and_a_malformed_one_are_refused() -> None:
     pair = Pair()
-    pair.bob.pulse.worked(100)
+    pair.bob.signs.worked(100)
     with pytest.raises(RemoteProtocolError, match="more signs of life than its work can take"):
         pair.hear()
     other = Pair()
@@ -178,7 +178,7 @@ def test_a_sign_where_no_work_was_agreed_and_a_malformed_one_are_refused() -> No
 def test_who_falls_silent_after_signs_is_noticed() -> None:
     pair = Pair()
     pair.ann.signs.allow({"bob": 5})
-    pair.bob.pulse.worked(100)
+    pair.bob.signs.worked(100)
     with pytest.raises(PartyLeftError, match="ann expected alignment from bob; nothing came"):
         pair.hear()
 
@@ -186,11 +186,11 @@ def test_who_falls_silent_after_signs_is_noticed() -> None:
 def test_a_bound_within_a_block_counts_against_the_one_around_it() -> None:
     pair = Pair()
     pair.ann.signs.allow({"bob": 10})
-    pulse = pair.bob.pulse
+    signs = pair.bob.signs
 
     def signs_then_a_message(count: int) -> None:
         for _ in range(count):
-            pulse.worked(100)
+            signs.worked(100)
         pair.bob.send("ann", Kind.ALIGNMENT, BEFORE_TRAINING, MESSAGE)
         pair.hear()
 
@@ -204,25 +204,27 @@ def test_a_bound_within_a_block_counts_against_the_one_around_it() -> None:
 
 def test_a_sign_is_passed_on_to_the_others_alone() -> None:
     sent: list[tuple[str, int]] = []
-    pulse = Pulse(lambda peer, body: sent.append((peer, int.from_bytes(body, "big"))), "abc")
-    pulse.worked(50)
-    pulse.relay("b")
-    pulse.worked(99)
-    pulse.relay("a")
+    signs = Signs("dan", "abc", lambda peer, sign: sent.append((peer, int.from_bytes(sign, "big"))))
+    signs.relays = True
+    signs.allow({"a": 1, "b": 1})
+    signs.worked(50)
+    signs.hear("b", (100).to_bytes(8, "big"))
+    signs.worked(99)
+    signs.hear("a", (100).to_bytes(8, "big"))
     assert sent == [("a", 100), ("c", 100), ("b", 200), ("c", 200)]
 
 
 class Slow:
-    """A role that reports its work to a pulse before it answers."""
+    """A role that gives signs of its work before it answers."""
 
-    def __init__(self, pulse: Pulse) -> None:
-        self._pulse, self.finished = pulse, False
+    def __init__(self, signs: Signs) -> None:
+        self._signs, self.finished = signs, False
 
     def start(self) -> Sequence[Outgoing]:
         return ()
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
-        self._pulse.worked(300)
+        self._signs.worked(300)
         self.finished = True
         return [Outgoing(sender, body * 2)]
 
@@ -238,7 +240,7 @@ def test_a_role_in_a_conversation_gives_signs_while_it_computes() -> None:
 
     def scripts() -> Iterator[tuple[str, object]]:
         yield "ann", ask()
-        yield "bob", pair.bob.converse(Kind.ALIGNMENT, Slow(pair.bob.pulse), ["ann"])
+        yield "bob", pair.bob.converse(Kind.ALIGNMENT, Slow(pair.bob.signs), ["ann"])
 
     found = pair.network.complete_all(dict(scripts()))  # type: ignore[arg-type]  # two results
     assert found["ann"] == MESSAGE * 2
