@@ -26,7 +26,7 @@ from secure_apfed.exchange.envelope import plain_text
 from secure_apfed.exchange.sealed_connection import (
     MOST_SEALED,
     MOST_UNPROVED,
-    refuse,
+    refuse_long,
 )
 from secure_apfed.exchange.sockets import Address, spell_address
 
@@ -106,11 +106,7 @@ class GrpcConnection(Pipe):
             for piece in pieces:
                 frame += memoryview(piece)[1:]
                 if len(frame) > self._most:
-                    why = f"the other end sent a frame above {self._most} bytes"
-                    if self._most == MOST_UNPROVED:
-                        why += " before it proved who it is"
-                    refuse(self, why)
-                    self.close()
+                    why = refuse_long(self, self._most)
                     break
                 if piece[:1] == _MORE:
                     continue

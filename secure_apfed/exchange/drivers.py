@@ -220,9 +220,10 @@ class InMemory:
             for script in left.values():
                 script.close()  # one before it failed, so it never began
         with self._ending_all():
-            while any(not self._roles[name].ended for name in scripts):
-                if not self._hand_over():
-                    self._break_the_silence()
+            for name in scripts:
+                while not self._roles[name].ended:
+                    if not self._hand_over():
+                        self._break_the_silence()
             while self._hand_over():
                 pass  # what was sent last has an effect, too
         return {name: self._roles[name].result for name in scripts}

@@ -231,8 +231,9 @@ class Links:
             needed=self.needed,
         )  # fmt: skip
         self._require_links(awaited.senders)
-        early = next((name for name in awaited.senders if name in self._early), None)
-        message = self._early.pop(early) if early else None
+        message = None
+        if self._early and (early := self._early.keys() & set(awaited.senders)):
+            message = self._early.pop(min(early, key=awaited.senders.index))
         while message is None:
             try:
                 sender, frame = await awaited

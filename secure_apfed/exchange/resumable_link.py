@@ -358,7 +358,9 @@ class ResumableLink:
         """Wait for something to write to this wire; None when it is no longer in use."""
         with self._changed:
             beat = time.monotonic() + min(_BEAT_S, self._patience_s / 3)
-            while not (gone := self._over() or self._wire is not wire) and not self._due():
+            while not (gone := self._over() or self._wire is not wire) and not (
+                self._lacks() or self._untold() >= (1 if self._heard_goodbye else _UNTOLD)
+            ):
                 left = beat - time.monotonic()
                 pause = min(left, _RECEIPT_S) if self._untold() else left
                 if not self._changed.wait(max(0.0, pause)):
@@ -376,10 +378,6 @@ class ResumableLink:
     def _lacks(self) -> bool:
         """Whether there are parts that were not written to this wire."""
         return self._written < self._confirmed + len(self._unconfirmed)
-
-    def _due(self) -> bool:
-        """Whether something is to be written now."""
-        return self._lacks() or self._untold() >= (1 if self._heard_goodbye else _UNTOLD)
 
     def _untold(self) -> int:
         return self._to_tell() - self._told

@@ -36,6 +36,7 @@ __all__ = [
     "prove",
     "read_before",
     "refuse",
+    "refuse_long",
 ]
 
 MOST_SEALED = MOST_FRAME + SEAL_OVERHEAD_BYTES
@@ -238,6 +239,15 @@ def read_before(connection: Connection, deadline: float) -> bytes:
     if message.startswith(_REFUSED):
         raise ConnectionRefusedError(plain_text(message.removeprefix(_REFUSED)))
     return message
+
+
+def refuse_long(connection: Connection, most: int) -> str:
+    """Refuse a frame above so many bytes, and close; return why."""
+    proved = "" if most > MOST_UNPROVED else " before it proved who it is"
+    why = f"the other end sent a frame above {most} bytes{proved}"
+    refuse(connection, why)
+    connection.close()
+    return why
 
 
 def refuse(connection: Connection, why: str) -> None:

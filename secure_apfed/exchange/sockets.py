@@ -16,7 +16,7 @@ from ipaddress import IPv6Address
 from typing import TypeAlias
 
 from apfed_protocols.errors import LocalProtocolError
-from secure_apfed.exchange.sealed_connection import MOST_SEALED, MOST_UNPROVED, refuse
+from secure_apfed.exchange.sealed_connection import MOST_SEALED, MOST_UNPROVED, refuse_long
 
 __all__ = ["Address", "Port", "SocketConnection", "dial", "parse_address", "spell_address"]
 
@@ -52,12 +52,7 @@ class SocketConnection:
     def recv_bytes(self) -> bytes:
         (size,) = _LENGTH.unpack(self._read(_LENGTH.size))
         if size > self._most:
-            why = f"the other end sent a frame above {self._most} bytes"
-            if self._most == MOST_UNPROVED:
-                why += " before it proved who it is"
-            refuse(self, why)
-            self.close()
-            raise EOFError(why)
+            raise EOFError(refuse_long(self, self._most))
         return self._read(size)
 
     def _read(self, size: int) -> bytes:

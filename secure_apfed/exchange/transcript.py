@@ -97,7 +97,10 @@ class Transcript:
             for past in [past for past in self._epochs if past not in (0, epoch)]:
                 del self._epochs[past]
                 self._opened.pop(past, None)
-            self._forget_unused()
+            used = {id(item.payload) for envelopes in self._epochs.values() for item in envelopes}
+            used |= {id(body) for opened in self._opened.values() for body in opened.values()}
+            kept = {key: body for key, body in self._payloads.items() if id(body) in used}
+            self._payloads, self._held_bytes = kept, sum(map(len, kept.values()))
         self._epoch = epoch
         self._epochs.setdefault(epoch, [])
         self._opened.setdefault(epoch, {})
@@ -134,12 +137,6 @@ class Transcript:
                 "transcript.keep to none"
             )
         return self._payloads[digest]
-
-    def _forget_unused(self) -> None:
-        used = {id(item.payload) for envelopes in self._epochs.values() for item in envelopes}
-        used |= {id(body) for opened in self._opened.values() for body in opened.values()}
-        self._payloads = {key: value for key, value in self._payloads.items() if id(value) in used}
-        self._held_bytes = sum(map(len, self._payloads.values()))
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Go on after what `state` recorded; what this session sent so far adds to it."""

@@ -254,7 +254,7 @@ def refused_in_a_greeting(resumes: object, holds: object) -> None:
         payload=payload,
     )  # fmt: skip
     with pytest.raises(RemoteProtocolError, match="active sent something else than a greeting"):
-        Greeting.parse(message)
+        Greeting.parse(message, bytes(32))
 
 
 def test_a_greeting_reads_back_as_it_was_sent() -> None:
@@ -264,4 +264,4 @@ def test_a_greeting_reads_back_as_it_was_sent() -> None:
             session="unnamed", step=-1, kind=Kind.GREETING, sender="active", receiver="p1",
             sequence=0, payload=sent.pack(),
         )  # fmt: skip
-        assert Greeting.parse(message) == sent
+        assert Greeting.parse(message, sent.identity) == sent
