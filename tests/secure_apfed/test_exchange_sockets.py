@@ -13,22 +13,9 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from apfed_protocols.errors import (
-    LocalProtocolError,
-    PartyLeftError,
-    RemoteProtocolError,
-    RunStoppedError,
-)
+from apfed_protocols.errors import LocalProtocolError, PartyLeftError, RemoteProtocolError
 from apfed_protocols.identity import Identity, fresh_identity
-from secure_apfed.exchange import (
-    Awaited,
-    Kind,
-    Links,
-    Transport,
-    drive,
-    play_one,
-    resumable_link,
-)
+from secure_apfed.exchange import Awaited, Kind, Transport, resumable_link
 from secure_apfed.exchange.sealed_connection import MOST_SEALED, MOST_UNPROVED, LocalEnd, prove
 from secure_apfed.exchange.sockets import (
     Port,
@@ -131,14 +118,6 @@ def test_who_is_not_waited_for_waits(place: Place) -> None:
     came["bob"].post("cid", b"second")
     assert came["cid"].take(awaiting("cid", "bob"), 10) == ("bob", b"second")
     assert came["cid"].take(awaiting("cid", "ann", "bob"), 10) == ("ann", b"first")
-
-
-def test_both_may_send_much_before_either_reads(place: Place) -> None:
-    came, much = place.all_come(), bytes(30_000_000)
-    came["ann"].post("bob", much)
-    came["bob"].post("ann", much)
-    assert came["bob"].take(awaiting("bob", "ann"), 20) == ("ann", much)
-    assert came["ann"].take(awaiting("ann", "bob"), 20) == ("bob", much)
 
 
 def test_what_was_sent_before_the_end_arrives(place: Place) -> None:
@@ -269,16 +248,6 @@ def test_no_stranger_takes_a_place_or_keeps_others_out(kind: str, place: Place) 
         stranger.close()
 
 
-def test_a_crowd_of_strangers_does_not_keep_the_others_out(place: Place) -> None:
-    waiting = place.come("ann")
-    crowd = [place.reach() for _ in range(200)]
-    for thread in (waiting, place.come("bob"), place.come("cid")):
-        thread.join()
-    assert not place.failed
-    for stranger in crowd:
-        stranger.close()
-
-
 def test_who_died_at_the_door_comes_again(place: Place) -> None:
     """Its newer connection counts: nobody else can prove to be it."""
     coming, ghost = [place.come("ann")], place.reach()
@@ -317,9 +286,8 @@ def test_a_frame_that_is_announced_too_large_ends_the_connection(proved: bool) -
     port, most = Port(("127.0.0.1", 0), welcome), MOST_SEALED if proved else MOST_UNPROVED
     stranger = dial(("127.0.0.1", port.port))
     vars(stranger)["_wire"].sendall(_LENGTH.pack(most + 1))
-    assert f"refused the other end sent a frame above {most} bytes".encode() in (
-        stranger.recv_bytes()
-    )
+    why = b"refused the other end sent a frame above %d bytes" % most
+    assert stranger.recv_bytes().startswith(why)
     with pytest.raises(EOFError):
         stranger.recv_bytes()
     wait_until(lambda: heard, "that it is refused")
@@ -346,25 +314,6 @@ def test_a_connection_that_is_cut_is_made_anew(place: Place) -> None:
         )  # fmt: skip
         came["bob"].post("ann", b"thanks")
         assert came["ann"].take(awaiting("ann", "bob"), LONG_S) == ("bob", b"thanks")
-
-
-def test_a_script_that_fails_tells_the_others_why(place: Place) -> None:
-    came = place.all_come()
-    links = {name: Links(name, [one for one in NAMES if one != name], came[name].post)
-             for name in NAMES}  # fmt: skip
-
-    async def refuse() -> None:
-        raise ValueError("a person's data")
-
-    async def wait() -> None:
-        await links["bob"].receive("ann", Kind.SUM, step=3)
-
-    with pytest.raises(ValueError, match="a person's data"):
-        play_one(refuse(), links["ann"], came.pop("ann"), timeout_s=5)
-    told = r"^training: ann stopped the run: ValueError; its own log says more$"
-    with pytest.raises(RunStoppedError, match=told) as stopped:
-        drive(wait(), came["bob"], timeout_s=5)
-    assert stopped.value.left == ("ann",)
 
 
 _NO_ADDRESSES = (
