@@ -5,8 +5,8 @@ Run by: every party, one object a session. Once the contract is signed (see
 `apfed_protocols.seal`), so a message under another contract, replayed, reordered or altered is
 refused. A role is an `async def` over its links and does nothing else with the world: whoever
 drives it (see `secure_apfed.exchange.drivers`) carries the frames. Long messages before training
-travel in parts (see `secure_apfed.exchange.parts`), and signs of life are heard while a role waits
-(see `Signs`); roles see whole messages only.
+travel in parts (see `Gathering`), and signs of life are heard while a role waits (see `Signs`);
+roles see whole messages only.
 """
 
 import struct
@@ -25,22 +25,31 @@ from apfed_protocols.errors import (
 )
 from apfed_protocols.seal import SealedLink
 from secure_apfed.exchange.envelope import BEFORE_TRAINING, Envelope, Kind, plain_text
-from secure_apfed.exchange.parts import MOST_BYTES, Gathering, parts_of
 
 __all__ = [
     "IDS_A_SIGN",
     "IN_PARTS",
+    "MOST_BYTES",
+    "PART_BYTES",
+    "PART_HEADER_BYTES",
     "Awaited",
     "Frame",
+    "Gathering",
     "LinkObserver",
     "Links",
     "Script",
     "Signs",
     "most_signs",
+    "parts_of",
 ]
 
 IN_PARTS = frozenset({Kind.ALIGNMENT, Kind.SUM_SETUP, Kind.COIN})
 """Kinds of messages that travel in parts, also where one part is enough."""
+PART_BYTES = 2**24
+MOST_BYTES = 2**30
+"""The longest message that is taken of a peer where the receiver says nothing else."""
+_PART = struct.Struct(">IQQ")  # number of the message, its bytes, where the part begins
+PART_HEADER_BYTES = _PART.size
 
 _UNNAMED = "unnamed"
 _LENGTH_BYTES = 2
@@ -327,39 +336,137 @@ class Links:
                 )
 
     def _open(self, sender: str, frame: bytes) -> Envelope:
-        try:
-            envelope = self._opened(sender, frame)
-        except RemoteProtocolError:
-            for observer in self._observers:
-                observer.refused(sender, frame)
-            raise
-        for observer in self._observers:
-            observer.received(envelope, frame)
-        return envelope
-
-    def _opened(self, sender: str, frame: bytes) -> Envelope:
+        """What a frame holds; observers see it opened, or refused."""
         length = int.from_bytes(frame[:_LENGTH_BYTES], "big")
         header = frame[_LENGTH_BYTES : _LENGTH_BYTES + length]
         body = frame[_LENGTH_BYTES + length :]
         try:
-            claimed = Envelope.parse_header(header)
-        except RemoteProtocolError as error:
-            raise RemoteProtocolError(f"{self.me}, on the link from {sender}: {error}") from error
-        if self._seals and claimed.kind is Kind.ABORT and claimed.session == _UNNAMED:
-            raise RunStoppedError(
-                f"agreement: {sender} stopped the run before its links were sealed, and says "
-                f"without a seal: {plain_text(body, _REASON_LETTERS)}",
-                left=(sender,),
-            )
-        if (claimed.session, claimed.sender, claimed.receiver) != (self._session, sender, self.me):
+            try:
+                claimed = Envelope.parse_header(header)
+            except RemoteProtocolError as error:
+                told = f"{self.me}, on the link from {sender}: {error}"
+                raise RemoteProtocolError(told) from error
+            if self._seals and claimed.kind is Kind.ABORT and claimed.session == _UNNAMED:
+                raise RunStoppedError(
+                    f"agreement: {sender} stopped the run before its links were sealed, and says "
+                    f"without a seal: {plain_text(body, _REASON_LETTERS)}",
+                    left=(sender,),
+                )
+            ends = (claimed.session, claimed.sender, claimed.receiver)
+            if ends != (self._session, sender, self.me):
+                raise RemoteProtocolError(
+                    f"{self.me}: a frame on the link from {sender} claims to be from "
+                    f"{claimed.sender!r} to {claimed.receiver!r} in session {claimed.session!r}"
+                )
+            if self._seals:
+                seal = self._seals[sender]
+                body = seal.open(body, sequence=claimed.sequence, associated=header)
+        except RemoteProtocolError:
+            for observer in self._observers:
+                observer.refused(sender, frame)
+            raise
+        envelope = replace(claimed, payload=body)
+        for observer in self._observers:
+            observer.received(envelope, frame)
+        return envelope
+
+
+# Large messages in parts, put together in order and within bounds.
+#
+# Run by: both ends, twice. Inside the seals of links messages of set-up travel in parts of 16 MiB,
+# since one of any length could not be sealed: AES-GCM ends at 2^31 - 1 bytes, which set
+# intersection reaches at 67 million IDs. Beneath them (`secure_apfed.exchange.resumable_link`) all
+# frames travel in parts of 1 MiB, so that little is sent again after a break. Every part says which
+# message it is of, how long that is and where the part begins, so a receiver refuses a message that
+# is too long before it takes any memory for it, and afterwards never holds more of it than came.
+# Protects from: peers that announce too much, stop midway, repeat, leave out or reorder parts, or
+# put one message into another.
+
+
+def parts_of(number: int, message: bytes, size: int | None = None) -> Iterator[bytes]:
+    """Cut message `number` of a link into parts of `PART_BYTES`; an empty one has one, too."""
+    size = size or PART_BYTES
+    for offset in range(0, len(message) or 1, size):
+        yield _PART.pack(number, len(message), offset) + message[offset : offset + size]
+
+
+class Gathering:
+    """What came of the message that one peer is sending, and how many were whole.
+
+    Args:
+        me: who receives; peer: who sends.
+        size: bytes of a part, `PART_BYTES` unless given.
+
+    Attributes:
+        kind: what the message is of which some parts came; empty between messages.
+    """
+
+    def __init__(self, me: str, peer: str, size: int | None = None) -> None:
+        self._me, self._peer, self._size = me, peer, size or PART_BYTES
+        self._number, self._total, self.kind = 0, 0, ""
+        self._came = bytearray()
+
+    @property
+    def midway(self) -> str:
+        """How much came of a message that is not whole, in words; empty between messages."""
+        if not self.kind:
+            return ""
+        return (
+            f"{self._peer} stopped midway in a message: {len(self._came)} of {self._total} bytes "
+            f"of {self.kind} came"
+        )
+
+    def add(self, part: bytes, kind: str, *, most: int = MOST_BYTES) -> bytes | None:
+        """Take the next part; return the whole message, or None while some of it is missing.
+
+        Args:
+            part: as it came.
+            kind: what the message is, for errors.
+            most: the longest message that is taken now, in bytes.
+
+        Raises:
+            RemoteProtocolError: no part, one that does not follow, or too long a message.
+        """
+        if len(part) < PART_HEADER_BYTES:
             raise RemoteProtocolError(
-                f"{self.me}: a frame on the link from {sender} claims to be from "
-                f"{claimed.sender!r} to {claimed.receiver!r} in session {claimed.session!r}"
+                f"{self._peer} sent {len(part)} bytes of {kind} to {self._me}, too few for a part "
+                "of a message"
             )
-        if self._seals:
-            seal = self._seals[sender]
-            body = seal.open(body, sequence=claimed.sequence, associated=header)
-        return replace(claimed, payload=body)
+        number, total, offset = _PART.unpack_from(part)
+        if not self.kind:
+            self._begin(kind, number, total, most)
+        if (number, total, offset) != (self._number, self._total, len(self._came)):
+            raise RemoteProtocolError(
+                f"{self._peer} sent {self._me} part {offset} of {total} bytes of message {number}, "
+                f"expected part {len(self._came)} of {self._total} bytes of message "
+                f"{self._number}: a part was repeated, left out, reordered or of another message"
+            )
+        length = len(part) - PART_HEADER_BYTES
+        if length != min(self._size, total - offset):
+            raise RemoteProtocolError(
+                f"{self._peer} sent {self._me} a part of {length} bytes at {offset} of {total} of "
+                f"message {number}; every part but the last has {self._size} bytes"
+            )
+        self._came += memoryview(part)[PART_HEADER_BYTES:]
+        if len(self._came) < total:
+            return None
+        message = bytes(self._came)
+        self._number, self.kind, self._came = number + 1, "", bytearray()
+        return message
+
+    def _begin(self, kind: str, number: int, total: int, most: int) -> None:
+        if number != self._number:
+            raise RemoteProtocolError(
+                f"{self._peer} sent {self._me} message {number} in parts, expected message "
+                f"{self._number}: one was repeated or left out"
+            )
+        if total > most:
+            raise RemoteProtocolError(
+                f"{self._peer} announces a message of {total} bytes of {kind} to {self._me}, which "
+                f"takes at most {most} here; compare the settings of both, such as "
+                "alignment.maximum_ids"
+            )
+        self.kind, self._total = kind, total
 
 
 # Signs of life: who computes for long tells those that may wait for it how far it is.

@@ -25,8 +25,14 @@ from typing import Protocol, Self
 
 from apfed_protocols.errors import LocalProtocolError, PartyLeftError, RemoteProtocolError
 from apfed_protocols.randomness import fresh_key
-from secure_apfed.exchange.links import Awaited, Frame
-from secure_apfed.exchange.parts import MOST_BYTES, PART_HEADER_BYTES, Gathering, parts_of
+from secure_apfed.exchange.links import (
+    MOST_BYTES,
+    PART_HEADER_BYTES,
+    Awaited,
+    Frame,
+    Gathering,
+    parts_of,
+)
 
 __all__ = ["MOST_FRAME", "Connection", "Linked", "ResumableLink"]
 

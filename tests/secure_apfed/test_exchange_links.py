@@ -16,8 +16,7 @@ from apfed_protocols.errors import (
 )
 from apfed_protocols.seal import SEAL_OVERHEAD_BYTES
 from secure_apfed.exchange import BEFORE_TRAINING, Awaited, Envelope, InMemory, Kind, drive
-from secure_apfed.exchange.links import Frame
-from secure_apfed.exchange.parts import parts_of
+from secure_apfed.exchange.links import Frame, parts_of
 from tests.secure_apfed.seats import network
 
 T = TypeVar("T")

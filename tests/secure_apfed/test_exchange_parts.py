@@ -7,9 +7,8 @@ import pytest
 
 from apfed_protocols.conversation import Outgoing
 from apfed_protocols.errors import PartyLeftError, RemoteProtocolError, RunStoppedError
-from secure_apfed.exchange import BEFORE_TRAINING, InMemory, Kind, links, parts
-from secure_apfed.exchange.links import Signs, most_signs
-from secure_apfed.exchange.parts import Gathering, parts_of
+from secure_apfed.exchange import BEFORE_TRAINING, InMemory, Kind, links
+from secure_apfed.exchange.links import Gathering, Signs, most_signs, parts_of
 from tests.secure_apfed.seats import network
 
 SIZE = 10
@@ -19,7 +18,7 @@ MESSAGE = bytes(range(35))
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "PART_BYTES", SIZE)
+    monkeypatch.setattr(links, "PART_BYTES", SIZE)
     monkeypatch.setattr(links, "IDS_A_SIGN", 100)
 
 
