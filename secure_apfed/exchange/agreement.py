@@ -142,24 +142,13 @@ async def agree(
         for peer in peers:
             links.send(peer, Kind.SESSION, BEFORE_TRAINING, session.encode())
     contract = draw(session, {name: greetings[name] for name in known})
-    return await _sign(links, identity, run_key, contract, greetings, peers)
-
-
-async def _sign(
-    links: Links,
-    identity: Identity,
-    run_key: RunKey,
-    contract: Contract,
-    greetings: Mapping[str, Greeting],
-    peers: list[str],
-) -> Agreement:
-    """Exchange signatures and the hellos of the links; seal them."""
-    me, session, digest = links.me, contract.session, contract.digest
+    digest = contract.digest
     seals = {
-        peer: SealedLink(me=me, peer=peer, run_key=run_key, contract_hash=digest) for peer in peers
+        peer: SealedLink(me=links.me, peer=peer, run_key=run_key, contract_hash=digest)
+        for peer in peers
     }
-    own = identity.sign(_PURPOSE, session.encode(), run_key.public, digest)
-    signatures = {me: own}
+    own = identity.sign(_PURPOSE, contract.session.encode(), run_key.public, digest)
+    signatures = {links.me: own}
     for peer in peers:
         body = msgpack.packb([own, seals[peer].hello, contract.document])
         links.send(peer, Kind.SIGNATURE, BEFORE_TRAINING, body)
@@ -167,10 +156,10 @@ async def _sign(
         message = await links.receive(peer, Kind.SIGNATURE, step=BEFORE_TRAINING, patience=2)
         signatures[peer], hello = _read_signature(message, contract)
         theirs = greetings[peer]
-        parts = (session.encode(), theirs.run_key, digest)
-        verify(theirs.identity, signatures[peer], _PURPOSE, *parts, signer=peer)
+        signed = (contract.session.encode(), theirs.run_key, digest)
+        verify(theirs.identity, signatures[peer], _PURPOSE, *signed, signer=peer)
         seals[peer].agree(theirs.run_key, hello)
-    links.seal(session, seals)
+    links.seal(contract.session, seals)
     return Agreement(contract=contract, signatures=signatures)
 
 

@@ -22,11 +22,11 @@ _SILENT_SHARE = 0.5  # of the patience: a peer that computes is silent for a whi
 PeerState: TypeAlias = Literal["expected", "connected", "awaited", "silent", "left"]
 
 
-class _Told(BaseModel):
+class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class PeerStatus(_Told):
+class PeerStatus(_Frozen):
     """A peer as this party sees it.
 
     Attributes:
@@ -42,7 +42,7 @@ class PeerStatus(_Told):
     received_bytes: int
 
 
-class Waiting(_Told):
+class Waiting(_Frozen):
     """What a party waits for.
 
     Attributes:
@@ -56,7 +56,7 @@ class Waiting(_Told):
     patience_s: float
 
 
-class Status(_Told):
+class Status(_Frozen):
     """One party at one moment.
 
     Attributes:

@@ -184,7 +184,11 @@ class Transcript:
         self._payloads = dict(state["payloads"])
         self._held_bytes = sum(map(len, self._payloads.values()))
         self._epochs = {
-            epoch: list(_envelopes(items, self._payloads)) for epoch, items in state["epochs"]
+            epoch: [
+                Envelope(**{**fields, "kind": Kind(fields["kind"])}, payload=self._payloads[digest])
+                for fields, digest in items
+            ]
+            for epoch, items in state["epochs"]
         }
         self._opened = {
             epoch: {step: self._payloads[digest] for step, digest in items}
@@ -197,8 +201,3 @@ def _fields(envelope: Envelope) -> dict[str, Any]:
     fields = {**vars(envelope), "kind": envelope.kind.value}
     del fields["payload"]
     return fields
-
-
-def _envelopes(items: Iterable[Any], payloads: Mapping[bytes, bytes]) -> Iterable[Envelope]:
-    for fields, digest in items:
-        yield Envelope(**{**fields, "kind": Kind(fields["kind"]), "payload": payloads[digest]})
