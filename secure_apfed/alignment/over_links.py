@@ -47,7 +47,7 @@ from secure_apfed.alignment.buckets import BucketedIds, bucket_count, capacity, 
 from secure_apfed.alignment.records import admit_run
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange.envelope import BEFORE_TRAINING, Envelope, Kind
-from secure_apfed.exchange.links import Links, Pulse, most_signs
+from secure_apfed.exchange.links import Links, Signs, most_signs
 from secure_apfed.files import read_bytes, write_atomically
 from secure_apfed.settings.alignment import AlignmentSettings
 from secure_apfed.workers import worker_pool
@@ -84,26 +84,26 @@ def signs_of_alignment(maximum_ids: int, members: int) -> int:
 
 
 class ProgressTo:
-    """Tells a pulse of the progress of a role, which counts each piece of its work anew."""
+    """Gives signs of the progress of a role, which counts each piece of its work anew."""
 
-    def __init__(self, pulse: Pulse) -> None:
-        self._pulse, self._done = pulse, 0
+    def __init__(self, signs: Signs) -> None:
+        self._signs, self._done = signs, 0
 
     def __call__(self, progress: Progress) -> None:
         """Pass on what was done since the last call."""
         before = self._done if progress.done > self._done else 0
-        self._pulse.worked(progress.done - before)
+        self._signs.worked(progress.done - before)
         self._done = progress.done if progress.done < progress.total else 0
 
 
 @contextmanager
 def relaying(links: Links) -> Iterator[None]:
     """Let all others hear, too, that a peer is alive for whom this party, the hub, waits."""
-    links.signs.relay = links.pulse.relay
+    links.signs.relays = True
     try:
         yield
     finally:
-        links.signs.relay = lambda sender: None
+        links.signs.relays = False
 
 
 async def align_hub(
@@ -295,7 +295,7 @@ class _End:
         kept = self.unfinished
         if kept.agreed is None:
             return
-        worked = self._links.pulse.worked
+        worked = self._links.signs.worked
         now = fingerprint(self._me, self._ids, self._settings, kept.agreed.key, worked)
         if now != kept.fingerprint:
             kept.forget()
@@ -345,7 +345,7 @@ class _End:
             own = BucketedIds(
                 self._me, self._ids, self._settings,
                 key=agreed.key, buckets=agreed.buckets, secret=self.unfinished.secret,
-                folder=self.unfinished.folder, worked=self._links.pulse.worked,
+                folder=self.unfinished.folder, worked=self._links.signs.worked,
             )  # fmt: skip
             admit_run(self._settings, self._me, self._peers, session=agreed.session, again=again)
             self.unfinished.has_ids(own.fingerprint)
@@ -388,7 +388,7 @@ class _End:
         )
         protocol = EcdhIntersection(
             agreement, threads=self._settings.threads, pool=pool,
-            progress=ProgressTo(self._links.pulse), secret=self.unfinished.secret,
+            progress=ProgressTo(self._links.signs), secret=self.unfinished.secret,
         )  # fmt: skip
         longest = protocol.longest_message(max(own.capacity, *lists.values()))
         if self._me == self._hub:

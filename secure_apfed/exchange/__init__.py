@@ -1,4 +1,4 @@
-"""How parties exchange anything: envelope, codec, links, drivers, sockets, transcript, status."""
+"""How parties exchange anything: envelope, codec, links, drivers, transcript, status."""
 
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from secure_apfed.exchange.drivers import InMemory, Transport, WaitObserver, drive, play_one
     from secure_apfed.exchange.envelope import BEFORE_TRAINING, Envelope, Kind
     from secure_apfed.exchange.links import Awaited, Frame, LinkObserver, Links, Script
-    from secure_apfed.exchange.sockets import Sockets
     from secure_apfed.exchange.status import PeerStatus, Status, StatusKeeper, Waiting
     from secure_apfed.exchange.transcript import Flow, Transcript
 
@@ -28,7 +27,6 @@ __all__ = [
     "Links",
     "PeerStatus",
     "Script",
-    "Sockets",
     "Status",
     "StatusKeeper",
     "TensorSpec",
@@ -49,7 +47,6 @@ __getattr__ = loads(__name__, {
     "drivers": ("InMemory", "Transport", "WaitObserver", "drive", "play_one"),
     "envelope": ("BEFORE_TRAINING", "Envelope", "Kind"),
     "links": ("Awaited", "Frame", "LinkObserver", "Links", "Script"),
-    "sockets": ("Sockets",),
     "status": ("PeerStatus", "Status", "StatusKeeper", "Waiting"),
     "transcript": ("Flow", "Transcript"),
 })  # fmt: skip

@@ -58,12 +58,13 @@ class Greeting:
         return packed
 
     @classmethod
-    def parse(cls, message: Envelope) -> "Greeting":
-        """Read another party's.
+    def parse(cls, message: Envelope, known: bytes) -> "Greeting":
+        """Read the greeting of a party that is known by this identity.
 
         Raises:
-            RemoteProtocolError: anything else than a greeting.
+            RemoteProtocolError: anything else, or of another identity.
         """
+        peer = message.sender
         try:
             identity, run_key, offer, resumes, holds = msgpack.unpackb(message.payload)
             for key in (identity, run_key):
@@ -74,9 +75,13 @@ class Greeting:
             if len(holds) > _MOST_HELD or not all(type(s) is int and s >= 0 for s in holds):
                 raise ValueError("no steps")
         except _MALFORMED as error:
+            raise RemoteProtocolError(f"{peer} sent something else than a greeting") from error
+        if identity != known:
             raise RemoteProtocolError(
-                f"{message.sender} sent something else than a greeting"
-            ) from error
+                f"{peer} says that its identity is {identity.hex()[:16]}..., and is known by "
+                f"{known.hex()[:16]}...; ask {peer} which is right, and write it into the "
+                "party's file"
+            )
         return cls(
             identity=identity, run_key=run_key, offer=terms, resumes=onward, holds=tuple(holds)
         )
@@ -129,8 +134,7 @@ async def agree(
         links.send(peer, Kind.GREETING, BEFORE_TRAINING, greetings[links.me].pack())
     for peer in peers:
         message = await links.receive(peer, Kind.GREETING, step=BEFORE_TRAINING)
-        greetings[peer] = Greeting.parse(message)
-        _require_known(peer, greetings[peer].identity, known)
+        greetings[peer] = Greeting.parse(message, known[peer])
     _require_distinct(greetings)
     if session is None:
         session = _name_of(await links.receive(active, Kind.SESSION, step=BEFORE_TRAINING))
@@ -138,24 +142,13 @@ async def agree(
         for peer in peers:
             links.send(peer, Kind.SESSION, BEFORE_TRAINING, session.encode())
     contract = draw(session, {name: greetings[name] for name in known})
-    return await _sign(links, identity, run_key, contract, greetings, peers)
-
-
-async def _sign(
-    links: Links,
-    identity: Identity,
-    run_key: RunKey,
-    contract: Contract,
-    greetings: Mapping[str, Greeting],
-    peers: list[str],
-) -> Agreement:
-    """Exchange signatures and the hellos of the links; seal them."""
-    me, session, digest = links.me, contract.session, contract.digest
+    digest = contract.digest
     seals = {
-        peer: SealedLink(me=me, peer=peer, run_key=run_key, contract_hash=digest) for peer in peers
+        peer: SealedLink(me=links.me, peer=peer, run_key=run_key, contract_hash=digest)
+        for peer in peers
     }
-    own = identity.sign(_PURPOSE, session.encode(), run_key.public, digest)
-    signatures = {me: own}
+    own = identity.sign(_PURPOSE, contract.session.encode(), run_key.public, digest)
+    signatures = {links.me: own}
     for peer in peers:
         body = msgpack.packb([own, seals[peer].hello, contract.document])
         links.send(peer, Kind.SIGNATURE, BEFORE_TRAINING, body)
@@ -163,20 +156,11 @@ async def _sign(
         message = await links.receive(peer, Kind.SIGNATURE, step=BEFORE_TRAINING, patience=2)
         signatures[peer], hello = _read_signature(message, contract)
         theirs = greetings[peer]
-        parts = (session.encode(), theirs.run_key, digest)
-        verify(theirs.identity, signatures[peer], _PURPOSE, *parts, signer=peer)
+        signed = (contract.session.encode(), theirs.run_key, digest)
+        verify(theirs.identity, signatures[peer], _PURPOSE, *signed, signer=peer)
         seals[peer].agree(theirs.run_key, hello)
-    links.seal(session, seals)
+    links.seal(contract.session, seals)
     return Agreement(contract=contract, signatures=signatures)
-
-
-def _require_known(peer: str, identity: bytes, known: Mapping[str, bytes]) -> None:
-    if identity != known[peer]:
-        raise RemoteProtocolError(
-            f"{peer} says that its identity is {identity.hex()[:16]}..., and is known by "
-            f"{known[peer].hex()[:16]}...; ask {peer} which is right, and write it into the "
-            "party's file"
-        )
 
 
 def _require_distinct(greetings: Mapping[str, Greeting]) -> None:

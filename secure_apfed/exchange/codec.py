@@ -65,7 +65,14 @@ def unpack(
         RemoteProtocolError: malformed bytes, missing or extra tensors, wrong dtype or shape.
     """
     try:
-        meta, tensors = _parse(payload)
+        length = int.from_bytes(payload[:_LENGTH_BYTES], "big")
+        start = _LENGTH_BYTES + length
+        if len(payload) < start or length > _META_LIMIT:
+            raise ValueError("metadata is longer than allowed or than the payload")
+        meta = msgpack.unpackb(payload[_LENGTH_BYTES:start])
+        if not isinstance(meta, dict):
+            raise TypeError("metadata is not a mapping")
+        tensors = load(payload[start:])
     except _MALFORMED as error:
         raise RemoteProtocolError(f"{sender} sent a payload that cannot be parsed") from error
     if tensors.keys() != expected.keys():
@@ -73,20 +80,10 @@ def unpack(
             f"{sender} sent the tensors {sorted(tensors)}, expected {sorted(expected)}"
         )
     for name, spec in expected.items():
-        if not spec.fits(tensors[name]):
+        tensor = tensors[name]
+        if not spec.fits(tensor):
             raise RemoteProtocolError(
-                f"{sender} sent {name!r} as {tensors[name].dtype} {tuple(tensors[name].shape)}, "
+                f"{sender} sent {name!r} as {tensor.dtype} {tuple(tensor.shape)}, "
                 f"expected {spec.dtype} {spec.shape}"
             )
     return tensors, meta
-
-
-def _parse(payload: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    length = int.from_bytes(payload[:_LENGTH_BYTES], "big")
-    start = _LENGTH_BYTES + length
-    if len(payload) < start or length > _META_LIMIT:
-        raise ValueError("metadata is longer than allowed or than the payload")
-    meta = msgpack.unpackb(payload[_LENGTH_BYTES:start])
-    if not isinstance(meta, dict):
-        raise TypeError("metadata is not a mapping")
-    return meta, load(payload[start:])

@@ -6,7 +6,8 @@ only carries frames, and tells a waiting script when a party left.
 
 import contextlib
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, Protocol, Self, TypeVar
 
 from apfed_protocols.errors import LocalProtocolError, PartyLeftError
@@ -135,9 +136,11 @@ class InMemory:
         self._roles: dict[str, _Role] = {}
         every = tuple(names)
         self.links = {
-            name: Links(name, [peer for peer in every if peer != name], self._poster(name), record)
+            name: Links(
+                name, [peer for peer in every if peer != name], partial(self.post, name), record
+            )
             for name in every
-        }
+        }  # fmt: skip
 
     @classmethod
     def sealed(
@@ -150,13 +153,19 @@ class InMemory:
     ) -> Self:
         """Parties that agreed before: on the session's name, 32 bytes, and each other's keys."""
         network = cls(run_keys, record)
-        seals = _seals(run_keys, contract_hash)
-        for name, links in network.links.items():
-            links.seal(session, seals[name])
+        seals = {
+            me: {
+                peer: SealedLink(me=me, peer=peer, run_key=key, contract_hash=contract_hash)
+                for peer in run_keys
+                if peer != me
+            }
+            for me, key in run_keys.items()
+        }
+        for me, links in network.links.items():
+            for peer, seal in seals[me].items():
+                seal.agree(run_keys[peer].public, seals[peer][me].hello)
+            links.seal(session, seals[me])
         return network
-
-    def _poster(self, sender: str) -> Callable[[str, bytes], None]:
-        return lambda receiver, frame: self.post(sender, receiver, frame)
 
     def post(self, sender: str, receiver: str, frame: bytes) -> None:
         """Carry one frame."""
@@ -174,7 +183,8 @@ class InMemory:
             script.close()
             raise LocalProtocolError(f"{name} plays a script already, which has not ended")
         self._roles[name] = role = _Role(script)
-        self._resume(role, None)
+        with self._ending_all():
+            role.resume(None)
         self._due.append(name)  # something may have come for it before
         return role
 
@@ -194,12 +204,7 @@ class InMemory:
             LocalProtocolError: the party plays another script.
             Exception: whatever any of the scripts raised; none of them goes on then.
         """
-        role = self.begin(name, script)
-        while not role.ended:
-            self._go_on()
-        while self._hand_over():
-            pass  # what it sent last has an effect, too
-        result: T = role.result
+        result: T = self.complete_all({name: script})[name]
         return result
 
     def complete_all(self, scripts: Mapping[str, Script[Any]]) -> dict[str, Any]:
@@ -214,8 +219,13 @@ class InMemory:
         finally:
             for script in left.values():
                 script.close()  # one before it failed, so it never began
-        while any(not self._roles[name].ended for name in scripts):
-            self._go_on()
+        with self._ending_all():
+            for name in scripts:
+                while not self._roles[name].ended:
+                    if not self._hand_over():
+                        self._break_the_silence()
+            while self._hand_over():
+                pass  # what was sent last has an effect, too
         return {name: self._roles[name].result for name in scripts}
 
     def close(self) -> None:
@@ -223,49 +233,48 @@ class InMemory:
         for role in self._roles.values():
             role.close()
 
+    @contextlib.contextmanager
+    def _ending_all(self) -> Iterator[None]:
+        """Where a script fails, none goes on."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
     def _hand_over(self) -> bool:
         """Hand over the oldest frame that somebody waits for; False where there is none."""
         while self._due:
             name = self._due.popleft()
-            role = self._roles.get(name)
-            if role is not None and (frame := role.take(self._inboxes[name])) is not None:
-                self._due.append(name)  # the next frame may have waited for this one
-                self._resume(role, frame)
-                return True
+            role, inbox = self._roles.get(name), self._inboxes[name]
+            if role is None or role.awaited is None:
+                continue
+            for at, (sender, _) in enumerate(inbox):
+                if sender in role.awaited.senders:
+                    frame = inbox[at]
+                    del inbox[at]
+                    self._due.append(name)  # the next frame may have waited for this one
+                    role.resume(frame)
+                    return True
         return False
 
-    def _go_on(self) -> None:
-        """Hand over one frame, or break the silence."""
-        if self._hand_over():
-            return
-        waiting = {name: role for name, role in self._roles.items() if role.awaited is not None}
+    def _break_the_silence(self) -> None:
+        """Tell whoever has the least patience that nothing came."""
+        ended = {name for name, role in self._roles.items() if role.ended}
+
+        def left(awaited: Awaited) -> tuple[str, ...]:
+            """Who of too few that are there still has left; nobody where there are enough."""
+            gone = tuple(name for name in awaited.senders if name in ended)
+            return gone if len(awaited.senders) - len(gone) < awaited.least else ()
+
+        waiting = {name: role.awaited for name, role in self._roles.items() if role.awaited}
         if not waiting:
             raise LocalProtocolError("no role waits for anything, and not all have ended")
-        name, first = min(waiting.items(), key=lambda named: self._patience(named[1]))
+        name = min(waiting, key=lambda name: 0 if left(waiting[name]) else waiting[name].patience)
+        awaited = waiting[name]
         self._due.append(name)  # what it waits for after this may have come long ago
-        assert first.awaited is not None
-        left = self._ended(first.awaited) if self._in_vain(first.awaited) else first.awaited.senders
-        self._resume(first, PartyLeftError(f"{first.awaited}; nothing came", left=left))
-
-    def _patience(self, role: "_Role") -> int:
-        """How long this role bears the silence; none where too few of the awaited are there."""
-        assert role.awaited is not None
-        return 0 if self._in_vain(role.awaited) else role.awaited.patience
-
-    def _in_vain(self, awaited: Awaited) -> bool:
-        return len(awaited.senders) - len(self._ended(awaited)) < awaited.least
-
-    def _ended(self, awaited: Awaited) -> tuple[str, ...]:
-        """Those of the awaited whose scripts are over."""
-        ended = {name for name, role in self._roles.items() if role.ended}
-        return tuple(name for name in awaited.senders if name in ended)
-
-    def _resume(self, role: "_Role", event: Frame | PartyLeftError | None) -> None:
-        try:
-            role.resume(event)
-        except BaseException:
-            self.close()
-            raise
+        error = PartyLeftError(f"{awaited}; nothing came", left=left(awaited) or awaited.senders)
+        self._roles[name].resume(error)
 
 
 class _Role:
@@ -281,17 +290,6 @@ class _Role:
         self.awaited: Awaited | None = None
         self.ended = False
         self.result: Any = None
-
-    def take(self, inbox: deque[Frame]) -> Frame | None:
-        """The oldest frame in the inbox from whom it waits for; None where there is none."""
-        if self.awaited is None:
-            return None
-        for index, (sender, _) in enumerate(inbox):
-            if sender in self.awaited.senders:
-                frame = inbox[index]
-                del inbox[index]
-                return frame
-        return None
 
     def resume(self, event: Frame | PartyLeftError | None) -> None:
         """Run the script up to the next message that it waits for, or to its end."""
@@ -311,21 +309,3 @@ class _Role:
         """End the script where it waits."""
         self.awaited, self.ended = None, True
         self._script.close()
-
-
-def _seals(
-    run_keys: Mapping[str, RunKey], contract_hash: bytes
-) -> dict[str, dict[str, SealedLink]]:
-    """Both ends of every link, by party and peer, with keys agreed."""
-    seals = {
-        me: {
-            peer: SealedLink(me=me, peer=peer, run_key=key, contract_hash=contract_hash)
-            for peer in run_keys
-            if peer != me
-        }
-        for me, key in run_keys.items()
-    }
-    for me, links in seals.items():
-        for peer, seal in links.items():
-            seal.agree(run_keys[peer].public, seals[peer][me].hello)
-    return seals

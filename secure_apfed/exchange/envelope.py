@@ -12,7 +12,7 @@ import msgpack
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 
-__all__ = ["BEFORE_TRAINING", "SCHEMA_VERSION", "SESSION_LETTERS", "Envelope", "Kind"]
+__all__ = ["BEFORE_TRAINING", "SCHEMA_VERSION", "SESSION_LETTERS", "Envelope", "Kind", "plain_text"]
 
 BEFORE_TRAINING = -1
 
@@ -63,21 +63,18 @@ class Kind(StrEnum):
 
 
 _PHASES = {
-    Kind.GREETING: "agreement",
-    Kind.SESSION: "agreement",
-    Kind.SIGNATURE: "agreement",
-    Kind.ALIGNMENT: "alignment",
-    Kind.ALIVE: "alignment",
-    Kind.SUM_SETUP: "set-up",
-    Kind.BALLOT_SIZE: "set-up",
-    Kind.DEALT: "set-up",
-    Kind.SIGNS: "set-up",
-    Kind.COMMITMENT: "set-up",
-    Kind.COIN: "set-up",
-    Kind.CHALLENGE: "set-up",
-    Kind.READY: "set-up",
-    Kind.SAVED: "checkpoint",
-}
+    kind: phase
+    for phase, kinds in {
+        "agreement": (Kind.GREETING, Kind.SESSION, Kind.SIGNATURE),
+        "alignment": (Kind.ALIGNMENT, Kind.ALIVE),
+        "set-up": (
+            Kind.SUM_SETUP, Kind.BALLOT_SIZE, Kind.DEALT, Kind.SIGNS, Kind.COMMITMENT, Kind.COIN,
+            Kind.CHALLENGE, Kind.READY,
+        ),
+        "checkpoint": (Kind.SAVED,),
+    }.items()
+    for kind in kinds
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,3 +152,9 @@ class Envelope:
         except (ValueError, TypeError, msgpack.UnpackException) as error:
             raise RemoteProtocolError("an envelope's header is malformed") from error
         return envelope
+
+
+def plain_text(said: bytes, most: int = 400) -> str:
+    """What a peer says, at most so many letters of it, as one line that no terminal obeys."""
+    text = said[:most].decode("utf-8", "replace")
+    return "".join(letter if letter.isprintable() else "?" for letter in text)

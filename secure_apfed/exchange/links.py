@@ -5,12 +5,14 @@ Run by: every party, one object a session. Once the contract is signed (see
 `apfed_protocols.seal`), so a message under another contract, replayed, reordered or altered is
 refused. A role is an `async def` over its links and does nothing else with the world: whoever
 drives it (see `secure_apfed.exchange.drivers`) carries the frames. Long messages before training
-travel in parts (see `secure_apfed.exchange.links`), and signs of life are heard while a role waits
-(see `secure_apfed.exchange.links`); roles see whole messages only.
+travel in parts (see `Gathering`), and signs of life are heard while a role waits (see `Signs`);
+roles see whole messages only.
 """
 
+import struct
 from collections import Counter
-from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias, TypeVar
 
@@ -22,18 +24,43 @@ from apfed_protocols.errors import (
     RunStoppedError,
 )
 from apfed_protocols.seal import SealedLink
-from secure_apfed.exchange.envelope import BEFORE_TRAINING, Envelope, Kind
-from secure_apfed.exchange.links import IN_PARTS, MOST_BYTES, Gathering, Pulse, SignsHeard, parts_of
+from secure_apfed.exchange.envelope import BEFORE_TRAINING, Envelope, Kind, plain_text
 
-__all__ = ["Awaited", "Frame", "LinkObserver", "Links", "Script"]
+__all__ = [
+    "IDS_A_SIGN",
+    "IN_PARTS",
+    "MOST_BYTES",
+    "PART_BYTES",
+    "PART_HEADER_BYTES",
+    "Awaited",
+    "Frame",
+    "Gathering",
+    "LinkObserver",
+    "Links",
+    "Script",
+    "Signs",
+    "most_signs",
+    "parts_of",
+]
+
+IN_PARTS = frozenset({Kind.ALIGNMENT, Kind.SUM_SETUP, Kind.COIN})
+"""Kinds of messages that travel in parts, also where one part is enough."""
+PART_BYTES = 2**24
+MOST_BYTES = 2**30
+"""The longest message that is taken of a peer where the receiver says nothing else."""
+_PART = struct.Struct(">IQQ")  # number of the message, its bytes, where the part begins
+PART_HEADER_BYTES = _PART.size
 
 _UNNAMED = "unnamed"
 _LENGTH_BYTES = 2
 _REASON_LETTERS = 500
-
 T = TypeVar("T")
 Frame: TypeAlias = tuple[str, bytes]
 """Who sent it, and the sealed bytes."""
+IDS_A_SIGN = 2**16
+"""Some 2.6 s of a thread that takes 40 us for an ID."""
+_SPARE_SIGNS = 4
+_DONE = struct.Struct(">Q")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +135,7 @@ class Links:
         observers: told of all that is sent and received.
 
     Attributes:
-        signs: of life, that came and that are still taken.
-        pulse: tells all peers that this party is at work, while it computes for long.
+        signs: of life, while this party computes for long, and those that it takes.
         unit_s: seconds of one unit of patience, as the contract says; None: the driver's own.
         needed: see `Awaited`; nobody, before there is a contract.
     """
@@ -125,17 +151,16 @@ class Links:
         record: Callable[[Envelope, int], None] = lambda envelope, wire_bytes: None,
         observers: Sequence[LinkObserver] = (),
     ) -> None:
-        self.me, self._observers = me, tuple(observers)
-        self._peers, self._post, self._record = tuple(peers), post, record
+        self.me, self._peers, self._observers = me, tuple(peers), tuple(observers)
+        self._post, self._record = post, record
         self._session, self._seals = _UNNAMED, dict[str, SealedLink]()
         self._written: Counter[str] = Counter()
         self._in_parts: Counter[str] = Counter()
         self._gathering = {peer: Gathering(me, peer) for peer in self._peers}
         self._early: dict[str, Envelope] = {}
         self._torn = set[str]()
-        self.signs = SignsHeard(me)
-        self.pulse = Pulse(
-            lambda peer, body: self.send(peer, Kind.ALIVE, BEFORE_TRAINING, body), self._peers
+        self.signs = Signs(
+            me, peers, lambda peer, sign: self.send(peer, Kind.ALIVE, BEFORE_TRAINING, sign)
         )
 
     def seal(self, session: str, seals: Mapping[str, SealedLink]) -> None:
@@ -157,31 +182,26 @@ class Links:
         Raises:
             LocalProtocolError: there is no link to `receiver`.
         """
-        self._require_link(receiver)
-        if kind not in IN_PARTS:
-            self._send_one(receiver, kind, step, payload)
-            return
-        for part in parts_of(self._in_parts[receiver], payload):
-            self._send_one(receiver, kind, step, part)
-        self._in_parts[receiver] += 1
-
-    def _send_one(self, receiver: str, kind: Kind, step: int, payload: bytes) -> None:
-        envelope = Envelope(
-            session=self._session, step=step, kind=kind, sender=self.me, receiver=receiver,
-            sequence=self._written[receiver], payload=payload,
-        )  # fmt: skip
-        self._torn.add(receiver)
-        header, body = envelope.header, payload
-        if self._seals:
-            seal = self._seals[receiver]
-            body = seal.seal(payload, sequence=envelope.sequence, associated=header)
-        self._written[receiver] += 1
-        frame = len(header).to_bytes(_LENGTH_BYTES, "big") + header + body
-        self._record(envelope, len(frame))
-        for observer in self._observers:
-            observer.sent(envelope, frame)
-        self._post(receiver, frame)
-        self._torn.discard(receiver)
+        in_parts = kind in IN_PARTS
+        self._require_links((receiver,))
+        for body in parts_of(self._in_parts[receiver], payload) if in_parts else (payload,):
+            envelope = Envelope(
+                session=self._session, step=step, kind=kind, sender=self.me, receiver=receiver,
+                sequence=self._written[receiver], payload=body,
+            )  # fmt: skip
+            self._torn.add(receiver)
+            header, sealed = envelope.header, body
+            if self._seals:
+                seal = self._seals[receiver]
+                sealed = seal.seal(body, sequence=envelope.sequence, associated=header)
+            self._written[receiver] += 1
+            frame = len(header).to_bytes(_LENGTH_BYTES, "big") + header + sealed
+            self._record(envelope, len(frame))
+            for observer in self._observers:
+                observer.sent(envelope, frame)
+            self._post(receiver, frame)
+            self._torn.discard(receiver)
+        self._in_parts[receiver] += in_parts
 
     def abort(self, error: BaseException) -> None:
         """Tell all peers that this party stops, and why.
@@ -219,44 +239,47 @@ class Links:
             kinds=kinds, step=step, least=least, patience=patience, unit_s=self.unit_s,
             needed=self.needed,
         )  # fmt: skip
-        for sender in awaited.senders:
-            self._require_link(sender)
-        early = next((name for name in awaited.senders if name in self._early), None)
-        message = self._early.pop(early) if early else None
+        self._require_links(awaited.senders)
+        message = None
+        if self._early and (early := self._early.keys() & set(awaited.senders)):
+            message = self._early.pop(min(early, key=awaited.senders.index))
         while message is None:
-            message = self._message(awaited, await self._frame(awaited), most)
+            try:
+                sender, frame = await awaited
+            except PartyLeftError as error:
+                halves = [self._gathering[name].midway for name in awaited.senders]
+                if not any(halves):
+                    raise
+                silence = str(error).replace("; nothing came", "; nothing more came")
+                told = "; ".join([silence, *filter(None, halves)])
+                raise PartyLeftError(told, left=error.left, gone=error.gone) from error
+            message = self._message(awaited, self._open(sender, frame), most)
         return message
-
-    async def _frame(self, awaited: Awaited) -> Envelope:
-        try:
-            return self._open(*await awaited)
-        except PartyLeftError as error:
-            halves = [self._gathering[name].midway for name in awaited.senders]
-            if not any(halves) or isinstance(error, RunStoppedError):
-                raise
-            silence = str(error).replace("; nothing came", "; nothing more came")
-            told = "; ".join([silence, *filter(None, halves)])
-            raise PartyLeftError(told, left=error.left, gone=error.gone) from error
 
     def _message(self, awaited: Awaited, envelope: Envelope, most: int) -> Envelope | None:
         """The message that is whole with this envelope; None: wait on."""
-        sender = envelope.sender
-        if envelope.kind is Kind.ABORT:
+        sender, kind, gathering = envelope.sender, envelope.kind, self._gathering[envelope.sender]
+        if kind is Kind.ABORT:
             raise RunStoppedError(
-                f"{awaited.phase}: {sender} stopped the run: {_plain(envelope.payload)}",
+                f"{awaited.phase}: {sender} stopped the run: "
+                f"{plain_text(envelope.payload, _REASON_LETTERS)}",
                 left=(sender,),
             )
-        self._gathering[sender].require_between(envelope)
-        if envelope.kind is Kind.ALIVE:
-            self.signs.hear(envelope)
-            return None
-        if envelope.kind not in awaited.kinds or awaited.step not in (None, envelope.step):
+        if gathering.kind not in ("", kind):
             raise RemoteProtocolError(
-                f"{awaited}, got {envelope.kind} of step {envelope.step} from {sender}"
+                f"{sender} sent {kind} to {self.me} in the middle of a message of "
+                f"{gathering.kind}; parts of a message follow one another"
             )
-        if envelope.kind not in IN_PARTS:
+        if kind is Kind.ALIVE:
+            self.signs.hear(sender, envelope.payload)
+            return None
+        if kind not in awaited.kinds or awaited.step not in (None, envelope.step):
+            raise RemoteProtocolError(
+                f"{awaited}, got {kind} of step {envelope.step} from {sender}"
+            )
+        if kind not in IN_PARTS:
             return envelope
-        payload = self._gathering[sender].add(envelope, most=most)
+        payload = gathering.add(envelope.payload, kind, most=most)
         return None if payload is None else replace(envelope, payload=payload)
 
     async def converse(
@@ -291,69 +314,246 @@ class Links:
                     busy, kind, Kind.READY, step=BEFORE_TRAINING, least=len(busy), most=most
                 )
             except PartyLeftError as error:
-                raise self._blaming_the_ready(error, kind, peers, busy) from error
+                ready = ", ".join(peer for peer in peers if peer not in busy)
+                if not ready:
+                    raise
+                raise PartyLeftError(
+                    f"{error}; {ready} said before that its {kind} is over: perhaps too early",
+                    left=error.left, gone=error.gone,
+                ) from error  # fmt: skip
             if message.kind is kind:
                 send(role.receive(message.sender, message.payload))
             else:
                 busy.remove(message.sender)
                 self._early[message.sender] = message
 
-    def _blaming_the_ready(
-        self, silence: PartyLeftError, kind: Kind, peers: Sequence[str], busy: Sequence[str]
-    ) -> PartyLeftError:
-        """The silence, with those who said that they are done while messages were due."""
-        ready = [peer for peer in peers if peer not in busy]
-        if not ready:
-            return silence
-        return PartyLeftError(
-            f"{silence}; {', '.join(ready)} said before that its {kind} is over: perhaps too early",
-            left=silence.left, gone=silence.gone,
-        )  # fmt: skip
-
-    def _require_link(self, peer: str) -> None:
-        if peer not in self._peers:
-            raise LocalProtocolError(
-                f"there is no link from {self.me!r} to {peer!r}; {self.me} has links to "
-                f"{', '.join(self._peers) or 'nobody'}"
-            )
+    def _require_links(self, peers: Sequence[str]) -> None:
+        for peer in peers:
+            if peer not in self._gathering:
+                raise LocalProtocolError(
+                    f"there is no link from {self.me!r} to {peer!r}; {self.me} has links to "
+                    f"{', '.join(self._peers) or 'nobody'}"
+                )
 
     def _open(self, sender: str, frame: bytes) -> Envelope:
-        try:
-            envelope = self._opened(sender, frame)
-        except RemoteProtocolError:
-            for observer in self._observers:
-                observer.refused(sender, frame)
-            raise
-        for observer in self._observers:
-            observer.received(envelope, frame)
-        return envelope
-
-    def _opened(self, sender: str, frame: bytes) -> Envelope:
+        """What a frame holds; observers see it opened, or refused."""
         length = int.from_bytes(frame[:_LENGTH_BYTES], "big")
         header = frame[_LENGTH_BYTES : _LENGTH_BYTES + length]
         body = frame[_LENGTH_BYTES + length :]
         try:
-            claimed = Envelope.parse_header(header)
-        except RemoteProtocolError as error:
-            raise RemoteProtocolError(f"{self.me}, on the link from {sender}: {error}") from error
-        if self._seals and claimed.kind is Kind.ABORT and claimed.session == _UNNAMED:
-            raise RunStoppedError(
-                f"agreement: {sender} stopped the run before its links were sealed, and says "
-                f"without a seal: {_plain(body)}",
-                left=(sender,),
-            )
-        if (claimed.session, claimed.sender, claimed.receiver) != (self._session, sender, self.me):
+            try:
+                claimed = Envelope.parse_header(header)
+            except RemoteProtocolError as error:
+                told = f"{self.me}, on the link from {sender}: {error}"
+                raise RemoteProtocolError(told) from error
+            if self._seals and claimed.kind is Kind.ABORT and claimed.session == _UNNAMED:
+                raise RunStoppedError(
+                    f"agreement: {sender} stopped the run before its links were sealed, and says "
+                    f"without a seal: {plain_text(body, _REASON_LETTERS)}",
+                    left=(sender,),
+                )
+            ends = (claimed.session, claimed.sender, claimed.receiver)
+            if ends != (self._session, sender, self.me):
+                raise RemoteProtocolError(
+                    f"{self.me}: a frame on the link from {sender} claims to be from "
+                    f"{claimed.sender!r} to {claimed.receiver!r} in session {claimed.session!r}"
+                )
+            if self._seals:
+                seal = self._seals[sender]
+                body = seal.open(body, sequence=claimed.sequence, associated=header)
+        except RemoteProtocolError:
+            for observer in self._observers:
+                observer.refused(sender, frame)
+            raise
+        envelope = replace(claimed, payload=body)
+        for observer in self._observers:
+            observer.received(envelope, frame)
+        return envelope
+
+
+# Large messages in parts, put together in order and within bounds.
+#
+# Run by: both ends, twice. Inside the seals of links messages of set-up travel in parts of 16 MiB,
+# since one of any length could not be sealed: AES-GCM ends at 2^31 - 1 bytes, which set
+# intersection reaches at 67 million IDs. Beneath them (`secure_apfed.exchange.resumable_link`) all
+# frames travel in parts of 1 MiB, so that little is sent again after a break. Every part says which
+# message it is of, how long that is and where the part begins, so a receiver refuses a message that
+# is too long before it takes any memory for it, and afterwards never holds more of it than came.
+# Protects from: peers that announce too much, stop midway, repeat, leave out or reorder parts, or
+# put one message into another.
+
+
+def parts_of(number: int, message: bytes, size: int | None = None) -> Iterator[bytes]:
+    """Cut message `number` of a link into parts of `PART_BYTES`; an empty one has one, too."""
+    size = size or PART_BYTES
+    for offset in range(0, len(message) or 1, size):
+        yield _PART.pack(number, len(message), offset) + message[offset : offset + size]
+
+
+class Gathering:
+    """What came of the message that one peer is sending, and how many were whole.
+
+    Args:
+        me: who receives; peer: who sends.
+        size: bytes of a part, `PART_BYTES` unless given.
+
+    Attributes:
+        kind: what the message is of which some parts came; empty between messages.
+    """
+
+    def __init__(self, me: str, peer: str, size: int | None = None) -> None:
+        self._me, self._peer, self._size = me, peer, size or PART_BYTES
+        self._number, self._total, self.kind = 0, 0, ""
+        self._came = bytearray()
+
+    @property
+    def midway(self) -> str:
+        """How much came of a message that is not whole, in words; empty between messages."""
+        if not self.kind:
+            return ""
+        return (
+            f"{self._peer} stopped midway in a message: {len(self._came)} of {self._total} bytes "
+            f"of {self.kind} came"
+        )
+
+    def add(self, part: bytes, kind: str, *, most: int = MOST_BYTES) -> bytes | None:
+        """Take the next part; return the whole message, or None while some of it is missing.
+
+        Args:
+            part: as it came.
+            kind: what the message is, for errors.
+            most: the longest message that is taken now, in bytes.
+
+        Raises:
+            RemoteProtocolError: no part, one that does not follow, or too long a message.
+        """
+        if len(part) < PART_HEADER_BYTES:
             raise RemoteProtocolError(
-                f"{self.me}: a frame on the link from {sender} claims to be from "
-                f"{claimed.sender!r} to {claimed.receiver!r} in session {claimed.session!r}"
+                f"{self._peer} sent {len(part)} bytes of {kind} to {self._me}, too few for a part "
+                "of a message"
             )
-        if self._seals:
-            seal = self._seals[sender]
-            body = seal.open(body, sequence=claimed.sequence, associated=header)
-        return replace(claimed, payload=body)
+        number, total, offset = _PART.unpack_from(part)
+        if not self.kind:
+            self._begin(kind, number, total, most)
+        if (number, total, offset) != (self._number, self._total, len(self._came)):
+            raise RemoteProtocolError(
+                f"{self._peer} sent {self._me} part {offset} of {total} bytes of message {number}, "
+                f"expected part {len(self._came)} of {self._total} bytes of message "
+                f"{self._number}: a part was repeated, left out, reordered or of another message"
+            )
+        length = len(part) - PART_HEADER_BYTES
+        if length != min(self._size, total - offset):
+            raise RemoteProtocolError(
+                f"{self._peer} sent {self._me} a part of {length} bytes at {offset} of {total} of "
+                f"message {number}; every part but the last has {self._size} bytes"
+            )
+        self._came += memoryview(part)[PART_HEADER_BYTES:]
+        if len(self._came) < total:
+            return None
+        message = bytes(self._came)
+        self._number, self.kind, self._came = number + 1, "", bytearray()
+        return message
+
+    def _begin(self, kind: str, number: int, total: int, most: int) -> None:
+        if number != self._number:
+            raise RemoteProtocolError(
+                f"{self._peer} sent {self._me} message {number} in parts, expected message "
+                f"{self._number}: one was repeated or left out"
+            )
+        if total > most:
+            raise RemoteProtocolError(
+                f"{self._peer} announces a message of {total} bytes of {kind} to {self._me}, which "
+                f"takes at most {most} here; compare the settings of both, such as "
+                "alignment.maximum_ids"
+            )
+        self.kind, self._total = kind, total
 
 
-def _plain(reason: bytes) -> str:
-    """What a peer says, as one line that no terminal obeys."""
-    text = reason[:_REASON_LETTERS].decode("utf-8", "replace")
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
+# Signs of life: who computes for long tells those that may wait for it how far it is.
+#
+# Run by: both ends of a link. A sign is sent by the very thread that computes, between two pieces
+# of its work, and says how many IDs are behind it; none comes of a computation that hangs, of a
+# process that was stopped, or of a thread that has nothing to do with the work. A sign only renews
+# the patience of who waits. Each stands for `IDS_A_SIGN` IDs of work, and how much work there can
+# be follows from the numbers of IDs, so everybody knows how many signs a peer may send at most:
+# nobody is kept waiting for ever by signs alone.
+
+
+def most_signs(work: int) -> int:
+    """How many signs a party may send for so much work, in IDs, of its own.
+
+    Twice as many as it makes: of a party that it waits for, too, others hear from it (see
+    `Signs.relays`).
+    """
+    return 2 * (work // IDS_A_SIGN) + _SPARE_SIGNS
+
+
+class Signs:
+    """Signs of life of one party's work, and those that it takes of its peers.
+
+    Args:
+        me: the party; peers: who may wait for it.
+        send: delivers a sign to a peer.
+
+    Attributes:
+        relays: whether peers hear, too, that somebody is alive for whom this party waits.
+    """
+
+    def __init__(self, me: str, peers: Sequence[str], send: Callable[[str, bytes], None]) -> None:
+        self._me, self._peers, self._send = me, tuple(peers), send
+        self._done = self._told = 0
+        self._left: dict[str, int] = {}
+        self._heard: dict[str, int] = {}
+        self.relays = False
+
+    def worked(self, ids: int) -> None:
+        """Note work on so many more IDs; tell the peers where it has become much."""
+        self._done += ids
+        if self._done - self._told >= IDS_A_SIGN:
+            self._tell(self._peers)
+
+    def _tell(self, peers: Sequence[str]) -> None:
+        self._told = self._done
+        for peer in peers:
+            self._send(peer, _DONE.pack(self._done))
+
+    def allow(self, signs: Mapping[str, int]) -> None:
+        """Take so many more signs of these peers, in place of what was allowed before."""
+        self._left |= signs
+
+    @contextmanager
+    def at_most(self, signs: Mapping[str, int]) -> Iterator[None]:
+        """Take no more than so many within the block, nor more than was allowed before."""
+        before = {peer: self._left.get(peer, 0) for peer in signs}
+        within = {peer: min(count, before[peer]) for peer, count in signs.items()}
+        self._left |= within
+        try:
+            yield
+        finally:
+            used = {peer: within[peer] - self._left[peer] for peer in signs}
+            self._left |= {peer: before[peer] - used[peer] for peer in signs}
+
+    def hear(self, sender: str, sign: bytes) -> None:
+        """Take a sign.
+
+        Raises:
+            RemoteProtocolError: malformed, of no progress, or one more than there can be.
+        """
+        left, heard = self._left.get(sender, 0), self._heard.get(sender, 0)
+        if len(sign) != _DONE.size:
+            raise RemoteProtocolError(f"{sender} sent {self._me} a malformed sign of life")
+        (done,) = _DONE.unpack(sign)
+        if done < heard + IDS_A_SIGN:
+            raise RemoteProtocolError(
+                f"{sender} sent {self._me} a sign of life without progress: {done} IDs done, after "
+                f"{heard}; each stands for {IDS_A_SIGN} more"
+            )
+        if left <= 0:
+            raise RemoteProtocolError(
+                f"{sender} sent {self._me} more signs of life than its work can take, and nothing "
+                "else; it keeps others waiting. Look at its log, then start all parties again"
+            )
+        self._left[sender], self._heard[sender] = left - 1, done
+        if self.relays:
+            self._done = max(self._done, self._told + IDS_A_SIGN)
+            self._tell([peer for peer in self._peers if peer != sender])

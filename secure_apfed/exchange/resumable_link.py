@@ -1,7 +1,8 @@
-"""A link to one peer that outlives its connections: what was under way is sent again.
+"""Links to peers that outlive their connections: what was under way is sent again.
 
-Run by: both ends, around any connection that keeps messages whole. The protocols above
-keep their state, so after a break they go on where they were. Messages travel in parts, and every
+Run by: both ends, around any connection that keeps messages whole, and by the driver of one role
+over all its links (`Linked`). The protocols above keep their state, so after a break they go on
+where they were. Messages travel in parts, and every
 part has a number; after each new connection both ends say who they are, whom they had there, and
 how many parts they have, and send what the other lacks. So no link of a session before gets to one
 of the next. An end that has nothing left to send and is closed says goodbye, and waits for that of
@@ -12,45 +13,52 @@ no attacker: `connect` must give an authenticated and encrypted connection to th
 time (see `secure_apfed.exchange.sealed_connection`).
 """
 
+import contextlib
+import math
 import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Protocol
+from typing import Protocol, Self
 
-from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.errors import LocalProtocolError, PartyLeftError, RemoteProtocolError
 from apfed_protocols.randomness import fresh_key
 from secure_apfed.exchange.links import (
-    MOST_MESSAGE,
-    MOST_PART,
-    Incoming,
-    Message,
-    cost_of,
+    MOST_BYTES,
+    PART_HEADER_BYTES,
+    Awaited,
+    Frame,
+    Gathering,
     parts_of,
 )
 
-__all__ = ["MOST_FRAME", "Connection", "ResumableLink"]
+__all__ = ["MOST_FRAME", "Connection", "Linked", "ResumableLink"]
 
-_FRAME = struct.Struct(">BQQ")
-_HELLO, _FIRST, _MORE, _RECEIPT, _GOODBYE = range(1, 6)
+_FRAME = struct.Struct(">BQQ")  # kind, number of a part, how many parts came
+_HELLO, _PART, _RECEIPT, _GOODBYE = range(1, 5)
+_PART_BYTES = 2**20
+_COST = 256  # of a part that waits, beside its bytes
 _ID_BYTES = 32
 _NOBODY = bytes(_ID_BYTES)  # whom an end had there that never was connected
-MOST_FRAME = _FRAME.size + MOST_PART
+MOST_FRAME = _FRAME.size + PART_HEADER_BYTES + _PART_BYTES
 """Bytes of the longest message that a connection has to carry."""
-
 _WINDOW = 2**28  # bytes that the peer has not confirmed; then `send` waits
 _MOST_HELD = 2**28  # bytes that nobody asked for yet; then no more is confirmed, so the peer waits
 # Nobody who keeps to what is confirmed gets further than this.
-_MOST_UNREAD = _MOST_HELD + _WINDOW + 2 * MOST_MESSAGE
+_MOST_UNREAD = _MOST_HELD + _WINDOW + 2 * MOST_BYTES
 _STALLED_S = 300.0
 _UNTOLD = 8  # parts that came; then a receipt is due at once
 _RECEIPT_S = 0.2
 _BEAT_S, _SILENT_S = 5.0, 15.0
 _PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 _LOOK_S = 0.2
+_FLUSH_S, _LINGER_S = 5.0, 2.0
+_GREETING_S, _GREET_AGAIN_S = 2.0, 2.0
+_PRESENT_S = 15.0  # for so long after its greeting a peer is taken to wait still
+_LAST_WORDS_S = 4.0  # for who is awaited, once somebody else has left
+_LONGEST_WAIT_S = 3600.0  # systems take no time-out of months
 
 
 class Connection(Protocol):
@@ -100,10 +108,13 @@ class ResumableLink:
         self._first_s = patience_s if first_s is None else first_s
         self._on_change = on_change
         self._id, self._peer_id = fresh_key(), b""
-        self._inbox: deque[Message] = deque()
-        self._incoming = Incoming(peer, most=_MOST_UNREAD)
+        # Messages that nobody asked for yet, when they came (monotonic clock), and what they cost.
+        self._inbox: deque[tuple[bytes, float, int]] = deque()
+        self._gathering = Gathering("this party", peer, _PART_BYTES)
+        self._held = self._cost = 0  # bytes, about: all that waits here, and a message midway
+        self._sent = 0
         self._changed = threading.Condition()
-        self._unconfirmed: deque[tuple[int, bytes | memoryview]] = deque()
+        self._unconfirmed: deque[tuple[int, bytes]] = deque()
         self._unconfirmed_bytes = 0
         self._confirmed = self._written = self._received = self._told = 0
         self._wire: _Wire | None = None
@@ -129,7 +140,7 @@ class ResumableLink:
     @property
     def waiting_since(self) -> float | None:
         """When the oldest message came that nobody asked for yet, on the monotonic clock."""
-        return self._inbox[0].came if self._inbox else None
+        return self._inbox[0][1] if self._inbox else None
 
     def send(self, body: bytes) -> None:
         """Take one message for the peer; it is kept until the peer confirms it.
@@ -140,31 +151,30 @@ class ResumableLink:
             RemoteProtocolError: the link is broken for good, or the peer takes nothing.
             LocalProtocolError: it was closed, or the message is too long.
         """
-        if len(body) > MOST_MESSAGE:
+        if len(body) > MOST_BYTES:
             raise LocalProtocolError(
-                f"a message to {self._peer} has at most {MOST_MESSAGE} bytes, got {len(body)}; "
+                f"a message to {self._peer} has at most {MOST_BYTES} bytes, got {len(body)}; "
                 "send it in parts"
             )
         with self._changed:
             if self._closing:
                 raise LocalProtocolError(f"the link to {self._peer} is closed")
-            self._wait_for_room()
-            for number, part in enumerate(parts_of(body)):
-                self._unconfirmed.append((_MORE if number else _FIRST, part))
-                self._unconfirmed_bytes += cost_of(part)
+            self._check()
+            while self._unconfirmed_bytes > _WINDOW:
+                self._await_room()
+            for part in parts_of(self._sent, body, _PART_BYTES):
+                self._unconfirmed.append((_PART, part))
+                self._unconfirmed_bytes += len(part) + _COST
+            self._sent += 1
             self._changed.notify_all()
 
-    def _wait_for_room(self) -> None:
+    def _await_room(self) -> None:
+        before = self._confirmed
+        if not self._changed.wait_for(
+            lambda: self._failure or self._confirmed > before, _STALLED_S
+        ):
+            self._fail(f"{self._peer} took nothing of what it was sent for {_STALLED_S:g} s")
         self._check()
-        while self._unconfirmed_bytes > _WINDOW:
-            before = self._confirmed
-            moved = partial(self._moved_since, before)
-            if not self._changed.wait_for(moved, _STALLED_S):
-                self._fail(f"{self._peer} took nothing of what it was sent for {_STALLED_S:g} s")
-            self._check()
-
-    def _moved_since(self, confirmed: int) -> bool:
-        return bool(self._failure) or self._confirmed > confirmed
 
     def receive(self, timeout_s: float) -> bytes:
         """Return the peer's next message.
@@ -178,10 +188,10 @@ class ResumableLink:
                 raise TimeoutError(f"{self._peer} sent nothing for {timeout_s} s")
             if not self._inbox:
                 self._check()
-            first = self._inbox.popleft()
-            self._incoming.held -= first.cost
+            body, _, cost = self._inbox.popleft()
+            self._held -= cost
             self._changed.notify_all()  # perhaps a receipt is due now
-            return first.body
+            return body
 
     def close(self, timeout_s: float | None = None, *, linger_s: float | None = None) -> None:
         """Wait until both ends have everything, then end.
@@ -244,11 +254,7 @@ class ResumableLink:
                     elif time.monotonic() > deadline - self._patience_s + _SILENT_S:
                         raise TimeoutError(f"no sign of life for {_SILENT_S:g} s")
             except (OSError, EOFError) as error:
-                self._note(error)
-                if self._heard_goodbye:
-                    self._fail(f"{self._peer} closed its link")
-                elif time.monotonic() > deadline:
-                    self._fail(self._gone())
+                self._broke(error, over=time.monotonic() > deadline)
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
             except RemoteProtocolError as error:
@@ -256,20 +262,21 @@ class ResumableLink:
             if wire is not None:
                 self._leave(wire)
 
-    def _note(self, error: Exception) -> None:
-        """Keep why it broke; a refusal says more than that the attempt after it broke."""
+    def _broke(self, error: Exception, *, over: bool) -> None:
+        """Keep why, and give up where it is over; a refusal says more than that attempts broke."""
         told = str(error) or type(error).__name__
         if isinstance(error, ConnectionRefusedError):
             self._refusal = told
-        self._trouble = self._refusal or told
-
-    def _gone(self) -> str:
-        if not self.connected:
-            return f"{self._peer} did not come within {self._first_s:g} s ({self._trouble})"
-        return (
-            f"the link to {self._peer} was broken for {self._patience_s:g} s ({self._trouble}); "
-            "start all parties again with a new session"
-        )
+        self._trouble = told = self._refusal or told
+        if self._heard_goodbye:
+            self._fail(f"{self._peer} closed its link")
+        elif over and not self.connected:
+            self._fail(f"{self._peer} did not come within {self._first_s:g} s ({told})")
+        elif over:
+            self._fail(
+                f"the link to {self._peer} was broken for {self._patience_s:g} s ({told}); "
+                "start all parties again with a new session"
+            )
 
     def _greet(self, wire: _Wire) -> None:
         """Tell and hear how many parts came; then begin to write what is lacking."""
@@ -309,16 +316,26 @@ class ResumableLink:
                 self._received += 1
                 if kind == _GOODBYE:
                     self._heard_goodbye = True
-                elif (message := self._incoming.add(body, first=kind == _FIRST)) is not None:
-                    self._inbox.append(message)
-                    self._on_change()
+                else:
+                    self._gather(body)
             self._changed.notify_all()
+
+    def _gather(self, part: bytes) -> None:
+        self._cost += len(part) + _COST
+        self._held += len(part) + _COST
+        if self._held > _MOST_UNREAD:
+            raise RemoteProtocolError(f"{self._peer} sent more than it may before it is confirmed")
+        message = self._gathering.add(part, "frames")
+        if message is not None:
+            self._inbox.append((message, time.monotonic(), self._cost))
+            self._cost = 0
+            self._on_change()
 
     def _parse(self, frame: bytes) -> tuple[int, int, int, bytes]:
         if not _FRAME.size <= len(frame) <= MOST_FRAME:
             raise RemoteProtocolError(f"{self._peer} sent a frame of {len(frame)} bytes")
         kind, number, confirmed = _FRAME.unpack_from(frame)
-        if kind not in (_HELLO, _FIRST, _MORE, _RECEIPT, _GOODBYE):
+        if kind not in (_HELLO, _PART, _RECEIPT, _GOODBYE):
             raise RemoteProtocolError(f"{self._peer} sent a frame of kind {kind}")
         return kind, number, confirmed, frame[_FRAME.size :]
 
@@ -330,7 +347,7 @@ class ResumableLink:
             )
         for _ in range(confirmed - self._confirmed):
             _, part = self._unconfirmed.popleft()
-            self._unconfirmed_bytes -= cost_of(part)
+            self._unconfirmed_bytes -= len(part) + _COST
         self._confirmed = confirmed
 
     def _write_on(self, wire: _Wire) -> None:
@@ -346,8 +363,10 @@ class ResumableLink:
     def _next_frame(self, wire: _Wire) -> bytes | None:
         """Wait for something to write to this wire; None when it is no longer in use."""
         with self._changed:
-            beat = time.monotonic() + _BEAT_S
-            while not (gone := self._over() or self._wire is not wire) and not self._due():
+            beat = time.monotonic() + min(_BEAT_S, self._patience_s / 3)
+            while not (gone := self._over() or self._wire is not wire) and not (
+                self._lacks() or self._untold() >= (1 if self._heard_goodbye else _UNTOLD)
+            ):
                 left = beat - time.monotonic()
                 pause = min(left, _RECEIPT_S) if self._untold() else left
                 if not self._changed.wait(max(0.0, pause)):
@@ -355,7 +374,7 @@ class ResumableLink:
             if gone:
                 return None
             kind, number = _RECEIPT, self._written
-            part: bytes | memoryview = b""
+            part = b""
             if self._lacks():
                 kind, part = self._unconfirmed[number - self._confirmed]
                 self._written += 1
@@ -366,16 +385,12 @@ class ResumableLink:
         """Whether there are parts that were not written to this wire."""
         return self._written < self._confirmed + len(self._unconfirmed)
 
-    def _due(self) -> bool:
-        """Whether something is to be written now."""
-        return self._lacks() or self._untold() >= (1 if self._heard_goodbye else _UNTOLD)
-
     def _untold(self) -> int:
         return self._to_tell() - self._told
 
     def _to_tell(self) -> int:
         """How many parts are confirmed: all that came, unless too much waits here."""
-        return self._received if self._incoming.held <= _MOST_HELD else self._told
+        return self._received if self._held <= _MOST_HELD else self._told
 
     def _leave(self, wire: _Wire) -> None:
         with self._changed:
@@ -395,3 +410,180 @@ class ResumableLink:
             self._failure = self._failure or why
             self._changed.notify_all()
             self._on_change()
+
+
+class Linked:
+    """Links to all peers; see `secure_apfed.exchange.drivers.Transport`.
+
+    Args:
+        me: the party.
+        connect: by peer, what makes an authenticated connection to it, or raises OSError.
+        patience_s: how long a peer may give no sign of life.
+        meet_s: the same until it came first.
+        end: what is to be ended with the links, such as a port.
+    """
+
+    def __init__(
+        self, me: str, connect: Mapping[str, Callable[[], Connection]], *,
+        patience_s: float, meet_s: float, end: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        self._me, self._connect, self._end = me, connect, end
+        self._lookouts: dict[str, _Lookout] = {}
+        self._news = threading.Event()
+        self._links = {
+            peer: ResumableLink(
+                peer, dial, patience_s=patience_s, first_s=meet_s, on_change=self._news.set
+            )
+            for peer, dial in connect.items()
+        }
+        self._missed: dict[str, float] = {}  # since when who is needed has left
+
+    @classmethod
+    def meet(
+        cls, me: str, connect: Mapping[str, Callable[[], Connection]], *,
+        patience_s: float, meet_s: float, end: Callable[[], None] = lambda: None,
+    ) -> Self:  # fmt: skip
+        """Links to peers that all have come.
+
+        Raises:
+            PartyLeftError: names those who did not come.
+        """
+        here = cls(me, connect, patience_s=patience_s, meet_s=meet_s, end=end)
+        try:
+            deadline = time.monotonic() + meet_s
+            while missing := [peer for peer, link in here._links.items() if not link.connected]:
+                here._news.clear()
+                failed = [peer for peer in missing if here._links[peer].failure]
+                if failed or time.monotonic() > deadline:
+                    blamed = failed or missing
+                    why = "; ".join(here._links[peer].state for peer in blamed)
+                    raise PartyLeftError(
+                        f"agreement: {me} has no link to {' and '.join(blamed)}: {why}",
+                        left=tuple(blamed),
+                    )
+                here._news.wait(max(0.0, min(1.0, deadline - time.monotonic())))
+        except BaseException:
+            here.close()
+            raise
+        return here
+
+    def post(self, receiver: str, frame: bytes) -> None:
+        """Send a frame; whether it arrives shows in what comes back."""
+        if receiver in self._lookouts:
+            return  # its link is over
+        try:
+            self._links[receiver].send(frame)
+        except RemoteProtocolError:
+            self._news.set()  # whoever waits for this peer is told why
+
+    def take(self, awaited: Awaited, timeout_s: float) -> Frame:
+        """Wait for a frame of one of the awaited.
+
+        Raises:
+            PartyLeftError: too few of them are there still, or nothing came in time.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self._news.clear()
+            came = {
+                since: name
+                for name in awaited.senders
+                if (since := self._links[name].waiting_since) is not None
+            }
+            if came:
+                first = came[min(came)]
+                return first, self._links[first].receive(0.0)
+            self._news.wait(self._bearable_s(awaited, timeout_s, deadline))
+
+    def _bearable_s(self, awaited: Awaited, timeout_s: float, deadline: float) -> float:
+        """For how long to wait now, where nothing of the awaited is there.
+
+        Raises:
+            PartyLeftError: too few of the awaited are there still, nothing came in time, or a
+                party that is needed has left a while ago.
+        """
+
+        def left_of(names: tuple[str, ...]) -> dict[str, str]:
+            return {name: why for name in names if (why := self._links[name].failure)}
+
+        def error(told: str, left: Collection[str], *, gone: bool = False) -> PartyLeftError:
+            told = f"{awaited.phase}: {awaited}; {told}"
+            return PartyLeftError(told, left=tuple(left), gone=gone)
+
+        gone = left_of(awaited.senders)
+        if len(awaited.senders) - len(gone) < awaited.least:
+            raise error("; ".join(dict.fromkeys(gone.values())), gone, gone=True)
+        now = time.monotonic()
+        if now >= deadline:
+            raise error(f"nothing came for {timeout_s:g} s", awaited.senders)
+        missed = left_of(awaited.needed)
+        since = [self._missed.setdefault(name, now) for name in missed]
+        grace = min(since, default=math.inf) + _LAST_WORDS_S - now
+        if grace <= 0:
+            raise error(f"nothing came, and {'; '.join(dict.fromkeys(missed.values()))}", missed)
+        return min(deadline - now, grace, _LONGEST_WAIT_S)
+
+    def returned(self, names: Collection[str]) -> list[str]:
+        """Those that were there lately, ready to greet; looked for since they were first asked for.
+
+        Their links are over from then on.
+        """
+        for name in set(names) - set(self._lookouts):
+            self._lookouts[name] = _Lookout(self._connect[name], self._links[name])
+        return [name for name in names if self._lookouts[name].found]
+
+    def close(self) -> None:
+        """Let the peers have what was sent, and end; waits a few seconds at most."""
+        closing = [threading.Thread(target=_close, args=(link,))
+                   for name, link in self._links.items() if name not in self._lookouts]  # fmt: skip
+        for lookout in self._lookouts.values():
+            lookout.end()
+        for thread in closing:
+            thread.start()
+        for thread in closing:
+            thread.join()
+        self._end()
+
+
+def _close(link: ResumableLink) -> None:
+    with contextlib.suppress(RemoteProtocolError):  # whoever lacks something was waited for
+        link.close(_FLUSH_S, linger_s=_LINGER_S)
+
+
+class _Lookout:
+    """Finds out whether a peer is there again that a session goes on without.
+
+    It comes as to any session: a connection that is proven, on which it greets. That connection is
+    closed; the next session makes its own.
+    """
+
+    def __init__(self, connect: Callable[[], Connection], link: ResumableLink) -> None:
+        self._connect, self._link = connect, link
+        self._ended, self._greeted = threading.Event(), -math.inf
+        threading.Thread(target=self._look, daemon=True).start()
+
+    @property
+    def found(self) -> bool:
+        """Whether it was there lately."""
+        return time.monotonic() < self._greeted + _PRESENT_S
+
+    def end(self) -> None:
+        """Look no more."""
+        self._ended.set()
+
+    def _look(self) -> None:
+        _close(self._link)  # it is told that it was left out, if its process lives
+        while not self._ended.is_set():
+            if self._greets():
+                self._greeted = time.monotonic()
+            self._ended.wait(_GREET_AGAIN_S)
+
+    def _greets(self) -> bool:
+        try:
+            with contextlib.closing(self._connect()) as connection:
+                if not connection.poll(_GREETING_S):
+                    return False
+                connection.recv_bytes()
+                return not connection.poll(0.0)  # whoever is there waits for an answer
+        except (OSError, EOFError, RemoteProtocolError):
+            return False

@@ -4,35 +4,46 @@ Run by: both ends of a new connection, whatever carries it. Each sends who it is
 and a fresh key, and signs both hellos with its long-term identity; from then on every frame is
 encrypted and authenticated under keys of this connection alone. Protects from: whoever is on the
 way (a relay, a proxy that ends TLS), which learns sizes and times and can only cut, and from
-strangers and replays. So who is who never rests on TLS alone.
+strangers and replays. So who is who never rests on TLS alone. Where peers come in that dial
+(`Door`), strangers wait until they have proved who they are: of crowds who waits longest goes when
+more come, and who comes a second time takes the place of its former connection, which may hang.
 """
 
 import contextlib
 import hashlib
+import queue
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NoReturn, Protocol
+from typing import NamedTuple, Protocol
 
 import msgpack
 
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.identity import Identity, verify
 from apfed_protocols.seal import SEAL_OVERHEAD_BYTES, SealedLink, fresh_run_key
+from secure_apfed.exchange.envelope import plain_text
 from secure_apfed.exchange.resumable_link import MOST_FRAME, Connection
 
 __all__ = [
-    "MOST_SEALED", "MOST_UNPROVED", "Carrier", "LocalEnd", "plain_text", "prove", "read_before",
+    "MOST_SEALED",
+    "MOST_UNPROVED",
+    "Carrier",
+    "Crowd",
+    "Door",
+    "LocalEnd",
+    "prove",
+    "read_before",
     "refuse",
-]  # fmt: skip
+    "refuse_long",
+]
 
 MOST_SEALED = MOST_FRAME + SEAL_OVERHEAD_BYTES
 """Bytes of the longest frame on a sealed connection."""
-
 MOST_UNPROVED = 4096
 """Bytes of the longest frame that is taken of an end that has not proved yet who it is."""
-
-_VERSION = 2
+_VERSION = 3
 _PURPOSE = b"peer v1"
 _KEY_BYTES = 32
 _HELLO_BYTES = 512
@@ -40,6 +51,8 @@ _REFUSED = b"refused "
 _REFUSED_LETTERS = 400
 _PROOF_S = 10.0
 _MALFORMED = (ValueError, TypeError, msgpack.UnpackException, RecursionError)
+_MOST_STRANGERS = 64
+_LOOK_S = 1.0
 
 
 class Carrier(Connection, Protocol):
@@ -68,8 +81,7 @@ class LocalEnd:
     revoked: Callable[[], frozenset[str]] = frozenset
 
 
-@dataclass(frozen=True)
-class _Hello:
+class _Hello(NamedTuple):
     """What one end says first."""
 
     sender: str
@@ -78,8 +90,7 @@ class _Hello:
     certificate: str
 
     def pack(self) -> bytes:
-        fields = (_VERSION, self.sender, self.receiver, self.public, self.certificate)
-        packed: bytes = msgpack.packb(fields)
+        packed: bytes = msgpack.packb((_VERSION, *self))
         return packed
 
     @classmethod
@@ -144,11 +155,7 @@ def prove(
 
 
 def _hear_out(connection: Connection) -> None:
-    """Read what the other end says until it closes.
-
-    Raises:
-        ConnectionRefusedError: it refuses this party.
-    """
+    """Read what the other end says until it closes; ConnectionRefusedError where it refuses."""
     deadline = time.monotonic() + _PROOF_S
     try:
         while time.monotonic() < deadline:
@@ -234,16 +241,19 @@ def read_before(connection: Connection, deadline: float) -> bytes:
     return message
 
 
+def refuse_long(connection: Connection, most: int) -> str:
+    """Refuse a frame above so many bytes, and close; return why."""
+    proved = "" if most > MOST_UNPROVED else " before it proved who it is"
+    why = f"the other end sent a frame above {most} bytes{proved}"
+    refuse(connection, why)
+    connection.close()
+    return why
+
+
 def refuse(connection: Connection, why: str) -> None:
     """Tell the other end why this one does not talk to it."""
     with contextlib.suppress(OSError):
         connection.send_bytes(_REFUSED + why[:_REFUSED_LETTERS].encode())
-
-
-def plain_text(told: bytes) -> str:
-    """What somebody says, as one line that no terminal obeys."""
-    text = told[:_REFUSED_LETTERS].decode("utf-8", "replace")
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 class _Sealed:
@@ -263,7 +273,10 @@ class _Sealed:
         except RemoteProtocolError as error:
             if frame.startswith(_REFUSED):  # the other end has read the proof by now
                 raise ConnectionRefusedError(plain_text(frame.removeprefix(_REFUSED))) from None
-            _give_up(self._link.peer, self._came, error)
+            # Whoever altered it is on the way, not the peer: another connection may do.
+            raise ConnectionAbortedError(
+                f"frame {self._came} of {self._link.peer} was altered, lost or repeated on the way"
+            ) from error
         self._came += 1
         return opened
 
@@ -274,8 +287,94 @@ class _Sealed:
         self._connection.close()
 
 
-def _give_up(peer: str, number: int, error: RemoteProtocolError) -> NoReturn:
-    """Whoever altered it is on the way, not the peer: another connection may do."""
-    raise ConnectionAbortedError(
-        f"frame {number} of {peer} was altered, lost or repeated on the way"
-    ) from error
+class Crowd:
+    """Connections of which nobody knows yet whose they are; a few, and the newest."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._strangers: dict[Connection, None] = {}
+
+    def add(self, stranger: Connection) -> None:
+        """Let one more wait; where it is too crowded, who waits longest is sent away."""
+        with self._lock:
+            self._strangers[stranger] = None
+            first = next(iter(self._strangers))
+            if len(self._strangers) <= _MOST_STRANGERS:
+                return
+            del self._strangers[first]
+        first.close()
+
+    def remove(self, known: Connection) -> None:
+        with self._lock:
+            self._strangers.pop(known, None)
+
+
+class Door:
+    """One party's; peers take their place by name.
+
+    Args:
+        me: the party, with those whom it knows.
+        awaited: the peers that dial.
+        require: raises RemoteProtocolError where a peer's certificate of TLS is not its own.
+        absent: what may be so where a peer does not come.
+    """
+
+    def __init__(
+        self, me: LocalEnd, awaited: tuple[str, ...],
+        require: Callable[[str, bytes], None] = lambda name, certificate: None,
+        absent: str = "it did not dial, or came without a certificate that TLS takes",
+    ) -> None:  # fmt: skip
+        self._me, self._require, self._absent = me, require, absent
+        self._crowd = Crowd()
+        self._places: dict[str, queue.SimpleQueue[Connection]] = {
+            name: queue.SimpleQueue() for name in awaited
+        }
+        self._standing: dict[str, Connection] = {}
+        self._trouble: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    def welcome(self, stranger: Carrier, certificate: bytes) -> None:
+        """Let a stranger prove who it is, and take its place."""
+        claimed: list[str] = []
+
+        def seen(name: str) -> None:
+            if name in self._places:
+                claimed.append(name)
+            self._require(name, certificate)
+
+        self._crowd.add(stranger)
+        try:
+            name, connection = prove(stranger, self._me, seen=seen)
+        except (OSError, EOFError, RemoteProtocolError) as error:
+            told = dict.fromkeys(claimed, f"somebody came in its name: {error}")
+            # A refusal says more than that the attempt after it broke.
+            refused = isinstance(error, ConnectionRefusedError | RemoteProtocolError)
+            self._trouble = self._trouble | told if refused else told | self._trouble
+            stranger.close()
+            return
+        finally:
+            self._crowd.remove(stranger)
+        if name not in self._places:
+            me = self._me.name
+            refuse(stranger, f"{me} dials {name}, not the other way: correct the file of {name}")
+            stranger.close()
+            return
+        with self._lock:
+            self._trouble.pop(name, None)
+            former = self._standing.get(name)
+            self._standing[name] = connection
+            self._places[name].put(connection)
+        if former is not None:
+            former.close()
+
+    def connect(self, name: str) -> Connection:
+        """The peer's newest connection.
+
+        Raises:
+            TimeoutError: it did not come within a second.
+        """
+        try:
+            return self._places[name].get(timeout=_LOOK_S)
+        except queue.Empty:
+            told = self._trouble.get(name)
+            raise TimeoutError(told or self._absent) from None

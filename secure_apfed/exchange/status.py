@@ -22,11 +22,11 @@ _SILENT_SHARE = 0.5  # of the patience: a peer that computes is silent for a whi
 PeerState: TypeAlias = Literal["expected", "connected", "awaited", "silent", "left"]
 
 
-class _Told(BaseModel):
+class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class PeerStatus(_Told):
+class PeerStatus(_Frozen):
     """A peer as this party sees it.
 
     Attributes:
@@ -42,7 +42,7 @@ class PeerStatus(_Told):
     received_bytes: int
 
 
-class Waiting(_Told):
+class Waiting(_Frozen):
     """What a party waits for.
 
     Attributes:
@@ -56,7 +56,7 @@ class Waiting(_Told):
     patience_s: float
 
 
-class Status(_Told):
+class Status(_Frozen):
     """One party at one moment.
 
     Attributes:
@@ -141,13 +141,13 @@ class StatusKeeper:
         with self._lock:
             self._bytes[envelope.receiver][0] += len(frame)
             self._epsilon = epsilon
-            self._passed(envelope)
+            self._step = envelope.step if envelope.step >= 0 else self._step
 
     def received(self, envelope: Envelope, frame: bytes) -> None:
         """See `LinkObserver`."""
         with self._lock:
             self._hear(envelope.sender, frame)
-            self._passed(envelope)
+            self._step = envelope.step if envelope.step >= 0 else self._step
             if envelope.kind is Kind.ABORT:
                 self._left.add(envelope.sender)
 
@@ -187,27 +187,18 @@ class StatusKeeper:
             )  # fmt: skip
 
     def _peer(self, name: str, now: float) -> PeerStatus:
-        sent, received = self._bytes[name]
-        silent_s, state = None, self._state(name)
-        if state == "awaited":
+        silent_s: float | None = None
+        state: PeerState = "connected" if self._connected else "expected"
+        if name in self._left:
+            state = "left"
+        elif self._connected and self._awaited is not None and name in self._awaited.senders:
             silent_s = now - self._unheard_since[name]
             state = "silent" if silent_s >= _SILENT_SHARE * self._patience_s else "awaited"
+        sent, received = self._bytes[name]
         return PeerStatus(state=state, silent_s=silent_s, sent_bytes=sent, received_bytes=received)
-
-    def _state(self, name: str) -> PeerState:
-        if name in self._left:
-            return "left"
-        if not self._connected:
-            return "expected"
-        awaited = self._awaited is not None and name in self._awaited.senders
-        return "awaited" if awaited else "connected"
 
     def _hear(self, sender: str, frame: bytes) -> None:
         self._bytes[sender][1] += len(frame)
         self._unheard_since.pop(sender, None)
         self._left.discard(sender)
         self._awaited = None
-
-    def _passed(self, envelope: Envelope) -> None:
-        if envelope.step >= 0:
-            self._step = envelope.step

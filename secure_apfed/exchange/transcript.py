@@ -97,25 +97,23 @@ class Transcript:
             for past in [past for past in self._epochs if past not in (0, epoch)]:
                 del self._epochs[past]
                 self._opened.pop(past, None)
-            self._forget_unused()
+            used = {id(item.payload) for envelopes in self._epochs.values() for item in envelopes}
+            used |= {id(body) for opened in self._opened.values() for body in opened.values()}
+            kept = {key: body for key, body in self._payloads.items() if id(body) in used}
+            self._payloads, self._held_bytes = kept, sum(map(len, kept.values()))
         self._epoch = epoch
         self._epochs.setdefault(epoch, [])
         self._opened.setdefault(epoch, {})
 
     def record(self, envelope: Envelope, wire_bytes: int) -> None:
         """Count an envelope that is sent, and keep it where the settings say so."""
-        self._add(
+        self.add((
             Flow(
-                sender=envelope.sender,
-                receiver=envelope.receiver,
-                kind=envelope.kind,
-                messages=1,
-                payload_bytes=len(envelope.payload),
-                wire_bytes=wire_bytes,
-                first_step=envelope.step,
-                last_step=envelope.step,
-            )
-        )
+                sender=envelope.sender, receiver=envelope.receiver, kind=envelope.kind,
+                messages=1, payload_bytes=len(envelope.payload), wire_bytes=wire_bytes,
+                first_step=envelope.step, last_step=envelope.step,
+            ),
+        ))  # fmt: skip
         if self._epoch is not None and envelope.kind in KEPT_KINDS:
             kept = replace(envelope, payload=self._store(envelope.payload))
             self._epochs[self._epoch].append(kept)
@@ -140,12 +138,6 @@ class Transcript:
             )
         return self._payloads[digest]
 
-    def _forget_unused(self) -> None:
-        used = {id(item.payload) for envelopes in self._epochs.values() for item in envelopes}
-        used |= {id(body) for opened in self._opened.values() for body in opened.values()}
-        self._payloads = {key: value for key, value in self._payloads.items() if id(value) in used}
-        self._held_bytes = sum(map(len, self._payloads.values()))
-
     def resume(self, state: Mapping[str, Any]) -> None:
         """Go on after what `state` recorded; what this session sent so far adds to it."""
         current = self.flows
@@ -155,21 +147,19 @@ class Transcript:
     def add(self, flows: Iterable[Flow]) -> None:
         """Count what was sent before, or elsewhere for this run."""
         for flow in flows:
-            self._add(flow)
-
-    def _add(self, flow: Flow) -> None:
-        key = (flow.sender, flow.receiver, flow.kind)
-        past = self._flows.get(key)
-        if past is None:
-            self._flows[key] = flow
-            return
-        self._flows[key] = replace(
-            past,
-            messages=past.messages + flow.messages,
-            payload_bytes=past.payload_bytes + flow.payload_bytes,
-            wire_bytes=past.wire_bytes + flow.wire_bytes,
-            last_step=max(past.last_step, flow.last_step),
-        )
+            key = (flow.sender, flow.receiver, flow.kind)
+            past = self._flows.get(key)
+            self._flows[key] = (
+                flow
+                if past is None
+                else replace(
+                    past,
+                    messages=past.messages + flow.messages,
+                    payload_bytes=past.payload_bytes + flow.payload_bytes,
+                    wire_bytes=past.wire_bytes + flow.wire_bytes,
+                    last_step=max(past.last_step, flow.last_step),
+                )
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """Everything recorded, as plain msgpack types."""
@@ -194,7 +184,11 @@ class Transcript:
         self._payloads = dict(state["payloads"])
         self._held_bytes = sum(map(len, self._payloads.values()))
         self._epochs = {
-            epoch: list(_envelopes(items, self._payloads)) for epoch, items in state["epochs"]
+            epoch: [
+                Envelope(**{**fields, "kind": Kind(fields["kind"])}, payload=self._payloads[digest])
+                for fields, digest in items
+            ]
+            for epoch, items in state["epochs"]
         }
         self._opened = {
             epoch: {step: self._payloads[digest] for step, digest in items}
@@ -207,8 +201,3 @@ def _fields(envelope: Envelope) -> dict[str, Any]:
     fields = {**vars(envelope), "kind": envelope.kind.value}
     del fields["payload"]
     return fields
-
-
-def _envelopes(items: Iterable[Any], payloads: Mapping[bytes, bytes]) -> Iterable[Envelope]:
-    for fields, digest in items:
-        yield Envelope(**{**fields, "kind": Kind(fields["kind"]), "payload": payloads[digest]})

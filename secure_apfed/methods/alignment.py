@@ -195,7 +195,7 @@ def allow_signs(own: Own, links: Links) -> None:
 def _protocol(own: Own, links: Links, session: str) -> SetIntersection:
     settings = own.config.alignment
     dealer = DEALER if needs_dealer(settings) else ""
-    progress = ProgressTo(links.pulse)
+    progress = ProgressTo(links.signs)
     return intersection(settings, session=session, dealer=dealer, progress=progress)
 
 

@@ -32,7 +32,6 @@ from apfed_protocols.errors import (
 )
 from apfed_protocols.psi.interface import IntersectionTooSmallError
 from secure_apfed.alignment.ids import id_rules
-from secure_apfed.between.certificates import make_authority
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_config, dump_settings
 from secure_apfed.data import VerticalData, load_data, pack_own
@@ -78,6 +77,7 @@ RELAY = "relay"  # the name in its certificate, and of its folder beside the par
 _LOOPBACK = "127.0.0.1"
 _PORTS = range(20_000, 32_000)
 _CA, _CERTIFICATE, _KEY = Path("ca.pem"), Path("certificate.pem"), Path("key.pem")
+_GONE_S = 3.0  # a process of this machine that cannot be reached for so long has ended
 _START_S = 60.0
 WAYS: Mapping[str, Way] = {"local": "tcp", "grpc": "grpc", "relay": "relay"}
 """By transport, how parties in processes of their own reach each other."""
@@ -118,8 +118,12 @@ def trial_ways(over: Way, folders: Mapping[str, Path]) -> dict[str, dict[str, An
         over: how they reach each other.
         folders: of the parties, by name.
     """
-    if over in ("tcp", "nvflare"):
+    if over == "tcp":
+        return {name: {"link": over, "reconnect_s": _GONE_S} for name in folders}
+    if over == "nvflare":
         return {name: {"link": over} for name in folders}
+    from secure_apfed.between.certificates import make_authority
+
     authority = make_authority()
     way: dict[str, Any] = {
         "link": "grpc", "tls": Tls(ca=_CA, certificate=_CERTIFICATE, key=_KEY),

@@ -9,25 +9,22 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field
 
 from apfed_protocols.errors import LocalProtocolError, PartyLeftError
 from apfed_protocols.identity import Identity
 from secure_apfed.audit_log import FILE_NAME, AuditLog
-from secure_apfed.between.certificates import Credentials, read_revoked, require_caller
-from secure_apfed.between.grpc_link import Port, dial, warn_of_plaintext
-from secure_apfed.between.relay import PARTNER_S, through
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config, load_settings_text, read_text
 from secure_apfed.contract import PartyRole
 from secure_apfed.data import OwnData, load_own_tables, read_own
 from secure_apfed.errors import ConfigError
-from secure_apfed.exchange import Links, Sockets, StatusKeeper, Transcript, Transport, play_one
+from secure_apfed.exchange import Links, StatusKeeper, Transcript, Transport, play_one, sockets
 from secure_apfed.exchange.resumable_link import Connection, Linked
-from secure_apfed.exchange.sealed_connection import Door, LocalEnd, prove
-from secure_apfed.exchange.sockets import Address, listen_at, parse_address
+from secure_apfed.exchange.sealed_connection import Carrier, Door, LocalEnd, prove
+from secure_apfed.exchange.sockets import Address, parse_address, spell_address
 from secure_apfed.methods import METHODS, Own, Session, assist, lead, new_session, roles_of
 from secure_apfed.names import Name, PartyName
 from secure_apfed.runs.course import Course, RunWriter, Watch
@@ -39,6 +36,9 @@ from secure_apfed.seeds import undisturbed
 from secure_apfed.settings import Settings
 from secure_apfed.settings.transcript import TranscriptSettings
 from secure_apfed.workers import close_workers
+
+if TYPE_CHECKING:
+    from secure_apfed.between.certificates import Credentials
 
 __all__ = [
     "LINKS",
@@ -117,7 +117,7 @@ class PartyFile(Settings):
         relay: "host:port" that all dial, where some cannot be reached.
         relay_name: the name in the relay's certificate; null: the host's own.
         proxy: "http://host:port" of a proxy that is asked to CONNECT; null: the environment's.
-        reconnect_s: how long a peer may give no sign of life, with "grpc" and "nvflare".
+        reconnect_s: how long a peer may give no sign of life.
         table: its rows as prepared for a trial; null reads its own file of `data.parties`.
         timeout_s: one unit of patience: how long a peer may be silent whose turn it is. Who
             waits for somebody's answer to others is patient for up to eight of them.
@@ -176,137 +176,186 @@ def connect(file: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> 
         ConfigError: the file does not say how.
         PartyLeftError: names those who did not come.
     """
-    return LINKS[file.link](file, identity, known)
-
-
-def _over_tcp(file: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> Transport:
-    addresses = {name: _address_of(file, name) for name in file.peers}
-    try:
-        listener = listen_at(_listen(file))
-    except (OSError, UnicodeError) as error:
-        why = getattr(error, "strerror", None) or error
+    if file.link not in LINKS:
         raise ConfigError(
-            f"listen: {file.party} cannot listen at {file.listen} ({why}); end "
-            "who does, or name another port there and in the others' files"
-        ) from error
-    return Sockets.meet(
-        file.party, listener, addresses, identity=identity, known=known, timeout_s=file.meet_s
-    )
+            f"{file.party}: link: nvflare is for a job of NVFlare's, whose site starts the party: "
+            "submit the job (docs/nvflare.md), or name another link"
+        )
+    return LINKS[file.link](file, identity, known).meet()
 
 
-def _over_grpc(file: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> Transport:
-    """Ways to peers that listen, or to all by a relay, and a door for those that dial."""
-    credentials = _credentials(file)
-    me = LocalEnd(
-        name=file.party, identity=identity,
-        known={name: key for name, key in known.items() if name != file.party},
-        certificate=credentials.digest if credentials else "", revoked=lambda: _revoked_now(file),
-    )  # fmt: skip
+class _OverTcp:
+    """Peers that listen are dialled, the others come to a door."""
 
-    def proved(peer: str, address: Address, name: str | None) -> Connection:
-        connection = dial(address, credentials, name=name, proxy=file.proxy)
+    certificate = ""
+
+    def __init__(self, file: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> None:
+        self.file = file
+        self.me = LocalEnd(
+            name=file.party, identity=identity,
+            known={name: key for name, key in known.items() if name != file.party},
+            certificate=self.certificate, revoked=self.revoked,
+        )  # fmt: skip
+
+    def meet(self) -> Transport:
+        with ExitStack() as stack:
+            ways = self.ways(stack)
+            return Linked.meet(
+                self.file.party, ways, patience_s=self.file.reconnect_s, meet_s=self.file.meet_s,
+                end=stack.pop_all().close,
+            )  # fmt: skip
+
+    def ways(self, stack: ExitStack) -> dict[str, Callable[[], Connection]]:
+        """By peer, what makes a connection to it."""
+        ways: dict[str, Callable[[], Connection]] = {
+            peer: partial(self.proved, peer) for peer in self.file.peers if self._dials(peer)
+        }
+        awaited = tuple(peer for peer in self.file.peers if peer not in ways)
+        if awaited:
+            door = self.door(awaited)
+            stack.callback(self.listen(door))
+            ways |= {name: partial(door.connect, name) for name in awaited}
+        return ways
+
+    def _dials(self, peer: str) -> bool:
+        """Whether this party dials: where only the other listens, or where both do, by their names.
+
+        Raises:
+            ConfigError: neither listens.
+        """
+        party, there = self.file.party, self.file.peers[peer].address is not None
+        if not there and self.file.listen is None:
+            raise ConfigError(
+                f"{party} has no `listen`, and {peer} no address: one of the two must be reached; "
+                "give one of them, or `relay: host:port` in the files of all"
+            )
+        return there and (self.file.listen is None or peer < party)
+
+    def proved(self, peer: str) -> Connection:
+        connection = self.dial(peer)
         try:
-            if file.relay is not None:
-                through(connection, me, peer, wait_s=min(PARTNER_S, file.reconnect_s / 3))
-            return prove(connection, me, peer)[1]
+            self.enter(connection, peer)
+            return prove(connection, self.me, peer)[1]
         except BaseException:
             connection.close()
             raise
 
-    def require(name: str, certificate: bytes) -> None:
-        if credentials and name in file.peers and not file.peers[name].behind_proxy:
-            require_caller(name, certificate, _revoked_now(file))
+    def enter(self, connection: Carrier, peer: str) -> None:
+        """Do what comes before the proof."""
 
-    ways: dict[str, Callable[[], Connection]] = {}
-    awaited = []
-    for peer, reached in file.peers.items():
+    def address_of(self, peer: str) -> Address:
+        address = self.file.peers[peer].address
+        assert address is not None
+        return parse_address(address)
+
+    def dial(self, peer: str) -> Carrier:
+        address = self.address_of(peer)
+        try:
+            return sockets.dial(address)
+        except ConnectionError as error:
+            raise ConnectionError(
+                f"{self.me.name} reached nobody as {peer} at {spell_address(address)} ({error}); "
+                f"start {peer}, or correct its address"
+            ) from error
+
+    def door(self, awaited: tuple[str, ...]) -> Door:
+        me = self.me.name
+        why = (
+            f"it did not come to {me} in time; start it, or correct the address of {me} in its file"
+        )
+        return Door(self.me, awaited, absent=why)
+
+    def listen(self, door: Door) -> Callable[[], None]:
+        """Let others come to the door; return what ends that."""
+        assert self.file.listen is not None
+        try:
+            return sockets.Port(parse_address(self.file.listen), door.welcome).close
+        except (OSError, UnicodeError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise ConfigError(
+                f"listen: {self.file.party} cannot listen at {self.file.listen} ({why}); end "
+                "who does, or name another port there and in the others' files"
+            ) from error
+
+    def revoked(self) -> frozenset[str]:
+        return frozenset()
+
+
+class _OverGrpc(_OverTcp):
+    """The same between machines with TLS at both ends; or all peers at a relay that all dial."""
+
+    def __init__(self, file: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> None:
+        from secure_apfed.between import certificates, grpc_link, relay
+
+        self._certificates, self._grpc, self._relay = certificates, grpc_link, relay
+        self._credentials = self._load(file)
+        if self._credentials is not None:
+            self.certificate = self._credentials.digest
+        super().__init__(file, identity, known)
+
+    def _load(self, file: PartyFile) -> "Credentials | None":
+        """What TLS needs; None on loopback where that was asked for by name."""
+        if file.tls is not None:
+            files = file.tls
+            return self._certificates.Credentials.load(
+                files.ca, files.certificate, files.key, name=file.party,
+                revoked=self._certificates.read_revoked(files.revoked),
+            )  # fmt: skip
+        if not file.insecure_plaintext_on_loopback:
+            raise ConfigError(
+                f"{file.party}: link: grpc needs `tls` with ca, certificate and key (secure-apfed "
+                "certs makes them for a trial)"
+            )
+        named = [file.listen, file.relay, *(peer.address for peer in file.peers.values())]
+        self._grpc.warn_of_plaintext(
+            *(parse_address(address)[0] for address in named if address is not None)
+        )
+        return None
+
+    def ways(self, stack: ExitStack) -> dict[str, Callable[[], Connection]]:
+        if self.file.relay is None:
+            return super().ways(stack)
+        return {peer: partial(self.proved, peer) for peer in self.file.peers}
+
+    def dial(self, peer: str) -> Carrier:
+        file = self.file
         if file.relay is not None:
-            ways[peer] = partial(proved, peer, parse_address(file.relay), file.relay_name)
-        elif _dials(file, peer):
-            name = None if reached.behind_proxy else peer
-            ways[peer] = partial(proved, peer, _address_of(file, peer), name)
+            address, name = parse_address(file.relay), file.relay_name
         else:
-            awaited.append(peer)
-    with ExitStack() as stack:
-        if awaited:
-            door = Door(me, tuple(awaited), require)
-            stack.callback(Port(_listen(file), credentials, door.welcome).close)
-            ways |= {peer: partial(door.connect, peer) for peer in awaited}
-        return Linked.meet(
-            file.party, ways, patience_s=file.reconnect_s, meet_s=file.meet_s,
-            end=stack.pop_all().close,
-        )  # fmt: skip
+            address, name = self.address_of(peer), None if file.peers[peer].behind_proxy else peer
+        return self._grpc.dial(address, self._credentials, name=name, proxy=file.proxy)
+
+    def enter(self, connection: Carrier, peer: str) -> None:
+        if self.file.relay is not None:
+            wait_s = min(self._relay.PARTNER_S, self.file.reconnect_s / 3)
+            self._relay.through(connection, self.me, peer, wait_s=wait_s)
+
+    def door(self, awaited: tuple[str, ...]) -> Door:
+        return Door(self.me, awaited, self._require)
+
+    def _require(self, name: str, certificate: bytes) -> None:
+        peer = self.file.peers.get(name)
+        if self._credentials is not None and peer is not None and not peer.behind_proxy:
+            self._certificates.require_caller(name, certificate, self.revoked())
+
+    def listen(self, door: Door) -> Callable[[], None]:
+        assert self.file.listen is not None
+        address = parse_address(self.file.listen)
+        return self._grpc.Port(address, self._credentials, door.welcome).close
+
+    def revoked(self) -> frozenset[str]:
+        """The list as it is now; without it nobody is let in.
+
+        Raises:
+            ConnectionError: it cannot be read.
+        """
+        try:
+            return self._certificates.read_revoked(self.file.tls.revoked if self.file.tls else None)
+        except ConfigError as error:
+            raise ConnectionError(str(error)) from error
 
 
-def _dials(file: PartyFile, peer: str) -> bool:
-    """Whether this party dials: where only the other listens, or where both do, by their names.
-
-    Raises:
-        ConfigError: neither listens.
-    """
-    there = file.peers[peer].address is not None
-    if not there and file.listen is None:
-        raise ConfigError(
-            f"{file.party} has no `listen`, and {peer} no address: one of the two must be reached; "
-            "give one of them, or `relay: host:port` in the files of all"
-        )
-    return there and (file.listen is None or peer < file.party)
-
-
-def _inside_a_job(file: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> Transport:
-    raise ConfigError(
-        f"{file.party}: link: nvflare is for a job of NVFlare's, whose site starts the party: "
-        "submit the job (docs/nvflare.md), or name another link"
-    )
-
-
-def _revoked_now(file: PartyFile) -> frozenset[str]:
-    """The list as it is now; without it nobody is let in.
-
-    Raises:
-        ConnectionError: it cannot be read.
-    """
-    try:
-        return read_revoked(file.tls.revoked if file.tls else None)
-    except ConfigError as error:
-        raise ConnectionError(str(error)) from error
-
-
-def _credentials(file: PartyFile) -> Credentials | None:
-    """What TLS needs; None on loopback where that was asked for by name."""
-    if (files := file.tls) is not None:
-        revoked = read_revoked(files.revoked)
-        return Credentials.load(
-            files.ca, files.certificate, files.key, name=file.party, revoked=revoked
-        )
-    if not file.insecure_plaintext_on_loopback:
-        raise ConfigError(
-            f"{file.party}: link: grpc needs `tls` with ca, certificate and key (secure-apfed "
-            "certs makes them for a trial)"
-        )
-    named = [file.listen, file.relay, *(peer.address for peer in file.peers.values())]
-    warn_of_plaintext(*(parse_address(address)[0] for address in named if address is not None))
-    return None
-
-
-def _listen(file: PartyFile) -> Address:
-    if file.listen is None:
-        raise ConfigError(f"listen: say where {file.party} is reached, as host:port")
-    return parse_address(file.listen)
-
-
-def _address_of(file: PartyFile, peer: str) -> Address:
-    address = file.peers[peer].address
-    if address is None:
-        raise ConfigError(f"peers.{peer}.address: say where {peer} is reached, as host:port")
-    return parse_address(address)
-
-
-LINKS: Mapping[str, Connect] = {
-    "tcp": _over_tcp,
-    "grpc": _over_grpc,
-    "nvflare": _inside_a_job,
-}
+LINKS: Mapping[str, type[_OverTcp]] = {"tcp": _OverTcp, "grpc": _OverGrpc}
 
 
 @undisturbed()

@@ -8,8 +8,10 @@ from typing import Any
 
 from apfed_protocols.identity import Identity, fresh_identity
 from secure_apfed.between.certificates import Authority, Credentials, make_authority
+from secure_apfed.between.grpc_link import dial
 from secure_apfed.between.relay import Relay
-from secure_apfed.exchange import Awaited, Kind, Transport
+from secure_apfed.exchange import Awaited, Kind, Transport, sockets
+from secure_apfed.exchange.sealed_connection import Carrier
 from secure_apfed.exchange.sockets import parse_address, spell_address
 from secure_apfed.runs.local import free_addresses
 from secure_apfed.runs.party import PartyFile, Peer, Tls, connect
@@ -89,13 +91,19 @@ class Pair:
 
     def file(self, name: str) -> PartyFile:
         return PartyFile(
-            party=name, active="ann", passives=("bob",), config=Path("run.yaml"), link="grpc",
-            peers=self.peers[name], **self.told[name],
+            party=name, active="ann", passives=("bob",), config=Path("run.yaml"),
+            peers=self.peers[name], **{"link": "grpc", **self.told[name]},
         )  # fmt: skip
 
     def connect(self, name: str) -> Transport:
         known = {peer: bytes.fromhex(one.identity) for peer, one in self.peers[name].items()}
         return connect(self.file(name), self.identities[name], known)
+
+    def stranger(self) -> Carrier:
+        """A connection to where they meet, of somebody without a certificate."""
+        address = parse_address(self.address)
+        over_tcp = self.told["ann"].get("link") == "tcp"
+        return sockets.dial(address) if over_tcp else dial(address, None, name=None)
 
     def come(self, name: str) -> threading.Thread:
         def meet() -> None:

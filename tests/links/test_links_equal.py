@@ -67,13 +67,13 @@ class Proxied(Parties):
             for peer, proxy in self.proxies.items():
                 if peer != name:
                     text = text.replace(f"127.0.0.1:{ports[peer]}", f"127.0.0.1:{proxy.port}")
-            file.write_text(text)
+            file.write_text(text.replace("reconnect_s: 3.0", "reconnect_s: 30.0"))
 
 
-@pytest.fixture
-def proxied(tmp_path: Path) -> Iterator[Proxied]:
+@pytest.fixture(params=["grpc", "tcp"])
+def proxied(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Proxied]:
     config = small_config("apfed_c", **OPEN, train={**SHORT, "epochs": 4, "batch_size": 64})
-    parties = Proxied(config, tmp_path / "cut", over="grpc", timeout_s=30)
+    parties = Proxied(config, tmp_path / "cut", over=request.param, timeout_s=30)
     yield parties
     for proxy in parties.proxies.values():
         proxy.close()

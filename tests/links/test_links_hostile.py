@@ -15,9 +15,14 @@ import pytest
 
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.identity import fresh_identity
-from secure_apfed.between.grpc_link import GrpcConnection, dial
+from secure_apfed.between.grpc_link import GrpcConnection
 from secure_apfed.between.relay import Relay
-from secure_apfed.exchange.sealed_connection import MOST_SEALED, MOST_UNPROVED, read_before
+from secure_apfed.exchange.sealed_connection import (
+    MOST_SEALED,
+    MOST_UNPROVED,
+    Carrier,
+    read_before,
+)
 from secure_apfed.exchange.sockets import parse_address
 from tests.links.pair import Pair, say_and_hear, until_somebody_listens
 from tests.waiting import LONG_S, wait_until
@@ -29,7 +34,7 @@ SETTINGS = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 REFUSED = (OSError, EOFError, RemoteProtocolError)
 
 
-@pytest.fixture(params=["port", "relay"])
+@pytest.fixture(params=["port", "relay", "tcp"])
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
     """Without TLS, so that strangers get as far as they can."""
     made = Pair(tmp_path, relay=request.param == "relay")
@@ -40,6 +45,7 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
     for told in made.told.values():
         told |= {"tls": None, "insecure_plaintext_on_loopback": True}
         told |= {"relay": made.address} if made.relay is not None else {}
+        told |= {"link": "tcp"} if request.param == "tcp" else {}
     yield made
     made.close()
 
@@ -61,12 +67,12 @@ def hellos() -> list[bytes]:
     """What somebody may say who would like to get in."""
     key, other = os.urandom(32), fresh_identity()
     return [
-        msgpack.packb([2, "bob", "ann", key, ""]),
-        msgpack.packb([2, "bob", "ann", key, "ff" * 32]),
-        msgpack.packb([2, ["bob"], {"ann": 1}, key, ""]),
+        msgpack.packb([3, "bob", "ann", key, ""]),
+        msgpack.packb([3, "bob", "ann", key, "ff" * 32]),
+        msgpack.packb([3, ["bob"], {"ann": 1}, key, ""]),
         msgpack.packb([sorted([key, other.public]), key, other.public, os.urandom(64)]),
         msgpack.packb([[key] * 3000, key, key, os.urandom(64)]),
-        msgpack.packb([2, "bob", "ann", bytes(32), ""]) + struct.pack(">BQQ", 1, 0, 0),
+        msgpack.packb([3, "bob", "ann", bytes(32), ""]) + struct.pack(">BQQ", 1, 0, 0),
         b"refused ",
         struct.pack(">BQQ", 2, 0, 0) + (2**63).to_bytes(8, "big"),
         bytes(2**20),
@@ -75,7 +81,7 @@ def hellos() -> list[bytes]:
 
 def talk(pair: Pair, frames: list[bytes]) -> None:
     """One stream on which a stranger says these."""
-    connection = dial(parse_address(pair.address), None, name=None)
+    connection = pair.stranger()
     try:
         for frame in frames:
             connection.send_bytes(frame)
@@ -138,7 +144,7 @@ def test_mutated_frames_leave_honest_peers_unaffected(frames: int, pair: Pair) -
         assert [vars(link)["_wire"] for link in links.values()] == wires[name]
 
 
-def read_to_the_end(connection: GrpcConnection) -> None:
+def read_to_the_end(connection: Carrier) -> None:
     """A relay may say something first."""
     while True:
         read_before(connection, time.monotonic() + LONG_S)
@@ -148,7 +154,7 @@ def test_of_a_stranger_no_long_frame_is_taken(pair: Pair) -> None:
     coming = [pair.come("ann")]
     until_somebody_listens(pair)
     for size in (MOST_UNPROVED + 1, MOST_SEALED):
-        connection = dial(parse_address(pair.address), None, name=None)
+        connection = pair.stranger()
         connection.send_bytes(bytes(size))
         with pytest.raises(ConnectionRefusedError, match="above 4096 bytes before it proved"):
             read_to_the_end(connection)
@@ -178,7 +184,7 @@ def test_of_a_stranger_one_frame_waits() -> None:
     connection.close()
 
 
-def was_sent_away(one: GrpcConnection) -> bool:
+def was_sent_away(one: Carrier) -> bool:
     while one.poll(0.0):
         try:
             one.recv_bytes()
@@ -190,7 +196,7 @@ def was_sent_away(one: GrpcConnection) -> bool:
 def test_a_crowd_of_silent_strangers_keeps_nobody_out(pair: Pair) -> None:
     coming = pair.come("ann")
     until_somebody_listens(pair)
-    crowd = [dial(parse_address(pair.address), None, name=None) for _ in range(150)]
+    crowd = [pair.stranger() for _ in range(150)]
     wait_until(lambda: any(map(was_sent_away, crowd)), "that a stranger went for another")
     bob = pair.come("bob")
     for thread in (coming, bob):

@@ -34,7 +34,12 @@ def test_what_the_page_says_people_read_is_what_the_source_says() -> None:
     root = Path(__file__).parents[2]
     source = "".join(
         path.read_text(encoding="utf-8")
-        for folder in ("protocols/apfed_protocols", "secure_apfed/exchange", "secure_apfed/runs")
+        for folder in (
+            "protocols/apfed_protocols",
+            "secure_apfed/exchange",
+            "secure_apfed/between",
+            "secure_apfed/runs",
+        )
         for path in sorted((root / folder).glob("*.py"))
     )
     for words in (

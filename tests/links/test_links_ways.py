@@ -10,7 +10,7 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from apfed_protocols.errors import PartyLeftError, RemoteProtocolError
+from apfed_protocols.errors import PartyLeftError, RunStoppedError
 from apfed_protocols.identity import fresh_identity
 from secure_apfed.between.grpc_link import GrpcConnection, Port, dial
 from secure_apfed.between.relay import Relay, room_of, through
@@ -204,8 +204,10 @@ def test_an_abort_reaches_all_and_who_left_is_named(pair: Pair) -> None:
 
     with pytest.raises(ValueError, match="no"):
         play_one(refuse(), links["bob"], pair.met.pop("bob"), timeout_s=5)
-    with pytest.raises(RemoteProtocolError, match="training: bob stopped the run: ValueError"):
+    told = r"^training: bob stopped the run: ValueError; its own log says more$"
+    with pytest.raises(RunStoppedError, match=told) as stopped:
         drive(wait(), pair.met["ann"], timeout_s=LONG_S)
+    assert stopped.value.left == ("bob",)
     with pytest.raises(PartyLeftError, match=r"^training: ann expected .*; bob closed its link$"):
         pair.met["ann"].take(awaiting("ann", "bob"), LONG_S)
 

@@ -172,11 +172,7 @@ def _by_command(file: Path, resume: bool, over: Callable[[Transport], Transport]
 
 
 class Parties:
-    """A run's folder with all parties' in it, played in processes again and again.
-
-    Attributes:
-        by_way_of: by party and peer, another address to dial that peer at.
-    """
+    """A run's folder with all parties' in it, played in processes again and again."""
 
     def __init__(
         self, config: Config, folder: Path, *, data: VerticalData | None = None,
@@ -187,7 +183,6 @@ class Parties:
         self._data, self._timeout_s, self._meet_s = data, timeout_s, meet_s
         self._over: Way = over
         self.processes: dict[str, BaseProcess] = {}
-        self.by_way_of: dict[str, dict[str, str]] = {}
 
     @contextmanager
     def started(
@@ -200,8 +195,6 @@ class Parties:
         self.prepared(files)
         for name, file in files.items():
             told = file.read_text().replace("meet_s: 60.0", f"meet_s: {self._meet_s}")
-            for peer, detour in self.by_way_of.get(name, {}).items():
-                told = told.replace(self.address(peer), detour)
             file.write_text(told)
             (file.parent / "said.json").unlink(missing_ok=True)
             # An active that was harmed before its first checkpoint begins anew.

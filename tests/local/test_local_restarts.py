@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import socket
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,17 +70,19 @@ def test_who_stays_away_is_waited_for_as_long_as_agreed(tmp_path: Path) -> None:
     for name in ("active", "aggregator", "passive-2"):
         assert said[name]["kind"] == "PartyLeftError", said
         assert len(said[name]["restarts"]) == 1
-    assert "passive-1 did not come to active in time" in said["active"]["message"]
+    assert "active has no link to passive-1" in said["active"]["message"]
+    assert "it did not come to active in time" in said["active"]["message"]
 
 
 def test_all_wait_for_who_was_frozen(whole: Path, tmp_path: Path) -> None:
     parties = Parties(changed(config_of(), WAIT | {"patience_s": 5.0}), tmp_path / "run")
     with parties.started({"passive-1": Harm(Kind.CONTRIBUTION, 4, signal.SIGSTOP)}):
-        contract = parties.run.party("active") / "contract.json"
-        # The active listens in the first meeting and in the second.
-        wait_until(lambda: contract.exists() and listening(parties, "active"))
         frozen = parties.processes["passive-1"].pid
         assert frozen
+        state = Path(f"/proc/{frozen}/stat")
+        wait_until(lambda: " T " in state.read_text(), "that it was frozen")
+        wait_until(lambda: not listening(parties, "active"), "that the others end the session")
+        wait_until(lambda: listening(parties, "active"), "that they begin another")
         os.kill(frozen, signal.SIGCONT)
         said = parties.watch(list(parties.processes))
     nobody_failed(said)
@@ -198,81 +199,3 @@ def test_without_restarts_who_comes_back_is_not_let_in(tmp_path: Path) -> None:
     nobody_failed(said)
     result = json.loads((parties.run.party("active") / "result.json").read_bytes())
     assert result["attendance"]["left"] == {"passive-2": 2}
-
-
-class Detour:
-    """Between a party and one that it dials: cuts the connection before a message of a kind."""
-
-    def __init__(self, target: Callable[[], str], kind: Kind, at: int) -> None:
-        self._target, self._kind, self._at = target, kind.value.encode(), at
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self.cuts = 0
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                near, _ = self._listener.accept()
-            except OSError:
-                return
-            host, port = self._target().split(":")
-            try:
-                far = socket.create_connection((host, int(port)))
-            except OSError:
-                near.close()
-                continue
-            threading.Thread(target=self._back, args=(far, near), daemon=True).start()
-            threading.Thread(target=self._forth, args=(near, far), daemon=True).start()
-
-    def _forth(self, near: socket.socket, far: socket.socket) -> None:
-        """Frame by frame; headers are there for all to read."""
-        seen = 0
-        with near, far, near.makefile("rb") as frames:
-            while length := frames.read(4):
-                frame = frames.read(int.from_bytes(length, "big"))
-                if self._kind in frame[:300] and not self.cuts:
-                    if seen == self._at:
-                        self.cuts += 1
-                        for end in (near, far):
-                            end.shutdown(socket.SHUT_RDWR)
-                        return
-                    seen += 1
-                try:
-                    far.sendall(length + frame)
-                except OSError:
-                    return
-
-    def _back(self, far: socket.socket, near: socket.socket) -> None:
-        try:
-            while chunk := far.recv(2**16):
-                near.sendall(chunk)
-            near.shutdown(socket.SHUT_WR)
-        except OSError:
-            return
-
-
-@pytest.mark.parametrize("rules", [{}, WAIT])
-@pytest.mark.parametrize(
-    ("dialler", "peer", "kind", "at"),
-    [
-        ("passive-1", "aggregator", Kind.CONTRIBUTION, 5),
-        ("passive-1", "active", Kind.ALIGNMENT, 1),
-    ],
-)
-def test_a_link_that_is_cut_ends_the_session_and_no_more(
-    dialler: str, peer: str, kind: Kind, at: int, rules: dict[str, Any], whole: Path, tmp_path: Path
-) -> None:
-    parties = Parties(changed(config_of(), rules), tmp_path / "run")
-    detour = Detour(lambda: parties.address(peer), kind, at)
-    parties.by_way_of = {dialler: {peer: detour.address}}
-    said = parties.play()
-    assert detour.cuts == 1
-    if rules:
-        nobody_failed(said)
-    else:
-        told = {name: one for name, one in said.items() if one["kind"]}
-        assert {dialler, peer} <= set(told)
-        assert any(far in told[near]["message"] for near, far in ((dialler, peer), (peer, dialler)))
-        nobody_failed(parties.play(resume=True))
-    assert model_digests(parties.run.path) == model_digests(whole)

@@ -24,7 +24,7 @@ from secure_apfed.alignment.over_links import (
 )
 from secure_apfed.errors import DataError
 from secure_apfed.exchange import Envelope, InMemory, Kind
-from secure_apfed.exchange import links as signs
+from secure_apfed.exchange import links as exchange_links
 from secure_apfed.settings.alignment import AlignmentSettings
 from secure_apfed.workers import worker_pool
 from tests.conftest import Children
@@ -403,7 +403,7 @@ def test_places_that_cannot_be_common_are_refused(
 def test_signs_reach_everybody_who_waits_and_are_bounded_by_the_announced_sizes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(signs, "IDS_A_SIGN", 20)
+    monkeypatch.setattr(exchange_links, "IDS_A_SIGN", 20)
     monkeypatch.setattr("apfed_protocols.psi.ecdh._POINTS_OF_A_PIECE", 10)
     session = Session()
     assert set(session.align()["bank"]) == COMMON
@@ -413,7 +413,7 @@ def test_signs_reach_everybody_who_waits_and_are_bounded_by_the_announced_sizes(
 
     async def flood(self: Any, *given: object) -> None:
         for _ in range(1000):
-            self._links.pulse.worked(20)
+            self._links.signs.worked(20)
         await self._links.receive(self._peers, Kind.READY)
 
     monkeypatch.setattr(over_links._End, "_play", flood)

@@ -23,7 +23,7 @@ payload = pack({"rows": torch.arange(4), "z": torch.ones(4, 8)}, {"learn": True}
 keys = {name: fresh_run_key() for name in ("active", "p1")}
 network = InMemory.sealed(session="s", contract_hash=bytes(32), run_keys=keys)
 frames = []
-network.post = lambda sender, receiver, frame: frames.append(frame)
+network.links["active"]._post = lambda receiver, frame: frames.append(frame)
 network.links["active"].send("p1", Kind.REPRESENTATIONS, 0, payload)
 (frame,) = frames
 

@@ -309,10 +309,10 @@ def test_who_was_ready_too_early_is_named_in_the_silence_that_follows() -> None:
 def test_after_an_interruption_while_it_sent_a_party_says_no_more_on_that_link() -> None:
     """The number of what never left is used up: whatever follows would pass for a replay."""
     wire = Wire.of_three()
-    wire.links["active"]._post = interrupted
+    post, wire.links["active"]._post = wire.links["active"]._post, interrupted
     with pytest.raises(KeyboardInterrupt):
         wire.send()
-    wire.links["active"]._post = wire._poster("active")
+    wire.links["active"]._post = post
     wire.links["active"].abort(KeyboardInterrupt())
     assert not wire.carried["active", "passive"]
     waiting = wire.links["other"].receive("active", Kind.SUM)

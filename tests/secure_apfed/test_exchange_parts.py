@@ -7,20 +7,9 @@ import pytest
 
 from apfed_protocols.conversation import Outgoing
 from apfed_protocols.errors import PartyLeftError, RemoteProtocolError, RunStoppedError
-from secure_apfed.exchange import (
-    BEFORE_TRAINING,
-    InMemory,
-    Kind,
-    links,
-)
-from secure_apfed.exchange import (
-    links as parts,
-)
-from secure_apfed.exchange import (
-    links as signs,
-)
-from secure_apfed.exchange.links import Gathering, Pulse, most_signs, parts_of
-from tests.secure_apfed.seats import envelope, network
+from secure_apfed.exchange import BEFORE_TRAINING, InMemory, Kind, links
+from secure_apfed.exchange.links import Gathering, Signs, most_signs, parts_of
+from tests.secure_apfed.seats import network
 
 SIZE = 10
 HEADER = struct.Struct(">IQQ")
@@ -29,8 +18,8 @@ MESSAGE = bytes(range(35))
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "PART_BYTES", SIZE)
-    monkeypatch.setattr(signs, "IDS_A_SIGN", 100)
+    monkeypatch.setattr(links, "PART_BYTES", SIZE)
+    monkeypatch.setattr(links, "IDS_A_SIGN", 100)
 
 
 def part(number: int, total: int, offset: int, body: bytes) -> bytes:
@@ -75,11 +64,7 @@ def test_messages_of_any_length_arrive_whole_and_in_order(length: int) -> None:
 def test_messages_of_two_peers_may_come_part_by_part_in_turns() -> None:
     halves = {name: Gathering("ann", name) for name in ("bob", "cid")}
     cut = list(parts_of(0, MESSAGE))
-    came = [
-        halves[name].add(envelope(one, kind=Kind.ALIGNMENT, sender=name), most=99)
-        for one in cut
-        for name in halves
-    ]
+    came = [halves[name].add(one, Kind.ALIGNMENT, most=99) for one in cut for name in halves]
     assert came == [None] * (2 * len(cut) - 2) + [MESSAGE] * 2
 
 
@@ -116,7 +101,7 @@ def test_an_announcement_takes_no_memory() -> None:
     """A gathering holds what came, and nothing of what was announced."""
     half = Gathering("ann", "bob")
     vast = 2**60
-    assert half.add(envelope(part(0, vast, 0, bytes(SIZE)), kind=Kind.ALIGNMENT), most=vast) is None
+    assert half.add(part(0, vast, 0, bytes(SIZE)), Kind.ALIGNMENT, most=vast) is None
     assert f"{SIZE} of {vast} bytes of alignment came" in half.midway
 
 
@@ -150,9 +135,9 @@ def test_nothing_else_comes_between_parts_but_the_word_that_a_peer_stops(
 def test_signs_are_heard_while_a_role_waits_and_reach_no_role() -> None:
     pair = Pair()
     pair.ann.signs.allow({"bob": 3})
-    pulse = pair.bob.pulse
+    signs = pair.bob.signs
     for worked in (99, 1, 99, 250):  # a sign at 100 and at 449
-        pulse.worked(worked)
+        signs.worked(worked)
     pair.bob.send("ann", Kind.ALIGNMENT, BEFORE_TRAINING, MESSAGE)
     assert sum(size == 8 for size in pair.sizes) == 2 * len(("ann", "cid"))
     assert pair.hear() == [MESSAGE]
@@ -161,9 +146,9 @@ def test_signs_are_heard_while_a_role_waits_and_reach_no_role() -> None:
 def test_signs_renew_patience_but_not_for_ever() -> None:
     pair = Pair()
     pair.ann.signs.allow({"bob": 5})
-    pulse = pair.bob.pulse
+    signs = pair.bob.signs
     for _ in range(6):
-        pulse.worked(100)
+        signs.worked(100)
     with pytest.raises(RemoteProtocolError, match=r"^bob sent ann more signs of life than its"):
         pair.hear()
 
@@ -180,7 +165,7 @@ def test_a_sign_without_progress_is_refused() -> None:
 
 def test_a_sign_where_no_work_was_agreed_and_a_malformed_one_are_refused() -> None:
     pair = Pair()
-    pair.bob.pulse.worked(100)
+    pair.bob.signs.worked(100)
     with pytest.raises(RemoteProtocolError, match="more signs of life than its work can take"):
         pair.hear()
     other = Pair()
@@ -192,7 +177,7 @@ def test_a_sign_where_no_work_was_agreed_and_a_malformed_one_are_refused() -> No
 def test_who_falls_silent_after_signs_is_noticed() -> None:
     pair = Pair()
     pair.ann.signs.allow({"bob": 5})
-    pair.bob.pulse.worked(100)
+    pair.bob.signs.worked(100)
     with pytest.raises(PartyLeftError, match="ann expected alignment from bob; nothing came"):
         pair.hear()
 
@@ -200,11 +185,11 @@ def test_who_falls_silent_after_signs_is_noticed() -> None:
 def test_a_bound_within_a_block_counts_against_the_one_around_it() -> None:
     pair = Pair()
     pair.ann.signs.allow({"bob": 10})
-    pulse = pair.bob.pulse
+    signs = pair.bob.signs
 
     def signs_then_a_message(count: int) -> None:
         for _ in range(count):
-            pulse.worked(100)
+            signs.worked(100)
         pair.bob.send("ann", Kind.ALIGNMENT, BEFORE_TRAINING, MESSAGE)
         pair.hear()
 
@@ -218,25 +203,27 @@ def test_a_bound_within_a_block_counts_against_the_one_around_it() -> None:
 
 def test_a_sign_is_passed_on_to_the_others_alone() -> None:
     sent: list[tuple[str, int]] = []
-    pulse = Pulse(lambda peer, body: sent.append((peer, int.from_bytes(body, "big"))), "abc")
-    pulse.worked(50)
-    pulse.relay("b")
-    pulse.worked(99)
-    pulse.relay("a")
+    signs = Signs("dan", "abc", lambda peer, sign: sent.append((peer, int.from_bytes(sign, "big"))))
+    signs.relays = True
+    signs.allow({"a": 1, "b": 1})
+    signs.worked(50)
+    signs.hear("b", (100).to_bytes(8, "big"))
+    signs.worked(99)
+    signs.hear("a", (100).to_bytes(8, "big"))
     assert sent == [("a", 100), ("c", 100), ("b", 200), ("c", 200)]
 
 
 class Slow:
-    """A role that reports its work to a pulse before it answers."""
+    """A role that gives signs of its work before it answers."""
 
-    def __init__(self, pulse: Pulse) -> None:
-        self._pulse, self.finished = pulse, False
+    def __init__(self, signs: Signs) -> None:
+        self._signs, self.finished = signs, False
 
     def start(self) -> Sequence[Outgoing]:
         return ()
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
-        self._pulse.worked(300)
+        self._signs.worked(300)
         self.finished = True
         return [Outgoing(sender, body * 2)]
 
@@ -252,7 +239,7 @@ def test_a_role_in_a_conversation_gives_signs_while_it_computes() -> None:
 
     def scripts() -> Iterator[tuple[str, object]]:
         yield "ann", ask()
-        yield "bob", pair.bob.converse(Kind.ALIGNMENT, Slow(pair.bob.pulse), ["ann"])
+        yield "bob", pair.bob.converse(Kind.ALIGNMENT, Slow(pair.bob.signs), ["ann"])
 
     found = pair.network.complete_all(dict(scripts()))  # type: ignore[arg-type]  # two results
     assert found["ann"] == MESSAGE * 2

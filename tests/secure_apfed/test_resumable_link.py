@@ -210,8 +210,8 @@ def frame(kind: int, number: int, confirmed: int, body: bytes = b"") -> bytes:
 HELLO = frame(1, 0, 0, bytes(64))
 
 
-def first(number: int, total: int, body: bytes = b"") -> bytes:
-    return frame(2, number, 0, total.to_bytes(8, "big") + body)
+def part(number: int, total: int, body: bytes = b"", *, message: int = 0, offset: int = 0) -> bytes:
+    return frame(2, number, 0, struct.pack(">IQQ", message, total, offset) + body)
 
 
 @pytest.mark.parametrize(
@@ -223,16 +223,17 @@ def first(number: int, total: int, body: bytes = b"") -> bytes:
         ([frame(2, 0, 0)], "shop began a connection without a greeting"),
         ([frame(1, 0, 0)], "shop began a connection without a greeting"),
         ([frame(1, 0, 3, bytes(64))], "shop confirms 3 parts, of which 0 were confirmed and 0"),
-        ([HELLO, first(5, 1)], "shop sent part 5 after 0"),
-        ([frame(5, 0, 0)], "shop began a connection without a greeting"),
+        ([HELLO, part(5, 1)], "shop sent part 5 after 0"),
+        ([frame(4, 0, 0)], "shop began a connection without a greeting"),
         ([HELLO, HELLO], "shop sent part 0 after 0"),
-        ([HELLO, frame(4, 0, 2**63)], "shop confirms 9223372036854775808 parts"),
-        ([HELLO, first(0, 2**30 + 1)], "announced a message of 1073741825 bytes, above"),
-        ([HELLO, first(0, 3, b"four")], "sent more than the 3 bytes that it announced"),
-        ([HELLO, first(0, 5, b"four"), first(1, 5)], "a part out of a message's order"),
-        ([HELLO, frame(3, 0, 0, b"more")], "a part out of a message's order"),
-        ([HELLO, frame(2, 0, 0, b"short")], "a part out of a message's order"),
-        ([HELLO, first(0, 5, b"four"), frame(3, 1, 0, b"ty")], "more than the 5 bytes"),
+        ([HELLO, frame(3, 0, 2**63)], "shop confirms 9223372036854775808 parts"),
+        ([HELLO, part(0, 2**30 + 1)], "announces a message of 1073741825 bytes"),
+        ([HELLO, part(0, 3, b"four")], "a part of 4 bytes at 0 of 3"),
+        ([HELLO, part(0, 5, b"four")], "a part of 4 bytes at 0 of 5"),
+        ([HELLO, part(0, 4, b"more", offset=4)], "part 4 of 4 bytes .* expected part 0"),
+        ([HELLO, part(0, 4, b"more", message=1)], "message 1 in parts, expected message 0"),
+        ([HELLO, frame(2, 0, 0, b"short")], "sent 5 bytes of frames .* too few for a part"),
+        ([HELLO, part(0, 2**21, bytes(2**20)), part(1, 5, b"and")], "part 0 of 5 bytes"),
     ],
 )
 def test_a_peer_that_breaks_the_rules_ends_the_link(frames: list[bytes], message: str) -> None:
@@ -270,7 +271,7 @@ def test_a_link_waits_until_the_peers_link_of_a_session_before_has_ended() -> No
         assert "has not yet ended a session before this one" in link.state
         with listener.accept() as connection:
             connection.send_bytes(frame(1, 0, 0, bytes([2]) * 32 + bytes(32)))
-            connection.send_bytes(first(0, 5, b"again"))
+            connection.send_bytes(part(0, 5, b"again"))
             assert link.receive(10) == b"again"
             link.close(0.1)
 
@@ -321,7 +322,7 @@ def test_a_flood_beyond_what_is_confirmed_ends_the_link(monkeypatch: pytest.Monk
         with listener.accept() as connection:
             connection.send_bytes(HELLO)
             for number in range(9):
-                connection.send_bytes(first(number, 250_000, bytes(250_000)))
+                connection.send_bytes(part(number, 250_000, bytes(250_000), message=number))
             wait_until(lambda: vars(link)["_failure"], "the end of the link")
             for _ in range(7):
                 assert link.receive(5) == bytes(250_000)

@@ -68,9 +68,8 @@ from apfed_protocols.seal import SealedLink, fresh_run_key
 from secure_apfed.audit_log import AuditLog, verify_log
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
-from secure_apfed.exchange import Envelope, InMemory, Kind, Links, Sockets, drive
+from secure_apfed.exchange import Envelope, InMemory, Kind, Links, Transport, drive
 from secure_apfed.exchange.links import Script
-from secure_apfed.exchange.sockets import Address, listen_at, parse_address
 from secure_apfed.files import make_private
 from secure_apfed.learning.descent import ActiveNetworks, Descent
 from secure_apfed.methods import METHODS, Learner, Simulation, lead, new_session, open_session
@@ -79,7 +78,7 @@ from secure_apfed.models import family_for, output_shape, projection_to
 from secure_apfed.names import ReleaseFigure
 from secure_apfed.objectives import make_objective
 from secure_apfed.runs.local import WAYS, Way, free_addresses, prepare_parties, relaying
-from secure_apfed.runs.party import Joined, PartyFile, joined
+from secure_apfed.runs.party import Joined, PartyFile, Peer, connect, joined
 from secure_apfed.seeds import one_thread, shuffled
 from secure_apfed.settings.objective import ContrastiveSettings
 
@@ -338,14 +337,25 @@ def _in_memory() -> Iterator[tuple[Links, Play]]:
 @contextmanager
 def _beside_a_process() -> Iterator[tuple[Links, Play]]:
     """The same to a process of its own."""
-    addresses = dict(zip(("here", "there"), map(parse_address, free_addresses(2)), strict=True))
-    identities = {name: fresh_identity() for name in addresses}
-    known = {name: one.public for name, one in identities.items()}
-    secret = identities["there"].secret_bytes()
+    names = ("here", "there")
+    addresses = dict(zip(names, free_addresses(2), strict=True))
+    identities = {name: fresh_identity() for name in names}
+    peers = {
+        name: Peer(address=addresses[name], identity=identities[name].public.hex())
+        for name in names
+    }
+    files = {
+        name: PartyFile(
+            party=name, active="here", passives=("there",), config=Path("none"),
+            listen=addresses[name], peers={peer: peers[peer] for peer in names if peer != name},
+        )
+        for name in names
+    }  # fmt: skip
     context = multiprocessing.get_context("spawn")
-    process = context.Process(target=_there, args=(addresses, known, secret), daemon=True)
+    secret = identities["there"].secret_bytes()
+    process = context.Process(target=_there, args=(files["there"], secret), daemon=True)
     process.start()
-    transport, links = _met("here", addresses, identities["here"], known)
+    transport, links = _met(files["here"], identities["here"])
     try:
         yield links, lambda script: drive(script, transport, timeout_s=PATIENCE_S)
         links.send("there", Kind.END, 0)
@@ -354,22 +364,18 @@ def _beside_a_process() -> Iterator[tuple[Links, Play]]:
         process.join(PATIENCE_S)
 
 
-def _there(addresses: Mapping[str, Address], known: Mapping[str, bytes], secret: bytes) -> None:
-    transport, links = _met("there", addresses, Identity.restored(secret), known)
+def _there(file: PartyFile, secret: bytes) -> None:
+    transport, links = _met(file, Identity.restored(secret))
     drive(echo(links), transport, timeout_s=PATIENCE_S)
     transport.close()
 
 
-def _met(
-    me: str, addresses: Mapping[str, Address], identity: Identity, known: Mapping[str, bytes]
-) -> tuple[Sockets, Links]:
-    peers = {name: address for name, address in addresses.items() if name != me}
-    transport = Sockets.meet(
-        me, listen_at(addresses[me]), peers, identity=identity, known=known,
-        timeout_s=PATIENCE_S,
-    )  # fmt: skip
-    links = Links(me, list(peers), transport.post)
-    (peer,) = peers
+def _met(file: PartyFile, identity: Identity) -> tuple[Transport, Links]:
+    """Connected, and with sealed links."""
+    known = {name: bytes.fromhex(peer.identity) for name, peer in file.peers.items()}
+    transport = connect(file, identity, known)
+    links = Links(file.party, list(file.peers), transport.post)
+    (peer,) = file.peers
     drive(sealed(links, peer), transport, timeout_s=PATIENCE_S)
     return transport, links
 

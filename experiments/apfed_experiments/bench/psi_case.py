@@ -298,11 +298,15 @@ def _bucket_party(
     """Play one party in buckets, from its file to its rows, and report it."""
     from secure_apfed.alignment import IdFile
     from secure_apfed.alignment.over_links import align_hub, align_member, signs_of_alignment
-    from secure_apfed.exchange import Links, Sockets, drive
+    from secure_apfed.exchange import Links, drive
+    from secure_apfed.exchange.resumable_link import Linked
+    from secure_apfed.exchange.sockets import SocketConnection
     from secure_apfed.settings.alignment import AlignmentSettings
 
     peer = "member" if me == "hub" else "hub"
-    transport, sent = Sockets(me, {peer: near}), list[int]()
+    connection, sent = SocketConnection(near), list[int]()
+    connection.trust()
+    transport = Linked(me, {peer: lambda: connection}, patience_s=60, meet_s=60)
     links = Links(me, [peer], transport.post, lambda _, wire_bytes: sent.append(wire_bytes))
     _sealed(me, peer, meeting, links)
     links.signs.allow({peer: signs_of_alignment(size, 1)})

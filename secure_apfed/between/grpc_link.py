@@ -13,17 +13,21 @@ the frame follows: gRPC takes a whole message into memory before anybody here ma
 import contextlib
 import threading
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from ipaddress import ip_address
 from typing import Any
 
 from apfed_protocols.errors import UnsafeChoiceWarning
+from secure_apfed.between import MOST_QUEUED, Pipe
 from secure_apfed.between.certificates import Credentials
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange.envelope import plain_text
-from secure_apfed.exchange.sealed_connection import MOST_SEALED, MOST_UNPROVED, refuse
+from secure_apfed.exchange.sealed_connection import (
+    MOST_SEALED,
+    MOST_UNPROVED,
+    refuse_long,
+)
 from secure_apfed.exchange.sockets import Address, spell_address
 
 try:
@@ -35,7 +39,6 @@ __all__ = ["GrpcConnection", "Port", "dial", "is_loopback", "require_grpc", "war
 
 _SERVICE, _METHOD = "secure_apfed.Link", "Carry"
 _PATH = f"/{_SERVICE}/{_METHOD}"
-_MOST_QUEUED = 4  # frames each way between gRPC's threads and the link's
 _MOST_STREAMS = 512
 _PIECE = 2**17 - 1
 _MORE, _LAST = b"\1", b"\0"  # whether more of the frame follows
@@ -82,72 +85,19 @@ def require_grpc() -> None:
         )
 
 
-class _Pipe:
-    """Frames from one thread to another, of which few may wait.
-
-    Args:
-        room: how many.
-    """
-
-    def __init__(self, room: int = _MOST_QUEUED) -> None:
-        self.room, self._changed = room, threading.Condition()
-        self._frames: deque[bytes] = deque()
-        self._ended: str | None = None
-
-    def put(self, frame: bytes) -> None:
-        """Wait for room; raises BrokenPipeError once the pipe has ended."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._ended is not None or len(self._frames) < self.room)
-            if self._ended is not None:
-                raise BrokenPipeError(self._ended or "the connection was closed")
-            self._frames.append(frame)
-            self._changed.notify_all()
-
-    def poll(self, timeout_s: float) -> bool:
-        """Whether `get` would return or raise at once."""
-        with self._changed:
-            return self._changed.wait_for(
-                lambda: bool(self._frames) or self._ended is not None, timeout_s
-            )
-
-    def get(self) -> bytes:
-        """Wait for a frame; raises EOFError once the pipe has ended and is empty."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._frames or self._ended is not None)
-            if not self._frames:
-                raise EOFError(self._ended or "the other end closed the connection")
-            self._changed.notify_all()
-            return self._frames.popleft()
-
-    def end(self, why: str = "") -> None:
-        with self._changed:
-            if self._ended is None:
-                self._ended = why
-            self._changed.notify_all()
-
-    def drain(self) -> Iterator[bytes]:
-        """What is put, in pieces, until the end."""
-        with contextlib.suppress(EOFError):
-            while True:
-                frame = self.get()
-                for start in range(0, max(1, len(frame)), _PIECE):
-                    end = start + _PIECE
-                    yield (_MORE if end < len(frame) else _LAST) + frame[start:end]
-
-
-class GrpcConnection:
-    """One stream as a `Connection`.
+class GrpcConnection(Pipe):
+    """One stream as a `Carrier`.
 
     Args:
         cancel: ends the call at once.
     """
 
     def __init__(self, cancel: Callable[[], None] = lambda: None) -> None:
-        self.outgoing, self._incoming = _Pipe(), _Pipe(room=1)
-        self._cancel, self._most = cancel, MOST_UNPROVED
+        super().__init__(room=1)
+        self._outgoing, self._cancel, self._most = Pipe(), cancel, MOST_UNPROVED
 
     def trust(self) -> None:
-        self._most, self._incoming.room = MOST_SEALED, _MOST_QUEUED
+        self._most, self.room = MOST_SEALED, MOST_QUEUED
 
     def carry(self, pieces: Iterator[bytes]) -> None:
         """Read what comes until the stream ends, or a frame gets too long."""
@@ -156,34 +106,33 @@ class GrpcConnection:
             for piece in pieces:
                 frame += memoryview(piece)[1:]
                 if len(frame) > self._most:
-                    why = f"the other end sent a frame above {self._most} bytes"
-                    if self._most == MOST_UNPROVED:
-                        why += " before it proved who it is"
-                    refuse(self, why)
-                    self.close()
+                    why = refuse_long(self, self._most)
                     break
                 if piece[:1] == _MORE:
                     continue
                 with contextlib.suppress(BrokenPipeError):  # closed here; what was sent still goes
-                    self._incoming.put(bytes(frame))
+                    self.put(bytes(frame))
                 frame.clear()
         except grpc.RpcError as error:
             why = _told_by(error)
         self.broken(why)
 
+    def pieces(self) -> Iterator[bytes]:
+        """What is sent, in pieces, until the end."""
+        with contextlib.suppress(EOFError):
+            while True:
+                frame = self._outgoing.recv_bytes()
+                for start in range(0, max(1, len(frame)), _PIECE):
+                    end = start + _PIECE
+                    yield (_MORE if end < len(frame) else _LAST) + frame[start:end]
+
     def broken(self, why: str = "") -> None:
         """The stream is over: nothing comes or goes any more."""
-        self._incoming.end(why)
-        self.outgoing.end(why)
+        self.end(why)
+        self._outgoing.end(why)
 
     def send_bytes(self, buf: bytes, /) -> None:
-        self.outgoing.put(buf)
-
-    def recv_bytes(self) -> bytes:
-        return self._incoming.get()
-
-    def poll(self, timeout: float, /) -> bool:
-        return self._incoming.poll(timeout)
+        self._outgoing.put(buf)
 
     def close(self) -> None:
         """Let what was sent go, and end; nobody waits for an end that does not take it."""
@@ -221,7 +170,7 @@ def dial(
         tls = grpc.ssl_channel_credentials(credentials.ca, credentials.key, credentials.certificate)
         channel = grpc.secure_channel(target, tls, options)
     connection = GrpcConnection(channel.close)
-    call = channel.stream_stream(_PATH)(connection.outgoing.drain())
+    call = channel.stream_stream(_PATH)(connection.pieces())
 
     def carry() -> None:
         connection.carry(call)
@@ -259,24 +208,20 @@ class Port:
         handler = grpc.stream_stream_rpc_method_handler(self._carry)
         handlers = grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: handler})
         self._server.add_generic_rpc_handlers((handlers,))
-        self.port = self._bind(address, credentials)
-        self._server.start()
-
-    def _bind(self, address: Address, credentials: Credentials | None) -> int:
         at = spell_address(address)
         try:
             if credentials is None:
-                return int(self._server.add_insecure_port(at))
-            tls = grpc.ssl_server_credentials(
-                [(credentials.key, credentials.certificate)], credentials.ca,
-                require_client_auth=True,
-            )  # fmt: skip
-            return int(self._server.add_secure_port(at, tls))
+                self.port = int(self._server.add_insecure_port(at))
+            else:
+                pairs = [(credentials.key, credentials.certificate)]
+                tls = grpc.ssl_server_credentials(pairs, credentials.ca, require_client_auth=True)
+                self.port = int(self._server.add_secure_port(at, tls))
         except RuntimeError as error:
             raise ConfigError(
                 f"cannot listen at {at}; end who does, or name another port there and in the "
                 "others' files"
             ) from error
+        self._server.start()
 
     def _carry(self, frames: Iterator[bytes], context: Any) -> Iterator[bytes]:
         """One stream, until it ends; in a thread of the server's."""
@@ -292,7 +237,7 @@ class Port:
         ):
             threading.Thread(target=task, daemon=True).start()
         try:
-            yield from connection.outgoing.drain()
+            yield from connection.pieces()
         finally:
             with self._lock:
                 self._open.discard(connection)
@@ -333,6 +278,7 @@ def warn_of_plaintext(*hosts: str) -> None:
     )
 
 
+_FOREIGN = "its certificate is of an authority that is not in tls.ca"
 _CAUSES = {
     "certificate has expired": "its certificate has expired: it needs a new one",
     "CERTIFICATE_EXPIRED": "it says that this party's certificate has expired: get a new one",
@@ -341,10 +287,10 @@ _CAUSES = {
         "ends TLS there, say behind_proxy: true of that peer"
     ),
     "CERTIFICATE_REQUIRED": "it wants a certificate of this party",
-    "unable to get local issuer": "its certificate is of an authority that is not in tls.ca",
-    "self signed certificate": "its certificate is of an authority that is not in tls.ca",
-    "certificate signature failure": "its certificate is of an authority that is not in tls.ca",
-    "self-signed certificate": "its certificate is of an authority that is not in tls.ca",
+    "unable to get local issuer": _FOREIGN,
+    "self signed certificate": _FOREIGN,
+    "certificate signature failure": _FOREIGN,
+    "self-signed certificate": _FOREIGN,
     "WRONG_VERSION_NUMBER": "it speaks no TLS",
     "Connection refused": "nobody listens there",
     "Socket closed": (

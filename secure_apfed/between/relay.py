@@ -145,7 +145,8 @@ class Relay:
         """One stream, until it ends."""
         self._crowd.add(stranger)
         try:
-            stream = self._enter(_Stream(stranger, self._entry_of(stranger)))
+            stream = _Stream(stranger, self._entry_of(stranger))
+            self._enter(stream)
         except (OSError, EOFError, RemoteProtocolError) as error:
             if isinstance(error, RemoteProtocolError):
                 refuse(stranger, f"the relay refuses this connection: {error}")
@@ -156,7 +157,8 @@ class Relay:
         try:
             self._forward(stream)
         finally:
-            self._leave(stream)
+            with self._changed:
+                self._remove(stream)
 
     def _entry_of(self, stranger: GrpcConnection) -> _Entry:
         """Where a stranger proves that it belongs.
@@ -173,7 +175,7 @@ class Relay:
         stranger.trust()
         return entry
 
-    def _enter(self, stream: _Stream) -> _Stream:
+    def _enter(self, stream: _Stream) -> None:
         """Take a place; whoever had it before goes, and so does who was joined to that.
 
         Raises:
@@ -183,21 +185,24 @@ class Relay:
         with self._changed:
             room = self._rooms.get(entry.room, {})
             if (former := room.get(entry)) is not None:
-                self._evict(former)
+                for one in (former, former.partner):
+                    if one is not None:
+                        self._remove(one)
             elif len(room) >= _MOST_IN_ROOM or (not room and len(self._rooms) >= _MOST_ROOMS):
                 raise RemoteProtocolError("it is full; come again, or ask who runs it")
-            self._rooms.setdefault(entry.room, {})[entry] = stream
-            partner = self._rooms[entry.room].get(entry.back)
-            if partner is not None:
-                stream.partner, partner.partner = partner, stream
+            room = self._rooms.setdefault(entry.room, {})
+            room[entry], stream.partner = stream, room.get(entry.back)
+            if stream.partner is not None:
+                stream.partner.partner = stream
             self._changed.notify_all()
-        return stream
 
-    def _evict(self, stream: _Stream) -> None:
-        for one in (stream, stream.partner):
-            if one is not None:
-                self._remove(one)
-                one.connection.close()
+    def _remove(self, stream: _Stream) -> None:
+        stream.connection.close()
+        room = self._rooms.get(stream.entry.room, {})
+        if room.get(stream.entry) is stream:
+            del room[stream.entry]
+        if not room:
+            self._rooms.pop(stream.entry.room, None)
 
     def _forward(self, stream: _Stream) -> None:
         """Wait until the other one is there, and give this one all that the other sends."""
@@ -216,15 +221,3 @@ class Relay:
         except (OSError, EOFError):
             pass
         partner.close()  # nothing is left of a pair when one is gone
-
-    def _leave(self, stream: _Stream) -> None:
-        stream.connection.close()
-        with self._changed:
-            self._remove(stream)
-
-    def _remove(self, stream: _Stream) -> None:
-        room = self._rooms.get(stream.entry.room, {})
-        if room.get(stream.entry) is stream:
-            del room[stream.entry]
-        if not room:
-            self._rooms.pop(stream.entry.room, None)

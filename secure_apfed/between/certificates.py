@@ -14,7 +14,6 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from apfed_protocols.errors import RemoteProtocolError
@@ -28,7 +27,6 @@ __all__ = [
 _MOST_BYTES = 2**20
 _CLOCKS_APART = dt.timedelta(minutes=5)
 _HEX = frozenset("0123456789abcdef")
-_UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm)
 
 
 def fingerprint(certificate: x509.Certificate) -> str:
@@ -102,62 +100,45 @@ class Credentials:
                 or the certificate is expired, revoked, another's, or of another authority.
         """
         told = cls(_read(ca, "ca"), _read(certificate, "certificate"), _read(key, "key"))
-        own, secret, authorities = told._parsed(ca, certificate, key)
-        if secret.public_key() != own.public_key():
-            raise ConfigError(f"tls.key: {key} is not the key of {certificate}; name its own")
-        _require_time(own, certificate)
-        if not any(_issued(own, one) for one in authorities) and not _has_chain(told.certificate):
-            raise ConfigError(
-                f"tls.certificate: {certificate} is of another authority than those in {ca}; have "
-                "one made by the authority that all parties believe"
-            )
-        if name is not None and name not in certificate_names(own):
-            raise ConfigError(
-                f"tls.certificate: {certificate} is for {', '.join(certificate_names(own))}, not "
-                f"for {name}; a party's certificate has the party's name as a DNS name"
-            )
-        if _listed_as(own) & revoked:
-            raise ConfigError(f"tls.certificate: {certificate} is revoked; have another one made")
-        return told
-
-    def _parsed(
-        self, ca: Path, certificate: Path, key: Path
-    ) -> tuple[x509.Certificate, PrivateKeyTypes, list[x509.Certificate]]:
         try:
-            return (
-                x509.load_pem_x509_certificate(self.certificate),
-                serialization.load_pem_private_key(self.key, password=None),
-                x509.load_pem_x509_certificates(self.ca),
-            )
-        except _UNREADABLE as error:
+            own = x509.load_pem_x509_certificate(told.certificate)
+            chain = x509.load_pem_x509_certificates(told.certificate)[1:]
+            secret = serialization.load_pem_private_key(told.key, password=None)
+            authorities = x509.load_pem_x509_certificates(told.ca)
+        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
             raise ConfigError(
                 f"tls: {ca}, {certificate} or {key} is not what it should be in PEM ({error}); a "
                 "key has no password, and a certificate comes before those that signed it"
             ) from error
+        names, now = certificate_names(own), dt.datetime.now(dt.UTC)
+        wrong = ""
+        if secret.public_key() != own.public_key():
+            raise ConfigError(f"tls.key: {key} is not the key of {certificate}; name its own")
+        if now > own.not_valid_after_utc:
+            wrong = f"has expired at {own.not_valid_after_utc:%Y-%m-%d}; have another one made"
+        elif now < own.not_valid_before_utc:
+            wrong = f"is valid from {own.not_valid_before_utc} on; set the clock, or wait"
+        # Of others between this one and its authority TLS itself checks each.
+        elif not chain and not any(_issued(own, one) for one in authorities):
+            wrong = (
+                f"is of another authority than those in {ca}; have one made by the authority that "
+                "all parties believe"
+            )
+        elif name is not None and name not in names:
+            wrong = (
+                f"is for {', '.join(names)}, not for {name}; a party's certificate has the party's "
+                "name as a DNS name"
+            )
+        elif _listed_as(own) & revoked:
+            wrong = "is revoked; have another one made"
+        if wrong:
+            raise ConfigError(f"tls.certificate: {certificate} {wrong}")
+        return told
 
     @property
     def digest(self) -> str:
         """SHA-256 of the party's own certificate, hex."""
         return fingerprint(x509.load_pem_x509_certificate(self.certificate))
-
-
-def _require_time(certificate: x509.Certificate, path: Path) -> None:
-    now = dt.datetime.now(dt.UTC)
-    if now > certificate.not_valid_after_utc:
-        raise ConfigError(
-            f"tls.certificate: {path} has expired at {certificate.not_valid_after_utc:%Y-%m-%d}; "
-            "have another one made"
-        )
-    if now < certificate.not_valid_before_utc:
-        raise ConfigError(
-            f"tls.certificate: {path} is valid from {certificate.not_valid_before_utc} on; set the "
-            "clock, or wait"
-        )
-
-
-def _has_chain(pem: bytes) -> bool:
-    """Whether others between this one and its authority come with it; TLS itself checks them."""
-    return len(x509.load_pem_x509_certificates(pem)) > 1
 
 
 def _issued(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
@@ -236,18 +217,24 @@ def make_authority(name: str = "secure-apfed trial", *, days: float = 3650) -> A
     made = (
         builder.issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_SIGNS, critical=True)
+        .add_extension(
+            x509.KeyUsage(
+                key_cert_sign=True,
+                crl_sign=True,
+                digital_signature=False,
+                content_commitment=False,
+                key_encipherment=False,
+                data_encipherment=False,
+                key_agreement=False,
+                encipher_only=False,
+                decipher_only=False,
+            ),
+            critical=True,
+        )
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(secret.public_key()), False)
         .sign(secret, hashes.SHA256())
     )
     return Authority(_pem(made), _secret_pem(secret))
-
-
-_SIGNS = x509.KeyUsage(
-    key_cert_sign=True, crl_sign=True, digital_signature=False, content_commitment=False,
-    key_encipherment=False, data_encipherment=False, key_agreement=False, encipher_only=False,
-    decipher_only=False,
-)  # fmt: skip
 
 
 def _builder(name: str, public: ec.EllipticCurvePublicKey, days: float) -> x509.CertificateBuilder:

@@ -10,12 +10,12 @@ wait here. No module of NVFlare's is used here.
 
 import contextlib
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.randomness import fresh_key
+from secure_apfed.between import MOST_QUEUED, Pipe
 from secure_apfed.exchange.envelope import plain_text
 from secure_apfed.exchange.resumable_link import Connection
 from secure_apfed.exchange.sealed_connection import (
@@ -36,7 +36,6 @@ call failed."""
 
 _NAME_BYTES = 32
 _AT_ONCE = 4  # frames under way on a connection; one at a time took half as long again
-_MOST_QUEUED = 4  # frames that nobody has read yet; then calls wait
 _MOST_COMING = 4  # connections in one peer's name that have not proved yet; then the oldest goes
 _ROOM_S = 10.0
 
@@ -61,7 +60,7 @@ class Calls:
         self._ended = ""
 
     def ways(self) -> Mapping[str, Callable[[], Connection]]:
-        """By peer, what makes a connection to it; see `secure_apfed.exchange.resumable_link.Linked`."""
+        """By peer, what makes a connection to it; see `Linked`."""
         return {name: self._way(name) for name in self._me.known}
 
     def _way(self, peer: str) -> Callable[[], Connection]:
@@ -99,7 +98,7 @@ class Calls:
         if number < 0:
             called.over_after(-1 - number)
             return True
-        return called.put(number, frame)
+        return called.take(number, frame)
 
     def _called(self, caller: str, name: bytes, number: int) -> "_Called | None":
         """The connection of this name; a new one where the peer may dial and begins."""
@@ -177,7 +176,7 @@ class Calls:
             raise RemoteProtocolError(self._ended)
 
 
-class _Called:
+class _Called(Pipe):
     """One connection of numbered calls, a few of them under way at once.
 
     Attributes:
@@ -185,30 +184,28 @@ class _Called:
     """
 
     def __init__(self, name: bytes, carry: Callable[[int, bytes], bool]) -> None:
+        super().__init__()
         self.name, self._carry = name, carry
         self._calling = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="call")
         self._room = threading.Semaphore(_AT_ONCE)
-        self._changed = threading.Condition()
         self._early: dict[int, bytes] = {}
-        self._frames: deque[bytes] = deque()
         self._sent = self._came = 0
         self._most = MOST_UNPROVED
         self._last: int | None = None
-        self._closed: str | None = None
 
     def trust(self) -> None:
         self._most = MOST_SEALED
 
-    def put(self, number: int, frame: bytes) -> bool:
+    def take(self, number: int, frame: bytes) -> bool:
         """Take a frame, once its turn came and there is room; False: it is none of the next.
 
         Who calls has at most `_AT_ONCE` calls under way, so that it gets no further than this even
         where one of them is late.
         """
         with self._changed:
-            if self._closed is not None or len(frame) > self._most:
+            if self._ended is not None or len(frame) > self._most:
                 return False
-            ahead = _AT_ONCE + min(0, _MOST_QUEUED - len(self._frames))
+            ahead = _AT_ONCE + min(0, MOST_QUEUED - len(self._frames))
             if number in self._early or not self._came <= number < self._came + ahead:
                 return False
             self._early[number] = frame
@@ -219,8 +216,8 @@ class _Called:
             self._changed.notify_all()
             return self._changed.wait_for(
                 lambda: (
-                    self._closed is not None
-                    or (number < self._came and len(self._frames) <= _MOST_QUEUED)
+                    self._ended is not None
+                    or (number < self._came and len(self._frames) <= MOST_QUEUED)
                 ),
                 _ROOM_S,
             )
@@ -228,7 +225,7 @@ class _Called:
     @property
     def over(self) -> bool:
         """Whether it was closed, here or there."""
-        return self._closed is not None
+        return self._ended is not None
 
     def over_after(self, count: int) -> None:
         """Hear that the other end closed, and sent so many frames before."""
@@ -238,14 +235,14 @@ class _Called:
 
     def _end_if_over(self) -> None:
         if self._last is not None and self._came >= self._last:
-            self._end("the other end closed the connection")
+            self.end("the other end closed the connection")
 
     def send_bytes(self, buf: bytes, /) -> None:
         self._room.acquire()
         try:
             with self._changed:
-                if self._closed is not None:
-                    raise BrokenPipeError(self._closed)
+                if self._ended is not None:
+                    raise BrokenPipeError(self._ended)
                 number, self._sent = self._sent, self._sent + 1
                 self._calling.submit(self._send, number, buf)
         except BaseException:
@@ -262,36 +259,22 @@ class _Called:
         finally:
             self._room.release()
 
-    def recv_bytes(self) -> bytes:
-        with self._changed:
-            self._changed.wait_for(lambda: self._frames or self._closed is not None)
-            if not self._frames:
-                raise EOFError(self._closed)
-            self._changed.notify_all()
-            return self._frames.popleft()
-
-    def poll(self, timeout: float, /) -> bool:
-        with self._changed:
-            return self._changed.wait_for(
-                lambda: bool(self._frames) or self._closed is not None, timeout
-            )
-
     def close(self) -> None:
         """End it here, and at the other end when what was sent is there."""
         self._fail("the connection was closed", after=self._sent)
 
     def _fail(self, why: str, *, after: int = 0) -> None:
         with self._changed:
-            if self._closed is None:
+            if self._ended is None:
                 self._calling.submit(self._say_over, after)
-            self._end(why)
+            self.end(why)
 
     def _say_over(self, after: int) -> None:
         with contextlib.suppress(OSError):  # it finds out by the silence
             self._carry(-1 - after, b"")
 
-    def _end(self, why: str) -> None:
-        if self._closed is None:
-            self._closed = why
-            self._calling.shutdown(wait=False)
-        self._changed.notify_all()
+    def end(self, why: str = "") -> None:
+        with self._changed:
+            if self._ended is None:
+                self._calling.shutdown(wait=False)
+            super().end(why)

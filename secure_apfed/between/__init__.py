@@ -1,0 +1,54 @@
+"""Carriers between machines: gRPC (an extra), a relay, calls of NVFlare's; certificates for TLS."""
+
+import threading
+from collections import deque
+
+__all__ = ["MOST_QUEUED", "Pipe"]
+
+MOST_QUEUED = 4
+"""Frames each way between the threads of who carries them and the link's."""
+
+
+class Pipe:
+    """Frames from one thread to another, of which few may wait; the reading half of a `Carrier`.
+
+    Args:
+        room: how many.
+    """
+
+    def __init__(self, room: int = MOST_QUEUED) -> None:
+        self.room, self._changed = room, threading.Condition()
+        self._frames: deque[bytes] = deque()
+        self._ended: str | None = None
+
+    def put(self, frame: bytes) -> None:
+        """Wait for room; raises BrokenPipeError once the pipe has ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended is not None or len(self._frames) < self.room)
+            if self._ended is not None:
+                raise BrokenPipeError(self._ended or "the connection was closed")
+            self._frames.append(frame)
+            self._changed.notify_all()
+
+    def poll(self, timeout: float, /) -> bool:
+        """Whether `recv_bytes` would return or raise at once."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: bool(self._frames) or self._ended is not None, timeout
+            )
+
+    def recv_bytes(self) -> bytes:
+        """Wait for a frame; raises EOFError once the pipe has ended and is empty."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._frames or self._ended is not None)
+            if not self._frames:
+                raise EOFError(self._ended or "the other end closed the connection")
+            self._changed.notify_all()
+            return self._frames.popleft()
+
+    def end(self, why: str = "") -> None:
+        """Let nothing in any more; what is in may be read still."""
+        with self._changed:
+            if self._ended is None:
+                self._ended = why
+            self._changed.notify_all()
