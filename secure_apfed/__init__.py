@@ -34,13 +34,9 @@ if TYPE_CHECKING:
     from secure_apfed.exchange.resumable_link import Linked, ResumableLink
     from secure_apfed.exchange.sealed_connection import LocalEnd
     from secure_apfed.frames import run_frames
-    from secure_apfed.privacy import (
-        GaussianGuard,
-        NoGuard,
-        PrivacyLedger,
-        RepresentationGuard,
-        calibrate_sigma,
-    )
+    from secure_apfed.privacy.accountants import calibrate_sigma
+    from secure_apfed.privacy.guard import GaussianGuard, NoGuard, RepresentationGuard
+    from secure_apfed.privacy.ledger import PrivacyLedger
     from secure_apfed.runs.outcome import load_recording
     from secure_apfed.runs.run import run
     from secure_apfed.runs.solo import load_model

@@ -37,8 +37,8 @@ from secure_apfed.errors import ApfedError, CheckpointError, ConfigError
 from secure_apfed.files import make_private, to_json, write_atomically
 from secure_apfed.measures import MEASURES
 from secure_apfed.methods.terms import asked_of, planned_releases
-from secure_apfed.privacy import make_guard
 from secure_apfed.privacy.accountants import compose, gdp_epsilon
+from secure_apfed.privacy.guard import make_guard
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.outcome import RunResult, read_outcome
 from secure_apfed.runs.run import run

@@ -14,7 +14,7 @@ from secure_apfed.data import OwnData
 from secure_apfed.errors import ConfigError
 from secure_apfed.methods.method import Agreed, Own
 from secure_apfed.models import Shape
-from secure_apfed.privacy import RepresentationGuard
+from secure_apfed.privacy.guard import RepresentationGuard
 from secure_apfed.privacy.randomised_response import first_epoch_of
 from secure_apfed.secure_sums import sum_kind
 from secure_apfed.settings.model import ModelSettings

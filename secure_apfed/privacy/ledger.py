@@ -29,8 +29,8 @@ from secure_apfed.privacy.accountants import (
     compose,
 )
 from secure_apfed.privacy.contributions import SummedRelease
+from secure_apfed.privacy.ledger import Release, ReleaseCounts
 from secure_apfed.privacy.randomised_response import LabelMechanism, VoteResponse
-from secure_apfed.privacy.release_log import Release, ReleaseCounts
 
 __all__ = [
     "LABEL_ASSUMPTIONS",

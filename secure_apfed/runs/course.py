@@ -40,7 +40,7 @@ from secure_apfed.measures import (
 from secure_apfed.methods import PartyState, Session, train
 from secure_apfed.methods.method import batches_of, end_all, held_out_of, save_all
 from secure_apfed.methods.terms import task_of
-from secure_apfed.privacy import PrivacySpent
+from secure_apfed.privacy.ledger import PrivacySpent
 from secure_apfed.runs.folder import (
     RunFolder,
     keep_scored,

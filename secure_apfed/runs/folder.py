@@ -40,7 +40,7 @@ from secure_apfed.files import (
 )
 from secure_apfed.measures import Scored
 from secure_apfed.names import own_file
-from secure_apfed.privacy.release_log import holds_releases
+from secure_apfed.privacy.ledger import holds_releases
 
 __all__ = [
     "PartyFolder",

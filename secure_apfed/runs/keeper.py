@@ -18,7 +18,7 @@ from secure_apfed.data import OwnData
 from secure_apfed.errors import CheckpointError
 from secure_apfed.methods import PartyState, Role, Secrets, fresh_secrets
 from secure_apfed.methods.alignment import forget_alignment
-from secure_apfed.privacy import PrivacyLedger
+from secure_apfed.privacy.ledger import PrivacyLedger
 from secure_apfed.runs.folder import PartyFolder, read_sealed, save_tensors, signed
 from secure_apfed.runs.outcome import Contributions, Privacy, Written
 from secure_apfed.runs.spending import ReleaseMeter, worst_of

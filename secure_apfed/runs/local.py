@@ -46,7 +46,7 @@ from secure_apfed.files import (
     write_atomically,
 )
 from secure_apfed.methods import METHODS, roles_of
-from secure_apfed.privacy import BudgetExhaustedError
+from secure_apfed.privacy.ledger import BudgetExhaustedError
 from secure_apfed.runs.folder import PartyFolder, RunFolder, Steps
 from secure_apfed.runs.keeper import PartyEnd, config_digest
 from secure_apfed.runs.outcome import (

@@ -26,7 +26,7 @@ from secure_apfed.files import read_bytes, read_json
 from secure_apfed.learning.descent import without_prefix
 from secure_apfed.measures import ACCURACY, Measure, find_measure
 from secure_apfed.methods import METHODS, Session
-from secure_apfed.privacy import PrivacySpent
+from secure_apfed.privacy.ledger import PrivacySpent
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.solo import load_model
 

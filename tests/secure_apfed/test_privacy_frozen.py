@@ -5,8 +5,9 @@ import torch
 
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.errors import CheckpointError
-from secure_apfed.privacy import FrozenGaussianGuard, GaussianGuard, PrivacyLedger, make_guard
 from secure_apfed.privacy.audit import Audit, audit_release
+from secure_apfed.privacy.guard import FrozenGaussianGuard, GaussianGuard, make_guard
+from secure_apfed.privacy.ledger import PrivacyLedger
 from secure_apfed.privacy.noise import clip_rows
 from secure_apfed.settings.privacy import GuardSettings
 

@@ -9,8 +9,8 @@ from scipy import stats
 
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.errors import ConfigError, DataError
-from secure_apfed.privacy import LABEL_MECHANISMS, LabelMechanism
-from secure_apfed.privacy import make_label_mechanism as make
+from secure_apfed.privacy.randomised_response import LABEL_MECHANISMS, LabelMechanism
+from secure_apfed.privacy.randomised_response import make_label_mechanism as make
 from secure_apfed.settings.privacy import LabelSettings
 
 KEY = bytes(range(32))

@@ -7,8 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from secure_apfed.privacy import ACCOUNTANTS, GaussianRelease, PrivacyLedger
-from secure_apfed.privacy.accountants import MAX_GRID_POINTS, NoFigureError, calibrate_sigma
+from secure_apfed.privacy.accountants import (
+    ACCOUNTANTS,
+    MAX_GRID_POINTS,
+    GaussianRelease,
+    NoFigureError,
+    calibrate_sigma,
+)
+from secure_apfed.privacy.ledger import PrivacyLedger
 from secure_apfed.runs.folder import RunFolder, resumable
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
