@@ -35,13 +35,9 @@ if TYPE_CHECKING:
     from secure_apfed.exchange.resumable_link import ResumableLink
     from secure_apfed.exchange.sealed_connection import LocalEnd
     from secure_apfed.frames import run_frames
-    from secure_apfed.privacy import (
-        GaussianGuard,
-        NoGuard,
-        PrivacyLedger,
-        RepresentationGuard,
-        calibrate_sigma,
-    )
+    from secure_apfed.privacy.accountants import calibrate_sigma
+    from secure_apfed.privacy.guard import GaussianGuard, NoGuard, RepresentationGuard
+    from secure_apfed.privacy.ledger import PrivacyLedger
     from secure_apfed.runs.recording import load_recording
     from secure_apfed.runs.run import run
     from secure_apfed.runs.solo import load_model
@@ -119,9 +115,10 @@ _HOME: dict[str, str] = {
     "LocalEnd": "secure_apfed.exchange.sealed_connection",
     "ResumableLink": "secure_apfed.exchange.resumable_link",
     **dict.fromkeys(
-        ("GaussianGuard", "NoGuard", "PrivacyLedger", "RepresentationGuard", "calibrate_sigma"),
-        "secure_apfed.privacy",
+        ("GaussianGuard", "NoGuard", "RepresentationGuard"), "secure_apfed.privacy.guard"
     ),
+    "PrivacyLedger": "secure_apfed.privacy.ledger",
+    "calibrate_sigma": "secure_apfed.privacy.accountants",
     "run_frames": "secure_apfed.frames",
     "load_model": "secure_apfed.runs.solo",
     "load_recording": "secure_apfed.runs.recording",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Union
 
 if TYPE_CHECKING:
     from secure_apfed.planning.forecast import Forecast
-    from secure_apfed.privacy import PrivacySpent
+    from secure_apfed.privacy.ledger import PrivacySpent
 
 __all__ = ["FIGURES", "cross_check_rows", "figure_title", "passive_rows", "privacy_rows", "told"]
 

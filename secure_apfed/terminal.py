@@ -70,7 +70,7 @@ def failure_of(error: Exception) -> Failure:
         return Failure(code=_USAGE, title="An extra is missing", kind="ConfigError", message=told)
     # Imported here, since they take longer to load than help may take.
     from apfed_protocols.psi.interface import IntersectionTooSmallError
-    from secure_apfed.privacy import BudgetExhaustedError
+    from secure_apfed.privacy.ledger import BudgetExhaustedError
 
     table: tuple[tuple[type[Exception], int, str], ...] = (
         (errors.ConfigError, _USAGE, "The configuration is wrong"),

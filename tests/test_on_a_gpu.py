@@ -31,7 +31,8 @@ from secure_apfed.learning.compute import Compute
 from secure_apfed.methods import METHODS
 from secure_apfed.models import NETWORKS
 from secure_apfed.objectives import OBJECTIVES
-from secure_apfed.privacy import GUARDS, LABEL_MECHANISMS, GaussianGuard
+from secure_apfed.privacy.guard import GUARDS, GaussianGuard
+from secure_apfed.privacy.randomised_response import LABEL_MECHANISMS
 from secure_apfed.runs.recording import Recording
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model

@@ -288,7 +288,7 @@ def _epsilon_after(opening: Opening, weights_mu: float, releases: int, delta: fl
         deviation=opening.deviation, honest=opening.honest, sensitivity=opening.sensitivity,
         numbers=opening.numbers, weights_mu=weights_mu,
     )  # fmt: skip
-    return both.epsilon(releases, delta)
+    return both.epsilon_of(releases, delta)
 
 
 def _reader(opening: Opening) -> str:

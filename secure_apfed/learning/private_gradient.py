@@ -30,7 +30,8 @@ import torch
 from torch import Tensor, nn
 
 from secure_apfed.errors import ModelError
-from secure_apfed.privacy import GradientGuard, PrivacyLedger
+from secure_apfed.privacy.dp_sgd import GradientGuard
+from secure_apfed.privacy.ledger import PrivacyLedger
 
 __all__ = ["PrivateGradient", "PrivateUpdates"]
 

@@ -20,7 +20,8 @@ from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.contract import RepresentationTerms
 from secure_apfed.exchange import Envelope, TensorSpec, pack, unpack
 from secure_apfed.learning.checks import check_norms, check_rows
-from secure_apfed.privacy import PrivacyLedger, RepresentationGuard
+from secure_apfed.privacy.guard import RepresentationGuard
+from secure_apfed.privacy.ledger import PrivacyLedger
 from secure_apfed.privacy.noise import NoiseSource
 
 __all__ = [

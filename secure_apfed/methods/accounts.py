@@ -16,19 +16,13 @@ from secure_apfed.methods.method import Keeper, Own, Secrets
 from secure_apfed.methods.terms import asked_of
 from secure_apfed.models import Shape
 from secure_apfed.names import UPDATES, ReleaseFigure, log_file
-from secure_apfed.privacy import (
-    GradientGuard,
-    Mechanism,
-    PrivacyLedger,
-    RepresentationGuard,
-    WholeTraining,
-    calibrate_updates,
-    make_guard,
-)
+from secure_apfed.privacy.accountants import Mechanism
 from secure_apfed.privacy.contributions import SummedRelease
+from secure_apfed.privacy.dp_sgd import GradientGuard, WholeTraining, calibrate_updates
+from secure_apfed.privacy.guard import RepresentationGuard, make_guard
+from secure_apfed.privacy.ledger import PrivacyLedger, holds_releases
 from secure_apfed.privacy.noise import NoiseSource
 from secure_apfed.privacy.randomised_response import VoteResponse
-from secure_apfed.privacy.release_log import holds_releases
 from secure_apfed.settings.run import RunSettings
 
 __all__ = [

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.names import UPDATES, ReleaseFigure
-from secure_apfed.privacy import PrivacyLedger, PrivacySpent
+from secure_apfed.privacy.ledger import PrivacyLedger, PrivacySpent
 
 __all__ = ["Charged", "pack_charged", "read_charged", "said_of"]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from secure_apfed.defences import DEFENCES, check_defences
 from secure_apfed.measures import THRESHOLDS
 from secure_apfed.methods import METHODS
-from secure_apfed.privacy import MultiStageResponse
+from secure_apfed.privacy.randomised_response import MultiStageResponse
 from secure_apfed.settings import unknown_name
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings

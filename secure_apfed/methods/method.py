@@ -22,7 +22,8 @@ from secure_apfed.learning.networks import ActiveNetworks
 from secure_apfed.measures import Scored
 from secure_apfed.methods.charged import Charged, read_charged
 from secure_apfed.models import Shape
-from secure_apfed.privacy import PrivacyLedger, WholeTraining
+from secure_apfed.privacy.dp_sgd import WholeTraining
+from secure_apfed.privacy.ledger import PrivacyLedger
 from secure_apfed.seeds import shuffled
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings

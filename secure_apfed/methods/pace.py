@@ -8,7 +8,7 @@ from torch import Tensor
 
 from secure_apfed.data import OwnData
 from secure_apfed.methods.terms import asked_of
-from secure_apfed.privacy import RepresentationGuard
+from secure_apfed.privacy.guard import RepresentationGuard
 from secure_apfed.privacy.randomised_response import first_epoch_of
 from secure_apfed.settings.run import RunSettings
 

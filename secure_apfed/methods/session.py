@@ -34,7 +34,7 @@ from secure_apfed.methods.method import (
     meet,
     meet_all,
 )
-from secure_apfed.privacy import PrivacyLedger
+from secure_apfed.privacy.ledger import PrivacyLedger
 from secure_apfed.settings.run import RunSettings
 
 __all__ = [

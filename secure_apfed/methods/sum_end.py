@@ -49,7 +49,7 @@ from secure_apfed.methods.method import Helper, Learner, Own, Save, keep_or_end
 from secure_apfed.methods.sum_noise import NoisePlan, contribution_noise, sum_and_noise
 from secure_apfed.models import Shape
 from secure_apfed.names import log_file
-from secure_apfed.privacy.release_log import Release, ReleaseCounts
+from secure_apfed.privacy.ledger import Release, ReleaseCounts
 from secure_apfed.settings.training import SumSettings
 from secure_apfed.workers import open_worker, pays
 

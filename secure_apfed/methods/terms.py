@@ -10,7 +10,7 @@ from secure_apfed.contract import AGGREGATOR, PassiveTerms, RepresentationTerms
 from secure_apfed.errors import ConfigError
 from secure_apfed.methods.method import Agreed, Own
 from secure_apfed.models import Shape
-from secure_apfed.privacy import RepresentationGuard
+from secure_apfed.privacy.guard import RepresentationGuard
 from secure_apfed.secure_sums import sum_kind
 from secure_apfed.settings.model import ModelSettings
 from secure_apfed.settings.objective import ObjectiveSettings

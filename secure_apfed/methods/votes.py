@@ -69,8 +69,8 @@ from secure_apfed.methods.sum_end import (
 )
 from secure_apfed.methods.sum_noise import parameters_of, sum_and_noise, summed_release
 from secure_apfed.methods.terms import check_passives, require_own_terms
-from secure_apfed.privacy import PrivacyLedger
 from secure_apfed.privacy.contributions import SummedRelease
+from secure_apfed.privacy.ledger import PrivacyLedger
 from secure_apfed.privacy.randomised_response import VoteResponse
 from secure_apfed.settings import OF_THE_RUN, THE_ACTIVE, unknown_name
 from secure_apfed.settings.method import FormSettings, MethodSettings

@@ -35,16 +35,11 @@ from secure_apfed.methods.pace import (
     steps_of,
 )
 from secure_apfed.methods.terms import asked_of
-from secure_apfed.privacy import (
-    EXACT,
-    GaussianRelease,
-    PrivacyLedger,
-    PrivacySpent,
-    calibrate_updates,
-    make_guard,
-    make_label_mechanism,
-)
-from secure_apfed.privacy.accountants import compose, gdp_epsilon
+from secure_apfed.privacy.accountants import EXACT, GaussianRelease, compose, gdp_epsilon
+from secure_apfed.privacy.dp_sgd import calibrate_updates
+from secure_apfed.privacy.guard import make_guard
+from secure_apfed.privacy.ledger import PrivacyLedger, PrivacySpent
+from secure_apfed.privacy.randomised_response import make_label_mechanism
 from secure_apfed.runs.spending import figure_of
 from secure_apfed.secure_sums import sum_kind
 from secure_apfed.settings.transcript import TranscriptSettings

@@ -19,7 +19,7 @@ from secure_apfed.exchange import Kind, Links
 from secure_apfed.learning.descent import prefixed, without_prefix
 from secure_apfed.methods import Learner, PartyState, Session, train
 from secure_apfed.methods.method import batches_of, end_all, held_out_of, save_all
-from secure_apfed.privacy import PrivacySpent
+from secure_apfed.privacy.ledger import PrivacySpent
 from secure_apfed.runs.judging import Judge, Judged
 from secure_apfed.runs.outcome import Progress
 from secure_apfed.runs.spending import guarantee_text, shown_figure, spent_in

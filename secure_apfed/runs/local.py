@@ -37,7 +37,7 @@ from secure_apfed.errors import CheckpointError, ConfigError, DataError, ModelEr
 from secure_apfed.exchange import Status
 from secure_apfed.files import make_private, open_regular, own_subfolder, read_json
 from secure_apfed.methods import METHODS, roles_of
-from secure_apfed.privacy import BudgetExhaustedError
+from secure_apfed.privacy.ledger import BudgetExhaustedError
 from secure_apfed.runs.checkpoint import Steps, config_digest
 from secure_apfed.runs.folder import RunFolder, write_atomically
 from secure_apfed.runs.outcome import Progress, RunResult

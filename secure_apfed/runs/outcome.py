@@ -8,7 +8,7 @@ from typing import Any
 
 from secure_apfed.data import OwnData
 from secure_apfed.measures import ACCURACY, Measure
-from secure_apfed.privacy import PrivacySpent
+from secure_apfed.privacy.ledger import PrivacySpent
 from secure_apfed.runs.recording import Recording, no_recording
 
 __all__ = ["Progress", "RunResult", "measure_text", "scores_of"]

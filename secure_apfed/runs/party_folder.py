@@ -27,8 +27,7 @@ from secure_apfed.errors import CheckpointError
 from secure_apfed.files import make_private, open_regular, read_bytes, read_json
 from secure_apfed.methods import PartyState, Role, Secrets, fresh_secrets
 from secure_apfed.methods.alignment import forget_alignment
-from secure_apfed.privacy import PrivacyLedger
-from secure_apfed.privacy.release_log import holds_releases
+from secure_apfed.privacy.ledger import PrivacyLedger, holds_releases
 from secure_apfed.runs.checkpoint import Checkpoints, Steps, save_tensors
 from secure_apfed.runs.folder import (
     RunFolder,

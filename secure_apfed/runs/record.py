@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from secure_apfed.errors import CheckpointError
 from secure_apfed.files import read_json
 from secure_apfed.measures import ACCURACY, Measure, find_measure
-from secure_apfed.privacy import PrivacySpent
+from secure_apfed.privacy.ledger import PrivacySpent
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.outcome import scores_of
 

@@ -12,9 +12,10 @@ from secure_apfed.config import Config
 from secure_apfed.defences import statements
 from secure_apfed.methods import Session
 from secure_apfed.names import UPDATES, ReleaseFigure
-from secure_apfed.privacy import GaussianRelease, LabelMechanism, PrivacyLedger, PrivacySpent
+from secure_apfed.privacy.accountants import GaussianRelease
 from secure_apfed.privacy.contributions import contributions_statement
-from secure_apfed.privacy.ledger import cross_check, guarantee_of
+from secure_apfed.privacy.ledger import PrivacyLedger, PrivacySpent, cross_check, guarantee_of
+from secure_apfed.privacy.randomised_response import LabelMechanism
 from secure_apfed.secure_sums import sum_kind
 
 __all__ = [

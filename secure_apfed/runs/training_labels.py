@@ -30,8 +30,7 @@ from secure_apfed.learning.descent import without_prefix
 from secure_apfed.learning.networks import ActiveNetworks
 from secure_apfed.methods import PartyState, Secrets, Session
 from secure_apfed.names import log_file
-from secure_apfed.privacy import make_label_mechanism
-from secure_apfed.privacy.randomised_response import first_epoch_of
+from secure_apfed.privacy.randomised_response import first_epoch_of, make_label_mechanism
 from secure_apfed.seeds import shuffled
 
 __all__ = ["TrainingLabels", "answered_labels", "gone_back"]

@@ -22,7 +22,7 @@ from secure_apfed.files import make_private, own_subfolder
 from secure_apfed.learning.compute import find_device
 from secure_apfed.learning.networks import ActiveNetworks
 from secure_apfed.methods import Session
-from secure_apfed.privacy import PrivacySpent
+from secure_apfed.privacy.ledger import PrivacySpent
 from secure_apfed.runs.checkpoint import Steps, save_tensors
 from secure_apfed.runs.encoders import save_encoders
 from secure_apfed.runs.folder import RunFolder, no_checkpoint, remove_torn, signed, write_atomically

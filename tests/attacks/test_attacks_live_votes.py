@@ -13,7 +13,7 @@ from apfed_attacks.live.votes import VotesRun
 from apfed_experiments.overlap import with_overlap
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.data import load_data
-from secure_apfed.privacy import BudgetExhaustedError
+from secure_apfed.privacy.ledger import BudgetExhaustedError
 from tests.attacks.test_attacks_votes import config_of
 from tests.secure_apfed.small_runs import Said
 

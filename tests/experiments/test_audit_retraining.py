@@ -22,7 +22,9 @@ from secure_apfed.exchange import Envelope, Kind, TensorSpec, unpack
 from secure_apfed.learning.networks import ActiveNetworks
 from secure_apfed.learning.private_gradient import PrivateUpdates
 from secure_apfed.methods.apfed import ApfedPassive
-from secure_apfed.privacy import GaussianGuard, GradientGuard, PrivacyLedger
+from secure_apfed.privacy.dp_sgd import GradientGuard
+from secure_apfed.privacy.guard import GaussianGuard
+from secure_apfed.privacy.ledger import PrivacyLedger
 from secure_apfed.settings.training import TrainSettings
 from tests.secure_apfed.seats import LoneActive, contributed, lone_passive
 

@@ -23,7 +23,7 @@ from secure_apfed.config import Config
 from secure_apfed.config.file import dump_config, load_config, load_config_text
 from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError
-from secure_apfed.privacy import LabelResponse, MultiStageResponse
+from secure_apfed.privacy.randomised_response import LabelResponse, MultiStageResponse
 from secure_apfed.runs.writing import RunWriter
 from secure_apfed.solo import BASELINES
 from tests.experiments.own_tables import own_tables

@@ -26,7 +26,8 @@ from secure_apfed.methods.sum_end import (
     PassiveSum,
     RefusedSums,
 )
-from secure_apfed.privacy import PrivacyLedger, RepresentationGuard
+from secure_apfed.privacy.guard import RepresentationGuard
+from secure_apfed.privacy.ledger import PrivacyLedger
 from secure_apfed.settings.training import TrainSettings
 from tests.secure_apfed.small_runs import small_config
 

@@ -12,7 +12,7 @@ from apfed_protocols.psi.interface import IntersectionTooSmallError
 from secure_apfed import terminal
 from secure_apfed.cli import execute
 from secure_apfed.errors import CheckpointError, ConfigError, DataError, ModelError
-from secure_apfed.privacy import BudgetExhaustedError
+from secure_apfed.privacy.ledger import BudgetExhaustedError
 
 CONFIG = """\
 name: small

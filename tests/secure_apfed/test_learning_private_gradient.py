@@ -16,17 +16,10 @@ from secure_apfed.exchange import TensorSpec, unpack
 from secure_apfed.learning.networks import ActiveNetworks
 from secure_apfed.learning.private_gradient import PrivateUpdates
 from secure_apfed.methods.sum_end import bind_step
-from secure_apfed.privacy import (
-    BudgetExhaustedError,
-    GaussianGuard,
-    GradientGuard,
-    NoGuard,
-    PrivacyLedger,
-    RepresentationGuard,
-    WholeTraining,
-)
 from secure_apfed.privacy.accountants import gdp_epsilon
-from secure_apfed.privacy.dp_sgd import clipped_sum
+from secure_apfed.privacy.dp_sgd import GradientGuard, WholeTraining, clipped_sum
+from secure_apfed.privacy.guard import GaussianGuard, NoGuard, RepresentationGuard
+from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger
 from secure_apfed.privacy.noise import standard_normals
 from secure_apfed.settings.training import TrainSettings
 from tests.secure_apfed.seats import SESSION, LoneActive, plain_sum, random

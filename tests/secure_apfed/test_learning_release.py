@@ -8,7 +8,8 @@ import torch
 
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.learning.release import Releases
-from secure_apfed.privacy import BudgetExhaustedError, GaussianGuard, PrivacyLedger
+from secure_apfed.privacy.guard import GaussianGuard
+from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger
 
 ROWS = torch.tensor([4, 1])
 

@@ -8,7 +8,8 @@ import torch
 
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.methods.charged import Charged, pack_charged, read_charged, said_of
-from secure_apfed.privacy import GaussianRelease, PrivacyLedger
+from secure_apfed.privacy.accountants import GaussianRelease
+from secure_apfed.privacy.ledger import PrivacyLedger
 
 SAID = {"figure": "epsilon_v", "epsilon": 2.0, "delta": 1e-5, "releases": 3, "mu": 0.5}
 

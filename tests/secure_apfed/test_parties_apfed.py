@@ -22,8 +22,9 @@ from secure_apfed.learning.release import ContributionNoise
 from secure_apfed.measures import ACCURACY
 from secure_apfed.methods.apfed import ApfedPassive
 from secure_apfed.methods.sum_end import bind_step
-from secure_apfed.privacy import BudgetExhaustedError, NoGuard, PrivacyLedger
 from secure_apfed.privacy.contributions import SummedRelease
+from secure_apfed.privacy.guard import NoGuard
+from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger
 from tests.secure_apfed.seats import (
     PASSIVES,
     SESSION,

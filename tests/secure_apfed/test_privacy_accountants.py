@@ -6,15 +6,13 @@ import pytest
 from scipy.stats import norm
 
 from secure_apfed.errors import ConfigError
-from secure_apfed.privacy import (
+from secure_apfed.privacy import accountants
+from secure_apfed.privacy.accountants import (
     ACCOUNTANTS,
     Accountant,
     GaussianRelease,
-    NoPrivacy,
-    accountants,
-)
-from secure_apfed.privacy.accountants import (
     NoFigureError,
+    NoPrivacy,
     calibrate_sigma,
     compose,
     gdp_delta,

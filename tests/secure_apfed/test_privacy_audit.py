@@ -6,8 +6,7 @@ import torch
 from scipy.stats import norm
 
 from apfed_protocols.errors import LocalProtocolError
-from secure_apfed.privacy import GaussianGuard, NoGuard, PrivacyLedger, calibrate_sigma
-from secure_apfed.privacy.accountants import gdp_epsilon
+from secure_apfed.privacy.accountants import calibrate_sigma, gdp_epsilon
 from secure_apfed.privacy.audit import (
     Audit,
     Release,
@@ -16,6 +15,8 @@ from secure_apfed.privacy.audit import (
     mu_below,
     mu_below_if_independent,
 )
+from secure_apfed.privacy.guard import GaussianGuard, NoGuard
+from secure_apfed.privacy.ledger import PrivacyLedger
 from secure_apfed.privacy.noise import standard_normals
 
 DELTA = 1e-5

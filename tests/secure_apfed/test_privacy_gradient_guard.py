@@ -10,9 +10,9 @@ from torch import Tensor
 
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.errors import ConfigError
-from secure_apfed.privacy import GradientGuard, PrivacyLedger
 from secure_apfed.privacy.audit import mu_below_if_independent
-from secure_apfed.privacy.dp_sgd import clipped_sum
+from secure_apfed.privacy.dp_sgd import GradientGuard, clipped_sum
+from secure_apfed.privacy.ledger import PrivacyLedger
 
 KEY = bytes(range(32))
 

@@ -11,12 +11,11 @@ import torch
 import secure_apfed.privacy.guard
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.errors import ConfigError
-from secure_apfed.privacy import (
+from secure_apfed.privacy.accountants import GaussianRelease, NoPrivacy
+from secure_apfed.privacy.guard import (
     GUARDS,
     GaussianGuard,
-    GaussianRelease,
     NoGuard,
-    NoPrivacy,
     RepresentationGuard,
     make_guard,
 )

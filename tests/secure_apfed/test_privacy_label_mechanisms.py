@@ -9,8 +9,8 @@ from scipy import stats
 
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.errors import ConfigError, DataError
-from secure_apfed.privacy import LABEL_MECHANISMS, LabelMechanism
-from secure_apfed.privacy import make_label_mechanism as make
+from secure_apfed.privacy.randomised_response import LABEL_MECHANISMS, LabelMechanism
+from secure_apfed.privacy.randomised_response import make_label_mechanism as make
 from secure_apfed.settings.privacy import LabelSettings
 
 KEY = bytes(range(32))
@@ -145,7 +145,7 @@ def test_the_statement_names_epsilon_and_what_is_left_out(name: str) -> None:
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, 41.0, math.inf, math.nan])
 def test_epsilon_out_of_range_is_refused(name: str, epsilon: float) -> None:
     with pytest.raises(ConfigError, match=f"up to 40, got {epsilon}"):
-        LABEL_MECHANISMS[name](epsilon=epsilon, classes=5)  # type: ignore[call-arg]  # not of none
+        LABEL_MECHANISMS[name](epsilon=epsilon, classes=5)
 
 
 @pytest.mark.parametrize("name", PROTECTING)

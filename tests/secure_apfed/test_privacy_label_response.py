@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy import stats
 
-from secure_apfed.privacy import LabelResponse
+from secure_apfed.privacy.randomised_response import LabelResponse
 
 KEY = bytes(range(32))
 LABELS = torch.arange(100_000) % 5

@@ -9,7 +9,7 @@ import torch
 
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.errors import ConfigError, ModelError
-from secure_apfed.privacy import LabelResponse, MultiStageResponse
+from secure_apfed.privacy.randomised_response import LabelResponse, MultiStageResponse
 
 KEY = bytes(range(32))
 ROWS = 60_000

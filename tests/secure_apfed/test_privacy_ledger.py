@@ -16,16 +16,15 @@ import torch
 
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.errors import CheckpointError, ConfigError
-from secure_apfed.privacy import (
+from secure_apfed.privacy.accountants import (
     ACCOUNTANTS,
-    BudgetExhaustedError,
     GaussianRelease,
     Mechanism,
     NoPrivacy,
-    PrivacyLedger,
-    PrivacySpent,
+    calibrate_sigma,
+    gdp_epsilon,
 )
-from secure_apfed.privacy.accountants import calibrate_sigma, gdp_epsilon
+from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger, PrivacySpent
 
 DELTA = 1e-5
 NOISY = GaussianRelease(noise_multiplier=5.0)
@@ -183,7 +182,7 @@ class TestCharging:
         charge(ledger, 0, 1)
         before = log.read_bytes()
         with monkeypatch.context() as full:
-            full.setattr("secure_apfed.privacy.release_log.FileIO", FullDisk)
+            full.setattr("secure_apfed.privacy.ledger.FileIO", FullDisk)
             with pytest.raises(OSError, match="the disk took only part of a line"):
                 charge(ledger, 1, 1)
         assert log.read_bytes() == before

@@ -7,7 +7,8 @@ import torch
 from scipy import stats
 
 from apfed_protocols.errors import LocalProtocolError
-from secure_apfed.privacy import GaussianGuard, GradientGuard
+from secure_apfed.privacy.dp_sgd import GradientGuard
+from secure_apfed.privacy.guard import GaussianGuard
 from secure_apfed.privacy.noise import on_grid, standard_normals
 
 KEY = bytes(range(32))

@@ -9,20 +9,16 @@ from pydantic import ValidationError
 
 from secure_apfed.config import Config
 from secure_apfed.errors import ConfigError
-from secure_apfed.privacy import (
-    BudgetExhaustedError,
-    GaussianGuard,
+from secure_apfed.privacy.accountants import (
     GaussianRelease,
     Mechanism,
-    NoGuard,
     NoPrivacy,
-    PrivacyLedger,
-    PrivacySpent,
-    RepresentationGuard,
-    WholeTraining,
-    calibrate_updates,
+    gdp_epsilon,
+    gdp_mu,
 )
-from secure_apfed.privacy.accountants import gdp_epsilon, gdp_mu
+from secure_apfed.privacy.dp_sgd import WholeTraining, calibrate_updates
+from secure_apfed.privacy.guard import GaussianGuard, NoGuard, RepresentationGuard
+from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger, PrivacySpent
 
 DELTA = 1e-5
 KEY = bytes(range(32))

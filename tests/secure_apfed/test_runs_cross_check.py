@@ -7,8 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from secure_apfed.privacy import ACCOUNTANTS, GaussianRelease, PrivacyLedger
-from secure_apfed.privacy.accountants import MAX_GRID_POINTS, NoFigureError, calibrate_sigma
+from secure_apfed.privacy.accountants import (
+    ACCOUNTANTS,
+    MAX_GRID_POINTS,
+    GaussianRelease,
+    NoFigureError,
+    calibrate_sigma,
+)
+from secure_apfed.privacy.ledger import PrivacyLedger
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.party_folder import resumable
 from secure_apfed.runs.run import run
@@ -71,7 +77,9 @@ def test_the_foreseen_grid_of_pld_is_that_of_its_library() -> None:
     for epsilon in (0.5, 20.0):
         mechanism = release(epsilon, 1)
         library = privacy_loss_distribution.from_gaussian_mechanism(mechanism.noise_multiplier)
-        assert _pld_grid(mechanism, 1)[0] == pytest.approx(library._pmf_remove.size, rel=0.01)
+        assert _pld_grid(mechanism.noise_multiplier, 1)[0] == pytest.approx(
+            library._pmf_remove.size, rel=0.01
+        )
 
 
 def test_an_epsilon_that_rounds_to_nothing_has_no_grid() -> None:

@@ -13,7 +13,8 @@ import torch
 from secure_apfed.config import Config
 from secure_apfed.errors import CheckpointError
 from secure_apfed.methods import Own, accounts
-from secure_apfed.privacy import BudgetExhaustedError, GaussianRelease, PrivacyLedger
+from secure_apfed.privacy.accountants import GaussianRelease
+from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger
 from secure_apfed.runs.run import run
 from tests.secure_apfed.small_runs import interrupted
 

@@ -25,7 +25,7 @@ from secure_apfed.errors import (
 )
 from secure_apfed.exchange import Kind
 from secure_apfed.files import to_json
-from secure_apfed.privacy import BudgetExhaustedError
+from secure_apfed.privacy.ledger import BudgetExhaustedError
 from secure_apfed.runs.checkpoint import config_digest
 from secure_apfed.runs.folder import RunFolder, read_sealed, write_sealed
 from secure_apfed.runs.outcome import RunResult

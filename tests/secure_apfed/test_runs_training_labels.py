@@ -21,8 +21,11 @@ from secure_apfed.contract import Contract
 from secure_apfed.data import UNLABELLED, OwnData, load_data
 from secure_apfed.errors import CheckpointError, ConfigError, ModelError
 from secure_apfed.methods import METHODS, Learner, Method, Own
-from secure_apfed.privacy import LabelResponse, MultiStageResponse
-from secure_apfed.privacy.randomised_response import first_epoch_of
+from secure_apfed.privacy.randomised_response import (
+    LabelResponse,
+    MultiStageResponse,
+    first_epoch_of,
+)
 from secure_apfed.runs.checkpoint import load_tensors, save_tensors
 from secure_apfed.runs.folder import read_sealed, write_sealed
 from secure_apfed.runs.run import run

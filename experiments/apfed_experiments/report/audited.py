@@ -13,9 +13,9 @@ from scipy.special import ndtr, ndtri
 from apfed_experiments.report import words
 from apfed_experiments.report.folder import ReportedRun
 from apfed_protocols.randomness import fresh_key
-from secure_apfed.privacy import make_guard
 from secure_apfed.privacy.accountants import gdp_mu
 from secure_apfed.privacy.audit import Audit, audit_release
+from secure_apfed.privacy.guard import make_guard
 
 __all__ = ["Audited", "audit_of"]
 

@@ -13,8 +13,8 @@ from typing import Any
 from secure_apfed.config import Config
 from secure_apfed.methods.pace import planned_releases
 from secure_apfed.methods.terms import asked_of
-from secure_apfed.privacy import make_guard
 from secure_apfed.privacy.accountants import compose, gdp_epsilon
+from secure_apfed.privacy.guard import make_guard
 from secure_apfed.runs.outcome import RunResult
 
 __all__ = ["Charge", "bound_of", "charge_of"]
