@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from secure_apfed.errors import DataError, ModelError
 from secure_apfed.measures import ACCURACY, Measure, Scored, probabilities_of
@@ -38,8 +38,7 @@ __all__ = [
     "FOLDS",
     "REGRESSORS",
     "BaselineResult",
-    "Detector",
-    "Regressor",
+    "Unfitted",
     "best",
     "chosen",
     "compare",
@@ -102,18 +101,16 @@ def compare(
     if folds < 2:
         raise DataError(f"solo: labels are held out in at least 2 parts, got {folds}")
     x_BF, y_B = _test_rows(task, test_features, test_labels)
-    found = []
     with fits_kept_meanwhile():
-        for name, one in baselines.items():
-            found.append(
-                BaselineResult(
-                    name=name,
-                    title=one.title,
-                    validation=_validation(one, task, folds, measure),
-                    test=measure.of(_scored(one.fit(task).scores(x_BF), y_B)),
-                )
+        return [
+            BaselineResult(
+                name=name,
+                title=one.title,
+                validation=_validation(one, task, folds, measure),
+                test=measure.of(_scored(one.fit(task).scores(x_BF), y_B)),
             )
-    return found
+            for name, one in baselines.items()
+        ]
 
 
 def chosen(task: SoloTask, *, measure: Measure = ACCURACY) -> Baseline:
@@ -146,26 +143,25 @@ def _validation(one: Baseline, task: SoloTask, folds: int, measure: Measure) -> 
     parts = held_out(task.labels, folds, task.seed)
     if not parts:
         return None
-    scores_nK = scored_once(
-        f"without-{len(parts)}-of-{folds}-{one.name}", task, lambda: _out_of_fold(one, task, parts)
-    )
+
+    def out_of_fold() -> FloatArray:
+        """Scores of the labelled rows of the parts, one part after the other."""
+        tasks = [task.without(part) for part in parts]
+        # With the whole task, too: it takes hardly longer, and is asked for next.
+        fitted = (
+            one.fit_together([*tasks, task])
+            if isinstance(one, Together)
+            else [one.fit(without) for without in tasks]
+        )
+        return np.concatenate([
+            predictor.scores(task.labelled_rows[part])
+            for predictor, part in zip(fitted, parts, strict=False)
+        ])  # fmt: skip
+
+    name = f"without-{len(parts)}-of-{folds}-{one.name}"
+    scores_nK = scored_once(name, task, out_of_fold)
     value = measure.of(_scored(scores_nK, task.labels[np.concatenate(parts)]))
     return None if math.isnan(value) else value
-
-
-def _out_of_fold(one: Baseline, task: SoloTask, parts: list[IntArray]) -> FloatArray:
-    """Scores of the labelled rows of the parts, one part after the other."""
-    tasks = [task.without(part) for part in parts]
-    # With the whole task, too: it takes hardly longer, and is asked for next.
-    fitted = (
-        one.fit_together([*tasks, task])
-        if isinstance(one, Together)
-        else [one.fit(without) for without in tasks]
-    )
-    return np.concatenate([
-        predictor.scores(task.labelled_rows[part])
-        for predictor, part in zip(fitted, parts, strict=False)
-    ])  # fmt: skip
 
 
 def _scored(scores_BK: FloatArray, y_B: IntArray) -> Scored:
@@ -185,13 +181,13 @@ def _test_rows(
 
 
 @dataclass(frozen=True)
-class Regressor:
-    """One way to learn alone.
+class Unfitted:
+    """One way to learn numbers, or what is strange, alone.
 
     Attributes:
         title: for people.
-        make: from the number of labelled rows and a seed of 32 bits to an unfitted estimator of
-            scikit-learn.
+        make: from the number of rows and a seed of 32 bits to an unfitted estimator of
+            scikit-learn; one that tells anomalies has `score_samples`, lower for what is stranger.
     """
 
     title: str
@@ -204,22 +200,19 @@ def _mean(rows: int, seed: int) -> Any:
     return DummyRegressor()
 
 
-def _ridge(rows: int, seed: int) -> Any:
+def _ridge(rows: int, seed: int, *between: Any) -> Any:
     from sklearn.linear_model import RidgeCV
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    return make_pipeline(StandardScaler(), RidgeCV(alphas=_LAMBDAS))
+    return make_pipeline(StandardScaler(), *between, RidgeCV(alphas=_LAMBDAS))
 
 
 def _cosines(rows: int, seed: int) -> Any:
     from sklearn.kernel_approximation import RBFSampler
-    from sklearn.linear_model import RidgeCV
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
 
     cosines = RBFSampler(gamma="scale", n_components=_COSINES, random_state=seed)
-    return make_pipeline(StandardScaler(), cosines, RidgeCV(alphas=_LAMBDAS))
+    return _ridge(rows, seed, cosines)
 
 
 def _boosting(rows: int, seed: int) -> Any:
@@ -237,12 +230,12 @@ def _forest(rows: int, seed: int) -> Any:
     return RandomForestRegressor(n_estimators=200, min_samples_leaf=3, random_state=seed)
 
 
-REGRESSORS: Mapping[str, Regressor] = MappingProxyType({
-    "ridge": Regressor("Ridge regression", _ridge),
-    "cosines": Regressor("Ridge on random features", _cosines),
-    "gradient_boosting": Regressor("Gradient boosting", _boosting),
-    "random_forest": Regressor("Random forest", _forest),
-    "mean": Regressor("Mean of the labels", _mean),
+REGRESSORS: Mapping[str, Unfitted] = MappingProxyType({
+    "ridge": Unfitted("Ridge regression", _ridge),
+    "cosines": Unfitted("Ridge on random features", _cosines),
+    "gradient_boosting": Unfitted("Gradient boosting", _boosting),
+    "random_forest": Unfitted("Random forest", _forest),
+    "mean": Unfitted("Mean of the labels", _mean),
 })  # fmt: skip
 """By name, in the order in which equals are preferred."""
 
@@ -255,13 +248,8 @@ def compare_numbers(
 
     scikit-learn fits them; the choice among them is by cross-validation over the labelled rows.
 
-    Args:
-        features_nF: of the labelled rows, of any shape.
-        targets_n: their labels, in their unit.
-        test_features_BF: of the rows that only measure.
-        test_targets_B: their labels.
-        measure: of regression.
-        seed: of folds and of what the regressions draw.
+    Features are of any shape, labels in their unit, and the measure is one of regression. Test rows
+    only measure.
 
     Raises:
         DataError: too few labelled rows, rows and labels that do not go together, or values that
@@ -274,61 +262,35 @@ def compare_numbers(
             f"solo: {len(y_n)} labelled rows are too few to choose a regression by; label "
             f"{_FEWEST} or more"
         )
-    found = []
-    for name, one in REGRESSORS.items():
-        state = derive_seed(seed, "solo", name) % 2**32
-        model = one.make(len(y_n), state).fit(x_nF, y_n)
-        found.append(
-            BaselineResult(
-                name=name,
-                title=one.title,
-                validation=_validation_of_numbers(
-                    one.make(len(y_n), state), x_nF, y_n, measure, seed
-                ),
-                test=measure.of(Scored(truth=y_B, scores=model.predict(x_BF))),
-            )
-        )
-    return found
-
-
-def _validation_of_numbers(
-    model: Any, x_nF: FloatArray, y_n: FloatArray, measure: Measure, seed: int
-) -> float | None:
     from sklearn.model_selection import KFold, cross_val_predict
 
-    folds = KFold(
-        min(_FOLDS_OF_NUMBERS, len(y_n)),
-        shuffle=True,
-        random_state=derive_seed(seed, "solo", "folds") % 2**32,
-    )
-    said_n = cross_val_predict(model, x_nF, y_n, cv=folds)
-    value = measure.of(Scored(truth=y_n, scores=said_n))
-    return None if math.isnan(value) else value
+    parts, state = min(_FOLDS_OF_NUMBERS, len(y_n)), derive_seed(seed, "solo", "folds") % 2**32
+    folds = KFold(parts, shuffle=True, random_state=state)
+
+    def result(name: str, one: Unfitted) -> BaselineResult:
+        state = derive_seed(seed, "solo", name) % 2**32
+        test_B = one.make(len(y_n), state).fit(x_nF, y_n).predict(x_BF)
+        said_n = cross_val_predict(one.make(len(y_n), state), x_nF, y_n, cv=folds)
+        value = measure.of(Scored(truth=y_n, scores=said_n))
+        return BaselineResult(
+            name=name,
+            title=one.title,
+            validation=None if math.isnan(value) else value,
+            test=measure.of(Scored(truth=y_B, scores=test_B)),
+        )
+
+    return [result(name, one) for name, one in REGRESSORS.items()]
 
 
 def _checked_numbers(features: ArrayLike, targets: ArrayLike) -> tuple[FloatArray, FloatArray]:
-    rows: NDArray[np.float64] = np.asarray(features, dtype=np.float64)
-    y: NDArray[np.float64] = np.asarray(targets, dtype=np.float64)
+    rows: FloatArray = np.asarray(features, dtype=np.float64)
+    y: FloatArray = np.asarray(targets, dtype=np.float64)
     x = rows.reshape(len(rows), -1)
     if y.shape != (len(x),) or not len(x):
         raise DataError(f"solo: {len(x)} rows need as many labels, got shape {y.shape}")
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
         raise DataError("solo: features or labels are not finite; mend or leave out these rows")
     return x, y
-
-
-@dataclass(frozen=True)
-class Detector:
-    """One way to learn alone.
-
-    Attributes:
-        title: for people.
-        make: from the number of training rows and a seed of 32 bits to an unfitted estimator of
-            scikit-learn with `score_samples`, lower for what is stranger.
-    """
-
-    title: str
-    make: Callable[[int, int], Any] = field(repr=False)
 
 
 def _components(rows: int, seed: int) -> Any:
@@ -355,11 +317,11 @@ def _isolation_forest(rows: int, seed: int) -> Any:
     return IsolationForest(random_state=seed)
 
 
-DETECTORS: Mapping[str, Detector] = MappingProxyType({
-    "components": Detector("Probabilistic PCA", _components),
-    "neighbours": Detector("Local outlier factor", _neighbours),
-    "one_class_svm": Detector("One-class SVM", _support),
-    "isolation_forest": Detector("Isolation forest", _isolation_forest),
+DETECTORS: Mapping[str, Unfitted] = MappingProxyType({
+    "components": Unfitted("Probabilistic PCA", _components),
+    "neighbours": Unfitted("Local outlier factor", _neighbours),
+    "one_class_svm": Unfitted("One-class SVM", _support),
+    "isolation_forest": Unfitted("Isolation forest", _isolation_forest),
 })  # fmt: skip
 """By name, in the order in which equals are preferred."""
 
@@ -373,12 +335,7 @@ def compare_detectors(
     Training rows have no label to choose a detector by, so each is chosen by what it does on the
     test rows: that favours the best of them, and a gain over it is rather too small than too large.
 
-    Args:
-        train_TF: rows of any shape.
-        test_BF: likewise.
-        anomalies_B: 1 where a test row is one, else 0.
-        measure: of anomaly detection.
-        seed: of what detectors draw.
+    Rows are of any shape, anomalies_B is 1 where a test row is one, else 0.
 
     Raises:
         DataError: too few rows, rows and labels that do not go together, or values that are not
