@@ -17,7 +17,7 @@ levels, n honest parties.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -77,6 +77,8 @@ class SummedRelease:
         deviation: s of each party's noise, steps; honest: n, parties whose noise counts.
         sensitivity: replace-one, L2, steps.
         numbers: B D, values of one party in a batch.
+        beside_mu: of a Gaussian release that goes with each, such as that of a labeller's weights;
+            mu^2 / 2 of zero-concentrated DP (Bun and Steinke 2016, Proposition 1.6), which adds up.
         mu: infinite, for no parameter of Gaussian DP is known; its accountant is zCDP's.
     """
 
@@ -87,6 +89,7 @@ class SummedRelease:
     honest: int
     sensitivity: float
     numbers: int
+    beside_mu: float = field(default=0.0, repr=False)
 
     def __post_init__(self) -> None:
         if not (self.deviation >= 1 and self.honest >= 1 and self.numbers >= 1):
@@ -110,7 +113,7 @@ class SummedRelease:
         epsilon = sensitivity / (sqrt(n) s) + tau sqrt(B D).
         """
         excess = excess_of_sum(self.deviation, self.honest) * math.sqrt(self.numbers)
-        return (1 / self.noise_multiplier + excess) ** 2 / 2
+        return (1 / self.noise_multiplier + excess) ** 2 / 2 + self.beside_mu**2 / 2
 
     @property
     def tail(self) -> float:
