@@ -682,9 +682,9 @@ def _direction(sender: Summary, receiver: Summary) -> Direction:
             lost = lost if sender.unsigned or sender.torn else ""
             parting = Parting(
                 sent_line=expected[1] if expected else None,
-                sent=_told(expected[2]) if expected else f"nothing more{lost}",
+                sent=_in_words(expected[2]) if expected else f"nothing more{lost}",
                 received_line=number,
-                received=_told(got),
+                received=_in_words(got),
             )
             break
         equal, equal_size = equal + 1, equal_size + got.size
@@ -699,7 +699,7 @@ def _direction(sender: Summary, receiver: Summary) -> Direction:
     )  # fmt: skip
 
 
-def _told(line: Frame | Refused) -> str:
+def _in_words(line: Frame | Refused) -> str:
     if isinstance(line, Refused):
         what = "a frame that was refused"
     else:

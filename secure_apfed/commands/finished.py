@@ -108,7 +108,7 @@ def _show_result(
     solo: "SoloRecord | None", page: Path | None,
 ) -> None:  # fmt: skip
     from apfed_attacks.run import headlines
-    from secure_apfed.privacy_rows import cross_check_rows, figure_title, privacy_rows, told
+    from secure_apfed.privacy_rows import cross_check_rows, epsilon_text, figure_title, privacy_rows
     from secure_apfed.runs.spending import figure_of
 
     rows = _reached(result)
@@ -123,8 +123,8 @@ def _show_result(
     rows += privacy_rows(result.privacy, figure=figure, counted=bool(result.contributions))
     rows += cross_check_rows(result.privacy) if figure == "epsilon_x" else []
     rows += [
-        (figure_title(one["figure"], of=name), told(one["epsilon"], delta=one["delta"],
-                                                    releases=one["releases"]))
+        (figure_title(one["figure"], of=name),
+         epsilon_text(one["epsilon"], delta=one["delta"], releases=one["releases"]))
         for name, one in result.contributions.items()
     ]  # fmt: skip
     rows += [

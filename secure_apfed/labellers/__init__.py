@@ -19,7 +19,6 @@ __all__ = [
     "PrivateLogistic",
     "Ridge",
     "Spreading",
-    "about",
     "hard",
     "labeller_for_oneself",
     "make_labeller",
@@ -72,8 +71,3 @@ def labeller_for_oneself(name: str, *, also: Sequence[str] = ()) -> str:
     if name not in known:
         raise ValueError(unknown_name(name, known))
     return name
-
-
-def about(labeller: Labeller, question: bytes) -> Labeller:
-    """The labeller for one question, which names the people and labels: noise is never shared."""
-    return labeller.about(question) if isinstance(labeller, PrivateLogistic) else labeller

@@ -58,6 +58,10 @@ class Labeller(ABC):
         """What replacing the features of a labelled person does to the fitted classifier."""
         return NoPrivacy()
 
+    def about(self, question: bytes) -> "Labeller":
+        """The same for one question, which names the people and labels: noise is never shared."""
+        return self
+
     @abstractmethod
     def label(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int

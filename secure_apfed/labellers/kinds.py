@@ -310,10 +310,9 @@ class PrivateLogistic(Labeller):
         self._mu = gdp_mu(epsilon, delta)
         self._noise = NoiseSource(key, secret=not seeded)
 
-    def about(self, content: bytes) -> "PrivateLogistic":
-        """The same with noise for this content alone, which names the people and their labels."""
+    def about(self, question: bytes) -> "PrivateLogistic":
         other = copy.copy(self)
-        other._noise = self._noise.about(content)
+        other._noise = self._noise.about(question)
         return other
 
     @property

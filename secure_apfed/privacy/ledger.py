@@ -211,11 +211,11 @@ class _Log:
     def _read(self, line: bytes, number: int) -> dict[str, Any]:
         try:
             fields = json.loads(line)
-            told = bytes.fromhex(fields.pop("chain"))
+            claimed = bytes.fromhex(fields.pop("chain"))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise self._altered(number) from error
         chain = self._next(fields)[1]
-        if told != chain:
+        if claimed != chain:
             raise self._altered(number)
         self._chain = chain
         return dict(fields)

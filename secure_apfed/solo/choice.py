@@ -9,9 +9,9 @@ Letters: n labelled rows, T training rows, B rows to predict, F features of a ro
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -38,7 +38,6 @@ __all__ = [
     "FOLDS",
     "REGRESSORS",
     "BaselineResult",
-    "Unfitted",
     "best",
     "chosen",
     "compare",
@@ -180,64 +179,39 @@ def _test_rows(
     return x_BF, y_B
 
 
-@dataclass(frozen=True)
-class Unfitted:
-    """One way to learn numbers, or what is strange, alone.
-
-    Attributes:
-        title: for people.
-        make: from the number of rows and a seed of 32 bits to an unfitted estimator of
-            scikit-learn; one that tells anomalies has `score_samples`, lower for what is stranger.
-    """
-
-    title: str
-    make: Callable[[int, int], Any] = field(repr=False)
+REGRESSORS: Mapping[str, str] = MappingProxyType({
+    "ridge": "Ridge regression",
+    "cosines": "Ridge on random features",
+    "gradient_boosting": "Gradient boosting",
+    "random_forest": "Random forest",
+    "mean": "Mean of the labels",
+})  # fmt: skip
+"""Titles by name, in the order in which equals are preferred."""
 
 
-def _mean(rows: int, seed: int) -> Any:
+def _regressor(name: str, rows: int, seed: int) -> Any:
+    """An unfitted one of `REGRESSORS` for so many rows; a seed of 32 bits."""
     from sklearn.dummy import DummyRegressor
-
-    return DummyRegressor()
-
-
-def _ridge(rows: int, seed: int, *between: Any) -> Any:
+    from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestRegressor
+    from sklearn.kernel_approximation import RBFSampler
     from sklearn.linear_model import RidgeCV
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    return make_pipeline(StandardScaler(), *between, RidgeCV(alphas=_LAMBDAS))
-
-
-def _cosines(rows: int, seed: int) -> Any:
-    from sklearn.kernel_approximation import RBFSampler
-
+    scale, ridge = StandardScaler(), RidgeCV(alphas=_LAMBDAS)
     cosines = RBFSampler(gamma="scale", n_components=_COSINES, random_state=seed)
-    return _ridge(rows, seed, cosines)
-
-
-def _boosting(rows: int, seed: int) -> Any:
-    from sklearn.ensemble import HistGradientBoostingRegressor
-
-    return HistGradientBoostingRegressor(
-        max_iter=60, max_leaf_nodes=8, min_samples_leaf=min(max(rows // 8, 1), 20),
-        early_stopping=False, random_state=seed,
-    )  # fmt: skip
-
-
-def _forest(rows: int, seed: int) -> Any:
-    from sklearn.ensemble import RandomForestRegressor
-
-    return RandomForestRegressor(n_estimators=200, min_samples_leaf=3, random_state=seed)
-
-
-REGRESSORS: Mapping[str, Unfitted] = MappingProxyType({
-    "ridge": Unfitted("Ridge regression", _ridge),
-    "cosines": Unfitted("Ridge on random features", _cosines),
-    "gradient_boosting": Unfitted("Gradient boosting", _boosting),
-    "random_forest": Unfitted("Random forest", _forest),
-    "mean": Unfitted("Mean of the labels", _mean),
-})  # fmt: skip
-"""By name, in the order in which equals are preferred."""
+    return {
+        "ridge": make_pipeline(scale, ridge),
+        "cosines": make_pipeline(scale, cosines, ridge),
+        "gradient_boosting": HistGradientBoostingRegressor(
+            max_iter=60, max_leaf_nodes=8, min_samples_leaf=min(max(rows // 8, 1), 20),
+            early_stopping=False, random_state=seed,
+        ),
+        "random_forest": RandomForestRegressor(
+            n_estimators=200, min_samples_leaf=3, random_state=seed
+        ),
+        "mean": DummyRegressor(),
+    }[name]  # fmt: skip
 
 
 def compare_numbers(
@@ -267,19 +241,19 @@ def compare_numbers(
     parts, state = min(_FOLDS_OF_NUMBERS, len(y_n)), derive_seed(seed, "solo", "folds") % 2**32
     folds = KFold(parts, shuffle=True, random_state=state)
 
-    def result(name: str, one: Unfitted) -> BaselineResult:
-        state = derive_seed(seed, "solo", name) % 2**32
-        test_B = one.make(len(y_n), state).fit(x_nF, y_n).predict(x_BF)
-        said_n = cross_val_predict(one.make(len(y_n), state), x_nF, y_n, cv=folds)
+    def result(name: str, title: str) -> BaselineResult:
+        model = _regressor(name, len(y_n), derive_seed(seed, "solo", name) % 2**32)
+        said_n = cross_val_predict(model, x_nF, y_n, cv=folds)
         value = measure.of(Scored(truth=y_n, scores=said_n))
+        test_B = model.fit(x_nF, y_n).predict(x_BF)
         return BaselineResult(
             name=name,
-            title=one.title,
+            title=title,
             validation=None if math.isnan(value) else value,
             test=measure.of(Scored(truth=y_B, scores=test_B)),
         )
 
-    return [result(name, one) for name, one in REGRESSORS.items()]
+    return [result(name, title) for name, title in REGRESSORS.items()]
 
 
 def _checked_numbers(features: ArrayLike, targets: ArrayLike) -> tuple[FloatArray, FloatArray]:
@@ -293,37 +267,28 @@ def _checked_numbers(features: ArrayLike, targets: ArrayLike) -> tuple[FloatArra
     return x, y
 
 
-def _components(rows: int, seed: int) -> Any:
+DETECTORS: Mapping[str, str] = MappingProxyType({
+    "components": "Probabilistic PCA",
+    "neighbours": "Local outlier factor",
+    "one_class_svm": "One-class SVM",
+    "isolation_forest": "Isolation forest",
+})  # fmt: skip
+"""Titles by name, in the order in which equals are preferred."""
+
+
+def _detector(name: str, rows: int, seed: int) -> Any:
+    """An unfitted one of `DETECTORS`; its `score_samples` are lower for what is stranger."""
     from sklearn.decomposition import PCA
-
-    return PCA(n_components=_SHARE, svd_solver="full")
-
-
-def _neighbours(rows: int, seed: int) -> Any:
+    from sklearn.ensemble import IsolationForest
     from sklearn.neighbors import LocalOutlierFactor
-
-    return LocalOutlierFactor(n_neighbors=min(_NEIGHBOURS, rows - 1), novelty=True)
-
-
-def _support(rows: int, seed: int) -> Any:
     from sklearn.svm import OneClassSVM
 
-    return OneClassSVM(nu=0.1)
-
-
-def _isolation_forest(rows: int, seed: int) -> Any:
-    from sklearn.ensemble import IsolationForest
-
-    return IsolationForest(random_state=seed)
-
-
-DETECTORS: Mapping[str, Unfitted] = MappingProxyType({
-    "components": Unfitted("Probabilistic PCA", _components),
-    "neighbours": Unfitted("Local outlier factor", _neighbours),
-    "one_class_svm": Unfitted("One-class SVM", _support),
-    "isolation_forest": Unfitted("Isolation forest", _isolation_forest),
-})  # fmt: skip
-"""By name, in the order in which equals are preferred."""
+    return {
+        "components": PCA(n_components=_SHARE, svd_solver="full"),
+        "neighbours": LocalOutlierFactor(n_neighbors=min(_NEIGHBOURS, rows - 1), novelty=True),
+        "one_class_svm": OneClassSVM(nu=0.1),
+        "isolation_forest": IsolationForest(random_state=seed),
+    }[name]
 
 
 def compare_detectors(
@@ -349,10 +314,10 @@ def compare_detectors(
             f"{truth_B.shape}; give {_FEWEST} training rows or more, and each test row a label"
         )
     found = []
-    for name, one in DETECTORS.items():
-        model = one.make(len(x_TF), derive_seed(seed, "solo", name) % 2**32).fit(x_TF)
+    for name, title in DETECTORS.items():
+        model = _detector(name, len(x_TF), derive_seed(seed, "solo", name) % 2**32).fit(x_TF)
         value = measure.of(Scored(truth=truth_B, scores=-model.score_samples(x_BF)))
-        found.append(BaselineResult(name=name, title=one.title, validation=value, test=value))
+        found.append(BaselineResult(name=name, title=title, validation=value, test=value))
     return found
 
 
