@@ -114,9 +114,10 @@ _HOME: dict[str, str] = {
     "LocalEnd": "secure_apfed.exchange.sealed_connection",
     "ResumableLink": "secure_apfed.exchange.resumable_link",
     **dict.fromkeys(
-        ("GaussianGuard", "NoGuard", "PrivacyLedger", "RepresentationGuard", "calibrate_sigma"),
-        "secure_apfed.privacy",
+        ("GaussianGuard", "NoGuard", "RepresentationGuard"), "secure_apfed.privacy.guard"
     ),
+    "PrivacyLedger": "secure_apfed.privacy.ledger",
+    "calibrate_sigma": "secure_apfed.privacy.accountants",
     "run_frames": "secure_apfed.frames",
     "load_model": "secure_apfed.runs.solo",
     "load_recording": "secure_apfed.runs.outcome",

@@ -44,12 +44,8 @@ from secure_apfed.names import Name, ReleaseFigure
 
 __all__ = [
     "FILE_NAME",
-    "FORMAT",
-    "MOST_PEERS",
-    "PURPOSE",
     "Agreed",
     "AuditLog",
-    "Chain",
     "Comparison",
     "Direction",
     "Flow",
@@ -62,16 +58,12 @@ __all__ = [
     "Signed",
     "Summary",
     "compare_logs",
-    "log_at",
-    "parse_line",
-    "read_lines",
     "verify_log",
 ]
 
 FILE_NAME = "audit.log"
-FORMAT = 1
-MOST_PEERS = 1024
-PURPOSE = b"audit log v1"
+_MOST_PEERS = 1024
+_PURPOSE = b"audit log v1"
 _MOST_LINE = 2**18
 _MOST_SIZE = 2**40
 _CHAIN_BYTES = 32
@@ -84,11 +76,7 @@ _Number: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class _Written(BaseModel):
-    """Base of every line.
-
-    Attributes:
-        at: when, seconds since 1970 by the party's own clock.
-    """
+    """Base of every line, written `at` so many seconds since 1970 by the party's own clock."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -108,15 +96,14 @@ class Opened(_Written):
     format: Literal[1] = 1
     party: Name
     identity: _Hex32
-    peers: dict[Name, _Hex32] = Field(max_length=MOST_PEERS)
+    peers: dict[Name, _Hex32] = Field(max_length=_MOST_PEERS)
     cut: _Count = 0
 
 
 class Agreed(_Written):
-    """All parties have signed the contract of a session.
+    """All parties have signed the contract of a session, whose SHA-256 stands here in hex.
 
     Attributes:
-        session: its name; contract: SHA-256 of its contract, hex.
         resumes: the step from which it goes on; absent: from the start.
     """
 
@@ -149,20 +136,6 @@ class Frame(_Written):
     epsilon: Annotated[float, Field(ge=0)] | Literal["inf"] | None = None
     figure: ReleaseFigure | None = None
 
-    @classmethod
-    def of(
-        cls, event: Literal["sent", "received"], envelope: Envelope, frame: bytes, *, at: float,
-        epsilon: float | Literal["inf"] | None = None, figure: ReleaseFigure | None = None,
-    ) -> "Frame":  # fmt: skip
-        """What the log says of an envelope."""
-        peer = envelope.receiver if event == "sent" else envelope.sender
-        # Its fields were checked when the envelope was made.
-        return cls.model_construct(
-            at=at, event=event, peer=peer, kind=envelope.kind, step=envelope.step,
-            sequence=envelope.sequence, size=len(frame), digest=hashlib.sha256(frame).hexdigest(),
-            epsilon=epsilon, figure=figure,
-        )  # fmt: skip
-
 
 class Refused(_Written):
     """A frame came on the link from `peer` that could not be opened; the session ends."""
@@ -171,12 +144,6 @@ class Refused(_Written):
     peer: Name
     size: _Count
     digest: _Hex32
-
-    @classmethod
-    def of(cls, sender: str, frame: bytes, *, at: float) -> "Refused":
-        """What the log says of a frame."""
-        digest = hashlib.sha256(frame).hexdigest()
-        return cls.model_construct(at=at, peer=sender, size=len(frame), digest=digest)
 
 
 class Signed(_Written):
@@ -192,12 +159,8 @@ Line: TypeAlias = Opened | Agreed | Frame | Refused | Signed
 _EVENTS: TypeAdapter[Line] = TypeAdapter(Annotated[Line, Field(discriminator="event")])
 
 
-def parse_line(body: bytes, *, path: Path, number: int) -> Line:
-    """Read what stands behind the chain in a line.
-
-    Raises:
-        CheckpointError: it is not as this version writes it.
-    """
+def _parse(body: bytes, *, path: Path, number: int) -> Line:
+    """Read what stands behind the chain in a line."""
     try:
         return _EVENTS.validate_json(b"{" + body)
     except ValidationError as error:
@@ -210,7 +173,7 @@ def parse_line(body: bytes, *, path: Path, number: int) -> Line:
         ) from None
 
 
-class Chain:
+class _Chain:
     """The chain over the lines so far: makes the next line, or follows a log that exists.
 
     Args:
@@ -280,22 +243,18 @@ def _is_torn(line: bytes) -> bool:
 
 
 class Meter(Protocol):
-    """What a party's releases cost so far."""
+    """What a party's releases cost so far: `charges` grows with every batch that may be sent, and
+    `epsilon` of all of them, infinite without noise, is called `figure`.
+    """
 
     @property
-    def charges(self) -> int:
-        """Grows with every batch that may be sent."""
-        ...
+    def charges(self) -> int: ...
 
     @property
-    def epsilon(self) -> float:
-        """Of all of them; infinite without noise."""
-        ...
+    def epsilon(self) -> float: ...
 
     @property
-    def figure(self) -> ReleaseFigure:
-        """What `epsilon` is called, of `secure_apfed.privacy_rows.FIGURES`."""
-        ...
+    def figure(self) -> ReleaseFigure: ...
 
 
 class AuditLog:
@@ -316,12 +275,12 @@ class AuditLog:
         self, path: Path, party: str, identity: Identity, peers: Mapping[str, bytes],
         meter: Meter, clock: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
-        if len(peers) > MOST_PEERS:
-            raise CheckpointError(f"{path}: an audit log is of {MOST_PEERS} peers at most")
+        if len(peers) > _MOST_PEERS:
+            raise CheckpointError(f"{path}: an audit log is of {_MOST_PEERS} peers at most")
         self.path, self._party, self._identity = path, party, identity
         self._meter, self._clock = meter, clock
         self._charged, self._released = meter.charges, b""
-        self._chain = Chain(path)
+        self._chain = _Chain(path)
         self._file = open_regular(path, create=True)
         try:
             cut = self._follow()
@@ -339,8 +298,15 @@ class AuditLog:
         chain = self._chain
         with os.fdopen(os.dup(self._file), "rb") as file:
             for body in chain.follow(file):
-                if chain.lines == 1:
-                    self._require_own(body)
+                if chain.lines > 1:
+                    continue
+                first = _parse(body, path=self.path, number=1)
+                whose = first.party if isinstance(first, Opened) else "nobody"
+                if not isinstance(first, Opened) or whose != self._party:
+                    raise CheckpointError(
+                        f"{self.path} is the audit log of {whose}, this party is {self._party}; "
+                        "put it back where it belongs, or choose another folder"
+                    )
         if chain.torn:
             os.ftruncate(self._file, chain.size)
             warnings.warn(
@@ -352,15 +318,6 @@ class AuditLog:
             chain.size += os.write(self._file, b"\n")
         return len(chain.torn)
 
-    def _require_own(self, body: bytes) -> None:
-        first = parse_line(body, path=self.path, number=1)
-        if not isinstance(first, Opened) or first.party != self._party:
-            whose = first.party if isinstance(first, Opened) else "nobody"
-            raise CheckpointError(
-                f"{self.path} is the audit log of {whose}, this party is {self._party}; put it "
-                "back where it belongs, or choose another folder"
-            )
-
     def sent(self, envelope: Envelope, frame: bytes) -> None:
         """See `LinkObserver`; on return the line outlives this process.
 
@@ -369,17 +326,32 @@ class AuditLog:
         """
         epsilon = self._epsilon_of(envelope.payload)
         figure = None if epsilon is None else self._meter.figure
-        self._write(
-            Frame.of("sent", envelope, frame, at=self._clock(), epsilon=epsilon, figure=figure)
+        self._write_frame(
+            "sent", envelope.receiver, envelope, frame, epsilon=epsilon, figure=figure
         )
 
     def received(self, envelope: Envelope, frame: bytes) -> None:
         """See `LinkObserver`."""
-        self._write(Frame.of("received", envelope, frame, at=self._clock()))
+        self._write_frame("received", envelope.sender, envelope, frame)
 
     def refused(self, sender: str, frame: bytes) -> None:
         """See `LinkObserver`."""
-        self._write(Refused.of(sender, frame, at=self._clock()))
+        digest = hashlib.sha256(frame).hexdigest()
+        self._write(
+            Refused.model_construct(at=self._clock(), peer=sender, size=len(frame), digest=digest)
+        )
+
+    def _write_frame(
+        self, event: Literal["sent", "received"], peer: str, envelope: Envelope, frame: bytes,
+        *, epsilon: float | Literal["inf"] | None = None, figure: ReleaseFigure | None = None,
+    ) -> None:  # fmt: skip
+        # Its fields were checked when the envelope was made.
+        line = Frame.model_construct(
+            at=self._clock(), event=event, peer=peer, kind=envelope.kind, step=envelope.step,
+            sequence=envelope.sequence, size=len(frame), digest=hashlib.sha256(frame).hexdigest(),
+            epsilon=epsilon, figure=figure,
+        )  # fmt: skip
+        self._write(line)
 
     def agreed(self, contract: Contract) -> None:
         """Note the contract of a session, which all have signed."""
@@ -406,7 +378,7 @@ class AuditLog:
     def close(self) -> None:
         """Sign all lines so far, and let go of the file."""
         try:
-            signature = self._identity.sign(PURPOSE, self._party.encode(), self._chain.head)
+            signature = self._identity.sign(_PURPOSE, self._party.encode(), self._chain.head)
             self._write(Signed(at=self._clock(), signature=signature.hex()))
             os.fsync(self._file)
         finally:
@@ -497,10 +469,9 @@ class Summary:
         return not self.unsigned and not self.torn
 
     def as_json(self) -> dict[str, Any]:
-        """In plain values."""
         plain = asdict(self)
-        del plain["_flows"]
-        return {**plain, "signed": self.signed, "flows": [asdict(flow) for flow in self.flows]}
+        flows = plain.pop("_flows").values()
+        return {**plain, "signed": self.signed, "flows": list(flows)}
 
     def add(self, number: int, line: Line, *, before: bytes) -> None:
         """Count a line; `before` is the chain before it.
@@ -532,24 +503,22 @@ class Summary:
     def _count(self, number: int, line: Frame | Refused) -> None:
         if line.peer not in self.peers:
             raise self._unfit(number, f"names {line.peer}, who is no peer of this party")
-        kind = None
-        if isinstance(line, Frame):
-            kind = line.kind
-            if line.epsilon is not None:
-                self.epsilon = math.inf if line.epsilon == "inf" else line.epsilon
-                self.figure = line.figure or "epsilon_x"
+        kind = line.kind if isinstance(line, Frame) else None
+        if isinstance(line, Frame) and line.epsilon is not None:
+            self.epsilon = math.inf if line.epsilon == "inf" else line.epsilon
+            self.figure = line.figure or "epsilon_x"
         key = line.peer, line.event, kind
+        if key not in self._flows and len(self._flows) >= 2 * _MOST_PEERS * len(Kind):
+            raise self._unfit(number, f"names more than {_MOST_PEERS} peers in all")
         past = self._flows.get(key) or Flow(
             peer=line.peer, event=line.event, kind=kind, envelopes=0, size=0
         )
-        if key not in self._flows and len(self._flows) >= 2 * MOST_PEERS * len(Kind):
-            raise self._unfit(number, f"names more than {MOST_PEERS} peers in all")
         self._flows[key] = replace(past, envelopes=past.envelopes + 1, size=past.size + line.size)
 
     def _check_signature(self, number: int, line: Signed, before: bytes) -> None:
         signature, public = bytes.fromhex(line.signature), bytes.fromhex(self.identity)
         try:
-            verify(public, signature, PURPOSE, self.party.encode(), before, signer=self.party)
+            verify(public, signature, _PURPOSE, self.party.encode(), before, signer=self.party)
         except RemoteProtocolError as error:
             raise self._unfit(
                 number, f"is no signature of the key {self.identity[:16]}... over what precedes it"
@@ -562,23 +531,14 @@ class Summary:
         )
 
 
-def log_at(path: Path) -> Path:
-    """The log of a party's folder, or the log itself."""
-    return path / FILE_NAME if path.is_dir() else path
-
-
-def read_lines(path: Path, summary: Summary | None = None) -> Iterator[tuple[int, Line]]:
-    """Go through a log line by line, with its number from 1; `summary` counts them.
-
-    Raises:
-        CheckpointError: missing, no log, or altered from some line on.
-    """
+def _read(path: Path, summary: Summary | None = None) -> Iterator[tuple[int, Line]]:
+    """Go through a log line by line, with its number from 1; `summary` counts them."""
     summary = Summary(path=path) if summary is None else summary
-    chain = Chain(path)
+    chain = _Chain(path)
     with open_plain(path) as file:
         before = b""
         for body in chain.follow(file):
-            line = parse_line(body, path=path, number=chain.lines)
+            line = _parse(body, path=path, number=chain.lines)
             if chain.lines == 1 and not isinstance(line, Opened):
                 raise CheckpointError(
                     f"{path}: line 1 does not say whose log it is; it is no audit log, or its "
@@ -603,9 +563,9 @@ def verify_log(path: Path, *, identity: str | None = None) -> Summary:
     Raises:
         CheckpointError: missing, no log, altered from some line on, or not signed as asked.
     """
-    path = log_at(path)
+    path = path / FILE_NAME if path.is_dir() else path
     summary = Summary(path=path)
-    for _ in read_lines(path, summary):
+    for _ in _read(path, summary):
         pass
     if identity is not None and identity.lower() != summary.identity:
         raise CheckpointError(
@@ -668,7 +628,6 @@ class Comparison:
         return all(one.parting is None for one in self.directions)
 
     def as_json(self) -> dict[str, Any]:
-        """In plain values."""
         return {
             "agree": self.agree,
             "logs": [one.as_json() for one in self.logs],
@@ -676,30 +635,8 @@ class Comparison:
         }
 
 
-@dataclass(frozen=True)
-class _Logged:
-    """A frame in a log: which opening of the log it belongs to, its line, and what that says."""
-
-    opening: int
-    number: int
-    line: Frame | Refused
-
-    def __str__(self) -> str:
-        line = self.line
-        if isinstance(line, Refused):
-            what = "a frame that was refused"
-        else:
-            step = "" if line.step < 0 else f" of step {line.step}"
-            what = f"{line.kind}{step}, number {line.sequence}"
-        return f"{what}, {line.size} bytes, SHA-256 {line.digest[:16]}..."
-
-
 def compare_logs(one: Path, other: Path) -> Comparison:
-    """Verify two parties' logs, and compare what they say of the link between them.
-
-    Args:
-        one: a party's log, or its folder.
-        other: that of the party at the other end.
+    """Verify two parties' logs, or those in their folders, and compare what they say of their link.
 
     Raises:
         CheckpointError: a log that does not hold together; or the two are not the ends of a link.
@@ -732,22 +669,29 @@ def _direction(sender: Summary, receiver: Summary) -> Direction:
     equal = equal_size = unreceived = unreceived_size = 0
     parting = None
     at = next(sent, None)
-    for got in _frames(receiver.path, sender.party, ("received", "refused")):
+    for _, number, got in _frames(receiver.path, sender.party, ("received", "refused")):
         expected, skipped, skipped_size = at, 0, 0
-        while at is not None and at.line.digest != got.line.digest:
+        while at is not None and at[2].digest != got.digest:
             # Then the rest of that session never arrived.
-            opening = at.opening
-            while at is not None and at.opening == opening:
-                skipped, skipped_size = skipped + 1, skipped_size + at.line.size
+            opening = at[0]
+            while at is not None and at[0] == opening:
+                skipped, skipped_size = skipped + 1, skipped_size + at[2].size
                 at = next(sent, None)
         if at is None:
-            parting = _parting(expected, got, sender)
+            lost = "; a machine that loses power may lose lines"
+            lost = lost if sender.unsigned or sender.torn else ""
+            parting = Parting(
+                sent_line=expected[1] if expected else None,
+                sent=_in_words(expected[2]) if expected else f"nothing more{lost}",
+                received_line=number,
+                received=_in_words(got),
+            )
             break
-        equal, equal_size = equal + 1, equal_size + got.line.size
+        equal, equal_size = equal + 1, equal_size + got.size
         unreceived, unreceived_size = unreceived + skipped, unreceived_size + skipped_size
         at = next(sent, None)
     while parting is None and at is not None:
-        unreceived, unreceived_size = unreceived + 1, unreceived_size + at.line.size
+        unreceived, unreceived_size = unreceived + 1, unreceived_size + at[2].size
         at = next(sent, None)
     return Direction(
         sender=sender.party, receiver=receiver.party, equal=equal, equal_size=equal_size,
@@ -755,21 +699,22 @@ def _direction(sender: Summary, receiver: Summary) -> Direction:
     )  # fmt: skip
 
 
-def _parting(expected: _Logged | None, got: _Logged, sender: Summary) -> Parting:
-    lost = "; a machine that loses power may lose lines" if sender.unsigned or sender.torn else ""
-    return Parting(
-        sent_line=expected.number if expected else None,
-        sent=str(expected) if expected else f"nothing more{lost}",
-        received_line=got.number,
-        received=str(got),
-    )
+def _in_words(line: Frame | Refused) -> str:
+    if isinstance(line, Refused):
+        what = "a frame that was refused"
+    else:
+        step = "" if line.step < 0 else f" of step {line.step}"
+        what = f"{line.kind}{step}, number {line.sequence}"
+    return f"{what}, {line.size} bytes, SHA-256 {line.digest[:16]}..."
 
 
-def _frames(path: Path, peer: str, events: tuple[str, ...]) -> Iterator[_Logged]:
-    """What a log says of one direction of a link, in order."""
+def _frames(
+    path: Path, peer: str, events: tuple[str, ...]
+) -> Iterator[tuple[int, int, Frame | Refused]]:
+    """One direction of a link in order: which opening of the log, number of the line, the line."""
     opening = 0
-    for number, line in read_lines(log_at(path)):
+    for number, line in _read(path):
         if isinstance(line, Opened):
             opening += 1
         elif isinstance(line, Frame | Refused) and line.peer == peer and line.event in events:
-            yield _Logged(opening, number, line)
+            yield opening, number, line

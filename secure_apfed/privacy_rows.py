@@ -12,7 +12,14 @@ if TYPE_CHECKING:
     from secure_apfed.planning.forecast import Forecast
     from secure_apfed.privacy.ledger import PrivacySpent
 
-__all__ = ["FIGURES", "cross_check_rows", "figure_title", "passive_rows", "privacy_rows", "told"]
+__all__ = [
+    "FIGURES",
+    "cross_check_rows",
+    "epsilon_text",
+    "figure_title",
+    "passive_rows",
+    "privacy_rows",
+]
 
 FIGURES: Mapping[str, tuple[str, str]] = {
     "epsilon_x": ("one row's releases", "encoder"),
@@ -53,16 +60,16 @@ def privacy_rows(
     """
     model = privacy.epsilon_model
     if figure == "epsilon_x":
-        value = told(privacy.epsilon_x, delta=privacy.delta, releases=privacy.releases)
+        value = epsilon_text(privacy.epsilon_x, delta=privacy.delta, releases=privacy.releases)
         left = [(figure_title(figure), value)]
     else:
         left = [] if counted else [(figure_title(figure), "inf")]
     return [
         *left,
-        (figure_title("epsilon_y"), told(privacy.epsilon_y, delta=privacy.delta)),
+        (figure_title("epsilon_y"), epsilon_text(privacy.epsilon_y, delta=privacy.delta)),
         (
             figure_title("epsilon_model"),
-            "not claimed" if math.isinf(model) else told(model, delta=privacy.delta),
+            "not claimed" if math.isinf(model) else epsilon_text(model, delta=privacy.delta),
         ),
     ]
 
@@ -81,20 +88,20 @@ def passive_rows(forecast: "Forecast") -> list[tuple[str, str]]:
     return [
         (
             figure_title(forecast.figure_passives, of=passive),
-            told(epsilon, delta=delta, releases=releases),
+            epsilon_text(epsilon, delta=delta, releases=releases),
         )
         for passive, epsilon in forecast.epsilon_passives.items()
         if delta is not None
     ]
 
 
-def told(epsilon: float, *, delta: float, releases: int | None = None) -> str:
+def epsilon_text(epsilon: float, *, delta: float, releases: int | None = None) -> str:
     """Return an epsilon with what it needs to mean anything.
 
     Example:
-        >>> told(8.0, delta=1e-5, releases=10)
+        >>> epsilon_text(8.0, delta=1e-5, releases=10)
         '8 at delta 1e-05, T 10'
-        >>> told(float("inf"), delta=1e-5)
+        >>> epsilon_text(float("inf"), delta=1e-5)
         'inf'
     """
     if math.isinf(epsilon):

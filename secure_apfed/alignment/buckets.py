@@ -13,9 +13,10 @@ set and the number of buckets alone (`capacity`).
 import hashlib
 import math
 import os
-from collections.abc import Callable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +39,7 @@ DIGEST_BYTES = 32
 _OVERFLOW_BITS = 40
 _RECORD = np.dtype([("row", "<u4"), ("digest", f"V{DIGEST_BYTES}")])
 _ROWS_SHOWN = 5
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
 def bucket_count(largest: int) -> int:
@@ -55,20 +57,14 @@ def capacity(size: int, buckets: int) -> int:
     if buckets == 1 or size == 0:
         return size
     enough = math.log(buckets) + _OVERFLOW_BITS * math.log(2)
-    low, high = -(-size // buckets), size  # at the mean it is not rare, above n it cannot be
-    while low < high:
-        middle = (low + high) // 2
-        if size * _divergence(middle / size, 1 / buckets) >= enough:
-            high = middle
-        else:
-            low = middle + 1
-    return low
 
+    def rare(often: int) -> bool:
+        share, expected = often / size, 1 / buckets
+        rest = (1 - share) * math.log((1 - share) / (1 - expected)) if share < 1 else 0.0
+        return size * (share * math.log(share / expected) + rest) >= enough
 
-def _divergence(often: float, expected: float) -> float:
-    """KL of a coin that falls so `often` from one of which that is `expected`, in nats."""
-    rest = (1 - often) * math.log((1 - often) / (1 - expected)) if often < 1 else 0.0
-    return often * math.log(often / expected) + rest
+    # At the mean it is not rare, above n it cannot be.
+    return bisect_left(range(size), True, lo=-(-size // buckets), key=rare)
 
 
 def fingerprint(
@@ -128,7 +124,8 @@ class BucketedIds:
                 f"{me} has {self.size} IDs, the parties agreed on at most {settings.maximum_ids}"
             )
         self.capacity = capacity(self.size, buckets)
-        self._spool = _Spool(buckets, folder)
+        self._folder = folder
+        self._held: dict[int, list[NDArray[np.void]]] = {bucket: [] for bucket in range(buckets)}
         self.fingerprint = self._fill(ids, settings, key, worked)
         self._check()
 
@@ -136,7 +133,12 @@ class BucketedIds:
         self, ids: SizedIds, settings: AlignmentSettings, key: bytes, worked: Callable[[int], None]
     ) -> bytes:
         whole, first = _whole(key), 0
-        with self._spool:
+        self._clear_folder()
+        with ExitStack() as closing:
+            files = [
+                closing.enter_context(os.fdopen(os.open(self._file(bucket), _NEW, 0o600), "wb"))
+                for bucket in (range(self._buckets) if self._folder is not None else ())
+            ]
             for piece in encode_pieces(self._me, ids, id_rules(settings)):
                 digests = _digests(piece, key)
                 whole.update(digests)
@@ -144,7 +146,14 @@ class BucketedIds:
                 records["row"] = np.arange(first, first + len(piece))
                 records["digest"] = np.frombuffer(digests, f"V{DIGEST_BYTES}")
                 words = np.frombuffer(digests, "<u4")[:: DIGEST_BYTES // 4]
-                self._spool.add(records, words & np.uint32(self._buckets - 1))
+                bucket_N = words & np.uint32(self._buckets - 1)
+                ends = np.cumsum(np.bincount(bucket_N, minlength=self._buckets))
+                parts = np.split(records[np.argsort(bucket_N, kind="stable")], ends[:-1])
+                for bucket, part in enumerate(parts):
+                    if files:
+                        files[bucket].write(part.tobytes())
+                    else:
+                        self._held[bucket].append(part)
                 first += len(piece)
                 worked(len(piece))
         if first != self.size:
@@ -156,7 +165,7 @@ class BucketedIds:
 
     def _check(self) -> None:
         for bucket in range(self._buckets):
-            records = self._spool.read(bucket)
+            records = self._records(bucket)
             if len(records) > self.capacity:
                 raise LocalProtocolError(
                     f"{self._me}: {len(records)} IDs fell into bucket {bucket}, which has room for "
@@ -189,7 +198,7 @@ class BucketedIds:
 
         They are the same each time. Both have `capacity` entries.
         """
-        records = self._spool.read(bucket)
+        records = self._records(bucket)
         missing = self.capacity - len(records)
         filling = keystream(
             self._secret, b"filling", bucket.to_bytes(4, "big"), length=DIGEST_BYTES * missing
@@ -201,7 +210,22 @@ class BucketedIds:
 
     def clear(self) -> None:
         """Forget the digests."""
-        self._spool.clear()
+        self._held = {bucket: [] for bucket in range(self._buckets)}
+        self._clear_folder()
+
+    def _records(self, bucket: int) -> NDArray[np.void]:
+        if self._folder is not None:
+            return np.fromfile(self._file(bucket), _RECORD)
+        return np.concatenate([np.empty(0, _RECORD), *self._held[bucket]])
+
+    def _clear_folder(self) -> None:
+        if self._folder is not None:
+            for file in self._folder.glob("ids-*.bin"):
+                file.unlink()
+
+    def _file(self, bucket: int) -> Path:
+        assert self._folder is not None
+        return self._folder / f"ids-{bucket}.bin"
 
 
 def _whole(key: bytes) -> "hashlib.blake2b":
@@ -218,60 +242,3 @@ def _digests(ids: list[bytes], key: bytes) -> bytes:
         return one.digest()
 
     return b"".join(map(digest, ids))
-
-
-class _Spool:
-    """Records by bucket, in memory or in a file each; they are added within a `with` block."""
-
-    def __init__(self, buckets: int, folder: Path | None) -> None:
-        self._folder, self._buckets = folder, buckets
-        self._held: dict[int, list[NDArray[np.void]]] = {bucket: [] for bucket in range(buckets)}
-        self._files: list[BinaryIO] = []
-
-    def __enter__(self) -> "_Spool":
-        if self._folder is not None:
-            self.clear()
-            self._files = [_new_private(self._file(bucket)) for bucket in range(self._buckets)]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for file in self._files:
-            file.close()
-        self._files = []
-
-    def add(self, records: NDArray[np.void], bucket_N: NDArray[np.uint32]) -> None:
-        order = np.argsort(bucket_N, kind="stable")
-        ends = np.cumsum(np.bincount(bucket_N, minlength=self._buckets))
-        for bucket, part in self._cut(records[order], ends):
-            if self._files:
-                self._files[bucket].write(part.tobytes())
-            else:
-                self._held[bucket].append(part)
-
-    def _cut(
-        self, records: NDArray[np.void], ends: NDArray[np.int64]
-    ) -> Iterator[tuple[int, NDArray[np.void]]]:
-        start = 0
-        for bucket, end in enumerate(ends.tolist()):
-            if end > start:
-                yield bucket, records[start:end]
-            start = end
-
-    def read(self, bucket: int) -> NDArray[np.void]:
-        if self._folder is not None:
-            return np.fromfile(self._file(bucket), _RECORD)
-        return np.concatenate([np.empty(0, _RECORD), *self._held[bucket]])
-
-    def clear(self) -> None:
-        self._held = {bucket: [] for bucket in range(self._buckets)}
-        if self._folder is not None:
-            for file in self._folder.glob("ids-*.bin"):
-                file.unlink()
-
-    def _file(self, bucket: int) -> Path:
-        assert self._folder is not None
-        return self._folder / f"ids-{bucket}.bin"
-
-
-def _new_private(path: Path) -> BinaryIO:
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import msgpack
@@ -307,9 +308,9 @@ class _End:
             RemoteProtocolError: it is no answer to what the member said.
         """
         known, hub = self.unfinished.agreed, self._hub
-        told = Agreed(reply.session, self.terms, reply.buckets, reply.nonces)
+        offered = Agreed(reply.session, self.terms, reply.buckets, reply.nonces)
         if reply.again:
-            if known is None or told.identity != known.identity or reply.start > own.finished:
+            if known is None or offered.identity != known.identity or reply.start > own.finished:
                 raise RemoteProtocolError(
                     f"{hub} goes on with bucket {reply.start} of an intersection that {self._me} "
                     "does not know; remove the record of it at all parties, and intersect anew"
@@ -333,7 +334,7 @@ class _End:
             raise RemoteProtocolError(
                 f"{hub} names the intersection {reply.session!r}, {self._me} {session!r}"
             )
-        return told
+        return offered
 
     async def intersect(
         self, agreed: "Agreed", sizes: Mapping[str, int], start: int, *, again: bool
@@ -391,9 +392,15 @@ class _End:
             progress=ProgressTo(self._links.signs), secret=self.unfinished.secret,
         )  # fmt: skip
         longest = protocol.longest_message(max(own.capacity, *lists.values()))
+        lengths = {peer: protocol.longest_message(size) for peer, size in lists.items()}
+
+        async def play(role: Conversation) -> None:
+            checked = _Checked(role, lengths, partial(self.unfinished.require_same, bucket))
+            await self._links.converse(Kind.ALIGNMENT, checked, self._peers, most=longest)
+
         if self._me == self._hub:
             hub = protocol.hub(self._me, self._members, entries)
-            await self._play(hub, bucket, lists, longest)
+            await play(hub)
             places = [bucket * lists[name] + place for name, place in hub.places.items()]
             result = np.column_stack([row_of_entry[hub.rows], *places])
             if (result < 0).any():
@@ -403,17 +410,9 @@ class _End:
                 )
         else:
             member = protocol.member(self._me, self._hub, entries)
-            await self._play(member, bucket, lists, longest)
+            await play(member)
             result = row_of_entry[member.order][:, None]
         self.unfinished.keep(bucket, result)
-
-    async def _play(
-        self, role: Conversation, bucket: int, lists: Mapping[str, int], longest: int
-    ) -> None:
-        lengths = {peer: EcdhIntersection.longest_message(size) for peer, size in lists.items()}
-        same = self.unfinished.require_same
-        checked = _Checked(role, lengths, lambda peer, body: same(bucket, peer, body))
-        await self._links.converse(Kind.ALIGNMENT, checked, self._peers, most=longest)
 
     def open_at_hub(self, sizes: Mapping[str, int]) -> Rows:
         """Tell the members what is common to all; return the own rows of it."""

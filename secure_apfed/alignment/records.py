@@ -10,8 +10,7 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -89,7 +88,15 @@ class AlignmentHistory:
             OSError: the disk does not take the line, or not all of it; nothing is noted.
         """
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._alone():
+        # Two processes of this party cannot take the last run.
+        lock = FileLock(self._path.with_name(f"{self._path.name}.lock"))
+        try:
+            held = lock.acquire(timeout=_PATIENCE_S)
+        except Timeout:
+            raise CheckpointError(
+                f"another process has held {lock.lock_file} for {_PATIENCE_S} s; end it"
+            ) from None
+        with held:
             sessions, runs = self._load()
             if again and sessions.get(session) == sorted(peers):
                 return
@@ -119,41 +126,22 @@ class AlignmentHistory:
                 file.truncate(size)
                 raise
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Keep this party's other processes out, so that two cannot take the last run."""
-        lock = FileLock(self._path.with_name(f"{self._path.name}.lock"))
-        try:
-            lock.acquire(timeout=_PATIENCE_S)
-        except Timeout:
-            raise CheckpointError(
-                f"another process has held {lock.lock_file} for {_PATIENCE_S} s; end it"
-            ) from None
-        try:
-            yield
-        finally:
-            lock.release()
-
     def _load(self) -> tuple[dict[str, list[str]], Counter[str]]:
         """Read all sessions with their peers, and how many of them each peer took part in."""
         sessions, runs = dict[str, list[str]](), Counter[str]()
         lines = self._path.read_text("utf-8").splitlines() if self._path.exists() else []
         for number, line in enumerate(lines, 1):
-            session, peers = self._read(line, number)
+            try:
+                fields = json.loads(line)
+                session, peers = fields["session"], fields["peers"]
+            except (ValueError, TypeError, KeyError) as error:
+                raise self._no_run(number) from error
+            texts = [session, *peers] if isinstance(peers, list) else [None]
+            if not all(isinstance(text, str) for text in texts):
+                raise self._no_run(number)
             sessions[session] = sorted(peers)
             runs.update(set(peers))
         return sessions, runs
-
-    def _read(self, line: str, number: int) -> tuple[str, list[str]]:
-        try:
-            fields = json.loads(line)
-            session, peers = fields["session"], fields["peers"]
-        except (ValueError, TypeError, KeyError) as error:
-            raise self._no_run(number) from error
-        texts = [session, *peers] if isinstance(peers, list) else [None]
-        if not all(isinstance(text, str) for text in texts):
-            raise self._no_run(number)
-        return session, peers
 
     def _no_run(self, number: int) -> CheckpointError:
         return CheckpointError(

@@ -89,7 +89,7 @@ def _show_result(
 ) -> None:  # fmt: skip
     from apfed_attacks.run import headlines
     from secure_apfed.measures import ACCURACY, MEASURES
-    from secure_apfed.privacy_rows import cross_check_rows, figure_title, privacy_rows, told
+    from secure_apfed.privacy_rows import cross_check_rows, epsilon_text, figure_title, privacy_rows
     from secure_apfed.runs.outcome import measure_text
 
     measure = MEASURES[result.measure]
@@ -115,7 +115,7 @@ def _show_result(
     rows += cross_check_rows(result.privacy) if figure == "epsilon_x" else []
     rows += [
         (figure_title(account["figure"], of=name),
-         told(account["epsilon"], delta=account["delta"], releases=account["releases"]))
+         epsilon_text(account["epsilon"], delta=account["delta"], releases=account["releases"]))
         for name, account in result.contributions.items()
     ]  # fmt: skip
     rows += [

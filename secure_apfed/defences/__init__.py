@@ -12,15 +12,12 @@ from typing import Literal
 from secure_apfed.defences.gradients import ClipAndNoise, Compression, DiscreteSgd, Marvell, MaxNorm
 from secure_apfed.defences.interface import (
     Defence,
-    GradientChain,
     GradientDefence,
-    LabelCode,
     LabelDefence,
     Leaving,
     RepresentationChain,
     RepresentationDefence,
     Surroundings,
-    TrueLabels,
 )
 from secure_apfed.defences.trained import ConfusionalLabels, Mid, NoPeek
 from secure_apfed.seeds import seeded
@@ -30,18 +27,15 @@ from secure_apfed.settings.method import MethodSettings, Released, Side
 __all__ = [
     "DEFENCES",
     "Defence",
-    "GradientChain",
     "GradientDefence",
-    "LabelCode",
     "LabelDefence",
     "Leaving",
     "RepresentationChain",
     "RepresentationDefence",
     "Surroundings",
-    "TrueLabels",
     "check_defences",
-    "gradient_chain",
-    "label_code",
+    "gradient_defences",
+    "label_defence",
     "representation_chain",
     "statements",
     "who_applies",
@@ -103,26 +97,27 @@ def statements(choices: Sequence[DefenceSettings], method: MethodSettings) -> li
 
 def representation_chain(
     choices: Sequence[DefenceSettings], around: Surroundings
-) -> RepresentationChain:
-    """What the party that sends representations does before its guard."""
+) -> RepresentationChain | None:
+    """What the party that sends representations does before its guard; None: nothing."""
     built = _build(choices, around, "representations")
-    return RepresentationChain([each for each in built if isinstance(each, RepresentationDefence)])
+    layers = [each for each in built if isinstance(each, RepresentationDefence)]
+    return RepresentationChain(layers) if layers else None
 
 
-def gradient_chain(
+def gradient_defences(
     choices: Sequence[DefenceSettings],
     around: Surroundings,
     released: Literal["contributions", "returned gradients"],
-) -> GradientChain:
-    """What the party that sends such gradients does to them."""
+) -> tuple[GradientDefence, ...]:
+    """What the party that sends such gradients does to them, one after the other."""
     built = _build(choices, around, released)
-    return GradientChain([each for each in built if isinstance(each, GradientDefence)])
+    return tuple(each for each in built if isinstance(each, GradientDefence))
 
 
-def label_code(choices: Sequence[DefenceSettings], around: Surroundings) -> LabelCode:
-    """What the active learns instead of its labels; the labels themselves without a defence."""
+def label_defence(choices: Sequence[DefenceSettings], around: Surroundings) -> LabelDefence | None:
+    """What the active learns instead of its labels; None: the labels themselves."""
     built = _build(choices, around, "labels")
-    return next((each for each in built if isinstance(each, LabelDefence)), TrueLabels())
+    return next((each for each in built if isinstance(each, LabelDefence)), None)
 
 
 def _build(

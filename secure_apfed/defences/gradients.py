@@ -59,7 +59,6 @@ class Compression(GradientDefence):
     gives: ClassVar[str] = "compression keeps only the largest numbers of each gradient"
 
     def __init__(self, settings: CompressionSettings, around: Surroundings) -> None:
-        del around
         self._keep = settings.keep
 
     def protect(self, gradient_BD: Tensor, leaving: Leaving) -> Tensor:
@@ -87,7 +86,6 @@ class DiscreteSgd(GradientDefence):
     gives: ClassVar[str] = "discrete SGD rounds gradients to a few levels"
 
     def __init__(self, settings: DiscreteSgdSettings, around: Surroundings) -> None:
-        del around
         self._bins = settings.bins
 
     def protect(self, gradient_BD: Tensor, leaving: Leaving) -> Tensor:
@@ -119,7 +117,6 @@ class ClipAndNoise(GradientDefence):
         self._settings, self._noise = settings, around.noise
 
     def protect(self, gradient_BD: Tensor, leaving: Leaving) -> Tensor:
-        """Return clipped and noisy rows."""
         clipped_BD = clip_rows(gradient_BD, self._settings.clip).to(gradient_BD.dtype)
         if self._settings.sigma == 0:
             return clipped_BD
@@ -142,7 +139,6 @@ class MaxNorm(GradientDefence):
     gives: ClassVar[str] = "max-norm makes the gradients of a batch equally long on average"
 
     def __init__(self, settings: MaxNormSettings, around: Surroundings) -> None:
-        del settings
         self._noise = around.noise
 
     def protect(self, gradient_BD: Tensor, leaving: Leaving) -> Tensor:
@@ -272,7 +268,6 @@ class Marvell(GradientDefence):
         self._strength, self._noise = settings.strength, around.noise
 
     def protect(self, gradient_BD: Tensor, leaving: Leaving) -> Tensor:
-        """Return the perturbed batch."""
         if leaving.labels is None:
             raise LocalProtocolError("marvell runs where the labels of a gradient's rows are known")
         is_one_B = leaving.labels.bool()

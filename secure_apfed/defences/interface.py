@@ -1,7 +1,6 @@
 """What every defence offers: a small interface for each place where one can act.
 
-Several defences at one place act in the order of the configuration. None is the identity: an
-empty chain changes no bit and adds nothing to a loss.
+Several defences at one place act in the order of the configuration.
 
 Run by: the party that lets something out. A defence of this folder is empirical: it makes
 known attacks worse and gives no epsilon, against nobody. What has a guarantee is in
@@ -22,15 +21,12 @@ from secure_apfed.settings.method import Released
 
 __all__ = [
     "Defence",
-    "GradientChain",
     "GradientDefence",
-    "LabelCode",
     "LabelDefence",
     "Leaving",
     "RepresentationChain",
     "RepresentationDefence",
     "Surroundings",
-    "TrueLabels",
 ]
 
 
@@ -39,10 +35,8 @@ class Surroundings:
     """What a defence is built for.
 
     Attributes:
-        party: that runs it.
+        party: that runs it; classes: K; size: D, numbers of one row of what it protects.
         seed: of everything reproducible; noise: of everything secret.
-        classes: K.
-        size: D, numbers of one row of what it protects.
     """
 
     party: str
@@ -91,8 +85,10 @@ class RepresentationDefence(nn.Module, Defence):
         """
 
 
-class LabelCode(ABC):
+class LabelDefence(Defence):
     """What to train on instead of labels, and the way back from what the model then predicts."""
+
+    protects: ClassVar[tuple[Released, ...]] = ("labels",)
 
     @abstractmethod
     def targets(self, labels_N: Tensor) -> Tensor:
@@ -103,19 +99,9 @@ class LabelCode(ABC):
         """Return scores of the true classes from those of the model."""
 
 
-class LabelDefence(LabelCode, Defence):
-    """A code that hides labels."""
-
-    protects: ClassVar[tuple[Released, ...]] = ("labels",)
-
-
 @dataclass(frozen=True)
 class Leaving:
-    """Where a gradient goes.
-
-    Attributes:
-        labels: true labels of its rows, (B,), where the party knows them.
-    """
+    """Where a gradient goes, with the true labels (B,) of its rows where the party knows them."""
 
     step: int
     receiver: str
@@ -138,42 +124,17 @@ class GradientDefence(Defence):
 
 
 class RepresentationChain(nn.Module):
-    """Layers and penalties before the guard."""
+    """Layers and penalties before the guard, of at least one defence."""
 
-    def __init__(self, defences: Sequence[RepresentationDefence] = ()) -> None:
+    def __init__(self, defences: Sequence[RepresentationDefence]) -> None:
         super().__init__()
         self._defences = nn.ModuleList(defences)
 
-    def forward(self, h_B: Tensor, features_B: Tensor, step: int) -> tuple[Tensor, Tensor | None]:
-        """Return what goes to the guard, of the same shape, and the penalties, if any."""
-        penalty: Tensor | None = None
+    def forward(self, h_B: Tensor, features_B: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        """Return what goes to the guard, of the same shape, and the sum of the penalties."""
+        penalties = []
         for defence in self._defences:
-            h_BD, extra = defence(h_B.flatten(1), features_B, step)
+            h_BD, penalty = defence(h_B.flatten(1), features_B, step)
             h_B = h_BD.reshape(h_B.shape)
-            penalty = extra if penalty is None else penalty + extra
-        return h_B, penalty
-
-
-class GradientChain:
-    """Changes to a gradient before it leaves."""
-
-    def __init__(self, defences: Sequence[GradientDefence] = ()) -> None:
-        self._defences = tuple(defences)
-
-    def protect(self, gradient_B: Tensor, leaving: Leaving) -> Tensor:
-        """Return what leaves, of the same shape."""
-        for defence in self._defences:
-            gradient_B = defence.protect(gradient_B.flatten(1), leaving).reshape(gradient_B.shape)
-        return gradient_B
-
-
-class TrueLabels(LabelCode):
-    """No defence: the task is learnt on the labels themselves."""
-
-    def targets(self, labels_N: Tensor) -> Tensor:
-        """The labels."""
-        return labels_N
-
-    def decode(self, scores_BK: Tensor) -> Tensor:
-        """The scores."""
-        return scores_BK
+            penalties.append(penalty)
+        return h_B, sum(penalties[1:], penalties[0])

@@ -48,7 +48,6 @@ class NoPeek(RepresentationDefence):
         self._weight = settings.weight
 
     def forward(self, h_BD: Tensor, features_B: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        """Return h as it is, and the penalty."""
         return h_BD, self._weight * distance_correlation(features_B.flatten(1), h_BD)
 
 
@@ -111,7 +110,6 @@ class Mid(RepresentationDefence):
             self.log_deviation.bias.fill_(torch.tensor(_START_DEVIATION).log())
 
     def forward(self, h_BD: Tensor, features_B: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        """Return t and the penalty."""
         mean_BD, log_deviation_BD = self.mean(h_BD), self.log_deviation(h_BD)
         penalty = self._weight * gaussian_kl(mean_BD, log_deviation_BD)
         if not self.training:
@@ -150,7 +148,6 @@ class ConfusionalLabels(LabelDefence):
     )
 
     def __init__(self, settings: ConfusionalLabelsSettings, around: Surroundings) -> None:
-        self._classes = around.classes
         width = 4 * around.classes
         encoder, self._decoder = (
             nn.Sequential(
@@ -158,18 +155,7 @@ class ConfusionalLabels(LabelDefence):
             )
             for _ in range(2)
         )
-        self._false_KK = self._train(encoder, settings)
-        self._decoder.requires_grad_(False)
-        right = self._decoder(self._false_KK).argmax(1) == torch.arange(self._classes)
-        if not bool(right.all()):
-            raise ModelError(
-                f"defences: confusional_labels decodes {int(right.sum())} of {self._classes} "
-                "classes; raise steps"
-            )
-
-    def _train(self, encoder: nn.Module, settings: ConfusionalLabelsSettings) -> Tensor:
-        """Train encoder and decoder; return the false label of each class, (K, K)."""
-        one_hot_KK, true_K = torch.eye(self._classes), torch.arange(self._classes)
+        one_hot_KK, true_K = torch.eye(around.classes), torch.arange(around.classes)
         parameters = [*encoder.parameters(), *self._decoder.parameters()]
         adam = torch.optim.Adam(parameters, lr=_LEARNING_RATE)
         for _ in range(settings.steps):
@@ -184,15 +170,19 @@ class ConfusionalLabels(LabelDefence):
             loss.backward()
             adam.step()
         with torch.no_grad():
-            known_KK: Tensor = encoder(one_hot_KK).softmax(1)
-        return known_KK
+            self._false_KK: Tensor = encoder(one_hot_KK).softmax(1)
+        self._decoder.requires_grad_(False)
+        right = self._decoder(self._false_KK).argmax(1) == true_K
+        if not bool(right.all()):
+            raise ModelError(
+                f"defences: confusional_labels decodes {int(right.sum())} of {around.classes} "
+                "classes; raise steps"
+            )
 
     def targets(self, labels_N: Tensor) -> Tensor:
-        """The false label of each row."""
         return self._false_KK.to(labels_N.device)[labels_N]
 
     def decode(self, scores_BK: Tensor) -> Tensor:
-        """Scores of the true classes."""
         decoder = self._decoder.to(scores_BK.device)
         decoded_BK: Tensor = decoder(scores_BK.float().softmax(1))
         return decoded_BK

@@ -19,7 +19,6 @@ __all__ = [
     "PrivateLogistic",
     "Ridge",
     "Spreading",
-    "about",
     "hard",
     "labeller_for_oneself",
     "make_labeller",
@@ -40,15 +39,7 @@ def make_labeller(
     centre: float | Floats = 0.0,
     seeded: bool = False,
 ) -> Labeller:
-    """Build a labeller with its defaults.
-
-    Args:
-        name: a key of `LABELLERS`.
-        epsilon: of the weights, for those with noise, which need it; others refuse it.
-        delta: of the weights.
-        key: 32 secret bytes, for those with noise.
-        centre: see `PrivateLogistic`; others find theirs.
-        seeded: whether the key is derived from a seed.
+    """Build a labeller with its defaults; what else is given is for `PrivateLogistic`.
 
     Raises:
         ConfigError: no such labeller; or epsilon and key do not fit it.
@@ -69,12 +60,9 @@ def make_labeller(
 
 
 def labeller_for_oneself(name: str, *, also: Sequence[str] = ()) -> str:
-    """Return the name of a labeller that a party may use for itself: noise on weights is against
-    others.
+    """Return the name of a labeller that a party may use for itself, or one of `also`.
 
-    Args:
-        name: a key of `LABELLERS`, or one of `also`.
-        also: names of something else that is taken there.
+    Noise on weights is against others.
 
     Raises:
         ValueError: it is none of them.
@@ -83,8 +71,3 @@ def labeller_for_oneself(name: str, *, also: Sequence[str] = ()) -> str:
     if name not in known:
         raise ValueError(unknown_name(name, known))
     return name
-
-
-def about(labeller: Labeller, question: bytes) -> Labeller:
-    """The labeller for one question, which names the people and labels: noise is never shared."""
-    return labeller.about(question) if isinstance(labeller, PrivateLogistic) else labeller

@@ -21,7 +21,7 @@ Letters: U rows, K classes, P numbers of a row of Phi, L steps of fixed point fo
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from secure_apfed.errors import ConfigError
 from secure_apfed.labellers.interface import Labeller
@@ -80,17 +80,9 @@ def summed_votes(
     """One release of the sum of all votes under discrete noise, as one person moves it.
 
     One row moves; what the others' rows and their noise give has the same law in both worlds and
-    is independent, so that K numbers count and not U K.
-
-    Args:
-        labeller: whose votes are added.
-        hard: whether they went through `labellers.hard` first: no signs, and no rounding where L is
-            an integer.
-        deviation: s of each honest party, steps.
-        honest: n, parties whose noise counts.
-        steps: L.
-        classes: K.
-        integers: see `distance_in_steps`.
+    is independent, so that K numbers count and not U K. Votes that went through `labellers.hard`
+    first have no signs, and are not rounded where L is an integer. See `SummedRelease` for
+    deviation and honest, `distance_in_steps` for steps (L) and integers.
     """
     exact = integers or (hard and float(steps).is_integer())
     signed = labeller.signed and not hard
@@ -110,37 +102,13 @@ def summed_moment(
 ) -> SummedRelease:
     """One release of Phi^T (sum of votes) under discrete noise, rows of Phi at norm 1 at most.
 
-    Phi must not depend on the passive's features.
-
-    Args:
-        labeller: whose votes are multiplied.
-        hard: whether they went through `labellers.hard` first.
-        deviation: s of each honest party, steps.
-        honest: n, parties whose noise counts.
-        steps: L.
-        numbers: P K, all of which one row moves.
-        integers: Phi in steps of its own and votes are multiplied as integers, with rows that keep
-            their bounds; `steps` is the product of both L.
+    Phi must not depend on the passive's features. `numbers` are P K, all of which one row moves;
+    with `integers`, Phi in steps of its own and votes are multiplied as integers, with rows that
+    keep their bounds, and `steps` is the product of both L. The others are as in `summed_votes`.
     """
     signed = labeller.signed and not hard
     far = distance_in_steps(steps=steps, numbers=numbers, signed=signed, integers=integers)
     return SummedRelease(deviation=deviation, honest=honest, sensitivity=far, numbers=numbers)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _WithWeights(SummedRelease):
-    """Noisy weights, and then a sum of votes that are cast with them.
-
-    Attributes:
-        weights_mu: of the weights; mu-GDP of a Gaussian is mu^2 / 2 of zero-concentrated DP (Bun
-            and Steinke 2016, Proposition 1.6), which adds up.
-    """
-
-    weights_mu: float
-
-    @property
-    def rho(self) -> float:
-        return super().rho + self.weights_mu**2 / 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,13 +173,10 @@ def table_guarantee(
 ) -> TableGuarantee:
     """Return what a labeller's votes give under an opening.
 
-    Args:
-        labeller: whose facts decide whom a row moves.
-        opening: what is done to votes before somebody reads them: `VoteResponse`, a sum of votes or
-            a moment under discrete noise (`summed_votes`, `summed_moment`), Gaussian noise of its
-            party alone in sensitivities of `vote_distance`, or nothing.
-        delta: of all figures.
-        releases: how often it is all done, weights included.
+    The labeller's facts decide whom a row moves. The opening is what is done to votes before
+    somebody reads them: `VoteResponse`, a sum of votes or a moment under discrete noise
+    (`summed_votes`, `summed_moment`), Gaussian noise of its party alone in sensitivities of
+    `vote_distance`, or nothing. `releases` is how often it is all done, weights included.
 
     Raises:
         ConfigError: delta outside (0, 1), or no release.
@@ -244,14 +209,9 @@ def calibrate_votes(
 ) -> int:
     """The least deviation of each honest party, in steps, that keeps within (epsilon, delta).
 
-    Args:
-        labeller: whose votes are opened.
-        release: from a deviation to the release, by `summed_votes` or `summed_moment`.
-        epsilon: of what is to be kept.
-        delta: of what is to be kept.
-        releases: how often it is all done, weights included.
-        whole_table: whether epsilon is that of any person's whole record; otherwise of one vote,
-            the labeller held fixed.
+    Epsilon is that of any person's whole record (`whole_table`), or of one vote, the labeller held
+    fixed. `release` goes from a deviation to the release, by `summed_votes` or `summed_moment`, and
+    `releases` is how often it is all done, weights included.
 
     Raises:
         ConfigError: the labeller has no line for whole records, its weights take all of
@@ -284,11 +244,7 @@ def _epsilon_after(opening: Opening, weights_mu: float, releases: int, delta: fl
         return opening.epsilon_of(releases, delta) + gdp_epsilon(weights, delta)
     if isinstance(opening, GaussianRelease):
         return gdp_epsilon(math.hypot(compose(opening.mu, releases), weights), delta)
-    both = _WithWeights(
-        deviation=opening.deviation, honest=opening.honest, sensitivity=opening.sensitivity,
-        numbers=opening.numbers, weights_mu=weights_mu,
-    )  # fmt: skip
-    return both.epsilon(releases, delta)
+    return replace(opening, beside_mu=weights_mu).epsilon_of(releases, delta)
 
 
 def _reader(opening: Opening) -> str:

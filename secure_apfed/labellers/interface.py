@@ -8,7 +8,7 @@ Letters: U aligned rows, F numbers of a row, n labelled rows, K classes.
 """
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ Integers = NDArray[np.int64]
 Features = Floats | torch.Tensor
 
 
-class Labeller(Protocol):
+class Labeller(ABC):
     """One way of labelling.
 
     Attributes:
@@ -49,15 +49,20 @@ class Labeller(Protocol):
 
     name: ClassVar[str]
     title: ClassVar[str]
-    linear: ClassVar[bool]
+    linear: ClassVar[bool] = False
     inductive: ClassVar[bool]
-    signed: ClassVar[bool]
+    signed: ClassVar[bool] = False
 
     @property
     def model(self) -> Mechanism:
         """What replacing the features of a labelled person does to the fitted classifier."""
-        ...
+        return NoPrivacy()
 
+    def about(self, question: bytes) -> "Labeller":
+        """The same for one question, which names the people and labels: noise is never shared."""
+        return self
+
+    @abstractmethod
     def label(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
@@ -73,26 +78,20 @@ class Labeller(Protocol):
         Raises:
             DataError: says which of these is unfit.
         """
-        ...
 
+    @abstractmethod
     def statement(self) -> str:
         """What it does and whom a row moves, in words for the report."""
-        ...
 
 
-class LinearLabeller(ABC):
+class LinearLabeller(Labeller):
     """A labeller whose votes are A Y, with Y the labels as unit vectors, and A without noise."""
 
     linear: ClassVar[bool] = True
 
-    @property
-    def model(self) -> Mechanism:
-        return NoPrivacy()
-
     def label(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
-        """See `Labeller.label`."""
         matrix_Un = self.matrix(features_UF, labelled_n)
         labels_n = checked_labels(labels_n, matrix_Un.shape[1], classes)
         return np.asarray(matrix_Un @ np.eye(classes)[labels_n], dtype=np.float64)
@@ -128,11 +127,7 @@ def hard(votes_UK: Floats) -> Floats:
 
 
 def checked_features(features_UF: Features) -> Floats:
-    """Return finite features as a float64 matrix.
-
-    Raises:
-        DataError: they are something else.
-    """
+    """Return finite features as a float64 matrix; DataError: they are something else."""
     if isinstance(features_UF, torch.Tensor):
         features_UF = features_UF.detach().cpu().numpy()
     found: Floats = np.asarray(features_UF, dtype=np.float64)
@@ -144,11 +139,7 @@ def checked_features(features_UF: Features) -> Floats:
 
 
 def checked_positions(labelled_n: Integers, rows: int) -> Integers:
-    """Return positions that are different and lie in 0..U-1.
-
-    Raises:
-        DataError: they do not, or there is none.
-    """
+    """Return positions in 0..U-1, each once; DataError: they are not, or there is none."""
     found: Integers = np.asarray(labelled_n)
     if found.dtype != np.int64 or found.ndim != 1 or not len(found):
         raise DataError(
@@ -164,11 +155,7 @@ def checked_positions(labelled_n: Integers, rows: int) -> Integers:
 
 
 def checked_labels(labels_n: Integers, count: int, classes: int) -> Integers:
-    """Return labels of `count` rows, each in 0..K-1.
-
-    Raises:
-        DataError: they are something else.
-    """
+    """Return labels of `count` rows, each in 0..K-1; DataError: they are something else."""
     found: Integers = np.asarray(labels_n)
     if found.dtype != np.int64 or found.shape != (count,):
         raise DataError(

@@ -23,13 +23,14 @@ from secure_apfed.labellers.interface import (
     Features,
     Floats,
     Integers,
+    Labeller,
     LinearLabeller,
     checked_features,
     checked_labels,
     checked_positions,
     rows_of_norm_one,
 )
-from secure_apfed.privacy.accountants import GaussianRelease, Mechanism, NoPrivacy, gdp_mu
+from secure_apfed.privacy.accountants import GaussianRelease, gdp_mu
 from secure_apfed.privacy.noise import NoiseSource
 from secure_apfed.seeds import derive_seed
 
@@ -77,7 +78,6 @@ class Spreading(LinearLabeller):
     name: ClassVar[str] = "spreading"
     title: ClassVar[str] = "label spreading over a graph of nearest neighbours"
     inductive: ClassVar[bool] = False
-    signed: ClassVar[bool] = False
 
     neighbours: int = 10
     alpha: float = 0.2
@@ -90,7 +90,6 @@ class Spreading(LinearLabeller):
             )
 
     def matrix(self, features_UF: Features, labelled_n: Integers) -> Floats:
-        """Return A_Un; see `LinearLabeller.matrix`."""
         features_UF = checked_features(features_UF)
         labelled_n = checked_positions(labelled_n, len(features_UF))
         return self._spread(features_UF, labelled_n, np.eye(len(labelled_n)))
@@ -98,13 +97,11 @@ class Spreading(LinearLabeller):
     def label(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
-        """See `Labeller.label`: A Y without A, which takes 4 GB for 22,500 labels of as many rows.
+        """A Y without A, which takes 4 GB for 22,500 labels of as many rows.
 
         Nothing of A is negative, so the L1 norm of its rows is that of A Y's.
         """
-        features_UF = checked_features(features_UF)
-        labelled_n = checked_positions(labelled_n, len(features_UF))
-        labels_n = checked_labels(labels_n, len(labelled_n), classes)
+        features_UF, labelled_n, labels_n = _checked(features_UF, labelled_n, labels_n, classes)
         return self._spread(features_UF, labelled_n, np.eye(classes)[labels_n])
 
     def _spread(self, features_UF: Floats, labelled_n: Integers, columns_nC: Floats) -> Floats:
@@ -181,7 +178,6 @@ class Ridge(LinearLabeller):
             )
 
     def matrix(self, features_UF: Features, labelled_n: Integers) -> Floats:
-        """Return A_Un; see `LinearLabeller.matrix`."""
         features_UF = checked_features(features_UF)
         labelled_n = checked_positions(labelled_n, len(features_UF))
         mean_F, size = scale_of(features_UF[labelled_n])
@@ -207,7 +203,7 @@ class Ridge(LinearLabeller):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Logistic:
+class Logistic(Labeller):
     """Votes are the probabilities of a softmax regression, every class against all.
 
     Attributes:
@@ -217,9 +213,7 @@ class Logistic:
 
     name: ClassVar[str] = "logistic"
     title: ClassVar[str] = "logistic regression on the labelled rows"
-    linear: ClassVar[bool] = False
     inductive: ClassVar[bool] = True
-    signed: ClassVar[bool] = False
 
     strength: float = 1.0
 
@@ -227,16 +221,10 @@ class Logistic:
         if not (np.isfinite(self.strength) and self.strength > 0):
             raise ConfigError(f"the strength of a regularisation is positive, got {self.strength}")
 
-    @property
-    def model(self) -> Mechanism:
-        return NoPrivacy()
-
     def label(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
-        features_UF = checked_features(features_UF)
-        labelled_n = checked_positions(labelled_n, len(features_UF))
-        labels_n = checked_labels(labels_n, len(labelled_n), classes)
+        features_UF, labelled_n, labels_n = _checked(features_UF, labelled_n, labels_n, classes)
         mean_F, size = scale_of(features_UF[labelled_n])
         root = np.sqrt(features_UF.shape[1])
         x_UF = with_constant((features_UF - mean_F) / size * root, 1.0)
@@ -253,7 +241,7 @@ class Logistic:
         )
 
 
-class PrivateLogistic:
+class PrivateLogistic(Labeller):
     """Logistic regression with Gaussian noise on its weights; every row has norm 1.
 
     Against: whoever reads the votes.
@@ -307,9 +295,7 @@ class PrivateLogistic:
 
     name: ClassVar[str] = "private_logistic"
     title: ClassVar[str] = "logistic regression on the labelled rows, with noise on its weights"
-    linear: ClassVar[bool] = False
     inductive: ClassVar[bool] = True
-    signed: ClassVar[bool] = False
 
     def __init__(
         self, *, epsilon: float, delta: float, key: bytes, strength: float = 10.0,
@@ -324,10 +310,9 @@ class PrivateLogistic:
         self._mu = gdp_mu(epsilon, delta)
         self._noise = NoiseSource(key, secret=not seeded)
 
-    def about(self, content: bytes) -> "PrivateLogistic":
-        """The same with noise for this content alone, which names the people and their labels."""
+    def about(self, question: bytes) -> "PrivateLogistic":
         other = copy.copy(self)
-        other._noise = self._noise.about(content)
+        other._noise = self._noise.about(question)
         return other
 
     @property
@@ -353,9 +338,7 @@ class PrivateLogistic:
     def label(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
-        features_UF = checked_features(features_UF)
-        labelled_n = checked_positions(labelled_n, len(features_UF))
-        labels_n = checked_labels(labels_n, len(labelled_n), classes)
+        features_UF, labelled_n, labels_n = _checked(features_UF, labelled_n, labels_n, classes)
         x_UF = self.directions(features_UF)
         fitted_FK = self.fit(x_UF[labelled_n], labels_n, classes)
         sigma = self.sigma(labelled=len(labelled_n), classes=classes)
@@ -383,6 +366,14 @@ class PrivateLogistic:
             f"{self.delta:g} for one labelled person's features at this party; another person's "
             f"features move that person's own vote and no other{seed if self.seeded else ''}"
         )
+
+
+def _checked(
+    features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
+) -> tuple[Floats, Integers, Integers]:
+    features_UF = checked_features(features_UF)
+    labelled_n = checked_positions(labelled_n, len(features_UF))
+    return features_UF, labelled_n, checked_labels(labels_n, len(labelled_n), classes)
 
 
 def with_constant(x_UF: Floats, constant: float) -> Floats:

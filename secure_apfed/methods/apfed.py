@@ -16,7 +16,7 @@ K classes, F features.
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -30,10 +30,10 @@ from torch.func import functional_call, grad, vmap
 from secure_apfed.contract import AGGREGATOR, Contract, RepresentationTerms
 from secure_apfed.data import UNLABELLED, OwnData
 from secure_apfed.defences import (
-    GradientChain,
+    GradientDefence,
     Leaving,
     RepresentationChain,
-    gradient_chain,
+    gradient_defences,
     representation_chain,
 )
 from secure_apfed.errors import NarrowBatchWarning
@@ -335,10 +335,10 @@ class ApfedPassive(SumHelper):
 
     def __init__(
         self, sum_end: PassiveSum, trainer: "PassiveTrainer", *, held_N: Tensor | None = None,
-        defences: GradientChain | None = None,
+        defences: Sequence[GradientDefence] = (),
     ) -> None:  # fmt: skip
         super().__init__(sum_end)
-        self.trainer, self._defences = trainer, defences or GradientChain()
+        self.trainer, self._defences = trainer, defences
         terms = self.contract.passives[self.name]
         self.terms, self.weight = terms.representation, terms.weight
         self._aligned = len(trainer.features_N)
@@ -356,9 +356,10 @@ class ApfedPassive(SumHelper):
                 unless it may be a batch that was answered in another session, computed.
         """
         admitted, z_BD = self.read(message)
-        gradient_BD = self.gradient(admitted.step, admitted.rows, z_BD)
-        leaving_BD = self._defences.protect(gradient_BD, Leaving(admitted.step, AGGREGATOR))
-        return admitted, leaving_BD.flatten(1).cpu().numpy()
+        gradient_BD = self.gradient(admitted.step, admitted.rows, z_BD).flatten(1)
+        for defence in self._defences:
+            gradient_BD = defence.protect(gradient_BD, Leaving(admitted.step, AGGREGATOR))
+        return admitted, gradient_BD.cpu().numpy()
 
     def read(self, message: Envelope) -> tuple[Admitted, Tensor]:
         """Admit rows (B,) with representations (B, *shape) that keep to every rule.
@@ -435,9 +436,11 @@ class ActiveTrainer(Trainer):
         private: PrivateUpdates | None = None,
         task: Task | None = None,
     ) -> None:
-        self.networks, self._defences = networks, defences or RepresentationChain()
+        self.networks, self._defences = networks, defences
         self.task = task or Classification()
-        modules = {**dict(networks.named_children()), "defences": self._defences}
+        modules = dict(networks.named_children())
+        if defences:
+            modules["defences"] = defences
         super().__init__(owner, modules, train=train, compute=compute, seed=seed)
         self.features_N, self.labels_N = compute.place(features_N), compute.place(labels_N)
         self.private = private
@@ -475,8 +478,10 @@ class ActiveTrainer(Trainer):
             scores_BK.to(dtype), self.labels_N[here_B], self.features_N[here_B], self._weights_K
         )
         if h_A is not None:
-            h_A, penalty = self._defences(h_A.to(dtype), self.features_N[here_B[picked]], step)
-            loss = loss if penalty is None else loss + penalty
+            h_A = h_A.to(dtype)
+            if self._defences:
+                h_A, penalty = self._defences(h_A, self.features_N[here_B[picked]], step)
+                loss = loss + penalty
             if self._private:
                 h_A = self._private.finite_rows(h_A.flatten(1)).reshape(h_A.shape)
         return Batch(step, rows_B, loss, h_A)
@@ -727,7 +732,9 @@ class Apfed(Method):
             people=len(rows), held_N=held_N, repeatable=True,
             ahead=(train.batch_size, math.prod(shape)),
         )  # fmt: skip
-        defences = gradient_chain(own.config.defences, surroundings_of(own, shape), "contributions")
+        defences = gradient_defences(
+            own.config.defences, surroundings_of(own, shape), "contributions"
+        )
         return ApfedPassive(sum_end, trainer, held_N=held_N, defences=defences)
 
     def aggregator(self, own: Own, contract: Contract) -> Helper:

@@ -31,13 +31,12 @@ from torch import Tensor, nn
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.contract import Contract, RepresentationTerms
 from secure_apfed.defences import (
-    GradientChain,
-    LabelCode,
+    GradientDefence,
+    LabelDefence,
     Leaving,
     RepresentationChain,
-    TrueLabels,
-    gradient_chain,
-    label_code,
+    gradient_defences,
+    label_defence,
     representation_chain,
 )
 from secure_apfed.errors import ConfigError
@@ -183,11 +182,11 @@ class TvflActive(SumLearner):
 
     def __init__(
         self, own: Own, contract: Contract, aligned: Tensor, trainer: "HeadTrainer", *,
-        guarantee: str, defences: GradientChain | None = None, sum_end: ActiveSum | None = None,
+        guarantee: str, defences: Sequence[GradientDefence] = (), sum_end: ActiveSum | None = None,
     ) -> None:  # fmt: skip
         super().__init__(sum_end)
         self.name, self.contract, self.trainer = own.name, contract, trainer
-        self.guarantee, self._defences = guarantee, defences or GradientChain()
+        self.guarantee, self._defences = guarantee, defences
         self.smallest_batch = own.config.rules.minimum_batch
         self.training_rows = positions_of(aligned, own.data.labelled_rows)
         self._aligned, self._seed = aligned, own.secrets.seed
@@ -252,13 +251,14 @@ class TvflActive(SumLearner):
         own_B = self.own_rows(rows_B)
         loss, gradients = self.trainer.learn(step, own_B, parts)
         labels_B = self.trainer.labels_N[own_B]
-        leaving = {
-            name: self._defences.protect(gradient_BD, Leaving(step, name, labels_B))
-            for name, gradient_BD in gradients.items()
-        }
-        return loss.item(), {
-            name: pack({"gradient": leaving_BD}) for name, leaving_BD in leaving.items()
-        }
+        packed = dict[str, bytes]()
+        for name, gradient_B in gradients.items():
+            leaving_B = gradient_B
+            for defence in self._defences:
+                leaving_BD = defence.protect(leaving_B.flatten(1), Leaving(step, name, labels_B))
+                leaving_B = leaving_BD.reshape(gradient_B.shape)
+            packed[name] = pack({"gradient": leaving_B})
+        return loss.item(), packed
 
     async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
         """What is said by fill; at the end also with all parties, of the aligned test rows.
@@ -541,7 +541,7 @@ class HeadTrainer(Trainer):
     Args:
         owner, encoder, head, features_N, labels_N: the active and what it has.
         passives: whose representations follow its own, in the order of the head.
-        code: what it learns instead of its labels.
+        code: what it learns instead of its labels; None: these.
         train, compute, seed: as of every `Trainer`.
     """
 
@@ -554,7 +554,7 @@ class HeadTrainer(Trainer):
         features_N: Tensor,
         labels_N: Tensor,
         passives: Sequence[str],
-        code: LabelCode | None,
+        code: LabelDefence | None,
         train: TrainSettings,
         compute: Compute,
         seed: int,
@@ -562,9 +562,11 @@ class HeadTrainer(Trainer):
         self.encoder, self.head = encoder, head
         modules = {"encoder": encoder, "head": head}
         super().__init__(owner, modules, train=train, compute=compute, seed=seed)
-        self._passives, self._code = tuple(passives), code or TrueLabels()
+        self._passives, self._code = tuple(passives), code
         self.features_N, self.labels_N = compute.place(features_N), compute.place(labels_N)
-        self._targets_N = compute.place(self._code.targets(self.labels_N))
+        self._targets_N = self.labels_N
+        if code:
+            self._targets_N = compute.place(code.targets(self.labels_N))
 
     def learn(
         self, step: int, own_B: Tensor, parts: Mapping[str, Tensor]
@@ -592,7 +594,8 @@ class HeadTrainer(Trainer):
 
     def predict(self, own_B: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
         """Scores of the true classes."""
-        return self._code.decode(self.scores(own_B, parts))
+        scores_BK = self.scores(own_B, parts)
+        return self._code.decode(scores_BK) if self._code else scores_BK
 
 
 class SumTrainer(HeadTrainer):
@@ -621,8 +624,10 @@ class EncoderTrainer(Trainer):
         seed: int,
         defences: RepresentationChain | None = None,
     ) -> None:
-        self.encoder, self._defences = encoder, defences or RepresentationChain()
-        modules = {"encoder": encoder, "defences": self._defences}
+        self.encoder, self._defences = encoder, defences
+        modules = {"encoder": encoder}
+        if defences:
+            modules["defences"] = defences
         super().__init__(owner, modules, train=train, compute=compute, seed=seed)
         self.features_N = compute.place(features_N)
         self._penalty: Tensor | None = None
@@ -633,7 +638,8 @@ class EncoderTrainer(Trainer):
         with torch.set_grad_enabled(learn), self.forward_pass(step):
             seen_B = self.features_N[rows_B.to(self.compute.device)]
             h_B: Tensor = self.encoder(seen_B).to(self.compute.dtype)
-            h_B, self._penalty = self._defences(h_B, seen_B, step)
+            if self._defences:
+                h_B, self._penalty = self._defences(h_B, seen_B, step)
         return h_B.to(self.compute.dtype)
 
     def update(self, z_B: Tensor, gradient_B: Tensor) -> None:
@@ -716,7 +722,7 @@ class Tvfl(Method):
         assert table.labels is not None
         return kind(
             own.name, encoder, head, features_N=table.features, labels_N=table.labels,
-            passives=parts, code=label_code(config.defences, surroundings_of(own, ())),
+            passives=parts, code=label_defence(config.defences, surroundings_of(own, ())),
             train=config.train, compute=Compute.of(config.train), seed=own.secrets.seed,
         )  # fmt: skip
 
@@ -788,7 +794,7 @@ class SummedSplitNn(Tvfl):
         return SessionSum.of(own, contract).aggregator()
 
 
-def _returned(own: Own) -> GradientChain:
+def _returned(own: Own) -> tuple[GradientDefence, ...]:
     """What gradients go through that the active returns."""
     around = surroundings_of(own, ())
-    return gradient_chain(own.config.defences, around, "returned gradients")
+    return gradient_defences(own.config.defences, around, "returned gradients")

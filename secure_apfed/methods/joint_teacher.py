@@ -14,7 +14,7 @@ person with a label, on whom the teacher was fitted; nor the teacher, or checkpo
 Letters: U aligned training rows, B batch, K classes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, Self
 
 import numpy as np
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from apfed_protocols.randomness import derive_key
 from secure_apfed.contract import Contract
-from secure_apfed.defences import GradientChain
+from secure_apfed.defences import GradientDefence
 from secure_apfed.exchange import Links
 from secure_apfed.labellers import LABELLERS, Spreading, hard, labeller_for_oneself, make_labeller
 from secure_apfed.learning.descent import ActiveNetworks, prefixed, without_prefix
@@ -61,7 +61,7 @@ class JointTeacherActive(TvflActive):
 
     def __init__(
         self, own: Own, contract: Contract, aligned: Tensor, trainer: HeadTrainer, *,
-        guarantee: str, defences: GradientChain | None = None,
+        guarantee: str, defences: Sequence[GradientDefence] = (),
     ) -> None:  # fmt: skip
         guarantee += _response_statement(own)
         super().__init__(own, contract, aligned, trainer, guarantee=guarantee, defences=defences)

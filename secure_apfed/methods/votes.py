@@ -37,7 +37,6 @@ from secure_apfed.labellers import (
     Labeller,
     Logistic,
     PrivateLogistic,
-    about,
     hard,
     make_labeller,
 )
@@ -407,7 +406,7 @@ class VotesPassive(Helper):
         votes_UK = np.zeros((len(known_U), self.classes))
         if known_n.any():
             place_U = np.cumsum(known_U) - 1
-            votes_UK[known_U] = about(self.labeller, ballot.payload).label(
+            votes_UK[known_U] = self.labeller.about(ballot.payload).label(
                 self.features(ballot)[known_U],
                 place_U[ballot.labelled.numpy()[known_n]],
                 ballot.labels.numpy()[known_n],

@@ -43,16 +43,7 @@ from secure_apfed.privacy.randomised_response import make_label_mechanism
 from secure_apfed.secure_sums import sum_kind
 from secure_apfed.settings.transcript import TranscriptSettings
 
-__all__ = [
-    "STEPS",
-    "Forecast",
-    "IntersectionCost",
-    "Link",
-    "Rehearsal",
-    "forecast",
-    "intersection_costs",
-    "rehearse",
-]
+__all__ = ["STEPS", "Forecast", "IntersectionCost", "Link", "forecast"]
 
 _WIDE = 1024
 _LARGE_EPSILON = 10.0
@@ -135,31 +126,6 @@ class Forecast:
     warnings: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Counts:
-    """Rows that decide how long a run is."""
-
-    common: int
-    train: int
-    labelled: int
-    teaching: int
-    aligned_share: float
-
-    @classmethod
-    def of(cls, config: Config, data: VerticalData) -> "_Counts":
-        """Count what all parties share; all tables are at hand in a simulation."""
-        method, own = METHODS[config.method.name], data.own(data.active.name)
-        assert own is not None
-        common = _common(config, data)
-        require_labels(method, config, own, common)
-        taught = {
-            "labelled": len(method.labels_learnt(config, own, common)),
-            "teaching": len(method.labels_learnt(config, replace(own, labelled=None), common)),
-        }
-        rows, share, shared = rows_trained(config, own, common)
-        return cls(common=shared, train=len(rows), aligned_share=share, **taught)
-
-
 def _common(config: Config, data: VerticalData) -> Tensor:
     """The active's rows of people whom all passives know, or any where pairs align."""
     ids = [set(table.ids) for table in data.passives]
@@ -176,27 +142,34 @@ def forecast(config: Config) -> Forecast:
     """
     data = load_data(config.data, seed=config.seed)
     data.compare_ids(id_rules(config.alignment).text)
-    counts = _Counts.of(config, data)
-    if counts.train < 2:
+    # All tables are at hand in a simulation.
+    method, own = METHODS[config.method.name], data.own(data.active.name)
+    assert own is not None
+    common = _common(config, data)
+    require_labels(method, config, own, common)
+    labelled = len(method.labels_learnt(config, own, common))
+    teaching = len(method.labels_learnt(config, replace(own, labelled=None), common))
+    taught, share, shared = rows_trained(config, own, common)
+    if len(taught) < 2:
         raise ConfigError("there is no row to train on: the intersection holds no training row")
     noise, releases = config.method.noise(config), asked_of(config).releases
-    batch = rows_of_a_step(config, counts.train, aligned_share=counts.aligned_share, steps=STEPS)
+    batch = rows_of_a_step(config, len(taught), aligned_share=share, steps=STEPS)
     stages = make_label_mechanism(config.labels, classes=len(data.classes)).stages
-    steps = steps_of(config, counts.train, stages=stages)
-    scales = growth(config, steps=steps / STEPS, rows=counts.train / (batch * STEPS))
+    steps = steps_of(config, len(taught), stages=stages)
+    scales = growth(config, steps=steps / STEPS, rows=len(taught) / (batch * STEPS))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # unsafe choices are told in the forecast itself
-        played = rehearse(
-            config, data, batch=batch, aligned=counts.aligned_share, labelled=counts.labelled
-        )
+        played = _rehearse(config, data, batch=batch, aligned=share, labelled=labelled)
         privacy = _privacy(config)
     links = tuple(_links(played, data, *scales))
+    evaluations = -(-config.train.epochs // config.train.evaluate_every)
+    tested = len(data.test_rows) / len(played.data.test_rows)
     return Forecast(
         rows={table.name: len(table.ids) for table in data.tables},
-        aligned_rows=counts.common,
-        train_rows=counts.train,
-        labelled_rows=counts.labelled,
-        teaching_rows=counts.teaching,
+        aligned_rows=shared,
+        train_rows=len(taught),
+        labelled_rows=labelled,
+        teaching_rows=teaching,
         test_rows=len(data.test_rows),
         steps=steps,
         numbers_per_row=played.numbers_per_row,
@@ -204,7 +177,7 @@ def forecast(config: Config) -> Forecast:
         links=links,
         seconds=_alignment_seconds(config, data, played)
         + steps * played.step_seconds
-        + _evaluation_seconds(config, data, played),
+        + evaluations * played.evaluation_seconds * tested,
         seconds_per_step=played.step_seconds,
         figure=config.method.figure,
         epsilon_x=privacy.epsilon_x,
@@ -218,38 +191,30 @@ def forecast(config: Config) -> Forecast:
         },
         delta_passives=config.delta if noise else None,
         releases_passives=releases if noise else None,
-        intersections=intersection_costs(config, data),
+        intersections=_intersection_costs(config, data),
         warnings=tuple(_warnings(config, played, links, privacy.epsilon_x, len(data.passives))),
     )
 
 
-def _evaluation_seconds(config: Config, data: VerticalData, played: "Rehearsal") -> float:
-    """Of all evaluations of the run."""
-    evaluations = -(-config.train.epochs // config.train.evaluate_every)
-    rows = len(data.test_rows) / len(played.data.test_rows)
-    return evaluations * played.evaluation_seconds * rows
-
-
-def _links(played: "Rehearsal", data: VerticalData, messages: float, wire: float) -> Iterator[Link]:
+def _links(
+    played: "_Rehearsal", data: VerticalData, messages: float, wire: float
+) -> Iterator[Link]:
     """Scale the rehearsal's flows: alignment by IDs, training as said; set-up stays."""
     real = {table.name: len(table.ids) for table in data.tables}
     rehearsed = len(played.data.active.ids)
-    for flow in played.setup:
-        rows = [real[name] for name in (flow.sender, flow.receiver) if name in real]
-        grows = flow.kind == Kind.ALIGNMENT
-        yield _link(flow, 1.0, sum(rows) / (len(rows) * rehearsed) if grows else 1.0)
-    for flow in played.training:
-        yield _link(flow, messages, wire)
+    for flows, count, scale in ((played.setup, 1.0, 1.0), (played.training, messages, wire)):
+        for flow in flows:
+            size = scale
+            if flows is played.setup and flow.kind == Kind.ALIGNMENT:
+                rows = [real[name] for name in (flow.sender, flow.receiver) if name in real]
+                size = sum(rows) / (len(rows) * rehearsed)
+            yield Link(
+                sender=flow.sender, receiver=flow.receiver, kind=flow.kind.value,
+                messages=round(flow.messages * count), wire_bytes=round(flow.wire_bytes * size),
+            )  # fmt: skip
 
 
-def _link(flow: Flow, messages: float, scale: float) -> Link:
-    return Link(
-        sender=flow.sender, receiver=flow.receiver, kind=flow.kind.value,
-        messages=round(flow.messages * messages), wire_bytes=round(flow.wire_bytes * scale),
-    )  # fmt: skip
-
-
-def _alignment_seconds(config: Config, data: VerticalData, played: "Rehearsal") -> float:
+def _alignment_seconds(config: Config, data: VerticalData, played: "_Rehearsal") -> float:
     """Time an intersection of the rehearsal's IDs, and scale it by the number of real ones."""
     if not config.method.aligns:
         return 0.0
@@ -296,7 +261,7 @@ def _privacy(config: Config) -> PrivacySpent:
 
 
 def _warnings(
-    config: Config, played: "Rehearsal", links: tuple[Link, ...], epsilon: float, passives: int
+    config: Config, played: "_Rehearsal", links: tuple[Link, ...], epsilon: float, passives: int
 ) -> Iterator[str]:
     happens = config.method.happens
     sent = "representations are sent" in happens
@@ -352,15 +317,11 @@ def _memory_warning(config: Config, links: tuple[Link, ...]) -> Iterator[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rehearsal:
-    """What was played and what it took.
+class _Rehearsal:
+    """What was played, `setup` before the first step and `training` in `STEPS` steps, and its time.
 
-    Attributes:
-        data: the random tables; batch: rows of a step.
-        setup, training: flows before the first step, and of all `STEPS` steps together.
-        step_seconds: of one step; evaluation_seconds: of one test evaluation.
-        numbers_per_row: of what is sent of each row; 0 where nothing is.
-        contributions: ledgers of the passives that add noise under the sum.
+    `numbers_per_row` are sent of each row, 0 where nothing is; `contributions` are ledgers of the
+    passives that add noise under the sum.
     """
 
     data: VerticalData
@@ -372,17 +333,12 @@ class Rehearsal:
     contributions: Mapping[str, PrivacyLedger]
 
 
-def rehearse(
+def _rehearse(
     config: Config, like: VerticalData, *, batch: int, aligned: float, labelled: int
-) -> Rehearsal:
-    """Play `STEPS` steps.
+) -> _Rehearsal:
+    """Play `STEPS` steps of `batch` random rows, whose names, shapes and classes are the run's.
 
-    Args:
-        config: of the run.
-        like: the run's data, of which names, shapes and classes are taken.
-        batch: rows of one step.
-        aligned: the share of them that all parties have.
-        labelled: rows of the run whose labels are learnt from.
+    All parties have the share `aligned` of them; `labelled` are learnt from in the run.
     """
     quiet = config.model_copy(
         update={
@@ -398,9 +354,14 @@ def rehearse(
     setup = session.transcript.flows
     course = _Course(session, batch)
     session.play(train(session.learner, session.links, course))
-    training = _since(setup, session.transcript.flows)
+    known = {(flow.sender, flow.receiver, flow.kind) for flow in setup}
+    training = tuple(
+        flow
+        for flow in session.transcript.flows
+        if (flow.sender, flow.receiver, flow.kind) not in known
+    )
     terms = list(session.contract.passives.values())
-    return Rehearsal(
+    return _Rehearsal(
         data=data,
         setup=setup,
         training=training,
@@ -453,11 +414,6 @@ class _Course:
         began, session = time.perf_counter(), self._session
         await session.learner.evaluate(session.links, next_step=self.next_step, final=False)
         self.evaluation_seconds = time.perf_counter() - began
-
-
-def _since(before: Sequence[Flow], after: Sequence[Flow]) -> tuple[Flow, ...]:
-    known = {(flow.sender, flow.receiver, flow.kind) for flow in before}
-    return tuple(flow for flow in after if (flow.sender, flow.receiver, flow.kind) not in known)
 
 
 def _random_data(like: VerticalData, train: int, aligned: float, *, labelled: int) -> VerticalData:
@@ -514,7 +470,7 @@ class IntersectionCost:
     pairwise: bool
 
 
-def intersection_costs(config: Config, data: VerticalData) -> tuple[IntersectionCost, ...]:
+def _intersection_costs(config: Config, data: VerticalData) -> tuple[IntersectionCost, ...]:
     """Play every protocol with at most 1,000 IDs a party, and scale by the number of real ones."""
     if not config.method.aligns:
         return ()

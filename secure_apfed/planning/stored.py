@@ -72,33 +72,20 @@ class StoredSweep(Settings):
 
     @model_validator(mode="after")
     def _knows_the_active_alone(self) -> Self:
-        if not self._unprotected_alone():
-            raise ValueError(f"the sweep of {self.dataset} has no point of the active alone")
+        _ = self.alone
         return self
-
-    def _unprotected_alone(self) -> list[StoredPoint]:
-        return [
-            point
-            for point in self.points
-            if (point.guard, point.labels) == ("none", "none") and point.method == ALONE.name
-        ]
 
     @property
     def alone(self) -> Span:
         """Accuracy of SingleVL without protection: what the active has without any passive."""
-        return self._unprotected_alone()[0].accuracy
-
-    @property
-    def epochs(self) -> int:
-        """Of every run."""
-        return int(self.settings["train"]["epochs"])
+        for point in self.points:
+            if (point.guard, point.labels, point.method) == ("none", "none", ALONE.name):
+                return point.accuracy
+        raise ValueError(f"the sweep of {self.dataset} has no point of the active alone")
 
 
 def load_sweeps(text: str | None = None) -> tuple[StoredSweep, ...]:
-    """Return the stored sweeps.
-
-    Args:
-        text: JSON as the package ships it; None reads that.
+    """Return the sweeps that are stored in this text, or in the one that the package ships.
 
     Raises:
         DataError: it is not as this version stores sweeps.
@@ -113,8 +100,7 @@ def load_sweeps(text: str | None = None) -> tuple[StoredSweep, ...]:
     except (ValueError, KeyError, TypeError, ValidationError) as error:
         raise DataError(
             "the stored sweeps are not as this version stores them; install the package again, or "
-            "make them with "
-            "secure-apfed study sweep --store"
+            "make them with secure-apfed study sweep --store"
         ) from error
 
 
@@ -124,13 +110,8 @@ def nearest(
 ) -> list[tuple[StoredSweep, StoredPoint]]:  # fmt: skip
     """Return the points whose epsilon is next to this one: the same, or one on each side.
 
-    Args:
-        sweeps: to look in.
-        epsilon: of the released rows, or of labels where no guard is asked for.
-        dataset: wanted; None takes all.
-        method: wanted; None takes all.
-        guards: mechanisms wanted, of points that have no label mechanism but `labels`.
-        labels: the label mechanism wanted.
+    Epsilon is that of the released rows, or of labels where no guard is asked for. Of data set and
+    method None takes all; `guards` are wanted of points with no label mechanism but `labels`.
     """
     found = []
     for sweep in sweeps:
@@ -142,8 +123,7 @@ def nearest(
             if point.guard in (guards or ("none",)) and point.labels == labels
             and method in (None, point.method) and isinstance(point.epsilon, float)
         ]  # fmt: skip
-        lines = dict.fromkeys((point.method, point.guard) for point in fits)
-        for line in lines:
+        for line in dict.fromkeys((point.method, point.guard) for point in fits):
             mine = [point for point in fits if (point.method, point.guard) == line]
             found += [(sweep, point) for point in _around(mine, epsilon)]
     return found
@@ -153,11 +133,10 @@ def _around(points: Sequence[StoredPoint], epsilon: float) -> list[StoredPoint]:
     by_epsilon = {float(point.epsilon): point for point in points}
     if same := [point for value, point in by_epsilon.items() if math.isclose(value, epsilon)]:
         return same
-    below = [value for value in by_epsilon if value < epsilon]
-    above = [value for value in by_epsilon if value > epsilon]
-    sides = ([max(below)] if below else []) + ([min(above)] if above else [])
+    below = max((value for value in by_epsilon if value < epsilon), default=None)
+    above = min((value for value in by_epsilon if value > epsilon), default=None)
     # Outside of what was measured there is nothing to expect on one side, so nothing is said.
-    return [by_epsilon[value] for value in sides] if len(sides) == 2 else []
+    return [] if below is None or above is None else [by_epsilon[below], by_epsilon[above]]
 
 
 def sentence(sweep: StoredSweep, point: StoredPoint) -> str:
@@ -171,12 +150,13 @@ def sentence(sweep: StoredSweep, point: StoredPoint) -> str:
         if point.guard == "none"
         else f"epsilon_x {point.epsilon:g} (delta {sweep.delta:g}, T {point.releases})"
     )
+    epochs = sweep.settings["train"]["epochs"]
     return (
         f"{point.label} on {sweep.dataset} at {strength} lost "
         f"{100 * loss.mean:z.1f} points of accuracy "
         f"[{100 * loss.low:z.1f}, {100 * loss.high:z.1f}] "
         f"and reached {100 * accuracy.mean:.1f} %, where the active alone reached "
-        f"{100 * sweep.alone.mean:.1f} % ({len(sweep.seeds)} seeds, {sweep.epochs} epochs{rows})"
+        f"{100 * sweep.alone.mean:.1f} % ({len(sweep.seeds)} seeds, {epochs} epochs{rows})"
     )
 
 
@@ -217,11 +197,7 @@ class StoredGain(Settings):
 
 
 def load_gains() -> tuple[StoredGain, ...]:
-    """Return what ships with this package.
-
-    Raises:
-        DataError: the file is damaged.
-    """
+    """Return what ships with this package; DataError: the file is damaged."""
     stored = (files("secure_apfed.planning") / "stored_gains.json").read_bytes()
     try:
         return TypeAdapter(tuple[StoredGain, ...]).validate_json(stored)
@@ -234,12 +210,8 @@ def nearest_gain(
 ) -> StoredGain | None:
     """The case of the same method with the nearest number of labels, on the same data if any is.
 
-    Numbers of labels are compared by their ratio; the same epsilon counts before another.
-
-    Args:
-        config: of the run.
-        gains: cases.
-        labelled: rows whose labels are learnt from; infinite where all rows have one.
+    Numbers of labels, infinite where all rows have one, are compared by their ratio; the same
+    epsilon counts before another.
     """
     said = config.method.noise(config)
     epsilon = said.epsilon if said else None

@@ -24,14 +24,13 @@ import importlib
 import importlib.util
 import math
 import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import index
 from types import ModuleType
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 from scipy.optimize import brentq
@@ -45,13 +44,9 @@ __all__ = [
     "MAX_GRID_POINTS",
     "Accountant",
     "GaussianRelease",
-    "GdpAccountant",
     "Mechanism",
     "NoFigureError",
     "NoPrivacy",
-    "PldAccountant",
-    "PrvAccountant",
-    "RdpAccountant",
     "calibrate_sigma",
     "compose",
     "gdp_delta",
@@ -67,7 +62,6 @@ _EPSILON_MARGIN = 1e-12
 _MU_MARGIN = 1e-9
 # Above it the two terms cancel beyond what float64 holds; the bound that is given is 1e-6 too high.
 _HUGE_MU = 1e6
-_INFINITY = float("inf")
 _RDP_ORDERS = [1 + step / 100 for step in range(1, 100)] + list(np.geomspace(2, 1e5, 600))
 _PRV_RELATIVE_ERROR = 1e-3
 _PLD_INTERVAL, _PLD_LOG_TAIL = 1e-4, -50
@@ -86,6 +80,8 @@ class GaussianRelease:
             sigma / (2C) for a row clipped to norm C. Positive.
     """
 
+    accountant: ClassVar[str] = "gdp"
+
     noise_multiplier: float
 
     def __post_init__(self) -> None:
@@ -97,19 +93,23 @@ class GaussianRelease:
         """Parameter of Gaussian DP of one release (Dong, Roth and Su 2022, Theorem 1)."""
         return 1 / self.noise_multiplier
 
+    def epsilon_of(self, releases: int, delta: float) -> float:
+        return EXACT.epsilon(self, releases=releases, delta=delta)
+
     def __str__(self) -> str:
         return f"gaussian noise of {self.noise_multiplier:.4g} sensitivities (replace-one)"
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoPrivacy:
-    """Rows sent as they are: epsilon is infinite from the first release on.
+    """Rows sent as they are: epsilon is infinite from the first release on."""
 
-    Attributes:
-        mu: of Gaussian DP, as that of a release with noise.
-    """
-
+    accountant: ClassVar[str] = "gdp"
     mu: ClassVar[float] = math.inf
+    noise_multiplier: ClassVar[None] = None
+
+    def epsilon_of(self, releases: int, delta: float) -> float:
+        return EXACT.epsilon(self, releases=releases, delta=delta)
 
     def __str__(self) -> str:
         return "no noise"
@@ -151,7 +151,7 @@ def gdp_epsilon(mu: float, delta: float) -> float:
     if mu < 0 or np.isnan(mu):
         raise ConfigError(f"mu is at least 0, got {mu}")
     if np.isinf(mu):
-        return float("inf")
+        return math.inf
     if mu == 0 or _log_delta(0, mu) <= np.log(delta) - _DELTA_MARGIN:
         return 0.0
     # At this epsilon the first term alone is Phi(-sqrt(2 log 1/delta)) < delta.
@@ -213,14 +213,23 @@ class NoFigureError(ConfigError):
     """An accountant has no figure here: its numbers or its grid end before, and it says where."""
 
 
-class Accountant(Protocol):
-    """One way of bounding what several releases of a row cost together."""
+class Accountant:
+    """One way of bounding what several releases of a row cost together.
 
-    name: ClassVar[str]
+    Args:
+        name: its key in `ACCOUNTANTS`.
+        gaussian: (noise multiplier, releases, delta) -> epsilon of one release or more.
+        library: that it needs, and whose figures may be none.
+    """
+
+    def __init__(
+        self, name: str, gaussian: Callable[[float, int, float], float], library: str | None = None
+    ) -> None:
+        self.name, self._gaussian, self._library = name, gaussian, library
 
     def available(self) -> bool:
         """Whether the accountant's library is installed."""
-        ...
+        return self._library is None or importlib.util.find_spec(self._library) is not None
 
     def epsilon(self, mechanism: Mechanism, *, releases: int, delta: float) -> float:
         """Return epsilon at `delta` for `releases` adaptive releases; 0 for none at all.
@@ -231,120 +240,56 @@ class Accountant(Protocol):
             NoFigureError: it computes on a grid, which would take too many points, or which leaves
                 out more than delta.
         """
-        ...
-
-
-class _OfGaussians(ABC):
-    """What all accountants share: nothing sent costs nothing, no noise costs everything."""
-
-    library: ClassVar[str | None] = None
-
-    def available(self) -> bool:
-        return self.library is None or _installed(self.library)
-
-    def epsilon(self, mechanism: Mechanism, *, releases: int, delta: float) -> float:
-        _check(releases, delta)
+        if releases < 0:
+            raise ConfigError(f"a number of releases is at least 0, got {releases}")
+        _check_delta(delta)
         if releases == 0:
             return 0.0
         if isinstance(mechanism, NoPrivacy):
-            return _INFINITY
+            return math.inf
         # NumPy's small integers would make of it figures of two bytes.
-        found = self._gaussian(mechanism, index(releases), delta)
-        if self.library and not math.isfinite(found):
+        found = self._gaussian(mechanism.noise_multiplier, index(releases), delta)
+        if self._library and not math.isfinite(found):
             raise NoFigureError(f"its numerics end before delta {delta:.2g}: it says {found}")
         # Where the bound of RDP falls below 0, (0, delta) holds, too, and nothing better is meant.
         return max(0.0, found)
 
-    @abstractmethod
-    def _gaussian(self, mechanism: GaussianRelease, releases: int, delta: float) -> float:
-        """The same for one release or more under noise."""
+
+def _exact(noise: float, releases: int, delta: float) -> float:
+    return gdp_epsilon(compose(1 / noise, releases), delta)
 
 
-class GdpAccountant(_OfGaussians):
-    """Exact: Gaussian DP composes without loss. The figure that is reported."""
-
-    name: ClassVar[str] = "gdp"
-
-    def _gaussian(self, mechanism: GaussianRelease, releases: int, delta: float) -> float:
-        return gdp_epsilon(compose(mechanism.mu, releases), delta)
-
-
-class RdpAccountant(_OfGaussians):
+def _rdp(noise: float, releases: int, delta: float) -> float:
     """Rényi DP through Opacus (Mironov 2017): an upper bound.
 
     It lies 5 to 10 % above the exact figure, and several times as high where epsilon is below
     1e-3 or so, since its orders end.
     """
-
-    name: ClassVar[str] = "rdp"
-    library: ClassVar[str | None] = "opacus"
-
-    def _gaussian(self, mechanism: GaussianRelease, releases: int, delta: float) -> float:
-        accountant = _library("opacus.accountants").RDPAccountant()
-        accountant.history = [(mechanism.noise_multiplier, 1.0, releases)]
-        with _best_at_an_end():
-            return float(accountant.get_epsilon(delta, alphas=_RDP_ORDERS))
+    accountant = _library("opacus.accountants").RDPAccountant()
+    accountant.history = [(noise, 1.0, releases)]
+    with _best_at_an_end():
+        return float(accountant.get_epsilon(delta, alphas=_RDP_ORDERS))
 
 
-class PrvAccountant(_OfGaussians):
-    """Privacy loss random variables through Opacus (Gopi, Lee and Wutschitz 2021)."""
+def _prv(noise: float, releases: int, delta: float) -> float:
+    """Privacy loss random variables through Opacus (Gopi, Lee and Wutschitz 2021).
 
-    name: ClassVar[str] = "prv"
-    library: ClassVar[str | None] = "opacus"
-
-    def _gaussian(self, mechanism: GaussianRelease, releases: int, delta: float) -> float:
-        """Return an upper bound to 0.2 % or so."""
-        accountant = _library("opacus.accountants").PRVAccountant()
-        accountant.history = [(mechanism.noise_multiplier, 1.0, releases)]
-        exact = GdpAccountant().epsilon(mechanism, releases=releases, delta=delta)
-        error = _PRV_RELATIVE_ERROR * exact
-        # At sample rate 1 it takes the logarithm of 1 - 1, rightly minus infinity.
-        with np.errstate(divide="ignore"), _best_at_an_end():
-            _check_grid(*_prv_grid(mechanism, releases, delta, error))
-            try:
-                return float(accountant.get_epsilon(delta, eps_error=error))
-            except ValueError as refusal:
-                reason = f"its numerics end before delta {delta:.2g}: {refusal}"
-                raise NoFigureError(reason) from refusal
+    An upper bound to 0.2 % or so.
+    """
+    accountant = _library("opacus.accountants").PRVAccountant()
+    accountant.history = [(noise, 1.0, releases)]
+    error = _PRV_RELATIVE_ERROR * _exact(noise, releases, delta)
+    # At sample rate 1 it takes the logarithm of 1 - 1, rightly minus infinity.
+    with np.errstate(divide="ignore"), _best_at_an_end():
+        _check_grid(*_prv_grid(noise, releases, delta, error))
+        try:
+            return float(accountant.get_epsilon(delta, eps_error=error))
+        except ValueError as refusal:
+            reason = f"its numerics end before delta {delta:.2g}: {refusal}"
+            raise NoFigureError(reason) from refusal
 
 
-class PldAccountant(_OfGaussians):
-    """Privacy loss distributions through dp-accounting (Doroshenko et al. 2022)."""
-
-    name: ClassVar[str] = "pld"
-    library: ClassVar[str | None] = "dp_accounting"
-
-    def _gaussian(self, mechanism: GaussianRelease, releases: int, delta: float) -> float:
-        """Return an upper bound to 0.2 % or so, coarser where epsilon is near the interval."""
-        _library("dp_accounting")
-        _check_grid(*_pld_grid(mechanism, releases))
-        return _pld_epsilon(mechanism.noise_multiplier, releases, delta)
-
-
-EXACT: Accountant = GdpAccountant()
-
-
-ACCOUNTANTS: Mapping[str, Accountant] = {
-    accountant.name: accountant
-    for accountant in (EXACT, RdpAccountant(), PrvAccountant(), PldAccountant())
-}
-
-
-@lru_cache(maxsize=16)
-def _pld_epsilon(noise_multiplier: float, releases: int, delta: float) -> float:
-    """Half a second; the runs of a study that differ in their seeds ask for the same."""
-    library = _library("dp_accounting")
-    # Under its own replace-one relation it would double the sensitivity, which the noise
-    # multiplier already holds doubled.
-    relation = library.NeighboringRelation.ADD_OR_REMOVE_ONE
-    accountant = _library("dp_accounting.pld").PLDAccountant(relation, _PLD_INTERVAL)
-    accountant.compose(library.GaussianDpEvent(noise_multiplier), releases)
-    return float(accountant.get_epsilon(delta))
-
-
-def _prv_grid(
-    mechanism: GaussianRelease, releases: int, delta: float, error: float
-) -> tuple[float, float]:
+def _prv_grid(noise: float, releases: int, delta: float, error: float) -> tuple[float, float]:
     """Return the points of Opacus's grid and its largest loss; PRVAccountant.get_epsilon."""
     prv = _library("opacus.accountants.analysis.prv")
     if error == 0:
@@ -352,7 +297,7 @@ def _prv_grid(
     delta_error = delta / 1000
     largest = float(
         prv.compute_safe_domain_size(
-            prvs=[prv.PoissonSubsampledGaussianPRV(1.0, mechanism.noise_multiplier)],
+            prvs=[prv.PoissonSubsampledGaussianPRV(1.0, noise)],
             max_self_compositions=[releases],
             eps_error=error,
             delta_error=delta_error,
@@ -362,15 +307,45 @@ def _prv_grid(
     return 2 * largest / interval, largest
 
 
-def _pld_grid(mechanism: GaussianRelease, releases: int) -> tuple[float, float]:
+@lru_cache(maxsize=16)  # half a second; runs of a study that differ in their seeds ask the same
+def _pld(noise: float, releases: int, delta: float) -> float:
+    """Privacy loss distributions through dp-accounting (Doroshenko et al. 2022).
+
+    An upper bound to 0.2 % or so, coarser where epsilon is near the interval.
+    """
+    library = _library("dp_accounting")
+    _check_grid(*_pld_grid(noise, releases))
+    # Under its own replace-one relation it would double the sensitivity, which the noise
+    # multiplier already holds doubled.
+    relation = library.NeighboringRelation.ADD_OR_REMOVE_ONE
+    accountant = _library("dp_accounting.pld").PLDAccountant(relation, _PLD_INTERVAL)
+    accountant.compose(library.GaussianDpEvent(noise), releases)
+    return float(accountant.get_epsilon(delta))
+
+
+def _pld_grid(noise: float, releases: int) -> tuple[float, float]:
     """Return the points of dp-accounting's grid and its largest loss, which nothing takes exp of.
 
     The loss of a Gaussian release is Gaussian: mean mu^2 / 2, deviation mu. The library cuts
     off tails of exp(-50).
     """
-    mu = compose(mechanism.mu, releases)
+    mu = compose(1 / noise, releases)
     largest = mu * -float(ndtri(0.5 * math.exp(_PLD_LOG_TAIL))) + mu**2 / 2
     return 2 * largest / _PLD_INTERVAL, 0.0
+
+
+EXACT = Accountant("gdp", _exact)
+"""Gaussian DP composes without loss: the figure that is reported."""
+
+ACCOUNTANTS: Mapping[str, Accountant] = {
+    accountant.name: accountant
+    for accountant in (
+        EXACT,
+        Accountant("rdp", _rdp, "opacus"),
+        Accountant("prv", _prv, "opacus"),
+        Accountant("pld", _pld, "dp_accounting"),
+    )
+}
 
 
 def _check_grid(points: float, largest: float) -> None:
@@ -390,10 +365,6 @@ def _best_at_an_end() -> Iterator[None]:
         yield
 
 
-def _installed(library: str) -> bool:
-    return importlib.util.find_spec(library) is not None
-
-
 def _library(name: str) -> ModuleType:
     """Import late: these libraries take seconds to load and only cross-checks need them."""
     try:
@@ -403,9 +374,3 @@ def _library(name: str) -> ModuleType:
             f"this accountant needs {name.partition('.')[0]}, which is not installed; "
             'run pip install "secure-apfed[experiments]", or use the accountant gdp'
         ) from error
-
-
-def _check(releases: int, delta: float) -> None:
-    if releases < 0:
-        raise ConfigError(f"a number of releases is at least 0, got {releases}")
-    _check_delta(delta)

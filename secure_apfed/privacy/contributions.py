@@ -17,7 +17,7 @@ levels, n honest parties.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -77,6 +77,8 @@ class SummedRelease:
         deviation: s of each party's noise, steps; honest: n, parties whose noise counts.
         sensitivity: replace-one, L2, steps.
         numbers: B D, values of one party in a batch.
+        beside_mu: of a Gaussian release that goes with each, such as that of a labeller's weights;
+            mu^2 / 2 of zero-concentrated DP (Bun and Steinke 2016, Proposition 1.6), which adds up.
         mu: infinite, for no parameter of Gaussian DP is known; its accountant is zCDP's.
     """
 
@@ -87,6 +89,7 @@ class SummedRelease:
     honest: int
     sensitivity: float
     numbers: int
+    beside_mu: float = field(default=0.0, repr=False)
 
     def __post_init__(self) -> None:
         if not (self.deviation >= 1 and self.honest >= 1 and self.numbers >= 1):
@@ -110,14 +113,14 @@ class SummedRelease:
         epsilon = sensitivity / (sqrt(n) s) + tau sqrt(B D).
         """
         excess = excess_of_sum(self.deviation, self.honest) * math.sqrt(self.numbers)
-        return (1 / self.noise_multiplier + excess) ** 2 / 2
+        return (1 / self.noise_multiplier + excess) ** 2 / 2 + self.beside_mu**2 / 2
 
     @property
     def tail(self) -> float:
         """Bound of the probability that cutting off the noise's tails changed one release."""
         return self.honest * self.numbers * TAIL
 
-    def epsilon(self, releases: int, delta: float) -> float:
+    def epsilon_of(self, releases: int, delta: float) -> float:
         """Return epsilon at `delta` of `releases` adaptive releases that involve one person.
 
         rho adds up (Bun and Steinke 2016, Lemma 2.3). Noise without its tails is within total
@@ -161,16 +164,12 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
     def at(a: float) -> float:
         return a * rho + (a * math.log1p(-1 / a) - math.log(a - 1) - log_delta) / (a - 1)
 
-    return max(0.0, _least(at)) * _MARGIN
-
-
-def _least(bound: Callable[[float], float]) -> float:
-    """The least value of a bound over a > 1; any a gives a valid one."""
-    found = minimize_scalar(
-        lambda log: bound(1 + math.exp(log)), bounds=(-14, 20), method="bounded",
+    # Any a > 1 gives a valid bound.
+    least = minimize_scalar(
+        lambda log: at(1 + math.exp(log)), bounds=(-14, 20), method="bounded",
         options={"xatol": 1e-10},
     )  # fmt: skip
-    return float(found.fun)
+    return max(0.0, float(least.fun)) * _MARGIN
 
 
 def calibrate_noise(
@@ -181,30 +180,19 @@ def calibrate_noise(
     Raises:
         ConfigError: more than a sum can carry.
     """
-
-    def enough(deviation: int) -> bool:
-        release = SummedRelease(
-            deviation=deviation, honest=honest, sensitivity=sensitivity, numbers=numbers
-        )
-        return release.epsilon(releases, delta) <= epsilon
-
+    one = SummedRelease(deviation=1, honest=honest, sensitivity=sensitivity, numbers=numbers)
     return least_deviation(
-        enough,
+        lambda s: replace(one, deviation=s).epsilon_of(releases, delta) <= epsilon,
         f"secure_sum.noise: epsilon {epsilon:g} over {releases} releases",
         "use fewer secure_sum.bits, fewer epochs, smaller batches or a larger epsilon",
     )
 
 
 def least_deviation(enough: Callable[[int], bool], what: str, instead: str) -> int:
-    """The least deviation, in steps, that is enough.
-
-    Args:
-        enough: true from some deviation on.
-        what: that needs it, for the error.
-        instead: what to do where no deviation is enough.
+    """The least deviation, in steps, from which on it is enough.
 
     Raises:
-        ConfigError: more than a sum can carry.
+        ConfigError: more than a sum can carry; `what` needs it, and what to do `instead`.
     """
     low, high = 0, 1
     while not enough(high):
@@ -220,15 +208,13 @@ def least_deviation(enough: Callable[[int], bool], what: str, instead: str) -> i
 
 
 def contributions_statement(single: str, *, seeded: bool) -> str:
-    """What noise under the sum gives.
-
-    Args:
-        single: who reads single contributions, as the sum says it; "": nobody.
-        seeded: whether the noise is derived from the run's seed.
-    """
-    seed = (
-        "only against somebody who does not know the run's seed, and while no step is played "
-        "twice, in this run or with other numbers in another of that seed"
-    )
-    more = [f"not against {single}"] if single else []
-    return "; ".join([_STATEMENT, *more, *([seed] if seeded else [])])
+    """What noise under the sum gives, where `single` reads single contributions ("": nobody)."""
+    parts = [_STATEMENT]
+    if single:
+        parts.append(f"not against {single}")
+    if seeded:
+        parts.append(
+            "only against somebody who does not know the run's seed, and while no step is played "
+            "twice, in this run or with other numbers in another of that seed"
+        )
+    return "; ".join(parts)

@@ -108,7 +108,18 @@ class GradientGuard:
         Raises:
             LocalProtocolError: arguments of a wrong type or shape.
         """
-        _check(samples, step, rows)
+        if rows.dtype != torch.int64 or rows.ndim != 1 or len(rows.unique()) < len(rows):
+            raise LocalProtocolError(
+                "rows name the examples by different int64 positions, "
+                f"got {rows.dtype} of shape {tuple(rows.shape)}"
+            )
+        shapes = [tuple(part.shape) for part in samples]
+        if not samples or any(len(shape) < 2 or shape[0] != len(rows) for shape in shapes):
+            raise LocalProtocolError(
+                f"every parameter needs one gradient for each of {len(rows)} examples, got {shapes}"
+            )
+        if step < 0:
+            raise LocalProtocolError(f"a step counts from 0, got {step}")
         total_P = clipped_sum(samples, self.clip).numpy()
         return torch.from_numpy(self._noise.add(total_P, self.sigma, step=step, rows=rows))
 
@@ -127,12 +138,7 @@ def clipped_sum(samples: Sequence[Tensor], clip: float) -> Tensor:
     Guarantee: what one example adds has a norm of at most `clip`, for any numbers. An example
     whose gradient is not finite adds nothing: an error here would tell of one example.
 
-    Args:
-        samples: gradients of each example, (B, *shape) for each parameter.
-        clip: C > 0.
-
-    Returns:
-        (P,) float64 on the CPU.
+    Takes (B, *shape) for each parameter; returns (P,) float64 on the CPU.
     """
     size = sum(math.prod(part.shape[1:]) for part in samples)
     total_P = torch.zeros(size, dtype=torch.float64, device=samples[0].device)
@@ -141,21 +147,6 @@ def clipped_sum(samples: Sequence[Tensor], clip: float) -> Tensor:
         chunk = [part[first : first + rows_each].flatten(1).double() for part in samples]
         total_P += clip_gradients(torch.cat(chunk, dim=1), clip).sum(dim=0)
     return total_P.cpu()
-
-
-def _check(samples: Sequence[Tensor], step: int, rows: Tensor) -> None:
-    if rows.dtype != torch.int64 or rows.ndim != 1 or len(rows.unique()) < len(rows):
-        raise LocalProtocolError(
-            "rows name the examples by different int64 positions, "
-            f"got {rows.dtype} of shape {tuple(rows.shape)}"
-        )
-    shapes = [tuple(part.shape) for part in samples]
-    if not samples or any(len(shape) < 2 or shape[0] != len(rows) for shape in shapes):
-        raise LocalProtocolError(
-            f"every parameter needs one gradient for each of {len(rows)} examples, got {shapes}"
-        )
-    if step < 0:
-        raise LocalProtocolError(f"a step counts from 0, got {step}")
 
 
 class WholeTraining:
@@ -209,11 +200,7 @@ class WholeTraining:
         )
 
     def statement(self, guard: RepresentationGuard | None) -> str:
-        """What is guaranteed, in words for the report.
-
-        Args:
-            guard: of the representations; None where nothing is sent.
-        """
+        """What is guaranteed, in words for the report; no guard where nothing is sent."""
         if guard is None:
             return (
                 "private training: the finished model is (epsilon_model, delta)-DP for one record, "
@@ -249,12 +236,8 @@ def calibrate_updates(
 ) -> float:
     """Return sigma / C of the updates, so that whole training stays within (epsilon, delta).
 
-    Args:
-        epsilon: of the budget.
-        delta: of the budget.
-        release: what one release of a row does.
-        releases: planned of one row, 0 for none.
-        updates: planned of one record, at least 1.
+    `release` is what one release of a row does, `releases` are planned of one row (0 for none) and
+    `updates` of one record (at least 1).
 
     Raises:
         ConfigError: the releases alone cost that much, or more.

@@ -14,8 +14,10 @@ Letters: B rows of a batch, D numbers of a representation, F rows frozen so far.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar, Literal, Protocol
+from functools import cached_property
+from typing import ClassVar, Literal, Self
 
 import torch
 
@@ -36,8 +38,6 @@ __all__ = [
     "GaussianGuard",
     "NoGuard",
     "RepresentationGuard",
-    "WithoutMemory",
-    "check_release",
     "joint_releases_statement",
     "make_guard",
 ]
@@ -51,8 +51,8 @@ _SEED_STATEMENT = (
 )
 
 
-class RepresentationGuard(Protocol):
-    """One way of making representations fit to be sent.
+class RepresentationGuard(ABC):
+    """One way of making representations fit to be sent; a subclass that keeps rows says so.
 
     Attributes:
         name: its key in the table `GUARDS`.
@@ -60,8 +60,16 @@ class RepresentationGuard(Protocol):
     """
 
     name: ClassVar[str]
-    unsafe: ClassVar[bool]
+    unsafe: ClassVar[bool] = False
 
+    @classmethod
+    @abstractmethod
+    def from_settings(
+        cls, settings: GuardSettings, *, delta: float, releases: int, key: bytes
+    ) -> Self:
+        """Build it for `releases` planned releases of each row, calibrating sigma if asked to."""
+
+    @abstractmethod
     def release(self, h_BD: torch.Tensor, *, step: int, rows: torch.Tensor) -> torch.Tensor:
         """Return z_BD, fit to be sent once the ledger was charged for it; differentiable.
 
@@ -76,30 +84,37 @@ class RepresentationGuard(Protocol):
             LocalProtocolError: arguments of a wrong type or shape.
             ModelError: a row is not finite.
         """
-        ...
 
+    @abstractmethod
     def sensitivity(self) -> float:
         """How far one released row can move, in L2, if its person is replaced; may be infinite."""
-        ...
 
+    @abstractmethod
     def mechanism(self) -> Mechanism:
         """What one release does to one row, for the accountants."""
-        ...
+
+    @abstractmethod
+    def largest_norm(self, dimension: int) -> float:
+        """A norm that a released row of `dimension` numbers exceeds with probability < 1e-14."""
+
+    @abstractmethod
+    def statement(self) -> str:
+        """What is guaranteed, in words for the report."""
 
     def repeats(self, rows: torch.Tensor) -> torch.Tensor:
         """Which rows a release would send as they were sent before, bool of shape (B,).
 
         Ask before `release`, and hand the answer to the ledger.
         """
-        ...
+        return torch.zeros(rows.shape, dtype=torch.bool)
 
     def planned(self, releases: int) -> int:
         """How many of `releases` of one row the ledger will count."""
-        ...
+        return releases
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """What a checkpoint must hold for a resumed run to release the same; a secret."""
-        ...
+        return {}
 
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Restore what `tensors` returned.
@@ -107,30 +122,6 @@ class RepresentationGuard(Protocol):
         Raises:
             CheckpointError: it was altered or is of another guard.
         """
-        ...
-
-    def largest_norm(self, dimension: int) -> float:
-        """A norm that a released row of `dimension` numbers exceeds with probability < 1e-14."""
-        ...
-
-    def statement(self) -> str:
-        """What is guaranteed, in words for the report."""
-        ...
-
-
-class WithoutMemory:
-    """The part of a guard to which every release is a new one, so that nothing is kept."""
-
-    def repeats(self, rows: torch.Tensor) -> torch.Tensor:
-        return torch.zeros(rows.shape, dtype=torch.bool)
-
-    def planned(self, releases: int) -> int:
-        return releases
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        return {}
-
-    def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
         if tensors:
             raise CheckpointError(
                 f"this guard keeps nothing, but the checkpoint holds {sorted(tensors)} for it; "
@@ -138,7 +129,7 @@ class WithoutMemory:
             )
 
 
-class NoGuard(WithoutMemory):
+class NoGuard(RepresentationGuard):
     """No protection, by name: sends h itself; epsilon is infinite from the first release on."""
 
     name: ClassVar[str] = "none"
@@ -147,11 +138,11 @@ class NoGuard(WithoutMemory):
     @classmethod
     def from_settings(
         cls, settings: GuardSettings, *, delta: float, releases: int, key: bytes
-    ) -> "NoGuard":
+    ) -> Self:
         return cls()
 
     def release(self, h_BD: torch.Tensor, *, step: int, rows: torch.Tensor) -> torch.Tensor:
-        check_release(h_BD, step=step, rows=rows)
+        _check(h_BD, step, rows)
         return h_BD
 
     def sensitivity(self) -> float:
@@ -167,12 +158,8 @@ class NoGuard(WithoutMemory):
         return "no guarantee: representations are sent as they are (epsilon is infinite)"
 
 
-def check_release(h_BD: torch.Tensor, *, step: int, rows: torch.Tensor) -> None:
-    """Check what every guard asks of a call of `release`.
-
-    Raises:
-        LocalProtocolError: says which argument is wrong.
-    """
+def _check(h_BD: torch.Tensor, step: int, rows: torch.Tensor) -> None:
+    """What every guard asks of a call of `release`."""
     if h_BD.ndim != 2 or h_BD.dtype not in (torch.float32, torch.float64):
         raise LocalProtocolError(
             "representations are a float32 or float64 matrix, one row a person, "
@@ -194,7 +181,7 @@ def joint_releases_statement(released: str, passives: int) -> str:
     return f"{released}; epsilon_x is of one passive's row, and those of one person add up"
 
 
-class GaussianGuard(WithoutMemory):
+class GaussianGuard(RepresentationGuard):
     """Clips each row to norm `clip` and adds Gaussian noise of deviation `sigma` to each number.
 
     The noise is a function of the key, the step, the rows and the clipped representations, or under
@@ -222,7 +209,6 @@ class GaussianGuard(WithoutMemory):
     """
 
     name: ClassVar[str] = "gaussian"
-    unsafe: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -242,8 +228,7 @@ class GaussianGuard(WithoutMemory):
     @classmethod
     def from_settings(
         cls, settings: GuardSettings, *, delta: float, releases: int, key: bytes
-    ) -> "GaussianGuard":
-        """Build it for `releases` planned releases of each row, calibrating sigma if asked to."""
+    ) -> Self:
         sigma = settings.sigma
         if sigma is None:
             assert settings.epsilon is not None
@@ -251,10 +236,11 @@ class GaussianGuard(WithoutMemory):
         return cls(clip=settings.clip, sigma=sigma, key=key, noise=settings.noise)
 
     def __repr__(self) -> str:
-        return f"GaussianGuard(clip={self.clip:g}, sigma={self.sigma:g}, noise={self.noise!r})"
+        values = f"clip={self.clip:g}, sigma={self.sigma:g}, noise={self.noise!r}"
+        return f"{type(self).__name__}({values})"
 
     def release(self, h_BD: torch.Tensor, *, step: int, rows: torch.Tensor) -> torch.Tensor:
-        check_release(h_BD, step=step, rows=rows)
+        _check(h_BD, step, rows)
         clipped_BD = clip_rows(h_BD, self.clip)
         clean_BD = clipped_BD.detach().cpu().numpy()
         noisy_BD = self._noise.add(clean_BD, self.sigma, step=step, rows=rows)
@@ -282,8 +268,8 @@ class GaussianGuard(WithoutMemory):
         return _ROW_STATEMENT if self.noise == "secret" else _SEED_STATEMENT
 
 
-class FrozenGaussianGuard:
-    """Sends each row through `fresh` once and keeps what came out: that is sent ever after.
+class FrozenGaussianGuard(GaussianGuard):
+    """Noises each row once, as `GaussianGuard`, and sends what came out ever after.
 
     Above all against averaging: many epochs show no more of a row than its first release.
     Guarantee: that of one Gaussian release of each row, however long the run, with the encoder
@@ -294,12 +280,9 @@ class FrozenGaussianGuard:
     The frozen rows are state: a run that resumes must restore them, or it would noise its rows
     anew. It would not go unnoticed: the ledger charges bytes that it has not seen.
 
-    Args:
-        fresh: where a row goes when it is sent for the first time.
-
     Example:
         >>> from apfed_protocols.randomness import fresh_key
-        >>> guard = FrozenGaussianGuard(GaussianGuard(clip=1.0, sigma=2.0, key=fresh_key()))
+        >>> guard = FrozenGaussianGuard(clip=1.0, sigma=2.0, key=fresh_key())
         >>> first = guard.release(torch.ones(2, 8), step=0, rows=torch.tensor([4, 7]))
         >>> again = guard.release(torch.zeros(2, 8), step=1, rows=torch.tensor([7, 5]))
         >>> bool((again[0] == first[1]).all()), guard.repeats(torch.tensor([5, 6])).tolist()
@@ -307,61 +290,50 @@ class FrozenGaussianGuard:
     """
 
     name: ClassVar[str] = "frozen_gaussian"
-    unsafe: ClassVar[bool] = False
-
-    def __init__(self, fresh: GaussianGuard) -> None:
-        self._fresh = fresh
-        self._frozen: dict[int, torch.Tensor] = {}
 
     @classmethod
     def from_settings(
         cls, settings: GuardSettings, *, delta: float, releases: int, key: bytes
-    ) -> "FrozenGaussianGuard":
+    ) -> Self:
         """Build it; sigma is calibrated for a single release, whatever number is planned."""
-        del releases
-        return cls(GaussianGuard.from_settings(settings, delta=delta, releases=1, key=key))
+        return super().from_settings(settings, delta=delta, releases=1, key=key)
 
-    def __repr__(self) -> str:
-        return f"FrozenGaussianGuard({self._fresh!r})"
+    @cached_property
+    def _frozen(self) -> dict[int, torch.Tensor]:
+        return {}
 
     def release(self, h_BD: torch.Tensor, *, step: int, rows: torch.Tensor) -> torch.Tensor:
         """Return the frozen rows, freezing those that have none yet; see `RepresentationGuard`."""
-        check_release(h_BD, step=step, rows=rows)
+        _check(h_BD, step, rows)
         known = next(iter(self._frozen.values()), h_BD.new_empty(h_BD.shape[1]))
         if known.shape != h_BD.shape[1:] or known.dtype != h_BD.dtype:
             raise LocalProtocolError(
                 f"rows were frozen as {len(known)} numbers of {known.dtype}, "
                 f"got {h_BD.shape[1]} of {h_BD.dtype}; a guard serves one representation"
             )
-        clipped_BD = clip_rows(h_BD, self._fresh.clip).to(h_BD.dtype)
+        clipped_BD = clip_rows(h_BD, self.clip).to(h_BD.dtype)
         if not len(rows):
             return clipped_BD
-        new = _first_of_each(rows, ~self.repeats(rows))
-        if len(new):
+        first: dict[int, int] = {}
+        for place, row in enumerate(rows.tolist()):
+            if row not in self._frozen:
+                first.setdefault(row, place)
+        if first:
+            new = torch.tensor(list(first.values()))
             fresh_BD = h_BD.detach()[new.to(h_BD.device)]
-            z_BD = self._fresh.release(fresh_BD, step=step, rows=rows[new.to(rows.device)])
-            self._frozen.update(zip(rows[new].tolist(), z_BD.cpu(), strict=True))
+            z_BD = super().release(fresh_BD, step=step, rows=rows[new.to(rows.device)])
+            self._frozen.update(zip(first, z_BD.cpu(), strict=True))
         kept = [self._frozen[row] for row in rows.tolist()]
         return torch.stack(kept).to(h_BD.device) + (clipped_BD - clipped_BD.detach())
 
     def repeats(self, rows: torch.Tensor) -> torch.Tensor:
-        """Which rows are frozen already, bool of shape (B,)."""
         return torch.tensor([row in self._frozen for row in rows.tolist()], dtype=torch.bool)
 
     def planned(self, releases: int) -> int:
         return min(releases, 1)
 
-    def sensitivity(self) -> float:
-        return self._fresh.sensitivity()
-
-    def mechanism(self) -> Mechanism:
-        return self._fresh.mechanism()
-
-    def largest_norm(self, dimension: int) -> float:
-        return self._fresh.largest_norm(dimension)
-
     def statement(self) -> str:
-        return f"{self._fresh.statement()}; each row is noised once and sent unchanged ever after"
+        return f"{super().statement()}; each row is noised once and sent unchanged ever after"
 
     def tensors(self) -> dict[str, torch.Tensor]:
         if not self._frozen:
@@ -383,15 +355,8 @@ class FrozenGaussianGuard:
                 f"{tuple(rows.shape)} and shape {tuple(z_FD.shape)}; the checkpoint was "
                 "altered or is of another run"
             )
-        self._frozen = dict(zip(rows.tolist(), z_FD.cpu(), strict=True))
-
-
-def _first_of_each(rows: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """Return where each of the `chosen` rows stands first, in order."""
-    first: dict[int, int] = {}
-    for index in chosen.nonzero().flatten().tolist():
-        first.setdefault(int(rows[index]), index)
-    return torch.tensor(list(first.values()), dtype=torch.int64)
+        self._frozen.clear()
+        self._frozen.update(zip(rows.tolist(), z_FD.cpu(), strict=True))
 
 
 def make_guard(
@@ -414,6 +379,6 @@ def make_guard(
     )
 
 
-GUARDS: Mapping[str, type[NoGuard] | type[GaussianGuard] | type[FrozenGaussianGuard]] = {
+GUARDS: Mapping[str, type[RepresentationGuard]] = {
     guard.name: guard for guard in (NoGuard, GaussianGuard, FrozenGaussianGuard)
 }

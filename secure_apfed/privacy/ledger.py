@@ -1,35 +1,61 @@
 """The account of what a party has released: charged before each release, never refunded.
 
-Run by: each party that sends representations. T is the number of different releases of
-the row that was sent most often, retries and validation sends included; sending the very
-same bytes again at the same step tells nobody anything new and is free. `guarantee_of` says in
-one text what a run guarantees, from what was really on, and no more.
+Run by: each party, for what it sends and for what it answers at most. T is the number of different
+releases of the row that was sent most often, over all sessions of a run, retries and validation
+sends included; sending the very same bytes again at the same step tells nobody anything new and is
+free. `guarantee_of` says in one text what a run guarantees, from what was really on, and no more.
+
+The write-ahead log is the truth: what it holds counts, whatever checkpoint is loaded. It holds row
+positions and digests, no representation. Protects from: losing count, by a crash or a rolled-back
+checkpoint; and from going on after a change that its hashes show, which are changed, missing or
+swapped lines before the last. It does not see whole lines missing at its end, unless a checkpoint
+counts them. Nor does it protect from its own party editing it: the log is that party's own book.
+
+One JSON object a line. The first names the mechanism; every other is one release with its
+step, digest and rows, and a running hash over all lines so far. The ledger allows a release
+only after the operating system has taken the whole line. So the mere beginning of a last line,
+left by a process that was killed, was never released and is cut off, once all before it has
+been read and found sound. A whole last line counts, whether its newline is there or not.
+
+A machine that loses power may lose lines that the operating system had not written yet: at
+most those since `sync`, which the ledger calls for every checkpoint. Resuming from that
+checkpoint finds none missing; the steps after it are played again, and where that gives the
+same bytes, as it does on one kind of machine, counting them once is right. Waiting for the disk
+at every step closes the rest of the gap, at 3 to 8 ms a step: passives do so for answers that leave
+their process, and for noise under a sum, which no later session draws again.
 """
 
+import base64
+import hashlib
+import json
 import math
+import os
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from io import FileIO
 from operator import index
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from apfed_protocols.errors import LocalProtocolError
-from secure_apfed.errors import ApfedError, ConfigError
+from secure_apfed.errors import ApfedError, CheckpointError, ConfigError
+from secure_apfed.files import open_regular
 from secure_apfed.names import ReleaseFigure
 from secure_apfed.privacy.accountants import (
     ACCOUNTANTS,
     EXACT,
-    Accountant,
     Mechanism,
     NoFigureError,
     NoPrivacy,
     compose,
 )
 from secure_apfed.privacy.contributions import SummedRelease
-from secure_apfed.privacy.ledger import Release, ReleaseCounts
 from secure_apfed.privacy.randomised_response import LabelMechanism, VoteResponse
 
 __all__ = [
@@ -38,9 +64,17 @@ __all__ = [
     "BudgetExhaustedError",
     "PrivacyLedger",
     "PrivacySpent",
+    "Release",
+    "ReleaseCounts",
     "cross_check",
     "guarantee_of",
+    "holds_releases",
 ]
+
+_FORMAT = 1
+_CHAIN_BYTES = 16
+_LINE = '{"chain":"'  # how each begins: keys are sorted
+_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 NOTHING_RELEASED = "nothing is released"
 LABEL_ASSUMPTIONS = (
@@ -54,6 +88,249 @@ _SEEDED = (
     "and label DP holds only against somebody who does not know the run's seed, since the "
     "answers are derived from it"
 )
+
+
+@dataclass(frozen=True)
+class Release:
+    """One batch that was sent: its step, the digest of its bytes, its sorted row positions."""
+
+    step: int
+    digest: bytes
+    rows: NDArray[np.int64]
+
+    @cached_property
+    def identity(self) -> bytes:
+        """The same for the same bytes sent again at the same step."""
+        return hashlib.blake2b(_json(self.fields).encode(), digest_size=32).digest()
+
+    @cached_property
+    def fields(self) -> dict[str, Any]:
+        """What a line of the log says; rows as compressed differences."""
+        steps = np.diff(self.rows, prepend=0).astype("<u4")
+        packed = base64.b64encode(zlib.compress(steps.tobytes(), 1)).decode("ascii")
+        return {
+            "step": self.step, "digest": self.digest.hex(), "count": len(self.rows), "rows": packed
+        }  # fmt: skip
+
+    @classmethod
+    def read(cls, fields: Mapping[str, Any], *, total: int) -> "Release":
+        """Invert `fields`, whoever wrote them; `total` is how many rows there are.
+
+        Raises:
+            ValueError, OverflowError, KeyError, TypeError, zlib.error: not a release of them.
+        """
+        # Compressed rows may stand for a thousand times their size, so they are inflated to
+        # the size of all rows and no further.
+        inflating = zlib.decompressobj()
+        content = inflating.decompress(base64.b64decode(fields["rows"]), 4 * total + 1)
+        steps = np.frombuffer(content, dtype="<u4")
+        if not inflating.eof or len(steps) != fields["count"]:
+            raise ValueError("another number of rows")
+        rows = np.cumsum(steps, dtype="i8")
+        if len(rows) and rows[-1] >= total:
+            raise ValueError("rows that there are not")
+        return cls(int(fields["step"]), bytes.fromhex(fields["digest"]), rows)
+
+
+class _Log:
+    """One party's write-ahead log, continued or begun; its releases are visited one by one.
+
+    Args:
+        path: of the file; its folder is made if it is missing.
+        header: of the first line, the same whenever the log is continued.
+        total: how many rows there are.
+        visit: called with each release that the log holds, the oldest first.
+
+    Raises:
+        CheckpointError: what lies there is no file, no log, a log that was begun about
+            something else, or one that was altered; it is left as it is.
+    """
+
+    def __init__(
+        self, path: Path, header: dict[str, Any], *, total: int, visit: Callable[[Release], None]
+    ) -> None:
+        self.path, self._chain, self._size = path, b"", 0
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileIO(open_regular(path, create=True), "r+") as file:
+            content = file.readall()
+            # A line is one JSON object without objects inside: no mere beginning has a "}".
+            *lines, torn = content.split(b"\n")
+            if b"}" in torn:
+                lines, torn = [*lines, torn], b""
+            for number, line in enumerate(lines, start=1):
+                fields = self._read(line, number)
+                if number == 1:
+                    self._check_header(fields, header)
+                    continue
+                try:
+                    release = Release.read(fields, total=total)
+                except (ValueError, OverflowError, TypeError, KeyError, zlib.error) as error:
+                    raise self._altered(number) from error
+                visit(release)
+            begun = _LINE if lines else self._next(header)[0]
+            if not (begun.encode().startswith(torn) or (lines and torn.startswith(_LINE.encode()))):
+                raise self._altered(len(lines) + 1)
+            self._size = len(content) - len(torn)
+            if torn:
+                file.truncate(self._size)
+            elif lines and not content.endswith(b"\n"):
+                self._size += file.write(b"\n")
+        if not lines:
+            self.append(header)
+
+    def append(self, fields: Mapping[str, Any]) -> None:
+        """Hand one line over to the operating system, whole or not at all."""
+        line, chain = self._next(fields)
+        content = f"{line}\n".encode()
+        with FileIO(open_regular(self.path, create=False), "r+") as file:
+            if (size := file.seek(0, os.SEEK_END)) != self._size:
+                raise CheckpointError(
+                    f"{self.path} has {size} bytes, expected {self._size}: another process writes "
+                    "to it; give each run a folder of its own"
+                )
+            try:
+                if file.write(content) != len(content):
+                    raise OSError(f"{self.path}: the disk took only part of a line")
+            except OSError:
+                file.truncate(self._size)
+                raise
+        self._size += len(content)
+        self._chain = chain
+
+    def sync(self) -> None:
+        """Return once everything appended is on the disk."""
+        with FileIO(open_regular(self.path, create=False), "r+") as file:
+            os.fsync(file.fileno())
+
+    def _next(self, fields: Mapping[str, Any]) -> tuple[str, bytes]:
+        """The line of these fields, and the running hash after it."""
+        content = self._chain + _json(fields).encode()
+        chain = hashlib.blake2b(content, digest_size=_CHAIN_BYTES).digest()
+        return _json({**fields, "chain": chain.hex()}), chain
+
+    def _read(self, line: bytes, number: int) -> dict[str, Any]:
+        try:
+            fields = json.loads(line)
+            claimed = bytes.fromhex(fields.pop("chain"))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise self._altered(number) from error
+        chain = self._next(fields)[1]
+        if claimed != chain:
+            raise self._altered(number)
+        self._chain = chain
+        return dict(fields)
+
+    def _check_header(self, found: dict[str, Any], expected: dict[str, Any]) -> None:
+        if found != expected:
+            raise CheckpointError(
+                f"{self.path} is the log of another run: it says {found}, this run is {expected}; "
+                "continue with the settings it was begun with, or use another folder"
+            )
+
+    def _altered(self, number: int) -> CheckpointError:
+        return CheckpointError(
+            f"{self.path} is not as a ledger wrote it from line {number} on, so it is unknown what "
+            "was released; restore the file from a copy, or begin a new run in another folder"
+        )
+
+
+def holds_releases(path: Path) -> bool:
+    """Whether a log there holds more than its first line, whole or torn."""
+    if not os.path.lexists(path):
+        return False
+    with FileIO(open_regular(path, create=False), "r") as file:
+        return bool(file.readline()) and bool(file.readline())
+
+
+class ReleaseCounts:
+    """Releases by row.
+
+    Args:
+        rows: N, how many rows there are; positions are 0..N-1.
+        log: file of the write-ahead log, readable by its owner only. None keeps the counts in
+            memory and checkpoints only, so that a rolled-back checkpoint forgets what was sent
+            since; for simulations.
+        about: facts that must be the same whenever the log is continued.
+
+    Attributes:
+        of_row_N: releases of each row; most: of any.
+        steps: that released any row; step_repeated: whether one did so twice.
+
+    Raises:
+        ConfigError: a negative number of rows.
+        CheckpointError: the log was altered, or is of another run.
+    """
+
+    def __init__(self, *, rows: int, log: Path | None, about: Mapping[str, Any]) -> None:
+        if rows < 0:
+            raise ConfigError(f"a ledger counts at least 0 rows, got {rows}")
+        self.of_row_N = np.zeros(rows, dtype=np.int64)
+        self.most = 0
+        self.steps: set[int] = set()
+        self.step_repeated = False
+        self._seen: set[bytes] = set()
+        self._log: _Log | None = None
+        if log is not None:
+            header = {"format": _FORMAT, **about, "rows": rows}
+            self._log = _Log(log, header, total=rows, visit=self._count)
+
+    def knows(self, release: Release) -> bool:
+        """Whether these bytes left at this step before."""
+        return release.identity in self._seen
+
+    def add(self, release: Release) -> None:
+        """Count a release before it is made; on return the operating system holds it.
+
+        Raises:
+            LocalProtocolError: more rows than there are.
+        """
+        if len(release.rows) > len(self.of_row_N):
+            raise LocalProtocolError(
+                f"a release names {len(release.rows)} rows of {len(self.of_row_N)}"
+            )
+        if release.identity not in self._seen:
+            if self._log:
+                self._log.append(release.fields)
+            self._count(release)
+
+    def sync(self) -> None:
+        """Return once all that was counted is on the disk."""
+        if self._log:
+            self._log.sync()
+
+    def _count(self, release: Release) -> None:
+        if release.identity in self._seen:
+            return
+        self._seen.add(release.identity)
+        if len(release.rows):
+            self.step_repeated |= release.step in self.steps
+            self.steps.add(release.step)
+        np.add.at(self.of_row_N, release.rows, 1)
+        self.most = max(self.most, int(self.of_row_N[release.rows].max(initial=0)))
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Return the counts for a checkpoint, (N,) int64; sync the log."""
+        self.sync()
+        return {"counts": torch.from_numpy(self.of_row_N.copy())}
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Continue from a checkpoint; what is counted already, here or in the log, stays so.
+
+        Raises:
+            CheckpointError: of another number of rows, or it counts releases that the log misses.
+        """
+        counts = state.get("counts")
+        if counts is None or counts.dtype != torch.int64 or counts.shape != self.of_row_N.shape:
+            raise CheckpointError(
+                f"the checkpoint does not count {len(self.of_row_N)} rows; it is of another run"
+            )
+        if self._log and bool((counts.numpy() > self.of_row_N).any()):
+            raise CheckpointError(
+                f"{self._log.path} misses releases that the checkpoint counts; it was deleted "
+                "or replaced: restore it, or begin a new run"
+            )
+        self.of_row_N = np.maximum(self.of_row_N, counts.numpy())
+        self.most = int(self.of_row_N.max(initial=0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,8 +392,7 @@ class PrivacyLedger:
         budget: the largest epsilon_x; None never stops.
         rows: N, how many rows there are; positions are 0..N-1.
         log: file of the write-ahead log. It is the truth: what it holds counts, whatever
-            checkpoint is loaded. None keeps the account in memory and checkpoints only, so
-            that a rolled-back checkpoint forgets what was sent since; for simulations.
+            checkpoint is loaded. None keeps the account in memory and checkpoints only.
         seeded: whether noise depends on the step alone. Two different releases of one step then
             differ by no noise at all, so that nothing is claimed after the second.
         figure: by which of `secure_apfed.privacy_rows.FIGURES` what it counts is called.
@@ -150,9 +426,8 @@ class PrivacyLedger:
                 "choose the guard gaussian or leave the budget out"
             )
         self._mechanism, self._delta, self._budget = mechanism, delta, budget
-        self._accountant, self._epsilon = _accountant_of(mechanism)
         self._counts = ReleaseCounts(
-            rows=index(rows), log=log, about={"noise_multiplier": _noise_multiplier(mechanism)}
+            rows=index(rows), log=log, about={"noise_multiplier": mechanism.noise_multiplier}
         )
         self._seeded, self.charges, self.figure = seeded, 0, figure
         self._others: Callable[..., None] | None = None
@@ -177,21 +452,25 @@ class PrivacyLedger:
             BudgetExhaustedError: the batch may not be sent; nothing was charged.
             LocalProtocolError: arguments of a wrong type or range.
         """
-        release = self._release(step, rows, digest, repeats)
-        if self._counts.knows(release):
-            self.charges += 1
-            return
-        most, bare = self._counts.after(release), self._is_bare(release)
-        epsilon = math.inf if bare else self.would_cost(most)
-        if self._budget is not None and epsilon > self._budget:
-            raise BudgetExhaustedError(
-                f"step {step} was not sent: release {most} of one row would cost epsilon "
-                f"{epsilon:.4g}, the budget is {self._budget:.4g} at delta {self._delta:g}; "
-                "stop here, or begin a run with more noise, fewer epochs or a larger budget"
-            )
-        if self._others and len(release.rows):
-            self._others(self, mu=math.inf if bare else self._mu(most), step=step)
-        self._counts.add(release)
+        counts, release = self._counts, self._release(step, rows, digest, repeats)
+        if not counts.knows(release):
+            different, times = np.unique(release.rows, return_counts=True)
+            most = max(counts.most, int((counts.of_row_N[different] + times).max(initial=0)))
+            again = len(release.rows) > 0 and release.step in counts.steps
+            bare = self._seeded and (counts.step_repeated or again)
+            if self._budget is not None:
+                epsilon = self._mechanism.epsilon_of(most, self._delta) if not bare else math.inf
+                if epsilon > self._budget:
+                    raise BudgetExhaustedError(
+                        f"step {step} was not sent: release {most} of one row would cost epsilon "
+                        f"{epsilon:.4g}, the budget is {self._budget:.4g} at delta "
+                        f"{self._delta:g}; stop here, or begin a run with more noise, fewer epochs "
+                        "or a larger budget"
+                    )
+            if self._others and len(release.rows):
+                mu = compose(self._mechanism.mu, most) if not bare else math.inf
+                self._others(self, mu=mu, step=step)
+            counts.add(release)
         self.charges += 1
 
     def sync(self) -> None:
@@ -199,20 +478,21 @@ class PrivacyLedger:
 
     def spent(self) -> PrivacySpent:
         """Return what all releases so far cost; cheap enough for a progress display."""
-        if self._counts.most == 0:
+        most, name = self._counts.most, self._mechanism.accountant
+        if most == 0:
             return PrivacySpent.nothing(delta=self._delta)
-        epsilon = self.would_cost(self._counts.most)
+        epsilon = self.would_cost(most)
         trace = (
             f"one release: {self._mechanism}",
-            f"releases of one row: {self._counts.most} at most, no amplification by subsampling",
-            f"{self._accountant} accountant: {self.figure} {epsilon:.4g} at delta {self._delta:g}",
+            f"releases of one row: {most} at most, no amplification by subsampling",
+            f"{name} accountant: {self.figure} {epsilon:.4g} at delta {self._delta:g}",
         )
         return PrivacySpent(
             epsilon_x=epsilon,
             delta=self._delta,
-            releases=self._counts.most,
-            mu=self._mu(self._counts.most),
-            accountants={self._accountant: epsilon},
+            releases=most,
+            mu=math.inf if math.isinf(epsilon) else compose(self._mechanism.mu, most),
+            accountants={name: epsilon},
             trace=trace,
         )
 
@@ -233,7 +513,7 @@ class PrivacyLedger:
         Words stand in place of a figure that would take too much memory, or that failed.
         """
         if isinstance(self._mechanism, SummedRelease | VoteResponse):
-            return {self._accountant: self.would_cost(self._counts.most)}
+            return {self._mechanism.accountant: self.would_cost(self._counts.most)}
         return cross_check(self._mechanism, releases=self._counts.most, delta=self._delta)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -271,59 +551,24 @@ class PrivacyLedger:
         free = again.numpy() & (self._counts.of_row_N[sent] > 0)
         return Release(index(step), digest, np.sort(sent[~free]))
 
-    @property
-    def _bare(self) -> bool:
-        """Whether two releases of one step shared noise."""
-        return self._seeded and self._counts.step_repeated
-
-    def _is_bare(self, release: Release) -> bool:
-        """Whether two releases of one step share noise once this one is made."""
-        again = len(release.rows) > 0 and release.step in self._counts.steps
-        return self._bare or (self._seeded and again)
-
-    def _mu(self, releases: int) -> float:
-        return math.inf if self._bare else compose(self._mechanism.mu, releases)
-
     def would_cost(self, releases: int) -> float:
         """Return epsilon_x after that many releases of one row; charges nothing."""
-        return math.inf if self._bare else self._epsilon(releases, self._delta)
+        bare = self._seeded and self._counts.step_repeated
+        return math.inf if bare else self._mechanism.epsilon_of(releases, self._delta)
 
 
 def cross_check(mechanism: Mechanism, *, releases: int, delta: float) -> dict[str, float | str]:
     """See `PrivacyLedger.cross_check`."""
-    return {
-        name: _figure(accountant, mechanism, releases, delta)
-        for name, accountant in ACCOUNTANTS.items()
-        if accountant.available()
-    }
-
-
-def _accountant_of(
-    mechanism: Mechanism | SummedRelease | VoteResponse,
-) -> tuple[str, Callable[[int, float], float]]:
-    """The accountant whose figure is reported: its name, and (releases, delta) -> epsilon."""
-    if isinstance(mechanism, SummedRelease):
-        return mechanism.accountant, mechanism.epsilon
-    if isinstance(mechanism, VoteResponse):
-        return mechanism.accountant, mechanism.epsilon_of
-    return EXACT.name, lambda releases, delta: EXACT.epsilon(
-        mechanism, releases=releases, delta=delta
-    )
-
-
-def _figure(
-    accountant: Accountant, mechanism: Mechanism, releases: int, delta: float
-) -> float | str:
-    try:
-        return accountant.epsilon(mechanism, releases=releases, delta=delta)
-    except NoFigureError as error:
-        return f"left out: {error}"
-    except Exception as error:  # noqa: BLE001 - other people's numerics may fail in any way
-        return f"failed: {type(error).__name__}: {error}"
-
-
-def _noise_multiplier(mechanism: Mechanism | SummedRelease | VoteResponse) -> float | None:
-    return None if isinstance(mechanism, NoPrivacy) else mechanism.noise_multiplier
+    figures: dict[str, float | str] = {}
+    for name, accountant in ACCOUNTANTS.items():
+        if accountant.available():
+            try:
+                figures[name] = accountant.epsilon(mechanism, releases=releases, delta=delta)
+            except NoFigureError as error:
+                figures[name] = f"left out: {error}"
+            except Exception as error:  # noqa: BLE001 - other people's numerics may fail in any way
+                figures[name] = f"failed: {type(error).__name__}: {error}"
+    return figures
 
 
 def guarantee_of(

@@ -158,11 +158,7 @@ class NoiseSource:
     ) -> NDArray[np.float64]:
         """Return `values` with Gaussian noise of deviation `sigma`, secret noise on the grid.
 
-        Args:
-            values: what is protected, clipped already.
-            sigma: positive, in the unit of the values.
-            step: of the run.
-            rows: positions that the values are of, int64.
+        Values are clipped already, sigma is in their unit, rows are their int64 positions.
         """
         place = rows.cpu().numpy().astype("<i8").tobytes()
         context = self._context(step, place, hashlib.blake2b(values.tobytes()).digest())
@@ -192,10 +188,7 @@ class NoiseSource:
 def standard_normals(key: bytes, *context: bytes, shape: tuple[int, ...]) -> NDArray[np.float64]:
     """Return independent standard normals, a function of (key, context, shape) alone.
 
-    Args:
-        key: 32 secret bytes.
-        context: names this use; another context gives independent noise.
-        shape: of the result.
+    The context names this use; another one gives independent noise.
     """
     sizes = np.array(shape, dtype="<u8").tobytes()
     count = int(np.prod(shape))
@@ -210,10 +203,6 @@ def on_grid(noisy: NDArray[np.float64], sigma: float) -> NDArray[np.float64]:
     """Return noisy numbers rounded to multiples of the power of two in (sigma / 16, sigma / 8].
 
     Numbers of 2^53 multiples or more, whose last bit is worth more than that, stay as they are.
-
-    Args:
-        noisy: values with noise of deviation sigma.
-        sigma: positive.
     """
     grid = float(np.ldexp(1.0, int(np.floor(np.log2(sigma))) - 3))
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):

@@ -11,9 +11,10 @@ Letters: N labels, K classes, M parties, U rows of votes.
 
 import hashlib
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -31,11 +32,7 @@ __all__ = [
     "MultiStageResponse",
     "NoLabelPrivacy",
     "VoteResponse",
-    "chances",
-    "check_labels",
-    "check_strength",
     "first_epoch_of",
-    "is_below",
     "make_label_mechanism",
 ]
 
@@ -45,27 +42,38 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 
-class LabelMechanism(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class LabelMechanism(ABC):
     """One way of answering for labels.
 
     Attributes:
         name: its key in the table `LABEL_MECHANISMS`.
         unsafe: whether it protects nothing.
+        epsilon: epsilon_y of one label's answer, at delta 0: above 0 and at most 40, or infinite
+            without protection.
+        classes: K, at least 2; without protection 0 where labels are numbers.
     """
 
     name: ClassVar[str]
-    unsafe: ClassVar[bool]
+    unsafe: ClassVar[bool] = False
 
-    @property
-    def epsilon(self) -> float:
-        """epsilon_y of one label's answer, at delta 0; infinite without protection."""
-        ...
+    epsilon: float
+    classes: int
+
+    def __post_init__(self) -> None:
+        _check_strength(self.epsilon, self.classes)
+
+    @classmethod
+    def from_settings(cls, settings: LabelSettings, *, classes: int) -> Self:
+        assert settings.epsilon is not None
+        return cls(epsilon=settings.epsilon, classes=classes)
 
     @property
     def stages(self) -> int:
         """Into how many disjoint parts the labels are cut; later ones are answered with a prior."""
-        ...
+        return 1
 
+    @abstractmethod
     def answer(
         self, labels_N: torch.Tensor, *, key: bytes, prior_NK: torch.Tensor | None = None
     ) -> torch.Tensor:
@@ -82,19 +90,13 @@ class LabelMechanism(Protocol):
             DataError: a label outside 0..K-1.
             ModelError: a prior that is no probability.
         """
-        ...
 
+    @abstractmethod
     def statement(self) -> str:
         """What is guaranteed, in words for the report."""
-        ...
 
 
-def check_strength(epsilon: float, classes: int) -> None:
-    """Check what every mechanism that protects asks of its numbers.
-
-    Raises:
-        ConfigError: says which is out of range.
-    """
+def _check_strength(epsilon: float, classes: int) -> None:
     if not 0 < epsilon <= LARGEST_LABEL_EPSILON:
         raise ConfigError(
             f"epsilon_y lies above 0 and up to {LARGEST_LABEL_EPSILON:g}, got {epsilon}; "
@@ -104,13 +106,8 @@ def check_strength(epsilon: float, classes: int) -> None:
         raise ConfigError(f"randomised response needs at least 2 classes, got {classes}")
 
 
-def check_labels(labels_N: torch.Tensor, classes: int) -> NDArray[np.int64]:
-    """Return the labels as an array once they are what every mechanism takes.
-
-    Raises:
-        LocalProtocolError: not a vector of int64.
-        DataError: a label outside 0..K-1.
-    """
+def _checked(labels_N: torch.Tensor, classes: int) -> NDArray[np.int64]:
+    """Return the labels as an array once they are what every mechanism takes."""
     if labels_N.dtype != torch.int64 or labels_N.ndim != 1:
         raise LocalProtocolError(
             f"labels are int64 of shape (N,), got {labels_N.dtype} of shape {tuple(labels_N.shape)}"
@@ -126,19 +123,14 @@ def check_labels(labels_N: torch.Tensor, classes: int) -> NDArray[np.int64]:
     return labels
 
 
-def chances(
+def _chances(
     key: bytes, facts: str, *contents: NDArray[np.generic], count: int
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
     """Return two independent 64-bit words for each of `count` labels.
 
-    A function of everything given, so that a resumed run gets the same ones and that other
-    labels under the same key get independent ones.
-
-    Args:
-        key: 32 secret bytes.
-        facts: the mechanism and its numbers.
-        contents: what is answered: labels, and the prior where there is one.
-        count: N.
+    A function of the key, the mechanism with its numbers (`facts`) and what is answered: labels,
+    and the prior where there is one. So a resumed run gets the same ones, and other labels under
+    the same key get independent ones.
     """
     digest = hashlib.blake2b()
     for content in contents:
@@ -148,42 +140,38 @@ def chances(
     return chance, choice
 
 
-def is_below(words: NDArray[np.uint64], probability: NDArray[np.float64]) -> NDArray[np.bool_]:
+def _is_below(words: NDArray[np.uint64], probability: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Which of the words fall below a probability in [0, 1), rounded up to a multiple of 2^-64."""
     bounds = [math.ceil(share * 2**64) for share in probability.ravel().tolist()]
     return words < np.array(bounds, dtype=np.uint64).reshape(probability.shape)
 
 
-@dataclass(frozen=True, kw_only=True)
-class NoLabelPrivacy:
-    """No protection, by name: answers with the label itself; epsilon_y is infinite.
+def _one_of(choice: NDArray[np.uint64], count: NDArray[np.int64] | int) -> NDArray[np.int64]:
+    """One of `count` places, uniform to within a share of count / 2^64."""
+    return (choice % np.asarray(count).astype(np.uint64)).astype(np.int64)
 
-    Attributes:
-        classes: K; 0 where labels are numbers.
-    """
+
+@dataclass(frozen=True, kw_only=True)
+class NoLabelPrivacy(LabelMechanism):
+    """No protection, by name: answers with the label itself; epsilon_y is infinite."""
 
     name: ClassVar[str] = "none"
     unsafe: ClassVar[bool] = True
 
-    classes: int
+    epsilon: float = math.inf
+
+    def __post_init__(self) -> None:
+        """Any number of classes will do."""
 
     @classmethod
-    def from_settings(cls, settings: LabelSettings, *, classes: int) -> "NoLabelPrivacy":
+    def from_settings(cls, settings: LabelSettings, *, classes: int) -> Self:
         return cls(classes=classes)
-
-    @property
-    def epsilon(self) -> float:
-        return math.inf
-
-    @property
-    def stages(self) -> int:
-        return 1
 
     def answer(
         self, labels_N: torch.Tensor, *, key: bytes, prior_NK: torch.Tensor | None = None
     ) -> torch.Tensor:
         if self.classes:
-            check_labels(labels_N, self.classes)
+            _checked(labels_N, self.classes)
         return labels_N
 
     def statement(self) -> str:
@@ -191,7 +179,7 @@ class NoLabelPrivacy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelResponse:
+class LabelResponse(LabelMechanism):
     """K-ary randomised response: each label is kept or replaced by chance, once, before training.
 
     Against: whoever reads anything that the labels move afterwards, the released representations
@@ -199,29 +187,9 @@ class LabelResponse:
     replace-one label, features public. As every later step reads the randomised labels only, it
     holds for any number of epochs and composes with nothing. It says nothing of features. Test
     accuracy must be taken on untouched labels that train nothing.
-
-    Attributes:
-        epsilon: epsilon_y, above 0 and at most 40.
-        classes: K, at least 2.
     """
 
     name: ClassVar[str] = "randomised_response"
-    unsafe: ClassVar[bool] = False
-
-    epsilon: float
-    classes: int
-
-    def __post_init__(self) -> None:
-        check_strength(self.epsilon, self.classes)
-
-    @classmethod
-    def from_settings(cls, settings: LabelSettings, *, classes: int) -> "LabelResponse":
-        assert settings.epsilon is not None
-        return cls(epsilon=settings.epsilon, classes=classes)
-
-    @property
-    def stages(self) -> int:
-        return 1  # everything is answered before training
 
     @property
     def keep_probability(self) -> float:
@@ -248,12 +216,11 @@ class LabelResponse:
         The chances are 64-bit integers: the chance of a replacement is rounded up, which only
         lowers epsilon, and which class replaces is uniform to within a share of K / 2^64.
         """
-        labels = check_labels(labels_N, self.classes)
+        labels = _checked(labels_N, self.classes)
         facts = f"{float(self.epsilon)!r} {self.classes}"
-        chance, choice = chances(key, facts, labels.astype("<i8"), count=len(labels))
-        replaced = is_below(chance, np.full(len(labels), self.replace_probability))
-        others = np.uint64(self.classes - 1)
-        moved = (labels + 1 + (choice % others).astype(np.int64)) % self.classes
+        chance, choice = _chances(key, facts, labels.astype("<i8"), count=len(labels))
+        replaced = _is_below(chance, np.full(len(labels), self.replace_probability))
+        moved = (labels + 1 + _one_of(choice, self.classes - 1)) % self.classes
         return torch.from_numpy(np.where(replaced, moved, labels)).to(labels_N.device)
 
 
@@ -263,7 +230,7 @@ def first_epoch_of(stage: int, *, stages: int, epochs: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MultiStageResponse:
+class MultiStageResponse(LabelMechanism):
     """LP-MST: labels answered part by part, the later ones with what a model expects of them.
 
     Ghazi, Golowich, Kumar, Manurangsi and Zhang 2021, Deep Learning with Label Differential
@@ -279,29 +246,19 @@ class MultiStageResponse:
     on labels, and a model that has read no label but through these answers.
 
     Attributes:
-        epsilon: epsilon_y, above 0 and at most 40.
-        classes: K, at least 2.
         stages: parts, at least 2.
     """
 
     name: ClassVar[str] = "lp_mst"
-    unsafe: ClassVar[bool] = False
 
-    epsilon: float
-    classes: int
     stages: int = 2
 
     def __post_init__(self) -> None:
-        check_strength(self.epsilon, self.classes)
+        super().__post_init__()
         if self.stages < 2:
             raise ConfigError(
                 f"lp_mst has at least 2 stages, got {self.stages}; one stage is randomised_response"
             )
-
-    @classmethod
-    def from_settings(cls, settings: LabelSettings, *, classes: int) -> "MultiStageResponse":
-        assert settings.epsilon is not None
-        return cls(epsilon=settings.epsilon, classes=classes)
 
     def statement(self) -> str:
         return (
@@ -331,7 +288,7 @@ class MultiStageResponse:
         probability e^eps / (e^eps + k - 1) and otherwise becomes one of the other k - 1; any
         other label becomes one of the k. Chances are rounded as by `LabelResponse`.
         """
-        labels = check_labels(labels_N, self.classes)
+        labels = _checked(labels_N, self.classes)
         prior = self._prior(prior_NK, len(labels))
         width = self.widths(prior)
         # Classes from the likeliest on; of equal ones the first stands first.
@@ -339,13 +296,11 @@ class MultiStageResponse:
         rank = np.argsort(order_NK, axis=1, kind="stable")[np.arange(len(labels)), labels]
         facts = f"lp_mst {float(self.epsilon)!r} {self.classes}"
         contents = (labels.astype("<i8"), prior.astype("<f8"))
-        chance, choice = chances(key, facts, *contents, count=len(labels))
-        inside = rank < width
-        replaced = is_below(chance, (width - 1) / (math.exp(self.epsilon) + width - 1))
-        others = np.maximum(width - 1, 1)
-        moved = (rank + 1 + (choice % others.astype(np.uint64)).astype(np.int64)) % width
-        anywhere = (choice % width.astype(np.uint64)).astype(np.int64)
-        answered = np.where(inside, np.where(replaced, moved, rank), anywhere)
+        chance, choice = _chances(key, facts, *contents, count=len(labels))
+        replaced = _is_below(chance, (width - 1) / (math.exp(self.epsilon) + width - 1))
+        moved = (rank + 1 + _one_of(choice, np.maximum(width - 1, 1))) % width
+        inside = np.where(replaced, moved, rank)
+        answered = np.where(rank < width, inside, _one_of(choice, width))
         answers = order_NK[np.arange(len(labels)), answered]
         return torch.from_numpy(answers).to(labels_N.device)
 
@@ -377,8 +332,7 @@ class VoteResponse:
     the labeller: `secure_apfed.labellers.guarantee`.
 
     Attributes:
-        epsilon: of one answer, above 0 and at most 40.
-        classes: K, at least 2.
+        epsilon: of one answer, above 0 and at most 40; classes: K, at least 2.
         mu: infinite, for its account is that of pure DP: epsilons add up.
     """
 
@@ -389,7 +343,7 @@ class VoteResponse:
     classes: int
 
     def __post_init__(self) -> None:
-        check_strength(self.epsilon, self.classes)
+        _check_strength(self.epsilon, self.classes)
 
     @property
     def noise_multiplier(self) -> float:
@@ -434,8 +388,8 @@ class VoteResponse:
         if not (np.isin(votes_UK, (0.0, 1.0)).all() and (votes_UK.sum(axis=1) <= 1).all()):
             raise LocalProtocolError("votes under randomised response are unit vectors or zeros")
         own_key = derive_key(key, b"vote response", about)
-        _, choice_U = chances(own_key, "no vote", votes_UK.astype("<f8"), count=len(votes_UK))
-        any_U = (choice_U % np.uint64(self.classes)).astype(np.int64)
+        _, choice_U = _chances(own_key, "no vote", votes_UK.astype("<f8"), count=len(votes_UK))
+        any_U = _one_of(choice_U, self.classes)
         # Randomised response maps a uniform class to a uniform class.
         asked_U = torch.from_numpy(np.where(silent_U, any_U, votes_UK.argmax(axis=1)))
         answers: Integers = self._response.answer(asked_U, key=own_key).numpy()
@@ -480,6 +434,6 @@ def make_label_mechanism(settings: LabelSettings, *, classes: int) -> LabelMecha
     return LABEL_MECHANISMS[settings.mechanism].from_settings(settings, classes=classes)
 
 
-LABEL_MECHANISMS: Mapping[
-    str, type[NoLabelPrivacy] | type[LabelResponse] | type[MultiStageResponse]
-] = {mechanism.name: mechanism for mechanism in (NoLabelPrivacy, LabelResponse, MultiStageResponse)}
+LABEL_MECHANISMS: Mapping[str, type[LabelMechanism]] = {
+    mechanism.name: mechanism for mechanism in (NoLabelPrivacy, LabelResponse, MultiStageResponse)
+}

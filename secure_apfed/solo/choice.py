@@ -9,14 +9,14 @@ Letters: n labelled rows, T training rows, B rows to predict, F features of a ro
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from secure_apfed.errors import DataError, ModelError
 from secure_apfed.measures import ACCURACY, Measure, Scored, probabilities_of
@@ -38,8 +38,6 @@ __all__ = [
     "FOLDS",
     "REGRESSORS",
     "BaselineResult",
-    "Detector",
-    "Regressor",
     "best",
     "chosen",
     "compare",
@@ -102,18 +100,16 @@ def compare(
     if folds < 2:
         raise DataError(f"solo: labels are held out in at least 2 parts, got {folds}")
     x_BF, y_B = _test_rows(task, test_features, test_labels)
-    found = []
     with fits_kept_meanwhile():
-        for name, one in baselines.items():
-            found.append(
-                BaselineResult(
-                    name=name,
-                    title=one.title,
-                    validation=_validation(one, task, folds, measure),
-                    test=measure.of(_scored(one.fit(task).scores(x_BF), y_B)),
-                )
+        return [
+            BaselineResult(
+                name=name,
+                title=one.title,
+                validation=_validation(one, task, folds, measure),
+                test=measure.of(_scored(one.fit(task).scores(x_BF), y_B)),
             )
-    return found
+            for name, one in baselines.items()
+        ]
 
 
 def chosen(task: SoloTask, *, measure: Measure = ACCURACY) -> Baseline:
@@ -146,26 +142,25 @@ def _validation(one: Baseline, task: SoloTask, folds: int, measure: Measure) -> 
     parts = held_out(task.labels, folds, task.seed)
     if not parts:
         return None
-    scores_nK = scored_once(
-        f"without-{len(parts)}-of-{folds}-{one.name}", task, lambda: _out_of_fold(one, task, parts)
-    )
+
+    def out_of_fold() -> FloatArray:
+        """Scores of the labelled rows of the parts, one part after the other."""
+        tasks = [task.without(part) for part in parts]
+        # With the whole task, too: it takes hardly longer, and is asked for next.
+        fitted = (
+            one.fit_together([*tasks, task])
+            if isinstance(one, Together)
+            else [one.fit(without) for without in tasks]
+        )
+        return np.concatenate([
+            predictor.scores(task.labelled_rows[part])
+            for predictor, part in zip(fitted, parts, strict=False)
+        ])  # fmt: skip
+
+    name = f"without-{len(parts)}-of-{folds}-{one.name}"
+    scores_nK = scored_once(name, task, out_of_fold)
     value = measure.of(_scored(scores_nK, task.labels[np.concatenate(parts)]))
     return None if math.isnan(value) else value
-
-
-def _out_of_fold(one: Baseline, task: SoloTask, parts: list[IntArray]) -> FloatArray:
-    """Scores of the labelled rows of the parts, one part after the other."""
-    tasks = [task.without(part) for part in parts]
-    # With the whole task, too: it takes hardly longer, and is asked for next.
-    fitted = (
-        one.fit_together([*tasks, task])
-        if isinstance(one, Together)
-        else [one.fit(without) for without in tasks]
-    )
-    return np.concatenate([
-        predictor.scores(task.labelled_rows[part])
-        for predictor, part in zip(fitted, parts, strict=False)
-    ])  # fmt: skip
 
 
 def _scored(scores_BK: FloatArray, y_B: IntArray) -> Scored:
@@ -184,67 +179,39 @@ def _test_rows(
     return x_BF, y_B
 
 
-@dataclass(frozen=True)
-class Regressor:
-    """One way to learn alone.
-
-    Attributes:
-        title: for people.
-        make: from the number of labelled rows and a seed of 32 bits to an unfitted estimator of
-            scikit-learn.
-    """
-
-    title: str
-    make: Callable[[int, int], Any] = field(repr=False)
+REGRESSORS: Mapping[str, str] = MappingProxyType({
+    "ridge": "Ridge regression",
+    "cosines": "Ridge on random features",
+    "gradient_boosting": "Gradient boosting",
+    "random_forest": "Random forest",
+    "mean": "Mean of the labels",
+})  # fmt: skip
+"""Titles by name, in the order in which equals are preferred."""
 
 
-def _mean(rows: int, seed: int) -> Any:
+def _regressor(name: str, rows: int, seed: int) -> Any:
+    """An unfitted one of `REGRESSORS` for so many rows; a seed of 32 bits."""
     from sklearn.dummy import DummyRegressor
-
-    return DummyRegressor()
-
-
-def _ridge(rows: int, seed: int) -> Any:
-    from sklearn.linear_model import RidgeCV
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    return make_pipeline(StandardScaler(), RidgeCV(alphas=_LAMBDAS))
-
-
-def _cosines(rows: int, seed: int) -> Any:
+    from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestRegressor
     from sklearn.kernel_approximation import RBFSampler
     from sklearn.linear_model import RidgeCV
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
+    scale, ridge = StandardScaler(), RidgeCV(alphas=_LAMBDAS)
     cosines = RBFSampler(gamma="scale", n_components=_COSINES, random_state=seed)
-    return make_pipeline(StandardScaler(), cosines, RidgeCV(alphas=_LAMBDAS))
-
-
-def _boosting(rows: int, seed: int) -> Any:
-    from sklearn.ensemble import HistGradientBoostingRegressor
-
-    return HistGradientBoostingRegressor(
-        max_iter=60, max_leaf_nodes=8, min_samples_leaf=min(max(rows // 8, 1), 20),
-        early_stopping=False, random_state=seed,
-    )  # fmt: skip
-
-
-def _forest(rows: int, seed: int) -> Any:
-    from sklearn.ensemble import RandomForestRegressor
-
-    return RandomForestRegressor(n_estimators=200, min_samples_leaf=3, random_state=seed)
-
-
-REGRESSORS: Mapping[str, Regressor] = MappingProxyType({
-    "ridge": Regressor("Ridge regression", _ridge),
-    "cosines": Regressor("Ridge on random features", _cosines),
-    "gradient_boosting": Regressor("Gradient boosting", _boosting),
-    "random_forest": Regressor("Random forest", _forest),
-    "mean": Regressor("Mean of the labels", _mean),
-})  # fmt: skip
-"""By name, in the order in which equals are preferred."""
+    return {
+        "ridge": make_pipeline(scale, ridge),
+        "cosines": make_pipeline(scale, cosines, ridge),
+        "gradient_boosting": HistGradientBoostingRegressor(
+            max_iter=60, max_leaf_nodes=8, min_samples_leaf=min(max(rows // 8, 1), 20),
+            early_stopping=False, random_state=seed,
+        ),
+        "random_forest": RandomForestRegressor(
+            n_estimators=200, min_samples_leaf=3, random_state=seed
+        ),
+        "mean": DummyRegressor(),
+    }[name]  # fmt: skip
 
 
 def compare_numbers(
@@ -255,13 +222,8 @@ def compare_numbers(
 
     scikit-learn fits them; the choice among them is by cross-validation over the labelled rows.
 
-    Args:
-        features_nF: of the labelled rows, of any shape.
-        targets_n: their labels, in their unit.
-        test_features_BF: of the rows that only measure.
-        test_targets_B: their labels.
-        measure: of regression.
-        seed: of folds and of what the regressions draw.
+    Features are of any shape, labels in their unit, and the measure is one of regression. Test rows
+    only measure.
 
     Raises:
         DataError: too few labelled rows, rows and labels that do not go together, or values that
@@ -274,41 +236,29 @@ def compare_numbers(
             f"solo: {len(y_n)} labelled rows are too few to choose a regression by; label "
             f"{_FEWEST} or more"
         )
-    found = []
-    for name, one in REGRESSORS.items():
-        state = derive_seed(seed, "solo", name) % 2**32
-        model = one.make(len(y_n), state).fit(x_nF, y_n)
-        found.append(
-            BaselineResult(
-                name=name,
-                title=one.title,
-                validation=_validation_of_numbers(
-                    one.make(len(y_n), state), x_nF, y_n, measure, seed
-                ),
-                test=measure.of(Scored(truth=y_B, scores=model.predict(x_BF))),
-            )
-        )
-    return found
-
-
-def _validation_of_numbers(
-    model: Any, x_nF: FloatArray, y_n: FloatArray, measure: Measure, seed: int
-) -> float | None:
     from sklearn.model_selection import KFold, cross_val_predict
 
-    folds = KFold(
-        min(_FOLDS_OF_NUMBERS, len(y_n)),
-        shuffle=True,
-        random_state=derive_seed(seed, "solo", "folds") % 2**32,
-    )
-    said_n = cross_val_predict(model, x_nF, y_n, cv=folds)
-    value = measure.of(Scored(truth=y_n, scores=said_n))
-    return None if math.isnan(value) else value
+    parts, state = min(_FOLDS_OF_NUMBERS, len(y_n)), derive_seed(seed, "solo", "folds") % 2**32
+    folds = KFold(parts, shuffle=True, random_state=state)
+
+    def result(name: str, title: str) -> BaselineResult:
+        model = _regressor(name, len(y_n), derive_seed(seed, "solo", name) % 2**32)
+        said_n = cross_val_predict(model, x_nF, y_n, cv=folds)
+        value = measure.of(Scored(truth=y_n, scores=said_n))
+        test_B = model.fit(x_nF, y_n).predict(x_BF)
+        return BaselineResult(
+            name=name,
+            title=title,
+            validation=None if math.isnan(value) else value,
+            test=measure.of(Scored(truth=y_B, scores=test_B)),
+        )
+
+    return [result(name, title) for name, title in REGRESSORS.items()]
 
 
 def _checked_numbers(features: ArrayLike, targets: ArrayLike) -> tuple[FloatArray, FloatArray]:
-    rows: NDArray[np.float64] = np.asarray(features, dtype=np.float64)
-    y: NDArray[np.float64] = np.asarray(targets, dtype=np.float64)
+    rows: FloatArray = np.asarray(features, dtype=np.float64)
+    y: FloatArray = np.asarray(targets, dtype=np.float64)
     x = rows.reshape(len(rows), -1)
     if y.shape != (len(x),) or not len(x):
         raise DataError(f"solo: {len(x)} rows need as many labels, got shape {y.shape}")
@@ -317,51 +267,28 @@ def _checked_numbers(features: ArrayLike, targets: ArrayLike) -> tuple[FloatArra
     return x, y
 
 
-@dataclass(frozen=True)
-class Detector:
-    """One way to learn alone.
-
-    Attributes:
-        title: for people.
-        make: from the number of training rows and a seed of 32 bits to an unfitted estimator of
-            scikit-learn with `score_samples`, lower for what is stranger.
-    """
-
-    title: str
-    make: Callable[[int, int], Any] = field(repr=False)
+DETECTORS: Mapping[str, str] = MappingProxyType({
+    "components": "Probabilistic PCA",
+    "neighbours": "Local outlier factor",
+    "one_class_svm": "One-class SVM",
+    "isolation_forest": "Isolation forest",
+})  # fmt: skip
+"""Titles by name, in the order in which equals are preferred."""
 
 
-def _components(rows: int, seed: int) -> Any:
+def _detector(name: str, rows: int, seed: int) -> Any:
+    """An unfitted one of `DETECTORS`; its `score_samples` are lower for what is stranger."""
     from sklearn.decomposition import PCA
-
-    return PCA(n_components=_SHARE, svd_solver="full")
-
-
-def _neighbours(rows: int, seed: int) -> Any:
+    from sklearn.ensemble import IsolationForest
     from sklearn.neighbors import LocalOutlierFactor
-
-    return LocalOutlierFactor(n_neighbors=min(_NEIGHBOURS, rows - 1), novelty=True)
-
-
-def _support(rows: int, seed: int) -> Any:
     from sklearn.svm import OneClassSVM
 
-    return OneClassSVM(nu=0.1)
-
-
-def _isolation_forest(rows: int, seed: int) -> Any:
-    from sklearn.ensemble import IsolationForest
-
-    return IsolationForest(random_state=seed)
-
-
-DETECTORS: Mapping[str, Detector] = MappingProxyType({
-    "components": Detector("Probabilistic PCA", _components),
-    "neighbours": Detector("Local outlier factor", _neighbours),
-    "one_class_svm": Detector("One-class SVM", _support),
-    "isolation_forest": Detector("Isolation forest", _isolation_forest),
-})  # fmt: skip
-"""By name, in the order in which equals are preferred."""
+    return {
+        "components": PCA(n_components=_SHARE, svd_solver="full"),
+        "neighbours": LocalOutlierFactor(n_neighbors=min(_NEIGHBOURS, rows - 1), novelty=True),
+        "one_class_svm": OneClassSVM(nu=0.1),
+        "isolation_forest": IsolationForest(random_state=seed),
+    }[name]
 
 
 def compare_detectors(
@@ -373,12 +300,7 @@ def compare_detectors(
     Training rows have no label to choose a detector by, so each is chosen by what it does on the
     test rows: that favours the best of them, and a gain over it is rather too small than too large.
 
-    Args:
-        train_TF: rows of any shape.
-        test_BF: likewise.
-        anomalies_B: 1 where a test row is one, else 0.
-        measure: of anomaly detection.
-        seed: of what detectors draw.
+    Rows are of any shape, anomalies_B is 1 where a test row is one, else 0.
 
     Raises:
         DataError: too few rows, rows and labels that do not go together, or values that are not
@@ -392,10 +314,10 @@ def compare_detectors(
             f"{truth_B.shape}; give {_FEWEST} training rows or more, and each test row a label"
         )
     found = []
-    for name, one in DETECTORS.items():
-        model = one.make(len(x_TF), derive_seed(seed, "solo", name) % 2**32).fit(x_TF)
+    for name, title in DETECTORS.items():
+        model = _detector(name, len(x_TF), derive_seed(seed, "solo", name) % 2**32).fit(x_TF)
         value = measure.of(Scored(truth=truth_B, scores=-model.score_samples(x_BF)))
-        found.append(BaselineResult(name=name, title=one.title, validation=value, test=value))
+        found.append(BaselineResult(name=name, title=title, validation=value, test=value))
     return found
 
 

@@ -7,27 +7,23 @@ Letters: N training rows, n of them with labels, R of them that teach, B rows to
 of a row, C of its expansion, K classes.
 """
 
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from secure_apfed.solo.interface import FloatArray, IntArray, SoloTask, held_out
+from secure_apfed.solo.interface import FloatArray, IntArray, Predictor, SoloTask, held_out
 
 __all__ = [
-    "Classifier",
     "GradientBoosting",
     "Logistic",
-    "Neighbours",
     "Ridge",
-    "RidgeStudent",
     "SelfTraining",
     "Spreading",
     "SpreadingStudent",
     "best_strength",
+    "classifier",
     "logistic",
-    "ridge_student",
     "scale_of",
     "table_of",
 ]
@@ -49,16 +45,9 @@ _ALPHA = 0.2
 _SPREADING_ROUNDS = 1_000
 
 
-@dataclass(frozen=True)
-class Classifier:
-    """A fitted scaler, a fitted classifier with probabilities, and how many classes there are."""
-
-    scale: Any
-    model: Any
-    classes: int
-
-    def scores(self, features_BF: FloatArray) -> FloatArray:
-        return table_of(self.model, self.scale.transform(features_BF), self.classes)
+def classifier(scale: Any, model: Any, classes: int) -> Predictor:
+    """A fitted scaler, and a fitted classifier with probabilities."""
+    return Predictor(lambda x_BF: table_of(model, scale.transform(x_BF), classes))
 
 
 def table_of(model: Any, scaled_BF: FloatArray, classes: int) -> FloatArray:
@@ -96,19 +85,17 @@ def _best_strength(rows: bytes, labels: bytes, seed: int) -> float:
     parts = held_out(labels_n, _FOLDS, seed)
     if not parts:
         return 1.0
-    return max(_STRENGTHS, key=lambda C: _likelihood(C, scaled_nF, labels_n, parts))
 
+    def likelihood(strength: float) -> float:
+        total = 0.0
+        for part in parts:
+            kept = np.setdiff1d(np.arange(len(labels_n)), part)
+            model = logistic(strength).fit(scaled_nF[kept], labels_n[kept])
+            table_BK = table_of(model, scaled_nF[part], int(labels_n.max()) + 1)
+            total += float(np.log(table_BK[np.arange(len(part)), labels_n[part]] + 1e-12).sum())
+        return total
 
-def _likelihood(
-    strength: float, scaled_nF: FloatArray, labels_n: IntArray, parts: list[IntArray]
-) -> float:
-    total = 0.0
-    for part in parts:
-        kept = np.setdiff1d(np.arange(len(labels_n)), part)
-        model = logistic(strength).fit(scaled_nF[kept], labels_n[kept])
-        table_BK = table_of(model, scaled_nF[part], int(labels_n.max()) + 1)
-        total += float(np.log(table_BK[np.arange(len(part)), labels_n[part]] + 1e-12).sum())
-    return total
+    return max(_STRENGTHS, key=likelihood)
 
 
 class Logistic:
@@ -116,11 +103,11 @@ class Logistic:
 
     name, title = "logistic", "Logistic regression"
 
-    def fit(self, task: SoloTask) -> Classifier:
+    def fit(self, task: SoloTask) -> Predictor:
         scale = scale_of(task)
         scaled_nF = scale.transform(task.labelled_rows)
         strength = best_strength(scaled_nF, task.labels, task.seed)
-        return Classifier(scale, logistic(strength).fit(scaled_nF, task.labels), task.classes)
+        return classifier(scale, logistic(strength).fit(scaled_nF, task.labels), task.classes)
 
 
 class SelfTraining:
@@ -131,7 +118,7 @@ class SelfTraining:
 
     name, title = "self_training", "Self-training"
 
-    def fit(self, task: SoloTask) -> Classifier:
+    def fit(self, task: SoloTask) -> Predictor:
         from sklearn.semi_supervised import SelfTrainingClassifier
 
         scale = scale_of(task)
@@ -140,11 +127,11 @@ class SelfTraining:
         model = logistic(min(strength, _MOST_STRENGTH))
         if len(task.labelled) == len(scaled_NF):
             model.fit(scaled_NF[task.labelled], task.labels)
-            return Classifier(scale, model, task.classes)
+            return classifier(scale, model, task.classes)
         labels_N = np.full(len(scaled_NF), -1)
         labels_N[task.labelled] = task.labels
         taught = SelfTrainingClassifier(model, threshold=_SURE, max_iter=_TEACHING_ROUNDS)
-        return Classifier(scale, taught.fit(scaled_NF, labels_N), task.classes)
+        return classifier(scale, taught.fit(scaled_NF, labels_N), task.classes)
 
 
 class GradientBoosting:
@@ -152,7 +139,7 @@ class GradientBoosting:
 
     name, title = "gradient_boosting", "Gradient boosting"
 
-    def fit(self, task: SoloTask) -> Classifier:
+    def fit(self, task: SoloTask) -> Predictor:
         from sklearn.ensemble import HistGradientBoostingClassifier
 
         scale = scale_of(task)
@@ -164,25 +151,12 @@ class GradientBoosting:
             early_stopping=False,
             random_state=task.state(self.name),
         )
-        return Classifier(
+        return classifier(
             scale, model.fit(scale.transform(task.labelled_rows), task.labels), task.classes
         )
 
 
-@dataclass(frozen=True)
-class RidgeStudent:
-    """A fitted scaler, random features and regression."""
-
-    scale: Any
-    cosines: Any
-    ridge: Any
-
-    def scores(self, features_BF: FloatArray) -> FloatArray:
-        columns_BC = _columns(self.scale.transform(features_BF), self.cosines)
-        return np.asarray(self.ridge.predict(columns_BC), dtype=np.float64)
-
-
-def ridge_student(task: SoloTask, rows: IntArray, targets_RK: FloatArray) -> RidgeStudent:
+def _ridge(task: SoloTask, rows: IntArray, targets_RK: FloatArray) -> Predictor:
     """Return the regression from the features of the task's `rows` to `targets_RK`."""
     from sklearn.kernel_approximation import RBFSampler
     from sklearn.linear_model import RidgeCV
@@ -193,7 +167,12 @@ def ridge_student(task: SoloTask, rows: IntArray, targets_RK: FloatArray) -> Rid
     cosines = RBFSampler(gamma=width / 2, n_components=_COSINES, random_state=task.state("cosines"))
     cosines.fit(scaled_RF)
     ridge = RidgeCV(alphas=_LAMBDAS).fit(_columns(scaled_RF, cosines), targets_RK)
-    return RidgeStudent(scale, cosines, ridge)
+
+    def scores(features_BF: FloatArray) -> FloatArray:
+        columns_BC = _columns(scale.transform(features_BF), cosines)
+        return np.asarray(ridge.predict(columns_BC), dtype=np.float64)
+
+    return Predictor(scores)
 
 
 def _columns(scaled_BF: FloatArray, cosines: Any) -> FloatArray:
@@ -208,20 +187,8 @@ class Ridge:
 
     name, title = "ridge", "Ridge on random features"
 
-    def fit(self, task: SoloTask) -> RidgeStudent:
-        return ridge_student(task, task.labelled, task.indicators)
-
-
-@dataclass(frozen=True)
-class Neighbours:
-    """The mean label of the nearest training rows that the labels reached."""
-
-    nearest: Any
-    labels: FloatArray = field(repr=False)
-
-    def scores(self, features_BF: FloatArray) -> FloatArray:
-        found = self.nearest.kneighbors(features_BF, return_distance=False)
-        return np.asarray(self.labels[found].mean(axis=1), dtype=np.float64)
+    def fit(self, task: SoloTask) -> Predictor:
+        return _ridge(task, task.labelled, task.indicators)
 
 
 class Spreading:
@@ -233,14 +200,19 @@ class Spreading:
 
     name, title = "label_spreading", "Label spreading"
 
-    def fit(self, task: SoloTask) -> Neighbours:
+    def fit(self, task: SoloTask) -> Predictor:
         from sklearn.neighbors import NearestNeighbors
 
         labels_NK = _spread(task)
         reached_RK = labels_NK[labels_NK.any(axis=1)]
         nearest = NearestNeighbors(n_neighbors=min(_NEIGHBOURS, len(reached_RK)))
         nearest.fit(task.features[labels_NK.any(axis=1)])
-        return Neighbours(nearest, reached_RK)
+
+        def scores(features_BF: FloatArray) -> FloatArray:
+            found = nearest.kneighbors(features_BF, return_distance=False)
+            return np.asarray(reached_RK[found].mean(axis=1), dtype=np.float64)
+
+        return Predictor(scores)
 
 
 class SpreadingStudent:
@@ -248,10 +220,10 @@ class SpreadingStudent:
 
     name, title = "label_spreading_ridge", "Label spreading, ridge student"
 
-    def fit(self, task: SoloTask) -> RidgeStudent:
+    def fit(self, task: SoloTask) -> Predictor:
         labels_NK = _spread(task)
         reached = np.flatnonzero(labels_NK.any(axis=1))
-        return ridge_student(task, reached, labels_NK[reached])
+        return _ridge(task, reached, labels_NK[reached])
 
 
 def _spread(task: SoloTask) -> FloatArray:

@@ -7,7 +7,7 @@ Letters: N training rows, n of them with labels, B rows to predict, F features o
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, Self, TypeAlias, runtime_checkable
 
@@ -88,19 +88,6 @@ class SoloTask:
 
     def __post_init__(self) -> None:
         checked_rows(self.features, self.shape)
-        self._check_positions()
-        seen = np.unique(self.labels)
-        if len(seen) < 2:
-            raise DataError(
-                f"solo: the {len(self.labels)} labelled rows are of {len(seen)} class(es), and "
-                "at least two are needed; label rows of another class"
-            )
-        if seen[0] < 0 or seen[-1] >= self.classes:
-            raise DataError(
-                f"solo: labels lie in 0 to {self.classes - 1}, got {seen[0]} to {seen[-1]}"
-            )
-
-    def _check_positions(self) -> None:
         rows, at = len(self.features), self.labelled
         if at.ndim != 1 or at.shape != self.labels.shape:
             raise DataError(
@@ -113,6 +100,16 @@ class SoloTask:
             )
         if len(np.unique(at)) != len(at):
             raise DataError("solo: a labelled row is listed twice")
+        seen = np.unique(self.labels)
+        if len(seen) < 2:
+            raise DataError(
+                f"solo: the {len(self.labels)} labelled rows are of {len(seen)} class(es), and "
+                "at least two are needed; label rows of another class"
+            )
+        if seen[0] < 0 or seen[-1] >= self.classes:
+            raise DataError(
+                f"solo: labels lie in 0 to {self.classes - 1}, got {seen[0]} to {seen[-1]}"
+            )
 
     @property
     def labelled_rows(self) -> FloatArray:
@@ -134,21 +131,20 @@ class SoloTask:
         return derive_seed(self.seed, "solo", *purpose) % 2**32
 
 
-class Predictor(Protocol):
-    """A model of the active's own features."""
+@dataclass(frozen=True)
+class Predictor:
+    """A model of the active's own features.
 
-    def scores(self, features_BF: FloatArray) -> FloatArray:
-        """Scores (B, K) of rows like the task's; the largest of a row is the prediction."""
-        ...
+    Attributes:
+        scores: from rows like the task's (B, F) to scores (B, K); the largest of a row is the
+            prediction.
+    """
+
+    scores: Callable[[FloatArray], FloatArray] = field(repr=False)
 
 
 class Baseline(Protocol):
-    """One way to learn alone.
-
-    Attributes:
-        name: its key in the table.
-        title: what tables and reports call it.
-    """
+    """One way to learn alone: its `name` is its key in the table, its `title` for people."""
 
     @property
     def name(self) -> str: ...

@@ -64,12 +64,8 @@ def fitted_once(
 ) -> nn.Module:
     """Return, to be evaluated, the network that `fit` trains, or trained before for an equal task.
 
-    Args:
-        name: of the baseline, whose random numbers `fit` draws.
-        task: of which the fit reads rows, seed, labels and classes, and no settings of the run.
-        fresh: a network of the shape that `fit` returns.
-        fit: trains one from these.
-        labels: whether it reads labels and classes.
+    Of the task the fit reads rows and seed, and labels and classes where it says so, but no
+    settings of the run. `fresh` makes a network of the shape that `fit` returns.
     """
     draws, store = seeded(task.seed, "solo", name), _STORE.get()
     if store is None:

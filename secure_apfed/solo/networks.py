@@ -8,8 +8,8 @@ weights of all.
 import copy
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import torch
@@ -21,16 +21,13 @@ from secure_apfed.learning.descent import Compute, Trainer
 from secure_apfed.models import Shape, encoder_and_head
 from secure_apfed.seeds import Draws, seeded, shuffled
 from secure_apfed.solo.classical import best_strength, logistic, scale_of, table_of
-from secure_apfed.solo.interface import FloatArray, SoloTask
+from secure_apfed.solo.interface import FloatArray, Predictor, SoloTask
 from secure_apfed.solo.kept import fitted_once
 
 __all__ = [
     "Autoencoder",
-    "CodeClassifier",
     "MixMatch",
-    "MixedNetwork",
     "Network",
-    "TrainedNetwork",
     "flattened",
     "parted",
 ]
@@ -63,20 +60,6 @@ for CIFAR-10."""
 _AVERAGE = 0.98
 
 
-@dataclass(frozen=True)
-class TrainedNetwork:
-    """A network with its rows' shape and the place where it computes."""
-
-    network: nn.Module = field(repr=False)
-    shape: Shape
-    compute: Compute
-
-    @torch.no_grad()
-    def scores(self, features_BF: FloatArray) -> FloatArray:
-        scores_BK: Tensor = self.network(_rows(features_BF, self.shape, self.compute))
-        return scores_BK.double().softmax(1).cpu().numpy()
-
-
 class Network:
     """The run's own network, trained on the labelled rows with the run's own optimiser.
 
@@ -87,7 +70,7 @@ class Network:
 
     name, title = "network", "Own network"
 
-    def fit(self, task: SoloTask) -> TrainedNetwork:
+    def fit(self, task: SoloTask) -> Predictor:
         """Train until the labelled rows are learnt or the steps are spent.
 
         Raises:
@@ -96,7 +79,14 @@ class Network:
         """
         attempt = _attempt_that_learns(task)
         attempt.finish()
-        return TrainedNetwork(attempt.network.eval(), task.shape, attempt.compute)
+        network = attempt.network.eval()
+
+        @torch.no_grad()
+        def scores(features_BF: FloatArray) -> FloatArray:
+            scores_BK: Tensor = network(_rows(features_BF, task.shape, attempt.compute))
+            return scores_BK.double().softmax(1).cpu().numpy()
+
+        return Predictor(scores)
 
 
 def _attempt_that_learns(task: SoloTask) -> "_Attempt":
@@ -170,19 +160,6 @@ def _rows(features_BF: FloatArray, shape: Shape, compute: Compute) -> Tensor:
     return compute.place(torch.from_numpy(features_BF).reshape(-1, *shape))
 
 
-@dataclass(frozen=True)
-class CodeClassifier:
-    scale: Any
-    encoder: nn.Module = field(repr=False)
-    code_scale: Any
-    model: Any
-    classes: int
-
-    def scores(self, features_BF: FloatArray) -> FloatArray:
-        codes_BD = _codes(self.encoder, self.scale.transform(features_BF))
-        return table_of(self.model, self.code_scale.transform(codes_BD), self.classes)
-
-
 class Autoencoder:
     """A denoising autoencoder learns a code of all rows; logistic regression classifies the code.
 
@@ -191,7 +168,7 @@ class Autoencoder:
 
     name, title = "autoencoder", "Autoencoder"
 
-    def fit(self, task: SoloTask) -> CodeClassifier:
+    def fit(self, task: SoloTask) -> Predictor:
         from sklearn.preprocessing import StandardScaler
 
         scale = scale_of(task)
@@ -210,7 +187,12 @@ class Autoencoder:
         codes_nD = code_scale.transform(codes_ND[task.labelled])
         model = logistic(best_strength(codes_nD, task.labels, task.seed))
         model.fit(codes_nD, task.labels)
-        return CodeClassifier(scale, encoder, code_scale, model, task.classes)
+
+        def scores(features_BF: FloatArray) -> FloatArray:
+            codes_BD = code_scale.transform(_codes(encoder, scale.transform(features_BF)))
+            return table_of(model, codes_BD, task.classes)
+
+        return Predictor(scores)
 
 
 def _fresh_coder(features: int) -> nn.Module:
@@ -245,18 +227,6 @@ def _codes(encoder: nn.Module, scaled_BF: FloatArray) -> FloatArray:
     return codes_BD.double().numpy()
 
 
-@dataclass(frozen=True)
-class MixedNetwork:
-    scale: Any
-    network: nn.Module = field(repr=False)
-
-    @torch.no_grad()
-    def scores(self, features_BF: FloatArray) -> FloatArray:
-        scaled_BF = torch.from_numpy(self.scale.transform(features_BF)).float()
-        logits_BK: Tensor = self.network(scaled_BF)
-        return logits_BK.double().softmax(1).numpy()
-
-
 class MixMatch:
     """Guessed, sharpened labels of unlabelled rows, mixed with the labelled ones.
 
@@ -270,10 +240,10 @@ class MixMatch:
 
     name, title = "mixmatch", "MixMatch"
 
-    def fit(self, task: SoloTask) -> MixedNetwork:
+    def fit(self, task: SoloTask) -> Predictor:
         return self.fit_together([task])[0]
 
-    def fit_together(self, tasks: Sequence[SoloTask]) -> list[MixedNetwork]:
+    def fit_together(self, tasks: Sequence[SoloTask]) -> list[Predictor]:
         """Each as it would be fitted by itself; they learn at the same time.
 
         Raises:
@@ -294,15 +264,23 @@ class MixMatch:
                 trained.extend(_trained(rows, draws))
             return trained[place]
 
-        def network(place: int) -> nn.Module:
-            return fitted_once(
+        def predictor(place: int) -> Predictor:
+            network = fitted_once(
                 self.name,
                 tasks[place],
                 fresh=lambda: _fresh(x_NF.shape[1], tasks[0].classes),
                 fit=lambda draws: fitted(draws, place),
             )
 
-        return [MixedNetwork(scale, network(place)) for place in range(len(tasks))]
+            @torch.no_grad()
+            def scores(features_BF: FloatArray) -> FloatArray:
+                scaled_BF = torch.from_numpy(scale.transform(features_BF)).float()
+                logits_BK: Tensor = network(scaled_BF)
+                return logits_BK.double().softmax(1).numpy()
+
+            return Predictor(scores)
+
+        return [predictor(place) for place in range(len(tasks))]
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,13 +16,13 @@ from secure_apfed.config.file import dump_config, load_config_text
 from secure_apfed.defences import (
     DEFENCES,
     Surroundings,
-    gradient_chain,
-    label_code,
+    gradient_defences,
+    label_defence,
     representation_chain,
     statements,
     who_applies,
 )
-from secure_apfed.defences.interface import GradientDefence, LabelDefence, Leaving
+from secure_apfed.defences.interface import GradientDefence, LabelDefence
 from secure_apfed.defences.interface import RepresentationDefence as Layer
 from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.exchange import Kind, TensorSpec, unpack
@@ -145,15 +145,10 @@ def test_what_couples_rows_does_not_go_with_private_training() -> None:
         config_of("apfed_c", {"kind": "nopeek"}, dp_sgd={"clip": 1.0, "noise_multiplier": 1.0})
 
 
-def test_an_empty_list_is_the_identity() -> None:
-    h_BD, labels_N = torch.randn(5, 2, 2), torch.tensor([0, 1])
-    sent_BD, penalty = representation_chain([], around())(h_BD, h_BD, 0)
-    assert sent_BD is h_BD
-    assert penalty is None
-    assert gradient_chain([], around(), "contributions").protect(h_BD, Leaving(0, "active")) is h_BD
-    code = label_code([], around())
-    assert code.targets(labels_N) is labels_N
-    assert code.decode(h_BD) is h_BD
+def test_an_empty_list_does_nothing() -> None:
+    assert representation_chain([], around()) is None
+    assert gradient_defences([], around(), "contributions") == ()
+    assert label_defence([], around()) is None
 
 
 @pytest.mark.parametrize("method", ["apfed_c", "tvfl"])

@@ -116,11 +116,12 @@ def _intersection(of: Callable[[Any], Any]) -> bytes:
     ).digest
 
 
-GUARD = secure_apfed.GaussianGuard(clip=1.0, sigma=2.0, key=KEY, noise="reproducible_insecure")
+NOISY: dict[str, Any] = {"clip": 1.0, "sigma": 2.0, "key": KEY, "noise": "reproducible_insecure"}
+GUARD = secure_apfed.GaussianGuard(**NOISY)
 
 TAKERS: Mapping[str, Callable[[Callable[[Any], Any]], Any]] = {
     "guard": lambda of: _released(GUARD, of(3)),
-    "frozen guard": lambda of: _released(FrozenGaussianGuard(GUARD), of(3)),
+    "frozen guard": lambda of: _released(FrozenGaussianGuard(**NOISY), of(3)),
     "no guard": lambda of: _released(secure_apfed.NoGuard(), of(3)),
     "gradient guard": lambda of: (
         GradientGuard(clip=1.0, noise_multiplier=1.0, key=KEY, noise="reproducible_insecure")

@@ -222,7 +222,7 @@ def test_sums_and_moments_take_these_distances() -> None:
     assert moment.sensitivity == pytest.approx(math.sqrt(2) * 127 + math.sqrt(24))
     ledger = PrivacyLedger(votes, delta=DELTA, budget=None, rows=2, log=None)
     ledger.charge(step=0, rows=torch.arange(2), digest=b"1")
-    assert ledger.spent().epsilon_x == votes.epsilon(1, DELTA)
+    assert ledger.spent().epsilon_x == votes.epsilon_of(1, DELTA)
 
 
 # Weights
@@ -380,7 +380,7 @@ def test_weights_and_a_sum_cost_at_least_what_exact_gaussians_would() -> None:
     mu = math.hypot(1 / SUM.noise_multiplier, gdp_mu(3.0, DELTA))
     assert gdp_epsilon(mu, DELTA) <= labelled <= 1.15 * gdp_epsilon(mu, DELTA)
     vote = table_guarantee(private(3.0), SUM, delta=DELTA).vote
-    assert vote == SUM.epsilon(1, DELTA)
+    assert vote == SUM.epsilon_of(1, DELTA)
     assert isinstance(SUM, SummedRelease)
 
 

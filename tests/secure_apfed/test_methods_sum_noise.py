@@ -65,7 +65,7 @@ def test_every_passive_accounts_apart_from_the_active(
     )
     for account in result["contributions"].values():
         assert account["releases"] == 3
-        expected = release.epsilon(3, 1e-5)
+        expected = release.epsilon_of(3, 1e-5)
         assert account["epsilon"] == (expected if np.isfinite(expected) else "inf")
     assert result["privacy"]["accountants"].keys() >= {"gdp"}
     assert "contribution guarantee" in result["guarantee"]

@@ -88,9 +88,9 @@ def test_noise_is_as_large_as_it_is_told_and_is_charged_once() -> None:
         make_labeller("spreading"), hard=False, deviation=terms["steps"], honest=2,
         steps=2**15 - 1, classes=10, integers=True,
     )  # fmt: skip
-    assert 1.95 < release.epsilon(1, 1e-5) <= 2.0
+    assert 1.95 < release.epsilon_of(1, 1e-5) <= 2.0
     assert {name: one.spent().epsilon_x for name, one in session.contributions.items()} == (
-        pytest.approx(dict.fromkeys(session.contract.passives, release.epsilon(1, 1e-5)))
+        pytest.approx(dict.fromkeys(session.contract.passives, release.epsilon_of(1, 1e-5)))
     )
 
 

@@ -75,7 +75,7 @@ def exact_delta(deviation: int, honest: int, shift: int, epsilon: float) -> floa
 def test_the_claim_holds_for_one_value_exactly(deviation: int, honest: int, shift: int) -> None:
     """A small audit without chance: the claimed epsilon against the true divergence."""
     release = SummedRelease(deviation=deviation, honest=honest, sensitivity=shift, numbers=1)
-    claimed = release.epsilon(1, DELTA)
+    claimed = release.epsilon_of(1, DELTA)
     assert exact_delta(deviation, honest, shift, claimed) <= DELTA
     # And it is no empty claim: a third less noise breaks it.
     if deviation == 10:
@@ -83,7 +83,7 @@ def test_the_claim_holds_for_one_value_exactly(deviation: int, honest: int, shif
 
 
 def test_noise_of_one_party_counted_for_two_is_found_out_exactly() -> None:
-    claimed = SummedRelease(deviation=5, honest=2, sensitivity=10, numbers=1).epsilon(1, DELTA)
+    claimed = SummedRelease(deviation=5, honest=2, sensitivity=10, numbers=1).epsilon_of(1, DELTA)
     assert exact_delta(5, 2, 10, claimed) <= DELTA
     assert exact_delta(5, 1, 10, claimed) > DELTA
 
@@ -149,7 +149,7 @@ def test_cost_grows_with_releases_and_falls_with_noise_and_honest_parties() -> N
     usual = {"deviation": 100_000, "honest": 2, "sensitivity": 65_542.0, "numbers": 8192}
 
     def epsilon(releases: int = 10, **changes: float) -> float:
-        return SummedRelease(**{**usual, **changes}).epsilon(releases, DELTA)  # type: ignore[arg-type]
+        return SummedRelease(**{**usual, **changes}).epsilon_of(releases, DELTA)  # type: ignore[arg-type]
 
     assert epsilon(0) == 0
     for less, more in pairwise([epsilon(1), epsilon(10), epsilon(50)]):
@@ -163,7 +163,7 @@ def test_the_tails_that_are_cut_off_are_paid_for() -> None:
     release = SummedRelease(deviation=10, honest=3, sensitivity=1.0, numbers=1000)
     assert 0 < release.tail < 1e-34
     # With so small a delta nothing is left for the noise itself.
-    assert release.epsilon(1, 1e-36) == math.inf
+    assert release.epsilon_of(1, 1e-36) == math.inf
 
 
 @pytest.mark.parametrize("epsilon", [1.0, 8.0])
@@ -177,7 +177,7 @@ def test_calibration_is_the_least_noise_that_keeps_the_budget(
 
     def cost(deviation: int) -> float:
         release = SummedRelease(deviation=deviation, **common)  # type: ignore[arg-type]
-        return release.epsilon(releases, DELTA)
+        return release.epsilon_of(releases, DELTA)
 
     assert cost(steps) <= epsilon < cost(steps - 1)
 
@@ -199,7 +199,7 @@ def test_a_release_without_noise_or_bound_is_refused(field: str) -> None:
 
 def test_the_ledger_counts_and_stops_before_the_budget() -> None:
     release = SummedRelease(deviation=100_000, honest=2, sensitivity=65_542.0, numbers=64)
-    budget = release.epsilon(3, DELTA)
+    budget = release.epsilon_of(3, DELTA)
     ledger = PrivacyLedger(release, delta=DELTA, budget=budget, rows=4, log=None)
     for step in range(3):
         ledger.charge(step=step, rows=torch.tensor([0, 1]), digest=bytes([step]))

@@ -16,7 +16,7 @@ CLIP, SIGMA = 1.5, 0.5
 
 
 def frozen(key: bytes = KEY) -> FrozenGaussianGuard:
-    return FrozenGaussianGuard(GaussianGuard(clip=CLIP, sigma=SIGMA, key=key))
+    return FrozenGaussianGuard(clip=CLIP, sigma=SIGMA, key=key)
 
 
 def batch(seed: int, rows: int = 4, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -206,7 +206,7 @@ def test_the_statement_says_that_rows_are_frozen_and_the_key_is_nowhere() -> Non
         "row-release guarantee, encoder held fixed; "
         "each row is noised once and sent unchanged ever after"
     )
-    assert repr(guard) == "FrozenGaussianGuard(GaussianGuard(clip=1.5, sigma=0.5, noise='secret'))"
+    assert repr(guard) == "FrozenGaussianGuard(clip=1.5, sigma=0.5, noise='secret')"
 
 
 class TestAudit:

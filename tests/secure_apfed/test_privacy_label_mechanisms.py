@@ -145,7 +145,7 @@ def test_the_statement_names_epsilon_and_what_is_left_out(name: str) -> None:
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, 41.0, math.inf, math.nan])
 def test_epsilon_out_of_range_is_refused(name: str, epsilon: float) -> None:
     with pytest.raises(ConfigError, match=f"up to 40, got {epsilon}"):
-        LABEL_MECHANISMS[name](epsilon=epsilon, classes=5)  # type: ignore[call-arg]  # not of none
+        LABEL_MECHANISMS[name](epsilon=epsilon, classes=5)
 
 
 @pytest.mark.parametrize("name", PROTECTING)

@@ -76,7 +76,9 @@ def test_the_foreseen_grid_of_pld_is_that_of_its_library() -> None:
     for epsilon in (0.5, 20.0):
         mechanism = release(epsilon, 1)
         library = privacy_loss_distribution.from_gaussian_mechanism(mechanism.noise_multiplier)
-        assert _pld_grid(mechanism, 1)[0] == pytest.approx(library._pmf_remove.size, rel=0.01)
+        assert _pld_grid(mechanism.noise_multiplier, 1)[0] == pytest.approx(
+            library._pmf_remove.size, rel=0.01
+        )
 
 
 def test_an_epsilon_that_rounds_to_nothing_has_no_grid() -> None:

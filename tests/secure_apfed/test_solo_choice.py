@@ -7,20 +7,12 @@ import pytest
 
 from secure_apfed.errors import DataError, ModelError
 from secure_apfed.settings.training import TrainSettings
-from secure_apfed.solo import BASELINES, SoloTask
+from secure_apfed.solo import BASELINES, Predictor, SoloTask
 from secure_apfed.solo.choice import FOLDS, BaselineResult, best, chosen, compare
 from secure_apfed.solo.interface import ENOUGH_LABELS, FloatArray, IntArray, held_out
 from secure_apfed.solo.kept import fits_kept_meanwhile
 
 FAST = {name: BASELINES[name] for name in ("label_spreading", "ridge", "logistic")}
-
-
-@dataclass(frozen=True)
-class Answers:
-    table: FloatArray
-
-    def scores(self, features_BF: FloatArray) -> FloatArray:
-        return np.asarray(self.table[features_BF[:, 0].astype(int)], dtype=np.float64)
 
 
 @dataclass
@@ -38,11 +30,12 @@ class Witness:
     def title(self) -> str:
         return self.name
 
-    def fit(self, task: SoloTask) -> Answers:
+    def fit(self, task: SoloTask) -> Predictor:
         self.tasks.append(task)
         right = np.arange(len(self.knows)) % 2
         guess = np.where(self.knows, right, 1 - right)
-        return Answers(np.eye(2)[guess])
+        answers = np.eye(2)[guess]
+        return Predictor(lambda features_BF: answers[features_BF[:, 0].astype(int)])
 
 
 def rows(count: int) -> FloatArray:
@@ -96,7 +89,7 @@ def test_a_baseline_that_cannot_be_fitted_is_not_chosen(monkeypatch: pytest.Monk
     task, _, _ = blobs(24)
 
     class Diverges(Witness):
-        def fit(self, task: SoloTask) -> Answers:
+        def fit(self, task: SoloTask) -> Predictor:
             raise ModelError("diverged")
 
     table = {"diverges": Diverges("diverges", []), "ridge": BASELINES["ridge"]}

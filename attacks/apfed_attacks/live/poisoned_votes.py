@@ -15,7 +15,6 @@ import numpy as np
 
 from secure_apfed.labellers import Labeller, hard
 from secure_apfed.labellers.interface import Features, Floats, Integers
-from secure_apfed.privacy.accountants import Mechanism, NoPrivacy
 from secure_apfed.seeds import derive_seed
 
 __all__ = ["Poison", "PoisonedVotes"]
@@ -24,7 +23,7 @@ Poison = Literal["random", "constant", "flip", "rotate"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PoisonedVotes:
+class PoisonedVotes(Labeller):
     """A labeller whose votes serve its party; hard ones, which weigh most.
 
     Attributes:
@@ -36,17 +35,11 @@ class PoisonedVotes:
 
     name: ClassVar[str] = "poisoned"
     title: ClassVar[str] = "votes that serve the voter"
-    linear: ClassVar[bool] = False
     inductive: ClassVar[bool] = False
-    signed: ClassVar[bool] = False
 
     honest: Labeller
     way: Poison
     seed: int = 0
-
-    @property
-    def model(self) -> Mechanism:
-        return NoPrivacy()
 
     def label(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int

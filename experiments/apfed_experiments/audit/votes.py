@@ -346,13 +346,13 @@ VOTE_CASES: Mapping[str, VoteCase] = {
     "one vote in a sum": VoteCase(
         title="one hard vote in a sum under discrete noise: the sum",
         says="one vote, labeller held fixed",
-        claim=_SUM.epsilon(1, DELTA), gaussian=True, exceeded=False,
+        claim=_SUM.epsilon_of(1, DELTA), gaussian=True, exceeded=False,
         scores=partial(one_vote_in_a_sum, _ADDED, _HARD_VOTES),
     ),
     "one signed vote in a sum": VoteCase(
         title="one row of a ridge's votes in a sum under discrete noise: the sum",
         says="one vote, labeller held fixed",
-        claim=_SOFT.epsilon(1, DELTA), gaussian=True, exceeded=False,
+        claim=_SOFT.epsilon_of(1, DELTA), gaussian=True, exceeded=False,
         scores=partial(one_vote_in_a_sum, _ADDED, _SIGNED_VOTES),
     ),
     "one vote in a moment": VoteCase(
