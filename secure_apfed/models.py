@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from secure_apfed.errors import ModelError
-from secure_apfed.settings.model import ModelSettings
+from secure_apfed.settings.training import ModelSettings
 
 __all__ = [
     "CONV_CIFAR",
@@ -319,7 +319,7 @@ class SequenceEncoder(nn.Module):
     """Sequences -> the last state of each direction of each view, side by side.
 
     FedMV, sections 6 and 8.2. A row is flat: of each view the number of steps in use, then its
-    steps one after another, as `secure_apfed.data.views` lays them out.
+    steps one after another, as `secure_apfed.data.encoding` lays them out.
 
     Args:
         sequences: (T, C) of each view; size: numbers of one direction.

@@ -29,8 +29,7 @@ from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError, Unsa
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
 from secure_apfed.data import PartyTable, VerticalData, files_digest, load_data
-from secure_apfed.data.column_encoding import ColumnEncoding
-from secure_apfed.data.image_encoding import ImageEncoding
+from secure_apfed.data.encoding import ColumnEncoding, ImageEncoding
 from secure_apfed.errors import ApfedError, CheckpointError, DataError
 from secure_apfed.files import own_subfolder, read_json, to_json, write_atomically
 from secure_apfed.runs.folder import RunFolder, resumable

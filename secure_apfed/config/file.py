@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from secure_apfed.config import Config
+from secure_apfed.config.file import describe
 from secure_apfed.config.plain_yaml import KeyPath, as_yaml, parse_yaml, read_text, yaml_value
-from secure_apfed.config.problems import describe
 from secure_apfed.errors import ConfigError
 from secure_apfed.settings import Settings
 

@@ -8,9 +8,8 @@ the set cannot be cut so.
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from secure_apfed.data.image_sets import IMAGE_SETS
+from secure_apfed.data.catalogue import IMAGE_SETS, TABLE_SETS
 from secure_apfed.data.readers import DataSet
-from secure_apfed.data.table_sets import TABLE_SETS
 from secure_apfed.errors import ConfigError
 from secure_apfed.settings import unknown_name
 from secure_apfed.settings.data import ANOMALY_CLASSES, BUILT_IN_ACTIVE, TABLES, DataSettings

@@ -17,12 +17,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from secure_apfed.data.column_encoding import (
-    CategoricalColumn,
-    CellCounts,
-    Column,
-    ColumnEncoding,
-)
+from secure_apfed.data.encoding import CategoricalColumn, CellCounts, Column, ColumnEncoding
 
 __all__ = ["FEWEST_ROWS", "ColumnDrift", "DriftMeter", "Extremes", "extremes_of"]
 

@@ -7,8 +7,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter, ValidationError
 
-from secure_apfed.data.column_encoding import ColumnEncoding
-from secure_apfed.data.image_encoding import ImageEncoding
+from secure_apfed.data.encoding import ColumnEncoding, ImageEncoding
 from secure_apfed.errors import DataError
 
 __all__ = ["FeatureEncoding", "RawFeatures", "parse_encoding"]

@@ -12,11 +12,10 @@ import torch
 from numpy.typing import NDArray
 
 from apfed_protocols.ids import id_texts
-from secure_apfed.data.column_encoding import CellCounts, ColumnEncoding
-from secure_apfed.data.encoding import FeatureEncoding, RawFeatures
+from secure_apfed.data.encoding import CellCounts, ColumnEncoding, FeatureEncoding, RawFeatures
 from secure_apfed.data.files import read_file
 from secure_apfed.data.frames import is_table, read_blocks
-from secure_apfed.data.image_files import is_idx, parse_idx
+from secure_apfed.data.readers import is_idx, parse_idx
 from secure_apfed.errors import DataError
 from secure_apfed.names import column_name
 

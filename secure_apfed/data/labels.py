@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apfed_protocols.ids import EMPTY
-from secure_apfed.data.targets import UNLABELLED
+from secure_apfed.data.labels import UNLABELLED
 from secure_apfed.errors import DataError, SuspectColumnWarning
 
 __all__ = ["anomaly_labels", "class_labels", "require_one_spelling", "warn_of_empty_words"]

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from secure_apfed.data.image_encoding import ImageEncoding
+from secure_apfed.data.encoding import ImageEncoding
 from secure_apfed.data.records import UNLABELLED
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.seeds import derive_seed

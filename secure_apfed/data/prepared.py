@@ -10,10 +10,9 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
 
-from secure_apfed.data.encoding import parse_encoding
+from secure_apfed.data.encoding import View, parse_encoding
+from secure_apfed.data.labels import TargetScale
 from secure_apfed.data.records import OwnData, PartyTable
-from secure_apfed.data.targets import TargetScale
-from secure_apfed.data.views import View
 from secure_apfed.errors import CheckpointError, DataError
 from secure_apfed.files import read_bytes
 

@@ -26,7 +26,7 @@ from secure_apfed.data.cells import (
 from secure_apfed.data.frames import is_csv, only_columns, read_frame, to_texts
 from secure_apfed.data.labels import warn_of_empty_words
 from secure_apfed.data.records import check_distinct
-from secure_apfed.data.suspects import warn_of_ids, warn_of_labels
+from secure_apfed.data.tables import warn_of_ids, warn_of_labels
 from secure_apfed.errors import DataError, SuspectColumnWarning
 from secure_apfed.settings.data import DataSettings, PartySettings
 

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from apfed_protocols.ids import require_comparable
-from secure_apfed.data.encoding import FeatureEncoding
-from secure_apfed.data.targets import UNLABELLED, TargetScale
-from secure_apfed.data.views import View, check_views
+from secure_apfed.data.encoding import FeatureEncoding, View, check_views
+from secure_apfed.data.labels import UNLABELLED, TargetScale
 from secure_apfed.errors import DataError
 from secure_apfed.names import check_parties
 

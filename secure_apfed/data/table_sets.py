@@ -6,13 +6,14 @@ own have none: their readers check what is in them.
 
 from dataclasses import replace
 
+from secure_apfed.data.caltech import read_caltech_7, read_synthetic_caltech_7
 from secure_apfed.data.files import DataFile
-from secure_apfed.data.matlab import read_caltech_7
 from secure_apfed.data.mimic import (
     ADMISSION_COLUMNS,
     ADMISSION_FILES,
     STAY_CLASSES,
     read_mimic_iii,
+    read_synthetic_mimic_iii,
 )
 from secure_apfed.data.readers import (
     DataSet,
@@ -23,11 +24,11 @@ from secure_apfed.data.readers import (
     read_handwritten,
     read_wine,
 )
-from secure_apfed.data.sessions import SESSION_SEQUENCES, SESSION_VIEWS, read_sessions
-from secure_apfed.data.synthetic import (
-    read_synthetic_caltech_7,
+from secure_apfed.data.sessions import (
+    SESSION_SEQUENCES,
+    SESSION_VIEWS,
+    read_sessions,
     read_synthetic_keystrokes,
-    read_synthetic_mimic_iii,
 )
 
 __all__ = ["TABLE_SETS"]

@@ -18,14 +18,18 @@ from numpy.typing import NDArray
 from pyarrow import default_memory_pool
 
 from secure_apfed.data.catalogue import labels_are_numbers, party_names
-from secure_apfed.data.column_encoding import CellCounts, ColumnEncoding
-from secure_apfed.data.encoding import parse_encoding
-from secure_apfed.data.labels import anomaly_labels, class_labels
+from secure_apfed.data.encoding import (
+    CellCounts,
+    ColumnEncoding,
+    View,
+    fit_views,
+    locate_views,
+    parse_encoding,
+)
+from secure_apfed.data.labels import TargetScale, anomaly_labels, class_labels, read_numbers
 from secure_apfed.data.partition import choose_labelled, generator, passive_labels, split_rows
-from secure_apfed.data.raw_tables import RawTable, party_path, read_raw
 from secure_apfed.data.records import UNLABELLED, OwnData, PartyTable, VerticalData
-from secure_apfed.data.targets import TargetScale, read_numbers
-from secure_apfed.data.views import View, fit_views, locate_views
+from secure_apfed.data.tables import RawTable, party_path, read_raw
 from secure_apfed.errors import CheckpointError, ConfigError, DataError
 from secure_apfed.files import read_json
 from secure_apfed.settings.data import DataSettings, ViewColumns

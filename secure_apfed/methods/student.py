@@ -27,9 +27,8 @@ from secure_apfed.methods.method import Learner, Own, Steps
 from secure_apfed.methods.terms import outputs_of, task_of
 from secure_apfed.models import RandomFeatures, encoder_and_head
 from secure_apfed.seeds import one_thread, seeded, shuffled
-from secure_apfed.settings.model import ModelSettings
 from secure_apfed.settings.run import RunSettings
-from secure_apfed.settings.training import TrainSettings
+from secure_apfed.settings.training import ModelSettings, TrainSettings
 from secure_apfed.solo import Baseline, SoloTask
 from secure_apfed.solo.choice import chosen
 from secure_apfed.solo.kept import fits_kept_meanwhile

@@ -41,7 +41,7 @@ from secure_apfed.privacy.guard import make_guard
 from secure_apfed.privacy.ledger import PrivacyLedger, PrivacySpent
 from secure_apfed.privacy.randomised_response import make_label_mechanism
 from secure_apfed.secure_sums import sum_kind
-from secure_apfed.settings.transcript import TranscriptSettings
+from secure_apfed.settings.run import TranscriptSettings
 
 __all__ = ["STEPS", "Forecast", "IntersectionCost", "Link", "forecast"]
 

@@ -22,7 +22,7 @@ from apfed_protocols.errors import RunStoppedError
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_config
 from secure_apfed.data import ColumnEncoding, OwnData
-from secure_apfed.data.drift import Extremes, extremes_of
+from secure_apfed.data.inputs import Extremes, extremes_of
 from secure_apfed.errors import ConfigError, NoHelpWarning
 from secure_apfed.exchange import Kind, Links
 from secure_apfed.files import own_subfolder, write_atomically

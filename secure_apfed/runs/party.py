@@ -34,7 +34,7 @@ from secure_apfed.runs.outcome import Progress, RunResult
 from secure_apfed.runs.training_labels import answered_labels
 from secure_apfed.seeds import undisturbed
 from secure_apfed.settings import Settings
-from secure_apfed.settings.transcript import TranscriptSettings
+from secure_apfed.settings.run import TranscriptSettings
 from secure_apfed.workers import close_workers
 
 if TYPE_CHECKING:

@@ -25,15 +25,15 @@ from safetensors.torch import load
 from torch import Tensor, nn
 
 from secure_apfed.data import ColumnEncoding, FeatureEncoding, TargetScale, load_blocks
-from secure_apfed.data.column_encoding import CellCounts
-from secure_apfed.data.drift import ColumnDrift, DriftMeter, Extremes
+from secure_apfed.data.encoding import CellCounts
+from secure_apfed.data.inputs import ColumnDrift, DriftMeter, Extremes
 from secure_apfed.errors import DataError, ModelError
 from secure_apfed.files import read_bytes, read_json, to_csv
 from secure_apfed.measures import ScoreRanges, rows_for_stability, stability_index
 from secure_apfed.models import encoder_and_head
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.seeds import undisturbed
-from secure_apfed.settings.model import ModelSettings
+from secure_apfed.settings.training import ModelSettings
 from secure_apfed.tasks import TASKS, Classification, Task
 
 __all__ = [
@@ -274,7 +274,7 @@ class Compared:
         stability: how far the scores are spread otherwise than those of the training rows, see
             `secure_apfed.measures.stability_index`; None: nobody kept those, or too few rows.
         stability_needs: rows that have an index at least; 0: nobody kept those.
-        drift: of each raw column, see `secure_apfed.data.drift`; none of images, which the encoding
+        drift: of each raw column, see `secure_apfed.data.inputs`; none of images, which the encoding
             keeps no figures of.
     """
 

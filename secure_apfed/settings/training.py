@@ -12,8 +12,7 @@ from secure_apfed.settings import (
     Settings,
     SilentPassive,
 )
-from secure_apfed.settings.model import ModelSettings
-from secure_apfed.settings.objective import ObjectiveSettings
+from secure_apfed.settings.training import ModelSettings, ObjectiveSettings
 
 __all__ = [
     "DEVICE", "NoiseSettings", "PassiveSettings", "RuleSettings", "SumSettings", "TrainSettings",

@@ -14,7 +14,7 @@ import torch
 
 from secure_apfed.cli import execute
 from secure_apfed.data import load_blocks, load_features
-from secure_apfed.data.column_encoding import ColumnEncoding
+from secure_apfed.data.encoding import ColumnEncoding
 from secure_apfed.errors import DataError
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model, predict_file, predict_into, row_writer

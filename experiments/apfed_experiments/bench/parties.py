@@ -80,7 +80,7 @@ from secure_apfed.objectives import make_objective
 from secure_apfed.runs.local import WAYS, Way, free_addresses, prepare_parties, relaying
 from secure_apfed.runs.party import Joined, PartyFile, Peer, connect, joined
 from secure_apfed.seeds import one_thread, shuffled
-from secure_apfed.settings.objective import ContrastiveSettings
+from secure_apfed.settings.training import ContrastiveSettings
 
 __all__ = [
     "COUNTS", "EXCHANGE", "JOINT", "LOCAL", "LOG", "NVFLARE", "PATIENCE_S", "TRANSPORT", "echo",

@@ -43,7 +43,7 @@ from secure_apfed.measures import ACCURACY
 from secure_apfed.runs.run import run
 from secure_apfed.secure_sums import sum_kind
 from secure_apfed.settings.alignment import AlignmentSettings
-from secure_apfed.settings.objective import ReconstructionSettings
+from secure_apfed.settings.training import ReconstructionSettings
 
 __all__ = [
     "UNPROTECTED", "VICTIM", "Setting", "centred_cosine", "chosen", "cosine", "decoder",

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from apfed_experiments.presets import preset
 from apfed_experiments.tables.table import (
     Figures,
     FunctionJob,
@@ -27,7 +28,7 @@ from apfed_experiments.tables.table import (
     line_of,
 )
 from secure_apfed.config import Config
-from secure_apfed.data import VerticalData, load_data, preset
+from secure_apfed.data import VerticalData, load_data
 from secure_apfed.exchange import Kind
 from secure_apfed.learning.autoencoder import (
     DistillationSettings,
@@ -79,7 +80,7 @@ _PRINTED = {
 # What APC-VFL's experiments measure of each data set, and which methods they compare.
 #
 # Source: section 5 and Appendices A and B of the paper. Who holds which columns and people says
-# `secure_apfed.data.preset`; encoders, epochs, patience and Adam are the defaults of
+# `apfed_experiments.presets.preset`; encoders, epochs, patience and Adam are the defaults of
 # `secure_apfed.learning.autoencoder.DistillationSettings`, which are the paper's.
 
 
