@@ -277,8 +277,8 @@ def show_presets(
     as_json: AsJson = False,
 ) -> None:
     """List the papers' partitions, or print one as settings of a run's file."""
+    from apfed_experiments.presets import PRESETS, preset
     from secure_apfed.config.plain_yaml import as_yaml
-    from secure_apfed.data import PRESETS, preset
     from secure_apfed.settings.data import DataSettings
 
     if name is not None:

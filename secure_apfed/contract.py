@@ -15,7 +15,7 @@ from pydantic import Field, PositiveInt, model_validator
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.names import Name, check_parties
 from secure_apfed.settings import Settings, SilentPassive
-from secure_apfed.settings.objective import ObjectiveSettings
+from secure_apfed.settings.training import ObjectiveSettings
 
 __all__ = [
     "AGGREGATOR",

@@ -33,7 +33,7 @@ from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
 from secure_apfed.data import ColumnEncoding
 from secure_apfed.data.cells import cell_text
-from secure_apfed.data.column_encoding import CellCounts
+from secure_apfed.data.encoding import CellCounts
 from secure_apfed.data.frames import as_pandas
 from secure_apfed.errors import CheckpointError, ConfigError, DataError, ModelError
 from secure_apfed.files import make_private

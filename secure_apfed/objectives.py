@@ -1,6 +1,6 @@
 """What a passive optimises, given the active's representations and its own features.
 
-A new objective is one class, its settings in `secure_apfed.settings.objective`, and one line in
+A new objective is one class, its settings in `secure_apfed.settings.training`, and one line in
 `OBJECTIVES`.
 
 Letters: B batch (N' in the paper), D numbers of the representation.
@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from secure_apfed.errors import ModelError
 from secure_apfed.models import Shape, family_for, output_shape, projection_to
-from secure_apfed.settings.model import ModelSettings
-from secure_apfed.settings.objective import (
+from secure_apfed.settings.training import (
     ContrastiveSettings,
+    ModelSettings,
     ObjectiveSettings,
     ReconstructionSettings,
 )

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from secure_apfed.data.targets import UNLABELLED, TargetScale
+from secure_apfed.data.labels import UNLABELLED, TargetScale
 from secure_apfed.errors import DataError
 from secure_apfed.measures import ACCURACY, Scored
 from secure_apfed.models import Shape

@@ -13,7 +13,7 @@ from apfed_attacks import ATTACKS
 from apfed_attacks.interface import Attack, AttackResult, Guess
 from apfed_attacks.trial import Trial
 from secure_apfed.config import AttackChoice
-from secure_apfed.config.problems import describe
+from secure_apfed.config.file import describe
 from secure_apfed.errors import ConfigError
 from secure_apfed.runs.recording import Recording
 from secure_apfed.seeds import undisturbed

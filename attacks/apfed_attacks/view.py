@@ -20,9 +20,7 @@ from secure_apfed.exchange import Envelope, Flow, Kind
 from secure_apfed.settings import unknown_name
 
 if TYPE_CHECKING:
-    from secure_apfed.settings.model import ModelSettings
-    from secure_apfed.settings.objective import ObjectiveSettings
-    from secure_apfed.settings.training import TrainSettings
+    from secure_apfed.settings.training import ModelSettings, ObjectiveSettings, TrainSettings
 
 __all__ = [
     "AdversaryView",

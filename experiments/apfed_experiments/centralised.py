@@ -7,8 +7,7 @@ from itertools import pairwise
 import torch
 
 from secure_apfed.data import PartyTable, VerticalData
-from secure_apfed.data.column_encoding import ColumnEncoding
-from secure_apfed.data.image_encoding import ImageEncoding
+from secure_apfed.data.encoding import ColumnEncoding, ImageEncoding
 from secure_apfed.errors import DataError
 
 __all__ = ["centralise"]

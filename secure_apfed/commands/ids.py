@@ -50,7 +50,7 @@ def check_ids(
 
 def _checks(config: "Config", wanted: list[str] | None) -> "Iterator[IdCheck]":
     from secure_apfed.alignment.ids import IdFile, check_normalisation, id_rules
-    from secure_apfed.data.raw_tables import party_path
+    from secure_apfed.data.tables import party_path
     from secure_apfed.errors import ConfigError
 
     parties = config.data.parties or {}

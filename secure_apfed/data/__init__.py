@@ -1,23 +1,30 @@
 """Data: built-in sets, the parties' own tables, and the vertical partition between parties."""
 
-from secure_apfed.data.catalogue import DATASETS, describe, find_dataset
-from secure_apfed.data.column_encoding import ColumnEncoding
-from secure_apfed.data.encoding import FeatureEncoding, RawFeatures, parse_encoding
-from secure_apfed.data.fetch import Progress, fetch
-from secure_apfed.data.files import default_folder
-from secure_apfed.data.image_encoding import ImageEncoding
+from secure_apfed.data.catalogue import DATASETS, describe, fetch, find_dataset
+from secure_apfed.data.encoding import (
+    ColumnEncoding,
+    FeatureEncoding,
+    ImageEncoding,
+    RawFeatures,
+    parse_encoding,
+)
+from secure_apfed.data.files import Progress, default_folder
 from secure_apfed.data.inputs import load_blocks, load_features
+from secure_apfed.data.labels import TargetScale
 from secure_apfed.data.loading import load_data
-from secure_apfed.data.prepared import pack_own, read_own
-from secure_apfed.data.presets import PRESETS, preset
-from secure_apfed.data.records import UNLABELLED, OwnData, PartyTable, VerticalData
+from secure_apfed.data.records import (
+    UNLABELLED,
+    OwnData,
+    PartyTable,
+    VerticalData,
+    pack_own,
+    read_own,
+)
 from secure_apfed.data.tables import files_digest, load_own_tables
-from secure_apfed.data.targets import TargetScale
 from secure_apfed.data.views import View
 
 __all__ = [
     "DATASETS",
-    "PRESETS",
     "UNLABELLED",
     "ColumnEncoding",
     "FeatureEncoding",
@@ -40,6 +47,5 @@ __all__ = [
     "load_own_tables",
     "pack_own",
     "parse_encoding",
-    "preset",
     "read_own",
 ]

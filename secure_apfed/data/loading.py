@@ -11,23 +11,23 @@ import torch
 from numpy.typing import NDArray
 
 from secure_apfed.data.catalogue import check_data, find_dataset, labels_are_numbers, party_names
-from secure_apfed.data.column_encoding import ColumnEncoding
-from secure_apfed.data.encoding import FeatureEncoding
-from secure_apfed.data.image_encoding import ImageEncoding
+from secure_apfed.data.encoding import ColumnEncoding, FeatureEncoding, ImageEncoding
+from secure_apfed.data.labels import TargetScale
 from secure_apfed.data.partition import (
     choose_labelled,
     cut_columns,
     cut_strips,
+    deal_clients,
+    deal_people,
+    draw_people,
     generator,
     passive_labels,
     person_ids,
     split_rows,
 )
-from secure_apfed.data.people import deal_clients, deal_people, draw_people
 from secure_apfed.data.readers import DataSet, ImagePool, Pool, TablePool
 from secure_apfed.data.records import UNLABELLED, PartyTable, VerticalData
 from secure_apfed.data.tables import load_tables
-from secure_apfed.data.targets import TargetScale
 from secure_apfed.data.views import View, fit_views, locate_views
 from secure_apfed.seeds import undisturbed
 from secure_apfed.settings.data import TABLES, DataSettings, ViewColumns

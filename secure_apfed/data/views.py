@@ -15,12 +15,7 @@ import pandas as pd
 from torch import Tensor
 
 from secure_apfed.data.cells import numbers_of
-from secure_apfed.data.column_encoding import (
-    Column,
-    ColumnEncoding,
-    NumericColumn,
-    fit_columns,
-)
+from secure_apfed.data.encoding import Column, ColumnEncoding, NumericColumn, fit_columns
 from secure_apfed.data.frames import only_columns
 from secure_apfed.errors import DataError
 from secure_apfed.settings.data import Missing, RareCategories, ViewColumns

@@ -1,5 +1,5 @@
 """Defences beyond differential privacy: a class, one line in the table, and its settings in
-`secure_apfed.settings.defence`.
+`secure_apfed.settings.privacy`.
 
 They make known attacks worse and guarantee nothing; the report says so. Each says what it changes
 on its way out (`protects`) and what that gives. Who runs it, and whether it does anything, follows
@@ -24,8 +24,8 @@ from secure_apfed.defences.interface import (
 )
 from secure_apfed.defences.trained import ConfusionalLabels, Mid, NoPeek
 from secure_apfed.seeds import seeded
-from secure_apfed.settings.defence import DefenceSettings
 from secure_apfed.settings.method import MethodSettings, Released, Side
+from secure_apfed.settings.privacy import DefenceSettings
 
 __all__ = [
     "DEFENCES",

@@ -21,14 +21,14 @@ from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.defences.interface import GradientDefence, Leaving, Surroundings
 from secure_apfed.errors import ConfigError
 from secure_apfed.privacy.noise import clip_rows
-from secure_apfed.settings.defence import (
+from secure_apfed.settings.method import Released
+from secure_apfed.settings.privacy import (
     ClipAndNoiseSettings,
     CompressionSettings,
     DiscreteSgdSettings,
     MarvellSettings,
     MaxNormSettings,
 )
-from secure_apfed.settings.method import Released
 
 __all__ = [
     "ClipAndNoise",

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from secure_apfed.defences.interface import LabelDefence, RepresentationDefence, Surroundings
 from secure_apfed.errors import ModelError
-from secure_apfed.settings.defence import ConfusionalLabelsSettings, MidSettings, NoPeekSettings
+from secure_apfed.settings.privacy import ConfusionalLabelsSettings, MidSettings, NoPeekSettings
 
 __all__ = ["ConfusionalLabels", "Mid", "NoPeek", "distance_correlation", "gaussian_kl"]
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.exchange.envelope import Envelope, Kind
-from secure_apfed.settings.transcript import TranscriptSettings
+from secure_apfed.settings.run import TranscriptSettings
 
 __all__ = ["Flow", "Transcript"]
 

@@ -18,7 +18,7 @@ from secure_apfed.learning.compute import Compute
 from secure_apfed.models import Shape, family_for, output_shape
 from secure_apfed.seeds import seeded
 from secure_apfed.settings import THE_ACTIVE, Settings
-from secure_apfed.settings.model import ModelSettings
+from secure_apfed.settings.training import ModelSettings
 
 __all__ = [
     "Autoencoder",

@@ -22,7 +22,7 @@ from secure_apfed.data import UNLABELLED
 from secure_apfed.errors import DataError
 from secure_apfed.learning.autoencoder import DistillationSettings, fit_autoencoder, new_autoencoder
 from secure_apfed.learning.compute import Compute
-from secure_apfed.settings.model import ModelSettings
+from secure_apfed.settings.training import ModelSettings
 
 __all__ = ["EncoderQuality", "Score", "cross_validated", "encoder_quality", "own_codes"]
 

@@ -30,8 +30,7 @@ from secure_apfed.learning.votes import (
 from secure_apfed.measures import Measure, Scored
 from secure_apfed.models import RandomFeatures
 from secure_apfed.seeds import one_thread
-from secure_apfed.settings.model import ModelSettings
-from secure_apfed.settings.training import TrainSettings
+from secure_apfed.settings.training import ModelSettings, TrainSettings
 from secure_apfed.solo import Baseline, SoloTask
 from secure_apfed.solo.choice import chosen
 from secure_apfed.solo.kept import fits_kept_meanwhile

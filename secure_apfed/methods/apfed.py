@@ -91,9 +91,12 @@ from secure_apfed.privacy.ledger import NOTHING_RELEASED
 from secure_apfed.privacy.noise import onto_ball
 from secure_apfed.seeds import seeded
 from secure_apfed.settings.method import MethodSettings
-from secure_apfed.settings.objective import ContrastiveSettings, ReconstructionSettings
 from secure_apfed.settings.run import RunSettings
-from secure_apfed.settings.training import TrainSettings
+from secure_apfed.settings.training import (
+    ContrastiveSettings,
+    ReconstructionSettings,
+    TrainSettings,
+)
 from secure_apfed.tasks import Classification, Task, scored_rows
 
 __all__ = [

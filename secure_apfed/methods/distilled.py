@@ -100,8 +100,8 @@ from secure_apfed.privacy.guard import joint_releases_statement
 from secure_apfed.seeds import seeded
 from secure_apfed.settings import THE_ACTIVE
 from secure_apfed.settings.method import MethodSettings
-from secure_apfed.settings.model import ModelSettings
 from secure_apfed.settings.run import RunSettings
+from secure_apfed.settings.training import ModelSettings
 
 __all__ = [
     "ApcVfl",

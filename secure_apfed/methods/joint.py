@@ -74,9 +74,8 @@ from secure_apfed.privacy.guard import joint_releases_statement
 from secure_apfed.privacy.noise import clip_rows
 from secure_apfed.seeds import seeded
 from secure_apfed.settings.method import MethodSettings
-from secure_apfed.settings.model import ModelSettings
 from secure_apfed.settings.run import RunSettings
-from secure_apfed.settings.training import TrainSettings
+from secure_apfed.settings.training import ModelSettings, TrainSettings
 
 __all__ = [
     "FILLS",

@@ -39,9 +39,9 @@ from secure_apfed.methods.method import Learner, Method, Own, Steps
 from secure_apfed.methods.students import student_of, train_student
 from secure_apfed.privacy.randomised_response import VoteResponse
 from secure_apfed.settings.method import FormSettings
-from secure_apfed.settings.model import ModelSettings
 from secure_apfed.settings.privacy import LARGEST_LABEL_EPSILON
 from secure_apfed.settings.run import RunSettings
+from secure_apfed.settings.training import ModelSettings
 
 __all__ = ["JointTeacher", "JointTeacherActive", "JointTeacherSettings"]
 

@@ -12,10 +12,8 @@ from secure_apfed.methods.method import Agreed, Own
 from secure_apfed.models import Shape
 from secure_apfed.privacy import RepresentationGuard
 from secure_apfed.secure_sums import sum_kind
-from secure_apfed.settings.model import ModelSettings
-from secure_apfed.settings.objective import ObjectiveSettings
 from secure_apfed.settings.run import RunSettings
-from secure_apfed.settings.training import PassiveSettings
+from secure_apfed.settings.training import ModelSettings, ObjectiveSettings, PassiveSettings
 from secure_apfed.tasks import TASKS, Task
 
 __all__ = [

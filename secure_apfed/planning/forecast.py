@@ -47,7 +47,7 @@ from secure_apfed.privacy import (
 from secure_apfed.privacy.accountants import compose, gdp_epsilon
 from secure_apfed.runs.spending import figure_of
 from secure_apfed.secure_sums import sum_kind
-from secure_apfed.settings.transcript import TranscriptSettings
+from secure_apfed.settings.run import TranscriptSettings
 
 __all__ = [
     "STEPS",

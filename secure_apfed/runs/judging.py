@@ -14,7 +14,7 @@ from torch import Tensor
 
 from secure_apfed.config import Config
 from secure_apfed.data import ColumnEncoding
-from secure_apfed.data.drift import Extremes, extremes_of
+from secure_apfed.data.inputs import Extremes, extremes_of
 from secure_apfed.errors import ConfigError
 from secure_apfed.learning.networks import predictor_of
 from secure_apfed.measures import (

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from apfed_protocols.ids import EMPTY
 from secure_apfed.data import ColumnEncoding, ImageEncoding
 from secure_apfed.data.cells import BLANK, RESPELT
-from secure_apfed.data.column_encoding import CategoricalColumn, Column
+from secure_apfed.data.encoding import CategoricalColumn, Column
 from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.runs.folder import write_atomically
 from secure_apfed.runs.solo import SoloModel

@@ -37,7 +37,7 @@ from secure_apfed.runs.spending import cross_checked
 from secure_apfed.runs.training_labels import answered_labels, gone_back
 from secure_apfed.runs.writing import RunWriter
 from secure_apfed.seeds import undisturbed
-from secure_apfed.settings.transcript import TranscriptSettings
+from secure_apfed.settings.run import TranscriptSettings
 from secure_apfed.workers import close_workers
 
 __all__ = ["Joined", "PartyFile", "Peer", "joined", "play_party"]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from secure_apfed.data import ColumnEncoding, load_blocks
-from secure_apfed.data.drift import ColumnDrift, DriftMeter
+from secure_apfed.data.inputs import ColumnDrift, DriftMeter
 from secure_apfed.measures import rows_for_stability, stability_index
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.predicted_files import row_writer
@@ -38,8 +38,8 @@ class Compared:
         stability: how far the scores are spread otherwise than those of the training rows, see
             `secure_apfed.measures.stability_index`; None: nobody kept those, or too few rows.
         stability_needs: rows that have an index at least; 0: nobody kept those.
-        drift: of each raw column, see `secure_apfed.data.drift`; none of images, which the encoding
-            keeps no figures of.
+        drift: of each raw column, see `secure_apfed.data.inputs`; none of images, of which the
+            encoding keeps no figures.
     """
 
     rows: int

@@ -16,14 +16,14 @@ from safetensors.torch import load
 from torch import Tensor, nn
 
 from secure_apfed.data import FeatureEncoding, TargetScale
-from secure_apfed.data.drift import Extremes
+from secure_apfed.data.inputs import Extremes
 from secure_apfed.errors import DataError, ModelError
 from secure_apfed.files import read_bytes, read_json
 from secure_apfed.measures import ScoreRanges
 from secure_apfed.models import encoder_and_head
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.seeds import undisturbed
-from secure_apfed.settings.model import ModelSettings
+from secure_apfed.settings.training import ModelSettings
 from secure_apfed.tasks import TASKS, Classification, Task
 
 __all__ = ["SoloModel", "load_model"]

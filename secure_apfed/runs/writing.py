@@ -38,7 +38,7 @@ from secure_apfed.runs.record import (
 )
 from secure_apfed.runs.recording import Recording
 from secure_apfed.runs.scored_rows import keep_scored
-from secure_apfed.settings.model import ModelSettings
+from secure_apfed.settings.training import ModelSettings
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeAlias
 
 from secure_apfed.names import ReleaseFigure
 from secure_apfed.settings import Settings
-from secure_apfed.settings.objective import ObjectiveSettings
-from secure_apfed.settings.training import NoiseSettings
+from secure_apfed.settings.training import NoiseSettings, ObjectiveSettings
 
 if TYPE_CHECKING:
     from secure_apfed.settings.run import RunSettings

@@ -13,19 +13,35 @@ from secure_apfed.names import RunName
 from secure_apfed.settings import EACH_ALONE, THE_ACTIVE, Settings
 from secure_apfed.settings.alignment import AlignmentSettings
 from secure_apfed.settings.data import DataSettings
-from secure_apfed.settings.defence import DefenceSettings
 from secure_apfed.settings.method import MethodSettings
-from secure_apfed.settings.model import ModelSettings
-from secure_apfed.settings.privacy import DpSgdSettings, GuardSettings, LabelSettings
+from secure_apfed.settings.privacy import (
+    DefenceSettings,
+    DpSgdSettings,
+    GuardSettings,
+    LabelSettings,
+)
 from secure_apfed.settings.training import (
+    ModelSettings,
     PassiveSettings,
     RuleSettings,
     SumSettings,
     TrainSettings,
 )
-from secure_apfed.settings.transcript import TranscriptSettings
 
-__all__ = ["AttackChoice", "RunSettings"]
+__all__ = ["AttackChoice", "RunSettings", "TranscriptSettings"]
+
+
+# Settings of the transcript.
+
+
+class TranscriptSettings(Settings):
+    """Which payloads are kept for attacks; flows are always counted.
+
+    Attributes:
+        keep: payloads of no epoch, of the first and the last one, or of all.
+    """
+
+    keep: Literal["none", "first_and_last", "all"] = "first_and_last"
 
 
 class AttackChoice(Settings):

@@ -17,8 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from secure_apfed.errors import DataError
 from secure_apfed.models import Shape
 from secure_apfed.seeds import derive_seed
-from secure_apfed.settings.model import ModelSettings
-from secure_apfed.settings.training import TrainSettings
+from secure_apfed.settings.training import ModelSettings, TrainSettings
 
 __all__ = [
     "ENOUGH_LABELS",

@@ -14,7 +14,7 @@ from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
 from secure_apfed.exchange import InMemory, Kind, Transcript, pack
 from secure_apfed.methods import METHODS
 from secure_apfed.runs.recording import Recording
-from secure_apfed.settings.transcript import TranscriptSettings
+from secure_apfed.settings.run import TranscriptSettings
 
 PASSIVES = ("passive-1", "passive-2")
 CLASSES = 3

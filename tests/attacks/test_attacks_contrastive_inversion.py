@@ -14,7 +14,7 @@ from apfed_attacks.view import Agreed, Knowledge
 from secure_apfed.config import AttackChoice
 from secure_apfed.exchange import Kind, TensorSpec, unpack
 from secure_apfed.objectives import contrastive_loss
-from secure_apfed.settings.objective import ContrastiveSettings
+from secure_apfed.settings.training import ContrastiveSettings
 
 PASSIVES = ("passive-1", "passive-2")
 SPEC = {

@@ -11,7 +11,7 @@ import pytest
 
 from apfed_protocols import align
 from secure_apfed.alignment import IdFile, canonical_ids, ids
-from secure_apfed.data.raw_tables import read_raw
+from secure_apfed.data.tables import read_raw
 from secure_apfed.errors import DataError
 from secure_apfed.settings.alignment import AlignmentSettings
 from secure_apfed.settings.data import DataSettings

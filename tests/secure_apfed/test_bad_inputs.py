@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from secure_apfed.data.column_encoding import DateColumn, fit_columns
+from secure_apfed.data.encoding import DateColumn, fit_columns
 from secure_apfed.errors import DataError
 from tests.secure_apfed.bad_inputs import CASES, ROWS, WARNED, Case, good, page, said
 

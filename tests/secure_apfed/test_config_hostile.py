@@ -105,7 +105,7 @@ def test_a_file_of_unknown_keys_is_refused_in_no_time(monkeypatch: pytest.Monkey
         looked_for.append(given)
         return did_you_mean(given, *known, **how)
 
-    monkeypatch.setattr("secure_apfed.config.problems.did_you_mean", counted)
+    monkeypatch.setattr("secure_apfed.config.file.did_you_mean", counted)
     lines = refusal_of(text).splitlines()
     assert len(looked_for) <= 100
     assert len(lines) == 101

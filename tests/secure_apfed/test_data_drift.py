@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from secure_apfed.data.column_encoding import ColumnEncoding, fit_columns
-from secure_apfed.data.drift import FEWEST_ROWS, ColumnDrift, DriftMeter, extremes_of
+from secure_apfed.data.encoding import ColumnEncoding, fit_columns
+from secure_apfed.data.inputs import FEWEST_ROWS, ColumnDrift, DriftMeter, extremes_of
 
 ROWS = 500
 

@@ -17,12 +17,7 @@ from secure_apfed.data import (
     RawFeatures,
     parse_encoding,
 )
-from secure_apfed.data.column_encoding import (
-    CategoricalColumn,
-    CellCounts,
-    NumericColumn,
-    fit_columns,
-)
+from secure_apfed.data.encoding import CategoricalColumn, CellCounts, NumericColumn, fit_columns
 from secure_apfed.errors import DataError, UnseenCellsWarning
 from secure_apfed.settings.data import RareCategories
 

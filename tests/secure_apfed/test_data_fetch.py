@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from secure_apfed.data import DATASETS, catalogue, fetch
-from secure_apfed.data.fetch import fetch_file
-from secure_apfed.data.files import DataFile, Download
+from secure_apfed.data.files import DataFile, Download, fetch_file
 from secure_apfed.errors import ConfigError, DataError
 
 PLAIN = bytes(range(256)) * 200

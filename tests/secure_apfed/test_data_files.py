@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from secure_apfed.data import DATASETS, catalogue, load_data
 from secure_apfed.data.files import DataFile, check_digest, data_folders, default_folder, read_file
-from secure_apfed.data.image_files import is_idx, parse_cifar, parse_idx
-from secure_apfed.data.readers import DataSet
+from secure_apfed.data.readers import DataSet, is_idx, parse_cifar, parse_idx
 from secure_apfed.errors import DataError
 from secure_apfed.settings.data import DataSettings
 

@@ -10,8 +10,13 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 
 from secure_apfed.data import DATASETS, VerticalData, catalogue, load_data
-from secure_apfed.data.partition import choose_labelled, cut_strips, split_rows
-from secure_apfed.data.people import deal_people, shared_rows
+from secure_apfed.data.partition import (
+    choose_labelled,
+    cut_strips,
+    deal_people,
+    shared_rows,
+    split_rows,
+)
 from secure_apfed.data.records import PartyTable
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.settings.data import DataSettings

@@ -14,14 +14,14 @@ import torch
 
 from secure_apfed.alignment.ids import IdFile
 from secure_apfed.data import ColumnEncoding, files_digest, load_data, load_features
-from secure_apfed.data.column_encoding import (
+from secure_apfed.data.encoding import (
     CategoricalColumn,
     DateColumn,
     DurationColumn,
     NumericColumn,
 )
-from secure_apfed.data.suspects import warn_of_labels
-from secure_apfed.data.targets import TargetScale
+from secure_apfed.data.labels import TargetScale
+from secure_apfed.data.tables import warn_of_labels
 from secure_apfed.errors import DataError, SuspectColumnWarning
 from secure_apfed.models import RandomFeatures
 from secure_apfed.settings.data import DataSettings, Missing, PartySettings

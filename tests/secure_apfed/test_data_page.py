@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from apfed_experiments.presets import PRESETS
 from secure_apfed.config.file import load_settings_text
 from secure_apfed.config.plain_yaml import as_yaml, parse_yaml
-from secure_apfed.data import DATASETS, PRESETS
+from secure_apfed.data import DATASETS
 from secure_apfed.settings.data import DataSettings
 
 PAGE = (Path(__file__).parents[2] / "docs/data.md").read_text(encoding="utf-8")

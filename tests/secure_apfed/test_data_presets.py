@@ -7,11 +7,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from apfed_experiments.presets import PRESETS, preset
 from secure_apfed import cli
 from secure_apfed.config.file import load_settings_text
 from secure_apfed.config.plain_yaml import as_yaml
-from secure_apfed.data import DATASETS, PRESETS, VerticalData, load_data, preset
-from secure_apfed.data.people import deal_people, draw_people
+from secure_apfed.data import DATASETS, VerticalData, load_data
+from secure_apfed.data.partition import deal_people, draw_people
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.settings.data import DataSettings
 

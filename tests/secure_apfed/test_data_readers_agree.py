@@ -26,7 +26,7 @@ from torch import nn
 from apfed_protocols.ids import EMPTY
 from secure_apfed.data import ColumnEncoding, load_features
 from secure_apfed.data.cells import texts_of, typed
-from secure_apfed.data.column_encoding import (
+from secure_apfed.data.encoding import (
     CategoricalColumn,
     CellCounts,
     DateColumn,

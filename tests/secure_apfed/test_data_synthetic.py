@@ -9,9 +9,10 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import cross_val_score
 
 from secure_apfed.data import DATASETS, load_data
+from secure_apfed.data.caltech import synthetic_images
+from secure_apfed.data.mimic import synthetic_admissions
 from secure_apfed.data.readers import TablePool
-from secure_apfed.data.sessions import session_pool
-from secure_apfed.data.synthetic import synthetic_admissions, synthetic_images, synthetic_sessions
+from secure_apfed.data.sessions import session_pool, synthetic_sessions
 from secure_apfed.settings.data import DataSettings
 
 

@@ -29,7 +29,7 @@ from secure_apfed.errors import ModelError
 from secure_apfed.exchange import Kind, TensorSpec, unpack
 from secure_apfed.privacy.noise import NoiseSource
 from secure_apfed.runs.run import run
-from secure_apfed.settings.defence import (
+from secure_apfed.settings.privacy import (
     ClipAndNoiseSettings,
     CompressionSettings,
     ConfusionalLabelsSettings,

@@ -29,7 +29,7 @@ from secure_apfed.exchange import Kind, TensorSpec, unpack
 from secure_apfed.methods import METHODS
 from secure_apfed.privacy.noise import NoiseSource
 from secure_apfed.runs.run import run
-from secure_apfed.settings.defence import DefenceSettings
+from secure_apfed.settings.privacy import DefenceSettings
 from tests.secure_apfed.small_runs import small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")

@@ -9,7 +9,7 @@ import torch
 
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.exchange import Envelope, InMemory, Kind, Transcript
-from secure_apfed.settings.transcript import TranscriptSettings
+from secure_apfed.settings.run import TranscriptSettings
 from tests.secure_apfed.seats import network
 
 

@@ -30,7 +30,7 @@ from apfed_protocols.ids import JOINT, KINDS, REFUSALS, id_texts
 from secure_apfed.alignment import IdFile
 from secure_apfed.alignment.ids import id_rules
 from secure_apfed.data.inputs import load_features
-from secure_apfed.data.raw_tables import read_raw
+from secure_apfed.data.tables import read_raw
 from secure_apfed.errors import DataError
 from secure_apfed.estimator import VerticalClassifier
 from secure_apfed.frames import checked_frames
@@ -389,7 +389,7 @@ def test_frames_of_floats_and_ints_match_and_texts_of_floats_are_told() -> None:
 
 
 def test_rows_of_predictions_are_called_as_in_training(tmp_path: Path) -> None:
-    from secure_apfed.data.column_encoding import fit_columns
+    from secure_apfed.data.encoding import fit_columns
 
     table = pd.DataFrame({"id": [1001.0, 1002.0], "x": [0.5, 1.5]})
     encoding = fit_columns(table[["x"]], source="bank")

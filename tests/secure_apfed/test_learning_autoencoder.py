@@ -14,7 +14,7 @@ from secure_apfed.learning.autoencoder import (
 from secure_apfed.learning.networks import ActiveNetworks
 from secure_apfed.methods.distilled import fit_classifier
 from secure_apfed.models import family_for
-from secure_apfed.settings.model import ModelSettings
+from secure_apfed.settings.training import ModelSettings
 
 SETTINGS = DistillationSettings(epochs=40, batch_size=16, learning_rate=3e-3)
 MODEL = ModelSettings(network="selu", hidden=(16,), representation=8)

@@ -20,7 +20,7 @@ from secure_apfed.learning.encoder_quality import (
     cross_validated,
     encoder_quality,
 )
-from secure_apfed.settings.model import ModelSettings
+from secure_apfed.settings.training import ModelSettings
 
 CPU = Compute(torch.device("cpu"))
 SETTINGS = DistillationSettings(epochs=40, batch_size=16, learning_rate=3e-3)

@@ -20,7 +20,7 @@ from secure_apfed.methods.multiview import ViewModel
 from secure_apfed.models import SequenceEncoder, encoder_and_head
 from secure_apfed.planning.forecast import forecast
 from secure_apfed.runs.run import run
-from secure_apfed.settings.model import ModelSettings
+from secure_apfed.settings.training import ModelSettings
 from tests.secure_apfed.small_runs import interrupted, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")

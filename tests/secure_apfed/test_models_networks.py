@@ -11,7 +11,7 @@ from torch import nn
 
 from secure_apfed.errors import ModelError
 from secure_apfed.models import NETWORKS, Shape, family_for, output_shape, projection_to
-from secure_apfed.settings.model import ModelSettings
+from secure_apfed.settings.training import ModelSettings
 
 USUAL = ModelSettings()
 # features of one view, map of the encoder: apfed-facts, Tables 3 and 4 for 2 and 3 views

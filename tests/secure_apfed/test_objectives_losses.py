@@ -12,9 +12,9 @@ from torch import Tensor
 from secure_apfed.errors import ModelError
 from secure_apfed.models import Shape
 from secure_apfed.objectives import OBJECTIVES, contrastive_loss, make_objective
-from secure_apfed.settings.model import ModelSettings
-from secure_apfed.settings.objective import (
+from secure_apfed.settings.training import (
     ContrastiveSettings,
+    ModelSettings,
     ObjectiveSettings,
     ReconstructionSettings,
 )

@@ -15,7 +15,7 @@ from torch import nn
 
 from secure_apfed.config import Config
 from secure_apfed.data import ColumnEncoding, ImageEncoding, load_data
-from secure_apfed.data.column_encoding import CategoricalColumn, NumericColumn
+from secure_apfed.data.encoding import CategoricalColumn, NumericColumn
 from secure_apfed.errors import ModelError
 from secure_apfed.runs.onnx_file import write_onnx
 from secure_apfed.runs.run import run

@@ -14,7 +14,7 @@ import torch
 
 from secure_apfed.cli import execute
 from secure_apfed.data import load_blocks, load_features
-from secure_apfed.data.column_encoding import ColumnEncoding
+from secure_apfed.data.encoding import ColumnEncoding
 from secure_apfed.errors import DataError
 from secure_apfed.runs.predicted_files import row_writer
 from secure_apfed.runs.prediction import predict_file, predict_into

@@ -16,8 +16,7 @@ from scipy.linalg import hadamard
 from sklearn.datasets import load_digits, make_moons
 
 from secure_apfed.errors import DataError, ModelError
-from secure_apfed.settings.model import ModelSettings
-from secure_apfed.settings.training import TrainSettings
+from secure_apfed.settings.training import ModelSettings, TrainSettings
 from secure_apfed.solo import BASELINES, Baseline, SoloTask
 from secure_apfed.solo.classical import best_strength
 from secure_apfed.solo.interface import FloatArray, IntArray, Together, held_out

@@ -37,7 +37,7 @@ from apfed_attacks.live.strategy import (
 )
 from apfed_attacks.view import AdversaryView, Agreed, Knowledge
 from secure_apfed.seeds import derive_seed
-from secure_apfed.settings.objective import ContrastiveSettings
+from secure_apfed.settings.training import ContrastiveSettings
 
 __all__ = ["ChosenRepresentations"]
 

@@ -29,7 +29,7 @@ from apfed_attacks.interface import AttackError, Guess
 from apfed_attacks.reading import Observed, batches
 from apfed_attacks.view import AdversaryView, Agreed, Role
 from secure_apfed.objectives import contrastive_loss
-from secure_apfed.settings.objective import ContrastiveSettings
+from secure_apfed.settings.training import ContrastiveSettings
 
 __all__ = [
     "ContrastiveInversion",

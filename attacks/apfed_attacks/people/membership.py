@@ -26,7 +26,7 @@ from apfed_attacks.people.shadow import Shadows, halves
 from apfed_attacks.view import AdversaryView, Role
 from secure_apfed.models import encoder_and_head
 from secure_apfed.seeds import shuffled
-from secure_apfed.settings.model import ModelSettings
+from secure_apfed.settings.training import ModelSettings
 
 __all__ = ["Membership", "likelihood_ratio", "logit_confidence"]
 

@@ -20,8 +20,7 @@ from secure_apfed.objectives import make_objective
 from secure_apfed.privacy.accountants import gdp_mu
 from secure_apfed.seeds import seeded, shuffled
 from secure_apfed.settings.data import DataSettings
-from secure_apfed.settings.model import ModelSettings
-from secure_apfed.settings.objective import ReconstructionSettings
+from secure_apfed.settings.training import ModelSettings, ReconstructionSettings
 
 __all__ = ["CASES", "DELTA", "EPSILON", "Case", "networks", "task_of"]
 

@@ -35,7 +35,7 @@ from secure_apfed.methods import Session, open_session
 from secure_apfed.models import family_for, output_shape, projection_to
 from secure_apfed.objectives import make_objective
 from secure_apfed.seeds import one_thread, shuffled
-from secure_apfed.settings.objective import ContrastiveSettings
+from secure_apfed.settings.training import ContrastiveSettings
 
 __all__ = ["BENCH", "whole_batches"]
 

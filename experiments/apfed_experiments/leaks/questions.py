@@ -30,7 +30,7 @@ from apfed_experiments.finished_run import read_finished_run
 from apfed_experiments.leaks.sessions import UNPROTECTED, VICTIM, features_of, open_sum, sum_for
 from apfed_experiments.summary import Row, Setting
 from secure_apfed.runs.run import run
-from secure_apfed.settings.objective import ReconstructionSettings
+from secure_apfed.settings.training import ReconstructionSettings
 
 __all__ = ["chosen", "decoder", "noise"]
 

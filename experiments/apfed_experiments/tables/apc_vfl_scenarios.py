@@ -1,7 +1,7 @@
 """What APC-VFL's experiments measure of each data set, and which methods they compare.
 
 Source: section 5 and Appendices A and B of the paper. Who holds which columns and people says
-`secure_apfed.data.preset`; encoders, epochs, patience and Adam are the defaults of
+`apfed_experiments.presets.preset`; encoders, epochs, patience and Adam are the defaults of
 `secure_apfed.learning.autoencoder.DistillationSettings`, which are the paper's.
 """
 
@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+from apfed_experiments.presets import preset
 from secure_apfed.config import Config
-from secure_apfed.data import preset
 from secure_apfed.learning.encoder_quality import Score
 
 __all__ = ["HELPED", "SCENARIOS", "USUAL", "Changes", "Part", "Scenario"]

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any
 
+from apfed_experiments.presets import preset
 from apfed_experiments.tables.apc_vfl_scenarios import SCENARIOS, Scenario
 from apfed_experiments.tables.table import (
     Figures,
@@ -20,7 +21,7 @@ from apfed_experiments.tables.table import (
     line_of,
 )  # fmt: skip
 from secure_apfed.config import Config
-from secure_apfed.data import load_data, preset
+from secure_apfed.data import load_data
 from secure_apfed.exchange import Kind
 from secure_apfed.methods.distilled import ApcVflSettings
 from secure_apfed.runs.outcome import Progress
