@@ -7,7 +7,7 @@ line, the key, what was expected and what was given. The same functions read any
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
@@ -20,68 +20,45 @@ from secure_apfed.config.plain_yaml import KeyPath, as_yaml, parse_yaml, read_te
 from secure_apfed.errors import ConfigError
 from secure_apfed.settings import Settings, did_you_mean
 
-__all__ = [
-    "describe",
-    "dump_config",
-    "dump_settings",
-    "load_config",
-    "load_config_text",
-    "load_settings_text",
-    "read_text",
-]
+__all__ = ["describe", "dump_settings", "load_config", "load_config_text", "load_settings_text"]
 
+SettingsT = TypeVar("SettingsT", bound=Settings)
 _SHOWN = 60
 _MOST = 100
-_Path = tuple[str | int, ...]
-_Context = Mapping[str, Any]
 # What was expected, by pydantic's type of error; a type not listed keeps pydantic's sentence.
-_EXPECTED: Mapping[str, Callable[[_Context], str]] = {
-    "bool_type": lambda _: "true or false",
-    "int_type": lambda _: "a whole number",
-    "int_from_float": lambda _: "a whole number",
-    "float_type": lambda _: "a number",
-    "finite_number": lambda _: "a finite number",
-    "string_type": lambda _: "a text",
-    "string_too_short": lambda ctx: f"a text of at least {ctx['min_length']} character(s)",
-    "string_too_long": lambda ctx: f"a text of at most {ctx['max_length']} characters",
-    "string_pattern_mismatch": lambda ctx: f"a text of the form {ctx['pattern']}",
-    "path_type": lambda _: "a path",
-    "none_required": lambda _: "null",
-    "literal_error": lambda ctx: f"one of {ctx['expected'].replace(' or ', ', ')}",
-    "enum": lambda ctx: f"one of {ctx['expected'].replace(' or ', ', ')}",
-    "greater_than": lambda ctx: f"a number > {ctx['gt']:g}",
-    "greater_than_equal": lambda ctx: f"a number >= {ctx['ge']:g}",
-    "less_than": lambda ctx: f"a number < {ctx['lt']:g}",
-    "less_than_equal": lambda ctx: f"a number <= {ctx['le']:g}",
-    "multiple_of": lambda ctx: f"a multiple of {ctx['multiple_of']}",
-    "dict_type": lambda _: "keys and values",
-    "model_type": lambda _: "keys and values",
-    "model_attributes_type": lambda _: "keys and values",
-    "tuple_type": lambda _: "a list",
-    "list_type": lambda _: "a list",
-    "set_type": lambda _: "a list",
-    "frozen_set_type": lambda _: "a list",
-    "too_short": lambda ctx: f"at least {ctx['min_length']} entries",
-    "too_long": lambda ctx: f"at most {ctx['max_length']} entries",
-    "union_tag_invalid": lambda ctx: f"one of {ctx['expected_tags']}",
-    "union_tag_not_found": lambda ctx: f"a key {ctx['discriminator']} that says which one it is",
+_EXPECTED: Mapping[str, str] = {
+    "bool_type": "true or false",
+    **dict.fromkeys(("int_type", "int_from_float"), "a whole number"),
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "string_type": "a text",
+    "string_too_short": "a text of at least {min_length} character(s)",
+    "string_too_long": "a text of at most {max_length} characters",
+    "string_pattern_mismatch": "a text of the form {pattern}",
+    "path_type": "a path",
+    "none_required": "null",
+    **dict.fromkeys(("literal_error", "enum"), "one of {expected}"),
+    "greater_than": "a number > {gt:g}",
+    "greater_than_equal": "a number >= {ge:g}",
+    "less_than": "a number < {lt:g}",
+    "less_than_equal": "a number <= {le:g}",
+    "multiple_of": "a multiple of {multiple_of}",
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "keys and values"),
+    **dict.fromkeys(("tuple_type", "list_type", "set_type", "frozen_set_type"), "a list"),
+    "too_short": "at least {min_length} entries",
+    "too_long": "at most {max_length} entries",
+    "union_tag_invalid": "one of {expected_tags}",
+    "union_tag_not_found": "a key {discriminator} that says which one it is",
 }
-SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
-# Says in plain words what pydantic found wrong with settings: one sentence a key.
-#
-# Run by: `secure_apfed.config.file`. Pydantic reports one error for each member of a union and adds
-# the member's name to the key; here they become one problem with the file's key.
-
-
-def describe(cls: type[Settings], error: ValidationError, raw: Any) -> list[tuple[_Path, str]]:
+def describe(cls: type[Settings], error: ValidationError, raw: Any) -> list[tuple[KeyPath, str]]:
     """Return (key path in `raw`, problem) for everything that `cls` refused.
 
     A hundred problems at most, since each takes time; one more, of no key, says if there are more.
     """
-    problems: dict[_Path, list[ErrorDetails]] = {}
-    more: list[tuple[_Path, str]] = []
+    problems: dict[KeyPath, list[ErrorDetails]] = {}
+    more: list[tuple[KeyPath, str]] = []
     for detail in error.errors(include_url=False):
         path = (*_given_path(detail, raw), *_keys_named(cls, detail, raw))
         if path not in problems and len(problems) == _MOST:
@@ -94,7 +71,7 @@ def describe(cls: type[Settings], error: ValidationError, raw: Any) -> list[tupl
     ]
 
 
-def _given_path(detail: ErrorDetails, raw: Any) -> _Path:
+def _given_path(detail: ErrorDetails, raw: Any) -> KeyPath:
     """Return the error's location without the names of union members, which no file holds."""
     names, path, value = list(detail["loc"]), [], raw
     missing = names.pop() if detail["type"] == "missing" else None
@@ -124,7 +101,7 @@ def _keys_named(cls: type[Settings], detail: ErrorDetails, raw: Any) -> list[str
     return names if names[0] in _known_keys(cls, detail["loc"], raw) else []
 
 
-def _sentence(cls: type[Settings], path: _Path, details: list[ErrorDetails], raw: Any) -> str:
+def _sentence(cls: type[Settings], path: KeyPath, details: list[ErrorDetails], raw: Any) -> str:
     first = details[0]
     if first["type"] == "extra_forbidden":
         *above, name = first["loc"]
@@ -149,8 +126,12 @@ def _sentence(cls: type[Settings], path: _Path, details: list[ErrorDetails], raw
 
 
 def _expectation(detail: ErrorDetails) -> str:
-    say = _EXPECTED.get(detail["type"])
-    return say(detail.get("ctx", {})) if say else detail["msg"].lower()
+    if (expected := _EXPECTED.get(detail["type"])) is None:
+        return detail["msg"].lower()
+    context = detail.get("ctx", {})
+    if "expected" in context:
+        context = {**context, "expected": context["expected"].replace(" or ", ", ")}
+    return expected.format_map(context)
 
 
 def _nearest(given: Any, details: list[ErrorDetails]) -> str:
@@ -178,13 +159,13 @@ def _shown(value: Any) -> str:
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
 
-def _known_keys(annotation: Any, path: _Path, given: Any) -> Iterator[str]:
+def _known_keys(annotation: Any, path: KeyPath, given: Any) -> Iterator[str]:
     """Yield the keys that settings at `path` inside `annotation` may have, where this is given."""
     for model in _models_at(annotation, path, given):
         yield from model.model_fields
 
 
-def _models_at(annotation: Any, path: _Path, given: Any) -> Iterator[type[BaseModel]]:
+def _models_at(annotation: Any, path: KeyPath, given: Any) -> Iterator[type[BaseModel]]:
     for option in _options(annotation):
         arguments = get_args(option)
         if isinstance(option, type) and issubclass(option, BaseModel):
@@ -195,7 +176,7 @@ def _models_at(annotation: Any, path: _Path, given: Any) -> Iterator[type[BaseMo
             yield from _models_at(arguments[0], path[1:], _inside(given, path[0]))
 
 
-def _models_within(model: type[BaseModel], path: _Path, given: Any) -> Iterator[type[BaseModel]]:
+def _models_within(model: type[BaseModel], path: KeyPath, given: Any) -> Iterator[type[BaseModel]]:
     if not path:
         yield model
     elif path[0] in model.model_fields:
@@ -279,11 +260,6 @@ def load_settings_text(
         for path, problem in problems
     ]
     raise ConfigError("\n".join(listed)) from None
-
-
-def dump_config(config: Config) -> str:
-    """Return the complete YAML of a run, defaults included; it loads back equal."""
-    return dump_settings(config)
 
 
 def dump_settings(settings: Settings) -> str:

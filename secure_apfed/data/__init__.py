@@ -9,7 +9,7 @@ from secure_apfed.data.encoding import (
     parse_encoding,
 )
 from secure_apfed.data.files import Progress, default_folder
-from secure_apfed.data.inputs import load_blocks, load_features
+from secure_apfed.data.inputs import load_blocks
 from secure_apfed.data.labels import TargetScale
 from secure_apfed.data.loading import load_data
 from secure_apfed.data.records import (
@@ -43,7 +43,6 @@ __all__ = [
     "find_dataset",
     "load_blocks",
     "load_data",
-    "load_features",
     "load_own_tables",
     "pack_own",
     "parse_encoding",

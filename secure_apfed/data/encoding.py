@@ -1,17 +1,19 @@
-"""How one party turns raw columns into features: standardised numbers, one-hot categories.
+"""How one party turns raw data into features: numbers standardised, texts one-hot, image strips.
 
 Run by: that party alone, with statistics of its own rows (the active: its training rows
 only). The fitted encoding is plain data, so that the same columns can be encoded again
 when the model predicts: how a column was learnt says how its cells are read, whatever file or frame
-they come from and however many rows at once. Letters: N rows, F features.
+they come from and however many rows at once. Letters: N rows, F features; of images C channels,
+H height and W width in pixels, S rows of the strip.
 """
 
 import math
 import unicodedata
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
 import numpy as np
@@ -40,19 +42,10 @@ from secure_apfed.settings import Settings
 from secure_apfed.settings.data import MOST_CATEGORIES, Missing, RareCategories
 
 __all__ = [
-    "CategoricalColumn",
-    "CellCounts",
-    "Column",
-    "ColumnEncoding",
-    "DateColumn",
-    "DurationColumn",
-    "FeatureEncoding",
-    "ImageEncoding",
-    "NumericColumn",
-    "RawFeatures",
-    "fit_columns",
+    "CategoricalColumn", "CellCounts", "Column", "ColumnEncoding", "DateColumn", "DurationColumn",
+    "FeatureEncoding", "ImageEncoding", "NumericColumn", "RawFeatures", "fit_columns",
     "parse_encoding",
-]
+]  # fmt: skip
 
 _ROUNDING = 8 * np.finfo(np.float64).eps
 _SAME = 1e-6  # of a number that a file has in float32, too
@@ -140,24 +133,22 @@ class NumericColumn(_StandardisedColumn):
 
 
 class DateColumn(_StandardisedColumn):
-    """A date, as days since 1970-01-01, standardised."""
+    """A date, as days since 1970-01-01, standardised; numbers are no dates, whatever their unit."""
 
     kind: Literal["date"] = "date"
 
     @staticmethod
     def numbers(column: "pd.Series", *, source: str) -> NDArray[np.float64]:
-        """Days; numbers are no dates, whatever their unit."""
         return days_of(column, source=source)
 
 
 class DurationColumn(_StandardisedColumn):
-    """A duration in days, standardised."""
+    """A duration in days, standardised; numbers are no durations."""
 
     kind: Literal["duration"] = "duration"
 
     @staticmethod
     def numbers(column: "pd.Series", *, source: str) -> NDArray[np.float64]:
-        """Days; numbers are no durations."""
         return spans_of(column, source=source)
 
 
@@ -213,18 +204,18 @@ class CategoricalColumn(Settings):
 
     def _meaning(self, text: str) -> str:
         """The same of texts that stand for one thing."""
-        truth = _truth_of(text) if self._truths else None
+        truth = _truth_of(text) if self._are_truths else None
         return plain_text(column_name(text)) if truth is None else str(truth)
 
     @property
-    def _truths(self) -> bool:
+    def _are_truths(self) -> bool:
         return None not in map(_truth_of, self.categories)
 
     def _written(self, category: str) -> Iterator[str]:
         """How programs commonly write a category."""
         yield from (unicodedata.normalize(form, category) for form in ("NFC", "NFD"))
         plain = [plain_text(category)]
-        if self._truths:
+        if self._are_truths:
             truth = _truth_of(category)
             yield from (text for text, one in TRUTHS.items() if one == truth)
             plain = [str(int(bool(truth)))]
@@ -285,9 +276,15 @@ class ColumnEncoding(Settings):
         return cls(columns=tuple(NumericColumn(name=name) for name in names))
 
     @property
+    def places(self) -> list[slice]:
+        """Of each column, where its features are."""
+        ends = [0, *accumulate(len(column.features) for column in self.columns)]
+        return [slice(*own) for own in pairwise(ends)]
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """(F,) of one row's features."""
-        return (sum(len(column.features) for column in self.columns),)
+        return (self.places[-1].stop,)
 
     @property
     def layout(self) -> list[dict[str, Any]]:
@@ -300,11 +297,7 @@ class ColumnEncoding(Settings):
         return [name for column in self.columns for name in column.features][index]
 
     def encode(
-        self,
-        raw: pd.DataFrame | NDArray[np.generic],
-        *,
-        source: str = "the input",
-        counts: CellCounts | None = None,
+        self, raw: RawFeatures, *, source: str = "the input", counts: CellCounts | None = None
     ) -> torch.Tensor:
         """Return float32 features (N, F) of raw columns; further columns are ignored.
 
@@ -321,26 +314,26 @@ class ColumnEncoding(Settings):
         """
         frame, counts = self._frame(raw, source), counts or CellCounts()
         features_NF = np.empty((len(frame), *self.shape), np.float32)
-        limit, first, lacking = np.finfo(np.float32).max, 0, {}
-        for column in self.columns:  # one at a time: all of them in float64 would be twice as much
+        lacking, ignored = Counter[str](), Counter[str]()
+        # one at a time: all of them in float64 would be twice as much
+        for column, own in zip(self.columns, self.places, strict=True):
             part, empty_N, ignored_N = column.encode(frame[column.name], source=source)
-            if empty_N.any():
-                lacking[column.name] = int(empty_N.sum())
-            counts.ignored.update({column.name: int(ignored_N.sum())} if ignored_N.any() else {})
-            if part.size and np.abs(part).max() > limit:
+            lacking[column.name] = int(empty_N.sum())
+            ignored[column.name] = int(ignored_N.sum())
+            if part.size and np.abs(part).max() > np.finfo(np.float32).max:
                 raise DataError(
                     f"{source}: column {column.name!r} is too far from its mean for float32; "
                     "rescale it"
                 )
-            features_NF[:, first : first + part.shape[1]] = part
-            first += part.shape[1]
+            features_NF[:, own] = part
         if self.missing != "mean":
             _refuse_empty(lacking, source=source)
         counts.rows += len(frame)
-        counts.empty.update(lacking)
+        counts.empty += lacking
+        counts.ignored += ignored
         return torch.from_numpy(features_NF)
 
-    def _frame(self, raw: pd.DataFrame | NDArray[np.generic], source: str) -> pd.DataFrame:
+    def _frame(self, raw: RawFeatures, source: str) -> pd.DataFrame:
         names = [column.name for column in self.columns]
         if not isinstance(raw, pd.DataFrame):
             if raw.ndim != 2 or raw.shape[1] != len(names):
@@ -362,17 +355,16 @@ class ColumnEncoding(Settings):
         if absent:
             raise DataError(
                 f"{source}: {len(absent)} of {len(names)} columns are missing: "
-                f"{', '.join(absent)}; the "
-                "model was trained with them, so add them"
+                f"{', '.join(absent)}; the model was trained with them, so add them"
             )
         found = only_columns(raw, [places[column_name(name)] for name in names])
         return found if list(found.columns) == names else found.set_axis(names, axis=1)
 
 
-def _refuse_empty(counts: Mapping[str, int], *, source: str, party: str = "X") -> None:
-    """Raise a DataError that names the columns and how many cells each lacks, if any does."""
-    if counts:
-        lacking = ", ".join(f"{name} ({count})" for name, count in counts.items())
+def _refuse_empty(counts: Counter[str], *, source: str, party: str = "X") -> None:
+    """Refuse empty cells; names the columns and how many each lacks."""
+    lacking = ", ".join(f"{name} ({count})" for name, count in (+counts).items())
+    if lacking:
         raise DataError(
             f"{source}: empty cells in {lacking}; fill them, or train with "
             f"data.parties.{party}.missing: mean, or drop, in the run's file"
@@ -401,9 +393,7 @@ def fit_columns(
             str(name): int(is_empty(frame[name], BLANK if name in categorical else EMPTY).sum())
             for name in frame.columns
         }
-        _refuse_empty(
-            {name: count for name, count in empty.items() if count}, source=source, party=source
-        )
+        _refuse_empty(Counter(empty), source=source, party=source)
     columns = [
         _fit_categories(frame[name], rare or RareCategories(), source=source)
         if name in categorical
@@ -457,12 +447,6 @@ def _check_any(count: int, column: "pd.Series", source: str) -> None:
         raise DataError(f"{source}: column {column.name!r} is empty; put it under ignore")
 
 
-# How one party turns raw images into features: its strip of rows, scaled to [0, 1].
-#
-# Run by: that party alone, in training and later in prediction. Letters: N rows, C channels, H
-# height and W width in pixels, S rows of the strip.
-
-
 class ImageEncoding(Settings):
     """Rows `first_row` to `end_row` (exclusive) of images of C x H x W, divided by `maximum`.
 
@@ -504,9 +488,11 @@ class ImageEncoding(Settings):
         return f"channel {channel}, row {row + self.first_row}, column {column}"
 
     def encode(
-        self, raw: pd.DataFrame | NDArray[np.generic], *, source: str = "the input"
+        self, raw: RawFeatures, *, source: str = "the input", counts: CellCounts | None = None
     ) -> torch.Tensor:
         """Return float32 features (N, C, S, W) of raw images with values 0 to `maximum`.
+
+        Nothing is added to `counts`, which is of the cells of columns.
 
         Raises:
             DataError: another size, values out of range or not numbers, or values that
@@ -519,7 +505,7 @@ class ImageEncoding(Settings):
         scaled_NCSW /= self.maximum
         return torch.from_numpy(scaled_NCSW)
 
-    def _numbers(self, raw: pd.DataFrame | NDArray[np.generic], source: str) -> NDArray[np.generic]:
+    def _numbers(self, raw: RawFeatures, source: str) -> NDArray[np.generic]:
         if isinstance(raw, pd.DataFrame):
             columns = [numbers_of(raw[name], source=source) for name in raw.columns]
             return np.stack(columns, axis=1) if columns else np.empty((len(raw), 0))
@@ -538,19 +524,16 @@ class ImageEncoding(Settings):
                 return images_NCHW[:, :, rows]
         raise DataError(
             f"{source}: expected images of {_times(whole)} (channels x height x width), or strips "
-            "of "
-            f"{_times(cut)}, as arrays or flat ({math.prod(whole)} or {math.prod(cut)} columns); "
-            f"got {_times(values.shape[1:]) or 'single numbers'}"
+            f"of {_times(cut)}, as arrays or flat ({math.prod(whole)} or {math.prod(cut)} "
+            f"columns); got {_times(values.shape[1:]) or 'single numbers'}"
         )
 
     def _check_range(self, pixels: NDArray[np.generic], source: str) -> None:
         if not pixels.size:
             return
-        if np.issubdtype(pixels.dtype, np.floating):
-            bad = int(np.count_nonzero(~np.isfinite(pixels.astype(np.float64))))
-            if bad:
-                raise DataError(f"{source}: {bad} pixels are NaN or infinite; mend them first")
-        numbers = pixels.astype(np.float64) if pixels.dtype != np.uint8 else pixels
+        numbers = pixels if pixels.dtype == np.uint8 else pixels.astype(np.float64)
+        if bad := int(np.count_nonzero(~np.isfinite(numbers))):
+            raise DataError(f"{source}: {bad} pixels are NaN or infinite; mend them first")
         low, high = float(numbers.min()), float(numbers.max())
         if low < 0 or high > self.maximum:
             raise DataError(
@@ -567,13 +550,8 @@ def _times(sizes: tuple[int, ...]) -> str:
     return "x".join(map(str, sizes))
 
 
-# The two ways in which raw data become features, as one JSON-able type.
-
-
 # As a field of a settings class it reads and writes itself; elsewhere it is the union.
 FeatureEncoding: TypeAlias = Annotated[ImageEncoding | ColumnEncoding, Field(discriminator="kind")]
-
-
 _ADAPTER: TypeAdapter[ImageEncoding | ColumnEncoding] = TypeAdapter(FeatureEncoding)
 
 

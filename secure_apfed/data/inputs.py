@@ -1,6 +1,14 @@
-"""Inputs of prediction: a file of raw rows becomes the features that the model knows.
+"""Inputs of prediction: new rows as the features that the model knows, and how they differ.
 
-Run by: the active alone. Takes CSV or Parquet, .npy arrays and IDX images (also .gz).
+Run by: the active alone. A file is CSV or Parquet, a .npy array or IDX images (also .gz).
+
+Rows differ from those that an encoding was fitted to, column by column. The encoding holds mean and
+deviation of each number, and the known categories; beside it the model card keeps between what
+numbers the training rows lay. A column with a unit or a code of its own is found so; what leaves
+all these as they were is not. Cells are counted of any number of rows; a mean and a spread say
+something of 30 or more alone.
+
+Letters: N rows, F features.
 """
 
 import math
@@ -31,15 +39,7 @@ from secure_apfed.data.readers import is_idx, parse_idx
 from secure_apfed.errors import DataError
 from secure_apfed.names import column_name
 
-__all__ = [
-    "FEWEST_ROWS",
-    "ColumnDrift",
-    "DriftMeter",
-    "Extremes",
-    "extremes_of",
-    "load_blocks",
-    "load_features",
-]
+__all__ = ["FEWEST_ROWS", "ColumnDrift", "DriftMeter", "Extremes", "extremes_of", "load_blocks"]
 
 _ROWS = 50_000  # of a table, read at a time
 Extremes: TypeAlias = tuple[float, float]
@@ -50,32 +50,25 @@ _ROUNDING = 1e-5  # of features in float32, in deviations
 _SIX_DIGITS = 5e-6  # half of the last of six, at most
 
 
-def load_features(
-    path: Path, encoding: FeatureEncoding, *, id_columns: Sequence[str] = ()
-) -> tuple[tuple[str, ...], torch.Tensor]:
-    """Return the IDs and the float32 features of the rows in `path`, in its order.
+def load_blocks(
+    path: Path, encoding: FeatureEncoding, *, id_columns: Sequence[str] = (), rows: int = _ROWS,
+    counts: CellCounts | None = None,
+) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:  # fmt: skip
+    """Yield the IDs and the float32 features of the rows in `path`, so many at a time.
+
+    No more of a table is in memory; arrays are whole.
 
     Args:
         path: .csv, .parquet, .npy or IDX.
         encoding: the active's, as saved with the model.
         id_columns: columns of a table that name a row; without them, and for arrays, rows
             are called by their number from 0.
+        rows: at a time.
+        counts: to which cells of columns that are empty, or count for nothing, are added.
 
     Raises:
-        DataError: no such file, another format, missing columns, or values that do not
+        DataError: no such file, another format, no row, missing columns, or values that do not
             fit the encoding; says what was expected.
-    """
-    blocks = list(load_blocks(path, encoding, id_columns=id_columns))
-    return tuple(name for ids, _ in blocks for name in ids), torch.cat([one for _, one in blocks])
-
-
-def load_blocks(
-    path: Path, encoding: FeatureEncoding, *, id_columns: Sequence[str] = (), rows: int = _ROWS,
-    counts: CellCounts | None = None,
-) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:  # fmt: skip
-    """Yield the same so many rows at a time; no more of a table is in memory, arrays are whole.
-
-    Cells of columns that are empty, or count for nothing, are added to `counts`.
     """
     source, first, id_columns = path.name, 0, [column_name(name) for name in id_columns]
     for raw in _tables(path, id_columns, rows) if is_table(path) else (_array(path),):
@@ -86,10 +79,7 @@ def load_blocks(
             parts = [_names(raw[name], first, source=source) for name in id_columns]
             ids = [" ".join(row) for row in zip(*parts, strict=True)] if parts else None
             raw = raw.drop(columns=list(id_columns))
-        if isinstance(encoding, ColumnEncoding):
-            features = encoding.encode(raw, source=source, counts=counts)
-        else:
-            features = encoding.encode(raw, source=source)
+        features = encoding.encode(raw, source=source, counts=counts)
         yield tuple(ids or map(str, range(first, first + len(features)))), features
         first += len(features)
     if not first:
@@ -134,16 +124,6 @@ def _array(path: Path) -> RawFeatures:
     )
 
 
-# How the columns of new rows differ from those that an encoding was fitted to.
-#
-# Run by: the active, when it predicts. The encoding holds mean and deviation of each number, and
-# the known categories; beside it the model card keeps between what numbers the training rows lay. A
-# column with a unit or a code of its own is found so; what leaves all these as they were is not.
-# Cells are counted of any number of rows; a mean and a spread say something of 30 or more alone.
-#
-# Letters: N rows, F features.
-
-
 @dataclass(frozen=True, kw_only=True)
 class ColumnDrift:
     """One column of new rows.
@@ -172,27 +152,25 @@ class ColumnDrift:
     @property
     def notable(self) -> str:
         """What is unusual of it, for people; empty where nothing is."""
-        told, many = [], self.rows >= FEWEST_ROWS
-        if self.ignored:
-            told.append(
-                f"{self._of_rows(self.ignored)} hold what no training row held, which counts for "
-                "nothing"
-            )
-        if self.empty > _EMPTY * self.rows:
-            told.append(f"{self._of_rows(self.empty)} have an empty cell")
-        if many and abs(self.shift) > _SHIFT:
-            told.append(f"its mean lies {self.shift:+.1f} deviations from that of training rows")
-        if many and (self.spread > _WIDER or self.spread < 1 / _WIDER):
-            told.append(f"it is spread {self.spread:.2g} times as wide")
-        if self.farthest > _FAR:
-            told.append(f"a row lies {self.farthest:.3g} deviations away")
-        if self.extremes is not None and self.outside > _OUTSIDE * self.rows:
-            low, high = self.extremes
-            told.append(f"{self._of_rows(self.outside)} lie outside of {low:g} to {high:g}")
-        return "; ".join(told)
-
-    def _of_rows(self, count: int) -> str:
-        return f"{count:,} of {self.rows:,} rows"
+        many, off = self.rows >= FEWEST_ROWS, self.extremes or (math.nan, math.nan)
+        ignored, empty, outside = (
+            f"{count:,} of {self.rows:,} rows" for count in (self.ignored, self.empty, self.outside)
+        )
+        signs = {
+            f"{ignored} hold what no training row held, which counts for nothing": self.ignored > 0,
+            f"{empty} have an empty cell": self.empty > _EMPTY * self.rows,
+            f"its mean lies {self.shift:+.1f} deviations from that of training rows": (
+                many and abs(self.shift) > _SHIFT
+            ),
+            f"it is spread {self.spread:.2g} times as wide": (
+                many and (self.spread > _WIDER or self.spread < 1 / _WIDER)
+            ),
+            f"a row lies {self.farthest:.3g} deviations away": self.farthest > _FAR,
+            f"{outside} lie outside of {off[0]:g} to {off[1]:g}": (
+                self.extremes is not None and self.outside > _OUTSIDE * self.rows
+            ),
+        }
+        return "; ".join(sign for sign, holds in signs.items() if holds)
 
 
 def extremes_of(encoding: ColumnEncoding, features_NF: Tensor) -> dict[str, Extremes]:
@@ -200,7 +178,7 @@ def extremes_of(encoding: ColumnEncoding, features_NF: Tensor) -> dict[str, Extr
     if not len(features_NF):
         return {}
     found = {}
-    for column, own in _parts(encoding):
+    for column, own in zip(encoding.columns, encoding.places, strict=True):
         if not isinstance(column, CategoricalColumn):
             # of a constant both are 0, and so the mean
             ends = torch.stack(torch.aminmax(features_NF[:, own])).double()
@@ -223,26 +201,23 @@ class DriftMeter:
     def __init__(
         self, encoding: ColumnEncoding, extremes: Mapping[str, Extremes] = MappingProxyType({})
     ) -> None:
-        self._parts, self.counts = tuple(_parts(encoding)), CellCounts()
+        self._parts, self.counts = (
+            list(zip(encoding.columns, encoding.places, strict=True)),
+            CellCounts(),
+        )
         self._extremes = extremes
-        (width,) = encoding.shape
-        self._sum_F, self._squares_F, self._largest_F = torch.zeros(3, width, dtype=torch.float64)
-        self._outside_F = torch.zeros(width, dtype=torch.float64)
-        self._low_F, self._high_F = self._ends(width)
-
-    def _ends(self, width: int) -> tuple[Tensor, Tensor]:
-        """The extremes as features; infinite where none were kept."""
-        low_F = torch.full((width,), -math.inf, dtype=torch.float64)
-        high_F = -low_F
+        zeros = torch.zeros(4, *encoding.shape, dtype=torch.float64)
+        self._sum_F, self._squares_F, self._largest_F, self._outside_F = zeros
+        self._low_F = torch.full(encoding.shape, -math.inf, dtype=torch.float64)
+        self._high_F = -self._low_F
         for column, own in self._parts:
-            if not isinstance(column, CategoricalColumn) and column.name in self._extremes:
+            if not isinstance(column, CategoricalColumn) and column.name in extremes:
                 low, high = (
-                    (one + side * _SIX_DIGITS * abs(one) - column.mean) / column.scale
-                    for side, one in zip((-1, 1), self._extremes[column.name], strict=True)
+                    (end + side * _SIX_DIGITS * abs(end) - column.mean) / column.scale
+                    for side, end in zip((-1, 1), extremes[column.name], strict=True)
                 )
-                low_F[own] = low - _ROUNDING * max(1.0, abs(low))
-                high_F[own] = high + _ROUNDING * max(1.0, abs(high))
-        return low_F, high_F
+                self._low_F[own] = low - _ROUNDING * max(1.0, abs(low))
+                self._high_F[own] = high + _ROUNDING * max(1.0, abs(high))
 
     def add(self, features_NF: Tensor) -> None:
         """Read the features of so many rows, whose cells are counted."""
@@ -273,12 +248,3 @@ class DriftMeter:
             extremes=self._extremes.get(name),
             outside=int(self._outside_F[own]),
         )
-
-
-def _parts(encoding: ColumnEncoding) -> Iterator[tuple[Column, slice]]:
-    """Each column, and where its features are."""
-    first = 0
-    for column in encoding.columns:
-        end = first + len(column.features)
-        yield column, slice(first, end)
-        first = end

@@ -1,8 +1,12 @@
-"""Labels as files, frames and callers have them, and the classes that they become.
+"""Labels as files, frames and callers have them, and the classes or numbers that they become.
 
 Run by: whoever holds labels, on its own. Labels are compared as texts without surrounding blanks.
 Texts that people take for one label ("1" and "1.0", "Yes" and "yes") would be classes of their own
 without a word, so they are refused unless all of them are listed as classes.
+
+Labels that are numbers to predict are standardised by the active. Mean and scale are of its
+labelled training rows alone, and tell of their labels; they lie in its model card, so that
+predictions come in the unit.
 """
 
 import math
@@ -24,19 +28,14 @@ from apfed_protocols.ids import EMPTY
 from secure_apfed.errors import DataError, SuspectColumnWarning
 
 __all__ = [
-    "UNLABELLED",
-    "TargetScale",
-    "anomaly_labels",
-    "class_labels",
-    "read_numbers",
-    "require_one_spelling",
-    "warn_of_empty_words",
-]
+    "UNLABELLED", "TargetScale", "anomaly_labels", "class_labels", "read_numbers",
+    "require_one_spelling", "warn_of_empty_words",
+]  # fmt: skip
 
 UNLABELLED = -100
 """In place of a label that is not known, or that training may not know."""
 # of what Python reads as a number, no digits of other scripts and no underscores
-_TARGET = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 _FARTHEST = 99.0  # deviations; UNLABELLED is no target
 _SHOWN, _WIDTH = 5, 40
 _SIGNS = {
@@ -44,20 +43,12 @@ _SIGNS = {
     ord("\u2044"): "/", ord("\u2019"): "'",
 }  # fmt: skip
 _WHOLE = re.compile(r"-?[0-9]+")
-_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?")
 _THOUSANDS = re.compile(r"[+-]?[0-9]{1,3}(?:([ ,'])[0-9]{3})(?:\1[0-9]{3})*")
 _BETWEEN_NUMBERS = re.compile(r"(?<=[0-9])[\s_-]+(?=[0-9])")
 _BETWEEN_WORDS = re.compile(r"(?<=\w)[\s_-]+(?=\w)|\s+(?=%)")
 # As columns of truths are written; a letter stands for its word only beside that word.
 _TRUTHS = {"true": "1", "yes": "1", "false": "0", "no": "0"}
 _LETTERS = {"t": "true", "y": "yes", "f": "false", "n": "no"}
-
-
-# Labels that are numbers to predict: read from texts, and standardised for training.
-#
-# Run by: the active on its own label column. Mean and scale are of the labelled training rows
-# alone, and tell of their labels; they lie in the active's model card, so that predictions come in
-# the unit.
 
 
 class TargetScale(BaseModel):
@@ -115,7 +106,7 @@ def read_numbers(texts: Sequence[str | None], *, party: str, column: str) -> NDA
     for row, text in enumerate(texts):
         if text is None:
             continue
-        found[row] = float(text) if _TARGET.fullmatch(text) else math.inf
+        found[row] = float(text) if _NUMBER.fullmatch(text) else math.inf
         if not math.isfinite(found[row]):
             raise DataError(
                 f"{party}: column {column!r} holds numbers to predict, and row {row} (from 0) has "
@@ -165,13 +156,9 @@ def require_one_spelling(
 
 
 def warn_of_empty_words(
-    labels: Sequence[str | None],
-    *,
-    party: str,
-    column: str,
+    labels: Sequence[str | None], *, party: str, column: str, count: bool,
     listed: Sequence[str] = (),
-    count: bool,
-) -> frozenset[str]:
+) -> frozenset[str]:  # fmt: skip
     """Warn of labels that say "NA", "None" or the like; `count`: whether they count as empty.
 
     Returns:

@@ -1,5 +1,7 @@
-"""A party's own rows, and all parties' rows of one run: checked when made.
+"""A party's own rows, and all parties' rows of one run: checked when made; and one's as a file.
 
+The file is written by whoever prepares a trial and holds all tables, into each party's own folder;
+the party reads no other. Layout: safetensors; IDs, classes and encoding as JSON in its header.
 Letters: N rows of a table.
 """
 
@@ -23,14 +25,8 @@ from secure_apfed.files import read_bytes
 from secure_apfed.names import check_parties
 
 __all__ = [
-    "UNLABELLED",
-    "OwnData",
-    "PartyTable",
-    "VerticalData",
-    "check_distinct",
-    "pack_own",
-    "read_own",
-]
+    "UNLABELLED", "OwnData", "PartyTable", "VerticalData", "check_distinct", "pack_own", "read_own",
+]  # fmt: skip
 
 _NO_ROWS = torch.empty(0, dtype=torch.int64)
 _ABOUT = "party"
@@ -77,18 +73,15 @@ class PartyTable:
                 f"{self.name}: its encoding gives rows of shape {self.encoding.shape}, the "
                 f"features have {tuple(self.features.shape[1:])}"
             )
-        self._check_finite()
+        if not bool(self.features.isfinite().all()):
+            bad_F = (~self.features.isfinite()).flatten(1).sum(0)
+            worst = int(bad_F.argmax())
+            raise DataError(
+                f"{self.name}: {int(bad_F.sum())} features are NaN or infinite, "
+                f"{int(bad_F[worst])} of them in {self.encoding.feature_name(worst)!r}; mend the "
+                "rows or leave them out"
+            )
         check_views(self.features, self.views, party=self.name)
-
-    def _check_finite(self) -> None:
-        if bool(self.features.isfinite().all()):
-            return
-        bad_F = (~self.features.isfinite()).flatten(1).sum(0)
-        worst = int(bad_F.argmax())
-        raise DataError(
-            f"{self.name}: {int(bad_F.sum())} features are NaN or infinite, {int(bad_F[worst])} of "
-            f"them in {self.encoding.feature_name(worst)!r}; mend the rows or leave them out"
-        )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -251,15 +244,15 @@ class VerticalData:
     def _check_passive(self, table: PartyTable) -> None:
         """Labels where they belong, and under a horizontal partition the active's features."""
         name, labels_N = table.name, table.labels
-        if labels_N is None:
-            if self.horizontal or name in self.labels_at:
-                why = "the partition is horizontal" if self.horizontal else "it is in labels_at"
-                raise DataError(f"{name}: {why}, and it has no labels; give it those of its rows")
-        elif not (self.horizontal or name in self.labels_at):
+        why = "the partition is horizontal" if self.horizontal else "it is in labels_at"
+        holds = self.horizontal or name in self.labels_at
+        if labels_N is None and holds:
+            raise DataError(f"{name}: {why}, and it has no labels; give it those of its rows")
+        if labels_N is not None and not holds:
             raise DataError(
                 f"{name} is passive and holds no labels; give it None, or name it in labels_at"
             )
-        else:
+        if labels_N is not None:
             known = labels_N[labels_N != UNLABELLED]
             if not len(known) or not bool(((known >= 0) & (known < len(self.classes))).all()):
                 raise DataError(
@@ -332,21 +325,13 @@ def check_distinct(
     )
 
 
-# One party's own rows as one file, as whoever prepares a trial hands them to a party.
-#
-# Run by: the preparer, who holds all tables and writes each party's into its own folder; then that
-# party, which reads no other. Layout: safetensors; IDs, classes and encoding as JSON in its header.
-
-
 def pack_own(data: OwnData) -> bytes:
     """The bytes of the file."""
     table = data.table
-    tensors = {"features": table.features, "train_rows": data.train_rows,
-               "test_rows": data.test_rows}  # fmt: skip
-    if table.labels is not None:
-        tensors["labels"] = table.labels
-    if data.labelled is not None:
-        tensors["labelled"] = data.labelled
+    tensors = {
+        "features": table.features, "train_rows": data.train_rows, "test_rows": data.test_rows,
+        "labels": table.labels, "labelled": data.labelled,
+    }  # fmt: skip
     about = {
         "name": table.name,
         "ids": table.ids,
@@ -355,8 +340,8 @@ def pack_own(data: OwnData) -> bytes:
         "encoding": table.encoding.model_dump(mode="json"),
         "views": {name: (one.first, one.end, one.sequence) for name, one in table.views.items()},
     }
-    plain = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    return save(plain, metadata={_ABOUT: json.dumps(about)})
+    held = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
+    return save(held, metadata={_ABOUT: json.dumps(about)})
 
 
 def read_own(path: Path, name: str) -> OwnData:

@@ -3,7 +3,8 @@
 Run by: each party on its own file; `load_tables` plays all of them for a simulation. A
 party's statistics come from its own rows alone: the active's training rows, all rows of a
 passive; or from elsewhere, where it names an encoding. IDs are compared as text, "007" and
-"7" differ.
+"7" differ. Of columns that should perhaps not train a model, an ID as a feature or the label in
+disguise, the party is warned before they are encoded: both are guesses.
 """
 
 import difflib
@@ -49,17 +50,9 @@ from secure_apfed.files import read_json
 from secure_apfed.settings.data import DataSettings, PartySettings, ViewColumns
 
 __all__ = [
-    "RawTable",
-    "files_digest",
-    "load_active",
-    "load_own_tables",
-    "load_passive",
-    "load_tables",
-    "party_path",
-    "read_raw",
-    "warn_of_ids",
+    "RawTable", "files_digest", "load_own_tables", "load_tables", "party_path", "read_raw",
     "warn_of_labels",
-]
+]  # fmt: skip
 
 _FEWEST_ROWS = 20
 _DISTINCT = 0.5
@@ -69,25 +62,23 @@ _NAMELESS = "Unnamed: "  # as pandas calls columns without a name, and numbers t
 _ALL = "all"
 
 
-# Columns that should perhaps not train a model: an ID as a feature, the label in disguise.
-#
-# Run by: a party on its own columns, before they are encoded. Both are guesses, so they warn.
-
-
-def warn_of_ids(features: pd.DataFrame, categorical: Sequence[str], *, source: str) -> None:
+def _warn_of_ids(features: pd.DataFrame, categorical: Sequence[str], *, source: str) -> None:
     """Warn of texts that name rows, and of whole numbers that count them."""
     if len(features) < _FEWEST_ROWS:
         return
-    for name in features.columns:
-        column = features[name]
+    for name, column in features.items():
+        why = ""
         if name in categorical:
-            different = column.nunique()
-            if different > _DISTINCT * len(column):
-                _warn_of_id(
-                    source, name, f"its {len(column)} rows hold {different} different texts"
-                )
+            if (different := column.nunique()) > _DISTINCT * len(column):
+                why = f"{different} different texts"
         elif is_numeric(column) and _counts_rows(column):
-            _warn_of_id(source, name, f"its {len(column)} rows hold whole numbers without a gap")
+            why = "whole numbers without a gap"
+        if why:
+            _warn(
+                f"{source}: column {name!r} looks like an ID: its {len(column)} rows hold {why}; a "
+                "model learns such rows by heart and nothing else from it. Put it under ignore "
+                "unless it is a feature"
+            )
 
 
 def _counts_rows(column: "pd.Series") -> bool:
@@ -98,13 +89,8 @@ def _counts_rows(column: "pd.Series") -> bool:
     )
 
 
-def _warn_of_id(source: str, name: str, why: str) -> None:
-    warnings.warn(
-        f"{source}: column {name!r} looks like an ID: {why}; a model learns such rows by heart and "
-        "nothing else from it. Put it under ignore unless it is a feature",
-        SuspectColumnWarning,
-        stacklevel=2,
-    )
+def _warn(what: str) -> None:
+    warnings.warn(what, SuspectColumnWarning, stacklevel=3)
 
 
 def warn_of_labels(
@@ -130,12 +116,10 @@ def warn_of_labels(
         if _FEWEST_ROWS <= full.sum() < len(column):
             parts.append((column[full], truth[full]))
         if any(tells(*part) for part in parts):
-            warnings.warn(
+            _warn(
                 f"{source}: column {name!r} alone tells {label!r} of all {len(known)} rows that "
                 "have one; it may be the label in disguise, or known only after it. Put it under "
-                "ignore unless it is there when the model predicts",
-                SuspectColumnWarning,
-                stacklevel=2,
+                "ignore unless it is there when the model predicts"
             )
 
 
@@ -172,11 +156,6 @@ def _orders(column: "pd.Series", truth: "pd.Series") -> bool:
 def _rises(numbers: NDArray[np.float64], targets: NDArray[np.float64]) -> bool:
     """Whether targets never fall where numbers rise."""
     return bool((np.diff(targets[np.lexsort((targets, numbers))]) >= 0).all())
-
-
-# One party's own file as it was read: IDs, feature columns and labels, nothing encoded yet.
-#
-# Run by: that party. IDs are compared as text, "007" and "7" differ.
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,7 +227,7 @@ def read_raw(settings: DataSettings, name: str) -> RawTable:
     for column in {*frame.columns} - {*numeric, *categorical}:
         del frame[column]  # in place: of a long table there is no second copy
     features = only_columns(frame, (*numeric, *categorical))
-    warn_of_ids(features, categorical, source=name)
+    _warn_of_ids(features, categorical, source=name)
     if label_column is not None:
         warn_of_labels(
             features, label_texts, source=name, label=label_column,
@@ -331,10 +310,6 @@ def _without_words(column: "pd.Series", *, source: str) -> "pd.Series":
     return column.mask(empty) if empty.any() else column
 
 
-def _warn(what: str) -> None:
-    warnings.warn(what, SuspectColumnWarning, stacklevel=2)
-
-
 def _ids(frame: pd.DataFrame, columns: tuple[str, ...], *, file: Path, party: str) -> list[str]:
     """One text a row made of these columns, by the rules of `apfed_protocols.ids`."""
     parts = [
@@ -356,12 +331,10 @@ def load_tables(settings: DataSettings, *, seed: int) -> VerticalData:
     Raises:
         DataError: a file or table is missing, damaged or unfit; names the party.
     """
-    own = load_active(settings, seed=seed)
+    own = _active(settings, seed=seed)
     return VerticalData(
         active=own.table,
-        passives=tuple(
-            load_passive(settings, name, seed=seed) for name in party_names(settings)[1:]
-        ),
+        passives=tuple(_passive(settings, name, seed=seed) for name in party_names(settings)[1:]),
         classes=own.classes,
         train_rows=own.train_rows,
         test_rows=own.test_rows,
@@ -411,7 +384,7 @@ def _digest(path: Path, party: str) -> list[str]:
     return found
 
 
-def load_active(settings: DataSettings, *, seed: int) -> OwnData:
+def _active(settings: DataSettings, *, seed: int) -> OwnData:
     """Return the active's table, its classes, its split, and the rows with labels to learn from.
 
     Rows with an empty cell in the label column train without a label and test nothing.
@@ -440,8 +413,7 @@ def load_active(settings: DataSettings, *, seed: int) -> OwnData:
     if len(kept) < len(labels):
         raw, labels, groups = raw.at(kept), labels[kept], groups[kept]
     train_rows = np.flatnonzero(is_train)
-    encoding, views = _encoding_of(settings, name, raw, rows=train_rows)
-    features = _features_of(settings, name, raw, encoding)
+    features, encoding, views = _encoded(settings, name, raw, rows=train_rows)
     labelled = choose_labelled(
         groups[train_rows], settings.labelled, seed=seed, choice=settings.split
     )
@@ -465,11 +437,21 @@ def _labels_of(
 
     Numbers have no classes: all rows that have one are drawn alike.
     """
-    if labels_are_numbers(settings):
-        numbers = read_numbers(raw.labels, party=party, column=settings.label_column)
-        return numbers, np.where(np.isnan(numbers), UNLABELLED, 0), ()
-    _check_two(raw.labels, party=party)
     column = settings.label_column
+    if labels_are_numbers(settings):
+        numbers = read_numbers(raw.labels, party=party, column=column)
+        return numbers, np.where(np.isnan(numbers), UNLABELLED, 0), ()
+    known = [label for label in raw.labels if label is not None]
+    if not known:
+        raise DataError(
+            f"{party}: its label column is empty in all {len(raw.labels)} rows; name the column "
+            "that holds labels as label_column"
+        )
+    if len(set(known)) < 2:
+        raise DataError(
+            f"{party}: all {len(known)} labels are {known[0]:.40}; two classes are needed, so "
+            "add rows of another one"
+        )
     if settings.anomaly is not None:
         told = anomaly_labels(raw.labels, settings.anomaly, party=party, column=column)
         return told, told, settings.class_names(())
@@ -491,15 +473,15 @@ def load_own_tables(settings: DataSettings, name: str, *, seed: int) -> OwnData:
             "tables), or let the party's file say which prepared table is its own"
         )
     if name != settings.active:
-        passive = load_passive(settings, name, seed=seed)
+        passive = _passive(settings, name, seed=seed)
         own = OwnData.of_passive(passive, settings.named_classes)
     else:
-        own = load_active(settings, seed=seed)
+        own = _active(settings, seed=seed)
     default_memory_pool().release_unused()  # of the columns as they were read
     return own
 
 
-def load_passive(settings: DataSettings, name: str, *, seed: int) -> PartyTable:
+def _passive(settings: DataSettings, name: str, *, seed: int) -> PartyTable:
     """Return one passive's table, with labels where the settings say that it holds some.
 
     Labels of people whom the active tests are labels, too: only the party that has them can leave
@@ -510,7 +492,7 @@ def load_passive(settings: DataSettings, name: str, *, seed: int) -> PartyTable:
             outside the given classes.
     """
     raw = read_raw(settings, name)
-    encoding, views = _encoding_of(settings, name, raw, rows=np.arange(len(raw.ids)))
+    features, encoding, views = _encoded(settings, name, raw, rows=np.arange(len(raw.ids)))
     labels = None
     if settings.holds_labels(name):
         told, _ = class_labels(
@@ -520,47 +502,46 @@ def load_passive(settings: DataSettings, name: str, *, seed: int) -> PartyTable:
             told, settings.labelled, seed=seed, choice=settings.split, party=name
         )
         labels = torch.from_numpy(known)
-    features = _features_of(settings, name, raw, encoding)
     return PartyTable(name, raw.ids, features, labels, encoding, views)
 
 
-def _features_of(
-    settings: DataSettings, name: str, raw: RawTable, encoding: ColumnEncoding
-) -> torch.Tensor:
-    """Of all rows; an encoding that was given may have been fitted to others, which is told."""
-    counts = CellCounts()
-    features = encoding.encode(raw.features, source=name, counts=counts)
-    if (settings.parties or {})[name].encoding is not None:
-        counts.warn(source=name)
-    return features
-
-
-def _encoding_of(
+def _encoded(
     settings: DataSettings, name: str, raw: RawTable, *, rows: NDArray[np.int64]
-) -> tuple[ColumnEncoding, dict[str, View]]:
-    """The encoding that the party was given, which tells of none of its rows, else fitted; and
-    where its views are among the features.
+) -> tuple[torch.Tensor, ColumnEncoding, dict[str, View]]:
+    """The features of all rows, how they were encoded, and where the party's views are among them.
+
+    Where the party was given an encoding it tells of none of its rows, and may have been fitted to
+    others, of which it is told; else it is fitted to these rows.
     """
     party = (settings.parties or {})[name]
-    views = _views_of(settings, name, raw.features)
+    views, counts = _views_of(settings, name, raw.features), CellCounts()
     if party.encoding is None:
-        fitted_on = raw.features if len(rows) == len(raw.ids) else raw.features.iloc[rows]
         encoding = fit_views(
-            fitted_on, views, categorical=raw.categorical, missing=party.missing,
-            rare=party.rare_categories, source=name,
+            raw.features if len(rows) == len(raw.ids) else raw.features.iloc[rows], views,
+            categorical=raw.categorical, missing=party.missing, rare=party.rare_categories,
+            source=name,
         )  # fmt: skip
-        return encoding, locate_views(encoding, views, source=name)
-    path = party_path(settings, party.encoding)
+    else:
+        encoding = _given_encoding(party_path(settings, party.encoding), party.encoding, name)
+        if settings.view_columns is None:
+            columns = tuple(column.name for column in encoding.columns)
+            views = {view: ViewColumns(columns=columns) for view in views}
+    located = locate_views(encoding, views, source=name)
+    features = encoding.encode(raw.features, source=name, counts=counts)
+    if party.encoding is not None:
+        counts.warn(source=name)
+    return features, encoding, located
+
+
+def _given_encoding(path: Path, called: Path, party: str) -> ColumnEncoding:
     try:
-        told = read_json(path, dict[str, Any])
-        given = parse_encoding(told.get("encoding", told))
+        content = read_json(path, dict[str, Any])
+        encoding = parse_encoding(content.get("encoding", content))
     except (CheckpointError, DataError) as error:
-        raise DataError(f"{name}: {party.encoding} holds no encoding in JSON: {error}") from error
-    if not isinstance(given, ColumnEncoding):
-        raise DataError(f"{name}: {party.encoding} is an encoding of images, its file is a table")
-    if settings.view_columns is None:
-        views = {view: ViewColumns(columns=tuple(c.name for c in given.columns)) for view in views}
-    return given, locate_views(given, views, source=name)
+        raise DataError(f"{party}: {called} holds no encoding in JSON: {error}") from error
+    if not isinstance(encoding, ColumnEncoding):
+        raise DataError(f"{party}: {called} is an encoding of images, its file is a table")
+    return encoding
 
 
 def _views_of(settings: DataSettings, name: str, features: pd.DataFrame) -> dict[str, ViewColumns]:
@@ -584,17 +565,3 @@ def _views_of(settings: DataSettings, name: str, features: pd.DataFrame) -> dict
             f"or none; look at {', '.join(wrong[:5])}: put them under ignore, or into one view"
         )
     return own
-
-
-def _check_two(labels: tuple[str | None, ...], *, party: str) -> None:
-    known = [label for label in labels if label is not None]
-    if not known:
-        raise DataError(
-            f"{party}: its label column is empty in all {len(labels)} rows; name the column that "
-            "holds labels as label_column"
-        )
-    if len(set(known)) < 2:
-        raise DataError(
-            f"{party}: all {len(known)} labels are {known[0]:.40}; two classes are needed, so "
-            "add rows of another one"
-        )

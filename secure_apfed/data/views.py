@@ -129,12 +129,10 @@ def locate_views(
             f"{source}: its encoding is of other columns than its views {', '.join(views)}, or of "
             "the same in another order; fit it to a table with these views"
         )
-    sizes = iter(len(column.features) for column in encoding.columns)
-    located, first = {}, 0
+    places, located = iter(encoding.places), {}
     for name, view in views.items():
-        end = first + sum(next(sizes) for _ in view.columns)
-        located[name] = View(first, end, view.sequence)
-        first = end
+        own = [next(places) for _ in view.columns]
+        located[name] = View(own[0].start, own[-1].stop, view.sequence)
     return located
 
 

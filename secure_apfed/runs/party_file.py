@@ -9,7 +9,8 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import AfterValidator, Field
 
 from apfed_protocols.errors import LocalProtocolError
-from secure_apfed.config.file import load_settings_text, read_text
+from secure_apfed.config.file import load_settings_text
+from secure_apfed.config.plain_yaml import read_text
 from secure_apfed.exchange.sockets import parse_address
 from secure_apfed.names import Name, PartyName
 from secure_apfed.settings import Settings

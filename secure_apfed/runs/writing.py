@@ -15,7 +15,7 @@ from safetensors.torch import save
 from torch import nn
 
 from secure_apfed.config import Config
-from secure_apfed.config.file import dump_config
+from secure_apfed.config.file import dump_settings
 from secure_apfed.data import OwnData
 from secure_apfed.errors import CheckpointError
 from secure_apfed.files import make_private, own_subfolder
@@ -121,7 +121,7 @@ class RunWriter:
     def begin(self, session: Session, contracts: Sequence[str], *, epoch: int) -> None:
         """Write what is known before training."""
         folder, config = self.folder, self._config
-        write_atomically(folder.config, dump_config(config).encode())
+        write_atomically(folder.config, dump_settings(config).encode())
         folder.write_json(
             folder.contract,
             {**signed(session.contract, session.signatures), "sessions": list(contracts)},

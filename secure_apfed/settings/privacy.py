@@ -1,4 +1,6 @@
-"""Settings of what protects representations and labels."""
+"""Settings of what protects representations and labels: guard, DP-SGD, noisy labels, and defences
+without a guarantee, one class for each entry of `DEFENCES`.
+"""
 
 from typing import Annotated, Literal, Self
 
@@ -7,22 +9,11 @@ from pydantic import Field, model_validator
 from secure_apfed.settings import OF_THE_RUN, Settings
 
 __all__ = [
-    "LARGEST_CLIP",
-    "LARGEST_LABEL_EPSILON",
-    "SMALLEST_CLIP",
-    "ClipAndNoiseSettings",
-    "CompressionSettings",
-    "ConfusionalLabelsSettings",
-    "DefenceSettings",
-    "DiscreteSgdSettings",
-    "DpSgdSettings",
-    "GuardSettings",
-    "LabelSettings",
-    "MarvellSettings",
-    "MaxNormSettings",
-    "MidSettings",
-    "NoPeekSettings",
-]
+    "LARGEST_CLIP", "LARGEST_LABEL_EPSILON", "SMALLEST_CLIP", "ClipAndNoiseSettings",
+    "CompressionSettings", "ConfusionalLabelsSettings", "DefenceSettings", "DiscreteSgdSettings",
+    "DpSgdSettings", "GuardSettings", "LabelSettings", "MarvellSettings", "MaxNormSettings",
+    "MidSettings", "NoPeekSettings",
+]  # fmt: skip
 
 # Bounds outside which float32 cannot hold a clipped row and its noise side by side.
 SMALLEST_CLIP = 1e-6
@@ -117,9 +108,6 @@ class LabelSettings(Settings):
                    if self.mechanism == "none" else "needs epsilon, got none; say epsilon: 1.0")
             )  # fmt: skip
         return self
-
-
-# Settings of defences beyond differential privacy: one class for each entry of `DEFENCES`.
 
 
 class _PenaltySettings(Settings):

@@ -31,9 +31,6 @@ from secure_apfed.settings.training import (
 __all__ = ["AttackChoice", "RunSettings", "TranscriptSettings"]
 
 
-# Settings of the transcript.
-
-
 class TranscriptSettings(Settings):
     """Which payloads are kept for attacks; flows are always counted.
 

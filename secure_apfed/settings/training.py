@@ -1,4 +1,4 @@
-"""Settings of training: optimiser, batches, the passives' part, the secure sum, the rules."""
+"""Settings of training: networks, optimiser, batches, the passives' part, the sum, the rules."""
 
 import re
 from typing import Annotated, Literal, Self
@@ -8,24 +8,13 @@ from pydantic import Field, field_validator, model_validator
 from secure_apfed.settings import EACH_ALONE, OF_THE_RUN, THE_ACTIVE, Settings, SilentPassive
 
 __all__ = [
-    "DEVICE",
-    "ContrastiveSettings",
-    "ModelSettings",
-    "NoiseSettings",
-    "ObjectiveSettings",
-    "PassiveSettings",
-    "ReconstructionSettings",
-    "RuleSettings",
-    "SumSettings",
-    "TrainSettings",
-]
+    "DEVICE", "ContrastiveSettings", "ModelSettings", "NoiseSettings", "ObjectiveSettings",
+    "PassiveSettings", "ReconstructionSettings", "RuleSettings", "SumSettings", "TrainSettings",
+]  # fmt: skip
 
 Width = Annotated[int, Field(ge=1, le=65536)]
 DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 """Where a party computes, in its settings."""
-
-
-# Settings of a party's networks.
 
 
 class ModelSettings(Settings):
@@ -48,17 +37,9 @@ class ModelSettings(Settings):
     """
 
     network: Literal[
-        "auto",
-        "conv_mnist",
-        "conv_cifar",
-        "mlp",
-        "selu",
-        "enriched",
-        "linear",
-        "random_features",
-        "identity",
-        "gru",
-    ] = "auto"
+        "auto", "conv_mnist", "conv_cifar", "mlp", "selu", "enriched", "linear", "random_features",
+        "identity", "gru",
+    ] = "auto"  # fmt: skip
     hidden: Annotated[tuple[Width, ...], Field(max_length=64)] = (64,)
     representation: Width = 32
     projection: Width | Literal["auto", "none"] = "auto"
@@ -66,9 +47,6 @@ class ModelSettings(Settings):
     random_features: Width = 300
     dropout: float = Field(0.5, ge=0, lt=1)
     head: Annotated[tuple[Width, ...], Field(max_length=64)] = ()
-
-
-# Settings of the passive objectives: one class for each entry of `OBJECTIVES`.
 
 
 class ReconstructionSettings(Settings):

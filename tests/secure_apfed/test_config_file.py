@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from secure_apfed.config import Config
-from secure_apfed.config.file import dump_config, load_config, load_config_text
+from secure_apfed.config.file import dump_settings, load_config, load_config_text
 from secure_apfed.config.plain_yaml import yaml_value
 from secure_apfed.errors import ConfigError
 from secure_apfed.methods import method_settings
@@ -41,7 +41,7 @@ def test_a_file_loads_and_unset_keys_take_their_defaults(tmp_path: Path) -> None
 @pytest.mark.parametrize("more", ["", "attacks: all\n", "tradeoff: {set: {seed: 1}, seeds: 2}\n"])
 def test_what_is_dumped_is_complete_and_loads_back_equal(more: str) -> None:
     config = load_config_text(GOOD + more)
-    text = dump_config(config)
+    text = dump_settings(config)
     assert load_config_text(text) == config
     assert all(f"{key}:" in text for key in Config.model_fields)
 
@@ -50,7 +50,7 @@ def test_what_is_dumped_is_complete_and_loads_back_equal(more: str) -> None:
 def test_texts_that_look_like_other_values_survive_a_dump(text: str) -> None:
     config = load_config_text(GOOD)
     data = config.data.model_copy(update={"label_column": text})
-    dumped = dump_config(config.model_copy(update={"data": data}))
+    dumped = dump_settings(config.model_copy(update={"data": data}))
     assert load_config_text(dumped).data.label_column == text
 
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 
 from secure_apfed.data import DATASETS, VerticalData, catalogue, load_data
+from secure_apfed.data.loading import cut_strips
 from secure_apfed.data.partition import (
     choose_labelled,
-    cut_strips,
     deal_people,
     shared_rows,
     split_rows,
@@ -178,14 +178,14 @@ def test_one_class_only_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     seed=st.integers(0, 2**32),
 )
 def test_people_are_dealt_without_waste_or_repeat(rows: int, overlap: float, seed: int) -> None:
-    train, test = np.arange(rows), np.arange(rows, rows + 3)
-    people = deal_people(train, test, overlap=overlap, limit=None, seed=seed)
-    used = np.concatenate([people.train, people.strangers])
+    people = deal_people(np.arange(rows), overlap=overlap, limit=None, seed=seed)
+    used = np.concatenate(people)
+    active = len(people.shared) + len(people.active_only)
     assert len(set(used.tolist())) == len(used) <= rows
-    assert len(people.shared) == shared_rows(len(people.train), overlap)
+    assert len(people.shared) == shared_rows(active, overlap)
     assert len(people.strangers) == len(people.active_only)
     # One active row more would need more rows than there are.
-    more = len(people.train) + 1
+    more = active + 1
     assert 2 * more - shared_rows(more, overlap) > rows
 
 
@@ -205,12 +205,8 @@ def test_split_keeps_every_class_on_both_sides() -> None:
 
 
 def test_strips_drop_the_rows_that_remain() -> None:
-    strips = cut_strips(channels=1, height=28, width=28, maximum=255, views=3, active_view=2)
+    strips = cut_strips((1, 28, 28), 255, views=3, active_view=2)
     assert [(s.first_row, s.end_row) for s in strips] == [(9, 18), (0, 9), (18, 27)]
-    with pytest.raises(ConfigError, match="active_view: must be 1 to 3"):
-        cut_strips(channels=1, height=28, width=28, maximum=255, views=3, active_view=4)
-    with pytest.raises(ConfigError, match="an image has 2 rows, fewer than 3"):
-        cut_strips(channels=1, height=2, width=2, maximum=255, views=3, active_view=1)
 
 
 @pytest.mark.parametrize(("wanted", "count"), [(50, 50), (0.1, 135)])

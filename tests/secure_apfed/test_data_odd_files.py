@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from secure_apfed.alignment.ids import IdFile
-from secure_apfed.data import ColumnEncoding, files_digest, load_data, load_features
+from secure_apfed.data import ColumnEncoding, files_digest, load_data
 from secure_apfed.data.encoding import (
     CategoricalColumn,
     DateColumn,
@@ -25,6 +25,7 @@ from secure_apfed.data.tables import warn_of_labels
 from secure_apfed.errors import DataError, SuspectColumnWarning
 from secure_apfed.models import RandomFeatures
 from secure_apfed.settings.data import DataSettings, Missing, PartySettings
+from tests.secure_apfed.whole_files import load_features
 
 ROWS = 60
 

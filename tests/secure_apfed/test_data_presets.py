@@ -118,7 +118,7 @@ def test_rows_of_a_set_with_an_official_split_keep_their_side() -> None:
 
 def test_no_more_people_can_be_aligned_than_there_are() -> None:
     with pytest.raises(DataError, match="11 aligned people are wanted, and the active has 10"):
-        deal_people(np.arange(50), np.arange(0), overlap=1, limit=10, seed=0, aligned=11)
+        deal_people(np.arange(50), overlap=1, limit=10, seed=0, aligned=11)
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,10 @@ import pandas as pd
 import pytest
 import torch
 
-from secure_apfed.data import ColumnEncoding, ImageEncoding, load_data, load_features
+from secure_apfed.data import ColumnEncoding, ImageEncoding, load_data
 from secure_apfed.errors import DataError
 from secure_apfed.settings.data import DataSettings
+from tests.secure_apfed.whole_files import load_features
 
 ROWS = 40
 IMAGES = ImageEncoding(channels=1, height=4, width=4, first_row=2, end_row=4)

@@ -13,7 +13,7 @@ from apfed_experiments.report.folder import ReportedRun
 from apfed_experiments.report.measured import MeasuredModel
 from apfed_experiments.report.pictures import Picture
 from apfed_experiments.solo import LEFT_OUT
-from secure_apfed.config.file import dump_config
+from secure_apfed.config.file import dump_settings
 
 __all__ = ["fill", "inside", "render"]
 
@@ -54,7 +54,7 @@ def render(
         trace=contents.trace_of(run),
         limits=contents.limits_of(run),
         settings=contents.settings_of(run),
-        config=dump_config(run.config),
+        config=dump_settings(run.config),
         repeat=[
             ("command", "secure-apfed run config.yaml"),
             ("SHA-256 of the contract", run.contract_sha256),

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import Field, field_validator, model_validator
 
 from secure_apfed.config import Config
-from secure_apfed.config.file import dump_config, load_config_text, load_settings_text, read_text
+from secure_apfed.config.file import dump_settings, load_config_text, load_settings_text
+from secure_apfed.config.plain_yaml import read_text
 from secure_apfed.settings import Settings
 from secure_apfed.settings.data import DataSettings
 
@@ -92,7 +93,7 @@ class SearchSpace(Settings):
             ConfigError: what was drawn is no setting, or does not fit the others.
         """
         drawn = [f"{key}={one.draw(trial, key)}" for key, one in self.space.items()]
-        return load_config_text(dump_config(config), source=config.name, overrides=drawn)
+        return load_config_text(dump_settings(config), source=config.name, overrides=drawn)
 
 
 def load_space(path: Path) -> SearchSpace:

@@ -18,7 +18,7 @@ from apfed_experiments.search.space import SearchSpace
 from apfed_experiments.study import OnDone
 from apfed_experiments.who_helped.runs import held_back
 from secure_apfed.config import Config
-from secure_apfed.config.file import dump_config
+from secure_apfed.config.file import dump_settings
 from secure_apfed.data import files_digest, load_data
 from secure_apfed.data.catalogue import party_names
 from secure_apfed.errors import ApfedError, CheckpointError, ConfigError
@@ -100,7 +100,7 @@ class _Search:
         """SHA-256 of all that trials depend on."""
         read = [self._config.data, *([self._space.public] if self._space.public else ())]
         files = sorted({files_digest(one) for one in read} - {""})
-        parts = (dump_config(self._config), self._space.model_dump_json(), share, *files)
+        parts = (dump_settings(self._config), self._space.model_dump_json(), share, *files)
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def go_on(self, trials: int, on_done: OnDone) -> None:
@@ -196,7 +196,7 @@ class _Search:
         best = max(judged, key=lambda one: self._measure.rank(one.value))
         frozen = self._study.get_trials(deepcopy=False)[best.number]
         config = self._space.config_of(self._config, _Fixed(frozen.params))  # type: ignore[arg-type]  # suggests what was drawn
-        write_atomically(self._folder / _BEST, dump_config(config).encode())
+        write_atomically(self._folder / _BEST, dump_settings(config).encode())
         nothing = Charge(delta=config.delta)
         spent = _together([one.charge for one in lines if one.charge is not None], nothing)
         bound = bound_of(config, self._passives)
@@ -245,7 +245,7 @@ class _Search:
 
 
 def _digest(config: Config) -> str:
-    return hashlib.sha256(dump_config(config).encode()).hexdigest()
+    return hashlib.sha256(dump_settings(config).encode()).hexdigest()
 
 
 class _Fixed:

@@ -12,12 +12,8 @@ from pydantic import Field, field_validator, model_validator
 from apfed_attacks.run import expand
 from apfed_experiments.study import Point
 from secure_apfed.config import Config
-from secure_apfed.config.file import (
-    dump_config,
-    load_config_text,
-    load_settings_text,
-    read_text,
-)
+from secure_apfed.config.file import dump_settings, load_config_text, load_settings_text
+from secure_apfed.config.plain_yaml import read_text
 from secure_apfed.errors import ConfigError
 from secure_apfed.measures import ACCURACY
 from secure_apfed.names import RunName
@@ -159,7 +155,7 @@ def tradeoff_of(config: Config) -> TradeOff:
     """
     if own := {"name", "base"} & set(config.tradeoff):
         raise ConfigError(f"tradeoff.{min(own)}: the study of a run has the run's; leave it out")
-    base = dump_config(config.model_copy(update={"tradeoff": {}}))
+    base = dump_settings(config.model_copy(update={"tradeoff": {}}))
     study = {"name": f"{config.name}-tradeoff"[:64], "base": "", **config.tradeoff}
     read = load_settings_text(TradeOff, json.dumps(study), source="tradeoff")
     return read.model_copy(update={"base": base})
