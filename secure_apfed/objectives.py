@@ -151,7 +151,4 @@ def make_objective(
 
 # A module whose call is (z, own features) -> scalar loss, and which says by `row_wise` whether the
 # gradient of a row depends on that row's features alone. Any: each takes its own settings.
-OBJECTIVES: Mapping[str, Any] = {
-    "reconstruction": Reconstruction,
-    "contrastive": Contrastive,
-}
+OBJECTIVES: Mapping[str, Any] = {"reconstruction": Reconstruction, "contrastive": Contrastive}

@@ -25,7 +25,6 @@ from pyarrow import ArrowException, parquet
 from secure_apfed.data.cells import numbers_of
 from secure_apfed.data.files import DataFile
 from secure_apfed.data.readers import DataSet, TablePool, file_content
-from secure_apfed.data.views import sequence_columns
 from secure_apfed.errors import DataError
 from secure_apfed.seeds import derive_seed
 
@@ -48,7 +47,10 @@ _LARGEST = 1e18  # squares are finite in float32 still
 # The largest Hamilton score of a session that counts as negative.
 _NEGATIVE = 7
 
-_VIEWS = {view: sequence_columns(view, _STEPS, names) for view, names in _CHANNELS.items()}
+_VIEWS = {
+    view: (f"{view}-steps", *(f"{view}-{at}-{name}" for at in range(_STEPS) for name in channels))
+    for view, channels in _CHANNELS.items()
+}
 
 
 def _read(dataset: DataSet, folder: Path | None) -> TablePool:

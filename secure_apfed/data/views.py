@@ -1,4 +1,4 @@
-"""Which of a party's features are one view, and how a view of sequences is folded back.
+"""Which of a party's features are one view, and how a view of sequences lies among them.
 
 Run by: each party on its own columns. A row of a table is flat; where it holds sequences, a view
 begins with the number of steps in use, and its steps follow one after another, each with its
@@ -20,9 +20,7 @@ from secure_apfed.data.frames import only_columns
 from secure_apfed.errors import DataError
 from secure_apfed.settings.data import Missing, RareCategories, ViewColumns
 
-__all__ = [
-    "View", "check_views", "fit_views", "locate_views", "sequence_columns",
-]  # fmt: skip
+__all__ = ["View", "check_views", "fit_views", "locate_views"]
 
 
 @dataclass(frozen=True)
@@ -41,39 +39,6 @@ class View:
     def columns(self) -> slice:
         """Of a party's features (N, F), those of this view."""
         return slice(self.first, self.end)
-
-    def fold(self, features_NF: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the steps in use, int64 (N,) of 0 to T, and the sequences (N, T, C).
-
-        Raises:
-            ValueError: the view is no sequence.
-        """
-        if self.sequence is None:
-            raise ValueError("a view of plain features has no steps; take its columns")
-        own_NF = features_NF[:, self.columns]
-        return own_NF[:, 0].long(), own_NF[:, 1:].unflatten(1, self.sequence)
-
-    def check(self, features_NF: Tensor) -> str:
-        """What is wrong with a party's features in this view; empty where nothing is."""
-        width = self.end - self.first
-        if self.sequence is None:
-            return ""
-        if width != _width(*self.sequence):
-            return f"{width} columns, expected {_width(*self.sequence)} for {self.sequence}"
-        steps_N, most = features_NF[:, self.first], self.sequence[0]
-        if not bool(((steps_N >= 0) & (steps_N <= most) & (steps_N == steps_N.round())).all()):
-            return f"steps in use that are not whole numbers of 0 to {most}"
-        return ""
-
-
-def _width(steps: int, channels: int) -> int:
-    return 1 + steps * channels
-
-
-def sequence_columns(view: str, steps: int, channels: Sequence[str]) -> tuple[str, ...]:
-    """Names of the columns of a view of sequences."""
-    numbered = (f"{view}-{at}-{channel}" for at in range(steps) for channel in channels)
-    return (f"{view}-steps", *numbered)
 
 
 def fit_views(
@@ -152,5 +117,13 @@ def check_views(features: Tensor, views: Mapping[str, View], *, party: str) -> N
             f"{tuple(features.shape[1:])}"
         )
     for name, view in views.items():
-        if wrong := view.check(features):
+        if view.sequence is None:
+            continue
+        width, (most, channels) = view.end - view.first, view.sequence
+        wrong, steps_N = "", features[:, view.first]
+        if width != (expected := 1 + most * channels):
+            wrong = f"{width} columns, expected {expected} for {view.sequence}"
+        elif not bool(((steps_N >= 0) & (steps_N <= most) & (steps_N == steps_N.round())).all()):
+            wrong = f"steps in use that are not whole numbers of 0 to {most}"
+        if wrong:
             raise DataError(f"{party}: view {name!r} has {wrong}")

@@ -18,12 +18,7 @@ from secure_apfed.data import (
     RawFeatures,
     parse_encoding,
 )
-from secure_apfed.data.encoding import (
-    CategoricalColumn,
-    CellCounts,
-    NumericColumn,
-    fit_columns,
-)
+from secure_apfed.data.encoding import CategoricalColumn, CellCounts, NumericColumn, fit_columns
 from secure_apfed.data.inputs import FEWEST_ROWS, ColumnDrift, DriftMeter, extremes_of
 from secure_apfed.errors import DataError, UnseenCellsWarning
 from secure_apfed.settings.data import RareCategories
@@ -169,10 +164,7 @@ def test_whole_numbers_stay_the_same_category_beside_empty_cells() -> None:
     encoding = fit(pd.DataFrame({"job": [1, 2]}))
     assert encoding.encode(
         pd.DataFrame({"job": [2.0, np.nan]}).assign(job=[2.0, 1.0])
-    ).tolist() == [
-        [0.0, 1.0],
-        [1.0, 0.0],
-    ]
+    ).tolist() == [[0.0, 1.0], [1.0, 0.0]]
 
 
 WHOLE = np.arange(16, dtype=np.uint8).reshape(2, 1, 4, 2)

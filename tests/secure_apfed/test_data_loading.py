@@ -129,10 +129,7 @@ HOLES = torch.tensor([[0.0, 1.0], [0.0, float("nan")], [0.0, float("inf")], [flo
     ("change", "message"),
     [
         ({"ids": ()}, "active: its table is empty"),
-        (
-            {"ids": ("a", "b", "a", "b")},
-            "active: 2 IDs occur more than once, the first in row 0",
-        ),
+        ({"ids": ("a", "b", "a", "b")}, "active: 2 IDs occur more than once, the first in row 0"),
         ({"ids": ("a", "b", "c")}, "active: 3 IDs, but features of 4 rows"),
         ({"features": torch.zeros(5, 2)}, "4 IDs, but features of 5 rows"),
         ({"labels": torch.zeros(3)}, r"4 IDs, but labels of shape \(3,\)"),

@@ -50,7 +50,10 @@ def test_parties_fold_their_sessions_back(tmp_path: Path) -> None:
     steps = sorted(len(keys) // 4 for keys in told["alphanum"])
     found = []
     for table in data.tables:
-        lengths_N, steps_NTC = table.views["alphanum"].fold(table.features)
+        view = table.views["alphanum"]
+        own_NF = table.features[:, view.columns]
+        assert view.sequence is not None
+        lengths_N, steps_NTC = own_NF[:, 0].long(), own_NF[:, 1:].unflatten(1, view.sequence)
         assert steps_NTC.shape == (len(table.ids), 100, 4)
         for length, steps_TC in zip(lengths_N.tolist(), steps_NTC, strict=True):
             assert bool((steps_TC[:length, 0] > 0).all())  # durations
