@@ -9,11 +9,10 @@ and right; an address that breaks off is tried again, from the start.
 import gzip
 import hashlib
 import os
-import sys
 import tarfile
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
@@ -30,7 +29,6 @@ __all__ = [
     "data_folders",
     "default_folder",
     "fetch_file",
-    "find_file",
     "read_checked",
     "read_file",
 ]
@@ -89,34 +87,6 @@ def data_folders(folder: Path | None) -> tuple[Path, ...]:
         return (folder.expanduser(),)
     listed = [Path(part) for part in os.environ.get(_VARIABLE, "").split(os.pathsep) if part]
     return tuple(path.expanduser() for path in listed or [Path("~/.cache/secure-apfed")])
-
-
-def find_file(
-    file: DataFile, *, dataset: str, subfolders: Sequence[str], folder: Path | None, remedy: str
-) -> Path:
-    """Return where `file` lies, compressed or not.
-
-    In each folder of `data_folders(folder)` the set's own sub-folders come first, then those
-    that the system's packages use; files lying loose in a folder come last, because several
-    sets use the same file names.
-
-    Raises:
-        DataError: nowhere; names every folder searched and the remedy.
-    """
-    roots = data_folders(folder)
-    prefixes = dict.fromkeys((sys.prefix, sys.base_prefix, "/usr/local", "/usr"))
-    places = [root / sub for root in roots for sub in (dataset, *subfolders)]
-    places += [Path(prefix, "share", "datasets", sub) for prefix in prefixes for sub in subfolders]
-    places += roots
-    for place in places:
-        for path in (place / file.name, place / f"{file.name}.gz"):
-            if path.is_file():
-                return path
-    raise DataError(
-        f"{dataset}: neither {file.name} nor {file.name}.gz is in any of "
-        f"{', '.join(str(place) for place in places)}; {remedy}, or name "
-        f"the folder that holds it in data.folder or {_VARIABLE}"
-    )
 
 
 def read_file(path: Path, *, most: int | None = None, compressed: bool | None = None) -> bytes:

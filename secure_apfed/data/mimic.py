@@ -16,7 +16,6 @@ of that table; we found no word of its maker on the following, and choose:
 - rows without an admission (HADM_ID) are not counted, and what an admission has none of is 0.
 """
 
-import os
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -34,6 +33,7 @@ from secure_apfed.data.files import DataFile
 from secure_apfed.data.frames import read_frame
 from secure_apfed.data.readers import DataSet, TablePool, file_path
 from secure_apfed.errors import DataError
+from secure_apfed.files import write_atomically
 from secure_apfed.seeds import derive_seed
 
 __all__ = ["ADMISSION_COLUMNS", "MIMIC_III", "SYNTHETIC_MIMIC_III", "synthetic_admissions"]
@@ -178,12 +178,8 @@ def _times(column: "pd.Series", path: Path) -> NDArray[np.float64]:
 
 def _keep(frame: pd.DataFrame, place: Path) -> None:
     """Write what was counted, for the next time, into a file of its own: no link, no other's."""
-    fresh = place.with_name(f".{place.name}.fresh")
     try:
-        fresh.unlink(missing_ok=True)
-        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            frame.to_csv(file, index=False)
-        fresh.replace(place)
+        write_atomically(place, frame.to_csv(index=False).encode(), private=True)
     except OSError as error:
         warn(f"{place} cannot be written ({error.strerror}); counting starts anew next time",
              stacklevel=2)  # fmt: skip

@@ -12,6 +12,7 @@ section "Binary version". The Python version of CIFAR is a pickle and is never r
 
 import io
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -23,7 +24,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from secure_apfed.data.files import DataFile, Download, find_file, read_checked
+from secure_apfed.data.files import DataFile, Download, data_folders, read_checked
 from secure_apfed.errors import DataError
 
 __all__ = [
@@ -54,10 +55,9 @@ class ImagePool:
 
     def at(self, rows: NDArray[np.int64]) -> "ImagePool":
         """Return the same with these rows only, which ascend."""
-        train = _leading(self.official_train, rows)
-        return replace(
-            self, pixels=self.pixels[rows], labels=self.labels[rows], official_train=train
-        )
+        train = self.official_train
+        train = None if train is None else int((rows < train).sum())
+        return ImagePool(self.pixels[rows], self.labels[rows], self.maximum, train)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,21 +70,14 @@ class TablePool:
     frame: pd.DataFrame
     labels: NDArray[Any]
     categorical: tuple[str, ...] = ()
-    official_train: int | None = None
 
     def at(self, rows: NDArray[np.int64]) -> "TablePool":
-        """Return the same with these rows only, which ascend."""
-        frame, train = self.frame.iloc[rows].reset_index(drop=True), self.official_train
-        return replace(
-            self, frame=frame, labels=self.labels[rows], official_train=_leading(train, rows)
-        )
+        """Return the same with these rows only."""
+        frame = self.frame.iloc[rows].reset_index(drop=True)
+        return replace(self, frame=frame, labels=self.labels[rows])
 
 
 Pool: TypeAlias = ImagePool | TablePool
-
-
-def _leading(train: int | None, rows: NDArray[np.int64]) -> int | None:
-    return None if train is None else int((rows < train).sum())
 
 
 def numbered(name: str, count: int) -> tuple[str, ...]:
@@ -239,13 +232,27 @@ def file_content(dataset: DataSet, file: DataFile, folder: Path | None) -> bytes
 def file_path(dataset: DataSet, file: DataFile, folder: Path | None) -> Path:
     """Return where one file of a set lies, compressed or not.
 
+    In each folder of `data_folders(folder)` the set's own sub-folders come first, then those
+    that the system's packages use; files lying loose in a folder come last, because several
+    sets use the same file names.
+
     Raises:
-        DataError: it is nowhere; says how it is had.
+        DataError: it is nowhere; names every folder searched, and how it is had.
     """
-    return find_file(
-        file, dataset=dataset.name, subfolders=dataset.subfolders, folder=folder,
-        remedy=_how_to_get(dataset),
-    )  # fmt: skip
+    roots, subfolders = data_folders(folder), dataset.subfolders
+    prefixes = dict.fromkeys((sys.prefix, sys.base_prefix, "/usr/local", "/usr"))
+    places = [root / sub for root in roots for sub in (dataset.name, *subfolders)]
+    places += [Path(prefix, "share", "datasets", sub) for prefix in prefixes for sub in subfolders]
+    places += roots
+    for place in places:
+        for path in (place / file.name, place / f"{file.name}.gz"):
+            if path.is_file():
+                return path
+    raise DataError(
+        f"{dataset.name}: neither {file.name} nor {file.name}.gz is in any of "
+        f"{', '.join(map(str, places))}; {_how_to_get(dataset)}, or name the folder that holds it "
+        "in data.folder or SECURE_APFED_DATA"
+    )
 
 
 def _how_to_get(dataset: DataSet) -> str:

@@ -33,7 +33,7 @@ from secure_apfed.learning.descent import Descent
 from secure_apfed.learning.networks import ActiveNetworks
 from secure_apfed.methods import Session, open_session
 from secure_apfed.models import family_for, output_shape, projection_to
-from secure_apfed.objectives import make_objective
+from secure_apfed.objectives import Contrastive
 from secure_apfed.seeds import one_thread, shuffled
 from secure_apfed.settings.training import ContrastiveSettings
 
@@ -90,7 +90,7 @@ def _plain_step(config: Config, data: VerticalData) -> Callable[[], float]:
     encoded = output_shape(encoder, shape)
     head = family.head(math.prod(encoded), len(data.classes), model)
     networks = ActiveNetworks(encoder, head, projection_to(_SENT, encoded))
-    objective = make_objective(
+    objective = Contrastive(
         ContrastiveSettings(), representation=(_SENT,), features=shape, model=model
     )
     parties = (networks, objective)
