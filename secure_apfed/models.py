@@ -296,7 +296,7 @@ class SequenceEncoder(nn.Module):
     """Sequences -> the last state of each direction of each view, side by side.
 
     FedMV, sections 6 and 8.2. A row is flat: of each view the number of steps in use, then its
-    steps one after another, as `secure_apfed.data.views` lays them out.
+    steps one after another, as `secure_apfed.data.encoding` lays them out.
 
     Args:
         sequences: (T, C) of each view; size: numbers of one direction.

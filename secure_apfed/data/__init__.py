@@ -6,6 +6,7 @@ from secure_apfed.data.encoding import (
     FeatureEncoding,
     ImageEncoding,
     RawFeatures,
+    View,
     parse_encoding,
 )
 from secure_apfed.data.files import Progress, default_folder
@@ -21,7 +22,6 @@ from secure_apfed.data.records import (
     read_own,
 )
 from secure_apfed.data.tables import files_digest, load_own_tables
-from secure_apfed.data.views import View
 
 __all__ = [
     "DATASETS",

@@ -37,7 +37,6 @@ __all__ = [
 ]  # fmt: skip
 
 _TEN = tuple("0123456789")
-_TINY_IMAGES = "A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009"
 _FASHION_CLASSES = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
     "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
@@ -75,10 +74,6 @@ def _idx(*sha256: str) -> tuple[DataFile, ...]:
 
 def _gz(files: tuple[DataFile, ...], *folders: str) -> tuple[Download, ...]:
     return tuple(Download(f, tuple(f"{at}/{f.name}.gz" for at in folders)) for f in files)
-
-
-def _archive(file: DataFile, members: tuple[DataFile, ...]) -> tuple[Download, ...]:
-    return (Download(file, (f"https://www.cs.toronto.edu/~kriz/{file.name}",), members),)
 
 
 _MNIST = _idx(
@@ -125,6 +120,31 @@ def _handwritten(name: str, title: str, *views: str, subfolders: tuple[str, ...]
         files=tuple(DataFile(f"mfeat-{view}.csv", *_MFEAT[view][1:]) for view in views),
         subfolders=subfolders,
         read=read_handwritten,
+    )
+
+
+def _cifar(
+    name: str, title: str, subfolder: str, classes: tuple[str, ...], files: tuple[DataFile, ...],
+    size: int, sha256: str,
+) -> DataSet:  # fmt: skip
+    archive = DataFile(f"cifar-{len(classes)}-binary.tar.gz", size, sha256)
+    address = f"https://www.cs.toronto.edu/~kriz/{archive.name}"
+    return DataSet(
+        name=name,
+        title=title,
+        source="https://www.cs.toronto.edu/~kriz/cifar.html",
+        licence="none stated; asks for the citation",
+        citation="A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009",
+        how=f"`secure-apfed data fetch {name}`, or its binary version's .bin files",
+        shape="60000 images of 3x32x32",
+        classes=classes,
+        views=2,
+        height=32,
+        split=True,
+        files=files,
+        subfolders=(subfolder,),
+        downloads=(Download(archive, (address,), files),),
+        read=read_cifar,
     )
 
 
@@ -183,53 +203,23 @@ _SETS = (
         ),
         read=read_idx,
     ),
-    DataSet(
-        name="cifar10",
-        title="CIFAR-10",
-        source="https://www.cs.toronto.edu/~kriz/cifar.html",
-        licence="none stated; asks for the citation",
-        citation=_TINY_IMAGES,
-        how="`secure-apfed data fetch cifar10`, or its binary version's .bin files",
-        shape="60000 images of 3x32x32",
-        classes=_CIFAR10_CLASSES,
-        views=2,
-        height=32,
-        split=True,
-        files=_CIFAR10,
-        subfolders=("cifar-10-batches-bin",),
-        downloads=_archive(
-            DataFile(
-                "cifar-10-binary.tar.gz",
-                170_052_171,
-                "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-            ),
-            _CIFAR10,
-        ),
-        read=read_cifar,
+    _cifar(
+        "cifar10",
+        "CIFAR-10",
+        "cifar-10-batches-bin",
+        _CIFAR10_CLASSES,
+        _CIFAR10,
+        170_052_171,
+        "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
     ),
-    DataSet(
-        name="cifar100",
-        title="CIFAR-100 (fine labels)",
-        source="https://www.cs.toronto.edu/~kriz/cifar.html",
-        licence="none stated; asks for the citation",
-        citation=_TINY_IMAGES,
-        how="`secure-apfed data fetch cifar100`, or its binary version's .bin files",
-        shape="60000 images of 3x32x32",
-        classes=tuple(_CIFAR100_NAMES.split(" ")),
-        views=2,
-        height=32,
-        split=True,
-        files=_CIFAR100,
-        subfolders=("cifar-100-binary",),
-        downloads=_archive(
-            DataFile(
-                "cifar-100-binary.tar.gz",
-                168_513_733,
-                "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
-            ),
-            _CIFAR100,
-        ),
-        read=read_cifar,
+    _cifar(
+        "cifar100",
+        "CIFAR-100 (fine labels)",
+        "cifar-100-binary",
+        tuple(_CIFAR100_NAMES.split(" ")),
+        _CIFAR100,
+        168_513_733,
+        "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
     ),
     DataSet(
         name="breast_cancer",

@@ -3,15 +3,22 @@
 Run by: that party alone, with statistics of its own rows (the active: its training rows
 only). The fitted encoding is plain data, so that the same columns can be encoded again
 when the model predicts: how a column was learnt says how its cells are read, whatever file or frame
-they come from and however many rows at once. Letters: N rows, F features; of images C channels,
-H height and W width in pixels, S rows of the strip.
+they come from and however many rows at once.
+
+A party's features may be several views, some of sequences. A row is flat: a view of sequences
+begins with the number of steps in use, and its steps follow one after another, each with its
+channels, zeros behind the last. So that both survive an encoding, the number of steps stays as it
+is, and each channel is divided by the root of its mean square over the steps in use, not shifted.
+
+Letters: N rows, F features, T steps, C channels; of images H height and W width in pixels, S rows
+of the strip.
 """
 
 import math
 import unicodedata
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
@@ -39,12 +46,12 @@ from secure_apfed.data.frames import only_columns
 from secure_apfed.errors import DataError, UnseenCellsWarning
 from secure_apfed.names import column_name
 from secure_apfed.settings import Settings
-from secure_apfed.settings.data import MOST_CATEGORIES, Missing, RareCategories
+from secure_apfed.settings.data import MOST_CATEGORIES, Missing, RareCategories, ViewColumns
 
 __all__ = [
     "CategoricalColumn", "CellCounts", "Column", "ColumnEncoding", "DateColumn", "DurationColumn",
-    "FeatureEncoding", "ImageEncoding", "NumericColumn", "RawFeatures", "fit_columns",
-    "parse_encoding",
+    "FeatureEncoding", "ImageEncoding", "NumericColumn", "RawFeatures", "View", "check_views",
+    "fit_columns", "fit_views", "locate_views", "parse_encoding",
 ]  # fmt: skip
 
 _ROUNDING = 8 * np.finfo(np.float64).eps
@@ -445,6 +452,112 @@ def _fit_categories(column: "pd.Series", rare: RareCategories, *, source: str) -
 def _check_any(count: int, column: "pd.Series", source: str) -> None:
     if not count:
         raise DataError(f"{source}: column {column.name!r} is empty; put it under ignore")
+
+
+@dataclass(frozen=True)
+class View:
+    """Features `first` to `end` (exclusive) of a party.
+
+    Attributes:
+        sequence: (T, C) of a view of sequences; None: plain features.
+    """
+
+    first: int
+    end: int
+    sequence: tuple[int, int] | None = None
+
+    @property
+    def columns(self) -> slice:
+        """Of a party's features (N, F), those of this view."""
+        return slice(self.first, self.end)
+
+
+def fit_views(
+    frame: pd.DataFrame, views: Mapping[str, ViewColumns], *, categorical: Sequence[str] = (),
+    missing: Missing = "error", rare: RareCategories | None = None, source: str,
+) -> ColumnEncoding:  # fmt: skip
+    """Return the encoding of all columns of the views, one after another; see `fit_columns`.
+
+    Raises:
+        DataError: as `fit_columns`.
+    """
+    columns: list[Column] = []
+    for view in views.values():
+        part = only_columns(frame, view.columns)
+        if view.sequence is None:
+            fitted = fit_columns(
+                part, categorical=categorical, missing=missing, rare=rare, source=source
+            )
+            columns += fitted.columns
+        else:
+            columns += _fit_sequence(part, *view.sequence, source=source)
+    return ColumnEncoding(columns=tuple(columns), missing=missing)
+
+
+def _fit_sequence(frame: pd.DataFrame, steps: int, channels: int, *, source: str) -> list[Column]:
+    numbers_NF = np.stack([numbers_of(frame[name], source=source) for name in frame], axis=1)
+    used_N, steps_NTC = numbers_NF[:, 0], numbers_NF[:, 1:].reshape(-1, steps, channels)
+    used_NT = np.arange(steps) < used_N[:, None]
+    mean_C = np.nan_to_num(np.square(steps_NTC[used_NT])).sum(0) / max(1, used_NT.sum())
+    scale_C = np.where(np.isfinite(mean_C) & (mean_C > 0), np.sqrt(mean_C), 1.0)
+    first, *others = map(str, frame.columns)
+    scales, constants = np.tile(scale_C, steps).tolist(), np.tile(mean_C == 0, steps).tolist()
+    return [
+        NumericColumn(name=first),
+        *(
+            NumericColumn(name=name, scale=scale, constant=constant)
+            for name, scale, constant in zip(others, scales, constants, strict=True)
+        ),
+    ]
+
+
+def locate_views(
+    encoding: ColumnEncoding, views: Mapping[str, ViewColumns], *, source: str
+) -> dict[str, View]:
+    """Return where each view lies among the features that the encoding gives.
+
+    Raises:
+        DataError: the encoding is not of these columns in this order.
+    """
+    expected = [name for view in views.values() for name in view.columns]
+    if [column.name for column in encoding.columns] != expected:
+        raise DataError(
+            f"{source}: its encoding is of other columns than its views {', '.join(views)}, or of "
+            "the same in another order; fit it to a table with these views"
+        )
+    places, located = iter(encoding.places), {}
+    for name, view in views.items():
+        own = [next(places) for _ in view.columns]
+        located[name] = View(own[0].start, own[-1].stop, view.sequence)
+    return located
+
+
+def check_views(features: torch.Tensor, views: Mapping[str, View], *, party: str) -> None:
+    """Refuse views that are not all of a party's features, one after another.
+
+    Raises:
+        DataError: names the party and the view.
+    """
+    if not views:
+        return
+    ends = [0, *(view.end for view in views.values())]
+    follow = all(view.first == end for view, end in zip(views.values(), ends, strict=False))
+    if features.dim() != 2 or not follow or ends[-1] != features.shape[1]:
+        raise DataError(
+            f"{party}: views {', '.join(views)} must follow one another over all its features "
+            f"{tuple(features.shape[1:])}"
+        )
+    for name, view in views.items():
+        if view.sequence is None:
+            continue
+        width, (most, channels) = view.end - view.first, view.sequence
+        wrong, steps_N = "", features[:, view.first]
+        if width != (expected := 1 + most * channels):
+            wrong = f"{width} columns, expected {expected} for {view.sequence}"
+        elif not bool(((steps_N >= 0) & (steps_N <= most) & (steps_N == steps_N.round())).all()):
+            wrong = f"steps in use that are not whole numbers of 0 to {most}"
+        if wrong:
+            raise DataError(f"{party}: view {name!r} has {wrong}")
 
 
 class ImageEncoding(Settings):

@@ -12,7 +12,14 @@ import torch
 from numpy.typing import NDArray
 
 from secure_apfed.data.catalogue import check_data, find_dataset, labels_are_numbers, party_names
-from secure_apfed.data.encoding import ColumnEncoding, FeatureEncoding, ImageEncoding
+from secure_apfed.data.encoding import (
+    ColumnEncoding,
+    FeatureEncoding,
+    ImageEncoding,
+    View,
+    fit_views,
+    locate_views,
+)
 from secure_apfed.data.labels import UNLABELLED, TargetScale
 from secure_apfed.data.partition import (
     Rows,
@@ -29,7 +36,6 @@ from secure_apfed.data.partition import (
 from secure_apfed.data.readers import DataSet, ImagePool, Pool, TablePool
 from secure_apfed.data.records import PartyTable, VerticalData
 from secure_apfed.data.tables import load_tables
-from secure_apfed.data.views import View, fit_views, locate_views
 from secure_apfed.seeds import undisturbed
 from secure_apfed.settings.data import TABLES, DataSettings, ViewColumns
 

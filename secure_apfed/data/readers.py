@@ -99,7 +99,7 @@ class DataSet:
         height: rows of an image; None for tables.
         natural_views: name -> columns, for tables.
         sequences: natural view -> (steps, channels), for those whose columns are a sequence: the
-            number of steps in use, then step after step (`secure_apfed.data.views`).
+            number of steps in use, then step after step (`secure_apfed.data.encoding`).
         split: whether the set has an official test split.
         files: what its reader looks for.
         subfolders: names of folders in which the files usually lie.

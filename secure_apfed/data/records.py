@@ -17,9 +17,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
 
 from apfed_protocols.ids import require_comparable
-from secure_apfed.data.encoding import FeatureEncoding, parse_encoding
+from secure_apfed.data.encoding import FeatureEncoding, View, check_views, parse_encoding
 from secure_apfed.data.labels import UNLABELLED, TargetScale
-from secure_apfed.data.views import View, check_views
 from secure_apfed.errors import CheckpointError, DataError
 from secure_apfed.files import read_bytes
 from secure_apfed.names import check_parties

@@ -7,7 +7,7 @@ duration, the time since the last one, and the distance to the last key along tw
 (of each special key press a one in one of six places) and `accel` (readings along three axes).
 
 A row of a table is flat, so a session becomes, view by view, the number of its steps and then 100
-steps, zeros behind the last (`secure_apfed.data.views`). Letters: T steps, C channels.
+steps, zeros behind the last (`secure_apfed.data.encoding`). Letters: T steps, C channels.
 
 Source: FedMV, sections 8.1 and 8.2.
 """

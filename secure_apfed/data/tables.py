@@ -33,7 +33,14 @@ from secure_apfed.data.cells import (
     place_of,
     refuse_look_alikes,
 )
-from secure_apfed.data.encoding import CellCounts, ColumnEncoding, parse_encoding
+from secure_apfed.data.encoding import (
+    CellCounts,
+    ColumnEncoding,
+    View,
+    fit_views,
+    locate_views,
+    parse_encoding,
+)
 from secure_apfed.data.frames import is_csv, only_columns, read_frame, to_texts
 from secure_apfed.data.labels import (
     TargetScale,
@@ -44,7 +51,6 @@ from secure_apfed.data.labels import (
 )
 from secure_apfed.data.partition import choose_labelled, generator, passive_labels, split_rows
 from secure_apfed.data.records import UNLABELLED, OwnData, PartyTable, VerticalData, check_distinct
-from secure_apfed.data.views import View, fit_views, locate_views
 from secure_apfed.errors import CheckpointError, ConfigError, DataError, SuspectColumnWarning
 from secure_apfed.files import read_json
 from secure_apfed.settings.data import DataSettings, PartySettings, ViewColumns

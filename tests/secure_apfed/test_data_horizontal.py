@@ -21,8 +21,8 @@ from secure_apfed.data import (
     pack_own,
     read_own,
 )
+from secure_apfed.data.encoding import fit_views, locate_views
 from secure_apfed.data.partition import deal_clients
-from secure_apfed.data.views import fit_views, locate_views
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.runs.run import run
 from secure_apfed.settings.data import DataSettings, ViewColumns
