@@ -71,7 +71,11 @@ def load_blocks(
             fit the encoding; says what was expected.
     """
     source, first, id_columns = path.name, 0, [column_name(name) for name in id_columns]
-    for raw in _tables(path, id_columns, rows) if is_table(path) else (_array(path),):
+    tables = read_blocks(path, source=source, rows=rows) if is_table(path) else None
+    for raw in tables or (_array(path),):
+        absent = [name for name in id_columns if tables and name not in raw]
+        if absent:
+            raise DataError(f"{source}: the ID columns {', '.join(absent)} are missing; add them")
         if not len(raw):
             break
         ids = None
@@ -93,16 +97,6 @@ def _names(column: "pd.Series", first: int, *, source: str) -> list[str]:
         column, party=source, what=what, strip=True, key="--id-column",
         place=lambda row: f"row {first + row} (from 0)",
     )  # fmt: skip
-
-
-def _tables(path: Path, id_columns: Sequence[str], rows: int) -> Iterator[pd.DataFrame]:
-    for frame in read_blocks(path, source=path.name, rows=rows):
-        absent = [name for name in id_columns if name not in frame.columns]
-        if absent:
-            raise DataError(
-                f"{path.name}: the ID columns {', '.join(absent)} are missing; add them"
-            )
-        yield frame
 
 
 def _array(path: Path) -> RawFeatures:

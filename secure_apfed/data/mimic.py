@@ -21,7 +21,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from gzip import BadGzipFile
 from pathlib import Path
-from types import MappingProxyType
 from warnings import warn
 
 import numpy as np
@@ -41,23 +40,21 @@ __all__ = ["ADMISSION_COLUMNS", "MIMIC_III", "SYNTHETIC_MIMIC_III", "synthetic_a
 _DAYS = (4, 8, 12)
 
 # Column of counts -> the tables whose rows of an admission are counted.
-_COUNTED: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "NumCallouts": ("CALLOUT",),
-        "NumDiagnosis": ("DIAGNOSES_ICD",),
-        "NumProcs": ("PROCEDURES_ICD",),
-        "NumCPTevents": ("CPTEVENTS",),
-        "NumInput": ("INPUTEVENTS_CV", "INPUTEVENTS_MV"),
-        "NumLabs": ("LABEVENTS",),
-        "NumMicroLabs": ("MICROBIOLOGYEVENTS",),
-        "NumNotes": ("NOTEEVENTS",),
-        "NumOutput": ("OUTPUTEVENTS",),
-        "NumRx": ("PRESCRIPTIONS",),
-        "NumProcEvents": ("PROCEDUREEVENTS_MV",),
-        "NumTransfers": ("TRANSFERS",),
-        "NumChartEvents": ("CHARTEVENTS",),
-    }
-)
+_COUNTED: Mapping[str, tuple[str, ...]] = {
+    "NumCallouts": ("CALLOUT",),
+    "NumDiagnosis": ("DIAGNOSES_ICD",),
+    "NumProcs": ("PROCEDURES_ICD",),
+    "NumCPTevents": ("CPTEVENTS",),
+    "NumInput": ("INPUTEVENTS_CV", "INPUTEVENTS_MV"),
+    "NumLabs": ("LABEVENTS",),
+    "NumMicroLabs": ("MICROBIOLOGYEVENTS",),
+    "NumNotes": ("NOTEEVENTS",),
+    "NumOutput": ("OUTPUTEVENTS",),
+    "NumRx": ("PRESCRIPTIONS",),
+    "NumProcEvents": ("PROCEDUREEVENTS_MV",),
+    "NumTransfers": ("TRANSFERS",),
+    "NumChartEvents": ("CHARTEVENTS",),
+}
 _TABLES = ("ADMISSIONS", "PATIENTS", *(name for names in _COUNTED.values() for name in names))
 _TOTAL = "TotalNumInteract"
 

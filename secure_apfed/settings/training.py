@@ -138,16 +138,12 @@ class TrainSettings(Settings):
         return device
 
     @model_validator(mode="after")
-    def _schedule_falls(self) -> Self:
+    def _fit_together(self) -> Self:
         if self.schedule_steps is not None and self.warmup_steps >= self.schedule_steps:
             raise ValueError(
                 f"warmup_steps: {self.warmup_steps} leave none of {self.schedule_steps} "
                 "schedule_steps to fall in; take fewer"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _best_is_of_held_out_rows(self) -> Self:
         if self.keep_best and self.patience is None:
             raise ValueError(
                 "keep_best: the best epoch is told by held-out rows; say how long to wait for a "
