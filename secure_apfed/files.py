@@ -14,7 +14,8 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import partial
 from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -157,12 +158,7 @@ def count_lines(path: Path) -> int:
         CheckpointError: missing, or no plain file.
     """
     with open_plain(path) as file:
-        return sum(chunk.count(b"\n") for chunk in _chunks(file))
-
-
-def _chunks(file: BufferedReader) -> Iterator[bytes]:
-    while chunk := file.read(_CHUNK):
-        yield chunk
+        return sum(chunk.count(b"\n") for chunk in iter(partial(file.read, _CHUNK), b""))
 
 
 def _content(path: Path) -> bytes:

@@ -22,8 +22,6 @@ from secure_apfed.errors import ModelError
 from secure_apfed.settings.training import ModelSettings
 
 __all__ = [
-    "CONV_CIFAR",
-    "CONV_MNIST",
     "NETWORKS",
     "Convolutional",
     "Enriched",
@@ -101,13 +99,8 @@ def projection_to(size: int, representation: Shape) -> nn.Module:
 
 def two_layer_head(size: int, width: int, classes: int, dropout: float) -> nn.Module:
     """Tables 3 and 4: fc(size, width), ReLU, dropout, fc(width, classes)."""
-    return nn.Sequential(
-        nn.Flatten(),
-        nn.Linear(size, width),
-        nn.ReLU(),
-        nn.Dropout(dropout),
-        nn.Linear(width, classes),
-    )
+    layers = (nn.Linear(size, width), nn.ReLU(), nn.Dropout(dropout), nn.Linear(width, classes))
+    return nn.Sequential(nn.Flatten(), *layers)
 
 
 class Reshape(nn.Module):
@@ -176,16 +169,6 @@ class Convolutional:
                 f"these convolutions read images of {self.channels[0]} channel(s), (channels, "
                 f"height, width), got rows of shape {features}; choose another model.network"
             )
-
-
-CONV_MNIST = Convolutional(
-    channels=(1, 32, 64), kernels=(5, 5), strides=(1, 1), head_width=256, last_relu=True
-)
-
-
-CONV_CIFAR = Convolutional(
-    channels=(3, 16, 32, 64), kernels=(5, 4, 5), strides=(1, 2, 1), head_width=50, last_relu=False
-)
 
 
 class Perceptron:
@@ -293,14 +276,8 @@ class RandomFeatures(nn.Module):
         z_BF = (features_B.flatten(1) - self.centre) / self.scale
         size = len(self.phases)
         waves_BD = torch.cos(z_BF @ self.directions / self.width + self.phases)
-        return torch.cat(
-            [
-                torch.ones_like(z_BF[:, :1]),
-                z_BF / math.sqrt(z_BF.shape[1]),
-                math.sqrt(2 / size) * waves_BD,
-            ],
-            dim=1,
-        )
+        ones_B1, scaled_BF = torch.ones_like(z_BF[:, :1]), z_BF / math.sqrt(z_BF.shape[1])
+        return torch.cat([ones_B1, scaled_BF, math.sqrt(2 / size) * waves_BD], dim=1)
 
 
 class RandomFeatureFamily(Perceptron):
@@ -450,8 +427,16 @@ def encoder_and_head(
 
 
 NETWORKS: Mapping[str, NetworkFamily] = {
-    "conv_mnist": CONV_MNIST,
-    "conv_cifar": CONV_CIFAR,
+    "conv_mnist": Convolutional(
+        channels=(1, 32, 64), kernels=(5, 5), strides=(1, 1), head_width=256, last_relu=True
+    ),
+    "conv_cifar": Convolutional(
+        channels=(3, 16, 32, 64),
+        kernels=(5, 4, 5),
+        strides=(1, 2, 1),
+        head_width=50,
+        last_relu=False,
+    ),
     "mlp": Perceptron(),
     "selu": Selu(),
     "enriched": EnrichedFamily(),

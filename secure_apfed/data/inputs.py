@@ -1,58 +1,81 @@
-"""Inputs of prediction: a file of raw rows becomes the features that the model knows.
+"""Inputs of prediction: new rows as the features that the model knows, and how they differ.
 
-Run by: the active alone. Takes CSV or Parquet, .npy arrays and IDX images (also .gz).
+Run by: the active alone. A file is CSV or Parquet, a .npy array or IDX images (also .gz).
+
+Rows differ from those that an encoding was fitted to, column by column. The encoding holds mean and
+deviation of each number, and the known categories; beside it the model card keeps between what
+numbers the training rows lay. A column with a unit or a code of its own is found so; what leaves
+all these as they were is not. Cells are counted of any number of rows; a mean and a spread say
+something of 30 or more alone.
+
+Letters: N rows, F features.
 """
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import TypeAlias
 
 import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from apfed_protocols.ids import id_texts
-from secure_apfed.data.encoding import CellCounts, ColumnEncoding, FeatureEncoding, RawFeatures
+from secure_apfed.data.encoding import (
+    CategoricalColumn,
+    CellCounts,
+    Column,
+    ColumnEncoding,
+    FeatureEncoding,
+    RawFeatures,
+)
 from secure_apfed.data.files import read_file
 from secure_apfed.data.frames import is_table, read_blocks
 from secure_apfed.data.readers import is_idx, parse_idx
 from secure_apfed.errors import DataError
 from secure_apfed.names import column_name
 
-__all__ = ["load_blocks", "load_features"]
+__all__ = ["FEWEST_ROWS", "ColumnDrift", "DriftMeter", "Extremes", "extremes_of", "load_blocks"]
 
 _ROWS = 50_000  # of a table, read at a time
-
-
-def load_features(
-    path: Path, encoding: FeatureEncoding, *, id_columns: Sequence[str] = ()
-) -> tuple[tuple[str, ...], torch.Tensor]:
-    """Return the IDs and the float32 features of the rows in `path`, in its order.
-
-    Args:
-        path: .csv, .parquet, .npy or IDX.
-        encoding: the active's, as saved with the model.
-        id_columns: columns of a table that name a row; without them, and for arrays, rows
-            are called by their number from 0.
-
-    Raises:
-        DataError: no such file, another format, missing columns, or values that do not
-            fit the encoding; says what was expected.
-    """
-    blocks = list(load_blocks(path, encoding, id_columns=id_columns))
-    return tuple(name for ids, _ in blocks for name in ids), torch.cat([one for _, one in blocks])
+Extremes: TypeAlias = tuple[float, float]
+"""The lowest and the highest number of a column, in its unit."""
+FEWEST_ROWS = 30
+_SHIFT, _WIDER, _FAR, _EMPTY, _OUTSIDE = 0.5, 2.0, 8.0, 0.05, 0.05
+_ROUNDING = 1e-5  # of features in float32, in deviations
+_SIX_DIGITS = 5e-6  # half of the last of six, at most
 
 
 def load_blocks(
     path: Path, encoding: FeatureEncoding, *, id_columns: Sequence[str] = (), rows: int = _ROWS,
     counts: CellCounts | None = None,
 ) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:  # fmt: skip
-    """Yield the same so many rows at a time; no more of a table is in memory, arrays are whole.
+    """Yield the IDs and the float32 features of the rows in `path`, so many at a time.
 
-    Cells of columns that are empty, or count for nothing, are added to `counts`.
+    No more of a table is in memory; arrays are whole.
+
+    Args:
+        path: .csv, .parquet, .npy or IDX.
+        encoding: the active's, as saved with the model.
+        id_columns: columns of a table that name a row; without them, and for arrays, rows
+            are called by their number from 0.
+        rows: at a time.
+        counts: to which cells of columns that are empty, or count for nothing, are added.
+
+    Raises:
+        DataError: no such file, another format, no row, missing columns, or values that do not
+            fit the encoding; says what was expected.
     """
     source, first, id_columns = path.name, 0, [column_name(name) for name in id_columns]
-    for raw in _tables(path, id_columns, rows) if is_table(path) else (_array(path),):
+    tables = read_blocks(path, source=source, rows=rows) if is_table(path) else None
+    for raw in tables or (_array(path),):
+        absent = [name for name in id_columns if tables and name not in raw]
+        if absent:
+            raise DataError(f"{source}: the ID columns {', '.join(absent)} are missing; add them")
         if not len(raw):
             break
         ids = None
@@ -60,10 +83,7 @@ def load_blocks(
             parts = [_names(raw[name], first, source=source) for name in id_columns]
             ids = [" ".join(row) for row in zip(*parts, strict=True)] if parts else None
             raw = raw.drop(columns=list(id_columns))
-        if isinstance(encoding, ColumnEncoding):
-            features = encoding.encode(raw, source=source, counts=counts)
-        else:
-            features = encoding.encode(raw, source=source)
+        features = encoding.encode(raw, source=source, counts=counts)
         yield tuple(ids or map(str, range(first, first + len(features)))), features
         first += len(features)
     if not first:
@@ -77,16 +97,6 @@ def _names(column: "pd.Series", first: int, *, source: str) -> list[str]:
         column, party=source, what=what, strip=True, key="--id-column",
         place=lambda row: f"row {first + row} (from 0)",
     )  # fmt: skip
-
-
-def _tables(path: Path, id_columns: Sequence[str], rows: int) -> Iterator[pd.DataFrame]:
-    for frame in read_blocks(path, source=path.name, rows=rows):
-        absent = [name for name in id_columns if name not in frame.columns]
-        if absent:
-            raise DataError(
-                f"{path.name}: the ID columns {', '.join(absent)} are missing; add them"
-            )
-        yield frame
 
 
 def _array(path: Path) -> RawFeatures:
@@ -106,3 +116,129 @@ def _array(path: Path) -> RawFeatures:
     raise DataError(
         f"{path.name}: unknown format; give .csv, .parquet, .npy, or an IDX file of images"
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnDrift:
+    """One column of new rows.
+
+    Attributes:
+        name: of the column.
+        rows: that were read.
+        empty: those with an empty cell, which counts as the mean or as no category.
+        ignored: those with a cell that counts for nothing, since no training row held the like.
+        shift: of its mean, in deviations of the fitted rows; NaN of categories and constants.
+        spread: its deviation over theirs; likewise.
+        farthest: how many deviations the farthest row lies from their mean; likewise.
+        extremes: of the training rows, where they were kept; outside: how many rows lie beyond.
+    """
+
+    name: str
+    rows: int
+    empty: int = 0
+    ignored: int = 0
+    shift: float = math.nan
+    spread: float = math.nan
+    farthest: float = math.nan
+    extremes: Extremes | None = None
+    outside: int = 0
+
+    @property
+    def notable(self) -> str:
+        """What is unusual of it, for people; empty where nothing is."""
+        many, off = self.rows >= FEWEST_ROWS, self.extremes or (math.nan, math.nan)
+        ignored, empty, outside = (
+            f"{count:,} of {self.rows:,} rows" for count in (self.ignored, self.empty, self.outside)
+        )
+        signs = {
+            f"{ignored} hold what no training row held, which counts for nothing": self.ignored > 0,
+            f"{empty} have an empty cell": self.empty > _EMPTY * self.rows,
+            f"its mean lies {self.shift:+.1f} deviations from that of training rows": (
+                many and abs(self.shift) > _SHIFT
+            ),
+            f"it is spread {self.spread:.2g} times as wide": (
+                many and (self.spread > _WIDER or self.spread < 1 / _WIDER)
+            ),
+            f"a row lies {self.farthest:.3g} deviations away": self.farthest > _FAR,
+            f"{outside} lie outside of {off[0]:g} to {off[1]:g}": (
+                self.extremes is not None and self.outside > _OUTSIDE * self.rows
+            ),
+        }
+        return "; ".join(sign for sign, holds in signs.items() if holds)
+
+
+def extremes_of(encoding: ColumnEncoding, features_NF: Tensor) -> dict[str, Extremes]:
+    """Between what numbers these rows lie, by column, to six digits; none of no rows."""
+    if not len(features_NF):
+        return {}
+    found = {}
+    for column, own in zip(encoding.columns, encoding.places, strict=True):
+        if not isinstance(column, CategoricalColumn):
+            # of a constant both are 0, and so the mean
+            ends = torch.stack(torch.aminmax(features_NF[:, own])).double()
+            low, high = (ends * column.scale + column.mean).tolist()
+            found[column.name] = (float(f"{low:.6g}"), float(f"{high:.6g}"))
+    return found
+
+
+class DriftMeter:
+    """Reads new rows, any number at a time, and tells every column's drift.
+
+    Args:
+        encoding: of the columns.
+        extremes: of the training rows, see `extremes_of`.
+
+    Attributes:
+        counts: of the rows that are added, as the encoding counted their cells.
+    """
+
+    def __init__(
+        self, encoding: ColumnEncoding, extremes: Mapping[str, Extremes] = MappingProxyType({})
+    ) -> None:
+        self._parts, self.counts = (
+            list(zip(encoding.columns, encoding.places, strict=True)),
+            CellCounts(),
+        )
+        self._extremes = extremes
+        zeros = torch.zeros(4, *encoding.shape, dtype=torch.float64)
+        self._sum_F, self._squares_F, self._largest_F, self._outside_F = zeros
+        self._low_F = torch.full(encoding.shape, -math.inf, dtype=torch.float64)
+        self._high_F = -self._low_F
+        for column, own in self._parts:
+            if not isinstance(column, CategoricalColumn) and column.name in extremes:
+                low, high = (
+                    (end + side * _SIX_DIGITS * abs(end) - column.mean) / column.scale
+                    for side, end in zip((-1, 1), extremes[column.name], strict=True)
+                )
+                self._low_F[own] = low - _ROUNDING * max(1.0, abs(low))
+                self._high_F[own] = high + _ROUNDING * max(1.0, abs(high))
+
+    def add(self, features_NF: Tensor) -> None:
+        """Read the features of so many rows, whose cells are counted."""
+        values_NF = features_NF.double()
+        self._sum_F += values_NF.sum(0)
+        self._squares_F += values_NF.square().sum(0)
+        self._largest_F = torch.maximum(self._largest_F, values_NF.abs().amax(0))
+        self._outside_F += ((values_NF < self._low_F) | (values_NF > self._high_F)).sum(0)
+
+    def result(self) -> tuple[ColumnDrift, ...]:
+        """Every column's, in the encoding's order; none of no rows."""
+        return tuple(self._one(*part) for part in self._parts) if self.counts.rows else ()
+
+    def _one(self, column: Column, own: slice) -> ColumnDrift:
+        rows, name = self.counts.rows, column.name
+        plain = ColumnDrift(
+            name=name, rows=rows, empty=self.counts.empty[name], ignored=self.counts.ignored[name]
+        )
+        if isinstance(column, CategoricalColumn) or column.constant:
+            return plain
+        mean = float(self._sum_F[own]) / rows
+        variance = float(self._squares_F[own]) / rows - mean**2
+        return replace(
+            plain,
+            shift=mean,
+            spread=math.sqrt(max(variance, 0.0)),
+            farthest=float(self._largest_F[own]),
+            extremes=self._extremes.get(name),
+            outside=int(self._outside_F[own]),
+        )

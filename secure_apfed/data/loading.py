@@ -4,6 +4,7 @@ Run by: whoever simulates all parties in one process. Each built-in set becomes 
 their own rows in their own order, so that alignment is never assumed.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,11 @@ from secure_apfed.data.encoding import (
     fit_views,
     locate_views,
 )
-from secure_apfed.data.labels import TargetScale
+from secure_apfed.data.labels import UNLABELLED, TargetScale
 from secure_apfed.data.partition import (
+    Rows,
     choose_labelled,
     cut_columns,
-    cut_strips,
     deal_clients,
     deal_people,
     draw_people,
@@ -33,14 +34,12 @@ from secure_apfed.data.partition import (
     split_rows,
 )
 from secure_apfed.data.readers import DataSet, ImagePool, Pool, TablePool
-from secure_apfed.data.records import UNLABELLED, PartyTable, VerticalData
+from secure_apfed.data.records import PartyTable, VerticalData
 from secure_apfed.data.tables import load_tables
 from secure_apfed.seeds import undisturbed
 from secure_apfed.settings.data import TABLES, DataSettings, ViewColumns
 
-__all__ = ["load_data"]
-
-Rows = NDArray[np.int64]
+__all__ = ["cut_strips", "load_data"]
 
 
 @undisturbed()
@@ -67,27 +66,16 @@ def load_data(settings: DataSettings, *, seed: int) -> VerticalData:
     ids, classes_N = person_ids(len(pool.labels), seed=seed), _classes_of(pool)
     if settings.anomaly is not None:
         classes_N = (classes_N == dataset.classes.index(settings.anomaly)).astype(np.int64)
-    people = _People(classes_N, *_split(pool, classes_N, settings, seed), settings, seed)
+    people = _People(pool, classes_N, settings, seed)
     targets = people.scale_of(pool.labels) if labels_are_numbers(settings) else None
-    views = (
-        _ImageViews(pool, settings)
-        if isinstance(pool, ImagePool)
-        else _TableViews(pool, dataset, settings)
-    )
     tables: list[PartyTable] = []
-    encoding: FeatureEncoding | None = None
-    for name in party_names(settings):
-        rows = people.rows(name)
-        if encoding is None or not settings.horizontal:
-            encoding = views.fit(name, people.fitted_to(name, rows))
-        features, located = views.encode(name, rows, encoding)
+    for name, rows, features, encoding, located in _encoded(pool, dataset, settings, people):
         labels = None
         if settings.holds_labels(name):
             labels = torch.from_numpy(people.labels(name, rows))
             labels = labels if targets is None else targets.encode(pool.labels[rows], party=name)
-        tables.append(
-            PartyTable(name, tuple(ids[rows].tolist()), features, labels, encoding, located)
-        )
+        own_ids = tuple(ids[rows].tolist())
+        tables.append(PartyTable(name, own_ids, features, labels, encoding, located))
     train_rows, test_rows, labelled = people.active_split()
     return VerticalData(
         active=tables[0], passives=tuple(tables[1:]), targets=targets,
@@ -103,47 +91,47 @@ def _classes_of(pool: Pool) -> Rows:
     return np.zeros(len(pool.labels), np.int64) if numbers else pool.labels
 
 
-def _split(pool: Pool, labels_N: Rows, settings: DataSettings, seed: int) -> tuple[Rows, Rows]:
-    """Training and test rows; of training rows no anomaly is one."""
-    rows = np.arange(len(labels_N), dtype=np.int64)
-    train, test = rows[: pool.official_train], rows[pool.official_train :]
-    if pool.official_train is None:
-        train, test = split_rows(labels_N, settings.test_fraction, seed=seed, split=settings.split)
-    return (train if settings.anomaly is None else train[labels_N[train] == 0]), test
-
-
 class _People:
-    """Which rows of the pool each party holds, in its own order, and whose labels it knows."""
+    """Which rows of the pool each party holds, in its own order, and whose labels it knows.
 
-    def __init__(
-        self, labels_N: Rows, train: Rows, test: Rows, settings: DataSettings, seed: int
-    ) -> None:
-        self._labels_N, self._test, self._settings, self._seed = labels_N, test, settings, seed
-        names, limit = party_names(settings), settings.limit
+    Attributes:
+        train: by party, its training rows, in no order; of the active's no anomaly is one.
+    """
+
+    def __init__(self, pool: Pool, labels_N: Rows, settings: DataSettings, seed: int) -> None:
+        self._labels_N, self._settings, self._seed = labels_N, settings, seed
+        if not isinstance(pool, ImagePool) or pool.official_train is None:
+            train, self._test = split_rows(
+                labels_N, settings.test_fraction, seed=seed, split=settings.split
+            )
+        else:
+            train, self._test = np.split(np.arange(len(labels_N)), [pool.official_train])
+        train = train if settings.anomaly is None else train[labels_N[train] == 0]
+        self._active, *passives = names = party_names(settings)
         if settings.horizontal:
-            dealt = deal_clients(labels_N, train, clients=len(names), limit=limit, seed=seed)
-            self._train = dict(zip(names, dealt, strict=True))
-            return
-        people = deal_people(
-            train, test, overlap=settings.overlap, limit=limit, seed=seed, aligned=settings.aligned
-        )
-        self._train = dict.fromkeys(names, people.passive_train) | {names[0]: people.train}
+            dealt = deal_clients(
+                labels_N, train, clients=len(names), limit=settings.limit, seed=seed
+            )
+            self.train = dict(zip(names, dealt, strict=True))
+        else:
+            held = deal_people(
+                train, overlap=settings.overlap, limit=settings.limit, seed=seed,
+                aligned=settings.aligned,
+            )  # fmt: skip
+            self.train = dict.fromkeys(passives, np.concatenate([held.shared, held.strangers]))
+            self.train[self._active] = np.concatenate([held.shared, held.active_only])
 
     def rows(self, party: str) -> Rows:
         """All that the party holds, in its order; test rows are the active's under horizontal."""
-        own = self._train[party]
-        if self._is_active(party) or not self._settings.horizontal:
+        own = self.train[party]
+        if party == self._active or not self._settings.horizontal:
             own = np.concatenate([own, self._test])
         return generator(self._seed, f"order of {party}").permutation(own)
-
-    def fitted_to(self, party: str, rows: Rows) -> Rows:
-        """Those that the party's statistics are of."""
-        return self._train[party] if self._is_active(party) else rows
 
     def labels(self, party: str, rows: Rows) -> Rows:
         """Of these rows, as far as the party knows them: a passive, none of test rows."""
         labels_N = self._labels_N[rows]
-        if self._is_active(party):
+        if party == self._active:
             return labels_N
         labels_N = np.where(np.isin(rows, self._test), UNLABELLED, labels_N)
         labelled, choice = self._settings.labelled, self._settings.split
@@ -151,88 +139,94 @@ class _People:
 
     def active_split(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Of the active's table the training rows, the test rows, and those with a label."""
-        settings, rows = self._settings, self.rows(self._settings.active_name)
+        settings, rows = self._settings, self.rows(self._active)
         is_test = np.isin(rows, self._test)
-        train = np.flatnonzero(~is_test)
+        train, test = np.flatnonzero(~is_test), torch.from_numpy(np.flatnonzero(is_test))
         labelled = choose_labelled(
-            self._labels_N[rows[train]], settings.labelled, seed=self._seed,
-            choice=settings.split,
-        )  # fmt: skip
-        test = torch.from_numpy(np.flatnonzero(is_test))
+            self._labels_N[rows[train]], settings.labelled, seed=self._seed, choice=settings.split
+        )
         known = None if labelled is None else torch.from_numpy(train[labelled])
         return torch.from_numpy(train), test, known
 
     def scale_of(self, numbers_N: NDArray[Any]) -> TargetScale:
         """Of the pool's labels, which are numbers, those of the active's labelled training rows."""
-        active = self._settings.active_name
         train, _, labelled = self.active_split()
         known = (train if labelled is None else labelled).numpy()
-        return TargetScale.of(numbers_N[self.rows(active)][known], party=active)
-
-    def _is_active(self, party: str) -> bool:
-        return party == self._settings.active_name
+        return TargetScale.of(numbers_N[self.rows(self._active)][known], party=self._active)
 
 
-class _ImageViews:
-    """Strips of the pool's images, one for each party; or whole images for all of them."""
+def cut_strips(
+    image: tuple[int, int, int], maximum: int, *, views: int, active_view: int
+) -> list[ImageEncoding]:
+    """Return the encodings of partition m-i: strips of floor(height / m) rows, view i first.
 
-    def __init__(self, pool: ImagePool, settings: DataSettings) -> None:
-        _, channels, height, width = pool.pixels.shape
-        names, whole = party_names(settings), settings.horizontal
-        strips = cut_strips(
-            channels=channels, height=height, width=width, maximum=pool.maximum,
-            views=1 if whole else len(names), active_view=settings.active_view,
-        )  # fmt: skip
-        self._pixels_NCHW = pool.pixels
-        self._strips = dict(zip(names, strips * len(names) if whole else strips, strict=True))
+    Remaining rows at the bottom are dropped, as in APFed's experiments.
 
-    def fit(self, party: str, rows: Rows) -> ImageEncoding:
-        """Return the party's strip; nothing is fitted to images."""
-        return self._strips[party]
-
-    def encode(
-        self, party: str, rows: Rows, encoding: FeatureEncoding
-    ) -> tuple[torch.Tensor, dict[str, View]]:
-        """Return a party's features of these rows of the pool, which are one image each."""
-        strip = self._strips[party]
-        cut_NCSW = self._pixels_NCHW[rows, :, strip.first_row : strip.end_row]
-        return encoding.encode(cut_NCSW, source=party), {}
-
-
-class _TableViews:
-    """Columns of the pool's table, some for each party; or all for all of them."""
-
-    def __init__(self, pool: TablePool, dataset: DataSet, settings: DataSettings) -> None:
-        self._frame, self._categorical = pool.frame, pool.categorical
-        natural = {
-            name: ViewColumns(
-                columns=dataset.natural_views[name], sequence=dataset.sequences.get(name)
-            )
-            for name in settings.named_views or dataset.natural_views
-        }
-        if settings.columns is not None:
-            cut = cut_columns(list(pool.frame.columns), settings.columns)
-            self._views = {name: {name: ViewColumns(columns=cut[name])} for name in cut}
-        elif settings.horizontal:
-            self._views = dict.fromkeys(party_names(settings), natural)
-        else:
-            order = list(natural)
-            order.insert(0, order.pop(settings.active_view - 1))
-            self._views = {
-                name: {view: natural[view]}
-                for name, view in zip(party_names(settings), order, strict=True)
-            }
-
-    def fit(self, party: str, rows: Rows) -> ColumnEncoding:
-        """Return the encoding of the party's columns, with statistics of these rows."""
-        return fit_views(
-            self._frame.iloc[rows], self._views[party], categorical=self._categorical, source=party
+    Args:
+        image: channels, height and width.
+        maximum: of a pixel.
+        views: m.
+        active_view: i, from 1.
+    """
+    channels, height, width = image
+    strip = height // views
+    order = [active_view, *(view for view in range(1, views + 1) if view != active_view)]
+    return [
+        ImageEncoding(
+            channels=channels, height=height, width=width, maximum=maximum,
+            first_row=(view - 1) * strip, end_row=view * strip,
         )
+        for view in order
+    ]  # fmt: skip
 
-    def encode(
-        self, party: str, rows: Rows, encoding: FeatureEncoding
-    ) -> tuple[torch.Tensor, dict[str, View]]:
-        """Return a party's features of these rows, and where its views are among them."""
-        assert isinstance(encoding, ColumnEncoding)
-        features = encoding.encode(self._frame.iloc[rows], source=party)
-        return features, locate_views(encoding, self._views[party], source=party)
+
+def _encoded(
+    pool: Pool, dataset: DataSet, settings: DataSettings, people: _People
+) -> Iterator[tuple[str, Rows, torch.Tensor, FeatureEncoding, dict[str, View]]]:
+    """Of each party its rows of the pool, their features and encoding, and where its views are.
+
+    Of images each has a strip, to which nothing is fitted, or all have whole ones; of tables each
+    has some columns, or all have all.
+    """
+    names = party_names(settings)
+    if isinstance(pool, ImagePool):
+        channels, height, width = pool.pixels.shape[1:]
+        strips = cut_strips(
+            (channels, height, width), pool.maximum,
+            views=1 if settings.horizontal else len(names), active_view=settings.active_view,
+        )  # fmt: skip
+        for name, strip in zip(names, strips * (len(names) // len(strips)), strict=True):
+            rows = people.rows(name)
+            cut_NCSW = pool.pixels[rows, :, strip.first_row : strip.end_row]
+            yield name, rows, strip.encode(cut_NCSW, source=name), strip, {}
+        return
+    views = _columns_of(pool, dataset, settings)
+    encoding: ColumnEncoding | None = None
+    for name in names:
+        rows = people.rows(name)
+        if encoding is None or not settings.horizontal:
+            fitted = people.train[name] if name == names[0] else rows
+            encoding = fit_views(
+                pool.frame.iloc[fitted], views[name], categorical=pool.categorical, source=name
+            )
+        features = encoding.encode(pool.frame.iloc[rows], source=name)
+        yield name, rows, features, encoding, locate_views(encoding, views[name], source=name)
+
+
+def _columns_of(
+    pool: TablePool, dataset: DataSet, settings: DataSettings
+) -> dict[str, dict[str, ViewColumns]]:
+    """The views of each party by their columns."""
+    if settings.columns is not None:
+        cut = cut_columns(list(pool.frame.columns), settings.columns)
+        return {name: {name: ViewColumns(columns=cut[name])} for name in cut}
+    natural = {
+        name: ViewColumns(columns=dataset.natural_views[name], sequence=dataset.sequences.get(name))
+        for name in settings.named_views or dataset.natural_views
+    }
+    names = party_names(settings)
+    if settings.horizontal:
+        return dict.fromkeys(names, natural)
+    order = list(natural)
+    order.insert(0, order.pop(settings.active_view - 1))
+    return {name: {view: natural[view]} for name, view in zip(names, order, strict=True)}

@@ -16,13 +16,11 @@ of that table; we found no word of its maker on the following, and choose:
 - rows without an admission (HADM_ID) are not counted, and what an admission has none of is 0.
 """
 
-import os
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from gzip import BadGzipFile
 from pathlib import Path
-from types import MappingProxyType
 from warnings import warn
 
 import numpy as np
@@ -34,36 +32,35 @@ from secure_apfed.data.files import DataFile
 from secure_apfed.data.frames import read_frame
 from secure_apfed.data.readers import DataSet, TablePool, file_path
 from secure_apfed.errors import DataError
+from secure_apfed.files import write_atomically
+from secure_apfed.seeds import derive_seed
 
-__all__ = ["ADMISSION_COLUMNS", "ADMISSION_FILES", "STAY_CLASSES", "read_mimic_iii", "stay_labels"]
+__all__ = ["ADMISSION_COLUMNS", "MIMIC_III", "SYNTHETIC_MIMIC_III", "synthetic_admissions"]
 
-STAY_CLASSES = ("up to 4 days", "up to 8 days", "up to 12 days", "longer")
 _DAYS = (4, 8, 12)
 
 # Column of counts -> the tables whose rows of an admission are counted.
-_COUNTED: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "NumCallouts": ("CALLOUT",),
-        "NumDiagnosis": ("DIAGNOSES_ICD",),
-        "NumProcs": ("PROCEDURES_ICD",),
-        "NumCPTevents": ("CPTEVENTS",),
-        "NumInput": ("INPUTEVENTS_CV", "INPUTEVENTS_MV"),
-        "NumLabs": ("LABEVENTS",),
-        "NumMicroLabs": ("MICROBIOLOGYEVENTS",),
-        "NumNotes": ("NOTEEVENTS",),
-        "NumOutput": ("OUTPUTEVENTS",),
-        "NumRx": ("PRESCRIPTIONS",),
-        "NumProcEvents": ("PROCEDUREEVENTS_MV",),
-        "NumTransfers": ("TRANSFERS",),
-        "NumChartEvents": ("CHARTEVENTS",),
-    }
-)
+_COUNTED: Mapping[str, tuple[str, ...]] = {
+    "NumCallouts": ("CALLOUT",),
+    "NumDiagnosis": ("DIAGNOSES_ICD",),
+    "NumProcs": ("PROCEDURES_ICD",),
+    "NumCPTevents": ("CPTEVENTS",),
+    "NumInput": ("INPUTEVENTS_CV", "INPUTEVENTS_MV"),
+    "NumLabs": ("LABEVENTS",),
+    "NumMicroLabs": ("MICROBIOLOGYEVENTS",),
+    "NumNotes": ("NOTEEVENTS",),
+    "NumOutput": ("OUTPUTEVENTS",),
+    "NumRx": ("PRESCRIPTIONS",),
+    "NumProcEvents": ("PROCEDUREEVENTS_MV",),
+    "NumTransfers": ("TRANSFERS",),
+    "NumChartEvents": ("CHARTEVENTS",),
+}
 _TABLES = ("ADMISSIONS", "PATIENTS", *(name for names in _COUNTED.values() for name in names))
 _TOTAL = "TotalNumInteract"
 
 ADMISSION_COLUMNS = ("Age", *_COUNTED, _TOTAL)
 # The largest, CHARTEVENTS, has some 33 GB.
-ADMISSION_FILES = tuple(DataFile(f"{name}.csv", 2**36, exact=False) for name in _TABLES)
+_FILES = tuple(DataFile(f"{name}.csv", 2**36, exact=False) for name in _TABLES)
 
 _KEPT = "mimic_iii-admissions.csv"
 _STAY = "LOSdays"
@@ -72,7 +69,7 @@ _OLDEST = 90.0
 _DAYS_A_YEAR = 365.25
 
 
-def read_mimic_iii(dataset: DataSet, folder: Path | None) -> TablePool:
+def _read(dataset: DataSet, folder: Path | None) -> TablePool:
     """MIMIC-III: `files` are official CSV files, compressed or not; label 0 is the shortest stay.
 
     Raises:
@@ -90,10 +87,10 @@ def read_mimic_iii(dataset: DataSet, folder: Path | None) -> TablePool:
     else:
         frame = _count(paths)
         _keep(frame, kept)
-    return TablePool(frame[list(ADMISSION_COLUMNS)], stay_labels(frame[_STAY].to_numpy()))
+    return TablePool(frame[list(ADMISSION_COLUMNS)], _stay_labels(frame[_STAY].to_numpy()))
 
 
-def stay_labels(days_N: NDArray[np.float64]) -> NDArray[np.int64]:
+def _stay_labels(days_N: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return the class of each length of stay in days."""
     return np.searchsorted(_DAYS, days_N, side="left").astype(np.int64)
 
@@ -178,12 +175,46 @@ def _times(column: "pd.Series", path: Path) -> NDArray[np.float64]:
 
 def _keep(frame: pd.DataFrame, place: Path) -> None:
     """Write what was counted, for the next time, into a file of its own: no link, no other's."""
-    fresh = place.with_name(f".{place.name}.fresh")
     try:
-        fresh.unlink(missing_ok=True)
-        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            frame.to_csv(file, index=False)
-        fresh.replace(place)
+        write_atomically(place, frame.to_csv(index=False).encode(), private=True)
     except OSError as error:
         warn(f"{place} cannot be written ({error.strerror}); counting starts anew next time",
              stacklevel=2)  # fmt: skip
+
+
+def synthetic_admissions(rows: int, *, seed: int) -> TablePool:
+    """Return counts a day that follow how ill somebody is, which also makes the stay longer."""
+    draw = np.random.default_rng(derive_seed(seed, "synthetic admissions"))
+    ill_N = draw.normal(size=rows)
+    days_N = np.exp(1.87 + 0.55 * ill_N + draw.normal(0, 0.65, rows))
+    newborn_N = draw.random(rows) < 0.13
+    age_N = np.clip(draw.normal(62 + 3 * ill_N, 17, rows), 16, 90)
+    frame = pd.DataFrame({"Age": np.where(newborn_N, 0.0, age_N)})
+    for name in ADMISSION_COLUMNS[1:-1]:
+        usual, illness, per_stay = np.exp(draw.normal(0, 1.2)), draw.normal(0, 0.5), draw.random()
+        # Some are done once a stay, so that there are fewer of them a day in a long one.
+        expected_N = usual * np.exp(illness * ill_N) * days_N ** (1 - per_stay)
+        frame[name] = draw.poisson(expected_N) / days_N
+    frame[ADMISSION_COLUMNS[-1]] = frame[list(ADMISSION_COLUMNS[1:-1])].sum(axis=1)
+    return TablePool(frame, _stay_labels(days_N))
+
+
+MIMIC_III = DataSet(
+    name="mimic_iii",
+    title="MIMIC-III, length of stay by what was done a day",
+    source="https://physionet.org/content/mimiciii/1.4/",
+    licence="PhysioNet Credentialed Health Data License 1.5.0; asks for an account and training",
+    citation="A. Johnson, T. Pollard, L. Shen et al., Scientific Data 3, 2016",
+    how="put its official CSV files (.csv or .csv.gz, with CHARTEVENTS) in a data folder",
+    shape="58976 rows of 15 columns",
+    classes=("up to 4 days", "up to 8 days", "up to 12 days", "longer"),
+    views=2,
+    natural_views={"few": ADMISSION_COLUMNS[:5], "many": ADMISSION_COLUMNS[5:]},
+    files=_FILES,
+    subfolders=("mimiciii", "mimic-iii-clinical-database-1.4"),
+    read=_read,
+)
+SYNTHETIC_MIMIC_III = MIMIC_III.stand_in(
+    "synthetic_mimic_iii", "columns of mimic_iii, and no patient",
+    shape="4000 rows of 15 columns", read=lambda *_: synthetic_admissions(4000, seed=0),
+)  # fmt: skip

@@ -1,30 +1,28 @@
-"""Which rows test, which have a label, and who holds which features. Experiment design only.
+"""Which rows test, which have a label, and who holds which people and features.
 
-Everything follows from the run's seed through NumPy generators; nothing here makes a key.
+Experiment design only. Everything follows from the run's seed through NumPy generators; nothing
+here makes a key.
 """
 
+import math
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from secure_apfed.data.encoding import ImageEncoding
-from secure_apfed.data.records import UNLABELLED
+from secure_apfed.data.labels import UNLABELLED
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.seeds import derive_seed
 from secure_apfed.settings.data import BUILT_IN_ACTIVE
 
 __all__ = [
-    "choose_labelled",
-    "cut_columns",
-    "cut_strips",
-    "generator",
-    "passive_labels",
-    "person_ids",
-    "split_rows",
-]
+    "Holdings", "Rows", "choose_labelled", "cut_columns", "deal_clients", "deal_people",
+    "draw_people", "generator", "passive_labels", "person_ids", "shared_rows", "split_rows",
+]  # fmt: skip
 
-Rows = NDArray[np.int64]
+Rows: TypeAlias = NDArray[np.int64]
 
 
 def generator(seed: int, purpose: str) -> np.random.Generator:
@@ -48,11 +46,11 @@ def split_rows(
     """
     draw = generator(seed, "split")
     group_N = np.zeros_like(labels_N) if split == "at_random" else labels_N
-    test = []
+    test = [np.empty(0, np.int64)]
     for group in np.unique(group_N):
         rows = draw.permutation(np.flatnonzero(group_N == group))
         test.append(rows[: round(test_fraction * len(rows))])
-    test_rows = np.sort(np.concatenate(test)).astype(np.int64) if test else np.empty(0, np.int64)
+    test_rows = np.sort(np.concatenate(test)).astype(np.int64)
     train_rows = np.setdiff1d(np.arange(len(labels_N), dtype=np.int64), test_rows)
     if not len(test_rows) or not len(train_rows):
         raise DataError(
@@ -91,16 +89,14 @@ def choose_labelled(
             f"data.labelled: {count} labelled rows are wanted{f' at {party}' if party else ''}, at "
             f"least one for each of {len(classes)} classes; {len(known)} training rows have a label"
         )
-    purpose = f"labelled {party}" if party else "labelled"
-    drawn = generator(seed, purpose).permutation(known)
+    drawn = generator(seed, f"labelled {party}" if party else "labelled").permutation(known)
     if choice == "at_random":
         return np.sort(drawn[:count])
     # One of each class first, then each class by its share.
-    shares = {label: np.mean(labels_T[known] == label) for label in classes}
-    queues = {label: drawn[labels_T[drawn] == label] for label in classes}
-    places = [np.arange(len(queue)) / shares[label] for label, queue in queues.items()]
+    queues = [drawn[labels_T[drawn] == label] for label in classes]
+    places = [np.arange(len(queue)) / (len(queue) / len(known)) for queue in queues]
     order = np.argsort(np.concatenate(places), kind="stable")
-    return np.sort(np.concatenate(list(queues.values()))[order[:count]])
+    return np.sort(np.concatenate(queues)[order[:count]])
 
 
 def passive_labels(
@@ -123,37 +119,6 @@ def person_ids(count: int, *, seed: int) -> NDArray[np.str_]:
     """Return an ID for each row of the pool that says nothing of its place or class."""
     numbers = generator(seed, "ids").permutation(count)
     return np.array([f"person-{number:06d}" for number in numbers])
-
-
-def cut_strips(
-    *, channels: int, height: int, width: int, maximum: int, views: int, active_view: int
-) -> tuple[ImageEncoding, ...]:
-    """Return the encodings of partition m-i: strips of floor(height / m) rows, view i first.
-
-    Remaining rows at the bottom are dropped, as in APFed's experiments.
-
-    Raises:
-        ConfigError: fewer image rows than views, or no such view.
-    """
-    if not 1 <= active_view <= views:
-        raise ConfigError(
-            f"active_view: must be 1 to {views}, the number of views, got {active_view}"
-        )
-    if views > height:
-        raise ConfigError(f"views: an image has {height} rows, fewer than {views} views")
-    strip = height // views
-    order = [active_view, *(view for view in range(1, views + 1) if view != active_view)]
-    return tuple(
-        ImageEncoding(
-            channels=channels,
-            height=height,
-            width=width,
-            maximum=maximum,
-            first_row=(view - 1) * strip,
-            end_row=view * strip,
-        )
-        for view in order
-    )
 
 
 def cut_columns(
@@ -199,3 +164,107 @@ def _column(available: Sequence[str], column: int | str, party: str) -> str:
             f"columns: {party} asks for {column!r}; the set has {', '.join(available)}"
         )
     return column
+
+
+class Holdings(NamedTuple):
+    """Which training rows of the pool each kind of party holds, in no party's order.
+
+    Attributes:
+        shared: that the active and every passive hold.
+        active_only: the active's others.
+        strangers: the passives' rows that the active lacks; the same for all passives, so
+            that passives know people in common whom the active must not learn of.
+    """
+
+    shared: Rows
+    active_only: Rows
+    strangers: Rows
+
+
+def shared_rows(rows: int, overlap: float) -> int:
+    """Return floor(overlap * rows), exact for a decimal overlap such as 0.7."""
+    return math.floor(Fraction(str(overlap)) * rows)
+
+
+def draw_people(
+    labels_N: Rows, *, rows: int | None, rows_per_class: int | None, seed: int
+) -> Rows | None:
+    """Return the people to go on with, ascending: so many, or so many of each class; None: all.
+
+    Raises:
+        DataError: there are fewer.
+    """
+    if rows is None and rows_per_class is None:
+        return None
+    drawn = generator(seed, "drawn people").permutation(len(labels_N))
+    groups = [drawn] if rows else [drawn[labels_N[drawn] == one] for one in np.unique(labels_N)]
+    wanted, found = rows or rows_per_class or 0, min(map(len, groups))
+    if wanted > found:
+        raise DataError(
+            f"data.{'rows' if rows else 'rows_per_class'}: {wanted} people are wanted, and the set "
+            f"has {found}{'' if rows else ' of its smallest class'}; ask for fewer"
+        )
+    return np.sort(np.concatenate([group[:wanted] for group in groups]))
+
+
+def deal_people(
+    train_rows: Rows, *, overlap: float, limit: int | None, seed: int, aligned: int | None = None
+) -> Holdings:
+    """Choose the people of the active and of the passives.
+
+    With T training rows in the pool, the active gets the largest number A (at most `limit`)
+    for which every passive can hold as many: S = floor(overlap * A) shared ones and A - S
+    strangers kept from the active, so A + (A - S) <= T. Hence overlap is the shared part of
+    the active's training rows and of each passive's, and the intersection of all parties is
+    exactly the S shared rows. The price is that the active trains on about T / (2 - overlap)
+    rows: a passive whose people the active all knows would make alignment look too easy.
+
+    Where `aligned` is given, the active gets all training rows (at most `limit`), so many of them
+    are shared, and there are no strangers.
+
+    Raises:
+        DataError: nobody would be shared, or more people than the active has.
+    """
+    rows = generator(seed, "people").permutation(train_rows)
+    active = math.floor(len(rows) / (2 - Fraction(str(overlap))))
+    while 2 * active - shared_rows(active, overlap) > len(rows):
+        active -= 1
+    active = min(active, limit or active)
+    shared = shared_rows(active, overlap) if aligned is None else aligned
+    if not shared:
+        raise DataError(
+            f"overlap {overlap} of {active} training rows leaves nobody whom all parties know; "
+            "raise overlap or limit"
+        )
+    if shared > active:
+        raise DataError(
+            f"data.aligned: {shared} aligned people are wanted, and the active has {active} "
+            "training rows; ask for fewer, or for more rows"
+        )
+    end = 2 * active - shared if aligned is None else active
+    return Holdings(rows[:shared], rows[shared:active], rows[active:end])
+
+
+def deal_clients(
+    labels_N: Rows, train_rows: Rows, *, clients: int, limit: int | None, seed: int
+) -> tuple[Rows, ...]:
+    """Return the training rows of each client: equally many, and of each class equally many.
+
+    Each class is shuffled and dealt round; what does not go into equal parts, or is beyond `limit`
+    of a client, is left out of each class by its share. In no party's order.
+
+    Source: FedMV, section 8.2.
+
+    Raises:
+        DataError: fewer rows than clients.
+    """
+    drawn = generator(seed, "clients").permutation(train_rows)
+    by_class = drawn[np.argsort(labels_N[drawn], kind="stable")]
+    each = min(len(by_class) // clients, limit or len(by_class))
+    if not each:
+        raise DataError(
+            f"clients: {len(by_class)} training rows are too few for {clients} clients; ask for "
+            "fewer clients or more rows"
+        )
+    dealt = (by_class[at::clients] for at in range(clients))
+    return tuple(rows[(2 * np.arange(each) + 1) * len(rows) // (2 * each)] for rows in dealt)

@@ -1,14 +1,22 @@
-"""The built-in sets' formats: what a set is, a reader for each format, and what it returns.
+"""What a built-in set is, a reader for each format, and what it returns.
 
 A pool holds all people and all features. It exists only to be cut between parties for an
 experiment; no party ever holds one. Scikit-learn is imported by the readers of its sets alone: it
-takes about a second to load.
+takes about a second to load. Nothing in a file is trusted: magic, sizes and length must fit each
+other exactly.
+
+Sources: Y. LeCun, C. Cortes, C. Burges, "The MNIST database of handwritten digits", section "File
+formats" (IDX: big-endian sizes, then unsigned bytes); A. Krizhevsky, "The CIFAR-10 dataset",
+section "Binary version". The Python version of CIFAR is a pickle and is never read.
 """
 
 import io
+import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -16,16 +24,19 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from secure_apfed.data.files import DataFile, Download, find_file, read_checked
-from secure_apfed.data.readers import parse_cifar, parse_idx
+from secure_apfed.data.files import DataFile, Download, data_folders, read_checked
 from secure_apfed.errors import DataError
 
 __all__ = [
     "DataSet", "ImagePool", "Pool", "Reader", "TablePool", "check_labels", "file_content",
-    "file_path", "read_breast_cancer", "read_cifar", "read_credit_card", "read_diabetes",
-    "read_digits",
-    "read_handwritten", "read_idx", "read_wine",
+    "file_path", "is_idx", "numbered", "parse_cifar", "parse_idx", "read_cifar", "read_credit_card",
+    "read_digits", "read_handwritten", "read_idx", "read_sklearn_table",
 ]  # fmt: skip
+
+_IDX_MAGIC = b"\x00\x00\x08"
+# Of CIFAR: the red, green and blue planes of 32x32, row by row.
+_CIFAR_SHAPE = (3, 32, 32)
+_CIFAR_PIXELS = math.prod(_CIFAR_SHAPE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,10 +56,8 @@ class ImagePool:
     def at(self, rows: NDArray[np.int64]) -> "ImagePool":
         """Return the same with these rows only, which ascend."""
         train = self.official_train
-        kept = None if train is None else int((rows < train).sum())
-        return replace(
-            self, pixels=self.pixels[rows], labels=self.labels[rows], official_train=kept
-        )
+        train = None if train is None else int((rows < train).sum())
+        return ImagePool(self.pixels[rows], self.labels[rows], self.maximum, train)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,17 +70,19 @@ class TablePool:
     frame: pd.DataFrame
     labels: NDArray[Any]
     categorical: tuple[str, ...] = ()
-    official_train: int | None = None
 
     def at(self, rows: NDArray[np.int64]) -> "TablePool":
-        """Return the same with these rows only, which ascend."""
-        train = self.official_train
-        kept = None if train is None else int((rows < train).sum())
+        """Return the same with these rows only."""
         frame = self.frame.iloc[rows].reset_index(drop=True)
-        return replace(self, frame=frame, labels=self.labels[rows], official_train=kept)
+        return replace(self, frame=frame, labels=self.labels[rows])
 
 
 Pool: TypeAlias = ImagePool | TablePool
+
+
+def numbered(name: str, count: int) -> tuple[str, ...]:
+    """Names of columns that have none of their own."""
+    return tuple(f"{name}-{at}" for at in range(count))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,60 +129,45 @@ class DataSet:
         """Whether labels are numbers to predict."""
         return not self.classes
 
+    def stand_in(self, name: str, title: str, *, shape: str, read: "Reader") -> "DataSet":
+        """A synthetic set with the columns, views and classes of this one, which is not public."""
+        return replace(
+            self, name=name, title=f"Synthetic: {title}", shape=shape, read=read, files=(),
+            source="this library", licence="Apache-2.0", citation="none",
+            how="synthetic: made by this library from a fixed seed",
+        )  # fmt: skip
+
 
 Reader: TypeAlias = Callable[[DataSet, Path | None], Pool]
 
 
 @cache
-def _once(load: Callable[..., Any], *, as_frame: bool) -> Any:
+def _of_sklearn(name: str) -> Any:
     """What scikit-learn loads, parsed once: a study reads it for every run and its attacks."""
-    return load(as_frame=as_frame)
+    return getattr(import_module("sklearn.datasets"), f"load_{name}")(as_frame=True)
 
 
 def read_digits(dataset: DataSet, folder: Path | None) -> ImagePool:
     """Digits of scikit-learn: 1797 images of 8x8, values 0 to 16."""
-    from sklearn.datasets import load_digits
-
-    bunch = _once(load_digits, as_frame=False)
+    bunch = _of_sklearn("digits")
     pixels_NHW = bunch.images.astype(np.uint8)
-    return ImagePool(pixels_NHW[:, None], bunch.target.astype(np.int64), maximum=16)
+    return ImagePool(pixels_NHW[:, None], bunch.target.to_numpy(np.int64, copy=True), maximum=16)
 
 
-def read_breast_cancer(dataset: DataSet, folder: Path | None) -> TablePool:
-    """Breast cancer (Wisconsin, diagnostic) of scikit-learn: 569 people, 30 columns."""
-    from sklearn.datasets import load_breast_cancer
-
-    bunch = _once(load_breast_cancer, as_frame=True)
-    return TablePool(bunch.data.copy(), bunch.target.to_numpy(np.int64, copy=True))
-
-
-def read_wine(dataset: DataSet, folder: Path | None) -> TablePool:
-    """Wine recognition of scikit-learn: 178 wines of three growers, 13 columns."""
-    from sklearn.datasets import load_wine
-
-    bunch = _once(load_wine, as_frame=True)
-    return TablePool(bunch.data.copy(), bunch.target.to_numpy(np.int64, copy=True))
-
-
-def read_diabetes(dataset: DataSet, folder: Path | None) -> TablePool:
-    """Diabetes of scikit-learn: 442 people, 10 columns, and how far the disease came in a year."""
-    from sklearn.datasets import load_diabetes
-
-    bunch = _once(load_diabetes, as_frame=True)
-    return TablePool(bunch.data.copy(), bunch.target.to_numpy(np.float64, copy=True))
+def read_sklearn_table(dataset: DataSet, folder: Path | None) -> TablePool:
+    """A table that scikit-learn has by the name of the set."""
+    bunch, kind = _of_sklearn(dataset.name), np.float64 if dataset.numeric_labels else np.int64
+    return TablePool(bunch.data.copy(), bunch.target.to_numpy(kind, copy=True))
 
 
 def read_idx(dataset: DataSet, folder: Path | None) -> ImagePool:
     """MNIST and Fashion-MNIST: `files` are train images, train labels, test images, test labels."""
     parts = [file_content(dataset, file, folder) for file in dataset.files]
-    images = [
-        parse_idx(content, dimensions=3, source=file.name)
-        for content, file in zip(parts[::2], dataset.files[::2], strict=True)
+    arrays = [
+        parse_idx(content, dimensions=dimensions, source=file.name)
+        for content, dimensions, file in zip(parts, (3, 1, 3, 1), dataset.files, strict=True)
     ]
-    labels = [
-        parse_idx(content, dimensions=1, source=file.name)
-        for content, file in zip(parts[1::2], dataset.files[1::2], strict=True)
-    ]
+    images, labels = arrays[::2], arrays[1::2]
     for image, label, file in zip(images, labels, dataset.files[::2], strict=True):
         if len(image) != len(label):
             raise DataError(
@@ -188,16 +184,14 @@ def read_idx(dataset: DataSet, folder: Path | None) -> ImagePool:
 
 def read_cifar(dataset: DataSet, folder: Path | None) -> ImagePool:
     """CIFAR-10 and CIFAR-100, binary version: the last of `files` is the test split."""
-    label_bytes = 1 if len(dataset.classes) == 10 else 2
+    classes = len(dataset.classes)
     parts = [
         parse_cifar(
-            file_content(dataset, file, folder),
-            label_bytes=label_bytes,
-            classes=len(dataset.classes),
-            source=file.name,
+            file_content(dataset, file, folder), label_bytes=1 if classes == 10 else 2,
+            classes=classes, source=file.name,
         )
         for file in dataset.files
-    ]
+    ]  # fmt: skip
     pixels_NCHW = np.concatenate([pixels for pixels, _ in parts])
     labels_N = np.concatenate([labels for _, labels in parts])
     return ImagePool(pixels_NCHW, labels_N, 255, official_train=len(labels_N) - len(parts[-1][1]))
@@ -212,7 +206,7 @@ def read_handwritten(dataset: DataSet, folder: Path | None) -> TablePool:
         view = file.name.removeprefix("mfeat-").removesuffix(".csv")
         labels.append(frame.iloc[:, -1].to_numpy(dtype=np.int64))
         frame = frame.iloc[:, :-1]
-        frames.append(frame.set_axis([f"{view}-{at}" for at in range(frame.shape[1])], axis=1))
+        frames.append(frame.set_axis(numbered(view, frame.shape[1]), axis=1))
         if not np.array_equal(labels[0], labels[-1]):
             raise DataError(f"{file.name}: its labels differ from those of {dataset.files[0].name}")
     return TablePool(pd.concat(frames, axis=1), check_labels(dataset, labels[0]))
@@ -238,13 +232,27 @@ def file_content(dataset: DataSet, file: DataFile, folder: Path | None) -> bytes
 def file_path(dataset: DataSet, file: DataFile, folder: Path | None) -> Path:
     """Return where one file of a set lies, compressed or not.
 
+    In each folder of `data_folders(folder)` the set's own sub-folders come first, then those
+    that the system's packages use; files lying loose in a folder come last, because several
+    sets use the same file names.
+
     Raises:
-        DataError: it is nowhere; says how it is had.
+        DataError: it is nowhere; names every folder searched, and how it is had.
     """
-    return find_file(
-        file, dataset=dataset.name, subfolders=dataset.subfolders, folder=folder,
-        remedy=_how_to_get(dataset),
-    )  # fmt: skip
+    roots, subfolders = data_folders(folder), dataset.subfolders
+    prefixes = dict.fromkeys((sys.prefix, sys.base_prefix, "/usr/local", "/usr"))
+    places = [root / sub for root in roots for sub in (dataset.name, *subfolders)]
+    places += [Path(prefix, "share", "datasets", sub) for prefix in prefixes for sub in subfolders]
+    places += roots
+    for place in places:
+        for path in (place / file.name, place / f"{file.name}.gz"):
+            if path.is_file():
+                return path
+    raise DataError(
+        f"{dataset.name}: neither {file.name} nor {file.name}.gz is in any of "
+        f"{', '.join(map(str, places))}; {_how_to_get(dataset)}, or name the folder that holds it "
+        "in data.folder or SECURE_APFED_DATA"
+    )
 
 
 def _how_to_get(dataset: DataSet) -> str:
@@ -268,3 +276,68 @@ def check_labels(dataset: DataSet, labels_N: NDArray[np.integer]) -> NDArray[np.
             f"{len(dataset.classes) - 1}; {outside.size} such rows"
         )
     return labels_N.astype(np.int64)
+
+
+def is_idx(content: bytes) -> bool:
+    """Whether `content` begins as an IDX file of unsigned bytes does."""
+    return content[:3] == _IDX_MAGIC
+
+
+def parse_idx(content: bytes, *, dimensions: int, source: str) -> NDArray[np.uint8]:
+    """Return the array in the bytes of an uncompressed IDX file.
+
+    Args:
+        content: the whole file.
+        dimensions: 1 for labels (N,), 3 for images (N, height, width).
+        source: the file's name, for the error.
+
+    Raises:
+        DataError: wrong magic, wrong number of dimensions, truncated or too long.
+    """
+    header = 4 + 4 * dimensions
+    if not is_idx(content) or content[3:4] != bytes([dimensions]):
+        raise DataError(
+            f"{source}: expected an IDX file of unsigned bytes in {dimensions} dimensions (magic "
+            f"{(_IDX_MAGIC + bytes([dimensions])).hex()}), found magic "
+            f"{content[:4].hex() or 'nothing'}; get the file again"
+        )
+    if len(content) < header:
+        raise DataError(f"{source}: truncated inside its header; get the file again")
+    sizes = [int.from_bytes(content[at : at + 4], "big") for at in range(4, header, 4)]
+    expected = header + math.prod(sizes)
+    if len(content) != expected:
+        raise DataError(
+            f"{source}: its header announces sizes {sizes}, {expected} bytes in all, the file has "
+            f"{len(content)}; it was cut off, altered or is no IDX file, get it again"
+        )
+    return np.frombuffer(content, dtype=np.uint8, offset=header).reshape(sizes)
+
+
+def parse_cifar(
+    content: bytes, *, label_bytes: int, classes: int, source: str
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return images (N, 3, 32, 32) and labels (N,) of fixed records of labels and pixels.
+
+    A record begins with one label byte (CIFAR-10), or with a coarse and a fine one (CIFAR-100):
+    its last label byte counts.
+
+    Raises:
+        DataError: no whole number of records, or a label outside 0..classes - 1.
+    """
+    record = label_bytes + _CIFAR_PIXELS
+    if not content or len(content) % record:
+        raise DataError(
+            f"{source}: expected records of {record} bytes ({label_bytes} of labels, "
+            f"{_CIFAR_PIXELS} of pixels), found {len(content)} bytes; it is truncated, damaged or "
+            "not CIFAR's binary version"
+        )
+    records = np.frombuffer(content, dtype=np.uint8).reshape(-1, record)
+    labels = records[:, label_bytes - 1].astype(np.int64)
+    outside = np.flatnonzero(labels >= classes)
+    if outside.size:
+        raise DataError(
+            f"{source}: record {outside[0]} has label {labels[outside[0]]}, expected 0 to "
+            f"{classes - 1}; {outside.size} such records, so this is not the file that its name "
+            "says"
+        )
+    return records[:, label_bytes:].reshape(-1, *_CIFAR_SHAPE), labels

@@ -1,5 +1,7 @@
-"""A party's own rows, and all parties' rows of one run: checked when made.
+"""A party's own rows, and all parties' rows of one run: checked when made; and one's as a file.
 
+The file is written by whoever prepares a trial and holds all tables, into each party's own folder;
+the party reads no other. Layout: safetensors; IDs, classes and encoding as JSON in its header.
 Letters: N rows of a table.
 """
 
@@ -8,18 +10,25 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load, save
 
 from apfed_protocols.ids import require_comparable
-from secure_apfed.data.encoding import FeatureEncoding, View, check_views
+from secure_apfed.data.encoding import FeatureEncoding, View, check_views, parse_encoding
 from secure_apfed.data.labels import UNLABELLED, TargetScale
-from secure_apfed.errors import DataError
+from secure_apfed.errors import CheckpointError, DataError
+from secure_apfed.files import read_bytes
 from secure_apfed.names import check_parties
 
-__all__ = ["UNLABELLED", "OwnData", "PartyTable", "VerticalData", "check_distinct"]
+__all__ = [
+    "UNLABELLED", "OwnData", "PartyTable", "VerticalData", "check_distinct", "pack_own", "read_own",
+]  # fmt: skip
 
 _NO_ROWS = torch.empty(0, dtype=torch.int64)
+_ABOUT = "party"
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,18 +72,15 @@ class PartyTable:
                 f"{self.name}: its encoding gives rows of shape {self.encoding.shape}, the "
                 f"features have {tuple(self.features.shape[1:])}"
             )
-        self._check_finite()
+        if not bool(self.features.isfinite().all()):
+            bad_F = (~self.features.isfinite()).flatten(1).sum(0)
+            worst = int(bad_F.argmax())
+            raise DataError(
+                f"{self.name}: {int(bad_F.sum())} features are NaN or infinite, "
+                f"{int(bad_F[worst])} of them in {self.encoding.feature_name(worst)!r}; mend the "
+                "rows or leave them out"
+            )
         check_views(self.features, self.views, party=self.name)
-
-    def _check_finite(self) -> None:
-        if bool(self.features.isfinite().all()):
-            return
-        bad_F = (~self.features.isfinite()).flatten(1).sum(0)
-        worst = int(bad_F.argmax())
-        raise DataError(
-            f"{self.name}: {int(bad_F.sum())} features are NaN or infinite, {int(bad_F[worst])} of "
-            f"them in {self.encoding.feature_name(worst)!r}; mend the rows or leave them out"
-        )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -237,15 +243,15 @@ class VerticalData:
     def _check_passive(self, table: PartyTable) -> None:
         """Labels where they belong, and under a horizontal partition the active's features."""
         name, labels_N = table.name, table.labels
-        if labels_N is None:
-            if self.horizontal or name in self.labels_at:
-                why = "the partition is horizontal" if self.horizontal else "it is in labels_at"
-                raise DataError(f"{name}: {why}, and it has no labels; give it those of its rows")
-        elif not (self.horizontal or name in self.labels_at):
+        why = "the partition is horizontal" if self.horizontal else "it is in labels_at"
+        holds = self.horizontal or name in self.labels_at
+        if labels_N is None and holds:
+            raise DataError(f"{name}: {why}, and it has no labels; give it those of its rows")
+        if labels_N is not None and not holds:
             raise DataError(
                 f"{name} is passive and holds no labels; give it None, or name it in labels_at"
             )
-        else:
+        if labels_N is not None:
             known = labels_N[labels_N != UNLABELLED]
             if not len(known) or not bool(((known >= 0) & (known < len(self.classes))).all()):
                 raise DataError(
@@ -316,3 +322,65 @@ def check_distinct(
         f"{', '.join(map(place, rows[:5]))}; each row needs its own ID, or name more ID "
         "columns"
     )
+
+
+def pack_own(data: OwnData) -> bytes:
+    """The bytes of the file."""
+    table = data.table
+    tensors = {
+        "features": table.features, "train_rows": data.train_rows, "test_rows": data.test_rows,
+        "labels": table.labels, "labelled": data.labelled,
+    }  # fmt: skip
+    about = {
+        "name": table.name,
+        "ids": table.ids,
+        "classes": data.classes,
+        "targets": None if data.targets is None else data.targets.model_dump(),
+        "encoding": table.encoding.model_dump(mode="json"),
+        "views": {name: (one.first, one.end, one.sequence) for name, one in table.views.items()},
+    }
+    held = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
+    return save(held, metadata={_ABOUT: json.dumps(about)})
+
+
+def read_own(path: Path, name: str) -> OwnData:
+    """Read the rows of the party of this name.
+
+    Raises:
+        DataError: missing, another party's, or no such file.
+    """
+    try:
+        tensors = load(read_bytes(path))
+        with safe_open(path, framework="pt") as file:
+            about = json.loads((file.metadata() or {})[_ABOUT])
+        if about["name"] != name:
+            raise DataError(
+                f"{name}: {path} holds the rows of {about['name']}; give each party its own"
+            )
+        table = PartyTable(
+            name,
+            tuple(about["ids"]),
+            tensors["features"],
+            tensors.get("labels"),
+            parse_encoding(about["encoding"]),
+            {name: _view(*parts) for name, parts in about["views"].items()},
+        )
+        return OwnData(
+            table=table,
+            train_rows=tensors["train_rows"],
+            test_rows=tensors["test_rows"],
+            classes=tuple(about["classes"]),
+            labelled=tensors.get("labelled"),
+            targets=TargetScale.model_validate(scale) if (scale := about.get("targets")) else None,
+        )
+    except (
+        CheckpointError, SafetensorError, KeyError, ValueError, TypeError, AttributeError
+    ) as error:  # fmt: skip
+        raise DataError(f"{name}: {path} holds no prepared rows ({error})") from error
+
+
+def _view(first: int, end: int, sequence: list[int] | None) -> View:
+    if sequence is None:
+        return View(int(first), int(end))
+    steps, channels = sequence
+    return View(int(first), int(end), (int(steps), int(channels)))

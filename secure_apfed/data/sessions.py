@@ -13,9 +13,9 @@ Source: FedMV, sections 8.1 and 8.2.
 """
 
 import io
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
-from types import MappingProxyType
+from typing import TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -23,11 +23,14 @@ from numpy.typing import NDArray
 from pyarrow import ArrowException, parquet
 
 from secure_apfed.data.cells import numbers_of
-from secure_apfed.data.encoding import sequence_columns
+from secure_apfed.data.files import DataFile
 from secure_apfed.data.readers import DataSet, TablePool, file_content
 from secure_apfed.errors import DataError
+from secure_apfed.seeds import derive_seed
 
-__all__ = ["SESSION_SEQUENCES", "SESSION_VIEWS", "read_sessions", "session_pool"]
+__all__ = ["BIAFFECT", "SYNTHETIC_KEYSTROKES", "session_pool", "synthetic_sessions"]
+
+_Floats: TypeAlias = NDArray[np.float64]
 
 _STEPS = 100
 _CHANNELS = {
@@ -44,15 +47,13 @@ _LARGEST = 1e18  # squares are finite in float32 still
 # The largest Hamilton score of a session that counts as negative.
 _NEGATIVE = 7
 
-SESSION_SEQUENCES: Mapping[str, tuple[int, int]] = MappingProxyType(
-    {view: (_STEPS, len(channels)) for view, channels in _CHANNELS.items()}
-)
-SESSION_VIEWS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {view: sequence_columns(view, _STEPS, channels) for view, channels in _CHANNELS.items()}
-)
+_VIEWS = {
+    view: (f"{view}-steps", *(f"{view}-{at}-{name}" for at in range(_STEPS) for name in channels))
+    for view, channels in _CHANNELS.items()
+}
 
 
-def read_sessions(dataset: DataSet, folder: Path | None) -> TablePool:
+def _read(dataset: DataSet, folder: Path | None) -> TablePool:
     """BiAffect: `files` is one Parquet file of sessions; see `session_pool`."""
     (file,) = dataset.files
     content = file_content(dataset, file, folder)
@@ -113,7 +114,7 @@ def session_pool(sessions: pd.DataFrame, *, source: str) -> TablePool:
     flat_NF = np.concatenate(
         [np.stack([_flat(steps[at], view) for at in kept]) for view, steps in views.items()], axis=1
     )
-    names = [name for columns in SESSION_VIEWS.values() for name in columns]
+    names = [name for columns in _VIEWS.values() for name in columns]
     labels_N = (hdrs_N[kept] > _NEGATIVE).astype(np.int64)
     return TablePool(pd.DataFrame(flat_NF, columns=names), labels_N)
 
@@ -149,3 +150,92 @@ def _flat(steps_TC: NDArray[np.float64], view: str) -> NDArray[np.float32]:
     flat[0] = len(steps_TC)
     flat[1 : 1 + steps_TC.size] = steps_TC.ravel()
     return flat
+
+
+def synthetic_sessions(rows: int, *, seed: int) -> pd.DataFrame:
+    """Return sessions in the format of `secure_apfed.data.sessions`.
+
+    What tells the classes apart is the order of steps alone: of single steps mean and spread are
+    alike. A session's rhythm is drawn around its class, in `alphanum` nearest and in `special`
+    farthest, so that the views are worth what they are in FedMV's Table 1, roughly.
+    """
+    draw = np.random.default_rng(derive_seed(seed, "synthetic sessions"))
+    positive_N = draw.permutation(np.arange(rows) % 2)
+    hdrs_N = np.where(positive_N, draw.integers(8, 26, rows), draw.integers(0, 8, rows))
+    frame = pd.DataFrame({"hdrs": hdrs_N})
+    for view, (make, apart) in _MADE.items():
+        rhythm_N = draw.normal(apart * (2 * positive_N - 1), 1.0)
+        frame[view] = pd.Series([make(rhythm, draw).ravel() for rhythm in rhythm_N], dtype=object)
+    return frame
+
+
+def _autoregressive(steps: int, memory: float, draw: np.random.Generator) -> _Floats:
+    """Return (T,) of mean 0 and variance 1, each step `memory` times the last and news."""
+    news_T = draw.normal(size=steps)
+    values_T = np.empty(steps)
+    last = news_T[0]
+    for at, new in enumerate(news_T):
+        last = memory * last + np.sqrt(1 - memory**2) * new if at else new
+        values_T[at] = last
+    return values_T
+
+
+def _alphanum(rhythm: float, draw: np.random.Generator) -> _Floats:
+    """Return key presses (T, 4), which are long or late in runs where the rhythm is large."""
+    steps = int(draw.integers(15, 90))
+    memory = float(np.tanh(0.8 * rhythm))
+    duration_T, gap_T = (_autoregressive(steps, memory, draw) for _ in range(2))
+    distance_TC = draw.normal(0, 2.5, (steps, 2))
+    times_TC = np.stack([0.09 * np.exp(0.3 * duration_T), 0.25 * np.exp(0.5 * gap_T)], axis=1)
+    return np.concatenate([times_TC, distance_TC], axis=1)
+
+
+def _special(rhythm: float, draw: np.random.Generator) -> _Floats:
+    """Return special keys (T, 6), of which the same follow each other where the rhythm is large."""
+    steps = int(draw.integers(10, 40))
+    shares = np.array([0.06, 0.25, 0.5, 0.07, 0.04, 0.08])
+    keys_T = draw.choice(6, size=steps, p=shares)
+    repeats_T = draw.random(steps) < 1 / (1 + np.exp(-rhythm))
+    for at in range(1, steps):
+        if repeats_T[at]:
+            keys_T[at] = keys_T[at - 1]
+    return np.eye(6)[keys_T]
+
+
+def _accel(rhythm: float, draw: np.random.Generator) -> _Floats:
+    """Return readings (T, 3) of a hand that shakes faster where the rhythm is large."""
+    steps = int(draw.integers(80, 140))
+    turn = 0.5 + 0.12 * rhythm
+    phase_C = draw.uniform(0, 2 * np.pi, 3)
+    waves_TC = np.sin(turn * np.arange(steps)[:, None] + phase_C)
+    return 0.7 * waves_TC + draw.normal(0, 0.7, (steps, 3))
+
+
+# How each view is made, and how far from each other the classes lie in it.
+_MADE: dict[str, tuple[Callable[[float, np.random.Generator], _Floats], float]] = {
+    "alphanum": (_alphanum, 1.2), "special": (_special, 0.5), "accel": (_accel, 0.9),
+}  # fmt: skip
+
+
+BIAFFECT = DataSet(
+    name="biaffect",
+    title="BiAffect, mood by sessions of typing",
+    source="https://www.biaffect.com",
+    licence="not public",
+    citation="S. Che et al., ACM Transactions on Intelligent Systems and Technology, 2021",
+    how="put sessions as docs/data.md describes them, biaffect.parquet, in a data folder",
+    shape="sessions of 1303 columns: 100 steps of 4, 6 and 3 channels",
+    classes=("negative", "positive"),
+    views=3,
+    natural_views=_VIEWS,
+    sequences={view: (_STEPS, len(channels)) for view, channels in _CHANNELS.items()},
+    files=(DataFile("biaffect.parquet", 2**32, exact=False),),
+    read=_read,
+)
+SYNTHETIC_KEYSTROKES = BIAFFECT.stand_in(
+    "synthetic_keystrokes", "sequences as in biaffect, which nobody typed",
+    shape="1200 sessions of 1303 columns: 100 steps of 4, 6 and 3 channels",
+    read=lambda dataset, _: session_pool(
+        synthetic_sessions(1200, seed=0), source=dataset.name
+    ),
+)  # fmt: skip

@@ -3,11 +3,16 @@
 Run by: each party on its own file; `load_tables` plays all of them for a simulation. A
 party's statistics come from its own rows alone: the active's training rows, all rows of a
 passive; or from elsewhere, where it names an encoding. IDs are compared as text, "007" and
-"7" differ.
+"7" differ. Of columns that should perhaps not train a model, an ID as a feature or the label in
+disguise, the party is warned before they are encoded: both are guesses.
 """
 
+import difflib
 import hashlib
+import warnings
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +22,17 @@ import torch
 from numpy.typing import NDArray
 from pyarrow import default_memory_pool
 
+from apfed_protocols.ids import EMPTY, JOINT, id_texts
 from secure_apfed.data.catalogue import labels_are_numbers, party_names
+from secure_apfed.data.cells import (
+    BLANK,
+    are_padded_codes,
+    has_measures,
+    is_empty,
+    is_numeric,
+    place_of,
+    refuse_look_alikes,
+)
 from secure_apfed.data.encoding import (
     CellCounts,
     ColumnEncoding,
@@ -26,18 +41,292 @@ from secure_apfed.data.encoding import (
     locate_views,
     parse_encoding,
 )
-from secure_apfed.data.labels import TargetScale, anomaly_labels, class_labels, read_numbers
+from secure_apfed.data.frames import is_csv, only_columns, read_frame, to_texts
+from secure_apfed.data.labels import (
+    TargetScale,
+    anomaly_labels,
+    class_labels,
+    read_numbers,
+    warn_of_empty_words,
+)
 from secure_apfed.data.partition import choose_labelled, generator, passive_labels, split_rows
-from secure_apfed.data.records import UNLABELLED, OwnData, PartyTable, VerticalData
-from secure_apfed.data.tables import RawTable, party_path, read_raw
-from secure_apfed.errors import CheckpointError, ConfigError, DataError
+from secure_apfed.data.records import UNLABELLED, OwnData, PartyTable, VerticalData, check_distinct
+from secure_apfed.errors import CheckpointError, ConfigError, DataError, SuspectColumnWarning
 from secure_apfed.files import read_json
-from secure_apfed.settings.data import DataSettings, ViewColumns
+from secure_apfed.settings.data import DataSettings, PartySettings, ViewColumns
 
-__all__ = ["files_digest", "load_active", "load_own_tables", "load_passive", "load_tables"]
+__all__ = [
+    "RawTable", "files_digest", "load_own_tables", "load_tables", "party_path", "read_raw",
+    "warn_of_labels",
+]  # fmt: skip
 
+_FEWEST_ROWS = 20
+_DISTINCT = 0.5
+_SAMPLE = 1000
+_NAMELESS = "Unnamed: "  # as pandas calls columns without a name, and numbers them from 0
 # The one view of parties that all hold the same columns.
 _ALL = "all"
+
+
+def _warn_of_ids(features: pd.DataFrame, categorical: Sequence[str], *, source: str) -> None:
+    """Warn of texts that name rows, and of whole numbers that count them."""
+    if len(features) < _FEWEST_ROWS:
+        return
+    for name, column in features.items():
+        why = ""
+        if name in categorical:
+            if (different := column.nunique()) > _DISTINCT * len(column):
+                why = f"{different} different texts"
+        elif is_numeric(column) and _counts_rows(column):
+            why = "whole numbers without a gap"
+        if why:
+            _warn(
+                f"{source}: column {name!r} looks like an ID: its {len(column)} rows hold {why}; a "
+                "model learns such rows by heart and nothing else from it. Put it under ignore "
+                "unless it is a feature"
+            )
+
+
+def _counts_rows(column: "pd.Series") -> bool:
+    values = column.dropna().to_numpy()
+    whole = len(values) == len(column) and np.issubdtype(values.dtype, np.integer)
+    return bool(
+        whole and len(np.unique(values)) == len(values) == int(values.max()) - int(values.min()) + 1
+    )
+
+
+def _warn(what: str) -> None:
+    warnings.warn(what, SuspectColumnWarning, stacklevel=3)
+
+
+def warn_of_labels(
+    features: pd.DataFrame, labels: Sequence[str | None], *, source: str, label: str,
+    numbers: bool = False,
+) -> None:  # fmt: skip
+    """Warn of a column that alone tells every known label: by its values, or by cuts between them.
+
+    A column of as many values as rows tells them, too, and is taken by its order alone; labels that
+    are `numbers` rise or fall in that order. An empty cell is a value, or its row is left out.
+    """
+    known = np.array([row for row, text in enumerate(labels) if text is not None], dtype=np.int64)
+    if len(known) < _FEWEST_ROWS:
+        return
+    truth = pd.Series([labels[row] for row in known])
+    tells = _orders if numbers else _tells
+    if numbers:
+        truth = pd.to_numeric(truth, errors="coerce")
+    for name in features.columns:
+        column = features[name].iloc[known].reset_index(drop=True)
+        full = column.notna()
+        parts = [(column, truth)]
+        if _FEWEST_ROWS <= full.sum() < len(column):
+            parts.append((column[full], truth[full]))
+        if any(tells(*part) for part in parts):
+            _warn(
+                f"{source}: column {name!r} alone tells {label!r} of all {len(known)} rows that "
+                "have one; it may be the label in disguise, or known only after it. Put it under "
+                "ignore unless it is there when the model predicts"
+            )
+
+
+def _tells(column: "pd.Series", truth: "pd.Series") -> bool:
+    """Whether its values, or cuts between them, part the classes; empty cells come last."""
+    classes = truth.nunique()
+    if not 1 < classes <= len(truth) / 2:
+        return False
+    if column.nunique(dropna=False) <= len(column) / 2:
+        return bool((truth.groupby(column, dropna=False).nunique() == 1).all())
+    if not is_numeric(column):
+        return False
+    order = np.argsort(column.to_numpy(np.float64, na_value=np.nan), kind="stable")
+    in_order = truth.to_numpy()[order]
+    return int((in_order[1:] != in_order[:-1]).sum()) == classes - 1
+
+
+def _orders(column: "pd.Series", truth: "pd.Series") -> bool:
+    """Whether labels that are numbers rise or fall with it throughout."""
+    if not is_numeric(column):
+        return False
+    numbers, targets = column.to_numpy(np.float64, na_value=np.nan), truth.to_numpy(np.float64)
+    for rows in (slice(_SAMPLE), slice(None)):  # most columns show it in the first few rows
+        one, other = numbers[rows], targets[rows]
+        if np.isnan(one).any() or np.isnan(other).any():
+            return False
+        if min(len(np.unique(one)), len(np.unique(other))) <= len(one) / 2:
+            return False
+        if not any(_rises(one, sign * other) for sign in (1.0, -1.0)):
+            return False
+    return True
+
+
+def _rises(numbers: NDArray[np.float64], targets: NDArray[np.float64]) -> bool:
+    """Whether targets never fall where numbers rise."""
+    return bool((np.diff(targets[np.lexsort((targets, numbers))]) >= 0).all())
+
+
+@dataclass(frozen=True, eq=False)
+class RawTable:
+    """A party's rows as read: IDs, feature columns, and labels as text where it holds any.
+
+    A label is None where its cell is empty.
+    """
+
+    ids: tuple[str, ...]
+    features: pd.DataFrame
+    categorical: tuple[str, ...]
+    labels: tuple[str | None, ...] = ()
+
+    def at(self, rows: NDArray[np.int64]) -> "RawTable":
+        """Return the same with these rows only, in this order."""
+        return RawTable(
+            tuple(self.ids[row] for row in rows),
+            self.features.iloc[rows],
+            self.categorical,
+            tuple(self.labels[row] for row in rows),
+        )
+
+
+def read_raw(settings: DataSettings, name: str) -> RawTable:
+    """Read the file of this party, with labels where the settings say that it holds some.
+
+    Raises:
+        DataError: missing, damaged, empty, without the columns that are named, or with the labels
+            of others.
+    """
+    party = (settings.parties or {})[name]
+    label_column = settings.label_column if settings.holds_labels(name) else None
+    given = party.id_column or settings.id_column
+    id_columns = (given,) if isinstance(given, str) else given
+    labels = () if label_column is None else (label_column,)
+    texts = (*id_columns, *labels, *(party.categorical or ()))
+    words = (*labels, *(party.categorical or ()))
+    frame = read_frame(party_path(settings, party.file), texts=texts, words=words, source=name)
+    if not len(frame):
+        raise DataError(f"{name}: {party.file} has no rows")
+    named = (*texts, *(party.numeric or ()), *party.ignore)
+    absent = [column for column in dict.fromkeys(named) if column not in frame.columns]
+    if absent:
+        raise DataError(
+            f"{name}: {party.file} lacks the columns {', '.join(absent)}; it has "
+            f"{', '.join(map(str, frame.columns))}{_guess(absent[0], frame)}"
+        )
+    numeric, categorical = _choose(frame, party, taken=(*id_columns, *labels))
+    if label_column is None and settings.label_column in (*numeric, *categorical):
+        raise DataError(
+            f"{name}: its column {settings.label_column!r} is called like the active's labels, "
+            "which a passive must not train on; put it under ignore or rename it"
+        )
+    for column in categorical:
+        if is_csv(frame) and party.encoding is None:
+            frame[column] = _without_words(frame[column], source=name)
+    if party.missing == "drop":
+        empty = [is_empty(frame[column]) for column in numeric]
+        empty += [is_empty(frame[column], BLANK) for column in categorical]
+        frame = frame[~np.any(empty, axis=0)]
+    if not len(frame):
+        raise DataError(
+            f"{name}: data.parties.{name}.missing: drop leaves no row of {party.file}; say mean"
+        )
+    label_texts = _labels(frame, label_column, settings, party=name)
+    ids = tuple(_ids(frame, id_columns, file=party.file, party=name))
+    check_distinct(ids, party=name, place=lambda row: place_of(frame, row))
+    for column in {*frame.columns} - {*numeric, *categorical}:
+        del frame[column]  # in place: of a long table there is no second copy
+    features = only_columns(frame, (*numeric, *categorical))
+    _warn_of_ids(features, categorical, source=name)
+    if label_column is not None:
+        warn_of_labels(
+            features, label_texts, source=name, label=label_column,
+            numbers=labels_are_numbers(settings),
+        )  # fmt: skip
+    return RawTable(ids, features, categorical, label_texts)
+
+
+def _labels(
+    frame: pd.DataFrame, column: str | None, settings: DataSettings, *, party: str
+) -> tuple[str | None, ...]:
+    """Labels as texts, None where there is none; of "NA" and the like only where it is a class."""
+    if column is None:
+        return (None,) * len(frame)
+    texts = to_texts(frame[column])
+    if labels_are_numbers(settings):
+        empty = EMPTY if is_csv(frame) else frozenset[str]()
+    else:
+        empty = warn_of_empty_words(
+            texts, party=party, column=column, listed=settings.named_classes,
+            count=is_csv(frame),
+        )  # fmt: skip
+    return tuple(None if text == "" or text in empty else text for text in texts)
+
+
+def _guess(absent: str, frame: pd.DataFrame) -> str:
+    """A column of almost that name."""
+    names = {str(one).casefold(): str(one) for one in frame.columns}
+    near = difflib.get_close_matches(absent.casefold(), names, n=1)
+    return f"; is {absent!r} called {names[near[0]]!r}?" if near else ""
+
+
+def party_path(settings: DataSettings, file: Path) -> Path:
+    """Where a file that the settings name lies."""
+    return (settings.folder or Path()).expanduser() / file.expanduser()
+
+
+def _choose(
+    frame: pd.DataFrame, party: PartySettings, *, taken: tuple[str, ...]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the numeric columns, dates among them, and the categorical ones: as named, else by
+    their types.
+    """
+    if party.numeric is not None or party.categorical is not None:
+        return party.numeric or (), party.categorical or ()
+    left = [name for name in frame.columns if name not in (*taken, *party.ignore)]
+    nameless = [name for name in left if name.startswith(_NAMELESS)]
+    if nameless:
+        place = int(nameless[0].removeprefix(_NAMELESS)) + 1
+        raise DataError(
+            f"{party.file} has no name for its column {place} (from 1); name it in the first line, "
+            f"leave the column out, or put {nameless[0]!r} under ignore"
+        )
+    numeric = tuple(name for name in left if has_measures(frame[name]))
+    categorical = tuple(name for name in left if name not in numeric)
+    for column in categorical:
+        if are_padded_codes(frame[column]):
+            _warn(
+                f"{party.file}: column {column!r} holds digits, some with leading zeros, and is "
+                "taken as a category; list it under numeric if its cells are numbers, or under "
+                "categorical"
+            )
+        else:
+            # What a stray text among numbers must not silently do is to make each a category.
+            refuse_look_alikes(frame[column], source=str(party.file))
+    return numeric, categorical
+
+
+def _without_words(column: "pd.Series", *, source: str) -> "pd.Series":
+    """A column of a CSV file, where words such as NA count as empty, even among texts."""
+    empty = is_empty(column)
+    texts = (cell.strip() for cell in column[empty].tolist() if isinstance(cell, str))
+    said = Counter(text for text in texts if text)
+    if said:
+        counts = ", ".join(f"{word!r} ({count})" for word, count in sorted(said.items()))
+        _warn(
+            f"{source}: cells {counts} of column {column.name!r} count as empty; if they are a "
+            "category, write another word, or save the table as Parquet, where they are texts"
+        )
+    return column.mask(empty) if empty.any() else column
+
+
+def _ids(frame: pd.DataFrame, columns: tuple[str, ...], *, file: Path, party: str) -> list[str]:
+    """One text a row made of these columns, by the rules of `apfed_protocols.ids`."""
+    parts = [
+        id_texts(
+            frame[name], party=party, what=f"column {name!r} of {file}",
+            place=lambda row: place_of(frame, row), strip=True, part=len(columns) > 1,
+            key=f"data.parties.{party}.id_column",
+        )
+        for name in columns
+    ]  # fmt: skip
+    return list(map(JOINT.join, zip(*parts, strict=True)))
 
 
 def load_tables(settings: DataSettings, *, seed: int) -> VerticalData:
@@ -48,12 +337,10 @@ def load_tables(settings: DataSettings, *, seed: int) -> VerticalData:
     Raises:
         DataError: a file or table is missing, damaged or unfit; names the party.
     """
-    own = load_active(settings, seed=seed)
+    own = _active(settings, seed=seed)
     return VerticalData(
         active=own.table,
-        passives=tuple(
-            load_passive(settings, name, seed=seed) for name in party_names(settings)[1:]
-        ),
+        passives=tuple(_passive(settings, name, seed=seed) for name in party_names(settings)[1:]),
         classes=own.classes,
         train_rows=own.train_rows,
         test_rows=own.test_rows,
@@ -103,7 +390,7 @@ def _digest(path: Path, party: str) -> list[str]:
     return found
 
 
-def load_active(settings: DataSettings, *, seed: int) -> OwnData:
+def _active(settings: DataSettings, *, seed: int) -> OwnData:
     """Return the active's table, its classes, its split, and the rows with labels to learn from.
 
     Rows with an empty cell in the label column train without a label and test nothing.
@@ -132,8 +419,7 @@ def load_active(settings: DataSettings, *, seed: int) -> OwnData:
     if len(kept) < len(labels):
         raw, labels, groups = raw.at(kept), labels[kept], groups[kept]
     train_rows = np.flatnonzero(is_train)
-    encoding, views = _encoding_of(settings, name, raw, rows=train_rows)
-    features = _features_of(settings, name, raw, encoding)
+    features, encoding, views = _encoded(settings, name, raw, rows=train_rows)
     labelled = choose_labelled(
         groups[train_rows], settings.labelled, seed=seed, choice=settings.split
     )
@@ -157,11 +443,21 @@ def _labels_of(
 
     Numbers have no classes: all rows that have one are drawn alike.
     """
-    if labels_are_numbers(settings):
-        numbers = read_numbers(raw.labels, party=party, column=settings.label_column)
-        return numbers, np.where(np.isnan(numbers), UNLABELLED, 0), ()
-    _check_two(raw.labels, party=party)
     column = settings.label_column
+    if labels_are_numbers(settings):
+        numbers = read_numbers(raw.labels, party=party, column=column)
+        return numbers, np.where(np.isnan(numbers), UNLABELLED, 0), ()
+    known = [label for label in raw.labels if label is not None]
+    if not known:
+        raise DataError(
+            f"{party}: its label column is empty in all {len(raw.labels)} rows; name the column "
+            "that holds labels as label_column"
+        )
+    if len(set(known)) < 2:
+        raise DataError(
+            f"{party}: all {len(known)} labels are {known[0]:.40}; two classes are needed, so "
+            "add rows of another one"
+        )
     if settings.anomaly is not None:
         told = anomaly_labels(raw.labels, settings.anomaly, party=party, column=column)
         return told, told, settings.class_names(())
@@ -183,15 +479,15 @@ def load_own_tables(settings: DataSettings, name: str, *, seed: int) -> OwnData:
             "tables), or let the party's file say which prepared table is its own"
         )
     if name != settings.active:
-        passive = load_passive(settings, name, seed=seed)
+        passive = _passive(settings, name, seed=seed)
         own = OwnData.of_passive(passive, settings.named_classes)
     else:
-        own = load_active(settings, seed=seed)
+        own = _active(settings, seed=seed)
     default_memory_pool().release_unused()  # of the columns as they were read
     return own
 
 
-def load_passive(settings: DataSettings, name: str, *, seed: int) -> PartyTable:
+def _passive(settings: DataSettings, name: str, *, seed: int) -> PartyTable:
     """Return one passive's table, with labels where the settings say that it holds some.
 
     Labels of people whom the active tests are labels, too: only the party that has them can leave
@@ -202,7 +498,7 @@ def load_passive(settings: DataSettings, name: str, *, seed: int) -> PartyTable:
             outside the given classes.
     """
     raw = read_raw(settings, name)
-    encoding, views = _encoding_of(settings, name, raw, rows=np.arange(len(raw.ids)))
+    features, encoding, views = _encoded(settings, name, raw, rows=np.arange(len(raw.ids)))
     labels = None
     if settings.holds_labels(name):
         told, _ = class_labels(
@@ -212,47 +508,46 @@ def load_passive(settings: DataSettings, name: str, *, seed: int) -> PartyTable:
             told, settings.labelled, seed=seed, choice=settings.split, party=name
         )
         labels = torch.from_numpy(known)
-    features = _features_of(settings, name, raw, encoding)
     return PartyTable(name, raw.ids, features, labels, encoding, views)
 
 
-def _features_of(
-    settings: DataSettings, name: str, raw: RawTable, encoding: ColumnEncoding
-) -> torch.Tensor:
-    """Of all rows; an encoding that was given may have been fitted to others, which is told."""
-    counts = CellCounts()
-    features = encoding.encode(raw.features, source=name, counts=counts)
-    if (settings.parties or {})[name].encoding is not None:
-        counts.warn(source=name)
-    return features
-
-
-def _encoding_of(
+def _encoded(
     settings: DataSettings, name: str, raw: RawTable, *, rows: NDArray[np.int64]
-) -> tuple[ColumnEncoding, dict[str, View]]:
-    """The encoding that the party was given, which tells of none of its rows, else fitted; and
-    where its views are among the features.
+) -> tuple[torch.Tensor, ColumnEncoding, dict[str, View]]:
+    """The features of all rows, how they were encoded, and where the party's views are among them.
+
+    Where the party was given an encoding it tells of none of its rows, and may have been fitted to
+    others, of which it is told; else it is fitted to these rows.
     """
     party = (settings.parties or {})[name]
-    views = _views_of(settings, name, raw.features)
+    views, counts = _views_of(settings, name, raw.features), CellCounts()
     if party.encoding is None:
-        fitted_on = raw.features if len(rows) == len(raw.ids) else raw.features.iloc[rows]
         encoding = fit_views(
-            fitted_on, views, categorical=raw.categorical, missing=party.missing,
-            rare=party.rare_categories, source=name,
+            raw.features if len(rows) == len(raw.ids) else raw.features.iloc[rows], views,
+            categorical=raw.categorical, missing=party.missing, rare=party.rare_categories,
+            source=name,
         )  # fmt: skip
-        return encoding, locate_views(encoding, views, source=name)
-    path = party_path(settings, party.encoding)
+    else:
+        encoding = _given_encoding(party_path(settings, party.encoding), party.encoding, name)
+        if settings.view_columns is None:
+            columns = tuple(column.name for column in encoding.columns)
+            views = {view: ViewColumns(columns=columns) for view in views}
+    located = locate_views(encoding, views, source=name)
+    features = encoding.encode(raw.features, source=name, counts=counts)
+    if party.encoding is not None:
+        counts.warn(source=name)
+    return features, encoding, located
+
+
+def _given_encoding(path: Path, called: Path, party: str) -> ColumnEncoding:
     try:
-        told = read_json(path, dict[str, Any])
-        given = parse_encoding(told.get("encoding", told))
+        content = read_json(path, dict[str, Any])
+        encoding = parse_encoding(content.get("encoding", content))
     except (CheckpointError, DataError) as error:
-        raise DataError(f"{name}: {party.encoding} holds no encoding in JSON: {error}") from error
-    if not isinstance(given, ColumnEncoding):
-        raise DataError(f"{name}: {party.encoding} is an encoding of images, its file is a table")
-    if settings.view_columns is None:
-        views = {view: ViewColumns(columns=tuple(c.name for c in given.columns)) for view in views}
-    return given, locate_views(given, views, source=name)
+        raise DataError(f"{party}: {called} holds no encoding in JSON: {error}") from error
+    if not isinstance(encoding, ColumnEncoding):
+        raise DataError(f"{party}: {called} is an encoding of images, its file is a table")
+    return encoding
 
 
 def _views_of(settings: DataSettings, name: str, features: pd.DataFrame) -> dict[str, ViewColumns]:
@@ -276,17 +571,3 @@ def _views_of(settings: DataSettings, name: str, features: pd.DataFrame) -> dict
             f"or none; look at {', '.join(wrong[:5])}: put them under ignore, or into one view"
         )
     return own
-
-
-def _check_two(labels: tuple[str | None, ...], *, party: str) -> None:
-    known = [label for label in labels if label is not None]
-    if not known:
-        raise DataError(
-            f"{party}: its label column is empty in all {len(labels)} rows; name the column that "
-            "holds labels as label_column"
-        )
-    if len(set(known)) < 2:
-        raise DataError(
-            f"{party}: all {len(known)} labels are {known[0]:.40}; two classes are needed, so "
-            "add rows of another one"
-        )

@@ -99,7 +99,7 @@ from secure_apfed.methods.terms import (
     task_of,
 )
 from secure_apfed.models import Shape, family_for, output_shape, projection_to
-from secure_apfed.objectives import make_objective
+from secure_apfed.objectives import OBJECTIVES
 from secure_apfed.privacy.ledger import NOTHING_RELEASED
 from secure_apfed.privacy.noise import onto_ball
 from secure_apfed.seeds import seeded
@@ -721,7 +721,7 @@ class Apfed(Method):
         shape = terms.representation.shape
         assert terms.objective is not None
         with seeded(own.secrets.seed, own.name, "objective"):
-            objective = make_objective(
+            objective = OBJECTIVES[terms.objective.name](
                 terms.objective,
                 representation=shape,
                 features=table.shape,

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from apfed_protocols.errors import RunStoppedError
 from secure_apfed.config import Config
-from secure_apfed.config.file import dump_config
+from secure_apfed.config.file import dump_settings
 from secure_apfed.data import ColumnEncoding, OwnData
 from secure_apfed.data.inputs import Extremes, extremes_of
 from secure_apfed.errors import ConfigError, NoHelpWarning
@@ -230,7 +230,7 @@ class RunWriter:
     def begin(self, session: Session, contracts: Sequence[str], *, epoch: int) -> None:
         """Write what is known before training."""
         folder, config = self.folder, self._config
-        write_atomically(folder.config, dump_config(config).encode())
+        write_atomically(folder.config, dump_settings(config).encode())
         folder.write_json(
             folder.contract,
             {**signed(session.contract, session.signatures), "sessions": list(contracts)},

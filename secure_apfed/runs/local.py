@@ -33,7 +33,7 @@ from apfed_protocols.errors import (
 from apfed_protocols.psi.interface import IntersectionTooSmallError
 from secure_apfed.alignment.ids import id_rules
 from secure_apfed.config import Config
-from secure_apfed.config.file import dump_config, dump_settings
+from secure_apfed.config.file import dump_settings
 from secure_apfed.data import VerticalData, load_data, pack_own
 from secure_apfed.errors import CheckpointError, ConfigError, DataError, ModelError
 from secure_apfed.exchange import Status
@@ -273,7 +273,7 @@ def prepare_parties(
     active, passives = data.active.name, tuple(table.name for table in data.passives)
     names = tuple(roles_of(METHODS[config.method.name], config, active, passives))
     run = RunFolder(folder)
-    write_atomically(run.config, dump_config(config).encode())
+    write_atomically(run.config, dump_settings(config).encode())
     peers = _known(run, names, over)
     for name in names:
         table = run.party(name) / _TABLE

@@ -17,7 +17,8 @@ from apfed_protocols.errors import LocalProtocolError, PartyLeftError
 from apfed_protocols.identity import Identity
 from secure_apfed.audit_log import FILE_NAME, AuditLog
 from secure_apfed.config import Config
-from secure_apfed.config.file import load_config, load_settings_text, read_text
+from secure_apfed.config.file import load_config, load_settings_text
+from secure_apfed.config.plain_yaml import read_text
 from secure_apfed.contract import PartyRole
 from secure_apfed.data import OwnData, load_own_tables, read_own
 from secure_apfed.errors import ConfigError

@@ -274,8 +274,8 @@ class Compared:
         stability: how far the scores are spread otherwise than those of the training rows, see
             `secure_apfed.measures.stability_index`; None: nobody kept those, or too few rows.
         stability_needs: rows that have an index at least; 0: nobody kept those.
-        drift: of each raw column, see `secure_apfed.data.inputs`; none of images, which the encoding
-            keeps no figures of.
+        drift: of each raw column, see `secure_apfed.data.inputs`; none of images, of which the
+            encoding keeps no figures.
     """
 
     rows: int

@@ -3,9 +3,8 @@
 Settings are names and numbers: this package imports nothing that does the work, and a name is
 looked up in its table where a `secure_apfed.config.Config` is made, which also checks that settings
 fit each other. `secure_apfed.settings.run` puts all together. A value out of range or an unknown
-key raises
-pydantic's ValidationError, which `secure_apfed.config.file` turns into a `ConfigError` with file,
-key and nearest key.
+key raises pydantic's ValidationError, which `secure_apfed.config.file` turns into a `ConfigError`
+with file, key and nearest key.
 """
 
 from collections.abc import Iterable, Mapping
@@ -77,13 +76,10 @@ class Settings(BaseModel):
             elif isinstance(value, Settings):
                 told[name] = value.terms()
             elif isinstance(value, Mapping):
-                inner = {key: one.terms() for key, one in value.items() if _is_section(one)}
-                told[name] |= inner
+                told[name] |= {
+                    key: part.terms() for key, part in value.items() if isinstance(part, Settings)
+                }
         return told
-
-
-def _is_section(value: object) -> bool:
-    return isinstance(value, Settings)
 
 
 def did_you_mean(given: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:

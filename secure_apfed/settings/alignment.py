@@ -71,11 +71,20 @@ class AlignmentSettings(Settings):
         return tuple(rule for rule in ID_RULES if rule in rules)
 
     @model_validator(mode="after")
-    def _hidden_takes_a_dealer(self) -> "AlignmentSettings":
+    def _fit_together(self) -> "AlignmentSettings":
         if self.pairwise_overlaps == "hidden" and self.protocol == _AUTO and not self.dealer:
             raise ValueError(
                 "pairwise_overlaps: hidden takes a dealer, a party without IDs that works with "
                 "nobody: say dealer: true, or pairwise_overlaps: shown"
+            )
+        if self.minimum_rows > self.maximum_ids:
+            raise ValueError(
+                f"minimum_rows ({self.minimum_rows}) is above maximum_ids ({self.maximum_ids})"
+            )
+        if (self.history is None) != (self.runs_with_a_peer is None):
+            raise ValueError(
+                "history (a folder) and runs_with_a_peer (how many intersections a peer gets) go "
+                "together: give both, or neither"
             )
         return self
 
@@ -87,23 +96,6 @@ class AlignmentSettings(Settings):
         if self.pairwise_overlaps == "hidden":
             return "opprf"
         return "vole" if self.dealer else "ecdh"
-
-    @model_validator(mode="after")
-    def _has_room(self) -> "AlignmentSettings":
-        if self.minimum_rows > self.maximum_ids:
-            raise ValueError(
-                f"minimum_rows ({self.minimum_rows}) is above maximum_ids ({self.maximum_ids})"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _history_has_a_limit(self) -> "AlignmentSettings":
-        if (self.history is None) != (self.runs_with_a_peer is None):
-            raise ValueError(
-                "history (a folder) and runs_with_a_peer (how many intersections a peer gets) go "
-                "together: give both, or neither"
-            )
-        return self
 
     def terms(self) -> dict[str, Any]:
         """What is played, and none of a party's own choices."""

@@ -20,7 +20,6 @@ from secure_apfed.settings.privacy import (
     GuardSettings,
     LabelSettings,
 )
-from secure_apfed.settings.run import TranscriptSettings
 from secure_apfed.settings.training import (
     ModelSettings,
     PassiveSettings,
@@ -29,7 +28,17 @@ from secure_apfed.settings.training import (
     TrainSettings,
 )
 
-__all__ = ["AttackChoice", "RunSettings"]
+__all__ = ["AttackChoice", "RunSettings", "TranscriptSettings"]
+
+
+class TranscriptSettings(Settings):
+    """Which payloads are kept for attacks; flows are always counted.
+
+    Attributes:
+        keep: payloads of no epoch, of the first and the last one, or of all.
+    """
+
+    keep: Literal["none", "first_and_last", "all"] = "first_and_last"
 
 
 class AttackChoice(Settings):

@@ -1,25 +1,77 @@
-"""Settings of training: optimiser, batches, the passives' part, the secure sum, the rules."""
+"""Settings of training: networks, optimiser, batches, the passives' part, the sum, the rules."""
 
 import re
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from secure_apfed.settings import (
-    EACH_ALONE,
-    OF_THE_RUN,
-    THE_ACTIVE,
-    Settings,
-    SilentPassive,
-)
-from secure_apfed.settings.training import ModelSettings, ObjectiveSettings
+from secure_apfed.settings import EACH_ALONE, OF_THE_RUN, THE_ACTIVE, Settings, SilentPassive
 
 __all__ = [
-    "DEVICE", "NoiseSettings", "PassiveSettings", "RuleSettings", "SumSettings", "TrainSettings",
+    "DEVICE", "ContrastiveSettings", "ModelSettings", "NoiseSettings", "ObjectiveSettings",
+    "PassiveSettings", "ReconstructionSettings", "RuleSettings", "SumSettings", "TrainSettings",
 ]  # fmt: skip
 
+Width = Annotated[int, Field(ge=1, le=65536)]
 DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 """Where a party computes, in its settings."""
+
+
+class ModelSettings(Settings):
+    """Which family of networks a party uses, and its sizes.
+
+    Attributes:
+        network: a key of `NETWORKS`, or "auto": the paper's convolutions for images that
+            of at least 7 (grey) or 8 (colour) rows and columns, an MLP for everything else.
+        hidden: widths of the hidden layers (mlp, selu and enriched only).
+        representation: numbers of the encoder's output (mlp, selu and linear), of the part of it
+            that is not the row itself (enriched), or of one direction of one view (gru).
+        projection: numbers of the linear projection that is sent to the passives; "none"
+            sends the encoder's output as it is; "auto" is 64, except for a plain
+            (unprotected) APFed-R, which sends the whole output as the authors' release does.
+        sequences: [steps, channels] of each view (gru only); a view has 1 + steps * channels
+            columns, of which the first says how many steps are in use.
+        random_features: beside the row itself (random_features only).
+        dropout: of the head, between its two layers (release: 0.5).
+        head: widths of its hidden layers (selu only); none: one linear layer.
+    """
+
+    network: Literal[
+        "auto", "conv_mnist", "conv_cifar", "mlp", "selu", "enriched", "linear", "random_features",
+        "identity", "gru",
+    ] = "auto"  # fmt: skip
+    hidden: Annotated[tuple[Width, ...], Field(max_length=64)] = (64,)
+    representation: Width = 32
+    projection: Width | Literal["auto", "none"] = "auto"
+    sequences: Annotated[tuple[tuple[Width, Width], ...], Field(max_length=64)] = ()
+    random_features: Width = 300
+    dropout: float = Field(0.5, ge=0, lt=1)
+    head: Annotated[tuple[Width, ...], Field(max_length=64)] = ()
+
+
+class ReconstructionSettings(Settings):
+    """Eq. (12) with a squared norm: mean squared error of the decoder to the passive's view."""
+
+    name: Literal["reconstruction"] = "reconstruction"
+
+
+class ContrastiveSettings(Settings):
+    """Eqs. (14) to (16).
+
+    Attributes:
+        anchors: "active" is the paper's Eq. (14); "both" is symmetric over the two views
+            (2N anchors), as in the authors' release.
+        temperature: tau > 0, no unit.
+    """
+
+    name: Literal["contrastive"] = "contrastive"
+    anchors: Literal["both", "active"] = "both"
+    temperature: float = Field(1.0, gt=0)
+
+
+ObjectiveSettings = Annotated[
+    ReconstructionSettings | ContrastiveSettings, Field(discriminator="name")
+]
 
 
 class TrainSettings(Settings):
@@ -86,16 +138,12 @@ class TrainSettings(Settings):
         return device
 
     @model_validator(mode="after")
-    def _schedule_falls(self) -> Self:
+    def _fit_together(self) -> Self:
         if self.schedule_steps is not None and self.warmup_steps >= self.schedule_steps:
             raise ValueError(
                 f"warmup_steps: {self.warmup_steps} leave none of {self.schedule_steps} "
                 "schedule_steps to fall in; take fewer"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _best_is_of_held_out_rows(self) -> Self:
         if self.keep_best and self.patience is None:
             raise ValueError(
                 "keep_best: the best epoch is told by held-out rows; say how long to wait for a "

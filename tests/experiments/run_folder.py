@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from secure_apfed.config import Config
-from secure_apfed.config.file import dump_config, load_config_text
+from secure_apfed.config.file import dump_settings, load_config_text
 
 __all__ = ["attack_result", "config_of", "flow", "write_run"]
 
@@ -120,6 +120,6 @@ def write_run(
         files["attacks.json"] = attacks
     for name, value in files.items():
         (folder / name).write_text(json.dumps(value))
-    (folder / "config.yaml").write_text(dump_config(config))
+    (folder / "config.yaml").write_text(dump_settings(config))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
     return folder

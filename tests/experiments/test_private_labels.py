@@ -20,7 +20,7 @@ from apfed_experiments import solo
 from apfed_experiments.report import find_reference, read_run
 from secure_apfed.cli import execute
 from secure_apfed.config import Config
-from secure_apfed.config.file import dump_config, load_config, load_config_text
+from secure_apfed.config.file import dump_settings, load_config, load_config_text
 from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError
 from secure_apfed.privacy.randomised_response import LabelResponse, MultiStageResponse
@@ -80,7 +80,7 @@ def told(
         labels = frame["label"].tolist()
         labels[row] = {"yes": "no", "no": "yes"}[labels[row]]
         frame.assign(label=labels).to_csv(tables / "active.csv", index=False)
-    (folder / "run.yaml").write_text(dump_config(config))
+    (folder / "run.yaml").write_text(dump_settings(config))
     place = folder / f"w{0 if flipped is None else flipped}"
     capsys.readouterr()
     assert execute(["run", str(folder / "run.yaml"), "--output", str(place), "--json"]) == 0

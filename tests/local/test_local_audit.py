@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from secure_apfed.audit_log import compare_logs, verify_log
-from secure_apfed.config.file import dump_config
+from secure_apfed.config.file import dump_settings
 from secure_apfed.exchange import Kind
 from tests.local.processes import Harm, Parties
 from tests.local.test_local_command import LONG, command, processes_of
@@ -81,7 +81,7 @@ def test_a_killed_party_goes_on_in_its_log_and_all_agree_still(tmp_path: Path) -
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds processes as on Linux")
 def test_a_stopped_party_is_silent_in_the_views_of_those_who_wait_for_it(tmp_path: Path) -> None:
     config, folder = tmp_path / "run.yaml", tmp_path / "run"
-    config.write_text(dump_config(small_config(train=LONG)))
+    config.write_text(dump_settings(small_config(train=LONG)))
     launcher = subprocess.Popen(
         command(config, folder, "--timeout", "30", "--json-events"), stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

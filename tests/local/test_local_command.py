@@ -16,7 +16,7 @@ import pytest
 from apfed_experiments.finished import read_finished_run
 from apfed_protocols.errors import PartyLeftError
 from secure_apfed.cli import TransportName, execute
-from secure_apfed.config.file import dump_config, load_config
+from secure_apfed.config.file import dump_settings, load_config
 from secure_apfed.errors import CheckpointError, ConfigError, DataError
 from secure_apfed.runs import local
 from secure_apfed.runs.outcome import load_recording
@@ -55,7 +55,7 @@ def processes_of(folder: Path) -> dict[str, int]:
 def training(tmp_path: Path) -> Iterator[tuple[Path, "subprocess.Popen[bytes]"]]:
     """A long run in processes, which has begun to train."""
     config, folder = tmp_path / "run.yaml", tmp_path / "run"
-    config.write_text(dump_config(small_config(train=LONG)))
+    config.write_text(dump_settings(small_config(train=LONG)))
     process = subprocess.Popen(
         command(config, folder, "--timeout", "5", "--json"), stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -136,7 +136,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run in processes, by the command."""
     config = tmp_path_factory.mktemp("local") / "run.yaml"
     attacks: Any = ({"name": "model_completion"},)
-    config.write_text(dump_config(small_config(attacks=attacks)))
+    config.write_text(dump_settings(small_config(attacks=attacks)))
     assert execute(command(config, config.parent / "run")[3:]) == 0
     return config.parent / "run"
 
@@ -192,7 +192,7 @@ def test_a_wrong_file_of_a_party_is_told(
     changes: dict[str, Any], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, folder = tmp_path / "run.yaml", tmp_path / "run"
-    config.write_text(dump_config(small_config()))
+    config.write_text(dump_settings(small_config()))
     assert execute(["run", str(config), "--output", str(folder), "--prepare"]) == 0
     files = [line.split()[-1] for line in capsys.readouterr().out.splitlines()]
     assert len(files) == 4
@@ -221,7 +221,7 @@ def test_nobody_comes_and_the_party_says_whom_it_waited_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, folder = tmp_path / "run.yaml", tmp_path / "run"
-    config.write_text(dump_config(small_config()))
+    config.write_text(dump_settings(small_config()))
     assert execute(["run", str(config), "--output", str(folder), "--prepare"]) == 0
     capsys.readouterr()
     for name, told in (("active", "did not come to active"), ("passive-2", "reached nobody as")):
@@ -290,7 +290,7 @@ def test_one_thing_costs_the_same_by_the_same_name_wherever_it_is_told(
 ) -> None:  # fmt: skip
     monkeypatch.setenv("COLUMNS", "160")
     config = small_config(**{"method": method, **PRIVATE[method]})
-    (tmp_path / "run.yaml").write_text(dump_config(config))
+    (tmp_path / "run.yaml").write_text(dump_settings(config))
     told, runs = [], {}
     alone = over == "grpc"  # once: all baselines take a while
     for transport in ("memory", over):
@@ -329,7 +329,7 @@ def test_the_actives_own_process_measures_it_alone_and_reports(
 ) -> None:
     config, folder = tmp_path / "run.yaml", tmp_path / "run"
     settings = {"labels": {"mechanism": "randomised_response", "epsilon": 2.0}}
-    config.write_text(dump_config(small_config("votes", **settings)))
+    config.write_text(dump_settings(small_config("votes", **settings)))
     prepare = ["run", str(config), "--output", str(folder), "--prepare", "--transport", "grpc"]
     assert execute(prepare) == 0
     parties = sorted((folder / "parties").iterdir())

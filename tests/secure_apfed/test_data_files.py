@@ -6,8 +6,15 @@ The CIFAR files here are synthetic: made in the test in the official format.
 import contextlib
 import gzip
 import hashlib
+import io
 import os
-from dataclasses import replace
+import tarfile
+import threading
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +22,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from secure_apfed.data import DATASETS, catalogue, load_data
-from secure_apfed.data.files import DataFile, check_digest, data_folders, default_folder, read_file
+from secure_apfed.data import DATASETS, catalogue, fetch, load_data
+from secure_apfed.data.files import (
+    DataFile,
+    Download,
+    check_digest,
+    data_folders,
+    default_folder,
+    fetch_file,
+    read_file,
+)
 from secure_apfed.data.readers import DataSet, is_idx, parse_cifar, parse_idx
-from secure_apfed.errors import DataError
+from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.settings.data import DataSettings
+
+PLAIN = bytes(range(256)) * 200
+PACKED = gzip.compress(PLAIN, mtime=0)
+FILE = DataFile("train-images", len(PLAIN), hashlib.sha256(PLAIN).hexdigest())
 
 
 def idx(array: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> bytes:
@@ -204,3 +223,247 @@ def test_the_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     monkeypatch.setenv("SECURE_APFED_DATA", str(tmp_path))
     assert data_folders(None) == (tmp_path,)
     assert data_folders(Path("x")) == (Path("x"),)
+
+
+# Downloads from a server on this machine: whole, interrupted, wrong, absent.
+
+
+@dataclass
+class Server:
+    """A loopback server; `asked` holds the paths, `cuts` bytes end answers early, once each."""
+
+    url: str = ""
+    files: dict[str, bytes] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+    encoding: str = ""
+    cuts: list[int] = field(default_factory=list)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    for variable in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    state = Server()
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the base's name
+            """Keep the test's output clean."""
+
+        def do_GET(self) -> None:
+            state.asked.append(self.path)
+            content = state.files.get(self.path)
+            if content is None:
+                self.send_error(404)
+                return
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            if state.encoding:
+                self.send_header("Content-Encoding", state.encoding)
+            self.end_headers()
+            with suppress(ConnectionError):  # the other side may have heard enough
+                self.wfile.write(content[: state.cuts.pop(0)] if state.cuts else content)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
+        state.url = f"http://127.0.0.1:{running.server_port}"
+        thread = threading.Thread(target=running.serve_forever, args=(0.01,))
+        thread.start()
+        yield state
+        running.shutdown()
+        thread.join()
+
+
+def download(server: Server, *paths: str) -> Download:
+    return Download(FILE, tuple(server.url + path for path in paths))
+
+
+def test_a_file_arrives_whole_under_its_name(server: Server, tmp_path: Path) -> None:
+    server.files["/a.gz"] = PACKED
+    seen: list[tuple[str, int, int | None]] = []
+    found = fetch_file(
+        download(server, "/a.gz"),
+        tmp_path / "new",
+        dataset="d",
+        progress=lambda *at: seen.append(at),
+    )
+    assert found == [tmp_path / "new" / "train-images.gz"]
+    assert found[0].read_bytes() == PACKED
+    assert seen[-1] == ("train-images", len(PACKED), len(PACKED))
+    assert list((tmp_path / "new").iterdir()) == found
+
+
+def test_what_is_there_and_right_is_not_fetched_again(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "train-images.gz").write_bytes(gzip.compress(PLAIN, 1))  # packed otherwise
+    fetch_file(download(server, "/a.gz"), tmp_path, dataset="d")
+    assert server.asked == []
+
+
+@pytest.mark.parametrize("wrong", [b"not gzip", gzip.compress(b"other", mtime=0)])
+def test_what_is_there_and_wrong_is_replaced(server: Server, tmp_path: Path, wrong: bytes) -> None:
+    server.files["/a.gz"] = PACKED
+    (tmp_path / "train-images.gz").write_bytes(wrong)
+    fetch_file(download(server, "/a.gz"), tmp_path, dataset="d")
+    assert (tmp_path / "train-images.gz").read_bytes() == PACKED
+
+
+def test_an_interruption_is_tried_again_and_leaves_nothing(server: Server, tmp_path: Path) -> None:
+    server.files["/a.gz"] = PACKED
+    server.cuts = [300, 100, 10]
+    with pytest.raises(DataError, match=r"was interrupted .* Run it again, or put the file"):
+        fetch_file(download(server, "/a.gz"), tmp_path, dataset="d")
+    assert list(tmp_path.iterdir()) == []
+    server.cuts = [300]
+    (found,) = fetch_file(download(server, "/a.gz"), tmp_path, dataset="d")
+    assert found.read_bytes() == PACKED
+
+
+def test_a_server_that_calls_the_packing_an_encoding(server: Server, tmp_path: Path) -> None:
+    server.files["/a.gz"], server.encoding = PACKED, "gzip"
+    (found,) = fetch_file(download(server, "/a.gz"), tmp_path, dataset="d")
+    assert gzip.decompress(found.read_bytes()) == PLAIN
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            gzip.compress(PLAIN[::-1], mtime=0),
+            f"the SHA-256 .* expected {FILE.sha256}.* sends other bytes",
+        ),
+        (b"<html>sign in</html>", "truncated or damaged gzip file"),
+    ],
+)
+def test_wrong_bytes_are_refused_and_removed(
+    server: Server, tmp_path: Path, content: bytes, message: str
+) -> None:
+    server.files["/a.gz"] = content
+    with pytest.raises(DataError, match=message):
+        fetch_file(download(server, "/a.gz"), tmp_path, dataset="d")
+    assert list(tmp_path.iterdir()) == []
+
+
+@contextmanager
+def in_little_memory() -> Iterator[None]:
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < 20e6
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_small_download_is_not_inflated_to_a_large_one(server: Server, tmp_path: Path) -> None:
+    """6.6 MB became 3.2 GB before the digest was looked at."""
+    server.files["/a.gz"] = gzip.compress(bytes(50_000_000))
+    refusal = f"more than the {len(PLAIN)} uncompressed bytes expected"
+    with in_little_memory(), pytest.raises(DataError, match=refusal):
+        fetch_file(download(server, "/a.gz"), tmp_path, dataset="d")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_sends_on_and_on_is_stopped(server: Server, tmp_path: Path) -> None:
+    server.files["/a.gz"] = gzip.compress(os.urandom(10_000_000))
+    seen: list[int] = []
+    with pytest.raises(DataError, match=r"sends more than the \d+ bytes that the file may"):
+        fetch_file(
+            download(server, "/a.gz"), tmp_path, dataset="d",
+            progress=lambda file, done, total: seen.append(done),
+        )  # fmt: skip
+    assert max(seen, default=0) < 1_000_000
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_lies_there_is_not_inflated_either(server: Server, tmp_path: Path) -> None:
+    server.files["/a.gz"] = PACKED
+    (tmp_path / "train-images.gz").write_bytes(gzip.compress(bytes(200_000_000)))
+    with in_little_memory():
+        fetch_file(download(server, "/a.gz"), tmp_path, dataset="d")
+    assert (tmp_path / "train-images.gz").read_bytes() == PACKED
+
+
+def test_everything_in_the_catalogue_has_a_size() -> None:
+    for entry in DATASETS.values():
+        assert all(file.size for file in entry.files)
+        assert all(one.file.size for one in entry.downloads)
+
+
+def test_an_absent_file_names_the_address(server: Server, tmp_path: Path) -> None:
+    with pytest.raises(
+        DataError, match=r"d: could not fetch train-images: http.*/a.gz answers 404"
+    ):
+        fetch_file(download(server, "/a.gz"), tmp_path, dataset="d")
+
+
+def test_the_next_address_is_tried(server: Server, tmp_path: Path) -> None:
+    server.files |= {"/wrong.gz": gzip.compress(b"other", mtime=0), "/right.gz": PACKED}
+    addresses = download(server, "/absent.gz", "/wrong.gz", "/right.gz")
+    (found,) = fetch_file(addresses, tmp_path, dataset="d")
+    assert found.read_bytes() == PACKED
+
+
+def test_a_server_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    nobody = Download(FILE, ("http://127.0.0.1:1/a.gz",))
+    with pytest.raises(DataError, match=r"127.0.0.1:1/a.gz was interrupted"):
+        fetch_file(nobody, tmp_path, dataset="d")
+
+
+def test_a_folder_that_cannot_be_written(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match="cannot write"):
+        fetch_file(download(server, "/a.gz"), tmp_path / "file" / "d", dataset="d")
+
+
+def archive(members: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for name, content in members.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def test_an_archive_gives_its_members_and_nothing_else(server: Server, tmp_path: Path) -> None:
+    packed = archive({"c/a.bin": b"aa", "../../evil": b"x", "/b.bin": b"bbb"})
+    server.files["/c.tar.gz"] = packed
+    file = DataFile("c.tar.gz", len(packed), hashlib.sha256(packed).hexdigest())
+    members = (DataFile("a.bin", size=2), DataFile("b.bin", size=3))
+    home = tmp_path / "one" / "two"
+    found = fetch_file(Download(file, (f"{server.url}/c.tar.gz",), members), home, dataset="c")
+    assert [path.read_bytes() for path in found] == [b"aa", b"bbb"]
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["a.bin", "b.bin"]
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ((DataFile("a.bin", size=2), DataFile("b.bin", size=1)), "lacks b.bin"),
+        ((DataFile("a.bin", size=9),), "2 uncompressed bytes, expected 9"),
+    ],
+)
+def test_an_archive_without_the_members(
+    server: Server, tmp_path: Path, members: tuple[DataFile, ...], message: str
+) -> None:
+    packed = archive({"a.bin": b"aa"})
+    server.files["/c.tar.gz"] = packed
+    file = DataFile("c.tar.gz", len(packed), hashlib.sha256(packed).hexdigest())
+    with pytest.raises(DataError, match=message):
+        fetch_file(Download(file, (f"{server.url}/c.tar.gz",), members), tmp_path, dataset="c")
+
+
+def test_fetch_by_name(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.files["/a.gz"] = PACKED
+    entry = replace(DATASETS["mnist"], files=(FILE,), downloads=(download(server, "/a.gz"),))
+    monkeypatch.setattr(catalogue, "DATASETS", {"mnist": entry})
+    assert fetch("mnist", tmp_path) == (tmp_path / "mnist" / "train-images.gz",)
+    monkeypatch.setenv("SECURE_APFED_DATA", str(tmp_path / "other"))
+    assert fetch("mnist") == (tmp_path / "other" / "mnist" / "train-images.gz",)
+
+
+def test_sets_that_need_or_allow_no_download() -> None:
+    assert fetch("digits") == ()
+    with pytest.raises(DataError, match=r"credit_card cannot be fetched: put UCI_Credit_Card.csv"):
+        fetch("credit_card")
+    with pytest.raises(ConfigError, match="did you mean 'mnist'"):
+        fetch("mnits")

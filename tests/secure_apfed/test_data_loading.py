@@ -7,21 +7,167 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from sklearn.datasets import load_digits
 
-from secure_apfed.data import DATASETS, VerticalData, catalogue, load_data
-from secure_apfed.data.partition import (
-    choose_labelled,
-    cut_strips,
-    deal_people,
-    shared_rows,
-    split_rows,
+from secure_apfed.data import (
+    DATASETS,
+    ColumnEncoding,
+    PartyTable,
+    VerticalData,
+    catalogue,
+    describe,
+    find_dataset,
+    load_data,
 )
-from secure_apfed.data.records import PartyTable
+from secure_apfed.data.catalogue import view_count
+from secure_apfed.data.loading import cut_strips
+from secure_apfed.data.partition import choose_labelled, deal_people, shared_rows, split_rows
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.settings.data import DataSettings
 
+TWO = {"active": {"file": "a.csv"}, "shop": {"file": "b.csv"}}
 QUICK = ["digits", "breast_cancer"]
+
+
+# Settings of data: what does not fit is refused before anything is read.
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"dataset": "digitz"}, "'digitz' is unknown; did you mean 'digits'"),
+        ({"dataset": "zzzz"}, "'zzzz' is unknown; Known are digits"),
+        ({"views": 1}, "greater than or equal to 2"),
+        ({"views": 9}, "an image of digits has 8 rows, fewer than 9 views"),
+        ({"active_view": 5}, "active_view: must be 1 to 4, the number of views, got 5"),
+        ({"active_view": 0}, "greater than or equal to 1"),
+        ({"overlap": 0}, "greater than 0"),
+        ({"overlap": 1.1}, "less than or equal to 1"),
+        ({"test_fraction": 1}, "less than 1"),
+        ({"limit": 0}, "greater than or equal to 1"),
+        ({"dataset": "breast_cancer", "views": 4}, "is a table of 3 natural views, got 4"),
+        ({"columns": {"active": [1], "p": [2]}}, "digits holds images, which views cut"),
+        ({"dataset": "breast_cancer", "columns": {"p": [2]}}, "columns needs an entry for active"),
+        (
+            {"dataset": "breast_cancer", "views": 3, "columns": {"active": [1], "p": [2]}},
+            "columns or views, not both",
+        ),
+        ({"parties": TWO}, "parties belong to dataset: tables"),
+        ({"dataset": "tables"}, "needs at least two entries in parties"),
+        ({"dataset": "tables", "parties": TWO, "active": "bank"}, "'bank' is not one of parties"),
+        ({"dataset": "tables", "parties": TWO, "views": 2}, "takes its views from parties"),
+        ({"datset": "digits"}, "Extra inputs are not permitted"),
+    ],
+)
+def test_what_does_not_fit_is_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises((ValidationError, ConfigError), match=message):
+        load_data(DataSettings.model_validate(settings), seed=0)
+
+
+def test_the_number_of_views() -> None:
+    assert view_count(DataSettings()) == 4
+    assert view_count(DataSettings(dataset="mnist", views=3)) == 3
+    assert view_count(DataSettings(dataset="breast_cancer")) == 3
+    own = {"dataset": "tables", "parties": TWO}
+    assert view_count(DataSettings.model_validate(own)) == 2
+    cut = {"dataset": "breast_cancer", "columns": {"active": [0], "p": [1]}}
+    assert view_count(DataSettings.model_validate(cut)) == 2
+
+
+def test_settings_survive_json() -> None:
+    settings = DataSettings.model_validate(
+        {"dataset": "tables", "parties": TWO, "classes": ["n", "y"]}
+    )
+    assert DataSettings.model_validate_json(settings.model_dump_json()) == settings
+
+
+def test_an_unknown_set_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'fashion_mnist'"):
+        find_dataset("fashion-mnist")
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_every_entry_is_complete(name: str) -> None:
+    entry = DATASETS[name]
+    assert entry.name == name
+    assert all(describe(entry).values())
+    assert len(set(entry.classes)) == len(entry.classes)
+    assert len(entry.classes) >= 2 or (entry.numeric_labels and not entry.classes)
+    assert (entry.height is None) == bool(entry.natural_views)
+    assert not entry.natural_views or len(entry.natural_views) == entry.views
+    for file in entry.files:
+        assert len(file.sha256) == 64 or file.size
+    for download in entry.downloads:
+        assert len(download.file.sha256) == 64
+        assert all(address.startswith("http") for address in download.addresses)
+
+
+# Tables of parties refuse what no training should start with.
+
+
+def table(name: str = "active", rows: int = 4, labels: list[int] | None = None) -> PartyTable:
+    return PartyTable(
+        name,
+        tuple(f"id-{row}" for row in range(rows)),
+        torch.zeros(rows, 2),
+        None if labels is None else torch.tensor(labels),
+        ColumnEncoding.plain(["age", "income"]),
+    )
+
+
+ACTIVE = table(labels=[0, 1, 0, 1])
+GOOD = VerticalData(
+    ACTIVE, (table("shop"),), ("no", "yes"), torch.tensor([0, 1, 2]), torch.tensor([3])
+)
+
+
+HOLES = torch.tensor([[0.0, 1.0], [0.0, float("nan")], [0.0, float("inf")], [float("nan"), 0.0]])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ids": ()}, "active: its table is empty"),
+        ({"ids": ("a", "b", "a", "b")}, "active: 2 IDs occur more than once, the first in row 0"),
+        ({"ids": ("a", "b", "c")}, "active: 3 IDs, but features of 4 rows"),
+        ({"features": torch.zeros(5, 2)}, "4 IDs, but features of 5 rows"),
+        ({"labels": torch.zeros(3)}, r"4 IDs, but labels of shape \(3,\)"),
+        ({"features": torch.zeros(4, 3)}, r"rows of shape \(2,\), the features have \(3,\)"),
+        ({"features": HOLES}, "active: 3 features are NaN or infinite, 2 of them in 'income'"),
+    ],
+)
+def test_a_partys_table_is_checked(change: dict[str, object], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        replace(ACTIVE, **change)  # type: ignore[arg-type]  # wrong on purpose
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"passives": (table("active"),)}, "two parties have one name"),
+        (
+            {"passives": (table("shop", labels=[0, 1, 0, 1]),)},
+            "shop is passive and holds no labels",
+        ),
+        ({"active": table()}, "active is the active and needs labels"),
+        ({"active": table(labels=[0, 1, 5, -1])}, "2 labels lie outside the 2 classes, first 5"),
+        (
+            {"active": table(labels=[0, 0, 0, 1])},
+            "the 3 labelled training rows are all of one class",
+        ),
+        ({"test_rows": torch.tensor([4])}, "lie in 0 to 3, got 0 to 4"),
+        ({"test_rows": torch.tensor([2])}, "listed twice"),
+    ],
+)
+def test_the_tables_together_are_checked(change: dict[str, object], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        replace(GOOD, **change)  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_no_row_shows_in_the_text_form() -> None:
+    assert "id-0" not in repr(GOOD)
+    assert "tensor" not in repr(GOOD)
 
 
 def load(dataset: str, seed: int = 0, **settings: object) -> VerticalData:
@@ -178,14 +324,14 @@ def test_one_class_only_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     seed=st.integers(0, 2**32),
 )
 def test_people_are_dealt_without_waste_or_repeat(rows: int, overlap: float, seed: int) -> None:
-    train, test = np.arange(rows), np.arange(rows, rows + 3)
-    people = deal_people(train, test, overlap=overlap, limit=None, seed=seed)
-    used = np.concatenate([people.train, people.strangers])
+    people = deal_people(np.arange(rows), overlap=overlap, limit=None, seed=seed)
+    used = np.concatenate(people)
+    active = len(people.shared) + len(people.active_only)
     assert len(set(used.tolist())) == len(used) <= rows
-    assert len(people.shared) == shared_rows(len(people.train), overlap)
+    assert len(people.shared) == shared_rows(active, overlap)
     assert len(people.strangers) == len(people.active_only)
     # One active row more would need more rows than there are.
-    more = len(people.train) + 1
+    more = active + 1
     assert 2 * more - shared_rows(more, overlap) > rows
 
 
@@ -205,12 +351,8 @@ def test_split_keeps_every_class_on_both_sides() -> None:
 
 
 def test_strips_drop_the_rows_that_remain() -> None:
-    strips = cut_strips(channels=1, height=28, width=28, maximum=255, views=3, active_view=2)
+    strips = cut_strips((1, 28, 28), 255, views=3, active_view=2)
     assert [(s.first_row, s.end_row) for s in strips] == [(9, 18), (0, 9), (18, 27)]
-    with pytest.raises(ConfigError, match="active_view: must be 1 to 3"):
-        cut_strips(channels=1, height=28, width=28, maximum=255, views=3, active_view=4)
-    with pytest.raises(ConfigError, match="an image has 2 rows, fewer than 3"):
-        cut_strips(channels=1, height=2, width=2, maximum=255, views=3, active_view=1)
 
 
 @pytest.mark.parametrize(("wanted", "count"), [(50, 50), (0.1, 135)])

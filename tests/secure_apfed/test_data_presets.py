@@ -1,6 +1,8 @@
 """The papers' partitions: exact numbers of people, and the columns that the papers name."""
 
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,11 +12,13 @@ from typer.testing import CliRunner
 from apfed_experiments.presets import PRESETS, preset
 from secure_apfed import cli
 from secure_apfed.config.file import load_settings_text
-from secure_apfed.config.plain_yaml import as_yaml
+from secure_apfed.config.plain_yaml import as_yaml, parse_yaml
 from secure_apfed.data import DATASETS, VerticalData, load_data
 from secure_apfed.data.partition import deal_people, draw_people
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.settings.data import DataSettings
+
+PAGE = (Path(__file__).parents[2] / "docs/data.md").read_text(encoding="utf-8")
 
 
 def load(settings: dict[str, object]) -> VerticalData:
@@ -118,7 +122,7 @@ def test_rows_of_a_set_with_an_official_split_keep_their_side() -> None:
 
 def test_no_more_people_can_be_aligned_than_there_are() -> None:
     with pytest.raises(DataError, match="11 aligned people are wanted, and the active has 10"):
-        deal_people(np.arange(50), np.arange(0), overlap=1, limit=10, seed=0, aligned=11)
+        deal_people(np.arange(50), overlap=1, limit=10, seed=0, aligned=11)
 
 
 @pytest.mark.parametrize(
@@ -140,3 +144,37 @@ def test_the_command_line_lists_and_prints_them() -> None:
     assert printed.stdout == "data:\n  dataset: biaffect\n  partition: horizontal\n  clients: 4\n"
     with pytest.raises(ConfigError, match="did you mean 'mmvfl/handwritten'"):
         preset("mmvfl/handwriting")
+
+
+# docs/data.md as printed: its settings are settings, its file of sessions can be read.
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_the_settings_that_are_shown_are_settings() -> None:
+    shown = [parse_yaml(block, "docs/data.md")[0]["data"] for block in blocks("yaml")]
+    settings = [load_settings_text(DataSettings, as_yaml(one), source="x") for one in shown]
+    assert [one.horizontal for one in settings] == [False, True]
+    assert settings[1].classes == ("no", "yes")
+
+
+def test_the_sessions_that_are_shown_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (snippet,) = blocks("python")
+    exec(snippet, {})
+    entry = DATASETS["biaffect"]
+    assert entry.read(entry, tmp_path).labels.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_every_set_is_named(name: str) -> None:
+    assert f"`{name}`" in PAGE
+
+
+def test_every_kind_of_partition_is_named() -> None:
+    for name in PRESETS:
+        assert f"`{name.split('/')[0]}/" in PAGE

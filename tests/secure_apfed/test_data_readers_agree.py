@@ -25,7 +25,7 @@ from torch import nn
 
 from apfed_protocols.ids import EMPTY
 from secure_apfed.contrib.onnx_file import write_onnx
-from secure_apfed.data import ColumnEncoding, load_features
+from secure_apfed.data import ColumnEncoding
 from secure_apfed.data.cells import texts_of, typed
 from secure_apfed.data.encoding import (
     CategoricalColumn,
@@ -40,6 +40,7 @@ from secure_apfed.errors import DataError, SuspectColumnWarning, UnseenCellsWarn
 from secure_apfed.names import column_name
 from secure_apfed.runs.solo import SoloModel
 from secure_apfed.settings.data import DataSettings, PartySettings, RareCategories
+from tests.secure_apfed.whole_files import load_features
 
 pytestmark = pytest.mark.filterwarnings("ignore::secure_apfed.errors.SuspectColumnWarning")
 

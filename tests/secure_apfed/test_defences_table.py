@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from safetensors.torch import load_file
 
 from secure_apfed.config import Config
-from secure_apfed.config.file import dump_config, load_config_text
+from secure_apfed.config.file import dump_settings, load_config_text
 from secure_apfed.defences import (
     DEFENCES,
     Surroundings,
@@ -107,13 +107,13 @@ def test_every_defence_says_where_it_acts_and_what_it_gives(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "method"), DOES_NOT)
 def test_a_defence_that_does_nothing_is_refused_with_the_reason(name: str, method: str) -> None:
-    text = dump_config(config_of(method)).replace("defences: []", f"defences: [{{kind: {name}}}]")
+    text = dump_settings(config_of(method)).replace("defences: []", f"defences: [{{kind: {name}}}]")
     with pytest.raises(ConfigError, match=f"{name} does not apply to method {method}: no "):
         load_config_text(text)
 
 
 def test_wrong_settings_are_refused_with_the_nearest_key() -> None:
-    text = dump_config(config_of("tvfl"))
+    text = dump_settings(config_of("tvfl"))
     for given, said in (
         ("{kind: nopek}", "did you mean 'nopeek'"),
         ("{kind: nopeek, wieght: 1.0}", "did you mean 'weight'"),

@@ -29,13 +29,13 @@ from apfed_protocols import ids as id_kinds
 from apfed_protocols.ids import JOINT, KINDS, REFUSALS, id_texts
 from secure_apfed.alignment import IdFile
 from secure_apfed.alignment.ids import id_rules
-from secure_apfed.data.inputs import load_features
 from secure_apfed.data.tables import read_raw
 from secure_apfed.errors import DataError
 from secure_apfed.estimator import VerticalClassifier
 from secure_apfed.frames import checked_frames
 from secure_apfed.settings.alignment import AlignmentSettings
 from secure_apfed.settings.data import DataSettings
+from tests.secure_apfed.whole_files import load_features
 
 BERLIN = timezone(timedelta(hours=1))
 UNIQUE = UUID("8B2D9F0E-7C1A-4F63-9D57-3E0C5A1B2F44")

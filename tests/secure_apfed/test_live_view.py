@@ -242,9 +242,9 @@ def test_events_are_objects_a_line_and_programs_can_read_infinity(
 def test_events_of_a_run_in_memory_are_refused(
     tmp_path: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from secure_apfed.config.file import dump_config
+    from secure_apfed.config.file import dump_settings
     from tests.secure_apfed.small_runs import small_config
 
-    (tmp_path / "run.yaml").write_text(dump_config(small_config()))
+    (tmp_path / "run.yaml").write_text(dump_settings(small_config()))
     assert execute(["run", str(tmp_path / "run.yaml"), "--json-events"]) == 2
     assert "parties that run apart" in json.loads(capsys.readouterr().out)["error"]["message"]

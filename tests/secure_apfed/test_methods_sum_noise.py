@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from apfed_experiments.report.contents import accounting_of, privacy_document
 from apfed_experiments.report.run import read_run
 from secure_apfed.config import Config
-from secure_apfed.config.file import dump_config, load_config_text
+from secure_apfed.config.file import dump_settings, load_config_text
 from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError
 from secure_apfed.learning.release import ContributionNoise
@@ -193,7 +193,7 @@ def test_methods_without_a_sum_refuse_noise(method: str) -> None:
     ],
 )
 def test_wrong_settings_are_refused(noise: str, said: str) -> None:
-    lines = dump_config(config_of()).splitlines()
+    lines = dump_settings(config_of()).splitlines()
     start = lines.index("  noise:")
     end = next(k for k in range(start + 1, len(lines)) if not lines[k].startswith("    "))
     text = "\n".join([*lines[:start], f"  noise: {noise}", *lines[end:]])

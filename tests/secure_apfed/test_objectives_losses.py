@@ -11,7 +11,7 @@ from torch import Tensor
 
 from secure_apfed.errors import ModelError
 from secure_apfed.models import Shape
-from secure_apfed.objectives import OBJECTIVES, contrastive_loss, make_objective
+from secure_apfed.objectives import OBJECTIVES, contrastive_loss
 from secure_apfed.settings.training import (
     ContrastiveSettings,
     ModelSettings,
@@ -134,7 +134,7 @@ def test_arguments_that_make_no_pairs_are_refused(
 
 def make(settings: ObjectiveSettings, sent: Shape, own: Shape, model: ModelSettings = MLP) -> Any:
     torch.manual_seed(3)
-    return make_objective(settings, representation=sent, features=own, model=model)
+    return OBJECTIVES[settings.name](settings, representation=sent, features=own, model=model)
 
 
 @pytest.mark.parametrize(

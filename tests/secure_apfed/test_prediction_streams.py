@@ -13,12 +13,13 @@ import pytest
 import torch
 
 from secure_apfed.cli import execute
-from secure_apfed.data import load_blocks, load_features
+from secure_apfed.data import load_blocks
 from secure_apfed.data.encoding import ColumnEncoding
 from secure_apfed.errors import DataError
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model, predict_file, predict_into, row_writer
 from tests.secure_apfed.test_tasks_regression import config_of, own_tables
+from tests.secure_apfed.whole_files import load_features
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from secure_apfed.config.file import dump_config, load_config
+from secure_apfed.config.file import dump_settings, load_config
 from secure_apfed.errors import (
     CheckpointError,
     ConfigError,
@@ -162,7 +162,7 @@ def test_a_killed_process_resumes_bit_for_bit(
     finished: tuple[Path, RunResult], tmp_path: Path
 ) -> None:
     config, folder = tmp_path / "config.yaml", tmp_path / "run"
-    config.write_text(dump_config(small_config()))
+    config.write_text(dump_settings(small_config()))
     script = f"""
         import time, warnings
         from pathlib import Path

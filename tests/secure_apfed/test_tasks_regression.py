@@ -17,7 +17,7 @@ from apfed_experiments.report import write_report
 from apfed_experiments.run_list import list_runs
 from apfed_experiments.solo import keep_solo
 from secure_apfed.config import Config
-from secure_apfed.config.file import dump_config, load_config_text
+from secure_apfed.config.file import dump_settings, load_config_text
 from secure_apfed.data import TargetScale, VerticalData, load_data, pack_own, read_own
 from secure_apfed.data.catalogue import labels_are_numbers
 from secure_apfed.errors import ConfigError, DataError, ModelError
@@ -84,7 +84,7 @@ def test_own_tables_have_a_column_of_numbers(tmp_path: Path) -> None:
 def test_labels_of_own_tables_are_numbers_exactly_under_regression() -> None:
     config = config_of(data=TABLES)
     assert labels_are_numbers(config.data)
-    assert load_config_text(dump_config(config)) == config
+    assert load_config_text(dump_settings(config)) == config
     assert not labels_are_numbers(config_of(data=TABLES, task="classification").data)
 
 

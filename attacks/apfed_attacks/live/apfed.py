@@ -41,7 +41,7 @@ from secure_apfed.methods.charged import pack_charged
 from secure_apfed.methods.method import keep_or_end
 from secure_apfed.methods.sum_end import ActiveSum, SumAggregator, bind_step
 from secure_apfed.methods.terms import model_of, objective_of
-from secure_apfed.objectives import Contrastive, make_objective
+from secure_apfed.objectives import OBJECTIVES, Contrastive
 from secure_apfed.secure_sums import sum_kind
 from secure_apfed.seeds import shuffled
 
@@ -172,8 +172,9 @@ class LiveRun(LiveSession[ApfedActive]):
             )
         table = next(one for one in self.data.passives if one.name == passive)
         features_N = table.features[self.alignment[passive][positions]]
-        objective = make_objective(
-            objective_of(self.config, passive),
+        agreed = objective_of(self.config, passive)
+        objective = OBJECTIVES[agreed.name](
+            agreed,
             representation=self.terms.shape,
             features=tuple(features_N.shape[1:]),
             model=model_of(self.config, passive),

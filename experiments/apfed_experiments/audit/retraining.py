@@ -25,7 +25,7 @@ from secure_apfed.data import VerticalData, load_data
 from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.methods.apfed import Weights, example_gradients, passive_gradients
 from secure_apfed.models import encoder_and_head, projection_to
-from secure_apfed.objectives import make_objective
+from secure_apfed.objectives import Reconstruction
 from secure_apfed.privacy.accountants import gdp_mu
 from secure_apfed.privacy.noise import onto_ball
 from secure_apfed.seeds import seeded, shuffled
@@ -335,7 +335,7 @@ def networks() -> tuple[dict[str, nn.Module], nn.Module]:
     with seeded(_SEED, "audit", "networks"):
         encoder, head = encoder_and_head(_MODEL, (10,), 2)
         modules = {"encoder": encoder, "head": head, "projection": projection_to(4, (4,))}
-        objective = make_objective(
+        objective = Reconstruction(
             ReconstructionSettings(), representation=(4,), features=(10,), model=_MODEL
         )
     return modules, objective

@@ -76,7 +76,7 @@ from secure_apfed.methods import METHODS, Learner, Simulation, lead, new_session
 from secure_apfed.methods.method import end_all
 from secure_apfed.models import family_for, output_shape, projection_to
 from secure_apfed.names import ReleaseFigure
-from secure_apfed.objectives import make_objective
+from secure_apfed.objectives import Contrastive
 from secure_apfed.runs.local import WAYS, Way, free_addresses, prepare_parties, relaying
 from secure_apfed.runs.party import Joined, PartyFile, Peer, connect, joined
 from secure_apfed.seeds import one_thread, shuffled
@@ -176,7 +176,7 @@ def _plain_step(config: Config, data: VerticalData) -> Callable[[], float]:
     encoded = output_shape(encoder, shape)
     head = family.head(math.prod(encoded), len(data.classes), model)
     networks = ActiveNetworks(encoder, head, projection_to(_SENT, encoded))
-    objective = make_objective(
+    objective = Contrastive(
         ContrastiveSettings(), representation=(_SENT,), features=shape, model=model
     )
     parties = (networks, objective)

@@ -18,7 +18,7 @@ from apfed_experiments.report import contents
 from apfed_experiments.report.run import Audited, MeasuredModel, ReportedRun
 from apfed_experiments.run_list import TARGETS, ListedRun, State, settings_in
 from apfed_experiments.solo import LEFT_OUT
-from secure_apfed.config.file import dump_config
+from secure_apfed.config.file import dump_settings
 from secure_apfed.files import write_atomically
 
 __all__ = ["Part", "fill", "inside", "render", "write_comparison", "write_page", "write_runs_page"]
@@ -60,7 +60,7 @@ def render(
         trace=contents.trace_of(run),
         limits=contents.limits_of(run),
         settings=contents.settings_of(run),
-        config=dump_config(run.config),
+        config=dump_settings(run.config),
         repeat=[
             ("command", "secure-apfed run config.yaml"),
             ("SHA-256 of the contract", run.contract_sha256),

@@ -21,12 +21,23 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from secure_apfed.data.readers import DataSet, TablePool, check_labels, file_content
+from secure_apfed.data.files import DataFile
+from secure_apfed.data.readers import DataSet, TablePool, check_labels, file_content, numbered
 from secure_apfed.errors import DataError
+from secure_apfed.seeds import derive_seed
 
-__all__ = ["read_caltech_7"]
+__all__ = ["CALTECH_7", "SYNTHETIC_CALTECH_7", "synthetic_images"]
 
+_VIEWS = {
+    "gabor": 48, "wavelet_moments": 40, "centrist": 254, "hog": 1984, "gist": 512, "lbp": 928,
+}  # fmt: skip
+# People a class, who are far from equally many.
+_CLASSES = {
+    "Faces": 435, "Motorbikes": 798, "Dollar-Bill": 52, "Garfield": 34, "Snoopy": 35,
+    "Stop-Sign": 64, "Windsor-Chair": 56,
+}  # fmt: skip
 _ROWS = 1474
+_LATENT = 12
 _HEADER, _TAG, _COMPRESSED = 128, 8, 15
 _INFLATED_AT_MOST = 2**28
 _READ = ("X", "Y")
@@ -35,7 +46,7 @@ _MATRIX, _CELL = 14, 1
 _FULL, _COMPLEX = (4, *range(6, 16)), 0x800
 
 
-def read_caltech_7(dataset: DataSet, folder: Path | None) -> TablePool:
+def _read(dataset: DataSet, folder: Path | None) -> TablePool:
     """Caltech101-7: `files` is one MATLAB file of version 5; views in the catalogue's order."""
     (file,) = dataset.files
     variables = _variables(file_content(dataset, file, folder), source=file.name)
@@ -167,3 +178,37 @@ def _numbers(array: Any, *, source: str) -> NDArray[np.float64]:
     if numbers.dtype.kind not in "uif" or not np.isfinite(numbers).all():
         raise DataError(f"{source}: X and Y must hold finite numbers, got {numbers.dtype}")
     return numbers.astype(np.float64)
+
+
+def synthetic_images(dataset: DataSet, *, seed: int) -> TablePool:
+    """Return noisy linear images, one a view, of latent numbers that lie around their class."""
+    draw = np.random.default_rng(derive_seed(seed, "synthetic images"))
+    labels_N = draw.permutation(np.repeat(np.arange(len(_CLASSES)), list(_CLASSES.values())))
+    centres = draw.normal(size=(len(_CLASSES), _LATENT))
+    latent_NL = centres[labels_N] + draw.normal(0, 0.9, (len(labels_N), _LATENT))
+    columns: dict[str, NDArray[np.float64]] = {}
+    for names in dataset.natural_views.values():
+        mixed_NV = latent_NL @ draw.normal(size=(_LATENT, len(names)))
+        noisy_NV = mixed_NV + draw.normal(0, 8.0, mixed_NV.shape)
+        columns |= dict(zip(names, noisy_NV.T, strict=True))
+    return TablePool(pd.DataFrame(columns), labels_N.astype(np.int64))
+
+
+CALTECH_7 = DataSet(
+    name="caltech_7",
+    title="Caltech101-7, six views of images",
+    source="https://data.caltech.edu/records/mzrjq-6wc02",
+    licence="CC BY 4.0 for the images; none stated for the features",
+    citation="Y. Li, F. Nie, H. Huang, J. Huang, AAAI, 2015; L. Fei-Fei et al., CVPRW, 2004",
+    how="put the common Caltech101-7.mat (X: a cell of six matrices, Y) in a data folder",
+    shape="1474 rows of 3766 columns",
+    classes=tuple(_CLASSES),
+    views=6,
+    natural_views={name: numbered(name, width) for name, width in _VIEWS.items()},
+    files=(DataFile("Caltech101-7.mat", 2**27, exact=False),),
+    read=_read,
+)
+SYNTHETIC_CALTECH_7 = CALTECH_7.stand_in(
+    "synthetic_caltech_7", "shapes of caltech_7, and no image", shape=CALTECH_7.shape,
+    read=lambda dataset, _: synthetic_images(dataset, seed=0),
+)  # fmt: skip
