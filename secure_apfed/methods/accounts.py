@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from apfed_protocols.identity import Identity, fresh_identity
 from apfed_protocols.noise import MAX_DEVIATION
 from apfed_protocols.randomness import derive_key, fresh_key
+from apfed_protocols.seal import Identity, fresh_identity
 from apfed_protocols.sums import SecureSum
 from apfed_protocols.sums.fixed_point import FixedPoint
 from secure_apfed.defences import DEFENCES, GradientDefence, Surroundings

@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from apfed_protocols.identity import Identity, fresh_identity
+from apfed_protocols.seal import Identity, fresh_identity
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
 from secure_apfed.contract import Contract

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 from pydantic import AfterValidator, Field
 
 from apfed_protocols.errors import LocalProtocolError, PartyLeftError
-from apfed_protocols.identity import Identity
+from apfed_protocols.seal import Identity
 from secure_apfed.audit_log import FILE_NAME, AuditLog
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config, load_settings_text

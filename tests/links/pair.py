@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from apfed_protocols.identity import Identity, fresh_identity
+from apfed_protocols.seal import Identity, fresh_identity
 from secure_apfed.between.certificates import Authority, Credentials, make_authority
 from secure_apfed.between.grpc_link import dial
 from secure_apfed.between.relay import Relay

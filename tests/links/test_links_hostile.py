@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from apfed_protocols.errors import RemoteProtocolError
-from apfed_protocols.identity import fresh_identity
+from apfed_protocols.seal import fresh_identity
 from secure_apfed.between.grpc_link import GrpcConnection
 from secure_apfed.between.relay import Relay
 from secure_apfed.exchange.sealed_connection import (

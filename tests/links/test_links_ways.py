@@ -11,7 +11,7 @@ import msgpack
 import pytest
 
 from apfed_protocols.errors import PartyLeftError, RunStoppedError
-from apfed_protocols.identity import fresh_identity
+from apfed_protocols.seal import fresh_identity
 from secure_apfed.between.grpc_link import GrpcConnection, Port, dial
 from secure_apfed.between.relay import Relay, room_of, through
 from secure_apfed.exchange import Kind, Links, drive, play_one

@@ -15,10 +15,16 @@ from apfed_protocols.psi.circuit import (
     deal_request,
 )
 from apfed_protocols.psi.hashing import Words, bins_for
-from apfed_protocols.psi.interface import Inbox, IntersectionAgreement, Output, ScriptedRole, Turn
+from apfed_protocols.psi.interface import (
+    Inbox,
+    IntersectionAgreement,
+    Output,
+    ScriptedRole,
+    Supply,
+    Turn,
+)
 from apfed_protocols.psi.opprf import OpprfIntersection, Programmed, ProgrammedStocking
 from apfed_protocols.psi.store import DENSE, Rows, cells_for, decode, targets_of
-from apfed_protocols.psi.supply import Supply
 from apfed_protocols.psi.vole import DEAL, HubShare
 from tests.protocols.scripted import play
 

@@ -14,7 +14,7 @@ import msgpack
 import pytest
 
 from apfed_protocols.errors import LocalProtocolError, PartyLeftError, RemoteProtocolError
-from apfed_protocols.identity import Identity, fresh_identity
+from apfed_protocols.seal import Identity, fresh_identity
 from secure_apfed.exchange import Awaited, Kind, Transport, resumable_link
 from secure_apfed.exchange.sealed_connection import MOST_SEALED, MOST_UNPROVED, LocalEnd, prove
 from secure_apfed.exchange.sockets import (

@@ -12,7 +12,7 @@ from nvflare.recipe.sim_env import SimEnv
 from nvflare.recipe.spec import Recipe
 
 from apfed_experiments.bench.parties import echo, sealed, seconds_of
-from apfed_protocols.identity import Identity, fresh_identity
+from apfed_protocols.seal import Identity, fresh_identity
 from secure_apfed.contrib.nvflare_job import ALLOWED_CLASSES, allow_classes, job_of
 from secure_apfed.contrib.nvflare_site import Site
 from secure_apfed.exchange import Kind, Links, drive

@@ -63,8 +63,7 @@ from apfed_experiments.bench.rows import (
     single,
 )
 from apfed_protocols.errors import UnsafeChoiceWarning
-from apfed_protocols.identity import Identity, fresh_identity
-from apfed_protocols.seal import SealedLink, fresh_run_key
+from apfed_protocols.seal import Identity, SealedLink, fresh_identity, fresh_run_key
 from secure_apfed.audit_log import AuditLog, verify_log
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data

@@ -3,13 +3,13 @@
 Y are bits of the active, encrypted; A_p are numbers of the passives, one row a person.
 """
 
-from apfed_protocols.products.agreement import ProductAgreement
-from apfed_protocols.products.roles import (
+from apfed_protocols.products import (
     ProductCombiner,
     ProductContributor,
     ProductReceiver,
     SumOfProducts,
 )
+from apfed_protocols.products.ring import ProductAgreement
 
 __all__ = [
     "ProductAgreement",

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from apfed_protocols.checks import is_whole
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.products.agreement import ProductAgreement
 from apfed_protocols.products.ring import (
     Digits,
+    ProductAgreement,
     ProductHeadroom,
     Ring,
     Words,

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.noise import largest_noise
-from apfed_protocols.products.agreement import ProductAgreement
+from apfed_protocols.products.ring import ProductAgreement
 from apfed_protocols.randomness import fresh_key, keystream
 from apfed_protocols.sums.fixed_point import SECURE_MODULUS_BITS
 

@@ -37,8 +37,7 @@ from numpy.typing import NDArray
 
 from apfed_protocols.conversation import Conversation, Outgoing
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.products.agreement import ProductAgreement
-from apfed_protocols.products.request import (
+from apfed_protocols.products import (
     DescribedProducts,
     LabelValues,
     encrypt_labels,
@@ -46,7 +45,14 @@ from apfed_protocols.products.request import (
     request_frame,
     secret_of,
 )
-from apfed_protocols.products.ring import Digits, Words, inverse, row_limit, transform
+from apfed_protocols.products.ring import (
+    Digits,
+    ProductAgreement,
+    Words,
+    inverse,
+    row_limit,
+    transform,
+)
 from apfed_protocols.randomness import derive_key, fresh_key, keystream
 from apfed_protocols.sums.fixed_point import checked_matrix
 from apfed_protocols.sums.frames import AgreedFrames, Frame

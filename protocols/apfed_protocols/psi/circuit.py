@@ -63,6 +63,7 @@ from apfed_protocols.psi.hashing import (
 )
 from apfed_protocols.psi.interface import (
     Admit,
+    DealingAhead,
     Framing,
     Guesses,
     Inbox,
@@ -74,6 +75,7 @@ from apfed_protocols.psi.interface import (
     Progress,
     Script,
     ScriptedRole,
+    Supply,
     Turn,
     agreed_size,
     announced_size,
@@ -83,7 +85,6 @@ from apfed_protocols.psi.interface import (
     largest_size,
 )
 from apfed_protocols.psi.interface import Desk as AnyDesk
-from apfed_protocols.psi.supply import DealingAhead, Supply
 from apfed_protocols.psi.vole import match
 from apfed_protocols.randomness import KEY_BYTES, derive_key, fresh_key, random_permutation
 
@@ -432,7 +433,7 @@ class CryptenCircuitIntersection(CircuitIntersection):
 
     def _gate(self) -> type[And]:
         # torch takes a second to load, and only here is it needed
-        from apfed_protocols.psi.crypten_gate import CryptenAnd
+        from apfed_protocols.crypten.tensors import CryptenAnd
 
         return CryptenAnd
 
@@ -882,7 +883,7 @@ def stocking_script(
     members: Sequence[str],
     slots_for: Callable[[int, int], int] = hashing.slots_for,
 ) -> Script:
-    """Deal ahead of one intersection, see `apfed_protocols.psi.supply`."""
+    """Deal ahead of one intersection, see `apfed_protocols.psi.interface`."""
     bins, planned = planned_bins_and_slots(desk.agreement, hub, members, slots_for)
     turn = Turn((), [hub])
     for chunk in chunks(bins, planned):

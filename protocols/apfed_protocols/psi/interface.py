@@ -7,7 +7,7 @@ party; what a backend reveals beyond the M-way intersection, it lists in `leaks`
 Messages are framed (`Framing`): any bytes either parse to a kind and as many items of that kind's
 size as announced, or raise RemoteProtocolError. A role with many rounds is written top to bottom as
 a `Script`, which reads and writes at a `Desk`. Where the parties agree on sizes, a set may turn out
-smaller, and a dealer may deal before the IDs are known (`apfed_protocols.psi.supply`).
+smaller, and a dealer may deal before the IDs are known (`apfed_protocols.psi.interface`).
 """
 
 import hashlib

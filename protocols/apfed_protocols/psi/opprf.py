@@ -54,6 +54,7 @@ from apfed_protocols.psi.interface import (
     Inbox,
     IntersectionAgreement,
     Script,
+    Supply,
     Turn,
     agreed_size,
     largest_size,
@@ -70,7 +71,6 @@ from apfed_protocols.psi.store import (
     targets_of,
 )
 from apfed_protocols.psi.store import Rows as StoreRows
-from apfed_protocols.psi.supply import Supply
 from apfed_protocols.psi.vole import (
     DEAL,
     HubShare,

@@ -49,6 +49,7 @@ from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.ids import check_ids
 from apfed_protocols.psi.interface import (
     Admit,
+    DealingAhead,
     Framing,
     Guesses,
     Inbox,
@@ -59,6 +60,7 @@ from apfed_protocols.psi.interface import (
     Progress,
     Script,
     ScriptedRole,
+    Supply,
     Turn,
     agreed_size,
     announced_size,
@@ -88,7 +90,6 @@ from apfed_protocols.psi.store import (
     targets_of,
     to_bytes,
 )
-from apfed_protocols.psi.supply import DealingAhead, Supply
 from apfed_protocols.randomness import (
     KEY_BYTES,
     derive_key,

@@ -41,8 +41,6 @@ from apfed_protocols.sums.interface import (
     Reading,
     StepBinding,
     SumAgreement,
-    SumCombiner,
-    SumContributor,
     SumLeaks,
 )
 from apfed_protocols.sums.masked import StepSeals
@@ -52,6 +50,8 @@ from apfed_protocols.sums.roles import (
     OneRefusalReceiver,
     Role,
     StepContributor,
+    SumCombiner,
+    SumContributor,
 )
 
 __all__ = ["CryptenCombiner", "CryptenContributor", "CryptenReceiver", "CryptenSum"]

@@ -35,8 +35,6 @@ from apfed_protocols.sums.interface import (
     Reading,
     StepBinding,
     SumAgreement,
-    SumCombiner,
-    SumContributor,
     SumLeaks,
     spelled,
 )
@@ -46,6 +44,8 @@ from apfed_protocols.sums.roles import (
     OneRefusalReceiver,
     OneRoundCombiner,
     OneRoundContributor,
+    SumCombiner,
+    SumContributor,
 )
 
 __all__ = [

@@ -54,8 +54,6 @@ from apfed_protocols.sums.interface import (
     Reading,
     StepBinding,
     SumAgreement,
-    SumCombiner,
-    SumContributor,
     SumLeaks,
     spelled,
 )
@@ -67,7 +65,7 @@ from apfed_protocols.sums.masked import (
     add_keystream,
     pair_seed,
 )
-from apfed_protocols.sums.roles import KeepsSecrets, StepContributor
+from apfed_protocols.sums.roles import KeepsSecrets, StepContributor, SumCombiner, SumContributor
 
 __all__ = [
     "ANNOUNCEMENT_BYTES",

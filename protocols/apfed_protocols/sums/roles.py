@@ -22,14 +22,11 @@ from apfed_protocols.sums.frames import AgreedFrames, Frame, fingerprint
 from apfed_protocols.sums.interface import (
     FloatArray,
     IntArray,
-    SecureSum,
     StepBinding,
     SumAgreement,
-    SumCombiner,
-    SumContributor,
     SumLeaks,
-    SumReceiver,
 )
+from apfed_protocols.sums.roles import SecureSum, SumCombiner, SumContributor, SumReceiver
 
 __all__ = [
     "DescribedSum",
