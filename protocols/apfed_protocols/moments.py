@@ -58,14 +58,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apfed_protocols.checks import require_names, take_numpy_integers
-from apfed_protocols.conversation import Conversation, Outgoing
+from apfed_protocols.conversation import Outgoing
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.noise import MAX_DEVIATION, largest_noise
 from apfed_protocols.randomness import KEY_BYTES, ForkCheck, fresh_key, keystream
 from apfed_protocols.sums.frames import AgreedFrames, fingerprint
 from apfed_protocols.sums.interface import FloatArray, IntArray, StepBinding, SumAgreement
 from apfed_protocols.sums.masked import Elements, PairwiseSeeds
-from apfed_protocols.sums.roles import NoSetup, Role
+from apfed_protocols.sums.roles import NoSetup, Role, Setup
 
 __all__ = [
     "BLOCK_BYTES",
@@ -698,7 +698,7 @@ def _setup_frames(agreement: MomentAgreement) -> AgreedFrames:
 class _MomentRole(Role):
     """One party's end: its frames, its setup, and the process that it lives in."""
 
-    def __init__(self, agreement: MomentAgreement, me: str, setup: Conversation) -> None:
+    def __init__(self, agreement: MomentAgreement, me: str, setup: Setup) -> None:
         self.agreement, self.me = agreement, me
         self._messages = MomentFrames(agreement)
         self._fork_check = ForkCheck(f"{me}: this role of a moment")

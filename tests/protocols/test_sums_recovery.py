@@ -145,7 +145,7 @@ def test_too_few_contributions_end_the_session_and_reveal_nothing() -> None:
     with pytest.raises(RemoteProtocolError, match=r"at least 3 of .*missing: passive_3, passive_4"):
         session.combiner.ask(frames, bound.digest)
     # An aggregator that asks all the same is told nothing.
-    forged = session.combiner._frames  # type: ignore[attr-defined]  # of this backend
+    forged = session.combiner._frames  # of this backend
     forged._underway = replace(Frame.parse(frames["passive_1"], sender="passive_1"), blobs=())
     counted = session.sum.agreement.pack_names(session.names[:2])
     parcel = blobs(frames["passive_2"])[2]

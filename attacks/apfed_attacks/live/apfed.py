@@ -22,13 +22,8 @@ from apfed_attacks.live.unprotected import ALL_RULES, Lenient, Rule, unbound
 from apfed_protocols.errors import LocalProtocolError
 from apfed_protocols.sums import PlainSum
 from apfed_protocols.sums.fixed_point import clip_rows
-from apfed_protocols.sums.interface import (
-    FloatArray,
-    IntArray,
-    StepBinding,
-    SumAgreement,
-    SumContributor,
-)
+from apfed_protocols.sums.interface import FloatArray, IntArray, StepBinding, SumAgreement
+from apfed_protocols.sums.roles import SumContributor
 from secure_apfed.config import Config
 from secure_apfed.contract import AGGREGATOR, RepresentationTerms
 from secure_apfed.data import VerticalData

@@ -53,7 +53,7 @@ from apfed_protocols.sums.frames import AgreedFrames, Frame
 from apfed_protocols.sums.homomorphic import centred_binomial, ternary
 from apfed_protocols.sums.interface import FloatArray, IntArray, StepBinding
 from apfed_protocols.sums.masked import PairwiseSeeds
-from apfed_protocols.sums.roles import KeepsSecrets, NoSetup, OneRefusalReceiver, Role
+from apfed_protocols.sums.roles import KeepsSecrets, NoSetup, SumReceiver, Role
 
 __all__ = [
     "Candidates",
@@ -323,7 +323,7 @@ class SumOfProducts(DescribedProducts):
         return ProductCombiner(self)
 
 
-class ProductReceiver(OneRefusalReceiver):
+class ProductReceiver(SumReceiver):
     """The active's end; the secret key is gone once it refused a sum.
 
     Args:

@@ -9,19 +9,17 @@ from collections.abc import Mapping
 
 from apfed_protocols.sums.crypten_sum import CryptenSum
 from apfed_protocols.sums.homomorphic import BfvSum, CkksSum, MaskedBfvSum
-from apfed_protocols.sums.interface import (
-    SecureSum,
-    StepBinding,
-    SumAgreement,
-    SumCombiner,
-    SumContributor,
-    SumReceiver,
-    spelled,
-)
+from apfed_protocols.sums.interface import StepBinding, SumAgreement, spelled
 from apfed_protocols.sums.masked import MaskedSum
 from apfed_protocols.sums.plain import PlainSum
 from apfed_protocols.sums.recoverable import RecoverableSum
-from apfed_protocols.sums.roles import join_sum
+from apfed_protocols.sums.roles import (
+    SecureSum,
+    SumCombiner,
+    SumContributor,
+    SumReceiver,
+    join_sum,
+)
 
 __all__ = [
     "SECURE_SUMS",

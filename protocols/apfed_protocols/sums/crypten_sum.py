@@ -40,18 +40,15 @@ from apfed_protocols.sums.interface import (
     FloatArray,
     Reading,
     StepBinding,
-    SumAgreement,
-    SumCombiner,
-    SumContributor,
     SumLeaks,
 )
 from apfed_protocols.sums.masked import StepSeals
 from apfed_protocols.sums.roles import (
-    DescribedSum,
     NoSetup,
-    OneRefusalReceiver,
-    Role,
-    StepContributor,
+    SecureSum,
+    SumCombiner,
+    SumContributor,
+    SumReceiver,
 )
 
 __all__ = ["CryptenCombiner", "CryptenContributor", "CryptenReceiver", "CryptenSum"]
@@ -61,7 +58,7 @@ _WHO = "Who takes part, and when."
 
 
 @dataclass(frozen=True)
-class CryptenSum(DescribedSum):
+class CryptenSum(SecureSum):
     """Sum of additive shares; what an agreement allows at most is far below 2^63.
 
     Args:
@@ -71,7 +68,6 @@ class CryptenSum(DescribedSum):
         LocalProtocolError: CrypTen, an optional extra, is not installed.
     """
 
-    agreement: SumAgreement
     scheme: ClassVar[str] = "crypten"
     name: ClassVar[str] = "crypten"
     rounds: ClassVar[int] = 2
@@ -129,7 +125,7 @@ class CryptenSum(DescribedSum):
         return {**super().parameters(), "ring_bits": 64}
 
 
-class CryptenContributor(StepContributor):
+class CryptenContributor(SumContributor):
     """A passive's end."""
 
     def __init__(self, described: CryptenSum, me: str) -> None:
@@ -139,9 +135,6 @@ class CryptenContributor(StepContributor):
         super().__init__(described, me, frames, self._seals)
         self._secret = fresh_key()
         self._own: tuple[StepBinding, Shares] | None = None
-
-    def _require_setup(self) -> None:
-        self._seals.require_finished()
 
     def _protect(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
         """The keys of the others' shares, each sealed for its holder; the rest is the own share."""
@@ -182,7 +175,7 @@ class CryptenContributor(StepContributor):
         return draw_share(key, frame.shape)
 
 
-class CryptenCombiner(Role):
+class CryptenCombiner(SumCombiner):
     """The aggregator's end: relays what it cannot open."""
 
     def __init__(self, described: CryptenSum) -> None:
@@ -224,7 +217,7 @@ class CryptenCombiner(Role):
         return self._frames.sum_of(frames, [frame.blobs[0] for frame in frames])
 
 
-class CryptenReceiver(OneRefusalReceiver):
+class CryptenReceiver(SumReceiver):
     """The active's end: opens the shares of the sum and adds them."""
 
     def __init__(self, described: CryptenSum) -> None:

@@ -9,8 +9,9 @@ Shapes: B rows, D columns, V slot vectors of S slots.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -84,8 +85,15 @@ def clip_rows(values_BD: FloatArray, clip_norm: float) -> NDArray[np.float64]:
     array, row after row in memory however `values_BD` lies.
     """
     wide_BD = values_BD.astype(np.float64, order="C")
+    squares_B = np.zeros(len(wide_BD))
     with np.errstate(over="ignore"):
-        norm_B = np.sqrt(_squares(wide_BD))
+        # In pieces that BLAS multiplies in one thread: it would spread each longer product over
+        # threads, whose waiting for each other takes many times as long as the work where other
+        # processes use the processors.
+        for start in range(0, wide_BD.shape[1], _PIECE):
+            part = wide_BD[:, start : start + _PIECE]
+            squares_B += np.vecdot(part, part)
+    norm_B = np.sqrt(squares_B)
     huge_B = ~np.isfinite(norm_B)
     if huge_B.any():
         wide_BD[huge_B] /= np.abs(wide_BD[huge_B]).max(axis=1, keepdims=True)
@@ -95,19 +103,6 @@ def clip_rows(values_BD: FloatArray, clip_norm: float) -> NDArray[np.float64]:
     if long_B.any():
         wide_BD[long_B] *= (clip_norm / norm_B[long_B])[:, None]
     return wide_BD
-
-
-def _squares(wide_BD: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The squared norm of each row, in pieces that BLAS multiplies in one thread.
-
-    It would spread each longer product over threads, whose waiting for each other takes many
-    times as long as the work where other processes use the processors.
-    """
-    found_B = np.zeros(len(wide_BD))
-    for start in range(0, wide_BD.shape[1], _PIECE):
-        part = wide_BD[:, start : start + _PIECE]
-        found_B += np.vecdot(part, part)
-    return found_B
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,17 +137,17 @@ class FixedPoint:
         levels = 2 ** (bits - 1) - 1
         return replace(self, bits=bits, noise=math.ceil(self.noise * levels / self.levels))
 
-    @property
+    @cached_property
     def levels(self) -> int:
         """The largest magnitude of one quantised value, 2^(bits - 1) - 1."""
         return int(2 ** (self.bits - 1) - 1)
 
-    @property
+    @cached_property
     def largest(self) -> int:
         """The largest magnitude of one contributed value: levels, and the noise's tail."""
         return self.levels + largest_noise(self.noise)
 
-    @property
+    @cached_property
     def limit(self) -> int:
         """The largest magnitude of a sum, M * largest."""
         return self.contributors * self.largest
@@ -268,13 +263,6 @@ class Packing:
         return np.stack((low, (slots - low) >> self.field_bits), axis=1).reshape(-1)
 
 
-# What schemes in rings of polynomials share: secure parameters, noise, and a packing that fits.
-#
-# Run by: every role, from public numbers only, so that all parties find the same answer. Protects
-# from: parameters below 128-bit security, and sums that wrap around the modulus. What does not fit
-# is refused with what would.
-
-
 def require_secure(poly_degree: int, primes: tuple[int, ...]) -> None:
     """Raise LocalProtocolError below 128-bit security; it says which degrees would do."""
     least = (2 * poly_degree).bit_length()  # a prime is 1 modulo 2N
@@ -307,26 +295,29 @@ def peak(fixed_point: FixedPoint, fields: int) -> int:
 
 
 def densest(
-    fixed_point: FixedPoint, fit: Callable[[FixedPoint, int], Found | None], *, prime_bits: int
+    fixed_point: FixedPoint,
+    fit: Callable[[FixedPoint, int, tuple[int, ...]], Found | None],
+    chains: Sequence[tuple[int, ...]],
 ) -> Found:
-    """What `fit` finds for two fields a slot, or else for one.
+    """What `fit` finds for two fields a slot, or else for one, with the first primes that fit.
 
     Args:
         fixed_point: what is added.
-        fit: parameters for integers and fields; None: they do not fit.
-        prime_bits: of the largest data prime, for the error.
+        fit: parameters for integers, fields and primes; None: they do not fit.
+        chains: bits of the primes, in order of preference; the last has the largest data prime.
 
     Raises:
         LocalProtocolError: nothing fits; says how many bits would.
     """
     for fields in (2, 1):
-        found = fit(fixed_point, fields)
-        if found is not None:
-            return found
-    fewer = range(fixed_point.bits - 1, 1, -1)
-    would = next((b for b in fewer if fit(fixed_point.with_bits(b), 1) is not None), None)
+        for chain in chains:
+            found = fit(fixed_point, fields, chain)
+            if found is not None:
+                return found
+    fewer = (fixed_point.with_bits(bits) for bits in range(fixed_point.bits - 1, 1, -1))
+    would = next((f.bits for f in fewer if any(fit(f, 1, chain) for chain in chains)), None)
     raise LocalProtocolError(
         f"sums of {fixed_point.contributors} values of {fixed_point.bits} bits do not fit a data "
-        f"prime of {prime_bits} bits; "
+        f"prime of {chains[-1][0]} bits; "
         + (f"{would} bits would" if would else "use a larger data prime")
     )

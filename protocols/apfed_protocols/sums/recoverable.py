@@ -54,8 +54,6 @@ from apfed_protocols.sums.interface import (
     Reading,
     StepBinding,
     SumAgreement,
-    SumCombiner,
-    SumContributor,
     SumLeaks,
     spelled,
 )
@@ -67,7 +65,7 @@ from apfed_protocols.sums.masked import (
     add_keystream,
     pair_seed,
 )
-from apfed_protocols.sums.roles import KeepsSecrets, StepContributor
+from apfed_protocols.sums.roles import KeepsSecrets, NoSetup, SumCombiner, SumContributor
 
 __all__ = [
     "ANNOUNCEMENT_BYTES",
@@ -363,7 +361,7 @@ class _Step(KeepsSecrets):
     held: dict[str, Held]
 
 
-class RecoverableContributor(StepContributor):
+class RecoverableContributor(SumContributor):
     """A passive's end: two kinds of masks, and shares of the secrets behind both for the others.
 
     An aggregator that asks for the share of a self-mask and for the share of a key of the same
@@ -546,7 +544,7 @@ class _Underway:
     total: Elements = field(repr=False)
 
 
-class RecoverableCombiner(KeepsSecrets):
+class RecoverableCombiner(SumCombiner):
     """The aggregator's end: adds, asks, and takes off what is left.
 
     It holds no key of its own; what it rebuilds from shares opens one step's self-masks and the
@@ -554,13 +552,11 @@ class RecoverableCombiner(KeepsSecrets):
     """
 
     def __init__(self, described: RecoverableSum) -> None:
-        self._sum, self._frames = described, described.frames()
+        super().__init__(described.frames(), NoSetup())
+        self._sum = described
         self._announced: dict[str, Announcement] = {}
         self._underway: _Underway | None = None
         self._set_up = False
-
-    def start(self) -> Sequence[Outgoing]:
-        return ()
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
         """Take what one passive announces for the first step."""
