@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from apfed_protocols.conversation import converse
-    from apfed_protocols.identity import Identity, fresh_identity
     from apfed_protocols.ids import IdNormalisation
     from apfed_protocols.psi import align
-    from apfed_protocols.seal import SealedLink, fresh_run_key
+    from apfed_protocols.seal import Identity, SealedLink, fresh_identity, fresh_run_key
     from apfed_protocols.sums import (
         SECURE_SUMS,
         BfvSum,
@@ -90,8 +89,9 @@ __all__ = [
 
 _HOME: dict[str, str] = {
     **dict.fromkeys(("converse",), "apfed_protocols.conversation"),
-    **dict.fromkeys(("Identity", "fresh_identity"), "apfed_protocols.identity"),
-    **dict.fromkeys(("SealedLink", "fresh_run_key"), "apfed_protocols.seal"),
+    **dict.fromkeys(
+        ("Identity", "SealedLink", "fresh_identity", "fresh_run_key"), "apfed_protocols.seal"
+    ),
     **dict.fromkeys(
         (
             "SECURE_SUMS",

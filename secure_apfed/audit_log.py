@@ -34,7 +34,7 @@ from typing import Annotated, Any, Literal, Protocol, Self, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from apfed_protocols.errors import RemoteProtocolError
-from apfed_protocols.identity import Identity, verify
+from apfed_protocols.seal import Identity, verify
 from secure_apfed.contract import Contract
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Envelope, Kind

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from apfed_protocols.conversation import Conversation, Outgoing, converse, take_part
     from apfed_protocols.errors import DataError, LocalProtocolError, RemoteProtocolError
-    from apfed_protocols.identity import Identity, fresh_identity
     from apfed_protocols.ids import IdNormalisation, encode_ids
     from apfed_protocols.noise import discrete_gaussian
     from apfed_protocols.psi import SET_INTERSECTIONS, align, count_common, share_membership
     from apfed_protocols.psi.interface import IntersectionAgreement, Output
-    from apfed_protocols.seal import SealedLink, fresh_run_key
+    from apfed_protocols.seal import Identity, SealedLink, fresh_identity, fresh_run_key
     from apfed_protocols.sums import (
         SECURE_SUMS,
         BfvSum,
@@ -70,10 +69,9 @@ _HOME: dict[str, str] = {
     **dict.fromkeys(("Conversation", "Outgoing", "converse", "take_part"), "conversation"),
     **dict.fromkeys(("DataError", "LocalProtocolError", "RemoteProtocolError"), "errors"),
     **dict.fromkeys(("IdNormalisation", "encode_ids"), "ids"),
-    **dict.fromkeys(("Identity", "fresh_identity"), "identity"),
     **dict.fromkeys(("IntersectionAgreement", "Output"), "psi.interface"),
     **dict.fromkeys(("SET_INTERSECTIONS", "align", "count_common", "share_membership"), "psi"),
-    **dict.fromkeys(("SealedLink", "fresh_run_key"), "seal"),
+    **dict.fromkeys(("Identity", "SealedLink", "fresh_identity", "fresh_run_key"), "seal"),
     "discrete_gaussian": "noise",
 }
 

@@ -31,7 +31,13 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from apfed_protocols.checks import require_names, take_numpy_integers
+from apfed_protocols.checks import (
+    require_all,
+    require_names,
+    require_people,
+    require_ranges,
+    take_numpy_integers,
+)
 from apfed_protocols.conversation import Outgoing
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.randomness import KEY_BYTES, ForkCheck, fresh_key, keystream
@@ -52,7 +58,6 @@ __all__ = [
     "block_sizes",
     "is_bounded",
     "random_orthogonal",
-    "require_people",
     "rows_masked",
     "rows_unmasked",
 ]
@@ -79,13 +84,6 @@ _NOBODY = bytes(32)
 _NUMBER = 8
 _LARGEST = 1e100  # sums and squares of such numbers are finite still
 _SLACK = 1e-8
-
-
-# What the parties of one decomposition fix before it; used once, and public.
-#
-# Run by: every role. Protects from: parties that compute under different numbers, since each
-# message carries the digest. Letters: N rows, F features of all owners together, D singular
-# vectors.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,10 +129,7 @@ class SvdAgreement:
             raise LocalProtocolError(
                 f"each of {len(self.owners)} owners has 1 feature or more, got {self.features!r}"
             )
-        for name, (least, most) in _RANGES.items():
-            value = getattr(self, name)
-            if type(value) is not int or not least <= value <= most:
-                raise LocalProtocolError(f"{name} is a number in {least}..{most}, got {value!r}")
+        require_ranges(self, _RANGES)
         if not self.vectors <= self.columns <= MOST_FEATURES:
             raise LocalProtocolError(
                 f"the tables have {self.columns} features together; that is at most "
@@ -153,11 +148,7 @@ class SvdAgreement:
         return hashlib.sha256(b"secure-apfed svd agreement v1" + canonical).digest()
 
     def position(self, me: str) -> int:
-        """The place of the owner called `me`.
-
-        Raises:
-            LocalProtocolError: no owner has that name.
-        """
+        """The place of the owner called `me`. Raises LocalProtocolError: no owner has that name."""
         if me not in self.owners:
             raise LocalProtocolError(
                 f"{me!r} holds no table of this decomposition; owners are {', '.join(self.owners)}"
@@ -171,12 +162,6 @@ class SvdAgreement:
         return slice(start, start + self.features[place])
 
 
-# Random orthogonal masks: their law, and the blocks of the mask of rows.
-#
-# Run by: the dealer (the mask of columns) and every owner (the mask of rows, from a seed). Hides:
-# rows and columns up to an orthogonal transformation, and no more; singular values stay as they
-# are.
-#
 # A mask is the orthogonal factor of a matrix of independent normal numbers, with the signs by which
 # it is uniform among orthogonal matrices (Mezzadri 2007). The mask of rows is block-diagonal
 # (FedSVD, section 3.3), so that N rows take N b numbers and N b^2 steps instead of N^2 and N^3.
@@ -222,16 +207,10 @@ def _blocks(
         start += size
 
 
-# The messages of a decomposition: one framing, matrices of float64, all finite and none huge.
-#
-# Run by: every role. Protects from: malformed bytes (whatever arrives opens or raises
-# `RemoteProtocolError`, before anything of it is used), messages of another kind, agreement, owner
-# or list of people. Who sent a frame is the link's to say (`apfed_protocols.seal`).
-#
-# Layout, big endian: magic, version, kind, place, digest of the agreement, people; then the body,
-# little endian, and nothing after. `place` is that of the owner who sends or gets it. `people` is
-# the digest of whose rows these are, and zeros in what is dealt. How many rows follows from the
-# length.
+# The messages: layout, big endian: magic, version, kind, place, digest of the agreement, people;
+# then the body, little endian, and nothing after. `place` is that of the owner who sends or gets
+# it. `people` is the digest of whose rows these are, and zeros in what is dealt. How many rows
+# follows from the length.
 
 
 class MessageKind(IntEnum):
@@ -240,15 +219,6 @@ class MessageKind(IntEnum):
     MASKS = 1  # dealer to an owner: a seed of P, and Q_i
     TABLE = 2  # an owner to the server: P X_i Q_i
     VECTORS = 3  # server to receiver: P U
-
-
-def require_people(people: bytes) -> bytes:
-    """Return `people` if it is a digest; else raise LocalProtocolError."""
-    if type(people) is not bytes or len(people) != len(_NOBODY) or people == _NOBODY:
-        raise LocalProtocolError(
-            f"people is a digest of {len(_NOBODY)} bytes of the ordered rows to decompose"
-        )
-    return people
 
 
 def is_bounded(matrix: Floats) -> bool:
@@ -299,12 +269,9 @@ class SvdFrames:
         return self._header(kind, owner, people) + seed + matrix.astype("<f8").tobytes()
 
     def open(self, frame: bytes, kind: MessageKind, sender: str, *, owner: str) -> Opened:
-        """Return what `sender` sent, of `owner` or for it.
-
-        Raises:
-            LocalProtocolError: no bytes.
-            RemoteProtocolError: anything but a frame of this kind, agreement and owner with so many
-                columns as agreed, of no more rows than agreed, and of bounded numbers.
+        """Return what `sender` sent, of `owner` or for it. Raises LocalProtocolError: no bytes;
+        RemoteProtocolError: anything but a frame of this kind, agreement and owner with so many
+        columns as agreed, of no more rows than agreed, and of bounded numbers.
         """
         if type(frame) is not bytes:
             raise LocalProtocolError(
@@ -383,10 +350,8 @@ class SvdDealer(_SvdRole):
         super().__init__(agreement, agreement.dealer)
 
     def deal(self) -> Iterator[Outgoing]:
-        """Return one message for each owner; once.
-
-        Raises:
-            LocalProtocolError: it was dealt already, or this is a forked process.
+        """Return one message for each owner; once. Raises LocalProtocolError: it was dealt already,
+        or this is a forked process.
         """
         self._once()
         return self._messages(fresh_key(), fresh_key())
@@ -409,11 +374,8 @@ class SvdOwner(_SvdRole):
         self._masks: Opened | None = None
 
     def take(self, dealt: bytes) -> None:
-        """Read what the dealer sent.
-
-        Raises:
-            LocalProtocolError: it was dealt to already.
-            RemoteProtocolError: no seed and rows of an orthogonal matrix, for this owner.
+        """Read what the dealer sent. Raises LocalProtocolError: it was dealt to already;
+        RemoteProtocolError: no seed and rows of an orthogonal matrix, for this owner.
         """
         agreed = self.agreement
         if self._masks is not None:
@@ -433,7 +395,7 @@ class SvdOwner(_SvdRole):
             LocalProtocolError: no such table, no masks yet, or it masked one already.
         """
         agreed, masks = self.agreement, self._held()
-        require_people(people)
+        require_people(people, "ordered rows to decompose")
         own = agreed.features[agreed.position(self.me)]
         if (
             type(table_NF) is not np.ndarray or table_NF.dtype != np.float64
@@ -476,13 +438,7 @@ class SvdServer(_SvdRole):
                 are of different rows, or their sum has no decomposition. No answer was given then.
         """
         agreed = self.agreement
-        if set(tables) != set(agreed.owners):
-            missing, unknown = set(agreed.owners) - set(tables), set(tables) - set(agreed.owners)
-            raise RemoteProtocolError(
-                f"a decomposition needs the tables of {', '.join(agreed.owners)}; missing: "
-                f"{', '.join(sorted(missing)) or 'none'}; unknown: "
-                f"{', '.join(sorted(map(str, unknown))) or 'none'}"
-            )
+        require_all("a decomposition needs the tables of", tables, agreed.owners)
         first, *others = agreed.owners
         opened = self._table(tables[first], first)
         total_NF, people = opened.matrix, opened.people

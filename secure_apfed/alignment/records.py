@@ -17,7 +17,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from apfed_protocols.errors import LocalProtocolError
-from apfed_protocols.psi.supply import Supply
+from apfed_protocols.psi.interface import Supply
 from secure_apfed.errors import CheckpointError, DataError
 from secure_apfed.names import check_name
 from secure_apfed.settings.alignment import AlignmentSettings

@@ -17,8 +17,7 @@ import msgpack
 from pydantic import ValidationError
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.identity import Identity, verify
-from apfed_protocols.seal import RunKey, SealedLink, fresh_run_key
+from apfed_protocols.seal import Identity, RunKey, SealedLink, fresh_run_key, verify
 from secure_apfed.contract import Contract, RepresentationTerms, Resumption
 from secure_apfed.exchange.envelope import BEFORE_TRAINING, SESSION_LETTERS, Envelope, Kind
 from secure_apfed.exchange.links import Links

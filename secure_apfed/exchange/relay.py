@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import msgpack
 
 from apfed_protocols.errors import RemoteProtocolError
-from apfed_protocols.identity import SIGNATURE_BYTES, verify
 from apfed_protocols.randomness import fresh_key
+from apfed_protocols.seal import SIGNATURE_BYTES, verify
 from secure_apfed.exchange.certificates import Credentials
 from secure_apfed.exchange.door import Crowd
 from secure_apfed.exchange.grpc_link import GrpcConnection, Port

@@ -17,8 +17,7 @@ from typing import NoReturn, Protocol
 import msgpack
 
 from apfed_protocols.errors import RemoteProtocolError
-from apfed_protocols.identity import Identity, verify
-from apfed_protocols.seal import SEAL_OVERHEAD_BYTES, SealedLink, fresh_run_key
+from apfed_protocols.seal import SEAL_OVERHEAD_BYTES, Identity, SealedLink, fresh_run_key, verify
 from secure_apfed.exchange.resumable_link import MOST_FRAME, Connection
 
 __all__ = [

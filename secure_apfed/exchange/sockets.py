@@ -22,8 +22,8 @@ from typing import Self
 import msgpack
 
 from apfed_protocols.errors import LocalProtocolError, PartyLeftError, RemoteProtocolError
-from apfed_protocols.identity import SIGNATURE_BYTES, Identity, verify
 from apfed_protocols.randomness import fresh_key
+from apfed_protocols.seal import SIGNATURE_BYTES, Identity, verify
 from secure_apfed.exchange.links import Awaited, Frame
 from secure_apfed.exchange.silence import Silence
 

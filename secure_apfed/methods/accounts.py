@@ -7,8 +7,8 @@ import hashlib
 import math
 from pathlib import Path
 
-from apfed_protocols.identity import Identity, fresh_identity
 from apfed_protocols.randomness import derive_key, fresh_key
+from apfed_protocols.seal import Identity, fresh_identity
 from secure_apfed.defences import Surroundings
 from secure_apfed.errors import CheckpointError
 from secure_apfed.learning.private_gradient import PrivateUpdates

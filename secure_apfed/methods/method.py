@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from apfed_protocols.errors import LocalProtocolError, PartyLeftError
-from apfed_protocols.identity import Identity
+from apfed_protocols.seal import Identity
 from secure_apfed.contract import AGGREGATOR, Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.data import OwnData
 from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links

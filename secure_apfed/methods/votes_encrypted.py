@@ -2,7 +2,7 @@
 
 The active sends its labels under its own key, each passive multiplies them with the matrix of a
 labeller that is linear in the labels, the aggregator adds, the active decrypts. What each of them
-learns stands in `apfed_protocols.products.roles`, and what an active that breaks the protocol reads
+learns stands in `apfed_protocols.products`, and what an active that breaks the protocol reads
 in `SumOfProducts.malicious`. With `candidates` the passives find most such actives out.
 
 Letters: U rows to vote on, n of them labelled, F features of a passive, K classes.

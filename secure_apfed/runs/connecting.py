@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import TypeAlias
 
-from apfed_protocols.identity import Identity
+from apfed_protocols.seal import Identity
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Sockets, Transport
 from secure_apfed.exchange.certificates import Credentials, read_revoked, require_caller

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from apfed_protocols.errors import PartyLeftError
-from apfed_protocols.identity import Identity
+from apfed_protocols.seal import Identity
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.exchange import Transport
 from secure_apfed.exchange.calls import Calls

@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from apfed_protocols.identity import Identity, fresh_identity
+from apfed_protocols.seal import Identity, fresh_identity
 from secure_apfed.exchange import Awaited, Kind, Transport
 from secure_apfed.exchange.certificates import Authority, Credentials, make_authority
 from secure_apfed.exchange.relay import Relay

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from apfed_protocols.errors import PartyLeftError
-from apfed_protocols.identity import fresh_identity
+from apfed_protocols.seal import fresh_identity
 from secure_apfed.exchange import Awaited, Kind
 from secure_apfed.exchange.calls import Calls, Carry
 from secure_apfed.exchange.linked import Linked

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from apfed_protocols.errors import RemoteProtocolError
-from apfed_protocols.identity import fresh_identity
+from apfed_protocols.seal import fresh_identity
 from secure_apfed.exchange.grpc_link import GrpcConnection, dial
 from secure_apfed.exchange.relay import Relay
 from secure_apfed.exchange.sealed_connection import MOST_SEALED, MOST_UNPROVED, read_before

@@ -11,7 +11,7 @@ import msgpack
 import pytest
 
 from apfed_protocols.errors import PartyLeftError, RemoteProtocolError
-from apfed_protocols.identity import fresh_identity
+from apfed_protocols.seal import fresh_identity
 from secure_apfed.exchange import Kind, Links, drive, play_one
 from secure_apfed.exchange.grpc_link import GrpcConnection, Port, dial
 from secure_apfed.exchange.relay import Relay, room_of, through

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from apfed_protocols.errors import PartyLeftError
-from apfed_protocols.identity import fresh_identity
+from apfed_protocols.seal import fresh_identity
 from secure_apfed.errors import ConfigError
 from secure_apfed.runs.party_file import PartyFile
 from tests.links.jobs import OPEN, WAIT, Job, job_of, needs_nvflare

@@ -20,7 +20,7 @@ from tests.protocols.test_psi_supply import AHEAD, SETS, MEMBERS, play, stock
 from tests.contracts.sum_parties import agreement, binding, make
 from tests.protocols.test_seal import ends, pair_of_links
 from apfed_protocols.psi.circuit import CircuitIntersection
-from apfed_protocols.psi.supply import Supply
+from apfed_protocols.psi.interface import Supply
 
 
 def said(action):

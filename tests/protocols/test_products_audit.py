@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from apfed_protocols import products as audit
 from apfed_protocols.conversation import Conversation, Outgoing, converse
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.products import SumOfProducts
-from apfed_protocols.products import roles as audit
 from apfed_protocols.products.request import encrypt_labels, open_request, request_frame
 from apfed_protocols.sums.interface import IntArray
 from tests.contracts.product_parties import ProductParties, agreement, labels, matrices

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from apfed_protocols import products as roles
 from apfed_protocols.noise import discrete_gaussian
-from apfed_protocols.products import SumOfProducts, roles
+from apfed_protocols.products import SumOfProducts
 from apfed_protocols.products.request import encrypt_labels
 from tests.contracts.product_parties import ProductParties, agreement
 

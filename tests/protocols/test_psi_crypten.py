@@ -20,9 +20,9 @@ if importlib.util.find_spec("crypten") is None:
 
 from apfed_protocols import randomness
 from apfed_protocols.conversation import Outgoing, converse
+from apfed_protocols.crypten.tensors import CryptenAnd
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.psi import SET_INTERSECTIONS, circuit, hashing
-from apfed_protocols.psi.crypten_gate import CryptenAnd
 from apfed_protocols.psi.interface import IntersectionAgreement
 from tests.free_port import free_port
 

@@ -1,6 +1,7 @@
 """The circuit on programmed values: dealt ahead, several members, and what a value gives away."""
 
 from collections.abc import Generator, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -15,10 +16,16 @@ from apfed_protocols.psi.circuit import (
     deal_request,
 )
 from apfed_protocols.psi.hashing import Words, bins_for
-from apfed_protocols.psi.interface import Inbox, IntersectionAgreement, Output, ScriptedRole, Turn
+from apfed_protocols.psi.interface import (
+    Inbox,
+    IntersectionAgreement,
+    Output,
+    ScriptedRole,
+    Supply,
+    Turn,
+)
 from apfed_protocols.psi.opprf import OpprfIntersection, Programmed, ProgrammedStocking
 from apfed_protocols.psi.store import DENSE, Rows, cells_for, decode, targets_of
-from apfed_protocols.psi.supply import Supply
 from apfed_protocols.psi.vole import DEAL, HubShare
 from tests.protocols.scripted import play
 
@@ -128,8 +135,7 @@ def test_a_hub_that_deviates_reads_no_membership_before_the_circuit() -> None:
     probing = _Probing()
 
     class Backend(OpprfIntersection):
-        def _comparing(self) -> Programmed:
-            return probing
+        comparing: ClassVar[Any] = staticmethod(lambda: probing)
 
     backend = Backend(IntersectionAgreement(session="s", dealer="dealer"))
     play({

@@ -18,8 +18,7 @@ from apfed_protocols.psi.circuit import (
     Stocking,
 )
 from apfed_protocols.psi.ecdh import EcdhIntersection
-from apfed_protocols.psi.interface import Aligner, IntersectionAgreement, Output
-from apfed_protocols.psi.supply import Supply
+from apfed_protocols.psi.interface import Aligner, IntersectionAgreement, Output, Supply
 from apfed_protocols.randomness import fresh_key
 from tests.with_crypten import installed
 

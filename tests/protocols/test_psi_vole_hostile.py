@@ -16,6 +16,7 @@ from apfed_protocols.psi.interface import (
     IntersectionTooSmallError,
     Output,
     ScriptedRole,
+    Supply,
 )
 from apfed_protocols.psi.opprf import OpprfIntersection, ProgrammedStocking
 from apfed_protocols.psi.store import (
@@ -27,7 +28,6 @@ from apfed_protocols.psi.store import (
     digest_ids,
     targets_of,
 )
-from apfed_protocols.psi.supply import Supply
 from apfed_protocols.psi.vole import (
     COMMIT,
     HELLO,

@@ -1,7 +1,8 @@
 """The everyday names of the light distribution load, each from the module that defines it."""
 
-import apfed_protocols
 import pytest
+
+import apfed_protocols
 
 
 @pytest.mark.parametrize("name", apfed_protocols.__all__)
@@ -12,5 +13,5 @@ def test_an_everyday_name_loads(name: str) -> None:
 
 
 def test_another_name_is_refused_with_those_that_are_there() -> None:
-    with pytest.raises(AttributeError, match="has no 'MaskSum'; its names are .*MaskedSum"):
+    with pytest.raises(AttributeError, match=r"has no 'MaskSum'; its names are .*MaskedSum"):
         apfed_protocols.MaskSum  # noqa: B018

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from apfed_protocols.identity import fresh_identity
-from apfed_protocols.seal import SealedLink, fresh_run_key
+from apfed_protocols.seal import SealedLink, fresh_identity, fresh_run_key
 from secure_apfed.audit_log import AuditLog
 from secure_apfed.exchange import Envelope, Kind, Links
 from secure_apfed.names import ReleaseFigure

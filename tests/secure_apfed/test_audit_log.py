@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from apfed_protocols.errors import RemoteProtocolError
-from apfed_protocols.identity import fresh_identity
+from apfed_protocols.seal import fresh_identity
 from secure_apfed.audit_log import AuditLog, compare_logs, verify_log
 from secure_apfed.cli import execute
 from secure_apfed.errors import CheckpointError

@@ -14,7 +14,7 @@ import torch
 import secure_apfed
 from apfed_protocols.moments import MomentAgreement
 from apfed_protocols.noise import discrete_gaussian
-from apfed_protocols.products.agreement import ProductAgreement
+from apfed_protocols.products.ring import ProductAgreement
 from apfed_protocols.psi.interface import IntersectionAgreement
 from apfed_protocols.svd import SvdAgreement
 from secure_apfed.exchange import Kind

@@ -9,7 +9,7 @@ import msgpack
 import pytest
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.identity import Identity, fresh_identity, verify
+from apfed_protocols.seal import Identity, fresh_identity, verify
 from secure_apfed.contract import Contract, Resumption
 from secure_apfed.exchange import Agreement, Envelope, Greeting, InMemory, Kind, Script, agree
 from secure_apfed.methods import METHODS, Start, fresh_secrets

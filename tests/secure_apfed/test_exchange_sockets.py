@@ -11,8 +11,8 @@ import msgpack
 import pytest
 
 from apfed_protocols.errors import LocalProtocolError, PartyLeftError, RunStoppedError
-from apfed_protocols.identity import Identity, fresh_identity
 from apfed_protocols.randomness import fresh_key
+from apfed_protocols.seal import Identity, fresh_identity
 from secure_apfed.exchange import Awaited, Kind, Links, Sockets, drive, play_one, silence
 from secure_apfed.exchange import sockets as module
 from secure_apfed.exchange.sockets import Address, listen_at, parse_address, spell_address

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from apfed_protocols.errors import PartyLeftError, RemoteProtocolError
-from apfed_protocols.identity import fresh_identity
+from apfed_protocols.seal import fresh_identity
 from secure_apfed.config import Config
 from secure_apfed.contract import AGGREGATOR
 from secure_apfed.data import PartyTable, VerticalData

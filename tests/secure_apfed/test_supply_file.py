@@ -11,8 +11,7 @@ import secure_apfed.alignment.records
 from apfed_protocols.conversation import converse
 from apfed_protocols.errors import LocalProtocolError
 from apfed_protocols.psi.circuit import CircuitIntersection, Stocking
-from apfed_protocols.psi.interface import IntersectionAgreement
-from apfed_protocols.psi.supply import Supply
+from apfed_protocols.psi.interface import IntersectionAgreement, Supply
 from secure_apfed.alignment.records import store_supply, take_supply
 from secure_apfed.errors import DataError
 

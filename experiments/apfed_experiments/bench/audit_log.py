@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from apfed_experiments.bench.rows import Bench, Group, Row, interleave, median_ratio, single
-from apfed_protocols.identity import fresh_identity
+from apfed_protocols.seal import fresh_identity
 from secure_apfed.audit_log import AuditLog, verify_log
 from secure_apfed.exchange import Envelope, Kind
 from secure_apfed.names import ReleaseFigure

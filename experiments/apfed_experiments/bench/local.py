@@ -29,8 +29,7 @@ from apfed_experiments.bench.rows import (
     single,
 )
 from apfed_protocols.errors import UnsafeChoiceWarning
-from apfed_protocols.identity import Identity, fresh_identity
-from apfed_protocols.seal import SealedLink, fresh_run_key
+from apfed_protocols.seal import Identity, SealedLink, fresh_identity, fresh_run_key
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
 from secure_apfed.exchange import InMemory, Kind, Links, Sockets, drive

@@ -13,7 +13,7 @@ from nvflare.recipe.spec import Recipe
 
 from apfed_experiments.bench.local import sealed
 from apfed_experiments.bench.talk import echo, seconds_of
-from apfed_protocols.identity import Identity, fresh_identity
+from apfed_protocols.seal import Identity, fresh_identity
 from secure_apfed.exchange import Kind, Links, drive
 from secure_apfed.runs.connecting import Connect
 from secure_apfed.runs.nvflare_job import job_of

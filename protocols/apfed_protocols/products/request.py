@@ -3,7 +3,8 @@
 Run by: every role, from the agreement only. Protects from: malformed bytes; a request, whatever it
 is, parses to polynomials modulo q or raises `RemoteProtocolError`, and so does an answer to words.
 
-Letters: n labels, K classes, B people of a block.
+Letters: n labels, K classes, B people of a block, N coefficients, L digits, U people of a
+ciphertext, H = U / 2.
 """
 
 import hashlib
@@ -18,9 +19,9 @@ from numpy.typing import NDArray
 
 from apfed_protocols.checks import is_whole
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.products.agreement import ProductAgreement
 from apfed_protocols.products.ring import (
     Digits,
+    ProductAgreement,
     ProductHeadroom,
     Ring,
     Words,
@@ -46,9 +47,6 @@ __all__ = [
     "secret_of",
 ]
 
-_MOST = {"people": 2**28, "columns": 512, "labelled": 4096}
-_SECURITY = (20, 64)
-_CANDIDATES = (2, 1024)
 _SEED_BYTES = 32
 _WORD = np.dtype("<u8")
 
@@ -117,10 +115,8 @@ class DescribedProducts(DescribedSum):
         return -(-self.products.people // self.block_rows)
 
     def people_of(self, block: int) -> range:
-        """The rows of one block, in the order of all people.
-
-        Raises:
-            LocalProtocolError: there is no such block.
+        """The rows of one block, in the order of all people. Raises LocalProtocolError: there is no
+        such block.
         """
         if not is_whole(block) or not 0 <= block < self.blocks:
             raise LocalProtocolError(
@@ -238,10 +234,8 @@ class DescribedProducts(DescribedSum):
         return [part.tobytes() for part in parts]
 
     def parse(self, frame: Frame, block: int, *, sender: str) -> Words:
-        """The words in a frame for a block, which may each have any value.
-
-        Raises:
-            RemoteProtocolError: too few or too many, or of another block.
+        """The words in a frame for a block, which may each have any value. Raises
+        RemoteProtocolError: too few or too many, or of another block.
         """
         people, counts = len(self.people_of(block)), self.words(block)
         if (frame.step, frame.shape) != (block, (people, self.products.columns)):
@@ -308,12 +302,8 @@ def open_request(
     return frame.blobs
 
 
-# The encrypted labels: the active makes them of one secret seed, the passives read them.
-#
-# Run by: the active (`encrypt_labels`) and the passives (`LabelValues`). Everything in a request
-# follows from 32 secret bytes and the labels, so that whoever is told both makes the same bytes.
-#
-# Letters: n labels, N coefficients, L digits, U people of a ciphertext, H = U / 2.
+# The encrypted labels: everything in a request follows from 32 secret bytes and the labels, so that
+# whoever is told both makes the same bytes.
 
 
 def expand_key(ring: Ring, seed: bytes) -> Digits:

@@ -38,14 +38,13 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
-from typing import ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from apfed_protocols.crypten import load_crypten
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.ids import check_ids
 from apfed_protocols.psi import hashing
 from apfed_protocols.psi.hashing import (
     BITS,
@@ -62,7 +61,8 @@ from apfed_protocols.psi.hashing import (
     slots_for,
 )
 from apfed_protocols.psi.interface import (
-    Admit,
+    DealingAhead,
+    DealtIntersection,
     Framing,
     Guesses,
     Inbox,
@@ -71,25 +71,23 @@ from apfed_protocols.psi.interface import (
     Membership,
     Opened,
     Output,
-    Progress,
     Script,
     ScriptedRole,
+    Supply,
     Turn,
     agreed_size,
     announced_size,
     check_announced,
-    check_choices,
     check_parties,
     largest_size,
 )
 from apfed_protocols.psi.interface import Desk as AnyDesk
-from apfed_protocols.psi.supply import DealingAhead, Supply
 from apfed_protocols.psi.vole import match
 from apfed_protocols.randomness import KEY_BYTES, derive_key, fresh_key, random_permutation
 
 __all__ = [
     "CHUNK_SLOTS", "ENOUGH", "TOO_FEW", "UNCHECKED", "VERDICT", "VERSION", "CircuitIntersection",
-    "Comparing", "CryptenCircuitIntersection", "Desk", "Kind", "Meeting", "Rows",
+    "CryptenCircuitIntersection", "Desk", "Kind", "Meeting", "Rows",
     "Slots", "Stocking", "all_members_agree", "any_slot_equals", "chunks", "deal_request",
     "dealer_script", "hub_triples", "longest_message", "meet_as_hub", "meet_as_member",
     "member_triples", "open_at_hub", "open_at_member", "planned_bins_and_slots", "stocking_script",
@@ -175,76 +173,57 @@ class Kind(IntEnum):
 class Desk(AnyDesk[Kind]):
     """Frames one party's messages, and reads those of its peers."""
 
-    def __init__(
-        self,
-        me: str,
-        agreement: IntersectionAgreement,
-        progress: Callable[[Progress], None] | None = None,
-        *,
-        version: int = VERSION,
-    ) -> None:
-        super().__init__(
-            me, agreement, kinds=Kind, version=version, work="comparing bins", progress=progress
-        )
-
-    def read_words(self, inbox: Inbox, sender: str, kind: Kind, shape: tuple[int, ...]) -> Words:
-        """Return the body as 64-bit words of this shape."""
-        body = self.read(inbox, sender, kind, WORD.itemsize * int(np.prod(shape)))
-        return np.frombuffer(body, WORD).reshape(shape)
+    kinds = Kind
+    version = VERSION
+    work = "comparing bins"
 
 
-class Comparing(Protocol):
-    """Roles of all parties; B bins, K slots, M members.
+class Slots:
+    """What hub and members compare: each of a member's IDs has its slot.
+
+    B bins, K slots, M members.
 
     Attributes:
         version: names the protocol in each frame.
     """
 
-    version: int
+    version: ClassVar[int] = VERSION
 
     def slots(self, member_size: int, bins: int) -> int:
         """K, for so many IDs."""
-        ...
+        return hashing.slots_for(member_size, bins)
 
-    def table(
-        self, prints: NDArray[np.uint64], bins_of: Rows, bins: int, slots: int
-    ) -> NDArray[np.uint64] | None:
+    def table(self, prints: Words, bins_of: Rows, bins: int, slots: int) -> Words | None:
         """The tags in all slots, shape (K, B), or None where they do not fit."""
-        ...
+        return hashing.member_table(prints, bins_of, bins, slots)
 
     def longest(self, agreement: IntersectionAgreement) -> int:
         """Bytes of the longest message of an intersection, or of its dealing."""
-        ...
+        return longest_message(agreement)
 
     def at_hub(
         self, desk: Desk, members: Sequence[str], meeting: Meeting, supply: Supply | None
     ) -> Generator[Turn, Inbox, Words]:
         """Return the tag in each bin for each member, shape (M, B)."""
-        ...
+        yield from ()
+        return np.broadcast_to(meeting.tags, (len(members), *meeting.tags.shape))
 
     def at_member(
         self, desk: Desk, hub: str, meeting: Meeting, supply: Supply | None
     ) -> Generator[Turn, Inbox, Words]:
         """Return the tags in each bin, shape (K, B)."""
-        ...
+        yield from ()
+        return meeting.tags
 
     def deal(self, desk: Desk, hub: str, members: Sequence[str]) -> Script:
         """The dealer's whole script."""
-        ...
+        return dealer_script(desk, hub, members)
 
 
-class CircuitIntersection:
-    """The backend `circuit`: many bytes, little computing, a dealer; see `leaks`.
-
-    Args:
-        agreement: equal at all parties; names the dealer.
-        threads: at least 1; this backend computes on whole arrays in this process.
-        progress: told of every chunk of bins.
-        admit: asked before each role with IDs is made.
-    """
+class CircuitIntersection(DealtIntersection):
+    """The backend `circuit`: many bytes, little computing, a dealer; see `leaks`."""
 
     name: ClassVar[str] = "circuit"
-    needs_dealer: ClassVar[bool] = True
     pairwise: ClassVar[bool] = False
     outputs: ClassVar[frozenset[Output]] = frozenset(Output)
     leaks: ClassVar[tuple[str, ...]] = (
@@ -252,6 +231,7 @@ class CircuitIntersection:
         "All parties learn whether the agreed minimum is reached.",
         UNCHECKED,
     )
+    comparing: ClassVar[type[Slots]] = Slots
 
     @staticmethod
     def most_guesses(maximum_ids: int) -> Guesses:
@@ -262,152 +242,79 @@ class CircuitIntersection:
         bins = bins_for(maximum_ids)
         return Guesses(hub=bins, member=bins * slots_for(maximum_ids, bins))
 
-    def __init__(
-        self,
-        agreement: IntersectionAgreement,
-        *,
-        threads: int | None = None,
-        progress: Callable[[Progress], None] | None = None,
-        admit: Admit | None = None,
-    ) -> None:
-        check_choices(self.name, self.outputs, agreement, threads)
-        if not agreement.dealer:
-            raise LocalProtocolError(
-                "a circuit intersection needs a dealer; name it in the agreement"
-            )
-        self.agreement, self._progress, self._admit = agreement, progress, admit
-
     @property
     def longest(self) -> int:
-        """Bytes of the longest message that a role takes."""
-        return self._comparing().longest(self.agreement)
-
-    def hub(
-        self,
-        me: str,
-        members: Sequence[str],
-        ids: Sequence[bytes],
-        *,
-        supply: Supply | None = None,
-    ) -> ScriptedRole:
-        """The active's side; `supply` where the agreement says that triples were dealt ahead.
-
-        Raises LocalProtocolError on duplicate or empty IDs, and on a supply that does not fit.
-        """
-        check_parties(me, members, self.agreement.dealer)
-        self._enter(me, members, ids, supply)
-        script = _hub_script(self._desk(me), self._comparing(), self._gate(), members, ids, supply)
-        return self._role(me, [*members, self.agreement.dealer], script)
-
-    def member(
-        self, me: str, hub: str, ids: Sequence[bytes], *, supply: Supply | None = None
-    ) -> ScriptedRole:
-        """A passive's side; as `hub`."""
-        check_parties(hub, [me], self.agreement.dealer)
-        self._enter(me, [hub], ids, supply)
-        script = _member_script(self._desk(me), self._comparing(), self._gate(), hub, ids, supply)
-        return self._role(me, [hub, self.agreement.dealer], script)
-
-    def dealer(self, hub: str, members: Sequence[str]) -> ScriptedRole:
-        """The dealer's side."""
-        me = self.agreement.dealer
-        check_parties(hub, members, me)
-        script = self._comparing().deal(self._desk(me), hub, members)
-        return self._role(me, [hub, *members], script)
-
-    def _enter(
-        self, me: str, peers: Sequence[str], ids: Sequence[bytes], supply: Supply | None
-    ) -> None:
-        """Check all that can be checked before the first message; claim the supply last."""
-        check_ids(me, ids, self.agreement.maximum_ids)
-        if (supply is not None) != self.agreement.ahead:
-            raise LocalProtocolError(
-                f"{me} has {'a' if supply else 'no'} supply, the agreement says "
-                f"ahead={self.agreement.ahead}"
-            )
-        if self._admit is not None:
-            self._admit(me, peers)
-        if supply is not None:
-            supply.claim(self.agreement, me)
-
-    def _comparing(self) -> Comparing:
-        """What hub and members compare."""
-        return Slots()
+        return self.comparing().longest(self.agreement)
 
     def _gate(self) -> type[And]:
         """What computes an AND at this party."""
         return BeaverAnd
 
     def _desk(self, me: str) -> Desk:
-        version = self._comparing().version
-        return Desk(me, self.agreement, self._progress, version=version)
+        return Desk(me, self.agreement, self._progress, version=self.comparing().version)
 
-    def _role(self, me: str, peers: Sequence[str], script: Script) -> ScriptedRole:
-        return ScriptedRole(me, peers, self.agreement.output, script, longest=self.longest)
+    def dealer(self, hub: str, members: Sequence[str]) -> ScriptedRole:
+        me = self.agreement.dealer
+        check_parties(hub, members, me)
+        return self._role(me, [hub, *members], self.comparing().deal(self._desk(me), hub, members))
 
+    def _hub_script(
+        self, me: str, members: Sequence[str], ids: Sequence[bytes], supply: Supply | None
+    ) -> Script:
+        desk, comparing, gate = self._desk(me), self.comparing(), self._gate()
+        meeting = yield from meet_as_hub(desk, comparing, members, ids)
+        tags_MB = yield from comparing.at_hub(desk, members, meeting, supply)
+        seed_bytes, shares = KEY_BYTES * (len(members) + 1), []
+        bins = tags_MB.shape[-1]
+        for chunk in chunks(bins, meeting.slots):
+            words = (chunk.stop - chunk.start) // BITS
+            pair_words, all_words = triple_words(words, meeting.slots)
+            dealt = yield from hub_triples(desk, words, meeting.slots, supply)
+            *seeds, all_seed = (dealt[k : k + KEY_BYTES] for k in range(0, seed_bytes, KEY_BYTES))
+            planes, triples = {}, {}
+            for member, slots, seed, count, tags_B in zip(
+                members, meeting.slots, seeds, pair_words, tags_MB, strict=True
+            ):
+                planes_1W = ~bit_planes(tags_B[chunk])[:, None]
+                planes[member] = np.broadcast_to(planes_1W, (BITS, slots, words))
+                triples[member] = TripleShares.expand(seed, count)
+            bits = yield from any_slot_equals(desk, planes, triples, leads=True, gate=gate)
+            all_triples = TripleShares.expand(all_seed, all_words, dealt[seed_bytes:])
+            bits_MW = np.stack([bits[member] for member in members])
+            share = yield from all_members_agree(
+                desk, bits_MW, all_triples, hub=desk.me, members=members, gate=gate
+            )
+            shares.append(share)
+            desk.report(chunk.stop, bins)
+        share = np.concatenate(shares)
+        return (yield from open_at_hub(desk, members, meeting, ids, share))
 
-def _hub_script(
-    desk: Desk,
-    comparing: Comparing,
-    gate: type[And],
-    members: Sequence[str],
-    ids: Sequence[bytes],
-    supply: Supply | None,
-) -> Script:
-    meeting = yield from meet_as_hub(desk, comparing, members, ids)
-    tags_MB = yield from comparing.at_hub(desk, members, meeting, supply)
-    seed_bytes, shares = KEY_BYTES * (len(members) + 1), []
-    bins = tags_MB.shape[-1]
-    for chunk in chunks(bins, meeting.slots):
-        words = (chunk.stop - chunk.start) // BITS
-        pair_words, all_words = triple_words(words, meeting.slots)
-        dealt = yield from hub_triples(desk, words, meeting.slots, supply)
-        *seeds, all_seed = (dealt[k : k + KEY_BYTES] for k in range(0, seed_bytes, KEY_BYTES))
-        planes, triples = {}, {}
-        for member, slots, seed, count, tags_B in zip(
-            members, meeting.slots, seeds, pair_words, tags_MB, strict=True
-        ):
-            planes_1W = ~bit_planes(tags_B[chunk])[:, None]
-            planes[member] = np.broadcast_to(planes_1W, (BITS, slots, words))
-            triples[member] = TripleShares.expand(seed, count)
-        bits = yield from any_slot_equals(desk, planes, triples, leads=True, gate=gate)
-        all_triples = TripleShares.expand(all_seed, all_words, dealt[seed_bytes:])
-        bits_MW = np.stack([bits[member] for member in members])
-        share = yield from all_members_agree(
-            desk, bits_MW, all_triples, hub=desk.me, members=members, gate=gate
-        )
-        shares.append(share)
-        desk.report(chunk.stop, bins)
-    share = np.concatenate(shares)
-    return (yield from open_at_hub(desk, members, meeting, ids, share))
-
-
-def _member_script(
-    desk: Desk, comparing: Comparing, gate: type[And], hub: str, ids: Sequence[bytes],
-    supply: Supply | None,
-) -> Script:  # fmt: skip
-    meeting = yield from meet_as_member(desk, comparing, hub, ids)
-    tags = yield from comparing.at_member(desk, hub, meeting, supply)
-    place, shares = meeting.place, []
-    bins = tags.shape[-1]
-    for chunk in chunks(bins, meeting.slots):
-        tags_KB = tags[:, chunk]
-        words = tags_KB.shape[1] // BITS
-        pair_words, all_words = triple_words(words, meeting.slots)
-        dealt = yield from member_triples(desk, words, meeting.slots, place, supply)
-        seed, all_seed = dealt[:KEY_BYTES], dealt[KEY_BYTES : 2 * KEY_BYTES]
-        triples = TripleShares.expand(seed, pair_words[place], dealt[2 * KEY_BYTES :])
-        planes = {hub: bit_planes(tags_KB)}
-        bits = yield from any_slot_equals(desk, planes, {hub: triples}, leads=False, gate=gate)
-        bits_MW = np.zeros((len(meeting.slots), words), np.uint64)
-        bits_MW[place] = bits[hub]
-        all_triples = TripleShares.expand(all_seed, all_words)
-        share = yield from all_members_agree(
-            desk, bits_MW, all_triples, hub=hub, members=(), gate=gate
-        )
-        shares.append(share)
-        desk.report(chunk.stop, bins)
-    return (yield from open_at_member(desk, hub, meeting, ids, np.concatenate(shares)))
+    def _member_script(
+        self, me: str, hub: str, ids: Sequence[bytes], supply: Supply | None
+    ) -> Script:
+        desk, comparing, gate = self._desk(me), self.comparing(), self._gate()
+        meeting = yield from meet_as_member(desk, comparing, hub, ids)
+        tags = yield from comparing.at_member(desk, hub, meeting, supply)
+        place, shares = meeting.place, []
+        bins = tags.shape[-1]
+        for chunk in chunks(bins, meeting.slots):
+            tags_KB = tags[:, chunk]
+            words = tags_KB.shape[1] // BITS
+            pair_words, all_words = triple_words(words, meeting.slots)
+            dealt = yield from member_triples(desk, words, meeting.slots, place, supply)
+            seed, all_seed = dealt[:KEY_BYTES], dealt[KEY_BYTES : 2 * KEY_BYTES]
+            triples = TripleShares.expand(seed, pair_words[place], dealt[2 * KEY_BYTES :])
+            planes = {hub: bit_planes(tags_KB)}
+            bits = yield from any_slot_equals(desk, planes, {hub: triples}, leads=False, gate=gate)
+            bits_MW = np.zeros((len(meeting.slots), words), np.uint64)
+            bits_MW[place] = bits[hub]
+            all_triples = TripleShares.expand(all_seed, all_words)
+            share = yield from all_members_agree(
+                desk, bits_MW, all_triples, hub=hub, members=(), gate=gate
+            )
+            shares.append(share)
+            desk.report(chunk.stop, bins)
+        return (yield from open_at_member(desk, hub, meeting, ids, np.concatenate(shares)))
 
 
 class CryptenCircuitIntersection(CircuitIntersection):
@@ -419,26 +326,19 @@ class CryptenCircuitIntersection(CircuitIntersection):
 
     name: ClassVar[str] = "circuit_crypten"
 
-    def __init__(
-        self,
-        agreement: IntersectionAgreement,
-        *,
-        threads: int | None = None,
-        progress: Callable[[Progress], None] | None = None,
-        admit: Admit | None = None,
-    ) -> None:
+    def __init__(self, agreement: IntersectionAgreement, **choices: Any) -> None:
         load_crypten()
-        super().__init__(agreement, threads=threads, progress=progress, admit=admit)
+        super().__init__(agreement, **choices)
 
     def _gate(self) -> type[And]:
         # torch takes a second to load, and only here is it needed
-        from apfed_protocols.psi.crypten_gate import CryptenAnd
+        from apfed_protocols.crypten.tensors import CryptenAnd
 
         return CryptenAnd
 
 
 def meet_as_hub(
-    desk: Desk, bins_of_members: Comparing, members: Sequence[str], ids: Sequence[bytes]
+    desk: Desk, bins_of_members: Slots, members: Sequence[str], ids: Sequence[bytes]
 ) -> Generator[Turn, Inbox, Meeting]:
     """The hub's side."""
     own, count, size = fresh_key(), len(members), announced_size(desk.agreement, desk.me, len(ids))
@@ -496,7 +396,7 @@ def _fill_bins(
 
 
 def meet_as_member(
-    desk: Desk, bins_of_members: Comparing, hub: str, ids: Sequence[bytes]
+    desk: Desk, bins_of_members: Slots, hub: str, ids: Sequence[bytes]
 ) -> Generator[Turn, Inbox, Meeting]:
     """A member's side."""
     inbox = yield Turn((), [hub])
@@ -528,10 +428,8 @@ def meet_as_member(
 
 
 def _check_place(desk: Desk, hub: str, place: int, count: int) -> None:
-    """Refuse a place that there is not, or another number of members than agreed.
-
-    Raises:
-        RemoteProtocolError: names the hub and what it said.
+    """Refuse a place that there is not, or another number of members than agreed. Raises
+    RemoteProtocolError: names the hub and what it said.
     """
     if place >= count:
         raise RemoteProtocolError(f"{hub} gives place {place} among {count} members")
@@ -543,7 +441,7 @@ def _check_place(desk: Desk, hub: str, place: int, count: int) -> None:
 
 
 def _filled(
-    bins_of_members: Comparing, ids: Sequence[bytes], key: bytes, *, slots: int, bins: int
+    bins_of_members: Slots, ids: Sequence[bytes], key: bytes, *, slots: int, bins: int
 ) -> _Filled | None:
     """The fingerprints and the tags (K, B); None where this key does not do."""
     prints, bins_of, tokens = hashing.fingerprints(ids, key, bins)
@@ -575,36 +473,6 @@ def _fill_slots(
 
 def _key(desk: Desk, hub_part: bytes, parts: bytes, attempt: int) -> bytes:
     return derive_key(hub_part, desk.agreement.digest, parts, attempt.to_bytes(4, "big"))
-
-
-class Slots:
-    """Each of a member's IDs has its slot: whoever has more IDs compares more."""
-
-    version = VERSION
-
-    def longest(self, agreement: IntersectionAgreement) -> int:
-        return longest_message(agreement)
-
-    def slots(self, member_size: int, bins: int) -> int:
-        return hashing.slots_for(member_size, bins)
-
-    def table(self, prints: Words, bins_of: Rows, bins: int, slots: int) -> Words | None:
-        return hashing.member_table(prints, bins_of, bins, slots)
-
-    def at_hub(
-        self, desk: Desk, members: Sequence[str], meeting: Meeting, supply: Supply | None
-    ) -> Generator[Turn, Inbox, Words]:
-        yield from ()
-        return np.broadcast_to(meeting.tags, (len(members), *meeting.tags.shape))
-
-    def at_member(
-        self, desk: Desk, hub: str, meeting: Meeting, supply: Supply | None
-    ) -> Generator[Turn, Inbox, Words]:
-        yield from ()
-        return meeting.tags
-
-    def deal(self, desk: Desk, hub: str, members: Sequence[str]) -> Script:
-        return dealer_script(desk, hub, members)
 
 
 def any_slot_equals(
@@ -786,17 +654,16 @@ def _bits(words: Words) -> NDArray[np.bool_]:
 class Stocking(DealingAhead):
     """The parties' roles for dealing triples ahead."""
 
-    def _comparing(self) -> Comparing:
-        return Slots()
+    comparing: ClassVar[type[Slots]] = Slots
 
     def _desk(self, me: str) -> Desk:
-        return Desk(me, self._agreement, version=self._comparing().version)
+        return Desk(me, self._agreement, version=self.comparing().version)
 
     def _longest(self) -> int:
-        return self._comparing().longest(self._agreement)
+        return self.comparing().longest(self._agreement)
 
     def _hub_script(self, me: str, members: Sequence[str], supply: Supply) -> Script:
-        desk, slots_for = self._desk(me), self._comparing().slots
+        desk, slots_for = self._desk(me), self.comparing().slots
         bins, slots = planned_bins_and_slots(desk.agreement, me, members, slots_for)
         for chunk in chunks(bins, slots):
             words = (chunk.stop - chunk.start) // BITS
@@ -804,7 +671,7 @@ class Stocking(DealingAhead):
         return Opened()
 
     def _member_script(self, me: str, hub: str, supply: Supply) -> Script:
-        desk, slots_for = self._desk(me), self._comparing().slots
+        desk, slots_for = self._desk(me), self.comparing().slots
         members = [party for party in desk.agreement.sizes if party != hub]
         bins, slots = planned_bins_and_slots(desk.agreement, hub, members, slots_for)
         for chunk in chunks(bins, slots):
@@ -813,7 +680,7 @@ class Stocking(DealingAhead):
         return Opened()
 
     def _dealer_script(self, me: str, hub: str, members: Sequence[str]) -> Script:
-        return stocking_script(self._desk(me), hub, members, self._comparing().slots)
+        return stocking_script(self._desk(me), hub, members, self.comparing().slots)
 
 
 def hub_triples(
@@ -882,7 +749,7 @@ def stocking_script(
     members: Sequence[str],
     slots_for: Callable[[int, int], int] = hashing.slots_for,
 ) -> Script:
-    """Deal ahead of one intersection, see `apfed_protocols.psi.supply`."""
+    """Deal ahead of one intersection, see `Supply`."""
     bins, planned = planned_bins_and_slots(desk.agreement, hub, members, slots_for)
     turn = Turn((), [hub])
     for chunk in chunks(bins, planned):
@@ -973,10 +840,8 @@ def planned_bins_and_slots(
     members: Sequence[str],
     slots_for: Callable[[int, int], int] = hashing.slots_for,
 ) -> tuple[int, Sequence[int]]:
-    """Return B and each member's K for the agreed sizes.
-
-    Raises:
-        LocalProtocolError: they are agreed for other parties.
+    """Return B and each member's K for the agreed sizes. Raises LocalProtocolError: they are agreed
+    for other parties.
     """
     if len(members) != len(agreement.sizes) - 1:
         raise LocalProtocolError(

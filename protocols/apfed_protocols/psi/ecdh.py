@@ -65,7 +65,6 @@ from numpy.typing import NDArray
 
 from apfed_protocols.conversation import Conversation, Outgoing
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.ids import check_ids
 from apfed_protocols.psi.interface import (
     POSITION_BYTES,
     Admit,
@@ -77,7 +76,7 @@ from apfed_protocols.psi.interface import (
     Output,
     Progress,
     ResultHolder,
-    check_choices,
+    SetIntersection,
     check_parties,
     check_places,
     common_rows,
@@ -219,16 +218,13 @@ class Side:
         return Kind(kind), items
 
 
-class EcdhIntersection:
+class EcdhIntersection(SetIntersection):
     """The backend `ecdh`. Few bytes, no helper party; see `leaks`.
 
     Args:
-        agreement: equal at all parties.
         threads: how many this party blinds with; None means one for each processor.
         pool: of processes that blind in place of threads, e.g. a `ProcessPoolExecutor`; they get
             points and scalars. It stays open.
-        progress: told of every few thousand IDs.
-        admit: asked before each role is made.
         secret: 32 bytes that scalars and orders follow from, so that a broken-off intersection can
             be repeated message by message. A party keeps it to itself and uses it with one set of
             IDs only. None: they are fresh.
@@ -258,13 +254,12 @@ class EcdhIntersection:
         admit: Admit | None = None,
         secret: bytes | None = None,
     ) -> None:
-        check_choices(self.name, self.outputs, agreement, threads)
+        super().__init__(agreement, threads=threads, progress=progress, admit=admit)
         if agreement.sizes:
             raise LocalProtocolError(
                 "ecdh shows the true sizes of sets and deals nothing; circuit can use agreed sizes"
             )
-        self.agreement, self._threads, self._progress = agreement, threads, progress
-        self._admit, self._secret, self._pool = admit, secret, pool
+        self._secret, self._pool = secret, pool
 
     @staticmethod
     def longest_message(ids: int) -> int:
@@ -273,7 +268,6 @@ class EcdhIntersection:
 
     @property
     def longest(self) -> int:
-        """Bytes of the longest message that a role takes."""
         return self.longest_message(self.agreement.maximum_ids)
 
     def hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> "EcdhHub":
@@ -292,9 +286,7 @@ class EcdhIntersection:
         return EcdhMember(self._side(me, [hub], ids), hub)
 
     def _side(self, me: str, peers: Sequence[str], ids: Sequence[bytes]) -> Side:
-        check_ids(me, ids, self.agreement.maximum_ids)
-        if self._admit is not None:
-            self._admit(me, peers)
+        self._enter(me, peers, ids)
         return Side(
             me, ids, self.agreement,
             threads=self._threads, pool=self._pool, progress=self._progress, secret=self._secret,
@@ -523,10 +515,8 @@ def multiply_points(
 
 
 def check_points(sender: str, points: bytes) -> None:
-    """Refuse anything but distinct, canonical points outside the small subgroups.
-
-    Raises:
-        RemoteProtocolError: names `sender` and what is wrong.
+    """Refuse anything but distinct, canonical points outside the small subgroups. Raises
+    RemoteProtocolError: names `sender` and what is wrong.
     """
     if len(points) % POINT_BYTES:
         raise RemoteProtocolError(

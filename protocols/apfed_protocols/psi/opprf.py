@@ -37,11 +37,11 @@ from apfed_protocols.psi.circuit import (
     UNCHECKED,
     VERSION,
     CircuitIntersection,
-    Comparing,
     Desk,
     Kind,
     Meeting,
     Rows,
+    Slots,
     Stocking,
     dealer_script,
     longest_message,
@@ -54,6 +54,7 @@ from apfed_protocols.psi.interface import (
     Inbox,
     IntersectionAgreement,
     Script,
+    Supply,
     Turn,
     agreed_size,
     largest_size,
@@ -70,7 +71,6 @@ from apfed_protocols.psi.store import (
     targets_of,
 )
 from apfed_protocols.psi.store import Rows as StoreRows
-from apfed_protocols.psi.supply import Supply
 from apfed_protocols.psi.vole import (
     DEAL,
     HubShare,
@@ -93,36 +93,10 @@ _BLOCKS = 3
 _CHUNK = 2**12
 
 
-class OpprfIntersection(CircuitIntersection):
-    """The backend `opprf`: what `circuit` gives and hides, with a tenth of its bytes.
+class Programmed(Slots):
+    """One slot a bin, of a programmed value."""
 
-    Args: as `CircuitIntersection`.
-    """
-
-    name: ClassVar[str] = "opprf"
-    leaks: ClassVar[tuple[str, ...]] = (
-        "The dealer learns how large the hub's set is, and how many IDs are common to all.",
-        "All parties learn whether the agreed minimum is reached.",
-        UNCHECKED,
-    )
-
-    @staticmethod
-    def most_guesses(maximum_ids: int) -> Guesses:
-        """The hub has one ID a bin; a member's store solves three equations a cell.
-
-        An ID takes three, or one for a chance of a third.
-        """
-        member = PLACES * vector_elements(maximum_ids)
-        return Guesses(hub=bins_for(maximum_ids), member=member)
-
-    def _comparing(self) -> Comparing:
-        return Programmed()
-
-
-class Programmed:
-    """One slot a bin, of a programmed value; see `Comparing`."""
-
-    version = VERSION + 2
+    version: ClassVar[int] = VERSION + 2
 
     def longest(self, agreement: IntersectionAgreement) -> int:
         most = largest_size(agreement)
@@ -191,11 +165,31 @@ class Programmed:
         return (yield from dealer_script(desk, hub, members, self.slots, hub_size=size))
 
 
+class OpprfIntersection(CircuitIntersection):
+    """The backend `opprf`: what `circuit` gives and hides, with a tenth of its bytes."""
+
+    name: ClassVar[str] = "opprf"
+    leaks: ClassVar[tuple[str, ...]] = (
+        "The dealer learns how large the hub's set is, and how many IDs are common to all.",
+        "All parties learn whether the agreed minimum is reached.",
+        UNCHECKED,
+    )
+    comparing: ClassVar[type[Slots]] = Programmed
+
+    @staticmethod
+    def most_guesses(maximum_ids: int) -> Guesses:
+        """The hub has one ID a bin; a member's store solves three equations a cell.
+
+        An ID takes three, or one for a chance of a third.
+        """
+        member = PLACES * vector_elements(maximum_ids)
+        return Guesses(hub=bins_for(maximum_ids), member=member)
+
+
 class ProgrammedStocking(Stocking):
     """The parties' roles for dealing ahead: the vector OLE first, then triples."""
 
-    def _comparing(self) -> Comparing:
-        return Programmed()
+    comparing: ClassVar[type[Slots]] = Programmed
 
     def _hub_script(self, me: str, members: Sequence[str], supply: Supply) -> Script:
         desk, size = self._desk(me), agreed_size(self._agreement, me)
@@ -229,10 +223,8 @@ def _dealt_to_hub(
 
 
 def _deal(desk: Desk, hub: str, members: Sequence[str]) -> Generator[Turn, Inbox, int]:
-    """Answer the hub's order for each member; return for how many IDs they are.
-
-    Raises:
-        RemoteProtocolError: another size than was agreed, or than of the order before.
+    """Answer the hub's order for each member; return for how many IDs they are. Raises
+    RemoteProtocolError: another size than was agreed, or than of the order before.
     """
     size, sizes = 0, set[int]()
     for member in members:

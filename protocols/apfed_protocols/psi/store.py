@@ -233,10 +233,8 @@ def _once(numbers: Places, scratch: Places) -> tuple[Places, Places]:
 
 
 def _solve(store: Elements, rows: Rows, values: Elements, left: Places) -> None:
-    """Set the cells that the rows which could not be peeled need, by elimination.
-
-    Raises:
-        DependentRowsError: they are dependent.
+    """Set the cells that the rows which could not be peeled need, by elimination. Raises
+    DependentRowsError: they are dependent.
     """
     sparse = len(store) - DENSE
     pivots: list[tuple[int, int, int]] = []

@@ -46,9 +46,9 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.ids import check_ids
 from apfed_protocols.psi.interface import (
-    Admit,
+    DealingAhead,
+    DealtIntersection,
     Framing,
     Guesses,
     Inbox,
@@ -56,14 +56,13 @@ from apfed_protocols.psi.interface import (
     IntersectionTooSmallError,
     Opened,
     Output,
-    Progress,
     Script,
     ScriptedRole,
+    Supply,
     Turn,
     agreed_size,
     announced_size,
     check_announced,
-    check_choices,
     check_parties,
     check_places,
     common_rows,
@@ -88,7 +87,6 @@ from apfed_protocols.psi.store import (
     targets_of,
     to_bytes,
 )
-from apfed_protocols.psi.supply import DealingAhead, Supply
 from apfed_protocols.randomness import (
     KEY_BYTES,
     derive_key,
@@ -138,30 +136,15 @@ class Kind(IntEnum):
 class Desk(AnyDesk[Kind]):
     """Frames one party's messages, and reads those of its peers."""
 
-    def __init__(
-        self,
-        me: str,
-        agreement: IntersectionAgreement,
-        progress: Callable[[Progress], None] | None = None,
-    ) -> None:
-        super().__init__(
-            me, agreement, kinds=Kind, version=_VERSION, work="evaluating its IDs",
-            progress=progress,
-        )  # fmt: skip
+    kinds = Kind
+    version = _VERSION
+    work = "evaluating its IDs"
 
 
-class VoleIntersection:
-    """The backend `vole`: little computing, few bytes, a dealer; see `leaks`.
-
-    Args:
-        agreement: equal at all parties; names the dealer.
-        threads: at least 1; this backend computes on whole arrays in this process.
-        progress: told of every few IDs.
-        admit: asked before each role with IDs is made.
-    """
+class VoleIntersection(DealtIntersection):
+    """The backend `vole`: little computing, few bytes, a dealer; see `leaks`."""
 
     name: ClassVar[str] = "vole"
-    needs_dealer: ClassVar[bool] = True
     pairwise: ClassVar[bool] = True
     outputs: ClassVar[frozenset[Output]] = frozenset({Output.ROWS, Output.HUB_ROWS})
     leaks: ClassVar[tuple[str, ...]] = (
@@ -180,73 +163,27 @@ class VoleIntersection:
         """
         return Guesses(hub=vector_elements(maximum_ids), member=maximum_ids)
 
-    def __init__(
-        self,
-        agreement: IntersectionAgreement,
-        *,
-        threads: int | None = None,
-        progress: Callable[[Progress], None] | None = None,
-        admit: Admit | None = None,
-    ) -> None:
-        check_choices(self.name, self.outputs, agreement, threads)
-        if not agreement.dealer:
-            raise LocalProtocolError("a vole intersection needs a dealer; name it in the agreement")
-        self.agreement, self._progress, self._admit = agreement, progress, admit
-
     @property
     def longest(self) -> int:
-        """Bytes of the longest message that a role takes."""
         return longest_message(self.agreement)
 
-    def hub(
-        self, me: str, members: Sequence[str], ids: Sequence[bytes], *, supply: Supply | None = None
-    ) -> ScriptedRole:
-        """The active's side; `supply` where the agreement says that it was dealt ahead.
+    def _hub_script(
+        self, me: str, members: Sequence[str], ids: Sequence[bytes], supply: Supply | None
+    ) -> Script:
+        return _hub_script(Desk(me, self.agreement, self._progress), members, ids, supply)
 
-        Raises LocalProtocolError on duplicate or empty IDs, and on a supply that does not fit.
-        """
-        check_parties(me, members, self.agreement.dealer)
-        self._enter(me, members, ids, supply)
-        script = _hub_script(self._desk(me), members, ids, supply)
-        return self._role(me, [*members, self.agreement.dealer], script)
-
-    def member(
-        self, me: str, hub: str, ids: Sequence[bytes], *, supply: Supply | None = None
-    ) -> ScriptedRole:
-        """A passive's side; as `hub`."""
-        check_parties(hub, [me], self.agreement.dealer)
-        self._enter(me, [hub], ids, supply)
-        script = _member_script(self._desk(me), hub, ids, supply)
-        return self._role(me, [hub, self.agreement.dealer], script)
+    def _member_script(
+        self, me: str, hub: str, ids: Sequence[bytes], supply: Supply | None
+    ) -> Script:
+        return _member_script(Desk(me, self.agreement, self._progress), hub, ids, supply)
 
     def dealer(self, hub: str, members: Sequence[str]) -> ScriptedRole:
-        """The dealer's side."""
         me = self.agreement.dealer
         check_parties(hub, members, me)
-        script = _nothing() if self.agreement.ahead else dealer_script(self._desk(me), hub, members)
-        return self._role(me, [hub], script)
-
-    def _enter(
-        self, me: str, peers: Sequence[str], ids: Sequence[bytes], supply: Supply | None
-    ) -> None:
-        """Check all that can be checked before the first message; claim the supply last."""
-        check_ids(me, ids, self.agreement.maximum_ids)
-        announced_size(self.agreement, me, len(ids))
-        if (supply is not None) != self.agreement.ahead:
-            raise LocalProtocolError(
-                f"{me} has {'a' if supply else 'no'} supply, the agreement says "
-                f"ahead={self.agreement.ahead}"
-            )
-        if self._admit is not None:
-            self._admit(me, peers)
-        if supply is not None:
-            supply.claim(self.agreement, me)
-
-    def _desk(self, me: str) -> Desk:
-        return Desk(me, self.agreement, self._progress)
-
-    def _role(self, me: str, peers: Sequence[str], script: Script) -> ScriptedRole:
-        return ScriptedRole(me, peers, self.agreement.output, script, longest=self.longest)
+        desk = Desk(me, self.agreement)
+        return self._role(
+            me, [hub], _nothing() if self.agreement.ahead else dealer_script(desk, hub, members)
+        )
 
 
 def _nothing() -> Script:
@@ -336,10 +273,8 @@ def _dealt(
 
 
 def _shown(member: str, body: bytes, commitment: bytes) -> bytes:
-    """The member's part of the output's key.
-
-    Raises:
-        RemoteProtocolError: it is not the one that it committed to.
+    """The member's part of the output's key. Raises RemoteProtocolError: it is not the one that it
+    committed to.
     """
     part = body[:KEY_BYTES]
     if not hmac.compare_digest(hashlib.sha256(part).digest(), commitment):
@@ -441,10 +376,8 @@ class MemberShare:
 
     @classmethod
     def of(cls, dealt: bytes, *, dealer: str) -> "MemberShare":
-        """Read what the dealer sent.
-
-        Raises:
-            RemoteProtocolError: a Delta of zero, under which the hub could try out guessed IDs.
+        """Read what the dealer sent. Raises RemoteProtocolError: a Delta of zero, under which the
+        hub could try out guessed IDs.
         """
         dealing, seed, delta = _parts(dealt)
         if not any(delta):
@@ -455,10 +388,8 @@ class MemberShare:
         return cls(dealing, seed, Multiplier(bytes(delta)))
 
     def unmasked(self, hub: str, sent: bytes | memoryview) -> Elements:
-        """K = B + (A + P) Delta.
-
-        Raises:
-            RemoteProtocolError: the hub masked with what was dealt another time.
+        """K = B + (A + P) Delta. Raises RemoteProtocolError: the hub masked with what was dealt
+        another time.
         """
         content = memoryview(sent)
         if content[:DEALING_BYTES] != self.dealing:
@@ -489,11 +420,7 @@ def deal(elements: int) -> tuple[bytes, bytes]:
 
 
 def ordered_size(agreement: IntersectionAgreement, hub: str, order: bytes) -> int:
-    """For how many IDs the hub orders.
-
-    Raises:
-        RemoteProtocolError: for others than were agreed.
-    """
+    """For how many IDs the hub orders. Raises RemoteProtocolError: for others than were agreed."""
     (size,) = DEAL.unpack(order)
     sizes = agreement.sizes
     most = agreed_size(agreement, hub) if sizes else agreement.maximum_ids
@@ -506,11 +433,7 @@ def ordered_size(agreement: IntersectionAgreement, hub: str, order: bytes) -> in
 
 
 def dealer_script(desk: Desk, hub: str, members: Sequence[str]) -> Script:
-    """Serve the hub's order for each member.
-
-    Raises:
-        RemoteProtocolError: of more than was agreed.
-    """
+    """Serve the hub's order for each one. Raises RemoteProtocolError: of more than was agreed."""
     for member in members:
         inbox = yield Turn((), [hub])
         size = ordered_size(desk.agreement, hub, desk.read(inbox, hub, Kind.DEAL, DEAL.size))
@@ -605,10 +528,8 @@ def member_tags(
 
 
 def match(own: Tags, theirs: Tags, *, sender: str) -> NDArray[np.int64]:
-    """Return where each own tag is among those of `sender`, -1 for nowhere; shape (n,).
-
-    Raises:
-        RemoteProtocolError: `sender` sent one tag twice.
+    """Return where each own tag is among those of `sender`, -1 for nowhere; shape (n,). Raises
+    RemoteProtocolError: `sender` sent one tag twice.
     """
     place = np.full(len(own), -1, np.int64)
     parts = 1 + (len(own) + len(theirs)) // _MATCHED

@@ -50,10 +50,8 @@ Found = TypeVar("Found")
 
 
 def checked_matrix(values_BD: object) -> FloatArray:
-    """Return `values_BD` if it is a finite, non-empty float32 or float64 matrix.
-
-    Raises:
-        LocalProtocolError: it is anything else.
+    """Return `values_BD` if it is a finite, non-empty float32 or float64 matrix. Raises
+    LocalProtocolError: it is anything else.
     """
     # Not a subclass: masked arrays and matrices add, reshape and copy in other ways.
     if type(values_BD) is not np.ndarray:

@@ -84,10 +84,8 @@ class Frame:
         return self.rows, self.columns
 
     def pack(self) -> bytes:
-        """Return the canonical bytes of this frame.
-
-        Raises:
-            LocalProtocolError: a field does not fit its place.
+        """Return the canonical bytes of this frame. Raises LocalProtocolError: a field does not fit
+        its place.
         """
         name = self.name.encode("ascii")
         if not 0 < len(name) <= _NAME_BYTES or len(self.blobs) > _MAX_BLOBS:
@@ -107,11 +105,9 @@ class Frame:
 
     @classmethod
     def parse(cls, data: bytes, *, sender: str) -> "Frame":
-        """Read a frame that `sender` sent.
-
-        Raises:
-            LocalProtocolError: no bytes; a buffer that its owner may change is none either.
-            RemoteProtocolError: anything but the canonical bytes of a frame of this version.
+        """Read a frame that `sender` sent. Raises LocalProtocolError: no bytes; a buffer that its
+        owner may change is none either; RemoteProtocolError: anything but the canonical bytes of a
+        frame of this version.
         """
         if type(data) is not bytes:
             raise LocalProtocolError(
@@ -223,11 +219,8 @@ class AgreedFrames:
         self._fork_check = ForkCheck(f"this role of {name}")
 
     def begin_step(self, binding: StepBinding) -> None:
-        """Mark the step of `binding` as used by this role.
-
-        Raises:
-            LocalProtocolError: another session, a step that is not above the last one, or
-                another process.
+        """Mark the step of `binding` as used by this role. Raises LocalProtocolError: another
+        session, a step that is not above the last one, or another process.
         """
         self.require_own_process()
         if binding.session != self.agreement.session:
@@ -261,10 +254,8 @@ class AgreedFrames:
         ).pack()
 
     def open_setup(self, body: bytes, sender: str) -> Frame:
-        """Return the frame of a setup message; its sender and fingerprint are unchecked.
-
-        Raises:
-            RemoteProtocolError: malformed, of another sum, or for another agreement.
+        """Return the frame of a setup message; its sender and fingerprint are unchecked. Raises
+        RemoteProtocolError: malformed, of another sum, or for another agreement.
         """
         frame = Frame.parse(body, sender=sender)
         self._check_kind(frame, sender, FrameKind.SETUP)
@@ -276,9 +267,7 @@ class AgreedFrames:
 
     def open_own_setup(self, body: bytes, sender: str, me: str) -> Frame:
         """Return the frame of a setup message under the parameters of this role, that of `me`.
-
-        Raises:
-            RemoteProtocolError: as `open_setup`; or other parameters.
+        Raises RemoteProtocolError: as `open_setup`; or other parameters.
         """
         frame = self.open_setup(body, sender)
         if frame.fingerprint != self.fingerprint:
@@ -308,9 +297,7 @@ class AgreedFrames:
         self, contributions: Mapping[str, bytes], binding_digest: bytes | None
     ) -> tuple[Frame, ...]:
         """Return one frame of each party that sent one, in the agreement's order, for one message.
-
-        Raises:
-            RemoteProtocolError: see the top of this file.
+        Raises RemoteProtocolError: see the top of this file.
         """
         names = self._present(contributions, self.agreement.contributors, "contribution")
         frames = tuple(Frame.parse(contributions[name], sender=name) for name in names)
@@ -337,11 +324,9 @@ class AgreedFrames:
         return replace(frames[0], kind=FrameKind.SUM, party=len(frames), blobs=tuple(blobs)).pack()
 
     def open_sum(self, combined: bytes, shape: tuple[int, int], binding: StepBinding) -> Frame:
-        """Return the frame of the sum that answers `binding`; its step is used then.
-
-        Raises:
-            LocalProtocolError: the step was opened before, or `shape` is none.
-            RemoteProtocolError: the frame is malformed or answers something else.
+        """Return the frame of the sum that answers `binding`; its step is used then. Raises
+        LocalProtocolError: the step was opened before, or `shape` is none; RemoteProtocolError: the
+        frame is malformed or answers something else.
         """
         _require_shape(shape)
         sender = self.agreement.combiner
@@ -365,19 +350,15 @@ class AgreedFrames:
         return frame
 
     def request(self, to: str, blobs: Sequence[bytes]) -> bytes:
-        """Frame what the aggregator asks of the contributor called `to`.
-
-        Raises:
-            LocalProtocolError: no contributions were taken.
+        """Frame what the aggregator asks of the contributor called `to`. Raises LocalProtocolError:
+        no contributions were taken.
         """
         return self._about_underway(FrameKind.REQUEST, to, blobs)
 
     def open_request(self, request: bytes, me: str) -> Frame:
-        """Return the aggregator's request about the last contribution of `me`.
-
-        Raises:
-            LocalProtocolError: nothing waits for a request.
-            RemoteProtocolError: it is malformed, or about another party, step or message.
+        """Return the aggregator's request about the last contribution of `me`. Raises
+        LocalProtocolError: nothing waits for a request; RemoteProtocolError: it is malformed, or
+        about another party, step or message.
         """
         sender = self.agreement.combiner
         frame = Frame.parse(request, sender=sender)
@@ -385,10 +366,8 @@ class AgreedFrames:
         return frame
 
     def answer(self, me: str, blobs: Sequence[bytes]) -> bytes:
-        """Frame the answer of `me`; nothing waits for a request then.
-
-        Raises:
-            LocalProtocolError: the step was answered before, or by another process.
+        """Frame the answer of `me`; nothing waits for a request then. Raises LocalProtocolError:
+        the step was answered before, or by another process.
         """
         self.require_own_process()
         body = self._about_underway(FrameKind.ANSWER, me, blobs)
@@ -399,11 +378,8 @@ class AgreedFrames:
         self, answers: Mapping[str, bytes], asked: Collection[str], binding_digest: bytes | None
     ) -> tuple[Frame, ...]:
         """Return the answers that came in the order of `asked`, all about the last contributions.
-
-        Raises:
-            LocalProtocolError: nobody was asked.
-            RemoteProtocolError: too few came, or one is unknown, malformed, or about something
-                else.
+        Raises LocalProtocolError: nobody was asked; RemoteProtocolError: too few came, or one is
+        unknown, malformed, or about something else.
         """
         names = self._present(answers, asked, "answer")
         frames = tuple(Frame.parse(answers[name], sender=name) for name in names)

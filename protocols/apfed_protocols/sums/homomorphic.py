@@ -172,10 +172,8 @@ class HomomorphicSum(SecureSum, ABC):
         return self.headroom.packing
 
     def integers(self, slots: NDArray[Any]) -> NDArray[np.int64]:
-        """The integers that decrypted slots stand for.
-
-        Raises:
-            RemoteProtocolError: they stand for none.
+        """The integers that decrypted slots stand for. Raises RemoteProtocolError: they stand for
+        none.
         """
         return slots.astype(np.int64, copy=False)
 
@@ -209,10 +207,8 @@ class HomomorphicSum(SecureSum, ABC):
 
 
 def _key_setup(frames: AgreedFrames, body: bytes, sender: str) -> Frame:
-    """Read what the key holder sent; the fingerprint is unchecked.
-
-    Raises:
-        RemoteProtocolError: it is malformed or comes from another party.
+    """Read what the key holder sent; the fingerprint is unchecked. Raises RemoteProtocolError: it
+    is malformed or comes from another party.
     """
     holder = frames.agreement.receiver
     if sender != holder:
@@ -526,10 +522,8 @@ class CkksCipher(SealCipher):
 
 
 def nearest_integers(slots: NDArray[np.float64], *, sender: str) -> NDArray[np.int64]:
-    """Round away the noise, if it is no larger than honest noise can be.
-
-    Raises:
-        RemoteProtocolError: it is larger; the sum came from `sender`.
+    """Round away the noise, if it is no larger than honest noise can be. Raises
+    RemoteProtocolError: it is larger; the sum came from `sender`.
     """
     nearest = np.rint(slots)
     distance = np.abs(slots - nearest).max()

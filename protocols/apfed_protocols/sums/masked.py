@@ -313,10 +313,8 @@ class MaskedSum(SecureSum):
         return total
 
     def elements(self, frame: Frame, sender: str) -> Elements:
-        """The ring elements in the first blob of a frame, which stays as it is.
-
-        Raises:
-            RemoteProtocolError: there are none, or not as many as the frame's shape says.
+        """The ring elements in the first blob of a frame, which stays as it is. Raises
+        RemoteProtocolError: there are none, or not as many as the frame's shape says.
         """
         expected = frame.rows * frame.columns * self.word.itemsize
         if not expected or not frame.blobs or len(frame.blobs[0]) != expected:

@@ -189,10 +189,8 @@ class StepKeys(KeepsSecrets):
 def rebuilt_key(
     shares: Mapping[int, bytes], announced: Announcement, agreement: SumAgreement, owner: str
 ) -> RunKey:
-    """The mask key pair that these shares give.
-
-    Raises:
-        RemoteProtocolError: they do not give the key that its owner announced.
+    """The mask key pair that these shares give. Raises RemoteProtocolError: they do not give the
+    key that its owner announced.
     """
     key = _mask_key(join(shares), agreement, owner)
     if key.public != announced.public:
@@ -203,10 +201,8 @@ def rebuilt_key(
 def rebuilt_seed(
     shares: Mapping[int, bytes], announced: Announcement, agreement: SumAgreement, owner: str
 ) -> bytes:
-    """The self-mask seed that these shares give.
-
-    Raises:
-        RemoteProtocolError: they do not give the seed that its owner announced.
+    """The self-mask seed that these shares give. Raises RemoteProtocolError: they do not give the
+    seed that its owner announced.
     """
     seed = _self_mask_seed(join(shares), agreement, owner)
     if _commitment(seed) != announced.commitment:

@@ -148,10 +148,8 @@ class SealForm:
 
     @classmethod
     def of(cls, sample: Any, count: int) -> "SealForm":
-        """Read the form off an object of this party's own library.
-
-        Raises:
-            LocalProtocolError: the installed SEAL writes another format than 4.1 does.
+        """Read the form off an object of this party's own library. Raises LocalProtocolError: the
+        installed SEAL writes another format than 4.1 does.
         """
         with scratch_file() as scratch:
             blob = scratch.save(sample)
@@ -203,10 +201,8 @@ class Residues:
         return octets[:, : self.width].tobytes()
 
     def parse(self, blob: bytes, *, sender: str) -> Numbers:
-        """The numbers, all below q, in memory of their own.
-
-        Raises:
-            RemoteProtocolError: another size, or a number beyond the modulus.
+        """The numbers, all below q, in memory of their own. Raises RemoteProtocolError: another
+        size, or a number beyond the modulus.
         """
         if len(blob) != self.size:
             raise RemoteProtocolError(
@@ -335,10 +331,8 @@ class SealCipher(ABC):
             return self._key_form.numbers(context.public_key, scratch).tobytes()
 
     def public_context(self, key: bytes, *, sender: str) -> SealContext:
-        """A context that can encrypt under the public key that `sender` sent.
-
-        Raises:
-            RemoteProtocolError: the key is of another size, or no key that encrypts.
+        """A context that can encrypt under the public key that `sender` sent. Raises
+        RemoteProtocolError: the key is of another size, or no key that encrypts.
         """
         expected = self._key_form.count * _WORD.itemsize
         if len(key) != expected:
@@ -392,10 +386,8 @@ class SealCipher(ABC):
         return blobs
 
     def add(self, contributions: Mapping[str, Sequence[bytes]], vectors: int) -> list[bytes]:
-        """Add the ciphertexts of all contributors, `vectors` of each; needs no key.
-
-        Raises:
-            RemoteProtocolError: too few or too many, or one is malformed.
+        """Add the ciphertexts of all contributors, `vectors` of each; needs no key. Raises
+        RemoteProtocolError: too few or too many, or one is malformed.
         """
         for name, blobs in contributions.items():
             _require_count(blobs, vectors, name)
@@ -419,10 +411,8 @@ class SealCipher(ABC):
     def decrypt(
         self, context: SealContext, blobs: Sequence[bytes], vectors: int, *, sender: str
     ) -> NDArray[Any]:
-        """The numbers of `vectors` ciphertexts in order, all finite.
-
-        Raises:
-            RemoteProtocolError: a blob is malformed, or this context has no secret key.
+        """The numbers of `vectors` ciphertexts in order, all finite. Raises RemoteProtocolError: a
+        blob is malformed, or this context has no secret key.
         """
         if context.decryptor is None:
             raise RemoteProtocolError(f"SEAL cannot decrypt the sum from {sender}: no secret key")
