@@ -1,6 +1,8 @@
 r"""IDs as people have them, and the bytes that all parties make of them.
 
-Run by: each party on its own IDs, before any protocol.
+Run by: each party on its own IDs, before any protocol. Parties compare texts, so that two ways of
+writing one person must become one text here, and what stands for nobody, or has lost digits, must
+not become a person. Errors name party, column, rows and remedy, never an ID. Needs numpy alone.
 
 Example:
     >>> encode_ids("bank", ["Ann ", 7], IdNormalisation(case_fold=True))
@@ -97,14 +99,6 @@ MOST_IDS = 10_000_000
 _MOST_COLUMNS = 2**16 - 1
 _FIELD = re.compile("(%[dmY])")
 _WHOLE = re.compile(r"[+-]?[0-9]+(\.0*)?")
-
-
-# The one door for IDs: what is taken for one, how it is written as text, what is refused.
-#
-# Run by: each party on its own IDs, wherever they come from: files, frames, an index, lists.
-# Parties compare texts, so that two ways of writing one person must become one text here, and what
-# stands for nobody, or has lost digits, must not become a person. Errors name party, column, rows
-# and remedy, never an ID. Needs numpy alone.
 
 
 class _RefusedError(Exception):

@@ -21,6 +21,7 @@ from apfed_protocols.moments import (
     mask_of_votes,
     packed_signs,
 )
+from tests.contracts.hostile import looks_uniform
 from tests.contracts.moment_parties import (
     OTHERS,
     PEOPLE,
@@ -43,12 +44,6 @@ def words(frame: bytes) -> Words:
 def votes_of(agreed: MomentAgreement, frame: bytes) -> Words:
     size = agreed.people * agreed.columns
     return words(frame)[:size].reshape(agreed.people, agreed.columns)
-
-
-def looks_uniform(numbers: Words) -> bool:
-    """Each of the 32 bits is set in half of the words, within 6 standard deviations."""
-    bits = np.unpackbits(np.ascontiguousarray(numbers).view(np.uint8).reshape(-1, 4), axis=1)
-    return bool((np.abs(bits.mean(axis=0) - 0.5) < 6 * 0.5 / np.sqrt(numbers.size)).all())
 
 
 def unrelated(left: Words, right: Words) -> bool:

@@ -78,24 +78,18 @@ Rows = FloatArray | Callable[[range], FloatArray]
 Noise = IntArray | Callable[[range], IntArray] | None
 
 
-# Whether the active encrypts labels as agreed: of many requests, all but one are opened.
-#
-# Run by: the active (`Candidates`) and the passives (`PublicCoin`, `open_audited`). Protects from:
-# an active whose key, errors or labels are not as agreed. It is found out before any passive
-# answers, but for one time in `candidates` (covert security: Aumann and Lindell 2007); a kept
-# request that is as it should be holds one-hot labels under a proper key. Not from: an active that
-# takes that chance, or that falls silent after the coin and tries again: whoever does must count as
-# found out, as each session is a new chance. Which one-hot labels it asks about is its choice.
+# Whether the active encrypts labels as agreed: of many requests, all but one are opened. It is
+# found out before any passive answers, but for one time in `candidates` (covert security: Aumann
+# and Lindell 2007); a kept request that is as it should be holds one-hot labels under a proper key.
+# An active that falls silent after the coin and tries again must count as found out, as each
+# session is a new chance. Which one-hot labels it asks about is its choice.
 #
 # 1. The active makes `candidates` requests, each from 32 secret bytes, for labels that are
-#    uniform and have nothing to do with its own, and sends the hash of each
-#    (`Candidates.commitment`).
-# 2. The passives toss a coin over their links: each sends a hash of 32 random bytes to each
-#    other one, then the bytes. While one of them is honest, nobody knows the outcome before step 1
-#    is over.
+#    uniform and have nothing to do with its own, and sends the hash of each.
+# 2. The passives toss a coin: each sends a hash of 32 random bytes to each other one, then the
+#    bytes. While one of them is honest, nobody knows the outcome before step 1 is over.
 # 3. Told the same outcome by all, the active sends the secret bytes of all requests but that
-#    one, the request that is kept, and for each label how far it is from the true class, modulo K:
-#    uniform.
+#    one, the request that is kept, and for each label how far it is from the true class, modulo K.
 # 4. The passives make every opened request again and compare hashes. They multiply kept label j
 #    by X^shift: its class is then k or k + K, and an answer adds the two, unread before.
 

@@ -251,7 +251,7 @@ class CircuitIntersection(DealtIntersection):
         return BeaverAnd
 
     def _desk(self, me: str) -> Desk:
-        return Desk(me, self.agreement, self._progress, version=self.comparing().version)
+        return Desk(me, self.agreement, self.progress, version=self.comparing().version)
 
     def dealer(self, hub: str, members: Sequence[str]) -> ScriptedRole:
         me = self.agreement.dealer

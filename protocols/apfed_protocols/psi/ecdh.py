@@ -56,7 +56,7 @@ from concurrent.futures import BrokenExecutor, Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from gmpy2 import invert, jacobi, mpz  # type: ignore[import-untyped]
@@ -146,19 +146,8 @@ LAST: Mapping[Output, Kind] = {
 class Side:
     """The own set and the message format."""
 
-    def __init__(
-        self,
-        me: str,
-        ids: Sequence[bytes],
-        agreement: IntersectionAgreement,
-        *,
-        threads: int | None,
-        pool: Executor | None,
-        progress: Callable[[Progress], None] | None,
-        secret: bytes | None,
-    ) -> None:
-        self.agreement, self._progress, self._secret = agreement, progress, secret
-        self._threads, self._pool = threads, pool
+    def __init__(self, me: str, ids: Sequence[bytes], backend: "EcdhIntersection") -> None:
+        self.agreement, self._backend = backend.agreement, backend
         self.me, self.size = me, len(ids)
         self._framing = Framing(self.agreement, _VERSION, _ITEM_BYTES, self.agreement.maximum_ids)
         self._digests = digest_ids(ids, session=self.agreement.digest)
@@ -173,27 +162,24 @@ class Side:
 
     def draw(self, peer: str) -> tuple[bytes, Rows]:
         """Return the scalar, and the order of the own IDs, for the run with this peer."""
-        if self._secret is None:
+        secret = self._backend.secret
+        if secret is None:
             return fresh_key(), random_permutation(self.size)
-        key = derive_key(self._secret, b"ecdh", self.agreement.digest, peer.encode())
+        key = derive_key(secret, b"ecdh", self.agreement.digest, peer.encode())
         order = random_permutation(self.size, key=derive_key(key, b"order"))
         return derive_key(key, b"scalar"), order
 
     def blind(self, scalar: bytes, order: Rows) -> bytes:
         """Return the own IDs, blinded, with the ID of row `order[k]` at place k."""
         rows = np.frombuffer(self._digests, np.uint8).reshape(-1, POINT_BYTES)
-        report = self._reporter("blinding its own IDs", self.size)
-        return blind_digests(
-            scalar, rows[order].tobytes(), threads=self._threads, pool=self._pool, report=report
-        )
+        how = self._how("blinding its own IDs", self.size)
+        return blind_digests(scalar, rows[order].tobytes(), **how)
 
     def multiply(self, sender: str, scalar: bytes, points: bytes) -> bytes:
         """Check and blind what `sender` sent."""
         check_points(sender, points)
-        report = self._reporter(f"blinding the IDs of {sender}", len(points) // POINT_BYTES)
-        found = multiply_points(
-            scalar, points, threads=self._threads, pool=self._pool, report=report
-        )
+        how = self._how(f"blinding the IDs of {sender}", len(points) // POINT_BYTES)
+        found = multiply_points(scalar, points, **how)
         if len(set(split_points(found))) * POINT_BYTES < len(found):
             # they differ by points of low order, which multiplying by a scalar takes away
             raise RemoteProtocolError(
@@ -201,11 +187,15 @@ class Side:
             )
         return found
 
-    def _reporter(self, work: str, total: int) -> Callable[[int], None] | None:
-        progress = self._progress
-        if progress is None:
-            return None
-        return lambda done: progress(Progress(self.me, work, done, total))
+    def _how(self, work: str, total: int) -> dict[str, Any]:
+        """What `in_threads` takes beside the work."""
+        backend, progress = self._backend, self._backend.progress
+
+        def report(done: int) -> None:
+            if progress is not None:
+                progress(Progress(self.me, work, done, total))
+
+        return {"threads": backend.threads, "pool": backend.pool, "report": report}
 
     def pack(self, kind: Kind, items: bytes = b"") -> bytes:
         return self._framing.pack(kind, items)
@@ -259,7 +249,7 @@ class EcdhIntersection(SetIntersection):
             raise LocalProtocolError(
                 "ecdh shows the true sizes of sets and deals nothing; circuit can use agreed sizes"
             )
-        self._secret, self._pool = secret, pool
+        self.secret, self.pool = secret, pool
 
     @staticmethod
     def longest_message(ids: int) -> int:
@@ -287,10 +277,7 @@ class EcdhIntersection(SetIntersection):
 
     def _side(self, me: str, peers: Sequence[str], ids: Sequence[bytes]) -> Side:
         self._enter(me, peers, ids)
-        return Side(
-            me, ids, self.agreement,
-            threads=self._threads, pool=self._pool, progress=self._progress, secret=self._secret,
-        )  # fmt: skip
+        return Side(me, ids, self)
 
     def dealer(self, hub: str, members: Sequence[str]) -> Conversation:
         """Raise LocalProtocolError: Diffie-Hellman needs no dealer."""
@@ -480,38 +467,14 @@ def digest_ids(ids: Sequence[bytes], *, session: bytes) -> bytes:
     return digest_each(ids, hasher).tobytes()
 
 
-def blind_digests(
-    scalar: bytes,
-    digests: bytes,
-    *,
-    threads: int | None = None,
-    pool: Executor | None = None,
-    report: Callable[[int], None] | None = None,
-) -> bytes:
-    """Map each 32-byte digest to the curve and multiply the point by `scalar`.
-
-    Args:
-        scalar: 32 secret bytes.
-        digests: one after the other.
-        threads: how many work at most; None for one for each processor.
-        pool: of processes that work in place of threads.
-        report: called with the number of digests done, as it grows.
-    """
-    work = partial(blind, scalar)
-    return in_threads(work, digests, threads=threads, pool=pool, report=report)
+def blind_digests(scalar: bytes, digests: bytes, **how: Any) -> bytes:
+    """Map each 32-byte digest to the curve and multiply it by `scalar`; `how`: as `in_threads`."""
+    return in_threads(partial(blind, scalar), digests, **how)
 
 
-def multiply_points(
-    scalar: bytes,
-    points: bytes,
-    *,
-    threads: int | None = None,
-    pool: Executor | None = None,
-    report: Callable[[int], None] | None = None,
-) -> bytes:
+def multiply_points(scalar: bytes, points: bytes, **how: Any) -> bytes:
     """Multiply each point, checked before by `check_points`, by `scalar`; as `blind_digests`."""
-    work = partial(multiply, scalar)
-    return in_threads(work, points, threads=threads, pool=pool, report=report)
+    return in_threads(partial(multiply, scalar), points, **how)
 
 
 def check_points(sender: str, points: bytes) -> None:
@@ -569,16 +532,12 @@ def to_curve(digests: bytes) -> list[bytes]:
 
 def blind(scalar: bytes, digests: bytes) -> bytes:
     """Hash each 32-byte digest to the curve and multiply the point by `scalar`, 32 bytes."""
-    return _times(scalar, to_curve(digests))
+    return b"".join([crypto_scalarmult(scalar, point) for point in to_curve(digests)])
 
 
 def multiply(scalar: bytes, points: bytes) -> bytes:
     """Multiply each point by `scalar`; none may be of low order."""
-    return _times(scalar, split_points(points))
-
-
-def _times(scalar: bytes, points: Iterable[bytes]) -> bytes:
-    return b"".join([crypto_scalarmult(scalar, point) for point in points])
+    return b"".join([crypto_scalarmult(scalar, point) for point in split_points(points)])
 
 
 def in_threads(

@@ -838,8 +838,8 @@ class SetIntersection(ABC):
             raise LocalProtocolError(
                 f"a {self.name} intersection needs a dealer; name it in the agreement"
             )
-        self.agreement, self._progress, self._admit = agreement, progress, admit
-        self._threads = threads
+        self.agreement, self.progress, self.threads = agreement, progress, threads
+        self._admit = admit
 
     @property
     @abstractmethod

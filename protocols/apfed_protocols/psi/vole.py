@@ -97,7 +97,7 @@ from apfed_protocols.randomness import (
 
 __all__ = [
     "COMMIT", "DEAL", "DEALING_BYTES", "HELLO", "Desk", "HubShare", "Kind", "MemberShare", "Tags",
-    "VoleIntersection", "VoleStocking", "deal", "dealer_script", "dealt_to_hub", "dealt_to_member",
+    "VoleIntersection", "VoleStocking", "deal", "dealer_script",
     "hash_elements", "hash_values", "hub_dealt_bytes", "hub_tags", "longest_message", "match",
     "member_dealt_bytes", "member_tags", "ordered_size", "tag_bytes", "vector_bytes",
     "vector_elements",
@@ -170,12 +170,85 @@ class VoleIntersection(DealtIntersection):
     def _hub_script(
         self, me: str, members: Sequence[str], ids: Sequence[bytes], supply: Supply | None
     ) -> Script:
-        return _hub_script(Desk(me, self.agreement, self._progress), members, ids, supply)
+        desk = Desk(me, self.agreement, self.progress)
+        agreement, key = desk.agreement, fresh_key()
+        size = announced_size(agreement, desk.me, len(ids))
+        first = [desk.turn(Kind.HELLO, dict.fromkeys(members, HELLO.pack(key, size)), members)]
+        if supply is None:
+            first.append(
+                desk.turn(Kind.DEAL, {agreement.dealer: DEAL.pack(size)}, [agreement.dealer])
+            )
+        inbox = yield _together(first)
+        commits = {m: COMMIT.unpack(desk.read(inbox, m, Kind.COMMIT, COMMIT.size)) for m in members}
+        for member, (_, announced) in commits.items():
+            check_announced(agreement, member, [announced], [member])
+        shares = yield from _dealt(desk, inbox, size, members, supply)
+        rows, store = _encoded(desk.me, ids, key, cells_for(size))
+        parts = {member: fresh_key() for member in members}
+        sending = desk.turn(
+            Kind.VECTOR, {m: shares[m].masked(store, head=parts[m]) for m in members}, members
+        )
+        del store
+        inbox = yield sending
+        del sending
+        places = {}
+        for member, (commitment, announced) in commits.items():
+            length = tag_bytes(size, announced)
+            body = desk.read(inbox, member, Kind.TAGS, KEY_BYTES + length * announced)
+            part = _shown(member, body, commitment)
+            output = _output_key(agreement, member, parts[member], part)
+            own = hub_tags(shares[member].c, rows, output, length)
+            theirs = np.frombuffer(body, np.uint8, offset=KEY_BYTES).reshape(-1, length)
+            places[member] = match(own, theirs, sender=member)
+            desk.report(len(places), len(members))
+            del body, theirs, own
+        del shares, rows, inbox
+        return (yield from _open(desk, places))
 
     def _member_script(
         self, me: str, hub: str, ids: Sequence[bytes], supply: Supply | None
     ) -> Script:
-        return _member_script(Desk(me, self.agreement, self._progress), hub, ids, supply)
+        desk = Desk(me, self.agreement, self.progress)
+        agreement, part = desk.agreement, fresh_key()
+        size = announced_size(agreement, desk.me, len(ids))
+        commit = COMMIT.pack(hashlib.sha256(part).digest(), size)
+        inbox = yield desk.turn(Kind.COMMIT, {hub: commit}, [hub])
+        key, hub_size = HELLO.unpack(desk.read(inbox, hub, Kind.HELLO, HELLO.size))
+        check_announced(agreement, hub, [hub_size], [hub])
+        digests = digest_ids(ids, key)
+        inbox = yield Turn((), [hub] if supply else [hub, agreement.dealer])
+        dealt = (
+            supply.take(member_dealt_bytes())
+            if supply
+            else desk.read(inbox, agreement.dealer, Kind.DEALT, member_dealt_bytes())
+        )
+        share = MemberShare.of(dealt, dealer=agreement.dealer)
+        body = desk.read(
+            inbox, hub, Kind.VECTOR, KEY_BYTES + vector_bytes(vector_elements(hub_size))
+        )
+        store = share.unmasked(hub, memoryview(body)[KEY_BYTES:])
+        output = _output_key(agreement, desk.me, body[:KEY_BYTES], part)
+        del inbox, body
+        length = tag_bytes(hub_size, size)
+        tags = member_tags(digests, store, share.delta, output, length, report=desk.report)
+        del digests, store
+        order = random_permutation(size)
+        tags = _filled_up(tags, size).take(order, axis=0)
+        inbox = yield desk.turn(Kind.TAGS, {hub: part + tags.tobytes()}, [hub])
+        kind = desk.kind_of(inbox, hub)
+        if kind is Kind.REFUSAL and agreement.minimum_rows:
+            return IntersectionTooSmallError.of(desk.me, agreement.minimum_rows)
+        if agreement.output is Output.HUB_ROWS:
+            desk.read(inbox, hub, Kind.DONE, 0)
+            return Opened()
+        items = desk.read(inbox, hub, Kind.ROWS)
+        places = check_places(
+            hub, items, minimum=agreement.minimum_rows, own_size=size, hub_size=hub_size
+        )
+        rows = order[places]
+        if (rows >= len(ids)).any():
+            raise RemoteProtocolError(f"{hub} opened a place at which {desk.me} has no ID")
+        return Opened(rows=rows)
 
     def dealer(self, hub: str, members: Sequence[str]) -> ScriptedRole:
         me = self.agreement.dealer
@@ -190,42 +263,6 @@ def _nothing() -> Script:
     """What a dealer that dealt ahead does."""
     yield Turn((), ())
     return Opened()
-
-
-def _hub_script(
-    desk: Desk, members: Sequence[str], ids: Sequence[bytes], supply: Supply | None
-) -> Script:
-    agreement, key = desk.agreement, fresh_key()
-    size = announced_size(agreement, desk.me, len(ids))
-    first = [desk.turn(Kind.HELLO, dict.fromkeys(members, HELLO.pack(key, size)), members)]
-    if supply is None:
-        first.append(desk.turn(Kind.DEAL, {agreement.dealer: DEAL.pack(size)}, [agreement.dealer]))
-    inbox = yield _together(first)
-    commits = {m: COMMIT.unpack(desk.read(inbox, m, Kind.COMMIT, COMMIT.size)) for m in members}
-    for member, (_, announced) in commits.items():
-        check_announced(agreement, member, [announced], [member])
-    shares = yield from _dealt(desk, inbox, size, members, supply)
-    rows, store = _encoded(desk.me, ids, key, cells_for(size))
-    parts = {member: fresh_key() for member in members}
-    sending = desk.turn(
-        Kind.VECTOR, {m: shares[m].masked(store, head=parts[m]) for m in members}, members
-    )
-    del store
-    inbox = yield sending
-    del sending
-    places = {}
-    for member, (commitment, announced) in commits.items():
-        length = tag_bytes(size, announced)
-        body = desk.read(inbox, member, Kind.TAGS, KEY_BYTES + length * announced)
-        part = _shown(member, body, commitment)
-        output = _output_key(agreement, member, parts[member], part)
-        own = hub_tags(shares[member].c, rows, output, length)
-        theirs = np.frombuffer(body, np.uint8, offset=KEY_BYTES).reshape(-1, length)
-        places[member] = match(own, theirs, sender=member)
-        desk.report(len(places), len(members))
-        del body, theirs, own
-    del shares, rows, inbox
-    return (yield from _open(desk, places))
 
 
 @dataclass(frozen=True)
@@ -261,14 +298,14 @@ def _dealt(
 
     The first order is answered in `inbox`.
     """
+    length = hub_dealt_bytes(vector_elements(size))
     if supply is not None:
-        length = hub_dealt_bytes(vector_elements(size))
         return {member: HubShare.of(supply.take(length)) for member in members}
     shares, dealer = dict[str, HubShare](), desk.agreement.dealer
     for member in members:
         if shares:
             inbox = yield desk.turn(Kind.DEAL, {dealer: DEAL.pack(size)}, [dealer])
-        shares[member] = HubShare.of(dealt_to_hub(desk, inbox, size))
+        shares[member] = HubShare.of(desk.read(inbox, dealer, Kind.DEALT, length))
     return shares
 
 
@@ -306,43 +343,6 @@ def _open(desk: Desk, places: Mapping[str, NDArray[np.int64]]) -> Script:
     else:
         opened = {member: place[rows].astype(">u4").tobytes() for member, place in places.items()}
         yield desk.turn(Kind.ROWS, opened, ())
-    return Opened(rows=rows)
-
-
-def _member_script(desk: Desk, hub: str, ids: Sequence[bytes], supply: Supply | None) -> Script:
-    agreement, part = desk.agreement, fresh_key()
-    size = announced_size(agreement, desk.me, len(ids))
-    commit = COMMIT.pack(hashlib.sha256(part).digest(), size)
-    inbox = yield desk.turn(Kind.COMMIT, {hub: commit}, [hub])
-    key, hub_size = HELLO.unpack(desk.read(inbox, hub, Kind.HELLO, HELLO.size))
-    check_announced(agreement, hub, [hub_size], [hub])
-    digests = digest_ids(ids, key)
-    inbox = yield Turn((), [hub] if supply else [hub, agreement.dealer])
-    dealt = supply.take(member_dealt_bytes()) if supply else dealt_to_member(desk, inbox)
-    share = MemberShare.of(dealt, dealer=agreement.dealer)
-    body = desk.read(inbox, hub, Kind.VECTOR, KEY_BYTES + vector_bytes(vector_elements(hub_size)))
-    store = share.unmasked(hub, memoryview(body)[KEY_BYTES:])
-    output = _output_key(agreement, desk.me, body[:KEY_BYTES], part)
-    del inbox, body
-    length = tag_bytes(hub_size, size)
-    tags = member_tags(digests, store, share.delta, output, length, report=desk.report)
-    del digests, store
-    order = random_permutation(size)
-    tags = _filled_up(tags, size).take(order, axis=0)
-    inbox = yield desk.turn(Kind.TAGS, {hub: part + tags.tobytes()}, [hub])
-    kind = desk.kind_of(inbox, hub)
-    if kind is Kind.REFUSAL and agreement.minimum_rows:
-        return IntersectionTooSmallError.of(desk.me, agreement.minimum_rows)
-    if agreement.output is Output.HUB_ROWS:
-        desk.read(inbox, hub, Kind.DONE, 0)
-        return Opened()
-    items = desk.read(inbox, hub, Kind.ROWS)
-    places = check_places(
-        hub, items, minimum=agreement.minimum_rows, own_size=size, hub_size=hub_size
-    )
-    rows = order[places]
-    if (rows >= len(ids)).any():
-        raise RemoteProtocolError(f"{hub} opened a place at which {desk.me} has no ID")
     return Opened(rows=rows)
 
 
@@ -442,31 +442,21 @@ def dealer_script(desk: Desk, hub: str, members: Sequence[str]) -> Script:
     return Opened()
 
 
-def dealt_to_hub(desk: Desk, inbox: Inbox, size: int) -> bytes:
-    """What the dealer sent for one member."""
-    length = hub_dealt_bytes(vector_elements(size))
-    return desk.read(inbox, desk.agreement.dealer, Kind.DEALT, length)
-
-
-def dealt_to_member(desk: Desk, inbox: Inbox) -> bytes:
-    """What the dealer sent."""
-    return desk.read(inbox, desk.agreement.dealer, Kind.DEALT, member_dealt_bytes())
-
-
 class VoleStocking(DealingAhead):
     """The parties' roles for dealing ahead."""
 
     def _hub_script(self, me: str, members: Sequence[str], supply: Supply) -> Script:
         desk, size = Desk(me, self._agreement), agreed_size(self._agreement, me)
-        order = {self._agreement.dealer: DEAL.pack(size)}
+        dealer, length = self._agreement.dealer, hub_dealt_bytes(vector_elements(size))
         for _ in members:
-            inbox = yield desk.turn(Kind.DEAL, order, [self._agreement.dealer])
-            supply.add(dealt_to_hub(desk, inbox, size))
+            inbox = yield desk.turn(Kind.DEAL, {dealer: DEAL.pack(size)}, [dealer])
+            supply.add(desk.read(inbox, dealer, Kind.DEALT, length))
         return Opened()
 
     def _member_script(self, me: str, hub: str, supply: Supply) -> Script:
-        inbox = yield Turn((), [self._agreement.dealer])
-        supply.add(dealt_to_member(Desk(me, self._agreement), inbox))
+        desk, dealer = Desk(me, self._agreement), self._agreement.dealer
+        inbox = yield Turn((), [dealer])
+        supply.add(desk.read(inbox, dealer, Kind.DEALT, member_dealt_bytes()))
         return Opened()
 
     def _dealer_script(self, me: str, hub: str, members: Sequence[str]) -> Script:

@@ -96,18 +96,11 @@ _SETUP = b"setup"
 _STEP_MASK = b"secure-apfed step mask v1"
 
 
-# The secrets that a passive makes afresh for each step, and how others hold shares of them.
-#
-# Run by: passives (make, seal, open) and the aggregator (rebuild from shares). Protects from: fewer
-# than the threshold of passives, whatever they can compute; and from yesterday's shares: keys serve
-# one step and are forgotten, so what is opened for one step opens no other. Does not give:
-# protection from a passive that deals false shares, or answers with one; what is rebuilt is
-# compared with what its owner announced, and a step in which such a share is needed has no sum.
-#
-# After Bonawitz et al. 2017, figure 4, rounds 0 and 1: a mask key pair (X25519) and a self-mask
+# The secrets of a step, after figure 4, rounds 0 and 1: a mask key pair (X25519) and a self-mask
 # seed, each derived from a 16-byte secret that is shared by Shamir 1979 over GF(2^128), through
-# PyCryptodome, whose coefficients come from the operating system's generator. Letters: u deals, v
-# holds.
+# PyCryptodome, whose coefficients come from the operating system's generator. Keys serve one step
+# and are forgotten. What is rebuilt from shares is compared with what its owner announced. Letters:
+# u deals, v holds.
 
 
 @dataclass(frozen=True)

@@ -62,18 +62,13 @@ _HEADER_BYTES, _COMPRESSION_AT, _SIZE_AT = 16, 5, 8
 _MAGIC, _ZSTANDARD = b"\x5e\xa1", 2
 
 
-# Whether a public key looks like one: its polynomials hold about uniform residues.
-#
-# Run by: a passive, before anything is encrypted under the key that the active sent. Protects from
-# broken keys, under which a contribution would travel with its noise alone over it: zeros,
-# constants, repeated residues, residues within a small range, and b = a or b = -a; looked for in
-# the transformed form that SEAL keeps and in the coefficients, so that sparse and small polynomials
-# are found, too. From nothing else: a key holder that makes a bad key on purpose can hide it (b = X
-# a passes, say), or give its secret key away.
-
-
 def require_spread(key_2N: NDArray[np.uint64], modulus: int, *, sender: str) -> None:
     """Refuse a public key (b, a) whose residues do not spread as uniform ones do.
+
+    Under a broken key a contribution would travel with its noise alone over it: zeros, constants,
+    repeated residues, residues within a small range, b = a or b = -a; looked for as SEAL keeps them
+    and in the coefficients. A key holder that makes a bad key on purpose can hide it (b = X a
+    passes, say), or give its secret key away.
 
     Args:
         key_2N: b and a, transformed or not.
