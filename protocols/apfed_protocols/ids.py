@@ -270,10 +270,8 @@ class IdReader:
         self._types = set[str]()
 
     def texts(self, column: Iterable[object]) -> list[str]:
-        """One a row of this piece of the column; unless `all_taken`, they are of no use.
-
-        Raises:
-            DataError: it is no column.
+        """One a row of this piece of the column; unless `all_taken`, they are of no use. Raises
+        DataError: it is no column.
         """
         return [text for piece in self.pieces(column) for text in piece]
 
@@ -313,10 +311,8 @@ class IdReader:
         return not self._refused
 
     def check(self) -> None:
-        """Refuse the column for what was found.
-
-        Raises:
-            DataError: says whose, what, in how many rows, which are the first, and what to do.
+        """Refuse the column for what was found. Raises DataError: says whose, what, in how many
+        rows, which are the first, and what to do.
         """
         if not self._refused:
             return
@@ -700,10 +696,8 @@ def encode_ids(
 def encode_pieces(
     party: str, ids: IdColumn, normalisation: IdNormalisation
 ) -> Iterator[list[bytes]]:
-    """Yield the IDs of `party` as `encode_ids` does, some thousand rows at a time.
-
-    Raises:
-        DataError: as `encode_ids`, but for repeated IDs and their number, which no piece shows.
+    """Yield the IDs of `party` as `encode_ids` does, some thousand rows at a time. Raises
+    DataError: as `encode_ids`, but for repeated IDs and their number, which no piece shows.
     """
     first = 0
     for texts in text_pieces(party, ids):
@@ -739,10 +733,8 @@ def text_of(identity: bytes) -> str:
 
 
 def check_ids(me: str, ids: Sequence[bytes], maximum_ids: int) -> None:
-    """Refuse a set that an intersection would get wrong; names rows, never an ID.
-
-    Raises:
-        LocalProtocolError: too many IDs, or some of another type, empty or repeated.
+    """Refuse a set that an intersection would get wrong; names rows, never an ID. Raises
+    LocalProtocolError: too many IDs, or some of another type, empty or repeated.
     """
     if len(ids) > maximum_ids:
         raise LocalProtocolError(

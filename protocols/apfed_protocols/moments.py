@@ -262,12 +262,10 @@ class MomentAgreement:
         return -(-self.people // self.block_people)
 
     def block(self, index: int) -> slice:
-        """The people of one block."""
         start = index * self.block_people
         return slice(start, min(start + self.block_people, self.people))
 
     def each_block(self) -> Iterator[slice]:
-        """The people of all blocks, in order."""
         return map(self.block, range(self.blocks))
 
     @property
@@ -344,8 +342,6 @@ def _ring(agreement: MomentAgreement, steps: NDArray[Any]) -> Elements:
 
 
 class MessageKind(IntEnum):
-    """What a frame carries, and on which way."""
-
     SIGN_SEED = 1  # dealer to receiver
     SHARE_SEEDS = 2  # dealer to combiner
     SHARES = 3  # dealer to receiver, one block
@@ -381,7 +377,6 @@ class MomentFrames:
         party: int | None = None,
         block: int = 0,
     ) -> bytes:
-        """Frame a body."""
         return self._header(kind, people, party, block) + body
 
     def open(
@@ -548,7 +543,6 @@ def _elements(agreement: MomentAgreement, data: Any, shape: tuple[int, ...]) -> 
 
 
 def _use(agreement: MomentAgreement, me: str) -> None:
-    """Mark the agreement as used by this party in this process."""
     with _USING:
         if (agreement.digest, me) in _USED:
             raise LocalProtocolError(
@@ -687,12 +681,6 @@ class MomentCombiner(_MomentRole):
         self, dealt: bytes, votes: Mapping[str, bytes], signs: bytes, people: bytes
     ) -> bytes:
         """Return F and A of step 4; once, for one set of signs.
-
-        Args:
-            dealt: what the dealer sent to this party.
-            votes: frames by the authenticated names of their senders.
-            signs: what the receiver sent.
-            people: 32-byte digest of the ordered positions voted on.
 
         Raises:
             LocalProtocolError: it answered already, or this is a forked process.

@@ -62,11 +62,7 @@ class Identity:
 
     @classmethod
     def restored(cls, private: bytes) -> "Identity":
-        """The key pair of 32 secret bytes.
-
-        Raises:
-            LocalProtocolError: another number of bytes.
-        """
+        """The key pair of 32 secret bytes. Raises LocalProtocolError: another number of bytes."""
         if len(private) != _KEY_BYTES:
             raise LocalProtocolError(f"an Ed25519 private key has 32 bytes, got {len(private)}")
         key = Ed25519PrivateKey.from_private_bytes(private)
@@ -85,16 +81,13 @@ class Identity:
 
 
 def fresh_identity() -> Identity:
-    """Make a key pair."""
     key = Ed25519PrivateKey.generate()
     return Identity(key.public_key().public_bytes_raw(), key)
 
 
 def verify(public: bytes, signature: bytes, purpose: bytes, *parts: bytes, signer: str) -> None:
-    """Return where the holder of `public` signed these parts for this purpose.
-
-    Raises:
-        RemoteProtocolError: it did not; names the signer.
+    """Return where the holder of `public` signed these parts for this purpose. Raises
+    RemoteProtocolError: it did not; names the signer.
     """
     try:
         # Under a key of small order one signature fits every message, and binds to none.
@@ -148,7 +141,6 @@ class RunKey:
 
 
 def fresh_run_key() -> RunKey:
-    """Make a key pair for one session."""
     private = X25519PrivateKey.generate()
     return RunKey(private.public_key().public_bytes_raw(), private)
 
@@ -231,7 +223,6 @@ class SealedLink:
         return self._ciphers is not None
 
     def _keys(self) -> tuple[AESGCM, AESGCM]:
-        """The ciphers that seal and open."""
         self._fork_check.require()
         if self._ciphers is None:
             raise LocalProtocolError(
@@ -249,11 +240,9 @@ class SealedLink:
         return self._sent
 
     def seal(self, plaintext: bytes, *, sequence: int, associated: bytes) -> bytes:
-        """Encrypt and authenticate `plaintext`, and authenticate `associated` with it.
-
-        Raises:
-            LocalProtocolError: `sequence` is not the next one, no keys are agreed, or this is
-                a forked process.
+        """Encrypt and authenticate `plaintext`, and authenticate `associated` with it. Raises
+        LocalProtocolError: `sequence` is not the next one, no keys are agreed, or this is a forked
+        process.
         """
         sealer, _ = self._keys()
         if sequence != self._sent:
@@ -264,11 +253,8 @@ class SealedLink:
         return sealer.encrypt(sequence.to_bytes(_NONCE_BYTES, "big"), plaintext, associated)
 
     def open(self, sealed: bytes, *, sequence: int, associated: bytes) -> bytes:
-        """Decrypt what the peer sealed.
-
-        Raises:
-            RemoteProtocolError: replayed, reordered, altered, or sealed under another
-                contract or by another party. The link's state does not change then.
+        """Decrypt what the peer sealed. Raises RemoteProtocolError: replayed, reordered, altered,
+        or sealed under another contract or by another party. The link's state does not change then.
         """
         _, opener = self._keys()
         if sequence != self._received:

@@ -156,7 +156,6 @@ class SvdAgreement:
         return self.owners.index(me)
 
     def columns_of(self, owner: str) -> slice:
-        """Where this owner's columns stand among all."""
         place = self.position(owner)
         start = sum(self.features[:place])
         return slice(start, start + self.features[place])
@@ -199,7 +198,6 @@ def rows_unmasked(table_NF: Floats, seed: bytes, people: bytes, *, mask_rows: in
 def _blocks(
     rows: int, seed: bytes, people: bytes, mask_rows: int
 ) -> Iterator[tuple[slice, Floats]]:
-    """Each block's rows, and its mask."""
     start = 0
     for block, size in enumerate(block_sizes(rows, mask_rows)):
         mask_bb = random_orthogonal(size, seed, b"rows", people, block.to_bytes(8, "big"))
@@ -214,8 +212,6 @@ def _blocks(
 
 
 class MessageKind(IntEnum):
-    """What a frame carries, and on which way."""
-
     MASKS = 1  # dealer to an owner: a seed of P, and Q_i
     TABLE = 2  # an owner to the server: P X_i Q_i
     VECTORS = 3  # server to receiver: P U
@@ -265,7 +261,6 @@ class SvdFrames:
         self, kind: MessageKind, matrix: Floats, *, owner: str, people: bytes = _NOBODY,
         seed: bytes = b"",
     ) -> bytes:  # fmt: skip
-        """Frame a matrix."""
         return self._header(kind, owner, people) + seed + matrix.astype("<f8").tobytes()
 
     def open(self, frame: bytes, kind: MessageKind, sender: str, *, owner: str) -> Opened:
@@ -324,8 +319,6 @@ class SvdFrames:
 
 
 class _SvdRole(KeepsSecrets):
-    """One party's end: its frames, what it did already, and the process that it lives in."""
-
     def __init__(self, agreement: SvdAgreement, me: str) -> None:
         self.agreement, self.me = agreement, me
         self._frames = SvdFrames(agreement)
@@ -429,9 +422,6 @@ class SvdServer(_SvdRole):
     def factor(self, tables: Mapping[str, bytes]) -> bytes:
         """Return P U for the receiver; once.
 
-        Args:
-            tables: frames by the authenticated names of their senders.
-
         Raises:
             LocalProtocolError: it answered already, or this is a forked process.
             RemoteProtocolError: a frame is malformed, an owner is missing or unknown, the tables
@@ -486,11 +476,6 @@ class SvdReceiver(SvdOwner):
         """Return U, (N, D): orthonormal columns, of the largest singular values first; once.
 
         Columns beyond the numerical rank of the table are zeros.
-
-        Args:
-            vectors: what the server sent.
-            people: as the tables were masked.
-            rows: N.
 
         Raises:
             LocalProtocolError: its table was not masked yet, or this was opened before.

@@ -51,12 +51,7 @@ def open_shares(shares: Sequence[Tensor], op: Any) -> Tensor:
 
 
 class Communicator(ABC):
-    """One party's end, in the shape that CrypTen's tensors call.
-
-    Args:
-        rank: of this party, from 0.
-        size: how many parties there are.
-    """
+    """One party's end, in the shape that CrypTen's tensors call."""
 
     def __init__(self, rank: int, size: int) -> None:
         if not 0 <= rank < size:
@@ -114,17 +109,12 @@ def shared_bits(words: Words) -> Any:
 
 
 def bits_of(tensor: torch.Tensor) -> Words:
-    """The words of a share, over the same memory."""
     words: Words = tensor.numpy().view(np.uint64)
     return words
 
 
 class DealtTriples:
-    """A provider of triples (a, b, a AND b) and of nothing else.
-
-    Args:
-        take: hands out this party's next shares in a shape, each word once.
-    """
+    """A provider of triples (a, b, a AND b) and of nothing else."""
 
     def __init__(self, take: Take) -> None:
         self._take = take
@@ -198,7 +188,6 @@ class _Opening:
         self.sent: list[Any] = []
 
     def get_rank(self) -> int:
-        """CrypTen adds public terms at rank 0."""
         return self._rank
 
     def all_reduce(self, shares: list[Any], op: Any, batched: bool) -> list[Any]:

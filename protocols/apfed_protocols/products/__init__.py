@@ -95,13 +95,7 @@ Noise = IntArray | Callable[[range], IntArray] | None
 
 
 class Candidates(KeepsSecrets):
-    """The active's requests, of which all but one are opened.
-
-    Args:
-        described: what all parties agreed on.
-        frames: this role's writer and checker of frames.
-        classes_n: the true class of each label.
-    """
+    """The active's requests, of which all but one are opened."""
 
     def __init__(
         self, described: DescribedProducts, frames: AgreedFrames, classes_n: IntArray
@@ -141,14 +135,7 @@ class Candidates(KeepsSecrets):
 class PublicCoin(KeepsSecrets):
     """One passive's conversation that draws which request is kept.
 
-    Args:
-        me: this party.
-        described: what all parties agreed on.
-        frames: this role's writer and checker of frames.
-        commitment: the active's message of step 1.
-
-    Raises:
-        RemoteProtocolError: the commitment is malformed.
+    Raises RemoteProtocolError: the commitment is malformed.
     """
 
     def __init__(
@@ -207,7 +194,6 @@ class PublicCoin(KeepsSecrets):
         return int.from_bytes(number, "big") % self._candidates
 
     def challenge(self) -> bytes:
-        """What the active is told."""
         return self._frames.setup(_challenge(self.kept, self.hashes))
 
     def _promise(self, name: str, drawn: bytes) -> bytes:
@@ -300,11 +286,7 @@ def _agreed_challenge(
 class SumOfProducts(DescribedProducts):
     """One sum of products, from which each role's end is made.
 
-    Args:
-        products: what the parties fixed.
-
-    Raises:
-        LocalProtocolError: no secure parameters fit.
+    Raises LocalProtocolError: no secure parameters fit.
     """
 
     def receiver(self, labels_nK: NDArray[Any]) -> "ProductReceiver":
@@ -465,9 +447,6 @@ class ProductContributor(Role):
     def toss(self, commitment: bytes) -> Conversation:
         """The conversation among the passives that draws which candidate is kept.
 
-        Args:
-            commitment: the active's.
-
         Raises:
             LocalProtocolError: the agreement asks for no candidates.
             RemoteProtocolError: the commitment is malformed, or a second one.
@@ -623,10 +602,6 @@ class ProductCombiner(Role):
 
     def combine(self, block: int, answers: Mapping[str, bytes]) -> bytes:
         """Add one answer of each passive for one block; blocks go up.
-
-        Args:
-            block: its index.
-            answers: frames by the authenticated names of their senders.
 
         Raises:
             LocalProtocolError: there is no such block.

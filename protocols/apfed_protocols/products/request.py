@@ -55,11 +55,7 @@ _WORD = np.dtype("<u8")
 class DescribedProducts(DescribedSum):
     """What the roles share: parameters, blocks of people, and how their words travel.
 
-    Args:
-        products: what the parties fixed.
-
-    Raises:
-        LocalProtocolError: no secure parameters fit.
+    Raises LocalProtocolError: no secure parameters fit.
     """
 
     products: ProductAgreement
@@ -322,13 +318,7 @@ def secret_of(described: DescribedProducts, root: bytes) -> IntArray:
 
 
 def encrypt_labels(described: DescribedProducts, root: bytes, bits_nK: IntArray) -> list[bytes]:
-    """The parts of a request: the public seed, b of the key, and b of every label.
-
-    Args:
-        described: what all parties agreed on.
-        root: 32 secret bytes, used once.
-        bits_nK: the labels.
-    """
+    """Parts of a request (public seed, b of the key and of every label); a root is used once."""
     ring, seed = described.ring, derive_key(root, b"products seed")
     secret_H = transform(secret_of(described, root))
     step = ring.bits - described.headroom.plain_bits

@@ -359,7 +359,6 @@ class ProductHeadroom:
 
     @property
     def ring(self) -> Ring:
-        """The ring of the ciphertexts."""
         return Ring(self.degree, self.widths)
 
     @property

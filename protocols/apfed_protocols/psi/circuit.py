@@ -148,8 +148,6 @@ class Meeting:
 
 
 class Kind(IntEnum):
-    """What a message is."""
-
     COMMIT = 1
     JOIN = 2
     REVEAL = 3
@@ -171,8 +169,6 @@ class Kind(IntEnum):
 
 
 class Desk(AnyDesk[Kind]):
-    """Frames one party's messages, and reads those of its peers."""
-
     kinds = Kind
     version = VERSION
     work = "comparing bins"
@@ -182,9 +178,6 @@ class Slots:
     """What hub and members compare: each of a member's IDs has its slot.
 
     B bins, K slots, M members.
-
-    Attributes:
-        version: names the protocol in each frame.
     """
 
     version: ClassVar[int] = VERSION
@@ -216,7 +209,6 @@ class Slots:
         return meeting.tags
 
     def deal(self, desk: Desk, hub: str, members: Sequence[str]) -> Script:
-        """The dealer's whole script."""
         return dealer_script(desk, hub, members)
 
 
@@ -247,7 +239,6 @@ class CircuitIntersection(DealtIntersection):
         return self.comparing().longest(self.agreement)
 
     def _gate(self) -> type[And]:
-        """What computes an AND at this party."""
         return BeaverAnd
 
     def _desk(self, me: str) -> Desk:
@@ -340,7 +331,6 @@ class CryptenCircuitIntersection(CircuitIntersection):
 def meet_as_hub(
     desk: Desk, bins_of_members: Slots, members: Sequence[str], ids: Sequence[bytes]
 ) -> Generator[Turn, Inbox, Meeting]:
-    """The hub's side."""
     own, count, size = fresh_key(), len(members), announced_size(desk.agreement, desk.me, len(ids))
     commitment = hashlib.sha256(own).digest()
     commits = {m: _COMMIT.pack(commitment, size, count, k) for k, m in enumerate(members)}
@@ -398,7 +388,6 @@ def _fill_bins(
 def meet_as_member(
     desk: Desk, bins_of_members: Slots, hub: str, ids: Sequence[bytes]
 ) -> Generator[Turn, Inbox, Meeting]:
-    """A member's side."""
     inbox = yield Turn((), [hub])
     commit = desk.read(inbox, hub, Kind.COMMIT, _COMMIT.size)
     commitment, hub_size, count, place = _COMMIT.unpack(commit)
@@ -602,7 +591,6 @@ def open_at_member(
 
 
 def _rows_of(desk: Desk, hub: str, meeting: Meeting, body: bytes) -> Rows:
-    """The row of each ID that the hub opened."""
     whole = len(body) // TOKEN_BYTES
     tokens = np.frombuffer(body[: whole * TOKEN_BYTES], np.uint8).reshape(whole, TOKEN_BYTES)
     place = match(meeting.tokens, tokens, sender=hub)
@@ -652,8 +640,6 @@ def _bits(words: Words) -> NDArray[np.bool_]:
 
 
 class Stocking(DealingAhead):
-    """The parties' roles for dealing triples ahead."""
-
     comparing: ClassVar[type[Slots]] = Slots
 
     def _desk(self, me: str) -> Desk:

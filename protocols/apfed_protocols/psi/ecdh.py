@@ -118,8 +118,6 @@ _POINTS_OF_A_PIECE = 1_000
 
 
 class Kind(IntEnum):
-    """What a message is."""
-
     BLINDED = 1
     TAGS = 2
     ROWS = 3
@@ -144,8 +142,6 @@ LAST: Mapping[Output, Kind] = {
 
 
 class Side:
-    """The own set and the message format."""
-
     def __init__(self, me: str, ids: Sequence[bytes], backend: "EcdhIntersection") -> None:
         self.agreement, self._backend = backend.agreement, backend
         self.me, self.size = me, len(ids)
@@ -312,8 +308,6 @@ class _Pair:
 
 
 class EcdhHub(ResultHolder):
-    """The hub's role; see `apfed_protocols.psi.interface.Aligner`."""
-
     def __init__(self, side: Side, members: Sequence[str]) -> None:
         super().__init__(side.me, side.agreement.output)
         self._side = side

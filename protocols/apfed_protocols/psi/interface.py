@@ -209,10 +209,8 @@ class Aligner(Conversation, Protocol):
 
 
 def check_parties(hub: str, members: Sequence[str], *others: str) -> None:
-    """Refuse an intersection without members or with one party in two roles.
-
-    Raises:
-        LocalProtocolError: names the parties.
+    """Refuse an intersection without members or with one party in two roles. Raises
+    LocalProtocolError: names the parties.
     """
     parties = (hub, *members, *others)
     if not members or not all(parties) or len(set(parties)) != len(parties):
@@ -241,12 +239,10 @@ class ResultHolder:
 
     @property
     def finished(self) -> bool:
-        """Whether this role needs no further message."""
         return self._outcome is not None
 
     @property
     def rows(self) -> NDArray[np.int64]:
-        """See `Aligner.rows`."""
         rows = self._opened().rows
         if rows is None:
             raise self._not_opened("rows")
@@ -254,7 +250,6 @@ class ResultHolder:
 
     @property
     def size(self) -> int:
-        """See `Aligner.size`."""
         opened = self._opened()
         if opened.size is not None:
             return opened.size
@@ -264,7 +259,6 @@ class ResultHolder:
 
     @property
     def membership(self) -> Membership:
-        """See `Aligner.membership`."""
         membership = self._opened().membership
         if membership is None:
             raise self._not_opened("shared membership")
@@ -285,11 +279,7 @@ class ResultHolder:
 
 
 def announced_size(agreement: IntersectionAgreement, me: str, true_size: int) -> int:
-    """Return what this party announces.
-
-    Raises:
-        LocalProtocolError: it has more IDs than agreed.
-    """
+    """Return what this party announces. Raises LocalProtocolError: it has more IDs than agreed."""
     if not agreement.sizes:
         return true_size
     agreed = agreed_size(agreement, me)
@@ -303,10 +293,8 @@ def announced_size(agreement: IntersectionAgreement, me: str, true_size: int) ->
 def check_announced(
     agreement: IntersectionAgreement, sender: str, sizes: Sequence[int], parties: Sequence[str]
 ) -> None:
-    """Refuse sizes other than the agreed ones, or above the limit.
-
-    Raises:
-        RemoteProtocolError: names `sender`, who said so.
+    """Refuse sizes other than the agreed ones, or above the limit. Raises RemoteProtocolError:
+    names `sender`, who said so.
     """
     limit = agreement.maximum_ids
     for size in sizes:
@@ -356,14 +344,11 @@ class Framing:
 
     @staticmethod
     def size(item_bytes: int, count: int) -> int:
-        """Bytes of a message of so many items."""
         return _HEADER.size + item_bytes * count
 
     def pack(self, kind: int, items: bytes = b"") -> bytes:
-        """Frame the items, which lie one after the other in `items`.
-
-        Raises:
-            LocalProtocolError: more than a message holds.
+        """Frame the items, which lie one after the other in `items`. Raises LocalProtocolError:
+        more than a message holds.
         """
         count = len(items) // self.item_bytes[kind] if items else 0
         if count > self.maximum_items:
@@ -375,10 +360,8 @@ class Framing:
         return _HEADER.pack(self.version, kind, digest, count) + items
 
     def unpack(self, sender: str, message: bytes) -> tuple[int, bytes]:
-        """Return the kind and the items.
-
-        Raises:
-            RemoteProtocolError: malformed, of another agreement, or too large a set.
+        """Return the kind and the items. Raises RemoteProtocolError: malformed, of another
+        agreement, or too large a set.
         """
         if len(message) < _HEADER.size:
             raise RemoteProtocolError(f"{sender} sent {len(message)} bytes, too few for a header")
@@ -537,10 +520,8 @@ class Desk(Generic[_Kind]):
         return self.kinds(self._framing.unpack(sender, inbox[sender])[0])
 
     def read(self, inbox: Inbox, sender: str, kind: _Kind, length: int | None = None) -> bytes:
-        """Return the body of the message of `sender`, of this kind and length.
-
-        Raises:
-            RemoteProtocolError: it is another one.
+        """Return the body of the message of `sender`, of this kind and length. Raises
+        RemoteProtocolError: it is another one.
         """
         found, body = self._framing.unpack(sender, inbox[sender])
         if found != kind:
@@ -614,10 +595,8 @@ def common_rows(
 
 
 def check_places(sender: str, items: bytes, *, minimum: int, own_size: int, hub_size: int) -> Rows:
-    """Read the places that the hub opened in a member's list.
-
-    Raises:
-        RemoteProtocolError: too few or too many, repeated, or outside of the list.
+    """Read the places that the hub opened in a member's list. Raises RemoteProtocolError: too few
+    or too many, repeated, or outside of the list.
     """
     if len(items) % POSITION_BYTES:
         raise RemoteProtocolError(f"{sender} opened rows in {len(items)} bytes, not whole places")
@@ -666,10 +645,8 @@ class Supply:
         self._fork_check = ForkCheck(f"{me}: this supply")
 
     def add(self, body: bytes) -> None:
-        """Put in what was dealt for the next chunk.
-
-        Raises:
-            LocalProtocolError: it was read, stored or claimed; it would become another supply.
+        """Put in what was dealt for the next chunk. Raises LocalProtocolError: it was read, stored
+        or claimed; it would become another supply.
         """
         self._fork_check.require()
         if self._filled or self._claimed:
@@ -680,10 +657,8 @@ class Supply:
         self._bodies.append(body)
 
     def to_bytes(self) -> bytes:
-        """Return it for a file that nobody else can read; from now on only that can be used.
-
-        Raises:
-            LocalProtocolError: it is in use, or in a file, already.
+        """Return it for a file that nobody else can read; from now on only that can be used. Raises
+        LocalProtocolError: it is in use, or in a file, already.
         """
         self._fork_check.require()
         if self._claimed:
@@ -699,10 +674,8 @@ class Supply:
 
     @classmethod
     def from_bytes(cls, stored: bytes) -> "Supply":
-        """Read what `to_bytes` gave; from a file by `secure_apfed.alignment.records`.
-
-        Raises:
-            LocalProtocolError: it was cut off or altered, or is none.
+        """Read what `to_bytes` gave; from a file by `secure_apfed.alignment.records`. Raises
+        LocalProtocolError: it was cut off or altered, or is none.
         """
         stored, check = stored[:-_CHECK_BYTES], stored[-_CHECK_BYTES:]
         if hashlib.sha256(stored).digest() != check:
@@ -731,11 +704,8 @@ class Supply:
         return cls(agreement, me, bodies)
 
     def claim(self, agreement: IntersectionAgreement, me: str) -> None:
-        """Reserve it for one intersection.
-
-        Raises:
-            LocalProtocolError: it or a part of it was used before, or it is another party's or
-                agreement's.
+        """Reserve it for one intersection. Raises LocalProtocolError: it or a part of it was used
+        before, or it is another party's or agreement's.
         """
         self._fork_check.require()
         digests = {hashlib.sha256(body).digest() for body in self._bodies if body}

@@ -187,8 +187,6 @@ class OpprfIntersection(CircuitIntersection):
 
 
 class ProgrammedStocking(Stocking):
-    """The parties' roles for dealing ahead: the vector OLE first, then triples."""
-
     comparing: ClassVar[type[Slots]] = Programmed
 
     def _hub_script(self, me: str, members: Sequence[str], supply: Supply) -> Script:

@@ -165,12 +165,7 @@ def _sums(store: Elements, dense: NDArray[np.uint64], rows: Rows) -> Elements:
 
 
 class Encoder:
-    """Encodes values for one set of rows; what the rows alone decide is done when it is made.
-
-    Args:
-        rows: of the IDs, for so many sparse cells.
-        cells: as `cells_for`.
-    """
+    """Encodes values for one set of rows; what the rows alone decide is done when it is made."""
 
     def __init__(self, rows: Rows, cells: int) -> None:
         self._rows, self._cells = rows, cells

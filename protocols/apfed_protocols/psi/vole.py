@@ -120,8 +120,6 @@ _LEAST_TAG_BYTES = 8
 
 
 class Kind(IntEnum):
-    """What a message is."""
-
     HELLO = 1
     COMMIT = 2
     DEAL = 3
@@ -134,8 +132,6 @@ class Kind(IntEnum):
 
 
 class Desk(AnyDesk[Kind]):
-    """Frames one party's messages, and reads those of its peers."""
-
     kinds = Kind
     version = _VERSION
     work = "evaluating its IDs"
@@ -403,7 +399,6 @@ class MemberShare:
 
 
 def _parts(dealt: bytes | memoryview) -> tuple[bytes, bytes, memoryview]:
-    """The name of the dealing, the seed, and the rest."""
     content, end = memoryview(dealt), DEALING_BYTES + KEY_BYTES
     return bytes(content[:DEALING_BYTES]), bytes(content[DEALING_BYTES:end]), content[end:]
 
@@ -443,8 +438,6 @@ def dealer_script(desk: Desk, hub: str, members: Sequence[str]) -> Script:
 
 
 class VoleStocking(DealingAhead):
-    """The parties' roles for dealing ahead."""
-
     def _hub_script(self, me: str, members: Sequence[str], supply: Supply) -> Script:
         desk, size = Desk(me, self._agreement), agreed_size(self._agreement, me)
         dealer, length = self._agreement.dealer, hub_dealt_bytes(vector_elements(size))

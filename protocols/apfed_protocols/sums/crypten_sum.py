@@ -61,11 +61,7 @@ _WHO = "Who takes part, and when."
 class CryptenSum(SecureSum):
     """Sum of additive shares; what an agreement allows at most is far below 2^63.
 
-    Args:
-        agreement: what the parties fixed.
-
-    Raises:
-        LocalProtocolError: CrypTen, an optional extra, is not installed.
+    Raises LocalProtocolError: CrypTen, an optional extra, is not installed.
     """
 
     scheme: ClassVar[str] = "crypten"
@@ -126,8 +122,6 @@ class CryptenSum(SecureSum):
 
 
 class CryptenContributor(SumContributor):
-    """A passive's end."""
-
     def __init__(self, described: CryptenSum, me: str) -> None:
         agreement, frames = described.agreement, described.frames()
         self._others = tuple(name for name in agreement.contributors if name != me)

@@ -122,7 +122,6 @@ class FixedPoint:
 
     @classmethod
     def of(cls, agreement: SumAgreement) -> "FixedPoint":
-        """The quantiser that an agreement fixes."""
         return cls(
             clip_norm=agreement.clip_norm,
             bits=agreement.bits,

@@ -36,8 +36,6 @@ _MAX_VALUES = 2**31
 
 
 class FrameKind(IntEnum):
-    """What a frame carries."""
-
     SETUP = 1
     CONTRIBUTION = 2
     SUM = 3
@@ -46,7 +44,6 @@ class FrameKind(IntEnum):
 
     @property
     def noun(self) -> str:
-        """The kind with its article."""
         return ("an " if self is FrameKind.ANSWER else "a ") + self.name.lower()
 
 
@@ -98,7 +95,7 @@ class Frame:
                 _MAGIC, _VERSION, self.kind, self.party, name, self.step, self.rows, self.columns,
                 self.binding, self.fingerprint, len(self.blobs),
             )  # fmt: skip
-            sizes = b"".join(_SIZE.pack(len(blob)) for blob in self.blobs)
+            sizes = struct.pack(f">{len(self.blobs)}I", *map(len, self.blobs))
         except struct.error as error:
             raise LocalProtocolError(f"a field of a frame is out of range: {error}") from error
         return b"".join((header, sizes, *self.blobs))
@@ -191,14 +188,7 @@ class AgreedFrames:
     Steps only go up: a step at or below the last one is refused, and so is any step in a forked
     process, whose copy of the role would use it a second time.
 
-    Args:
-        agreement: what the parties fixed.
-        name: of the sum.
-        fingerprint: of agreement, parameters and key, as `fingerprint` makes it.
-        least: contributors without whom a step has no sum; None where it takes all of them.
-
-    Raises:
-        LocalProtocolError: the agreement asks for fewer of a sum that takes all.
+    Raises LocalProtocolError: the agreement asks for fewer of a sum that takes all.
     """
 
     def __init__(
@@ -216,7 +206,8 @@ class AgreedFrames:
         self.least = contributors if least is None else least
         self._last_step = -1
         self._underway: Frame | None = None
-        self._fork_check = ForkCheck(f"this role of {name}")
+        # Raises LocalProtocolError in a process that holds a copy of this role by a fork.
+        self.require_own_process = ForkCheck(f"this role of {name}").require
 
     def begin_step(self, binding: StepBinding) -> None:
         """Mark the step of `binding` as used by this role. Raises LocalProtocolError: another
@@ -235,12 +226,7 @@ class AgreedFrames:
             )
         self._last_step = binding.step
 
-    def require_own_process(self) -> None:
-        """Raise LocalProtocolError in a process that holds a copy of this role by a fork."""
-        self._fork_check.require()
-
     def setup(self, *blobs: bytes) -> bytes:
-        """Frame a setup message."""
         return Frame(
             kind=FrameKind.SETUP,
             name=self.name,
@@ -258,7 +244,7 @@ class AgreedFrames:
         RemoteProtocolError: malformed, of another sum, or for another agreement.
         """
         frame = Frame.parse(body, sender=sender)
-        self._check_kind(frame, sender, FrameKind.SETUP)
+        self._check(frame, sender, FrameKind.SETUP, None)
         if frame.binding != self.agreement.digest:
             raise RemoteProtocolError(
                 f"{sender} sets up a sum under another agreement; compare the two configurations"
@@ -300,14 +286,16 @@ class AgreedFrames:
         Raises RemoteProtocolError: see the top of this file.
         """
         names = self._present(contributions, self.agreement.contributors, "contribution")
-        frames = tuple(Frame.parse(contributions[name], sender=name) for name in names)
-        for name, frame in zip(names, frames, strict=True):
-            self._check(frame, name, FrameKind.CONTRIBUTION)
+        frames = []
+        for name in names:
+            frame = Frame.parse(contributions[name], sender=name)
+            self._check(frame, name, FrameKind.CONTRIBUTION, self.fingerprint)
             position = self.agreement.position(name)
             if frame.party != position:
                 raise RemoteProtocolError(
                     f"{name} is contributor {position} and sent the contribution of {frame.party}"
                 )
+            frames.append(frame)
         self._check_one_message(frames, binding_digest)
         if frames[0].step <= self._last_step:
             raise RemoteProtocolError(
@@ -316,7 +304,7 @@ class AgreedFrames:
             )
         self._last_step = frames[0].step
         self._underway = replace(frames[0], blobs=())
-        return frames
+        return tuple(frames)
 
     def sum_of(self, frames: Sequence[Frame], blobs: Sequence[bytes]) -> bytes:
         """Frame the combined values of `frames`; nothing is under way then."""
@@ -331,7 +319,7 @@ class AgreedFrames:
         _require_shape(shape)
         sender = self.agreement.combiner
         frame = Frame.parse(combined, sender=sender)
-        self._check(frame, sender, FrameKind.SUM)
+        self._check(frame, sender, FrameKind.SUM, self.fingerprint)
         if not self.least <= frame.party <= len(self.agreement.contributors):
             raise RemoteProtocolError(
                 f"{sender} sent a sum of {frame.party} contributions, expected "
@@ -396,7 +384,7 @@ class AgreedFrames:
         self, bodies: Mapping[str, bytes], expected: Collection[str], what: str
     ) -> tuple[str, ...]:
         """Which of the `expected` sent something; RemoteProtocolError where too few or others."""
-        present = tuple(name for name in expected if name in bodies)
+        present = tuple(filter(bodies.__contains__, expected))
         unknown = sorted(set(bodies) - set(expected))
         if unknown or len(present) < self.least:
             missing = [name for name in expected if name not in bodies]
@@ -407,16 +395,13 @@ class AgreedFrames:
             )
         return present
 
-    def _check_kind(self, frame: Frame, sender: str, kind: FrameKind) -> None:
+    def _check(self, frame: Frame, sender: str, kind: FrameKind, mark: bytes | None) -> None:
         if (frame.kind, frame.name) != (kind, self.name):
             raise RemoteProtocolError(
                 f"{sender} sent {frame.kind.noun} of {frame.name}, expected {kind.noun} of "
                 f"{self.name}"
             )
-
-    def _check(self, frame: Frame, sender: str, kind: FrameKind) -> None:
-        self._check_kind(frame, sender, kind)
-        if frame.fingerprint != self.fingerprint:
+        if mark is not None and frame.fingerprint != mark:
             raise RemoteProtocolError(
                 f"{sender} uses other parameters or another public key for {self.name}; "
                 "all parties must hold the same agreement and setup"
@@ -454,7 +439,7 @@ class AgreedFrames:
 
     def _check_about_underway(self, frame: Frame, sender: str, kind: FrameKind, party: str) -> None:
         underway, position = self._waiting(), self.agreement.position(party)
-        self._check(frame, sender, kind)
+        self._check(frame, sender, kind, self.fingerprint)
         about = (frame.step, frame.binding, frame.shape)
         if about != (underway.step, underway.binding, underway.shape):
             raise RemoteProtocolError(
@@ -470,7 +455,7 @@ class AgreedFrames:
 
 def _require_shape(shape: object) -> None:
     sizes = shape if isinstance(shape, tuple) else ()
-    if len(sizes) != 2 or not all(is_whole(size) and size > 0 for size in sizes):
+    if len(sizes) != 2 or not all(map(is_whole, sizes)) or min(sizes) < 1:
         raise LocalProtocolError(
             f"the shape of a sum is two numbers (rows, columns) above 0, got {shape!r}"
         )

@@ -162,13 +162,11 @@ class HomomorphicSum(SecureSum, ABC):
 
     @cached_property
     def cipher(self) -> SealCipher:
-        """The local library under these parameters."""
         found = self.headroom
         return self.cipher_type(found.poly_degree, found.primes, found.bits)
 
     @property
     def packing(self) -> Packing:
-        """How integers share slots."""
         return self.headroom.packing
 
     def integers(self, slots: NDArray[Any]) -> NDArray[np.int64]:
@@ -277,7 +275,6 @@ class Encrypter(SumContributor):
         super().__init__(described, me, frames, self._seeds or NoSetup())
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
-        """Take the active's public key, or under masks another passive's mask key."""
         if self._seeds is not None and sender != self._sum.agreement.receiver:
             return self._seeds.receive(sender, body)
         if self._key is not None:
@@ -346,7 +343,6 @@ class CiphertextAdder(OneRoundCombiner):
         self._set_up = False
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
-        """Take the public key's fingerprint."""
         if self._set_up:
             raise RemoteProtocolError(f"{sender} sent a second setup to the aggregator")
         frame = _key_setup(self._frames, body, sender)
@@ -371,10 +367,6 @@ class ZeroPool(KeepsSecrets):
     In this process or in a worker beside it (SEAL holds Python's lock while it encrypts, so a
     thread would stop the training). A zero is a secret of its party until it is used and after:
     whoever knows it reads what was added to it. So each is used once and none leaves the party.
-
-    Args:
-        cipher: encrypts and loads.
-        context: holds the receiver's public key.
     """
 
     def __init__(self, cipher: SealCipher, context: SealContext) -> None:
@@ -647,7 +639,6 @@ class BfvCipher(SealCipher):
         return ((numbers + self._half) & self._mask) - self._half
 
     def zero(self, context: SealContext) -> Numbers:
-        """A fresh encryption of zeros, for one later ciphertext of `encrypt`."""
         zero: Numbers = self._zeros(context, 1)[0]
         return zero
 
@@ -742,12 +733,7 @@ class BfvSum(HomomorphicSum):
     plain modulus t = 2^k. That is BFV (Brakerski 2012, Fan and Vercauteren 2012), and CKKS (Cheon
     et al. 2017, section 3.4) with the message above the noise and no canonical embedding.
 
-    Args:
-        agreement: what the parties fixed.
-        poly_degree: N, the ring degree.
-
-    Raises:
-        LocalProtocolError: parameters that are insecure or could overflow.
+    Raises LocalProtocolError: parameters that are insecure or could overflow.
     """
 
     poly_degree: int = 4096

@@ -127,10 +127,8 @@ class SumAgreement:
         return hashlib.sha256(b"secure-apfed sum agreement v1" + canonical).digest()
 
     def position(self, me: str) -> int:
-        """The place of the contributor called `me`.
-
-        Raises:
-            LocalProtocolError: no contributor has that name.
+        """The place of the contributor called `me`. Raises LocalProtocolError: no contributor has
+        that name.
         """
         if me not in self.contributors:
             raise LocalProtocolError(
@@ -144,10 +142,8 @@ class SumAgreement:
         return struct.pack(f">{len(positions)}H", *positions)
 
     def parse_names(self, data: bytes, *, sender: str) -> tuple[str, ...]:
-        """Return the contributors that `sender` named, in the agreement's order.
-
-        Raises:
-            RemoteProtocolError: anything but the canonical bytes of a set of contributors.
+        """Return the contributors that `sender` named, in the agreement's order. Raises
+        RemoteProtocolError: anything but the canonical bytes of a set of contributors.
         """
         count, rest = divmod(len(data), _POSITION_BYTES)
         positions = struct.unpack_from(f">{count}H", data)
@@ -200,9 +196,11 @@ class StepBinding:
     @cached_property
     def digest(self) -> bytes:
         """SHA-256 over all fields, each with its length."""
-        parts = (self.session.encode(), self.step.to_bytes(8, "big"), self.rows, self.message)
-        framed = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
-        return hashlib.sha256(b"secure-apfed step v1" + framed).digest()
+        digest = hashlib.sha256(b"secure-apfed step v1")
+        parts = self.session.encode(), self.step.to_bytes(8, "big"), self.rows, self.message
+        for part in parts:
+            digest.update(len(part).to_bytes(4, "big") + part)
+        return digest.digest()
 
 
 @dataclass(frozen=True, kw_only=True)

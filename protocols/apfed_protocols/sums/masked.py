@@ -76,11 +76,6 @@ class PairwiseSeeds(KeepsSecrets):
     agreement; mask: AES-256-CTR under a BLAKE2b sub-key (`apfed_protocols.randomness`). The keys
     must arrive over authenticated links (`apfed_protocols.seal`). A forked copy holds the same key,
     so that it would agree the same seeds: all is done in the process that made it.
-
-    Args:
-        me: this party.
-        peers: with whom it shares seeds; each of them lists `me` in turn.
-        frames: this role's writer and checker of frames.
     """
 
     def __init__(self, me: str, peers: Sequence[str], frames: AgreedFrames) -> None:
@@ -92,7 +87,6 @@ class PairwiseSeeds(KeepsSecrets):
         self._seeds: dict[str, bytes] = {}
 
     def start(self) -> Sequence[Outgoing]:
-        """Send this party's public key to every peer."""
         message = self._frames.setup(self._own_key().public)
         return tuple(Outgoing(peer, message) for peer in self._peers)
 
@@ -118,8 +112,8 @@ class PairwiseSeeds(KeepsSecrets):
 
     def require_finished(self) -> None:
         """Raise LocalProtocolError unless every peer's key came."""
-        missing = [name for name in self._peers if name not in self._seeds]
-        if missing:
+        if len(self._seeds) < len(self._peers):
+            missing = [name for name in self._peers if name not in self._seeds]
             raise LocalProtocolError(
                 f"{self.me} has no mask key of {', '.join(missing)} yet; run the setup first"
             )
@@ -221,7 +215,7 @@ def add_keystream(
             f"a mask is added in place to rows that follow each other in memory; got shape "
             f"{total.shape} with strides {total.strides}"
         )
-    shape = b"".join(size.to_bytes(8, "big") for size in total.shape)
+    shape = np.array(total.shape, ">u8").tobytes()
     step, flat, start = np.add if sign > 0 else np.subtract, total.reshape(-1), 0
     for chunk in keystream_chunks(seed, b"mask", binding_digest, shape, length=total.nbytes):
         words = np.frombuffer(chunk, dtype=total.dtype)
@@ -234,12 +228,7 @@ def add_keystream(
 class MaskedSum(SecureSum):
     """Sum of masked integers modulo 2^ring_bits.
 
-    Args:
-        agreement: what the parties fixed.
-        ring_bits: 32 or 64.
-
-    Raises:
-        LocalProtocolError: a ring that the sum could leave.
+    Raises LocalProtocolError: a ring that the sum could leave.
     """
 
     ring_bits: int = 32
@@ -274,7 +263,6 @@ class MaskedSum(SecureSum):
 
     @cached_property
     def word(self) -> Word:
-        """The type of a ring element on the wire."""
         return _RINGS[self.ring_bits]
 
     def receiver(self) -> "MaskedReceiver":
@@ -306,10 +294,9 @@ class MaskedSum(SecureSum):
     def added(self, frames: Sequence[Frame]) -> Elements:
         """The sum in the ring of what contributions carry in their first blobs."""
         names = self.agreement.contributors
-        first, *others = (self.elements(frame, names[frame.party]) for frame in frames)
-        total = first.copy()
-        for addend in others:
-            total += addend
+        total = self.elements(frames[0], names[frames[0].party]).copy()
+        for frame in frames[1:]:
+            total += self.elements(frame, names[frame.party])
         return total
 
     def elements(self, frame: Frame, sender: str) -> Elements:

@@ -140,10 +140,7 @@ class PlainSum(SecureSum):
 
 
 class PlainContributor(SumContributor):
-    """A passive's end."""
-
     def _protect(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
-        """They leave as they are."""
         del binding
         return (numbers_BD.tobytes(),)
 

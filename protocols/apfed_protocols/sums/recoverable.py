@@ -151,13 +151,7 @@ class Held(KeepsSecrets):
 
 
 class StepKeys(KeepsSecrets):
-    """One passive's secrets of one step, and all shares of them.
-
-    Args:
-        agreement: of the sum; every contributor has a share, at its position.
-        threshold: shares that give a secret.
-        owner: the passive.
-    """
+    """One passive's secrets of one step, and all shares of them."""
 
     def __init__(self, agreement: SumAgreement, threshold: int, owner: str) -> None:
         key_secret, seed_secret = (fresh_key()[:SECRET_BYTES] for _ in range(2))
@@ -256,12 +250,7 @@ def _false_shares(owner: str) -> RemoteProtocolError:
 class RecoverableSum(MaskedSum):
     """Sum of doubly masked integers modulo 2^ring_bits, of at least `threshold` passives.
 
-    Args:
-        agreement: what the parties fixed; its threshold, or floor(2M / 3) + 1 of M.
-        ring_bits: 32 or 64.
-
-    Raises:
-        LocalProtocolError: a ring that the sum could leave, or a threshold of at most M / 2.
+    Raises LocalProtocolError: a ring that the sum could leave, or a threshold of at most M / 2.
     """
 
     masks: ClassVar[str] = "recoverable"

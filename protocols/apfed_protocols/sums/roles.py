@@ -80,7 +80,6 @@ class DescribedSum:
 
     @cached_property
     def fixed_point(self) -> FixedPoint:
-        """The shared quantiser."""
         return FixedPoint.of(self.agreement)
 
     def numbers(self, values_BD: FloatArray, noise_BD: IntArray | None) -> NDArray[Any]:
@@ -147,13 +146,6 @@ class NoSetup:
 
 
 class Role(KeepsSecrets):
-    """One party's end of a sum.
-
-    Args:
-        frames: its writer and checker of frames.
-        setup: the conversation before the first step.
-    """
-
     def __init__(self, frames: AgreedFrames, setup: Setup) -> None:
         self._frames, self._setup = frames, setup
 
@@ -238,11 +230,8 @@ class SumCombiner(Role, ABC):
     def ask(
         self, contributions: Mapping[str, bytes], binding_digest: bytes | None = None
     ) -> Mapping[str, bytes]:
-        """Second round: take the contributions, return one request for each party asked.
-
-        Raises:
-            LocalProtocolError: the sum has one round.
-            RemoteProtocolError: as `combine`.
+        """Second round: take the contributions, return one request for each party asked. Raises
+        LocalProtocolError: the sum has one round; RemoteProtocolError: as `combine`.
         """
         del binding_digest
         raise LocalProtocolError(
@@ -252,11 +241,9 @@ class SumCombiner(Role, ABC):
 
     @abstractmethod
     def combine(self, bodies: Mapping[str, bytes], binding_digest: bytes | None = None) -> bytes:
-        """Add one contribution of each agreed party.
-
-        Raises:
-            RemoteProtocolError: a contributor is missing or unknown, a frame is malformed,
-                or the frames answer different messages (equivocation by the active).
+        """Add one contribution of each agreed party. Raises RemoteProtocolError: a contributor is
+        missing or unknown, a frame is malformed, or the frames answer different messages
+        (equivocation by the active).
         """
 
 

@@ -131,12 +131,7 @@ def scratch_file() -> Iterator[ScratchFile]:
 
 @dataclass(frozen=True)
 class SealForm:
-    """How SEAL writes objects of one kind, uncompressed: a start that is always the same, numbers.
-
-    Attributes:
-        start: header, and what names the parameters.
-        count: numbers of 8 bytes each.
-    """
+    """How SEAL writes objects of one kind, uncompressed: always the same start, and numbers."""
 
     start: bytes
     count: int
@@ -183,12 +178,10 @@ class Residues:
 
     @property
     def width(self) -> int:
-        """Bytes of one."""
         return -(-self.modulus.bit_length() // 8)
 
     @property
     def size(self) -> int:
-        """Bytes of all."""
         return self.count * self.width
 
     def pack(self, numbers: Numbers) -> bytes:
