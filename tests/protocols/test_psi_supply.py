@@ -20,6 +20,7 @@ from apfed_protocols.psi.circuit import (
 from apfed_protocols.psi.ecdh import EcdhIntersection
 from apfed_protocols.psi.interface import Aligner, IntersectionAgreement, Output, Supply
 from apfed_protocols.randomness import fresh_key
+from tests.contracts.intersections import Intersection
 from tests.with_crypten import installed
 
 SIZES = {"hub": 300, "p": 250, "q": 200}
@@ -34,27 +35,6 @@ SETS = {
 }
 COMMON = {b"%d" % k for k in range(150, 280, 2)}
 Sent = list[tuple[str, Kind, int]]
-
-
-class Tap:
-    """A role that notes the sender, kind and length of what it sends."""
-
-    def __init__(self, name: str, role: Conversation, sent: Sent) -> None:
-        self.name, self.role, self.sent = name, role, sent
-
-    @property
-    def finished(self) -> bool:
-        return self.role.finished
-
-    def start(self) -> Sequence[Outgoing]:
-        return self.note([*self.role.start()])
-
-    def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
-        return self.note([*self.role.receive(sender, body)])
-
-    def note(self, out: Sequence[Outgoing]) -> Sequence[Outgoing]:
-        self.sent += [(self.name, Kind(each.body[1]), len(each.body)) for each in out]
-        return out
 
 
 def stock(agreement: IntersectionAgreement = AHEAD) -> dict[str, Supply]:
@@ -73,16 +53,9 @@ def play(
     sets: Mapping[str, Sequence[bytes]] = SETS,
     backend: type[CircuitIntersection] = CircuitIntersection,
 ) -> tuple[dict[str, Aligner], Sent]:
-    protocol, given = backend(agreement), supplies or {}
-    aligners: dict[str, Aligner] = {
-        "hub": protocol.hub("hub", MEMBERS, sets["hub"], supply=given.get("hub"))
-    }
-    for name in MEMBERS:
-        aligners[name] = protocol.member(name, "hub", sets[name], supply=given.get(name))
-    roles: dict[str, Conversation] = {**aligners, "d": protocol.dealer("hub", MEMBERS)}
-    sent: Sent = []
-    converse({name: Tap(name, role, sent) for name, role in roles.items()})
-    return aligners, sent
+    """The roles with rows, and sender, kind and length of every message."""
+    played = Intersection(backend, sets, agreement, supplies=supplies).play()
+    return played.aligners, [(me, Kind(out.body[1]), len(out.body)) for me, out in played.sent]
 
 
 def check(aligners: Mapping[str, Aligner]) -> None:
