@@ -15,8 +15,7 @@ import pytest
 from apfed_protocols import products as audit
 from apfed_protocols.conversation import Conversation, Outgoing, converse
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.products import SumOfProducts
-from apfed_protocols.products.request import encrypt_labels, open_request, request_frame
+from apfed_protocols.products import SumOfProducts, encrypt_labels, open_request, request_frame
 from apfed_protocols.sums.interface import IntArray
 from tests.contracts.hostile import said_in_a_fork
 from tests.contracts.product_parties import ProductParties, agreement, labels, matrices

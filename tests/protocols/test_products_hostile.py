@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.products import SumOfProducts
-from apfed_protocols.products.request import open_request, request_frame
+from apfed_protocols.products import SumOfProducts, open_request, request_frame
 from apfed_protocols.sums.frames import Frame, FrameKind
 from tests.contracts.hostile import mutated, said_in_a_fork
 from tests.contracts.product_parties import ProductParties, agreement, labels, matrices

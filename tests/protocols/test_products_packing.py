@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from apfed_protocols import products as roles
 from apfed_protocols.noise import discrete_gaussian
-from apfed_protocols.products import SumOfProducts
-from apfed_protocols.products.request import encrypt_labels
+from apfed_protocols.products import SumOfProducts, encrypt_labels
 from tests.contracts.product_parties import ProductParties, agreement
 
 DIGIT = 2  # bits; two passives vote 0 to 2 times

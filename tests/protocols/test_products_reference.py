@@ -12,7 +12,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from apfed_protocols.products.request import expand_label, open_request
+from apfed_protocols.products import expand_label, open_request
 from apfed_protocols.products.ring import LARGEST_ERROR, Digits, Ring, inverse
 from apfed_protocols.seal import RunKey
 from tests.contracts.product_parties import ProductParties, agreement, matrices

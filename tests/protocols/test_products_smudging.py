@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from apfed_protocols.products.request import expand_label, open_request
+from apfed_protocols.products import expand_label, open_request
 from apfed_protocols.products.ring import LARGEST_ERROR, Digits, inverse, row_limit, transform
 from tests.contracts.product_parties import ProductParties, agreement
 

@@ -87,8 +87,9 @@ def test_shared_and_equals_and(parties: int) -> None:
         for seed, fix in zip(seeds, corrections, strict=True)
     ]
     x, y = random_tags(parties, 3, 4), random_tags(parties, 3, 4)
-    opened = np.bitwise_xor.reduce([hashing.mask(x[k], y[k], triples[k]) for k in range(parties)])
-    z = [hashing.multiply(opened, triples[k], leads=k == 0) for k in range(parties)]
+    gates = [hashing.BeaverAnd(x[k], y[k], triples[k], leads=k == 0) for k in range(parties)]
+    opened = np.bitwise_xor.reduce([gate.masked() for gate in gates])
+    z = [gate.share(opened) for gate in gates]
     expected = np.bitwise_xor.reduce(x) & np.bitwise_xor.reduce(y)
     assert (np.bitwise_xor.reduce(z) == expected).all()
 

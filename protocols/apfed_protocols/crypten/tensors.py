@@ -66,11 +66,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def scatter(
-        self,
-        scatter_list: Sequence[Tensor] | None,
-        src: int,
-        size: Any = None,
-        device: Any = None,
+        self, scatter_list: Sequence[Tensor] | None, src: int, size: Any = None, device: Any = None
     ) -> Tensor:
         """Give the k-th int64 tensor of party `src` to party k.
 

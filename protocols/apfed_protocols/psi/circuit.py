@@ -37,7 +37,6 @@ import struct
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -86,12 +85,11 @@ from apfed_protocols.psi.vole import match
 from apfed_protocols.randomness import KEY_BYTES, derive_key, fresh_key, random_permutation
 
 __all__ = [
-    "CHUNK_SLOTS", "ENOUGH", "TOO_FEW", "UNCHECKED", "VERDICT", "VERSION", "CircuitIntersection",
-    "CryptenCircuitIntersection", "Desk", "Kind", "Meeting", "Rows",
+    "CHUNK_SLOTS", "ENOUGH", "TOO_FEW", "UNCHECKED", "VERDICT", "VERSION",
+    "CircuitIntersection", "CryptenCircuitIntersection", "Desk", "Kind", "Meeting", "Rows",
     "Slots", "Stocking", "all_members_agree", "any_slot_equals", "chunks", "deal_request",
-    "dealer_script", "hub_triples", "longest_message", "meet_as_hub", "meet_as_member",
-    "member_triples", "open_at_hub", "open_at_member", "planned_bins_and_slots", "stocking_script",
-    "triple_words",
+    "hub_triples", "meet_as_hub", "meet_as_member", "member_triples", "open_at_hub",
+    "open_at_member", "triple_words",
 ]  # fmt: skip
 
 
@@ -191,8 +189,28 @@ class Slots:
         return hashing.member_table(prints, bins_of, bins, slots)
 
     def longest(self, agreement: IntersectionAgreement) -> int:
-        """Bytes of the longest message of an intersection, or of its dealing."""
-        return longest_message(agreement)
+        """Bytes of the longest message of an intersection under this agreement, or of its dealing.
+
+        Of a chunk, 64 bits a slot; of an intersection, a token of each ID; and what the hub repeats
+        of each member, of whom a message counts 2^16 at most.
+        """
+        most = largest_size(agreement)
+        slots = max(CHUNK_SLOTS, BITS * self.slots(most, hashing.bins_for(0)))
+        return Framing.size(1, max(WORD.itemsize * slots, TOKEN_BYTES * most) + _ROSTER_BYTES)
+
+    def planned(
+        self, agreement: IntersectionAgreement, hub: str, members: Sequence[str]
+    ) -> tuple[int, Sequence[int]]:
+        """Return B and each member's K for the agreed sizes. Raises LocalProtocolError: they are
+        agreed for other parties.
+        """
+        if len(members) != len(agreement.sizes) - 1:
+            raise LocalProtocolError(
+                f"sizes are agreed for {', '.join(agreement.sizes)}, the members are "
+                f"{', '.join(members)}"
+            )
+        bins = hashing.bins_for(agreed_size(agreement, hub))
+        return bins, [self.slots(agreed_size(agreement, member), bins) for member in members]
 
     def at_hub(
         self, desk: Desk, members: Sequence[str], meeting: Meeting, supply: Supply | None
@@ -208,8 +226,68 @@ class Slots:
         yield from ()
         return meeting.tags
 
-    def deal(self, desk: Desk, hub: str, members: Sequence[str]) -> Script:
-        return dealer_script(desk, hub, members)
+    def deal(
+        self, desk: Desk, hub: str, members: Sequence[str], *, hub_size: int | None = None
+    ) -> Script:
+        """Serve one intersection, steps 2 and 3; `hub_size` is what the hub announced to the
+        dealer, where it did.
+        """
+        total, most = 0, desk.agreement.maximum_ids if hub_size is None else hub_size
+        turn = Turn((), [hub])
+        inbox = yield turn
+        if desk.agreement.ahead:
+            total = self.planned(desk.agreement, hub, members)[0] // BITS
+        while not desk.agreement.ahead and desk.kind_of(inbox, hub) is Kind.DEAL:
+            words, turn = self._fill_order(desk, hub, members, inbox)
+            total += words
+            if total * BITS > hashing.bins_for(most):
+                raise RemoteProtocolError(
+                    f"{hub} orders triples for {total * BITS} bins, more than the agreed {most} "
+                    "IDs take"
+                )
+            inbox = yield turn
+        verdict = yield from _count(desk, hub, members, inbox, total)
+        yield desk.turn(Kind.VERDICT, dict.fromkeys([hub, *members], verdict), ())
+        return Opened()
+
+    def stock(self, desk: Desk, hub: str, members: Sequence[str]) -> Script:
+        """Deal ahead of one intersection, see `Supply`."""
+        bins, planned = self.planned(desk.agreement, hub, members)
+        turn = Turn((), [hub])
+        for chunk in chunks(bins, planned):
+            inbox = yield turn
+            words, turn = self._fill_order(desk, hub, members, inbox)
+            if words * BITS != chunk.stop - chunk.start:
+                raise RemoteProtocolError(
+                    f"{hub} orders triples for {words} words of bins, the agreed sizes take "
+                    f"{(chunk.stop - chunk.start) // BITS}"
+                )
+        yield Turn(turn.outgoing, ())
+        return Opened()
+
+    def _fill_order(
+        self, desk: Desk, hub: str, members: Sequence[str], inbox: Inbox
+    ) -> tuple[int, Turn]:
+        """Return how many words of bins the hub ordered for, and what to send."""
+        order = desk.read(inbox, hub, Kind.DEAL, 4 * (1 + len(members)))
+        words, *slots = struct.unpack(f">{1 + len(members)}I", order)
+        # the smallest table has fewest bins, where a large set takes many slots
+        most = self.slots(desk.agreement.maximum_ids, hashing.bins_for(0))
+        too_many = words > 1 and words * BITS * max(slots) > CHUNK_SLOTS
+        if not words or not min(slots) or too_many or max(slots) > most:
+            raise RemoteProtocolError(
+                f"{hub} orders triples for {words} words of bins with {max(slots)} slots; a chunk "
+                f"has 1 to {CHUNK_SLOTS} slots, or one word of bins, and a bin at most {most}"
+            )
+        pair_words, all_words = triple_words(words, slots)
+        all_seeds, all_correction = deal_triples(len(members) + 1, all_words)
+        bodies, hub_seeds = {}, b""
+        for member, count, all_seed in zip(members, pair_words, all_seeds, strict=False):
+            (hub_seed, seed), correction = deal_triples(2, count)
+            hub_seeds += hub_seed
+            bodies[member] = seed + all_seed + correction
+        bodies[hub] = hub_seeds + all_seeds[-1] + all_correction
+        return words, desk.turn(Kind.TRIPLES, bodies, [hub])
 
 
 class CircuitIntersection(DealtIntersection):
@@ -329,7 +407,7 @@ class CryptenCircuitIntersection(CircuitIntersection):
 
 
 def meet_as_hub(
-    desk: Desk, bins_of_members: Slots, members: Sequence[str], ids: Sequence[bytes]
+    desk: Desk, comparing: Slots, members: Sequence[str], ids: Sequence[bytes]
 ) -> Generator[Turn, Inbox, Meeting]:
     own, count, size = fresh_key(), len(members), announced_size(desk.agreement, desk.me, len(ids))
     commitment = hashlib.sha256(own).digest()
@@ -349,7 +427,7 @@ def meet_as_hub(
         key=key,
         masks=[mask for _, mask, _ in joins],
         place=0,
-        slots=[bins_of_members.slots(announced, bins) for _, _, announced in joins],
+        slots=[comparing.slots(announced, bins) for _, _, announced in joins],
         sizes=[size, *(announced for _, _, announced in joins)],
         tags=hashing.hub_tags(prints, row_of_bin),
         bins_of=bins_of,
@@ -386,13 +464,19 @@ def _fill_bins(
 
 
 def meet_as_member(
-    desk: Desk, bins_of_members: Slots, hub: str, ids: Sequence[bytes]
+    desk: Desk, comparing: Slots, hub: str, ids: Sequence[bytes]
 ) -> Generator[Turn, Inbox, Meeting]:
     inbox = yield Turn((), [hub])
     commit = desk.read(inbox, hub, Kind.COMMIT, _COMMIT.size)
     commitment, hub_size, count, place = _COMMIT.unpack(commit)
     check_announced(desk.agreement, hub, [hub_size], [hub])
-    _check_place(desk, hub, place, count)
+    if place >= count:
+        raise RemoteProtocolError(f"{hub} gives place {place} among {count} members")
+    if desk.agreement.sizes and count != len(desk.agreement.sizes) - 1:
+        raise RemoteProtocolError(
+            f"{hub} speaks of {count} members, the parties agreed on sizes for "
+            f"{len(desk.agreement.sizes) - 1}"
+        )
     own, mask = fresh_key(), fresh_key()
     own_size = announced_size(desk.agreement, desk.me, len(ids))
     inbox = yield desk.turn(Kind.JOIN, {hub: _JOIN.pack(own, mask, own_size)}, [hub])
@@ -406,36 +490,20 @@ def meet_as_member(
     members = [party for party in desk.agreement.sizes if party != hub]
     check_announced(desk.agreement, hub, sizes, members)
     bins = hashing.bins_for(hub_size)
-    slots = [bins_of_members.slots(size, bins) for size in sizes]
+    slots = [comparing.slots(size, bins) for size in sizes]
     keys = [_key(desk, hub_part, parts, attempt) for attempt in range(_ATTEMPTS)]
-    fill = partial(_filled, bins_of_members, ids, slots=slots[place], bins=bins)
+
+    def fill(key: bytes) -> _Filled | None:
+        """The fingerprints and the tags (K, B); None where this key does not do."""
+        prints, bins_of, tokens = hashing.fingerprints(ids, key, bins)
+        table = comparing.table(prints, bins_of, bins, slots[place])
+        return None if table is None else ((prints, bins_of, tokens), table)
+
     key, ((prints, bins_of, tokens), tags_KB) = yield from _fill_slots(desk, hub, keys, fill)
     return Meeting(
         key=key, masks=[mask], place=place, slots=slots, sizes=[hub_size, *sizes], tags=tags_KB,
         bins_of=bins_of, prints=prints, tokens=tokens, row_of_bin=np.empty(0, np.int64),
     )  # fmt: skip
-
-
-def _check_place(desk: Desk, hub: str, place: int, count: int) -> None:
-    """Refuse a place that there is not, or another number of members than agreed. Raises
-    RemoteProtocolError: names the hub and what it said.
-    """
-    if place >= count:
-        raise RemoteProtocolError(f"{hub} gives place {place} among {count} members")
-    if desk.agreement.sizes and count != len(desk.agreement.sizes) - 1:
-        raise RemoteProtocolError(
-            f"{hub} speaks of {count} members, the parties agreed on sizes for "
-            f"{len(desk.agreement.sizes) - 1}"
-        )
-
-
-def _filled(
-    bins_of_members: Slots, ids: Sequence[bytes], key: bytes, *, slots: int, bins: int
-) -> _Filled | None:
-    """The fingerprints and the tags (K, B); None where this key does not do."""
-    prints, bins_of, tokens = hashing.fingerprints(ids, key, bins)
-    table = bins_of_members.table(prints, bins_of, bins, slots)
-    return None if table is None else ((prints, bins_of, tokens), table)
 
 
 def _fill_slots(
@@ -539,11 +607,7 @@ def all_members_agree(
 
 
 def open_at_hub(
-    desk: Desk,
-    members: Sequence[str],
-    meeting: Meeting,
-    ids: Sequence[bytes],
-    share: Words,
+    desk: Desk, members: Sequence[str], meeting: Meeting, ids: Sequence[bytes], share: Words
 ) -> Script:
     """The hub's side; `share` has shape (W,)."""
     row_of_bin = meeting.row_of_bin
@@ -649,24 +713,24 @@ class Stocking(DealingAhead):
         return self.comparing().longest(self._agreement)
 
     def _hub_script(self, me: str, members: Sequence[str], supply: Supply) -> Script:
-        desk, slots_for = self._desk(me), self.comparing().slots
-        bins, slots = planned_bins_and_slots(desk.agreement, me, members, slots_for)
+        desk = self._desk(me)
+        bins, slots = self.comparing().planned(desk.agreement, me, members)
         for chunk in chunks(bins, slots):
             words = (chunk.stop - chunk.start) // BITS
             supply.add((yield from hub_triples(desk, words, slots)))
         return Opened()
 
     def _member_script(self, me: str, hub: str, supply: Supply) -> Script:
-        desk, slots_for = self._desk(me), self.comparing().slots
+        desk = self._desk(me)
         members = [party for party in desk.agreement.sizes if party != hub]
-        bins, slots = planned_bins_and_slots(desk.agreement, hub, members, slots_for)
+        bins, slots = self.comparing().planned(desk.agreement, hub, members)
         for chunk in chunks(bins, slots):
             words = (chunk.stop - chunk.start) // BITS
             supply.add((yield from member_triples(desk, words, slots, members.index(me))))
         return Opened()
 
     def _dealer_script(self, me: str, hub: str, members: Sequence[str]) -> Script:
-        return stocking_script(self._desk(me), hub, members, self.comparing().slots)
+        return self.comparing().stock(self._desk(me), hub, members)
 
 
 def hub_triples(
@@ -696,95 +760,6 @@ def member_triples(
 def deal_request(words: int, slots: Sequence[int]) -> bytes:
     """Return the hub's order for one chunk: W, and K of each member."""
     return struct.pack(f">{1 + len(slots)}I", words, *slots)
-
-
-def dealer_script(
-    desk: Desk,
-    hub: str,
-    members: Sequence[str],
-    slots_for: Callable[[int, int], int] = hashing.slots_for,
-    *,
-    hub_size: int | None = None,
-) -> Script:
-    """Serve one intersection, see `apfed_protocols.psi.circuit`, steps 2 and 3.
-
-    `hub_size` is what the hub announced to the dealer, where it did.
-    """
-    total, most = 0, desk.agreement.maximum_ids if hub_size is None else hub_size
-    turn = Turn((), [hub])
-    inbox = yield turn
-    if desk.agreement.ahead:
-        total = planned_bins_and_slots(desk.agreement, hub, members)[0] // BITS
-    while not desk.agreement.ahead and desk.kind_of(inbox, hub) is Kind.DEAL:
-        words, turn = _fill_order(desk, hub, members, inbox, slots_for)
-        total += words
-        if total * BITS > hashing.bins_for(most):
-            raise RemoteProtocolError(
-                f"{hub} orders triples for {total * BITS} bins, more than the agreed {most} IDs "
-                "take"
-            )
-        inbox = yield turn
-    verdict = yield from _count(desk, hub, members, inbox, total)
-    yield desk.turn(Kind.VERDICT, dict.fromkeys([hub, *members], verdict), ())
-    return Opened()
-
-
-def stocking_script(
-    desk: Desk,
-    hub: str,
-    members: Sequence[str],
-    slots_for: Callable[[int, int], int] = hashing.slots_for,
-) -> Script:
-    """Deal ahead of one intersection, see `Supply`."""
-    bins, planned = planned_bins_and_slots(desk.agreement, hub, members, slots_for)
-    turn = Turn((), [hub])
-    for chunk in chunks(bins, planned):
-        inbox = yield turn
-        words, turn = _fill_order(desk, hub, members, inbox, slots_for)
-        if words * BITS != chunk.stop - chunk.start:
-            raise RemoteProtocolError(
-                f"{hub} orders triples for {words} words of bins, the agreed sizes take "
-                f"{(chunk.stop - chunk.start) // BITS}"
-            )
-    yield Turn(turn.outgoing, ())
-    return Opened()
-
-
-def _fill_order(
-    desk: Desk,
-    hub: str,
-    members: Sequence[str],
-    inbox: Inbox,
-    slots_for: Callable[[int, int], int],
-) -> tuple[int, Turn]:
-    """Return how many words of bins the hub ordered for, and what to send."""
-    order = desk.read(inbox, hub, Kind.DEAL, 4 * (1 + len(members)))
-    words, *slots = struct.unpack(f">{1 + len(members)}I", order)
-    # the smallest table has fewest bins, where a large set takes many slots
-    most = slots_for(desk.agreement.maximum_ids, hashing.bins_for(0))
-    _check_order(hub, words, slots, most)
-    return words, _deal(desk, hub, members, words, slots)
-
-
-def _check_order(hub: str, words: int, slots: Sequence[int], most: int) -> None:
-    too_many = words > 1 and words * BITS * max(slots) > CHUNK_SLOTS
-    if not words or not min(slots) or too_many or max(slots) > most:
-        raise RemoteProtocolError(
-            f"{hub} orders triples for {words} words of bins with {max(slots)} slots; a chunk has "
-            f"1 to {CHUNK_SLOTS} slots, or one word of bins, and a bin at most {most}"
-        )
-
-
-def _deal(desk: Desk, hub: str, members: Sequence[str], words: int, slots: Sequence[int]) -> Turn:
-    pair_words, all_words = triple_words(words, slots)
-    all_seeds, all_correction = deal_triples(len(members) + 1, all_words)
-    bodies, hub_seeds = {}, b""
-    for member, count, all_seed in zip(members, pair_words, all_seeds, strict=False):
-        (hub_seed, seed), correction = deal_triples(2, count)
-        hub_seeds += hub_seed
-        bodies[member] = seed + all_seed + correction
-    bodies[hub] = hub_seeds + all_seeds[-1] + all_correction
-    return desk.turn(Kind.TRIPLES, bodies, [hub])
 
 
 def _count(
@@ -818,35 +793,3 @@ def triple_words(words: int, slots: Sequence[int]) -> tuple[Sequence[int], int]:
     To compare 64 bits takes 63 ANDs, to combine M members M - 1.
     """
     return [(BITS - 1) * words * count for count in slots], words * (len(slots) - 1)
-
-
-def planned_bins_and_slots(
-    agreement: IntersectionAgreement,
-    hub: str,
-    members: Sequence[str],
-    slots_for: Callable[[int, int], int] = hashing.slots_for,
-) -> tuple[int, Sequence[int]]:
-    """Return B and each member's K for the agreed sizes. Raises LocalProtocolError: they are agreed
-    for other parties.
-    """
-    if len(members) != len(agreement.sizes) - 1:
-        raise LocalProtocolError(
-            f"sizes are agreed for {', '.join(agreement.sizes)}, the members are "
-            f"{', '.join(members)}"
-        )
-    bins = hashing.bins_for(agreed_size(agreement, hub))
-    return bins, [slots_for(agreed_size(agreement, member), bins) for member in members]
-
-
-def longest_message(
-    agreement: IntersectionAgreement,
-    slots_for: Callable[[int, int], int] = hashing.slots_for,
-) -> int:
-    """Bytes of the longest message of an intersection under this agreement, or of its dealing.
-
-    Of a chunk, 64 bits a slot; of an intersection, a token of each ID; and what the hub repeats of
-    each member, of whom a message counts 2^16 at most.
-    """
-    most = largest_size(agreement)
-    slots = max(CHUNK_SLOTS, BITS * slots_for(most, hashing.bins_for(0)))
-    return Framing.size(1, max(WORD.itemsize * slots, hashing.TOKEN_BYTES * most) + _ROSTER_BYTES)

@@ -32,7 +32,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.psi.circuit import (
     UNCHECKED,
     VERSION,
@@ -43,8 +43,6 @@ from apfed_protocols.psi.circuit import (
     Rows,
     Slots,
     Stocking,
-    dealer_script,
-    longest_message,
 )
 from apfed_protocols.psi.hashing import WORD, Words, bins_for, random_words
 from apfed_protocols.psi.interface import (
@@ -61,7 +59,6 @@ from apfed_protocols.psi.interface import (
 )
 from apfed_protocols.psi.store import (
     DENSE,
-    DependentRowsError,
     Digests,
     Elements,
     Encoder,
@@ -76,6 +73,7 @@ from apfed_protocols.psi.vole import (
     HubShare,
     MemberShare,
     deal,
+    encoded,
     hash_elements,
     hub_dealt_bytes,
     member_dealt_bytes,
@@ -102,7 +100,7 @@ class Programmed(Slots):
         most = largest_size(agreement)
         hints = _CHOICES * WORD.itemsize * vector_elements(most)
         dealt = Framing.size(1, max(hints, hub_dealt_bytes(bins_for(most))))
-        return max(dealt, longest_message(agreement, self.slots))
+        return max(dealt, super().longest(agreement))
 
     def slots(self, member_size: int, bins: int) -> int:
         return 1
@@ -154,15 +152,16 @@ class Programmed(Slots):
         programmed = tags_B[meeting.bins_of]
         for choice, bins in enumerate(meeting.bins_of.T):
             programmed[:, choice] ^= _function(values_B[bins] ^ addends, meeting.key)
-        store = _encoded(desk.me, hints, programmed)
+        store = encoded(desk.me, hints, programmed)
         yield desk.turn(Kind.HINT, {hub: store.astype(WORD, copy=False).tobytes()}, ())
         return tags_B[None]
 
-    def deal(self, desk: Desk, hub: str, members: Sequence[str]) -> Script:
-        size = None
+    def deal(
+        self, desk: Desk, hub: str, members: Sequence[str], *, hub_size: int | None = None
+    ) -> Script:
         if not desk.agreement.ahead:
-            size = yield from _deal(desk, hub, members)
-        return (yield from dealer_script(desk, hub, members, self.slots, hub_size=size))
+            hub_size = yield from _deal(desk, hub, members)
+        return (yield from super().deal(desk, hub, members, hub_size=hub_size))
 
 
 class OpprfIntersection(CircuitIntersection):
@@ -263,13 +262,3 @@ def _digests(tokens: NDArray[np.uint8], key: bytes) -> Digests:
 def _function(values: Elements, key: bytes) -> Words:
     """F of each, 64 bits."""
     return hash_elements(values, derive_key(key, b"opprf function"))[:, 0]
-
-
-def _encoded(me: str, encoder: Encoder, values: Elements) -> Elements:
-    try:
-        return encoder.encode(values)
-    except DependentRowsError as error:
-        raise LocalProtocolError(
-            f"{me}: its IDs have no store under this key, which chance brings about once in 2^47 "
-            "intersections; begin another one under a new session"
-        ) from error

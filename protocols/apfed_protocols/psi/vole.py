@@ -97,7 +97,7 @@ from apfed_protocols.randomness import (
 
 __all__ = [
     "COMMIT", "DEAL", "DEALING_BYTES", "HELLO", "Desk", "HubShare", "Kind", "MemberShare", "Tags",
-    "VoleIntersection", "VoleStocking", "deal", "dealer_script",
+    "VoleIntersection", "VoleStocking", "deal", "dealer_script", "encoded",
     "hash_elements", "hash_values", "hub_dealt_bytes", "hub_tags", "longest_message", "match",
     "member_dealt_bytes", "member_tags", "ordered_size", "tag_bytes", "vector_bytes",
     "vector_elements",
@@ -320,8 +320,13 @@ def _encoded(me: str, ids: Sequence[bytes], key: bytes, cells: int) -> tuple[Row
     digests = digest_ids(ids, key)
     rows, targets = Rows.of(digests, cells), targets_of(digests)
     del digests
+    return rows, encoded(me, Encoder(rows, cells), targets)
+
+
+def encoded(me: str, encoder: Encoder, values: Elements) -> Elements:
+    """The store. Raises LocalProtocolError: there is none under this key."""
     try:
-        return rows, Encoder(rows, cells).encode(targets)
+        return encoder.encode(values)
     except DependentRowsError as error:
         raise LocalProtocolError(
             f"{me}: its IDs have no store under this key, which chance brings about once in 2^47 "

@@ -13,13 +13,7 @@ from apfed_protocols.sums.interface import StepBinding, SumAgreement, spelled
 from apfed_protocols.sums.masked import MaskedSum
 from apfed_protocols.sums.plain import PlainSum
 from apfed_protocols.sums.recoverable import RecoverableSum
-from apfed_protocols.sums.roles import (
-    SecureSum,
-    SumCombiner,
-    SumContributor,
-    SumReceiver,
-    join_sum,
-)
+from apfed_protocols.sums.roles import SecureSum, SumCombiner, SumContributor, SumReceiver, join_sum
 
 __all__ = [
     "SECURE_SUMS",

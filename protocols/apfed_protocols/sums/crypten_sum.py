@@ -35,21 +35,9 @@ from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.randomness import KEY_BYTES, derive_key, fresh_key
 from apfed_protocols.seal import SEAL_OVERHEAD_BYTES
 from apfed_protocols.sums.frames import Frame, frame_bytes
-from apfed_protocols.sums.interface import (
-    ALTERED_SUM,
-    FloatArray,
-    Reading,
-    StepBinding,
-    SumLeaks,
-)
+from apfed_protocols.sums.interface import ALTERED_SUM, FloatArray, Reading, StepBinding, SumLeaks
 from apfed_protocols.sums.masked import StepSeals
-from apfed_protocols.sums.roles import (
-    NoSetup,
-    SecureSum,
-    SumCombiner,
-    SumContributor,
-    SumReceiver,
-)
+from apfed_protocols.sums.roles import NoSetup, SecureSum, SumCombiner, SumContributor, SumReceiver
 
 __all__ = ["CryptenCombiner", "CryptenContributor", "CryptenReceiver", "CryptenSum"]
 

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -34,13 +34,7 @@ from apfed_protocols.sums.fixed_point import (
     require_secure,
 )
 from apfed_protocols.sums.frames import AgreedFrames, Frame, frame_bytes
-from apfed_protocols.sums.interface import (
-    FloatArray,
-    Reading,
-    StepBinding,
-    SumLeaks,
-    spelled,
-)
+from apfed_protocols.sums.interface import FloatArray, Reading, StepBinding, SumLeaks, spelled
 from apfed_protocols.sums.masked import PairwiseSeeds
 from apfed_protocols.sums.roles import (
     KeepsSecrets,
@@ -466,31 +460,28 @@ def solve_ckks(
         LocalProtocolError: less than 128-bit security, or no packing fits; says what would.
     """
     require_secure(poly_degree, primes)
-    chains = tuple(dict.fromkeys((primes[:1], primes)))
-    return densest(fixed_point, partial(_fit_ckks, poly_degree=poly_degree), chains)
 
+    def fit(fixed_point: FixedPoint, fields: int, primes: tuple[int, ...]) -> Headroom | None:
+        # No coefficient exceeds the largest slot.
+        room = 2 ** (primes[0] - 1) / MODULUS_MARGIN
+        scale_bits = min(_MAX_SCALE_BITS, math.floor(math.log2(room / peak(fixed_point, fields))))
+        noise = (
+            _FRESH_TAIL * fresh_slot_noise(poly_degree, fixed_point.contributors)
+            if len(primes) == 1
+            else _CKKS_TAIL * slot_noise(poly_degree, fixed_point.contributors)
+        )
+        deviation, width = noise * 2.0**-scale_bits, fixed_point.field_bits
+        if fields * width > EXACT_FLOAT_BITS or deviation >= ROUNDING_TOLERANCE:
+            return None
+        return Headroom(
+            poly_degree=poly_degree,
+            primes=primes,
+            bits=scale_bits,
+            packing=Packing(fields=fields, field_bits=width, slots=poly_degree // 2),
+            deviation=deviation,
+        )
 
-def _fit_ckks(
-    fixed_point: FixedPoint, fields: int, primes: tuple[int, ...], *, poly_degree: int
-) -> Headroom | None:
-    # No coefficient exceeds the largest slot.
-    room = 2 ** (primes[0] - 1) / MODULUS_MARGIN
-    scale_bits = min(_MAX_SCALE_BITS, math.floor(math.log2(room / peak(fixed_point, fields))))
-    noise = (
-        _FRESH_TAIL * fresh_slot_noise(poly_degree, fixed_point.contributors)
-        if len(primes) == 1
-        else _CKKS_TAIL * slot_noise(poly_degree, fixed_point.contributors)
-    )
-    deviation, width = noise * 2.0**-scale_bits, fixed_point.field_bits
-    if fields * width > EXACT_FLOAT_BITS or deviation >= ROUNDING_TOLERANCE:
-        return None
-    return Headroom(
-        poly_degree=poly_degree,
-        primes=primes,
-        bits=scale_bits,
-        packing=Packing(fields=fields, field_bits=width, slots=poly_degree // 2),
-        deviation=deviation,
-    )
+    return densest(fixed_point, fit, tuple(dict.fromkeys((primes[:1], primes))))
 
 
 class CkksCipher(SealCipher):
@@ -701,27 +692,26 @@ def solve_bfv(
     chains = [(bits,) for bits in primes]
     for chain in chains:
         require_secure(poly_degree, chain)
-    return densest(fixed_point, partial(_fit_bfv, poly_degree=poly_degree), chains)
 
+    def fit(fixed_point: FixedPoint, fields: int, primes: tuple[int, ...]) -> Headroom | None:
+        # Decryption is exact while the noise of a coefficient, rounding of q m / t included
+        # (1 or less for each addend), stays below q / 2t. (Fan and Vercauteren 2012, lemma 1.)
+        noise = (
+            _BFV_TAIL * fresh_noise(poly_degree, fixed_point.contributors)
+            + fixed_point.contributors
+        )
+        plain_bits = math.floor(math.log2(2 ** (primes[0] - 1) / MODULUS_MARGIN / noise))
+        width = fixed_point.field_bits
+        if 2 * peak(fixed_point, fields) >= 2**plain_bits or fields * width > EXACT_FLOAT_BITS:
+            return None
+        return Headroom(
+            poly_degree=poly_degree,
+            primes=primes,
+            bits=plain_bits,
+            packing=Packing(fields=fields, field_bits=width, slots=poly_degree),
+        )
 
-def _fit_bfv(
-    fixed_point: FixedPoint, fields: int, primes: tuple[int, ...], *, poly_degree: int
-) -> Headroom | None:
-    # Decryption is exact while the noise of a coefficient, rounding of q m / t included
-    # (1 or less for each addend), stays below q / 2t. (Fan and Vercauteren 2012, lemma 1.)
-    noise = (
-        _BFV_TAIL * fresh_noise(poly_degree, fixed_point.contributors) + fixed_point.contributors
-    )
-    plain_bits = math.floor(math.log2(2 ** (primes[0] - 1) / MODULUS_MARGIN / noise))
-    width = fixed_point.field_bits
-    if 2 * peak(fixed_point, fields) >= 2**plain_bits or fields * width > EXACT_FLOAT_BITS:
-        return None
-    return Headroom(
-        poly_degree=poly_degree,
-        primes=primes,
-        bits=plain_bits,
-        packing=Packing(fields=fields, field_bits=width, slots=poly_degree),
-    )
+    return densest(fixed_point, fit, chains)
 
 
 @dataclass(frozen=True)

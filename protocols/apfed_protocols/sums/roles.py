@@ -22,13 +22,7 @@ from apfed_protocols.conversation import Conversation, Outgoing
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.sums.fixed_point import FixedPoint
 from apfed_protocols.sums.frames import AgreedFrames, Frame, fingerprint
-from apfed_protocols.sums.interface import (
-    FloatArray,
-    IntArray,
-    StepBinding,
-    SumAgreement,
-    SumLeaks,
-)
+from apfed_protocols.sums.interface import FloatArray, IntArray, StepBinding, SumAgreement, SumLeaks
 
 __all__ = [
     "DescribedSum",
