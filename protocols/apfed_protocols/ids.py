@@ -307,7 +307,6 @@ class IdReader:
 
     @property
     def all_taken(self) -> bool:
-        """Whether nothing was refused yet."""
         return not self._refused
 
     def check(self) -> None:
@@ -636,7 +635,6 @@ class IdNormalisation:
         return f"ids v1 {rules}"
 
     def text(self, text: str) -> str:
-        """Return the agreed form of one text."""
         if self.case_fold:
             # Unicode 3.13, D145: folding looks at letters taken apart
             text = (unicodedata.normalize("NFD", text) if self.unicode_nfc else text).casefold()

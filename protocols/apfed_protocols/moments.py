@@ -96,7 +96,6 @@ __all__ = [
     "noise_steps",
     "packed_signs",
     "received_bits",
-    "received_shares",
     "signed_sum",
     "vote_steps",
 ]
@@ -247,7 +246,6 @@ class MomentAgreement:
         return float(self.people * len(self.contributors) * self.scale)
 
     def position(self, me: str) -> int:
-        """The place of the contributor called `me`; LocalProtocolError if there is none."""
         return self.masking.position(me)
 
     @property
@@ -258,7 +256,6 @@ class MomentAgreement:
 
     @property
     def blocks(self) -> int:
-        """How many messages of shares the dealer sends to the receiver."""
         return -(-self.people // self.block_people)
 
     def block(self, index: int) -> slice:
@@ -351,13 +348,10 @@ class MessageKind(IntEnum):
 
 
 class MomentFrames:
-    """Writes and opens the frames of one agreement."""
-
     def __init__(self, agreement: MomentAgreement) -> None:
         self._agreement = agreement
 
     def length(self, kind: MessageKind, block: int = 0) -> int:
-        """Bytes of a frame of this kind."""
         return _HEADER.size + self._body_bytes(kind, block)
 
     def lengths(self) -> Mapping[str, int]:
@@ -405,18 +399,13 @@ class MomentFrames:
                 "or padded, or is another message"
             )
         if frame[: len(expected)] != expected:
+            pairs = zip(_FIELDS, _HEADER.unpack_from(frame), _HEADER.unpack(expected), strict=True)
+            wrong = next(name for name, *pair in pairs if len({*pair}) > 1)
             raise RemoteProtocolError(
-                f"{sender} sent no {kind.name} {self._difference(frame, expected)}; "
+                f"{sender} sent no {kind.name} of this moment: its {wrong} differs; "
                 "it is another message, replayed, or made under another agreement"
             )
         return memoryview(frame)[len(expected) :]
-
-    @staticmethod
-    def _difference(frame: bytes, expected: bytes) -> str:
-        came, due = _HEADER.unpack_from(frame), _HEADER.unpack(expected)
-        pairs = zip(_FIELDS, came, due, strict=True)
-        wrong = next(name for name, *pair in pairs if len({*pair}) > 1)
-        return f"of this moment: its {wrong} differs"
 
     def _header(self, kind: MessageKind, people: bytes, party: int | None, block: int) -> bytes:
         place = len(self._agreement.contributors) if party is None else party
@@ -515,14 +504,6 @@ def dealt_shares(
         yield c_KNd
 
 
-def received_shares(agreement: MomentAgreement, body: memoryview, block: int) -> Elements:
-    """The receiver's c of one block as it came, K x N x d."""
-    people = agreement.block(block)
-    return _elements(
-        agreement, body, (agreement.columns, people.stop - people.start, agreement.features)
-    )
-
-
 def added_shares(e_Nd: Elements, c_KNd: Elements) -> Elements:
     """sum_i e_ij c_ijk over the people of a block, d x K."""
     total_dK: Elements = (c_KNd * e_Nd).sum(axis=1, dtype=c_KNd.dtype).T
@@ -564,7 +545,6 @@ def _binding(agreement: MomentAgreement, people: bytes, what: str) -> StepBindin
 
 
 def _mask_seeds(agreement: MomentAgreement, me: str, peers: Sequence[str]) -> PairwiseSeeds:
-    """What `me` and each of these peers share."""
     return PairwiseSeeds(me, peers, _setup_frames(agreement))
 
 
@@ -574,8 +554,6 @@ def _setup_frames(agreement: MomentAgreement) -> AgreedFrames:
 
 
 class _MomentRole(Role):
-    """One party's end: its frames, its setup, and the process that it lives in."""
-
     def __init__(self, agreement: MomentAgreement, me: str, setup: Setup) -> None:
         self.agreement, self.me = agreement, me
         self._messages = MomentFrames(agreement)
@@ -762,12 +740,12 @@ class MomentReceiver(_MomentRole):
             raise RemoteProtocolError(f"{agreed.dealer} sent more than {agreed.blocks} block(s)")
         body = self._messages.open(dealt, MessageKind.SHARES, agreed.dealer, block=self._taken)
         e_Nd = block_signs(agreed, e_packed, agreed.block(self._taken))
-        self._added_dK += added_shares(e_Nd, received_shares(agreed, body, self._taken))
+        c_KNd = _elements(agreed, body, (agreed.columns, *e_Nd.shape))
+        self._added_dK += added_shares(e_Nd, c_KNd)
         self._taken += 1
 
     @property
     def complete(self) -> bool:
-        """Whether all blocks of the dealer are here."""
         return self._taken == self.agreement.blocks
 
     def open(self, answer: bytes) -> IntArray:

@@ -219,7 +219,6 @@ class SealedLink:
 
     @property
     def agreed(self) -> bool:
-        """Whether the keys are there, so that messages can be sealed and opened."""
         return self._ciphers is not None
 
     def _keys(self) -> tuple[AESGCM, AESGCM]:
@@ -236,7 +235,6 @@ class SealedLink:
 
     @property
     def next_sequence(self) -> int:
-        """The sequence number that the next sealed message must carry."""
         return self._sent
 
     def seal(self, plaintext: bytes, *, sequence: int, associated: bytes) -> bytes:

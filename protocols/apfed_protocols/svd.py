@@ -238,8 +238,6 @@ class Opened:
 
 
 class SvdFrames:
-    """Writes and opens the frames of one agreement."""
-
     def __init__(self, agreement: SvdAgreement) -> None:
         self._agreement = agreement
 
@@ -326,7 +324,6 @@ class _SvdRole(KeepsSecrets):
         self._done = False
 
     def _once(self) -> None:
-        """Raise LocalProtocolError where this part was played already."""
         self._fork_check.require()
         if self._done:
             raise LocalProtocolError(

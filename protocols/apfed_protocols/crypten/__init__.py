@@ -90,7 +90,6 @@ def _import_with_stand_in() -> ModuleType:
 
 
 def _forget(before: set[str]) -> None:
-    """Remove what a failed import left behind, the stand-in too."""
     for name in set(sys.modules) - before:
         if name.partition(".")[0] == _CRYPTEN:
             del sys.modules[name]

@@ -82,7 +82,6 @@ class Communicator(ABC):
         """Return everybody's tensor."""
 
     def all_reduce(self, tensors: Any, op: Any = ReduceOp.SUM, batched: bool = False) -> Any:
-        """Open one tensor, or a list of them if `batched`, to all parties."""
         if batched:
             return [self.all_reduce(each, op) for each in tensors]
         return open_shares(self.all_gather(tensors), op)
@@ -152,7 +151,7 @@ class CryptenAnd:
         self, x: Words, y: Words, triple: tuple[Words, Words, Words], *, leads: bool
     ) -> None:
         self._x, self._y, self._leads = shared_bits(x), shared_bits(y), leads
-        self._triple = _OneTriple(triple)
+        self._triple = DealtTriples(lambda _: triple)
 
     def masked(self) -> Words:
         opening = _Opening(leads=self._leads)
@@ -194,14 +193,3 @@ class _Opening:
         if self._answer is None:
             raise _BrokenOffError
         return list(shared_bits(self._answer).share)
-
-
-class _OneTriple:
-    """A provider with one triple, the same in both runs of its AND."""
-
-    def __init__(self, triple: _Triple) -> None:
-        self._shared = tuple(map(shared_bits, triple))
-
-    def generate_binary_triple(self, *_sizes: Any, device: Any) -> tuple[Any, ...]:
-        del device
-        return self._shared

@@ -152,7 +152,6 @@ class SumOfProducts(DescribedSum):
 
     @property
     def block_rows(self) -> int:
-        """People of a full block."""
         return self.headroom.ciphertexts * self.headroom.rows
 
     @property
@@ -204,7 +203,6 @@ class SumOfProducts(DescribedSum):
         return frame_bytes(sizes)
 
     def answer_bytes(self, block: int) -> int:
-        """Bytes of one passive's answer for a block."""
         return frame_bytes([count * self.word_bytes for count in self.words(block)])
 
     @property
@@ -273,7 +271,6 @@ class SumOfProducts(DescribedSum):
         )
 
     def pack(self, words: Words, block: int) -> list[bytes]:
-        """The words of a block on the wire, a blob for each ciphertext."""
         octets = words.astype(_WORD, copy=False).view(np.uint8).reshape(-1, _WORD.itemsize)
         stops = np.cumsum(self.words(block))
         parts = np.split(octets[:, : self.word_bytes], stops[:-1])
@@ -305,7 +302,6 @@ class SumOfProducts(DescribedSum):
 
 
 def request_frame(described: SumOfProducts, fingerprint: bytes, blobs: Sequence[bytes]) -> bytes:
-    """A message of the active to every passive."""
     agreed = described.products
     return Frame(
         kind=FrameKind.REQUEST,
@@ -672,7 +668,6 @@ class ProductReceiver(SumReceiver):
     def __init__(self, described: SumOfProducts, labels_nK: NDArray[Any]) -> None:
         frames = described.frames()
         super().__init__(described, frames, NoSetup())
-        self._products = described
         self._secret: NDArray[np.complex128] | None = None
         self._request = self._digest = b""
         self._candidates: Candidates | None = None
@@ -726,13 +721,13 @@ class ProductReceiver(SumReceiver):
                 was refused before.
             RemoteProtocolError: a frame of another block or shape, or one that was altered.
         """
-        described = self._products
+        described = self._sum
         self.request()  # where it is due still, there is nothing to open
         shape = len(described.people_of(block)), described.products.columns
         return self.decode(combined, shape, described.binding(block, self._digest))
 
     def _open(self, frame: Frame, binding: StepBinding) -> FloatArray:
-        described, found = self._products, self._products.headroom
+        described, found = self._sum, self._sum.headroom
         columns = described.products.columns
         words = described.parse(frame, binding.step, sender=described.agreement.combiner)
         integers_BK, start = np.empty(frame.shape, dtype=np.int64), 0
@@ -748,7 +743,7 @@ class ProductReceiver(SumReceiver):
 
     def _folded(self, phase_US: Words) -> Words:
         """For each class what its one or two powers of X hold."""
-        folds, columns = self._products.headroom.folds, self._products.products.columns
+        folds, columns = self._sum.headroom.folds, self._sum.products.columns
         parts = phase_US[:, : folds * columns].reshape(-1, folds, columns)
         folded: Words = parts.sum(axis=1, dtype=np.uint64)
         return folded
@@ -757,7 +752,7 @@ class ProductReceiver(SumReceiver):
         """c1 s modulo 2^64, exactly: 16 bits of c1 at a time."""
         assert self._secret is not None
         total_N = np.zeros_like(c1_N)
-        for shift in range(0, self._products.headroom.kept_bits, 16):
+        for shift in range(0, self._sum.headroom.kept_bits, 16):
             part_N = (c1_N >> np.uint64(shift)) & np.uint64(2**16 - 1)
             product_N = np.rint(inverse(transform(part_N) * self._secret)).astype(np.int64)
             total_N += product_N.view(np.uint64) << np.uint64(shift)
@@ -765,7 +760,7 @@ class ProductReceiver(SumReceiver):
 
     def _step_of(self, phase: Words, binding: StepBinding) -> IntArray:
         """The integers modulo t nearest to these words, all within the bound of honest noise."""
-        found = self._products.headroom
+        found = self._sum.headroom
         unused = np.uint64(64 - found.kept_bits)
         signed = (phase << unused).view(np.int64) >> np.int64(unused)
         step_bits = found.kept_bits - found.plain_bits
@@ -777,7 +772,7 @@ class ProductReceiver(SumReceiver):
         return np.where(integers == half, -half, integers)
 
     def _require_range(self, integers_BK: IntArray, binding: StepBinding) -> None:
-        described = self._products
+        described = self._sum
         noise = described.fixed_point.largest - described.fixed_point.levels
         limit = len(described.agreement.contributors) * (row_limit(described.products) + noise)
         if not -limit <= integers_BK.min() <= integers_BK.max() <= limit:

@@ -12,7 +12,7 @@ have the dealer count more than there are (`UNCHECKED`).
    (`apfed_protocols.psi.hashing`). The hub commits to its part of the key before it sees the
    members' parts, and reveals it when it has them all, so that no party alone chooses where IDs
    fall. Where IDs do not fit at any party, all go on to the next key derived from the same parts.
-2. For each chunk of bins, the dealer hands out triples, or did so ahead (`Stocking`); the hub and
+2. For each chunk of bins, the dealer hands out triples, or did so ahead (`stock_hub`); the hub and
    each member compare the tag in each bin with the member's slots (or one programmed value,
    `apfed_protocols.psi.opprf`), 64 bits by six levels of AND, and XOR the slots: one bit a bin,
    shared by the two. Levels of AND over all members make it one bit of all.
@@ -60,7 +60,6 @@ from apfed_protocols.psi.hashing import (
     slots_for,
 )
 from apfed_protocols.psi.interface import (
-    DealingAhead,
     DealtIntersection,
     Framing,
     Guesses,
@@ -87,7 +86,7 @@ from apfed_protocols.randomness import KEY_BYTES, derive_key, fresh_key, random_
 __all__ = [
     "CHUNK_SLOTS", "ENOUGH", "TOO_FEW", "UNCHECKED", "VERDICT", "VERSION",
     "CircuitIntersection", "CryptenCircuitIntersection", "Desk", "Kind", "Meeting", "Rows",
-    "Slots", "Stocking", "all_members_agree", "any_slot_equals", "chunks", "deal_request",
+    "Slots", "all_members_agree", "any_slot_equals", "chunks", "deal_request",
     "hub_triples", "meet_as_hub", "meet_as_member", "member_triples", "open_at_hub",
     "open_at_member", "triple_words",
 ]  # fmt: skip
@@ -385,6 +384,26 @@ class CircuitIntersection(DealtIntersection):
             desk.report(chunk.stop, bins)
         return (yield from open_at_member(desk, hub, meeting, ids, np.concatenate(shares)))
 
+    def _stock_hub_script(self, me: str, members: Sequence[str], supply: Supply) -> Script:
+        desk = self._desk(me)
+        bins, slots = self.comparing().planned(desk.agreement, me, members)
+        for chunk in chunks(bins, slots):
+            words = (chunk.stop - chunk.start) // BITS
+            supply.add((yield from hub_triples(desk, words, slots)))
+        return Opened()
+
+    def _stock_member_script(self, me: str, hub: str, supply: Supply) -> Script:
+        desk = self._desk(me)
+        members = [party for party in desk.agreement.sizes if party != hub]
+        bins, slots = self.comparing().planned(desk.agreement, hub, members)
+        for chunk in chunks(bins, slots):
+            words = (chunk.stop - chunk.start) // BITS
+            supply.add((yield from member_triples(desk, words, slots, members.index(me))))
+        return Opened()
+
+    def _stock_dealer_script(self, me: str, hub: str, members: Sequence[str]) -> Script:
+        return self.comparing().stock(self._desk(me), hub, members)
+
 
 class CryptenCircuitIntersection(CircuitIntersection):
     """The backend `circuit_crypten`; for arguments, outputs and leaks see `CircuitIntersection`.
@@ -611,13 +630,9 @@ def open_at_hub(
 ) -> Script:
     """The hub's side; `share` has shape (W,)."""
     row_of_bin = meeting.row_of_bin
-    size = yield from _common(desk, meeting, len(ids), share)
-    if size is None:
-        return IntersectionTooSmallError.of(desk.me, desk.agreement.minimum_rows)
-    if desk.agreement.output is Output.SIZE:
-        return Opened(size=size)
-    if desk.agreement.output is Output.SHARED:
-        return Opened(membership=Membership(shares=_bits(share), row_of_place=row_of_bin))
+    opened = yield from _counted(desk, meeting, len(ids), share, row_of_bin)
+    if opened is not None:
+        return opened
     inbox = yield Turn((), members)
     for member in members:
         share = share ^ desk.read_words(inbox, member, Kind.SHARE, share.shape)
@@ -638,14 +653,9 @@ def open_at_member(
     desk: Desk, hub: str, meeting: Meeting, ids: Sequence[bytes], share: Words
 ) -> Script:
     """A member's side; `share` has shape (W,)."""
-    minimum = desk.agreement.minimum_rows
-    size = yield from _common(desk, meeting, len(ids), share)
-    if size is None:
-        return IntersectionTooSmallError.of(desk.me, minimum)
-    if desk.agreement.output is Output.SIZE:
-        return Opened(size=size)
-    if desk.agreement.output is Output.SHARED:
-        return Opened(membership=Membership(shares=_bits(share)))
+    opened = yield from _counted(desk, meeting, len(ids), share, None)
+    if opened is not None:
+        return opened
     if desk.agreement.output is Output.HUB_ROWS:
         yield desk.turn(Kind.SHARE, {hub: share.tobytes()}, ())
         return Opened()
@@ -668,10 +678,10 @@ def _rows_of(desk: Desk, hub: str, meeting: Meeting, body: bytes) -> Rows:
     return found[np.argsort(place[found])]
 
 
-def _common(
-    desk: Desk, meeting: Meeting, own_size: int, share: Words
-) -> Generator[Turn, Inbox, int | None]:
-    """Let the dealer count the bits; return what it says, None if below the minimum.
+def _counted(
+    desk: Desk, meeting: Meeting, own_size: int, share: Words, row_of_bin: Rows | None
+) -> Generator[Turn, Inbox, Opened | IntersectionTooSmallError | None]:
+    """Let the dealer count the bits; return what is known then, None where rows are to open.
 
     It says the number only where this is the output, else -1.
 
@@ -679,58 +689,32 @@ def _common(
     every member's share is masked with a seed that it has in common with the hub. It does
     not know the order of the bins either: it learns the number of common IDs only.
     """
-    bits = _bits(share)
+    bits, agreement = _bits(share), desk.agreement
     keys = random_words(derive_key(meeting.key, b"order"), b"order", len(bits))
     body = np.packbits(bits[np.argsort(keys, kind="stable")], bitorder="little").view(WORD)
     for seed in meeting.masks:
         body = body ^ random_words(seed, b"count", len(body))
-    dealer = desk.agreement.dealer
+    dealer = agreement.dealer
     inbox = yield desk.turn(Kind.COUNT, {dealer: body.tobytes()}, [dealer])
     (size,) = VERDICT.unpack(desk.read(inbox, dealer, Kind.VERDICT, VERDICT.size))
-    if size == TOO_FEW and desk.agreement.minimum_rows:
-        return None
-    counted = desk.agreement.output is Output.SIZE
-    if size < desk.agreement.minimum_rows if counted else size != ENOUGH:
+    if size == TOO_FEW and agreement.minimum_rows:
+        return IntersectionTooSmallError.of(desk.me, agreement.minimum_rows)
+    counted = agreement.output is Output.SIZE
+    if size < agreement.minimum_rows if counted else size != ENOUGH:
         raise RemoteProtocolError(f"{dealer} announces {size} common IDs, which was not agreed")
     if size > own_size:
         raise RemoteProtocolError(
             f"{dealer} announces {size} common IDs, {desk.me} has only {own_size}"
         )
-    return int(size)
+    if counted:
+        return Opened(size=int(size))
+    if agreement.output is Output.SHARED:
+        return Opened(membership=Membership(shares=bits, row_of_place=row_of_bin))
+    return None
 
 
 def _bits(words: Words) -> NDArray[np.bool_]:
     return np.unpackbits(words.astype(WORD).view(np.uint8), bitorder="little").astype(np.bool_)
-
-
-class Stocking(DealingAhead):
-    comparing: ClassVar[type[Slots]] = Slots
-
-    def _desk(self, me: str) -> Desk:
-        return Desk(me, self._agreement, version=self.comparing().version)
-
-    def _longest(self) -> int:
-        return self.comparing().longest(self._agreement)
-
-    def _hub_script(self, me: str, members: Sequence[str], supply: Supply) -> Script:
-        desk = self._desk(me)
-        bins, slots = self.comparing().planned(desk.agreement, me, members)
-        for chunk in chunks(bins, slots):
-            words = (chunk.stop - chunk.start) // BITS
-            supply.add((yield from hub_triples(desk, words, slots)))
-        return Opened()
-
-    def _member_script(self, me: str, hub: str, supply: Supply) -> Script:
-        desk = self._desk(me)
-        members = [party for party in desk.agreement.sizes if party != hub]
-        bins, slots = self.comparing().planned(desk.agreement, hub, members)
-        for chunk in chunks(bins, slots):
-            words = (chunk.stop - chunk.start) // BITS
-            supply.add((yield from member_triples(desk, words, slots, members.index(me))))
-        return Opened()
-
-    def _dealer_script(self, me: str, hub: str, members: Sequence[str]) -> Script:
-        return self.comparing().stock(self._desk(me), hub, members)
 
 
 def hub_triples(
@@ -748,7 +732,6 @@ def hub_triples(
 def member_triples(
     desk: Desk, words: int, slots: Sequence[int], place: int, supply: Supply | None = None
 ) -> Generator[Turn, Inbox, bytes]:
-    """Return a member's seeds and correction of one chunk."""
     dealer, (pair_words, _) = desk.agreement.dealer, triple_words(words, slots)
     length = 2 * KEY_BYTES + WORD.itemsize * pair_words[place]
     if supply is not None:

@@ -158,8 +158,6 @@ class _Run:
 
 
 class _EcdhRole(ResultHolder):
-    """What hub and member do alike."""
-
     def __init__(self, me: str, ids: Sequence[bytes], backend: "EcdhIntersection") -> None:
         self._agreement, self._backend, self._size = backend.agreement, backend, len(ids)
         super().__init__(me, self._agreement.output)

@@ -30,7 +30,7 @@ from apfed_protocols.ids import MOST_IDS, check_ids
 from apfed_protocols.randomness import ForkCheck, random_permutation
 
 __all__ = [
-    "PLACES", "POSITION_BYTES", "Admit", "Aligner", "DealingAhead", "DealtIntersection", "Desk",
+    "PLACES", "POSITION_BYTES", "Admit", "Aligner", "DealtIntersection", "Desk",
     "Framing", "Guesses", "Inbox", "IntersectionAgreement", "IntersectionTooSmallError",
     "Membership", "Opened", "Output", "Progress", "ResultHolder", "Script", "ScriptedRole",
     "SetIntersection", "StockingRole", "Supply", "Turn", "agreed_size", "announced_size",
@@ -857,7 +857,9 @@ class SetIntersection(ABC):
 
 
 class DealtIntersection(SetIntersection):
-    """A backend with a dealer, in the intersection or ahead of it."""
+    """A backend with a dealer, in the intersection or, by `stock_hub`, `stock_member` and
+    `stock_dealer`, ahead of it; the agreement must say so then.
+    """
 
     needs_dealer: ClassVar[bool] = True
 
@@ -882,6 +884,31 @@ class DealtIntersection(SetIntersection):
         script = self._member_script(me, hub, ids, supply)
         return self._role(me, [hub, self.agreement.dealer], script)
 
+    def stock_hub(self, me: str, members: Sequence[str]) -> StockingRole:
+        check_parties(me, members, self.agreement.dealer)
+        supply = self._supply(me)
+        script = self._stock_hub_script(me, members, supply)
+        return StockingRole(me, self.agreement, supply, script, longest=self.longest)
+
+    def stock_member(self, me: str, hub: str) -> StockingRole:
+        check_parties(hub, [me], self.agreement.dealer)
+        supply = self._supply(me)
+        script = self._stock_member_script(me, hub, supply)
+        return StockingRole(me, self.agreement, supply, script, longest=self.longest)
+
+    def stock_dealer(self, hub: str, members: Sequence[str]) -> ScriptedRole:
+        me = self.agreement.dealer
+        check_parties(hub, members, me)
+        self._supply(me)
+        return self._role(me, [hub], self._stock_dealer_script(me, hub, members))
+
+    def _supply(self, me: str) -> Supply:
+        if not self.agreement.ahead:
+            raise LocalProtocolError(
+                "randomness is dealt ahead under an agreement that says so and names a dealer"
+            )
+        return Supply(self.agreement.digest, me)
+
     def _role(self, me: str, peers: Sequence[str], script: Script) -> ScriptedRole:
         return ScriptedRole(me, peers, self.agreement.output, script, longest=self.longest)
 
@@ -895,48 +922,11 @@ class DealtIntersection(SetIntersection):
         self, me: str, hub: str, ids: Sequence[bytes], supply: Supply | None
     ) -> Script: ...
 
-
-class DealingAhead(ABC):
-    """The parties' roles for dealing ahead; the agreement must say `ahead`."""
-
-    def __init__(self, agreement: IntersectionAgreement) -> None:
-        if not agreement.ahead or not agreement.dealer:
-            raise LocalProtocolError(
-                "randomness is dealt ahead under an agreement that says so and names a dealer"
-            )
-        self._agreement = agreement
-
-    def hub(self, me: str, members: Sequence[str]) -> StockingRole:
-        """The active's side."""
-        check_parties(me, members, self._agreement.dealer)
-        supply = Supply(self._agreement.digest, me)
-        return self._role(me, supply, self._hub_script(me, members, supply))
-
-    def member(self, me: str, hub: str) -> StockingRole:
-        """A passive's side."""
-        check_parties(hub, [me], self._agreement.dealer)
-        supply = Supply(self._agreement.digest, me)
-        return self._role(me, supply, self._member_script(me, hub, supply))
-
-    def _role(self, me: str, supply: Supply, script: Script) -> StockingRole:
-        return StockingRole(me, self._agreement, supply, script, longest=self._longest())
-
-    def dealer(self, hub: str, members: Sequence[str]) -> ScriptedRole:
-        """The dealer's side."""
-        me = self._agreement.dealer
-        check_parties(hub, members, me)
-        script = self._dealer_script(me, hub, members)
-        return ScriptedRole(me, [hub], self._agreement.output, script, longest=self._longest())
+    @abstractmethod
+    def _stock_hub_script(self, me: str, members: Sequence[str], supply: Supply) -> Script: ...
 
     @abstractmethod
-    def _longest(self) -> int:
-        """Bytes of the longest message that a role takes."""
+    def _stock_member_script(self, me: str, hub: str, supply: Supply) -> Script: ...
 
     @abstractmethod
-    def _hub_script(self, me: str, members: Sequence[str], supply: Supply) -> Script: ...
-
-    @abstractmethod
-    def _member_script(self, me: str, hub: str, supply: Supply) -> Script: ...
-
-    @abstractmethod
-    def _dealer_script(self, me: str, hub: str, members: Sequence[str]) -> Script: ...
+    def _stock_dealer_script(self, me: str, hub: str, members: Sequence[str]) -> Script: ...

@@ -42,7 +42,6 @@ from apfed_protocols.psi.circuit import (
     Meeting,
     Rows,
     Slots,
-    Stocking,
 )
 from apfed_protocols.psi.hashing import WORD, Words, bins_for, random_words
 from apfed_protocols.psi.interface import (
@@ -83,7 +82,7 @@ from apfed_protocols.psi.vole import (
 )
 from apfed_protocols.randomness import derive_key, fresh_key
 
-__all__ = ["OpprfIntersection", "Programmed", "ProgrammedStocking"]
+__all__ = ["OpprfIntersection", "Programmed"]
 
 
 _CHOICES = 3
@@ -184,26 +183,22 @@ class OpprfIntersection(CircuitIntersection):
         member = PLACES * vector_elements(maximum_ids)
         return Guesses(hub=bins_for(maximum_ids), member=member)
 
-
-class ProgrammedStocking(Stocking):
-    comparing: ClassVar[type[Slots]] = Programmed
-
-    def _hub_script(self, me: str, members: Sequence[str], supply: Supply) -> Script:
-        desk, size = self._desk(me), agreed_size(self._agreement, me)
+    def _stock_hub_script(self, me: str, members: Sequence[str], supply: Supply) -> Script:
+        desk, size = self._desk(me), agreed_size(self.agreement, me)
         for dealt in (yield from _dealt_to_hub(desk, size, len(members), None)):
             supply.add(dealt)
-        return (yield from super()._hub_script(me, members, supply))
+        return (yield from super()._stock_hub_script(me, members, supply))
 
-    def _member_script(self, me: str, hub: str, supply: Supply) -> Script:
-        dealer = self._agreement.dealer
+    def _stock_member_script(self, me: str, hub: str, supply: Supply) -> Script:
+        dealer = self.agreement.dealer
         inbox = yield Turn((), [dealer])
         desk = self._desk(me)
         supply.add(desk.read(inbox, dealer, Kind.CORRELATED, member_dealt_bytes()))
-        return (yield from super()._member_script(me, hub, supply))
+        return (yield from super()._stock_member_script(me, hub, supply))
 
-    def _dealer_script(self, me: str, hub: str, members: Sequence[str]) -> Script:
+    def _stock_dealer_script(self, me: str, hub: str, members: Sequence[str]) -> Script:
         yield from _deal(self._desk(me), hub, members)
-        return (yield from super()._dealer_script(me, hub, members))
+        return (yield from super()._stock_dealer_script(me, hub, members))
 
 
 def _dealt_to_hub(

@@ -9,7 +9,7 @@ try out guesses of a member's IDs with the hub, and with a member guesses of the
 member apart, over GF(2^128):
 
 1. The dealer hands A and C to the hub, B and Delta to the member: C = A Delta + B, or did so ahead
-   (`VoleStocking`). A and B are expanded from seeds.
+   (`stock_hub`). A and B are expanded from seeds.
 2. The hub names a key, under which H(x) has 128 bits, and encodes its set as a store P with
    Decode(P, x) = H(x) (`apfed_protocols.psi.store`). It sends A + P, which A hides.
 3. The member adds: K = B + (A + P) Delta = C + P Delta, and tags each of its IDs by
@@ -47,7 +47,6 @@ from numpy.typing import NDArray
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.psi.interface import (
-    DealingAhead,
     DealtIntersection,
     Framing,
     Guesses,
@@ -97,7 +96,7 @@ from apfed_protocols.randomness import (
 
 __all__ = [
     "COMMIT", "DEAL", "DEALING_BYTES", "HELLO", "Desk", "HubShare", "Kind", "MemberShare", "Tags",
-    "VoleIntersection", "VoleStocking", "deal", "dealer_script", "encoded",
+    "VoleIntersection", "deal", "dealer_script", "encoded",
     "hash_elements", "hash_values", "hub_dealt_bytes", "hub_tags", "longest_message", "match",
     "member_dealt_bytes", "member_tags", "ordered_size", "tag_bytes", "vector_bytes",
     "vector_elements",
@@ -254,6 +253,23 @@ class VoleIntersection(DealtIntersection):
             me, [hub], _nothing() if self.agreement.ahead else dealer_script(desk, hub, members)
         )
 
+    def _stock_hub_script(self, me: str, members: Sequence[str], supply: Supply) -> Script:
+        desk, size = Desk(me, self.agreement), agreed_size(self.agreement, me)
+        dealer, length = self.agreement.dealer, hub_dealt_bytes(vector_elements(size))
+        for _ in members:
+            inbox = yield desk.turn(Kind.DEAL, {dealer: DEAL.pack(size)}, [dealer])
+            supply.add(desk.read(inbox, dealer, Kind.DEALT, length))
+        return Opened()
+
+    def _stock_member_script(self, me: str, hub: str, supply: Supply) -> Script:
+        desk, dealer = Desk(me, self.agreement), self.agreement.dealer
+        inbox = yield Turn((), [dealer])
+        supply.add(desk.read(inbox, dealer, Kind.DEALT, member_dealt_bytes()))
+        return Opened()
+
+    def _stock_dealer_script(self, me: str, hub: str, members: Sequence[str]) -> Script:
+        return dealer_script(Desk(me, self.agreement), hub, members)
+
 
 def _nothing() -> Script:
     """What a dealer that dealt ahead does."""
@@ -276,7 +292,6 @@ class HubShare:
 
     @classmethod
     def of(cls, dealt: bytes | memoryview) -> "HubShare":
-        """Read what the dealer sent."""
         dealing, seed, c = _parts(dealt)
         return cls(dealing, seed, from_bytes(c))
 
@@ -440,28 +455,6 @@ def dealer_script(desk: Desk, hub: str, members: Sequence[str]) -> Script:
         hubs, members_own = deal(vector_elements(size))
         yield desk.turn(Kind.DEALT, {hub: hubs, member: members_own}, ())
     return Opened()
-
-
-class VoleStocking(DealingAhead):
-    def _hub_script(self, me: str, members: Sequence[str], supply: Supply) -> Script:
-        desk, size = Desk(me, self._agreement), agreed_size(self._agreement, me)
-        dealer, length = self._agreement.dealer, hub_dealt_bytes(vector_elements(size))
-        for _ in members:
-            inbox = yield desk.turn(Kind.DEAL, {dealer: DEAL.pack(size)}, [dealer])
-            supply.add(desk.read(inbox, dealer, Kind.DEALT, length))
-        return Opened()
-
-    def _member_script(self, me: str, hub: str, supply: Supply) -> Script:
-        desk, dealer = Desk(me, self._agreement), self._agreement.dealer
-        inbox = yield Turn((), [dealer])
-        supply.add(desk.read(inbox, dealer, Kind.DEALT, member_dealt_bytes()))
-        return Opened()
-
-    def _dealer_script(self, me: str, hub: str, members: Sequence[str]) -> Script:
-        return dealer_script(Desk(me, self._agreement), hub, members)
-
-    def _longest(self) -> int:
-        return longest_message(self._agreement)
 
 
 def hash_values(values: Elements, key: bytes, length: int) -> Tags:

@@ -205,7 +205,6 @@ class FixedPoint:
         return np.ascontiguousarray(noise_BD)
 
     def dequantise(self, sum_BD: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
-        """Return the real numbers that an integer sum stands for."""
         real_BD: NDArray[np.float64] = np.multiply(
             sum_BD, self.clip_norm / self.levels, dtype=np.float64
         )
@@ -237,7 +236,6 @@ class Packing:
             )
 
     def vectors(self, values: int) -> int:
-        """How many slot vectors `values` integers need."""
         return -(-values // (self.fields * self.slots))
 
     def pack(self, integers_BD: IntArray) -> IntArray:

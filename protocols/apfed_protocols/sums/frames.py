@@ -136,7 +136,6 @@ class Frame:
         )
 
     def require_blobs(self, sender: str, count: int) -> None:
-        """Raise RemoteProtocolError unless there are `count` blobs."""
         if len(self.blobs) != count:
             raise RemoteProtocolError(
                 f"{sender} sent {len(self.blobs)} parts in {self.kind.noun}, expected {count}"
@@ -144,7 +143,6 @@ class Frame:
 
 
 def frame_bytes(blob_sizes: Collection[int]) -> int:
-    """The length of a frame whose blobs have these sizes."""
     return _HEADER.size + _SIZE.size * len(blob_sizes) + sum(blob_sizes)
 
 

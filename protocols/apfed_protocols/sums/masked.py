@@ -91,7 +91,6 @@ class PairwiseSeeds(KeepsSecrets):
         return tuple(Outgoing(peer, message) for peer in self._peers)
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
-        """Take the public key of one peer."""
         self._fork_check.require()
         if sender not in self._peers or sender in self._seeds:
             raise RemoteProtocolError(
@@ -111,7 +110,6 @@ class PairwiseSeeds(KeepsSecrets):
         return len(self._seeds) == len(self._peers)
 
     def require_finished(self) -> None:
-        """Raise LocalProtocolError unless every peer's key came."""
         if len(self._seeds) < len(self._peers):
             missing = [name for name in self._peers if name not in self._seeds]
             raise LocalProtocolError(
@@ -344,7 +342,6 @@ class MaskedReceiver(SumReceiver):
         return self._dequantised(total_BD.view(np.dtype(f"<i{self._sum.word.itemsize}")), binding)
 
     def _counted(self, frame: Frame) -> Sequence[str]:
-        """Whose contributions a sum holds."""
         frame.require_blobs(self._sum.agreement.combiner, 1)
         return self._sum.agreement.contributors
 

@@ -164,11 +164,9 @@ class StepKeys(KeepsSecrets):
 
     @property
     def announcement(self) -> Announcement:
-        """What everybody may know of them."""
         return Announcement(self.key.public, _commitment(self.seed))
 
     def held_by(self, holder: str) -> Held:
-        """What `holder` is to hold of them."""
         position = self._agreement.position(holder)
         return Held(self.key.public, self._key_shares[position], self._seed_shares[position])
 
@@ -333,8 +331,6 @@ class RecoverableSum(MaskedSum):
 
 @dataclass(frozen=True)
 class _Step(KeepsSecrets):
-    """The secrets of one step: this passive's keys, and what it holds of the others'."""
-
     own: StepKeys
     held: dict[str, Held]
 

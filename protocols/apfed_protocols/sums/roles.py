@@ -96,8 +96,6 @@ class DescribedSum:
 
 @dataclass(frozen=True)
 class SecureSum(DescribedSum, ABC):
-    """A description of one sum, from which each role's end is made."""
-
     agreement: SumAgreement
 
     @abstractmethod
@@ -115,16 +113,12 @@ class SecureSum(DescribedSum, ABC):
 
 
 class Setup(Conversation, Protocol):
-    """The conversation of a role before the first step."""
-
     def require_finished(self) -> None:
         """Raise LocalProtocolError before its end; it names what is missing."""
         ...
 
 
 class NoSetup:
-    """The conversation of a role that needs no setup message."""
-
     def start(self) -> Iterable[Outgoing]:
         return ()
 

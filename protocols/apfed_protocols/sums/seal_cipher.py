@@ -165,7 +165,6 @@ class SealForm:
         return np.frombuffer(content, _WORD, offset=len(content) - _WORD.itemsize * self.count)
 
     def load(self, target: Any, context: Any, numbers: bytes, scratch: ScratchFile) -> None:
-        """Make `target` the object of these numbers."""
         scratch.load(target, context, self.start + numbers)
 
 
@@ -353,7 +352,6 @@ class SealCipher(ABC):
         return zero
 
     def zeros_in(self, blobs: Sequence[bytes]) -> Sequence[Any]:
-        """Zeros that this party's worker encrypted."""
         return self.load(blobs, len(blobs), sender="the worker")
 
     def encrypt(
