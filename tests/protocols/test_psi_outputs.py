@@ -126,7 +126,7 @@ def test_in_counting_the_hub_cannot_link_tags_to_its_rows() -> None:
         (offer,) = hub.start()
         member.start()
         (tags,) = member.receive(HUB, offer.body)
-        secret = member._scalar  # type: ignore[attr-defined]  # as the member itself would
+        secret = member._pair.scalar  # type: ignore[attr-defined]  # as the member itself would
         straight = [
             point[:16] for point in ecdh.split_points(ecdh.multiply_points(secret, offer.body[22:]))
         ]
