@@ -84,8 +84,9 @@ __all__ = [
 
 _HOME: dict[str, str] = {
     **dict.fromkeys(("converse",), "apfed_protocols.conversation"),
-    **dict.fromkeys(("Identity", "fresh_identity"), "apfed_protocols.seal"),
-    **dict.fromkeys(("SealedLink", "fresh_run_key"), "apfed_protocols.seal"),
+    **dict.fromkeys(
+        ("Identity", "SealedLink", "fresh_identity", "fresh_run_key"), "apfed_protocols.seal"
+    ),
     **dict.fromkeys(
         (
             "SECURE_SUMS",

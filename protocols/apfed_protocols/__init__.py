@@ -69,10 +69,9 @@ _HOME: dict[str, str] = {
     **dict.fromkeys(("Conversation", "Outgoing", "converse", "take_part"), "conversation"),
     **dict.fromkeys(("DataError", "LocalProtocolError", "RemoteProtocolError"), "errors"),
     **dict.fromkeys(("IdNormalisation", "encode_ids"), "ids"),
-    **dict.fromkeys(("Identity", "fresh_identity"), "identity"),
     **dict.fromkeys(("IntersectionAgreement", "Output"), "psi.interface"),
     **dict.fromkeys(("SET_INTERSECTIONS", "align", "count_common", "share_membership"), "psi"),
-    **dict.fromkeys(("SealedLink", "fresh_run_key"), "seal"),
+    **dict.fromkeys(("Identity", "SealedLink", "fresh_identity", "fresh_run_key"), "seal"),
     "discrete_gaussian": "noise",
 }
 

@@ -1,47 +1,88 @@
-"""Checks of what parties fix: names that a message can hold, whole numbers of Python's type."""
+"""Checks of what parties fix, and of who sent something: names, types, whole numbers, ranges."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
-from apfed_protocols.errors import LocalProtocolError
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 
-__all__ = ["is_whole", "require_names", "take_numpy_integers"]
-
+__all__ = [
+    "is_whole",
+    "require_all",
+    "require_name",
+    "require_names",
+    "require_people",
+    "require_ranges",
+    "require_type",
+    "take_numpy_integers",
+]
 
 _MOST_NAME_BYTES = 255
+_PEOPLE_BYTES = 32
+
+
+def require_name(of: str, name: object) -> None:
+    """Refuse a name of a session or party that is no text of 1 to 255 bytes in UTF-8.
+
+    `of` is the protocol, as the noun of a sentence.
+    """
+    try:
+        size = len(name.encode()) if isinstance(name, str) else 0
+    except UnicodeEncodeError:
+        size = 0
+    if not 0 < size <= _MOST_NAME_BYTES:
+        raise LocalProtocolError(
+            f"a {of} needs a session name and a name for every party, text of 1 to "
+            f"{_MOST_NAME_BYTES} bytes in UTF-8 each, got {name!r:.100}"
+        )
 
 
 def require_names(of: str, session: object, parties: Sequence[object]) -> None:
-    """Refuse names that are no text of 1 to 255 bytes in UTF-8, and parties of one name.
-
-    Args:
-        of: the protocol, as the noun of a sentence.
-        session: its name.
-        parties: theirs.
-
-    Raises:
-        LocalProtocolError: says which name.
-    """
+    """Refuse such names of these, and parties of one name."""
     for name in (session, *parties):
-        if not 0 < _size(name) <= _MOST_NAME_BYTES:
-            raise LocalProtocolError(
-                f"a {of} needs a session name and a name for every party, text of 1 to "
-                f"{_MOST_NAME_BYTES} bytes in UTF-8 each, got {name!r:.100}"
-            )
+        require_name(of, name)
     if len(set(parties)) != len(parties):
         raise LocalProtocolError(
             f"the parties of a {of} are all different, got {', '.join(map(str, parties))}"
         )
 
 
-def _size(name: object) -> int:
-    try:
-        return len(name.encode()) if isinstance(name, str) else 0
-    except UnicodeEncodeError:
-        return 0
+def require_type(holder: object, kind: type, *fields: str) -> None:
+    """Refuse fields of another type, or of a subclass of it."""
+    for field in fields:
+        value = getattr(holder, field)
+        if type(value) is not kind:
+            raise LocalProtocolError(
+                f"{field} of {type(holder).__name__} is of type {kind.__name__}, got {value!r} of "
+                f"type {type(value).__name__}"
+            )
+
+
+def require_ranges(holder: object, ranges: Mapping[str, tuple[int, int]]) -> None:
+    """Refuse fields that are no whole numbers from the least to the most given."""
+    for name, (least, most) in ranges.items():
+        value = getattr(holder, name)
+        if type(value) is not int or not least <= value <= most:
+            raise LocalProtocolError(f"{name} is a number in {least}..{most}, got {value!r}")
+
+
+def require_people(people: bytes, of: str) -> bytes:
+    """Return `people` if it is a digest; else raise LocalProtocolError, which says of what."""
+    if type(people) is not bytes or len(people) != _PEOPLE_BYTES or not any(people):
+        raise LocalProtocolError(f"people is a digest of {_PEOPLE_BYTES} bytes of the {of}")
+    return people
+
+
+def require_all(need: str, came: Collection[str], expected: Sequence[str]) -> None:
+    """Raise RemoteProtocolError, which says what is needed, unless exactly the expected came."""
+    if set(came) != set(expected):
+        missing, unknown = set(expected) - set(came), set(came) - set(expected)
+        raise RemoteProtocolError(
+            f"{need} {', '.join(expected)}; missing: {', '.join(sorted(missing)) or 'none'}; "
+            f"unknown: {', '.join(sorted(map(str, unknown))) or 'none'}"
+        )
 
 
 def is_whole(value: object) -> bool:

@@ -74,12 +74,6 @@ def converse(roles: Mapping[str, Conversation]) -> None:
         )
 
 
-# Taking part in an interactive protocol over a link of one's own, e.g. a socket.
-#
-# Run by: one party in its own process. The link must authenticate and encrypt, and keep the order
-# of what one party sends.
-
-
 def take_part(
     role: Conversation,
     *,
@@ -87,8 +81,9 @@ def take_part(
     receive: Callable[[float], tuple[str, bytes]],
     patience_s: float = 60.0,
 ) -> None:
-    """Play one role until it is finished.
+    """Play one role until it is finished, in a process of its own over links of one's own.
 
+    The links must authenticate and encrypt, and keep the order of what one party sends.
     Messages are sent from a thread, so that two parties that both send first do not wait
     for one another for ever.
 

@@ -1,6 +1,8 @@
 r"""IDs as people have them, and the bytes that all parties make of them.
 
-Run by: each party on its own IDs, before any protocol.
+Run by: each party on its own IDs, before any protocol. Parties compare texts, so that two ways of
+writing one person must become one text here, and what stands for nobody, or has lost digits, must
+not become a person. Errors name party, column, rows and remedy, never an ID. Needs numpy alone.
 
 Example:
     >>> encode_ids("bank", ["Ann ", 7], IdNormalisation(case_fold=True))
@@ -97,14 +99,6 @@ MOST_IDS = 10_000_000
 _MOST_COLUMNS = 2**16 - 1
 _FIELD = re.compile("(%[dmY])")
 _WHOLE = re.compile(r"[+-]?[0-9]+(\.0*)?")
-
-
-# The one door for IDs: what is taken for one, how it is written as text, what is refused.
-#
-# Run by: each party on its own IDs, wherever they come from: files, frames, an index, lists.
-# Parties compare texts, so that two ways of writing one person must become one text here, and what
-# stands for nobody, or has lost digits, must not become a person. Errors name party, column, rows
-# and remedy, never an ID. Needs numpy alone.
 
 
 class _RefusedError(Exception):
@@ -276,10 +270,8 @@ class IdReader:
         self._types = set[str]()
 
     def texts(self, column: Iterable[object]) -> list[str]:
-        """One a row of this piece of the column; unless `all_taken`, they are of no use.
-
-        Raises:
-            DataError: it is no column.
+        """One a row of this piece of the column; unless `all_taken`, they are of no use. Raises
+        DataError: it is no column.
         """
         return [text for piece in self.pieces(column) for text in piece]
 
@@ -315,14 +307,11 @@ class IdReader:
 
     @property
     def all_taken(self) -> bool:
-        """Whether nothing was refused yet."""
         return not self._refused
 
     def check(self) -> None:
-        """Refuse the column for what was found.
-
-        Raises:
-            DataError: says whose, what, in how many rows, which are the first, and what to do.
+        """Refuse the column for what was found. Raises DataError: says whose, what, in how many
+        rows, which are the first, and what to do.
         """
         if not self._refused:
             return
@@ -646,7 +635,6 @@ class IdNormalisation:
         return f"ids v1 {rules}"
 
     def text(self, text: str) -> str:
-        """Return the agreed form of one text."""
         if self.case_fold:
             # Unicode 3.13, D145: folding looks at letters taken apart
             text = (unicodedata.normalize("NFD", text) if self.unicode_nfc else text).casefold()
@@ -706,10 +694,8 @@ def encode_ids(
 def encode_pieces(
     party: str, ids: IdColumn, normalisation: IdNormalisation
 ) -> Iterator[list[bytes]]:
-    """Yield the IDs of `party` as `encode_ids` does, some thousand rows at a time.
-
-    Raises:
-        DataError: as `encode_ids`, but for repeated IDs and their number, which no piece shows.
+    """Yield the IDs of `party` as `encode_ids` does, some thousand rows at a time. Raises
+    DataError: as `encode_ids`, but for repeated IDs and their number, which no piece shows.
     """
     first = 0
     for texts in text_pieces(party, ids):
@@ -745,10 +731,8 @@ def text_of(identity: bytes) -> str:
 
 
 def check_ids(me: str, ids: Sequence[bytes], maximum_ids: int) -> None:
-    """Refuse a set that an intersection would get wrong; names rows, never an ID.
-
-    Raises:
-        LocalProtocolError: too many IDs, or some of another type, empty or repeated.
+    """Refuse a set that an intersection would get wrong; names rows, never an ID. Raises
+    LocalProtocolError: too many IDs, or some of another type, empty or repeated.
     """
     if len(ids) > maximum_ids:
         raise LocalProtocolError(

@@ -6,11 +6,15 @@ vote from the active, which learns M and nothing else, and from all others; the 
 Against a malicious active, too: whatever it sends, what multiplies one person's votes is a vector
 of d signs, so the sensitivity to one person (`MomentAgreement.sensitivity`) holds by construction.
 Does not protect M from an aggregator, a dealer or a passive that deviates. Links must be sealed
-(`apfed_protocols.seal`). Who learns what, alone and together, stands in
-`apfed_protocols.moments`.
+(`apfed_protocols.seal`).
+
+Who learns what, alone and together, stands in docs/moments.md. A further moment about the same
+people is a further release: passives charge each, draw new noise, and refuse a list that names a
+person twice.
 
 Setup: passives agree seeds of masks in pairs and with the active (`apfed_protocols.sums.masked`).
-Then, in the ring Z_q, q = 2^32 or 2^64, with the letters of `apfed_protocols.moments`:
+Then, in the ring Z_q, q = 2^32 or 2^64, with U people, of which N in a block, d features, K columns
+of votes, T = 2^bits steps in a vote of 1:
 
 1. dealer -> active: alpha (a seed), and c in blocks; dealer -> aggregator: B and c' (two seeds);
    c_ijk + c'_ijk = alpha_ij B_ik.
@@ -57,27 +61,31 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from apfed_protocols.checks import require_names, take_numpy_integers
-from apfed_protocols.conversation import Conversation, Outgoing
+from apfed_protocols.checks import (
+    require_all,
+    require_names,
+    require_people,
+    require_ranges,
+    take_numpy_integers,
+)
+from apfed_protocols.conversation import Outgoing
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.noise import MAX_DEVIATION, largest_noise
 from apfed_protocols.randomness import KEY_BYTES, ForkCheck, fresh_key, keystream
 from apfed_protocols.sums.frames import AgreedFrames, fingerprint
 from apfed_protocols.sums.interface import FloatArray, IntArray, StepBinding, SumAgreement
 from apfed_protocols.sums.masked import Elements, PairwiseSeeds
-from apfed_protocols.sums.roles import NoSetup, Role
+from apfed_protocols.sums.roles import NoSetup, Role, Setup
 
 __all__ = [
     "BLOCK_BYTES",
     "DIGEST_BYTES",
-    "MOMENT_LEAKS",
     "MessageKind",
     "MomentAgreement",
     "MomentCombiner",
     "MomentContributor",
     "MomentDealer",
     "MomentFrames",
-    "MomentLeaks",
     "MomentReceiver",
     "added_shares",
     "block_signs",
@@ -88,8 +96,6 @@ __all__ = [
     "noise_steps",
     "packed_signs",
     "received_bits",
-    "received_shares",
-    "require_people",
     "signed_sum",
     "vote_steps",
 ]
@@ -105,19 +111,12 @@ DIGEST_BYTES = 32
 _MAGIC = b"MOMF"
 _VERSION = 1
 _HEADER = struct.Struct(">4sBBHI32s32s")
+_FIELDS = ("format", "version", "kind", "contributor", "block", "agreement", "list of people")
 _NOBODY = bytes(DIGEST_BYTES)
+_PEOPLE = "ordered positions voted on"
 PackedSigns = NDArray[np.uint8]
 _USED: set[tuple[bytes, str]] = set()
 _USING = threading.Lock()
-
-
-# What the parties of one noisy moment fix before it, and the numbers that follow from that.
-#
-# Run by: every role. Protects from: parties that compute under different numbers (each message
-# carries the digest), and a moment that leaves the ring. All of it is public.
-#
-# Letters: U people, d features, K columns of votes, P contributors, T = 2^bits steps in a vote of
-# 1.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,10 +175,7 @@ class MomentAgreement:
         ranges = {name: (1, most) for name, most in _SIZES.items()} | {"bits": (1, _MOST_BITS)}
         if self.noise is not None:
             ranges["noise"] = (1, MAX_DEVIATION)
-        for name, (least, most) in ranges.items():
-            value = getattr(self, name)
-            if type(value) is not int or not least <= value <= most:
-                raise LocalProtocolError(f"{name} is a number in {least}..{most}, got {value!r}")
+        require_ranges(self, ranges)
         if self.features * self.columns > _MOST_PRODUCTS:
             raise LocalProtocolError(
                 f"{self.features} features by {self.columns} columns are more than "
@@ -250,7 +246,6 @@ class MomentAgreement:
         return float(self.people * len(self.contributors) * self.scale)
 
     def position(self, me: str) -> int:
-        """The place of the contributor called `me`; LocalProtocolError if there is none."""
         return self.masking.position(me)
 
     @property
@@ -261,28 +256,19 @@ class MomentAgreement:
 
     @property
     def blocks(self) -> int:
-        """How many messages of shares the dealer sends to the receiver."""
         return -(-self.people // self.block_people)
 
     def block(self, index: int) -> slice:
-        """The people of one block."""
         start = index * self.block_people
         return slice(start, min(start + self.block_people, self.people))
 
     def each_block(self) -> Iterator[slice]:
-        """The people of all blocks, in order."""
         return map(self.block, range(self.blocks))
 
     @property
     def sign_bytes(self) -> int:
         """Bytes of U d packed signs."""
         return -(-self.people * self.features // 8)
-
-
-# Votes and noise as integers: rounding that keeps the bound of a row, and checks of both.
-#
-# Run by: every passive, before anything leaves it. Protects: the sensitivity, which holds for the
-# integers that are sent; and the ring, which no honest contribution leaves.
 
 
 def vote_steps(agreement: MomentAgreement, votes_UK: FloatArray) -> Elements:
@@ -298,8 +284,7 @@ def vote_steps(agreement: MomentAgreement, votes_UK: FloatArray) -> Elements:
     shape = (agreement.people, agreement.columns)
     plain = type(votes_UK) is np.ndarray and votes_UK.dtype in (np.float32, np.float64)
     if not plain or votes_UK.shape != shape:
-        kind = f"{getattr(votes_UK, 'dtype', type(votes_UK).__name__)} {np.shape(votes_UK)}"
-        raise LocalProtocolError(f"votes are a float32 or float64 array {shape}, got {kind}")
+        raise _no_array(f"votes are a float32 or float64 array {shape}", votes_UK)
     wide_UK = votes_UK.astype(np.float64, order="C")
     with np.errstate(over="ignore"):
         norm_U = np.abs(wide_UK).sum(axis=1)
@@ -316,10 +301,8 @@ def vote_steps(agreement: MomentAgreement, votes_UK: FloatArray) -> Elements:
 
 
 def noise_steps(agreement: MomentAgreement, noise_dK: IntArray | None) -> Elements | None:
-    """The noise as ring elements, in new memory; None where none was agreed.
-
-    Raises:
-        LocalProtocolError: it is missing, not agreed, of another form, or beyond its bound.
+    """The noise as ring elements, in new memory; None where none was agreed. Raises
+    LocalProtocolError: it is missing, not agreed, of another form, or beyond its bound.
     """
     if (noise_dK is None) != (agreement.noise is None):
         raise LocalProtocolError(
@@ -331,8 +314,7 @@ def noise_steps(agreement: MomentAgreement, noise_dK: IntArray | None) -> Elemen
     shape, most = (agreement.features, agreement.columns), agreement.largest_noise
     plain = type(noise_dK) is np.ndarray and noise_dK.dtype == np.int64
     if not plain or noise_dK.shape != shape:
-        kind = f"{getattr(noise_dK, 'dtype', type(noise_dK).__name__)} {np.shape(noise_dK)}"
-        raise LocalProtocolError(f"noise is an int64 array of shape {shape}, got {kind}")
+        raise _no_array(f"noise is an int64 array of shape {shape}", noise_dK)
     if not -most <= noise_dK.min() <= noise_dK.max() <= most:
         raise LocalProtocolError(
             f"noise of {agreement.noise} steps ends at {most}; what was given lies beyond"
@@ -340,26 +322,23 @@ def noise_steps(agreement: MomentAgreement, noise_dK: IntArray | None) -> Elemen
     return _ring(agreement, noise_dK)
 
 
+def _no_array(what: str, got: Any) -> LocalProtocolError:
+    kind = f"{getattr(got, 'dtype', type(got).__name__)} {np.shape(got)}"
+    return LocalProtocolError(f"{what}, got {kind}")
+
+
 def _ring(agreement: MomentAgreement, steps: NDArray[Any]) -> Elements:
     ring: Elements = np.array(steps, order="C").astype(agreement.word)
     return ring
 
 
-# The messages of a noisy moment: one framing, in which every length follows from the agreement.
-#
-# Run by: every role. Protects from: malformed bytes (whatever arrives opens or raises
-# `RemoteProtocolError`, before anything of it is used), messages of another kind, agreement,
-# contributor, block or list of people. Who sent a frame is the link's to say
-# (`apfed_protocols.seal`).
-#
-# Layout, big endian: magic, version, kind, party, block, digest of the agreement, people; then the
-# body and nothing after. `party` is a contributor's position, or the number of contributors.
-# `people` is the digest of who is voted on, and zeros in what is dealt, which depends on nobody.
+# The messages: layout, big endian: magic, version, kind, party, block, digest of the agreement,
+# people; then the body, whose length follows from the agreement, and nothing after. `party` is a
+# contributor's position, or the number of contributors. `people` is the digest of who is voted on,
+# and zeros in what is dealt, which depends on nobody.
 
 
 class MessageKind(IntEnum):
-    """What a frame carries, and on which way."""
-
     SIGN_SEED = 1  # dealer to receiver
     SHARE_SEEDS = 2  # dealer to combiner
     SHARES = 3  # dealer to receiver, one block
@@ -368,23 +347,11 @@ class MessageKind(IntEnum):
     ANSWER = 6  # combiner to receiver
 
 
-def require_people(people: bytes) -> bytes:
-    """Return `people` if it is a digest; else raise LocalProtocolError."""
-    if type(people) is not bytes or len(people) != DIGEST_BYTES or people == _NOBODY:
-        raise LocalProtocolError(
-            f"people is a digest of {DIGEST_BYTES} bytes of the ordered positions voted on"
-        )
-    return people
-
-
 class MomentFrames:
-    """Writes and opens the frames of one agreement."""
-
     def __init__(self, agreement: MomentAgreement) -> None:
         self._agreement = agreement
 
     def length(self, kind: MessageKind, block: int = 0) -> int:
-        """Bytes of a frame of this kind."""
         return _HEADER.size + self._body_bytes(kind, block)
 
     def lengths(self) -> Mapping[str, int]:
@@ -404,7 +371,6 @@ class MomentFrames:
         party: int | None = None,
         block: int = 0,
     ) -> bytes:
-        """Frame a body."""
         return self._header(kind, people, party, block) + body
 
     def open(
@@ -417,12 +383,9 @@ class MomentFrames:
         party: int | None = None,
         block: int = 0,
     ) -> memoryview:
-        """Return the body of what `sender` sent.
-
-        Raises:
-            LocalProtocolError: no bytes; a buffer that its owner may change is none either.
-            RemoteProtocolError: anything but a frame of exactly this kind, agreement, list of
-                people, contributor and block.
+        """Return the body of what `sender` sent. Raises LocalProtocolError: no bytes; a buffer that
+        its owner may change is none either; RemoteProtocolError: anything but a frame of exactly
+        this kind, agreement, list of people, contributor and block.
         """
         expected = self._header(kind, people, party, block)
         length = len(expected) + self._body_bytes(kind, block)
@@ -436,28 +399,13 @@ class MomentFrames:
                 "or padded, or is another message"
             )
         if frame[: len(expected)] != expected:
+            pairs = zip(_FIELDS, _HEADER.unpack_from(frame), _HEADER.unpack(expected), strict=True)
+            wrong = next(name for name, *pair in pairs if len({*pair}) > 1)
             raise RemoteProtocolError(
-                f"{sender} sent no {kind.name} {self._difference(frame, expected)}; "
+                f"{sender} sent no {kind.name} of this moment: its {wrong} differs; "
                 "it is another message, replayed, or made under another agreement"
             )
         return memoryview(frame)[len(expected) :]
-
-    @staticmethod
-    def _difference(frame: bytes, expected: bytes) -> str:
-        fields = (
-            "format",
-            "version",
-            "kind",
-            "contributor",
-            "block",
-            "agreement",
-            "list of people",
-        )
-        came, due = _HEADER.unpack_from(frame), _HEADER.unpack(expected)
-        wrong = next(
-            name for name, *pair in zip(fields, came, due, strict=True) if len({*pair}) > 1
-        )
-        return f"of this moment: its {wrong} differs"
 
     def _header(self, kind: MessageKind, people: bytes, party: int | None, block: int) -> bytes:
         place = len(self._agreement.contributors) if party is None else party
@@ -480,31 +428,18 @@ class MomentFrames:
         return sizes[kind]
 
 
-# What the dealer hands out: alpha_ij B_ik in additive shares, and the arithmetic on it.
-#
-# Run by: the dealer (deal), the active (hide its signs, add up its shares) and the aggregator (add
-# up its shares). Protects: nothing by itself; see `apfed_protocols.moments` for who may hold
-# what.
-#
 # The dealer draws signs alpha_ij and ring elements B_ik, and shares c + c' = alpha_ij B_ik, c' at
-# the combiner from a seed and c at the receiver in blocks of people. For signs e_ij known to both,
-# sum_i e_ij c_ijk + sum_i e_ij c'_ijk = sum_i (e_ij alpha_ij) B_ik: additions and sign changes
-# only, so that whatever bits are sent for e, what multiplies B_i is a vector of d signs.
-#
-# A sign is a bit in a message, 1 for -1; the product of signs is the exclusive or of their bits.
-# Letters: U people of which N in a block, d features, K columns; arrays modulo 2^32 or 2^64.
+# the combiner from a seed and c at the receiver in blocks of people. A sign is a bit in a message,
+# 1 for -1; the product of signs is the exclusive or of their bits.
 
 
 def packed_signs(agreement: MomentAgreement, signs_Ud: NDArray[np.int8]) -> PackedSigns:
-    """The signs of all people as bits, with zeros after the last.
-
-    Raises:
-        LocalProtocolError: no int8 array of U x d signs -1 and +1.
+    """The signs of all people as bits, with zeros after the last. Raises LocalProtocolError: no
+    int8 array of U x d signs -1 and +1.
     """
     shape = (agreement.people, agreement.features)
     if type(signs_Ud) is not np.ndarray or signs_Ud.dtype != np.int8 or signs_Ud.shape != shape:
-        kind = f"{getattr(signs_Ud, 'dtype', type(signs_Ud).__name__)} {np.shape(signs_Ud)}"
-        raise LocalProtocolError(f"signs are an int8 array of shape {shape}, got {kind}")
+        raise _no_array(f"signs are an int8 array of shape {shape}", signs_Ud)
     if not ((signs_Ud == 1) | (signs_Ud == -1)).all():
         raise LocalProtocolError("signs are -1 and +1, got something else")
     return np.packbits(signs_Ud.reshape(-1) < 0)
@@ -569,14 +504,6 @@ def dealt_shares(
         yield c_KNd
 
 
-def received_shares(agreement: MomentAgreement, body: memoryview, block: int) -> Elements:
-    """The receiver's c of one block as it came, K x N x d."""
-    people = agreement.block(block)
-    return _elements(
-        agreement, body, (agreement.columns, people.stop - people.start, agreement.features)
-    )
-
-
 def added_shares(e_Nd: Elements, c_KNd: Elements) -> Elements:
     """sum_i e_ij c_ijk over the people of a block, d x K."""
     total_dK: Elements = (c_KNd * e_Nd).sum(axis=1, dtype=c_KNd.dtype).T
@@ -596,75 +523,7 @@ def _elements(agreement: MomentAgreement, data: Any, shape: tuple[int, ...]) -> 
     return elements
 
 
-# Who learns what of a noisy moment, alone and together, in sentences for reports.
-#
-# Run by: whoever writes a report. The proofs of the first group stand in
-# `apfed_protocols.moments`.
-
-
-@dataclass(frozen=True, kw_only=True)
-class MomentLeaks:
-    """One field for each party or coalition, and what the protocol does not give.
-
-    Attributes:
-        active, aggregator, dealer, passive: what each learns that keeps to the protocol and works
-            with nobody.
-        malicious_active: what one learns that sends what it likes.
-        active_and_aggregator, active_and_dealer, aggregator_and_dealer, active_and_passives,
-            aggregator_and_passives: what coalitions learn.
-        altered: what a party that deviates can do to the result, unnoticed or not.
-        repeated: what a second moment costs.
-    """
-
-    active: str
-    malicious_active: str
-    aggregator: str
-    dealer: str
-    passive: str
-    active_and_aggregator: str
-    active_and_dealer: str
-    aggregator_and_dealer: str
-    active_and_passives: str
-    aggregator_and_passives: str
-    altered: str
-    repeated: str
-
-
-MOMENT_LEAKS = MomentLeaks(
-    active="The moment with the noise of all passives, and nothing else of any vote. Without noise "
-    "that is d K linear equations about the sums of votes, which may tell them all.",
-    malicious_active="The noisy moment for any signs that it likes, chosen after it saw all else: "
-    "one moment, whose sensitivity to one person is the agreed one, since a bit stands for a sign "
-    "and no more. It chooses who is voted on where the passives let it: they must refuse a list "
-    "that names a person twice.",
-    aggregator="Nothing of votes, noise, moment or signs; sizes and times.",
-    dealer="Nothing; it is sent no message.",
-    passive="Nothing; it is sent public keys only.",
-    active_and_aggregator="The sum of the votes of each person and the sum of the noise, in the "
-    "clear: the aggregator holds both sums under masks that the active can take off. Not one "
-    "passive's votes or noise, as long as two passives work with nobody; with all passives but "
-    "one, the votes of that one.",
-    active_and_dealer="The sum of the votes of each person in the clear, and so the sum of the "
-    "noise: the dealer knows B, which alone hides the votes in what the active is sent. Not one "
-    "passive's, as above.",
-    aggregator_and_dealer="The active's signs. Nothing of the votes: the active's masks remain.",
-    active_and_passives="The moment of the other passives' votes with the noise of these alone. A "
-    "passive whose peers all work with the active is protected by its own noise only.",
-    aggregator_and_passives="Nothing of the other passives' votes, even of one alone, nor of the "
-    "signs: the masks shared with the active remain. With the dealer as well, the signs.",
-    altered="The aggregator can add what it likes to the moment, also times the active's signs, "
-    "unnoticed while the result stays in range. A passive can vote what it likes and leave out its "
-    "noise, a dealer can deal what does not fit. None of it shows a vote to anybody who works with "
-    "nobody. Whether the active takes an answer tells whoever altered it one bit a session, of the "
-    "moment or the signs. An aggregator that answers twice or leaves out the noise, and a dealer "
-    "whose shares tell B, work with the active.",
-    repeated="A further moment about the same people is a further release: passives must charge "
-    "each one, and draw new noise.",
-)
-
-
 def _use(agreement: MomentAgreement, me: str) -> None:
-    """Mark the agreement as used by this party in this process."""
     with _USING:
         if (agreement.digest, me) in _USED:
             raise LocalProtocolError(
@@ -686,7 +545,6 @@ def _binding(agreement: MomentAgreement, people: bytes, what: str) -> StepBindin
 
 
 def _mask_seeds(agreement: MomentAgreement, me: str, peers: Sequence[str]) -> PairwiseSeeds:
-    """What `me` and each of these peers share."""
     return PairwiseSeeds(me, peers, _setup_frames(agreement))
 
 
@@ -696,9 +554,7 @@ def _setup_frames(agreement: MomentAgreement) -> AgreedFrames:
 
 
 class _MomentRole(Role):
-    """One party's end: its frames, its setup, and the process that it lives in."""
-
-    def __init__(self, agreement: MomentAgreement, me: str, setup: Conversation) -> None:
+    def __init__(self, agreement: MomentAgreement, me: str, setup: Setup) -> None:
         self.agreement, self.me = agreement, me
         self._messages = MomentFrames(agreement)
         self._fork_check = ForkCheck(f"{me}: this role of a moment")
@@ -769,9 +625,8 @@ class MomentContributor(_MomentRole):
                 has two rows, or the sensitivity is that of one row no longer.
             people: 32-byte digest of the ordered positions voted on; with another one at any
                 passive or at the receiver the sum is noise.
-            noise_dK: steps, from `apfed_protocols.noise` under a key of this party;
-            given
-                exactly where the agreement says noise.
+            noise_dK: steps, from `apfed_protocols.noise` under a key of this party; given exactly
+                where the agreement says noise.
 
         Raises:
             LocalProtocolError: votes, people or noise that are none; no setup yet; or the agreement
@@ -781,7 +636,7 @@ class MomentContributor(_MomentRole):
         parts = [vote_steps(agreed, votes_UK)]
         noise = noise_steps(agreed, noise_dK)
         parts += [noise] if noise is not None else []
-        require_people(people)
+        require_people(people, _PEOPLE)
         self._seeds.require_finished()
         self._fork_check.require()
         _use(agreed, self.me)
@@ -805,12 +660,6 @@ class MomentCombiner(_MomentRole):
     ) -> bytes:
         """Return F and A of step 4; once, for one set of signs.
 
-        Args:
-            dealt: what the dealer sent to this party.
-            votes: frames by the authenticated names of their senders.
-            signs: what the receiver sent.
-            people: 32-byte digest of the ordered positions voted on.
-
         Raises:
             LocalProtocolError: it answered already, or this is a forked process.
             RemoteProtocolError: a frame is malformed, about other people or from another party; a
@@ -818,7 +667,7 @@ class MomentCombiner(_MomentRole):
         """
         self._fork_check.require()
         agreed, read = self.agreement, self._messages.open
-        require_people(people)
+        require_people(people, _PEOPLE)
         seeds = bytes(read(dealt, MessageKind.SHARE_SEEDS, agreed.dealer))
         body = read(signs, MessageKind.SIGNS, agreed.receiver, people=people)
         e_packed = received_bits(agreed, body, agreed.receiver)
@@ -836,13 +685,7 @@ class MomentCombiner(_MomentRole):
     def _added(self, votes: Mapping[str, bytes], people: bytes) -> tuple[Elements, Elements]:
         """W, and N + Q or zeros."""
         names = self.agreement.contributors
-        if set(votes) != set(names):
-            missing, unknown = set(names) - set(votes), set(votes) - set(names)
-            raise RemoteProtocolError(
-                f"a moment needs the votes of each of {', '.join(names)}; missing: "
-                f"{', '.join(sorted(missing)) or 'none'}; unknown: "
-                f"{', '.join(sorted(map(str, unknown))) or 'none'}"
-            )
+        require_all("a moment needs the votes of each of", votes, names)
         totals: list[Elements] = [np.zeros(s, self.agreement.word) for s in self._shapes]
         for position, name in enumerate(names):
             body = self._messages.open(
@@ -879,7 +722,7 @@ class MomentReceiver(_MomentRole):
         self._fork_check.require()
         agreed = self.agreement
         s_packed = packed_signs(agreed, signs_Ud)
-        require_people(people)
+        require_people(people, _PEOPLE)
         self._seeds.require_finished()
         seed = bytes(self._messages.open(dealt, MessageKind.SIGN_SEED, agreed.dealer))
         _use(agreed, self.me)
@@ -888,23 +731,21 @@ class MomentReceiver(_MomentRole):
         return self._messages.pack(MessageKind.SIGNS, e_packed.tobytes(), people=people)
 
     def take(self, dealt: bytes) -> None:
-        """Add up the next block of shares, of which nothing is kept but the sum.
-
-        Raises:
-            LocalProtocolError: nothing was asked yet.
-            RemoteProtocolError: not the next block of the dealer, or one after the last.
+        """Add up the next block of shares, of which nothing is kept but the sum. Raises
+        LocalProtocolError: nothing was asked yet; RemoteProtocolError: not the next block of the
+        dealer, or one after the last.
         """
         agreed, (_, e_packed, _) = self.agreement, self._underway()
         if self.complete:
             raise RemoteProtocolError(f"{agreed.dealer} sent more than {agreed.blocks} block(s)")
         body = self._messages.open(dealt, MessageKind.SHARES, agreed.dealer, block=self._taken)
         e_Nd = block_signs(agreed, e_packed, agreed.block(self._taken))
-        self._added_dK += added_shares(e_Nd, received_shares(agreed, body, self._taken))
+        c_KNd = _elements(agreed, body, (agreed.columns, *e_Nd.shape))
+        self._added_dK += added_shares(e_Nd, c_KNd)
         self._taken += 1
 
     @property
     def complete(self) -> bool:
-        """Whether all blocks of the dealer are here."""
         return self._taken == self.agreement.blocks
 
     def open(self, answer: bytes) -> IntArray:

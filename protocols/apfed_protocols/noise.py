@@ -87,13 +87,10 @@ def discrete_gaussian(
 
 
 class _Bits:
-    """A keystream, taken word by word."""
-
     def __init__(self, key: bytes) -> None:
         self._key, self._block = key, 0
 
     def words(self, count: int) -> NDArray[np.uint64]:
-        """Fresh words, each taken once."""
         block, self._block = self._block, self._block + 1
         stream = keystream(self._key, block.to_bytes(8, "big"), length=8 * count)
         words: NDArray[np.uint64] = np.frombuffer(stream, dtype=_WORD)

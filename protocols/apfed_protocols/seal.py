@@ -1,4 +1,8 @@
-"""Sealed links: end-to-end authenticated encryption between two parties of one session.
+"""Who a party is, and how two of them talk: long-term identities, and sealed links of one session.
+
+An identity is an Ed25519 key pair (RFC 8032) of an organisation, which signs. Others know its
+public key from outside a session (a letter, a web page, a directory); what it signs then names who
+agreed to what. A sealed link is end-to-end authenticated encryption.
 
 Run by: every party, once for each peer. Protects from: everybody on the way, a relay
 included (it learns sizes and timing). Does not give: forward secrecy against the later
@@ -16,23 +20,91 @@ with the message's sequence number as the nonce, one key for each direction.
 
 from dataclasses import dataclass, field
 
-from cryptography.exceptions import InvalidTag
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from nacl.bindings import crypto_core_ed25519_is_valid_point
+from nacl.exceptions import TypeError as NaClTypeError
+from nacl.exceptions import ValueError as NaClValueError
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.randomness import ForkCheck, fresh_key
 
-__all__ = ["HELLO_BYTES", "SEAL_OVERHEAD_BYTES", "RunKey", "SealedLink", "fresh_run_key"]
+__all__ = [
+    "HELLO_BYTES",
+    "SEAL_OVERHEAD_BYTES",
+    "SIGNATURE_BYTES",
+    "Identity",
+    "RunKey",
+    "SealedLink",
+    "fresh_identity",
+    "fresh_run_key",
+    "verify",
+]
 
+SIGNATURE_BYTES = 64
 SEAL_OVERHEAD_BYTES = 16
 HELLO_BYTES = 32
-_PUBLIC_KEY_BYTES = 32
-_PRIVATE_KEY_BYTES = 32
+_KEY_BYTES = 32
 _NONCE_BYTES = 12
 _HASH_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A party's key pair; only `public` may be shown."""
+
+    public: bytes
+    _private: Ed25519PrivateKey = field(repr=False, compare=False)
+
+    @classmethod
+    def restored(cls, private: bytes) -> "Identity":
+        """The key pair of 32 secret bytes. Raises LocalProtocolError: another number of bytes."""
+        if len(private) != _KEY_BYTES:
+            raise LocalProtocolError(f"an Ed25519 private key has 32 bytes, got {len(private)}")
+        key = Ed25519PrivateKey.from_private_bytes(private)
+        return cls(key.public_key().public_bytes_raw(), key)
+
+    def secret_bytes(self) -> bytes:
+        """The 32 secret bytes, for the owner's own file."""
+        return self._private.private_bytes_raw()
+
+    def sign(self, purpose: bytes, *parts: bytes) -> bytes:
+        """Sign these parts for one purpose; no parts of another cut have the same signature."""
+        return self._private.sign(_framed(purpose, parts))
+
+    def __reduce__(self) -> str:
+        raise LocalProtocolError("an identity is a secret of its party and is never serialised")
+
+
+def fresh_identity() -> Identity:
+    key = Ed25519PrivateKey.generate()
+    return Identity(key.public_key().public_bytes_raw(), key)
+
+
+def verify(public: bytes, signature: bytes, purpose: bytes, *parts: bytes, signer: str) -> None:
+    """Return where the holder of `public` signed these parts for this purpose. Raises
+    RemoteProtocolError: it did not; names the signer.
+    """
+    try:
+        # Under a key of small order one signature fits every message, and binds to none.
+        if not crypto_core_ed25519_is_valid_point(public):
+            raise ValueError("no point of the group of prime order")
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, _framed(purpose, parts))
+    except (InvalidSignature, ValueError, NaClTypeError, NaClValueError) as error:
+        raise RemoteProtocolError(
+            f"what {signer} signed does not fit the key by which it is known: it was altered, or "
+            f"somebody else speaks in its name; ask {signer} for its public identity"
+        ) from error
+
+
+def _framed(purpose: bytes, parts: tuple[bytes, ...]) -> bytes:
+    return b"".join(
+        len(part).to_bytes(8, "big") + part for part in (b"secure-apfed " + purpose, *parts)
+    )
 
 
 @dataclass(frozen=True)
@@ -45,19 +117,18 @@ class RunKey:
     @classmethod
     def restored(cls, private: bytes) -> "RunKey":
         """The key pair of 32 secret bytes, which a party made or put together from shares."""
-        if len(private) != _PRIVATE_KEY_BYTES:
+        if len(private) != _KEY_BYTES:
             raise LocalProtocolError(
-                f"an X25519 private key has {_PRIVATE_KEY_BYTES} bytes, got {len(private)}"
+                f"an X25519 private key has {_KEY_BYTES} bytes, got {len(private)}"
             )
         key = X25519PrivateKey.from_private_bytes(private)
         return cls(key.public_key().public_bytes_raw(), key)
 
     def agree(self, peer_public: bytes, *, salt: bytes, info: bytes) -> bytes:
         """Return 32 key bytes shared with the holder of `peer_public`."""
-        if len(peer_public) != _PUBLIC_KEY_BYTES:
+        if len(peer_public) != _KEY_BYTES:
             raise RemoteProtocolError(
-                f"an X25519 public key has {_PUBLIC_KEY_BYTES} bytes, "
-                f"the peer's has {len(peer_public)}"
+                f"an X25519 public key has {_KEY_BYTES} bytes, the peer's has {len(peer_public)}"
             )
         try:
             shared = self._private.exchange(X25519PublicKey.from_public_bytes(peer_public))
@@ -70,7 +141,6 @@ class RunKey:
 
 
 def fresh_run_key() -> RunKey:
-    """Make a key pair for one session."""
     private = X25519PrivateKey.generate()
     return RunKey(private.public_key().public_bytes_raw(), private)
 
@@ -149,11 +219,9 @@ class SealedLink:
 
     @property
     def agreed(self) -> bool:
-        """Whether the keys are there, so that messages can be sealed and opened."""
         return self._ciphers is not None
 
     def _keys(self) -> tuple[AESGCM, AESGCM]:
-        """The ciphers that seal and open."""
         self._fork_check.require()
         if self._ciphers is None:
             raise LocalProtocolError(
@@ -167,15 +235,12 @@ class SealedLink:
 
     @property
     def next_sequence(self) -> int:
-        """The sequence number that the next sealed message must carry."""
         return self._sent
 
     def seal(self, plaintext: bytes, *, sequence: int, associated: bytes) -> bytes:
-        """Encrypt and authenticate `plaintext`, and authenticate `associated` with it.
-
-        Raises:
-            LocalProtocolError: `sequence` is not the next one, no keys are agreed, or this is
-                a forked process.
+        """Encrypt and authenticate `plaintext`, and authenticate `associated` with it. Raises
+        LocalProtocolError: `sequence` is not the next one, no keys are agreed, or this is a forked
+        process.
         """
         sealer, _ = self._keys()
         if sequence != self._sent:
@@ -186,11 +251,8 @@ class SealedLink:
         return sealer.encrypt(sequence.to_bytes(_NONCE_BYTES, "big"), plaintext, associated)
 
     def open(self, sealed: bytes, *, sequence: int, associated: bytes) -> bytes:
-        """Decrypt what the peer sealed.
-
-        Raises:
-            RemoteProtocolError: replayed, reordered, altered, or sealed under another
-                contract or by another party. The link's state does not change then.
+        """Decrypt what the peer sealed. Raises RemoteProtocolError: replayed, reordered, altered,
+        or sealed under another contract or by another party. The link's state does not change then.
         """
         _, opener = self._keys()
         if sequence != self._received:

@@ -31,7 +31,13 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from apfed_protocols.checks import require_names, take_numpy_integers
+from apfed_protocols.checks import (
+    require_all,
+    require_names,
+    require_people,
+    require_ranges,
+    take_numpy_integers,
+)
 from apfed_protocols.conversation import Outgoing
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.randomness import KEY_BYTES, ForkCheck, fresh_key, keystream
@@ -52,7 +58,6 @@ __all__ = [
     "block_sizes",
     "is_bounded",
     "random_orthogonal",
-    "require_people",
     "rows_masked",
     "rows_unmasked",
 ]
@@ -79,13 +84,6 @@ _NOBODY = bytes(32)
 _NUMBER = 8
 _LARGEST = 1e100  # sums and squares of such numbers are finite still
 _SLACK = 1e-8
-
-
-# What the parties of one decomposition fix before it; used once, and public.
-#
-# Run by: every role. Protects from: parties that compute under different numbers, since each
-# message carries the digest. Letters: N rows, F features of all owners together, D singular
-# vectors.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,10 +129,7 @@ class SvdAgreement:
             raise LocalProtocolError(
                 f"each of {len(self.owners)} owners has 1 feature or more, got {self.features!r}"
             )
-        for name, (least, most) in _RANGES.items():
-            value = getattr(self, name)
-            if type(value) is not int or not least <= value <= most:
-                raise LocalProtocolError(f"{name} is a number in {least}..{most}, got {value!r}")
+        require_ranges(self, _RANGES)
         if not self.vectors <= self.columns <= MOST_FEATURES:
             raise LocalProtocolError(
                 f"the tables have {self.columns} features together; that is at most "
@@ -153,11 +148,7 @@ class SvdAgreement:
         return hashlib.sha256(b"secure-apfed svd agreement v1" + canonical).digest()
 
     def position(self, me: str) -> int:
-        """The place of the owner called `me`.
-
-        Raises:
-            LocalProtocolError: no owner has that name.
-        """
+        """The place of the owner called `me`. Raises LocalProtocolError: no owner has that name."""
         if me not in self.owners:
             raise LocalProtocolError(
                 f"{me!r} holds no table of this decomposition; owners are {', '.join(self.owners)}"
@@ -165,18 +156,11 @@ class SvdAgreement:
         return self.owners.index(me)
 
     def columns_of(self, owner: str) -> slice:
-        """Where this owner's columns stand among all."""
         place = self.position(owner)
         start = sum(self.features[:place])
         return slice(start, start + self.features[place])
 
 
-# Random orthogonal masks: their law, and the blocks of the mask of rows.
-#
-# Run by: the dealer (the mask of columns) and every owner (the mask of rows, from a seed). Hides:
-# rows and columns up to an orthogonal transformation, and no more; singular values stay as they
-# are.
-#
 # A mask is the orthogonal factor of a matrix of independent normal numbers, with the signs by which
 # it is uniform among orthogonal matrices (Mezzadri 2007). The mask of rows is block-diagonal
 # (FedSVD, section 3.3), so that N rows take N b numbers and N b^2 steps instead of N^2 and N^3.
@@ -214,7 +198,6 @@ def rows_unmasked(table_NF: Floats, seed: bytes, people: bytes, *, mask_rows: in
 def _blocks(
     rows: int, seed: bytes, people: bytes, mask_rows: int
 ) -> Iterator[tuple[slice, Floats]]:
-    """Each block's rows, and its mask."""
     start = 0
     for block, size in enumerate(block_sizes(rows, mask_rows)):
         mask_bb = random_orthogonal(size, seed, b"rows", people, block.to_bytes(8, "big"))
@@ -222,33 +205,16 @@ def _blocks(
         start += size
 
 
-# The messages of a decomposition: one framing, matrices of float64, all finite and none huge.
-#
-# Run by: every role. Protects from: malformed bytes (whatever arrives opens or raises
-# `RemoteProtocolError`, before anything of it is used), messages of another kind, agreement, owner
-# or list of people. Who sent a frame is the link's to say (`apfed_protocols.seal`).
-#
-# Layout, big endian: magic, version, kind, place, digest of the agreement, people; then the body,
-# little endian, and nothing after. `place` is that of the owner who sends or gets it. `people` is
-# the digest of whose rows these are, and zeros in what is dealt. How many rows follows from the
-# length.
+# The messages: layout, big endian: magic, version, kind, place, digest of the agreement, people;
+# then the body, little endian, and nothing after. `place` is that of the owner who sends or gets
+# it. `people` is the digest of whose rows these are, and zeros in what is dealt. How many rows
+# follows from the length.
 
 
 class MessageKind(IntEnum):
-    """What a frame carries, and on which way."""
-
     MASKS = 1  # dealer to an owner: a seed of P, and Q_i
     TABLE = 2  # an owner to the server: P X_i Q_i
     VECTORS = 3  # server to receiver: P U
-
-
-def require_people(people: bytes) -> bytes:
-    """Return `people` if it is a digest; else raise LocalProtocolError."""
-    if type(people) is not bytes or len(people) != len(_NOBODY) or people == _NOBODY:
-        raise LocalProtocolError(
-            f"people is a digest of {len(_NOBODY)} bytes of the ordered rows to decompose"
-        )
-    return people
 
 
 def is_bounded(matrix: Floats) -> bool:
@@ -272,8 +238,6 @@ class Opened:
 
 
 class SvdFrames:
-    """Writes and opens the frames of one agreement."""
-
     def __init__(self, agreement: SvdAgreement) -> None:
         self._agreement = agreement
 
@@ -295,16 +259,12 @@ class SvdFrames:
         self, kind: MessageKind, matrix: Floats, *, owner: str, people: bytes = _NOBODY,
         seed: bytes = b"",
     ) -> bytes:  # fmt: skip
-        """Frame a matrix."""
         return self._header(kind, owner, people) + seed + matrix.astype("<f8").tobytes()
 
     def open(self, frame: bytes, kind: MessageKind, sender: str, *, owner: str) -> Opened:
-        """Return what `sender` sent, of `owner` or for it.
-
-        Raises:
-            LocalProtocolError: no bytes.
-            RemoteProtocolError: anything but a frame of this kind, agreement and owner with so many
-                columns as agreed, of no more rows than agreed, and of bounded numbers.
+        """Return what `sender` sent, of `owner` or for it. Raises LocalProtocolError: no bytes;
+        RemoteProtocolError: anything but a frame of this kind, agreement and owner with so many
+        columns as agreed, of no more rows than agreed, and of bounded numbers.
         """
         if type(frame) is not bytes:
             raise LocalProtocolError(
@@ -357,8 +317,6 @@ class SvdFrames:
 
 
 class _SvdRole(KeepsSecrets):
-    """One party's end: its frames, what it did already, and the process that it lives in."""
-
     def __init__(self, agreement: SvdAgreement, me: str) -> None:
         self.agreement, self.me = agreement, me
         self._frames = SvdFrames(agreement)
@@ -366,7 +324,6 @@ class _SvdRole(KeepsSecrets):
         self._done = False
 
     def _once(self) -> None:
-        """Raise LocalProtocolError where this part was played already."""
         self._fork_check.require()
         if self._done:
             raise LocalProtocolError(
@@ -383,10 +340,8 @@ class SvdDealer(_SvdRole):
         super().__init__(agreement, agreement.dealer)
 
     def deal(self) -> Iterator[Outgoing]:
-        """Return one message for each owner; once.
-
-        Raises:
-            LocalProtocolError: it was dealt already, or this is a forked process.
+        """Return one message for each owner; once. Raises LocalProtocolError: it was dealt already,
+        or this is a forked process.
         """
         self._once()
         return self._messages(fresh_key(), fresh_key())
@@ -409,11 +364,8 @@ class SvdOwner(_SvdRole):
         self._masks: Opened | None = None
 
     def take(self, dealt: bytes) -> None:
-        """Read what the dealer sent.
-
-        Raises:
-            LocalProtocolError: it was dealt to already.
-            RemoteProtocolError: no seed and rows of an orthogonal matrix, for this owner.
+        """Read what the dealer sent. Raises LocalProtocolError: it was dealt to already;
+        RemoteProtocolError: no seed and rows of an orthogonal matrix, for this owner.
         """
         agreed = self.agreement
         if self._masks is not None:
@@ -433,7 +385,7 @@ class SvdOwner(_SvdRole):
             LocalProtocolError: no such table, no masks yet, or it masked one already.
         """
         agreed, masks = self.agreement, self._held()
-        require_people(people)
+        require_people(people, "ordered rows to decompose")
         own = agreed.features[agreed.position(self.me)]
         if (
             type(table_NF) is not np.ndarray or table_NF.dtype != np.float64
@@ -467,22 +419,13 @@ class SvdServer(_SvdRole):
     def factor(self, tables: Mapping[str, bytes]) -> bytes:
         """Return P U for the receiver; once.
 
-        Args:
-            tables: frames by the authenticated names of their senders.
-
         Raises:
             LocalProtocolError: it answered already, or this is a forked process.
             RemoteProtocolError: a frame is malformed, an owner is missing or unknown, the tables
                 are of different rows, or their sum has no decomposition. No answer was given then.
         """
         agreed = self.agreement
-        if set(tables) != set(agreed.owners):
-            missing, unknown = set(agreed.owners) - set(tables), set(tables) - set(agreed.owners)
-            raise RemoteProtocolError(
-                f"a decomposition needs the tables of {', '.join(agreed.owners)}; missing: "
-                f"{', '.join(sorted(missing)) or 'none'}; unknown: "
-                f"{', '.join(sorted(map(str, unknown))) or 'none'}"
-            )
+        require_all("a decomposition needs the tables of", tables, agreed.owners)
         first, *others = agreed.owners
         opened = self._table(tables[first], first)
         total_NF, people = opened.matrix, opened.people
@@ -530,11 +473,6 @@ class SvdReceiver(SvdOwner):
         """Return U, (N, D): orthonormal columns, of the largest singular values first; once.
 
         Columns beyond the numerical rank of the table are zeros.
-
-        Args:
-            vectors: what the server sent.
-            people: as the tables were masked.
-            rows: N.
 
         Raises:
             LocalProtocolError: its table was not masked yet, or this was opened before.

@@ -752,7 +752,7 @@ class RefusedSums:
     """How many sums the active refused, over all sessions: noted before anybody sees it.
 
     Protects from: whoever alters sums, and learns from which of them the active takes. One session
-    tells which sum was the first to be refused (see `OneRefusalReceiver`); a resumed run computes
+    tells which sum was the first to be refused (see `SumReceiver`); a resumed run computes
     the same numbers, and would be asked about them again. So a run goes on after as many refused
     sums as its user allows by name, and no more. The log has a line a refusal, whole or torn, read
     or not.

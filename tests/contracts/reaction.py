@@ -53,7 +53,7 @@ class Reactions:
     Every question is put as the sum of the next step, with this frame's other parts.
     """
 
-    def __init__(self, played: Parties, receiver: SumReceiver, frame: Frame) -> None:
+    def __init__(self, played: Parties, receiver: "SumReceiver | Rearmed", frame: Frame) -> None:
         self._played, self._receiver, self._frame = played, receiver, frame
         self.asked = self.refused = 0
 
@@ -116,7 +116,7 @@ def key_coefficients(played: Parties, takes: Callable[..., bool], count: int) ->
     described = played.sum
     assert isinstance(described, BfvSum)
     residues, degree = described.cipher.residues, described.packing.slots
-    step = residues.modulus >> described.headroom.plain_bits
+    step = residues.modulus >> described.headroom.bits
     small, near = step // 4, step // 2 - step // 8
 
     def beyond(coefficient: int, sign: int) -> bool:

@@ -387,7 +387,7 @@ def test_a_receiver_that_refused_a_sum_sets_up_nothing_and_forgets_twice(choice:
     bound = played.next()
     with pytest.raises(RemoteProtocolError):
         played.receiver.decode(b"", (3, 5), bound)
-    played.receiver._forget()  # type: ignore[attr-defined]  # an interruption may call it again
+    played.receiver._forget()  # an interruption may call it again
     with pytest.raises(LocalProtocolError, match=f"refused the sum of step {bound.step}"):
         played.receiver.start()
     before = make(choice, agreement()).receiver()
@@ -404,7 +404,7 @@ def test_threads_get_one_refusal_together(choice: str) -> None:
     bounds = [played.next() for _ in range(4)]
     good = [played.combine(played.contribute(values, bound)) for bound in bounds]
     bad = [REFUSED["other values"](body) for body in good]
-    genuine = type(played.receiver)._open  # type: ignore[attr-defined]
+    genuine = type(played.receiver)._open
     said, asked = list[str](), list[int]()
 
     def slow(frame: Any, bound: Any) -> Any:
@@ -437,7 +437,7 @@ def test_no_frame_of_a_refusal_holds_what_opens_sums(choice: str) -> None:
     bound = played.next()
     good = played.combine(played.contribute(values, bound))
     opened: list[object] = []
-    genuine = type(played.receiver)._open  # type: ignore[attr-defined]
+    genuine = type(played.receiver)._open
 
     def after_opening(frame: Any, step: Any) -> Any:
         secret = genuine(played.receiver, frame, step)

@@ -17,6 +17,7 @@ from apfed_protocols.randomness import ForkCheck
 from apfed_protocols.psi.ecdh import EcdhIntersection
 from apfed_protocols.psi.interface import IntersectionAgreement
 from tests.protocols.test_psi_supply import AHEAD, SETS, MEMBERS, play, stock
+from tests.contracts.hostile import said_in_a_fork
 from tests.contracts.sum_parties import agreement, binding, make
 from tests.protocols.test_seal import ends, pair_of_links
 from apfed_protocols.psi.circuit import CircuitIntersection
@@ -24,22 +25,7 @@ from apfed_protocols.psi.interface import Supply
 
 
 def said(action):
-    reading, writing = os.pipe()
-    if os.fork() == 0:
-        told = "died"
-        try:
-            action()
-            told = "done"
-        except LocalProtocolError as error:
-            told = str(error)
-        finally:
-            os.write(writing, told.encode())
-            os._exit(0)
-    os.close(writing)
-    with open(reading, "rb") as pipe:
-        told = pipe.read().decode()
-    os.wait()
-    return told
+    return said_in_a_fork({"it": action})["it"]
 
 
 alice, bob = ends()

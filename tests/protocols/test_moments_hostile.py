@@ -1,6 +1,5 @@
 """Peers' bytes are hostile: what does not fit is refused by name, and nothing is answered twice."""
 
-import json
 import os
 import random
 import struct
@@ -21,6 +20,7 @@ from apfed_protocols.moments import (
     MomentDealer,
     MomentReceiver,
 )
+from tests.contracts.hostile import mutated, said_in_a_fork
 from tests.contracts.moment_parties import (
     OTHERS,
     PEOPLE,
@@ -239,24 +239,6 @@ def test_setup_under_another_agreement_is_refused() -> None:
             role.receive("active", b"hello")
 
 
-def _mutated(rng: random.Random, data: bytes) -> bytes:
-    changed = bytearray(data)
-    edge = 80 if rng.random() < 0.7 else len(changed)
-    for _ in range(rng.choice((1, 1, 2, 8))):
-        at = rng.randrange(min(edge, len(changed)))
-        kind = rng.randrange(4)
-        if kind == 0:
-            changed[at] ^= 1 << rng.randrange(8)
-        elif kind == 1:
-            changed[at] = rng.choice((0, 1, 127, 128, 255))
-        elif kind == 2:
-            del changed[at : at + rng.choice((1, 4, len(changed)))]
-        else:
-            changed[at:at] = rng.randbytes(rng.choice((1, 8, 5000)))
-        changed = changed or bytearray(1)
-    return bytes(changed)
-
-
 def test_any_bytes_are_taken_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bodies are words of a ring or bits, so that every body of the right length has a meaning."""
     rng, moment = random.Random(7), Moment()
@@ -280,7 +262,7 @@ def test_any_bytes_are_taken_or_refused(monkeypatch: pytest.MonkeyPatch) -> None
         added = kept["_added_dK"].copy()
         vars(receiver).update(kept | {"_taken": taken_blocks, "_added_dK": added})
         try:
-            target(_mutated(rng, original))
+            target(mutated(rng, original, edge=80))
             taken += 1
         except RemoteProtocolError:
             refused += 1
@@ -293,7 +275,7 @@ def test_setup_takes_any_bytes() -> None:
     good = next(iter(MomentContributor(agreed, "passive_1").start())).body
     for _ in range(500):
         try:
-            MomentReceiver(agreed).receive("passive_1", _mutated(rng, good))
+            MomentReceiver(agreed).receive("passive_1", mutated(rng, good, edge=80))
         except RemoteProtocolError:
             refused += 1
     assert refused > 300
@@ -314,22 +296,6 @@ def test_a_forked_process_is_refused() -> None:
         "open": lambda: moment.parties.receiver.open(b""),
         "take": lambda: moment.parties.receiver.take(b""),
     }
-    reading, writing = os.pipe()
-    if os.fork() == 0:
-        said = {}
-        try:
-            for name, action in actions.items():
-                try:
-                    action()
-                    said[name] = "done"
-                except LocalProtocolError as error:
-                    said[name] = str(error)
-        finally:
-            os.write(writing, json.dumps(said).encode())
-            os._exit(0)
-    os.close(writing)
-    with open(reading, "rb") as pipe:  # noqa: PTH123  # a descriptor has no path
-        told = json.loads(pipe.read())
-    os.wait()
+    told = said_in_a_fork(actions)
     assert set(told) == set(actions)
     assert all("belongs to the process that made it" in text for text in told.values()), told

@@ -13,6 +13,7 @@ import pytest
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.products import SumOfProducts, open_request, request_frame
 from apfed_protocols.sums.frames import Frame, FrameKind
+from tests.contracts.hostile import mutated, said_in_a_fork
 from tests.contracts.product_parties import ProductParties, agreement, labels, matrices
 
 TWO_BLOCKS = {"people": 8300, "columns": 10, "labelled": 2}
@@ -198,23 +199,6 @@ def test_sums_that_were_altered(which: str) -> None:
         played.receiver.open(0, bad)
 
 
-def mutated(rng: random.Random, data: bytes) -> bytes:
-    body = bytearray(data)
-    for _ in range(rng.choice((1, 1, 2, 8))):
-        at = rng.randrange(min(len(body), 400) if rng.random() < 0.7 else len(body))
-        kind = rng.randrange(4)
-        if kind == 0:
-            body[at] ^= 1 << rng.randrange(8)
-        elif kind == 1:
-            body[at] = rng.choice((0, 1, 127, 128, 255))
-        elif kind == 2:
-            del body[at : at + rng.choice((1, 4, 1000))]
-            body = body or bytearray(1)
-        else:
-            body[at:at] = rng.randbytes(rng.choice((1, 8, 500)))
-    return bytes(body)
-
-
 def test_mutated_frames() -> None:
     """A mutation is refused, or changes no more than words that say nothing by themselves."""
     agreed, rng = agreement(), random.Random(0)
@@ -291,19 +275,13 @@ def test_a_forked_copy_answers_nothing() -> None:
     played = ProductParties(agreement())
     combined = played.combiner.combine(0, played.answers(0, matrices(agreement())))
     answering = ProductParties(agreement()).contributors["passive_1"]
-    child = os.fork()
-    if child == 0:
-        refused = 0
-        for action in (
-            lambda: answering.answer(0, np.zeros((30, 4))),
-            lambda: played.receiver.open(0, combined),
-        ):
-            try:
-                action()
-            except LocalProtocolError:
-                refused += 1
-        os._exit(refused)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+    told = said_in_a_fork(
+        {
+            "answer": lambda: answering.answer(0, np.zeros((30, 4))),
+            "open": lambda: played.receiver.open(0, combined),
+        }
+    )
+    assert "done" not in told.values()
 
 
 def test_the_aggregator_needs_no_library_and_holds_no_key() -> None:

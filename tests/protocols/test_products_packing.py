@@ -117,7 +117,7 @@ def test_noise_touches_nothing_below_a_step(monkeypatch: pytest.MonkeyPatch) -> 
     )  # fmt: skip
 
     def rest(receiver: Any, phase: NDArray[np.uint64], binding: Any) -> NDArray[np.int64]:
-        found = receiver._products.headroom
+        found = receiver._sum.headroom
         unused, step_bits = np.uint64(64 - found.kept_bits), found.kept_bits - found.plain_bits
         signed = (phase << unused).view(np.int64) >> np.int64(unused)
         steps = (signed + (1 << (step_bits - 1))) >> step_bits

@@ -108,7 +108,7 @@ def fixed_randomness() -> Iterator[None]:
         return hashlib.sha256(b"vector %d" % next(numbers)).digest()[:length]
 
     with ExitStack() as stack:
-        for module in ("products.roles", "products.ring", "sums.homomorphic"):
+        for module in ("products", "products.ring", "sums.homomorphic"):
             stack.enter_context(patch(f"apfed_protocols.{module}.fresh_key", block))
         stack.enter_context(
             patch("apfed_protocols.sums.masked.fresh_run_key", lambda: RunKey.restored(block()))

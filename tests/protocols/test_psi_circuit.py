@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from apfed_protocols.conversation import Conversation, Outgoing, converse
+from apfed_protocols.conversation import Outgoing, converse
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.psi import circuit, hashing
 from apfed_protocols.psi.circuit import (
@@ -18,22 +18,21 @@ from apfed_protocols.psi.circuit import (
     deal_request,
 )
 from apfed_protocols.psi.interface import (
-    Aligner,
     Framing,
     IntersectionAgreement,
     IntersectionTooSmallError,
 )
+from tests.contracts.intersections import HEADER, Intersection
 
 AGREEMENT = IntersectionAgreement(session="s", minimum_rows=0, maximum_ids=1000, dealer="d")
 RNG = np.random.default_rng(7)
-HEADER = 22
 
 
 def ids_of(*numbers: int) -> list[bytes]:
     return [b"id %d" % number for number in numbers]
 
 
-class Stage:
+class Stage(Intersection):
     """Plays hub, members and dealer, and lets a test change or watch each message."""
 
     def __init__(
@@ -42,35 +41,16 @@ class Stage:
         change: Callable[[str, Outgoing, Kind], bytes] | None = None,
         agreement: IntersectionAgreement = AGREEMENT,
     ) -> None:
-        protocol = CircuitIntersection(agreement)
-        self.members = [f"p{k}" for k in range(len(sets) - 1)]
-        self.sets = dict(zip(["hub", *self.members], sets, strict=True))
-        self.aligners: dict[str, Aligner] = {"hub": protocol.hub("hub", self.members, sets[0])}
-        self.aligners |= {m: protocol.member(m, "hub", self.sets[m]) for m in self.members}
-        self.roles: dict[str, Conversation] = {**self.aligners}
-        self.roles["d"] = protocol.dealer("hub", self.members)
-        self.change = change
-        self.sent: list[tuple[str, str, Kind, bytes]] = []
+        names = ["hub", *(f"p{k}" for k in range(len(sets) - 1))]
+        held = dict(zip(names, sets, strict=True))
+        super().__init__(CircuitIntersection, held, agreement)
+        if change is not None:
+            self._change = lambda sender, out: change(sender, out, Kind(out.body[1]))
 
-    def play(self) -> "Stage":
-        queue = [(name, out) for name, role in self.roles.items() for out in role.start()]
-        while queue:
-            sender, out = queue.pop(0)
-            kind = Kind(out.body[1])
-            body = self.change(sender, out, kind) if self.change else out.body
-            self.sent.append((sender, out.receiver, kind, body[HEADER:]))
-            answers = self.roles[out.receiver].receive(sender, body)
-            queue += [(out.receiver, answer) for answer in answers]
-        return self
-
-    def check(self) -> None:
-        expected = set.intersection(*map(set, self.sets.values()))
-        orders = [
-            [self.sets[name][row] for row in role.rows] for name, role in self.aligners.items()
-        ]
-        assert set(orders[0]) == expected
-        assert len(orders[0]) == len(expected)
-        assert all(order == orders[0] for order in orders)
+    @property
+    def said(self) -> list[tuple[str, str, Kind, bytes]]:
+        """Sender, receiver, kind and body of each message."""
+        return [(a, out.receiver, Kind(out.body[1]), out.body[HEADER:]) for a, out in self.sent]
 
 
 def framed(kind: Kind, items: bytes) -> bytes:
@@ -107,8 +87,9 @@ def test_shared_and_equals_and(parties: int) -> None:
         for seed, fix in zip(seeds, corrections, strict=True)
     ]
     x, y = random_tags(parties, 3, 4), random_tags(parties, 3, 4)
-    opened = np.bitwise_xor.reduce([hashing.mask(x[k], y[k], triples[k]) for k in range(parties)])
-    z = [hashing.multiply(opened, triples[k], leads=k == 0) for k in range(parties)]
+    gates = [hashing.BeaverAnd(x[k], y[k], triples[k], leads=k == 0) for k in range(parties)]
+    opened = np.bitwise_xor.reduce([gate.masked() for gate in gates])
+    z = [gate.share(opened) for gate in gates]
     expected = np.bitwise_xor.reduce(x) & np.bitwise_xor.reduce(y)
     assert (np.bitwise_xor.reduce(z) == expected).all()
 
@@ -240,7 +221,7 @@ def test_chunks_change_nothing(members: int, monkeypatch: pytest.MonkeyPatch) ->
     sets = [ids_of(*RNG.permutation(400)[: 300 + 10 * k]) for k in range(members + 1)]
     stage = Stage(*sets).play()
     stage.check()
-    assert sum(kind is Kind.DEAL for _, _, kind, _ in stage.sent) > 3
+    assert sum(kind is Kind.DEAL for _, _, kind, _ in stage.said) > 3
 
 
 @pytest.mark.parametrize("name", ["cuckoo_table", "member_table"])
@@ -255,7 +236,7 @@ def test_a_failed_table_leads_to_the_next_key(name: str, monkeypatch: pytest.Mon
     stage = Stage(ids_of(*range(50)), ids_of(*range(25, 75)), ids_of(*range(10, 60))).play()
     stage.check()
     places = [
-        body for _, receiver, kind, body in stage.sent if kind is Kind.PLACE and receiver == "p0"
+        body for _, receiver, kind, body in stage.said if kind is Kind.PLACE and receiver == "p0"
     ]
     assert places[-1] != (0).to_bytes(4, "big")
 
@@ -285,7 +266,7 @@ def test_ids_that_never_fit_are_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_below_the_minimum_no_share_leaves_a_member() -> None:
     agreement = IntersectionAgreement(session="s", minimum_rows=6, dealer="d")
     stage = Stage(ids_of(*range(20)), ids_of(*range(15, 40)), agreement=agreement).play()
-    kinds = {kind for _, _, kind, _ in stage.sent}
+    kinds = {kind for _, _, kind, _ in stage.said}
     assert Kind.SHARE not in kinds
     assert Kind.TOKENS not in kinds
     for role in stage.aligners.values():
@@ -314,7 +295,7 @@ def views() -> list[Stage]:
 def test_masked_messages_look_uniform_whatever_the_sets() -> None:
     first, second = (stage.play() for stage in views())
     shapes = [
-        [(sender, receiver, kind, len(body)) for sender, receiver, kind, body in stage.sent]
+        [(sender, receiver, kind, len(body)) for sender, receiver, kind, body in stage.said]
         for stage in (first, second)
     ]
     kinds = [[(s, r, k) for s, r, k, _ in shape] for shape in shapes]
@@ -323,7 +304,7 @@ def test_masked_messages_look_uniform_whatever_the_sets() -> None:
         x[3] for x in shapes[1] if x[2] != Kind.TOKENS
     ]
     for stage in (first, second):
-        scores = [ones(body) for *_, kind, body in stage.sent if kind in SECRET_KINDS]
+        scores = [ones(body) for *_, kind, body in stage.said if kind in SECRET_KINDS]
         assert len(scores) > 20
         assert max(scores) < 6
 
@@ -331,7 +312,7 @@ def test_masked_messages_look_uniform_whatever_the_sets() -> None:
 def test_the_test_above_sees_unmasked_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hashing, "random_words", lambda _s, _p, count: np.zeros(count, np.uint64))
     stage = views()[0].play()
-    scores = [ones(body) for *_, kind, body in stage.sent if kind in SECRET_KINDS]
+    scores = [ones(body) for *_, kind, body in stage.said if kind in SECRET_KINDS]
     assert max(scores) > 50
 
 
@@ -349,7 +330,7 @@ def test_no_tag_is_in_any_message() -> None:
         patch.setattr(hashing, "fingerprints", watched)
         stage.play()
     assert len(seen) == 900
-    everything = b"".join(body for *_, body in stage.sent)
+    everything = b"".join(body for *_, body in stage.said)
     assert not any(tag in everything for tag in seen)
 
 
@@ -357,7 +338,7 @@ def test_the_hub_gets_nothing_of_pairwise_overlaps() -> None:
     """p0 has all of the hub's IDs and p1 none: the hub opens zeros only."""
     stage = Stage(ids_of(*range(200)), ids_of(*range(200)), ids_of(*range(200, 400))).play()
     assert len(stage.aligners["hub"].rows) == 0
-    shares = [body for _, receiver, kind, body in stage.sent if kind is Kind.SHARE]
+    shares = [body for _, receiver, kind, body in stage.said if kind is Kind.SHARE]
     assert len(shares) == 2
     assert all(ones(body) < 6 for body in shares)
 

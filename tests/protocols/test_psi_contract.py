@@ -1,8 +1,7 @@
 """What every set intersection must do, for each entry of the table."""
 
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,72 +10,25 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from apfed_protocols.conversation import Conversation, Outgoing, converse
+from apfed_protocols.conversation import Outgoing, converse
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.psi import SET_INTERSECTIONS, circuit
-from apfed_protocols.psi.interface import Aligner, IntersectionAgreement, IntersectionTooSmallError
+from apfed_protocols.psi.interface import IntersectionAgreement, IntersectionTooSmallError
+from tests.contracts.intersections import Intersection, Sets
 from tests.with_crypten import usable
 
 HUB, DEALER = "active", "aggregator"
 BACKENDS = pytest.mark.parametrize("backend", usable(SET_INTERSECTIONS))
 
 
-class Tap:
-    """A role that records what it sends."""
-
-    def __init__(self, role: Conversation, sent: list[Outgoing]) -> None:
-        self.role, self.sent = role, sent
-
-    def start(self) -> Sequence[Outgoing]:
-        return self._record([*self.role.start()])
-
-    def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
-        return self._record([*self.role.receive(sender, body)])
-
-    @property
-    def finished(self) -> bool:
-        return self.role.finished
-
-    def _record(self, out: Sequence[Outgoing]) -> Sequence[Outgoing]:
-        self.sent.extend(out)
-        return out
+def make_roles(backend: str, sets: Sets, **fields: Any) -> Intersection:
+    return Intersection(backend, sets, dealer=DEALER, **fields)
 
 
-@dataclass(frozen=True)
-class Cast:
-    """All roles of one intersection; `all` has the dealer too, where there is one."""
-
-    aligners: dict[str, Aligner]
-    all: dict[str, Conversation]
-
-
-def make_roles(
-    backend: str, sets: Mapping[str, Sequence[bytes]], *, minimum_rows: int = 0, session: str = "s"
-) -> Cast:
-    agreement = IntersectionAgreement(session=session, minimum_rows=minimum_rows, dealer=DEALER)
-    protocol = SET_INTERSECTIONS[backend](agreement, threads=1)
-    members = [name for name in sets if name != HUB]
-    roles = {HUB: protocol.hub(HUB, members, sets[HUB])}
-    roles |= {name: protocol.member(name, HUB, sets[name]) for name in members}
-    helpers = {DEALER: protocol.dealer(HUB, members)} if protocol.needs_dealer else {}
-    return Cast(roles, {**roles, **helpers})
-
-
-def play(
-    backend: str, sets: Mapping[str, Sequence[bytes]], *, minimum_rows: int = 0
-) -> tuple[dict[str, NDArray[np.int64]], list[Outgoing]]:
-    sent: list[Outgoing] = []
-    cast = make_roles(backend, sets, minimum_rows=minimum_rows)
-    converse({name: Tap(role, sent) for name, role in cast.all.items()})
-    return {name: role.rows for name, role in cast.aligners.items()}, sent
-
-
-def check(sets: Mapping[str, Sequence[bytes]], rows: Mapping[str, NDArray[np.int64]]) -> None:
-    expected = set.intersection(*map(set, sets.values()))
-    orders = [[sets[name][row] for row in rows[name]] for name in sets]
-    assert set(orders[0]) == expected
-    assert len(orders[0]) == len(expected)
-    assert all(order == orders[0] for order in orders)
+def play(backend: str, sets: Sets) -> tuple[dict[str, NDArray[np.int64]], list[Outgoing]]:
+    played = make_roles(backend, sets).play()
+    rows = {name: role.rows for name, role in played.aligners.items()}
+    return rows, [out for _, out in played.sent]
 
 
 def random_sets(seed: int) -> dict[str, list[bytes]]:
@@ -96,7 +48,7 @@ def random_sets(seed: int) -> dict[str, list[bytes]]:
 @pytest.mark.parametrize("seed", range(20))
 def test_random_sets_agree_with_python(backend: str, seed: int) -> None:
     sets = random_sets(seed)
-    check(sets, play(backend, sets)[0])
+    make_roles(backend, sets).play().check()
 
 
 IDS = st.lists(st.binary(min_size=1, max_size=3), unique=True, max_size=12)
@@ -107,7 +59,7 @@ IDS = st.lists(st.binary(min_size=1, max_size=3), unique=True, max_size=12)
 @given(sets=st.lists(IDS, min_size=2, max_size=4))
 def test_any_sets_agree_with_python(backend: str, sets: list[list[bytes]]) -> None:
     named = {HUB: sets[0]} | {f"p{k}": ids for k, ids in enumerate(sets[1:])}
-    check(named, play(backend, named)[0])
+    make_roles(backend, named).play().check()
 
 
 @BACKENDS
@@ -143,7 +95,7 @@ def test_look_alike_ids_stay_apart(backend: str) -> None:
     alike = ["a", "а", "A", "a\0", "\0a", "aa", "é", "e\u0301", "1", "01", "１", " 1", "1 "]  # noqa: RUF001
     ids = [text.encode() for text in alike]
     sets = {HUB: [*ids[::2], ids[1]], "p": ids[1:]}
-    check(sets, play(backend, sets)[0])
+    make_roles(backend, sets).play().check()
 
 
 @BACKENDS
@@ -179,11 +131,11 @@ def test_an_intersection_below_the_minimum_is_refused_at_all_parties(backend: st
     ids = [str(k).encode() for k in range(20)]
     sets = {HUB: ids[:12], "p": ids[8:], "q": ids}
     cast = make_roles(backend, sets, minimum_rows=5)
-    converse(cast.all)
+    cast.play()
     for name, role in cast.aligners.items():
         with pytest.raises(IntersectionTooSmallError, match=f"{name}: .* minimum of 5"):
             _ = role.rows
-    check(sets, play(backend, sets, minimum_rows=4)[0])
+    make_roles(backend, sets, minimum_rows=4).play().check()
 
 
 @BACKENDS
@@ -291,8 +243,8 @@ def test_threads_must_be_positive(backend: str) -> None:
 
 @BACKENDS
 def test_parties_with_different_agreements_are_refused(backend: str) -> None:
-    here = make_roles(backend, {HUB: [b"a"], "p": [b"a"]}, session="one").all
-    there = make_roles(backend, {HUB: [b"a"], "p": [b"a"]}, session="two").all
+    here = make_roles(backend, {HUB: [b"a"], "p": [b"a"]}, session="one").roles
+    there = make_roles(backend, {HUB: [b"a"], "p": [b"a"]}, session="two").roles
     with pytest.raises(RemoteProtocolError, match="holds another agreement; compare session"):
         converse({**here, "p": there["p"]})
 
@@ -303,7 +255,7 @@ def test_parties_with_different_agreements_are_refused(backend: str) -> None:
 def test_altered_messages_parse_or_are_refused(backend: str, data: st.DataObject) -> None:
     """Any change of any one message: RemoteProtocolError, silence or a result, no crash."""
     sets = {HUB: [b"a", b"b", b"c", b"d"], "p": [b"b", b"c", b"d", b"e"]}
-    roles = make_roles(backend, sets).all
+    roles = make_roles(backend, sets).roles
     target, count = data.draw(st.integers(0, 30 if DEALER in roles else 4)), 0
     queue = [(name, out) for name, role in roles.items() for out in role.start()]
     try:
@@ -333,7 +285,7 @@ def mutate(body: bytes, data: st.DataObject) -> bytes:
 
 @BACKENDS
 def test_strangers_are_refused(backend: str) -> None:
-    for role in make_roles(backend, {HUB: [b"a"], "p": [b"a"]}).all.values():
+    for role in make_roles(backend, {HUB: [b"a"], "p": [b"a"]}).roles.values():
         role.start()
         with pytest.raises(RemoteProtocolError, match="mallory"):
             role.receive("mallory", b"")

@@ -234,10 +234,12 @@ def ours(
     planes: list[NDArray[np.uint64]], triples: list[hashing.TripleShares]
 ) -> list[NDArray[np.uint64]]:
     for half in LEVELS:
-        taken = [triple.take(planes[0][:half].shape) for triple in triples]
-        sent = [hashing.mask(x[:half], x[half:], t) for x, t in zip(planes, taken, strict=True)]
-        opened = sent[0] ^ sent[1]
-        planes = [hashing.multiply(opened, t, leads=k == 0) for k, t in enumerate(taken)]
+        gates = [
+            hashing.BeaverAnd(x[:half], x[half:], triple.take(x[:half].shape), leads=k == 0)
+            for k, (x, triple) in enumerate(zip(planes, triples, strict=True))
+        ]
+        opened = gates[0].masked() ^ gates[1].masked()
+        planes = [gate.share(opened) for gate in gates]
     return planes
 
 

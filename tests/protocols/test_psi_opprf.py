@@ -1,6 +1,7 @@
 """The circuit on programmed values: dealt ahead, several members, and what a value gives away."""
 
 from collections.abc import Generator, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from apfed_protocols.psi.interface import (
     Supply,
     Turn,
 )
-from apfed_protocols.psi.opprf import OpprfIntersection, Programmed, ProgrammedStocking
+from apfed_protocols.psi.opprf import OpprfIntersection, Programmed
 from apfed_protocols.psi.store import DENSE, Rows, cells_for, decode, targets_of
 from apfed_protocols.psi.vole import DEAL, HubShare
 from tests.protocols.scripted import play
@@ -46,10 +47,9 @@ def roles_of(agreement: IntersectionAgreement) -> dict[str, ScriptedRole]:
     if not agreement.ahead:
         members = {m: backend.member(m, "hub", SETS[m]) for m in MEMBERS}
         return {"hub": backend.hub("hub", MEMBERS, SETS["hub"])} | members | dealer
-    stocking = ProgrammedStocking(agreement)
-    hub = stocking.hub("hub", MEMBERS)
-    stocks = {member: stocking.member(member, "hub") for member in MEMBERS}
-    play({"hub": hub, **stocks, "dealer": stocking.dealer("hub", MEMBERS)})
+    hub = backend.stock_hub("hub", MEMBERS)
+    stocks = {member: backend.stock_member(member, "hub") for member in MEMBERS}
+    play({"hub": hub, **stocks, "dealer": backend.stock_dealer("hub", MEMBERS)})
     members = {m: backend.member(m, "hub", SETS[m], supply=stocks[m].supply) for m in MEMBERS}
     return {"hub": backend.hub("hub", MEMBERS, SETS["hub"], supply=hub.supply)} | members | dealer
 
@@ -134,8 +134,7 @@ def test_a_hub_that_deviates_reads_no_membership_before_the_circuit() -> None:
     probing = _Probing()
 
     class Backend(OpprfIntersection):
-        def _comparing(self) -> Programmed:
-            return probing
+        comparing: ClassVar[Any] = staticmethod(lambda: probing)
 
     backend = Backend(IntersectionAgreement(session="s", dealer="dealer"))
     play({

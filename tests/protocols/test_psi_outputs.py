@@ -1,6 +1,7 @@
 """What can be asked of an intersection besides rows for all: the hub's rows, the size, shares."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +16,10 @@ from apfed_protocols.psi.interface import (
     Output,
     Progress,
 )
+from tests.contracts.intersections import DEALER, Intersection, Sets
 from tests.with_crypten import usable
 
-HUB, DEALER = "hub", "dealer"
-Sets = dict[str, list[bytes]]
+HUB = "hub"
 
 
 def ids_of(start: int, stop: int) -> list[bytes]:
@@ -30,33 +31,13 @@ THREE: Sets = {HUB: ids_of(0, 40), "p": ids_of(20, 60), "q": ids_of(10, 35)}
 
 
 def play(
-    backend: str,
-    output: Output,
-    sets: Sets,
-    *,
-    minimum_rows: int = 1,
-    seen: list[tuple[str, Outgoing]] | None = None,
-    progress: list[Progress] | None = None,
-) -> dict[str, Aligner]:
-    agreement = IntersectionAgreement(
-        session="s", minimum_rows=minimum_rows, dealer=DEALER, output=output
-    )
+    backend: str, output: Output, sets: Sets, *, progress: list[Progress] | None = None, **more: Any
+) -> Intersection:
     report = None if progress is None else progress.append
-    protocol = SET_INTERSECTIONS[backend](agreement, threads=1, progress=report)
-    members = [name for name in sets if name != HUB]
-    aligners = {HUB: protocol.hub(HUB, members, sets[HUB])}
-    aligners |= {name: protocol.member(name, HUB, sets[name]) for name in members}
-    roles = {**aligners}
-    everyone = roles | ({DEALER: protocol.dealer(HUB, members)} if protocol.needs_dealer else {})
-    queue = [(name, out) for name, role in everyone.items() for out in role.start()]
-    while queue:
-        sender, out = queue.pop(0)
-        if seen is not None:
-            seen.append((sender, out))
-        answers = everyone[out.receiver].receive(sender, out.body)
-        queue += [(out.receiver, answer) for answer in answers]
-    assert all(role.finished for role in everyone.values())
-    return aligners
+    fields: dict[str, Any] = {"minimum_rows": 1, "output": output} | more
+    played = Intersection(backend, sets, progress=report, **fields).play()
+    assert all(role.finished for role in played.roles.values())
+    return played
 
 
 COMBINATIONS = [
@@ -84,7 +65,7 @@ def test_each_party_gets_what_was_agreed_and_no_more(
     backend: str, output: Output, sets: Sets
 ) -> None:
     common = set.intersection(*map(set, sets.values()))
-    aligners = play(backend, output, sets)
+    aligners = play(backend, output, sets).aligners
     for name, aligner in aligners.items():
         found = opened(aligner)
         if output is Output.ROWS or (output is Output.HUB_ROWS and name == HUB):
@@ -102,7 +83,7 @@ def test_each_party_gets_what_was_agreed_and_no_more(
 @pytest.mark.parametrize(("backend", "output", "sets"), COMBINATIONS)
 def test_below_the_minimum_nothing_opens(backend: str, output: Output, sets: Sets) -> None:
     common = len(set.intersection(*map(set, sets.values())))
-    for aligner in play(backend, output, sets, minimum_rows=common + 1).values():
+    for aligner in play(backend, output, sets, minimum_rows=common + 1).aligners.values():
         for what in ("rows", "size", "membership"):
             with pytest.raises(IntersectionTooSmallError, match="nothing was opened"):
                 getattr(aligner, what)
@@ -110,7 +91,7 @@ def test_below_the_minimum_nothing_opens(backend: str, output: Output, sets: Set
 
 @pytest.mark.parametrize("sets", [PAIR, THREE])
 def test_shares_of_membership_combine_to_it_and_alone_say_nothing(sets: Sets) -> None:
-    aligners = play("circuit", Output.SHARED, sets)
+    aligners = play("circuit", Output.SHARED, sets).aligners
     hub = aligners[HUB].membership
     assert hub.row_of_place is not None
     shares = np.stack([aligner.membership.shares for aligner in aligners.values()])
@@ -128,7 +109,9 @@ def test_shares_of_membership_combine_to_it_and_alone_say_nothing(sets: Sets) ->
 
 
 def test_shares_are_made_anew_in_each_run() -> None:
-    first, second = (play("circuit", Output.SHARED, PAIR)["p"].membership for _ in range(2))
+    first, second = (
+        play("circuit", Output.SHARED, PAIR).aligners["p"].membership for _ in range(2)
+    )
     assert (first.shares != second.shares).any()
 
 
@@ -143,7 +126,7 @@ def test_in_counting_the_hub_cannot_link_tags_to_its_rows() -> None:
         (offer,) = hub.start()
         member.start()
         (tags,) = member.receive(HUB, offer.body)
-        secret = member._scalar  # type: ignore[attr-defined]  # as the member itself would
+        secret = member._pair.scalar  # type: ignore[attr-defined]  # as the member itself would
         straight = [
             point[:16] for point in ecdh.split_points(ecdh.multiply_points(secret, offer.body[22:]))
         ]
@@ -170,9 +153,8 @@ def test_the_output_is_part_of_the_agreement() -> None:
 
 @pytest.mark.parametrize("backend", usable(SET_INTERSECTIONS))
 def test_a_member_gets_no_row_message_where_the_hub_alone_is_to_know(backend: str) -> None:
-    seen: list[tuple[str, Outgoing]] = []
-    play(backend, Output.HUB_ROWS, PAIR, seen=seen)
-    last = [out.body for _, out in seen if out.receiver == "p"][-1]
+    played = play(backend, Output.HUB_ROWS, PAIR)
+    last = [out.body for _, out in played.sent if out.receiver == "p"][-1]
     assert len(last) <= 22 + 8
 
 
@@ -238,7 +220,12 @@ class Liar:
 
 def test_progress_of_ecdh_counts_ids() -> None:
     progress: list[Progress] = []
-    play("ecdh", Output.ROWS, {HUB: ids_of(0, 2500), "p": ids_of(2000, 2300)}, progress=progress)
+    play(
+        "ecdh",
+        Output.ROWS,
+        {HUB: ids_of(0, 2500), "p": ids_of(2000, 2300)},
+        progress=progress,
+    )
     own = [step for step in progress if step.work == "blinding its own IDs" and step.party == HUB]
     assert [(step.done, step.total) for step in own] == [(833, 2500), (1666, 2500), (2500, 2500)]
     works = {(step.party, step.work) for step in progress if step.done == step.total}
@@ -253,7 +240,12 @@ def test_progress_of_ecdh_counts_ids() -> None:
 def test_progress_of_the_circuit_counts_bins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("apfed_protocols.psi.circuit.CHUNK_SLOTS", 2000)
     progress: list[Progress] = []
-    play("circuit", Output.ROWS, {HUB: ids_of(0, 400), "p": ids_of(300, 700)}, progress=progress)
+    play(
+        "circuit",
+        Output.ROWS,
+        {HUB: ids_of(0, 400), "p": ids_of(300, 700)},
+        progress=progress,
+    )
     for party in (HUB, "p"):
         steps = [step for step in progress if step.party == party]
         assert len(steps) > 3

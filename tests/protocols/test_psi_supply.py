@@ -15,11 +15,11 @@ from apfed_protocols.psi.circuit import (
     CircuitIntersection,
     CryptenCircuitIntersection,
     Kind,
-    Stocking,
 )
 from apfed_protocols.psi.ecdh import EcdhIntersection
 from apfed_protocols.psi.interface import Aligner, IntersectionAgreement, Output, Supply
 from apfed_protocols.randomness import fresh_key
+from tests.contracts.intersections import Intersection
 from tests.with_crypten import installed
 
 SIZES = {"hub": 300, "p": 250, "q": 200}
@@ -36,33 +36,12 @@ COMMON = {b"%d" % k for k in range(150, 280, 2)}
 Sent = list[tuple[str, Kind, int]]
 
 
-class Tap:
-    """A role that notes the sender, kind and length of what it sends."""
-
-    def __init__(self, name: str, role: Conversation, sent: Sent) -> None:
-        self.name, self.role, self.sent = name, role, sent
-
-    @property
-    def finished(self) -> bool:
-        return self.role.finished
-
-    def start(self) -> Sequence[Outgoing]:
-        return self.note([*self.role.start()])
-
-    def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
-        return self.note([*self.role.receive(sender, body)])
-
-    def note(self, out: Sequence[Outgoing]) -> Sequence[Outgoing]:
-        self.sent += [(self.name, Kind(each.body[1]), len(each.body)) for each in out]
-        return out
-
-
 def stock(agreement: IntersectionAgreement = AHEAD) -> dict[str, Supply]:
-    stocking = Stocking(agreement)
-    roles = {"hub": stocking.hub("hub", MEMBERS)}
+    stocking = CircuitIntersection(agreement)
+    roles = {"hub": stocking.stock_hub("hub", MEMBERS)}
     # in another order than the hub's
-    roles |= {member: stocking.member(member, "hub") for member in reversed(MEMBERS)}
-    converse({**roles, "d": stocking.dealer("hub", MEMBERS)})
+    roles |= {member: stocking.stock_member(member, "hub") for member in reversed(MEMBERS)}
+    converse({**roles, "d": stocking.stock_dealer("hub", MEMBERS)})
     return {name: role.supply for name, role in roles.items()}
 
 
@@ -73,16 +52,9 @@ def play(
     sets: Mapping[str, Sequence[bytes]] = SETS,
     backend: type[CircuitIntersection] = CircuitIntersection,
 ) -> tuple[dict[str, Aligner], Sent]:
-    protocol, given = backend(agreement), supplies or {}
-    aligners: dict[str, Aligner] = {
-        "hub": protocol.hub("hub", MEMBERS, sets["hub"], supply=given.get("hub"))
-    }
-    for name in MEMBERS:
-        aligners[name] = protocol.member(name, "hub", sets[name], supply=given.get(name))
-    roles: dict[str, Conversation] = {**aligners, "d": protocol.dealer("hub", MEMBERS)}
-    sent: Sent = []
-    converse({name: Tap(name, role, sent) for name, role in roles.items()})
-    return aligners, sent
+    """The roles with rows, and sender, kind and length of every message."""
+    played = Intersection(backend, sets, agreement, supplies=supplies).play()
+    return played.aligners, [(me, Kind(out.body[1]), len(out.body)) for me, out in played.sent]
 
 
 def check(aligners: Mapping[str, Aligner]) -> None:
@@ -175,14 +147,14 @@ def test_a_supply_and_the_agreement_belong_together() -> None:
     ):
         play(stock(), agreement=replace(AHEAD, ahead=False))
     with pytest.raises(LocalProtocolError, match="under an agreement that says so"):
-        Stocking(replace(AHEAD, ahead=False))
+        CircuitIntersection(replace(AHEAD, ahead=False)).stock_hub("hub", MEMBERS)
     with pytest.raises(LocalProtocolError, match="agree on the sizes"):
         replace(AHEAD, sizes={})
 
 
 def test_there_is_no_supply_before_the_end() -> None:
     with pytest.raises(LocalProtocolError, match="hub: the intersection is not finished"):
-        _ = Stocking(AHEAD).hub("hub", MEMBERS).supply
+        _ = CircuitIntersection(AHEAD).stock_hub("hub", MEMBERS).supply
 
 
 @pytest.mark.parametrize(
@@ -232,7 +204,7 @@ def test_sizes_for_other_parties_are_an_error() -> None:
         play(None, agreement=others)
     three = replace(AHEAD, sizes=SIZES | {"r": 9})
     with pytest.raises(LocalProtocolError, match="sizes are agreed for hub, p, q, r, the members"):
-        converse({"hub": Stocking(three).hub("hub", MEMBERS)})
+        converse({"hub": CircuitIntersection(three).stock_hub("hub", MEMBERS)})
 
 
 @pytest.mark.parametrize("size", [-1, 1001])
@@ -283,10 +255,10 @@ def test_a_peer_that_announces_another_size_is_refused(
 
 
 def test_a_hub_that_orders_other_triples_is_refused() -> None:
-    stocking = Stocking(AHEAD)
-    hub = Changing(stocking.hub("hub", MEMBERS), Kind.DEAL, lambda b: b"\0\0\0\1" + b[4:])
-    roles: dict[str, Conversation] = {"hub": hub, "d": stocking.dealer("hub", MEMBERS)}
-    roles |= {name: stocking.member(name, "hub") for name in MEMBERS}
+    stocking = CircuitIntersection(AHEAD)
+    hub = Changing(stocking.stock_hub("hub", MEMBERS), Kind.DEAL, lambda b: b"\0\0\0\1" + b[4:])
+    roles: dict[str, Conversation] = {"hub": hub, "d": stocking.stock_dealer("hub", MEMBERS)}
+    roles |= {name: stocking.stock_member(name, "hub") for name in MEMBERS}
     with pytest.raises(RemoteProtocolError, match="hub orders triples for 1 words of bins, the"):
         converse(roles)
 

@@ -8,36 +8,21 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from apfed_protocols.conversation import Conversation
 from apfed_protocols.psi import SET_INTERSECTIONS, circuit, ecdh, hashing
-from apfed_protocols.psi.interface import Aligner, IntersectionAgreement
+from apfed_protocols.psi.interface import Aligner
+from tests.contracts.intersections import DEALER, HEADER, Intersection
 from tests.with_crypten import usable
 
-HUB, DEALER = "hub", "dealer"
+HUB = "hub"
 BACKENDS = pytest.mark.parametrize("backend", usable(SET_INTERSECTIONS))
-HEADER = 22
 Sets = dict[str, list[bytes]]
 Messages = list[tuple[str, str, bytes]]
 
 
 def play(backend: str, sets: Sets) -> tuple[dict[str, Aligner], Messages]:
     """Return the roles with rows, and (sender, receiver, body) of every message."""
-    agreement = IntersectionAgreement(session="s", minimum_rows=0, dealer=DEALER)
-    protocol = SET_INTERSECTIONS[backend](agreement, threads=1)
-    members = [name for name in sets if name != HUB]
-    aligners = {HUB: protocol.hub(HUB, members, sets[HUB])}
-    aligners |= {name: protocol.member(name, HUB, sets[name]) for name in members}
-    roles: dict[str, Conversation] = {**aligners}
-    if protocol.needs_dealer:
-        roles[DEALER] = protocol.dealer(HUB, members)
-    queue = [(name, out) for name, role in roles.items() for out in role.start()]
-    sent: Messages = []
-    while queue:
-        sender, out = queue.pop(0)
-        sent.append((sender, out.receiver, out.body))
-        answers = roles[out.receiver].receive(sender, out.body)
-        queue += [(out.receiver, answer) for answer in answers]
-    return aligners, sent
+    played = Intersection(backend, sets).play()
+    return played.aligners, [(sender, out.receiver, out.body) for sender, out in played.sent]
 
 
 def ids_of(prefix: str, *ranges: range) -> list[bytes]:

@@ -34,7 +34,6 @@ from apfed_protocols.psi.vole import (
     Kind,
     MemberShare,
     VoleIntersection,
-    VoleStocking,
     deal,
     hash_values,
     match,
@@ -182,9 +181,9 @@ def test_the_hash_depends_on_all_of_its_input() -> None:
 def _roles(
     agreement: IntersectionAgreement, hub: list[bytes], member: list[bytes]
 ) -> dict[str, ScriptedRole]:
-    stocking, backend = VoleStocking(agreement), VoleIntersection(agreement)
-    hubs, members = stocking.hub("hub", ["p"]), stocking.member("p", "hub")
-    play({"hub": hubs, "p": members, "dealer": stocking.dealer("hub", ["p"])})
+    backend = VoleIntersection(agreement)
+    hubs, members = backend.stock_hub("hub", ["p"]), backend.stock_member("p", "hub")
+    play({"hub": hubs, "p": members, "dealer": backend.stock_dealer("hub", ["p"])})
     return {
         "hub": backend.hub("hub", ["p"], hub, supply=hubs.supply),
         "p": backend.member("p", "hub", member, supply=members.supply),

@@ -18,7 +18,7 @@ from apfed_protocols.psi.interface import (
     ScriptedRole,
     Supply,
 )
-from apfed_protocols.psi.opprf import OpprfIntersection, ProgrammedStocking
+from apfed_protocols.psi.opprf import OpprfIntersection
 from apfed_protocols.psi.store import (
     DependentRowsError,
     Encoder,
@@ -33,16 +33,15 @@ from apfed_protocols.psi.vole import (
     HELLO,
     Kind,
     VoleIntersection,
-    VoleStocking,
     member_dealt_bytes,
 )
 from tests.protocols.scripted import play
 
 IDS = [b"person %d" % k for k in range(40)]
 HEADER = 22
-KINDS: Mapping[str, tuple[Any, Any]] = {
-    "vole": (VoleIntersection, VoleStocking),
-    "opprf": (OpprfIntersection, ProgrammedStocking),
+KINDS: Mapping[str, Any] = {
+    "vole": VoleIntersection,
+    "opprf": OpprfIntersection,
 }
 BOTH = pytest.mark.parametrize("name", KINDS)
 
@@ -55,7 +54,7 @@ def _agreed(*, session: str = "s", ahead: bool = False, **more: Any) -> Intersec
 
 
 def _roles(name: str, agreement: IntersectionAgreement) -> dict[str, Any]:
-    backend = KINDS[name][0](agreement)
+    backend = KINDS[name](agreement)
     return {
         "hub": backend.hub("hub", ["p"], IDS[:20]),
         "p": backend.member("p", "hub", IDS[10:40]),
@@ -82,16 +81,16 @@ def _tampered(role: ScriptedRole, tamper: Tamper) -> Any:
 
 
 def _stocked(name: str, agreement: IntersectionAgreement) -> dict[str, Supply]:
-    stocking = KINDS[name][1](agreement)
-    roles = {"hub": stocking.hub("hub", ["p"]), "p": stocking.member("p", "hub")}
-    play({**roles, "dealer": stocking.dealer("hub", ["p"])})
+    stocking = KINDS[name](agreement)
+    roles = {"hub": stocking.stock_hub("hub", ["p"]), "p": stocking.stock_member("p", "hub")}
+    play({**roles, "dealer": stocking.stock_dealer("hub", ["p"])})
     return {party: role.supply for party, role in roles.items()}
 
 
 def _with_supplies(
     name: str, agreement: IntersectionAgreement, supplies: Mapping[str, Supply]
 ) -> dict[str, Any]:
-    backend = KINDS[name][0](agreement)
+    backend = KINDS[name](agreement)
     return {
         "hub": backend.hub("hub", ["p"], IDS[:20], supply=supplies["hub"]),
         "p": backend.member("p", "hub", IDS[10:40], supply=supplies["p"]),
@@ -157,17 +156,17 @@ def test_sizes_above_the_limit_are_refused() -> None:
 def test_orders_of_another_size_than_agreed_are_refused(name: str) -> None:
     """Also of a smaller one: members expand what they were dealt to the agreed size."""
     agreement = _agreed(ahead=True)
-    stocking = KINDS[name][1](agreement)
+    stocking = KINDS[name](agreement)
     for size in (19, 21):
         hub = _tampered(
-            stocking.hub("hub", ["p"]),
+            stocking.stock_hub("hub", ["p"]),
             lambda k, one, size=size: (  # type: ignore[misc]
                 _framed(one.body, size.to_bytes(4, "big")) if k == 0 else one.body
             ),
         )
         with pytest.raises(RemoteProtocolError, match=f"hub orders a vector for {size} IDs.*on 20"):
-            play({"hub": hub, "p": stocking.member("p", "hub"),
-                  "dealer": stocking.dealer("hub", ["p"])})  # fmt: skip
+            play({"hub": hub, "p": stocking.stock_member("p", "hub"),
+                  "dealer": stocking.stock_dealer("hub", ["p"])})  # fmt: skip
 
 
 def test_a_delta_of_zero_is_refused() -> None:
@@ -210,7 +209,7 @@ def test_a_supply_that_was_read_twice_serves_one_intersection(name: str) -> None
     stored = supplies["p"].to_bytes()
     twice = [Supply.from_bytes(stored) for _ in range(2)]
     play(_with_supplies(name, agreement, {"hub": supplies["hub"], "p": twice[0]}))
-    backend = KINDS[name][0](agreement)
+    backend = KINDS[name](agreement)
     with pytest.raises(LocalProtocolError, match="p: a supply is used once"):
         backend.member("p", "hub", IDS[10:40], supply=twice[1])
 

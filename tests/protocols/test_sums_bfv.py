@@ -45,7 +45,7 @@ def test_the_judge_sees_a_planted_leak() -> None:
 
 def test_active_and_aggregator_together_see_uniform_coefficients(played: Parties) -> None:
     assert isinstance(played.sum, MaskedBfvSum)
-    modulus = 2**played.sum.headroom.plain_bits
+    modulus = 2**played.sum.headroom.bits
     bound = played.next()
     contributions = played.contribute([np.full(SHAPE, 0.001)] * 3, bound)
     seen = [decrypted(played, frame) for frame in contributions.values()]
@@ -68,7 +68,7 @@ def test_an_equivocating_active_with_the_aggregator_gets_noise() -> None:
         for name, frame in contributions.items()
     }
     combined = played.combiner.combine(forged)
-    assert looks_uniform(decrypted(played, combined), 2**played.sum.headroom.plain_bits)
+    assert looks_uniform(decrypted(played, combined), 2**played.sum.headroom.bits)
     with pytest.raises(RemoteProtocolError, match="the passives answered different messages"):
         played.receiver.decode(combined, SHAPE, bound)
 
@@ -96,4 +96,4 @@ def test_the_smallest_prime_that_fits_is_taken(
     for kind in (BfvSum, MaskedBfvSum):
         found = kind(agreement(passives)).headroom
         assert found.packing.fields == 2
-        assert (found.primes, found.plain_bits) == ((prime_bits,), plain_bits)
+        assert (found.primes, found.bits) == ((prime_bits,), plain_bits)

@@ -12,13 +12,14 @@ if importlib.util.find_spec("crypten") is None:
     pytest.skip("crypten is absent", allow_module_level=True)
 
 from apfed_protocols.crypten import draw_share, sum_at_first
-from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.noise import MAX_DEVIATION
 from apfed_protocols.sums import CryptenSum, StepBinding
 from apfed_protocols.sums.crypten_sum import CryptenContributor
 from apfed_protocols.sums.fixed_point import FixedPoint
 from apfed_protocols.sums.frames import Frame
 from apfed_protocols.sums.masked import StepSeals
+from tests.contracts.hostile import looks_uniform
 from tests.contracts.sum_parties import Parties, agreement, binding, random_values
 from tests.crypten_threads import as_threads
 
@@ -61,18 +62,6 @@ def shares_of_the_sum(
         np.frombuffer(active.open(name, bound, SHAPE, _sealed(body)[0]), "<u8")
         for name, body in answers(played, values, bound).items()
     ]
-
-
-def looks_uniform(words: NDArray[np.uint64]) -> bool:
-    """Each of the 64 bits is set in half of the words, within 6 standard deviations."""
-    bits = np.unpackbits(np.ascontiguousarray(words).view(np.uint8).reshape(-1, 8), axis=1)
-    return bool((np.abs(bits.mean(axis=0) - 0.5) < 6 * 0.5 / np.sqrt(len(words))).all())
-
-
-def test_the_judge_sees_a_planted_leak() -> None:
-    rng = np.random.default_rng(0)
-    assert looks_uniform(rng.integers(0, 2**64, 2048, np.uint64))
-    assert not looks_uniform(rng.integers(0, 2**62, 2048, np.uint64))
 
 
 def test_the_active_opens_uniform_shares_that_only_together_make_the_sum(played: Parties) -> None:
@@ -260,14 +249,6 @@ def test_wrong_numbers_of_shares_are_named_by_the_aggregator(played: Parties) ->
     )
     with pytest.raises(RemoteProtocolError, match="gathered 2 shares of the sum, expected 3"):
         played.receiver.decode(replace(told, blobs=told.blobs[:2]).pack(), (3, 5), again)
-
-
-def test_a_step_is_answered_once(played: Parties) -> None:
-    bound = played.next()
-    requests = played.combiner.ask(played.contribute(random_values(3), bound), bound.digest)
-    played.contributors["passive_1"].answer(requests["passive_1"])
-    with pytest.raises(LocalProtocolError, match="each step is answered once"):
-        played.contributors["passive_1"].answer(requests["passive_1"])
 
 
 def test_no_agreement_leaves_the_ring() -> None:

@@ -14,7 +14,7 @@ from apfed_protocols.sums.homomorphic import (
     ROUNDING_TOLERANCE,
     BfvCipher,
     CkksCipher,
-    CkksHeadroom,
+    Headroom,
     fresh_slot_noise,
     nearest_integers,
     slot_noise,
@@ -29,13 +29,13 @@ def fixed_point(passives: int, bits: int = 16) -> FixedPoint:
 
 def test_the_published_parameters() -> None:
     found = solve_ckks(fixed_point(16))
-    assert (found.scale_bits, found.packing.fields, found.packing.field_bits) == (19, 2, 20)
+    assert (found.bits, found.packing.fields, found.packing.field_bits) == (19, 2, 20)
     assert found.primes == (60, 49)
     assert solve_ckks(fixed_point(8)).primes == (60,)  # the noise fits without the other
     assert solve_ckks(fixed_point(23)).packing.fields == 2
     assert solve_ckks(fixed_point(24)).packing.fields == 1
     fast = solve_bfv(fixed_point(4), poly_degree=4096, primes=(60,))
-    assert (fast.plain_bits, fast.packing.fields, fast.packing.slots) == (46, 2, 4096)
+    assert (fast.bits, fast.packing.fields, fast.packing.slots) == (46, 2, 4096)
     assert solve_bfv(fixed_point(64), poly_degree=4096, primes=(60,)).packing.fields == 2
     assert solve_bfv(fixed_point(65), poly_degree=4096, primes=(60,)).packing.fields == 1
 
@@ -47,7 +47,7 @@ def test_everything_accepted_has_room(bits: int, passives: int) -> None:
     found = solve_ckks(wanted)
     width = found.packing.field_bits
     peak = wanted.limit * (1 + (2**width if found.packing.fields == 2 else 0))
-    assert peak * 2**found.scale_bits < 2 ** (found.primes[0] - 1)
+    assert peak * 2**found.bits < 2 ** (found.primes[0] - 1)
     assert found.deviation < ROUNDING_TOLERANCE
 
 
@@ -85,21 +85,21 @@ def test_margins_are_exceeded_once_in_2_to_the_40_slots() -> None:
     """The tails of the error's distribution, from the deviation that the solver reports."""
     switched, fresh = solve_ckks(fixed_point(16)), solve_ckks(fixed_point(8))
     assert (len(switched.primes), len(fresh.primes)) == (2, 1)
-    laplace = switched.deviation * 2**switched.scale_bits / slot_noise(4096, 16)
+    laplace = switched.deviation * 2**switched.bits / slot_noise(4096, 16)
     assert math.exp(-math.sqrt(2) * laplace) < 2**-40
-    two_products = fresh.deviation * 2**fresh.scale_bits / fresh_slot_noise(4096, 8)
+    two_products = fresh.deviation * 2**fresh.bits / fresh_slot_noise(4096, 8)
     assert (1 + two_products) * math.exp(-2 * two_products) < 2**-40
     found = solve_bfv(fixed_point(64), poly_degree=4096, primes=(60,))
     deviation = fresh_noise(4096, 64)
-    gaussian = 2 ** (found.primes[0] - 1 - found.plain_bits) / deviation
+    gaussian = 2 ** (found.primes[0] - 1 - found.bits) / deviation
     assert math.erfc(gaussian / math.sqrt(2)) < 2**-40
 
 
-def cipher_of(found: CkksHeadroom) -> CkksCipher:
-    return CkksCipher(found.poly_degree, found.primes, found.scale_bits)
+def cipher_of(found: Headroom) -> CkksCipher:
+    return CkksCipher(found.poly_degree, found.primes, found.bits)
 
 
-def slots_of_sum(found: CkksHeadroom, slot: int, addends: int = 1) -> NDArray[np.float64]:
+def slots_of_sum(found: Headroom, slot: int, addends: int = 1) -> NDArray[np.float64]:
     """Add `addends` ciphertexts that hold `slot` everywhere."""
     cipher = cipher_of(found)
     keys = cipher.key_pair()
@@ -115,7 +115,7 @@ def test_one_bit_more_scale_wraps_around() -> None:
     one = wanted.levels * (1 + 2**found.packing.field_bits)
     exact = slots_of_sum(found, one, 7)
     assert np.array_equal(np.rint(exact), np.full(found.packing.slots, 7.0 * one))
-    wrapped = slots_of_sum(replace(found, scale_bits=found.scale_bits + 1), one, 7)
+    wrapped = slots_of_sum(replace(found, bits=found.bits + 1), one, 7)
     assert np.abs(wrapped - 7 * one).min() > 2**20
 
 
@@ -123,7 +123,7 @@ def test_one_bit_more_scale_wraps_around() -> None:
 def test_the_noise_limit_of_the_scale_is_real(fewer: int, exact: bool) -> None:
     """The solver stays twenty deviations below the tolerance; four bits less leave three."""
     found = solve_ckks(fixed_point(16))
-    slots = slots_of_sum(replace(found, scale_bits=found.scale_bits - fewer), 1, 16)
+    slots = slots_of_sum(replace(found, bits=found.bits - fewer), 1, 16)
     if exact:
         assert (nearest_integers(slots, sender="the test") == 16).all()
         return
@@ -143,8 +143,8 @@ def test_the_noise_model_is_the_measured_one(
     model: Callable[[int, int], float],
 ) -> None:
     found = solve_ckks(fixed_point(passives))
-    error = (slots_of_sum(found, 12345) - 12345) * 2.0**found.scale_bits
-    more = (slots_of_sum(found, -7) + 7) * 2.0**found.scale_bits
+    error = (slots_of_sum(found, 12345) - 12345) * 2.0**found.bits
+    more = (slots_of_sum(found, -7) + 7) * 2.0**found.bits
     measured = np.concatenate([error, more]).std() / (factor * model(4096, 1))
     assert (0.85 < measured < 1.15) == accepted
 
@@ -159,9 +159,9 @@ def test_every_sum_fits_the_plain_modulus(
     wanted = fixed_point(passives, bits)
     found = solve_bfv(wanted, poly_degree=degree, primes=primes)
     peak = wanted.limit * (1 + (2**wanted.field_bits if found.packing.fields == 2 else 0))
-    assert 2 * peak < 2**found.plain_bits
+    assert 2 * peak < 2**found.bits
     noise = 10 * fresh_noise(degree, passives)
-    assert noise * 2 ** (found.plain_bits + 1) < 2 ** found.primes[0]
+    assert noise * 2 ** (found.bits + 1) < 2 ** found.primes[0]
 
 
 def coefficients_of_sum(
@@ -179,14 +179,14 @@ def test_the_noise_limit_of_the_plain_modulus_is_real(more: int, exact: bool) ->
     """The solver stays ten deviations below q / 2t; four bits more leave less than one."""
     found = solve_bfv(fixed_point(64), poly_degree=4096, primes=(60,))
     coefficients = np.random.default_rng(0).integers(-(2**36), 2**36, 4096)
-    total = coefficients_of_sum(found.plain_bits + more, coefficients, 64)
+    total = coefficients_of_sum(found.bits + more, coefficients, 64)
     assert np.array_equal(total, 64 * coefficients) == exact
 
 
 @pytest.mark.parametrize(("bits", "exact"), [(16, True), (17, False)])
 def test_one_bit_more_a_value_wraps_around(bits: int, exact: bool) -> None:
     """64 passives: two fields of 16-bit values just fit; of 17 bits the solver takes one."""
-    plain_bits = solve_bfv(fixed_point(64), poly_degree=4096, primes=(60,)).plain_bits
+    plain_bits = solve_bfv(fixed_point(64), poly_degree=4096, primes=(60,)).bits
     assert plain_bits == 44
     wanted = fixed_point(64, bits)
     solved = solve_bfv(wanted, poly_degree=4096, primes=(60,))

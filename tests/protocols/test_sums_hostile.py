@@ -17,6 +17,7 @@ from collections import Counter
 import numpy as np
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.sums.homomorphic import Encrypter
+from tests.contracts.hostile import mutated
 from tests.contracts.public_keys import genuine_key, residues_of, setup_with
 from tests.contracts.reaction import Rearmed
 from tests.contracts.sum_parties import Parties, agreement, make
@@ -26,26 +27,7 @@ rng = random.Random(choice)
 
 
 def mutate(data):
-    data = bytearray(data)
-    edge = min(len(data), 256)
-    for _ in range(rng.choice((1, 1, 2, 8))):
-        kind = rng.randrange(6)
-        at = rng.randrange(edge if rng.random() < 0.7 else len(data))
-        if kind == 0:
-            data[at] ^= 1 << rng.randrange(8)
-        elif kind == 1:
-            data[at] = rng.choice((0, 1, 127, 128, 255))
-        elif kind == 2:
-            del data[at : at + rng.choice((1, 4, len(data)))]
-            data = data or bytearray(1)
-        elif kind == 3:
-            data[at:at] = rng.randbytes(rng.choice((1, 8, 5000)))
-        elif kind == 4:
-            data[at : at + 8] = rng.choice((b"\\xff", b"\\0")) * 8
-        else:
-            data[at : at + 3] = data[-3:]
-        edge = min(len(data), 256)
-    return bytes(data)
+    return mutated(rng, data)
 
 
 played = Parties(make(choice, agreement(2)))

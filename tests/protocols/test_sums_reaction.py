@@ -34,7 +34,7 @@ def true_key(played: Parties) -> list[int]:
     """The key's first coefficients, from decrypting (0, step): for the judge alone."""
     assert isinstance(played.sum, BfvSum)
     cipher, context = played.sum.cipher, vars(played.receiver)["_context"]
-    step = cipher.residues.modulus >> played.sum.headroom.plain_bits
+    step = cipher.residues.modulus >> played.sum.headroom.bits
     numbers = np.zeros(2 * played.sum.packing.slots, dtype=np.uint64)
     numbers[played.sum.packing.slots] = step
     blob = cipher.residues.pack(numbers)

@@ -23,8 +23,8 @@ from apfed_protocols.sums.recoverable import (
     rebuilt_seed,
     split,
 )
+from tests.contracts.hostile import looks_uniform
 from tests.contracts.sum_parties import Parties, agreement, binding, make, random_values
-from tests.protocols.test_sums_masked import looks_uniform
 from tests.with_crypten import usable
 
 SHAPE = (3, 5)
@@ -45,8 +45,22 @@ class Session(Parties):
         self, values: Mapping[str, NDArray[Any]], bound: StepBinding
     ) -> tuple[dict[str, bytes], Mapping[str, bytes]]:
         """Contributions of those who have values, and what they are asked."""
-        frames = {me: self.contributors[me].contribute(values[me], bound) for me in values}
+        frames = self.frames(bound, values)
         return frames, self.combiner.ask(frames, bound.digest)
+
+    def frames(
+        self, bound: StepBinding, values: Mapping[str, NDArray[Any]] | None = None
+    ) -> dict[str, bytes]:
+        """Contributions of these passives, or of all."""
+        values = self.values(self.names) if values is None else values
+        return {me: self.contributors[me].contribute(values[me], bound) for me in values}
+
+    def answers(
+        self, requests: Mapping[str, bytes], names: Collection[str] | None = None
+    ) -> dict[str, bytes]:
+        """Answers of those who were asked, or of some of them."""
+        asked = requests if names is None else names
+        return {me: self.contributors[me].answer(requests[me]) for me in asked}
 
     def step(
         self, values: Mapping[str, NDArray[Any]], *, never_answer: Collection[str] = ()
@@ -54,11 +68,7 @@ class Session(Parties):
         """The sum of what these passives contribute; the others fell silent before."""
         bound = self.next()
         frames, requests = self.asked(values, bound)
-        answers = {
-            me: self.contributors[me].answer(requests[me])
-            for me in requests
-            if me not in never_answer
-        }
+        answers = self.answers(requests, [me for me in requests if me not in never_answer])
         combined = self.combiner.combine(answers, bound.digest)
         self.wire += [*frames.values(), *requests.values(), *answers.values(), combined]
         self.present = list(answers)
@@ -138,14 +148,11 @@ def test_sum_is_the_integer_sum_of_those_counted(data: st.DataObject) -> None:
 def test_too_few_contributions_end_the_session_and_reveal_nothing() -> None:
     session = Session(4, 3)
     bound = session.next()
-    frames = {
-        me: session.contributors[me].contribute(value, bound)
-        for me, value in session.values(session.names[:2]).items()
-    }
+    frames = session.frames(bound, session.values(session.names[:2]))
     with pytest.raises(RemoteProtocolError, match=r"at least 3 of .*missing: passive_3, passive_4"):
         session.combiner.ask(frames, bound.digest)
     # An aggregator that asks all the same is told nothing.
-    forged = session.combiner._frames  # type: ignore[attr-defined]  # of this backend
+    forged = session.combiner._frames  # of this backend
     forged._underway = replace(Frame.parse(frames["passive_1"], sender="passive_1"), blobs=())
     counted = session.sum.agreement.pack_names(session.names[:2])
     parcel = blobs(frames["passive_2"])[2]
@@ -162,7 +169,7 @@ def test_too_few_answers_give_no_sum_and_no_secret() -> None:
     bound = session.next()
     announced = dict(session.combiner._announced)  # type: ignore[attr-defined]  # of this backend
     _, requests = session.asked(session.values(session.names), bound)
-    answers = {me: session.contributors[me].answer(requests[me]) for me in session.names[:2]}
+    answers = session.answers(requests, session.names[:2])
     with pytest.raises(
         RemoteProtocolError, match=r"one answer of at least 3 of .*: passive_3, pass"
     ):
@@ -178,10 +185,7 @@ def test_the_silent_stay_out() -> None:
     session.step(session.values(session.names[1:]))
     bound = session.next()
     late = session.contributors["passive_1"].contribute(np.ones(SHAPE), bound)
-    frames = {
-        me: session.contributors[me].contribute(value, bound)
-        for me, value in session.values(session.names[1:]).items()
-    }
+    frames = session.frames(bound, session.values(session.names[1:]))
     with pytest.raises(RemoteProtocolError, match="passive_1 fell silent in an earlier step"):
         session.combiner.ask({**frames, "passive_1": late}, bound.digest)
     session.combiner.ask(frames, bound.digest)
@@ -221,10 +225,7 @@ def test_a_lying_aggregator_gets_no_two_secrets_of_one_passive(passives: int, le
         session = Session(passives, least)
         announced = session.combiner._announced[victim]  # type: ignore[attr-defined]  # backend's
         bound = session.next()
-        frames = {
-            me: session.contributors[me].contribute(value, bound)
-            for me, value in session.values(session.names).items()
-        }
+        frames = session.frames(bound)
         everybody, without = session.names, session.names[1:]
         told = {
             me: everybody if at <= believers else without for at, me in enumerate(session.names)
@@ -294,10 +295,7 @@ def test_beyond_the_bound_some_choice_opens_one(passives: int, least: int, helpe
 def test_passives_who_were_told_different_sets_do_not_answer_again() -> None:
     session = Session(4, 3)
     bound = session.next()
-    frames = {
-        me: session.contributors[me].contribute(value, bound)
-        for me, value in session.values(session.names).items()
-    }
+    frames = session.frames(bound)
     told: dict[str, Sequence[str]] = dict.fromkeys(session.names, session.names)
     told["passive_4"] = session.names[1:]
     for me, request in counting(session, told, frames).items():
@@ -394,7 +392,7 @@ def test_false_answers_give_no_sum(change: Any, message: str) -> None:
     session = Session(3)
     bound = session.next()
     _, requests = session.asked(session.values(session.names), bound)
-    answers = {me: session.contributors[me].answer(requests[me]) for me in session.names}
+    answers = session.answers(requests)
     answers["passive_2"] = altered(answers["passive_2"], blobs=change(blobs(answers["passive_2"])))
     with pytest.raises(RemoteProtocolError, match=message):
         session.combiner.combine(answers, bound.digest)
@@ -407,7 +405,7 @@ def test_a_false_share_that_is_not_needed_goes_unnoticed_and_changes_nothing() -
     for played, false in ((session, b""), (again, bytes(16))):
         bound = played.next()
         _, requests = played.asked(values, bound)
-        answers = {me: played.contributors[me].answer(requests[me]) for me in played.names}
+        answers = played.answers(requests)
         if false:
             shares = (false,) * len(blobs(answers["passive_4"]))
             answers["passive_4"] = altered(answers["passive_4"], blobs=shares)
@@ -419,8 +417,8 @@ def test_a_false_share_that_is_not_needed_goes_unnoticed_and_changes_nothing() -
 def test_a_sum_names_those_whom_it_counts() -> None:
     session = Session(4, 3)
     bound = session.next()
-    frames, requests = session.asked(session.values(session.names[:3]), bound)
-    answers = {me: session.contributors[me].answer(requests[me]) for me in frames}
+    _, requests = session.asked(session.values(session.names[:3]), bound)
+    answers = session.answers(requests)
     combined = session.combiner.combine(answers, bound.digest)
     total, counted = blobs(combined)
     assert session.sum.agreement.parse_names(counted, sender="x") == session.names[:3]
@@ -451,7 +449,7 @@ def test_coalitions_see_uniform_words() -> None:
     bound = session.next()
     values = {me: np.full(shape, 0.001) for me in session.names}
     frames, requests = session.asked(values, bound)
-    answers = {me: session.contributors[me].answer(requests[me]) for me in frames}
+    answers = session.answers(requests)
     combined = session.combiner.combine(answers, bound.digest)
     total = words_of(combined)
     assert looks_uniform(total)  # the aggregator alone: not even the sum
@@ -509,7 +507,7 @@ def test_every_step_has_other_keys() -> None:
     announced = []
     for _ in range(3):
         frames, requests = session.asked(session.values(session.names), session.next())
-        answers = {me: session.contributors[me].answer(requests[me]) for me in frames}
+        answers = session.answers(requests)
         session.combiner.combine(answers)
         announced += [
             Announcement.parse(blobs(frame)[1], sender=me) for me, frame in frames.items()

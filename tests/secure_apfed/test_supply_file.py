@@ -10,7 +10,7 @@ import pytest
 import secure_apfed.alignment.records
 from apfed_protocols.conversation import converse
 from apfed_protocols.errors import LocalProtocolError
-from apfed_protocols.psi.circuit import CircuitIntersection, Stocking
+from apfed_protocols.psi.circuit import CircuitIntersection
 from apfed_protocols.psi.interface import IntersectionAgreement, Supply
 from secure_apfed.alignment.records import store_supply, take_supply
 from secure_apfed.errors import DataError
@@ -21,9 +21,9 @@ AGREEMENT = IntersectionAgreement(
 
 
 def stock() -> dict[str, Supply]:
-    stocking = Stocking(AGREEMENT)
-    hub, member = stocking.hub("hub", ["p"]), stocking.member("p", "hub")
-    converse({"hub": hub, "p": member, "d": stocking.dealer("hub", ["p"])})
+    stocking = CircuitIntersection(AGREEMENT)
+    hub, member = stocking.stock_hub("hub", ["p"]), stocking.stock_member("p", "hub")
+    converse({"hub": hub, "p": member, "d": stocking.stock_dealer("hub", ["p"])})
     return {"hub": hub.supply, "p": member.supply}
 
 

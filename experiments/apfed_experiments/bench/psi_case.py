@@ -242,21 +242,22 @@ def _ahead_party(
 ) -> None:
     """The same with a dealer that deals before, and has no part in what is measured."""
     from apfed_protocols.psi.interface import IntersectionAgreement
-    from apfed_protocols.psi.opprf import OpprfIntersection, ProgrammedStocking
-    from apfed_protocols.psi.vole import VoleIntersection, VoleStocking
+    from apfed_protocols.psi.opprf import OpprfIntersection
+    from apfed_protocols.psi.vole import VoleIntersection
 
     agreement = IntersectionAgreement(
         session="bench", dealer="dealer", ahead=True, sizes={"hub": size, "member": size}
     )
-    stocking: Any
-    backend: Any
-    if protocol == "vole":
-        stocking, backend = VoleStocking(agreement), VoleIntersection(agreement, threads=1)
-    else:
-        stocking, backend = ProgrammedStocking(agreement), OpprfIntersection(agreement, threads=1)
+    kind: Any = VoleIntersection if protocol == "vole" else OpprfIntersection
+    backend = kind(agreement, threads=1)
+    stock = {
+        "hub": lambda: backend.stock_hub("hub", ["member"]),
+        "member": lambda: backend.stock_member("member", "hub"),
+        "dealer": lambda: backend.stock_dealer("hub", ["member"]),
+    }[me]
     # who has its part already waits for the others, who read no word of it yet
     dealing = ends if me == "dealer" else {"dealer": ends["dealer"]}
-    dealt, dealing_took = _played(partial(_made, me, stocking), dealing)
+    dealt, dealing_took = _played(stock, dealing)
     supply = getattr(dealt.role, "supply", None)
     role = partial(_made, me, backend, _own_ids(me, size), supply=supply)
     ahead = {"dealt_seconds": dealing_took["seconds"], "dealt_bytes": dealt.bytes}

@@ -56,11 +56,8 @@ _WORD = np.dtype("<u8")
 
 
 def load_crypten() -> Any:
-    """Import CrypTen, once, and return its module.
-
-    Raises:
-        LocalProtocolError: it is not installed, or does not load; says what to do. Nothing of it
-            stays among the loaded modules then.
+    """Import CrypTen, once, and return its module. Raises LocalProtocolError: it is not installed,
+    or does not load; says what to do. Nothing of it stays among the loaded modules then.
     """
     known = sys.modules.get(_CRYPTEN)
     crypten = _import_with_stand_in() if known is None else known
@@ -93,7 +90,6 @@ def _import_with_stand_in() -> ModuleType:
 
 
 def _forget(before: set[str]) -> None:
-    """Remove what a failed import left behind, the stand-in too."""
     for name in set(sys.modules) - before:
         if name.partition(".")[0] == _CRYPTEN:
             del sys.modules[name]
@@ -141,10 +137,8 @@ _SEATS = _Seats()
 
 @contextmanager
 def seated(seat: Seat, *, whole_process: bool = False) -> Iterator[None]:
-    """Be the party of `seat`, in this thread or, if no other is, in the whole process.
-
-    Raises:
-        LocalProtocolError: the process has a seat already.
+    """Be the party of `seat`, in this thread or, if no other is, in the whole process. Raises
+    LocalProtocolError: the process has a seat already.
     """
     if not whole_process:
         before, _SEATS.thread = _SEATS.thread, seat
@@ -218,9 +212,7 @@ def total(shares: Sequence[Shares]) -> Integers:
 
 def add_shares(shares: Sequence[Shares]) -> Shares:
     """Add one party's shares of several numbers with CrypTen; the result is its share of the sum.
-
-    Raises:
-        LocalProtocolError: CrypTen is not installed.
+    Raises LocalProtocolError: CrypTen is not installed.
     """
     load_crypten()
     first, *others = (_shared(share) for share in shares)

@@ -21,9 +21,10 @@ import torch
 from numpy.typing import NDArray
 from torch.distributed import ReduceOp
 
+from apfed_protocols.crypten import Seat, seated
 from apfed_protocols.errors import LocalProtocolError
 
-__all__ = ["Communicator", "DealtTriples", "bits_of", "open_shares", "shared_bits"]
+__all__ = ["Communicator", "CryptenAnd", "DealtTriples", "bits_of", "open_shares", "shared_bits"]
 
 
 Tensor = torch.Tensor
@@ -34,14 +35,14 @@ _OPENINGS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 Words = NDArray[np.uint64]
-Take = Callable[[tuple[int, ...]], tuple[Words, Words, Words]]
+_OPENED = 2  # at once: d and e
+_Triple = tuple[Words, Words, Words]
+Take = Callable[[tuple[int, ...]], _Triple]
 
 
 def open_shares(shares: Sequence[Tensor], op: Any) -> Tensor:
-    """Put everybody's shares together, by addition or exclusive or.
-
-    Raises:
-        LocalProtocolError: another operation.
+    """Put everybody's shares together, by addition or exclusive or. Raises LocalProtocolError:
+    another operation.
     """
     for name, combine in _OPENINGS.items():
         if op == getattr(ReduceOp, name):
@@ -50,12 +51,7 @@ def open_shares(shares: Sequence[Tensor], op: Any) -> Tensor:
 
 
 class Communicator(ABC):
-    """One party's end, in the shape that CrypTen's tensors call.
-
-    Args:
-        rank: of this party, from 0.
-        size: how many parties there are.
-    """
+    """One party's end, in the shape that CrypTen's tensors call."""
 
     def __init__(self, rank: int, size: int) -> None:
         if not 0 <= rank < size:
@@ -70,11 +66,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def scatter(
-        self,
-        scatter_list: Sequence[Tensor] | None,
-        src: int,
-        size: Any = None,
-        device: Any = None,
+        self, scatter_list: Sequence[Tensor] | None, src: int, size: Any = None, device: Any = None
     ) -> Tensor:
         """Give the k-th int64 tensor of party `src` to party k.
 
@@ -90,17 +82,12 @@ class Communicator(ABC):
         """Return everybody's tensor."""
 
     def all_reduce(self, tensors: Any, op: Any = ReduceOp.SUM, batched: bool = False) -> Any:
-        """Open one tensor, or a list of them if `batched`, to all parties."""
         if batched:
             return [self.all_reduce(each, op) for each in tensors]
         return open_shares(self.all_gather(tensors), op)
 
     def reduce(self, *_args: object, **_options: object) -> NoReturn:
-        """Refuse.
-
-        Raises:
-            LocalProtocolError: always; see the top of this file.
-        """
+        """Refuse. Raises LocalProtocolError: always; see the top of this file."""
         raise LocalProtocolError(
             "reveal(dst=) and get_plain_text(dst=) leave plaintext at other parties; gather the "
             "shares and put them together at the one party"
@@ -117,17 +104,12 @@ def shared_bits(words: Words) -> Any:
 
 
 def bits_of(tensor: torch.Tensor) -> Words:
-    """The words of a share, over the same memory."""
     words: Words = tensor.numpy().view(np.uint64)
     return words
 
 
 class DealtTriples:
-    """A provider of triples (a, b, a AND b) and of nothing else.
-
-    Args:
-        take: hands out this party's next shares in a shape, each word once.
-    """
+    """A provider of triples (a, b, a AND b) and of nothing else."""
 
     def __init__(self, take: Take) -> None:
         self._take = take
@@ -135,10 +117,8 @@ class DealtTriples:
     def generate_binary_triple(
         self, size0: Any, size1: Any, device: Any = None
     ) -> tuple[Any, Any, Any]:
-        """Return shares of a, b and a AND b; CrypTen calls it so.
-
-        Raises:
-            LocalProtocolError: two shapes, or a device other than the processor.
+        """Return shares of a, b and a AND b; CrypTen calls it so. Raises LocalProtocolError: two
+        shapes, or a device other than the processor.
         """
         if tuple(size0) != tuple(size1) or str(device or "cpu") != "cpu":
             raise LocalProtocolError(
@@ -154,3 +134,62 @@ class DealtTriples:
         raise LocalProtocolError(
             f"the dealer hands out triples of bits only, and CrypTen asks its provider for {name}"
         )
+
+
+class CryptenAnd:
+    """An AND of shared bits by `beaver.AND`, without a process group of its own.
+
+    Satisfies `apfed_protocols.psi.hashing.And`; for the arguments see there. CrypTen's AND is
+    written for a communicator that blocks until all parties have opened d and e. Here the opening
+    travels in the protocol's own messages, over links that authenticate, so the AND runs twice over
+    the same inputs and the same triple: up to the opening, where the communicator keeps what this
+    party would send and breaks off; and, once the answer is there, from the start to the end.
+    Nothing waits inside CrypTen, so a peer that falls silent leaves no thread behind.
+    """
+
+    def __init__(
+        self, x: Words, y: Words, triple: tuple[Words, Words, Words], *, leads: bool
+    ) -> None:
+        self._x, self._y, self._leads = shared_bits(x), shared_bits(y), leads
+        self._triple = DealtTriples(lambda _: triple)
+
+    def masked(self) -> Words:
+        opening = _Opening(leads=self._leads)
+        try:
+            self._run(opening)
+        except _BrokenOffError:
+            return bits_of(torch.stack(opening.sent))
+        raise LocalProtocolError("CrypTen's AND opened nothing; another release than 0.4.1?")
+
+    def share(self, opened: Words) -> Words:
+        return bits_of(self._run(_Opening(leads=self._leads, answer=opened)).share)
+
+    def _run(self, opening: "_Opening") -> Any:
+        from crypten.mpc.primitives import beaver
+
+        with seated(Seat(opening, self._triple)):
+            return beaver.AND(self._x, self._y)
+
+
+class _BrokenOffError(Exception):
+    """The opening has no answer yet."""
+
+
+class _Opening:
+    """The communicator of one AND: keeps what is to be opened, and opens it once it can."""
+
+    def __init__(self, *, leads: bool, answer: Words | None = None) -> None:
+        self._rank, self._answer = (0 if leads else 1), answer
+        self.sent: list[Any] = []
+
+    def get_rank(self) -> int:
+        return self._rank
+
+    def all_reduce(self, shares: list[Any], op: Any, batched: bool) -> list[Any]:
+        open_shares(shares[:1], op)  # refuses what is no opening
+        if not batched or len(shares) != _OPENED:
+            raise LocalProtocolError("CrypTen's AND opens d and e at once in release 0.4.1")
+        self.sent = list(shares)
+        if self._answer is None:
+            raise _BrokenOffError
+        return list(shared_bits(self._answer).share)

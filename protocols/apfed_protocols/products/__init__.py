@@ -1,20 +1,984 @@
-"""Sums of products with private labels: the active learns sum_p A_p Y, in one round trip.
+"""Secure sum of products: the active learns sum_p A_p Y and nothing else of any A_p.
 
-Y are bits of the active, encrypted; A_p are numbers of the passives, one row a person.
+Run by: the active (`ProductReceiver`: the bits Y, n people by K classes, and the only secret key),
+the passives (`ProductContributor`: real matrices A_p, U people by n; one seed with each other
+passive), the aggregator (`ProductCombiner`: no key at all). One round trip, in which no passive
+learns Y and the aggregator nothing. Protects from curious parties, from a curious active and a
+curious aggregator together while two passives are honest, and from an active that sends different
+labels to different passives: their masks do not cancel then, and the aggregator refuses. Not from:
+M - 1 passives and the active together; an aggregator that adds constants; or an active that breaks
+the protocol, which reads other products than those with bits: see `SumOfProducts.malicious`, and
+`audit`, which finds it out.
+
+The scheme is BFV (Brakerski 2012, Fan and Vercauteren 2012) modulo q = 2^k in R = Z[X]/(X^N + 1).
+R is a module over S = Z[Y]/(Y^U + 1), Y = X^stride, with the basis 1, X, ..., X^(stride - 1). So
+
+    label j:        c_j  encrypts  m_j = sum_k Y_jk X^k          class k at the power k
+    people of p:    A_j  =  sum_u A_uj Y^u                       one person a coefficient, in S
+    answer:         sum_j A_j c_j  encrypts  sum_uk (A Y)_uk X^(u stride + k)
+
+The plaintexts stay as small as the numbers in them, and a product in R by S is `stride` products in
+S, U coefficients each. A passive adds a fresh encryption of zero, smudging noise (`headroom`) and,
+after the rounding, masks that cancel in the sum over all passives, uniform modulo 2^kept over all
+of the answer. The uniform halves of the key and of the labels are expanded from one seed.
+
+Letters: U people of a ciphertext, K classes, S stride, n labels, N = U S coefficients, L digits, B
+people of a block, C ciphertexts of a block, H = U / 2 roots.
 """
 
-from apfed_protocols.products import (
-    ProductCombiner,
-    ProductContributor,
-    ProductReceiver,
-    SumOfProducts,
+import hashlib
+import math
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apfed_protocols.checks import is_whole
+from apfed_protocols.conversation import Conversation, Outgoing
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.products.ring import (
+    Digits,
+    ProductAgreement,
+    ProductHeadroom,
+    Ring,
+    Words,
+    inverse,
+    row_limit,
+    solve_products,
+    transform,
 )
-from apfed_protocols.products.ring import ProductAgreement
+from apfed_protocols.randomness import derive_key, fresh_key, keystream
+from apfed_protocols.sums.fixed_point import checked_matrix
+from apfed_protocols.sums.frames import AgreedFrames, Frame, FrameKind, frame_bytes
+from apfed_protocols.sums.homomorphic import centred_binomial, ternary
+from apfed_protocols.sums.interface import (
+    FloatArray,
+    IntArray,
+    Reading,
+    StepBinding,
+    SumAgreement,
+    SumLeaks,
+)
+from apfed_protocols.sums.masked import PairwiseSeeds
+from apfed_protocols.sums.roles import DescribedSum, KeepsSecrets, NoSetup, Role, SumReceiver
+from apfed_protocols.sums.seal_cipher import require_spread
 
 __all__ = [
+    "Candidates",
+    "LabelValues",
     "ProductAgreement",
     "ProductCombiner",
     "ProductContributor",
     "ProductReceiver",
+    "PublicCoin",
     "SumOfProducts",
+    "encrypt_labels",
+    "expand_key",
+    "expand_label",
+    "open_audited",
+    "open_request",
+    "request_frame",
+    "secret_of",
 ]
+
+_BYTES = 32
+_WORD = np.dtype("<u8")
+_SHIFT = np.dtype(">u2")
+Rows = FloatArray | Callable[[range], FloatArray]
+Noise = IntArray | Callable[[range], IntArray] | None
+
+
+@dataclass(frozen=True)
+class SumOfProducts(DescribedSum):
+    """One sum of products: parameters, blocks of people, how words travel, and each role's end.
+
+    Raises LocalProtocolError: no secure parameters fit.
+    """
+
+    products: ProductAgreement
+    scheme: ClassVar[str] = "products"
+    masks: ClassVar[str] = "pairwise"
+    name: ClassVar[str] = "sum of products"
+    rests_on: ClassVar[str] = (
+        "ring learning with errors at 128-bit security, X25519 and AES-256; an active that makes "
+        "its key and its labels as agreed"
+    )
+    leaks: ClassVar[SumLeaks] = SumLeaks(
+        contribution=Reading(
+            reads="Words that are uniform to it: their number, their time, and a digest of the "
+            "encrypted labels that they answer.",
+            protects="Masks that the passives share in pairs, over encryption under the active's "
+            "key. Answers to different labels are not added.",
+            remains="Who takes part, how many people, labels and classes there are. It can alter "
+            "the sum of products without being noticed.",
+        ),
+        request=Reading(
+            reads="Encrypted labels, and how many there are.",
+            protects="Encryption, whose only secret key is at the active.",
+            remains="That people are asked about, and when.",
+        ),
+        active_and_aggregator="The sum of products only: the masks among the passives remain.",
+        altered="The active throws its key away with the first sum that it refuses; one session "
+        "tells whoever altered it which block that was.",
+    )
+
+    def __post_init__(self) -> None:
+        _ = self.headroom  # what does not fit is refused here
+
+    def receiver(self, labels_nK: NDArray[Any]) -> "ProductReceiver":
+        return ProductReceiver(self, labels_nK)
+
+    def contributor(self, me: str) -> "ProductContributor":
+        return ProductContributor(self, me)
+
+    def combiner(self) -> "ProductCombiner":
+        return ProductCombiner(self)
+
+    @property
+    def agreement(self) -> SumAgreement:  # type: ignore[override]  # a field there
+        return self.products.blocks_sum
+
+    @cached_property
+    def headroom(self) -> ProductHeadroom:
+        return solve_products(self.products)
+
+    @cached_property
+    def ring(self) -> Ring:
+        return self.headroom.ring
+
+    @property
+    def block_rows(self) -> int:
+        return self.headroom.ciphertexts * self.headroom.rows
+
+    @property
+    def blocks(self) -> int:
+        """How many answers each passive sends; their indices go up from 0."""
+        return -(-self.products.people // self.block_rows)
+
+    def people_of(self, block: int) -> range:
+        """The rows of one block, in the order of all people. Raises LocalProtocolError: there is no
+        such block.
+        """
+        if not is_whole(block) or not 0 <= block < self.blocks:
+            raise LocalProtocolError(
+                f"blocks of {self.products.people} people go from 0 to {self.blocks - 1}, got "
+                f"{block!r}"
+            )
+        first = int(block) * self.block_rows
+        return range(first, min(first + self.block_rows, self.products.people))
+
+    def parameters(self) -> Mapping[str, object]:
+        """Public parameters: what the frames' fingerprint covers, and the report says."""
+        found, agreed = self.headroom, self.products
+        return {
+            **super().parameters(),
+            "people": agreed.people,
+            "columns": agreed.columns,
+            "labelled": agreed.labelled,
+            "security": agreed.security,
+            "candidates": agreed.candidates or 0,
+            "poly_degree": found.degree,
+            "modulus_bits": found.modulus_bits,
+            "answer_bits": found.kept_bits,
+            "plain_bits": found.plain_bits,
+            "smudging_bits": found.smudging_bits,
+            "block_people": self.block_rows,
+        }
+
+    def rounding(self) -> float:
+        """Largest error of one opened product against the real one with bits, noise apart."""
+        return self.fixed_point.rounding * self.products.labelled
+
+    @property
+    def request_bytes(self) -> int:
+        """Bytes of the encrypted labels, the same to every passive."""
+        agreed = self.products
+        sizes = (_BYTES,) + (self.ring.size,) * (1 + agreed.labelled)
+        if agreed.candidates is not None:
+            sizes = (_BYTES * (agreed.candidates - 1), 2 * agreed.labelled, *sizes)
+        return frame_bytes(sizes)
+
+    def answer_bytes(self, block: int) -> int:
+        return frame_bytes([count * self.word_bytes for count in self.words(block)])
+
+    @property
+    def readable_bits(self) -> float:
+        """What an active with labels of its choice and a proper key reads of one person, in bits.
+
+        K numbers modulo q = 2^k, each under smudging noise that is uniform on 2^h integers, and
+        under the noise of all passives, which lies on whole steps of q / t: what an active encrypts
+        between the steps, that noise does not touch. The capacity of such a channel is at most k
+        less the entropy of what is added, h + log2(deviation * sqrt(2 pi e M)) bits (Cover and
+        Thomas 2006, sections 7.2 and 8.1). M counts the passives that keep their noise to
+        themselves: all of them here.
+        """
+        deviation, passives = self.products.noise or 0, len(self.products.contributors)
+        variance = 2 * math.pi * math.e * passives * deviation**2
+        added = self.headroom.smudging_bits + (math.log2(variance) / 2 if deviation else 0)
+        bits = self.headroom.modulus_bits - added
+        return self.products.columns * max(0.0, bits)
+
+    @property
+    def answered_bits(self) -> int:
+        """Bits of the combined answer about one person: no active reads more, whatever it sends."""
+        found = self.headroom
+        return (self.products.columns + found.stride) * found.kept_bits
+
+    @property
+    def malicious(self) -> str:
+        """What an active reads that breaks the protocol; a sentence for reports."""
+        one = (
+            "Labels of one person alone give that person's column, summed over the passives, and "
+            "no single passive's. "
+        )
+        if self.products.candidates is not None:
+            return one + (
+                f"An active whose key or labels are not as agreed is found out before anybody "
+                f"answers, but for one time in {self.products.candidates} of the sessions that it "
+                "begins."
+            )
+        return one + (
+            "The active is trusted to encrypt bits under a proper key; no passive can tell. "
+            "Multiples of labels give several columns in the digits of one number, fractions of a "
+            "step give some that noise on votes does not hide: together "
+            f"{self.readable_bits:.0f} bits of one person at most, and a key that is none "
+            f"{self.answered_bits} bits, all words of the combined answer."
+        )
+
+    @property
+    def word_bytes(self) -> int:
+        return self.headroom.kept_bits // 8
+
+    def words(self, block: int) -> Sequence[int]:
+        """Words of each ciphertext of a block: K for each of its people, and N."""
+        people, rows = len(self.people_of(block)), self.headroom.rows
+        counts = (min(rows, people - first) for first in range(0, people, rows))
+        return [count * self.products.columns + self.ring.degree for count in counts]
+
+    def binding(self, block: int, request_digest: bytes) -> StepBinding:
+        """What the answers for a block are about: these people, and these encrypted labels."""
+        people = self.people_of(block)
+        rows = f"people {people.start} to {people.stop}".encode()
+        return StepBinding(
+            session=self.products.session,
+            step=block,
+            rows=hashlib.sha256(rows).digest(),
+            message=request_digest,
+        )
+
+    def pack(self, words: Words, block: int) -> list[bytes]:
+        octets = words.astype(_WORD, copy=False).view(np.uint8).reshape(-1, _WORD.itemsize)
+        stops = np.cumsum(self.words(block))
+        parts = np.split(octets[:, : self.word_bytes], stops[:-1])
+        return [part.tobytes() for part in parts]
+
+    def parse(self, frame: Frame, block: int, *, sender: str) -> Words:
+        """The words in a frame for a block, which may each have any value. Raises
+        RemoteProtocolError: too few or too many, or of another block.
+        """
+        people, counts = len(self.people_of(block)), self.words(block)
+        if (frame.step, frame.shape) != (block, (people, self.products.columns)):
+            raise RemoteProtocolError(
+                f"{sender} sent block {frame.step} of shape {frame.shape}, expected block {block} "
+                f"of shape {(people, self.products.columns)}"
+            )
+        frame.require_blobs(sender, len(counts))
+        if any(
+            len(blob) != count * self.word_bytes
+            for blob, count in zip(frame.blobs, counts, strict=True)
+        ):
+            raise RemoteProtocolError(
+                f"{sender} sent ciphertexts of other sizes than block {block} has; all parties "
+                "must hold the same agreement"
+            )
+        octets = np.zeros((sum(counts), _WORD.itemsize), dtype=np.uint8)
+        received = np.frombuffer(b"".join(frame.blobs), np.uint8)
+        octets[:, : self.word_bytes] = received.reshape(-1, self.word_bytes)
+        return octets.view(_WORD).reshape(-1)
+
+
+def request_frame(described: SumOfProducts, fingerprint: bytes, blobs: Sequence[bytes]) -> bytes:
+    agreed = described.products
+    return Frame(
+        kind=FrameKind.REQUEST,
+        name=described.name,
+        party=len(agreed.contributors),
+        step=0,
+        rows=agreed.labelled,
+        columns=agreed.columns,
+        binding=described.agreement.digest,
+        fingerprint=fingerprint,
+        blobs=tuple(blobs),
+    ).pack()
+
+
+def open_request(
+    described: SumOfProducts, fingerprint: bytes, request: bytes, count: int
+) -> tuple[bytes, ...]:
+    """The parts of such a message; RemoteProtocolError unless it is one, of `count` parts."""
+    agreed, sender = described.products, described.agreement.receiver
+    frame = Frame.parse(request, sender=sender)
+    about = frame.kind, frame.name, frame.party, frame.step, frame.shape
+    if about != (
+        FrameKind.REQUEST,
+        described.name,
+        len(agreed.contributors),
+        0,
+        (agreed.labelled, agreed.columns),
+    ):
+        raise RemoteProtocolError(
+            f"{sender} sent {frame.kind.noun} of {frame.name} of shape {frame.shape}, expected "
+            f"the request of {agreed.labelled}x{agreed.columns} labels"
+        )
+    if (frame.binding, frame.fingerprint) != (described.agreement.digest, fingerprint):
+        raise RemoteProtocolError(
+            f"{sender} encrypts labels under another agreement; compare the two configurations"
+        )
+    frame.require_blobs(sender, count)
+    return frame.blobs
+
+
+# The encrypted labels: everything in a request follows from 32 secret bytes and the labels, so that
+# whoever is told both makes the same bytes.
+
+
+def expand_key(ring: Ring, seed: bytes) -> Digits:
+    """The uniform half of the key."""
+    return ring.expand(seed, b"products key")
+
+
+def expand_label(ring: Ring, seed: bytes, place: int) -> Digits:
+    """The uniform half of the label at this place."""
+    return ring.expand(seed, b"products label", place.to_bytes(4, "big"))
+
+
+def secret_of(described: SumOfProducts, root: bytes) -> IntArray:
+    """The secret key that follows from the 32 secret bytes of a request."""
+    return ternary(described.ring.degree, derive_key(root, b"products secret"))
+
+
+def encrypt_labels(described: SumOfProducts, root: bytes, bits_nK: IntArray) -> list[bytes]:
+    """Parts of a request (public seed, b of the key and of every label); a root is used once."""
+    ring, seed = described.ring, derive_key(root, b"products seed")
+    secret_H = transform(secret_of(described, root))
+    step = ring.bits - described.headroom.plain_bits
+
+    def zero(uniform_LN: Digits, place: int) -> Digits:
+        """-a s + e for this a."""
+        product_LN = inverse(transform(ring.centred(uniform_LN)) * secret_H)
+        zero_LN = -np.rint(product_LN).astype(np.int64)
+        key = derive_key(root, b"products error", place.to_bytes(4, "big"))
+        zero_LN[0] += centred_binomial(ring.degree, key)
+        return zero_LN
+
+    blobs = [seed, ring.pack(zero(expand_key(ring, seed), 0))]
+    for place, bits_K in enumerate(bits_nK):
+        label_LN = zero(expand_label(ring, seed, place), place + 1)
+        ring.add_at(label_LN[:, : len(bits_K)], step, bits_K)
+        blobs.append(ring.pack(label_LN))
+    return blobs
+
+
+@dataclass(frozen=True)
+class LabelValues(KeepsSecrets):
+    """What a passive makes of the encrypted labels once.
+
+    Attributes:
+        digest: of the request.
+        key: values of the digits of the key (b, a) at the roots of the ring, (2, L, N / 2).
+        labels: values of the digits of all labels at the roots of the polynomials in Y, (H, n, F):
+            F is L times the powers of X, all of a and then those of b that are asked for.
+    """
+
+    digest: bytes
+    key: NDArray[np.complex128]
+    labels: NDArray[np.complex128]
+
+    @classmethod
+    def of(
+        cls,
+        described: SumOfProducts,
+        request: bytes,
+        blobs: Sequence[bytes],
+        shifts: Sequence[int] | None = None,
+    ) -> "LabelValues":
+        """Read the parts of a request.
+
+        Args:
+            described: what all parties agreed on.
+            request: all of it, for the digest.
+            blobs: what `encrypt_labels` made.
+            shifts: powers of X by which the labels are multiplied; None: by none.
+
+        Raises:
+            RemoteProtocolError: they are no polynomials, or the key is broken to the eye.
+        """
+        ring, found = described.ring, described.headroom
+        sender, seed = described.agreement.receiver, blobs[0]
+        if len(seed) != _BYTES:
+            raise RemoteProtocolError(
+                f"{sender} sent a seed of {len(seed)} bytes, expected {_BYTES}"
+            )
+        key = ring.parse(blobs[1], sender=sender), expand_key(ring, seed)
+        spread_2N = np.stack([ring.rounded(half_LN, found.kept_bits) for half_LN in key])
+        require_spread(spread_2N, 1 << found.kept_bits, sender=sender)
+        asked = found.folds * described.products.columns
+        count = len(ring.widths) * (found.stride + asked)
+        values_HnF = np.empty((found.rows // 2, len(blobs) - 2, count), dtype=np.complex128)
+        for place, blob in enumerate(blobs[2:]):
+            halves = expand_label(ring, seed, place), ring.parse(blob, sender=sender)
+            a, b = (
+                _shifted(ring.centred(half_LN), shifts[place] if shifts else 0).reshape(
+                    -1, found.rows, found.stride
+                )
+                for half_LN in halves
+            )
+            digits_LFU = np.concatenate((a, b[:, :, :asked]), axis=2).swapaxes(1, 2)
+            values_HnF[:, place] = transform(digits_LFU).reshape(count, -1).T
+        return cls(
+            digest=hashlib.sha256(request).digest(),
+            key=transform(np.stack([ring.centred(half_LN) for half_LN in key])),
+            labels=values_HnF,
+        )
+
+
+def _shifted(numbers_LN: Digits, power: int) -> Digits:
+    """Times X^power: X^N is -1."""
+    shifted_LN = np.roll(numbers_LN, power, axis=1)
+    shifted_LN[:, :power] *= -1
+    return shifted_LN
+
+
+# Whether the active encrypts labels as agreed: of many requests, all but one are opened. It is
+# found out before any passive answers, but for one time in `candidates` (covert security: Aumann
+# and Lindell 2007); a kept request that is as it should be holds one-hot labels under a proper key.
+# An active that falls silent after the coin and tries again must count as found out, as each
+# session is a new chance. Which one-hot labels it asks about is its choice.
+#
+# 1. The active makes `candidates` requests, each from 32 secret bytes, for labels that are
+#    uniform and have nothing to do with its own, and sends the hash of each.
+# 2. The passives toss a coin: each sends a hash of 32 random bytes to each other one, then the
+#    bytes. While one of them is honest, nobody knows the outcome before step 1 is over.
+# 3. Told the same outcome by all, the active sends the secret bytes of all requests but that
+#    one, the request that is kept, and for each label how far it is from the true class, modulo K.
+# 4. The passives make every opened request again and compare hashes. They multiply kept label j
+#    by X^shift: its class is then k or k + K, and an answer adds the two, unread before.
+
+
+class Candidates(KeepsSecrets):
+    """The active's requests, of which all but one are opened."""
+
+    def __init__(self, described: SumOfProducts, frames: AgreedFrames, classes_n: IntArray) -> None:
+        self._described, self._frames, self._classes_n = described, frames, classes_n
+        self._opening = threading.Lock()
+        self._roots = [fresh_key() for _ in range(described.products.candidates or 0)]
+        hashes = [_hash_of(described, frames, root) for root in self._roots]
+        self._hashes = b"".join(hashes)
+        self.commitment = request_frame(described, frames.fingerprint, (self._hashes,))
+
+    def opened(self, challenges: Mapping[str, bytes]) -> tuple[bytes, IntArray]:
+        """The message of step 3 and the secret key of the request that is kept; once.
+
+        Raises:
+            LocalProtocolError: it was opened before, as twice would open every request; or this
+                is another process.
+            RemoteProtocolError: a passive is missing, or they do not name the same request.
+        """
+        self._frames.require_own_process()  # before the lock, which a fork may have copied shut
+        described = self._described
+        kept = _agreed_challenge(described, self._frames, challenges, self._hashes)
+        with self._opening:
+            if not self._roots:
+                raise LocalProtocolError("the candidates of this request were opened already")
+            roots, self._roots = self._roots, []
+        root = roots.pop(kept)
+        columns = described.products.columns
+        classes_n = _classes_of(described, root)
+        shifts_n = ((self._classes_n - classes_n) % columns).astype(_SHIFT)
+        blobs = encrypt_labels(described, root, np.eye(columns, dtype=np.int64)[classes_n])
+        parts = (b"".join(roots), shifts_n.tobytes(), *blobs)
+        message = request_frame(described, self._frames.fingerprint, parts)
+        return message, secret_of(described, root)
+
+
+class PublicCoin(KeepsSecrets):
+    """One passive's conversation that draws which request is kept.
+
+    Raises RemoteProtocolError: the commitment is malformed.
+    """
+
+    def __init__(
+        self, me: str, described: SumOfProducts, frames: AgreedFrames, commitment: bytes
+    ) -> None:
+        agreed = described.products
+        (self.hashes,) = open_request(described, frames.fingerprint, commitment, 1)
+        if len(self.hashes) != _BYTES * (agreed.candidates or 0):
+            raise RemoteProtocolError(
+                f"{agreed.receiver} commits to {len(self.hashes)} bytes of requests, expected "
+                f"{_BYTES * (agreed.candidates or 0)}"
+            )
+        self.me = me
+        self._names, self._frames, self._candidates = (
+            agreed.contributors, frames, agreed.candidates or 1
+        )  # fmt: skip
+        self._drawn = {me: fresh_key()}
+        self._promised: dict[str, bytes] = {}
+
+    def start(self) -> Sequence[Outgoing]:
+        """Send every other passive a hash of this one's bytes."""
+        return self._to_all(self._promise(self.me, self._drawn[self.me]))
+
+    def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
+        """Take a hash first, then the bytes that it is of."""
+        if sender not in self._names or sender == self.me or sender in self._drawn:
+            raise RemoteProtocolError(f"{sender} sent {self.me} a message of a coin out of turn")
+        frame = self._frames.open_own_setup(body, sender, self.me)
+        if len(frame.blobs) != 1 or len(frame.blobs[0]) != _BYTES:
+            raise RemoteProtocolError(f"{sender} sent no {_BYTES} bytes of a coin")
+        told = frame.blobs[0]
+        if sender in self._promised:
+            if self._promise(sender, told) != self._promised[sender]:
+                raise RemoteProtocolError(
+                    f"{sender} sent other bytes for the coin than it promised, or got other hashes "
+                    f"of {self._frames.agreement.receiver}"
+                )
+            self._drawn[sender] = told
+            return ()
+        self._promised[sender] = told
+        # This party's own bytes stay secret until all the others are bound to theirs.
+        bound = len(self._promised) == len(self._names) - 1
+        return self._to_all(self._drawn[self.me]) if bound else ()
+
+    @property
+    def finished(self) -> bool:
+        return len(self._drawn) == len(self._names)
+
+    @property
+    def kept(self) -> int:
+        """Which request is kept. Raises LocalProtocolError: the coin is still in the air."""
+        if not self.finished:
+            raise LocalProtocolError(f"{self.me} tosses a coin still; finish that conversation")
+        drawn = b"".join(self._drawn[name] for name in self._names)
+        number = hashlib.sha256(b"products coin" + self.hashes + drawn).digest()
+        return int.from_bytes(number, "big") % self._candidates
+
+    def challenge(self) -> bytes:
+        return self._frames.setup(_challenge(self.kept, self.hashes))
+
+    def _promise(self, name: str, drawn: bytes) -> bytes:
+        parts = (b"products promise", name.encode(), self.hashes, drawn)
+        framed = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+        return hashlib.sha256(framed).digest()
+
+    def _to_all(self, told: bytes) -> Sequence[Outgoing]:
+        message = self._frames.setup(told)
+        return tuple(Outgoing(name, message) for name in self._names if name != self.me)
+
+
+def open_audited(
+    described: SumOfProducts, frames: AgreedFrames, coin: PublicCoin, request: bytes
+) -> LabelValues:
+    """Check every opened request, and read the one that is kept. Raises LocalProtocolError: the
+    coin is still in the air; RemoteProtocolError: the active cheated, or the message is malformed.
+    """
+    agreed, kept = described.products, coin.kept
+    parts = open_request(described, frames.fingerprint, request, 4 + agreed.labelled)
+    roots, shifts = parts[0], np.frombuffer(parts[1][: len(parts[1]) & ~1], _SHIFT)
+    sizes = len(coin.hashes) - _BYTES, _SHIFT.itemsize * agreed.labelled
+    if (len(roots), len(parts[1])) != sizes or shifts.max(initial=0) >= agreed.columns:
+        raise RemoteProtocolError(
+            f"{agreed.receiver} opened requests in {len(roots)} bytes and shifts labels in "
+            f"{len(parts[1])}, expected {sizes[0]} and {sizes[1]}, shifts below {agreed.columns}"
+        )
+    hashes = [
+        _hash_of(described, frames, roots[start : start + _BYTES])
+        for start in range(0, len(roots), _BYTES)
+    ]
+    blobs = parts[2:]
+    hashes.insert(kept, _hash(request_frame(described, frames.fingerprint, blobs)))
+    if b"".join(hashes) != coin.hashes:
+        raise RemoteProtocolError(
+            f"{agreed.receiver} cheated: the requests that it opened, or the one that is kept, are "
+            "not those that it committed to; nothing is answered"
+        )
+    return LabelValues.of(described, request, blobs, [int(shift) for shift in shifts])
+
+
+def _classes_of(described: SumOfProducts, root: bytes) -> IntArray:
+    """The labels of the request of these secret bytes: uniform to within 2^-50."""
+    agreed = described.products
+    key = derive_key(root, b"products classes")
+    words = np.frombuffer(keystream(key, length=8 * agreed.labelled), "<u8")
+    return (words % np.uint64(agreed.columns)).astype(np.int64)
+
+
+def _hash_of(described: SumOfProducts, frames: AgreedFrames, root: bytes) -> bytes:
+    bits_nK = np.eye(described.products.columns, dtype=np.int64)[_classes_of(described, root)]
+    blobs = encrypt_labels(described, root, bits_nK)
+    return _hash(request_frame(described, frames.fingerprint, blobs))
+
+
+def _hash(request: bytes) -> bytes:
+    return hashlib.sha256(b"products candidate" + request).digest()
+
+
+def _challenge(kept: int, hashes: bytes) -> bytes:
+    return kept.to_bytes(2, "big") + hashlib.sha256(hashes).digest()
+
+
+def _agreed_challenge(
+    described: SumOfProducts, frames: AgreedFrames, challenges: Mapping[str, bytes], hashes: bytes
+) -> int:
+    agreed = described.products
+    if set(challenges) != set(agreed.contributors):
+        raise RemoteProtocolError(
+            f"{agreed.receiver} waits for a challenge of each of {', '.join(agreed.contributors)}, "
+            f"got {', '.join(sorted(challenges)) or 'none'}"
+        )
+    told = {
+        b"".join(frames.open_own_setup(body, name, agreed.receiver).blobs)
+        for name, body in challenges.items()
+    }
+    possible = {_challenge(kept, hashes): kept for kept in range(agreed.candidates or 0)}
+    if len(told) != 1 or not told <= set(possible):
+        raise RemoteProtocolError(
+            "the passives do not name one of the requests that were committed to, all the same; "
+            "nothing is opened"
+        )
+    return possible[told.pop()]
+
+
+class ProductReceiver(SumReceiver):
+    """The active's end; the secret key is gone once it refused a sum.
+
+    Args:
+        described: what all parties agreed on.
+        labels_nK: bits of any type, n rows by K columns.
+
+    Raises:
+        LocalProtocolError: other numbers, or another shape.
+    """
+
+    _sum: SumOfProducts
+
+    def __init__(self, described: SumOfProducts, labels_nK: NDArray[Any]) -> None:
+        frames = described.frames()
+        super().__init__(described, frames, NoSetup())
+        self._secret: NDArray[np.complex128] | None = None
+        self._request = self._digest = b""
+        self._candidates: Candidates | None = None
+        bits_nK = _checked_bits(labels_nK, described.products)
+        if described.products.candidates is not None:
+            self._candidates = Candidates(described, frames, bits_nK.argmax(axis=1))
+            return
+        root = fresh_key()
+        blobs = encrypt_labels(described, root, bits_nK)
+        self._made(request_frame(described, frames.fingerprint, blobs), secret_of(described, root))
+
+    def commitment(self) -> bytes:
+        """The hashes of all candidates, the same bytes for every passive. Raises
+        LocalProtocolError: the agreement asks for no candidates.
+        """
+        return self._audited().commitment
+
+    def request(self, challenges: Mapping[str, bytes] | None = None) -> bytes:
+        """The encrypted labels, the same bytes for every passive.
+
+        Args:
+            challenges: of each passive, by its authenticated name; given the first time, and
+                exactly where the agreement asks for candidates.
+
+        Raises:
+            LocalProtocolError: challenges that are missing, not agreed or given a second time; or
+                a sum was refused before.
+            RemoteProtocolError: challenges that do not agree.
+        """
+        self._require_no_refusal()
+        if challenges is not None:
+            self._made(*self._audited().opened(challenges))
+        if not self._request:
+            raise LocalProtocolError("the labels are sent once the passives' challenges came")
+        return self._request
+
+    def _audited(self) -> Candidates:
+        if self._candidates is None:
+            raise LocalProtocolError("this agreement has no candidates: request the labels")
+        return self._candidates
+
+    def _made(self, request: bytes, secret_N: IntArray) -> None:
+        self._request, self._secret = request, transform(secret_N)
+        self._digest = hashlib.sha256(request).digest()
+
+    def open(self, block: int, combined: bytes) -> FloatArray:
+        """The sum of products of one block's people, (people, K) in float64.
+
+        Raises:
+            LocalProtocolError: no such block, one at or below the last that was opened, or a sum
+                was refused before.
+            RemoteProtocolError: a frame of another block or shape, or one that was altered.
+        """
+        described = self._sum
+        self.request()  # where it is due still, there is nothing to open
+        shape = len(described.people_of(block)), described.products.columns
+        return self.decode(combined, shape, described.binding(block, self._digest))
+
+    def _open(self, frame: Frame, binding: StepBinding) -> FloatArray:
+        described, found = self._sum, self._sum.headroom
+        columns = described.products.columns
+        words = described.parse(frame, binding.step, sender=described.agreement.combiner)
+        integers_BK, start = np.empty(frame.shape, dtype=np.int64), 0
+        for place, count in enumerate(described.words(binding.step)):
+            people = (count - described.ring.degree) // columns
+            c0, c1_N = np.split(words[start : start + count], [people * columns])
+            phase_US = self._times_secret(c1_N).reshape(found.rows, found.stride)
+            phase_UK = c0.reshape(people, columns) + self._folded(phase_US[:people])
+            first, start = place * found.rows, start + count
+            integers_BK[first : first + people] = self._step_of(phase_UK, binding)
+        self._require_range(integers_BK, binding)
+        return described.fixed_point.dequantise(integers_BK)
+
+    def _folded(self, phase_US: Words) -> Words:
+        """For each class what its one or two powers of X hold."""
+        folds, columns = self._sum.headroom.folds, self._sum.products.columns
+        parts = phase_US[:, : folds * columns].reshape(-1, folds, columns)
+        folded: Words = parts.sum(axis=1, dtype=np.uint64)
+        return folded
+
+    def _times_secret(self, c1_N: Words) -> Words:
+        """c1 s modulo 2^64, exactly: 16 bits of c1 at a time."""
+        assert self._secret is not None
+        total_N = np.zeros_like(c1_N)
+        for shift in range(0, self._sum.headroom.kept_bits, 16):
+            part_N = (c1_N >> np.uint64(shift)) & np.uint64(2**16 - 1)
+            product_N = np.rint(inverse(transform(part_N) * self._secret)).astype(np.int64)
+            total_N += product_N.view(np.uint64) << np.uint64(shift)
+        return total_N
+
+    def _step_of(self, phase: Words, binding: StepBinding) -> IntArray:
+        """The integers modulo t nearest to these words, all within the bound of honest noise."""
+        found = self._sum.headroom
+        unused = np.uint64(64 - found.kept_bits)
+        signed = (phase << unused).view(np.int64) >> np.int64(unused)
+        step_bits = found.kept_bits - found.plain_bits
+        integers = (signed + (1 << (step_bits - 1))) >> step_bits
+        noise = signed - (integers << step_bits)
+        if not -found.noise_bound <= noise.min() <= noise.max() <= found.noise_bound:
+            raise self._beyond_range(binding)
+        half = 1 << (found.plain_bits - 1)
+        return np.where(integers == half, -half, integers)
+
+    def _require_range(self, integers_BK: IntArray, binding: StepBinding) -> None:
+        described = self._sum
+        noise = described.fixed_point.largest - described.fixed_point.levels
+        limit = len(described.agreement.contributors) * (row_limit(described.products) + noise)
+        if not -limit <= integers_BK.min() <= integers_BK.max() <= limit:
+            raise self._beyond_range(binding)
+
+    def _forget(self) -> None:
+        self._secret = None
+
+
+class ProductContributor(Role):
+    """A passive's end: knows the encrypted labels once the request came."""
+
+    def __init__(self, described: SumOfProducts, me: str) -> None:
+        frames = described.frames()
+        others = [name for name in described.agreement.contributors if name != me]
+        described.agreement.position(me)
+        self.me = me
+        self._products = described
+        self._seeds = PairwiseSeeds(me, others, frames)
+        self._coin: PublicCoin | None = None
+        self._labels: LabelValues | None = None
+        super().__init__(frames, self._seeds)
+
+    def toss(self, commitment: bytes) -> Conversation:
+        """The conversation among the passives that draws which candidate is kept.
+
+        Raises:
+            LocalProtocolError: the agreement asks for no candidates.
+            RemoteProtocolError: the commitment is malformed, or a second one.
+        """
+        described = self._products
+        if described.products.candidates is None:
+            raise LocalProtocolError("this agreement has no candidates: accept the request")
+        if self._coin is not None:
+            raise RemoteProtocolError(
+                f"{described.agreement.receiver} sent a second commitment to {self.me}"
+            )
+        self._coin = PublicCoin(self.me, described, self._frames, commitment)
+        return self._coin
+
+    def challenge(self) -> bytes:
+        """Which one is kept, for the active. Raises LocalProtocolError: no coin was tossed."""
+        return self._tossed().challenge()
+
+    def _tossed(self) -> PublicCoin:
+        if self._coin is None:
+            raise LocalProtocolError(f"{self.me} has tossed no coin yet")
+        return self._coin
+
+    def accept(self, request: bytes) -> None:
+        """Take the encrypted labels, once; with candidates, check those that were opened. Raises
+        LocalProtocolError: with candidates, before the coin has fallen; RemoteProtocolError:
+        malformed, under other parameters, or a second one; or the active cheated.
+        """
+        described = self._products
+        if self._labels is not None:
+            raise RemoteProtocolError(
+                f"{described.agreement.receiver} sent a second request to {self.me}"
+            )
+        if described.products.candidates is not None:
+            self._labels = open_audited(described, self._frames, self._tossed(), request)
+            return
+        count = 2 + described.products.labelled
+        blobs = open_request(described, self._frames.fingerprint, request, count)
+        self._labels = LabelValues.of(described, request, blobs)
+
+    def answer(self, block: int, rows_Bn: FloatArray, noise_BK: IntArray | None = None) -> bytes:
+        """The protected products of one block's people; blocks go up, each is answered once.
+
+        Args:
+            block: its index.
+            rows_Bn: float32 or float64, the rows of A of `people_of(block)`.
+            noise_BK: steps of fixed point, from `apfed_protocols.noise` under a key of this party;
+                given exactly where the agreement says noise.
+
+        Raises:
+            LocalProtocolError: rows of another shape, not finite or beyond the bound; noise that
+                is not as agreed; a block at or below the last one; or the setup or the request
+                is missing.
+        """
+        described = self._products
+        shape = len(described.people_of(block)), described.products.columns
+        integers_Bn = self._quantised(rows_Bn, shape[0])
+        agreed = noise_BK is not None or described.agreement.noise is not None
+        noise_BK = described.fixed_point.checked_noise(noise_BK, shape) if agreed else None
+        if self._labels is None:
+            raise LocalProtocolError(f"{self.me} has no labels yet; accept the request first")
+        self._seeds.require_finished()
+        binding = described.binding(block, self._labels.digest)
+        self._frames.begin_step(binding)
+        words = self._flattened(*self._ciphertexts(integers_Bn, self._labels), noise_BK, shape)
+        self._seeds.add_cancelling(binding, words)
+        return self._frames.contribution(self.me, binding, shape, described.pack(words, block))
+
+    def answers(self, rows: Rows, noise: Noise = None) -> Iterator[bytes]:
+        """The answers for all blocks in order, one in memory at a time.
+
+        Args:
+            rows: A, (people, n); or a function from a range of people to their rows.
+            noise: the same of shape (people, K), where it was agreed.
+        """
+        for block in range(self._products.blocks):
+            people = self._products.people_of(block)
+            taken = slice(people.start, people.stop)
+            rows_Bn = rows(people) if callable(rows) else rows[taken]
+            noise_BK = noise(people) if callable(noise) else None if noise is None else noise[taken]
+            yield self.answer(block, rows_Bn, noise_BK)
+
+    def _quantised(self, rows_Bn: FloatArray, people: int) -> IntArray:
+        agreed, levels = self._products.products, self._products.fixed_point.levels
+        if checked_matrix(rows_Bn).shape != (people, agreed.labelled):
+            raise LocalProtocolError(
+                f"the block has rows of shape {(people, agreed.labelled)}, got {rows_Bn.shape}"
+            )
+        with np.errstate(over="ignore"):  # infinite is beyond the bound, too
+            scaled_Bn = np.rint(rows_Bn * np.float64(levels / agreed.row_bound))
+        if np.abs(scaled_Bn).sum(axis=1).max() > row_limit(agreed):
+            raise LocalProtocolError(
+                f"a row of {self.me} adds up to more than row_bound = {agreed.row_bound:g} in "
+                "magnitude; scale the rows, or agree on a larger bound"
+            )
+        return scaled_Bn.astype(np.int64)
+
+    def _ciphertexts(self, integers_Bn: IntArray, labels: LabelValues) -> tuple[Digits, Digits]:
+        """Digits of (c0, c1), smudged: (L, C, U, K), where numbers are asked for, and (L, C, N)."""
+        found, ring = self._products.headroom, self._products.ring
+        count, columns = -(-len(integers_Bn) // found.rows), self._products.products.columns
+        padded = np.zeros((count * found.rows, integers_Bn.shape[1]))
+        padded[: len(integers_Bn)] = integers_Bn
+        values_CnH = transform(padded.reshape(count, found.rows, -1).swapaxes(1, 2))
+        products_HCF = np.ascontiguousarray(values_CnH.transpose(2, 0, 1)) @ labels.labels
+        products_CFU = inverse(np.ascontiguousarray(products_HCF.transpose(1, 2, 0)))
+        zeros_2LCN = self._zeros(labels, count)
+        places = (len(ring.widths), count, found.rows, -1)
+        sums_LCUF = products_CFU.reshape(count, len(ring.widths), -1, found.rows).transpose(
+            1, 0, 3, 2
+        )
+        c1_LCUS = np.rint(sums_LCUF[..., : found.stride] + zeros_2LCN[1].reshape(places))
+        b_LCUF = zeros_2LCN[0].reshape(places)[..., : found.folds * columns]
+        c0_LCUF = np.rint(sums_LCUF[..., found.stride :] + b_LCUF).astype(np.int64)
+        c0_LCUK = c0_LCUF.reshape(*c0_LCUF.shape[:3], found.folds, columns).sum(axis=3)
+        c1_LCN = c1_LCUS.astype(np.int64).reshape(len(ring.widths), count, ring.degree)
+        c1_LCN[0] += centred_binomial(count * ring.degree).reshape(count, -1)
+        self._smudge(c0_LCUK)
+        return c0_LCUK, c1_LCN
+
+    def _zeros(self, labels: LabelValues, count: int) -> NDArray[np.float64]:
+        """Fresh (b u, a u) for so many ciphertexts; the errors come later, in digits."""
+        u_CN = ternary(count * self._products.ring.degree).reshape(count, -1)
+        return inverse(labels.key[:, :, None] * transform(u_CN))
+
+    def _smudge(self, c0_LCUK: Digits) -> None:
+        """Add the noise that drowns what is left of A and of this party's own errors."""
+        self._products.ring.add_uniform(c0_LCUK, self._products.headroom.smudging_bits)
+
+    def _flattened(
+        self, c0_LCUK: Digits, c1_LCN: Digits, noise_BK: IntArray | None, shape: tuple[int, int]
+    ) -> Words:
+        """The words of an answer, ciphertext by ciphertext, before the masks."""
+        found, ring = self._products.headroom, self._products.ring
+        c0_BK = ring.rounded(c0_LCUK, found.kept_bits).reshape(-1, shape[1])[: shape[0]]
+        if noise_BK is not None:
+            step = np.uint64(found.kept_bits - found.plain_bits)
+            c0_BK = c0_BK + (noise_BK.view(np.uint64) << step)
+        c1_CN = ring.rounded(c1_LCN, found.kept_bits)
+        parts: list[Words] = []
+        for place, c1_N in enumerate(c1_CN):
+            first = place * found.rows
+            parts += [c0_BK[first : first + found.rows].reshape(-1), c1_N]
+        return np.concatenate(parts)
+
+
+class ProductCombiner(Role):
+    """The aggregator's end: adds words that are uniform to it."""
+
+    def __init__(self, described: SumOfProducts) -> None:
+        self._products = described
+        super().__init__(described.frames(), NoSetup())
+
+    def combine(self, block: int, answers: Mapping[str, bytes]) -> bytes:
+        """Add one answer of each passive for one block; blocks go up.
+
+        Raises:
+            LocalProtocolError: there is no such block.
+            RemoteProtocolError: a passive is missing or unknown, a frame is malformed, replayed or
+                of another block, or the frames answer different labels.
+        """
+        described = self._products
+        described.people_of(block)
+        frames = self._frames.open_contributions(answers, None)
+        total: Words | int = 0
+        for name, frame in zip(described.agreement.contributors, frames, strict=True):
+            total = total + described.parse(frame, block, sender=name)
+        assert not isinstance(total, int)
+        return self._frames.sum_of(frames, described.pack(total, block))
+
+
+def _checked_bits(labels_nK: object, agreement: ProductAgreement) -> IntArray:
+    shape = agreement.labelled, agreement.columns
+    if type(labels_nK) is not np.ndarray or labels_nK.shape != shape:
+        raise LocalProtocolError(
+            f"the labels are an array of shape {shape}, got {type(labels_nK).__name__} of shape "
+            f"{np.shape(labels_nK)}"  # type: ignore[call-overload]  # whatever it is
+        )
+    if agreement.candidates is not None and (labels_nK != 0).sum(axis=1).tolist() != [1] * shape[0]:
+        raise LocalProtocolError("with candidates every row of the labels has one class")
+    if labels_nK.dtype.kind not in "biuf" or not np.isin(labels_nK, (0, 1)).all():
+        raise LocalProtocolError("the labels are bits, 0 or 1; got other numbers")
+    return labels_nK.astype(np.int64)

@@ -1,4 +1,6 @@
-"""Polynomials modulo X^N + 1 and a power of two, exact, by Fourier transforms of their digits.
+"""What a sum of products rests on: its agreement, and exact polynomials that fit it.
+
+Polynomials modulo X^N + 1 and a power of two, by Fourier transforms of their digits.
 
 Run by: the active and the passives of a sum of products. A coefficient modulo 2^k is a row of
 digits; a product of polynomials is one of digits with small integers, in float64, rounded. The
@@ -19,15 +21,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from apfed_protocols.checks import take_numpy_integers
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.noise import largest_noise
-from apfed_protocols.products.ring import ProductAgreement
 from apfed_protocols.randomness import fresh_key, keystream
 from apfed_protocols.sums.fixed_point import SECURE_MODULUS_BITS
+from apfed_protocols.sums.interface import SumAgreement
 
 __all__ = [
     "LARGEST_ERROR",
     "Digits",
+    "ProductAgreement",
     "ProductHeadroom",
     "Ring",
     "Words",
@@ -54,6 +58,9 @@ _ERROR = 1 / 4  # of a float from its integer
 _MARGIN = 3  # bits, where there is room: then most altered answers do not open
 _LEAST_ROWS = 4  # people of a ciphertext
 _WORDS = 2**17  # coefficients of the ciphertexts of a block, about
+_MOST = {"people": 2**28, "columns": 512, "labelled": 4096}
+_SECURITY = (20, 64)
+_CANDIDATES = (2, 1024)
 
 
 def split(bits: int, widest: int) -> tuple[int, ...]:
@@ -101,10 +108,8 @@ class Ring:
         return self._digits(octets_CO)
 
     def parse(self, blob: bytes, *, sender: str) -> Digits:
-        """The digits (L, N) of a polynomial.
-
-        Raises:
-            RemoteProtocolError: another size, or a coefficient beyond the modulus.
+        """The digits (L, N) of a polynomial. Raises RemoteProtocolError: another size, or a
+        coefficient beyond the modulus.
         """
         if len(blob) != self.size:
             raise RemoteProtocolError(
@@ -231,12 +236,79 @@ def product_error(size: int, terms: int) -> float:
     return 2 * _ROUND_OFF * rounds
 
 
-# Parameters under which the products are exact, secure, and say nothing through their noise.
-#
-# Run by: every role, from the agreement only, so that all find the same. Protects from: parameters
-# below 128-bit security; sums that wrap around; and an active that reads a passive's matrix out of
-# the noise of its ciphertexts. The bounds, in the order of `_fit`; all of them are worst cases but
-# for the rounding of the answer:
+@dataclass(frozen=True, kw_only=True)
+class ProductAgreement:
+    """What all parties fix; public.
+
+    Raises LocalProtocolError on construction when a field is of another type or out of its range.
+
+    Attributes:
+        session, receiver, combiner, contributors, bits, allow_single: as in `SumAgreement`.
+        people: U, rows of every passive's matrix, aligned; 1 to 2^28.
+        columns: K, columns of the labels; 1 to 512.
+        labelled: n, rows of the labels and columns of every matrix; 1 to 4096.
+        row_bound: largest sum over j of |A[u, j]| of a person u, so that a product with bits lies
+            in [-row_bound, row_bound]. A step of fixed point is row_bound / (2^(bits - 1) - 1).
+        noise: deviation of the discrete Gaussian noise that each passive adds to each product, in
+            steps; None: none.
+        security: lambda; all that the active can tell from the noise of all ciphertexts of all
+            passives is at most 2^-lambda in statistical distance; 20 to 64.
+        candidates: requests that the active makes, of which the passives see through all but one;
+            an active that cheats is found out but for one time in so many (see `audit`). Labels
+            are then one-hot. 2 to 1024; None: the active is trusted.
+    """
+
+    session: str
+    receiver: str
+    combiner: str
+    contributors: tuple[str, ...]
+    people: int
+    columns: int
+    labelled: int
+    bits: int = 16
+    row_bound: float = 1.0
+    noise: int | None = None
+    security: int = 40
+    candidates: int | None = None
+    allow_single: bool = False
+
+    def __post_init__(self) -> None:
+        take_numpy_integers(self)
+        for name, most in _MOST.items():
+            value = getattr(self, name)
+            if type(value) is not int or not 1 <= value <= most:
+                raise LocalProtocolError(
+                    f"{name} of a sum of products lies in 1..{most}, got {value!r}"
+                )
+        least, most = _SECURITY
+        if type(self.security) is not int or not least <= self.security <= most:
+            raise LocalProtocolError(f"security lies in {least}..{most}, got {self.security!r}")
+        if self.candidates is not None:
+            least, most = _CANDIDATES
+            if type(self.candidates) is not int or not least <= self.candidates <= most:
+                raise LocalProtocolError(
+                    f"candidates lies in {least}..{most}, got {self.candidates!r}"
+                )
+        _ = self.blocks_sum  # which checks the rest
+
+    @cached_property
+    def blocks_sum(self) -> SumAgreement:
+        """What the products are to the aggregator: one sum of (people, columns) for each block."""
+        return SumAgreement(
+            session=self.session,
+            receiver=self.receiver,
+            combiner=self.combiner,
+            contributors=self.contributors,
+            clip_norm=self.row_bound,
+            bits=self.bits,
+            noise=self.noise,
+            allow_single=self.allow_single,
+        )
+
+
+# Parameters under which the products are exact, secure, and say nothing through their noise: an
+# active could read a passive's matrix out of the noise of its ciphertexts. The bounds, in the order
+# of `_fit`; all of them are worst cases but for the rounding of the answer:
 #
 # 1. A row of integers has sum_j |A_uj| <= R = 2^(bits - 1) - 1 + n / 2 + 1. Sums of M passives
 #    with noise of at most g lie within M (R + g), and t = 2^plain is the least that holds them.
@@ -287,7 +359,6 @@ class ProductHeadroom:
 
     @property
     def ring(self) -> Ring:
-        """The ring of the ciphertexts."""
         return Ring(self.degree, self.widths)
 
     @property
@@ -302,10 +373,8 @@ def row_limit(agreement: ProductAgreement) -> int:
 
 
 def solve_products(agreement: ProductAgreement) -> ProductHeadroom:
-    """The smallest ring degree that fits, and in it the smallest answer.
-
-    Raises:
-        LocalProtocolError: none fits; says what to lower.
+    """The smallest ring degree that fits, and in it the smallest answer. Raises LocalProtocolError:
+    none fits; says what to lower.
     """
     for degree in _DEGREES:
         found = _fit(agreement, degree)

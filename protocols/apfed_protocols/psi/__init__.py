@@ -15,7 +15,7 @@ Example:
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,9 +108,9 @@ def align(
         DataError: unfit IDs or names, IDs of which no two can match, unknown hub or protocol, or
             fewer common rows than `minimum_rows`.
     """
-    agreed = _Agreed(protocol, normalisation, minimum_rows, maximum_ids)
+    agreed: dict[str, Any] = {"minimum_rows": minimum_rows, "maximum_ids": maximum_ids}
     output = Output.HUB_ROWS if hub_only else Output.ROWS
-    aligners = _play(ids_by_party, hub, agreed, output, threads, progress)
+    aligners = _play(ids_by_party, hub, protocol, normalisation, output, agreed, threads, progress)
     opened = [hub] if hub_only else ids_by_party
     return {party: aligners[party].rows for party in opened}
 
@@ -127,8 +127,11 @@ def count_common(
     progress: Callable[[Progress], None] | None = None,
 ) -> int:
     """Return how many IDs all parties share; no party learns which. See `align`."""
-    agreed = _Agreed(protocol, normalisation, minimum_rows, maximum_ids)
-    return _play(ids_by_party, hub, agreed, Output.SIZE, threads, progress)[hub].size
+    agreed: dict[str, Any] = {"minimum_rows": minimum_rows, "maximum_ids": maximum_ids}
+    played = _play(
+        ids_by_party, hub, protocol, normalisation, Output.SIZE, agreed, threads, progress
+    )
+    return played[hub].size
 
 
 def share_membership(
@@ -145,26 +148,20 @@ def share_membership(
 
     Nobody learns them; they are for further protocols on shares. See `align`.
     """
-    agreed = _Agreed("circuit", normalisation, minimum_rows, maximum_ids)
-    aligners = _play(ids_by_party, hub, agreed, Output.SHARED, threads, progress)
+    agreed: dict[str, Any] = {"minimum_rows": minimum_rows, "maximum_ids": maximum_ids}
+    aligners = _play(
+        ids_by_party, hub, "circuit", normalisation, Output.SHARED, agreed, threads, progress
+    )
     return {party: aligner.membership for party, aligner in aligners.items()}
-
-
-@dataclass(frozen=True)
-class _Agreed:
-    """What all parties fix."""
-
-    protocol: str
-    normalisation: IdNormalisation
-    minimum_rows: int
-    maximum_ids: int
 
 
 def _play(
     ids_by_party: Mapping[str, IdColumn],
     hub: str,
-    agreed: _Agreed,
+    name: str,
+    normalisation: IdNormalisation,
     output: Output,
+    agreed: dict[str, Any],
     threads: int | None,
     progress: Callable[[Progress], None] | None,
 ) -> Mapping[str, Aligner]:
@@ -176,27 +173,22 @@ def _play(
             f"the parties are {', '.join(map(str, ids_by_party)) or 'none'}"
         )
     known = [_AUTO, *sorted(SET_INTERSECTIONS)]
-    if agreed.protocol not in known:
-        raise DataError(
-            f"no set intersection is called {agreed.protocol!r}; there are: {', '.join(known)}"
-        )
+    if name not in known:
+        raise DataError(f"no set intersection is called {name!r}; there are: {', '.join(known)}")
     session = f"in memory {fresh_key().hex()}"
     ids: dict[str, list[bytes]] = {}
     try:
         require_names("set intersection", session, list(ids_by_party))
         for party, column in ids_by_party.items():
-            ids[party] = encode_ids(
-                party, column, agreed.normalisation, maximum_ids=agreed.maximum_ids
-            )
+            ids[party] = encode_ids(party, column, normalisation, maximum_ids=agreed["maximum_ids"])
         require_comparable({party: map(text_of, ids[party]) for party in (hub, *members)})
         sizes = {party: len(rows) for party, rows in ids.items()}
-        chosen = choose_protocol(sizes) if agreed.protocol == _AUTO else agreed.protocol
+        chosen = choose_protocol(sizes) if name == _AUTO else name
         protocol = SET_INTERSECTIONS[chosen](
             IntersectionAgreement(
                 session=session,
-                minimum_rows=agreed.minimum_rows,
-                maximum_ids=agreed.maximum_ids,
-                encoding=agreed.normalisation.encoding,
+                **agreed,
+                encoding=normalisation.encoding,
                 dealer=_DEALER,
                 output=output,
             ),
@@ -211,7 +203,7 @@ def _play(
     except IntersectionTooSmallError as error:
         shown = ", ".join(f"{party} {len(rows)}" for party, rows in ids.items())
         raise DataError(
-            f"{error}. Rows by party: {shown}; normalisation: {agreed.normalisation}"
+            f"{error}. Rows by party: {shown}; normalisation: {normalisation}"
         ) from error
     except LocalProtocolError as error:
         raise DataError(str(error)) from error

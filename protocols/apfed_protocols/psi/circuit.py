@@ -12,7 +12,7 @@ have the dealer count more than there are (`UNCHECKED`).
    (`apfed_protocols.psi.hashing`). The hub commits to its part of the key before it sees the
    members' parts, and reveals it when it has them all, so that no party alone chooses where IDs
    fall. Where IDs do not fit at any party, all go on to the next key derived from the same parts.
-2. For each chunk of bins, the dealer hands out triples, or did so ahead (`Stocking`); the hub and
+2. For each chunk of bins, the dealer hands out triples, or did so ahead (`stock_hub`); the hub and
    each member compare the tag in each bin with the member's slots (or one programmed value,
    `apfed_protocols.psi.opprf`), 64 bits by six levels of AND, and XOR the slots: one bit a bin,
    shared by the two. Levels of AND over all members make it one bit of all.
@@ -37,15 +37,13 @@ import struct
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from functools import partial
-from typing import ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from apfed_protocols.crypten import load_crypten
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.ids import check_ids
 from apfed_protocols.psi import hashing
 from apfed_protocols.psi.hashing import (
     BITS,
@@ -62,8 +60,7 @@ from apfed_protocols.psi.hashing import (
     slots_for,
 )
 from apfed_protocols.psi.interface import (
-    Admit,
-    DealingAhead,
+    DealtIntersection,
     Framing,
     Guesses,
     Inbox,
@@ -72,7 +69,6 @@ from apfed_protocols.psi.interface import (
     Membership,
     Opened,
     Output,
-    Progress,
     Script,
     ScriptedRole,
     Supply,
@@ -80,7 +76,6 @@ from apfed_protocols.psi.interface import (
     agreed_size,
     announced_size,
     check_announced,
-    check_choices,
     check_parties,
     largest_size,
 )
@@ -89,12 +84,11 @@ from apfed_protocols.psi.vole import match
 from apfed_protocols.randomness import KEY_BYTES, derive_key, fresh_key, random_permutation
 
 __all__ = [
-    "CHUNK_SLOTS", "ENOUGH", "TOO_FEW", "UNCHECKED", "VERDICT", "VERSION", "CircuitIntersection",
-    "Comparing", "CryptenCircuitIntersection", "Desk", "Kind", "Meeting", "Rows",
-    "Slots", "Stocking", "all_members_agree", "any_slot_equals", "chunks", "deal_request",
-    "dealer_script", "hub_triples", "longest_message", "meet_as_hub", "meet_as_member",
-    "member_triples", "open_at_hub", "open_at_member", "planned_bins_and_slots", "stocking_script",
-    "triple_words",
+    "CHUNK_SLOTS", "ENOUGH", "TOO_FEW", "UNCHECKED", "VERDICT", "VERSION",
+    "CircuitIntersection", "CryptenCircuitIntersection", "Desk", "Kind", "Meeting", "Rows",
+    "Slots", "all_members_agree", "any_slot_equals", "chunks", "deal_request",
+    "hub_triples", "meet_as_hub", "meet_as_member", "member_triples", "open_at_hub",
+    "open_at_member", "triple_words",
 ]  # fmt: skip
 
 
@@ -151,8 +145,6 @@ class Meeting:
 
 
 class Kind(IntEnum):
-    """What a message is."""
-
     COMMIT = 1
     JOIN = 2
     REVEAL = 3
@@ -174,78 +166,133 @@ class Kind(IntEnum):
 
 
 class Desk(AnyDesk[Kind]):
-    """Frames one party's messages, and reads those of its peers."""
-
-    def __init__(
-        self,
-        me: str,
-        agreement: IntersectionAgreement,
-        progress: Callable[[Progress], None] | None = None,
-        *,
-        version: int = VERSION,
-    ) -> None:
-        super().__init__(
-            me, agreement, kinds=Kind, version=version, work="comparing bins", progress=progress
-        )
-
-    def read_words(self, inbox: Inbox, sender: str, kind: Kind, shape: tuple[int, ...]) -> Words:
-        """Return the body as 64-bit words of this shape."""
-        body = self.read(inbox, sender, kind, WORD.itemsize * int(np.prod(shape)))
-        return np.frombuffer(body, WORD).reshape(shape)
+    kinds = Kind
+    version = VERSION
+    work = "comparing bins"
 
 
-class Comparing(Protocol):
-    """Roles of all parties; B bins, K slots, M members.
+class Slots:
+    """What hub and members compare: each of a member's IDs has its slot.
 
-    Attributes:
-        version: names the protocol in each frame.
+    B bins, K slots, M members.
     """
 
-    version: int
+    version: ClassVar[int] = VERSION
 
     def slots(self, member_size: int, bins: int) -> int:
         """K, for so many IDs."""
-        ...
+        return hashing.slots_for(member_size, bins)
 
-    def table(
-        self, prints: NDArray[np.uint64], bins_of: Rows, bins: int, slots: int
-    ) -> NDArray[np.uint64] | None:
+    def table(self, prints: Words, bins_of: Rows, bins: int, slots: int) -> Words | None:
         """The tags in all slots, shape (K, B), or None where they do not fit."""
-        ...
+        return hashing.member_table(prints, bins_of, bins, slots)
 
     def longest(self, agreement: IntersectionAgreement) -> int:
-        """Bytes of the longest message of an intersection, or of its dealing."""
-        ...
+        """Bytes of the longest message of an intersection under this agreement, or of its dealing.
+
+        Of a chunk, 64 bits a slot; of an intersection, a token of each ID; and what the hub repeats
+        of each member, of whom a message counts 2^16 at most.
+        """
+        most = largest_size(agreement)
+        slots = max(CHUNK_SLOTS, BITS * self.slots(most, hashing.bins_for(0)))
+        return Framing.size(1, max(WORD.itemsize * slots, TOKEN_BYTES * most) + _ROSTER_BYTES)
+
+    def planned(
+        self, agreement: IntersectionAgreement, hub: str, members: Sequence[str]
+    ) -> tuple[int, Sequence[int]]:
+        """Return B and each member's K for the agreed sizes. Raises LocalProtocolError: they are
+        agreed for other parties.
+        """
+        if len(members) != len(agreement.sizes) - 1:
+            raise LocalProtocolError(
+                f"sizes are agreed for {', '.join(agreement.sizes)}, the members are "
+                f"{', '.join(members)}"
+            )
+        bins = hashing.bins_for(agreed_size(agreement, hub))
+        return bins, [self.slots(agreed_size(agreement, member), bins) for member in members]
 
     def at_hub(
         self, desk: Desk, members: Sequence[str], meeting: Meeting, supply: Supply | None
     ) -> Generator[Turn, Inbox, Words]:
         """Return the tag in each bin for each member, shape (M, B)."""
-        ...
+        yield from ()
+        return np.broadcast_to(meeting.tags, (len(members), *meeting.tags.shape))
 
     def at_member(
         self, desk: Desk, hub: str, meeting: Meeting, supply: Supply | None
     ) -> Generator[Turn, Inbox, Words]:
         """Return the tags in each bin, shape (K, B)."""
-        ...
+        yield from ()
+        return meeting.tags
 
-    def deal(self, desk: Desk, hub: str, members: Sequence[str]) -> Script:
-        """The dealer's whole script."""
-        ...
+    def deal(
+        self, desk: Desk, hub: str, members: Sequence[str], *, hub_size: int | None = None
+    ) -> Script:
+        """Serve one intersection, steps 2 and 3; `hub_size` is what the hub announced to the
+        dealer, where it did.
+        """
+        total, most = 0, desk.agreement.maximum_ids if hub_size is None else hub_size
+        turn = Turn((), [hub])
+        inbox = yield turn
+        if desk.agreement.ahead:
+            total = self.planned(desk.agreement, hub, members)[0] // BITS
+        while not desk.agreement.ahead and desk.kind_of(inbox, hub) is Kind.DEAL:
+            words, turn = self._fill_order(desk, hub, members, inbox)
+            total += words
+            if total * BITS > hashing.bins_for(most):
+                raise RemoteProtocolError(
+                    f"{hub} orders triples for {total * BITS} bins, more than the agreed {most} "
+                    "IDs take"
+                )
+            inbox = yield turn
+        verdict = yield from _count(desk, hub, members, inbox, total)
+        yield desk.turn(Kind.VERDICT, dict.fromkeys([hub, *members], verdict), ())
+        return Opened()
+
+    def stock(self, desk: Desk, hub: str, members: Sequence[str]) -> Script:
+        """Deal ahead of one intersection, see `Supply`."""
+        bins, planned = self.planned(desk.agreement, hub, members)
+        turn = Turn((), [hub])
+        for chunk in chunks(bins, planned):
+            inbox = yield turn
+            words, turn = self._fill_order(desk, hub, members, inbox)
+            if words * BITS != chunk.stop - chunk.start:
+                raise RemoteProtocolError(
+                    f"{hub} orders triples for {words} words of bins, the agreed sizes take "
+                    f"{(chunk.stop - chunk.start) // BITS}"
+                )
+        yield Turn(turn.outgoing, ())
+        return Opened()
+
+    def _fill_order(
+        self, desk: Desk, hub: str, members: Sequence[str], inbox: Inbox
+    ) -> tuple[int, Turn]:
+        """Return how many words of bins the hub ordered for, and what to send."""
+        order = desk.read(inbox, hub, Kind.DEAL, 4 * (1 + len(members)))
+        words, *slots = struct.unpack(f">{1 + len(members)}I", order)
+        # the smallest table has fewest bins, where a large set takes many slots
+        most = self.slots(desk.agreement.maximum_ids, hashing.bins_for(0))
+        too_many = words > 1 and words * BITS * max(slots) > CHUNK_SLOTS
+        if not words or not min(slots) or too_many or max(slots) > most:
+            raise RemoteProtocolError(
+                f"{hub} orders triples for {words} words of bins with {max(slots)} slots; a chunk "
+                f"has 1 to {CHUNK_SLOTS} slots, or one word of bins, and a bin at most {most}"
+            )
+        pair_words, all_words = triple_words(words, slots)
+        all_seeds, all_correction = deal_triples(len(members) + 1, all_words)
+        bodies, hub_seeds = {}, b""
+        for member, count, all_seed in zip(members, pair_words, all_seeds, strict=False):
+            (hub_seed, seed), correction = deal_triples(2, count)
+            hub_seeds += hub_seed
+            bodies[member] = seed + all_seed + correction
+        bodies[hub] = hub_seeds + all_seeds[-1] + all_correction
+        return words, desk.turn(Kind.TRIPLES, bodies, [hub])
 
 
-class CircuitIntersection:
-    """The backend `circuit`: many bytes, little computing, a dealer; see `leaks`.
-
-    Args:
-        agreement: equal at all parties; names the dealer.
-        threads: at least 1; this backend computes on whole arrays in this process.
-        progress: told of every chunk of bins.
-        admit: asked before each role with IDs is made.
-    """
+class CircuitIntersection(DealtIntersection):
+    """The backend `circuit`: many bytes, little computing, a dealer; see `leaks`."""
 
     name: ClassVar[str] = "circuit"
-    needs_dealer: ClassVar[bool] = True
     pairwise: ClassVar[bool] = False
     outputs: ClassVar[frozenset[Output]] = frozenset(Output)
     leaks: ClassVar[tuple[str, ...]] = (
@@ -253,6 +300,7 @@ class CircuitIntersection:
         "All parties learn whether the agreed minimum is reached.",
         UNCHECKED,
     )
+    comparing: ClassVar[type[Slots]] = Slots
 
     @staticmethod
     def most_guesses(maximum_ids: int) -> Guesses:
@@ -263,152 +311,98 @@ class CircuitIntersection:
         bins = bins_for(maximum_ids)
         return Guesses(hub=bins, member=bins * slots_for(maximum_ids, bins))
 
-    def __init__(
-        self,
-        agreement: IntersectionAgreement,
-        *,
-        threads: int | None = None,
-        progress: Callable[[Progress], None] | None = None,
-        admit: Admit | None = None,
-    ) -> None:
-        check_choices(self.name, self.outputs, agreement, threads)
-        if not agreement.dealer:
-            raise LocalProtocolError(
-                "a circuit intersection needs a dealer; name it in the agreement"
-            )
-        self.agreement, self._progress, self._admit = agreement, progress, admit
-
     @property
     def longest(self) -> int:
-        """Bytes of the longest message that a role takes."""
-        return self._comparing().longest(self.agreement)
-
-    def hub(
-        self,
-        me: str,
-        members: Sequence[str],
-        ids: Sequence[bytes],
-        *,
-        supply: Supply | None = None,
-    ) -> ScriptedRole:
-        """The active's side; `supply` where the agreement says that triples were dealt ahead.
-
-        Raises LocalProtocolError on duplicate or empty IDs, and on a supply that does not fit.
-        """
-        check_parties(me, members, self.agreement.dealer)
-        self._enter(me, members, ids, supply)
-        script = _hub_script(self._desk(me), self._comparing(), self._gate(), members, ids, supply)
-        return self._role(me, [*members, self.agreement.dealer], script)
-
-    def member(
-        self, me: str, hub: str, ids: Sequence[bytes], *, supply: Supply | None = None
-    ) -> ScriptedRole:
-        """A passive's side; as `hub`."""
-        check_parties(hub, [me], self.agreement.dealer)
-        self._enter(me, [hub], ids, supply)
-        script = _member_script(self._desk(me), self._comparing(), self._gate(), hub, ids, supply)
-        return self._role(me, [hub, self.agreement.dealer], script)
-
-    def dealer(self, hub: str, members: Sequence[str]) -> ScriptedRole:
-        """The dealer's side."""
-        me = self.agreement.dealer
-        check_parties(hub, members, me)
-        script = self._comparing().deal(self._desk(me), hub, members)
-        return self._role(me, [hub, *members], script)
-
-    def _enter(
-        self, me: str, peers: Sequence[str], ids: Sequence[bytes], supply: Supply | None
-    ) -> None:
-        """Check all that can be checked before the first message; claim the supply last."""
-        check_ids(me, ids, self.agreement.maximum_ids)
-        if (supply is not None) != self.agreement.ahead:
-            raise LocalProtocolError(
-                f"{me} has {'a' if supply else 'no'} supply, the agreement says "
-                f"ahead={self.agreement.ahead}"
-            )
-        if self._admit is not None:
-            self._admit(me, peers)
-        if supply is not None:
-            supply.claim(self.agreement, me)
-
-    def _comparing(self) -> Comparing:
-        """What hub and members compare."""
-        return Slots()
+        return self.comparing().longest(self.agreement)
 
     def _gate(self) -> type[And]:
-        """What computes an AND at this party."""
         return BeaverAnd
 
     def _desk(self, me: str) -> Desk:
-        version = self._comparing().version
-        return Desk(me, self.agreement, self._progress, version=version)
+        return Desk(me, self.agreement, self.progress, version=self.comparing().version)
 
-    def _role(self, me: str, peers: Sequence[str], script: Script) -> ScriptedRole:
-        return ScriptedRole(me, peers, self.agreement.output, script, longest=self.longest)
+    def dealer(self, hub: str, members: Sequence[str]) -> ScriptedRole:
+        me = self.agreement.dealer
+        check_parties(hub, members, me)
+        return self._role(me, [hub, *members], self.comparing().deal(self._desk(me), hub, members))
 
+    def _hub_script(
+        self, me: str, members: Sequence[str], ids: Sequence[bytes], supply: Supply | None
+    ) -> Script:
+        desk, comparing, gate = self._desk(me), self.comparing(), self._gate()
+        meeting = yield from meet_as_hub(desk, comparing, members, ids)
+        tags_MB = yield from comparing.at_hub(desk, members, meeting, supply)
+        seed_bytes, shares = KEY_BYTES * (len(members) + 1), []
+        bins = tags_MB.shape[-1]
+        for chunk in chunks(bins, meeting.slots):
+            words = (chunk.stop - chunk.start) // BITS
+            pair_words, all_words = triple_words(words, meeting.slots)
+            dealt = yield from hub_triples(desk, words, meeting.slots, supply)
+            *seeds, all_seed = (dealt[k : k + KEY_BYTES] for k in range(0, seed_bytes, KEY_BYTES))
+            planes, triples = {}, {}
+            for member, slots, seed, count, tags_B in zip(
+                members, meeting.slots, seeds, pair_words, tags_MB, strict=True
+            ):
+                planes_1W = ~bit_planes(tags_B[chunk])[:, None]
+                planes[member] = np.broadcast_to(planes_1W, (BITS, slots, words))
+                triples[member] = TripleShares.expand(seed, count)
+            bits = yield from any_slot_equals(desk, planes, triples, leads=True, gate=gate)
+            all_triples = TripleShares.expand(all_seed, all_words, dealt[seed_bytes:])
+            bits_MW = np.stack([bits[member] for member in members])
+            share = yield from all_members_agree(
+                desk, bits_MW, all_triples, hub=desk.me, members=members, gate=gate
+            )
+            shares.append(share)
+            desk.report(chunk.stop, bins)
+        share = np.concatenate(shares)
+        return (yield from open_at_hub(desk, members, meeting, ids, share))
 
-def _hub_script(
-    desk: Desk,
-    comparing: Comparing,
-    gate: type[And],
-    members: Sequence[str],
-    ids: Sequence[bytes],
-    supply: Supply | None,
-) -> Script:
-    meeting = yield from meet_as_hub(desk, comparing, members, ids)
-    tags_MB = yield from comparing.at_hub(desk, members, meeting, supply)
-    seed_bytes, shares = KEY_BYTES * (len(members) + 1), []
-    bins = tags_MB.shape[-1]
-    for chunk in chunks(bins, meeting.slots):
-        words = (chunk.stop - chunk.start) // BITS
-        pair_words, all_words = triple_words(words, meeting.slots)
-        dealt = yield from hub_triples(desk, words, meeting.slots, supply)
-        *seeds, all_seed = (dealt[k : k + KEY_BYTES] for k in range(0, seed_bytes, KEY_BYTES))
-        planes, triples = {}, {}
-        for member, slots, seed, count, tags_B in zip(
-            members, meeting.slots, seeds, pair_words, tags_MB, strict=True
-        ):
-            planes_1W = ~bit_planes(tags_B[chunk])[:, None]
-            planes[member] = np.broadcast_to(planes_1W, (BITS, slots, words))
-            triples[member] = TripleShares.expand(seed, count)
-        bits = yield from any_slot_equals(desk, planes, triples, leads=True, gate=gate)
-        all_triples = TripleShares.expand(all_seed, all_words, dealt[seed_bytes:])
-        bits_MW = np.stack([bits[member] for member in members])
-        share = yield from all_members_agree(
-            desk, bits_MW, all_triples, hub=desk.me, members=members, gate=gate
-        )
-        shares.append(share)
-        desk.report(chunk.stop, bins)
-    share = np.concatenate(shares)
-    return (yield from open_at_hub(desk, members, meeting, ids, share))
+    def _member_script(
+        self, me: str, hub: str, ids: Sequence[bytes], supply: Supply | None
+    ) -> Script:
+        desk, comparing, gate = self._desk(me), self.comparing(), self._gate()
+        meeting = yield from meet_as_member(desk, comparing, hub, ids)
+        tags = yield from comparing.at_member(desk, hub, meeting, supply)
+        place, shares = meeting.place, []
+        bins = tags.shape[-1]
+        for chunk in chunks(bins, meeting.slots):
+            tags_KB = tags[:, chunk]
+            words = tags_KB.shape[1] // BITS
+            pair_words, all_words = triple_words(words, meeting.slots)
+            dealt = yield from member_triples(desk, words, meeting.slots, place, supply)
+            seed, all_seed = dealt[:KEY_BYTES], dealt[KEY_BYTES : 2 * KEY_BYTES]
+            triples = TripleShares.expand(seed, pair_words[place], dealt[2 * KEY_BYTES :])
+            planes = {hub: bit_planes(tags_KB)}
+            bits = yield from any_slot_equals(desk, planes, {hub: triples}, leads=False, gate=gate)
+            bits_MW = np.zeros((len(meeting.slots), words), np.uint64)
+            bits_MW[place] = bits[hub]
+            all_triples = TripleShares.expand(all_seed, all_words)
+            share = yield from all_members_agree(
+                desk, bits_MW, all_triples, hub=hub, members=(), gate=gate
+            )
+            shares.append(share)
+            desk.report(chunk.stop, bins)
+        return (yield from open_at_member(desk, hub, meeting, ids, np.concatenate(shares)))
 
+    def _stock_hub_script(self, me: str, members: Sequence[str], supply: Supply) -> Script:
+        desk = self._desk(me)
+        bins, slots = self.comparing().planned(desk.agreement, me, members)
+        for chunk in chunks(bins, slots):
+            words = (chunk.stop - chunk.start) // BITS
+            supply.add((yield from hub_triples(desk, words, slots)))
+        return Opened()
 
-def _member_script(
-    desk: Desk, comparing: Comparing, gate: type[And], hub: str, ids: Sequence[bytes],
-    supply: Supply | None,
-) -> Script:  # fmt: skip
-    meeting = yield from meet_as_member(desk, comparing, hub, ids)
-    tags = yield from comparing.at_member(desk, hub, meeting, supply)
-    place, shares = meeting.place, []
-    bins = tags.shape[-1]
-    for chunk in chunks(bins, meeting.slots):
-        tags_KB = tags[:, chunk]
-        words = tags_KB.shape[1] // BITS
-        pair_words, all_words = triple_words(words, meeting.slots)
-        dealt = yield from member_triples(desk, words, meeting.slots, place, supply)
-        seed, all_seed = dealt[:KEY_BYTES], dealt[KEY_BYTES : 2 * KEY_BYTES]
-        triples = TripleShares.expand(seed, pair_words[place], dealt[2 * KEY_BYTES :])
-        planes = {hub: bit_planes(tags_KB)}
-        bits = yield from any_slot_equals(desk, planes, {hub: triples}, leads=False, gate=gate)
-        bits_MW = np.zeros((len(meeting.slots), words), np.uint64)
-        bits_MW[place] = bits[hub]
-        all_triples = TripleShares.expand(all_seed, all_words)
-        share = yield from all_members_agree(
-            desk, bits_MW, all_triples, hub=hub, members=(), gate=gate
-        )
-        shares.append(share)
-        desk.report(chunk.stop, bins)
-    return (yield from open_at_member(desk, hub, meeting, ids, np.concatenate(shares)))
+    def _stock_member_script(self, me: str, hub: str, supply: Supply) -> Script:
+        desk = self._desk(me)
+        members = [party for party in desk.agreement.sizes if party != hub]
+        bins, slots = self.comparing().planned(desk.agreement, hub, members)
+        for chunk in chunks(bins, slots):
+            words = (chunk.stop - chunk.start) // BITS
+            supply.add((yield from member_triples(desk, words, slots, members.index(me))))
+        return Opened()
+
+    def _stock_dealer_script(self, me: str, hub: str, members: Sequence[str]) -> Script:
+        return self.comparing().stock(self._desk(me), hub, members)
 
 
 class CryptenCircuitIntersection(CircuitIntersection):
@@ -420,16 +414,9 @@ class CryptenCircuitIntersection(CircuitIntersection):
 
     name: ClassVar[str] = "circuit_crypten"
 
-    def __init__(
-        self,
-        agreement: IntersectionAgreement,
-        *,
-        threads: int | None = None,
-        progress: Callable[[Progress], None] | None = None,
-        admit: Admit | None = None,
-    ) -> None:
+    def __init__(self, agreement: IntersectionAgreement, **choices: Any) -> None:
         load_crypten()
-        super().__init__(agreement, threads=threads, progress=progress, admit=admit)
+        super().__init__(agreement, **choices)
 
     def _gate(self) -> type[And]:
         # torch takes a second to load, and only here is it needed
@@ -439,9 +426,8 @@ class CryptenCircuitIntersection(CircuitIntersection):
 
 
 def meet_as_hub(
-    desk: Desk, bins_of_members: Comparing, members: Sequence[str], ids: Sequence[bytes]
+    desk: Desk, comparing: Slots, members: Sequence[str], ids: Sequence[bytes]
 ) -> Generator[Turn, Inbox, Meeting]:
-    """The hub's side."""
     own, count, size = fresh_key(), len(members), announced_size(desk.agreement, desk.me, len(ids))
     commitment = hashlib.sha256(own).digest()
     commits = {m: _COMMIT.pack(commitment, size, count, k) for k, m in enumerate(members)}
@@ -460,7 +446,7 @@ def meet_as_hub(
         key=key,
         masks=[mask for _, mask, _ in joins],
         place=0,
-        slots=[bins_of_members.slots(announced, bins) for _, _, announced in joins],
+        slots=[comparing.slots(announced, bins) for _, _, announced in joins],
         sizes=[size, *(announced for _, _, announced in joins)],
         tags=hashing.hub_tags(prints, row_of_bin),
         bins_of=bins_of,
@@ -497,14 +483,19 @@ def _fill_bins(
 
 
 def meet_as_member(
-    desk: Desk, bins_of_members: Comparing, hub: str, ids: Sequence[bytes]
+    desk: Desk, comparing: Slots, hub: str, ids: Sequence[bytes]
 ) -> Generator[Turn, Inbox, Meeting]:
-    """A member's side."""
     inbox = yield Turn((), [hub])
     commit = desk.read(inbox, hub, Kind.COMMIT, _COMMIT.size)
     commitment, hub_size, count, place = _COMMIT.unpack(commit)
     check_announced(desk.agreement, hub, [hub_size], [hub])
-    _check_place(desk, hub, place, count)
+    if place >= count:
+        raise RemoteProtocolError(f"{hub} gives place {place} among {count} members")
+    if desk.agreement.sizes and count != len(desk.agreement.sizes) - 1:
+        raise RemoteProtocolError(
+            f"{hub} speaks of {count} members, the parties agreed on sizes for "
+            f"{len(desk.agreement.sizes) - 1}"
+        )
     own, mask = fresh_key(), fresh_key()
     own_size = announced_size(desk.agreement, desk.me, len(ids))
     inbox = yield desk.turn(Kind.JOIN, {hub: _JOIN.pack(own, mask, own_size)}, [hub])
@@ -518,38 +509,20 @@ def meet_as_member(
     members = [party for party in desk.agreement.sizes if party != hub]
     check_announced(desk.agreement, hub, sizes, members)
     bins = hashing.bins_for(hub_size)
-    slots = [bins_of_members.slots(size, bins) for size in sizes]
+    slots = [comparing.slots(size, bins) for size in sizes]
     keys = [_key(desk, hub_part, parts, attempt) for attempt in range(_ATTEMPTS)]
-    fill = partial(_filled, bins_of_members, ids, slots=slots[place], bins=bins)
+
+    def fill(key: bytes) -> _Filled | None:
+        """The fingerprints and the tags (K, B); None where this key does not do."""
+        prints, bins_of, tokens = hashing.fingerprints(ids, key, bins)
+        table = comparing.table(prints, bins_of, bins, slots[place])
+        return None if table is None else ((prints, bins_of, tokens), table)
+
     key, ((prints, bins_of, tokens), tags_KB) = yield from _fill_slots(desk, hub, keys, fill)
     return Meeting(
         key=key, masks=[mask], place=place, slots=slots, sizes=[hub_size, *sizes], tags=tags_KB,
         bins_of=bins_of, prints=prints, tokens=tokens, row_of_bin=np.empty(0, np.int64),
     )  # fmt: skip
-
-
-def _check_place(desk: Desk, hub: str, place: int, count: int) -> None:
-    """Refuse a place that there is not, or another number of members than agreed.
-
-    Raises:
-        RemoteProtocolError: names the hub and what it said.
-    """
-    if place >= count:
-        raise RemoteProtocolError(f"{hub} gives place {place} among {count} members")
-    if desk.agreement.sizes and count != len(desk.agreement.sizes) - 1:
-        raise RemoteProtocolError(
-            f"{hub} speaks of {count} members, the parties agreed on sizes for "
-            f"{len(desk.agreement.sizes) - 1}"
-        )
-
-
-def _filled(
-    bins_of_members: Comparing, ids: Sequence[bytes], key: bytes, *, slots: int, bins: int
-) -> _Filled | None:
-    """The fingerprints and the tags (K, B); None where this key does not do."""
-    prints, bins_of, tokens = hashing.fingerprints(ids, key, bins)
-    table = bins_of_members.table(prints, bins_of, bins, slots)
-    return None if table is None else ((prints, bins_of, tokens), table)
 
 
 def _fill_slots(
@@ -576,36 +549,6 @@ def _fill_slots(
 
 def _key(desk: Desk, hub_part: bytes, parts: bytes, attempt: int) -> bytes:
     return derive_key(hub_part, desk.agreement.digest, parts, attempt.to_bytes(4, "big"))
-
-
-class Slots:
-    """Each of a member's IDs has its slot: whoever has more IDs compares more."""
-
-    version = VERSION
-
-    def longest(self, agreement: IntersectionAgreement) -> int:
-        return longest_message(agreement)
-
-    def slots(self, member_size: int, bins: int) -> int:
-        return hashing.slots_for(member_size, bins)
-
-    def table(self, prints: Words, bins_of: Rows, bins: int, slots: int) -> Words | None:
-        return hashing.member_table(prints, bins_of, bins, slots)
-
-    def at_hub(
-        self, desk: Desk, members: Sequence[str], meeting: Meeting, supply: Supply | None
-    ) -> Generator[Turn, Inbox, Words]:
-        yield from ()
-        return np.broadcast_to(meeting.tags, (len(members), *meeting.tags.shape))
-
-    def at_member(
-        self, desk: Desk, hub: str, meeting: Meeting, supply: Supply | None
-    ) -> Generator[Turn, Inbox, Words]:
-        yield from ()
-        return meeting.tags
-
-    def deal(self, desk: Desk, hub: str, members: Sequence[str]) -> Script:
-        return dealer_script(desk, hub, members)
 
 
 def any_slot_equals(
@@ -683,21 +626,13 @@ def all_members_agree(
 
 
 def open_at_hub(
-    desk: Desk,
-    members: Sequence[str],
-    meeting: Meeting,
-    ids: Sequence[bytes],
-    share: Words,
+    desk: Desk, members: Sequence[str], meeting: Meeting, ids: Sequence[bytes], share: Words
 ) -> Script:
     """The hub's side; `share` has shape (W,)."""
     row_of_bin = meeting.row_of_bin
-    size = yield from _common(desk, meeting, len(ids), share)
-    if size is None:
-        return IntersectionTooSmallError.of(desk.me, desk.agreement.minimum_rows)
-    if desk.agreement.output is Output.SIZE:
-        return Opened(size=size)
-    if desk.agreement.output is Output.SHARED:
-        return Opened(membership=Membership(shares=_bits(share), row_of_place=row_of_bin))
+    opened = yield from _counted(desk, meeting, len(ids), share, row_of_bin)
+    if opened is not None:
+        return opened
     inbox = yield Turn((), members)
     for member in members:
         share = share ^ desk.read_words(inbox, member, Kind.SHARE, share.shape)
@@ -718,14 +653,9 @@ def open_at_member(
     desk: Desk, hub: str, meeting: Meeting, ids: Sequence[bytes], share: Words
 ) -> Script:
     """A member's side; `share` has shape (W,)."""
-    minimum = desk.agreement.minimum_rows
-    size = yield from _common(desk, meeting, len(ids), share)
-    if size is None:
-        return IntersectionTooSmallError.of(desk.me, minimum)
-    if desk.agreement.output is Output.SIZE:
-        return Opened(size=size)
-    if desk.agreement.output is Output.SHARED:
-        return Opened(membership=Membership(shares=_bits(share)))
+    opened = yield from _counted(desk, meeting, len(ids), share, None)
+    if opened is not None:
+        return opened
     if desk.agreement.output is Output.HUB_ROWS:
         yield desk.turn(Kind.SHARE, {hub: share.tobytes()}, ())
         return Opened()
@@ -735,7 +665,6 @@ def open_at_member(
 
 
 def _rows_of(desk: Desk, hub: str, meeting: Meeting, body: bytes) -> Rows:
-    """The row of each ID that the hub opened."""
     whole = len(body) // TOKEN_BYTES
     tokens = np.frombuffer(body[: whole * TOKEN_BYTES], np.uint8).reshape(whole, TOKEN_BYTES)
     place = match(meeting.tokens, tokens, sender=hub)
@@ -749,10 +678,10 @@ def _rows_of(desk: Desk, hub: str, meeting: Meeting, body: bytes) -> Rows:
     return found[np.argsort(place[found])]
 
 
-def _common(
-    desk: Desk, meeting: Meeting, own_size: int, share: Words
-) -> Generator[Turn, Inbox, int | None]:
-    """Let the dealer count the bits; return what it says, None if below the minimum.
+def _counted(
+    desk: Desk, meeting: Meeting, own_size: int, share: Words, row_of_bin: Rows | None
+) -> Generator[Turn, Inbox, Opened | IntersectionTooSmallError | None]:
+    """Let the dealer count the bits; return what is known then, None where rows are to open.
 
     It says the number only where this is the output, else -1.
 
@@ -760,61 +689,32 @@ def _common(
     every member's share is masked with a seed that it has in common with the hub. It does
     not know the order of the bins either: it learns the number of common IDs only.
     """
-    bits = _bits(share)
+    bits, agreement = _bits(share), desk.agreement
     keys = random_words(derive_key(meeting.key, b"order"), b"order", len(bits))
     body = np.packbits(bits[np.argsort(keys, kind="stable")], bitorder="little").view(WORD)
     for seed in meeting.masks:
         body = body ^ random_words(seed, b"count", len(body))
-    dealer = desk.agreement.dealer
+    dealer = agreement.dealer
     inbox = yield desk.turn(Kind.COUNT, {dealer: body.tobytes()}, [dealer])
     (size,) = VERDICT.unpack(desk.read(inbox, dealer, Kind.VERDICT, VERDICT.size))
-    if size == TOO_FEW and desk.agreement.minimum_rows:
-        return None
-    counted = desk.agreement.output is Output.SIZE
-    if size < desk.agreement.minimum_rows if counted else size != ENOUGH:
+    if size == TOO_FEW and agreement.minimum_rows:
+        return IntersectionTooSmallError.of(desk.me, agreement.minimum_rows)
+    counted = agreement.output is Output.SIZE
+    if size < agreement.minimum_rows if counted else size != ENOUGH:
         raise RemoteProtocolError(f"{dealer} announces {size} common IDs, which was not agreed")
     if size > own_size:
         raise RemoteProtocolError(
             f"{dealer} announces {size} common IDs, {desk.me} has only {own_size}"
         )
-    return int(size)
+    if counted:
+        return Opened(size=int(size))
+    if agreement.output is Output.SHARED:
+        return Opened(membership=Membership(shares=bits, row_of_place=row_of_bin))
+    return None
 
 
 def _bits(words: Words) -> NDArray[np.bool_]:
     return np.unpackbits(words.astype(WORD).view(np.uint8), bitorder="little").astype(np.bool_)
-
-
-class Stocking(DealingAhead):
-    """The parties' roles for dealing triples ahead."""
-
-    def _comparing(self) -> Comparing:
-        return Slots()
-
-    def _desk(self, me: str) -> Desk:
-        return Desk(me, self._agreement, version=self._comparing().version)
-
-    def _longest(self) -> int:
-        return self._comparing().longest(self._agreement)
-
-    def _hub_script(self, me: str, members: Sequence[str], supply: Supply) -> Script:
-        desk, slots_for = self._desk(me), self._comparing().slots
-        bins, slots = planned_bins_and_slots(desk.agreement, me, members, slots_for)
-        for chunk in chunks(bins, slots):
-            words = (chunk.stop - chunk.start) // BITS
-            supply.add((yield from hub_triples(desk, words, slots)))
-        return Opened()
-
-    def _member_script(self, me: str, hub: str, supply: Supply) -> Script:
-        desk, slots_for = self._desk(me), self._comparing().slots
-        members = [party for party in desk.agreement.sizes if party != hub]
-        bins, slots = planned_bins_and_slots(desk.agreement, hub, members, slots_for)
-        for chunk in chunks(bins, slots):
-            words = (chunk.stop - chunk.start) // BITS
-            supply.add((yield from member_triples(desk, words, slots, members.index(me))))
-        return Opened()
-
-    def _dealer_script(self, me: str, hub: str, members: Sequence[str]) -> Script:
-        return stocking_script(self._desk(me), hub, members, self._comparing().slots)
 
 
 def hub_triples(
@@ -832,7 +732,6 @@ def hub_triples(
 def member_triples(
     desk: Desk, words: int, slots: Sequence[int], place: int, supply: Supply | None = None
 ) -> Generator[Turn, Inbox, bytes]:
-    """Return a member's seeds and correction of one chunk."""
     dealer, (pair_words, _) = desk.agreement.dealer, triple_words(words, slots)
     length = 2 * KEY_BYTES + WORD.itemsize * pair_words[place]
     if supply is not None:
@@ -844,95 +743,6 @@ def member_triples(
 def deal_request(words: int, slots: Sequence[int]) -> bytes:
     """Return the hub's order for one chunk: W, and K of each member."""
     return struct.pack(f">{1 + len(slots)}I", words, *slots)
-
-
-def dealer_script(
-    desk: Desk,
-    hub: str,
-    members: Sequence[str],
-    slots_for: Callable[[int, int], int] = hashing.slots_for,
-    *,
-    hub_size: int | None = None,
-) -> Script:
-    """Serve one intersection, see `apfed_protocols.psi.circuit`, steps 2 and 3.
-
-    `hub_size` is what the hub announced to the dealer, where it did.
-    """
-    total, most = 0, desk.agreement.maximum_ids if hub_size is None else hub_size
-    turn = Turn((), [hub])
-    inbox = yield turn
-    if desk.agreement.ahead:
-        total = planned_bins_and_slots(desk.agreement, hub, members)[0] // BITS
-    while not desk.agreement.ahead and desk.kind_of(inbox, hub) is Kind.DEAL:
-        words, turn = _fill_order(desk, hub, members, inbox, slots_for)
-        total += words
-        if total * BITS > hashing.bins_for(most):
-            raise RemoteProtocolError(
-                f"{hub} orders triples for {total * BITS} bins, more than the agreed {most} IDs "
-                "take"
-            )
-        inbox = yield turn
-    verdict = yield from _count(desk, hub, members, inbox, total)
-    yield desk.turn(Kind.VERDICT, dict.fromkeys([hub, *members], verdict), ())
-    return Opened()
-
-
-def stocking_script(
-    desk: Desk,
-    hub: str,
-    members: Sequence[str],
-    slots_for: Callable[[int, int], int] = hashing.slots_for,
-) -> Script:
-    """Deal ahead of one intersection, see `apfed_protocols.psi.interface`."""
-    bins, planned = planned_bins_and_slots(desk.agreement, hub, members, slots_for)
-    turn = Turn((), [hub])
-    for chunk in chunks(bins, planned):
-        inbox = yield turn
-        words, turn = _fill_order(desk, hub, members, inbox, slots_for)
-        if words * BITS != chunk.stop - chunk.start:
-            raise RemoteProtocolError(
-                f"{hub} orders triples for {words} words of bins, the agreed sizes take "
-                f"{(chunk.stop - chunk.start) // BITS}"
-            )
-    yield Turn(turn.outgoing, ())
-    return Opened()
-
-
-def _fill_order(
-    desk: Desk,
-    hub: str,
-    members: Sequence[str],
-    inbox: Inbox,
-    slots_for: Callable[[int, int], int],
-) -> tuple[int, Turn]:
-    """Return how many words of bins the hub ordered for, and what to send."""
-    order = desk.read(inbox, hub, Kind.DEAL, 4 * (1 + len(members)))
-    words, *slots = struct.unpack(f">{1 + len(members)}I", order)
-    # the smallest table has fewest bins, where a large set takes many slots
-    most = slots_for(desk.agreement.maximum_ids, hashing.bins_for(0))
-    _check_order(hub, words, slots, most)
-    return words, _deal(desk, hub, members, words, slots)
-
-
-def _check_order(hub: str, words: int, slots: Sequence[int], most: int) -> None:
-    too_many = words > 1 and words * BITS * max(slots) > CHUNK_SLOTS
-    if not words or not min(slots) or too_many or max(slots) > most:
-        raise RemoteProtocolError(
-            f"{hub} orders triples for {words} words of bins with {max(slots)} slots; a chunk has "
-            f"1 to {CHUNK_SLOTS} slots, or one word of bins, and a bin at most {most}"
-        )
-
-
-def _deal(desk: Desk, hub: str, members: Sequence[str], words: int, slots: Sequence[int]) -> Turn:
-    pair_words, all_words = triple_words(words, slots)
-    all_seeds, all_correction = deal_triples(len(members) + 1, all_words)
-    bodies, hub_seeds = {}, b""
-    for member, count, all_seed in zip(members, pair_words, all_seeds, strict=False):
-        (hub_seed, seed), correction = deal_triples(2, count)
-        hub_seeds += hub_seed
-        bodies[member] = seed + all_seed + correction
-    bodies[hub] = hub_seeds + all_seeds[-1] + all_correction
-    return desk.turn(Kind.TRIPLES, bodies, [hub])
 
 
 def _count(
@@ -966,37 +776,3 @@ def triple_words(words: int, slots: Sequence[int]) -> tuple[Sequence[int], int]:
     To compare 64 bits takes 63 ANDs, to combine M members M - 1.
     """
     return [(BITS - 1) * words * count for count in slots], words * (len(slots) - 1)
-
-
-def planned_bins_and_slots(
-    agreement: IntersectionAgreement,
-    hub: str,
-    members: Sequence[str],
-    slots_for: Callable[[int, int], int] = hashing.slots_for,
-) -> tuple[int, Sequence[int]]:
-    """Return B and each member's K for the agreed sizes.
-
-    Raises:
-        LocalProtocolError: they are agreed for other parties.
-    """
-    if len(members) != len(agreement.sizes) - 1:
-        raise LocalProtocolError(
-            f"sizes are agreed for {', '.join(agreement.sizes)}, the members are "
-            f"{', '.join(members)}"
-        )
-    bins = hashing.bins_for(agreed_size(agreement, hub))
-    return bins, [slots_for(agreed_size(agreement, member), bins) for member in members]
-
-
-def longest_message(
-    agreement: IntersectionAgreement,
-    slots_for: Callable[[int, int], int] = hashing.slots_for,
-) -> int:
-    """Bytes of the longest message of an intersection under this agreement, or of its dealing.
-
-    Of a chunk, 64 bits a slot; of an intersection, a token of each ID; and what the hub repeats of
-    each member, of whom a message counts 2^16 at most.
-    """
-    most = largest_size(agreement)
-    slots = max(CHUNK_SLOTS, BITS * slots_for(most, hashing.bins_for(0)))
-    return Framing.size(1, max(WORD.itemsize * slots, hashing.TOKEN_BYTES * most) + _ROSTER_BYTES)

@@ -56,7 +56,7 @@ from concurrent.futures import BrokenExecutor, Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from gmpy2 import invert, jacobi, mpz  # type: ignore[import-untyped]
@@ -65,7 +65,6 @@ from numpy.typing import NDArray
 
 from apfed_protocols.conversation import Conversation, Outgoing
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.ids import check_ids
 from apfed_protocols.psi.interface import (
     POSITION_BYTES,
     Admit,
@@ -77,7 +76,7 @@ from apfed_protocols.psi.interface import (
     Output,
     Progress,
     ResultHolder,
-    check_choices,
+    SetIntersection,
     check_parties,
     check_places,
     common_rows,
@@ -86,7 +85,7 @@ from apfed_protocols.psi.interface import (
 from apfed_protocols.randomness import ForkCheck, derive_key, fresh_key, random_permutation
 
 __all__ = [
-    "LAST", "POINT_BYTES", "TAG_BYTES", "EcdhHub", "EcdhIntersection", "EcdhMember", "Kind", "Side",
+    "LAST", "POINT_BYTES", "TAG_BYTES", "EcdhHub", "EcdhIntersection", "EcdhMember", "Kind",
     "blind", "blind_digests", "check_points", "digest_ids", "in_threads", "multiply",
     "multiply_points", "split_points", "to_curve",
 ]  # fmt: skip
@@ -119,8 +118,6 @@ _POINTS_OF_A_PIECE = 1_000
 
 
 class Kind(IntEnum):
-    """What a message is."""
-
     BLINDED = 1
     TAGS = 2
     ROWS = 3
@@ -144,91 +141,89 @@ LAST: Mapping[Output, Kind] = {
 }
 
 
-class Side:
-    """The own set and the message format."""
+@dataclass
+class _Run:
+    """One party's run with a peer; the hub learns the last two.
 
-    def __init__(
-        self,
-        me: str,
-        ids: Sequence[bytes],
-        agreement: IntersectionAgreement,
-        *,
-        threads: int | None,
-        pool: Executor | None,
-        progress: Callable[[Progress], None] | None,
-        secret: bytes | None,
-    ) -> None:
-        self.agreement, self._progress, self._secret = agreement, progress, secret
-        self._threads, self._pool = threads, pool
-        self.me, self.size = me, len(ids)
-        self._framing = Framing(self.agreement, _VERSION, _ITEM_BYTES, self.agreement.maximum_ids)
-        self._digests = digest_ids(ids, session=self.agreement.digest)
+    Attributes:
+        order: of the own IDs, as the peer gets them.
+        theirs: the tags of the member's IDs.
+        places: where the member has each of the hub's rows, -1 for nowhere; shape (n,).
+    """
+
+    scalar: bytes = field(repr=False)
+    order: Rows
+    theirs: list[bytes] | None = None
+    places: Rows | None = None
+
+
+class _EcdhRole(ResultHolder):
+    def __init__(self, me: str, ids: Sequence[bytes], backend: "EcdhIntersection") -> None:
+        self._agreement, self._backend, self._size = backend.agreement, backend, len(ids)
+        super().__init__(me, self._agreement.output)
+        self._framing = Framing(self._agreement, _VERSION, _ITEM_BYTES, self._agreement.maximum_ids)
+        self._digests = digest_ids(ids, session=self._agreement.digest)
         self._started = False
         self._fork_check = ForkCheck(f"{me}: this role of an intersection")
 
-    def begin(self) -> None:
+    def _blinded(self, runs: Mapping[str, _Run]) -> Sequence[Outgoing]:
+        """Send each peer the own IDs, blinded, with the ID of row `order[k]` at place k."""
         self._fork_check.require()
         if self._started:
-            raise LocalProtocolError(f"{self.me}: an intersection is started once")
+            raise LocalProtocolError(f"{self._me}: an intersection is started once")
         self._started = True
+        rows, sent = np.frombuffer(self._digests, np.uint8).reshape(-1, POINT_BYTES), []
+        for peer, run in runs.items():
+            how = self._how("blinding its own IDs", self._size)
+            blinded = blind_digests(run.scalar, rows[run.order].tobytes(), **how)
+            sent.append(Outgoing(peer, self._framing.pack(Kind.BLINDED, blinded)))
+        return sent
 
-    def draw(self, peer: str) -> tuple[bytes, Rows]:
-        """Return the scalar, and the order of the own IDs, for the run with this peer."""
-        if self._secret is None:
-            return fresh_key(), random_permutation(self.size)
-        key = derive_key(self._secret, b"ecdh", self.agreement.digest, peer.encode())
-        order = random_permutation(self.size, key=derive_key(key, b"order"))
-        return derive_key(key, b"scalar"), order
+    def _run(self, peer: str) -> _Run:
+        secret = self._backend.secret
+        if secret is None:
+            return _Run(fresh_key(), random_permutation(self._size))
+        key = derive_key(secret, b"ecdh", self._agreement.digest, peer.encode())
+        order = random_permutation(self._size, key=derive_key(key, b"order"))
+        return _Run(derive_key(key, b"scalar"), order)
 
-    def blind(self, scalar: bytes, order: Rows) -> bytes:
-        """Return the own IDs, blinded, with the ID of row `order[k]` at place k."""
-        rows = np.frombuffer(self._digests, np.uint8).reshape(-1, POINT_BYTES)
-        report = self._reporter("blinding its own IDs", self.size)
-        return blind_digests(
-            scalar, rows[order].tobytes(), threads=self._threads, pool=self._pool, report=report
-        )
-
-    def multiply(self, sender: str, scalar: bytes, points: bytes) -> bytes:
+    def _tags(self, sender: str, scalar: bytes, points: bytes) -> NDArray[np.uint8]:
         """Check and blind what `sender` sent."""
         check_points(sender, points)
-        report = self._reporter(f"blinding the IDs of {sender}", len(points) // POINT_BYTES)
-        found = multiply_points(
-            scalar, points, threads=self._threads, pool=self._pool, report=report
-        )
+        how = self._how(f"blinding the IDs of {sender}", len(points) // POINT_BYTES)
+        found = multiply_points(scalar, points, **how)
         if len(set(split_points(found))) * POINT_BYTES < len(found):
             # they differ by points of low order, which multiplying by a scalar takes away
             raise RemoteProtocolError(
                 f"{sender} sent one blinded ID in two ways; it does not follow the protocol"
             )
-        return found
+        return np.frombuffer(found, np.uint8).reshape(-1, POINT_BYTES)[:, :TAG_BYTES]
 
-    def _reporter(self, work: str, total: int) -> Callable[[int], None] | None:
-        progress = self._progress
-        if progress is None:
-            return None
-        return lambda done: progress(Progress(self.me, work, done, total))
+    def _how(self, work: str, total: int) -> dict[str, Any]:
+        """What `in_threads` takes beside the work."""
+        backend, progress = self._backend, self._backend.progress
 
-    def pack(self, kind: Kind, items: bytes = b"") -> bytes:
-        return self._framing.pack(kind, items)
+        def report(done: int) -> None:
+            if progress is not None:
+                progress(Progress(self._me, work, done, total))
 
-    def unpack(self, sender: str, message: bytes) -> tuple[Kind, bytes]:
+        return {"threads": backend.threads, "pool": backend.pool, "report": report}
+
+    def _unpack(self, sender: str, message: bytes) -> tuple[Kind, bytes]:
         self._fork_check.require()
         if not self._started:
-            raise LocalProtocolError(f"{self.me}: call start before receive")
+            raise LocalProtocolError(f"{self._me}: call start before receive")
         kind, items = self._framing.unpack(sender, message)
         return Kind(kind), items
 
 
-class EcdhIntersection:
+class EcdhIntersection(SetIntersection):
     """The backend `ecdh`. Few bytes, no helper party; see `leaks`.
 
     Args:
-        agreement: equal at all parties.
         threads: how many this party blinds with; None means one for each processor.
         pool: of processes that blind in place of threads, e.g. a `ProcessPoolExecutor`; they get
             points and scalars. It stays open.
-        progress: told of every few thousand IDs.
-        admit: asked before each role is made.
         secret: 32 bytes that scalars and orders follow from, so that a broken-off intersection can
             be repeated message by message. A party keeps it to itself and uses it with one set of
             IDs only. None: they are fresh.
@@ -258,13 +253,12 @@ class EcdhIntersection:
         admit: Admit | None = None,
         secret: bytes | None = None,
     ) -> None:
-        check_choices(self.name, self.outputs, agreement, threads)
+        super().__init__(agreement, threads=threads, progress=progress, admit=admit)
         if agreement.sizes:
             raise LocalProtocolError(
                 "ecdh shows the true sizes of sets and deals nothing; circuit can use agreed sizes"
             )
-        self.agreement, self._threads, self._progress = agreement, threads, progress
-        self._admit, self._secret, self._pool = admit, secret, pool
+        self.secret, self.pool = secret, pool
 
     @staticmethod
     def longest_message(ids: int) -> int:
@@ -273,7 +267,6 @@ class EcdhIntersection:
 
     @property
     def longest(self) -> int:
-        """Bytes of the longest message that a role takes."""
         return self.longest_message(self.agreement.maximum_ids)
 
     def hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> "EcdhHub":
@@ -284,21 +277,14 @@ class EcdhIntersection:
                 f"ecdh counts the IDs common to two parties, here are {1 + len(members)}; "
                 "circuit counts those of more"
             )
-        return EcdhHub(self._side(me, members, ids), members)
+        self._enter(me, members, ids)
+        return EcdhHub(me, members, ids, self)
 
     def member(self, me: str, hub: str, ids: Sequence[bytes]) -> "EcdhMember":
         """A passive's side. Raises LocalProtocolError on duplicate or empty IDs."""
         check_parties(hub, [me])
-        return EcdhMember(self._side(me, [hub], ids), hub)
-
-    def _side(self, me: str, peers: Sequence[str], ids: Sequence[bytes]) -> Side:
-        check_ids(me, ids, self.agreement.maximum_ids)
-        if self._admit is not None:
-            self._admit(me, peers)
-        return Side(
-            me, ids, self.agreement,
-            threads=self._threads, pool=self._pool, progress=self._progress, secret=self._secret,
-        )  # fmt: skip
+        self._enter(me, [hub], ids)
+        return EcdhMember(me, hub, ids, self)
 
     def dealer(self, hub: str, members: Sequence[str]) -> Conversation:
         """Raise LocalProtocolError: Diffie-Hellman needs no dealer."""
@@ -314,47 +300,23 @@ def _unexpected(sender: str, kind: Kind) -> RemoteProtocolError:
     )
 
 
-def _tags(points: bytes) -> NDArray[np.uint8]:
-    return np.frombuffer(points, np.uint8).reshape(-1, POINT_BYTES)[:, :TAG_BYTES]
-
-
-@dataclass
-class _Pair:
-    """What the hub holds of its run with one member.
-
-    Attributes:
-        places: where the member has each of the hub's rows, -1 for nowhere; shape (n,).
-    """
-
-    scalar: bytes = field(repr=False)
-    order: Rows
-    theirs: list[bytes] | None = None
-    places: Rows | None = None
-
-
-class EcdhHub(ResultHolder):
-    """The hub's role; see `apfed_protocols.psi.interface.Aligner`."""
-
-    def __init__(self, side: Side, members: Sequence[str]) -> None:
-        super().__init__(side.me, side.agreement.output)
-        self._side = side
-        self._pairs = {member: _Pair(*side.draw(member)) for member in members}
+class EcdhHub(_EcdhRole):
+    def __init__(
+        self, me: str, members: Sequence[str], ids: Sequence[bytes], backend: EcdhIntersection
+    ) -> None:
+        super().__init__(me, ids, backend)
+        self._pairs = {member: self._run(member) for member in members}
 
     def start(self) -> Sequence[Outgoing]:
-        side = self._side
-        side.begin()
-        return [
-            Outgoing(member, side.pack(Kind.BLINDED, side.blind(pair.scalar, pair.order)))
-            for member, pair in self._pairs.items()
-        ]
+        return self._blinded(self._pairs)
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
         if sender not in self._pairs:
             raise RemoteProtocolError(f"{sender} takes no part in this intersection")
-        kind, items = self._side.unpack(sender, body)
+        kind, items = self._unpack(sender, body)
         pair = self._pairs[sender]
         if kind is Kind.BLINDED and pair.theirs is None:
-            tags = _tags(self._side.multiply(sender, pair.scalar, items))
+            tags = self._tags(sender, pair.scalar, items)
             pair.theirs = split_points(tags.tobytes(), TAG_BYTES)
         elif kind is Kind.TAGS and pair.theirs is not None and pair.places is None:
             pair.places = self._match(sender, pair, items)
@@ -380,16 +342,16 @@ class EcdhHub(ResultHolder):
             for member, pair in self._pairs.items()
         }
 
-    def _match(self, sender: str, pair: _Pair, items: bytes) -> Rows:
+    def _match(self, sender: str, pair: _Run, items: bytes) -> Rows:
         """Return, for each own row, its place in the list of `sender`; -1 where it has none."""
         tags = split_points(items, TAG_BYTES)
         row_of_tag = dict(zip(tags, pair.order.tolist(), strict=False))
-        if not len(row_of_tag) == len(tags) == self._side.size:
+        if not len(row_of_tag) == len(tags) == self._size:
             raise RemoteProtocolError(
-                f"{sender} returned {len(row_of_tag)} different tags for the {self._side.size} "
-                f"blinded IDs of {self._side.me}"
+                f"{sender} returned {len(row_of_tag)} different tags for the {self._size} "
+                f"blinded IDs of {self._me}"
             )
-        places = np.full(self._side.size, -1, np.int64)
+        places = np.full(self._size, -1, np.int64)
         shared = [
             (row_of_tag[tag], place)
             for place, tag in enumerate(pair.theirs or ())
@@ -401,18 +363,17 @@ class EcdhHub(ResultHolder):
         return places
 
     def _open(self, places: Mapping[str, Rows]) -> Sequence[Outgoing]:
-        side = self._side
-        rows = common_rows(side.me, places, side.agreement.minimum_rows)
+        rows = common_rows(self._me, places, self._agreement.minimum_rows)
         if isinstance(rows, IntersectionTooSmallError):
             self._outcome = rows
-            return [Outgoing(member, side.pack(Kind.REFUSAL)) for member in places]
+            return [Outgoing(member, self._framing.pack(Kind.REFUSAL)) for member in places]
         if self._output is Output.SIZE:
             # here "rows" are places in the member's own order of the tags, which tell nothing
             self._outcome = Opened(size=len(rows))
         else:
             self._outcome = Opened(rows=rows)
         return [
-            Outgoing(member, side.pack(LAST[self._output], self._last_items(place[rows])))
+            Outgoing(member, self._framing.pack(LAST[self._output], self._last_items(place[rows])))
             for member, place in places.items()
         ]
 
@@ -422,39 +383,37 @@ class EcdhHub(ResultHolder):
         return np.array(len(opened), ">u4").tobytes() if self._output is Output.SIZE else b""
 
 
-class EcdhMember(ResultHolder):
+class EcdhMember(_EcdhRole):
     """A member's role; see `apfed_protocols.psi.interface.Aligner`.
 
     Attributes:
         order: the own row at each place of the list that the hub gets.
     """
 
-    def __init__(self, side: Side, hub: str) -> None:
-        super().__init__(side.me, side.agreement.output)
-        self._side, self._hub = side, hub
-        self._scalar, self.order = side.draw(hub)
+    def __init__(self, me: str, hub: str, ids: Sequence[bytes], backend: EcdhIntersection) -> None:
+        super().__init__(me, ids, backend)
+        self._hub = hub
+        self._pair = self._run(hub)
+        self.order = self._pair.order
         self._hub_size: int | None = None
 
     def start(self) -> Sequence[Outgoing]:
-        side = self._side
-        side.begin()
-        return [Outgoing(self._hub, side.pack(Kind.BLINDED, side.blind(self._scalar, self.order)))]
+        return self._blinded({self._hub: self._pair})
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
         if sender != self._hub:
             raise RemoteProtocolError(f"{sender} is not the hub of this intersection")
-        side = self._side
-        kind, items = side.unpack(sender, body)
+        kind, items = self._unpack(sender, body)
         if kind is Kind.BLINDED and self._hub_size is None:
-            tags = _tags(side.multiply(sender, self._scalar, items))
+            tags = self._tags(sender, self._pair.scalar, items)
             self._hub_size = len(tags)
             if self._output is Output.SIZE:
                 tags = tags[random_permutation(len(tags))]
-            return [Outgoing(self._hub, side.pack(Kind.TAGS, tags.tobytes()))]
+            return [Outgoing(self._hub, self._framing.pack(Kind.TAGS, tags.tobytes()))]
         if self._hub_size is None or self.finished:
             raise _unexpected(sender, kind)
-        if kind is Kind.REFUSAL and side.agreement.minimum_rows:
-            self._outcome = IntersectionTooSmallError.of(side.me, side.agreement.minimum_rows)
+        if kind is Kind.REFUSAL and self._agreement.minimum_rows:
+            self._outcome = IntersectionTooSmallError.of(self._me, self._agreement.minimum_rows)
         elif kind is not LAST[self._output]:
             raise _unexpected(sender, kind)
         else:
@@ -464,14 +423,14 @@ class EcdhMember(ResultHolder):
     def _open(self, sender: str, items: bytes) -> Opened:
         if self._output is Output.ROWS:
             places = check_places(
-                sender, items, minimum=self._side.agreement.minimum_rows,
-                own_size=self._side.size, hub_size=self._hub_size or 0,
+                sender, items, minimum=self._agreement.minimum_rows,
+                own_size=self._size, hub_size=self._hub_size or 0,
             )  # fmt: skip
             return Opened(rows=self.order[places])
         if self._output is Output.HUB_ROWS:
             return Opened()
-        size, most = int.from_bytes(items, "big"), min(self._side.size, self._hub_size or 0)
-        minimum = self._side.agreement.minimum_rows
+        size, most = int.from_bytes(items, "big"), min(self._size, self._hub_size or 0)
+        minimum = self._agreement.minimum_rows
         if len(items) != POSITION_BYTES or not minimum <= size <= most:
             raise RemoteProtocolError(
                 f"{sender} announces {size} common IDs, expected {minimum} to {most}"
@@ -488,45 +447,19 @@ def digest_ids(ids: Sequence[bytes], *, session: bytes) -> bytes:
     return digest_each(ids, hasher).tobytes()
 
 
-def blind_digests(
-    scalar: bytes,
-    digests: bytes,
-    *,
-    threads: int | None = None,
-    pool: Executor | None = None,
-    report: Callable[[int], None] | None = None,
-) -> bytes:
-    """Map each 32-byte digest to the curve and multiply the point by `scalar`.
-
-    Args:
-        scalar: 32 secret bytes.
-        digests: one after the other.
-        threads: how many work at most; None for one for each processor.
-        pool: of processes that work in place of threads.
-        report: called with the number of digests done, as it grows.
-    """
-    work = partial(blind, scalar)
-    return in_threads(work, digests, threads=threads, pool=pool, report=report)
+def blind_digests(scalar: bytes, digests: bytes, **how: Any) -> bytes:
+    """Map each 32-byte digest to the curve and multiply it by `scalar`; `how`: as `in_threads`."""
+    return in_threads(partial(blind, scalar), digests, **how)
 
 
-def multiply_points(
-    scalar: bytes,
-    points: bytes,
-    *,
-    threads: int | None = None,
-    pool: Executor | None = None,
-    report: Callable[[int], None] | None = None,
-) -> bytes:
+def multiply_points(scalar: bytes, points: bytes, **how: Any) -> bytes:
     """Multiply each point, checked before by `check_points`, by `scalar`; as `blind_digests`."""
-    work = partial(multiply, scalar)
-    return in_threads(work, points, threads=threads, pool=pool, report=report)
+    return in_threads(partial(multiply, scalar), points, **how)
 
 
 def check_points(sender: str, points: bytes) -> None:
-    """Refuse anything but distinct, canonical points outside the small subgroups.
-
-    Raises:
-        RemoteProtocolError: names `sender` and what is wrong.
+    """Refuse anything but distinct, canonical points outside the small subgroups. Raises
+    RemoteProtocolError: names `sender` and what is wrong.
     """
     if len(points) % POINT_BYTES:
         raise RemoteProtocolError(
@@ -579,16 +512,12 @@ def to_curve(digests: bytes) -> list[bytes]:
 
 def blind(scalar: bytes, digests: bytes) -> bytes:
     """Hash each 32-byte digest to the curve and multiply the point by `scalar`, 32 bytes."""
-    return _times(scalar, to_curve(digests))
+    return b"".join([crypto_scalarmult(scalar, point) for point in to_curve(digests)])
 
 
 def multiply(scalar: bytes, points: bytes) -> bytes:
     """Multiply each point by `scalar`; none may be of low order."""
-    return _times(scalar, split_points(points))
-
-
-def _times(scalar: bytes, points: Iterable[bytes]) -> bytes:
-    return b"".join([crypto_scalarmult(scalar, point) for point in points])
+    return b"".join([crypto_scalarmult(scalar, point) for point in split_points(points)])
 
 
 def in_threads(

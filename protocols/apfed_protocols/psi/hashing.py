@@ -35,8 +35,8 @@ from apfed_protocols.randomness import fresh_key, keystream
 
 __all__ = [
     "BITS", "TOKEN_BYTES", "WORD", "WORD_BYTES", "And", "BeaverAnd", "TripleShares", "bins_for",
-    "bit_planes", "cuckoo_table", "deal_triples", "fingerprints", "hub_tags", "mask",
-    "member_table", "multiply", "random_words", "slots_for",
+    "bit_planes", "cuckoo_table", "deal_triples", "fingerprints", "hub_tags",
+    "member_table", "random_words", "slots_for",
 ]  # fmt: skip
 
 
@@ -226,19 +226,6 @@ def deal_triples(parties: int, count: int) -> tuple[Sequence[bytes], bytes]:
     return seeds, (c ^ (a & b)).astype(WORD).tobytes()
 
 
-def mask(x: Words, y: Words, triple: Triple) -> Words:
-    """Return this party's shares of d and e, stacked: shape (2, ...)."""
-    a, b, _ = triple
-    return np.stack([x ^ a, y ^ b])
-
-
-def multiply(opened: Words, triple: Triple, *, leads: bool) -> Words:
-    """Return this party's share of x AND y from the opened (d, e); one party leads."""
-    (a, b, c), (d, e) = triple, opened
-    share: Words = c ^ (d & b) ^ (e & a)
-    return share ^ (d & e) if leads else share
-
-
 class And(Protocol):
     """One AND of shared words at one party, around the opening of d and e by all parties.
 
@@ -250,11 +237,11 @@ class And(Protocol):
         ...
 
     def masked(self) -> Words:
-        """This party's shares of d and e, as `mask`."""
+        """This party's shares of d and e, stacked: shape (2, ...)."""
         ...
 
     def share(self, opened: Words) -> Words:
-        """This party's share of the result, as `multiply`; called once."""
+        """This party's share of x AND y from the opened (d, e); called once."""
         ...
 
 
@@ -265,7 +252,10 @@ class BeaverAnd:
         self._x, self._y, self._triple, self._leads = x, y, triple, leads
 
     def masked(self) -> Words:
-        return mask(self._x, self._y, self._triple)
+        a, b, _ = self._triple
+        return np.stack([self._x ^ a, self._y ^ b])
 
     def share(self, opened: Words) -> Words:
-        return multiply(opened, self._triple, leads=self._leads)
+        (a, b, c), (d, e) = self._triple, opened
+        share: Words = c ^ (d & b) ^ (e & a)
+        return share ^ (d & e) if self._leads else share

@@ -7,12 +7,13 @@ party; what a backend reveals beyond the M-way intersection, it lists in `leaks`
 Messages are framed (`Framing`): any bytes either parse to a kind and as many items of that kind's
 size as announced, or raise RemoteProtocolError. A role with many rounds is written top to bottom as
 a `Script`, which reads and writes at a `Desk`. Where the parties agree on sizes, a set may turn out
-smaller, and a dealer may deal before the IDs are known (`apfed_protocols.psi.interface`).
+smaller, and a dealer may deal before the IDs are known (`Supply`).
 """
 
 import hashlib
 import itertools
 import struct
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,15 +26,16 @@ from numpy.typing import NDArray
 from apfed_protocols.checks import take_numpy_integers
 from apfed_protocols.conversation import Conversation, Outgoing
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.ids import MOST_IDS
+from apfed_protocols.ids import MOST_IDS, check_ids
 from apfed_protocols.randomness import ForkCheck, random_permutation
 
 __all__ = [
-    "PLACES", "POSITION_BYTES", "Admit", "Aligner", "Desk", "Framing", "Guesses", "Inbox",
-    "IntersectionAgreement", "IntersectionTooSmallError", "Membership", "Opened", "Output",
-    "Progress", "ResultHolder", "Script", "ScriptedRole", "SetIntersection", "Turn", "agreed_size",
-    "announced_size", "check_announced", "check_choices", "check_parties", "check_places",
-    "common_rows", "digest_each", "largest_size", "three_different",
+    "PLACES", "POSITION_BYTES", "Admit", "Aligner", "DealtIntersection", "Desk",
+    "Framing", "Guesses", "Inbox", "IntersectionAgreement", "IntersectionTooSmallError",
+    "Membership", "Opened", "Output", "Progress", "ResultHolder", "Script", "ScriptedRole",
+    "SetIntersection", "StockingRole", "Supply", "Turn", "agreed_size", "announced_size",
+    "check_announced", "check_parties", "check_places", "common_rows", "digest_each",
+    "largest_size", "three_different",
 ]  # fmt: skip
 
 
@@ -45,6 +47,9 @@ _HEADER = struct.Struct(">BB16sI")
 _DIGEST_BYTES = 16
 
 _MESSAGES_AHEAD = 4
+_STORED = struct.Struct(">32sHI")
+_LENGTH = struct.Struct(">I")
+_CHECK_BYTES = 32
 
 Inbox = Mapping[str, bytes]
 _Kind = TypeVar("_Kind", bound=IntEnum)
@@ -203,79 +208,9 @@ class Aligner(Conversation, Protocol):
         ...
 
 
-class SetIntersection(Protocol):
-    """A backend: makes the roles. IDs are bytes, distinct and not empty.
-
-    Attributes:
-        name: its key in the table of backends.
-        needs_dealer: whether the party that `agreement.dealer` names must take part.
-        outputs: what it can be asked for.
-        pairwise: whether the hub learns its intersection with every single member.
-        leaks: what it reveals beyond the intersection and the sizes, in sentences.
-        agreement: equal at all parties.
-        longest: bytes of the longest message that its roles take.
-    """
-
-    name: ClassVar[str]
-    needs_dealer: ClassVar[bool]
-    outputs: ClassVar[frozenset[Output]]
-    pairwise: ClassVar[bool]
-    leaks: ClassVar[tuple[str, ...]]
-    agreement: IntersectionAgreement
-
-    @property
-    def longest(self) -> int: ...
-
-    @staticmethod
-    def most_guesses(maximum_ids: int) -> Guesses:
-        """What a party can try out that announces `maximum_ids` and sends what it likes.
-
-        IDs by chance or search left aside: each costs 2^40 hashes or more.
-        """
-        ...
-
-    def __init__(
-        self,
-        agreement: IntersectionAgreement,
-        *,
-        threads: int | None = None,
-        progress: Callable[[Progress], None] | None = None,
-        admit: Admit | None = None,
-    ) -> None:
-        """Describe one party's end.
-
-        Args:
-            agreement: equal at all parties.
-            threads: this party's own choice; None lets the backend choose.
-            progress: called while this party works.
-            admit: asked before each role with IDs is made.
-
-        Raises:
-            LocalProtocolError: the backend cannot give the agreed output.
-        """
-        ...
-
-    def hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> Aligner:
-        """The active's side.
-
-        Raises LocalProtocolError on duplicate or empty IDs, and what `admit` raises.
-        """
-        ...
-
-    def member(self, me: str, hub: str, ids: Sequence[bytes]) -> Aligner:
-        """A passive's side; as `hub`."""
-        ...
-
-    def dealer(self, hub: str, members: Sequence[str]) -> Conversation:
-        """The dealer's side. Raises LocalProtocolError if the backend needs none."""
-        ...
-
-
 def check_parties(hub: str, members: Sequence[str], *others: str) -> None:
-    """Refuse an intersection without members or with one party in two roles.
-
-    Raises:
-        LocalProtocolError: names the parties.
+    """Refuse an intersection without members or with one party in two roles. Raises
+    LocalProtocolError: names the parties.
     """
     parties = (hub, *members, *others)
     if not members or not all(parties) or len(set(parties)) != len(parties):
@@ -304,12 +239,10 @@ class ResultHolder:
 
     @property
     def finished(self) -> bool:
-        """Whether this role needs no further message."""
         return self._outcome is not None
 
     @property
     def rows(self) -> NDArray[np.int64]:
-        """See `Aligner.rows`."""
         rows = self._opened().rows
         if rows is None:
             raise self._not_opened("rows")
@@ -317,7 +250,6 @@ class ResultHolder:
 
     @property
     def size(self) -> int:
-        """See `Aligner.size`."""
         opened = self._opened()
         if opened.size is not None:
             return opened.size
@@ -327,7 +259,6 @@ class ResultHolder:
 
     @property
     def membership(self) -> Membership:
-        """See `Aligner.membership`."""
         membership = self._opened().membership
         if membership is None:
             raise self._not_opened("shared membership")
@@ -347,32 +278,8 @@ class ResultHolder:
         )
 
 
-def check_choices(
-    backend: str,
-    outputs: frozenset[Output],
-    agreement: IntersectionAgreement,
-    threads: int | None,
-) -> None:
-    """Refuse an output that the backend cannot give, or no process to work in.
-
-    Raises:
-        LocalProtocolError: names what there is.
-    """
-    if threads is not None and threads < 1:
-        raise LocalProtocolError(f"threads is at least 1, got {threads}")
-    if agreement.output not in outputs:
-        raise LocalProtocolError(
-            f"{backend} cannot give the output {agreement.output.value!r}; "
-            f"it gives {', '.join(sorted(outputs))}"
-        )
-
-
 def announced_size(agreement: IntersectionAgreement, me: str, true_size: int) -> int:
-    """Return what this party announces.
-
-    Raises:
-        LocalProtocolError: it has more IDs than agreed.
-    """
+    """Return what this party announces. Raises LocalProtocolError: it has more IDs than agreed."""
     if not agreement.sizes:
         return true_size
     agreed = agreed_size(agreement, me)
@@ -386,10 +293,8 @@ def announced_size(agreement: IntersectionAgreement, me: str, true_size: int) ->
 def check_announced(
     agreement: IntersectionAgreement, sender: str, sizes: Sequence[int], parties: Sequence[str]
 ) -> None:
-    """Refuse sizes other than the agreed ones, or above the limit.
-
-    Raises:
-        RemoteProtocolError: names `sender`, who said so.
+    """Refuse sizes other than the agreed ones, or above the limit. Raises RemoteProtocolError:
+    names `sender`, who said so.
     """
     limit = agreement.maximum_ids
     for size in sizes:
@@ -439,14 +344,11 @@ class Framing:
 
     @staticmethod
     def size(item_bytes: int, count: int) -> int:
-        """Bytes of a message of so many items."""
         return _HEADER.size + item_bytes * count
 
     def pack(self, kind: int, items: bytes = b"") -> bytes:
-        """Frame the items, which lie one after the other in `items`.
-
-        Raises:
-            LocalProtocolError: more than a message holds.
+        """Frame the items, which lie one after the other in `items`. Raises LocalProtocolError:
+        more than a message holds.
         """
         count = len(items) // self.item_bytes[kind] if items else 0
         if count > self.maximum_items:
@@ -458,10 +360,8 @@ class Framing:
         return _HEADER.pack(self.version, kind, digest, count) + items
 
     def unpack(self, sender: str, message: bytes) -> tuple[int, bytes]:
-        """Return the kind and the items.
-
-        Raises:
-            RemoteProtocolError: malformed, of another agreement, or too large a set.
+        """Return the kind and the items. Raises RemoteProtocolError: malformed, of another
+        agreement, or too large a set.
         """
         if len(message) < _HEADER.size:
             raise RemoteProtocolError(f"{sender} sent {len(message)} bytes, too few for a header")
@@ -582,29 +482,33 @@ class Desk(Generic[_Kind]):
 
     Args:
         me: the party; agreement: of the intersection.
-        kinds: of messages; version: names the backend and its version, 0 to 255.
-        work: what `report` tells of.
-        progress: told of it.
+        progress: told of its work.
+        version: names the backend and its version, 0 to 255; None: that of the class.
+
+    Attributes:
+        kinds: of messages; work: what `report` tells of.
     """
+
+    kinds: type[_Kind]
+    version: ClassVar[int]
+    work: ClassVar[str]
 
     def __init__(
         self,
         me: str,
         agreement: IntersectionAgreement,
-        *,
-        kinds: type[_Kind],
-        version: int,
-        work: str,
         progress: Callable[[Progress], None] | None = None,
+        *,
+        version: int | None = None,
     ) -> None:
-        self.me, self.agreement, self._kinds = me, agreement, kinds
-        self._work, self._progress = work, progress
-        self._framing = Framing(agreement, version, dict.fromkeys(map(int, kinds), 1), 2**32 - 1)
+        self.me, self.agreement, self._progress = me, agreement, progress
+        version, items = version or self.version, dict.fromkeys(map(int, self.kinds), 1)
+        self._framing = Framing(agreement, version, items, 2**32 - 1)
 
     def report(self, done: int, total: int) -> None:
         """Tell whoever watches how much of the work is done."""
         if self._progress is not None:
-            self._progress(Progress(self.me, self._work, done, total))
+            self._progress(Progress(self.me, self.work, done, total))
 
     def turn(self, kind: _Kind, bodies: Mapping[str, bytes], awaited: Collection[str]) -> Turn:
         """Send each party its body, then wait for one message of each awaited party."""
@@ -613,18 +517,16 @@ class Desk(Generic[_Kind]):
 
     def kind_of(self, inbox: Inbox, sender: str) -> _Kind:
         """Return the kind of the message of `sender`, where the protocol allows several."""
-        return self._kinds(self._framing.unpack(sender, inbox[sender])[0])
+        return self.kinds(self._framing.unpack(sender, inbox[sender])[0])
 
     def read(self, inbox: Inbox, sender: str, kind: _Kind, length: int | None = None) -> bytes:
-        """Return the body of the message of `sender`, of this kind and length.
-
-        Raises:
-            RemoteProtocolError: it is another one.
+        """Return the body of the message of `sender`, of this kind and length. Raises
+        RemoteProtocolError: it is another one.
         """
         found, body = self._framing.unpack(sender, inbox[sender])
         if found != kind:
             raise RemoteProtocolError(
-                f"{sender} sent {self._kinds(found).name.lower()} when the protocol expects "
+                f"{sender} sent {self.kinds(found).name.lower()} when the protocol expects "
                 f"{kind.name.lower()}; a message was repeated or reordered"
             )
         if length is not None and len(body) != length:
@@ -632,6 +534,13 @@ class Desk(Generic[_Kind]):
                 f"{sender} sent {kind.name.lower()} of {len(body)} bytes, expected {length}"
             )
         return body
+
+    def read_words(
+        self, inbox: Inbox, sender: str, kind: _Kind, shape: tuple[int, ...]
+    ) -> NDArray[np.uint64]:
+        """Return the body as 64-bit words of this shape."""
+        body = self.read(inbox, sender, kind, 8 * int(np.prod(shape)))
+        return np.frombuffer(body, "<u8").reshape(shape)
 
 
 def digest_each(ids: Sequence[bytes], keyed: "hashlib.blake2b") -> NDArray[np.uint8]:
@@ -686,10 +595,8 @@ def common_rows(
 
 
 def check_places(sender: str, items: bytes, *, minimum: int, own_size: int, hub_size: int) -> Rows:
-    """Read the places that the hub opened in a member's list.
-
-    Raises:
-        RemoteProtocolError: too few or too many, repeated, or outside of the list.
+    """Read the places that the hub opened in a member's list. Raises RemoteProtocolError: too few
+    or too many, repeated, or outside of the list.
     """
     if len(items) % POSITION_BYTES:
         raise RemoteProtocolError(f"{sender} opened rows in {len(items)} bytes, not whole places")
@@ -708,3 +615,318 @@ def check_places(sender: str, items: bytes, *, minimum: int, own_size: int, hub_
             f"with a set of {hub_size} IDs"
         )
     return places
+
+
+# Randomness dealt ahead: the dealer's part of an intersection, done before the IDs are known, under
+# the agreement of the intersection to come. It names the sizes that the parties will announce, from
+# which what is dealt follows; sets may turn out smaller.
+
+
+class Supply:
+    """What one party was dealt: a body for each chunk of bins, taken in order, once.
+
+    It is as secret as the IDs: whoever used it for two intersections would show the exclusive or of
+    what it masked. So a process uses no part of a supply twice, however often it reads the bytes,
+    and a forked process none that was there before the fork. It cannot know what another process
+    did with a copy of them: `secure_apfed.alignment.records` keeps supplies on the disk such that
+    only one process takes each.
+
+    Args:
+        agreement: its digest, 32 bytes; me: the party.
+        bodies: of the chunks.
+    """
+
+    _used: ClassVar[set[bytes]] = set()
+    """Digests of the bodies that this process used, or may use still."""
+
+    def __init__(self, agreement: bytes, me: str, bodies: Sequence[bytes] = ()) -> None:
+        self._agreement, self._me, self._bodies = agreement, me, list(bodies)
+        self._filled = self._claimed = False
+        self._fork_check = ForkCheck(f"{me}: this supply")
+
+    def add(self, body: bytes) -> None:
+        """Put in what was dealt for the next chunk. Raises LocalProtocolError: it was read, stored
+        or claimed; it would become another supply.
+        """
+        self._fork_check.require()
+        if self._filled or self._claimed:
+            raise LocalProtocolError(
+                f"{self._me}: a supply is filled while it is dealt, and not once it was "
+                "read, stored or used; deal another"
+            )
+        self._bodies.append(body)
+
+    def to_bytes(self) -> bytes:
+        """Return it for a file that nobody else can read; from now on only that can be used. Raises
+        LocalProtocolError: it is in use, or in a file, already.
+        """
+        self._fork_check.require()
+        if self._claimed:
+            raise LocalProtocolError(f"{self._me}: this supply is in use, or was stored already")
+        self._claimed = True
+        framed = self._framed()
+        return framed + hashlib.sha256(framed).digest()
+
+    def _framed(self) -> bytes:
+        name = self._me.encode()
+        bodies = b"".join(_LENGTH.pack(len(body)) + body for body in self._bodies)
+        return _STORED.pack(self._agreement, len(name), len(self._bodies)) + name + bodies
+
+    @classmethod
+    def from_bytes(cls, stored: bytes) -> "Supply":
+        """Read what `to_bytes` gave; from a file by `secure_apfed.alignment.records`. Raises
+        LocalProtocolError: it was cut off or altered, or is none.
+        """
+        stored, check = stored[:-_CHECK_BYTES], stored[-_CHECK_BYTES:]
+        if hashlib.sha256(stored).digest() != check:
+            raise LocalProtocolError(
+                "a stored supply does not match its checksum, so it was cut off or "
+                "altered; deal another under a new session"
+            )
+        try:
+            supply = cls._parsed(stored)
+        except (struct.error, UnicodeDecodeError) as error:
+            raise _no_supply(stored) from error
+        if supply._framed() != stored:  # lengths beyond the end, or bytes behind it
+            raise _no_supply(stored)
+        supply._filled = True
+        return supply
+
+    @classmethod
+    def _parsed(cls, stored: bytes) -> "Supply":
+        agreement, name_bytes, count = _STORED.unpack_from(stored)
+        at = _STORED.size + name_bytes
+        me, bodies = stored[_STORED.size : at].decode(), []
+        for _ in range(count):
+            (length,) = _LENGTH.unpack_from(stored, at)
+            at += _LENGTH.size + length
+            bodies.append(stored[at - length : at])
+        return cls(agreement, me, bodies)
+
+    def claim(self, agreement: IntersectionAgreement, me: str) -> None:
+        """Reserve it for one intersection. Raises LocalProtocolError: it or a part of it was used
+        before, or it is another party's or agreement's.
+        """
+        self._fork_check.require()
+        digests = {hashlib.sha256(body).digest() for body in self._bodies if body}
+        if self._claimed or digests & Supply._used:
+            raise LocalProtocolError(f"{me}: a supply is used once; deal another")
+        if (self._agreement, self._me) != (agreement.digest, me):
+            raise LocalProtocolError(
+                f"{me}: this supply was dealt to {self._me}, or under another agreement"
+            )
+        self._claimed = True
+        Supply._used |= digests
+
+    def __reduce__(self) -> str:
+        raise LocalProtocolError("a supply is never copied; store it with to_bytes")
+
+    def take(self, length: int) -> bytes:
+        """Return the next body, which must have this length."""
+        self._fork_check.require()
+        body = self._bodies.pop(0) if self._bodies else b""
+        if len(body) != length:
+            raise LocalProtocolError(
+                f"{self._me}: the supply holds {len(body)} bytes for the next chunk, "
+                f"it takes {length}"
+            )
+        return body
+
+
+def _no_supply(stored: bytes) -> LocalProtocolError:
+    return LocalProtocolError(
+        f"{len(stored)} stored bytes match their checksum, but are no supply as "
+        "to_bytes writes it; deal another under a new session"
+    )
+
+
+class StockingRole(ScriptedRole):
+    """Hub or member while it is dealt; the script fills the supply."""
+
+    def __init__(
+        self,
+        me: str,
+        agreement: IntersectionAgreement,
+        supply: Supply,
+        script: Script,
+        *,
+        longest: int,
+    ) -> None:
+        super().__init__(me, [agreement.dealer], agreement.output, script, longest=longest)
+        self._supply = supply
+
+    @property
+    def supply(self) -> Supply:
+        """What this party was dealt; raises LocalProtocolError before the end."""
+        self._opened()
+        return self._supply
+
+
+class SetIntersection(ABC):
+    """A backend: makes the roles. IDs are bytes, distinct and not empty.
+
+    Args:
+        agreement: equal at all parties.
+        threads: this party's own choice, at least 1; None lets the backend choose. Those on
+            circuits and vectors compute on whole arrays in this process.
+        progress: called while this party works.
+        admit: asked before each role with IDs is made.
+
+    Attributes:
+        name: its key in the table of backends.
+        needs_dealer: whether the party that `agreement.dealer` names must take part.
+        outputs: what it can be asked for.
+        pairwise: whether the hub learns its intersection with every single member.
+        leaks: what it reveals beyond the intersection and the sizes, in sentences.
+
+    Raises:
+        LocalProtocolError: the backend cannot give the agreed output, or there is no dealer.
+    """
+
+    name: ClassVar[str]
+    needs_dealer: ClassVar[bool]
+    outputs: ClassVar[frozenset[Output]]
+    pairwise: ClassVar[bool]
+    leaks: ClassVar[tuple[str, ...]]
+
+    def __init__(
+        self,
+        agreement: IntersectionAgreement,
+        *,
+        threads: int | None = None,
+        progress: Callable[[Progress], None] | None = None,
+        admit: Admit | None = None,
+    ) -> None:
+        if threads is not None and threads < 1:
+            raise LocalProtocolError(f"threads is at least 1, got {threads}")
+        if agreement.output not in self.outputs:
+            raise LocalProtocolError(
+                f"{self.name} cannot give the output {agreement.output.value!r}; "
+                f"it gives {', '.join(sorted(self.outputs))}"
+            )
+        if self.needs_dealer and not agreement.dealer:
+            raise LocalProtocolError(
+                f"a {self.name} intersection needs a dealer; name it in the agreement"
+            )
+        self.agreement, self.progress, self.threads = agreement, progress, threads
+        self._admit = admit
+
+    @property
+    @abstractmethod
+    def longest(self) -> int:
+        """Bytes of the longest message that its roles take."""
+
+    @staticmethod
+    @abstractmethod
+    def most_guesses(maximum_ids: int) -> Guesses:
+        """What a party can try out that announces `maximum_ids` and sends what it likes.
+
+        IDs by chance or search left aside: each costs 2^40 hashes or more.
+        """
+
+    @abstractmethod
+    def hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> Aligner:
+        """The active's side.
+
+        Raises LocalProtocolError on duplicate or empty IDs, and what `admit` raises.
+        """
+
+    @abstractmethod
+    def member(self, me: str, hub: str, ids: Sequence[bytes]) -> Aligner:
+        """A passive's side; as `hub`."""
+
+    @abstractmethod
+    def dealer(self, hub: str, members: Sequence[str]) -> Conversation:
+        """The dealer's side. Raises LocalProtocolError if the backend needs none."""
+
+    def _enter(
+        self, me: str, peers: Sequence[str], ids: Sequence[bytes], supply: Supply | None = None
+    ) -> None:
+        """Check all that can be checked before the first message; claim the supply last."""
+        check_ids(me, ids, self.agreement.maximum_ids)
+        announced_size(self.agreement, me, len(ids))
+        if (supply is not None) != self.agreement.ahead:
+            raise LocalProtocolError(
+                f"{me} has {'a' if supply else 'no'} supply, the agreement says "
+                f"ahead={self.agreement.ahead}"
+            )
+        if self._admit is not None:
+            self._admit(me, peers)
+        if supply is not None:
+            supply.claim(self.agreement, me)
+
+
+class DealtIntersection(SetIntersection):
+    """A backend with a dealer, in the intersection or, by `stock_hub`, `stock_member` and
+    `stock_dealer`, ahead of it; the agreement must say so then.
+    """
+
+    needs_dealer: ClassVar[bool] = True
+
+    def hub(
+        self, me: str, members: Sequence[str], ids: Sequence[bytes], *, supply: Supply | None = None
+    ) -> ScriptedRole:
+        """The active's side; `supply` where the agreement says that it was dealt ahead.
+
+        Raises LocalProtocolError on duplicate or empty IDs, and on a supply that does not fit.
+        """
+        check_parties(me, members, self.agreement.dealer)
+        self._enter(me, members, ids, supply)
+        script = self._hub_script(me, members, ids, supply)
+        return self._role(me, [*members, self.agreement.dealer], script)
+
+    def member(
+        self, me: str, hub: str, ids: Sequence[bytes], *, supply: Supply | None = None
+    ) -> ScriptedRole:
+        """A passive's side; as `hub`."""
+        check_parties(hub, [me], self.agreement.dealer)
+        self._enter(me, [hub], ids, supply)
+        script = self._member_script(me, hub, ids, supply)
+        return self._role(me, [hub, self.agreement.dealer], script)
+
+    def stock_hub(self, me: str, members: Sequence[str]) -> StockingRole:
+        check_parties(me, members, self.agreement.dealer)
+        supply = self._supply(me)
+        script = self._stock_hub_script(me, members, supply)
+        return StockingRole(me, self.agreement, supply, script, longest=self.longest)
+
+    def stock_member(self, me: str, hub: str) -> StockingRole:
+        check_parties(hub, [me], self.agreement.dealer)
+        supply = self._supply(me)
+        script = self._stock_member_script(me, hub, supply)
+        return StockingRole(me, self.agreement, supply, script, longest=self.longest)
+
+    def stock_dealer(self, hub: str, members: Sequence[str]) -> ScriptedRole:
+        me = self.agreement.dealer
+        check_parties(hub, members, me)
+        self._supply(me)
+        return self._role(me, [hub], self._stock_dealer_script(me, hub, members))
+
+    def _supply(self, me: str) -> Supply:
+        if not self.agreement.ahead:
+            raise LocalProtocolError(
+                "randomness is dealt ahead under an agreement that says so and names a dealer"
+            )
+        return Supply(self.agreement.digest, me)
+
+    def _role(self, me: str, peers: Sequence[str], script: Script) -> ScriptedRole:
+        return ScriptedRole(me, peers, self.agreement.output, script, longest=self.longest)
+
+    @abstractmethod
+    def _hub_script(
+        self, me: str, members: Sequence[str], ids: Sequence[bytes], supply: Supply | None
+    ) -> Script: ...
+
+    @abstractmethod
+    def _member_script(
+        self, me: str, hub: str, ids: Sequence[bytes], supply: Supply | None
+    ) -> Script: ...
+
+    @abstractmethod
+    def _stock_hub_script(self, me: str, members: Sequence[str], supply: Supply) -> Script: ...
+
+    @abstractmethod
+    def _stock_member_script(self, me: str, hub: str, supply: Supply) -> Script: ...
+
+    @abstractmethod
+    def _stock_dealer_script(self, me: str, hub: str, members: Sequence[str]) -> Script: ...

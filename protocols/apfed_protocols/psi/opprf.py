@@ -32,19 +32,16 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.psi.circuit import (
     UNCHECKED,
     VERSION,
     CircuitIntersection,
-    Comparing,
     Desk,
     Kind,
     Meeting,
     Rows,
-    Stocking,
-    dealer_script,
-    longest_message,
+    Slots,
 )
 from apfed_protocols.psi.hashing import WORD, Words, bins_for, random_words
 from apfed_protocols.psi.interface import (
@@ -61,7 +58,6 @@ from apfed_protocols.psi.interface import (
 )
 from apfed_protocols.psi.store import (
     DENSE,
-    DependentRowsError,
     Digests,
     Elements,
     Encoder,
@@ -76,6 +72,7 @@ from apfed_protocols.psi.vole import (
     HubShare,
     MemberShare,
     deal,
+    encoded,
     hash_elements,
     hub_dealt_bytes,
     member_dealt_bytes,
@@ -85,7 +82,7 @@ from apfed_protocols.psi.vole import (
 )
 from apfed_protocols.randomness import derive_key, fresh_key
 
-__all__ = ["OpprfIntersection", "Programmed", "ProgrammedStocking"]
+__all__ = ["OpprfIntersection", "Programmed"]
 
 
 _CHOICES = 3
@@ -93,42 +90,16 @@ _BLOCKS = 3
 _CHUNK = 2**12
 
 
-class OpprfIntersection(CircuitIntersection):
-    """The backend `opprf`: what `circuit` gives and hides, with a tenth of its bytes.
+class Programmed(Slots):
+    """One slot a bin, of a programmed value."""
 
-    Args: as `CircuitIntersection`.
-    """
-
-    name: ClassVar[str] = "opprf"
-    leaks: ClassVar[tuple[str, ...]] = (
-        "The dealer learns how large the hub's set is, and how many IDs are common to all.",
-        "All parties learn whether the agreed minimum is reached.",
-        UNCHECKED,
-    )
-
-    @staticmethod
-    def most_guesses(maximum_ids: int) -> Guesses:
-        """The hub has one ID a bin; a member's store solves three equations a cell.
-
-        An ID takes three, or one for a chance of a third.
-        """
-        member = PLACES * vector_elements(maximum_ids)
-        return Guesses(hub=bins_for(maximum_ids), member=member)
-
-    def _comparing(self) -> Comparing:
-        return Programmed()
-
-
-class Programmed:
-    """One slot a bin, of a programmed value; see `Comparing`."""
-
-    version = VERSION + 2
+    version: ClassVar[int] = VERSION + 2
 
     def longest(self, agreement: IntersectionAgreement) -> int:
         most = largest_size(agreement)
         hints = _CHOICES * WORD.itemsize * vector_elements(most)
         dealt = Framing.size(1, max(hints, hub_dealt_bytes(bins_for(most))))
-        return max(dealt, longest_message(agreement, self.slots))
+        return max(dealt, super().longest(agreement))
 
     def slots(self, member_size: int, bins: int) -> int:
         return 1
@@ -180,39 +151,54 @@ class Programmed:
         programmed = tags_B[meeting.bins_of]
         for choice, bins in enumerate(meeting.bins_of.T):
             programmed[:, choice] ^= _function(values_B[bins] ^ addends, meeting.key)
-        store = _encoded(desk.me, hints, programmed)
+        store = encoded(desk.me, hints, programmed)
         yield desk.turn(Kind.HINT, {hub: store.astype(WORD, copy=False).tobytes()}, ())
         return tags_B[None]
 
-    def deal(self, desk: Desk, hub: str, members: Sequence[str]) -> Script:
-        size = None
+    def deal(
+        self, desk: Desk, hub: str, members: Sequence[str], *, hub_size: int | None = None
+    ) -> Script:
         if not desk.agreement.ahead:
-            size = yield from _deal(desk, hub, members)
-        return (yield from dealer_script(desk, hub, members, self.slots, hub_size=size))
+            hub_size = yield from _deal(desk, hub, members)
+        return (yield from super().deal(desk, hub, members, hub_size=hub_size))
 
 
-class ProgrammedStocking(Stocking):
-    """The parties' roles for dealing ahead: the vector OLE first, then triples."""
+class OpprfIntersection(CircuitIntersection):
+    """The backend `opprf`: what `circuit` gives and hides, with a tenth of its bytes."""
 
-    def _comparing(self) -> Comparing:
-        return Programmed()
+    name: ClassVar[str] = "opprf"
+    leaks: ClassVar[tuple[str, ...]] = (
+        "The dealer learns how large the hub's set is, and how many IDs are common to all.",
+        "All parties learn whether the agreed minimum is reached.",
+        UNCHECKED,
+    )
+    comparing: ClassVar[type[Slots]] = Programmed
 
-    def _hub_script(self, me: str, members: Sequence[str], supply: Supply) -> Script:
-        desk, size = self._desk(me), agreed_size(self._agreement, me)
+    @staticmethod
+    def most_guesses(maximum_ids: int) -> Guesses:
+        """The hub has one ID a bin; a member's store solves three equations a cell.
+
+        An ID takes three, or one for a chance of a third.
+        """
+        member = PLACES * vector_elements(maximum_ids)
+        return Guesses(hub=bins_for(maximum_ids), member=member)
+
+    def _stock_hub_script(self, me: str, members: Sequence[str], supply: Supply) -> Script:
+        desk, size = self._desk(me), agreed_size(self.agreement, me)
         for dealt in (yield from _dealt_to_hub(desk, size, len(members), None)):
             supply.add(dealt)
-        return (yield from super()._hub_script(me, members, supply))
+        return (yield from super()._stock_hub_script(me, members, supply))
 
-    def _member_script(self, me: str, hub: str, supply: Supply) -> Script:
-        dealer = self._agreement.dealer
+    def _stock_member_script(self, me: str, hub: str, supply: Supply) -> Script:
+        dealer = self.agreement.dealer
         inbox = yield Turn((), [dealer])
         desk = self._desk(me)
         supply.add(desk.read(inbox, dealer, Kind.CORRELATED, member_dealt_bytes()))
-        return (yield from super()._member_script(me, hub, supply))
+        return (yield from super()._stock_member_script(me, hub, supply))
 
-    def _dealer_script(self, me: str, hub: str, members: Sequence[str]) -> Script:
+    def _stock_dealer_script(self, me: str, hub: str, members: Sequence[str]) -> Script:
         yield from _deal(self._desk(me), hub, members)
-        return (yield from super()._dealer_script(me, hub, members))
+        return (yield from super()._stock_dealer_script(me, hub, members))
 
 
 def _dealt_to_hub(
@@ -229,10 +215,8 @@ def _dealt_to_hub(
 
 
 def _deal(desk: Desk, hub: str, members: Sequence[str]) -> Generator[Turn, Inbox, int]:
-    """Answer the hub's order for each member; return for how many IDs they are.
-
-    Raises:
-        RemoteProtocolError: another size than was agreed, or than of the order before.
+    """Answer the hub's order for each member; return for how many IDs they are. Raises
+    RemoteProtocolError: another size than was agreed, or than of the order before.
     """
     size, sizes = 0, set[int]()
     for member in members:
@@ -273,13 +257,3 @@ def _digests(tokens: NDArray[np.uint8], key: bytes) -> Digests:
 def _function(values: Elements, key: bytes) -> Words:
     """F of each, 64 bits."""
     return hash_elements(values, derive_key(key, b"opprf function"))[:, 0]
-
-
-def _encoded(me: str, encoder: Encoder, values: Elements) -> Elements:
-    try:
-        return encoder.encode(values)
-    except DependentRowsError as error:
-        raise LocalProtocolError(
-            f"{me}: its IDs have no store under this key, which chance brings about once in 2^47 "
-            "intersections; begin another one under a new session"
-        ) from error

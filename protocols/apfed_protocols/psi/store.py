@@ -33,7 +33,7 @@ from apfed_protocols.randomness import fresh_key, keystream_chunks
 __all__ = [
     "DENSE", "ELEMENT_BYTES", "DependentRowsError", "Digests", "Elements", "Encoder", "Multiplier",
     "Rows", "add_random", "cells_for", "decode", "digest_ids", "expected_dependent_sets",
-    "from_bytes", "gather_sums", "pick", "random_elements", "random_rows", "subset_sums",
+    "from_bytes", "gather_sums", "random_elements", "random_rows", "subset_sums",
     "targets_of", "to_bytes", "whole",
 ]  # fmt: skip
 
@@ -147,30 +147,21 @@ def _chunks(rows: int) -> Iterator[slice]:
 
 def decode(store: Elements, rows: Rows) -> Elements:
     """The value of each row, of as many words as a cell of the store; shape (n, w)."""
-    dense, found = _dense_tables(store), np.empty((len(rows), store.shape[1]), np.uint64)
+    dense, found = subset_sums(store[-DENSE:]), np.empty((len(rows), store.shape[1]), np.uint64)
     for chunk in _chunks(len(rows)):
         found[chunk] = _sums(store, dense, rows[chunk])
     return found
 
 
-def _dense_tables(store: Elements) -> NDArray[np.uint64]:
-    return subset_sums(store[len(store) - DENSE :])
-
-
 def _sums(store: Elements, dense: NDArray[np.uint64], rows: Rows) -> Elements:
     found = gather_sums(dense, rows.dense)
     for one in range(_ONES):
-        found ^= pick(store, rows.cells[:, one])
+        found ^= store.take(rows.cells[:, one], axis=0)
     return found
 
 
 class Encoder:
-    """Encodes values for one set of rows; what the rows alone decide is done when it is made.
-
-    Args:
-        rows: of the IDs, for so many sparse cells.
-        cells: as `cells_for`.
-    """
+    """Encodes values for one set of rows; what the rows alone decide is done when it is made."""
 
     def __init__(self, rows: Rows, cells: int) -> None:
         self._rows, self._cells = rows, cells
@@ -188,13 +179,13 @@ class Encoder:
         rows, cells = self._rows, self._cells
         store = random_rows(fresh_key(), b"store", (cells + DENSE, values.shape[1]))
         _solve(store, rows, values, self._left)
-        dense = _dense_tables(store)
+        dense = subset_sums(store[-DENSE:])
         for all_peeled, places in reversed(self._rounds):
             # no row of a round has the cell of another, so that they may go one after the other
             for chunk in _chunks(len(places)):
                 peeled, at = all_peeled[chunk], places[chunk]
-                value = pick(values, peeled) ^ _sums(store, dense, rows.at(peeled))
-                value ^= pick(store, at)  # what was there, which its row has summed up, too
+                value = values.take(peeled, axis=0) ^ _sums(store, dense, rows.at(peeled))
+                value ^= store.take(at, axis=0)  # what was there, which its row has summed up, too
                 whole(store)[at] = whole(value)
         return store
 
@@ -233,10 +224,8 @@ def _once(numbers: Places, scratch: Places) -> tuple[Places, Places]:
 
 
 def _solve(store: Elements, rows: Rows, values: Elements, left: Places) -> None:
-    """Set the cells that the rows which could not be peeled need, by elimination.
-
-    Raises:
-        DependentRowsError: they are dependent.
+    """Set the cells that the rows which could not be peeled need, by elimination. Raises
+    DependentRowsError: they are dependent.
     """
     sparse = len(store) - DENSE
     pivots: list[tuple[int, int, int]] = []
@@ -259,7 +248,7 @@ def _solve(store: Elements, rows: Rows, values: Elements, left: Places) -> None:
 
 
 def _as_int(element: NDArray[np.uint64]) -> int:
-    return sum(int(word) << 64 * place for place, word in enumerate(element))
+    return int.from_bytes(element.astype(_WORDS).tobytes(), "little")
 
 
 def _bits(pattern: int) -> list[int]:
@@ -335,11 +324,6 @@ def whole(elements: NDArray[np.uint64]) -> NDArray[Any]:
     return items
 
 
-def pick(elements: NDArray[np.uint64], places: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """The rows in these places."""
-    return elements.take(places, axis=0)
-
-
 def subset_sums(elements: Elements) -> NDArray[np.uint64]:
     """Tables of all sums of eight rows of w words each, shape (n / 8, 256, w).
 
@@ -365,5 +349,5 @@ def gather_sums(tables: NDArray[np.uint64], selectors: NDArray[np.uint64]) -> El
         part = sums[start : start + _PIECE]
         named = chosen[start : start + _PIECE, : len(tables)].T.astype(np.int64)
         for table, places in zip(tables, named, strict=True):
-            part ^= pick(table, places)
+            part ^= table.take(places, axis=0)
     return sums

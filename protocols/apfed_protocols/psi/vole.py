@@ -9,7 +9,7 @@ try out guesses of a member's IDs with the hub, and with a member guesses of the
 member apart, over GF(2^128):
 
 1. The dealer hands A and C to the hub, B and Delta to the member: C = A Delta + B, or did so ahead
-   (`VoleStocking`). A and B are expanded from seeds.
+   (`stock_hub`). A and B are expanded from seeds.
 2. The hub names a key, under which H(x) has 128 bits, and encodes its set as a store P with
    Decode(P, x) = H(x) (`apfed_protocols.psi.store`). It sends A + P, which A hides.
 3. The member adds: K = B + (A + P) Delta = C + P Delta, and tags each of its IDs by
@@ -46,10 +46,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.ids import check_ids
 from apfed_protocols.psi.interface import (
-    Admit,
-    DealingAhead,
+    DealtIntersection,
     Framing,
     Guesses,
     Inbox,
@@ -57,7 +55,6 @@ from apfed_protocols.psi.interface import (
     IntersectionTooSmallError,
     Opened,
     Output,
-    Progress,
     Script,
     ScriptedRole,
     Supply,
@@ -65,7 +62,6 @@ from apfed_protocols.psi.interface import (
     agreed_size,
     announced_size,
     check_announced,
-    check_choices,
     check_parties,
     check_places,
     common_rows,
@@ -100,7 +96,7 @@ from apfed_protocols.randomness import (
 
 __all__ = [
     "COMMIT", "DEAL", "DEALING_BYTES", "HELLO", "Desk", "HubShare", "Kind", "MemberShare", "Tags",
-    "VoleIntersection", "VoleStocking", "deal", "dealer_script", "dealt_to_hub", "dealt_to_member",
+    "VoleIntersection", "deal", "dealer_script", "encoded",
     "hash_elements", "hash_values", "hub_dealt_bytes", "hub_tags", "longest_message", "match",
     "member_dealt_bytes", "member_tags", "ordered_size", "tag_bytes", "vector_bytes",
     "vector_elements",
@@ -123,8 +119,6 @@ _LEAST_TAG_BYTES = 8
 
 
 class Kind(IntEnum):
-    """What a message is."""
-
     HELLO = 1
     COMMIT = 2
     DEAL = 3
@@ -137,32 +131,15 @@ class Kind(IntEnum):
 
 
 class Desk(AnyDesk[Kind]):
-    """Frames one party's messages, and reads those of its peers."""
-
-    def __init__(
-        self,
-        me: str,
-        agreement: IntersectionAgreement,
-        progress: Callable[[Progress], None] | None = None,
-    ) -> None:
-        super().__init__(
-            me, agreement, kinds=Kind, version=_VERSION, work="evaluating its IDs",
-            progress=progress,
-        )  # fmt: skip
+    kinds = Kind
+    version = _VERSION
+    work = "evaluating its IDs"
 
 
-class VoleIntersection:
-    """The backend `vole`: little computing, few bytes, a dealer; see `leaks`.
-
-    Args:
-        agreement: equal at all parties; names the dealer.
-        threads: at least 1; this backend computes on whole arrays in this process.
-        progress: told of every few IDs.
-        admit: asked before each role with IDs is made.
-    """
+class VoleIntersection(DealtIntersection):
+    """The backend `vole`: little computing, few bytes, a dealer; see `leaks`."""
 
     name: ClassVar[str] = "vole"
-    needs_dealer: ClassVar[bool] = True
     pairwise: ClassVar[bool] = True
     outputs: ClassVar[frozenset[Output]] = frozenset({Output.ROWS, Output.HUB_ROWS})
     leaks: ClassVar[tuple[str, ...]] = (
@@ -181,115 +158,123 @@ class VoleIntersection:
         """
         return Guesses(hub=vector_elements(maximum_ids), member=maximum_ids)
 
-    def __init__(
-        self,
-        agreement: IntersectionAgreement,
-        *,
-        threads: int | None = None,
-        progress: Callable[[Progress], None] | None = None,
-        admit: Admit | None = None,
-    ) -> None:
-        check_choices(self.name, self.outputs, agreement, threads)
-        if not agreement.dealer:
-            raise LocalProtocolError("a vole intersection needs a dealer; name it in the agreement")
-        self.agreement, self._progress, self._admit = agreement, progress, admit
-
     @property
     def longest(self) -> int:
-        """Bytes of the longest message that a role takes."""
         return longest_message(self.agreement)
 
-    def hub(
-        self, me: str, members: Sequence[str], ids: Sequence[bytes], *, supply: Supply | None = None
-    ) -> ScriptedRole:
-        """The active's side; `supply` where the agreement says that it was dealt ahead.
+    def _hub_script(
+        self, me: str, members: Sequence[str], ids: Sequence[bytes], supply: Supply | None
+    ) -> Script:
+        desk = Desk(me, self.agreement, self.progress)
+        agreement, key = desk.agreement, fresh_key()
+        size = announced_size(agreement, desk.me, len(ids))
+        first = [desk.turn(Kind.HELLO, dict.fromkeys(members, HELLO.pack(key, size)), members)]
+        if supply is None:
+            first.append(
+                desk.turn(Kind.DEAL, {agreement.dealer: DEAL.pack(size)}, [agreement.dealer])
+            )
+        inbox = yield _together(first)
+        commits = {m: COMMIT.unpack(desk.read(inbox, m, Kind.COMMIT, COMMIT.size)) for m in members}
+        for member, (_, announced) in commits.items():
+            check_announced(agreement, member, [announced], [member])
+        shares = yield from _dealt(desk, inbox, size, members, supply)
+        rows, store = _encoded(desk.me, ids, key, cells_for(size))
+        parts = {member: fresh_key() for member in members}
+        sending = desk.turn(
+            Kind.VECTOR, {m: shares[m].masked(store, head=parts[m]) for m in members}, members
+        )
+        del store
+        inbox = yield sending
+        del sending
+        places = {}
+        for member, (commitment, announced) in commits.items():
+            length = tag_bytes(size, announced)
+            body = desk.read(inbox, member, Kind.TAGS, KEY_BYTES + length * announced)
+            part = _shown(member, body, commitment)
+            output = _output_key(agreement, member, parts[member], part)
+            own = hub_tags(shares[member].c, rows, output, length)
+            theirs = np.frombuffer(body, np.uint8, offset=KEY_BYTES).reshape(-1, length)
+            places[member] = match(own, theirs, sender=member)
+            desk.report(len(places), len(members))
+            del body, theirs, own
+        del shares, rows, inbox
+        return (yield from _open(desk, places))
 
-        Raises LocalProtocolError on duplicate or empty IDs, and on a supply that does not fit.
-        """
-        check_parties(me, members, self.agreement.dealer)
-        self._enter(me, members, ids, supply)
-        script = _hub_script(self._desk(me), members, ids, supply)
-        return self._role(me, [*members, self.agreement.dealer], script)
-
-    def member(
-        self, me: str, hub: str, ids: Sequence[bytes], *, supply: Supply | None = None
-    ) -> ScriptedRole:
-        """A passive's side; as `hub`."""
-        check_parties(hub, [me], self.agreement.dealer)
-        self._enter(me, [hub], ids, supply)
-        script = _member_script(self._desk(me), hub, ids, supply)
-        return self._role(me, [hub, self.agreement.dealer], script)
+    def _member_script(
+        self, me: str, hub: str, ids: Sequence[bytes], supply: Supply | None
+    ) -> Script:
+        desk = Desk(me, self.agreement, self.progress)
+        agreement, part = desk.agreement, fresh_key()
+        size = announced_size(agreement, desk.me, len(ids))
+        commit = COMMIT.pack(hashlib.sha256(part).digest(), size)
+        inbox = yield desk.turn(Kind.COMMIT, {hub: commit}, [hub])
+        key, hub_size = HELLO.unpack(desk.read(inbox, hub, Kind.HELLO, HELLO.size))
+        check_announced(agreement, hub, [hub_size], [hub])
+        digests = digest_ids(ids, key)
+        inbox = yield Turn((), [hub] if supply else [hub, agreement.dealer])
+        dealt = (
+            supply.take(member_dealt_bytes())
+            if supply
+            else desk.read(inbox, agreement.dealer, Kind.DEALT, member_dealt_bytes())
+        )
+        share = MemberShare.of(dealt, dealer=agreement.dealer)
+        body = desk.read(
+            inbox, hub, Kind.VECTOR, KEY_BYTES + vector_bytes(vector_elements(hub_size))
+        )
+        store = share.unmasked(hub, memoryview(body)[KEY_BYTES:])
+        output = _output_key(agreement, desk.me, body[:KEY_BYTES], part)
+        del inbox, body
+        length = tag_bytes(hub_size, size)
+        tags = member_tags(digests, store, share.delta, output, length, report=desk.report)
+        del digests, store
+        order = random_permutation(size)
+        tags = _filled_up(tags, size).take(order, axis=0)
+        inbox = yield desk.turn(Kind.TAGS, {hub: part + tags.tobytes()}, [hub])
+        kind = desk.kind_of(inbox, hub)
+        if kind is Kind.REFUSAL and agreement.minimum_rows:
+            return IntersectionTooSmallError.of(desk.me, agreement.minimum_rows)
+        if agreement.output is Output.HUB_ROWS:
+            desk.read(inbox, hub, Kind.DONE, 0)
+            return Opened()
+        items = desk.read(inbox, hub, Kind.ROWS)
+        places = check_places(
+            hub, items, minimum=agreement.minimum_rows, own_size=size, hub_size=hub_size
+        )
+        rows = order[places]
+        if (rows >= len(ids)).any():
+            raise RemoteProtocolError(f"{hub} opened a place at which {desk.me} has no ID")
+        return Opened(rows=rows)
 
     def dealer(self, hub: str, members: Sequence[str]) -> ScriptedRole:
-        """The dealer's side."""
         me = self.agreement.dealer
         check_parties(hub, members, me)
-        script = _nothing() if self.agreement.ahead else dealer_script(self._desk(me), hub, members)
-        return self._role(me, [hub], script)
+        desk = Desk(me, self.agreement)
+        return self._role(
+            me, [hub], _nothing() if self.agreement.ahead else dealer_script(desk, hub, members)
+        )
 
-    def _enter(
-        self, me: str, peers: Sequence[str], ids: Sequence[bytes], supply: Supply | None
-    ) -> None:
-        """Check all that can be checked before the first message; claim the supply last."""
-        check_ids(me, ids, self.agreement.maximum_ids)
-        announced_size(self.agreement, me, len(ids))
-        if (supply is not None) != self.agreement.ahead:
-            raise LocalProtocolError(
-                f"{me} has {'a' if supply else 'no'} supply, the agreement says "
-                f"ahead={self.agreement.ahead}"
-            )
-        if self._admit is not None:
-            self._admit(me, peers)
-        if supply is not None:
-            supply.claim(self.agreement, me)
+    def _stock_hub_script(self, me: str, members: Sequence[str], supply: Supply) -> Script:
+        desk, size = Desk(me, self.agreement), agreed_size(self.agreement, me)
+        dealer, length = self.agreement.dealer, hub_dealt_bytes(vector_elements(size))
+        for _ in members:
+            inbox = yield desk.turn(Kind.DEAL, {dealer: DEAL.pack(size)}, [dealer])
+            supply.add(desk.read(inbox, dealer, Kind.DEALT, length))
+        return Opened()
 
-    def _desk(self, me: str) -> Desk:
-        return Desk(me, self.agreement, self._progress)
+    def _stock_member_script(self, me: str, hub: str, supply: Supply) -> Script:
+        desk, dealer = Desk(me, self.agreement), self.agreement.dealer
+        inbox = yield Turn((), [dealer])
+        supply.add(desk.read(inbox, dealer, Kind.DEALT, member_dealt_bytes()))
+        return Opened()
 
-    def _role(self, me: str, peers: Sequence[str], script: Script) -> ScriptedRole:
-        return ScriptedRole(me, peers, self.agreement.output, script, longest=self.longest)
+    def _stock_dealer_script(self, me: str, hub: str, members: Sequence[str]) -> Script:
+        return dealer_script(Desk(me, self.agreement), hub, members)
 
 
 def _nothing() -> Script:
     """What a dealer that dealt ahead does."""
     yield Turn((), ())
     return Opened()
-
-
-def _hub_script(
-    desk: Desk, members: Sequence[str], ids: Sequence[bytes], supply: Supply | None
-) -> Script:
-    agreement, key = desk.agreement, fresh_key()
-    size = announced_size(agreement, desk.me, len(ids))
-    first = [desk.turn(Kind.HELLO, dict.fromkeys(members, HELLO.pack(key, size)), members)]
-    if supply is None:
-        first.append(desk.turn(Kind.DEAL, {agreement.dealer: DEAL.pack(size)}, [agreement.dealer]))
-    inbox = yield _together(first)
-    commits = {m: COMMIT.unpack(desk.read(inbox, m, Kind.COMMIT, COMMIT.size)) for m in members}
-    for member, (_, announced) in commits.items():
-        check_announced(agreement, member, [announced], [member])
-    shares = yield from _dealt(desk, inbox, size, members, supply)
-    rows, store = _encoded(desk.me, ids, key, cells_for(size))
-    parts = {member: fresh_key() for member in members}
-    sending = desk.turn(
-        Kind.VECTOR, {m: shares[m].masked(store, head=parts[m]) for m in members}, members
-    )
-    del store
-    inbox = yield sending
-    del sending
-    places = {}
-    for member, (commitment, announced) in commits.items():
-        length = tag_bytes(size, announced)
-        body = desk.read(inbox, member, Kind.TAGS, KEY_BYTES + length * announced)
-        part = _shown(member, body, commitment)
-        output = _output_key(agreement, member, parts[member], part)
-        own = hub_tags(shares[member].c, rows, output, length)
-        theirs = np.frombuffer(body, np.uint8, offset=KEY_BYTES).reshape(-1, length)
-        places[member] = match(own, theirs, sender=member)
-        desk.report(len(places), len(members))
-        del body, theirs, own
-    del shares, rows, inbox
-    return (yield from _open(desk, places))
 
 
 @dataclass(frozen=True)
@@ -307,7 +292,6 @@ class HubShare:
 
     @classmethod
     def of(cls, dealt: bytes | memoryview) -> "HubShare":
-        """Read what the dealer sent."""
         dealing, seed, c = _parts(dealt)
         return cls(dealing, seed, from_bytes(c))
 
@@ -325,22 +309,20 @@ def _dealt(
 
     The first order is answered in `inbox`.
     """
+    length = hub_dealt_bytes(vector_elements(size))
     if supply is not None:
-        length = hub_dealt_bytes(vector_elements(size))
         return {member: HubShare.of(supply.take(length)) for member in members}
     shares, dealer = dict[str, HubShare](), desk.agreement.dealer
     for member in members:
         if shares:
             inbox = yield desk.turn(Kind.DEAL, {dealer: DEAL.pack(size)}, [dealer])
-        shares[member] = HubShare.of(dealt_to_hub(desk, inbox, size))
+        shares[member] = HubShare.of(desk.read(inbox, dealer, Kind.DEALT, length))
     return shares
 
 
 def _shown(member: str, body: bytes, commitment: bytes) -> bytes:
-    """The member's part of the output's key.
-
-    Raises:
-        RemoteProtocolError: it is not the one that it committed to.
+    """The member's part of the output's key. Raises RemoteProtocolError: it is not the one that it
+    committed to.
     """
     part = body[:KEY_BYTES]
     if not hmac.compare_digest(hashlib.sha256(part).digest(), commitment):
@@ -353,8 +335,13 @@ def _encoded(me: str, ids: Sequence[bytes], key: bytes, cells: int) -> tuple[Row
     digests = digest_ids(ids, key)
     rows, targets = Rows.of(digests, cells), targets_of(digests)
     del digests
+    return rows, encoded(me, Encoder(rows, cells), targets)
+
+
+def encoded(me: str, encoder: Encoder, values: Elements) -> Elements:
+    """The store. Raises LocalProtocolError: there is none under this key."""
     try:
-        return rows, Encoder(rows, cells).encode(targets)
+        return encoder.encode(values)
     except DependentRowsError as error:
         raise LocalProtocolError(
             f"{me}: its IDs have no store under this key, which chance brings about once in 2^47 "
@@ -372,43 +359,6 @@ def _open(desk: Desk, places: Mapping[str, NDArray[np.int64]]) -> Script:
     else:
         opened = {member: place[rows].astype(">u4").tobytes() for member, place in places.items()}
         yield desk.turn(Kind.ROWS, opened, ())
-    return Opened(rows=rows)
-
-
-def _member_script(desk: Desk, hub: str, ids: Sequence[bytes], supply: Supply | None) -> Script:
-    agreement, part = desk.agreement, fresh_key()
-    size = announced_size(agreement, desk.me, len(ids))
-    commit = COMMIT.pack(hashlib.sha256(part).digest(), size)
-    inbox = yield desk.turn(Kind.COMMIT, {hub: commit}, [hub])
-    key, hub_size = HELLO.unpack(desk.read(inbox, hub, Kind.HELLO, HELLO.size))
-    check_announced(agreement, hub, [hub_size], [hub])
-    digests = digest_ids(ids, key)
-    inbox = yield Turn((), [hub] if supply else [hub, agreement.dealer])
-    dealt = supply.take(member_dealt_bytes()) if supply else dealt_to_member(desk, inbox)
-    share = MemberShare.of(dealt, dealer=agreement.dealer)
-    body = desk.read(inbox, hub, Kind.VECTOR, KEY_BYTES + vector_bytes(vector_elements(hub_size)))
-    store = share.unmasked(hub, memoryview(body)[KEY_BYTES:])
-    output = _output_key(agreement, desk.me, body[:KEY_BYTES], part)
-    del inbox, body
-    length = tag_bytes(hub_size, size)
-    tags = member_tags(digests, store, share.delta, output, length, report=desk.report)
-    del digests, store
-    order = random_permutation(size)
-    tags = _filled_up(tags, size).take(order, axis=0)
-    inbox = yield desk.turn(Kind.TAGS, {hub: part + tags.tobytes()}, [hub])
-    kind = desk.kind_of(inbox, hub)
-    if kind is Kind.REFUSAL and agreement.minimum_rows:
-        return IntersectionTooSmallError.of(desk.me, agreement.minimum_rows)
-    if agreement.output is Output.HUB_ROWS:
-        desk.read(inbox, hub, Kind.DONE, 0)
-        return Opened()
-    items = desk.read(inbox, hub, Kind.ROWS)
-    places = check_places(
-        hub, items, minimum=agreement.minimum_rows, own_size=size, hub_size=hub_size
-    )
-    rows = order[places]
-    if (rows >= len(ids)).any():
-        raise RemoteProtocolError(f"{hub} opened a place at which {desk.me} has no ID")
     return Opened(rows=rows)
 
 
@@ -442,10 +392,8 @@ class MemberShare:
 
     @classmethod
     def of(cls, dealt: bytes, *, dealer: str) -> "MemberShare":
-        """Read what the dealer sent.
-
-        Raises:
-            RemoteProtocolError: a Delta of zero, under which the hub could try out guessed IDs.
+        """Read what the dealer sent. Raises RemoteProtocolError: a Delta of zero, under which the
+        hub could try out guessed IDs.
         """
         dealing, seed, delta = _parts(dealt)
         if not any(delta):
@@ -456,10 +404,8 @@ class MemberShare:
         return cls(dealing, seed, Multiplier(bytes(delta)))
 
     def unmasked(self, hub: str, sent: bytes | memoryview) -> Elements:
-        """K = B + (A + P) Delta.
-
-        Raises:
-            RemoteProtocolError: the hub masked with what was dealt another time.
+        """K = B + (A + P) Delta. Raises RemoteProtocolError: the hub masked with what was dealt
+        another time.
         """
         content = memoryview(sent)
         if content[:DEALING_BYTES] != self.dealing:
@@ -473,7 +419,6 @@ class MemberShare:
 
 
 def _parts(dealt: bytes | memoryview) -> tuple[bytes, bytes, memoryview]:
-    """The name of the dealing, the seed, and the rest."""
     content, end = memoryview(dealt), DEALING_BYTES + KEY_BYTES
     return bytes(content[:DEALING_BYTES]), bytes(content[DEALING_BYTES:end]), content[end:]
 
@@ -490,11 +435,7 @@ def deal(elements: int) -> tuple[bytes, bytes]:
 
 
 def ordered_size(agreement: IntersectionAgreement, hub: str, order: bytes) -> int:
-    """For how many IDs the hub orders.
-
-    Raises:
-        RemoteProtocolError: for others than were agreed.
-    """
+    """For how many IDs the hub orders. Raises RemoteProtocolError: for others than were agreed."""
     (size,) = DEAL.unpack(order)
     sizes = agreement.sizes
     most = agreed_size(agreement, hub) if sizes else agreement.maximum_ids
@@ -507,51 +448,13 @@ def ordered_size(agreement: IntersectionAgreement, hub: str, order: bytes) -> in
 
 
 def dealer_script(desk: Desk, hub: str, members: Sequence[str]) -> Script:
-    """Serve the hub's order for each member.
-
-    Raises:
-        RemoteProtocolError: of more than was agreed.
-    """
+    """Serve the hub's order for each one. Raises RemoteProtocolError: of more than was agreed."""
     for member in members:
         inbox = yield Turn((), [hub])
         size = ordered_size(desk.agreement, hub, desk.read(inbox, hub, Kind.DEAL, DEAL.size))
         hubs, members_own = deal(vector_elements(size))
         yield desk.turn(Kind.DEALT, {hub: hubs, member: members_own}, ())
     return Opened()
-
-
-def dealt_to_hub(desk: Desk, inbox: Inbox, size: int) -> bytes:
-    """What the dealer sent for one member."""
-    length = hub_dealt_bytes(vector_elements(size))
-    return desk.read(inbox, desk.agreement.dealer, Kind.DEALT, length)
-
-
-def dealt_to_member(desk: Desk, inbox: Inbox) -> bytes:
-    """What the dealer sent."""
-    return desk.read(inbox, desk.agreement.dealer, Kind.DEALT, member_dealt_bytes())
-
-
-class VoleStocking(DealingAhead):
-    """The parties' roles for dealing ahead."""
-
-    def _hub_script(self, me: str, members: Sequence[str], supply: Supply) -> Script:
-        desk, size = Desk(me, self._agreement), agreed_size(self._agreement, me)
-        order = {self._agreement.dealer: DEAL.pack(size)}
-        for _ in members:
-            inbox = yield desk.turn(Kind.DEAL, order, [self._agreement.dealer])
-            supply.add(dealt_to_hub(desk, inbox, size))
-        return Opened()
-
-    def _member_script(self, me: str, hub: str, supply: Supply) -> Script:
-        inbox = yield Turn((), [self._agreement.dealer])
-        supply.add(dealt_to_member(Desk(me, self._agreement), inbox))
-        return Opened()
-
-    def _dealer_script(self, me: str, hub: str, members: Sequence[str]) -> Script:
-        return dealer_script(Desk(me, self._agreement), hub, members)
-
-    def _longest(self) -> int:
-        return longest_message(self._agreement)
 
 
 def hash_values(values: Elements, key: bytes, length: int) -> Tags:
@@ -606,10 +509,8 @@ def member_tags(
 
 
 def match(own: Tags, theirs: Tags, *, sender: str) -> NDArray[np.int64]:
-    """Return where each own tag is among those of `sender`, -1 for nowhere; shape (n,).
-
-    Raises:
-        RemoteProtocolError: `sender` sent one tag twice.
+    """Return where each own tag is among those of `sender`, -1 for nowhere; shape (n,). Raises
+    RemoteProtocolError: `sender` sent one tag twice.
     """
     place = np.full(len(own), -1, np.int64)
     parts = 1 + (len(own) + len(theirs)) // _MATCHED

@@ -35,24 +35,9 @@ from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.randomness import KEY_BYTES, derive_key, fresh_key
 from apfed_protocols.seal import SEAL_OVERHEAD_BYTES
 from apfed_protocols.sums.frames import Frame, frame_bytes
-from apfed_protocols.sums.interface import (
-    ALTERED_SUM,
-    FloatArray,
-    Reading,
-    StepBinding,
-    SumAgreement,
-    SumLeaks,
-)
+from apfed_protocols.sums.interface import ALTERED_SUM, FloatArray, Reading, StepBinding, SumLeaks
 from apfed_protocols.sums.masked import StepSeals
-from apfed_protocols.sums.roles import (
-    DescribedSum,
-    NoSetup,
-    OneRefusalReceiver,
-    Role,
-    StepContributor,
-    SumCombiner,
-    SumContributor,
-)
+from apfed_protocols.sums.roles import NoSetup, SecureSum, SumCombiner, SumContributor, SumReceiver
 
 __all__ = ["CryptenCombiner", "CryptenContributor", "CryptenReceiver", "CryptenSum"]
 
@@ -61,17 +46,12 @@ _WHO = "Who takes part, and when."
 
 
 @dataclass(frozen=True)
-class CryptenSum(DescribedSum):
+class CryptenSum(SecureSum):
     """Sum of additive shares; what an agreement allows at most is far below 2^63.
 
-    Args:
-        agreement: what the parties fixed.
-
-    Raises:
-        LocalProtocolError: CrypTen, an optional extra, is not installed.
+    Raises LocalProtocolError: CrypTen, an optional extra, is not installed.
     """
 
-    agreement: SumAgreement
     scheme: ClassVar[str] = "crypten"
     name: ClassVar[str] = "crypten"
     rounds: ClassVar[int] = 2
@@ -129,9 +109,7 @@ class CryptenSum(DescribedSum):
         return {**super().parameters(), "ring_bits": 64}
 
 
-class CryptenContributor(StepContributor):
-    """A passive's end."""
-
+class CryptenContributor(SumContributor):
     def __init__(self, described: CryptenSum, me: str) -> None:
         agreement, frames = described.agreement, described.frames()
         self._others = tuple(name for name in agreement.contributors if name != me)
@@ -139,9 +117,6 @@ class CryptenContributor(StepContributor):
         super().__init__(described, me, frames, self._seals)
         self._secret = fresh_key()
         self._own: tuple[StepBinding, Shares] | None = None
-
-    def _require_setup(self) -> None:
-        self._seals.require_finished()
 
     def _protect(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
         """The keys of the others' shares, each sealed for its holder; the rest is the own share."""
@@ -182,7 +157,7 @@ class CryptenContributor(StepContributor):
         return draw_share(key, frame.shape)
 
 
-class CryptenCombiner(Role):
+class CryptenCombiner(SumCombiner):
     """The aggregator's end: relays what it cannot open."""
 
     def __init__(self, described: CryptenSum) -> None:
@@ -224,7 +199,7 @@ class CryptenCombiner(Role):
         return self._frames.sum_of(frames, [frame.blobs[0] for frame in frames])
 
 
-class CryptenReceiver(OneRefusalReceiver):
+class CryptenReceiver(SumReceiver):
     """The active's end: opens the shares of the sum and adds them."""
 
     def __init__(self, described: CryptenSum) -> None:

@@ -9,8 +9,9 @@ Shapes: B rows, D columns, V slot vectors of S slots.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -49,10 +50,8 @@ Found = TypeVar("Found")
 
 
 def checked_matrix(values_BD: object) -> FloatArray:
-    """Return `values_BD` if it is a finite, non-empty float32 or float64 matrix.
-
-    Raises:
-        LocalProtocolError: it is anything else.
+    """Return `values_BD` if it is a finite, non-empty float32 or float64 matrix. Raises
+    LocalProtocolError: it is anything else.
     """
     # Not a subclass: masked arrays and matrices add, reshape and copy in other ways.
     if type(values_BD) is not np.ndarray:
@@ -84,8 +83,15 @@ def clip_rows(values_BD: FloatArray, clip_norm: float) -> NDArray[np.float64]:
     array, row after row in memory however `values_BD` lies.
     """
     wide_BD = values_BD.astype(np.float64, order="C")
+    squares_B = np.zeros(len(wide_BD))
     with np.errstate(over="ignore"):
-        norm_B = np.sqrt(_squares(wide_BD))
+        # In pieces that BLAS multiplies in one thread: it would spread each longer product over
+        # threads, whose waiting for each other takes many times as long as the work where other
+        # processes use the processors.
+        for start in range(0, wide_BD.shape[1], _PIECE):
+            part = wide_BD[:, start : start + _PIECE]
+            squares_B += np.vecdot(part, part)
+    norm_B = np.sqrt(squares_B)
     huge_B = ~np.isfinite(norm_B)
     if huge_B.any():
         wide_BD[huge_B] /= np.abs(wide_BD[huge_B]).max(axis=1, keepdims=True)
@@ -95,19 +101,6 @@ def clip_rows(values_BD: FloatArray, clip_norm: float) -> NDArray[np.float64]:
     if long_B.any():
         wide_BD[long_B] *= (clip_norm / norm_B[long_B])[:, None]
     return wide_BD
-
-
-def _squares(wide_BD: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The squared norm of each row, in pieces that BLAS multiplies in one thread.
-
-    It would spread each longer product over threads, whose waiting for each other takes many
-    times as long as the work where other processes use the processors.
-    """
-    found_B = np.zeros(len(wide_BD))
-    for start in range(0, wide_BD.shape[1], _PIECE):
-        part = wide_BD[:, start : start + _PIECE]
-        found_B += np.vecdot(part, part)
-    return found_B
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +122,6 @@ class FixedPoint:
 
     @classmethod
     def of(cls, agreement: SumAgreement) -> "FixedPoint":
-        """The quantiser that an agreement fixes."""
         return cls(
             clip_norm=agreement.clip_norm,
             bits=agreement.bits,
@@ -142,17 +134,17 @@ class FixedPoint:
         levels = 2 ** (bits - 1) - 1
         return replace(self, bits=bits, noise=math.ceil(self.noise * levels / self.levels))
 
-    @property
+    @cached_property
     def levels(self) -> int:
         """The largest magnitude of one quantised value, 2^(bits - 1) - 1."""
         return int(2 ** (self.bits - 1) - 1)
 
-    @property
+    @cached_property
     def largest(self) -> int:
         """The largest magnitude of one contributed value: levels, and the noise's tail."""
         return self.levels + largest_noise(self.noise)
 
-    @property
+    @cached_property
     def limit(self) -> int:
         """The largest magnitude of a sum, M * largest."""
         return self.contributors * self.largest
@@ -213,7 +205,6 @@ class FixedPoint:
         return np.ascontiguousarray(noise_BD)
 
     def dequantise(self, sum_BD: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
-        """Return the real numbers that an integer sum stands for."""
         real_BD: NDArray[np.float64] = np.multiply(
             sum_BD, self.clip_norm / self.levels, dtype=np.float64
         )
@@ -245,7 +236,6 @@ class Packing:
             )
 
     def vectors(self, values: int) -> int:
-        """How many slot vectors `values` integers need."""
         return -(-values // (self.fields * self.slots))
 
     def pack(self, integers_BD: IntArray) -> IntArray:
@@ -266,13 +256,6 @@ class Packing:
         half = 1 << (self.field_bits - 1)
         low = ((slots + half) & (2 * half - 1)) - half
         return np.stack((low, (slots - low) >> self.field_bits), axis=1).reshape(-1)
-
-
-# What schemes in rings of polynomials share: secure parameters, noise, and a packing that fits.
-#
-# Run by: every role, from public numbers only, so that all parties find the same answer. Protects
-# from: parameters below 128-bit security, and sums that wrap around the modulus. What does not fit
-# is refused with what would.
 
 
 def require_secure(poly_degree: int, primes: tuple[int, ...]) -> None:
@@ -307,26 +290,29 @@ def peak(fixed_point: FixedPoint, fields: int) -> int:
 
 
 def densest(
-    fixed_point: FixedPoint, fit: Callable[[FixedPoint, int], Found | None], *, prime_bits: int
+    fixed_point: FixedPoint,
+    fit: Callable[[FixedPoint, int, tuple[int, ...]], Found | None],
+    chains: Sequence[tuple[int, ...]],
 ) -> Found:
-    """What `fit` finds for two fields a slot, or else for one.
+    """What `fit` finds for two fields a slot, or else for one, with the first primes that fit.
 
     Args:
         fixed_point: what is added.
-        fit: parameters for integers and fields; None: they do not fit.
-        prime_bits: of the largest data prime, for the error.
+        fit: parameters for integers, fields and primes; None: they do not fit.
+        chains: bits of the primes, in order of preference; the last has the largest data prime.
 
     Raises:
         LocalProtocolError: nothing fits; says how many bits would.
     """
     for fields in (2, 1):
-        found = fit(fixed_point, fields)
-        if found is not None:
-            return found
-    fewer = range(fixed_point.bits - 1, 1, -1)
-    would = next((b for b in fewer if fit(fixed_point.with_bits(b), 1) is not None), None)
+        for chain in chains:
+            found = fit(fixed_point, fields, chain)
+            if found is not None:
+                return found
+    fewer = (fixed_point.with_bits(bits) for bits in range(fixed_point.bits - 1, 1, -1))
+    would = next((f.bits for f in fewer if any(fit(f, 1, chain) for chain in chains)), None)
     raise LocalProtocolError(
         f"sums of {fixed_point.contributors} values of {fixed_point.bits} bits do not fit a data "
-        f"prime of {prime_bits} bits; "
+        f"prime of {chains[-1][0]} bits; "
         + (f"{would} bits would" if would else "use a larger data prime")
     )

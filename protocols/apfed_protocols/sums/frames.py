@@ -36,8 +36,6 @@ _MAX_VALUES = 2**31
 
 
 class FrameKind(IntEnum):
-    """What a frame carries."""
-
     SETUP = 1
     CONTRIBUTION = 2
     SUM = 3
@@ -46,7 +44,6 @@ class FrameKind(IntEnum):
 
     @property
     def noun(self) -> str:
-        """The kind with its article."""
         return ("an " if self is FrameKind.ANSWER else "a ") + self.name.lower()
 
 
@@ -84,10 +81,8 @@ class Frame:
         return self.rows, self.columns
 
     def pack(self) -> bytes:
-        """Return the canonical bytes of this frame.
-
-        Raises:
-            LocalProtocolError: a field does not fit its place.
+        """Return the canonical bytes of this frame. Raises LocalProtocolError: a field does not fit
+        its place.
         """
         name = self.name.encode("ascii")
         if not 0 < len(name) <= _NAME_BYTES or len(self.blobs) > _MAX_BLOBS:
@@ -100,18 +95,16 @@ class Frame:
                 _MAGIC, _VERSION, self.kind, self.party, name, self.step, self.rows, self.columns,
                 self.binding, self.fingerprint, len(self.blobs),
             )  # fmt: skip
-            sizes = b"".join(_SIZE.pack(len(blob)) for blob in self.blobs)
+            sizes = struct.pack(f">{len(self.blobs)}I", *map(len, self.blobs))
         except struct.error as error:
             raise LocalProtocolError(f"a field of a frame is out of range: {error}") from error
         return b"".join((header, sizes, *self.blobs))
 
     @classmethod
     def parse(cls, data: bytes, *, sender: str) -> "Frame":
-        """Read a frame that `sender` sent.
-
-        Raises:
-            LocalProtocolError: no bytes; a buffer that its owner may change is none either.
-            RemoteProtocolError: anything but the canonical bytes of a frame of this version.
+        """Read a frame that `sender` sent. Raises LocalProtocolError: no bytes; a buffer that its
+        owner may change is none either; RemoteProtocolError: anything but the canonical bytes of a
+        frame of this version.
         """
         if type(data) is not bytes:
             raise LocalProtocolError(
@@ -143,7 +136,6 @@ class Frame:
         )
 
     def require_blobs(self, sender: str, count: int) -> None:
-        """Raise RemoteProtocolError unless there are `count` blobs."""
         if len(self.blobs) != count:
             raise RemoteProtocolError(
                 f"{sender} sent {len(self.blobs)} parts in {self.kind.noun}, expected {count}"
@@ -151,7 +143,6 @@ class Frame:
 
 
 def frame_bytes(blob_sizes: Collection[int]) -> int:
-    """The length of a frame whose blobs have these sizes."""
     return _HEADER.size + _SIZE.size * len(blob_sizes) + sum(blob_sizes)
 
 
@@ -195,14 +186,7 @@ class AgreedFrames:
     Steps only go up: a step at or below the last one is refused, and so is any step in a forked
     process, whose copy of the role would use it a second time.
 
-    Args:
-        agreement: what the parties fixed.
-        name: of the sum.
-        fingerprint: of agreement, parameters and key, as `fingerprint` makes it.
-        least: contributors without whom a step has no sum; None where it takes all of them.
-
-    Raises:
-        LocalProtocolError: the agreement asks for fewer of a sum that takes all.
+    Raises LocalProtocolError: the agreement asks for fewer of a sum that takes all.
     """
 
     def __init__(
@@ -220,14 +204,12 @@ class AgreedFrames:
         self.least = contributors if least is None else least
         self._last_step = -1
         self._underway: Frame | None = None
-        self._fork_check = ForkCheck(f"this role of {name}")
+        # Raises LocalProtocolError in a process that holds a copy of this role by a fork.
+        self.require_own_process = ForkCheck(f"this role of {name}").require
 
     def begin_step(self, binding: StepBinding) -> None:
-        """Mark the step of `binding` as used by this role.
-
-        Raises:
-            LocalProtocolError: another session, a step that is not above the last one, or
-                another process.
+        """Mark the step of `binding` as used by this role. Raises LocalProtocolError: another
+        session, a step that is not above the last one, or another process.
         """
         self.require_own_process()
         if binding.session != self.agreement.session:
@@ -242,12 +224,7 @@ class AgreedFrames:
             )
         self._last_step = binding.step
 
-    def require_own_process(self) -> None:
-        """Raise LocalProtocolError in a process that holds a copy of this role by a fork."""
-        self._fork_check.require()
-
     def setup(self, *blobs: bytes) -> bytes:
-        """Frame a setup message."""
         return Frame(
             kind=FrameKind.SETUP,
             name=self.name,
@@ -261,13 +238,11 @@ class AgreedFrames:
         ).pack()
 
     def open_setup(self, body: bytes, sender: str) -> Frame:
-        """Return the frame of a setup message; its sender and fingerprint are unchecked.
-
-        Raises:
-            RemoteProtocolError: malformed, of another sum, or for another agreement.
+        """Return the frame of a setup message; its sender and fingerprint are unchecked. Raises
+        RemoteProtocolError: malformed, of another sum, or for another agreement.
         """
         frame = Frame.parse(body, sender=sender)
-        self._check_kind(frame, sender, FrameKind.SETUP)
+        self._check(frame, sender, FrameKind.SETUP, None)
         if frame.binding != self.agreement.digest:
             raise RemoteProtocolError(
                 f"{sender} sets up a sum under another agreement; compare the two configurations"
@@ -276,9 +251,7 @@ class AgreedFrames:
 
     def open_own_setup(self, body: bytes, sender: str, me: str) -> Frame:
         """Return the frame of a setup message under the parameters of this role, that of `me`.
-
-        Raises:
-            RemoteProtocolError: as `open_setup`; or other parameters.
+        Raises RemoteProtocolError: as `open_setup`; or other parameters.
         """
         frame = self.open_setup(body, sender)
         if frame.fingerprint != self.fingerprint:
@@ -308,19 +281,19 @@ class AgreedFrames:
         self, contributions: Mapping[str, bytes], binding_digest: bytes | None
     ) -> tuple[Frame, ...]:
         """Return one frame of each party that sent one, in the agreement's order, for one message.
-
-        Raises:
-            RemoteProtocolError: see the top of this file.
+        Raises RemoteProtocolError: see the top of this file.
         """
         names = self._present(contributions, self.agreement.contributors, "contribution")
-        frames = tuple(Frame.parse(contributions[name], sender=name) for name in names)
-        for name, frame in zip(names, frames, strict=True):
-            self._check(frame, name, FrameKind.CONTRIBUTION)
+        frames = []
+        for name in names:
+            frame = Frame.parse(contributions[name], sender=name)
+            self._check(frame, name, FrameKind.CONTRIBUTION, self.fingerprint)
             position = self.agreement.position(name)
             if frame.party != position:
                 raise RemoteProtocolError(
                     f"{name} is contributor {position} and sent the contribution of {frame.party}"
                 )
+            frames.append(frame)
         self._check_one_message(frames, binding_digest)
         if frames[0].step <= self._last_step:
             raise RemoteProtocolError(
@@ -329,7 +302,7 @@ class AgreedFrames:
             )
         self._last_step = frames[0].step
         self._underway = replace(frames[0], blobs=())
-        return frames
+        return tuple(frames)
 
     def sum_of(self, frames: Sequence[Frame], blobs: Sequence[bytes]) -> bytes:
         """Frame the combined values of `frames`; nothing is under way then."""
@@ -337,16 +310,14 @@ class AgreedFrames:
         return replace(frames[0], kind=FrameKind.SUM, party=len(frames), blobs=tuple(blobs)).pack()
 
     def open_sum(self, combined: bytes, shape: tuple[int, int], binding: StepBinding) -> Frame:
-        """Return the frame of the sum that answers `binding`; its step is used then.
-
-        Raises:
-            LocalProtocolError: the step was opened before, or `shape` is none.
-            RemoteProtocolError: the frame is malformed or answers something else.
+        """Return the frame of the sum that answers `binding`; its step is used then. Raises
+        LocalProtocolError: the step was opened before, or `shape` is none; RemoteProtocolError: the
+        frame is malformed or answers something else.
         """
         _require_shape(shape)
         sender = self.agreement.combiner
         frame = Frame.parse(combined, sender=sender)
-        self._check(frame, sender, FrameKind.SUM)
+        self._check(frame, sender, FrameKind.SUM, self.fingerprint)
         if not self.least <= frame.party <= len(self.agreement.contributors):
             raise RemoteProtocolError(
                 f"{sender} sent a sum of {frame.party} contributions, expected "
@@ -365,19 +336,15 @@ class AgreedFrames:
         return frame
 
     def request(self, to: str, blobs: Sequence[bytes]) -> bytes:
-        """Frame what the aggregator asks of the contributor called `to`.
-
-        Raises:
-            LocalProtocolError: no contributions were taken.
+        """Frame what the aggregator asks of the contributor called `to`. Raises LocalProtocolError:
+        no contributions were taken.
         """
         return self._about_underway(FrameKind.REQUEST, to, blobs)
 
     def open_request(self, request: bytes, me: str) -> Frame:
-        """Return the aggregator's request about the last contribution of `me`.
-
-        Raises:
-            LocalProtocolError: nothing waits for a request.
-            RemoteProtocolError: it is malformed, or about another party, step or message.
+        """Return the aggregator's request about the last contribution of `me`. Raises
+        LocalProtocolError: nothing waits for a request; RemoteProtocolError: it is malformed, or
+        about another party, step or message.
         """
         sender = self.agreement.combiner
         frame = Frame.parse(request, sender=sender)
@@ -385,10 +352,8 @@ class AgreedFrames:
         return frame
 
     def answer(self, me: str, blobs: Sequence[bytes]) -> bytes:
-        """Frame the answer of `me`; nothing waits for a request then.
-
-        Raises:
-            LocalProtocolError: the step was answered before, or by another process.
+        """Frame the answer of `me`; nothing waits for a request then. Raises LocalProtocolError:
+        the step was answered before, or by another process.
         """
         self.require_own_process()
         body = self._about_underway(FrameKind.ANSWER, me, blobs)
@@ -399,11 +364,8 @@ class AgreedFrames:
         self, answers: Mapping[str, bytes], asked: Collection[str], binding_digest: bytes | None
     ) -> tuple[Frame, ...]:
         """Return the answers that came in the order of `asked`, all about the last contributions.
-
-        Raises:
-            LocalProtocolError: nobody was asked.
-            RemoteProtocolError: too few came, or one is unknown, malformed, or about something
-                else.
+        Raises LocalProtocolError: nobody was asked; RemoteProtocolError: too few came, or one is
+        unknown, malformed, or about something else.
         """
         names = self._present(answers, asked, "answer")
         frames = tuple(Frame.parse(answers[name], sender=name) for name in names)
@@ -420,7 +382,7 @@ class AgreedFrames:
         self, bodies: Mapping[str, bytes], expected: Collection[str], what: str
     ) -> tuple[str, ...]:
         """Which of the `expected` sent something; RemoteProtocolError where too few or others."""
-        present = tuple(name for name in expected if name in bodies)
+        present = tuple(filter(bodies.__contains__, expected))
         unknown = sorted(set(bodies) - set(expected))
         if unknown or len(present) < self.least:
             missing = [name for name in expected if name not in bodies]
@@ -431,16 +393,13 @@ class AgreedFrames:
             )
         return present
 
-    def _check_kind(self, frame: Frame, sender: str, kind: FrameKind) -> None:
+    def _check(self, frame: Frame, sender: str, kind: FrameKind, mark: bytes | None) -> None:
         if (frame.kind, frame.name) != (kind, self.name):
             raise RemoteProtocolError(
                 f"{sender} sent {frame.kind.noun} of {frame.name}, expected {kind.noun} of "
                 f"{self.name}"
             )
-
-    def _check(self, frame: Frame, sender: str, kind: FrameKind) -> None:
-        self._check_kind(frame, sender, kind)
-        if frame.fingerprint != self.fingerprint:
+        if mark is not None and frame.fingerprint != mark:
             raise RemoteProtocolError(
                 f"{sender} uses other parameters or another public key for {self.name}; "
                 "all parties must hold the same agreement and setup"
@@ -478,7 +437,7 @@ class AgreedFrames:
 
     def _check_about_underway(self, frame: Frame, sender: str, kind: FrameKind, party: str) -> None:
         underway, position = self._waiting(), self.agreement.position(party)
-        self._check(frame, sender, kind)
+        self._check(frame, sender, kind, self.fingerprint)
         about = (frame.step, frame.binding, frame.shape)
         if about != (underway.step, underway.binding, underway.shape):
             raise RemoteProtocolError(
@@ -494,7 +453,7 @@ class AgreedFrames:
 
 def _require_shape(shape: object) -> None:
     sizes = shape if isinstance(shape, tuple) else ()
-    if len(sizes) != 2 or not all(is_whole(size) and size > 0 for size in sizes):
+    if len(sizes) != 2 or not all(map(is_whole, sizes)) or min(sizes) < 1:
         raise LocalProtocolError(
             f"the shape of a sum is two numbers (rows, columns) above 0, got {shape!r}"
         )

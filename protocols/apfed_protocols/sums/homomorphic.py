@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import tenseal.sealapi as seal
@@ -34,22 +34,15 @@ from apfed_protocols.sums.fixed_point import (
     require_secure,
 )
 from apfed_protocols.sums.frames import AgreedFrames, Frame, frame_bytes
-from apfed_protocols.sums.interface import (
-    FloatArray,
-    Reading,
-    StepBinding,
-    SumAgreement,
-    SumLeaks,
-    spelled,
-)
+from apfed_protocols.sums.interface import FloatArray, Reading, StepBinding, SumLeaks, spelled
 from apfed_protocols.sums.masked import PairwiseSeeds
 from apfed_protocols.sums.roles import (
-    DescribedSum,
     KeepsSecrets,
     NoSetup,
-    OneRefusalReceiver,
     OneRoundCombiner,
-    OneRoundContributor,
+    SecureSum,
+    SumContributor,
+    SumReceiver,
 )
 from apfed_protocols.sums.seal_cipher import (
     ScratchFile,
@@ -64,11 +57,9 @@ __all__ = [
     "RESTS_ON_THE_KEY",
     "ROUNDING_TOLERANCE",
     "BfvCipher",
-    "BfvHeadroom",
     "BfvSum",
     "CiphertextAdder",
     "CkksCipher",
-    "CkksHeadroom",
     "CkksSum",
     "Encrypter",
     "Headroom",
@@ -126,21 +117,37 @@ _ACCEPTED = 255
 _REMAINDERS = (np.arange(256) % 3 - 1).astype(np.int64)
 
 
-class Headroom(Protocol):
-    """Parameters that fit an agreement."""
+@dataclass(frozen=True, kw_only=True)
+class Headroom:
+    """Parameters that fit an agreement.
 
-    @property
-    def poly_degree(self) -> int: ...
+    Attributes:
+        poly_degree: N, the ring degree; a ciphertext of CKKS has N / 2 complex slots, one of BFV N
+            integers.
+        primes: those used: bits of the data prime, and of the key-switching prime if any.
+        bits: log2 of the encoding scale, or of the plain modulus t: the most that the noise allows,
+            so that most numbers modulo t stand for no sum, and a damaged sum shows.
+        packing: how integers share the slots.
+        deviation: under CKKS, bound of a decrypted slot's distance from its integer; less than
+            `ROUNDING_TOLERANCE`, exceeded with probability below 2^-40 in one slot.
+    """
 
-    @property
-    def primes(self) -> tuple[int, ...]: ...
+    poly_degree: int
+    primes: tuple[int, ...]
+    bits: int
+    packing: Packing
+    deviation: float = 0.0
 
-    @property
-    def packing(self) -> Packing: ...
 
-
-class HomomorphicSum(DescribedSum, ABC):
+@dataclass(frozen=True)
+class HomomorphicSum(SecureSum, ABC):
     """What the roles need to know about a scheme, and the roles themselves."""
+
+    cipher_type: ClassVar[type[SealCipher]]
+
+    def __post_init__(self) -> None:
+        take_numpy_integers(self)
+        _ = self.headroom  # what does not fit is refused here
 
     @cached_property
     @abstractmethod
@@ -148,20 +155,17 @@ class HomomorphicSum(DescribedSum, ABC):
         """The parameters and the packing that fit the agreement."""
 
     @cached_property
-    @abstractmethod
     def cipher(self) -> SealCipher:
-        """The local library under these parameters."""
+        found = self.headroom
+        return self.cipher_type(found.poly_degree, found.primes, found.bits)
 
     @property
     def packing(self) -> Packing:
-        """How integers share slots."""
         return self.headroom.packing
 
     def integers(self, slots: NDArray[Any]) -> NDArray[np.int64]:
-        """The integers that decrypted slots stand for.
-
-        Raises:
-            RemoteProtocolError: they stand for none.
+        """The integers that decrypted slots stand for. Raises RemoteProtocolError: they stand for
+        none.
         """
         return slots.astype(np.int64, copy=False)
 
@@ -195,10 +199,8 @@ class HomomorphicSum(DescribedSum, ABC):
 
 
 def _key_setup(frames: AgreedFrames, body: bytes, sender: str) -> Frame:
-    """Read what the key holder sent; the fingerprint is unchecked.
-
-    Raises:
-        RemoteProtocolError: it is malformed or comes from another party.
+    """Read what the key holder sent; the fingerprint is unchecked. Raises RemoteProtocolError: it
+    is malformed or comes from another party.
     """
     holder = frames.agreement.receiver
     if sender != holder:
@@ -206,7 +208,7 @@ def _key_setup(frames: AgreedFrames, body: bytes, sender: str) -> Frame:
     return frames.open_setup(body, sender)
 
 
-class KeyHolder(OneRefusalReceiver):
+class KeyHolder(SumReceiver):
     """The active's end; the secret key is gone once it refused a sum."""
 
     _sum: HomomorphicSum
@@ -253,7 +255,7 @@ class KeyHolder(OneRefusalReceiver):
         self._context = None
 
 
-class Encrypter(OneRoundContributor):
+class Encrypter(SumContributor):
     """A passive's end: knows the active's public key once the setup came."""
 
     _sum: HomomorphicSum
@@ -267,7 +269,6 @@ class Encrypter(OneRoundContributor):
         super().__init__(described, me, frames, self._seeds or NoSetup())
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
-        """Take the active's public key, or under masks another passive's mask key."""
         if self._seeds is not None and sender != self._sum.agreement.receiver:
             return self._seeds.receive(sender, body)
         if self._key is not None:
@@ -336,7 +337,6 @@ class CiphertextAdder(OneRoundCombiner):
         self._set_up = False
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
-        """Take the public key's fingerprint."""
         if self._set_up:
             raise RemoteProtocolError(f"{sender} sent a second setup to the aggregator")
         frame = _key_setup(self._frames, body, sender)
@@ -361,10 +361,6 @@ class ZeroPool(KeepsSecrets):
     In this process or in a worker beside it (SEAL holds Python's lock while it encrypts, so a
     thread would stop the training). A zero is a secret of its party until it is used and after:
     whoever knows it reads what was added to it. So each is used once and none leaves the party.
-
-    Args:
-        cipher: encrypts and loads.
-        context: holds the receiver's public key.
     """
 
     def __init__(self, cipher: SealCipher, context: SealContext) -> None:
@@ -431,42 +427,6 @@ def _encrypt_zeros(kind: type[SealCipher], recipe: Recipe, key: bytes, count: in
     return cipher.encrypt(context, np.zeros((count, cipher.slots), dtype=np.int64))
 
 
-# CKKS sum: passives encrypt under the active's public key, the aggregator adds ciphertexts.
-#
-# Run by: the active (holds the only secret key, decrypts only the sum), the passives (public key),
-# the aggregator (no key at all). Protects from: a curious aggregator, which sees ciphertexts; a
-# curious active, which sees the sum of all passives and no single contribution; an active that
-# sends different representations to different passives, as the aggregator adds only what answers
-# one message. Does not protect from: the active and the aggregator together, who could decrypt one
-# contribution; M - 1 passives and the active together; an aggregator that alters the sum, or leaves
-# contributions out of it.
-#
-# Values are fixed-point integers, two to a slot where they fit, so the decoded sum is the exact
-# integer sum: rounding removes CKKS's noise, and with it what decryptions of approximate schemes
-# reveal about the key (Li and Micciancio 2021). Scheme: Cheon, Kim, Kim and Song 2017, N / 2 real
-# slots, through SEAL's interface in TenSEAL.
-
-
-@dataclass(frozen=True, kw_only=True)
-class CkksHeadroom:
-    """Parameters that fit.
-
-    Attributes:
-        poly_degree: N, the ring degree; a ciphertext has N / 2 complex slots.
-        primes: those used: bits of the data prime, and of the key-switching prime if any.
-        scale_bits: log2 of the encoding scale.
-        packing: how integers share the slots.
-        deviation: bound of a decrypted slot's distance from its integer; less than
-            `ROUNDING_TOLERANCE`, exceeded with probability below 2^-40 in one slot.
-    """
-
-    poly_degree: int
-    primes: tuple[int, ...]
-    scale_bits: int
-    packing: Packing
-    deviation: float
-
-
 def slot_noise(poly_degree: int, contributors: int) -> float:
     """Standard deviation of a decrypted slot at scale 1.
 
@@ -485,7 +445,7 @@ def fresh_slot_noise(poly_degree: int, contributors: int) -> float:
 
 def solve_ckks(
     fixed_point: FixedPoint, *, poly_degree: int = 4096, primes: tuple[int, ...] = (60, 49)
-) -> CkksHeadroom:
+) -> Headroom:
     """Find the densest packing, and for it the fewest primes and the largest scale, that fit.
 
     Addition needs no key-switching prime. It makes encryption slower and less noisy, so it is
@@ -501,35 +461,27 @@ def solve_ckks(
     """
     require_secure(poly_degree, primes)
 
-    def fit(wanted: FixedPoint, fields: int) -> CkksHeadroom | None:
-        chains = dict.fromkeys((primes[:1], primes))
-        found = (_fit_ckks(wanted, fields, poly_degree, chain) for chain in chains)
-        return next((each for each in found if each is not None), None)
+    def fit(fixed_point: FixedPoint, fields: int, primes: tuple[int, ...]) -> Headroom | None:
+        # No coefficient exceeds the largest slot.
+        room = 2 ** (primes[0] - 1) / MODULUS_MARGIN
+        scale_bits = min(_MAX_SCALE_BITS, math.floor(math.log2(room / peak(fixed_point, fields))))
+        noise = (
+            _FRESH_TAIL * fresh_slot_noise(poly_degree, fixed_point.contributors)
+            if len(primes) == 1
+            else _CKKS_TAIL * slot_noise(poly_degree, fixed_point.contributors)
+        )
+        deviation, width = noise * 2.0**-scale_bits, fixed_point.field_bits
+        if fields * width > EXACT_FLOAT_BITS or deviation >= ROUNDING_TOLERANCE:
+            return None
+        return Headroom(
+            poly_degree=poly_degree,
+            primes=primes,
+            bits=scale_bits,
+            packing=Packing(fields=fields, field_bits=width, slots=poly_degree // 2),
+            deviation=deviation,
+        )
 
-    return densest(fixed_point, fit, prime_bits=primes[0])
-
-
-def _fit_ckks(
-    fixed_point: FixedPoint, fields: int, poly_degree: int, primes: tuple[int, ...]
-) -> CkksHeadroom | None:
-    # No coefficient exceeds the largest slot.
-    room = 2 ** (primes[0] - 1) / MODULUS_MARGIN
-    scale_bits = min(_MAX_SCALE_BITS, math.floor(math.log2(room / peak(fixed_point, fields))))
-    noise = (
-        _FRESH_TAIL * fresh_slot_noise(poly_degree, fixed_point.contributors)
-        if len(primes) == 1
-        else _CKKS_TAIL * slot_noise(poly_degree, fixed_point.contributors)
-    )
-    deviation, width = noise * 2.0**-scale_bits, fixed_point.field_bits
-    if fields * width > EXACT_FLOAT_BITS or deviation >= ROUNDING_TOLERANCE:
-        return None
-    return CkksHeadroom(
-        poly_degree=poly_degree,
-        primes=primes,
-        scale_bits=scale_bits,
-        packing=Packing(fields=fields, field_bits=width, slots=poly_degree // 2),
-        deviation=deviation,
-    )
+    return densest(fixed_point, fit, tuple(dict.fromkeys((primes[:1], primes))))
 
 
 class CkksCipher(SealCipher):
@@ -553,10 +505,8 @@ class CkksCipher(SealCipher):
 
 
 def nearest_integers(slots: NDArray[np.float64], *, sender: str) -> NDArray[np.int64]:
-    """Round away the noise, if it is no larger than honest noise can be.
-
-    Raises:
-        RemoteProtocolError: it is larger; the sum came from `sender`.
+    """Round away the noise, if it is no larger than honest noise can be. Raises
+    RemoteProtocolError: it is larger; the sum came from `sender`.
     """
     nearest = np.rint(slots)
     distance = np.abs(slots - nearest).max()
@@ -572,6 +522,16 @@ def nearest_integers(slots: NDArray[np.float64], *, sender: str) -> NDArray[np.i
 class CkksSum(HomomorphicSum):
     """Sum under CKKS with two fixed-point fields a slot.
 
+    Protects from: a curious aggregator, which sees ciphertexts; a curious active, which sees the
+    sum of all passives and no single contribution; an active that sends different representations
+    to different passives, as the aggregator adds only what answers one message. Not from: the
+    active and the aggregator together, who could decrypt one contribution; M - 1 passives and the
+    active together; an aggregator that alters the sum, or leaves contributions out of it.
+
+    The decoded sum is the exact integer sum: rounding removes CKKS's noise, and with it what
+    decryptions of approximate schemes reveal about the key (Li and Micciancio 2021). Scheme: Cheon,
+    Kim, Kim and Song 2017, N / 2 real slots.
+
     Args:
         agreement: what the parties fixed.
         poly_degree: N, the ring degree.
@@ -582,60 +542,23 @@ class CkksSum(HomomorphicSum):
         LocalProtocolError: parameters that are insecure or could overflow.
     """
 
-    agreement: SumAgreement
     poly_degree: int = 4096
     primes: tuple[int, int] = (60, 49)
     scheme: ClassVar[str] = "ckks"
     name: ClassVar[str] = "ckks"
     rests_on: ClassVar[str] = RESTS_ON_THE_KEY
     leaks: ClassVar[SumLeaks] = LEAKS_WITHOUT_MASKS
-
-    def __post_init__(self) -> None:
-        take_numpy_integers(self)
-        _ = self.headroom  # what does not fit is refused here
+    cipher_type: ClassVar[type[SealCipher]] = CkksCipher
 
     @cached_property
-    def headroom(self) -> CkksHeadroom:
-        """The primes, the scale and the packing that fit."""
+    def headroom(self) -> Headroom:
         return solve_ckks(self.fixed_point, poly_degree=self.poly_degree, primes=self.primes)
 
-    @cached_property
-    def cipher(self) -> CkksCipher:
-        found = self.headroom
-        return CkksCipher(found.poly_degree, found.primes, found.scale_bits)
-
     def parameters(self) -> Mapping[str, object]:
-        return {**super().parameters(), "scale_bits": self.headroom.scale_bits}
+        return {**super().parameters(), "scale_bits": self.headroom.bits}
 
     def integers(self, slots: NDArray[Any]) -> NDArray[np.int64]:
         return nearest_integers(slots, sender=self.agreement.combiner)
-
-
-# BFV sum: integers in the coefficients of a ciphertext, exact; alone, or over pairwise masks.
-#
-# Run by: the active (holds the only secret key, decrypts only the sum), the passives (public key;
-# under masks one seed with each other passive), the aggregator (no key at all). Alone it protects
-# from and does not protect from the same as `ckks`: see there. Under masks also from a curious
-# active and a curious aggregator together, as long as two passives are honest (a decrypted
-# contribution is uniform modulo t), and an active that sends different representations to different
-# passives gets uniform noise. Not from: M - 1 passives and the active together; a passive that
-# falls silent (the step then has no sum); an aggregator that adds a constant to the sum.
-#
-# For sums, in which nothing is multiplied, slots buy nothing: the integers are the coefficients of
-# the message polynomial, with one prime q and a plain modulus t = 2^k. That is BFV (Brakerski 2012,
-# Fan and Vercauteren 2012), and CKKS (Cheon et al. 2017, section 3.4) with the message above the
-# noise and no canonical embedding. Decryption rounds the noise away exactly.
-#
-# SEAL draws each coefficient of u, e0 and e1 on its own behind a lock, which is over half of the
-# time of an encryption. Here they come in bulk from AES-256 in counter mode, fresh keys of the
-# operating system for each contribution, with SEAL's distributions: u uniform on {-1, 0, 1}; e
-# centred binomial of 21 pairs of bits, variance 21/2. The rest is SEAL's: parameters, keys, the
-# products with the public key, decryption. A ciphertext is
-#
-#     (c0, c1) = (b u + e0 + q m / t, a u + e1)  under the public key (b, a):
-#
-# Fan and Vercauteren 2012, section 3 (after Lyubashevsky, Peikert, Regev 2010). Letters: N
-# coefficients, V ciphertexts.
 
 
 def ternary(count: int, key: bytes | None = None) -> NDArray[np.int64]:
@@ -667,7 +590,16 @@ def centred_binomial(count: int, key: bytes | None = None) -> NDArray[np.int64]:
 class BfvCipher(SealCipher):
     """Coefficients modulo t = 2^bits, with errors drawn here; a zero is 2N residues.
 
-    For the other arguments see `SealCipher`.
+    SEAL draws each coefficient of u, e0 and e1 on its own behind a lock, which is over half of the
+    time of an encryption. Here they come in bulk from AES-256 in counter mode, fresh keys of the
+    operating system for each contribution, with SEAL's distributions: u uniform on {-1, 0, 1}; e
+    centred binomial of 21 pairs of bits, variance 21/2. The rest is SEAL's: parameters, keys, the
+    products with the public key, decryption. A ciphertext is
+
+        (c0, c1) = (b u + e0 + q m / t, a u + e1)  under the public key (b, a):
+
+    Fan and Vercauteren 2012, section 3 (after Lyubashevsky, Peikert, Regev 2010). For the other
+    arguments see `SealCipher`.
     """
 
     seal_type = seal.SCHEME_TYPE.BFV
@@ -698,7 +630,6 @@ class BfvCipher(SealCipher):
         return ((numbers + self._half) & self._mask) - self._half
 
     def zero(self, context: SealContext) -> Numbers:
-        """A fresh encryption of zeros, for one later ciphertext of `encrypt`."""
         zero: Numbers = self._zeros(context, 1)[0]
         return zero
 
@@ -745,27 +676,9 @@ class BfvCipher(SealCipher):
         return numbers.view(np.uint64)
 
 
-@dataclass(frozen=True, kw_only=True)
-class BfvHeadroom:
-    """Parameters that fit.
-
-    Attributes:
-        poly_degree: N, the ring degree and the integers of a ciphertext.
-        primes: bits of the one prime.
-        plain_bits: log2 of the plain modulus t: the most that the noise allows, so that most
-            numbers modulo t stand for no sum, and a damaged sum shows.
-        packing: how integers share the coefficients.
-    """
-
-    poly_degree: int
-    primes: tuple[int, ...]
-    plain_bits: int
-    packing: Packing
-
-
 def solve_bfv(
     fixed_point: FixedPoint, *, poly_degree: int = 4096, primes: tuple[int, ...] = _PRIMES
-) -> BfvHeadroom:
+) -> Headroom:
     """Find the densest packing, and for it the first prime, that fit.
 
     Args:
@@ -776,76 +689,68 @@ def solve_bfv(
     Raises:
         LocalProtocolError: less than 128-bit security, or no packing fits; says what would.
     """
-    for bits in primes:
-        require_secure(poly_degree, (bits,))
+    chains = [(bits,) for bits in primes]
+    for chain in chains:
+        require_secure(poly_degree, chain)
 
-    def fit(wanted: FixedPoint, fields: int) -> BfvHeadroom | None:
-        found = (_fit_bfv(wanted, fields, poly_degree, bits) for bits in primes)
-        return next((each for each in found if each is not None), None)
+    def fit(fixed_point: FixedPoint, fields: int, primes: tuple[int, ...]) -> Headroom | None:
+        # Decryption is exact while the noise of a coefficient, rounding of q m / t included
+        # (1 or less for each addend), stays below q / 2t. (Fan and Vercauteren 2012, lemma 1.)
+        noise = (
+            _BFV_TAIL * fresh_noise(poly_degree, fixed_point.contributors)
+            + fixed_point.contributors
+        )
+        plain_bits = math.floor(math.log2(2 ** (primes[0] - 1) / MODULUS_MARGIN / noise))
+        width = fixed_point.field_bits
+        if 2 * peak(fixed_point, fields) >= 2**plain_bits or fields * width > EXACT_FLOAT_BITS:
+            return None
+        return Headroom(
+            poly_degree=poly_degree,
+            primes=primes,
+            bits=plain_bits,
+            packing=Packing(fields=fields, field_bits=width, slots=poly_degree),
+        )
 
-    return densest(fixed_point, fit, prime_bits=primes[-1])
-
-
-def _fit_bfv(
-    fixed_point: FixedPoint, fields: int, poly_degree: int, bits: int
-) -> BfvHeadroom | None:
-    # Decryption is exact while the noise of a coefficient, rounding of q m / t included
-    # (1 or less for each addend), stays below q / 2t. (Fan and Vercauteren 2012, lemma 1.)
-    noise = (
-        _BFV_TAIL * fresh_noise(poly_degree, fixed_point.contributors) + fixed_point.contributors
-    )
-    plain_bits = math.floor(math.log2(2 ** (bits - 1) / MODULUS_MARGIN / noise))
-    width = fixed_point.field_bits
-    if 2 * peak(fixed_point, fields) >= 2**plain_bits or fields * width > EXACT_FLOAT_BITS:
-        return None
-    return BfvHeadroom(
-        poly_degree=poly_degree,
-        primes=(bits,),
-        plain_bits=plain_bits,
-        packing=Packing(fields=fields, field_bits=width, slots=poly_degree),
-    )
+    return densest(fixed_point, fit, chains)
 
 
 @dataclass(frozen=True)
 class BfvSum(HomomorphicSum):
-    """Sum with one prime and up to two fixed-point fields a coefficient.
+    """Sum with one prime and up to two fixed-point fields a coefficient, exact.
 
-    Args:
-        agreement: what the parties fixed.
-        poly_degree: N, the ring degree.
+    Protects from the same as `CkksSum`. For sums, in which nothing is multiplied, slots buy
+    nothing: the integers are the coefficients of the message polynomial, with one prime q and a
+    plain modulus t = 2^k. That is BFV (Brakerski 2012, Fan and Vercauteren 2012), and CKKS (Cheon
+    et al. 2017, section 3.4) with the message above the noise and no canonical embedding.
 
-    Raises:
-        LocalProtocolError: parameters that are insecure or could overflow.
+    Raises LocalProtocolError: parameters that are insecure or could overflow.
     """
 
-    agreement: SumAgreement
     poly_degree: int = 4096
     scheme: ClassVar[str] = "bfv"
     name: ClassVar[str] = "bfv"
     rests_on: ClassVar[str] = RESTS_ON_THE_KEY
     leaks: ClassVar[SumLeaks] = LEAKS_WITHOUT_MASKS
-
-    def __post_init__(self) -> None:
-        take_numpy_integers(self)
-        _ = self.headroom  # what does not fit is refused here
+    cipher_type: ClassVar[type[SealCipher]] = BfvCipher
 
     @cached_property
-    def headroom(self) -> BfvHeadroom:
-        """The plain modulus, the prime and the packing that fit."""
+    def headroom(self) -> Headroom:
         return solve_bfv(self.fixed_point, poly_degree=self.poly_degree)
 
-    @cached_property
-    def cipher(self) -> BfvCipher:
-        found = self.headroom
-        return BfvCipher(found.poly_degree, found.primes, found.plain_bits)
-
     def parameters(self) -> Mapping[str, object]:
-        return {**super().parameters(), "plain_bits": self.headroom.plain_bits}
+        return {**super().parameters(), "plain_bits": self.headroom.bits}
 
 
 @dataclass(frozen=True)
 class MaskedBfvSum(BfvSum):
-    """The same over masks that cancel in the sum, modulo t: no single key opens a contribution."""
+    """The same over masks that cancel in the sum, modulo t: no single key opens a contribution.
+
+    Protects also from a curious active and a curious aggregator together, as long as two passives
+    are honest (a decrypted contribution is uniform modulo t); an active that sends different
+    representations to different passives gets uniform noise. Not from: M - 1 passives and the
+    active together; a passive that falls silent (the step then has no sum); an aggregator that adds
+    a constant to the sum.
+    """
 
     masks: ClassVar[str] = "pairwise"
     name: ClassVar[str] = spelled(BfvSum.scheme, masks)

@@ -1,25 +1,23 @@
-"""What every way of adding private vectors offers: three roles.
+"""What the parties of a sum fix before the first step, and what each contribution answers: public.
 
-Run by: the active (`SumReceiver`), each passive (`SumContributor`) and the aggregator
-(`SumCombiner`). Guarantee asked of every secure sum: the receiver learns the sum
-and nothing else of one contribution; the combiner learns no value.
+Run by: every role. Protects from: parties that add under different numbers, and contributions to
+different messages in one sum: frames carry the digests of both, and roles compare them.
 """
 
 import hashlib
 import json
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import pairwise
 from numbers import Real
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from apfed_protocols.checks import take_numpy_integers
-from apfed_protocols.conversation import Conversation
+from apfed_protocols.checks import require_name, require_type, take_numpy_integers
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.noise import MAX_DEVIATION
 
@@ -28,30 +26,18 @@ __all__ = [
     "FloatArray",
     "IntArray",
     "Reading",
-    "SecureSum",
     "StepBinding",
     "SumAgreement",
-    "SumCombiner",
-    "SumContributor",
     "SumLeaks",
-    "SumReceiver",
     "spelled",
 ]
 
 _DIGEST_BYTES = 32
 _POSITION_BYTES = 2
 _MAX_CONTRIBUTORS = 1024
-_MAX_NAME_BYTES = 255
 _MIN_CLIP_NORM, _MAX_CLIP_NORM = 1e-30, 1e30
 FloatArray = NDArray[np.floating[Any]]
 IntArray = NDArray[np.int64]
-
-
-# What the parties of a sum fix before the first step, and what each contribution answers.
-#
-# Run by: every role. Protects from: parties that add under different numbers, and contributions to
-# different messages in one sum: frames carry the digests of both, and roles compare them. All of it
-# is public.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,10 +71,10 @@ class SumAgreement:
 
     def __post_init__(self) -> None:
         take_numpy_integers(self)
-        _require_type(self, tuple, "contributors")
-        _require_type(self, bool, "allow_single")
+        require_type(self, tuple, "contributors")
+        require_type(self, bool, "allow_single")
         given = [name for name in ("threshold", "noise") if getattr(self, name) is not None]
-        _require_type(self, int, "bits", *given)
+        require_type(self, int, "bits", *given)
         self._require_parties()
         self._require_ranges()
         # 1 and 1.0 are equal, so the digests of agreements that say so must be.
@@ -97,7 +83,7 @@ class SumAgreement:
     def _require_parties(self) -> None:
         parties = (self.receiver, self.combiner, *self.contributors)
         for name in (self.session, *parties):
-            _require_name(name)
+            require_name("sum", name)
         if len(set(parties)) != len(parties):
             raise LocalProtocolError(
                 f"the parties of a sum are all different, got {', '.join(parties)}; "
@@ -141,10 +127,8 @@ class SumAgreement:
         return hashlib.sha256(b"secure-apfed sum agreement v1" + canonical).digest()
 
     def position(self, me: str) -> int:
-        """The place of the contributor called `me`.
-
-        Raises:
-            LocalProtocolError: no contributor has that name.
+        """The place of the contributor called `me`. Raises LocalProtocolError: no contributor has
+        that name.
         """
         if me not in self.contributors:
             raise LocalProtocolError(
@@ -158,10 +142,8 @@ class SumAgreement:
         return struct.pack(f">{len(positions)}H", *positions)
 
     def parse_names(self, data: bytes, *, sender: str) -> tuple[str, ...]:
-        """Return the contributors that `sender` named, in the agreement's order.
-
-        Raises:
-            RemoteProtocolError: anything but the canonical bytes of a set of contributors.
+        """Return the contributors that `sender` named, in the agreement's order. Raises
+        RemoteProtocolError: anything but the canonical bytes of a set of contributors.
         """
         count, rest = divmod(len(data), _POSITION_BYTES)
         positions = struct.unpack_from(f">{count}H", data)
@@ -191,10 +173,12 @@ class StepBinding:
     message: bytes
 
     def __post_init__(self) -> None:
-        take_numpy_integers(self)
-        _require_type(self, int, "step")
-        _require_type(self, bytes, "rows", "message")
-        _require_name(self.session)
+        given: object = self.step
+        if isinstance(given, np.integer):
+            object.__setattr__(self, "step", int(given))
+        require_type(self, int, "step")
+        require_type(self, bytes, "rows", "message")
+        require_name("sum", self.session)
         if not 0 <= self.step < 2**63:
             raise LocalProtocolError(f"a step is a number from 0 to 2^63 - 1, got {self.step}")
         for name, digest in (("rows", self.rows), ("message", self.message)):
@@ -212,124 +196,11 @@ class StepBinding:
     @cached_property
     def digest(self) -> bytes:
         """SHA-256 over all fields, each with its length."""
-        parts = (self.session.encode(), self.step.to_bytes(8, "big"), self.rows, self.message)
-        framed = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
-        return hashlib.sha256(b"secure-apfed step v1" + framed).digest()
-
-
-def _require_type(holder: object, kind: type, *fields: str) -> None:
-    for field in fields:
-        value = getattr(holder, field)
-        if type(value) is not kind:
-            raise LocalProtocolError(
-                f"{field} of {type(holder).__name__} is of type {kind.__name__}, got {value!r} of "
-                f"type {type(value).__name__}"
-            )
-
-
-def _require_name(name: object) -> None:
-    try:
-        size = len(name.encode()) if isinstance(name, str) else 0
-    except UnicodeEncodeError:
-        size = 0
-    if not 0 < size <= _MAX_NAME_BYTES:
-        raise LocalProtocolError(
-            f"a sum needs a session name and a name for every party, text of 1 to "
-            f"{_MAX_NAME_BYTES} bytes in UTF-8 each, got {name!r:.100}"
-        )
-
-
-class SumContributor(Conversation, Protocol):
-    """The end of one passive. Holds no secret key of the receiver.
-
-    With one round a step is `contribute`; with two it is `contribute`, then `answer`.
-    """
-
-    def contribute(
-        self, values_BD: FloatArray, binding: StepBinding, noise_BD: IntArray | None = None
-    ) -> bytes:
-        """Clip each row to C, quantise, add the noise, protect and frame one contribution.
-
-        Args:
-            values_BD: float32 or float64, B rows of D numbers, however they lie in memory; they
-                stay as they are.
-            binding: what this contribution answers; its step must be above all former ones.
-            noise_BD: steps of fixed point, from `apfed_protocols.noise` under a key of
-            this
-                party; given exactly where the agreement says noise.
-
-        Raises:
-            LocalProtocolError: not a finite, non-empty matrix; a step already answered; or noise
-                that is missing, not agreed, of another shape, or beyond its bound.
-        """
-        ...
-
-    def answer(self, request: bytes) -> bytes:
-        """Second round: answer what the aggregator asks about the last contribution, once.
-
-        Raises:
-            LocalProtocolError: the sum has one round, or nothing waits for a request.
-            RemoteProtocolError: the request is malformed, names another step or message, or
-                asks for what the agreement does not allow.
-        """
-        ...
-
-
-class SumCombiner(Conversation, Protocol):
-    """The end of the aggregator. Holds no long-lived key at all.
-
-    With one round a step is `combine` of the contributions; with two it is `ask` with the
-    contributions, then `combine` of the answers.
-    """
-
-    def ask(
-        self, contributions: Mapping[str, bytes], binding_digest: bytes | None = None
-    ) -> Mapping[str, bytes]:
-        """Second round: take the contributions, return one request for each party asked.
-
-        Args:
-            contributions: frames by the authenticated names of their senders.
-            binding_digest: what the frames must answer, where the aggregator knows it.
-
-        Raises:
-            LocalProtocolError: the sum has one round.
-            RemoteProtocolError: as `combine`.
-        """
-        ...
-
-    def combine(self, bodies: Mapping[str, bytes], binding_digest: bytes | None = None) -> bytes:
-        """Add one contribution of each agreed party.
-
-        Args:
-            bodies: frames by the authenticated names of their senders: contributions with
-                one round, answers to `ask` with two.
-            binding_digest: what the frames must answer, where the aggregator knows it.
-
-        Raises:
-            RemoteProtocolError: a contributor is missing or unknown, a frame is malformed,
-                or the frames answer different messages (equivocation by the active).
-        """
-        ...
-
-
-class SumReceiver(Conversation, Protocol):
-    """The end of the active: the only one that can read the sum."""
-
-    def decode(self, combined: bytes, shape: tuple[int, int], binding: StepBinding) -> FloatArray:
-        """Open the sum of all contributions to the step that `binding` names.
-
-        Args:
-            combined: what the aggregator sent.
-            shape: (rows, columns) that were asked for.
-            binding: what was asked; its step must be above all former ones.
-
-        Raises:
-            LocalProtocolError: this step was opened already, nothing was set up, or a sum was
-                refused before.
-            RemoteProtocolError: a frame of another step or shape, or a sum out of range. What
-                opens sums is thrown away then (see `OneRefusalReceiver`).
-        """
-        ...
+        digest = hashlib.sha256(b"secure-apfed step v1")
+        parts = self.session.encode(), self.step.to_bytes(8, "big"), self.rows, self.message
+        for part in parts:
+            digest.update(len(part).to_bytes(4, "big") + part)
+        return digest.digest()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -358,7 +229,7 @@ class SumLeaks:
         active_and_aggregator: what these two learn together of two passives or more.
         single: who reads single contributions, as "X, who reads each contribution"; "": nobody.
         altered: what the active's reaction to an altered sum tells whoever altered it; see
-            `OneRefusalReceiver`.
+            `SumReceiver`.
     """
 
     contribution: Reading
@@ -374,53 +245,6 @@ ALTERED_SUM = (
     "number: about twenty sessions tell one."
 )
 """`SumLeaks.altered` where what is sent belongs to one step."""
-
-
-class SecureSum(Protocol):
-    """A description of one sum, from which each role's end is made.
-
-    Attributes:
-        scheme: what encrypts or shares the numbers, masks: what is added to them before; the two
-            axes of the table.
-        name: both in words, `spelled`; its key in the table.
-        unsafe: whether single contributions are readable by anybody but their owner.
-        rounds: between passives and aggregator in one step, 1 or 2 (see `SumCombiner`).
-        needs_all: whether a step without one of the contributors has no sum.
-        rests_on: what must be hard to compute, or true of the parties, for it to protect.
-        leaks: who learns what, and what the sum does not give.
-    """
-
-    scheme: ClassVar[str]
-    masks: ClassVar[str]
-    name: ClassVar[str]
-    unsafe: ClassVar[bool]
-    rounds: ClassVar[int]
-    needs_all: ClassVar[bool]
-    rests_on: ClassVar[str]
-    leaks: ClassVar[SumLeaks]
-
-    def __init__(self, agreement: SumAgreement) -> None: ...
-
-    @property
-    def agreement(self) -> SumAgreement: ...
-
-    def receiver(self) -> SumReceiver: ...
-
-    def contributor(self, me: str) -> SumContributor: ...
-
-    def combiner(self) -> SumCombiner: ...
-
-    def contribution_bytes(self, shape: tuple[int, int]) -> int:
-        """Forecast the bytes of one float32 contribution of this shape (rows, columns)."""
-        ...
-
-    def rounding(self) -> float:
-        """The largest error of one value of the sum against the sum of the clipped rows."""
-        ...
-
-    def parameters(self) -> Mapping[str, object]:
-        """Public parameters, for the contract and the report."""
-        ...
 
 
 def spelled(scheme: str, masks: str) -> str:

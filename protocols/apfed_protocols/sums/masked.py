@@ -15,6 +15,7 @@ integer sum.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -39,13 +40,12 @@ from apfed_protocols.sums.interface import (
     spelled,
 )
 from apfed_protocols.sums.roles import (
-    DescribedSum,
     KeepsSecrets,
-    OneRefusalReceiver,
     OneRoundCombiner,
-    OneRoundContributor,
+    SecureSum,
     SumCombiner,
     SumContributor,
+    SumReceiver,
 )
 
 __all__ = [
@@ -67,32 +67,15 @@ Word = np.dtype[np.unsignedinteger[Any]]
 _RINGS: Mapping[int, Word] = {32: np.dtype("<u4"), 64: np.dtype("<u8")}
 
 
-# What pairs of parties share under a sum: masks that cancel in it, and seals past the aggregator.
-#
-# Run by: the passives, and the active where it shares secrets with them. Protects from: everybody
-# outside the pair. A mask is a PRF of (pair seed, session, step, rows, digest of what the active
-# sent, shape), so that answers to different messages do not cancel and their sum is uniform noise.
-# A seal can be neither read, altered nor replayed, and opens for the step, message and shape that
-# it was made for. Does not give: delivery; or recovery when a party falls silent (`recoverable`
-# makes other seeds for every step, and has it).
-#
-# Pair seed: X25519 (RFC 7748) between keys made for this sum, HKDF-SHA256 (RFC 5869) salted with
-# the agreement; mask: AES-256-CTR under a BLAKE2b sub-key (`apfed_protocols.randomness`); seal:
-# AES-256-GCM under a key for its direction, with the step as the nonce: each end sends the other
-# one sealed message a step, and steps only go up. The keys must arrive over authenticated links
-# (`apfed_protocols.seal`).
-
-
 class PairwiseSeeds(KeepsSecrets):
     """One party's conversation that agrees one seed with each peer, and the masks of them.
 
-    It does all of it in the process that made it: a forked copy holds the same key, so that it
-    would agree the same seeds, even where set-up comes after the fork.
-
-    Args:
-        me: this party.
-        peers: with whom it shares seeds; each of them lists `me` in turn.
-        frames: this role's writer and checker of frames.
+    A mask is a PRF of (pair seed, session, step, rows, digest of what the active sent, shape), so
+    that answers to different messages do not cancel and their sum is uniform noise. Pair seed:
+    X25519 (RFC 7748) between keys made for this sum, HKDF-SHA256 (RFC 5869) salted with the
+    agreement; mask: AES-256-CTR under a BLAKE2b sub-key (`apfed_protocols.randomness`). The keys
+    must arrive over authenticated links (`apfed_protocols.seal`). A forked copy holds the same key,
+    so that it would agree the same seeds: all is done in the process that made it.
     """
 
     def __init__(self, me: str, peers: Sequence[str], frames: AgreedFrames) -> None:
@@ -104,12 +87,10 @@ class PairwiseSeeds(KeepsSecrets):
         self._seeds: dict[str, bytes] = {}
 
     def start(self) -> Sequence[Outgoing]:
-        """Send this party's public key to every peer."""
         message = self._frames.setup(self._own_key().public)
         return tuple(Outgoing(peer, message) for peer in self._peers)
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
-        """Take the public key of one peer."""
         self._fork_check.require()
         if sender not in self._peers or sender in self._seeds:
             raise RemoteProtocolError(
@@ -119,13 +100,9 @@ class PairwiseSeeds(KeepsSecrets):
         frame = self._frames.open_own_setup(body, sender, self.me)
         if len(frame.blobs) != 1 or len(frame.blobs[0]) != _KEY_BYTES:
             raise RemoteProtocolError(f"{sender} sent no mask key of {_KEY_BYTES} bytes")
-        self._seeds[sender] = pair_seed(
-            self._own_key(),
-            frame.blobs[0],
-            self._frames.agreement,
-            (self.me, sender),
-            use=b"secure-apfed mask v1",
-        )
+        names, use = (self.me, sender), b"secure-apfed mask v1"
+        agreement, key = self._frames.agreement, self._own_key()
+        self._seeds[sender] = pair_seed(key, frame.blobs[0], agreement, names, use=use)
         return ()
 
     @property
@@ -133,9 +110,8 @@ class PairwiseSeeds(KeepsSecrets):
         return len(self._seeds) == len(self._peers)
 
     def require_finished(self) -> None:
-        """Raise LocalProtocolError unless every peer's key came."""
-        missing = [name for name in self._peers if name not in self._seeds]
-        if missing:
+        if len(self._seeds) < len(self._peers):
+            missing = [name for name in self._peers if name not in self._seeds]
             raise LocalProtocolError(
                 f"{self.me} has no mask key of {', '.join(missing)} yet; run the setup first"
             )
@@ -156,7 +132,8 @@ class PairwiseSeeds(KeepsSecrets):
         self, peer: str, binding: StepBinding, total: Elements, *, sign: Literal[1, -1]
     ) -> None:
         """Add the mask that this party and `peer` share for one step, or subtract it, in place."""
-        add_keystream(total, self._seed(peer), binding.digest, sign=sign)
+        self._fork_check.require()
+        add_keystream(total, self._seeds[peer], binding.digest, sign=sign)
 
     def _own_key(self) -> RunKey:
         """This party's key pair, in the process that made it."""
@@ -165,14 +142,14 @@ class PairwiseSeeds(KeepsSecrets):
             raise LocalProtocolError(f"{self.me} threw its mask key away; set up a new session")
         return self._key
 
-    def _seed(self, peer: str) -> bytes:
-        """The secret shared with `peer`, in the process that agreed it."""
-        self._fork_check.require()
-        return self._seeds[peer]
-
 
 class StepSeals(PairwiseSeeds):
-    """One party's seals to and from each of its peers; for the arguments see `PairwiseSeeds`."""
+    """One party's seals past the aggregator; for the arguments see `PairwiseSeeds`.
+
+    AES-256-GCM under a key for its direction, with the step as the nonce: each end sends the other
+    one sealed message a step, and steps only go up. A seal opens for the step, message and shape
+    that it was made for.
+    """
 
     def seal(self, peer: str, binding: StepBinding, shape: tuple[int, int], text: bytes) -> bytes:
         """Seal `text` for `peer`; call it once for each peer and step."""
@@ -180,12 +157,7 @@ class StepSeals(PairwiseSeeds):
         return self._cipher(self.me, peer).encrypt(_nonce(binding), text, associated)
 
     def open(self, peer: str, binding: StepBinding, shape: tuple[int, int], sealed: bytes) -> bytes:
-        """Return what `peer` sealed for this party.
-
-        Raises:
-            RemoteProtocolError: it was altered, or belongs to another step, message, shape,
-                agreement or pair of parties.
-        """
+        """Return what `peer` sealed for this party, or raise RemoteProtocolError."""
         associated = self._associated(peer, self.me, binding, shape)
         try:
             return self._cipher(peer, self.me).decrypt(_nonce(binding), sealed, associated)
@@ -199,18 +171,14 @@ class StepSeals(PairwiseSeeds):
     def _cipher(self, sender: str, recipient: str) -> AESGCM:
         peer = recipient if sender == self.me else sender
         names = (sender.encode(), recipient.encode())
-        return AESGCM(derive_key(self._seed(peer), b"step seal", *names))
+        self._fork_check.require()
+        return AESGCM(derive_key(self._seeds[peer], b"step seal", *names))
 
     def _associated(
         self, sender: str, recipient: str, binding: StepBinding, shape: tuple[int, int]
     ) -> bytes:
-        parts = (
-            self._frames.fingerprint,
-            binding.digest,
-            *(size.to_bytes(8, "big") for size in shape),
-            sender.encode(),
-            recipient.encode(),
-        )
+        sizes, names = (size.to_bytes(8, "big") for size in shape), (sender, recipient)
+        parts = self._frames.fingerprint, binding.digest, *sizes, *map(str.encode, names)
         return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
 
 
@@ -245,7 +213,7 @@ def add_keystream(
             f"a mask is added in place to rows that follow each other in memory; got shape "
             f"{total.shape} with strides {total.strides}"
         )
-    shape = b"".join(size.to_bytes(8, "big") for size in total.shape)
+    shape = np.array(total.shape, ">u8").tobytes()
     step, flat, start = np.add if sign > 0 else np.subtract, total.reshape(-1), 0
     for chunk in keystream_chunks(seed, b"mask", binding_digest, shape, length=total.nbytes):
         words = np.frombuffer(chunk, dtype=total.dtype)
@@ -255,18 +223,12 @@ def add_keystream(
 
 
 @dataclass(frozen=True)
-class MaskedSum(DescribedSum):
+class MaskedSum(SecureSum):
     """Sum of masked integers modulo 2^ring_bits.
 
-    Args:
-        agreement: what the parties fixed.
-        ring_bits: 32 or 64.
-
-    Raises:
-        LocalProtocolError: a ring that the sum could leave.
+    Raises LocalProtocolError: a ring that the sum could leave.
     """
 
-    agreement: SumAgreement
     ring_bits: int = 32
     scheme: ClassVar[str] = "plain"
     masks: ClassVar[str] = "pairwise"
@@ -297,9 +259,8 @@ class MaskedSum(DescribedSum):
                 "ring_bits 64 or fewer bits"
             )
 
-    @property
+    @cached_property
     def word(self) -> Word:
-        """The type of a ring element on the wire."""
         return _RINGS[self.ring_bits]
 
     def receiver(self) -> "MaskedReceiver":
@@ -331,17 +292,14 @@ class MaskedSum(DescribedSum):
     def added(self, frames: Sequence[Frame]) -> Elements:
         """The sum in the ring of what contributions carry in their first blobs."""
         names = self.agreement.contributors
-        first, *others = (self.elements(frame, names[frame.party]) for frame in frames)
-        total = first.copy()
-        for addend in others:
-            total += addend
+        total = self.elements(frames[0], names[frames[0].party]).copy()
+        for frame in frames[1:]:
+            total += self.elements(frame, names[frame.party])
         return total
 
     def elements(self, frame: Frame, sender: str) -> Elements:
-        """The ring elements in the first blob of a frame, which stays as it is.
-
-        Raises:
-            RemoteProtocolError: there are none, or not as many as the frame's shape says.
+        """The ring elements in the first blob of a frame, which stays as it is. Raises
+        RemoteProtocolError: there are none, or not as many as the frame's shape says.
         """
         expected = frame.rows * frame.columns * self.word.itemsize
         if not expected or not frame.blobs or len(frame.blobs[0]) != expected:
@@ -351,7 +309,7 @@ class MaskedSum(DescribedSum):
         return np.frombuffer(frame.blobs[0], dtype=self.word).reshape(frame.shape)
 
 
-class MaskedContributor(OneRoundContributor):
+class MaskedContributor(SumContributor):
     """A passive's end; shares a seed with every other passive and with the active."""
 
     def __init__(self, masked: MaskedSum, me: str) -> None:
@@ -360,16 +318,13 @@ class MaskedContributor(OneRoundContributor):
         self._seeds = PairwiseSeeds(me, (*others, agreement.receiver), frames)
         super().__init__(masked, me, frames, self._seeds)
 
-    def _require_setup(self) -> None:
-        self._seeds.require_finished()
-
     def _protect(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
         self._seeds.add_cancelling(binding, numbers_BD)
         self._seeds.add_stream(self._sum.agreement.receiver, binding, numbers_BD, sign=1)
         return (numbers_BD.tobytes(),)
 
 
-class MaskedReceiver(OneRefusalReceiver):
+class MaskedReceiver(SumReceiver):
     """The active's end: takes off the masks that it shares with each passive."""
 
     _sum: MaskedSum
@@ -387,7 +342,6 @@ class MaskedReceiver(OneRefusalReceiver):
         return self._dequantised(total_BD.view(np.dtype(f"<i{self._sum.word.itemsize}")), binding)
 
     def _counted(self, frame: Frame) -> Sequence[str]:
-        """Whose contributions a sum holds."""
         frame.require_blobs(self._sum.agreement.combiner, 1)
         return self._sum.agreement.contributors
 

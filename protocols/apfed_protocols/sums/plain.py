@@ -22,15 +22,14 @@ from apfed_protocols.sums.interface import (
     IntArray,
     Reading,
     StepBinding,
-    SumAgreement,
     SumLeaks,
 )
 from apfed_protocols.sums.roles import (
-    DescribedSum,
     NoSetup,
-    OneRefusalReceiver,
     OneRoundCombiner,
-    OneRoundContributor,
+    SecureSum,
+    SumContributor,
+    SumReceiver,
 )
 
 __all__ = ["PlainContributor", "PlainReceiver", "PlainSum"]
@@ -40,7 +39,7 @@ _INTEGER_TYPE = np.dtype("<i8")
 
 
 @dataclass(frozen=True)
-class PlainSum(DescribedSum):
+class PlainSum(SecureSum):
     """Unprotected addition. Everybody on the way reads every contribution.
 
     Args:
@@ -49,7 +48,6 @@ class PlainSum(DescribedSum):
         quantise: send fixed-point integers, as the protected sums do; implies the clip.
     """
 
-    agreement: SumAgreement
     clip: bool = True
     quantise: bool = False
     scheme: ClassVar[str] = "plain"
@@ -141,19 +139,13 @@ class PlainSum(DescribedSum):
         return values.reshape(frame.shape)
 
 
-class PlainContributor(OneRoundContributor):
-    """A passive's end."""
-
-    def _require_setup(self) -> None:
-        """There is none."""
-
+class PlainContributor(SumContributor):
     def _protect(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
-        """They leave as they are."""
         del binding
         return (numbers_BD.tobytes(),)
 
 
-class PlainReceiver(OneRefusalReceiver):
+class PlainReceiver(SumReceiver):
     """The active's end; it holds no key, and keeps the rule of all receivers."""
 
     _sum: PlainSum

@@ -65,7 +65,7 @@ from apfed_protocols.sums.masked import (
     add_keystream,
     pair_seed,
 )
-from apfed_protocols.sums.roles import KeepsSecrets, StepContributor, SumCombiner, SumContributor
+from apfed_protocols.sums.roles import KeepsSecrets, NoSetup, SumCombiner, SumContributor
 
 __all__ = [
     "ANNOUNCEMENT_BYTES",
@@ -96,18 +96,11 @@ _SETUP = b"setup"
 _STEP_MASK = b"secure-apfed step mask v1"
 
 
-# The secrets that a passive makes afresh for each step, and how others hold shares of them.
-#
-# Run by: passives (make, seal, open) and the aggregator (rebuild from shares). Protects from: fewer
-# than the threshold of passives, whatever they can compute; and from yesterday's shares: keys serve
-# one step and are forgotten, so what is opened for one step opens no other. Does not give:
-# protection from a passive that deals false shares, or answers with one; what is rebuilt is
-# compared with what its owner announced, and a step in which such a share is needed has no sum.
-#
-# After Bonawitz et al. 2017, figure 4, rounds 0 and 1: a mask key pair (X25519) and a self-mask
+# The secrets of a step, after figure 4, rounds 0 and 1: a mask key pair (X25519) and a self-mask
 # seed, each derived from a 16-byte secret that is shared by Shamir 1979 over GF(2^128), through
-# PyCryptodome, whose coefficients come from the operating system's generator. Letters: u deals, v
-# holds.
+# PyCryptodome, whose coefficients come from the operating system's generator. Keys serve one step
+# and are forgotten. What is rebuilt from shares is compared with what its owner announced. Letters:
+# u deals, v holds.
 
 
 @dataclass(frozen=True)
@@ -158,13 +151,7 @@ class Held(KeepsSecrets):
 
 
 class StepKeys(KeepsSecrets):
-    """One passive's secrets of one step, and all shares of them.
-
-    Args:
-        agreement: of the sum; every contributor has a share, at its position.
-        threshold: shares that give a secret.
-        owner: the passive.
-    """
+    """One passive's secrets of one step, and all shares of them."""
 
     def __init__(self, agreement: SumAgreement, threshold: int, owner: str) -> None:
         key_secret, seed_secret = (fresh_key()[:SECRET_BYTES] for _ in range(2))
@@ -177,11 +164,9 @@ class StepKeys(KeepsSecrets):
 
     @property
     def announcement(self) -> Announcement:
-        """What everybody may know of them."""
         return Announcement(self.key.public, _commitment(self.seed))
 
     def held_by(self, holder: str) -> Held:
-        """What `holder` is to hold of them."""
         position = self._agreement.position(holder)
         return Held(self.key.public, self._key_shares[position], self._seed_shares[position])
 
@@ -189,10 +174,8 @@ class StepKeys(KeepsSecrets):
 def rebuilt_key(
     shares: Mapping[int, bytes], announced: Announcement, agreement: SumAgreement, owner: str
 ) -> RunKey:
-    """The mask key pair that these shares give.
-
-    Raises:
-        RemoteProtocolError: they do not give the key that its owner announced.
+    """The mask key pair that these shares give. Raises RemoteProtocolError: they do not give the
+    key that its owner announced.
     """
     key = _mask_key(join(shares), agreement, owner)
     if key.public != announced.public:
@@ -203,10 +186,8 @@ def rebuilt_key(
 def rebuilt_seed(
     shares: Mapping[int, bytes], announced: Announcement, agreement: SumAgreement, owner: str
 ) -> bytes:
-    """The self-mask seed that these shares give.
-
-    Raises:
-        RemoteProtocolError: they do not give the seed that its owner announced.
+    """The self-mask seed that these shares give. Raises RemoteProtocolError: they do not give the
+    seed that its owner announced.
     """
     seed = _self_mask_seed(join(shares), agreement, owner)
     if _commitment(seed) != announced.commitment:
@@ -267,12 +248,7 @@ def _false_shares(owner: str) -> RemoteProtocolError:
 class RecoverableSum(MaskedSum):
     """Sum of doubly masked integers modulo 2^ring_bits, of at least `threshold` passives.
 
-    Args:
-        agreement: what the parties fixed; its threshold, or floor(2M / 3) + 1 of M.
-        ring_bits: 32 or 64.
-
-    Raises:
-        LocalProtocolError: a ring that the sum could leave, or a threshold of at most M / 2.
+    Raises LocalProtocolError: a ring that the sum could leave, or a threshold of at most M / 2.
     """
 
     masks: ClassVar[str] = "recoverable"
@@ -355,13 +331,11 @@ class RecoverableSum(MaskedSum):
 
 @dataclass(frozen=True)
 class _Step(KeepsSecrets):
-    """The secrets of one step: this passive's keys, and what it holds of the others'."""
-
     own: StepKeys
     held: dict[str, Held]
 
 
-class RecoverableContributor(StepContributor):
+class RecoverableContributor(SumContributor):
     """A passive's end: two kinds of masks, and shares of the secrets behind both for the others.
 
     An aggregator that asks for the share of a self-mask and for the share of a key of the same
@@ -544,7 +518,7 @@ class _Underway:
     total: Elements = field(repr=False)
 
 
-class RecoverableCombiner(KeepsSecrets):
+class RecoverableCombiner(SumCombiner):
     """The aggregator's end: adds, asks, and takes off what is left.
 
     It holds no key of its own; what it rebuilds from shares opens one step's self-masks and the
@@ -552,13 +526,11 @@ class RecoverableCombiner(KeepsSecrets):
     """
 
     def __init__(self, described: RecoverableSum) -> None:
-        self._sum, self._frames = described, described.frames()
+        super().__init__(described.frames(), NoSetup())
+        self._sum = described
         self._announced: dict[str, Announcement] = {}
         self._underway: _Underway | None = None
         self._set_up = False
-
-    def start(self) -> Sequence[Outgoing]:
-        return ()
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
         """Take what one passive announces for the first step."""

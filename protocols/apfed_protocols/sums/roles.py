@@ -1,16 +1,19 @@
-"""What every sum and its roles are built on: the order of a step, one refusal, secrets that stay.
+"""What every sum and its three roles are: the order of a step, one refusal, secrets that stay.
 
-Run by: every role. Protects from: values that leave unclipped, before the setup or twice in a
-step; roles that are copied with their keys; messages where none is expected; and peers that learn
-from what a receiver refuses.
+Run by: the active (`SumReceiver`), each passive (`SumContributor`), the aggregator (`SumCombiner`).
+Guarantee asked of every secure sum: the receiver learns the sum and nothing else of one
+contribution; the combiner learns no value. Protects from: values that leave unclipped, before the
+setup or twice in a step; roles that are copied with their keys; messages where none is expected;
+and peers that learn from what a receiver refuses.
 """
 
 import threading
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,24 +22,19 @@ from apfed_protocols.conversation import Conversation, Outgoing
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.sums.fixed_point import FixedPoint
 from apfed_protocols.sums.frames import AgreedFrames, Frame, fingerprint
-from apfed_protocols.sums.interface import (
-    FloatArray,
-    IntArray,
-    StepBinding,
-    SumAgreement,
-    SumLeaks,
-)
-from apfed_protocols.sums.roles import SecureSum, SumCombiner, SumContributor, SumReceiver
+from apfed_protocols.sums.interface import FloatArray, IntArray, StepBinding, SumAgreement, SumLeaks
 
 __all__ = [
     "DescribedSum",
     "KeepsSecrets",
     "NoSetup",
-    "OneRefusalReceiver",
     "OneRoundCombiner",
-    "OneRoundContributor",
     "Role",
-    "StepContributor",
+    "SecureSum",
+    "Setup",
+    "SumCombiner",
+    "SumContributor",
+    "SumReceiver",
     "join_sum",
 ]
 
@@ -51,7 +49,18 @@ class KeepsSecrets:
 
 
 class DescribedSum:
-    """What a sum derives from its agreement; see `SecureSum` for the attributes."""
+    """What a sum derives from its agreement.
+
+    Attributes:
+        scheme: what encrypts or shares the numbers, masks: what is added to them before; the two
+            axes of the table.
+        name: both in words, `spelled`; its key in the table.
+        unsafe: whether single contributions are readable by anybody but their owner.
+        rounds: between passives and aggregator in one step, 1 or 2 (see `SumCombiner`).
+        needs_all: whether a step without one of the contributors has no sum.
+        rests_on: what must be hard to compute, or true of the parties, for it to protect.
+        leaks: who learns what, and what the sum does not give.
+    """
 
     scheme: ClassVar[str]
     masks: ClassVar[str] = "none"
@@ -65,7 +74,6 @@ class DescribedSum:
 
     @cached_property
     def fixed_point(self) -> FixedPoint:
-        """The shared quantiser."""
         return FixedPoint.of(self.agreement)
 
     def numbers(self, values_BD: FloatArray, noise_BD: IntArray | None) -> NDArray[Any]:
@@ -73,9 +81,11 @@ class DescribedSum:
         return self.fixed_point.quantise(values_BD, noise_BD)
 
     def rounding(self) -> float:
+        """The largest error of one value of the sum against the sum of the clipped rows."""
         return self.fixed_point.rounding
 
     def parameters(self) -> Mapping[str, object]:
+        """Public parameters, for the contract and the report."""
         return {"scheme": self.scheme, "masks": self.masks}
 
     def frames(self, key: bytes = b"", *, least: int | None = None) -> AgreedFrames:
@@ -84,9 +94,31 @@ class DescribedSum:
         return AgreedFrames(self.agreement, self.name, mark, least)
 
 
-class NoSetup:
-    """The conversation of a role that needs no setup message."""
+@dataclass(frozen=True)
+class SecureSum(DescribedSum, ABC):
+    agreement: SumAgreement
 
+    @abstractmethod
+    def receiver(self) -> "SumReceiver": ...
+
+    @abstractmethod
+    def contributor(self, me: str) -> "SumContributor": ...
+
+    @abstractmethod
+    def combiner(self) -> "SumCombiner": ...
+
+    @abstractmethod
+    def contribution_bytes(self, shape: tuple[int, int]) -> int:
+        """Forecast the bytes of one float32 contribution of this shape (rows, columns)."""
+
+
+class Setup(Conversation, Protocol):
+    def require_finished(self) -> None:
+        """Raise LocalProtocolError before its end; it names what is missing."""
+        ...
+
+
+class NoSetup:
     def start(self) -> Iterable[Outgoing]:
         return ()
 
@@ -97,18 +129,13 @@ class NoSetup:
     def finished(self) -> bool:
         return True
 
+    def require_finished(self) -> None:
+        """It always is."""
+
 
 class Role(KeepsSecrets):
-    """One party's end of a sum.
-
-    Args:
-        frames: its writer and checker of frames.
-        setup: the conversation before the first step.
-    """
-
-    def __init__(self, frames: AgreedFrames, setup: Conversation) -> None:
-        self._frames = frames
-        self._setup = setup
+    def __init__(self, frames: AgreedFrames, setup: Setup) -> None:
+        self._frames, self._setup = frames, setup
 
     def start(self) -> Iterable[Outgoing]:
         return self._setup.start()
@@ -121,11 +148,14 @@ class Role(KeepsSecrets):
         return self._setup.finished
 
 
-class StepContributor(Role, ABC):
-    """A passive's end: clip, quantise, use the step, protect, in this order and no other."""
+class SumContributor(Role, ABC):
+    """The end of one passive. Holds no secret key of the receiver.
+
+    With one round a step is `contribute`; with two it is `contribute`, then `answer`.
+    """
 
     def __init__(
-        self, described: DescribedSum, me: str, frames: AgreedFrames, setup: Conversation
+        self, described: DescribedSum, me: str, frames: AgreedFrames, setup: Setup
     ) -> None:
         self._position = described.agreement.position(me)
         self.me = me
@@ -135,7 +165,19 @@ class StepContributor(Role, ABC):
     def contribute(
         self, values_BD: FloatArray, binding: StepBinding, noise_BD: IntArray | None = None
     ) -> bytes:
-        """See `SumContributor`."""
+        """Clip each row to C, quantise, add the noise, use the step, protect; in no other order.
+
+        Args:
+            values_BD: float32 or float64, B rows of D numbers, however they lie in memory; they
+                stay as they are.
+            binding: what this contribution answers; its step must be above all former ones.
+            noise_BD: steps of fixed point, from `apfed_protocols.noise` under a key of this party;
+                given exactly where the agreement says noise.
+
+        Raises:
+            LocalProtocolError: not a finite, non-empty matrix; a step already answered; or noise
+                that is missing, not agreed, of another shape, or beyond its bound.
+        """
         numbers_BD = self._sum.numbers(values_BD, noise_BD)
         self._require_setup()
         self._frames.begin_step(binding)
@@ -143,26 +185,57 @@ class StepContributor(Role, ABC):
         rows, columns = values_BD.shape
         return self._frames.contribution(self.me, binding, (rows, columns), blobs)
 
-    @abstractmethod
     def _require_setup(self) -> None:
         """Raise LocalProtocolError before the setup is finished; it names what is missing."""
+        self._setup.require_finished()
 
     @abstractmethod
     def _protect(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
         """What may leave of these numbers, which may be changed in place."""
 
-
-class OneRoundContributor(StepContributor, ABC):
-    """A contributor whose contribution is all that it sends."""
-
     def answer(self, request: bytes) -> bytes:
+        """Second round: answer what the aggregator asks about the last contribution, once.
+
+        Raises:
+            LocalProtocolError: the sum has one round, or nothing waits for a request.
+            RemoteProtocolError: the request is malformed, names another step or message, or
+                asks for what the agreement does not allow.
+        """
         raise LocalProtocolError(
             f"{type(self).__name__} has one round: its contribution is all that it sends, and a "
             f"request of {len(request)} bytes has no answer"
         )
 
 
-class OneRoundCombiner(Role):
+class SumCombiner(Role, ABC):
+    """The end of the aggregator. Holds no long-lived key at all.
+
+    With one round a step is `combine` of the contributions; with two it is `ask` with the
+    contributions, then `combine` of the answers. Both take frames by the authenticated names of
+    their senders, and what these must answer, where the aggregator knows it.
+    """
+
+    def ask(
+        self, contributions: Mapping[str, bytes], binding_digest: bytes | None = None
+    ) -> Mapping[str, bytes]:
+        """Second round: take the contributions, return one request for each party asked. Raises
+        LocalProtocolError: the sum has one round; RemoteProtocolError: as `combine`.
+        """
+        del binding_digest
+        raise LocalProtocolError(
+            f"{type(self).__name__} has one round: combine the {len(contributions)} contributions, "
+            "nobody is asked anything"
+        )
+
+    @abstractmethod
+    def combine(self, bodies: Mapping[str, bytes], binding_digest: bytes | None = None) -> bytes:
+        """Add one contribution of each agreed party. Raises RemoteProtocolError: a contributor is
+        missing or unknown, a frame is malformed, or the frames answer different messages
+        (equivocation by the active).
+        """
+
+
+class OneRoundCombiner(SumCombiner):
     """The aggregator's end where nobody is asked anything: adds what it cannot read.
 
     Args:
@@ -177,23 +250,13 @@ class OneRoundCombiner(Role):
         self._add = add
         super().__init__(frames, NoSetup())
 
-    def ask(
-        self, contributions: Mapping[str, bytes], binding_digest: bytes | None = None
-    ) -> Mapping[str, bytes]:
-        del binding_digest
-        raise LocalProtocolError(
-            f"{type(self).__name__} has one round: combine the {len(contributions)} contributions, "
-            "nobody is asked anything"
-        )
-
     def combine(self, bodies: Mapping[str, bytes], binding_digest: bytes | None = None) -> bytes:
-        """See `SumCombiner`."""
         frames = self._frames.open_contributions(bodies, binding_digest)
         return self._frames.sum_of(frames, self._add(frames))
 
 
-class OneRefusalReceiver(Role, ABC):
-    """The receiver's end: it opens sums until it refuses one, and none after that.
+class SumReceiver(Role, ABC):
+    """The end of the active, the only one that can read the sum; until it refuses one.
 
     Whether an altered sum is taken or refused depends on the secret key and on what the sum holds,
     and whoever altered it sees which, if only from the run that ends. Each further answer would
@@ -205,7 +268,7 @@ class OneRefusalReceiver(Role, ABC):
 
     _refused_step: int | None = None
 
-    def __init__(self, described: DescribedSum, frames: AgreedFrames, setup: Conversation) -> None:
+    def __init__(self, described: DescribedSum, frames: AgreedFrames, setup: Setup) -> None:
         self._opening = threading.RLock()
         self._sum = described
         super().__init__(frames, setup)
@@ -215,7 +278,18 @@ class OneRefusalReceiver(Role, ABC):
         return super().start()
 
     def decode(self, combined: bytes, shape: tuple[int, int], binding: StepBinding) -> FloatArray:
-        """See `SumReceiver`; sums are opened one at a time."""
+        """Open the sum of all contributions to the step that `binding` names, one at a time.
+
+        Args:
+            combined: what the aggregator sent.
+            shape: (rows, columns) that were asked for.
+            binding: what was asked; its step must be above all former ones.
+
+        Raises:
+            LocalProtocolError: this step was opened already, nothing was set up, or a sum was
+                refused before.
+            RemoteProtocolError: a frame of another step or shape, or a sum out of range.
+        """
         self._frames.require_own_process()  # before the lock, which a fork may have copied shut
         with self._opening:
             self._require_no_refusal()

@@ -62,18 +62,13 @@ _HEADER_BYTES, _COMPRESSION_AT, _SIZE_AT = 16, 5, 8
 _MAGIC, _ZSTANDARD = b"\x5e\xa1", 2
 
 
-# Whether a public key looks like one: its polynomials hold about uniform residues.
-#
-# Run by: a passive, before anything is encrypted under the key that the active sent. Protects from
-# broken keys, under which a contribution would travel with its noise alone over it: zeros,
-# constants, repeated residues, residues within a small range, and b = a or b = -a; looked for in
-# the transformed form that SEAL keeps and in the coefficients, so that sparse and small polynomials
-# are found, too. From nothing else: a key holder that makes a bad key on purpose can hide it (b = X
-# a passes, say), or give its secret key away.
-
-
 def require_spread(key_2N: NDArray[np.uint64], modulus: int, *, sender: str) -> None:
     """Refuse a public key (b, a) whose residues do not spread as uniform ones do.
+
+    Under a broken key a contribution would travel with its noise alone over it: zeros, constants,
+    repeated residues, residues within a small range, b = a or b = -a; looked for as SEAL keeps them
+    and in the coefficients. A key holder that makes a bad key on purpose can hide it (b = X a
+    passes, say), or give its secret key away.
 
     Args:
         key_2N: b and a, transformed or not.
@@ -136,22 +131,15 @@ def scratch_file() -> Iterator[ScratchFile]:
 
 @dataclass(frozen=True)
 class SealForm:
-    """How SEAL writes objects of one kind, uncompressed: a start that is always the same, numbers.
-
-    Attributes:
-        start: header, and what names the parameters.
-        count: numbers of 8 bytes each.
-    """
+    """How SEAL writes objects of one kind, uncompressed: always the same start, and numbers."""
 
     start: bytes
     count: int
 
     @classmethod
     def of(cls, sample: Any, count: int) -> "SealForm":
-        """Read the form off an object of this party's own library.
-
-        Raises:
-            LocalProtocolError: the installed SEAL writes another format than 4.1 does.
+        """Read the form off an object of this party's own library. Raises LocalProtocolError: the
+        installed SEAL writes another format than 4.1 does.
         """
         with scratch_file() as scratch:
             blob = scratch.save(sample)
@@ -177,7 +165,6 @@ class SealForm:
         return np.frombuffer(content, _WORD, offset=len(content) - _WORD.itemsize * self.count)
 
     def load(self, target: Any, context: Any, numbers: bytes, scratch: ScratchFile) -> None:
-        """Make `target` the object of these numbers."""
         scratch.load(target, context, self.start + numbers)
 
 
@@ -190,12 +177,10 @@ class Residues:
 
     @property
     def width(self) -> int:
-        """Bytes of one."""
         return -(-self.modulus.bit_length() // 8)
 
     @property
     def size(self) -> int:
-        """Bytes of all."""
         return self.count * self.width
 
     def pack(self, numbers: Numbers) -> bytes:
@@ -203,10 +188,8 @@ class Residues:
         return octets[:, : self.width].tobytes()
 
     def parse(self, blob: bytes, *, sender: str) -> Numbers:
-        """The numbers, all below q, in memory of their own.
-
-        Raises:
-            RemoteProtocolError: another size, or a number beyond the modulus.
+        """The numbers, all below q, in memory of their own. Raises RemoteProtocolError: another
+        size, or a number beyond the modulus.
         """
         if len(blob) != self.size:
             raise RemoteProtocolError(
@@ -335,10 +318,8 @@ class SealCipher(ABC):
             return self._key_form.numbers(context.public_key, scratch).tobytes()
 
     def public_context(self, key: bytes, *, sender: str) -> SealContext:
-        """A context that can encrypt under the public key that `sender` sent.
-
-        Raises:
-            RemoteProtocolError: the key is of another size, or no key that encrypts.
+        """A context that can encrypt under the public key that `sender` sent. Raises
+        RemoteProtocolError: the key is of another size, or no key that encrypts.
         """
         expected = self._key_form.count * _WORD.itemsize
         if len(key) != expected:
@@ -371,7 +352,6 @@ class SealCipher(ABC):
         return zero
 
     def zeros_in(self, blobs: Sequence[bytes]) -> Sequence[Any]:
-        """Zeros that this party's worker encrypted."""
         return self.load(blobs, len(blobs), sender="the worker")
 
     def encrypt(
@@ -392,10 +372,8 @@ class SealCipher(ABC):
         return blobs
 
     def add(self, contributions: Mapping[str, Sequence[bytes]], vectors: int) -> list[bytes]:
-        """Add the ciphertexts of all contributors, `vectors` of each; needs no key.
-
-        Raises:
-            RemoteProtocolError: too few or too many, or one is malformed.
+        """Add the ciphertexts of all contributors, `vectors` of each; needs no key. Raises
+        RemoteProtocolError: too few or too many, or one is malformed.
         """
         for name, blobs in contributions.items():
             _require_count(blobs, vectors, name)
@@ -419,10 +397,8 @@ class SealCipher(ABC):
     def decrypt(
         self, context: SealContext, blobs: Sequence[bytes], vectors: int, *, sender: str
     ) -> NDArray[Any]:
-        """The numbers of `vectors` ciphertexts in order, all finite.
-
-        Raises:
-            RemoteProtocolError: a blob is malformed, or this context has no secret key.
+        """The numbers of `vectors` ciphertexts in order, all finite. Raises RemoteProtocolError: a
+        blob is malformed, or this context has no secret key.
         """
         if context.decryptor is None:
             raise RemoteProtocolError(f"SEAL cannot decrypt the sum from {sender}: no secret key")
