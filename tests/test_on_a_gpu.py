@@ -16,9 +16,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from apfed_attacks import ATTACKS, trial, view
+from apfed_attacks import ATTACKS, view
+from apfed_attacks import run as trial
 from apfed_attacks.interface import AttackResult
-from apfed_attacks.live.play import play, play_active, play_passive
+from apfed_attacks.live.runs import play, play_active, play_passive
 from apfed_attacks.live.strategy import ActiveAttack, AnsweringAttack
 from apfed_attacks.people.id_stuffing import IdStuffing
 from apfed_attacks.run import mount

@@ -1,6 +1,6 @@
 """Reads ballots out of a view: who was asked about, which labels were shown, what was voted.
 
-Helpers of the attacks on votes; the counterpart of `apfed_attacks.reading`, which reads
+Helpers of the attacks on votes; the counterpart of `apfed_attacks.view`, which reads
 representations. Letters: U rows asked about, n of them labelled, K classes, M passives.
 """
 
@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from apfed_attacks.columns import FloatArray
-from apfed_attacks.interface import Attack, AttackError
-from apfed_attacks.reading import Observed
-from apfed_attacks.view import AdversaryView
+from apfed_attacks.interface import Attack
+from apfed_attacks.view import AdversaryView, AttackError, Observed
 from secure_apfed.exchange import Envelope, Kind, TensorSpec, unpack
 from secure_apfed.labellers import Spreading
 

@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from apfed_attacks.interface import AttackError
-from apfed_attacks.view import Candidates
+from apfed_attacks.view import AttackError, Candidates
 from secure_apfed.data import UNLABELLED, PartyTable
 from secure_apfed.methods.alignment import rows_among
 from secure_apfed.methods.averaging import LinearViews

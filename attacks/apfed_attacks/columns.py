@@ -1,7 +1,7 @@
 """Columns: what an adversary has of each row, its own and released ones, to be learnt from.
 
 Shared by the curious attacks on labels and on features. How both kinds are used together says
-`apfed_attacks.fusion`.
+`apfed_attacks.columns`.
 
 Letters: N rows, F columns.
 """

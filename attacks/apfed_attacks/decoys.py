@@ -18,10 +18,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from apfed_attacks.ballots import asked_positions
-from apfed_attacks.interface import AttackError, Guess, Prediction
-from apfed_attacks.reading import answered_positions, released_positions, requested_positions
-from apfed_attacks.view import AdversaryView
+from apfed_attacks.interface import Guess, Prediction
+from apfed_attacks.view import (
+    AdversaryView,
+    AttackError,
+    answered_positions,
+    asked_positions,
+    released_positions,
+    requested_positions,
+)
 from secure_apfed.seeds import shuffled
 
 __all__ = ["NoDecoyError", "exchanged", "with_decoys"]
@@ -78,7 +83,7 @@ def with_decoys(guess: Guess, decoy: Guess) -> Guess:
     if _same(guess, decoy):
         raise NoDecoyError(
             "exchanging releases between rows changes nothing: either all rows' are the same, or "
-            "the attack reads them other than by apfed_attacks.reading"
+            "the attack reads them other than by apfed_attacks.view"
         )
     common_N = torch.isin(guess.positions, decoy.positions)
     positions = guess.positions[common_N]

@@ -163,7 +163,7 @@ class AttackResult:
             applicable.
         knowledge: what the adversary was declared to know.
         counts: "known" and "scored" rows.
-        risk: how unevenly the best variant hurts, as `apfed_attacks.risk` defines it: by class, and
+        risk: how unevenly the best variant hurts, as `apfed_attacks.scoring` defines it: by class, and
             for the tenth of the people that it hurts most.
         roc: of an attack on membership, (false, true positive rate) of the best variant.
         seed: of the attack and of the choice of known rows.

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from apfed_attacks.interface import AttackError
-from apfed_attacks.view import AdversaryView
+from apfed_attacks.view import AdversaryView, AttackError
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.exchange import Envelope, Kind, TensorSpec, unpack
 

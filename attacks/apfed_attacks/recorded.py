@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from apfed_attacks.interface import AttackError
 from apfed_attacks.view import (
     AdversaryView,
     Agreed,
+    AttackError,
     Behaviour,
     Budget,
     Exchange,

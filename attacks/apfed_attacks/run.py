@@ -11,7 +11,7 @@ from torch import Tensor
 
 from apfed_attacks import ATTACKS
 from apfed_attacks.interface import Attack, AttackResult, Guess
-from apfed_attacks.trial import Trial
+from apfed_attacks.run import Trial
 from secure_apfed.config import AttackChoice
 from secure_apfed.config.file import describe
 from secure_apfed.errors import ConfigError

@@ -13,20 +13,22 @@ import torch
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
-from apfed_attacks.interface import Attack, AttackError, AttackResult, Guess, Prediction, Target
-from apfed_attacks.metrics import (
+from apfed_attacks.interface import Attack, AttackResult, Guess, Prediction, Target
+from apfed_attacks.scoring import (
+    Truth,
     explained,
     macro_auc,
     mean_recall,
     name_clusters_by_truth,
     peak_ratio,
     receiver_curve,
+    risk_of_features,
+    risk_of_labels,
+    risk_of_membership,
     structural_similarity,
     true_positives_at,
 )
-from apfed_attacks.recorded import Truth
-from apfed_attacks.risk import risk_of_features, risk_of_labels, risk_of_membership
-from apfed_attacks.view import AdversaryView
+from apfed_attacks.view import AdversaryView, AttackError
 
 __all__ = ["DECOY", "SCALES", "Scale", "not_applicable", "score"]
 

@@ -12,24 +12,25 @@ from sklearn import config_context
 from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]  # no annotations
 from torch import Tensor
 
-from apfed_attacks.candidates import reveal_candidates, reveal_people, trained_alike
-from apfed_attacks.decoys import NoDecoyError, exchanged, with_decoys
-from apfed_attacks.interface import Attack, AttackError, AttackResult, Guess
+from apfed_attacks.interface import Attack, AttackResult, Guess
 from apfed_attacks.live.strategy import AnsweringAttack
 from apfed_attacks.people.averaged_membership import AveragedMembership
 from apfed_attacks.recorded import (
-    Truth,
     class_priors,
     exchange_of,
+    reveal_candidates,
     reveal_encoder,
     reveal_features,
     reveal_labels,
+    reveal_people,
     reveal_public,
+    trained_alike,
     truth_of,
     view_of,
 )
-from apfed_attacks.scoring import not_applicable, score
-from apfed_attacks.view import AdversaryView, Budget, Knowledge, Played
+from apfed_attacks.run import NoDecoyError, exchanged, with_decoys
+from apfed_attacks.scoring import Truth, not_applicable, score
+from apfed_attacks.view import AdversaryView, AttackError, Budget, Knowledge, Played
 from secure_apfed.learning.descent import find_device
 from secure_apfed.runs.outcome import Recording
 from secure_apfed.tasks import TASKS

@@ -5,7 +5,7 @@ envelopes that the coalition itself sent or received and its members' own featur
 of the other parties, so no attack can touch a victim's state by accident. Views are cut in
 `apfed_attacks.recorded`; code that is not ours can build one from its own messages.
 
-Helpers that read one are in `apfed_attacks.reading`. Letters: A aligned rows, B batch, D numbers of
+Helpers that read one are in `apfed_attacks.view`. Letters: A aligned rows, B batch, D numbers of
 a representation, F features, K classes.
 """
 
@@ -230,7 +230,7 @@ class AdversaryView:
     """Everything that an attack may use.
 
     Numbers (features, representations, sums, networks) lie on `device`, and so does what
-    `apfed_attacks.reading` and `apfed_attacks.ballots` read: whatever torch makes of them is
+    `apfed_attacks.view` and `apfed_attacks.view` read: whatever torch makes of them is
     computed there. Positions, labels and masks lie on the CPU, and may index them.
 
     Attributes:
@@ -247,7 +247,7 @@ class AdversaryView:
         played: what the adversary played in place of its part; None: it kept to the protocol
             while the run was recorded.
         stands_for: position -> the position that its releases are attributed to, in a decoy
-            (`apfed_attacks.decoys`); None: each is attributed to its own.
+            (`apfed_attacks.run`); None: each is attributed to its own.
         features: member -> (A, ...) its own features; row k is alignment position k, NaN where
             it does not hold that person. Read them by `apfed_attacks.columns.own_columns`.
         labels: member that trains on labels -> (A,) its own, int64, negative where a row has none.

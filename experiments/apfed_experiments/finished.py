@@ -20,8 +20,9 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from apfed_attacks.interface import AttackResult, Guess
-from apfed_attacks.recorded import Truth, truth_of
+from apfed_attacks.recorded import truth_of
 from apfed_attacks.run import expand, mount
+from apfed_attacks.scoring import Truth
 from apfed_experiments.solo import SoloRecord, read_solo
 from secure_apfed.config import AttackChoice, Config
 from secure_apfed.data import VerticalData

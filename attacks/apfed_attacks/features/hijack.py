@@ -33,10 +33,9 @@ from torch import Tensor
 from apfed_attacks.columns import own_columns
 from apfed_attacks.features.feature_space import decoder_for, layers, simulator_for, slope_penalty
 from apfed_attacks.features.regression import ridge
-from apfed_attacks.interface import AttackError, Guess, Prediction
+from apfed_attacks.interface import Guess, Prediction
 from apfed_attacks.live.strategy import AnsweringAttack, notes_of, why_not_played
-from apfed_attacks.reading import released
-from apfed_attacks.view import AdversaryView, Knowledge, Role
+from apfed_attacks.view import AdversaryView, AttackError, Knowledge, Role, released
 from secure_apfed.contract import RepresentationTerms
 from secure_apfed.models import Shape
 from secure_apfed.seeds import derive_seed, seeded

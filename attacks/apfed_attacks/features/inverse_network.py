@@ -11,12 +11,10 @@ Letters: N observed rows, n of them shadow rows, U the others, F the victim's fe
 
 from typing import ClassVar
 
-from apfed_attacks.columns import FloatArray, why_nothing_of_victim
+from apfed_attacks.columns import FloatArray, beside, why_nothing_of_victim
 from apfed_attacks.features.regression import FeatureAttack, Regression
-from apfed_attacks.fusion import beside
 from apfed_attacks.interface import Guess
-from apfed_attacks.reading import released
-from apfed_attacks.view import AdversaryView, Role
+from apfed_attacks.view import AdversaryView, Role, released
 
 __all__ = ["InverseNetwork"]
 

@@ -20,11 +20,16 @@ from sklearn.linear_model import RidgeCV
 from sklearn.neural_network import MLPRegressor
 from torch import Tensor
 
-from apfed_attacks.columns import ColumnAttack, FloatArray, own_columns, standardised
-from apfed_attacks.fusion import beside
-from apfed_attacks.interface import AttackError, Guess, Prediction, Target
-from apfed_attacks.repeated import guessed_once
-from apfed_attacks.view import AdversaryView
+from apfed_attacks.columns import (
+    ColumnAttack,
+    FloatArray,
+    beside,
+    guessed_once,
+    own_columns,
+    standardised,
+)
+from apfed_attacks.interface import Guess, Prediction, Target
+from apfed_attacks.view import AdversaryView, AttackError
 
 __all__ = ["REGRESSORS", "FeatureAttack", "Regression", "guess_features", "ridge"]
 

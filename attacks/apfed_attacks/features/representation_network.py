@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from apfed_attacks.columns import why_nothing_of_victim
 from apfed_attacks.features.regression import FeatureAttack, Regression
 from apfed_attacks.interface import FloatArray, Guess, Prediction
-from apfed_attacks.reading import released
-from apfed_attacks.view import AdversaryView, Role
+from apfed_attacks.view import AdversaryView, Role, released
 from secure_apfed.seeds import seeded
 
 __all__ = ["RepresentationNetwork"]

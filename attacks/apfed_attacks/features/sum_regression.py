@@ -20,12 +20,10 @@ import torch
 import torch.nn.functional as nn
 from torch import Tensor
 
-from apfed_attacks.columns import FloatArray
+from apfed_attacks.columns import FloatArray, beside
 from apfed_attacks.features.regression import FeatureAttack, Regression
-from apfed_attacks.fusion import beside
 from apfed_attacks.interface import Guess
-from apfed_attacks.reading import opened_epochs, opened_sums, pseudo_labels
-from apfed_attacks.view import AdversaryView, Role
+from apfed_attacks.view import AdversaryView, Role, opened_epochs, opened_sums, pseudo_labels
 
 __all__ = ["SumRegression"]
 

@@ -29,9 +29,8 @@ from torch import Tensor
 from apfed_attacks.columns import own_columns, why_nothing_of_victim
 from apfed_attacks.features.feature_space import energy_distance, layers, slope_penalty
 from apfed_attacks.features.regression import FeatureAttack, ridge
-from apfed_attacks.interface import AttackError, FloatArray, Guess, Prediction
-from apfed_attacks.reading import released
-from apfed_attacks.view import AdversaryView, Role
+from apfed_attacks.interface import FloatArray, Guess, Prediction
+from apfed_attacks.view import AdversaryView, AttackError, Role, released
 from secure_apfed.seeds import derive_seed, seeded, shuffled
 
 __all__ = ["Simulation", "UnpairedInversion"]

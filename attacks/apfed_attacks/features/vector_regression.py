@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 
 from apfed_attacks.features.regression import FeatureAttack, guess_features
 from apfed_attacks.interface import Guess
-from apfed_attacks.reading import opened_epochs, opened_sums
-from apfed_attacks.view import AdversaryView, Role
+from apfed_attacks.view import AdversaryView, Role, opened_epochs, opened_sums
 
 __all__ = ["VectorRegression"]
 

@@ -16,12 +16,10 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from apfed_attacks.ballots import Asked, asked, own_votes, votes_read, why_no_votes
-from apfed_attacks.columns import FloatArray, own_columns
+from apfed_attacks.columns import FloatArray, beside, own_columns, own_votes
 from apfed_attacks.features.regression import FeatureAttack, Regression
-from apfed_attacks.fusion import beside
 from apfed_attacks.interface import Guess
-from apfed_attacks.view import AdversaryView, Role
+from apfed_attacks.view import AdversaryView, Asked, Role, asked, votes_read, why_no_votes
 
 __all__ = ["VoteRegression"]
 

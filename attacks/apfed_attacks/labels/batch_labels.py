@@ -23,9 +23,8 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from apfed_attacks.interface import Guess, Prediction
-from apfed_attacks.labels.completion import LabelProbe
+from apfed_attacks.labels.completion import LabelProbe, name_clusters_by_priors
 from apfed_attacks.labels.label_gradients import gradients_over_time, why_no_gradients
-from apfed_attacks.metrics import name_clusters_by_priors
 from apfed_attacks.view import AdversaryView
 from secure_apfed.seeds import seeded
 

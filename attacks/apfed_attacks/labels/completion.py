@@ -3,7 +3,7 @@
 Shared by the attacks on labels. Attacks, baselines and references get the same probes, the
 same labels and the same standardisation; only their columns differ. Each probe is reported by
 itself: nothing here chooses among them. How released columns are used together with own ones says
-`apfed_attacks.fusion`.
+`apfed_attacks.columns`.
 
 Letters: N rows, n of them with known labels, U the others, F columns, K classes.
 """
@@ -23,12 +23,18 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.neural_network import MLPClassifier
 from torch import Tensor
 
-from apfed_attacks.columns import ColumnAttack, FloatArray, why_nothing_to_read
-from apfed_attacks.fusion import TRUST, beside, corrected
-from apfed_attacks.interface import AttackError, Guess, Prediction, Target
-from apfed_attacks.metrics import name_clusters_by_priors
-from apfed_attacks.repeated import guessed_once
-from apfed_attacks.view import AdversaryView, Role
+from apfed_attacks.columns import (
+    TRUST,
+    ColumnAttack,
+    FloatArray,
+    beside,
+    corrected,
+    guessed_once,
+    why_nothing_to_read,
+)
+from apfed_attacks.interface import Guess, Prediction, Target
+from apfed_attacks.labels.completion import name_clusters_by_priors
+from apfed_attacks.view import AdversaryView, AttackError, Role
 
 __all__ = [
     "PROBES",

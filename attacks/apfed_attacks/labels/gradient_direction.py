@@ -18,8 +18,7 @@ from torch import Tensor
 from apfed_attacks.interface import Guess, Prediction
 from apfed_attacks.labels.completion import LabelProbe
 from apfed_attacks.labels.label_gradients import gradients_over_time, why_no_gradients
-from apfed_attacks.reading import Observed
-from apfed_attacks.view import AdversaryView
+from apfed_attacks.view import AdversaryView, Observed
 
 __all__ = ["GradientDirection"]
 

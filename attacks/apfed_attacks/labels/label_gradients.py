@@ -18,8 +18,7 @@ from torch import Tensor
 
 from apfed_attacks.interface import Guess
 from apfed_attacks.labels.completion import LabelProbe, guess_labels
-from apfed_attacks.reading import Observed, first_and_last, gradients, mean
-from apfed_attacks.view import AdversaryView
+from apfed_attacks.view import AdversaryView, Observed, first_and_last, gradients, mean
 from secure_apfed.exchange import Kind
 
 __all__ = ["LabelGradients", "gradient_epochs", "gradients_over_time", "why_no_gradients"]

@@ -13,12 +13,15 @@ from typing import ClassVar
 
 import torch
 
-from apfed_attacks.fusion import beside
+from apfed_attacks.columns import beside
 from apfed_attacks.interface import Guess
-from apfed_attacks.labels.completion import LabelProbe, guess_labels, why_no_label_moves
-from apfed_attacks.labels.own_network import fresh_columns
-from apfed_attacks.reading import first_and_last, representations
-from apfed_attacks.view import AdversaryView
+from apfed_attacks.labels.completion import (
+    LabelProbe,
+    fresh_columns,
+    guess_labels,
+    why_no_label_moves,
+)
+from apfed_attacks.view import AdversaryView, first_and_last, representations
 
 __all__ = ["ModelCompletion"]
 

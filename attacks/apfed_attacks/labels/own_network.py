@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from apfed_attacks.columns import own_columns
-from apfed_attacks.interface import AttackError
-from apfed_attacks.view import AdversaryView
+from apfed_attacks.view import AdversaryView, AttackError
 from secure_apfed.seeds import seeded
 
 __all__ = ["OwnNetwork", "fresh_columns", "in_parts"]

@@ -15,8 +15,14 @@ from typing import Any, ClassVar
 
 from apfed_attacks.interface import Guess, Prediction
 from apfed_attacks.labels.completion import LabelProbe, guess_labels
-from apfed_attacks.reading import Observed, first_and_last, mean, pseudo_labels, requests
-from apfed_attacks.view import AdversaryView
+from apfed_attacks.view import (
+    AdversaryView,
+    Observed,
+    first_and_last,
+    mean,
+    pseudo_labels,
+    requests,
+)
 
 __all__ = ["PseudoLabels"]
 

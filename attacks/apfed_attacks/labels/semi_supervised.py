@@ -23,19 +23,18 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from apfed_attacks.columns import own_columns
-from apfed_attacks.fusion import beside
-from apfed_attacks.interface import AttackError, Guess, Prediction
+from apfed_attacks.columns import beside, own_columns
+from apfed_attacks.interface import Guess, Prediction
 from apfed_attacks.labels.completion import (
     LabelProbe,
+    OwnNetwork,
     guess_labels,
+    in_parts,
     known_labels,
     why_no_label_moves,
 )
 from apfed_attacks.labels.label_gradients import gradients_over_time, why_no_gradients
-from apfed_attacks.labels.own_network import OwnNetwork, in_parts
-from apfed_attacks.reading import latest
-from apfed_attacks.view import AdversaryView
+from apfed_attacks.view import AdversaryView, AttackError, latest
 from secure_apfed.seeds import derive_seed, seeded
 
 __all__ = ["MixMatch", "SemiSupervised"]

@@ -17,11 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from apfed_attacks.ballots import Asked, asked, own_votes
-from apfed_attacks.columns import FloatArray
+from apfed_attacks.columns import FloatArray, own_votes
 from apfed_attacks.interface import Guess, Prediction
 from apfed_attacks.labels.completion import LabelProbe, guess_labels, known_labels
-from apfed_attacks.view import AdversaryView, KnownRows
+from apfed_attacks.view import AdversaryView, Asked, KnownRows, asked
 
 __all__ = ["ShownLabels"]
 

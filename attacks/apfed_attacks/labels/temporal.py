@@ -20,8 +20,7 @@ from torch import Tensor
 from apfed_attacks.columns import own_columns
 from apfed_attacks.interface import Guess
 from apfed_attacks.labels.completion import LabelProbe, guess_labels, why_no_label_moves
-from apfed_attacks.reading import released_positions, representations
-from apfed_attacks.view import AdversaryView
+from apfed_attacks.view import AdversaryView, released_positions, representations
 
 __all__ = ["Temporal"]
 

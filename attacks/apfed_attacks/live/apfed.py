@@ -15,10 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from apfed_attacks.interface import AttackError
-from apfed_attacks.live.session import LiveSession
+from apfed_attacks.live.runs import ALL_RULES, Lenient, LiveSession, Rule, unbound
 from apfed_attacks.live.strategy import Answering
-from apfed_attacks.live.unprotected import ALL_RULES, Lenient, Rule, unbound
+from apfed_attacks.view import AttackError
 from apfed_protocols.errors import LocalProtocolError
 from apfed_protocols.sums import PlainSum
 from apfed_protocols.sums.fixed_point import clip_rows

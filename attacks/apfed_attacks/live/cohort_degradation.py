@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from apfed_attacks.interface import AttackError
+from apfed_attacks.view import AttackError
 
 __all__ = ["CohortDegradation"]
 

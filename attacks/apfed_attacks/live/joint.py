@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from apfed_attacks.live.session import LiveSession
+from apfed_attacks.live.runs import LiveSession
 from apfed_attacks.live.strategy import Answering
 from secure_apfed.config import Config
 from secure_apfed.contract import RepresentationTerms

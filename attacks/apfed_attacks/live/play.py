@@ -1,6 +1,6 @@
 """Plays malicious attacks in live runs and scores them like any other.
 
-Run by: the experimenter, who plays all parties (see `apfed_attacks.live.apfed`).
+Run by: the experimenter, who plays all parties (see `apfed_attacks.live.runs`).
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -11,12 +11,10 @@ from torch import Tensor
 
 from apfed_attacks.columns import own_columns
 from apfed_attacks.interface import AttackResult
-from apfed_attacks.live.apfed import LiveRun
-from apfed_attacks.live.joint import JointRun
+from apfed_attacks.live.runs import ALL_RULES, JointRun, LiveRun, Rule
 from apfed_attacks.live.strategy import ActiveAttack, AnsweringAttack
-from apfed_attacks.live.unprotected import ALL_RULES, Rule
+from apfed_attacks.run import Trial
 from apfed_attacks.scoring import not_applicable
-from apfed_attacks.trial import Trial
 from apfed_attacks.view import Played
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.config import Config

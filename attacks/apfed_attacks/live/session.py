@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 from torch import Tensor
 
-from apfed_attacks.interface import AttackError
+from apfed_attacks.view import AttackError
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.exchange import Script

@@ -17,8 +17,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from apfed_attacks.interface import Attack, AttackError, Target
-from apfed_attacks.view import AdversaryView, Behaviour, Knowledge, Role
+from apfed_attacks.interface import Attack, Target
+from apfed_attacks.view import AdversaryView, AttackError, Behaviour, Knowledge, Role
 from secure_apfed.contract import RepresentationTerms
 
 __all__ = [
@@ -246,7 +246,7 @@ def why_not_played(attack: Attack, view: AdversaryView) -> str | None:
         return f"{view.description}: passives contribute no gradients of objectives of their own"
     return (
         "this run was recorded while every party kept to the protocol; a malicious attack is "
-        "played in a live run (apfed_attacks.live.play)"
+        "played in a live run (apfed_attacks.live.runs)"
     )
 
 

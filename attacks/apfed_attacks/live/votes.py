@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from apfed_attacks.live.session import LiveSession
+from apfed_attacks.live.runs import LiveSession
 from apfed_attacks.recorded import exchange_of
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData

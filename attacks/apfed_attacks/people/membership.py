@@ -22,7 +22,7 @@ from scipy.stats import norm
 from torch import Tensor, nn
 
 from apfed_attacks.interface import Attack, Guess, Prediction, Target
-from apfed_attacks.people.shadow import Shadows, halves
+from apfed_attacks.people.membership import Shadows, halves
 from apfed_attacks.view import AdversaryView, Role
 from secure_apfed.models import encoder_and_head
 from secure_apfed.seeds import shuffled

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state
 
-from apfed_attacks.interface import AttackError
+from apfed_attacks.view import AttackError
 from secure_apfed.seeds import derive_seed, seeded
 
 if TYPE_CHECKING:

@@ -33,8 +33,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
-from apfed_attacks.candidates import reveal_candidates
-from apfed_attacks.people.shadow import Shadows, halves
+from apfed_attacks.people.membership import Shadows, halves
+from apfed_attacks.recorded import reveal_candidates
 from apfed_attacks.view import Candidates
 from apfed_experiments.bench.rows import (
     Bench,

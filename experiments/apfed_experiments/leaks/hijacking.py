@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from apfed_attacks.features.hijack import FeatureSpaceHijack, Hijack, ReversedHijack
 from apfed_attacks.interface import AttackResult
-from apfed_attacks.live.play import play_active, play_passive
+from apfed_attacks.live.runs import play_active, play_passive
 from apfed_attacks.run import mount
 from apfed_attacks.view import Knowledge
 from apfed_experiments.drawing import drawing

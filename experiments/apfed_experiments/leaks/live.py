@@ -21,18 +21,14 @@ from apfed_attacks.features.contrastive_inversion import Question, explain_sums
 from apfed_attacks.features.decoder_extraction import DecoderExtraction
 from apfed_attacks.features.isolation import Isolation
 from apfed_attacks.interface import AttackResult
-from apfed_attacks.live.apfed import LiveRun
-from apfed_attacks.live.cohort_degradation import CohortDegradation
-from apfed_attacks.live.play import play_from
-from apfed_attacks.live.strategy import people_to_ask
+from apfed_attacks.live.runs import ALL_RULES, LiveRun, Rule, play_from
+from apfed_attacks.live.strategy import CohortDegradation, people_to_ask
 from apfed_attacks.live.stuffing import Tables, play_stuffing
-from apfed_attacks.live.unprotected import ALL_RULES, Rule
-from apfed_attacks.metrics import explained
 from apfed_attacks.people.id_stuffing import IdStuffing
-from apfed_attacks.reading import batches
 from apfed_attacks.recorded import reveal_features, truth_of, view_of
 from apfed_attacks.run import mount
-from apfed_attacks.view import Budget, Knowledge, Played
+from apfed_attacks.scoring import explained
+from apfed_attacks.view import Budget, Knowledge, Played, batches
 from apfed_experiments.finished import read_finished_run
 from apfed_experiments.summary import Interval, Row
 from apfed_protocols.errors import RemoteProtocolError
