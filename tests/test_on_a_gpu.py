@@ -16,9 +16,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from apfed_attacks import ATTACKS, trial, view
+from apfed_attacks import ATTACKS, view
+from apfed_attacks import run as mounting
 from apfed_attacks.interface import AttackResult
-from apfed_attacks.live.play import play, play_active, play_passive
+from apfed_attacks.live.runs import play, play_active, play_passive
 from apfed_attacks.live.strategy import ActiveAttack, AnsweringAttack
 from apfed_attacks.people.id_stuffing import IdStuffing
 from apfed_attacks.run import mount
@@ -308,8 +309,8 @@ IN_A_RUN: Mapping[str, tuple[Any, str, Any]] = {
 }
 IN_AN_ATTACK: Mapping[str, tuple[Any, str, Any]] = {
     "a view left behind": (view, "_placed", lambda values, device: values),
-    "another GPU": (trial, "find_device", lambda choice: DEVICES[0]),
-    "the CPU": (trial, "find_device", lambda choice: torch.device("cpu")),
+    "another GPU": (mounting, "find_device", lambda choice: DEVICES[0]),
+    "the CPU": (mounting, "find_device", lambda choice: torch.device("cpu")),
 }
 
 

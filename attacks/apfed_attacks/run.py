@@ -4,22 +4,63 @@ Run by: the experimenter, who holds the recording of all parties.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import cache
 
+import numpy as np
 import torch
 from pydantic import ValidationError
+from sklearn import config_context
+from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]  # no annotations
 from torch import Tensor
 
 from apfed_attacks import ATTACKS
-from apfed_attacks.interface import Attack, AttackResult, Guess
-from apfed_attacks.trial import Trial
+from apfed_attacks.interface import Attack, AttackResult, Guess, Prediction
+from apfed_attacks.live.strategy import AnsweringAttack
+from apfed_attacks.people.averaged_membership import AveragedMembership
+from apfed_attacks.recorded import (
+    class_priors,
+    exchange_of,
+    reveal_candidates,
+    reveal_encoder,
+    reveal_features,
+    reveal_labels,
+    reveal_people,
+    reveal_public,
+    trained_alike,
+    truth_of,
+    view_of,
+)
+from apfed_attacks.scoring import Truth, not_applicable, score
+from apfed_attacks.view import (
+    AdversaryView,
+    AttackError,
+    Budget,
+    Knowledge,
+    Played,
+    positions_seen,
+)
 from secure_apfed.config import AttackChoice
 from secure_apfed.config.problems import describe
 from secure_apfed.errors import ConfigError
+from secure_apfed.learning.compute import find_device
 from secure_apfed.runs.recording import Recording
-from secure_apfed.seeds import undisturbed
+from secure_apfed.seeds import shuffled, undisturbed
 from secure_apfed.settings import unknown_name
+from secure_apfed.tasks import TASKS
 
-__all__ = ["ALL", "expand", "full_suite", "headlines", "mount", "prepare"]
+__all__ = [
+    "ALL",
+    "NoDecoyError",
+    "Trial",
+    "exchanged",
+    "expand",
+    "full_suite",
+    "headlines",
+    "mount",
+    "prepare",
+    "with_decoys",
+]
 
 ALL = "all"
 """The name that stands for every attack, as in `attacks: all`."""
@@ -144,3 +185,241 @@ def _pairs(attack: Attack, recording: Recording) -> Iterator[tuple[tuple[str, ..
                 # Parties of one role exchange nothing with each other.
                 if victim not in of_role:
                     yield parties, victim
+
+
+# One attack by one adversary on one victim: what it is told, its guess, and its score.
+#
+# Run by: the experimenter, who holds the recording of all parties.
+
+
+@cache
+def _libraries() -> ThreadpoolController:
+    """What computes in threads; looked up once, since it reads the list of all loaded libraries."""
+    return ThreadpoolController()
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One attack by one adversary on one victim.
+
+    Attributes:
+        attack, recording: what is mounted on what.
+        parties: the adversary, and those that collude with it; victim: who holds what it is after.
+        seed: of the known rows and of the attack.
+        opened: step -> (B, D) sums as the active decoded them, instead of those recorded.
+        device: where the attack computes; by default where the run did.
+        on_score: told of a result that applies, with the guess that it scores.
+        played: what the adversary played in place of its part.
+    """
+
+    attack: Attack
+    recording: Recording
+    parties: tuple[str, ...]
+    victim: str
+    _: KW_ONLY
+    seed: int
+    opened: Mapping[int, Tensor] | None = None
+    device: torch.device | None = None
+    on_score: Callable[[AttackResult, Guess], None] | None = None
+    played: Played | None = None
+
+    def result(self) -> AttackResult:
+        """Attack and score, or say why not."""
+        attack = self.attack
+        view = self.view(self.ignorance())
+        other_task = TASKS[self.recording.config.task].not_attacked.get(attack.target)
+        if other_task is not None:
+            reason = f"task is {self.recording.config.task}: {other_task}"
+            return not_applicable(attack, view, reason, self.seed)
+        outcome: str | tuple[AttackResult, Guess]
+        try:
+            knowledge, truth = self.known()
+            view = self.view(knowledge)
+            outcome = attack.why_not(view) or self._scored(view, truth)
+        except AttackError as error:
+            outcome = attack.why_not(view) or str(error)
+        if isinstance(outcome, str):
+            return not_applicable(attack, view, outcome, self.seed)
+        result, guess = outcome
+        if self.on_score is not None:
+            self.on_score(result, guess)
+        return result
+
+    def _scored(self, view: AdversaryView, truth: Truth) -> tuple[AttackResult, Guess]:
+        guess = self._guess(view)
+        return score(self.attack, view, guess, truth, self.seed), guess
+
+    def _guess(self, view: AdversaryView) -> Guess:
+        # Small fits get slower with more threads, and their sums would differ.
+        with _libraries().limit(limits=1), config_context(skip_parameter_validation=True):
+            guess = self.attack.run(view, self.seed)
+            decoy = exchanged(view, self.seed) if self.attack.exchangeable else None
+            if decoy is None:
+                return guess
+            try:
+                return with_decoys(guess, self.attack.run(decoy, self.seed))
+            except NoDecoyError:
+                raise
+            except AttackError:
+                return guess  # what the attack found is told, whatever becomes of its decoy
+
+    def view(self, knowledge: Knowledge) -> AdversaryView:
+        """What these parties saw, and what they know besides."""
+        return view_of(
+            self.recording,
+            self.parties,
+            knowledge=knowledge,
+            behaviour=self.attack.behaviour,
+            budget=Budget(iterations=self.attack.iterations, device=self._device),
+            opened=self.opened,
+            played=self.played,
+        )
+
+    @property
+    def _device(self) -> torch.device:
+        return self.device or find_device(self.recording.config.train.device)
+
+    def ignorance(self) -> Knowledge:
+        """What the adversary knows where it is told nothing."""
+        return Knowledge(classes=len(self.recording.data.classes), victim=self.victim)
+
+    def known(self) -> tuple[Knowledge, Truth]:
+        """What the adversary is told, and what its guess will be compared with."""
+        knowledge, truth = self._known()
+        return knowledge.to(self._device), truth
+
+    def _known(self) -> tuple[Knowledge, Truth]:
+        attack, recording = self.attack, self.recording
+        if isinstance(attack, AveragedMembership):
+            return self._of_average(attack)
+        if attack.target == "membership":
+            candidates, members = reveal_candidates(recording, attack.candidates, self.seed)
+            knowledge = Knowledge(
+                classes=len(recording.data.classes),
+                victim=self.victim,
+                candidates=candidates,
+                architecture=recording.config.model,
+            )
+            return knowledge, Truth.of_members(members, classes=knowledge.classes)
+        truth = truth_of(recording, self.victim)
+        knowledge = Knowledge(
+            classes=truth.classes,
+            victim=self.victim,
+            labels=reveal_labels(recording, attack.labels_per_class, self.seed),
+            priors=class_priors(truth) if attack.priors else None,
+            shadow=reveal_features(recording, self.victim, attack.shadow_rows, self.seed),
+            encoder=reveal_encoder(recording, self.victim) if attack.white_box else None,
+            public=self._public(),
+        )
+        return knowledge, truth
+
+    def _of_average(self, attack: AveragedMembership) -> tuple[Knowledge, Truth]:
+        recording, victim, seed = self.recording, self.victim, self.seed
+        if exchange_of(recording.config).opens != "weights":
+            raise AttackError("the parties average no weights")
+        candidates, members = reveal_people(
+            recording, self.parties[0], victim, attack.candidates, seed, attack.strangers
+        )
+        knowledge = Knowledge(
+            classes=len(recording.data.classes), victim=victim, candidates=candidates,
+            alike=trained_alike(recording, seed),
+        )  # fmt: skip
+        return knowledge, Truth.of_members(members, classes=knowledge.classes)
+
+    def _public(self) -> Mapping[str, Tensor]:
+        """Outsiders whom the adversary knows wholly, where its attack needs some."""
+        if not isinstance(self.attack, AnsweringAttack):
+            return {}
+        names = (*self.parties, self.victim)
+        return reveal_public(self.recording, names, self.attack.people, self.seed)
+
+
+# Decoys: the same attack on the same releases, each attributed to another row.
+#
+# Run by: the experimenter, beside every attack. What an attack reaches has a part that is luck and
+# a part that is the mere number of its variants: columns of noise beside the own features make a
+# probe better or worse by chance, and of many such probes the best looks good. A decoy has the same
+# luck and knows nothing of any row: all that was released is there, exchanged between the rows.
+# Where releases are independent of all that the adversary has, an attack and its decoys are
+# exchangeable, so the expected advantage is exactly 0, whatever the attack (a permutation test;
+# Good, 2005, Permutation, Parametric, and Bootstrap Tests of Hypotheses, Section 1.2). Where they
+# are a function of what it has, they say nothing new either, but exchanging them breaks that tie,
+# too; baselines that compute such functions are the attack's to give.
+
+
+class NoDecoyError(AttackError):
+    """What should be an attack's decoy is the attack itself."""
+
+
+def exchanged(view: AdversaryView, seed: int) -> AdversaryView | None:
+    """Return `view` with every release attributed to another row; None if it shows no two rows.
+
+    The order is the same in all epochs. Exchanged among themselves are rows of which as much was
+    seen: people whom a malicious adversary asked about; rows that trained, which got gradients or
+    pseudo-labels, or of which a sum was opened; and the others, which are test rows; of each,
+    people whom the victim holds and those whom it does not. So a decoy speaks of the same rows.
+    """
+    observed, answered = positions_seen(view)
+    asked = observed[:0] if view.played is None else view.played.notes.get("people", observed[:0])
+    groups = {
+        "asked": asked.unique(),
+        "answered": _without(answered, asked),
+        "others": _without(observed, torch.cat([asked, answered])),
+    }
+    every = torch.cat(list(groups.values()))
+    if len(every) < 2:
+        return None
+    stands_for = torch.arange(int(every.max()) + 1)
+    for name, group in groups.items():
+        held_N = view.holds(view.knowledge.victim, group)
+        for part, rows in ((name, group[held_N]), (f"{name}, not held", group[~held_N])):
+            order = shuffled(rows, seed, "attacks", "decoy", part)
+            stands_for[order] = order.roll(1)  # so that of two rows or more none keeps its own
+    return replace(view, stands_for=stands_for)
+
+
+def _without(positions: Tensor, others: Tensor) -> Tensor:
+    return positions[~torch.isin(positions, others)]
+
+
+def with_decoys(guess: Guess, decoy: Guess) -> Guess:
+    """Return `guess` with what the attack guessed from exchanged releases as its decoys.
+
+    Where rows are missing from some epochs the two may be about different rows; those that both
+    guess are kept.
+
+    Raises:
+        NoDecoyError: exchanging the releases changed nothing, so that the decoys would hide all
+            that the attack found.
+    """
+    if _same(guess, decoy):
+        raise NoDecoyError(
+            "exchanging releases between rows changes nothing: either all rows' are the same, or "
+            "the attack reads them other than by apfed_attacks.view"
+        )
+    common_N = torch.isin(guess.positions, decoy.positions)
+    positions = guess.positions[common_N]
+    order = decoy.positions.argsort()
+    found = order[torch.searchsorted(decoy.positions[order], positions)]
+
+    def kept(predictions: Mapping[str, Prediction], rows: Tensor) -> dict[str, Prediction]:
+        return {
+            name: Prediction(prediction.values[rows.numpy()], prediction.clusters)
+            for name, prediction in predictions.items()
+        }
+
+    return Guess(
+        positions=positions,
+        attacks=kept(guess.attacks, common_N),
+        baselines=kept(guess.baselines, common_N),
+        references=kept(guess.references, common_N),
+        decoys=kept(decoy.attacks, found),
+    )
+
+
+def _same(guess: Guess, decoy: Guess) -> bool:
+    return torch.equal(guess.positions, decoy.positions) and all(
+        np.array_equal(prediction.values, decoy.attacks[name].values, equal_nan=True)
+        for name, prediction in guess.attacks.items()
+        if name in decoy.attacks
+    )

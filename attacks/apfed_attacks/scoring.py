@@ -4,37 +4,214 @@ Run by: the experimenter. The only module besides `apfed_attacks.recorded` that 
 """
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.metrics import roc_auc_score
+from scipy.optimize import linear_sum_assignment
+from scipy.special import softmax
+from scipy.stats import rankdata
+from sklearn.metrics import confusion_matrix, recall_score, roc_auc_score, roc_curve
+from torch import Tensor
+from torch.nn import functional
 
-from apfed_attacks.interface import Attack, AttackError, AttackResult, Guess, Prediction, Target
-from apfed_attacks.metrics import (
-    explained,
-    macro_auc,
-    mean_recall,
-    name_clusters_by_truth,
-    peak_ratio,
-    receiver_curve,
-    structural_similarity,
-    true_positives_at,
-)
-from apfed_attacks.recorded import Truth
-from apfed_attacks.risk import risk_of_features, risk_of_labels, risk_of_membership
-from apfed_attacks.view import AdversaryView
+from apfed_attacks.interface import Attack, AttackResult, Guess, Prediction, Target
+from apfed_attacks.view import AdversaryView, AttackError
+from secure_apfed.data import UNLABELLED
 
-__all__ = ["DECOY", "SCALES", "Scale", "not_applicable", "score"]
+__all__ = [
+    "DECOY",
+    "SCALES",
+    "Scale",
+    "Truth",
+    "explained",
+    "macro_auc",
+    "mean_recall",
+    "name_clusters_by_truth",
+    "not_applicable",
+    "peak_ratio",
+    "receiver_curve",
+    "risk_of_features",
+    "risk_of_labels",
+    "risk_of_membership",
+    "score",
+    "structural_similarity",
+    "true_positives_at",
+]
 
+_WINDOW = 7
+FloatArray: TypeAlias = NDArray[np.floating[Any]]
+IntArray: TypeAlias = NDArray[np.int64]
+Array: TypeAlias = NDArray[Any]
 DECOY = ", decoy"
 """Behind a variant's name: its decoy."""
-
 Figures: TypeAlias = Mapping[str, float | None]
-Array: TypeAlias = NDArray[Any]
+
+
+# Figures that scikit-learn lacks or splits: names of clusters, AUC over the classes present, R^2,
+# PSNR, true positives at a low false positive rate.
+
+
+def macro_auc(scores_NK: FloatArray, labels_N: IntArray) -> float | None:
+    """Return the mean one-vs-rest AUC over the classes that occur; None if only one does.
+
+    By ranks (Mann-Whitney), all classes at once: this runs for every variant of every attack.
+    """
+    is_class_NK = labels_N[:, None] == np.arange(scores_NK.shape[1])
+    inside_K = is_class_NK.sum(axis=0)
+    outside_K = len(labels_N) - inside_K
+    defined_K = (inside_K > 0) & (outside_K > 0)
+    if not defined_K.any():
+        return None
+    ranks_K = np.where(is_class_NK, rankdata(scores_NK, axis=0), 0).sum(axis=0)
+    wins_K = (ranks_K - inside_K * (inside_K + 1) / 2)[defined_K]
+    return float((wins_K / (inside_K * outside_K)[defined_K]).mean())
+
+
+def mean_recall(guessed_N: IntArray, labels_N: IntArray) -> float:
+    """Return the mean recall of the classes that occur (balanced accuracy).
+
+    By counts: scikit-learn's checks take longer than all else that is measured of a variant.
+    """
+    _, class_N, count_K = np.unique(labels_N, return_inverse=True, return_counts=True)
+    hits_K = np.bincount(class_N, weights=guessed_N == labels_N)
+    return float((hits_K / count_K).mean())
+
+
+def name_clusters_by_truth(scores_NK: FloatArray, labels_N: IntArray) -> FloatArray:
+    """Return the columns in the order of classes that maximises accuracy (clustering accuracy).
+
+    This is the usual convention (Hungarian matching on the confusion matrix; Xie et al.,
+    Unsupervised Deep Embedding, 2016). It uses the truth: an upper bound on what an
+    adversary reaches that can name its K clusters, for instance by one label each.
+    """
+    classes = range(scores_NK.shape[1])
+    confusion_KK = confusion_matrix(labels_N, scores_NK.argmax(axis=1), labels=list(classes))
+    _, cluster_of_class = linear_sum_assignment(-confusion_KK)
+    return scores_NK[:, cluster_of_class]
+
+
+def explained(guess_NF: FloatArray, truth_NF: FloatArray) -> float | None:
+    """Return R^2 over all features together: 1 - squared error / squared distance to the mean.
+
+    A feature counts by its variance, so constant features (an image's dark corners) count
+    nothing. None where nothing varies.
+    """
+    spread = float(np.square(truth_NF - truth_NF.mean(axis=0)).sum())
+    return 1 - float(np.square(guess_NF - truth_NF).sum()) / spread if spread else None
+
+
+def peak_ratio(guess_NF: FloatArray, truth_NF: FloatArray) -> float | None:
+    """Return the PSNR in decibels for the range of the truth; None where it is unbounded."""
+    mse = float(np.square(guess_NF - truth_NF).mean())
+    peak = float(truth_NF.max() - truth_NF.min())
+    return 10 * math.log10(peak**2 / mse) if mse and peak else None
+
+
+def structural_similarity(guess_NF: FloatArray, truth_N: FloatArray) -> float | None:
+    """Return the mean SSIM of images (N, channels, height, width) over windows of 7 x 7.
+
+    None where the truth is no image, has a side below the window, or does not vary.
+    """
+    span = float(truth_N.max() - truth_N.min()) if truth_N.size else 0.0
+    if truth_N.ndim != 4 or min(truth_N.shape[2:]) < _WINDOW or not span:
+        return None
+    truth = torch.from_numpy(truth_N)
+    guess = torch.from_numpy(guess_NF).reshape(truth.shape).to(truth.dtype)
+    mean_g, mean_t, square_g, square_t, product = _window_means(
+        guess, truth, guess * guess, truth * truth, guess * truth
+    )
+    # Wang et al. 2004, Image Quality Assessment, Eq. (13)
+    c1, c2 = (0.01 * span) ** 2, (0.03 * span) ** 2
+    squares_g, squares_t, both = mean_g.pow(2), mean_t.pow(2), mean_g * mean_t
+    varied = (square_g - squares_g).clamp(min=0.0) + (square_t - squares_t).clamp(min=0.0)
+    alike = (2 * both + c1) * (2 * (product - both) + c2)
+    return float((alike / ((squares_g + squares_t + c1) * (varied + c2))).flatten(1).mean(1).mean())
+
+
+def _window_means(*images: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The mean of the window around each pixel, by channel; edges are reflected."""
+    channels, edge = images[0].shape[1], _WINDOW // 2
+    padded = functional.pad(torch.cat(images), (edge,) * 4, mode="reflect")
+    window = torch.ones((channels, 1, _WINDOW, _WINDOW), dtype=padded.dtype) / _WINDOW**2
+    return functional.conv2d(padded, window, groups=channels).chunk(len(images))
+
+
+def receiver_curve(scores_N: FloatArray, members_N: NDArray[np.bool_]) -> list[tuple[float, float]]:
+    """Return the corners (false positive rate, true positive rate) of the ROC, ascending."""
+    false, true, _ = roc_curve(members_N, scores_N)
+    return list(zip(false.tolist(), true.tolist(), strict=True))
+
+
+def true_positives_at(curve: Sequence[tuple[float, float]], false_rate: float) -> float:
+    """Return the highest true positive rate at a false positive rate of at most `false_rate`."""
+    return max(true for false, true in curve if false <= false_rate)
+
+
+# How unevenly an attack hurts: by class or group, and the tenth of the people it hurts most.
+#
+# Run by: the scorer. An average hides people: an attack that is useless on most rows and sure about
+# a few harms those few.
+#
+# Letters: N scored rows, K classes, F features.
+
+
+def risk_of_labels(scores_NK: Array, labels_N: Array) -> dict[str, float]:
+    """Recall of each class that occurs, and precision on the rows the attack is surest of.
+
+    "surest decile" is what the adversary can choose for itself: the tenth of the rows (at least
+    one) whose best score is furthest above its second, after a softmax.
+    """
+    guessed_N = scores_NK.argmax(axis=1)
+    present = np.unique(labels_N)
+    recalls = recall_score(labels_N, guessed_N, labels=present, average=None, zero_division=0)
+    ordered_NK = np.sort(softmax(np.nan_to_num(scores_NK), axis=1), axis=1)
+    surest = np.argsort(ordered_NK[:, -2] - ordered_NK[:, -1], kind="stable")[: _decile(labels_N)]
+    by_class = {
+        f"recall of class {label}": float(r) for label, r in zip(present, recalls, strict=True)
+    }
+    return {
+        **by_class,
+        "precision on the surest decile": float((guessed_N == labels_N)[surest].mean()),
+    }
+
+
+def risk_of_features(guess_NF: Array, truth_NF: Array) -> dict[str, float]:
+    """Share of the variance that the attack recovers on the tenth of the rows it recovers best.
+
+    Needs the truth to find these rows: it says what some people risk, not whom the adversary
+    would pick.
+    """
+    error_N = np.square(guess_NF - truth_NF).sum(axis=1)
+    spread_N = np.square(truth_NF - truth_NF.mean(axis=0)).sum(axis=1)
+    best = np.argsort(error_N - spread_N, kind="stable")[: _decile(truth_NF)]
+    spread = float(spread_N[best].sum())
+    return {"r2 on the best decile": 1 - float(error_N[best].sum()) / spread} if spread else {}
+
+
+def risk_of_membership(scores_N: Array, members_N: Array) -> dict[str, float]:
+    """AUC of aligned and of unaligned members, each against all rows that did not train.
+
+    Args:
+        scores_N: of membership, (n,).
+        members_N: whether a row trained, and whether it was aligned, (n, 2).
+    """
+    trained_N, aligned_N = members_N[:, 0], members_N[:, 1]
+    groups = {"aligned": trained_N & aligned_N, "unaligned": trained_N & ~aligned_N}
+    return {
+        f"auc of {name} members": float(
+            roc_auc_score(group_N[group_N | ~trained_N], scores_N[group_N | ~trained_N])
+        )
+        for name, group_N in groups.items()
+        if group_N.any()
+    }
+
+
+def _decile(rows_N: Array) -> int:
+    return math.ceil(len(rows_N) / 10)
 
 
 def _measure_labels(prediction: Prediction, labels_N: Array) -> Figures:
@@ -90,6 +267,39 @@ def _curve_membership(prediction: Prediction, members_N: Array) -> list[tuple[fl
 
 def _risk_membership(prediction: Prediction, members_N: Array) -> Mapping[str, float]:
     return risk_of_membership(prediction.values[:, 0], members_N)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Truth:
+    """What the scorer compares with.
+
+    Attributes:
+        classes: K; 0 where labels are numbers.
+        labels: (A,) int64 by alignment position, or such numbers; `UNLABELLED` where nobody knows
+            one, so that no guess there can be right or wrong.
+        trained: (T,) int64 alignment positions of the training rows, ascending; those that the
+            victim holds.
+        features: party -> (A, ...) by alignment position; NaN where it does not hold the person.
+        members: (n, 2) bool: whether each candidate of an attack on membership trained the
+            model, and whether it was aligned.
+    """
+
+    classes: int
+    labels: Tensor
+    trained: Tensor
+    features: Mapping[str, Tensor]
+    members: Tensor = field(default_factory=lambda: torch.empty(0, 2, dtype=torch.bool))
+
+    @property
+    def labelled(self) -> Tensor:
+        """Those of `trained` with a label: the only ones that labels are drawn and scored from."""
+        return self.trained[self.labels[self.trained] != UNLABELLED]
+
+    @classmethod
+    def of_members(cls, members: Tensor, *, classes: int) -> "Truth":
+        """The truth about candidates alone."""
+        nothing = torch.empty(0, dtype=torch.int64)
+        return cls(classes, nothing, nothing, {}, members)
 
 
 @dataclass(frozen=True)

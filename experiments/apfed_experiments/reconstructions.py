@@ -16,7 +16,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from apfed_attacks.interface import AttackResult, Guess
-from apfed_attacks.recorded import Truth
+from apfed_attacks.scoring import Truth
 from secure_apfed.errors import CheckpointError
 from secure_apfed.files import read_bytes
 from secure_apfed.runs.folder import write_atomically

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from apfed_attacks.candidates import reveal_people, trained_alike
-from apfed_attacks.interface import AttackError
+from apfed_attacks.recorded import reveal_people, trained_alike
 from apfed_attacks.run import mount
+from apfed_attacks.view import AttackError
 from secure_apfed.config import AttackChoice
 from secure_apfed.runs.recording import Recording
 from secure_apfed.runs.run import run

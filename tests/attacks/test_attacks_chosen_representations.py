@@ -4,9 +4,7 @@ import pytest
 import torch
 
 from apfed_attacks.features.chosen_representations import ChosenRepresentations
-from apfed_attacks.live.apfed import LiveRun
-from apfed_attacks.live.play import play
-from apfed_attacks.live.unprotected import ALL_RULES
+from apfed_attacks.live.runs import ALL_RULES, LiveRun, play
 from apfed_attacks.recorded import reveal_features, view_of
 from apfed_attacks.run import mount
 from apfed_attacks.view import Knowledge, Played

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from apfed_attacks.interface import AttackError
-from apfed_attacks.live.cohort_degradation import CohortDegradation
+from apfed_attacks.live.strategy import CohortDegradation
+from apfed_attacks.view import AttackError
 
 
 def test_only_the_cohort_is_pulled_towards_the_others() -> None:

@@ -7,10 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from apfed_attacks.features.contrastive_inversion import Question, contrastive_sum, explain_sums
-from apfed_attacks.interface import AttackError
 from apfed_attacks.recorded import truth_of, view_of
 from apfed_attacks.run import mount
-from apfed_attacks.view import Agreed, Knowledge
+from apfed_attacks.view import Agreed, AttackError, Knowledge
 from secure_apfed.config import AttackChoice
 from secure_apfed.exchange import Kind, TensorSpec, unpack
 from secure_apfed.objectives import contrastive_loss

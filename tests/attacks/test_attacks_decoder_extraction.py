@@ -2,10 +2,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from apfed_attacks.features.decoder_extraction import DecoderExtraction, _procrustes
 from apfed_attacks.features.regression import Regression
-from apfed_attacks.live.play import play
+from apfed_attacks.live.runs import play
 from apfed_attacks.run import mount
 from secure_apfed.config import AttackChoice
 from tests.attacks.live_runs import TWO_TABLES, live_config
@@ -38,7 +39,7 @@ def test_a_feature_that_is_the_same_in_all_pairs_stays_there_and_spoils_no_other
     x_NF[:12, 2] = 0.5
     shadow_N = np.arange(30) < 12
     turn_FF = np.linalg.qr(draw.normal(size=(4, 4)))[0]
-    regress = Regression(x_NF[:12], shadow_N, hidden=4, iterations=1, seed=0)
+    regress = Regression(torch.arange(30), x_NF[:12], shadow_N, hidden=4, iterations=1, seed=0)
     found = _procrustes(regress, 3 * x_NF @ turn_FF + 7)
     assert np.abs(found - x_NF[12:])[:, [0, 1, 3]].max() < 1e-12
     assert np.abs(found[:, 2] - 0.5).max() < 1e-12

@@ -9,13 +9,18 @@ import torch
 from torch import Tensor
 
 from apfed_attacks import ATTACKS
-from apfed_attacks.decoys import exchanged, with_decoys
 from apfed_attacks.interface import Guess, Prediction
-from apfed_attacks.reading import gradients, released_positions, representations
 from apfed_attacks.recorded import view_of
+from apfed_attacks.run import Trial, exchanged, with_decoys
 from apfed_attacks.scoring import DECOY
-from apfed_attacks.trial import Trial
-from apfed_attacks.view import AdversaryView, Knowledge, Played
+from apfed_attacks.view import (
+    AdversaryView,
+    Knowledge,
+    Played,
+    gradients,
+    released_positions,
+    representations,
+)
 from secure_apfed.exchange import Kind
 
 

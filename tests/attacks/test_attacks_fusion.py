@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
-from apfed_attacks.fusion import TRUST, beside, corrected
+from apfed_attacks.columns import TRUST, beside, corrected
 from apfed_attacks.run import mount
 from secure_apfed.config import AttackChoice
 

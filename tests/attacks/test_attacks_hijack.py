@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from apfed_attacks.features.hijack import Beside, FeatureSpaceHijack, Hijack
-from apfed_attacks.live.joint import JointRun
-from apfed_attacks.live.play import play_active
+from apfed_attacks.live.runs import JointRun, play_active
 from apfed_attacks.run import mount
 from apfed_attacks.scoring import DECOY
 from apfed_protocols.errors import RemoteProtocolError

@@ -5,10 +5,10 @@ from typing import Any, Literal
 
 import pytest
 
-from apfed_attacks.interface import AttackError
 from apfed_attacks.live.stuffing import Tables, play_stuffing
 from apfed_attacks.people.id_stuffing import IdStuffing
 from apfed_attacks.run import mount
+from apfed_attacks.view import AttackError
 from secure_apfed.alignment.records import AlignmentHistory
 from secure_apfed.config import AttackChoice
 from secure_apfed.settings.alignment import AlignmentSettings

@@ -5,9 +5,7 @@ import pytest
 from torch import Tensor
 
 from apfed_attacks.features.isolation import Isolation
-from apfed_attacks.live.apfed import LiveRun
-from apfed_attacks.live.play import play
-from apfed_attacks.live.unprotected import ALL_RULES, Rule
+from apfed_attacks.live.runs import ALL_RULES, LiveRun, Rule, play
 from apfed_attacks.recorded import reveal_features
 from apfed_attacks.view import Knowledge
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from apfed_attacks.interface import AttackError
-from apfed_attacks.live.apfed import LiveRun
+from apfed_attacks.live.runs import LiveRun
+from apfed_attacks.view import AttackError
 from apfed_protocols.errors import RemoteProtocolError
 from tests.attacks.live_runs import live_config
 

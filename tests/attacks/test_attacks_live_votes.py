@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from apfed_attacks.live.poisoned_votes import Poison, PoisonedVotes
-from apfed_attacks.live.votes import VotesRun
+from apfed_attacks.live.runs import Poison, PoisonedVotes, VotesRun
 from apfed_experiments.overlap import with_overlap
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.data import load_data

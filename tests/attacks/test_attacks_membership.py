@@ -6,12 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from apfed_attacks.candidates import reveal_candidates
-from apfed_attacks.interface import AttackError
-from apfed_attacks.metrics import receiver_curve, true_positives_at
-from apfed_attacks.people.membership import likelihood_ratio, logit_confidence
-from apfed_attacks.people.shadow import Shadows, halves
+from apfed_attacks.people.membership import Shadows, halves, likelihood_ratio, logit_confidence
+from apfed_attacks.recorded import reveal_candidates
 from apfed_attacks.run import mount
+from apfed_attacks.scoring import receiver_curve, true_positives_at
+from apfed_attacks.view import AttackError
 from secure_apfed.config import AttackChoice
 from secure_apfed.settings.training import TrainSettings
 

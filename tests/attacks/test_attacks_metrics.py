@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 from sklearn.metrics import r2_score, recall_score, roc_auc_score
 
-from apfed_attacks.metrics import (
+from apfed_attacks.labels.completion import named
+from apfed_attacks.scoring import (
     explained,
     macro_auc,
     mean_recall,
-    name_clusters_by_priors,
     name_clusters_by_truth,
     peak_ratio,
     structural_similarity,
@@ -36,8 +36,10 @@ def test_clusters_get_the_names_that_fit_the_truth_best() -> None:
 def test_clusters_get_names_by_their_sizes() -> None:
     labels = np.array([0] * 6 + [1] * 3 + [2])
     shuffled = np.eye(3)[np.array([1, 2, 0])[labels]]
-    named = name_clusters_by_priors(shuffled, np.array([0.6, 0.3, 0.1]))
-    assert (named.argmax(1) == labels).all()
+    found = named("one", shuffled, (0.6, 0.3, 0.1))
+    assert found["one named by the truth"].clusters
+    assert (found["one named by priors"].values.argmax(1) == labels).all()
+    assert list(named("one", shuffled, None)) == ["one named by the truth"]
 
 
 def test_explained_equals_scikit_learn_weighted_by_variance() -> None:

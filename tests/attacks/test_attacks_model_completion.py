@@ -3,12 +3,11 @@ from typing import Any
 import pytest
 import torch
 
-from apfed_attacks.interface import AttackError
 from apfed_attacks.labels.model_completion import ModelCompletion
 from apfed_attacks.recorded import reveal_labels, view_of
 from apfed_attacks.run import mount
 from apfed_attacks.scoring import DECOY
-from apfed_attacks.view import Knowledge, KnownRows
+from apfed_attacks.view import AttackError, Knowledge, KnownRows
 from secure_apfed.config import AttackChoice
 
 
@@ -94,7 +93,7 @@ def test_an_empty_transcript_is_said(make_recording: Any) -> None:
 
 def test_another_role_is_said(make_recording: Any) -> None:
     view = view_of(make_recording("labels"), ["active"], knowledge=Knowledge(classes=3))
-    reason = ModelCompletion().applicable(view)
+    reason = ModelCompletion().why_not(view)
     assert reason == "model_completion is mounted by the passive party, not by the active"
 
 

@@ -23,13 +23,11 @@ from apfed_attacks.features.isolation import Isolation
 from apfed_attacks.interface import AttackResult
 from apfed_attacks.labels.completion import PROBES
 from apfed_attacks.live import stuffing
-from apfed_attacks.live.apfed import LiveRun
-from apfed_attacks.live.play import play_from
+from apfed_attacks.live.runs import LiveRun, play_from
 from apfed_attacks.live.strategy import ActiveAttack, AnsweringAttack
 from apfed_attacks.people.id_stuffing import IdStuffing
-from apfed_attacks.reading import batches
-from apfed_attacks.trial import Trial
-from apfed_attacks.view import Played
+from apfed_attacks.run import Trial
+from apfed_attacks.view import Played, batches
 from secure_apfed.contract import RepresentationTerms
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.seeds import seeded

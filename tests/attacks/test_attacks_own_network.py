@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from apfed_attacks.interface import AttackError
-from apfed_attacks.labels.own_network import OwnNetwork
+from apfed_attacks.labels.completion import OwnNetwork
 from apfed_attacks.recorded import view_of
 from apfed_attacks.run import mount
-from apfed_attacks.view import Knowledge
+from apfed_attacks.view import AttackError, Knowledge
 from secure_apfed.config import AttackChoice
 
 FURTHER, FRESH = "own network, trained further", "own network, fresh weights"

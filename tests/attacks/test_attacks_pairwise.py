@@ -10,16 +10,13 @@ from torch import Tensor
 
 from apfed_attacks import ATTACKS
 from apfed_attacks.columns import own_columns
-from apfed_attacks.decoys import exchanged
 from apfed_attacks.features.hijack import ReversedHijack
-from apfed_attacks.interface import AttackError, AttackResult, Guess
-from apfed_attacks.live.apfed import LiveRun
-from apfed_attacks.live.play import play_passive
+from apfed_attacks.interface import AttackResult, Guess
+from apfed_attacks.live.runs import LiveRun, play_passive
 from apfed_attacks.live.strategy import people_to_ask
-from apfed_attacks.reading import batches
 from apfed_attacks.recorded import reveal_features, reveal_public, truth_of, view_of
-from apfed_attacks.trial import Trial
-from apfed_attacks.view import AdversaryView, Knowledge
+from apfed_attacks.run import Trial, exchanged
+from apfed_attacks.view import AdversaryView, AttackError, Knowledge, batches
 from apfed_experiments.overlap import with_overlap
 from secure_apfed.data import load_data
 from tests.attacks.live_runs import live_config

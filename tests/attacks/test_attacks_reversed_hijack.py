@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from apfed_attacks.features.hijack import Beside, Hijack, ReversedHijack
-from apfed_attacks.live.play import play_passive
+from apfed_attacks.live.runs import play_passive
 from apfed_attacks.run import mount
 from apfed_attacks.scoring import DECOY
 from secure_apfed.config import AttackChoice

@@ -5,8 +5,8 @@ import pytest
 
 from apfed_attacks import ATTACKS
 from apfed_attacks.interface import AttackResult, Guess
-from apfed_attacks.risk import risk_of_features, risk_of_labels
 from apfed_attacks.run import full_suite, mount, prepare
+from apfed_attacks.scoring import risk_of_features, risk_of_labels
 from secure_apfed.config import AttackChoice
 from secure_apfed.errors import ConfigError
 

@@ -8,8 +8,8 @@ import torch
 
 from apfed_attacks.features.unpaired_inversion import UnpairedInversion
 from apfed_attacks.recorded import reveal_features, view_of
+from apfed_attacks.run import Trial
 from apfed_attacks.scoring import DECOY
-from apfed_attacks.trial import Trial
 from apfed_attacks.view import Budget, Knowledge, KnownRows
 from secure_apfed.data import ColumnEncoding
 

@@ -5,10 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from apfed_attacks.interface import AttackError
-from apfed_attacks.reading import collect, representations
 from apfed_attacks.recorded import class_priors, reveal_features, reveal_labels, truth_of, view_of
-from apfed_attacks.view import Exchange, Knowledge
+from apfed_attacks.view import AttackError, Exchange, Knowledge, collect, representations
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.exchange import Envelope, Kind, pack
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from apfed_attacks.live.unprotected import ALL_RULES
+from apfed_attacks.live.runs import ALL_RULES
 from apfed_experiments.leaks import parts
 from apfed_experiments.leaks.parts import PARTS, play
 from apfed_experiments.leaks.sessions import (

@@ -1,7 +1,8 @@
 """The everyday names of the light distribution load, each from the module that defines it."""
 
-import apfed_protocols
 import pytest
+
+import apfed_protocols
 
 
 @pytest.mark.parametrize("name", apfed_protocols.__all__)

@@ -17,17 +17,16 @@ Letters: B batch, N rows of the epoch, D numbers of a representation.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from apfed_attacks.columns import beside
 from apfed_attacks.features.regression import FeatureAttack, Regression
-from apfed_attacks.fusion import beside
-from apfed_attacks.interface import AttackError, Guess
-from apfed_attacks.reading import Observed, batches
-from apfed_attacks.view import AdversaryView, Agreed, Role
+from apfed_attacks.interface import Guess
+from apfed_attacks.view import AdversaryView, Agreed, AttackError, Observed, batches
 from secure_apfed.objectives import contrastive_loss
 from secure_apfed.settings.objective import ContrastiveSettings
 
@@ -50,13 +49,10 @@ class ContrastiveInversion(FeatureAttack):
     sums as they are. Baselines, with the same shadow rows: their mean, and x alone.
     """
 
-    name: ClassVar[str] = "contrastive_inversion"
-    roles: ClassVar[tuple[Role, ...]] = ("active",)
+    name = "contrastive_inversion"
+    roles = ("active",)
 
     def applicable(self, view: AdversaryView) -> str | None:
-        """The active needs the sums that it decoded, of a contrastive objective."""
-        if reason := self.wrong_role(view):
-            return reason
         if view.description.opens != "gradients":
             return f"{view.description}: the active receives no sum of gradients"
         if reason := why_not_contrastive(view):
@@ -66,7 +62,6 @@ class ContrastiveInversion(FeatureAttack):
         return None
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Guess the victim's features of the rows of the last epoch that are no shadow rows."""
         sums, recovered = self._invert(view)
         positions = self.choose(view, sums.positions, seed)
         z_ND, sum_ND = (self.scaled(each.at(positions), seed) for each in (recovered, sums))
@@ -77,7 +72,7 @@ class ContrastiveInversion(FeatureAttack):
             **beside("recovered z", z_ND, x_NF),
             **beside("sums", sum_ND, x_NF),
         }
-        return regress.guess(positions, regress.on(columns), x_NF)
+        return regress.guess(regress.on(columns), {"x": x_NF})
 
     def _invert(self, view: AdversaryView) -> tuple[Observed, Observed]:
         """Return sums and recovered representations of the last epoch that has any gradient."""

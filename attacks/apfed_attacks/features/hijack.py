@@ -22,7 +22,7 @@ Letters: B batch, N rows, P outsiders, D numbers of a representation, F features
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -33,10 +33,9 @@ from torch import Tensor
 from apfed_attacks.columns import own_columns
 from apfed_attacks.features.feature_space import decoder_for, layers, simulator_for, slope_penalty
 from apfed_attacks.features.regression import ridge
-from apfed_attacks.interface import AttackError, Guess, Prediction
+from apfed_attacks.interface import Guess, Prediction
 from apfed_attacks.live.strategy import AnsweringAttack, notes_of, why_not_played
-from apfed_attacks.reading import released
-from apfed_attacks.view import AdversaryView, Knowledge, Role
+from apfed_attacks.view import AdversaryView, AttackError, Knowledge, released
 from secure_apfed.contract import RepresentationTerms
 from secure_apfed.models import Shape
 from secure_apfed.seeds import derive_seed, seeded
@@ -79,7 +78,6 @@ class HijackAttack(AnsweringAttack):
     channels: int = Field(16, ge=1)
 
     def applicable(self, view: AdversaryView) -> str | None:
-        """It needs to have been played by the adversary of this view."""
         return why_not_played(self, view)
 
     def begin(
@@ -96,7 +94,6 @@ class HijackAttack(AnsweringAttack):
         return Hijack(self, terms.shape, outsiders, beside, derive_seed(seed, self.name))
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Decode what was received of every row."""
         notes, victim = notes_of(self, view), view.knowledge.victim
         assert victim is not None
         seen = released(view, victim)
@@ -129,15 +126,14 @@ class HijackAttack(AnsweringAttack):
 class FeatureSpaceHijack(HijackAttack):
     """FSHA: a malicious active of TVFL rebuilds a passive's features."""
 
-    name: ClassVar[str] = "hijack"
-    roles: ClassVar[tuple[Role, ...]] = ("active",)
+    name = "hijack"
+    roles = ("active",)
 
     def applicable(self, view: AdversaryView) -> str | None:
-        """It needs joint training, in which it was played."""
         told = view.description
-        if view.role in self.roles and not told.returns_gradients:
+        if not told.returns_gradients:
             return f"{told}: the active returns no gradient that trains a passive's encoder"
-        if view.role in self.roles and told.opens == "representations":
+        if told.opens == "representations":
             return f"{told}: the active reads a sum of representations, and no passive's own"
         return super().applicable(view)
 
@@ -145,12 +141,11 @@ class FeatureSpaceHijack(HijackAttack):
 class ReversedHijack(HijackAttack):
     """A4: a malicious passive of APFed rebuilds the active's features."""
 
-    name: ClassVar[str] = "reversed_hijack"
-    roles: ClassVar[tuple[Role, ...]] = ("passive",)
+    name = "reversed_hijack"
+    roles = ("passive",)
 
     def applicable(self, view: AdversaryView) -> str | None:
-        """It needs a sum that trains the active's encoder, in which it was played."""
-        if view.role in self.roles and view.description.opens != "gradients":
+        if view.description.opens != "gradients":
             return f"{view.description}: no answer of a passive trains the active's encoder"
         return super().applicable(view)
 

@@ -11,8 +11,6 @@ Deviations from that paper: what is matched is h, not the prediction; rows are s
 Letters: N observed rows, B batch, D numbers of h, F the victim's features, C own columns.
 """
 
-from typing import ClassVar
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -22,8 +20,7 @@ from torch import Tensor, nn
 from apfed_attacks.columns import why_nothing_of_victim
 from apfed_attacks.features.regression import FeatureAttack, Regression
 from apfed_attacks.interface import FloatArray, Guess, Prediction
-from apfed_attacks.reading import released
-from apfed_attacks.view import AdversaryView, Role
+from apfed_attacks.view import AdversaryView, released
 from secure_apfed.seeds import seeded
 
 __all__ = ["RepresentationNetwork"]
@@ -44,9 +41,9 @@ class RepresentationNetwork(FeatureAttack):
         variance_weight: of the penalty on generated features that vary more than known ones.
     """
 
-    name: ClassVar[str] = "representation_network"
-    roles: ClassVar[tuple[Role, ...]] = ("active",)
-    white_box: ClassVar[bool] = True
+    name = "representation_network"
+    roles = ("active",)
+    white_box = True
 
     shadow_rows: int = Field(20, ge=2)
     iterations: int = Field(1_400, ge=1)
@@ -57,15 +54,13 @@ class RepresentationNetwork(FeatureAttack):
     variance_weight: float = Field(1.0, ge=0)
 
     def applicable(self, view: AdversaryView) -> str | None:
-        """The adversary needs a victim's representations, and the network that made them."""
-        reason = why_nothing_of_victim(self, view)
+        reason = why_nothing_of_victim(view)
         if reason is None and view.knowledge.encoder is None:
             victim = view.knowledge.victim
             return f"{view.name} is not told the encoder of {victim}: the recording holds none"
         return reason
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Guess the victim's features of the observed rows that are no shadow rows."""
         seen = released(view, view.knowledge.victim)
         positions = self.choose(view, seen["h"].positions, seed)
         x_NC = self.own(view, positions, seed)
@@ -78,7 +73,7 @@ class RepresentationNetwork(FeatureAttack):
             attacks[f"G(x, {name})"] = self._invert(
                 view, columns_NC, observed.at(positions), regress, 0, seed
             )
-        return regress.guess(positions, attacks, x_NC)
+        return regress.guess(attacks, {"x": x_NC})
 
     def _invert(
         self,

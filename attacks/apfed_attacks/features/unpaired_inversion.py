@@ -17,9 +17,6 @@ Deviations from that paper: these, perceptrons, standardised columns, fewer iter
 Letters: N observed rows, B batch, P public rows, D numbers of h, F the victim's features.
 """
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -29,9 +26,8 @@ from torch import Tensor
 from apfed_attacks.columns import own_columns, why_nothing_of_victim
 from apfed_attacks.features.feature_space import energy_distance, layers, slope_penalty
 from apfed_attacks.features.regression import FeatureAttack, ridge
-from apfed_attacks.interface import AttackError, FloatArray, Guess, Prediction
-from apfed_attacks.reading import released
-from apfed_attacks.view import AdversaryView, Role
+from apfed_attacks.interface import FloatArray, Guess, Prediction
+from apfed_attacks.view import AdversaryView, AttackError, released
 from secure_apfed.seeds import derive_seed, seeded, shuffled
 
 __all__ = ["Simulation", "UnpairedInversion"]
@@ -59,10 +55,10 @@ class UnpairedInversion(FeatureAttack):
         batch: rows in a step.
     """
 
-    name: ClassVar[str] = "unpaired_inversion"
-    roles: ClassVar[tuple[Role, ...]] = ("passive", "active")
+    name = "unpaired_inversion"
+    roles = ("passive", "active")
     # Beside all others a fifth of the work, so that a run is attacked within minutes.
-    suite: ClassVar[tuple[Mapping[str, Any], ...]] = ({"starts": 1, "iterations": 600},)
+    suite = ({"starts": 1, "iterations": 600},)
 
     shadow_rows: int = Field(200, ge=2)
     conditioned: bool = True
@@ -78,11 +74,9 @@ class UnpairedInversion(FeatureAttack):
     components: int = Field(64, ge=2)
 
     def applicable(self, view: AdversaryView) -> str | None:
-        """The adversary needs representations that the victim released to it."""
-        return why_nothing_of_victim(self, view)
+        return why_nothing_of_victim(view)
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Guess the victim's features of the observed rows whose features it does not have."""
         shadow = view.knowledge.shadow
         if len(shadow) < 2:
             raise AttackError(f"{view.name} has {len(shadow)} public rows; raise shadow_rows")

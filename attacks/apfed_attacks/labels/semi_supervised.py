@@ -13,9 +13,8 @@ on this network and trains both further on its own features, which is that paper
 Letters: N observed rows, F columns, D numbers of h, B batch, K classes.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -23,19 +22,18 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from apfed_attacks.columns import own_columns
-from apfed_attacks.fusion import beside
-from apfed_attacks.interface import AttackError, Guess, Prediction
+from apfed_attacks.columns import beside, own_columns
+from apfed_attacks.interface import Guess, Prediction
 from apfed_attacks.labels.completion import (
     LabelProbe,
+    OwnNetwork,
     guess_labels,
+    in_parts,
     known_labels,
     why_no_label_moves,
 )
 from apfed_attacks.labels.label_gradients import gradients_over_time, why_no_gradients
-from apfed_attacks.labels.own_network import OwnNetwork, in_parts
-from apfed_attacks.reading import latest
-from apfed_attacks.view import AdversaryView
+from apfed_attacks.view import AdversaryView, AttackError, collect, representations
 from secure_apfed.seeds import derive_seed, seeded
 
 __all__ = ["MixMatch", "SemiSupervised"]
@@ -57,8 +55,8 @@ class SemiSupervised(LabelProbe):
         own_network: read no h; train the own network further, below the head.
     """
 
-    name: ClassVar[str] = "semi_supervised"
-    suite: ClassVar[tuple[Mapping[str, Any], ...]] = (
+    name = "semi_supervised"
+    suite = (
         {"labels_per_class": 4},
         {"labels_per_class": 4, "own_network": True},
     )
@@ -81,11 +79,10 @@ class SemiSupervised(LabelProbe):
         return not self.own_network
 
     def applicable(self, view: AdversaryView) -> str | None:
-        """A passive needs recorded representations, or its own network beside them."""
         if self.own_network and view.description.opens == "representations":
-            reason = why_no_gradients(self, view)
+            reason = why_no_gradients(view)
         else:
-            reason = why_no_label_moves(self, view)
+            reason = why_no_label_moves(view)
         missing = [name for name in view.parties if name not in view.networks]
         if reason is None and self.own_network and missing:
             return (
@@ -95,15 +92,13 @@ class SemiSupervised(LabelProbe):
         return reason
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Guess the labels of the observed rows that are not known."""
         # A network needs no release: only whom it was trained on.
         summed = view.description.opens == "representations"
-        seen = gradients_over_time(view)["first epoch"] if summed else latest(view)
+        read, epochs = partial(representations, view), reversed(view.epochs)
+        seen = gradients_over_time(view)["first epoch"] if summed else collect(read, epochs)
         positions = self.choose(view, seen.positions, seed)
         x_NF = self.own(view, positions, seed)
-        guess = guess_labels(
-            view, positions, attacks={}, baselines={"x": x_NF}, references={}, seed=seed
-        )
+        guess = guess_labels(view, positions, baselines={"x": x_NF}, seed=seed)
         labels_N = known_labels(view, positions)
         if not (labels_N >= 0).any():
             raise AttackError(
@@ -111,8 +106,7 @@ class SemiSupervised(LabelProbe):
             )
         unknown_N = torch.isin(positions, guess.positions)
         match = MixMatch(self, view.knowledge.classes, seed, view.device)
-        decoys: dict[str, Tensor] = {}
-        baselines: dict[str, Tensor] = {}
+        baselines, decoys = dict[str, Tensor](), dict[str, Tensor]()
         if not view.is_decoy:
             baselines["MixMatch on x"] = match.scores(torch.from_numpy(x_NF), labels_N)
         if self.own_network:

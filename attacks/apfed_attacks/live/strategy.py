@@ -11,14 +11,14 @@ F features.
 
 from abc import abstractmethod
 from collections.abc import Collection, Mapping
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from apfed_attacks.interface import Attack, AttackError, Target
-from apfed_attacks.view import AdversaryView, Behaviour, Knowledge, Role
+from apfed_attacks.interface import Attack
+from apfed_attacks.view import AdversaryView, AttackError, Knowledge
 from secure_apfed.contract import RepresentationTerms
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "ActiveSeat",
     "Answering",
     "AnsweringAttack",
+    "CohortDegradation",
     "ask_among_decoys",
     "notes_of",
     "people_to_ask",
@@ -103,9 +104,9 @@ class ActiveAttack(Attack):
         hidden, components: of the regression, as in `FeatureAttack`.
     """
 
-    target: ClassVar[Target] = "features"
-    roles: ClassVar[tuple[Role, ...]] = ("active",)
-    behaviour: ClassVar[Behaviour] = "malicious"
+    target = "features"
+    roles = ("active",)
+    behaviour = "malicious"
 
     people: int = Field(128, ge=4)
     spread: float = Field(0.0, ge=0)
@@ -147,8 +148,8 @@ class AnsweringAttack(Attack):
         hidden: width of its networks.
     """
 
-    target: ClassVar[Target] = "features"
-    behaviour: ClassVar[Behaviour] = "malicious"
+    target = "features"
+    behaviour = "malicious"
 
     people: int = Field(2_000, ge=4)
     hidden: int = Field(256, ge=1)
@@ -240,16 +241,60 @@ def notes_of(attack: Attack, view: AdversaryView) -> Mapping[str, Tensor]:
 
 def why_not_played(attack: Attack, view: AdversaryView) -> str | None:
     """Return why this view is not one of a live run of `attack`, or None."""
-    if (reason := attack.wrong_role(view)) or _kept(attack, view) is not None:
-        return reason
+    if _kept(attack, view) is not None:
+        return None
     if isinstance(attack, ActiveAttack) and view.description.opens != "gradients":
         return f"{view.description}: passives contribute no gradients of objectives of their own"
     return (
         "this run was recorded while every party kept to the protocol; a malicious attack is "
-        "played in a live run (apfed_attacks.live.play)"
+        "played in a live run (apfed_attacks.live.runs)"
     )
 
 
 def _kept(attack: Attack, view: AdversaryView) -> Mapping[str, Tensor] | None:
     played = view.played
     return played.notes if played is not None and played.attack == attack.name else None
+
+
+# A4, cohort degradation: a malicious passive spoils the active's model for people of its choice.
+#
+# Run by: a passive that answers honest representations with kappa (z - z*), for the rows of a
+# cohort only, where z* is the mean of the other rows: the encoder is pulled to make the cohort look
+# like everybody else. It needs no knowledge but the row positions, which every passive has.
+# Integrity, not privacy: there is nothing to guess, so this is no `Attack`; compare the active's
+# accuracy on the cohort with that of an honest run.
+#
+# Letters: B batch, C people of the cohort, D numbers of a representation.
+
+
+class CohortDegradation:
+    """What the passive answers (see `apfed_attacks.live.strategy.Answering`).
+
+    Args:
+        cohort_C: alignment positions of the people.
+        strength: kappa; the sum's clip may shorten the rows.
+
+    Raises:
+        AttackError: nobody in the cohort, or a strength that is not positive.
+    """
+
+    def __init__(self, cohort_C: Tensor, *, strength: float = 1.0) -> None:
+        if not len(cohort_C) or not strength > 0:
+            raise AttackError(
+                f"a cohort has somebody and a strength above 0, got {len(cohort_C)} people and "
+                f"{strength:g}"
+            )
+        self._cohort_C, self._strength = cohort_C, strength
+
+    def answer(self, step: int, rows_B: Tensor, z_BD: Tensor) -> Tensor:
+        """Return kappa (z - z*) for the cohort's rows and zeros for the others."""
+        del step
+        inside_B = torch.isin(rows_B, self._cohort_C)
+        if not inside_B.any() or inside_B.all():
+            return torch.zeros_like(z_BD)
+        away_BD = self._strength * (z_BD - z_BD[~inside_B].mean(dim=0))
+        return torch.where(inside_B[:, None], away_BD, 0.0)
+
+    def notes(self) -> Mapping[str, Tensor]:
+        """The cohort."""
+        return {"cohort": self._cohort_C}

@@ -14,11 +14,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from apfed_attacks.interface import AttackError, AttackResult
+from apfed_attacks.interface import AttackResult
 from apfed_attacks.people.id_stuffing import IdStuffing
-from apfed_attacks.recorded import Truth
-from apfed_attacks.scoring import not_applicable, score
-from apfed_attacks.view import AdversaryView, Exchange, Knowledge, Played
+from apfed_attacks.scoring import Truth, not_applicable, score
+from apfed_attacks.view import AdversaryView, AttackError, Exchange, Knowledge, Played
 from apfed_protocols.conversation import converse
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.psi import SET_INTERSECTIONS

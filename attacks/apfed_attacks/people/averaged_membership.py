@@ -18,8 +18,7 @@ before.
 Letters: n candidates, K classes.
 """
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -28,8 +27,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from apfed_attacks.interface import Attack, Guess, Prediction, Target
-from apfed_attacks.view import AdversaryView, Role
+from apfed_attacks.interface import Attack, Guess, Prediction
+from apfed_attacks.view import AdversaryView
 
 __all__ = ["AveragedMembership"]
 
@@ -48,10 +47,10 @@ class AveragedMembership(Attack):
             "elsewhere", whom other passives trained on.
     """
 
-    name: ClassVar[str] = "averaged_membership"
-    target: ClassVar[Target] = "membership"
-    roles: ClassVar[tuple[Role, ...]] = ("active", "passive")
-    suite: ClassVar[tuple[Mapping[str, Any], ...]] = (
+    name = "averaged_membership"
+    target = "membership"
+    roles = ("active", "passive")
+    suite = (
         {"strangers": "outside"},
         {"strangers": "elsewhere"},
     )
@@ -65,9 +64,6 @@ class AveragedMembership(Attack):
         return False
 
     def applicable(self, view: AdversaryView) -> str | None:
-        """A party needs the average of weights that others trained."""
-        if reason := self.wrong_role(view):
-            return reason
         if view.description.opens != "weights":
             return f"{view.description}: no weights are averaged"
         if view.parties[0] not in view.networks:
@@ -77,7 +73,6 @@ class AveragedMembership(Attack):
         return None
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Score every candidate; the higher, the likelier the victim trained on it."""
         candidates, train = view.knowledge.candidates, view.knowledge.alike
         assert candidates is not None
         assert train is not None

@@ -12,8 +12,8 @@ from functools import cache, partial
 import torch
 from torch import Tensor, nn
 
-from apfed_attacks.candidates import reveal_candidates
-from apfed_attacks.people.shadow import Shadows, halves
+from apfed_attacks.people.membership import Shadows, halves
+from apfed_attacks.recorded import reveal_candidates
 from apfed_attacks.view import Candidates
 from apfed_experiments.bench.rows import Bench, Group, Row, interleave, median_ratio, single
 from secure_apfed.config import Config

@@ -6,8 +6,8 @@ from functools import lru_cache, partial
 import torch
 from sklearn.cluster import KMeans
 
-from apfed_attacks.live.apfed import LiveRun
-from apfed_attacks.live.cohort_degradation import CohortDegradation
+from apfed_attacks.live.runs import LiveRun
+from apfed_attacks.live.strategy import CohortDegradation
 from apfed_experiments.leaks.sessions import VICTIM, live_config, open_run
 from apfed_experiments.summary import Row, Setting
 from secure_apfed.measures import ACCURACY

@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from apfed_attacks.features.contrastive_inversion import Question, explain_sums
-from apfed_attacks.live.apfed import LiveRun
-from apfed_attacks.metrics import explained
-from apfed_attacks.reading import batches
+from apfed_attacks.live.runs import LiveRun
 from apfed_attacks.recorded import view_of
 from apfed_attacks.run import mount
-from apfed_attacks.view import Knowledge
+from apfed_attacks.scoring import explained
+from apfed_attacks.view import Knowledge, batches
 from apfed_experiments.leaks.sessions import (
     VICTIM,
     centred_cosine,

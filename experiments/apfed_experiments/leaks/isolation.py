@@ -7,8 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from apfed_attacks.features.isolation import Isolation
-from apfed_attacks.live.apfed import LiveRun
-from apfed_attacks.live.unprotected import ALL_RULES, Rule
+from apfed_attacks.live.runs import ALL_RULES, LiveRun, Rule
 from apfed_attacks.recorded import reveal_features
 from apfed_attacks.view import Knowledge
 from apfed_experiments.leaks.sessions import (

@@ -9,7 +9,7 @@ from functools import partial
 
 from apfed_attacks.features.hijack import FeatureSpaceHijack, ReversedHijack
 from apfed_attacks.interface import AttackResult
-from apfed_attacks.live.play import play_active, play_passive
+from apfed_attacks.live.runs import play_active, play_passive
 from apfed_attacks.run import mount
 from apfed_experiments.leaks.sessions import VICTIM, live_config
 from apfed_experiments.summary import Row, Setting

@@ -19,12 +19,10 @@ from torch import Tensor
 
 from apfed_attacks.features.chosen_representations import ChosenRepresentations
 from apfed_attacks.features.decoder_extraction import DecoderExtraction
-from apfed_attacks.live.apfed import LiveRun
-from apfed_attacks.live.play import play_from
+from apfed_attacks.live.runs import ALL_RULES, LiveRun, Rule, play_from
 from apfed_attacks.live.strategy import people_to_ask
-from apfed_attacks.live.unprotected import ALL_RULES, Rule
-from apfed_attacks.metrics import explained
 from apfed_attacks.recorded import reveal_features, truth_of, view_of
+from apfed_attacks.scoring import explained
 from apfed_attacks.view import Budget, Knowledge, Played
 from apfed_experiments.finished_run import read_finished_run
 from apfed_experiments.leaks.sessions import UNPROTECTED, VICTIM, features_of, open_sum, sum_for

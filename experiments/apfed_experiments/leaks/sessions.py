@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from apfed_attacks.interface import AttackResult
-from apfed_attacks.live.apfed import LiveRun
-from apfed_attacks.live.unprotected import ALL_RULES, Rule
+from apfed_attacks.live.runs import ALL_RULES, LiveRun, Rule
 from apfed_experiments.summary import Row
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data

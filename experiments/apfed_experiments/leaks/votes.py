@@ -19,8 +19,7 @@ from scipy.stats import rankdata
 from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
 
-from apfed_attacks.live.poisoned_votes import Poison, PoisonedVotes
-from apfed_attacks.live.votes import VotesRun
+from apfed_attacks.live.runs import Poison, PoisonedVotes, VotesRun
 from apfed_experiments.leaks.sessions import VICTIM
 from apfed_experiments.summary import Row, Setting
 from secure_apfed.config import Config
