@@ -19,7 +19,7 @@ from torch import Tensor
 from apfed_attacks import ATTACKS, view
 from apfed_attacks import run as mounting
 from apfed_attacks.interface import AttackResult
-from apfed_attacks.live.runs import play, play_active, play_passive
+from apfed_attacks.live.runs import play, play_answers
 from apfed_attacks.live.strategy import ActiveAttack, AnsweringAttack
 from apfed_attacks.people.id_stuffing import IdStuffing
 from apfed_attacks.run import mount
@@ -262,8 +262,7 @@ def test_an_attack_in_a_live_run_computes_on_its_device(name: str, seen: Pretend
         results = play(attack, config, victims=["passive-1"], rules=())
     else:
         assert isinstance(attack, AnsweringAttack)
-        by = play_active if method == "tvfl" else play_passive
-        results = (by(attack, config, "passive-1"),)
+        results = (play_answers(attack, config, "passive-1"),)
     _check_attack(results, seen)
 
 

@@ -41,6 +41,10 @@ class Prediction:
     values: FloatArray
     clusters: bool = False
 
+    def at(self, rows: NDArray[Any]) -> "Prediction":
+        """The same for these rows alone."""
+        return Prediction(self.values[rows], self.clusters)
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Guess:

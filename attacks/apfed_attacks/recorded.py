@@ -6,7 +6,7 @@ Run by: whoever holds the recording of all parties, which no real party does. At
 
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -30,7 +30,6 @@ from apfed_attacks.view import (
 )
 from secure_apfed.config import Config
 from secure_apfed.data import UNLABELLED, PartyTable
-from secure_apfed.exchange import Flow
 from secure_apfed.methods.alignment import positions_of, rows_among
 from secure_apfed.methods.averaging import LinearViews
 from secure_apfed.methods.multiview import MultiviewSettings, Pull
@@ -54,12 +53,6 @@ __all__ = [
     "view_of",
 ]
 
-# Adversaries that hold no table; their names say their roles.
-_ROLES: Mapping[str, Role] = {
-    "aggregator": "aggregator",
-    "eavesdropper": "eavesdropper",
-    "outsider": "outsider",
-}
 Strangers: TypeAlias = Literal["outside", "elsewhere"]
 """People who did not train at a party: of no party's training, or of another passive's."""
 
@@ -200,15 +193,17 @@ def view_of(
     Raises:
         AttackError: no party, one that the run does not have, or one named twice.
     """
-    tables = _tables(recording)
-    known = (*tables, *_ROLES)
+    tables, active = _tables(recording), recording.data.active.name
+    known = (*tables, "aggregator", "eavesdropper", "outsider")  # whoever holds a table, or none
     if not parties or len(set(parties)) != len(parties) or not set(parties) <= set(known):
         raise AttackError(
             f"an adversary is one or several of {', '.join(known)}, each once; got {list(parties)}"
         )
     members, transcript = set(parties), recording.transcript
+    first = parties[0]
+    role = "active" if first == active else "passive" if first in tables else first
     return AdversaryView(
-        role=_role(recording, parties[0]),
+        role=cast(Role, role),
         parties=tuple(parties),
         behaviour=behaviour,
         description=exchange_of(recording.config),
@@ -216,17 +211,19 @@ def view_of(
             epoch: tuple(item for item in envelopes if {item.sender, item.receiver} & members)
             for epoch, envelopes in transcript.kept.items()
         },
-        flows=tuple(flow for flow in transcript.flows if _sees(members, flow)),
-        opened=(transcript.opened if opened is None else opened)
-        if recording.data.active.name in members
-        else {},
+        flows=tuple(
+            flow
+            for flow in transcript.flows
+            if "eavesdropper" in members or {flow.sender, flow.receiver} & members
+        ),
+        opened={} if active not in members else transcript.opened if opened is None else opened,
         agreed=_agreed(recording),
         played=played,
         features=_features(recording, parties),
         labels=_labels(recording, parties),
-        held=_held(recording, tuple(tables) if recording.data.active.name in members else parties),
+        held=_held(recording, tuple(tables) if active in members else parties),
         networks=_networks(recording, members),
-        answers=_answers(recording) if parties[0] == "outsider" else None,
+        answers=_answers(recording) if first == "outsider" else None,
         knowledge=knowledge,
         budget=budget or Budget(),
     )
@@ -321,18 +318,6 @@ def _networks(recording: Recording, members: Collection[str]) -> dict[str, nn.Mo
     return {name: copy.deepcopy(network) for name, network in kept.items() if name in members}
 
 
-def _role(recording: Recording, party: str) -> Role:
-    if party == recording.data.active.name:
-        return "active"
-    if party in _tables(recording):
-        return "passive"
-    return _ROLES[party]
-
-
-def _sees(members: set[str], flow: Flow) -> bool:
-    return "eavesdropper" in members or bool({flow.sender, flow.receiver} & members)
-
-
 def _answers(recording: Recording) -> Callable[[Tensor], Tensor] | None:
     """The finished model behind an interface that answers with log-probabilities (n, K)."""
     model = recording.model
@@ -349,21 +334,11 @@ def _answers(recording: Recording) -> Callable[[Tensor], Tensor] | None:
     return ask
 
 
-# The experimenter's side of membership: who is asked about, and who of them trained.
-#
-# Run by: whoever holds the recording of all parties. Letters: n candidates.
-
-
 def reveal_candidates(recording: Recording, most: int, seed: int) -> tuple[Candidates, Tensor]:
-    """Choose equally many rows that trained the active's model and that did not, and mix them.
-
-    Args:
-        recording: of a run whose active holds labels.
-        most: rows in all, at most.
-        seed: of the choice and the order.
+    """Choose equally many rows that trained the active's model and that did not, `most` in all.
 
     Returns:
-        The candidates, and (n, 2) bool: who trained the model, and who was aligned.
+        The candidates, mixed, and (n, 2) bool: who trained the model, and who was aligned.
 
     Raises:
         AttackError: fewer than two rows with a label trained, or did not.
@@ -381,11 +356,9 @@ def reveal_candidates(recording: Recording, most: int, seed: int) -> tuple[Candi
             f"{len(trained)} rows with a label trained and {len(rest)} did not; an attack on "
             "membership needs two of each"
         )
-    inside = shuffled(trained, seed, "attacks", "members")[:count]
-    outside = shuffled(rest, seed, "attacks", "others")[:count]
-    rows = shuffled(torch.cat([inside, outside]), seed, "attacks", "candidates")
-    common = inside[:0] if aligned is None else aligned
-    members = torch.stack([torch.isin(rows, inside), torch.isin(rows, common)], dim=1)
+    (rows,), inside_n = _mixed([trained], [rest], count, seed)
+    common = rows[:0] if aligned is None else aligned
+    members = torch.stack([inside_n, torch.isin(rows, common)], dim=1)
     return Candidates(data.active.features[rows], labels_N[rows], config.train), members
 
 
@@ -394,16 +367,10 @@ def reveal_people(
 ) -> tuple[Candidates, Tensor]:
     """Choose as many people whom `victim` trained on as others, of a run whose parties share none.
 
-    Args:
-        recording: of the run.
-        adversary: its own people are not asked about.
-        victim: whose people are.
-        most: people in all, at most.
-        seed: of the choice and the order.
-        strangers: who the others are.
+    The adversary's own people are not asked about; `strangers` says who the others are.
 
     Returns:
-        The candidates, and (n, 2) bool: who trained at the victim; nobody is aligned.
+        The candidates, mixed, and (n, 2) bool: who trained at the victim; nobody is aligned.
 
     Raises:
         AttackError: fewer than two of either.
@@ -423,15 +390,21 @@ def reveal_people(
             f"{victim} trained on {len(members[1])} people, and there are {len(rest[1])} others "
             f"({strangers}); an attack on membership needs two of each"
         )
-    chosen = [
-        tuple(part[shuffled(torch.arange(len(part)), seed, "attacks", name)[:count]]
-              for part in (features_N, labels_N))
-        for name, (features_N, labels_N) in (("members", members), ("others", rest))
-    ]  # fmt: skip
-    order = shuffled(torch.arange(2 * count), seed, "attacks", "candidates")
-    features_n, labels_n = (torch.cat(parts)[order] for parts in zip(*chosen, strict=True))
-    told_n2 = torch.stack([order < count, torch.zeros_like(order, dtype=torch.bool)], dim=1)
+    (features_n, labels_n), inside_n = _mixed(members, rest, count, seed)
+    told_n2 = torch.stack([inside_n, torch.zeros_like(inside_n)], dim=1)
     return Candidates(features_n, labels_n, recording.config.train), told_n2
+
+
+def _mixed(
+    inside: Sequence[Tensor], outside: Sequence[Tensor], count: int, seed: int
+) -> tuple[list[Tensor], Tensor]:
+    """Choose `count` of both, in an order that says nothing; and which of these are inside."""
+    chosen = [
+        [part[shuffled(torch.arange(len(part)), seed, "attacks", name)[:count]] for part in parts]
+        for name, parts in (("members", inside), ("others", outside))
+    ]
+    order = shuffled(torch.arange(2 * count), seed, "attacks", "candidates")
+    return [torch.cat(parts)[order] for parts in zip(*chosen, strict=True)], order < count
 
 
 def _with_label(table: PartyTable, rows: Tensor) -> Tensor:

@@ -51,7 +51,6 @@ from secure_apfed.tasks import TASKS
 
 __all__ = [
     "ALL",
-    "NoDecoyError",
     "Trial",
     "exchanged",
     "expand",
@@ -192,10 +191,8 @@ def _pairs(attack: Attack, recording: Recording) -> Iterator[tuple[tuple[str, ..
 # Run by: the experimenter, who holds the recording of all parties.
 
 
-@cache
-def _libraries() -> ThreadpoolController:
-    """What computes in threads; looked up once, since it reads the list of all loaded libraries."""
-    return ThreadpoolController()
+# What computes in threads; looked up once, since it reads the list of all loaded libraries.
+_libraries = cache(ThreadpoolController)
 
 
 @dataclass(frozen=True)
@@ -225,29 +222,22 @@ class Trial:
 
     def result(self) -> AttackResult:
         """Attack and score, or say why not."""
-        attack = self.attack
-        view = self.view(self.ignorance())
-        other_task = TASKS[self.recording.config.task].not_attacked.get(attack.target)
-        if other_task is not None:
-            reason = f"task is {self.recording.config.task}: {other_task}"
-            return not_applicable(attack, view, reason, self.seed)
-        outcome: str | tuple[AttackResult, Guess]
+        attack, view = self.attack, self.view(self.ignorance())
+        task = self.recording.config.task
+        if (other_task := TASKS[task].not_attacked.get(attack.target)) is not None:
+            return not_applicable(attack, view, f"task is {task}: {other_task}", self.seed)
         try:
             knowledge, truth = self.known()
             view = self.view(knowledge)
-            outcome = attack.why_not(view) or self._scored(view, truth)
+            if (reason := attack.why_not(view)) is not None:
+                return not_applicable(attack, view, reason, self.seed)
+            guess = self._guess(view)
+            result = score(attack, view, guess, truth, self.seed)
         except AttackError as error:
-            outcome = attack.why_not(view) or str(error)
-        if isinstance(outcome, str):
-            return not_applicable(attack, view, outcome, self.seed)
-        result, guess = outcome
+            return not_applicable(attack, view, attack.why_not(view) or str(error), self.seed)
         if self.on_score is not None:
             self.on_score(result, guess)
         return result
-
-    def _scored(self, view: AdversaryView, truth: Truth) -> tuple[AttackResult, Guess]:
-        guess = self._guess(view)
-        return score(self.attack, view, guess, truth, self.seed), guess
 
     def _guess(self, view: AdversaryView) -> Guess:
         # Small fits get slower with more threads, and their sums would differ.
@@ -257,11 +247,10 @@ class Trial:
             if decoy is None:
                 return guess
             try:
-                return with_decoys(guess, self.attack.run(decoy, self.seed))
-            except NoDecoyError:
-                raise
+                lucky = self.attack.run(decoy, self.seed)
             except AttackError:
                 return guess  # what the attack found is told, whatever becomes of its decoy
+            return with_decoys(guess, lucky)
 
     def view(self, knowledge: Knowledge) -> AdversaryView:
         """What these parties saw, and what they know besides."""
@@ -285,74 +274,48 @@ class Trial:
 
     def known(self) -> tuple[Knowledge, Truth]:
         """What the adversary is told, and what its guess will be compared with."""
-        knowledge, truth = self._known()
-        return knowledge.to(self._device), truth
-
-    def _known(self) -> tuple[Knowledge, Truth]:
-        attack, recording = self.attack, self.recording
+        attack, recording, victim, seed = self.attack, self.recording, self.victim, self.seed
+        knowledge = self.ignorance()
         if isinstance(attack, AveragedMembership):
-            return self._of_average(attack)
-        if attack.target == "membership":
-            candidates, members = reveal_candidates(recording, attack.candidates, self.seed)
-            knowledge = Knowledge(
-                classes=len(recording.data.classes),
-                victim=self.victim,
-                candidates=candidates,
-                architecture=recording.config.model,
+            if exchange_of(recording.config).opens != "weights":
+                raise AttackError("the parties average no weights")
+            candidates, members = reveal_people(
+                recording, self.parties[0], victim, attack.candidates, seed, attack.strangers
             )
-            return knowledge, Truth.of_members(members, classes=knowledge.classes)
-        truth = truth_of(recording, self.victim)
-        knowledge = Knowledge(
-            classes=truth.classes,
-            victim=self.victim,
-            labels=reveal_labels(recording, attack.labels_per_class, self.seed),
-            priors=class_priors(truth) if attack.priors else None,
-            shadow=reveal_features(recording, self.victim, attack.shadow_rows, self.seed),
-            encoder=reveal_encoder(recording, self.victim) if attack.white_box else None,
-            public=self._public(),
-        )
-        return knowledge, truth
-
-    def _of_average(self, attack: AveragedMembership) -> tuple[Knowledge, Truth]:
-        recording, victim, seed = self.recording, self.victim, self.seed
-        if exchange_of(recording.config).opens != "weights":
-            raise AttackError("the parties average no weights")
-        candidates, members = reveal_people(
-            recording, self.parties[0], victim, attack.candidates, seed, attack.strangers
-        )
-        knowledge = Knowledge(
-            classes=len(recording.data.classes), victim=victim, candidates=candidates,
-            alike=trained_alike(recording, seed),
-        )  # fmt: skip
-        return knowledge, Truth.of_members(members, classes=knowledge.classes)
-
-    def _public(self) -> Mapping[str, Tensor]:
-        """Outsiders whom the adversary knows wholly, where its attack needs some."""
-        if not isinstance(self.attack, AnsweringAttack):
-            return {}
-        names = (*self.parties, self.victim)
-        return reveal_public(self.recording, names, self.attack.people, self.seed)
-
-
-# Decoys: the same attack on the same releases, each attributed to another row.
-#
-# Run by: the experimenter, beside every attack. What an attack reaches has a part that is luck and
-# a part that is the mere number of its variants: columns of noise beside the own features make a
-# probe better or worse by chance, and of many such probes the best looks good. A decoy has the same
-# luck and knows nothing of any row: all that was released is there, exchanged between the rows.
-# Where releases are independent of all that the adversary has, an attack and its decoys are
-# exchangeable, so the expected advantage is exactly 0, whatever the attack (a permutation test;
-# Good, 2005, Permutation, Parametric, and Bootstrap Tests of Hypotheses, Section 1.2). Where they
-# are a function of what it has, they say nothing new either, but exchanging them breaks that tie,
-# too; baselines that compute such functions are the attack's to give.
-
-
-class NoDecoyError(AttackError):
-    """What should be an attack's decoy is the attack itself."""
+            alike = trained_alike(recording, seed)
+            knowledge = replace(knowledge, candidates=candidates, alike=alike)
+            truth = Truth.of_members(members, classes=knowledge.classes)
+        elif attack.target == "membership":
+            candidates, members = reveal_candidates(recording, attack.candidates, seed)
+            model = recording.config.model
+            knowledge = replace(knowledge, candidates=candidates, architecture=model)
+            truth = Truth.of_members(members, classes=knowledge.classes)
+        else:
+            truth = truth_of(recording, victim)
+            knowledge = replace(
+                knowledge,
+                labels=reveal_labels(recording, attack.labels_per_class, seed),
+                priors=class_priors(truth) if attack.priors else None,
+                shadow=reveal_features(recording, victim, attack.shadow_rows, seed),
+                encoder=reveal_encoder(recording, victim) if attack.white_box else None,
+            )
+            if isinstance(attack, AnsweringAttack):
+                public = reveal_public(recording, (*self.parties, victim), attack.people, seed)
+                knowledge = replace(knowledge, public=public)
+        return knowledge.to(self._device), truth
 
 
 def exchanged(view: AdversaryView, seed: int) -> AdversaryView | None:
     """Return `view` with every release attributed to another row; None if it shows no two rows.
+
+    What an attack reaches has a part that is luck and a part that is the mere number of its
+    variants: columns of noise beside the own features make a probe better or worse by chance, and
+    of many such probes the best looks good. A decoy has the same luck and knows nothing of any row.
+    Where releases are independent of all that the adversary has, an attack and its decoys are
+    exchangeable, so the expected advantage is exactly 0, whatever the attack (a permutation test;
+    Good, 2005, Permutation, Parametric, and Bootstrap Tests of Hypotheses, Section 1.2). Where they
+    are a function of what it has, they say nothing new either, but exchanging them breaks that tie,
+    too; baselines that compute such functions are the attack's to give.
 
     The order is the same in all epochs. Exchanged among themselves are rows of which as much was
     seen: people whom a malicious adversary asked about; rows that trained, which got gradients or
@@ -363,8 +326,8 @@ def exchanged(view: AdversaryView, seed: int) -> AdversaryView | None:
     asked = observed[:0] if view.played is None else view.played.notes.get("people", observed[:0])
     groups = {
         "asked": asked.unique(),
-        "answered": _without(answered, asked),
-        "others": _without(observed, torch.cat([asked, answered])),
+        "answered": answered[~torch.isin(answered, asked)],
+        "others": observed[~torch.isin(observed, torch.cat([asked, answered]))],
     }
     every = torch.cat(list(groups.values()))
     if len(every) < 2:
@@ -378,10 +341,6 @@ def exchanged(view: AdversaryView, seed: int) -> AdversaryView | None:
     return replace(view, stands_for=stands_for)
 
 
-def _without(positions: Tensor, others: Tensor) -> Tensor:
-    return positions[~torch.isin(positions, others)]
-
-
 def with_decoys(guess: Guess, decoy: Guess) -> Guess:
     """Return `guess` with what the attack guessed from exchanged releases as its decoys.
 
@@ -389,24 +348,24 @@ def with_decoys(guess: Guess, decoy: Guess) -> Guess:
     guess are kept.
 
     Raises:
-        NoDecoyError: exchanging the releases changed nothing, so that the decoys would hide all
-            that the attack found.
+        AttackError: exchanging the releases changed nothing, so that the decoys would hide all that
+            the attack found.
     """
-    if _same(guess, decoy):
-        raise NoDecoyError(
+    if torch.equal(guess.positions, decoy.positions) and all(
+        np.array_equal(prediction.values, decoy.attacks[name].values, equal_nan=True)
+        for name, prediction in guess.attacks.items()
+        if name in decoy.attacks
+    ):
+        raise AttackError(
             "exchanging releases between rows changes nothing: either all rows' are the same, or "
             "the attack reads them other than by apfed_attacks.view"
         )
     common_N = torch.isin(guess.positions, decoy.positions)
-    positions = guess.positions[common_N]
-    order = decoy.positions.argsort()
+    positions, order = guess.positions[common_N], decoy.positions.argsort()
     found = order[torch.searchsorted(decoy.positions[order], positions)]
 
     def kept(predictions: Mapping[str, Prediction], rows: Tensor) -> dict[str, Prediction]:
-        return {
-            name: Prediction(prediction.values[rows.numpy()], prediction.clusters)
-            for name, prediction in predictions.items()
-        }
+        return {name: prediction.at(rows.numpy()) for name, prediction in predictions.items()}
 
     return Guess(
         positions=positions,
@@ -414,12 +373,4 @@ def with_decoys(guess: Guess, decoy: Guess) -> Guess:
         baselines=kept(guess.baselines, common_N),
         references=kept(guess.references, common_N),
         decoys=kept(decoy.attacks, found),
-    )
-
-
-def _same(guess: Guess, decoy: Guess) -> bool:
-    return torch.equal(guess.positions, decoy.positions) and all(
-        np.array_equal(prediction.values, decoy.attacks[name].values, equal_nan=True)
-        for name, prediction in guess.attacks.items()
-        if name in decoy.attacks
     )

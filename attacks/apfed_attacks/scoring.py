@@ -1,6 +1,10 @@
 """Compares what an attack guessed with the truth, beside its baselines.
 
 Run by: the experimenter. The only module besides `apfed_attacks.recorded` that handles `Truth`.
+Figures are those that scikit-learn lacks or splits; of each guess also how unevenly it hurts, since
+an average hides people: an attack that is useless on most rows and sure of a few harms those few.
+
+Letters: N scored rows, K classes, F features, n candidates.
 """
 
 import math
@@ -43,19 +47,13 @@ __all__ = [
 ]
 
 _WINDOW = 7
-FloatArray: TypeAlias = NDArray[np.floating[Any]]
-IntArray: TypeAlias = NDArray[np.int64]
 Array: TypeAlias = NDArray[Any]
 DECOY = ", decoy"
 """Behind a variant's name: its decoy."""
 Figures: TypeAlias = Mapping[str, float | None]
 
 
-# Figures that scikit-learn lacks or splits: names of clusters, AUC over the classes present, R^2,
-# PSNR, true positives at a low false positive rate.
-
-
-def macro_auc(scores_NK: FloatArray, labels_N: IntArray) -> float | None:
+def macro_auc(scores_NK: Array, labels_N: Array) -> float | None:
     """Return the mean one-vs-rest AUC over the classes that occur; None if only one does.
 
     By ranks (Mann-Whitney), all classes at once: this runs for every variant of every attack.
@@ -71,7 +69,7 @@ def macro_auc(scores_NK: FloatArray, labels_N: IntArray) -> float | None:
     return float((wins_K / (inside_K * outside_K)[defined_K]).mean())
 
 
-def mean_recall(guessed_N: IntArray, labels_N: IntArray) -> float:
+def mean_recall(guessed_N: Array, labels_N: Array) -> float:
     """Return the mean recall of the classes that occur (balanced accuracy).
 
     By counts: scikit-learn's checks take longer than all else that is measured of a variant.
@@ -81,7 +79,7 @@ def mean_recall(guessed_N: IntArray, labels_N: IntArray) -> float:
     return float((hits_K / count_K).mean())
 
 
-def name_clusters_by_truth(scores_NK: FloatArray, labels_N: IntArray) -> FloatArray:
+def name_clusters_by_truth(scores_NK: Array, labels_N: Array) -> Array:
     """Return the columns in the order of classes that maximises accuracy (clustering accuracy).
 
     This is the usual convention (Hungarian matching on the confusion matrix; Xie et al.,
@@ -94,7 +92,7 @@ def name_clusters_by_truth(scores_NK: FloatArray, labels_N: IntArray) -> FloatAr
     return scores_NK[:, cluster_of_class]
 
 
-def explained(guess_NF: FloatArray, truth_NF: FloatArray) -> float | None:
+def explained(guess_NF: Array, truth_NF: Array) -> float | None:
     """Return R^2 over all features together: 1 - squared error / squared distance to the mean.
 
     A feature counts by its variance, so constant features (an image's dark corners) count
@@ -104,14 +102,14 @@ def explained(guess_NF: FloatArray, truth_NF: FloatArray) -> float | None:
     return 1 - float(np.square(guess_NF - truth_NF).sum()) / spread if spread else None
 
 
-def peak_ratio(guess_NF: FloatArray, truth_NF: FloatArray) -> float | None:
+def peak_ratio(guess_NF: Array, truth_NF: Array) -> float | None:
     """Return the PSNR in decibels for the range of the truth; None where it is unbounded."""
     mse = float(np.square(guess_NF - truth_NF).mean())
     peak = float(truth_NF.max() - truth_NF.min())
     return 10 * math.log10(peak**2 / mse) if mse and peak else None
 
 
-def structural_similarity(guess_NF: FloatArray, truth_N: FloatArray) -> float | None:
+def structural_similarity(guess_NF: Array, truth_N: Array) -> float | None:
     """Return the mean SSIM of images (N, channels, height, width) over windows of 7 x 7.
 
     None where the truth is no image, has a side below the window, or does not vary.
@@ -140,7 +138,7 @@ def _window_means(*images: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return functional.conv2d(padded, window, groups=channels).chunk(len(images))
 
 
-def receiver_curve(scores_N: FloatArray, members_N: NDArray[np.bool_]) -> list[tuple[float, float]]:
+def receiver_curve(scores_N: Array, members_N: NDArray[np.bool_]) -> list[tuple[float, float]]:
     """Return the corners (false positive rate, true positive rate) of the ROC, ascending."""
     false, true, _ = roc_curve(members_N, scores_N)
     return list(zip(false.tolist(), true.tolist(), strict=True))
@@ -149,14 +147,6 @@ def receiver_curve(scores_N: FloatArray, members_N: NDArray[np.bool_]) -> list[t
 def true_positives_at(curve: Sequence[tuple[float, float]], false_rate: float) -> float:
     """Return the highest true positive rate at a false positive rate of at most `false_rate`."""
     return max(true for false, true in curve if false <= false_rate)
-
-
-# How unevenly an attack hurts: by class or group, and the tenth of the people it hurts most.
-#
-# Run by: the scorer. An average hides people: an attack that is useless on most rows and sure about
-# a few harms those few.
-#
-# Letters: N scored rows, K classes, F features.
 
 
 def risk_of_labels(scores_NK: Array, labels_N: Array) -> dict[str, float]:
@@ -170,21 +160,18 @@ def risk_of_labels(scores_NK: Array, labels_N: Array) -> dict[str, float]:
     recalls = recall_score(labels_N, guessed_N, labels=present, average=None, zero_division=0)
     ordered_NK = np.sort(softmax(np.nan_to_num(scores_NK), axis=1), axis=1)
     surest = np.argsort(ordered_NK[:, -2] - ordered_NK[:, -1], kind="stable")[: _decile(labels_N)]
-    by_class = {
-        f"recall of class {label}": float(r) for label, r in zip(present, recalls, strict=True)
-    }
-    return {
-        **by_class,
-        "precision on the surest decile": float((guessed_N == labels_N)[surest].mean()),
-    }
+    precision = float((guessed_N == labels_N)[surest].mean())
+    found = {f"recall of class {one}": float(r) for one, r in zip(present, recalls, strict=True)}
+    return {**found, "precision on the surest decile": precision}
 
 
-def risk_of_features(guess_NF: Array, truth_NF: Array) -> dict[str, float]:
+def risk_of_features(guess_NF: Array, truth_N: Array) -> dict[str, float]:
     """Share of the variance that the attack recovers on the tenth of the rows it recovers best.
 
     Needs the truth to find these rows: it says what some people risk, not whom the adversary
     would pick.
     """
+    truth_NF = truth_N.reshape(len(truth_N), -1)
     error_N = np.square(guess_NF - truth_NF).sum(axis=1)
     spread_N = np.square(truth_NF - truth_NF.mean(axis=0)).sum(axis=1)
     best = np.argsort(error_N - spread_N, kind="stable")[: _decile(truth_NF)]
@@ -192,41 +179,22 @@ def risk_of_features(guess_NF: Array, truth_NF: Array) -> dict[str, float]:
     return {"r2 on the best decile": 1 - float(error_N[best].sum()) / spread} if spread else {}
 
 
-def risk_of_membership(scores_N: Array, members_N: Array) -> dict[str, float]:
-    """AUC of aligned and of unaligned members, each against all rows that did not train.
-
-    Args:
-        scores_N: of membership, (n,).
-        members_N: whether a row trained, and whether it was aligned, (n, 2).
-    """
-    trained_N, aligned_N = members_N[:, 0], members_N[:, 1]
-    groups = {"aligned": trained_N & aligned_N, "unaligned": trained_N & ~aligned_N}
-    return {
-        f"auc of {name} members": float(
-            roc_auc_score(group_N[group_N | ~trained_N], scores_N[group_N | ~trained_N])
-        )
-        for name, group_N in groups.items()
-        if group_N.any()
-    }
+def risk_of_membership(scores_n: Array, members_n2: Array) -> dict[str, float]:
+    """AUC of aligned and of unaligned members, each against all rows that did not train."""
+    trained_n, aligned_n = members_n2.T
+    groups = {"aligned": trained_n & aligned_n, "unaligned": trained_n & ~aligned_n}
+    found = {}
+    for name, group_n in groups.items():
+        if group_n.any():
+            rows_n = group_n | ~trained_n
+            found[f"auc of {name} members"] = float(
+                roc_auc_score(group_n[rows_n], scores_n[rows_n])
+            )
+    return found
 
 
 def _decile(rows_N: Array) -> int:
     return math.ceil(len(rows_N) / 10)
-
-
-def _measure_labels(prediction: Prediction, labels_N: Array) -> Figures:
-    """Accuracy, balanced accuracy (mean recall of the classes that occur) and macro AUC."""
-    scores_NK = _class_scores(prediction, labels_N)
-    guessed_N = scores_NK.argmax(axis=1)
-    return {
-        "accuracy": float((guessed_N == labels_N).mean()),
-        "balanced_accuracy": mean_recall(guessed_N, labels_N),
-        "auc": macro_auc(scores_NK, labels_N),
-    }
-
-
-def _risk_labels(prediction: Prediction, labels_N: Array) -> Mapping[str, float]:
-    return risk_of_labels(_class_scores(prediction, labels_N), labels_N)
 
 
 def _class_scores(prediction: Prediction, labels_N: Array) -> Array:
@@ -235,38 +203,36 @@ def _class_scores(prediction: Prediction, labels_N: Array) -> Array:
     return prediction.values
 
 
-def _measure_features(prediction: Prediction, features_N: Array) -> Figures:
-    """Mean squared error, R^2 of all features together, PSNR in decibels; of images SSIM."""
-    features_NF = features_N.reshape(len(features_N), -1)
-    similarity = structural_similarity(prediction.values, features_N)
+def _measure_labels(scores_NK: Array, labels_N: Array) -> Figures:
+    """Accuracy, balanced accuracy (mean recall of the classes that occur) and macro AUC."""
+    guessed_N = scores_NK.argmax(axis=1)
     return {
-        "mse": float(np.square(prediction.values - features_NF).mean()),
-        "r2": explained(prediction.values, features_NF),
-        "psnr": peak_ratio(prediction.values, features_NF),
+        "accuracy": float((guessed_N == labels_N).mean()),
+        "balanced_accuracy": mean_recall(guessed_N, labels_N),
+        "auc": macro_auc(scores_NK, labels_N),
+    }
+
+
+def _measure_features(guess_NF: Array, truth_N: Array) -> Figures:
+    """Mean squared error, R^2 of all features together, PSNR in decibels; of images SSIM."""
+    truth_NF = truth_N.reshape(len(truth_N), -1)
+    similarity = structural_similarity(guess_NF, truth_N)
+    return {
+        "mse": float(np.square(guess_NF - truth_NF).mean()),
+        "r2": explained(guess_NF, truth_NF),
+        "psnr": peak_ratio(guess_NF, truth_NF),
         **({} if similarity is None else {"ssim": similarity}),
     }
 
 
-def _risk_features(prediction: Prediction, features_N: Array) -> Mapping[str, float]:
-    return risk_of_features(prediction.values, features_N.reshape(len(features_N), -1))
-
-
-def _measure_membership(prediction: Prediction, members_N: Array) -> Figures:
+def _measure_membership(scores_n: Array, members_n2: Array) -> Figures:
     """AUC, and true positive rates at false positive rates of 1 % and 0.1 %."""
-    curve = receiver_curve(prediction.values[:, 0], members_N[:, 0])
+    curve = receiver_curve(scores_n, members_n2[:, 0])
     return {
-        "auc": float(roc_auc_score(members_N[:, 0], prediction.values[:, 0])),
+        "auc": float(roc_auc_score(members_n2[:, 0], scores_n)),
         "tpr_at_1_percent_fpr": true_positives_at(curve, 0.01),
         "tpr_at_0.1_percent_fpr": true_positives_at(curve, 0.001),
     }
-
-
-def _curve_membership(prediction: Prediction, members_N: Array) -> list[tuple[float, float]]:
-    return receiver_curve(prediction.values[:, 0], members_N[:, 0])
-
-
-def _risk_membership(prediction: Prediction, members_N: Array) -> Mapping[str, float]:
-    return risk_of_membership(prediction.values[:, 0], members_N)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -308,22 +274,28 @@ class Scale:
 
     Attributes:
         metric: in which the best is chosen and the advantage measured; higher is better.
-        measure: (prediction, truth of the same rows) -> figures, `metric` among them.
+        measure: (values, truth of the same rows) -> figures, `metric` among them.
         risk: the same -> how unevenly the guess hurts.
-        curve: the same -> the ROC, where the guess is a score for one question.
+        values: (prediction, truth) -> the values of it that are judged.
+        curve: (values, truth) -> the ROC, where the guess is a score for one question.
     """
 
     metric: str
-    measure: Callable[[Prediction, Array], Figures]
-    risk: Callable[[Prediction, Array], Mapping[str, float]]
-    curve: Callable[[Prediction, Array], list[tuple[float, float]]] = lambda guess, truth: []
+    measure: Callable[[Array, Array], Figures]
+    risk: Callable[[Array, Array], Mapping[str, float]]
+    values: Callable[[Prediction, Array], Array] = lambda guess, truth: guess.values
+    curve: Callable[[Array, Array], list[tuple[float, float]]] = lambda values, truth: []
 
 
 SCALES: Mapping[Target, Scale] = {
-    "labels": Scale("balanced_accuracy", _measure_labels, _risk_labels),
-    "features": Scale("r2", _measure_features, _risk_features),
-    "membership": Scale("auc", _measure_membership, _risk_membership, _curve_membership),
-}
+    "labels": Scale("balanced_accuracy", _measure_labels, risk_of_labels, _class_scores),
+    "features": Scale("r2", _measure_features, risk_of_features),
+    "membership": Scale(
+        "auc", _measure_membership, risk_of_membership,
+        values=lambda guess, members_n2: guess.values[:, 0],
+        curve=lambda scores_n, members_n2: receiver_curve(scores_n, members_n2[:, 0]),
+    ),
+}  # fmt: skip
 
 
 def score(
@@ -341,7 +313,8 @@ def score(
     known = _known(attack, view)
     _check(attack, guess, known)
     truth_A = _actual(attack, view, truth)
-    _check_shapes(attack, guess, _columns(attack, truth, truth_A))
+    columns = {"features": math.prod(truth_A.shape[1:]), "labels": truth.classes, "membership": 1}
+    _check_shapes(attack, guess, columns[attack.target])
     told = truth.labelled if attack.target == "labels" else truth.trained
     scored_N = torch.isin(guess.positions, told).numpy()
     if attack.target == "membership":
@@ -353,15 +326,19 @@ def score(
         )
     actual = truth_A[guess.positions.numpy()[scored_N]]
     scale = SCALES[attack.target]
+
+    def values(prediction: Prediction) -> Array:
+        return scale.values(prediction.at(scored_N), actual)
+
     attacks, baselines, decoys, references = (
-        {name: dict(scale.measure(_rows(item, scored_N), actual)) for name, item in items.items()}
+        {name: dict(scale.measure(values(item), actual)) for name, item in items.items()}
         for items in (guess.attacks, guess.baselines, guess.decoys, guess.references)
     )
     # Whoever saw releases may ignore them. Of equals the attack is named, not the baseline.
     variant, best = _best({**attacks, **baselines}, scale.metric)
     without = {**baselines, **{f"{name}{DECOY}": figures for name, figures in decoys.items()}}
     baseline, floor = _best(without, scale.metric)
-    chosen = _rows({**guess.baselines, **guess.attacks}[variant], scored_N)
+    chosen = values({**guess.baselines, **guess.attacks}[variant])
     return AttackResult(
         **_who(attack, view),
         applicable=True,
@@ -391,10 +368,6 @@ def not_applicable(attack: Attack, view: AdversaryView, reason: str, seed: int) 
         counts={"known": len(_known(attack, view)), "scored": 0},
         seed=seed,
     )
-
-
-def _rows(prediction: Prediction, chosen_N: Array) -> Prediction:
-    return Prediction(prediction.values[chosen_N], prediction.clusters)
 
 
 def _who(attack: Attack, view: AdversaryView) -> dict[str, Any]:
@@ -448,13 +421,6 @@ def _check_shapes(attack: Attack, guess: Guess, columns: int) -> None:
                 f"{attack.name}, {name}: expected values of shape {expected}, "
                 f"got {item.values.shape}"
             )
-
-
-def _columns(attack: Attack, truth: Truth, truth_A: Array) -> int:
-    """Return how many values one row's guess has."""
-    if attack.target == "features":
-        return math.prod(truth_A.shape[1:])
-    return truth.classes if attack.target == "labels" else 1
 
 
 def _known(attack: Attack, view: AdversaryView) -> torch.Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from apfed_attacks.features.hijack import Beside, FeatureSpaceHijack, Hijack
-from apfed_attacks.live.runs import JointRun, play_active
+from apfed_attacks.live.runs import JointRun, play_answers
 from apfed_attacks.run import mount
 from apfed_attacks.scoring import DECOY
 from apfed_protocols.errors import RemoteProtocolError
@@ -59,7 +59,7 @@ def _config(epochs: int) -> Any:
 
 def _played(strength: float, epochs: int = 60) -> Any:
     attack = FeatureSpaceHijack(strength=strength, hidden=64, penalty=0.1, rounds=2, ahead=300)
-    return play_active(attack, _config(epochs), "passive-1", data=_data())
+    return play_answers(attack, _config(epochs), "passive-1", data=_data())
 
 
 @pytest.mark.slow

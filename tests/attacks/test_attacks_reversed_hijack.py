@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from apfed_attacks.features.hijack import Beside, Hijack, ReversedHijack
-from apfed_attacks.live.runs import play_passive
+from apfed_attacks.live.runs import play_answers
 from apfed_attacks.run import mount
 from apfed_attacks.scoring import DECOY
 from secure_apfed.config import AttackChoice
@@ -49,7 +49,7 @@ def test_without_an_answer_nothing_is_decoded() -> None:
 
 def test_it_is_played_by_a_passive_among_honest_ones() -> None:
     config = live_config("apfed_c", train={"epochs": 2})
-    result = play_passive(ReversedHijack(ahead=20, hidden=32), config, "passive-2")
+    result = play_answers(ReversedHijack(ahead=20, hidden=32), config, "passive-2")
     assert result.applicable
     assert (result.adversary, result.victim, result.role) == ("passive-2", "active", "passive")
     assert set(result.baselines) == {

@@ -1,16 +1,19 @@
-"""A live session: the real parties, links and sums, where an adversary may play a party's script.
+"""Live runs: the real parties, links and sums, where an adversary may play a party's script.
 
-Run by: the experimenter, who drives all parties. Epochs, batches and steps are those of any run
-(`secure_apfed.runs.session`); a refusal ends the session, as it ends a real one.
+Run by: the experimenter, who drives all parties and scores what the adversary reads. Epochs,
+batches and steps are those of any run (`secure_apfed.runs.session`); a refusal ends the session, as
+it ends a real one. `Rule` takes single rules of the protocol away, to show what each is good for:
+not a setting of any real run, and a protection from nobody.
 
-Letters: B batch.
+Letters: B batch, D numbers of a representation, U rows asked about by votes, n of them labelled,
+F features, K classes.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, NoReturn, TypeVar, cast
+from typing import Any, ClassVar, Generic, Literal, TypeVar, cast
 
 import numpy as np
 import torch
@@ -37,7 +40,7 @@ from apfed_protocols.sums.interface import (
 from secure_apfed.config import Config
 from secure_apfed.contract import AGGREGATOR, RepresentationTerms
 from secure_apfed.data import VerticalData, load_data
-from secure_apfed.exchange import Envelope, Kind, Links, Script, pack, unpack
+from secure_apfed.exchange import Envelope, Kind, Links, pack, unpack
 from secure_apfed.labellers import Labeller, hard
 from secure_apfed.labellers.interface import Features, Floats, Integers
 from secure_apfed.learning.checks import check_norms, check_rows, check_spread
@@ -49,7 +52,7 @@ from secure_apfed.methods.alignment import positions_of
 from secure_apfed.methods.apfed import ApfedActive, ApfedPassive
 from secure_apfed.methods.charged import pack_charged
 from secure_apfed.methods.joint import TvflActive
-from secure_apfed.methods.method import batches_of, keep_or_end
+from secure_apfed.methods.method import batches_of
 from secure_apfed.methods.sum_end import ActiveSum, Admitted, PassiveSum, SumAggregator, bind_step
 from secure_apfed.methods.terms import model_of, objective_of
 from secure_apfed.methods.votes import Ballot, VotesActive, VotesPassive
@@ -62,7 +65,6 @@ from secure_apfed.seeds import derive_seed, shuffled
 __all__ = [
     "ALL_RULES",
     "JointRun",
-    "Lenient",
     "LiveRun",
     "LiveSession",
     "Poison",
@@ -70,10 +72,8 @@ __all__ = [
     "Rule",
     "VotesRun",
     "play",
-    "play_active",
+    "play_answers",
     "play_from",
-    "play_passive",
-    "unbound",
 ]
 
 OfMethod = TypeVar("OfMethod", bound=Learner)
@@ -85,25 +85,24 @@ class LiveSession(Generic[OfMethod]):
     """Parties that are set up, and how far they have trained.
 
     Args:
-        config: of the run.
-        data: of the run, where it is loaded already.
-        role: of the active whom the session needs.
+        config: of the run; data: where it is loaded already.
         alignment: of an earlier session with the same data.
         logs: folder in which parties count what they release and answer, over all sessions of one
             run; None: this session is a run of its own.
 
     Attributes:
-        learner: the active's honest role.
+        role: of the active whom the session needs; learner: its honest role.
 
     Raises:
         AttackError: another method, or one without passives.
     """
 
+    role: type[OfMethod]
+
     def __init__(
         self,
         config: Config,
-        data: VerticalData | None,
-        role: type[OfMethod],
+        data: VerticalData | None = None,
         *,
         alignment: Mapping[str, Tensor] | None = None,
         logs: Path | None = None,
@@ -111,9 +110,10 @@ class LiveSession(Generic[OfMethod]):
         self.config = config
         self.data = data or load_data(config.data, seed=config.seed)
         self.session: Simulation = open_session(config, self.data, alignment=alignment, logs=logs)
-        if not isinstance(self.session.learner, role) or not self.session.contract.passives:
+        if not isinstance(self.session.learner, self.role) or not self.session.contract.passives:
             raise AttackError(
-                f"passives that help {role.__name__} are attacked here, not in {config.method.name}"
+                f"passives that help {self.role.__name__} are attacked here, not in "
+                f"{config.method.name}"
             )
         self.learner: OfMethod = self.session.learner
         self._epoch = self._step = 0
@@ -141,11 +141,7 @@ class LiveSession(Generic[OfMethod]):
             for rows_B in self._begin_epoch():
                 step = self._next_step()
                 before(step, rows_B)
-                self.session.play_step(step, self._script(step, rows_B))
-
-    def _script(self, step: int, rows_B: Tensor) -> Script[float]:
-        """What the active plays in a step."""
-        return self.learner.step(self.session.links, step, rows_B)
+                self.session.play_step(step, self.learner.step(self.session.links, step, rows_B))
 
     def _begin_epoch(self) -> list[Tensor]:
         self._epoch += 1
@@ -155,15 +151,6 @@ class LiveSession(Generic[OfMethod]):
     def _next_step(self) -> int:
         self._step += 1
         return self._step - 1
-
-
-# Passives without rules: what a malicious active meets where a protocol checks nothing.
-#
-# Run by: the experimenter, in live runs that show what each rule of the protocol is good for. Not a
-# setting of any real run: the networks, gradients, links and sums are the real ones, only the named
-# checks are left out. Protects from nobody.
-#
-# Letters: B batch, D numbers of a representation.
 
 
 class Rule(StrEnum):
@@ -188,26 +175,17 @@ class Rule(StrEnum):
 ALL_RULES = frozenset(Rule)
 
 
-class Lenient:
-    """What a passive accepts that keeps to `rules` only; takes the place of its `read`.
+def _keeps_to(passive: ApfedPassive, rules: frozenset[Rule]) -> None:
+    """Let a passive, honest so far, accept what keeps to these rules only."""
+    agreed = passive.weight
+    passive.sum = _LenientSum(passive.sum, rules)
 
-    Args:
-        passive: honest so far.
-        rules: that are left.
-    """
-
-    def __init__(self, passive: ApfedPassive, rules: Collection[Rule]) -> None:
-        self._passive, self._agreed, self._rules = passive, passive.weight, frozenset(rules)
-        passive.sum = _LenientSum(passive.sum, self._rules)
-        passive.read = self.read  # type: ignore[method-assign]
-
-    def read(self, message: Envelope) -> tuple[Admitted, Tensor]:
-        """Admit rows (B,) and representations (B, *shape) that keep to the rules that are left."""
-        passive, rules, sender = self._passive, self._rules, message.sender
-        terms = passive.terms
+    def read(message: Envelope) -> tuple[Admitted, Tensor]:
+        terms, sender = passive.terms, message.sender
         if Rule.NORMS not in rules:
             terms = terms.model_copy(update={"minimum_norm": 0.0, "maximum_norm": _UNBOUNDED})
-        rows_B, z_BD, meta = _parse(message, terms)
+        tensors, meta = unpack(message.payload, representation_specs(terms), sender=sender)
+        rows_B, z_BD = tensors["rows"], tensors["z"]
         if Rule.BATCH in rules:
             aligned, minimum = len(passive.trainer.features_N), passive.contract.minimum_batch
             check_rows(rows_B, aligned=aligned, minimum=minimum, sender=sender)
@@ -215,8 +193,10 @@ class Lenient:
         if Rule.SPREAD in rules:
             check_spread(z_BD, terms, sender=sender)
         asked = {} if Rule.WEIGHT in rules else meta.get("weights", {})
-        passive.weight = float(asked.get(passive.name, self._agreed))
+        passive.weight = float(asked.get(passive.name, agreed))
         return passive.sum.admit(message, rows_B), z_BD
+
+    passive.read = read  # type: ignore[method-assign]
 
 
 class _LenientSum(PassiveSum):
@@ -230,43 +210,24 @@ class _LenientSum(PassiveSum):
         self, asked: Envelope, rows_B: Tensor, *, step: int | None = None,
         counted: Tensor | None = None,
     ) -> Admitted:  # fmt: skip
-        """Let a question through, checked where the rule is left."""
         if Rule.ALLOWANCE in self._rules:
             return super().admit(asked, rows_B, step=step, counted=counted)
         self._admitted = Admitted(asked.step, rows_B, rows_B, asked.payload, asked.sender)
         return self._admitted
 
     def count(self, admitted: Admitted, digest: bytes) -> None:
-        """Count the answer, where the rule is left."""
         if Rule.ALLOWANCE in self._rules:
             super().count(admitted, digest)
 
     def binding(self, admitted: Admitted) -> StepBinding:
-        """What the contribution answers: its step alone, where the rule is gone."""
         if Rule.BINDING in self._rules:
             return super().binding(admitted)
-        return unbound(self.contract.session, admitted.step)
+        return _unbound(self.contract.session, admitted.step)
 
 
-def unbound(session: str, step: int) -> StepBinding:
+def _unbound(session: str, step: int) -> StepBinding:
     """What a contribution answers that is bound to its step only."""
     return bind_step(session, step, torch.empty(0, dtype=torch.int64), b"")
-
-
-def _parse(
-    envelope: Envelope, terms: RepresentationTerms
-) -> tuple[Tensor, Tensor, Mapping[str, Any]]:
-    """Read rows (B,), z (B, D) and metadata, whatever they are."""
-    tensors, meta = unpack(envelope.payload, representation_specs(terms), sender=envelope.sender)
-    return tensors["rows"], tensors["z"], meta
-
-
-# Live runs in which the active deviates: the real parties, links and sums, and one adversary.
-#
-# Run by: the experimenter. The passives, the aggregator and the sum are the ones of every run;
-# `rules` takes single rules of the protocol away, to show what each is good for.
-#
-# Letters: B batch, D numbers of a representation.
 
 
 @dataclass
@@ -286,14 +247,20 @@ class _Watched:
         return self.end.answer(request)
 
 
+class _NoNoise:
+    """In the place of noise that was agreed."""
+
+    def draw(self, shape: tuple[int, ...], **_: Any) -> IntArray:
+        return np.zeros(shape, dtype=np.int64)
+
+
 class LiveRun(LiveSession[ApfedActive]):
     """A session of APFed whose active an adversary can play; it is its `ActiveSeat`.
 
-    Args:
-        config: of the run; data: where it is loaded already.
-        rules: what the protocol holds the active to.
-        alignment: of an earlier session with the same data.
+    `rules` are what the protocol holds the active to.
     """
+
+    role = ApfedActive
 
     def __init__(
         self,
@@ -303,14 +270,14 @@ class LiveRun(LiveSession[ApfedActive]):
         rules: Collection[Rule] = ALL_RULES,
         alignment: Mapping[str, Tensor] | None = None,
     ) -> None:
-        super().__init__(config, data, ApfedActive, alignment=alignment)
+        super().__init__(config, data, alignment=alignment)
         self.rules = frozenset(rules)
         for passive in self._parties.values():
             if self.rules != ALL_RULES:
-                Lenient(passive, self.rules)
+                _keeps_to(passive, self.rules)
         if Rule.BINDING not in self.rules:
             session = self.session.contract.session
-            self._sum.binding = lambda step, *_: unbound(session, step)  # type: ignore[method-assign]
+            self._sum.binding = lambda step, *_: _unbound(session, step)  # type: ignore[method-assign]
         self._watch()
         self._asking = False
 
@@ -332,11 +299,24 @@ class LiveRun(LiveSession[ApfedActive]):
             passive.sum.contributor = watched  # type: ignore[assignment]  # its set-up is done
 
     def hand_over(self, passive: str, strategy: Answering) -> None:
-        """Let an adversary play this passive from now on."""
-        honest, network = self.session.helpers[passive], self.session.network
-        assert isinstance(honest, ApfedPassive)
-        script = _answer_what_it_likes(honest, network.links[passive], strategy)
-        network.replace(passive, script)
+        """Let an adversary answer representations in this passive's place from now on.
+
+        It holds what an honest one holds: its end of the sum, which clips its rows, and what it is
+        sent. It adds no noise, where some was agreed.
+        """
+        honest = self._parties[passive]
+        honest.sum = _LenientSum(honest.sum, {Rule.BINDING})
+        if honest.sum.noise is not None:
+            honest.sum.noise = _NoNoise()  # type: ignore[assignment]  # it charges nothing
+
+        def answered(message: Envelope) -> tuple[Admitted, FloatArray]:
+            specs = representation_specs(honest.terms)
+            tensors, _ = unpack(message.payload, specs, sender=message.sender)
+            rows_B, z_BD = tensors["rows"], tensors["z"]
+            answer_BD = strategy.answer(message.step, rows_B, z_BD.flatten(1)).to(z_BD)
+            return honest.sum.admit(message, rows_B), answer_BD.flatten(1).cpu().numpy()
+
+        honest.answered = answered  # type: ignore[method-assign]
 
     @property
     def trained(self) -> Tensor:
@@ -436,24 +416,38 @@ class LiveRun(LiveSession[ApfedActive]):
             self._begin_epoch()
             self._asking = True
         dtype = representation_specs(self.terms)["z"].dtype
-        question = _Question(
-            step=self._next_step(),
-            rows=rows_B,
-            z=z_BD.to(dtype),
-            instead={name: one.to(dtype) for name, one in (instead or {}).items()},
-            weights=weights or {},
-            to=[name for name in self.passives if participants is None or name in participants],
-        )
-        if len(question.to) < len(self.passives) and Rule.PARTICIPANTS not in self.rules:
-            self._sum_over(question.to)
-        script = _ask(self._sum, self.session.links, question)
-        return self.session.play_step(question.step, script)
+        meta = {"weights": dict(weights)} if weights else {}
+        asked = [name for name in self.passives if participants is None or name in participants]
+        if len(asked) < len(self.passives) and Rule.PARTICIPANTS not in self.rules:
+            self._sum_over(asked)
+        step, end, links = self._next_step(), self._sum, self.session.links
+
+        def payload(z_BD: Tensor) -> bytes:
+            return pack({"rows": rows_B, "z": z_BD.to(dtype)}, meta)
+
+        async def script() -> Tensor:
+            """It holds what an honest active holds: its end of the sum."""
+            for name in asked:
+                body = payload((instead or {}).get(name, z_BD))
+                links.send(name, Kind.REPRESENTATIONS, step, body)
+            unasked = {name: step for name in end.present if name not in asked}
+            end.left |= unasked
+            await end.read(links, step, rows_B, payload(z_BD), z_BD.flatten(1).shape[1])
+            for name in unasked:
+                del end.left[name]
+            assert end.opened is not None
+            return end.opened
+
+        return self.session.play_step(step, script())
 
     def _sum_over(self, names: Sequence[str]) -> None:
         """Set up a plain sum over just these."""
         contract, settings = self.session.contract, self.config.secure_sum
         if not sum_kind(settings).unsafe:
-            _refuse_to_simulate()
+            raise LocalProtocolError(
+                "only a plain sum can be taken over other participants than agreed; the secure "
+                "ones have no such mode"
+            )
         plain = PlainSum(
             SumAgreement(
                 session=contract.session, receiver=contract.active, combiner=AGGREGATOR,
@@ -467,166 +461,47 @@ class LiveRun(LiveSession[ApfedActive]):
             contract.model_copy(update={"passives": agreed}), plain.combiner(), rounds=1
         )
         network = self.session.network
-        network.replace(AGGREGATOR, aggregator.help(network.links[AGGREGATOR], _saves_nothing))
+        script = aggregator.help(network.links[AGGREGATOR], lambda step: pack_charged(()))
+        network.replace(AGGREGATOR, script)
         self._sum.receiver = plain.receiver()
         for name in names:
             self._parties[name].sum.contributor = plain.contributor(name)
         self._watch()
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Question:
-    """What is sent in place of the active's own representations; see `ActiveSeat.ask`."""
-
-    step: int
-    rows: Tensor
-    z: Tensor
-    instead: Mapping[str, Tensor]
-    weights: Mapping[str, float]
-    to: Sequence[str]
-
-    def payload(self, passive: str) -> bytes:
-        """What this passive gets."""
-        meta = {"weights": dict(self.weights)} if self.weights else {}
-        return pack({"rows": self.rows, "z": self.instead.get(passive, self.z)}, meta)
-
-
-async def _ask(sum_end: ActiveSum, links: Links, question: _Question) -> Tensor:
-    """A step of an active that sends what it likes; return the sum that it opens, (B, D).
-
-    It holds what an honest active holds: its end of the sum.
-    """
-    for name in question.to:
-        links.send(name, Kind.REPRESENTATIONS, question.step, question.payload(name))
-    unasked = {name: question.step for name in sum_end.present if name not in question.to}
-    sum_end.left |= unasked
-    numbers = question.z.flatten(1).shape[1]
-    await sum_end.read(links, question.step, question.rows, question.payload(""), numbers)
-    for name in unasked:
-        del sum_end.left[name]
-    assert sum_end.opened is not None
-    return sum_end.opened
-
-
-async def _answer_what_it_likes(honest: ApfedPassive, links: Links, strategy: Answering) -> None:
-    """The script of a passive that answers representations with what it likes.
-
-    It holds what an honest passive holds: its end of the sum, which clips its rows, and what it is
-    sent. It adds no noise, where some was agreed.
-    """
-    contract, active, sum_end = honest.contract, honest.contract.active, honest.sum
-    while True:
-        message = await links.receive(active, Kind.REPRESENTATIONS, Kind.CHECKPOINT, Kind.END)
-        step = message.step
-        if message.kind is not Kind.REPRESENTATIONS:
-            if not keep_or_end(message.kind, step, links, active, _saves_nothing):
-                return
-            continue
-        tensors, _ = unpack(message.payload, representation_specs(honest.terms), sender=active)
-        rows_B, z_BD = tensors["rows"], tensors["z"]
-        answer_BD = strategy.answer(step, rows_B, z_BD.flatten(1)).to(z_BD)
-        binding = bind_step(contract.session, step, rows_B, message.payload)
-        values_BD = answer_BD.flatten(1).cpu().numpy()
-        none = np.zeros(values_BD.shape, dtype=np.int64) if sum_end.noise else None
-        body = sum_end.contributor.contribute(values_BD, binding, none)
-        links.send(AGGREGATOR, Kind.CONTRIBUTION, step, body)
-        if sum_end.rounds == 2:
-            request = await links.receive(AGGREGATOR, Kind.SUM_REQUEST, step=step, patience=2)
-            answer = sum_end.contributor.answer(request.payload)
-            links.send(AGGREGATOR, Kind.SUM_ANSWER, step, answer)
-
-
-def _saves_nothing(step: int) -> bytes:
-    return pack_charged(())
-
-
-def _refuse_to_simulate() -> NoReturn:
-    raise LocalProtocolError(
-        "only a plain sum can be taken over other participants than agreed; the secure ones have "
-        "no such mode"
-    )
-
-
-# Live joint training in which the active deviates: the real passives and links of TVFL.
-#
-# Run by: the experimenter, who drives all parties. Letters: B batch.
-
-
 class JointRun(LiveSession[TvflActive]):
-    """A session of TVFL whose active an adversary can play.
+    """A session of TVFL whose active an adversary can play."""
 
-    Args:
-        config: of the run; data: where it is loaded already.
-        alignment: of an earlier session with the same data.
-    """
-
-    def __init__(
-        self,
-        config: Config,
-        data: VerticalData | None = None,
-        *,
-        alignment: Mapping[str, Tensor] | None = None,
-    ) -> None:
-        super().__init__(config, data, TvflActive, alignment=alignment)
-        self._deviation: tuple[str, Answering] | None = None
-
-    def terms(self, passive: str) -> RepresentationTerms:
-        """What a row of this passive's representations may be."""
-        return self.session.contract.passives[passive].representation
+    role = TvflActive
 
     def hand_over(self, passive: str, strategy: Answering) -> None:
-        """Let an adversary play the active, against this passive, from now on."""
-        self._deviation = passive, strategy
+        """Let an adversary play the active, against this passive, from now on.
 
-    def _script(self, step: int, rows_B: Tensor) -> Script[float]:
-        if self._deviation is None:
-            return super()._script(step, rows_B)
-        return _return_what_it_likes(
-            self.learner, self.session.links, step, rows_B, *self._deviation
-        )
+        It holds what an honest active holds, and trains and answers as one, but for the victim.
+        """
+        honest = self.learner.learn
 
+        def learn(
+            step: int, rows_B: Tensor, parts: Mapping[str, Tensor]
+        ) -> tuple[float, dict[str, bytes]]:
+            h_BD = parts[passive].clone()
+            chosen_BD = strategy.answer(step, rows_B, h_BD.flatten(1)) / len(rows_B)
+            loss, gradients = honest(step, rows_B, parts)
+            gradients[passive] = pack({"gradient": chosen_BD.reshape(h_BD.shape).to(h_BD)})
+            return loss, gradients
 
-async def _return_what_it_likes(
-    honest: TvflActive, links: Links, step: int, rows_B: Tensor, victim: str, strategy: Answering
-) -> float:
-    """A step of an active that trains and answers as an honest one does, but for the victim.
-
-    It holds what an honest active holds: its networks, and what the passives send it.
-    """
-    parts = honest.read(rows_B, await honest.ask(links, step, rows_B, learn=True))
-    h_BD = parts[victim].clone()
-    chosen_BD = strategy.answer(step, rows_B, h_BD.flatten(1)) / len(rows_B)
-    loss, gradients = honest.learn(step, rows_B, parts)
-    gradients[victim] = pack({"gradient": chosen_BD.reshape(h_BD.shape).to(h_BD)})
-    for name, payload in gradients.items():
-        links.send(name, Kind.GRADIENTS, step, payload)
-    return loss
-
-
-# Live ballots in which a party deviates: the real passives, links, sums, ledgers and counts.
-#
-# Run by: the experimenter, who drives all parties. An active asks about rows and labels of its
-# choice, as often as it is answered; a passive votes with a labeller of its own making. Both keep
-# to the form of every message.
-#
-# Letters: U rows asked about, n of them labelled, K classes.
+        self.learner.learn = learn  # type: ignore[method-assign]
 
 
 class VotesRun(LiveSession[VotesActive]):
-    """A session of votes; see `LiveSession`."""
+    """A session of votes: the real passives, links, sums, ledgers and counts.
 
-    def __init__(
-        self,
-        config: Config,
-        data: VerticalData | None = None,
-        *,
-        alignment: Mapping[str, Tensor] | None = None,
-        logs: Path | None = None,
-    ) -> None:
-        # Any opening of votes will do, and only their base is common to all.
-        role: type[VotesActive] = VotesActive  # type: ignore[type-abstract]  # never constructed
-        super().__init__(config, data, role, alignment=alignment, logs=logs)
-        self.session.transcript.begin_epoch(0)
+    An active asks about rows and labels of its choice, as often as it is answered; a passive votes
+    with a labeller of its own making. Both keep to the form of every message.
+    """
+
+    # Any opening of votes will do, and only their base is common to all.
+    role = VotesActive
 
     @property
     def ballot(self) -> Ballot:
@@ -654,12 +529,13 @@ class VotesRun(LiveSession[VotesActive]):
         if labels is not None:
             rows_U = honest.rows if rows_U is None else rows_U
             place = {position: at for at, position in enumerate(rows_U.tolist())}
-            ballot = Ballot.of(
+            self.learner.ballot = Ballot.of(
                 rows_U, Tensor([place[position] for position in labels]).long(),
                 Tensor(list(labels.values())).long(),
                 size=honest.size, shown=exchange_of(self.config).labels == "shown",
             )  # fmt: skip
-            self.learner.ballot = ballot
+        if not self._step:
+            self.session.transcript.begin_epoch(0)
         step = self._next_step()
         links = cast(Links, _AtStep(self.session.links, step))  # sends and awaits as they do
         try:
@@ -703,19 +579,12 @@ class _AtStep:
         return await self._links.receive(senders, *kinds, **others)
 
 
-# Poisoned votes: a malicious passive spoils the student of the active by what it votes.
-#
-# Run by: a passive that votes at random, for one class always, for another class wherever its own
-# features say a certain one, or for the next class everywhere. It keeps to every rule: a row of
-# votes is a row of votes. Integrity, not privacy: there is nothing to guess, so this is no
-# `Attack`; compare the active's accuracy with that of an honest run.
-#
-# Letters: U rows, n of them labelled, F features, K classes.
-
-
 @dataclass(frozen=True, kw_only=True)
 class PoisonedVotes:
-    """A labeller whose votes serve its party; hard ones, which weigh most.
+    """A labeller whose votes serve its party, a malicious passive; hard ones, which weigh most.
+
+    It keeps to every rule: a row of votes is a row of votes. Integrity, not privacy: there is
+    nothing to guess, so this is no `Attack`; compare the active's accuracy with an honest run's.
 
     Attributes:
         honest: what says whose votes to turn around.
@@ -743,24 +612,17 @@ class PoisonedVotes:
     ) -> Floats:
         honest_UK = hard(self.honest.label(features_UF, labelled_n, labels_n, classes))
         of_U = honest_UK.argmax(axis=1)
-        if self.way == "random":
-            draw = np.random.default_rng(derive_seed(self.seed, "poisoned votes"))
-            of_U = draw.integers(classes, size=len(of_U))
-        elif self.way == "constant":
-            of_U = np.zeros_like(of_U)
-        elif self.way == "flip":
-            of_U = np.where(of_U == 0, 1, of_U)
-        else:
-            of_U = (of_U + 1) % classes
-        return np.asarray(np.eye(classes)[of_U])
+        draw = np.random.default_rng(derive_seed(self.seed, "poisoned votes"))
+        votes_U = {
+            "random": draw.integers(classes, size=len(of_U)),
+            "constant": np.zeros_like(of_U),
+            "flip": np.where(of_U == 0, 1, of_U),
+            "rotate": (of_U + 1) % classes,
+        }[self.way]
+        return np.asarray(np.eye(classes)[votes_U])
 
     def statement(self) -> str:
         return self.title
-
-
-# Plays malicious attacks in live runs and scores them like any other.
-#
-# Run by: the experimenter, who plays all parties (see `apfed_attacks.live.runs`).
 
 
 def play(
@@ -812,7 +674,7 @@ def play_from(run: LiveRun, attack: ActiveAttack, victim: str, *, seed: int) -> 
     return replace(trial, played=Played(attack.name, notes)).result()
 
 
-def play_passive(
+def play_answers(
     attack: AnsweringAttack,
     config: Config,
     passive: str,
@@ -820,40 +682,19 @@ def play_passive(
     data: VerticalData | None = None,
     seed: int = 0,
 ) -> AttackResult:
-    """Train all of the config's epochs with an adversary in this passive's place; score it."""
-    run = LiveRun(config, data)
+    """Let the adversary answer what goes over this passive's link in all epochs; score it.
+
+    By the attack's role it is that passive, in APFed, or the active, in TVFL.
+    """
+    by_passive = "passive" in attack.roles
+    run = LiveRun(config, data) if by_passive else JointRun(config, data)
     active = run.data.active.name
-    return _play_answers(attack, run, passive, active, passive, run.terms, seed)
-
-
-def play_active(
-    attack: AnsweringAttack,
-    config: Config,
-    victim: str,
-    *,
-    data: VerticalData | None = None,
-    seed: int = 0,
-) -> AttackResult:
-    """Train a config of TVFL with an adversary in the active's place; score it on one passive."""
-    run = JointRun(config, data)
-    active = run.data.active.name
-    return _play_answers(attack, run, active, victim, victim, run.terms(victim), seed)
-
-
-def _play_answers(
-    attack: AnsweringAttack,
-    run: LiveRun | JointRun,
-    adversary: str,
-    victim: str,
-    passive: str,
-    terms: RepresentationTerms,
-    seed: int,
-) -> AttackResult:
-    """Let `adversary` answer what goes over the link of `passive` in all epochs; score it."""
+    adversary, victim = (passive, active) if by_passive else (active, passive)
     trial = Trial(attack, run.recording, (adversary,), victim, seed=seed)
     knowledge, truth = trial.known()
     own_AF = own_columns(trial.view(knowledge), torch.arange(len(truth.labels)))
+    terms = run.session.contract.passives[passive].representation
     strategy = attack.begin(terms, knowledge, own_AF, seed)
     run.hand_over(passive, strategy)
-    run.train(run.config.train.epochs)
+    run.train(config.train.epochs)
     return replace(trial, played=Played(attack.name, strategy.notes())).result()
