@@ -36,7 +36,7 @@ from secure_apfed.privacy import GUARDS, LABEL_MECHANISMS, GaussianGuard
 from secure_apfed.runs.recording import Recording
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
-from tests.attacks.live_runs import live_config
+from tests.attacks.recordings import live_config
 from tests.pretend_device import DEVICES, DeviceError, Pretended, pretend_gpus
 from tests.secure_apfed.small_runs import small_config
 

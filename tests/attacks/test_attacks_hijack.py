@@ -6,20 +6,17 @@ import pytest
 import torch
 from torch import nn
 
-from apfed_attacks.features.hijack import Beside, FeatureSpaceHijack, Hijack
+from apfed_attacks.features.feature_space import decoder_for, simulator_for, slope_penalty
+from apfed_attacks.features.hijack import Beside, FeatureSpaceHijack, Hijack, ReversedHijack
 from apfed_attacks.live.runs import JointRun, play_answers
-from apfed_attacks.run import mount
 from apfed_attacks.scoring import DECOY
 from apfed_protocols.errors import RemoteProtocolError
-from secure_apfed.config import AttackChoice
 from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
 from secure_apfed.exchange import Kind
 from secure_apfed.seeds import seeded
-from tests.attacks.live_runs import live_config
+from tests.attacks.recordings import live_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
-
-
 PEOPLE = 800
 
 
@@ -116,14 +113,6 @@ def test_what_others_get_is_the_honest_gradient() -> None:
     assert honest != chosen
 
 
-def test_it_is_played_in_joint_training_only(make_recording: Any) -> None:
-    choice = [AttackChoice(name="hijack")]
-    for result in mount(make_recording("nothing"), choice, seed=0):
-        assert "returns no gradient" in (result.reason or "")
-    for result in mount(make_recording("nothing", method="tvfl"), choice, seed=0):
-        assert "played in a live run" in (result.reason or "")
-
-
 def test_a_gradient_that_is_not_finite_is_refused() -> None:
     run = JointRun(_config(1), _data())
 
@@ -137,3 +126,94 @@ def test_a_gradient_that_is_not_finite_is_refused() -> None:
     run.hand_over("passive-1", Broken())
     with pytest.raises(RemoteProtocolError, match="not finite"):
         run.train(1)
+
+
+# The reversed hijack: by a passive, through a sum.
+
+
+def _explained(strength: float, steps: int) -> float:
+    """Hijack a victim that has nothing else to learn; return R^2 of what its features decode to.
+
+    One skewed feature: its distribution alone says which way up it is.
+    """
+    with seeded(0, "victim"):
+        known, secret = torch.distributions.Exponential(1.0).sample((2, 1000, 1))
+        encoder = nn.Sequential(nn.Linear(1, 32), nn.ReLU(), nn.Linear(32, 8))
+    attack = ReversedHijack(strength=strength, penalty=0.1, rounds=2, hidden=64, ahead=300)
+    nothing = Beside(known[:, :0], known[:, :0])
+    adversary = Hijack(attack, (8,), known, nothing, seed=0)
+    sgd = torch.optim.SGD(encoder.parameters(), lr=0.1)
+    for step in range(steps):
+        rows = torch.arange(64) + 64 * (step % 15)
+        z = encoder(secret[rows])
+        sgd.zero_grad()
+        (z * adversary.answer(step, rows, z)).sum().div(64).backward()
+        sgd.step()
+    decoded = adversary.decoded(encoder(secret).detach())
+    error = float((decoded - secret).square().sum())
+    return 1 - error / float((secret - secret.mean()).square().sum())
+
+
+@pytest.mark.planted("reversed_hijack")
+def test_an_encoder_that_only_hears_the_adversary_is_hijacked() -> None:
+    assert _explained(1.0, 600) > 0.8
+
+
+def test_without_an_answer_nothing_is_decoded() -> None:
+    assert _explained(1e-9, 200) < 0.3
+
+
+def test_it_is_played_by_a_passive_among_honest_ones() -> None:
+    config = live_config("apfed_c", train={"epochs": 2})
+    result = play_answers(ReversedHijack(ahead=20, hidden=32), config, "passive-2")
+    assert result.applicable
+    assert (result.adversary, result.victim, result.role) == ("passive-2", "active", "passive")
+    assert set(result.baselines) == {
+        "mean of the outsiders", "ridge on x", f"decoded h{DECOY}",
+    }  # fmt: skip
+    assert result.knowledge["public_rows"] > 20
+    assert result.counts["known"] == 0
+
+
+# Networks of a feature space of one's own: what fits what, and the penalties.
+
+
+@pytest.mark.parametrize(
+    ("features", "representation", "convolves"),
+    [
+        ((1, 28, 28), (16, 7, 7), True),
+        ((1, 8, 8), (64, 4, 4), True),
+        ((1, 14, 28), (64, 10, 24), True),
+        ((3, 9, 7), (4, 2, 3), True),
+        ((1, 2, 8), (32,), False),
+        ((23,), (32,), False),
+    ],
+)
+def test_rows_go_to_representations_and_back(
+    features: tuple[int, ...], representation: tuple[int, ...], convolves: bool
+) -> None:
+    simulator = simulator_for(features, representation, 16, 4)
+    decoder = decoder_for(features, representation, 16, 4)
+    rows = torch.randn(5, torch.Size(features).numel())
+    simulated = simulator(rows)
+    assert simulated.shape == (5, torch.Size(representation).numel())
+    assert decoder(simulated).shape == rows.shape
+    assert any(isinstance(layer, nn.Conv2d) for layer in simulator.modules()) == convolves
+
+
+def test_a_slope_costs_its_distance_from_what_is_asked() -> None:
+    one, other = torch.randn(2, 6, 3)
+
+    def judge(rows: torch.Tensor) -> torch.Tensor:
+        return 3 * rows[:, 0]
+
+    assert float(slope_penalty(judge, one, other)) == pytest.approx(4, abs=1e-5)
+    assert float(slope_penalty(judge, one, other, slope=0)) == pytest.approx(9, abs=1e-5)
+
+
+def test_no_slope_has_a_gradient_that_is_finite() -> None:
+    flat = nn.Linear(3, 1)
+    nn.init.zeros_(flat.weight)
+    slope_penalty(flat, *torch.randn(2, 6, 3), slope=0).backward()
+    assert flat.weight.grad is not None
+    assert bool(flat.weight.grad.isfinite().all())

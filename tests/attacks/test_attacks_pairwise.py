@@ -19,7 +19,7 @@ from apfed_attacks.run import Trial, exchanged
 from apfed_attacks.view import AdversaryView, AttackError, Knowledge, batches
 from apfed_experiments.overlap import with_overlap
 from secure_apfed.data import load_data
-from tests.attacks.live_runs import live_config
+from tests.attacks.recordings import live_config
 
 ROWS = 270
 SOME, OTHERS = torch.arange(0, ROWS, 3), torch.arange(1, ROWS, 3)

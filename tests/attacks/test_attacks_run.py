@@ -267,3 +267,30 @@ def test_all_stands_for_the_full_suite() -> None:
     assert expand([named, AttackChoice(name="all")]) == (named, *full_suite())
     with pytest.raises(ConfigError, match="all mounts each attack with its usual options"):
         expand([AttackChoice(name="all", options={"labels_per_class": 2})])
+
+
+def test_a_result_says_its_risk_and_who_listens_is_told(make_recording: Any) -> None:
+    told: list[tuple[AttackResult, Guess]] = []
+    results = mount(
+        make_recording("labels"),
+        [AttackChoice(name="model_completion", options={"labels_per_class": 4})],
+        seed=0,
+        on_score=lambda result, guess: told.append((result, guess)),
+    )
+    assert [result for result, _ in told] == list(results)
+    assert {f"recall of class {k}" for k in range(3)} < set(results[0].risk)
+    assert all(len(guess.positions) for _, guess in told)
+
+
+def test_the_full_suite_holds_every_attack_with_valid_options() -> None:
+    choices = full_suite()
+    assert {choice.name for choice in choices} == set(ATTACKS)
+    for choice in choices:
+        prepare(choice)
+    known = [c.options["labels_per_class"] for c in full_suite(["model_completion"])]
+    assert known == [0, 1, 4, 40]
+
+
+def test_the_suite_of_an_unknown_attack_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'temporal'"):
+        full_suite(["tempral"])
