@@ -141,7 +141,7 @@ class Case:
     name: str
     make: Make
     least: Mapping[str, float]
-    of: slice = field(default=slice(None))
+    of: slice = field(default_factory=lambda: slice(None))
     options: Mapping[str, Any] = field(default_factory=dict)
 
 

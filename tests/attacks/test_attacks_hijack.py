@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from apfed_attacks.features.feature_space import decoder_for, simulator_for, slope_penalty
-from apfed_attacks.features.hijack import Beside, FeatureSpaceHijack, Hijack, ReversedHijack
+from apfed_attacks.features.hijack import FeatureSpaceHijack, Hijack, ReversedHijack
 from apfed_attacks.live.runs import JointRun, play_answers
 from apfed_attacks.scoring import DECOY
 from apfed_protocols.errors import RemoteProtocolError
@@ -79,7 +79,7 @@ def test_own_features_say_which_way_up_a_symmetric_feature_is() -> None:
         known_x, secret_x = torch.stack([known, secret]) + torch.randn(2, 640, 1)
         encoder = nn.Sequential(nn.Linear(1, 32), nn.ReLU(), nn.Linear(32, 8))
     attack = FeatureSpaceHijack(penalty=0.1, rounds=2, hidden=64, ahead=200)
-    adversary = Hijack(attack, (8,), known, Beside(secret_x, known_x), seed=0)
+    adversary = Hijack(attack, (8,), known, secret_x, known_x, seed=0)
     sgd = torch.optim.SGD(encoder.parameters(), lr=0.1)
     for step in range(300):
         rows = torch.arange(64) + 64 * (step % 10)
@@ -140,8 +140,7 @@ def _explained(strength: float, steps: int) -> float:
         known, secret = torch.distributions.Exponential(1.0).sample((2, 1000, 1))
         encoder = nn.Sequential(nn.Linear(1, 32), nn.ReLU(), nn.Linear(32, 8))
     attack = ReversedHijack(strength=strength, penalty=0.1, rounds=2, hidden=64, ahead=300)
-    nothing = Beside(known[:, :0], known[:, :0])
-    adversary = Hijack(attack, (8,), known, nothing, seed=0)
+    adversary = Hijack(attack, (8,), known, known, known[:, :0], seed=0)
     sgd = torch.optim.SGD(encoder.parameters(), lr=0.1)
     for step in range(steps):
         rows = torch.arange(64) + 64 * (step % 15)

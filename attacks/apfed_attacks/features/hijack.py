@@ -40,7 +40,7 @@ from secure_apfed.contract import RepresentationTerms
 from secure_apfed.models import Shape
 from secure_apfed.seeds import derive_seed, seeded
 
-__all__ = ["Beside", "FeatureSpaceHijack", "Hijack", "HijackAttack", "ReversedHijack", "Space"]
+__all__ = ["FeatureSpaceHijack", "Hijack", "HijackAttack", "ReversedHijack", "Space"]
 
 _AWAY_FROM_ZERO = 2.0
 _BETAS = 0.5, 0.999  # Adam's betas: a game between two learners wants little momentum
@@ -90,8 +90,8 @@ class HijackAttack(AnsweringAttack):
         known_PF = outsiders.new_empty(len(outsiders), 0)
         if own and self.conditioned:
             known_PF = _as_own_columns(own[0], own_AF.flatten(1).shape[1])
-        beside = Beside(own_AF, known_PF)
-        return Hijack(self, terms.shape, outsiders, beside, derive_seed(seed, self.name))
+        seed = derive_seed(seed, self.name)
+        return Hijack(self, terms.shape, outsiders, own_AF, known_PF, seed)
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         notes, victim = notes_of(self, view), view.knowledge.victim
@@ -99,15 +99,12 @@ class HijackAttack(AnsweringAttack):
         seen = released(view, victim)
         positions = seen["h"].positions
         outsiders = view.knowledge.public[victim].float()
-        sent = tuple(notes["shape"].tolist())
-        space = Space(self, sent, outsiders)
+        space = Space(self, tuple(notes["shape"].tolist()), outsiders)
         space.decoder.load_state_dict({key: notes[key] for key in space.decoder.state_dict()})
-        decoded = {
-            f"decoded {name}": Prediction(
-                space.decoded(observed.at(positions).float()).double().numpy(force=True)
-            )
-            for name, observed in seen.items()
-        }
+        attacks = {}
+        for name, observed in seen.items():
+            decoded_NF = space.decoded(observed.at(positions).float())
+            attacks[f"decoded {name}"] = Prediction(decoded_NF.double().numpy(force=True))
         public_PF = outsiders.flatten(1).double().numpy(force=True)
         mean_NF = np.tile(public_PF.mean(axis=0), (len(positions), 1))
         baselines = {"mean of the outsiders": Prediction(mean_NF)}
@@ -116,11 +113,7 @@ class HijackAttack(AnsweringAttack):
             own_NC = own_columns(view, positions).double().numpy(force=True)
             own_PC = _as_own_columns(own, own_NC.shape[1]).double().numpy(force=True)
             baselines["ridge on x"] = ridge(own_PC, public_PF, own_NC)
-        return Guess(
-            positions=positions,
-            attacks=decoded,
-            baselines=baselines,
-        )
+        return Guess(positions=positions, attacks=attacks, baselines=baselines)
 
 
 class FeatureSpaceHijack(HijackAttack):
@@ -191,46 +184,30 @@ class Space:
         return (decoded_NF * self._scale + self._centre_F).clamp(self._low, self._high)
 
 
-class Beside:
-    """The adversary's own features of a row, in units of the outsiders' ones.
+class Hijack:
+    """The adversary's networks and how it answers a step.
 
     Args:
-        own_AF: by alignment position; own_PF: of the outsiders. (P, 0): none are used.
+        attack: settings.
+        sent: shape of a row of representations.
+        outsiders: (P, ...) the victim's features of people whom the adversary knows wholly.
+        own_AF: its own features by alignment position.
+        own_PF: those of the outsiders, with which the discriminator compares; (P, 0): with none.
+        seed: of networks and batches.
     """
 
-    def __init__(self, own_AF: Tensor, own_PF: Tensor) -> None:
-        self._own_AF = own_AF.flatten(1).float() if own_PF.shape[1] else None
-        self._outsiders_PF = own_PF.float()
-        self._centre_F = self._outsiders_PF.mean(dim=0)
-        self._scale = (float(self._outsiders_PF.std()) if self.size else 1.0) or 1.0
-
-    @property
-    def size(self) -> int:
-        """F."""
-        return self._outsiders_PF.shape[1]
-
-    def rows(self, positions_B: Tensor) -> Tensor:
-        """Of people in the training, by alignment position."""
-        if self._own_AF is None:
-            return self._outsiders_PF.new_empty(len(positions_B), 0)
-        return (self._own_AF[positions_B] - self._centre_F) / self._scale
-
-    def outsiders(self, rows_B: Tensor) -> Tensor:
-        """Of outsiders, by number."""
-        return (self._outsiders_PF[rows_B] - self._centre_F) / self._scale
-
-
-class Hijack:
-    """The adversary's networks and how it answers a step."""
-
     def __init__(
-        self, attack: HijackAttack, sent: Shape, outsiders: Tensor, beside: Beside, seed: int
-    ) -> None:
+        self, attack: HijackAttack, sent: Shape, outsiders: Tensor, own_AF: Tensor, own_PF: Tensor,
+        seed: int,
+    ) -> None:  # fmt: skip
         self._attack, self._sent, self._seed = attack, sent, seed
-        self._beside = beside
+        used, own_PF = own_PF.shape[1], own_PF.float()
+        centre_F, scale = own_PF.mean(dim=0), (float(own_PF.std()) if used else 1.0) or 1.0
+        own_AF = own_AF.flatten(1).float()[:, : None if used else 0]
+        self._own_AF, self._own_PF = (own_AF - centre_F) / scale, (own_PF - centre_F) / scale
         with seeded(seed, "networks"):
             self._space = Space(attack, sent, outsiders)
-            self._judge = layers(math.prod(sent) + beside.size, *[attack.hidden] * 2, 1)
+            self._judge = layers(math.prod(sent) + used, *[attack.hidden] * 2, 1)
         self._judge.to(outsiders.device)
         self._judging = torch.optim.Adam(
             self._judge.parameters(), attack.judge_rate, betas=_BETAS, fused=True
@@ -243,7 +220,7 @@ class Hijack:
         z_BD = z_BD.detach().to(self._space.outsiders.device, torch.float32)
         if self._target_PD is None:
             self._target_PD = self._build(z_BD)
-        own_BF = self._beside.rows(rows_B)
+        own_BF = self._own_AF[rows_B]
         theirs_BD = torch.cat([z_BD, own_BF], dim=1)
         with seeded(self._seed, step):
             for _ in range(self._attack.rounds):
@@ -274,7 +251,7 @@ class Hijack:
 
     def _judge_batch(self, theirs_BD: Tensor, target_PD: Tensor) -> None:
         outsiders_B = torch.randint(len(target_PD), (len(theirs_BD),))
-        mine_BD = torch.cat([target_PD[outsiders_B], self._beside.outsiders(outsiders_B)], dim=1)
+        mine_BD = torch.cat([target_PD[outsiders_B], self._own_PF[outsiders_B]], dim=1)
         mine_B, theirs_B = self._judge(mine_BD), self._judge(theirs_BD)
         logistic = self._attack.loss == "logistic"
         if logistic:

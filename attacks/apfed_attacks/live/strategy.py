@@ -170,11 +170,7 @@ def rows_at_once(attack: ActiveAttack, seat: ActiveSeat) -> int:
 
 
 def ask_among_decoys(
-    attack: ActiveAttack,
-    seat: ActiveSeat,
-    people_N: Tensor,
-    z_ND: Tensor,
-    draw: torch.Generator,
+    attack: ActiveAttack, seat: ActiveSeat, people_N: Tensor, z_ND: Tensor, draw: torch.Generator
 ) -> Tensor:
     """Ask about these people, a batch at a time; return answers (N, D), means over the repeats.
 
@@ -182,38 +178,25 @@ def ask_among_decoys(
     """
     chunk = rows_at_once(attack, seat)
     shaped_N = z_ND.reshape(-1, *seat.terms.shape)
-    parts = list(zip(people_N.split(chunk), shaped_N.split(chunk), strict=True))
     rest = seat.trained[~torch.isin(seat.trained, people_N)]
-    # All of them before any again, so that their passives have trained as long on average.
     asked = []
+    # All of them before any again, so that their passives have trained as long on average.
     for _ in range(attack.repeats):
-        for rows_B, z_BD in parts:
+        for rows_B, z_BD in zip(people_N.split(chunk), shaped_N.split(chunk), strict=True):
             # Not always the same people, since each is answered about once an epoch only.
-            others = torch.cat([
-                rest[torch.randperm(len(rest), generator=draw)],
-                people_N[~torch.isin(people_N, rows_B)],
-            ])  # fmt: skip
-            asked.append(_ask_part(attack, seat, rows_B, z_BD, others, draw))
+            strangers = rest[torch.randperm(len(rest), generator=draw)]
+            others = torch.cat([strangers, people_N[~torch.isin(people_N, rows_B)]])
+            wanted = round(len(rows_B) * attack.decoys / (1 - attack.decoys))
+            others = others[: min(wanted, seat.batch_size - len(rows_B))]
+            if len(others):
+                noise_CD = torch.randn(
+                    len(others), *z_BD.shape[1:], generator=draw, dtype=z_BD.dtype
+                )
+                scale = z_BD.flatten(1).norm(dim=1).mean() / noise_CD.flatten(1).norm(dim=1).mean()
+                z_BD = torch.cat([z_BD, noise_CD * scale])
+            answers = seat.ask(torch.cat([rows_B, others]), z_BD)
+            asked.append(answers[: len(rows_B)].flatten(1))
     return torch.cat(asked).double().reshape(attack.repeats, len(people_N), -1).mean(dim=0)
-
-
-def _ask_part(
-    attack: ActiveAttack,
-    seat: ActiveSeat,
-    rows_B: Tensor,
-    z_BD: Tensor,
-    others: Tensor,
-    draw: torch.Generator,
-) -> Tensor:
-    """One batch; return answers about `rows_B` (B, D). The first of `others` are decoys."""
-    wanted = round(len(rows_B) * attack.decoys / (1 - attack.decoys))
-    others = others[: min(wanted, seat.batch_size - len(rows_B))]
-    if not len(others):
-        return seat.ask(rows_B, z_BD).flatten(1)
-    noise_CD = torch.randn(len(others), *z_BD.shape[1:], generator=draw, dtype=z_BD.dtype)
-    scale = z_BD.flatten(1).norm(dim=1).mean() / noise_CD.flatten(1).norm(dim=1).mean()
-    both = torch.cat([rows_B, others]), torch.cat([z_BD, noise_CD * scale])
-    return seat.ask(*both)[: len(rows_B)].flatten(1)
 
 
 def people_to_ask(seat: ActiveSeat, knowledge: Knowledge, most: int) -> Tensor:
@@ -231,17 +214,16 @@ def notes_of(attack: Attack, view: AdversaryView) -> Mapping[str, Tensor]:
     Raises:
         AttackError: the view is not of a live run of this attack.
     """
-    notes = _kept(attack, view)
-    if notes is None:
+    if view.played is None or view.played.attack != attack.name:
         raise AttackError(f"{attack.name} was not played in this run")
-    if "people" in notes:
-        return {**notes, "people": view.attributed(notes["people"])}
-    return notes
+    notes = view.played.notes
+    people = {"people": view.attributed(notes["people"])} if "people" in notes else {}
+    return {**notes, **people}
 
 
 def why_not_played(attack: Attack, view: AdversaryView) -> str | None:
     """Return why this view is not one of a live run of `attack`, or None."""
-    if _kept(attack, view) is not None:
+    if view.played is not None and view.played.attack == attack.name:
         return None
     if isinstance(attack, ActiveAttack) and view.description.opens != "gradients":
         return f"{view.description}: passives contribute no gradients of objectives of their own"
@@ -249,11 +231,6 @@ def why_not_played(attack: Attack, view: AdversaryView) -> str | None:
         "this run was recorded while every party kept to the protocol; a malicious attack is "
         "played in a live run (apfed_attacks.live.runs)"
     )
-
-
-def _kept(attack: Attack, view: AdversaryView) -> Mapping[str, Tensor] | None:
-    played = view.played
-    return played.notes if played is not None and played.attack == attack.name else None
 
 
 # A4, cohort degradation: a malicious passive spoils the active's model for people of its choice.

@@ -14,7 +14,6 @@ Letters: S shadow models, N candidates, K classes.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -125,11 +124,9 @@ class Membership(Attack):
         shape = tuple(candidates.features.shape[1:])
         rows_SH = halves(self.shadow_models, len(candidates), seed)
         shadows = Shadows(
-            make=lambda: nn.Sequential(*encoder_and_head(model, shape, knowledge.classes)),
-            train=train,
-            seed=seed,
-            device=view.device,
-        )
+            lambda: nn.Sequential(*encoder_and_head(model, shape, knowledge.classes)),
+            train, seed, view.device,
+        )  # fmt: skip
         scores_SNK = shadows.scores(candidates.features, candidates.labels, rows_SH)
         shadow_SN = logit_confidence(scores_SNK, candidates.labels)
         inside_SN = np.zeros(shadow_SN.shape, dtype=bool)
@@ -139,36 +136,22 @@ class Membership(Attack):
         others_N = shuffled(torch.arange(len(phi_N)), seed, "attacks", "decoy").numpy()
 
         def judged(phi_N: _Array) -> dict[str, Prediction]:
-            ratio_N = likelihood_ratio(phi_N, shadow_SN, inside_SN)
-            own_ratio_N = likelihood_ratio(phi_N, shadow_SN, inside_SN, own_variances=True)
-            return {
-                "likelihood ratio": _scored(ratio_N),
-                "likelihood ratio, own variances": _scored(own_ratio_N),
-                "above models without the row": _scored(phi_N - outside_N),
-                "confidence": _scored(phi_N),
+            scores = {
+                "likelihood ratio": likelihood_ratio(phi_N, shadow_SN, inside_SN),
+                "likelihood ratio, own variances": likelihood_ratio(
+                    phi_N, shadow_SN, inside_SN, own_variances=True
+                ),
+                "above models without the row": phi_N - outside_N,
+                "confidence": phi_N,
             }
+            return {name: Prediction(values_N[:, None]) for name, values_N in scores.items()}
 
         return Guess(
             positions=torch.arange(len(candidates)),
             attacks=judged(phi_N),
-            baselines={"shadow models' confidence": _scored(shadow_SN.mean(axis=0))},
+            baselines={"shadow models' confidence": Prediction(shadow_SN.mean(axis=0)[:, None])},
             decoys=judged(phi_N[others_N]),
         )
-
-
-def _scored(values_N: _Array) -> Prediction:
-    return Prediction(values_N[:, None])
-
-
-# Shadow models: networks like the victim's, each trained on a part of the candidates.
-#
-# Run by: adversaries that compare a model with what models in general do. All models train at once:
-# their parameters are stacked, one batched forward and backward pass serves all of them
-# (torch.func.vmap); for small networks that is several times faster than one after another, since
-# the time goes into starting operations. `one_by_one` trains the very same models the other way,
-# which the benchmark compares.
-#
-# Letters: S shadow models, N candidates, B batch, K classes.
 
 
 def halves(models: int, rows: int, seed: int) -> Tensor:
@@ -186,7 +169,11 @@ def halves(models: int, rows: int, seed: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Shadows:
-    """How shadow models are made and trained.
+    """Shadow models: networks like the victim's, each trained on a part of the candidates.
+
+    All train at once: their parameters are stacked, one batched forward and backward pass serves
+    all of them (torch.func.vmap); for small networks that is several times faster than one after
+    another, since the time goes into starting operations.
 
     Attributes:
         make: returns one network, rows -> class scores (B, K), without buffers.
@@ -249,7 +236,7 @@ class Shadows:
                         nn.utils.clip_grad_norm_(network.parameters(), self.train.max_gradient_norm)
                     optimiser.step()
             network.eval()
-            found.append(self._scores_of(partial(_alone, network), features_N, 1))
+            found.append(self._scores_of(lambda rows: network(rows[0])[None], features_N, 1))  # noqa: B023
         return torch.cat(found)
 
     def _networks(self, models: int) -> list[nn.Module]:
@@ -289,7 +276,10 @@ def _stacked(base: nn.Module) -> Callable[[_State, Tensor], Tensor]:
     A chain of linear layers needs no vmap: one fused product and sum a layer is faster.
     """
     leaves = [(name, layer) for name, layer in base.named_modules() if not list(layer.children())]
-    if not all(_is_simple(layer) for _, layer in leaves):
+    simple = (nn.Linear, nn.ReLU, nn.Flatten, nn.Dropout)
+    if not all(
+        isinstance(one, simple) and getattr(one, "bias", 0) is not None for _, one in leaves
+    ):
         return torch.vmap(
             lambda state, rows: functional_call(base, state, (rows,)), randomness="different"
         )
@@ -305,18 +295,6 @@ def _stacked(base: nn.Module) -> Callable[[_State, Tensor], Tensor]:
         return values
 
     return call
-
-
-def _is_simple(layer: nn.Module) -> bool:
-    if isinstance(layer, nn.Linear):
-        return layer.bias is not None
-    return isinstance(layer, nn.ReLU | nn.Flatten | nn.Dropout)
-
-
-def _alone(network: nn.Module, rows_1BF: Tensor) -> Tensor:
-    """One network called as one of many."""
-    scores_BK: Tensor = network(rows_1BF[0])
-    return scores_BK[None]
 
 
 def _clip(parameters: _State, bound: float | None) -> None:
