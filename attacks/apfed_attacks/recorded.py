@@ -27,6 +27,8 @@ from apfed_attacks.view import (
     Opened,
     Played,
     Role,
+    Sent,
+    Side,
 )
 from secure_apfed.config import Config
 from secure_apfed.data import UNLABELLED, PartyTable
@@ -244,35 +246,32 @@ _OPENS: Mapping[str, Opened] = {
 def exchange_of(config: Config) -> Exchange:
     """What the parties of a run exchange: the only place where attacks ask what a method is."""
     happens = config.method.happens
-    passives, shown = "passives send representations" in happens, "labels are shown" in happens
+    side: Side = "passives" if "passives send representations" in happens else "active"
+    labels: Sent = "shown" if "labels are shown" in happens else "encrypted"
     return Exchange(
         name=config.method.name,
-        released_by=("passives" if passives else "active")
-        if "representations are sent" in happens
-        else None,
+        released_by=side if "representations are sent" in happens else None,
         returns_gradients="gradients are returned" in happens,
         opens=next((opened for word, opened in _OPENS.items() if word in happens), None),
-        labels=("shown" if shown else "encrypted") if "passives vote" in happens else None,
+        labels=labels if "passives vote" in happens else None,
         aligned="people are aligned" in happens,
     )
 
 
 def _tables(recording: Recording) -> dict[str, PartyTable]:
-    data = recording.data
-    return {party.name: party for party in data.tables}
+    return {table.name: table for table in recording.data.tables}
 
 
 def _agreed(recording: Recording) -> dict[str, Agreed]:
     config = recording.config
     if exchange_of(config).opens != "gradients":
         return {}
+    names, clip = [table.name for table in recording.data.passives], config.secure_sum.clip
     return {
-        table.name: Agreed(
-            objective=objective_of(config, table.name),
-            weight=settings_of(config, table.name).weight,
-            clip=config.secure_sum.clip,
+        name: Agreed(
+            objective=objective_of(config, name), weight=settings_of(config, name).weight, clip=clip
         )
-        for table in recording.data.passives
+        for name in names
     }
 
 

@@ -3,6 +3,7 @@
 Run by: the experimenter, who holds the recording of all parties.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cache
@@ -158,16 +159,14 @@ def headlines(results: Sequence[AttackResult]) -> tuple[AttackResult, ...]:
     Advantages of different attacks compare only where their `metric` is the same. Where an
     attack applied to nobody, its first result stands for it.
     """
-    worst: dict[str, AttackResult] = {}
+
+    def rank(result: AttackResult) -> float:
+        return float("-inf") if result.advantage is None else result.advantage
+
+    of_attack: defaultdict[str, list[AttackResult]] = defaultdict(list)
     for result in results:
-        past = worst.get(result.attack)
-        if past is None or _rank(result) > _rank(past):
-            worst[result.attack] = result
-    return tuple(worst.values())
-
-
-def _rank(result: AttackResult) -> float:
-    return float("-inf") if result.advantage is None else result.advantage
+        of_attack[result.attack].append(result)
+    return tuple(max(found, key=rank) for found in of_attack.values())
 
 
 def _pairs(attack: Attack, recording: Recording) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -254,12 +253,13 @@ class Trial:
 
     def view(self, knowledge: Knowledge) -> AdversaryView:
         """What these parties saw, and what they know besides."""
+        budget = Budget(iterations=self.attack.iterations, device=self._device)
         return view_of(
             self.recording,
             self.parties,
             knowledge=knowledge,
             behaviour=self.attack.behaviour,
-            budget=Budget(iterations=self.attack.iterations, device=self._device),
+            budget=budget,
             opened=self.opened,
             played=self.played,
         )

@@ -83,14 +83,12 @@ class ContrastiveInversion(FeatureAttack):
                 f"every sum that {view.name} opened is zero everywhere for people whom "
                 f"{view.knowledge.victim} holds; there is no gradient to invert"
             )
-        recovered = [
-            explain_sums([question], contributors, view.budget.iterations) for _, question in asked
-        ]
-        positions, order = torch.cat([rows_B for rows_B, _ in asked]).sort()
-        return (
-            Observed(positions, torch.cat([question.sum for _, question in asked])[order]),
-            Observed(positions, torch.cat(recovered)[order]),
-        )
+        rows, questions = zip(*asked, strict=True)
+        iterations = view.budget.iterations
+        recovered = [explain_sums([question], contributors, iterations) for question in questions]
+        positions, order = torch.cat(rows).sort()
+        sums = torch.cat([question.sum for question in questions])
+        return Observed(positions, sums[order]), Observed(positions, torch.cat(recovered)[order])
 
 
 def why_not_contrastive(view: AdversaryView) -> str | None:
@@ -202,15 +200,10 @@ def contrastive_sum(h_BD: Tensor, p_BD: Tensor, contributors: Sequence[Agreed]) 
     )
     (row_BD,) = torch.autograd.grad(loss * len(h_BD), sent_BD, create_graph=True)
     scale_B1 = torch.zeros_like(row_BD[:, :1])
-    for agreed in contributors:
-        scale_B1 = scale_B1 + _clipped_weight(row_BD, agreed)
+    for agreed in contributors:  # lambda_p, or less for rows that are clipped after it
+        weight_B1 = torch.full_like(scale_B1, agreed.weight)
+        if agreed.clip is not None:
+            norm_B1 = row_BD.norm(dim=1, keepdim=True).clamp(min=1e-30)
+            weight_B1 = (agreed.clip / norm_B1).clamp(max=agreed.weight)
+        scale_B1 = scale_B1 + weight_B1
     return row_BD * scale_B1
-
-
-def _clipped_weight(row_BD: Tensor, agreed: Agreed) -> Tensor:
-    """Return lambda_p, or less for rows (B, 1) that are clipped after it."""
-    if agreed.clip is None:
-        return torch.full_like(row_BD[:, :1], agreed.weight)
-    norm_B1 = row_BD.norm(dim=1, keepdim=True).clamp(min=1e-30)
-    weight_B1: Tensor = (agreed.clip / norm_B1).clamp(max=agreed.weight)
-    return weight_B1

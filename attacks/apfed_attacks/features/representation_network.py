@@ -68,11 +68,9 @@ class RepresentationNetwork(FeatureAttack):
         h_ND = seen["h"].at(positions)
         attacks = {"G(x, noise)": self._invert(view, x_NC, h_ND, regress, self.noise, seed)}
         for name, observed in seen.items():
-            h_NF = self.scaled(observed.at(positions), seed)
-            columns_NC = np.hstack([x_NC, h_NF])
-            attacks[f"G(x, {name})"] = self._invert(
-                view, columns_NC, observed.at(positions), regress, 0, seed
-            )
+            h_ND = observed.at(positions)
+            columns_NC = np.hstack([x_NC, self.scaled(h_ND, seed)])
+            attacks[f"G(x, {name})"] = self._invert(view, columns_NC, h_ND, regress, 0, seed)
         return regress.guess(attacks, {"x": x_NC})
 
     def _invert(

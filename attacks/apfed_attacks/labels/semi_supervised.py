@@ -156,8 +156,14 @@ class MixMatch:
         options, rows_NF = self.options, columns_NF.float().to(self.device)
         known, other = (labels_N >= 0).nonzero()[:, 0], (labels_N < 0).nonzero()[:, 0]
         with seeded(self.seed, "attacks", "mixmatch"):
-            head = self._network(rows_NF, own)
-            spread_F = self._spread(rows_NF, own)
+            bottom = nn.Identity() if own is None else own.bottom(rows_NF)
+            head = nn.Sequential(
+                bottom, nn.Linear(bottom(rows_NF[:1]).shape[1], options.hidden), nn.ReLU(),
+                nn.Linear(options.hidden, self.classes),
+            ).to(self.device)  # fmt: skip
+            # Of the noise, by column; principal components all get the same.
+            spread_F = torch.ones_like(rows_NF[0]) if own is None else rows_NF.std(dim=0)
+            spread_F = options.noise * spread_F
             average = AveragedModel(head, multi_avg_fn=get_ema_multi_avg_fn(options.decay))
             adam = torch.optim.Adam(head.parameters(), lr=options.rate)
             for step in range(options.iterations):
@@ -171,19 +177,6 @@ class MixMatch:
                 adam.step()
                 average.update_parameters(head)
         return in_parts(average, rows_NF).softmax(dim=1).cpu()
-
-    def _network(self, rows_NF: Tensor, own: OwnNetwork | None) -> nn.Module:
-        bottom = nn.Identity() if own is None else own.bottom(rows_NF)
-        width = bottom(rows_NF[:1]).shape[1]
-        return nn.Sequential(
-            bottom, nn.Linear(width, self.options.hidden), nn.ReLU(),
-            nn.Linear(self.options.hidden, self.classes),
-        ).to(self.device)  # fmt: skip
-
-    def _spread(self, rows_NF: Tensor, own: OwnNetwork | None) -> Tensor:
-        """The noise's standard deviation by column; principal components get the same all."""
-        spread_F = torch.ones_like(rows_NF[0]) if own is None else rows_NF.std(dim=0)
-        return self.options.noise * spread_F
 
     def _loss(
         self, head: nn.Module, rows_BF: Tensor, target_BK: Tensor, others_BF: Tensor,

@@ -120,7 +120,6 @@ class LiveSession(Generic[OfMethod]):
 
     @property
     def alignment(self) -> Mapping[str, Tensor]:
-        """By party, the row of its table at each position; -1 where it has none."""
         return self.session.alignment
 
     @property
@@ -131,12 +130,7 @@ class LiveSession(Generic[OfMethod]):
     def train(
         self, epochs: int, *, before: Callable[[int, Tensor], None] = lambda step, rows_B: None
     ) -> None:
-        """Play so many more epochs, everybody its script.
-
-        Args:
-            epochs: how many.
-            before: called before each step with its number and its rows.
-        """
+        """Play so many more epochs, everybody its script; `before` hears each step and its rows."""
         for _ in range(epochs):
             for rows_B in self._begin_epoch():
                 step = self._next_step()
@@ -255,10 +249,7 @@ class _NoNoise:
 
 
 class LiveRun(LiveSession[ApfedActive]):
-    """A session of APFed whose active an adversary can play; it is its `ActiveSeat`.
-
-    `rules` are what the protocol holds the active to.
-    """
+    """A session of APFed whose active, held to these `rules`, is played from an `ActiveSeat`."""
 
     role = ApfedActive
 
@@ -283,13 +274,11 @@ class LiveRun(LiveSession[ApfedActive]):
 
     @property
     def _parties(self) -> dict[str, ApfedPassive]:
-        """The passives, by name."""
         roles = self.session.helpers.values()
         return {role.name: role for role in roles if isinstance(role, ApfedPassive)}
 
     @property
     def _sum(self) -> ActiveSum:
-        """The active's end of the sum."""
         assert self.learner.sum is not None
         return self.learner.sum
 
@@ -320,33 +309,27 @@ class LiveRun(LiveSession[ApfedActive]):
 
     @property
     def trained(self) -> Tensor:
-        """Alignment positions of the training rows, in an order of the seed."""
         aligned = self.alignment[self.data.active.name]
         own = positions_of(aligned, self.data.train_rows)
         return shuffled(own, self.config.seed, "attacks", "live")
 
     @property
     def terms(self) -> RepresentationTerms:
-        """What a row of representations may be."""
         return next(iter(self.session.contract.passives.values())).representation
 
     @property
     def batch_size(self) -> int:
-        """The largest agreed batch."""
         return self.session.contract.batch_size
 
     @property
     def passives(self) -> tuple[str, ...]:
-        """Their names."""
         return tuple(table.name for table in self.data.passives)
 
     @property
     def protected(self) -> bool:
-        """Whether every rule holds."""
         return self.rules == ALL_RULES
 
     def holds(self, passive: str, positions: Tensor) -> Tensor:
-        """Whether this passive has a row of each of these positions."""
         return self.alignment[passive][positions] >= 0
 
     def contributed(self, passive: str) -> Tensor:
@@ -411,7 +394,6 @@ class LiveRun(LiveSession[ApfedActive]):
         weights: Mapping[str, float] | None = None,
         participants: Collection[str] | None = None,
     ) -> Tensor:
-        """See `ActiveSeat`."""
         if not self._asking:
             self._begin_epoch()
             self._asking = True
@@ -510,7 +492,6 @@ class VotesRun(LiveSession[VotesActive]):
 
     @property
     def voters(self) -> tuple[str, ...]:
-        """Names of the passives."""
         return tuple(self.session.contract.passives)
 
     def ask(
@@ -635,9 +616,7 @@ def play(
     data: VerticalData | None = None,
     seed: int = 0,
 ) -> tuple[AttackResult, ...]:
-    """Play the attack against each victim, in a session of its own; score it like any other.
-
-    A run that a party refused gives a result that does not apply (see `play_from`).
+    """Play the attack against each victim, in a session of its own; see `play_from`.
 
     Args:
         attack: by the active.
@@ -645,7 +624,7 @@ def play(
         victims: passives; None: each of them.
         rules: what the protocol holds the active to.
         honest_epochs: of training before the active deviates.
-        data: of the runs, where it is loaded already.
+        data: where it is loaded already.
         seed: of the known rows and of the attack.
     """
     data = data or load_data(config.data, seed=config.seed)

@@ -5,8 +5,7 @@ the real parties, whose messages, rules and sums are those of any run. `run` is 
 every other, on the view of that run. What the adversary kept for itself while it played comes
 back in `view.played`.
 
-Letters: A aligned rows, B batch, D numbers of a representation,
-F features.
+Letters: A aligned rows, B batch, C people of a cohort, D numbers of a representation, F features.
 """
 
 from abc import abstractmethod
@@ -233,19 +232,13 @@ def why_not_played(attack: Attack, view: AdversaryView) -> str | None:
     )
 
 
-# A4, cohort degradation: a malicious passive spoils the active's model for people of its choice.
-#
-# Run by: a passive that answers honest representations with kappa (z - z*), for the rows of a
-# cohort only, where z* is the mean of the other rows: the encoder is pulled to make the cohort look
-# like everybody else. It needs no knowledge but the row positions, which every passive has.
-# Integrity, not privacy: there is nothing to guess, so this is no `Attack`; compare the active's
-# accuracy on the cohort with that of an honest run.
-#
-# Letters: B batch, C people of the cohort, D numbers of a representation.
-
-
 class CohortDegradation:
-    """What the passive answers (see `apfed_attacks.live.strategy.Answering`).
+    """A4: a malicious passive spoils the active's model for people of its choice; an `Answering`.
+
+    It answers with kappa (z - z*), for the rows of a cohort only, where z* is the mean of the
+    others: the encoder is pulled to make the cohort look like everybody else. It needs no knowledge
+    but the row positions, which every passive has. Integrity, not privacy: there is nothing to
+    guess, so this is no `Attack`; compare the active's accuracy on the cohort with an honest run's.
 
     Args:
         cohort_C: alignment positions of the people.
@@ -264,7 +257,6 @@ class CohortDegradation:
         self._cohort_C, self._strength = cohort_C, strength
 
     def answer(self, step: int, rows_B: Tensor, z_BD: Tensor) -> Tensor:
-        """Return kappa (z - z*) for the cohort's rows and zeros for the others."""
         del step
         inside_B = torch.isin(rows_B, self._cohort_C)
         if not inside_B.any() or inside_B.all():
@@ -273,5 +265,4 @@ class CohortDegradation:
         return torch.where(inside_B[:, None], away_BD, 0.0)
 
     def notes(self) -> Mapping[str, Tensor]:
-        """The cohort."""
         return {"cohort": self._cohort_C}

@@ -6,9 +6,9 @@ is the real one too, where it keeps to the agreed size; to exceed it, it takes a
 itself and claims the agreed one.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Literal
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from apfed_attacks.view import AdversaryView, AttackError, Exchange, Knowledge, 
 from apfed_protocols.conversation import converse
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.psi import SET_INTERSECTIONS
+from apfed_protocols.psi.ecdh import EcdhHub
 from apfed_protocols.psi.interface import (
     IntersectionAgreement,
     IntersectionTooSmallError,
@@ -49,14 +50,6 @@ class _Boundless(IntersectionAgreement):
     def digest(self) -> bytes:
         """That of the agreement that it claims to keep."""
         return self.claimed.digest
-
-
-@runtime_checkable
-class _SeesPairs(Protocol):
-    """A hub that learns what it shares with each member."""
-
-    @property
-    def overlaps(self) -> Mapping[str, NDArray[np.int64]]: ...
 
 
 @dataclass
@@ -164,8 +157,8 @@ def stuff(
 
     The adversary keeps all its customers in the set, so that the run looks as usual.
     """
-    stuffed = Stuffed()
-    room = len(candidates) if attack.overstuff else settings.maximum_ids - len(tables.own)
+    stuffed, own = Stuffed(), len(tables.own)
+    room = len(candidates) if attack.overstuff else settings.maximum_ids - own
     for _ in range(attack.intersections):
         numbers = [n for n in range(len(candidates)) if n not in stuffed.tried][: max(room, 0)]
         if not numbers:
@@ -173,21 +166,17 @@ def stuff(
                 stuffed.refusal = "the agreed size leaves no room for a guess"
             break
         session = f"in memory {fresh_key().hex()}"
-        guesses = [candidates[number] for number in numbers]
+        ids = [*tables.own, *(candidates[number] for number in numbers)]
         try:
             if history is not None:
                 history.admit(session=session, peers=[role])
-            rows = _intersect(
-                attack, [*tables.own, *guesses], tables.victim, settings, session, role
-            )
+            rows = _intersect(attack, ids, tables.victim, settings, session, role)
         except (DataError, RemoteProtocolError, IntersectionTooSmallError) as refusal:
             stuffed.refusal = str(refusal)
             break
         stuffed.runs += 1
         stuffed.tried.update(numbers)
-        stuffed.found.update(
-            numbers[row - len(tables.own)] for row in rows.tolist() if row >= len(tables.own)
-        )
+        stuffed.found.update(numbers[row - own] for row in rows.tolist() if row >= own)
     return stuffed
 
 
@@ -208,28 +197,18 @@ def _intersect(
     honest = intersection(settings, session=session, dealer=_DEALER)
     theirs: SetIntersection = honest
     if attack.overstuff:
-        theirs = SET_INTERSECTIONS[settings.backend](_without_limit(honest.agreement))
+        agreed = {one.name: getattr(honest.agreement, one.name) for one in fields(honest.agreement)}
+        boundless = _Boundless(**agreed | {"maximum_ids": _MOST}, claimed=honest.agreement)
+        theirs = SET_INTERSECTIONS[settings.backend](boundless)
     unbounded = settings.model_copy(update={"maximum_ids": _MOST})
     mine = canonical_ids(role, list(stuffed), unbounded)
     other = canonical_ids("victim", list(victim), settings)
-    if role == "active":
-        adversary, honest_end = (
-            theirs.hub("active", ["passive"], mine),
-            honest.member("passive", "active", other),
-        )
-    else:
-        adversary, honest_end = (
-            theirs.member("passive", "active", mine),
-            honest.hub("active", ["passive"], other),
-        )
-    ends = {role: adversary, "passive" if role == "active" else "active": honest_end}
+    by_hub = role == "active"
+    hub = (theirs if by_hub else honest).hub("active", ["passive"], mine if by_hub else other)
+    member = (honest if by_hub else theirs).member("passive", "active", other if by_hub else mine)
     helpers = {_DEALER: honest.dealer("active", ["passive"])} if honest.needs_dealer else {}
-    converse(ends | helpers)
-    if isinstance(adversary, _SeesPairs):
-        return adversary.overlaps["passive"]
-    return adversary.rows
-
-
-def _without_limit(agreement: IntersectionAgreement) -> _Boundless:
-    fields = {name: getattr(agreement, name) for name in IntersectionAgreement.__dataclass_fields__}
-    return _Boundless(**fields | {"maximum_ids": _MOST}, claimed=agreement)
+    ends = {"active": hub, "passive": member}
+    converse({role: ends[role], **ends, **helpers})  # the adversary begins
+    if by_hub and isinstance(hub, EcdhHub):
+        return hub.overlaps["passive"]
+    return hub.rows if by_hub else member.rows
