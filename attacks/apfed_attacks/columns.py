@@ -109,18 +109,17 @@ def own_columns(view: AdversaryView, positions: Tensor) -> Tensor:
     A member that does not hold everybody has the mean of those whom it holds in place of the
     others, and one more column, which is 1 for these.
     """
-    return torch.cat([_columns_of(view, name, positions) for name in view.features], dim=1)
-
-
-def _columns_of(view: AdversaryView, name: str, positions: Tensor) -> Tensor:
-    own_A = view.features[name]
-    own_NF = own_A[positions].flatten(1)
-    if name not in view.held:
-        return own_NF
-    known_F = own_A[view.held[name]].flatten(1)
-    mean_F = known_F.mean(dim=0) if len(known_F) else own_NF.new_zeros(own_NF.shape[1])
-    unknown_N1 = ~view.holds(name, positions)[:, None].to(own_NF.device)
-    return torch.hstack([torch.where(unknown_N1, mean_F, own_NF), unknown_N1.to(own_NF.dtype)])
+    columns = []
+    for name, own_A in view.features.items():
+        own_NF = own_A[positions].flatten(1)
+        if name in view.held:
+            known_F = own_A[view.held[name]].flatten(1)
+            mean_F = known_F.mean(dim=0) if len(known_F) else own_NF.new_zeros(own_NF.shape[1])
+            unknown_N1 = ~view.holds(name, positions)[:, None].to(own_NF.device)
+            filled_NF = torch.where(unknown_N1, mean_F, own_NF)
+            own_NF = torch.hstack([filled_NF, unknown_N1.to(own_NF.dtype)])
+        columns.append(own_NF)
+    return torch.cat(columns, dim=1)
 
 
 def standardised(columns_NF: Tensor, *, components: int, seed: int) -> FloatArray:

@@ -42,7 +42,6 @@ class Prediction:
     clusters: bool = False
 
     def at(self, rows: NDArray[Any]) -> "Prediction":
-        """The same for these rows alone."""
         return Prediction(self.values[rows], self.clusters)
 
 
@@ -108,9 +107,9 @@ class Attack(Settings, ABC):
     def exchangeable(self) -> bool:
         """Whether it reads releases of rows, so that exchanging them makes a decoy.
 
-        An attack that reads something else gives its own decoys, or says why it needs none.
+        An attack on membership reads none: it gives its own decoys, or says why it needs none.
         """
-        return True
+        return self.target != "membership"
 
     def why_not(self, view: AdversaryView) -> str | None:
         """Return why this party has nothing to guess here or to guess it from, or None."""

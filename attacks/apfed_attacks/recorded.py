@@ -407,7 +407,6 @@ def _mixed(
 
 
 def _with_label(table: PartyTable, rows: Tensor) -> Tensor:
-    """Those of these rows of which the table tells a label."""
     return rows[:0] if table.labels is None else rows[table.labels[rows] != UNLABELLED]
 
 

@@ -185,11 +185,6 @@ def _pairs(attack: Attack, recording: Recording) -> Iterator[tuple[tuple[str, ..
                     yield parties, victim
 
 
-# One attack by one adversary on one victim: what it is told, its guess, and its score.
-#
-# Run by: the experimenter, who holds the recording of all parties.
-
-
 # What computes in threads; looked up once, since it reads the list of all loaded libraries.
 _libraries = cache(ThreadpoolController)
 
@@ -220,7 +215,6 @@ class Trial:
     played: Played | None = None
 
     def result(self) -> AttackResult:
-        """Attack and score, or say why not."""
         attack, view = self.attack, self.view(self.ignorance())
         task = self.recording.config.task
         if (other_task := TASKS[task].not_attacked.get(attack.target)) is not None:
@@ -252,7 +246,6 @@ class Trial:
             return with_decoys(guess, lucky)
 
     def view(self, knowledge: Knowledge) -> AdversaryView:
-        """What these parties saw, and what they know besides."""
         budget = Budget(iterations=self.attack.iterations, device=self._device)
         return view_of(
             self.recording,
@@ -269,26 +262,24 @@ class Trial:
         return self.device or find_device(self.recording.config.train.device)
 
     def ignorance(self) -> Knowledge:
-        """What the adversary knows where it is told nothing."""
         return Knowledge(classes=len(self.recording.data.classes), victim=self.victim)
 
     def known(self) -> tuple[Knowledge, Truth]:
         """What the adversary is told, and what its guess will be compared with."""
         attack, recording, victim, seed = self.attack, self.recording, self.victim, self.seed
         knowledge = self.ignorance()
-        if isinstance(attack, AveragedMembership):
-            if exchange_of(recording.config).opens != "weights":
-                raise AttackError("the parties average no weights")
-            candidates, members = reveal_people(
-                recording, self.parties[0], victim, attack.candidates, seed, attack.strangers
-            )
-            alike = trained_alike(recording, seed)
-            knowledge = replace(knowledge, candidates=candidates, alike=alike)
-            truth = Truth.of_members(members, classes=knowledge.classes)
-        elif attack.target == "membership":
-            candidates, members = reveal_candidates(recording, attack.candidates, seed)
-            model = recording.config.model
-            knowledge = replace(knowledge, candidates=candidates, architecture=model)
+        if attack.target == "membership":
+            if isinstance(attack, AveragedMembership):
+                if exchange_of(recording.config).opens != "weights":
+                    raise AttackError("the parties average no weights")
+                candidates, members = reveal_people(
+                    recording, self.parties[0], victim, attack.candidates, seed, attack.strangers
+                )
+                knowledge = replace(knowledge, alike=trained_alike(recording, seed))
+            else:
+                candidates, members = reveal_candidates(recording, attack.candidates, seed)
+                knowledge = replace(knowledge, architecture=recording.config.model)
+            knowledge = replace(knowledge, candidates=candidates)
             truth = Truth.of_members(members, classes=knowledge.classes)
         else:
             truth = truth_of(recording, victim)

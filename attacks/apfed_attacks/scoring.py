@@ -263,7 +263,6 @@ class Truth:
 
     @classmethod
     def of_members(cls, members: Tensor, *, classes: int) -> "Truth":
-        """The truth about candidates alone."""
         nothing = torch.empty(0, dtype=torch.int64)
         return cls(classes, nothing, nothing, {}, members)
 
@@ -310,11 +309,9 @@ def score(
         AttackError: the guess is about no training row, about one row twice or about one that
             the adversary knew, or has values of another shape than its rows.
     """
-    known = _known(attack, view)
-    _check(attack, guess, known)
-    truth_A = _actual(attack, view, truth)
+    known, truth_A = _known(attack, view), _actual(attack, view, truth)
     columns = {"features": math.prod(truth_A.shape[1:]), "labels": truth.classes, "membership": 1}
-    _check_shapes(attack, guess, columns[attack.target])
+    _check(attack, guess, known, columns[attack.target])
     told = truth.labelled if attack.target == "labels" else truth.trained
     scored_N = torch.isin(guess.positions, told).numpy()
     if attack.target == "membership":
@@ -399,18 +396,14 @@ def _declared(view: AdversaryView) -> dict[str, int | bool]:
     }
 
 
-def _check(attack: Attack, guess: Guess, known: torch.Tensor) -> None:
+def _check(attack: Attack, guess: Guess, known: Tensor, columns: int) -> None:
     positions = guess.positions
     if not len(positions) or len(set(positions.tolist())) != len(positions):
         raise AttackError(
             f"{attack.name} guesses {len(positions)} rows; it must guess at least one, each once"
         )
-    cheated = int(torch.isin(positions, known).sum())
-    if cheated:
+    if cheated := int(torch.isin(positions, known).sum()):
         raise AttackError(f"{attack.name} guesses {cheated} rows that the adversary knew")
-
-
-def _check_shapes(attack: Attack, guess: Guess, columns: int) -> None:
     if not guess.attacks or not guess.baselines:
         raise AttackError(f"{attack.name} must give at least one attack and one baseline")
     expected = (len(guess.positions), columns)
@@ -423,8 +416,7 @@ def _check_shapes(attack: Attack, guess: Guess, columns: int) -> None:
             )
 
 
-def _known(attack: Attack, view: AdversaryView) -> torch.Tensor:
-    """Return the positions of which the adversary knows what it attacks."""
+def _known(attack: Attack, view: AdversaryView) -> Tensor:
     of_target = view.knowledge.labels if attack.target == "labels" else view.knowledge.shadow
     return of_target.positions
 

@@ -167,7 +167,6 @@ class Knowledge:
     public: Mapping[str, Tensor] = field(default_factory=dict)
 
     def to(self, device: torch.device) -> Self:
-        """The same with all numbers on the device."""
         asked = self.candidates
         return replace(
             self,
@@ -240,7 +239,6 @@ class Exchange:
     aligned: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse words that no attack would look for."""
         for name, kind in (("released_by", Side), ("opens", Opened), ("labels", Sent)):
             if (word := getattr(self, name)) not in (None, *get_args(kind)):
                 raise ValueError(f"Exchange: {name}: {unknown_name(word, get_args(kind))}")
@@ -260,10 +258,6 @@ class Played:
 
     attack: str
     notes: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
-
-    def to(self, device: torch.device) -> Self:
-        """The same with all numbers on the device."""
-        return replace(self, notes={name: _placed(one, device) for name, one in self.notes.items()})
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -321,28 +315,27 @@ class AdversaryView:
     budget: Budget = Budget()
 
     def __post_init__(self) -> None:
-        """Place all numbers; networks are moved as they are."""
         if self.is_decoy:  # made of a view, which has done so
             return
-        device = self.device
+        device, played = self.device, self.played
+        notes = {} if played is None else played.notes
         placed = {
             "features": {name: _placed(rows, device) for name, rows in self.features.items()},
             "opened": {step: _placed(sums, device) for step, sums in self.opened.items()},
             "networks": {name: network.to(device) for name, network in self.networks.items()},
             "knowledge": self.knowledge.to(device),
-            "played": self.played and self.played.to(device),
+            "played": played
+            and replace(played, notes={name: _placed(one, device) for name, one in notes.items()}),
         }
         for name, value in placed.items():
             object.__setattr__(self, name, value)  # the view is frozen once it is made
 
     @property
     def device(self) -> torch.device:
-        """Where the attack computes."""
         return self.budget.device
 
     @property
     def name(self) -> str:
-        """The coalition in words."""
         return " + ".join(self.parties)
 
     @property
@@ -366,12 +359,10 @@ class AdversaryView:
             yield from (one for one in self.envelopes.get(number, ()) if one.kind is kind)
 
     def epochs_with(self, kind: Kind) -> tuple[int, ...]:
-        """Epochs in which the coalition saw messages of a kind, ascending."""
         return tuple(one for one in sorted(self.envelopes) if any(self.messages(kind, one)))
 
     @property
     def epochs(self) -> tuple[int, ...]:
-        """Epochs in which the coalition saw representations, ascending."""
         return self.epochs_with(Kind.REPRESENTATIONS)
 
     def senders(self, epoch: int) -> frozenset[str]:
@@ -654,7 +645,6 @@ def votes_read(view: AdversaryView) -> dict[str, Observed]:
 
 
 def _open(view: AdversaryView, message: Envelope) -> _Batch:
-    """Return rows (B,) and representations (B, D)."""
     tensors = _tensors(view, message, "z", rows=_ROWS)
     return view.attributed(tensors["rows"]), tensors["z"].flatten(1)
 
@@ -689,7 +679,6 @@ def _side_by_side(of_party: Mapping[str, Sequence[_Batch]], otherwise: str) -> O
 
 
 def _every_position(rows: Iterable[Tensor]) -> Tensor:
-    """Every position once, ascending."""
     positions: Tensor = torch.cat([torch.empty(0, dtype=torch.int64), *rows]).unique()
     return positions
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from apfed_attacks.recorded import reveal_people, trained_alike
 from apfed_attacks.view import AttackError
 from secure_apfed.runs.recording import Recording
 from secure_apfed.runs.run import run
-from tests.attacks.recordings import attacked
+from tests.attacks.recordings import ByHeart, attacked
 from tests.secure_apfed.small_runs import small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
@@ -33,26 +33,6 @@ def recording(method: str = "h_fedmv", clients: int = 3) -> Recording:
 attack = partial(attacked, name="averaged_membership")
 
 
-class _Learnt(nn.Module):
-    """Is right about the rows that it learnt by heart, and says the same of all others."""
-
-    def __init__(self, features: Tensor, labels: Tensor) -> None:
-        super().__init__()
-        self.unused = nn.Parameter(torch.zeros(1))
-        self.known = {
-            tuple(row.tolist()): int(label)
-            for row, label in zip(features, labels, strict=True)
-        }  # fmt: skip
-
-    def forward(self, rows: Tensor) -> Tensor:
-        scores = torch.full((len(rows), 2), 0.5)
-        for at, row in enumerate(rows):
-            label = self.known.get(tuple(row.tolist()))
-            if label is not None:
-                scores[at] = torch.eye(2)[label]
-        return scores
-
-
 def with_model(found: Recording, network: nn.Module) -> Recording:
     return replace(found, model=nn.Sequential(nn.Flatten(), network))
 
@@ -60,9 +40,9 @@ def with_model(found: Recording, network: nn.Module) -> Recording:
 def _by_heart(found: Recording, *names: str) -> Recording:
     tables = [table for table in found.data.passives if table.name in names]
     labels = [table.labels for table in tables if table.labels is not None]
-    return with_model(
-        found, _Learnt(torch.cat([one.features for one in tables]), torch.cat(labels))
-    )
+    known = torch.cat([one.features for one in tables]), torch.cat(labels)
+    learnt = ByHeart(*known, lambda rows: torch.full((rows, 2), 0.5), torch.eye(2) - 0.5)
+    return with_model(found, learnt)
 
 
 @pytest.mark.planted("averaged_membership")

@@ -54,6 +54,31 @@ def _config(epochs: int) -> Any:
     )
 
 
+class _Times:
+    """Answers with so many times what it was sent."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def answer(self, step: int, rows_B: Any, z_BD: Any) -> Any:
+        return z_BD * self.factor
+
+    def notes(self) -> Any:
+        return {}
+
+
+def _decoded(adversary: Hijack, encoder: nn.Module, secret: torch.Tensor, steps: int) -> Any:
+    """Train a victim that only hears the adversary; return what its features decode to."""
+    sgd, batches = torch.optim.SGD(encoder.parameters(), lr=0.1), len(secret) // 64
+    for step in range(steps):
+        rows = torch.arange(64) + 64 * (step % batches)
+        z = encoder(secret[rows])
+        sgd.zero_grad()
+        (z * adversary.answer(step, rows, z)).sum().div(64).backward()
+        sgd.step()
+    return adversary.decoded(encoder(secret).detach())
+
+
 def _played(strength: float, epochs: int = 60) -> Any:
     attack = FeatureSpaceHijack(strength=strength, hidden=64, penalty=0.1, rounds=2, ahead=300)
     return play_answers(attack, _config(epochs), "passive-1", data=_data())
@@ -80,31 +105,17 @@ def test_own_features_say_which_way_up_a_symmetric_feature_is() -> None:
         encoder = nn.Sequential(nn.Linear(1, 32), nn.ReLU(), nn.Linear(32, 8))
     attack = FeatureSpaceHijack(penalty=0.1, rounds=2, hidden=64, ahead=200)
     adversary = Hijack(attack, (8,), known, secret_x, known_x, seed=0)
-    sgd = torch.optim.SGD(encoder.parameters(), lr=0.1)
-    for step in range(300):
-        rows = torch.arange(64) + 64 * (step % 10)
-        z = encoder(secret[rows])
-        sgd.zero_grad()
-        (z * adversary.answer(step, rows, z)).sum().div(64).backward()
-        sgd.step()
-    decoded = adversary.decoded(encoder(secret).detach())
+    decoded = _decoded(adversary, encoder, secret, 300)
     # x alone explains half of it, and without x its sign is a guess.
     assert float((decoded - secret).square().mean()) < 0.25
 
 
 def test_what_others_get_is_the_honest_gradient() -> None:
-    class Silent:
-        def answer(self, step: int, rows_B: Any, z_BD: torch.Tensor) -> torch.Tensor:
-            return torch.zeros_like(z_BD)
-
-        def notes(self) -> Any:
-            return {}
-
     data, states = _data(), []
     for deviates in (False, True):
         run = JointRun(_config(1), data, alignment=_everybody())
         if deviates:
-            run.hand_over("passive-1", Silent())
+            run.hand_over("passive-1", _Times(0))
         run.train(1)
         (kept,) = run.recording.transcript.kept.values()
         states.append([item.payload for item in kept if item.kind is Kind.GRADIENTS][:2])
@@ -115,15 +126,7 @@ def test_what_others_get_is_the_honest_gradient() -> None:
 
 def test_a_gradient_that_is_not_finite_is_refused() -> None:
     run = JointRun(_config(1), _data())
-
-    class Broken:
-        def answer(self, step: int, rows_B: Any, z_BD: Any) -> Any:
-            return z_BD * float("nan")
-
-        def notes(self) -> Any:
-            return {}
-
-    run.hand_over("passive-1", Broken())
+    run.hand_over("passive-1", _Times(float("nan")))
     with pytest.raises(RemoteProtocolError, match="not finite"):
         run.train(1)
 
@@ -141,15 +144,7 @@ def _explained(strength: float, steps: int) -> float:
         encoder = nn.Sequential(nn.Linear(1, 32), nn.ReLU(), nn.Linear(32, 8))
     attack = ReversedHijack(strength=strength, penalty=0.1, rounds=2, hidden=64, ahead=300)
     adversary = Hijack(attack, (8,), known, known, known[:, :0], seed=0)
-    sgd = torch.optim.SGD(encoder.parameters(), lr=0.1)
-    for step in range(steps):
-        rows = torch.arange(64) + 64 * (step % 15)
-        z = encoder(secret[rows])
-        sgd.zero_grad()
-        (z * adversary.answer(step, rows, z)).sum().div(64).backward()
-        sgd.step()
-    decoded = adversary.decoded(encoder(secret).detach())
-    error = float((decoded - secret).square().sum())
+    error = float((_decoded(adversary, encoder, secret, steps) - secret).square().sum())
     return 1 - error / float((secret - secret.mean()).square().sum())
 
 

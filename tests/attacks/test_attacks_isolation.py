@@ -18,8 +18,6 @@ UNPROTECTED: frozenset[Rule] = frozenset()
 
 
 class _Remembering(LiveRun):
-    """Keeps the victim's real contribution to the first question."""
-
     truth: Tensor | None = None
 
     def ask(self, *args: Any, **options: Any) -> Tensor:

@@ -109,7 +109,6 @@ def _network(seed: int, features: int, hidden: int, classes: int) -> nn.Module:
 
 
 def _noise(**how: Any) -> Make:
-    """Where noise is released."""
     return lambda make, seed: make("nothing", seed=seed, **how)
 
 
@@ -295,8 +294,6 @@ def _in_order(data: VerticalData) -> dict[str, torch.Tensor]:
 
 
 class _Deaf(LiveRun):
-    """Answers every question with noise."""
-
     draw: torch.Generator
 
     def ask(self, rows_B: torch.Tensor, z_BD: torch.Tensor, **deviations: Any) -> torch.Tensor:

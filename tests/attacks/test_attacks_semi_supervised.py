@@ -3,13 +3,14 @@
 import copy
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from apfed_attacks.labels.completion import OwnNetwork
+from apfed_attacks.labels.completion import own_bottom
 from apfed_attacks.labels.semi_supervised import MixMatch, SemiSupervised
 from apfed_attacks.recorded import view_of
 from apfed_attacks.view import AttackError, Knowledge
@@ -114,13 +115,18 @@ def test_nobody_else_holds_the_network(recording: Any, party: str) -> None:
     assert own["passive-1"] is not encoder
 
 
+def _holding(network: nn.Module, *shape: int) -> Any:
+    """A view of a party with this network and rows of this shape."""
+    return SimpleNamespace(networks={"own": network}, features={"own": torch.empty(1, *shape)})
+
+
 def test_the_bottom_reads_images_and_constants() -> None:
     rows = torch.randn(6, 2 * 3 * 3)
     rows[:, 0] = 1.0
     convolution = nn.Conv2d(2, 4, 3)
     nn.init.zeros_(convolution.weight[0])
     network = nn.Sequential(convolution, nn.ReLU())
-    bottom = OwnNetwork((network,), ((2, 3, 3),), fresh=False).bottom(rows)
+    bottom = own_bottom(_holding(network, 2, 3, 3), rows)
     h_ND = bottom(rows)
     assert h_ND.shape == (6, 4)
     assert torch.isfinite(h_ND).all()
@@ -131,7 +137,7 @@ def test_fresh_weights_are_other_weights_and_scales_are_drawn_by_reset() -> None
     linear, scale = nn.Linear(4, 3), nn.BatchNorm1d(3)
     nn.init.constant_(scale.weight, 9.0)
     network = nn.Sequential(linear, scale).eval()
-    bottom = OwnNetwork((network,), ((4,),), fresh=True).bottom(torch.randn(5, 4))
+    bottom = own_bottom(_holding(network, 4), torch.randn(5, 4), fresh=True)
     drawn = dict(bottom.named_parameters())
     assert not torch.equal(drawn["_networks.0.0.weight"], linear.weight)
     assert torch.equal(drawn["_networks.0.1.weight"], torch.ones(3))
@@ -147,7 +153,7 @@ def test_a_layer_that_cannot_be_drawn_anew_is_told() -> None:
             return rows * self.by
 
     with pytest.raises(AttackError, match="weights of a Scale cannot be drawn anew"):
-        OwnNetwork((Scale(),), ((4,),), fresh=True).bottom(torch.randn(5, 4))
+        own_bottom(_holding(Scale(), 4), torch.randn(5, 4), fresh=True)
 
 
 def test_other_rows_help_where_classes_are_clusters() -> None:

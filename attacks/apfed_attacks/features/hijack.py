@@ -83,7 +83,6 @@ class HijackAttack(AnsweringAttack):
     def begin(
         self, terms: RepresentationTerms, knowledge: Knowledge, own_AF: Tensor, seed: int
     ) -> "Hijack":
-        """Start with fresh networks."""
         assert knowledge.victim is not None
         outsiders = knowledge.public[knowledge.victim].float()
         own = [rows for name, rows in knowledge.public.items() if name != knowledge.victim]
@@ -273,7 +272,6 @@ class Hijack:
         return _within_reach(self._space.simulated(features_NF), self._reach_D)
 
     def notes(self) -> Mapping[str, Tensor]:
-        """The decoder's state."""
         return {**self._space.decoder.state_dict(), "shape": torch.tensor(self._sent)}
 
 

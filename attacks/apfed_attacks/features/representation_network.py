@@ -25,7 +25,7 @@ from secure_apfed.seeds import seeded
 
 __all__ = ["RepresentationNetwork"]
 
-_DRAWS = 8
+_DRAWS = 8  # of the noise, whose rows are averaged
 
 
 class RepresentationNetwork(FeatureAttack):
@@ -82,57 +82,41 @@ class RepresentationNetwork(FeatureAttack):
         noise: int,
         seed: int,
     ) -> Prediction:
-        """Train a generator that reads these columns and noise; return the rows it makes."""
-        with seeded(seed, "attacks", self.name):
-            generator = _Generator(self, view, columns_NC, noise)
-            generator.fit(h_ND.float())
-            made_NF = generator.make()
-        return Prediction(made_NF.flatten(1).double()[regress.unknown].numpy(force=True))
+        """Train a generator that reads these columns and noise; return the rows it makes.
 
-
-class _Generator:
-    """G: own columns and noise -> rows of the victim's features."""
-
-    def __init__(
-        self, attack: RepresentationNetwork, view: AdversaryView, columns_NC: FloatArray, noise: int
-    ) -> None:
-        assert view.knowledge.encoder is not None
-        self._attack, self._encoder, self._noise = attack, view.knowledge.encoder, noise
-        self._columns_NC = torch.from_numpy(columns_NC).float().to(view.device)
+        It minimises the squared error of their h, each column by its variance.
+        """
+        encoder, h_ND = view.knowledge.encoder, h_ND.float()
+        assert encoder is not None
+        own_NC = torch.from_numpy(columns_NC).float().to(view.device)
         known_SF = view.knowledge.shadow.values.float()
-        self._iterations = view.budget.iterations
         # One scale for all features: single ones may be constant in a few rows.
-        self._mean_F, self._scale = known_SF.mean(dim=0), float(known_SF.std()) or 1.0
-        self._most_F = known_SF.var(dim=0).flatten()
-        self._network = nn.Sequential(
-            nn.Linear(self._columns_NC.shape[1] + noise, attack.hidden), nn.ReLU(),
-            nn.Linear(attack.hidden, attack.hidden), nn.ReLU(),
-            nn.Linear(attack.hidden, self._mean_F.numel()),
-        ).to(view.device)  # fmt: skip
-
-    def fit(self, h_ND: Tensor) -> None:
-        """Make rows whose representations are these: mean squared error, by column's variance."""
-        spread_D = h_ND.std(dim=0)
+        mean_F, scale = known_SF.mean(dim=0), float(known_SF.std()) or 1.0
+        most_F, spread_D = known_SF.var(dim=0).flatten(), h_ND.std(dim=0)
         weight_D = 1 / torch.where(spread_D > 0, spread_D, 1)
-        adam = torch.optim.Adam(self._network.parameters(), lr=self._attack.rate)
-        for _ in range(self._iterations):
-            rows_B = torch.randint(len(h_ND), (self._attack.batch,))
-            made_BF = self._rows(rows_B)
-            error_BD = (self._encoder(made_BF).float() - h_ND[rows_B]) * weight_D
-            beyond_F = F.relu(made_BF.flatten(1).var(dim=0) - self._most_F) / self._scale**2
-            adam.zero_grad()
-            (error_BD.square().mean() + self._attack.variance_weight * beyond_F.mean()).backward()
-            adam.step()
 
-    @torch.no_grad()
-    def make(self) -> Tensor:
-        """Return (N, ...) rows; the mean of several draws of the noise."""
-        rows_N = torch.arange(len(self._columns_NC))
-        draws = _DRAWS if self._noise else 1
-        return torch.stack([self._rows(rows_N) for _ in range(draws)]).mean(dim=0)
+        def make(rows_B: Tensor) -> Tensor:
+            noise_BZ = torch.randn(len(rows_B), noise).to(own_NC.device)
+            made_BF = generator(torch.cat([own_NC[rows_B], noise_BZ], dim=1))
+            rows: Tensor = made_BF.reshape(-1, *mean_F.shape) * scale + mean_F
+            return rows
 
-    def _rows(self, rows_B: Tensor) -> Tensor:
-        noise_BZ = torch.randn(len(rows_B), self._noise).to(self._columns_NC.device)
-        made_BF = self._network(torch.cat([self._columns_NC[rows_B], noise_BZ], dim=1))
-        rows: Tensor = made_BF.reshape(-1, *self._mean_F.shape) * self._scale + self._mean_F
-        return rows
+        with seeded(seed, "attacks", self.name):
+            generator = nn.Sequential(
+                nn.Linear(own_NC.shape[1] + noise, self.hidden), nn.ReLU(),
+                nn.Linear(self.hidden, self.hidden), nn.ReLU(),
+                nn.Linear(self.hidden, mean_F.numel()),
+            ).to(view.device)  # fmt: skip
+            adam = torch.optim.Adam(generator.parameters(), lr=self.rate)
+            for _ in range(view.budget.iterations):
+                rows_B = torch.randint(len(h_ND), (self.batch,))
+                made_BF = make(rows_B)
+                error_BD = (encoder(made_BF).float() - h_ND[rows_B]) * weight_D
+                beyond_F = F.relu(made_BF.flatten(1).var(dim=0) - most_F) / scale**2
+                adam.zero_grad()
+                (error_BD.square().mean() + self.variance_weight * beyond_F.mean()).backward()
+                adam.step()
+            draws, every = _DRAWS if noise else 1, torch.arange(len(own_NC))
+            with torch.no_grad():
+                made_NF = torch.stack([make(every) for _ in range(draws)]).mean(dim=0)
+        return Prediction(made_NF.flatten(1).double()[regress.unknown].numpy(force=True))

@@ -171,7 +171,6 @@ class Simulation:
         )
 
     def fit(self, iterations: int) -> None:
-        """Train."""
         with seeded(self._seed, "fit"):
             for _ in range(iterations):
                 seen_B = torch.randint(len(self._h_ND), (self._attack.batch,))
@@ -187,15 +186,12 @@ class Simulation:
         seen_BC, told_BC = self._x_NC[seen_B], self._x_PC[public_B]
         loss = torch.zeros((), device=self._device)
         for judge, real, made in (
-            (self._judge_h, torch.hstack([h_BD, seen_BC]), torch.hstack([simulated_BD, told_BC])),
-            (
-                self._judge_x,
-                torch.hstack([public_BF, told_BC]),
-                torch.hstack([decoded_BF, seen_BC]),
-            ),
+            (self._judge_h, (h_BD, seen_BC), (simulated_BD, told_BC)),
+            (self._judge_x, (public_BF, told_BC), (decoded_BF, seen_BC)),
         ):
-            loss = loss + F.softplus(-judge(real)).mean() + F.softplus(judge(made)).mean()
-            loss = loss + self._attack.penalty * slope_penalty(judge, real, made, slope=0)
+            both = torch.hstack(real), torch.hstack(made)
+            loss = loss + F.softplus(-judge(both[0])).mean() + F.softplus(judge(both[1])).mean()
+            loss = loss + self._attack.penalty * slope_penalty(judge, *both, slope=0)
         self._judge_adam.zero_grad()
         loss.backward()
         self._judge_adam.step()

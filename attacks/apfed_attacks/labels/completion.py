@@ -12,7 +12,6 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -43,12 +42,12 @@ from secure_apfed.seeds import seeded
 __all__ = [
     "PROBES",
     "LabelProbe",
-    "OwnNetwork",
     "fresh_columns",
     "guess_labels",
     "in_parts",
     "known_labels",
     "named",
+    "own_bottom",
     "why_no_label_moves",
 ]
 
@@ -226,44 +225,32 @@ def _majority(view: AdversaryView, labels_N: IntArray) -> Prediction:
     return Prediction(np.tile(shares_K.astype(np.float64), (int((labels_N < 0).sum()), 1)))
 
 
-@dataclass(frozen=True)
-class OwnNetwork:
-    """How the coalition's own networks get below a head.
+def own_bottom(view: AdversaryView, rows_NF: Tensor, *, fresh: bool = False) -> "_Bottom":
+    """Copies of the members' own networks, to be trained below a head on flattened own features.
 
-    Attributes:
-        networks: of the members, in the order of their columns; never trained themselves.
-        shapes: of one row of each member's features.
-        fresh: draw all weights anew, which leaves the architecture alone.
+    The output on these rows has mean 0 and variance 1. Networks stand in the order of
+    `own_columns`; `fresh` draws all weights anew, which leaves the architecture alone.
+
+    Raises:
+        AttackError: weights that cannot be drawn anew.
     """
-
-    networks: tuple[nn.Module, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    fresh: bool
-
-    @classmethod
-    def of(cls, view: AdversaryView, *, fresh: bool = False) -> "OwnNetwork":
-        """The networks of all members, in the order of `own_columns`."""
-        networks = tuple(view.networks[name] for name in view.features)
-        return cls(networks, tuple(tuple(own.shape[1:]) for own in view.features.values()), fresh)
-
-    def bottom(self, rows_NF: Tensor) -> "_Bottom":
-        """A copy to train, whose output on these rows has mean 0 and variance 1."""
-        networks = [copy.deepcopy(network).float() for network in self.networks]
-        for module in (part for network in networks for part in network.modules()):
-            if self.fresh and next(module.parameters(recurse=False), None) is not None:
-                reset = getattr(module, "reset_parameters", None)
-                if reset is None:
-                    raise AttackError(
-                        f"the weights of a {type(module).__name__} cannot be drawn anew for the "
-                        "baseline; give it a reset_parameters method"
-                    )
-                reset()
-        bottom = _Bottom(networks, self.shapes).to(rows_NF.device)
-        # The scale of what the head reads is fixed by the output before training.
-        h_ND = in_parts(bottom, rows_NF)
-        bottom.mean, spread = h_ND.mean(dim=0), h_ND.std(dim=0)
-        bottom.spread = torch.where(spread > 0, spread, 1)
-        return bottom
+    networks = [copy.deepcopy(view.networks[name]).float() for name in view.features]
+    for module in (part for network in networks for part in network.modules()):
+        if fresh and next(module.parameters(recurse=False), None) is not None:
+            reset = getattr(module, "reset_parameters", None)
+            if reset is None:
+                raise AttackError(
+                    f"the weights of a {type(module).__name__} cannot be drawn anew for the "
+                    "baseline; give it a reset_parameters method"
+                )
+            reset()
+    shapes = [tuple(own.shape[1:]) for own in view.features.values()]
+    bottom = _Bottom(networks, shapes).to(rows_NF.device)
+    # The scale of what the head reads is fixed by the output before training.
+    h_ND = in_parts(bottom, rows_NF)
+    bottom.mean, spread = h_ND.mean(dim=0), h_ND.std(dim=0)
+    bottom.spread = torch.where(spread > 0, spread, 1)
+    return bottom
 
 
 class _Bottom(nn.Module):
@@ -297,7 +284,7 @@ def fresh_columns(view: AdversaryView, positions: Tensor, seed: int) -> Tensor |
         return None
     own_NF = own_columns(view, positions).float()
     with seeded(seed, "attacks", "fresh network"):
-        bottom = OwnNetwork.of(view, fresh=True).bottom(own_NF)
+        bottom = own_bottom(view, own_NF, fresh=True)
     return in_parts(bottom, own_NF)
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 from pydantic import Field
 
-from apfed_attacks.interface import FloatArray, Guess, Prediction
+from apfed_attacks.interface import Guess, Prediction
 from apfed_attacks.labels.label_gradients import GradientProbe
 from apfed_attacks.view import AdversaryView
 
@@ -40,18 +40,11 @@ class GradientNorm(GradientProbe):
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         over_time, _, guess = self.seen(view, seed)
+        priors_K = np.array(view.knowledge.priors)
+        sign_K = np.where(np.arange(2) == priors_K.argmin(), 1.0, -1.0)
         attacks = {}
         for name, seen in over_time.items():
             length_N = seen.at(guess.positions).norm(dim=1).double().numpy(force=True)
-            attacks[f"length in the {name}"] = _scores(length_N, np.array(view.knowledge.priors))
+            above_N = length_N - np.quantile(length_N, 1 - priors_K.min())
+            attacks[f"length in the {name}"] = Prediction(above_N[:, None] * sign_K)
         return replace(guess, attacks=attacks)
-
-
-def _scores(length_N: FloatArray, priors_K: FloatArray) -> Prediction:
-    """Return (N, 2): how far a row's length is above the threshold, for the rarer class."""
-    rare = int(priors_K.argmin())
-    threshold = np.quantile(length_N, 1 - priors_K[rare])
-    scores_NK = np.zeros((len(length_N), 2))
-    scores_NK[:, rare] = length_N - threshold
-    scores_NK[:, 1 - rare] = threshold - length_N
-    return Prediction(scores_NK)

@@ -66,7 +66,6 @@ class PseudoLabels(LabelProbe):
 
 
 def _epochs(view: AdversaryView) -> tuple[int, ...]:
-    """Those of which the view holds pseudo-labels, ascending."""
     return tuple(
         epoch
         for epoch in sorted(view.envelopes)

@@ -13,6 +13,7 @@ on this network and trains both further on its own features, which is that paper
 Letters: N observed rows, F columns, D numbers of h, B batch, K classes.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -26,10 +27,10 @@ from apfed_attacks.columns import beside, own_columns
 from apfed_attacks.interface import Guess, Prediction
 from apfed_attacks.labels.completion import (
     LabelProbe,
-    OwnNetwork,
     guess_labels,
     in_parts,
     known_labels,
+    own_bottom,
     why_no_label_moves,
 )
 from apfed_attacks.labels.label_gradients import gradients_over_time, why_no_gradients
@@ -110,9 +111,9 @@ class SemiSupervised(LabelProbe):
         if not view.is_decoy:
             baselines["MixMatch on x"] = match.scores(torch.from_numpy(x_NF), labels_N)
         if self.own_network:
-            own_NF = own_columns(view, positions)
-            attacks = {_TRAINED_FURTHER: match.scores(own_NF, labels_N, OwnNetwork.of(view))}
-            fresh = OwnNetwork.of(view, fresh=True)
+            own_NF, fresh = own_columns(view, positions), partial(own_bottom, view, fresh=True)
+            further = match.scores(own_NF, labels_N, partial(own_bottom, view))
+            attacks = {_TRAINED_FURTHER: further}
             baselines[_FRESH] = match.scores(own_NF, labels_N, fresh)
             again = replace(match, seed=derive_seed(seed, "decoy"))
             decoys[_TRAINED_FURTHER] = again.scores(own_NF, labels_N, fresh)
@@ -145,18 +146,20 @@ class MixMatch:
     seed: int
     device: torch.device
 
-    def scores(self, columns_NF: Tensor, labels_N: Tensor, own: OwnNetwork | None = None) -> Tensor:
+    def scores(
+        self, columns_NF: Tensor, labels_N: Tensor, own: Callable[[Tensor], nn.Module] | None = None
+    ) -> Tensor:
         """Return class probabilities (N, K) by the averaged network.
 
         Args:
             columns_NF: standardised; for an own network its features as they are.
             labels_N: -1 where unknown; at least one is known.
-            own: what is trained below the head.
+            own: these rows -> what is trained below the head.
         """
         options, rows_NF = self.options, columns_NF.float().to(self.device)
         known, other = (labels_N >= 0).nonzero()[:, 0], (labels_N < 0).nonzero()[:, 0]
         with seeded(self.seed, "attacks", "mixmatch"):
-            bottom = nn.Identity() if own is None else own.bottom(rows_NF)
+            bottom = nn.Identity() if own is None else own(rows_NF)
             head = nn.Sequential(
                 bottom, nn.Linear(bottom(rows_NF[:1]).shape[1], options.hidden), nn.ReLU(),
                 nn.Linear(options.hidden, self.classes),

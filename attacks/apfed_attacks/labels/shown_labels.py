@@ -85,7 +85,6 @@ def _votes(x_NF: FloatArray, labels_N: Tensor, classes: int) -> FloatArray:
 
 
 def _with_shown(values_NK: FloatArray, told_N: Tensor) -> FloatArray:
-    """The same, certain of what was told."""
     certain_NK = values_NK.copy()
     told = (told_N >= 0).numpy()
     certain_NK[told] = 0.0

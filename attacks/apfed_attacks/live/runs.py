@@ -124,7 +124,6 @@ class LiveSession(Generic[OfMethod]):
 
     @property
     def recording(self) -> Recording:
-        """What the experimenter holds so far."""
         return Recording.so_far(self.config, self.data, self.session)
 
     def train(
@@ -423,7 +422,6 @@ class LiveRun(LiveSession[ApfedActive]):
         return self.session.play_step(step, script())
 
     def _sum_over(self, names: Sequence[str]) -> None:
-        """Set up a plain sum over just these."""
         contract, settings = self.session.contract, self.config.secure_sum
         if not sum_kind(settings).unsafe:
             raise LocalProtocolError(
@@ -526,7 +524,6 @@ class VotesRun(LiveSession[VotesActive]):
         return asked, votes
 
     def vote_by(self, passive: str, labeller: Labeller) -> None:
-        """Let this passive vote with another labeller from now on."""
         self.voter(passive).labeller = labeller
 
     def voter(self, passive: str) -> VotesPassive:
@@ -536,7 +533,6 @@ class VotesRun(LiveSession[VotesActive]):
         return role
 
     def learn(self) -> None:
-        """Ask honestly, and teach the student."""
         _, votes = self.ask()
         self.learner.take(votes)
 

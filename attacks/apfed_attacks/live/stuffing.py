@@ -34,7 +34,7 @@ from secure_apfed.errors import DataError
 from secure_apfed.seeds import shuffled
 from secure_apfed.settings.alignment import AlignmentSettings
 
-__all__ = ["Stuffed", "Tables", "play_stuffing", "stuff"]
+__all__ = ["Stuffed", "Tables", "play_stuffing"]
 
 _MOST = 2**32 - 1
 _DEALER = "dealer (in memory)"
@@ -48,7 +48,6 @@ class _Boundless(IntersectionAgreement):
 
     @property
     def digest(self) -> bytes:
-        """That of the agreement that it claims to keep."""
         return self.claimed.digest
 
 
@@ -110,10 +109,10 @@ def play_stuffing(
     history: AlignmentHistory | None = None,
     seed: int = 0,
 ) -> tuple[AttackResult, Stuffed]:
-    """Let the adversary stuff its set, and score what it says about the candidates.
+    """Let the adversary stuff its set until the candidates, or the victim's patience, are used up.
 
-    Where the victim refused before anything was learned, the result does not apply, for that
-    reason.
+    What it says about the candidates is scored. Where the victim refused before anything was
+    learned, the result does not apply, for that reason.
 
     Args:
         attack: settings.
@@ -123,8 +122,27 @@ def play_stuffing(
         history: the victim's own; None: it keeps none.
         seed: of the choice of candidates.
     """
-    candidates = tables.candidates(attack.candidates, seed)
-    stuffed = stuff(attack, tables, candidates, settings, role=role, history=history)
+    candidates, own = tables.candidates(attack.candidates, seed), len(tables.own)
+    stuffed, room = Stuffed(), len(candidates) if attack.overstuff else settings.maximum_ids - own
+    for _ in range(attack.intersections):
+        numbers = [n for n in range(len(candidates)) if n not in stuffed.tried][: max(room, 0)]
+        if not numbers:
+            if not stuffed.tried:
+                stuffed.refusal = "the agreed size leaves no room for a guess"
+            break
+        session = f"in memory {fresh_key().hex()}"
+        # With all its customers in the set the run looks as usual.
+        ids = [*tables.own, *(candidates[number] for number in numbers)]
+        try:
+            if history is not None:
+                history.admit(session=session, peers=[role])
+            rows = _intersect(attack, ids, tables.victim, settings, session, role)
+        except (DataError, RemoteProtocolError, IntersectionTooSmallError) as refusal:
+            stuffed.refusal = str(refusal)
+            break
+        stuffed.runs += 1
+        stuffed.tried.update(numbers)
+        stuffed.found.update(numbers[row - own] for row in rows.tolist() if row >= own)
     notes = {
         name: torch.tensor([number in chosen for number in range(len(candidates))])
         for name, chosen in (("tried", stuffed.tried), ("found", stuffed.found))
@@ -142,42 +160,6 @@ def play_stuffing(
     members = torch.tensor([[name in has, False] for name in candidates])
     truth = Truth.of_members(members, classes=2)
     return score(attack, view, attack.run(view, seed), truth, seed), stuffed
-
-
-def stuff(
-    attack: IdStuffing,
-    tables: Tables,
-    candidates: Sequence[str],
-    settings: AlignmentSettings,
-    *,
-    role: Literal["active", "passive"],
-    history: AlignmentHistory | None,
-) -> Stuffed:
-    """Play intersections until the candidates, or the victim's patience, are used up.
-
-    The adversary keeps all its customers in the set, so that the run looks as usual.
-    """
-    stuffed, own = Stuffed(), len(tables.own)
-    room = len(candidates) if attack.overstuff else settings.maximum_ids - own
-    for _ in range(attack.intersections):
-        numbers = [n for n in range(len(candidates)) if n not in stuffed.tried][: max(room, 0)]
-        if not numbers:
-            if not stuffed.tried:
-                stuffed.refusal = "the agreed size leaves no room for a guess"
-            break
-        session = f"in memory {fresh_key().hex()}"
-        ids = [*tables.own, *(candidates[number] for number in numbers)]
-        try:
-            if history is not None:
-                history.admit(session=session, peers=[role])
-            rows = _intersect(attack, ids, tables.victim, settings, session, role)
-        except (DataError, RemoteProtocolError, IntersectionTooSmallError) as refusal:
-            stuffed.refusal = str(refusal)
-            break
-        stuffed.runs += 1
-        stuffed.tried.update(numbers)
-        stuffed.found.update(numbers[row - own] for row in rows.tolist() if row >= own)
-    return stuffed
 
 
 def _intersect(

@@ -52,11 +52,6 @@ class AveragedMembership(Attack):
     candidates: int = Field(4_000, ge=4)
     strangers: Literal["outside", "elsewhere"] = "outside"
 
-    @property
-    def exchangeable(self) -> bool:
-        """No row is released: `run` exchanges errors itself."""
-        return False
-
     def applicable(self, view: AdversaryView) -> str | None:
         if view.description.opens != "weights":
             return f"{view.description}: no weights are averaged"

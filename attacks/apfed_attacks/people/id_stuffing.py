@@ -26,7 +26,8 @@ class IdStuffing(Attack):
     """Stuff as many candidates as the limits allow; those that open are the peer's.
 
     Half of the candidates are IDs that the victim has and the adversary does not. Baseline: one
-    score for all, since nothing but the intersection tells candidates apart.
+    score for all, since nothing but the intersection tells candidates apart. No decoy: what opens
+    is never wrong, so that it has no luck to compare with.
 
     Attributes:
         candidates: IDs that the adversary would like to know about.
@@ -42,11 +43,6 @@ class IdStuffing(Attack):
     candidates: int = Field(400, ge=4)
     intersections: int = Field(1, ge=1)
     overstuff: bool = False
-
-    @property
-    def exchangeable(self) -> bool:
-        """No: what opens is never wrong, so that it has no luck to compare with."""
-        return False
 
     def applicable(self, view: AdversaryView) -> str | None:
         if not view.description.aligned:

@@ -85,7 +85,7 @@ class Membership(Attack):
     confidence compared with that of the shadow models that did not train on the row (offline);
     the confidence as it is (Yeom et al., 2018). Baseline: the mean confidence of the shadow
     models, that is, how easy a row is: what is known of it without asking the model. Decoys: the
-    attacks where each candidate's answer is another's.
+    attacks where each candidate's answer is another's, with the same shadow models.
 
     Attributes:
         shadow_models: S, even; 16 to 64 are usual.
@@ -100,11 +100,6 @@ class Membership(Attack):
     shadow_models: int = Field(32, ge=4, multiple_of=2)
     candidates: int = Field(4_000, ge=4)
     epochs: int | None = Field(None, ge=1)
-
-    @property
-    def exchangeable(self) -> bool:
-        """No row is released: `run` exchanges answers itself, and keeps its shadow models."""
-        return False
 
     def applicable(self, view: AdversaryView) -> str | None:
         if view.answers is None:
