@@ -77,7 +77,7 @@ WORDS = frozenset({"votes"})
 NO_STUDY = frozenset({"apfed_experiments.report"})
 
 # Whoever plays and records runs, and reads views out of them; all other attack code asks a view.
-PLAY_METHODS = frozenset({"apfed_attacks.live", "apfed_attacks.recorded", "apfed_attacks.recorded"})
+PLAY_METHODS = frozenset({"apfed_attacks.live", "apfed_attacks.recorded"})
 
 _Definition = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 

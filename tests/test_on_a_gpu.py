@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from apfed_attacks import ATTACKS, view
-from apfed_attacks import run as trial
+from apfed_attacks import run as mounting
 from apfed_attacks.interface import AttackResult
-from apfed_attacks.live.runs import play, play_active, play_passive
+from apfed_attacks.live.runs import play, play_answers
 from apfed_attacks.live.strategy import ActiveAttack, AnsweringAttack
 from apfed_attacks.people.id_stuffing import IdStuffing
 from apfed_attacks.run import mount
@@ -37,7 +37,7 @@ from secure_apfed.privacy.randomised_response import LABEL_MECHANISMS
 from secure_apfed.runs.outcome import Recording
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
-from tests.attacks.live_runs import live_config
+from tests.attacks.recordings import live_config
 from tests.pretend_device import DEVICES, DeviceError, Pretended, pretend_gpus
 from tests.secure_apfed.small_runs import small_config
 
@@ -263,8 +263,7 @@ def test_an_attack_in_a_live_run_computes_on_its_device(name: str, seen: Pretend
         results = play(attack, config, victims=["passive-1"], rules=())
     else:
         assert isinstance(attack, AnsweringAttack)
-        by = play_active if method == "tvfl" else play_passive
-        results = (by(attack, config, "passive-1"),)
+        results = (play_answers(attack, config, "passive-1"),)
     _check_attack(results, seen)
 
 
@@ -310,8 +309,8 @@ IN_A_RUN: Mapping[str, tuple[Any, str, Any]] = {
 }
 IN_AN_ATTACK: Mapping[str, tuple[Any, str, Any]] = {
     "a view left behind": (view, "_placed", lambda values, device: values),
-    "another GPU": (trial, "find_device", lambda choice: DEVICES[0]),
-    "the CPU": (trial, "find_device", lambda choice: torch.device("cpu")),
+    "another GPU": (mounting, "find_device", lambda choice: DEVICES[0]),
+    "the CPU": (mounting, "find_device", lambda choice: torch.device("cpu")),
 }
 
 

@@ -1,35 +1,53 @@
 """Columns: what an adversary has of each row, its own and released ones, to be learnt from.
 
-Shared by the curious attacks on labels and on features. How both kinds are used together says
-`apfed_attacks.columns`.
+Shared by the curious attacks on labels and on features. Under a guard h may be nearly all noise.
+Beside own features x, columns of unit variance would then drown x, and an attack would fall below
+its baseline while h still tells something. The guard's sigma is public, so an adversary believes
+h less; how much less is best differs, so each degree is a variant of the attack (`beside`,
+`corrected`).
 
-Letters: N rows, F columns.
+Letters: N rows, n of them with known labels, F columns, K classes.
 """
 
-from typing import TypeAlias
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import Field
+from scipy.special import softmax
 from torch import Tensor
 
-from apfed_attacks.interface import Attack
-from apfed_attacks.view import AdversaryView
+from apfed_attacks.interface import Attack, FloatArray
+from apfed_attacks.view import AdversaryView, AttackError
+from secure_apfed.labellers import Spreading
 from secure_apfed.seeds import derive_seed, shuffled
 
 __all__ = [
+    "TRUST",
     "ColumnAttack",
-    "FloatArray",
+    "beside",
+    "corrected",
+    "guessed_once",
     "own_columns",
+    "own_votes",
     "standardised",
     "why_nothing_of_victim",
     "why_nothing_to_read",
 ]
 
-FloatArray: TypeAlias = NDArray[np.float64]
-
 _ROUNDS, _TO_SPARE = 4, 10
+TRUST = (0.03, 0.1, 0.3, 1.0)
+"""How far `corrected` believes releases, one variant for each."""
+_EM_ROUNDS = 5
+_UNLABELLED_WEIGHT = 0.3  # weight of a row whose label is not known
+_LEAST_VARIANCE = 1e-3
+_SMALLEST = 1e-12
+_MOST = 128
+_KEPT: OrderedDict[bytes, FloatArray] = OrderedDict()
 
 
 class ColumnAttack(Attack):
@@ -65,10 +83,8 @@ class ColumnAttack(Attack):
         return torch.cat([seen[known], others[:room]]).sort().values
 
 
-def why_nothing_to_read(attack: Attack, view: AdversaryView) -> str | None:
-    """Return why this view gives `attack`, on released representations, nothing to read."""
-    if reason := attack.wrong_role(view):
-        return reason
+def why_nothing_to_read(view: AdversaryView) -> str | None:
+    """Return why this view gives an attack on released representations nothing to read."""
     if view.description.released_by is None:
         return f"{view.description}: no party releases a representation"
     if not view.epochs:
@@ -78,9 +94,9 @@ def why_nothing_to_read(attack: Attack, view: AdversaryView) -> str | None:
     return None
 
 
-def why_nothing_of_victim(attack: Attack, view: AdversaryView) -> str | None:
-    """Return why `attack`, on the victim's representations, has none of them to read."""
-    reason = why_nothing_to_read(attack, view)
+def why_nothing_of_victim(view: AdversaryView) -> str | None:
+    """Return why this view gives an attack on the victim's representations none of them."""
+    reason = why_nothing_to_read(view)
     victim = view.knowledge.victim
     if reason is None and victim not in view.senders(view.epochs[-1]):
         return f"{view.description}: {victim} releases no representation to {view.name}"
@@ -93,18 +109,17 @@ def own_columns(view: AdversaryView, positions: Tensor) -> Tensor:
     A member that does not hold everybody has the mean of those whom it holds in place of the
     others, and one more column, which is 1 for these.
     """
-    return torch.cat([_columns_of(view, name, positions) for name in view.features], dim=1)
-
-
-def _columns_of(view: AdversaryView, name: str, positions: Tensor) -> Tensor:
-    own_A = view.features[name]
-    own_NF = own_A[positions].flatten(1)
-    if name not in view.held:
-        return own_NF
-    known_F = own_A[view.held[name]].flatten(1)
-    mean_F = known_F.mean(dim=0) if len(known_F) else own_NF.new_zeros(own_NF.shape[1])
-    unknown_N1 = ~view.holds(name, positions)[:, None].to(own_NF.device)
-    return torch.hstack([torch.where(unknown_N1, mean_F, own_NF), unknown_N1.to(own_NF.dtype)])
+    columns = []
+    for name, own_A in view.features.items():
+        own_NF = own_A[positions].flatten(1)
+        if name in view.held:
+            known_F = own_A[view.held[name]].flatten(1)
+            mean_F = known_F.mean(dim=0) if len(known_F) else own_NF.new_zeros(own_NF.shape[1])
+            unknown_N1 = ~view.holds(name, positions)[:, None].to(own_NF.device)
+            filled_NF = torch.where(unknown_N1, mean_F, own_NF)
+            own_NF = torch.hstack([filled_NF, unknown_N1.to(own_NF.dtype)])
+        columns.append(own_NF)
+    return torch.cat(columns, dim=1)
 
 
 def standardised(columns_NF: Tensor, *, components: int, seed: int) -> FloatArray:
@@ -139,3 +154,87 @@ def _principal_components(values_NF: Tensor, count: int, seed: int) -> Tensor:
     signed_Q = sizes_Q * right_QF.gather(1, largest_Q1)[:, 0].sign()
     found_NC: Tensor = range_NQ @ (left_QQ * signed_Q)[:, :count]
     return found_NC
+
+
+def beside(name: str, released_NF: FloatArray, own_NF: FloatArray) -> dict[str, FloatArray]:
+    """Return released columns and own ones side by side, once for each weight of the former.
+
+    Both are standardised; `name` is that of the released ones, for the names of the results.
+    """
+    weights = {"": 1.0, "0.3 ": 0.3, "0.1 ": 0.1}
+    return {
+        f"{said}{name} and x": np.hstack([weight * released_NF, own_NF])
+        for said, weight in weights.items()
+    }
+
+
+def corrected(
+    prior_NK: FloatArray, released_NF: FloatArray, labels_N: NDArray[np.int64], trust: float
+) -> FloatArray:
+    """Return class probabilities (N, K): what own features tell, corrected by released ones.
+
+    Each class is a Gaussian around a mean of its released columns, one variance for all classes.
+    Few labels tell little of the means, so all rows do, each as far as it seems to be of a class,
+    rows without a label with a smaller weight; what own features tell of a row stands in for the
+    shares of the classes (semi-supervised expectation maximisation; Nigam et al., 2000, Text
+    Classification from Labeled and Unlabeled Documents using EM, Section 5, EM-lambda).
+
+    Args:
+        prior_NK: class probabilities by own columns.
+        released_NF: standardised.
+        labels_N: -1 where unknown.
+        trust: how far releases are believed, 0 to 1: the power of their likelihood. Below 1 since
+            neither the columns nor the two sources are independent.
+    """
+    known_N = labels_N >= 0
+    given_nK = np.eye(prior_NK.shape[1])[labels_N[known_N]]
+    log_prior_NK = np.log(np.maximum(prior_NK, _SMALLEST))
+    weight_N1 = np.where(known_N, 1.0, _UNLABELLED_WEIGHT)[:, None]
+    posterior_NK = prior_NK.copy()
+    for _ in range(_EM_ROUNDS):
+        posterior_NK[known_N] = given_nK
+        share_NK = weight_N1 * posterior_NK
+        size_K1 = np.maximum(share_NK.sum(axis=0), _SMALLEST)[:, None]
+        mean_KF = share_NK.T @ released_NF / size_K1
+        between_F = (size_K1 * mean_KF**2).sum(axis=0) / size_K1.sum()
+        within_F = np.maximum((released_NF**2).mean(axis=0) - between_F, _LEAST_VARIANCE)
+        distance_NK = (released_NF / within_F) @ mean_KF.T - 0.5 * (mean_KF**2 / within_F).sum(1)
+        posterior_NK = softmax(log_prior_NK + trust * distance_NK, axis=1)
+    return posterior_NK
+
+
+def guessed_once(guess: Callable[[], FloatArray], *made_of: NDArray[Any] | str | int) -> FloatArray:
+    """Return what `guess` returns, or returned where it was made of the same; nobody changes it.
+
+    What an adversary would guess without the run is the same for every run on the same data and
+    seed, so that a process which attacks many keeps the last guesses.
+    """
+    digest = hashlib.sha256()  # of values and their types: no two lists of them have the same
+    for part in made_of:
+        if isinstance(part, np.ndarray):
+            assert part.dtype.kind in "bif"  # whose bytes are their values
+            digest.update(repr((part.dtype.str, part.shape)).encode())
+            digest.update(np.ascontiguousarray(part).data)
+        else:
+            digest.update(repr((type(part).__name__, part)).encode())
+    key = digest.digest()
+    if key not in _KEPT:
+        _KEPT[key] = guess()
+        _KEPT[key].setflags(write=False)
+        if len(_KEPT) > _MOST:
+            _KEPT.popitem(last=False)
+    _KEPT.move_to_end(key)
+    return _KEPT[key]
+
+
+def own_votes(
+    features_UF: FloatArray, labelled_n: Tensor, labels_n: Tensor, classes: int
+) -> FloatArray:
+    """What a party would vote itself, with label spreading; its places of labelled rows ascend.
+
+    Raises:
+        AttackError: nothing is labelled.
+    """
+    if not len(labelled_n):
+        raise AttackError("no row is labelled, so nobody can vote")
+    return Spreading().label(features_UF, labelled_n.numpy(), labels_n.numpy(), classes)

@@ -16,20 +16,15 @@ from pydantic import Field
 from torch import Tensor
 
 from apfed_attacks.view import AdversaryView, Behaviour, Role
-from secure_apfed.errors import ApfedError
 from secure_apfed.settings import Settings
 
-__all__ = ["Attack", "AttackError", "AttackResult", "FloatArray", "Guess", "Prediction", "Target"]
+__all__ = ["Attack", "AttackResult", "FloatArray", "Guess", "Prediction", "Target"]
 
 Target: TypeAlias = Literal["labels", "features", "membership"]
-FloatArray: TypeAlias = NDArray[np.floating[Any]]
+FloatArray: TypeAlias = NDArray[np.float64]
 
 
 _COUNTED = ("labels_per_class", "shadow_rows")  # options of which the knowledge tells
-
-
-class AttackError(ApfedError):
-    """An attack was set up or scored in a way that would make its figures untrue."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +40,9 @@ class Prediction:
 
     values: FloatArray
     clusters: bool = False
+
+    def at(self, rows: NDArray[Any]) -> "Prediction":
+        return Prediction(self.values[rows], self.clusters)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -109,30 +107,25 @@ class Attack(Settings, ABC):
     def exchangeable(self) -> bool:
         """Whether it reads releases of rows, so that exchanging them makes a decoy.
 
-        An attack that reads something else gives its own decoys, or says why it needs none.
+        An attack on membership reads none: it gives its own decoys, or says why it needs none.
         """
-        return True
-
-    def wrong_role(self, view: AdversaryView) -> str | None:
-        """Return why the party of this view does not mount this attack, or None if it does."""
-        if view.role in self.roles:
-            return None
-        return (
-            f"{self.name} is mounted by the {' or '.join(self.roles)} party, not by the {view.role}"
-        )
+        return self.target != "membership"
 
     def why_not(self, view: AdversaryView) -> str | None:
-        """Return why there is nothing to guess here or to guess it from, or None."""
+        """Return why this party has nothing to guess here or to guess it from, or None."""
         if self.target != "membership" and not view.description.aligned:
             return (
                 f"{view.description}: nobody is aligned, so no position is the same person's at "
                 "two parties, and there is no row to guess"
             )
+        if view.role not in self.roles:
+            roles = " or ".join(self.roles)
+            return f"{self.name} is mounted by the {roles} party, not by the {view.role}"
         return self.applicable(view)
 
     @abstractmethod
     def applicable(self, view: AdversaryView) -> str | None:
-        """Return why this attack says nothing about this view, or None if it applies."""
+        """Return why this attack finds nothing to read in the view of a party of its roles."""
 
     @abstractmethod
     def run(self, view: AdversaryView, seed: int) -> Guess:
@@ -163,8 +156,8 @@ class AttackResult:
             applicable.
         knowledge: what the adversary was declared to know.
         counts: "known" and "scored" rows.
-        risk: how unevenly the best variant hurts, as `apfed_attacks.scoring` defines it: by class, and
-            for the tenth of the people that it hurts most.
+        risk: how unevenly the best variant hurts, by class,
+            and for the tenth of the people that it hurts most.
         roc: of an attack on membership, (false, true positive rate) of the best variant.
         seed: of the attack and of the choice of known rows.
     """

@@ -6,84 +6,57 @@ Run by: whoever holds the recording of all parties, which no real party does. At
 
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from typing import Literal, TypeAlias, cast
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from apfed_attacks.scoring import Truth
 from apfed_attacks.view import (
     AdversaryView,
     Agreed,
     AttackError,
     Behaviour,
     Budget,
+    Candidates,
     Exchange,
     Knowledge,
     KnownRows,
     Opened,
     Played,
     Role,
+    Sent,
+    Side,
 )
 from secure_apfed.config import Config
 from secure_apfed.data import UNLABELLED, PartyTable
-from secure_apfed.exchange import Flow
-from secure_apfed.methods.alignment import positions_of
+from secure_apfed.methods.alignment import positions_of, rows_among
+from secure_apfed.methods.averaging import LinearViews
+from secure_apfed.methods.multiview import MultiviewSettings, Pull
 from secure_apfed.methods.terms import objective_of, settings_of
+from secure_apfed.models import SequenceEncoder
 from secure_apfed.runs.outcome import Recording
 from secure_apfed.seeds import derive_seed, shuffled
 
 __all__ = [
-    "Truth",
+    "Strangers",
     "class_priors",
     "exchange_of",
+    "reveal_candidates",
     "reveal_encoder",
     "reveal_features",
     "reveal_labels",
+    "reveal_people",
     "reveal_public",
+    "trained_alike",
     "truth_of",
     "view_of",
 ]
 
-# Adversaries that hold no table; their names say their roles.
-_ROLES: Mapping[str, Role] = {
-    "aggregator": "aggregator",
-    "eavesdropper": "eavesdropper",
-    "outsider": "outsider",
-}
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Truth:
-    """What the scorer compares with.
-
-    Attributes:
-        classes: K; 0 where labels are numbers.
-        labels: (A,) int64 by alignment position, or such numbers; `UNLABELLED` where nobody knows
-            one, so that no guess there can be right or wrong.
-        trained: (T,) int64 alignment positions of the training rows, ascending; those that the
-            victim holds.
-        features: party -> (A, ...) by alignment position; NaN where it does not hold the person.
-        members: (n, 2) bool: whether each candidate of an attack on membership trained the
-            model, and whether it was aligned.
-    """
-
-    classes: int
-    labels: Tensor
-    trained: Tensor
-    features: Mapping[str, Tensor]
-    members: Tensor = field(default_factory=lambda: torch.empty(0, 2, dtype=torch.bool))
-
-    @property
-    def labelled(self) -> Tensor:
-        """Those of `trained` with a label: the only ones that labels are drawn and scored from."""
-        return self.trained[self.labels[self.trained] != UNLABELLED]
-
-    @classmethod
-    def of_members(cls, members: Tensor, *, classes: int) -> "Truth":
-        """The truth about candidates alone."""
-        nothing = torch.empty(0, dtype=torch.int64)
-        return cls(classes, nothing, nothing, {}, members)
+Strangers: TypeAlias = Literal["outside", "elsewhere"]
+"""People who did not train at a party: of no party's training, or of another passive's."""
 
 
 def truth_of(recording: Recording, victim: str | None = None) -> Truth:
@@ -222,15 +195,17 @@ def view_of(
     Raises:
         AttackError: no party, one that the run does not have, or one named twice.
     """
-    tables = _tables(recording)
-    known = (*tables, *_ROLES)
+    tables, active = _tables(recording), recording.data.active.name
+    known = (*tables, "aggregator", "eavesdropper", "outsider")  # whoever holds a table, or none
     if not parties or len(set(parties)) != len(parties) or not set(parties) <= set(known):
         raise AttackError(
             f"an adversary is one or several of {', '.join(known)}, each once; got {list(parties)}"
         )
     members, transcript = set(parties), recording.transcript
+    first = parties[0]
+    role = "active" if first == active else "passive" if first in tables else first
     return AdversaryView(
-        role=_role(recording, parties[0]),
+        role=cast(Role, role),
         parties=tuple(parties),
         behaviour=behaviour,
         description=exchange_of(recording.config),
@@ -238,17 +213,19 @@ def view_of(
             epoch: tuple(item for item in envelopes if {item.sender, item.receiver} & members)
             for epoch, envelopes in transcript.kept.items()
         },
-        flows=tuple(flow for flow in transcript.flows if _sees(members, flow)),
-        opened=(transcript.opened if opened is None else opened)
-        if recording.data.active.name in members
-        else {},
+        flows=tuple(
+            flow
+            for flow in transcript.flows
+            if "eavesdropper" in members or {flow.sender, flow.receiver} & members
+        ),
+        opened={} if active not in members else transcript.opened if opened is None else opened,
         agreed=_agreed(recording),
         played=played,
         features=_features(recording, parties),
         labels=_labels(recording, parties),
-        held=_held(recording, tuple(tables) if recording.data.active.name in members else parties),
+        held=_held(recording, tuple(tables) if active in members else parties),
         networks=_networks(recording, members),
-        answers=_answers(recording) if parties[0] == "outsider" else None,
+        answers=_answers(recording) if first == "outsider" else None,
         knowledge=knowledge,
         budget=budget or Budget(),
     )
@@ -269,35 +246,32 @@ _OPENS: Mapping[str, Opened] = {
 def exchange_of(config: Config) -> Exchange:
     """What the parties of a run exchange: the only place where attacks ask what a method is."""
     happens = config.method.happens
-    passives, shown = "passives send representations" in happens, "labels are shown" in happens
+    side: Side = "passives" if "passives send representations" in happens else "active"
+    labels: Sent = "shown" if "labels are shown" in happens else "encrypted"
     return Exchange(
         name=config.method.name,
-        released_by=("passives" if passives else "active")
-        if "representations are sent" in happens
-        else None,
+        released_by=side if "representations are sent" in happens else None,
         returns_gradients="gradients are returned" in happens,
         opens=next((opened for word, opened in _OPENS.items() if word in happens), None),
-        labels=("shown" if shown else "encrypted") if "passives vote" in happens else None,
+        labels=labels if "passives vote" in happens else None,
         aligned="people are aligned" in happens,
     )
 
 
 def _tables(recording: Recording) -> dict[str, PartyTable]:
-    data = recording.data
-    return {party.name: party for party in data.tables}
+    return {table.name: table for table in recording.data.tables}
 
 
 def _agreed(recording: Recording) -> dict[str, Agreed]:
     config = recording.config
     if exchange_of(config).opens != "gradients":
         return {}
+    names, clip = [table.name for table in recording.data.passives], config.secure_sum.clip
     return {
-        table.name: Agreed(
-            objective=objective_of(config, table.name),
-            weight=settings_of(config, table.name).weight,
-            clip=config.secure_sum.clip,
+        name: Agreed(
+            objective=objective_of(config, name), weight=settings_of(config, name).weight, clip=clip
         )
-        for table in recording.data.passives
+        for name in names
     }
 
 
@@ -343,18 +317,6 @@ def _networks(recording: Recording, members: Collection[str]) -> dict[str, nn.Mo
     return {name: copy.deepcopy(network) for name, network in kept.items() if name in members}
 
 
-def _role(recording: Recording, party: str) -> Role:
-    if party == recording.data.active.name:
-        return "active"
-    if party in _tables(recording):
-        return "passive"
-    return _ROLES[party]
-
-
-def _sees(members: set[str], flow: Flow) -> bool:
-    return "eavesdropper" in members or bool({flow.sender, flow.receiver} & members)
-
-
 def _answers(recording: Recording) -> Callable[[Tensor], Tensor] | None:
     """The finished model behind an interface that answers with log-probabilities (n, K)."""
     model = recording.model
@@ -369,3 +331,131 @@ def _answers(recording: Recording) -> Callable[[Tensor], Tensor] | None:
         return scores_NK.log_softmax(1).to(features_N.device)
 
     return ask
+
+
+def reveal_candidates(recording: Recording, most: int, seed: int) -> tuple[Candidates, Tensor]:
+    """Choose equally many rows that trained the active's model and that did not, `most` in all.
+
+    Returns:
+        The candidates, mixed, and (n, 2) bool: who trained the model, and who was aligned.
+
+    Raises:
+        AttackError: fewer than two rows with a label trained, or did not.
+    """
+    data, config = recording.data, recording.config
+    aligned = recording.alignment.get(data.active.name)  # None: it trained alone
+    only = None if config.train.use_unaligned else aligned
+    trained, rest = (
+        _with_label(data.active, rows)
+        for rows in (rows_among(data.train_rows, only), data.test_rows)
+    )
+    labels_N, count = data.active.labels, min(most // 2, len(trained), len(rest))
+    if count < 2 or labels_N is None:
+        raise AttackError(
+            f"{len(trained)} rows with a label trained and {len(rest)} did not; an attack on "
+            "membership needs two of each"
+        )
+    (rows,), inside_n = _mixed([trained], [rest], count, seed)
+    common = rows[:0] if aligned is None else aligned
+    members = torch.stack([inside_n, torch.isin(rows, common)], dim=1)
+    return Candidates(data.active.features[rows], labels_N[rows], config.train), members
+
+
+def reveal_people(
+    recording: Recording, adversary: str, victim: str, most: int, seed: int, strangers: Strangers
+) -> tuple[Candidates, Tensor]:
+    """Choose as many people whom `victim` trained on as others, of a run whose parties share none.
+
+    The adversary's own people are not asked about; `strangers` says who the others are.
+
+    Returns:
+        The candidates, mixed, and (n, 2) bool: who trained at the victim; nobody is aligned.
+
+    Raises:
+        AttackError: fewer than two of either.
+    """
+    data = recording.data
+    tables = {table.name: table for table in data.tables}
+    trained = {name: own.train_rows for name in tables if (own := data.own(name)) is not None}
+    inside = [(tables[victim], trained[victim])]
+    outside = [(data.active, data.test_rows)]
+    if strangers == "elsewhere":
+        others = [table for table in data.passives if table.name not in (adversary, victim)]
+        outside = [(table, trained[table.name]) for table in others]
+    members, rest = _rows_of(inside), _rows_of(outside)
+    count = min(most // 2, len(members[1]), len(rest[1]))
+    if count < 2:
+        raise AttackError(
+            f"{victim} trained on {len(members[1])} people, and there are {len(rest[1])} others "
+            f"({strangers}); an attack on membership needs two of each"
+        )
+    (features_n, labels_n), inside_n = _mixed(members, rest, count, seed)
+    told_n2 = torch.stack([inside_n, torch.zeros_like(inside_n)], dim=1)
+    return Candidates(features_n, labels_n, recording.config.train), told_n2
+
+
+def _mixed(
+    inside: Sequence[Tensor], outside: Sequence[Tensor], count: int, seed: int
+) -> tuple[list[Tensor], Tensor]:
+    """Choose `count` of both, in an order that says nothing; and which of these are inside."""
+    chosen = [
+        [part[shuffled(torch.arange(len(part)), seed, "attacks", name)[:count]] for part in parts]
+        for name, parts in (("members", inside), ("others", outside))
+    ]
+    order = shuffled(torch.arange(2 * count), seed, "attacks", "candidates")
+    return [torch.cat(parts)[order] for parts in zip(*chosen, strict=True)], order < count
+
+
+def _with_label(table: PartyTable, rows: Tensor) -> Tensor:
+    return rows[:0] if table.labels is None else rows[table.labels[rows] != UNLABELLED]
+
+
+def _rows_of(parts: Sequence[tuple[PartyTable, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Features and labels of the labelled ones of these rows of tables, which all hold labels."""
+    if not parts:
+        return torch.empty(0), torch.empty(0, dtype=torch.int64)
+    features, labels = [], []
+    for table, of_table in parts:
+        assert table.labels is not None
+        rows = _with_label(table, of_table)
+        features.append(table.features[rows])
+        labels.append(table.labels[rows])
+    return torch.cat(features), torch.cat(labels)
+
+
+def trained_alike(
+    recording: Recording, seed: int
+) -> Callable[[Tensor, Tensor], Callable[[Tensor], Tensor]]:
+    """Return how a party of the run would train on rows (n, ...) and labels (n,) alone.
+
+    What comes of it is a function rows -> scores (N, K). GRUs are taken as the parties averaged
+    them.
+    """
+    config, model, data = recording.config, recording.model, recording.data
+    assert isinstance(model, nn.Sequential)
+    encoder, classes = copy.deepcopy(model[0]), len(data.classes)
+    columns = [view.columns for view in data.active.views.values()]
+    settings = MultiviewSettings.of(config)
+
+    @torch.no_grad()
+    def parts(rows_N: Tensor) -> list[Tensor]:
+        if isinstance(encoder, SequenceEncoder):
+            rows_N = rows_N.to(next(encoder.to(rows_N.device).parameters()).dtype)
+            return [part.double().cpu() for part in encoder.parts(rows_N)]
+        return [rows_N.flatten(1)[:, view].double().cpu() for view in columns]
+
+    def train(rows_n: Tensor, labels_n: Tensor) -> Callable[[Tensor], Tensor]:
+        eta_n1 = torch.full((len(rows_n), 1), settings.eta, dtype=torch.float64)
+        truth_nK = F.one_hot(labels_n, classes).double()
+        pull = Pull(truth_nK.numpy(), eta_n1.numpy())
+        views = LinearViews.begin(settings, parts(rows_n), pull, owner="adversary", seed=seed)
+        views.train(0)
+        weights = [torch.from_numpy(view.weights_FC) for view in views.views]
+
+        def scores(rows_N: Tensor) -> Tensor:
+            said = [part @ one for part, one in zip(parts(rows_N), weights, strict=True)]
+            return torch.stack(said).mean(dim=0)
+
+        return scores
+
+    return train

@@ -3,23 +3,64 @@
 Run by: the experimenter, who holds the recording of all parties.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import cache
 
+import numpy as np
 import torch
 from pydantic import ValidationError
+from sklearn import config_context
+from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]  # no annotations
 from torch import Tensor
 
 from apfed_attacks import ATTACKS
-from apfed_attacks.interface import Attack, AttackResult, Guess
-from apfed_attacks.run import Trial
+from apfed_attacks.interface import Attack, AttackResult, Guess, Prediction
+from apfed_attacks.live.strategy import AnsweringAttack
+from apfed_attacks.people.averaged_membership import AveragedMembership
+from apfed_attacks.recorded import (
+    class_priors,
+    exchange_of,
+    reveal_candidates,
+    reveal_encoder,
+    reveal_features,
+    reveal_labels,
+    reveal_people,
+    reveal_public,
+    trained_alike,
+    truth_of,
+    view_of,
+)
+from apfed_attacks.scoring import Truth, not_applicable, score
+from apfed_attacks.view import (
+    AdversaryView,
+    AttackError,
+    Budget,
+    Knowledge,
+    Played,
+    positions_seen,
+)
 from secure_apfed.config import AttackChoice
 from secure_apfed.config.file import describe
 from secure_apfed.errors import ConfigError
+from secure_apfed.learning.descent import find_device
 from secure_apfed.runs.outcome import Recording
-from secure_apfed.seeds import undisturbed
+from secure_apfed.seeds import shuffled, undisturbed
 from secure_apfed.settings import unknown_name
+from secure_apfed.tasks import TASKS
 
-__all__ = ["ALL", "expand", "full_suite", "headlines", "mount", "prepare"]
+__all__ = [
+    "ALL",
+    "Trial",
+    "exchanged",
+    "expand",
+    "full_suite",
+    "headlines",
+    "mount",
+    "prepare",
+    "with_decoys",
+]
 
 ALL = "all"
 """The name that stands for every attack, as in `attacks: all`."""
@@ -118,16 +159,14 @@ def headlines(results: Sequence[AttackResult]) -> tuple[AttackResult, ...]:
     Advantages of different attacks compare only where their `metric` is the same. Where an
     attack applied to nobody, its first result stands for it.
     """
-    worst: dict[str, AttackResult] = {}
+
+    def rank(result: AttackResult) -> float:
+        return float("-inf") if result.advantage is None else result.advantage
+
+    of_attack: defaultdict[str, list[AttackResult]] = defaultdict(list)
     for result in results:
-        past = worst.get(result.attack)
-        if past is None or _rank(result) > _rank(past):
-            worst[result.attack] = result
-    return tuple(worst.values())
-
-
-def _rank(result: AttackResult) -> float:
-    return float("-inf") if result.advantage is None else result.advantage
+        of_attack[result.attack].append(result)
+    return tuple(max(found, key=rank) for found in of_attack.values())
 
 
 def _pairs(attack: Attack, recording: Recording) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -144,3 +183,185 @@ def _pairs(attack: Attack, recording: Recording) -> Iterator[tuple[tuple[str, ..
                 # Parties of one role exchange nothing with each other.
                 if victim not in of_role:
                     yield parties, victim
+
+
+# What computes in threads; looked up once, since it reads the list of all loaded libraries.
+_libraries = cache(ThreadpoolController)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One attack by one adversary on one victim.
+
+    Attributes:
+        attack, recording: what is mounted on what.
+        parties: the adversary, and those that collude with it; victim: who holds what it is after.
+        seed: of the known rows and of the attack.
+        opened: step -> (B, D) sums as the active decoded them, instead of those recorded.
+        device: where the attack computes; by default where the run did.
+        on_score: told of a result that applies, with the guess that it scores.
+        played: what the adversary played in place of its part.
+    """
+
+    attack: Attack
+    recording: Recording
+    parties: tuple[str, ...]
+    victim: str
+    _: KW_ONLY
+    seed: int
+    opened: Mapping[int, Tensor] | None = None
+    device: torch.device | None = None
+    on_score: Callable[[AttackResult, Guess], None] | None = None
+    played: Played | None = None
+
+    def result(self) -> AttackResult:
+        attack, view = self.attack, self.view(self.ignorance())
+        task = self.recording.config.task
+        if (other_task := TASKS[task].not_attacked.get(attack.target)) is not None:
+            return not_applicable(attack, view, f"task is {task}: {other_task}", self.seed)
+        try:
+            knowledge, truth = self.known()
+            view = self.view(knowledge)
+            if (reason := attack.why_not(view)) is not None:
+                return not_applicable(attack, view, reason, self.seed)
+            guess = self._guess(view)
+            result = score(attack, view, guess, truth, self.seed)
+        except AttackError as error:
+            return not_applicable(attack, view, attack.why_not(view) or str(error), self.seed)
+        if self.on_score is not None:
+            self.on_score(result, guess)
+        return result
+
+    def _guess(self, view: AdversaryView) -> Guess:
+        # Small fits get slower with more threads, and their sums would differ.
+        with _libraries().limit(limits=1), config_context(skip_parameter_validation=True):
+            guess = self.attack.run(view, self.seed)
+            decoy = exchanged(view, self.seed) if self.attack.exchangeable else None
+            if decoy is None:
+                return guess
+            try:
+                lucky = self.attack.run(decoy, self.seed)
+            except AttackError:
+                return guess  # what the attack found is told, whatever becomes of its decoy
+            return with_decoys(guess, lucky)
+
+    def view(self, knowledge: Knowledge) -> AdversaryView:
+        budget = Budget(iterations=self.attack.iterations, device=self._device)
+        return view_of(
+            self.recording,
+            self.parties,
+            knowledge=knowledge,
+            behaviour=self.attack.behaviour,
+            budget=budget,
+            opened=self.opened,
+            played=self.played,
+        )
+
+    @property
+    def _device(self) -> torch.device:
+        return self.device or find_device(self.recording.config.train.device)
+
+    def ignorance(self) -> Knowledge:
+        return Knowledge(classes=len(self.recording.data.classes), victim=self.victim)
+
+    def known(self) -> tuple[Knowledge, Truth]:
+        """What the adversary is told, and what its guess will be compared with."""
+        attack, recording, victim, seed = self.attack, self.recording, self.victim, self.seed
+        knowledge = self.ignorance()
+        if attack.target == "membership":
+            if isinstance(attack, AveragedMembership):
+                if exchange_of(recording.config).opens != "weights":
+                    raise AttackError("the parties average no weights")
+                candidates, members = reveal_people(
+                    recording, self.parties[0], victim, attack.candidates, seed, attack.strangers
+                )
+                knowledge = replace(knowledge, alike=trained_alike(recording, seed))
+            else:
+                candidates, members = reveal_candidates(recording, attack.candidates, seed)
+                knowledge = replace(knowledge, architecture=recording.config.model)
+            knowledge = replace(knowledge, candidates=candidates)
+            truth = Truth.of_members(members, classes=knowledge.classes)
+        else:
+            truth = truth_of(recording, victim)
+            knowledge = replace(
+                knowledge,
+                labels=reveal_labels(recording, attack.labels_per_class, seed),
+                priors=class_priors(truth) if attack.priors else None,
+                shadow=reveal_features(recording, victim, attack.shadow_rows, seed),
+                encoder=reveal_encoder(recording, victim) if attack.white_box else None,
+            )
+            if isinstance(attack, AnsweringAttack):
+                public = reveal_public(recording, (*self.parties, victim), attack.people, seed)
+                knowledge = replace(knowledge, public=public)
+        return knowledge.to(self._device), truth
+
+
+def exchanged(view: AdversaryView, seed: int) -> AdversaryView | None:
+    """Return `view` with every release attributed to another row; None if it shows no two rows.
+
+    What an attack reaches has a part that is luck and a part that is the mere number of its
+    variants: columns of noise beside the own features make a probe better or worse by chance, and
+    of many such probes the best looks good. A decoy has the same luck and knows nothing of any row.
+    Where releases are independent of all that the adversary has, an attack and its decoys are
+    exchangeable, so the expected advantage is exactly 0, whatever the attack (a permutation test;
+    Good, 2005, Permutation, Parametric, and Bootstrap Tests of Hypotheses, Section 1.2). Where they
+    are a function of what it has, they say nothing new either, but exchanging them breaks that tie,
+    too; baselines that compute such functions are the attack's to give.
+
+    The order is the same in all epochs. Exchanged among themselves are rows of which as much was
+    seen: people whom a malicious adversary asked about; rows that trained, which got gradients or
+    pseudo-labels, or of which a sum was opened; and the others, which are test rows; of each,
+    people whom the victim holds and those whom it does not. So a decoy speaks of the same rows.
+    """
+    observed, answered = positions_seen(view)
+    asked = observed[:0] if view.played is None else view.played.notes.get("people", observed[:0])
+    groups = {
+        "asked": asked.unique(),
+        "answered": answered[~torch.isin(answered, asked)],
+        "others": observed[~torch.isin(observed, torch.cat([asked, answered]))],
+    }
+    every = torch.cat(list(groups.values()))
+    if len(every) < 2:
+        return None
+    stands_for = torch.arange(int(every.max()) + 1)
+    for name, group in groups.items():
+        held_N = view.holds(view.knowledge.victim, group)
+        for part, rows in ((name, group[held_N]), (f"{name}, not held", group[~held_N])):
+            order = shuffled(rows, seed, "attacks", "decoy", part)
+            stands_for[order] = order.roll(1)  # so that of two rows or more none keeps its own
+    return replace(view, stands_for=stands_for)
+
+
+def with_decoys(guess: Guess, decoy: Guess) -> Guess:
+    """Return `guess` with what the attack guessed from exchanged releases as its decoys.
+
+    Where rows are missing from some epochs the two may be about different rows; those that both
+    guess are kept.
+
+    Raises:
+        AttackError: exchanging the releases changed nothing, so that the decoys would hide all that
+            the attack found.
+    """
+    if torch.equal(guess.positions, decoy.positions) and all(
+        np.array_equal(prediction.values, decoy.attacks[name].values, equal_nan=True)
+        for name, prediction in guess.attacks.items()
+        if name in decoy.attacks
+    ):
+        raise AttackError(
+            "exchanging releases between rows changes nothing: either all rows' are the same, or "
+            "the attack reads them other than by apfed_attacks.view"
+        )
+    common_N = torch.isin(guess.positions, decoy.positions)
+    positions, order = guess.positions[common_N], decoy.positions.argsort()
+    found = order[torch.searchsorted(decoy.positions[order], positions)]
+
+    def kept(predictions: Mapping[str, Prediction], rows: Tensor) -> dict[str, Prediction]:
+        return {name: prediction.at(rows.numpy()) for name, prediction in predictions.items()}
+
+    return Guess(
+        positions=positions,
+        attacks=kept(guess.attacks, common_N),
+        baselines=kept(guess.baselines, common_N),
+        references=kept(guess.references, common_N),
+        decoys=kept(decoy.attacks, found),
+    )

@@ -1,57 +1,200 @@
 """Compares what an attack guessed with the truth, beside its baselines.
 
 Run by: the experimenter. The only module besides `apfed_attacks.recorded` that handles `Truth`.
+Figures are those that scikit-learn lacks or splits; of each guess also how unevenly it hurts, since
+an average hides people: an attack that is useless on most rows and sure of a few harms those few.
+
+Letters: N scored rows, K classes, F features, n candidates.
 """
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.metrics import roc_auc_score
+from scipy.optimize import linear_sum_assignment
+from scipy.special import softmax
+from scipy.stats import rankdata
+from sklearn.metrics import confusion_matrix, recall_score, roc_auc_score, roc_curve
+from torch import Tensor
+from torch.nn import functional
 
 from apfed_attacks.interface import Attack, AttackResult, Guess, Prediction, Target
-from apfed_attacks.scoring import (
-    Truth,
-    explained,
-    macro_auc,
-    mean_recall,
-    name_clusters_by_truth,
-    peak_ratio,
-    receiver_curve,
-    risk_of_features,
-    risk_of_labels,
-    risk_of_membership,
-    structural_similarity,
-    true_positives_at,
-)
 from apfed_attacks.view import AdversaryView, AttackError
+from secure_apfed.data import UNLABELLED
 
-__all__ = ["DECOY", "SCALES", "Scale", "not_applicable", "score"]
+__all__ = [
+    "DECOY",
+    "SCALES",
+    "Scale",
+    "Truth",
+    "explained",
+    "macro_auc",
+    "mean_recall",
+    "name_clusters_by_truth",
+    "not_applicable",
+    "peak_ratio",
+    "receiver_curve",
+    "risk_of_features",
+    "risk_of_labels",
+    "risk_of_membership",
+    "score",
+    "structural_similarity",
+    "true_positives_at",
+]
 
+_WINDOW = 7
+Array: TypeAlias = NDArray[Any]
 DECOY = ", decoy"
 """Behind a variant's name: its decoy."""
-
 Figures: TypeAlias = Mapping[str, float | None]
-Array: TypeAlias = NDArray[Any]
 
 
-def _measure_labels(prediction: Prediction, labels_N: Array) -> Figures:
-    """Accuracy, balanced accuracy (mean recall of the classes that occur) and macro AUC."""
-    scores_NK = _class_scores(prediction, labels_N)
+def macro_auc(scores_NK: Array, labels_N: Array) -> float | None:
+    """Return the mean one-vs-rest AUC over the classes that occur; None if only one does.
+
+    By ranks (Mann-Whitney), all classes at once: this runs for every variant of every attack.
+    """
+    is_class_NK = labels_N[:, None] == np.arange(scores_NK.shape[1])
+    inside_K = is_class_NK.sum(axis=0)
+    outside_K = len(labels_N) - inside_K
+    defined_K = (inside_K > 0) & (outside_K > 0)
+    if not defined_K.any():
+        return None
+    ranks_K = np.where(is_class_NK, rankdata(scores_NK, axis=0), 0).sum(axis=0)
+    wins_K = (ranks_K - inside_K * (inside_K + 1) / 2)[defined_K]
+    return float((wins_K / (inside_K * outside_K)[defined_K]).mean())
+
+
+def mean_recall(guessed_N: Array, labels_N: Array) -> float:
+    """Return the mean recall of the classes that occur (balanced accuracy).
+
+    By counts: scikit-learn's checks take longer than all else that is measured of a variant.
+    """
+    _, class_N, count_K = np.unique(labels_N, return_inverse=True, return_counts=True)
+    hits_K = np.bincount(class_N, weights=guessed_N == labels_N)
+    return float((hits_K / count_K).mean())
+
+
+def name_clusters_by_truth(scores_NK: Array, labels_N: Array) -> Array:
+    """Return the columns in the order of classes that maximises accuracy (clustering accuracy).
+
+    This is the usual convention (Hungarian matching on the confusion matrix; Xie et al.,
+    Unsupervised Deep Embedding, 2016). It uses the truth: an upper bound on what an
+    adversary reaches that can name its K clusters, for instance by one label each.
+    """
+    classes = range(scores_NK.shape[1])
+    confusion_KK = confusion_matrix(labels_N, scores_NK.argmax(axis=1), labels=list(classes))
+    _, cluster_of_class = linear_sum_assignment(-confusion_KK)
+    return scores_NK[:, cluster_of_class]
+
+
+def explained(guess_NF: Array, truth_NF: Array) -> float | None:
+    """Return R^2 over all features together: 1 - squared error / squared distance to the mean.
+
+    A feature counts by its variance, so constant features (an image's dark corners) count
+    nothing. None where nothing varies.
+    """
+    spread = float(np.square(truth_NF - truth_NF.mean(axis=0)).sum())
+    return 1 - float(np.square(guess_NF - truth_NF).sum()) / spread if spread else None
+
+
+def peak_ratio(guess_NF: Array, truth_NF: Array) -> float | None:
+    """Return the PSNR in decibels for the range of the truth; None where it is unbounded."""
+    mse = float(np.square(guess_NF - truth_NF).mean())
+    peak = float(truth_NF.max() - truth_NF.min())
+    return 10 * math.log10(peak**2 / mse) if mse and peak else None
+
+
+def structural_similarity(guess_NF: Array, truth_N: Array) -> float | None:
+    """Return the mean SSIM of images (N, channels, height, width) over windows of 7 x 7.
+
+    None where the truth is no image, has a side below the window, or does not vary.
+    """
+    span = float(truth_N.max() - truth_N.min()) if truth_N.size else 0.0
+    if truth_N.ndim != 4 or min(truth_N.shape[2:]) < _WINDOW or not span:
+        return None
+    truth = torch.from_numpy(truth_N)
+    guess = torch.from_numpy(guess_NF).reshape(truth.shape).to(truth.dtype)
+    mean_g, mean_t, square_g, square_t, product = _window_means(
+        guess, truth, guess * guess, truth * truth, guess * truth
+    )
+    # Wang et al. 2004, Image Quality Assessment, Eq. (13)
+    c1, c2 = (0.01 * span) ** 2, (0.03 * span) ** 2
+    squares_g, squares_t, both = mean_g.pow(2), mean_t.pow(2), mean_g * mean_t
+    varied = (square_g - squares_g).clamp(min=0.0) + (square_t - squares_t).clamp(min=0.0)
+    alike = (2 * both + c1) * (2 * (product - both) + c2)
+    return float((alike / ((squares_g + squares_t + c1) * (varied + c2))).flatten(1).mean(1).mean())
+
+
+def _window_means(*images: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The mean of the window around each pixel, by channel; edges are reflected."""
+    channels, edge = images[0].shape[1], _WINDOW // 2
+    padded = functional.pad(torch.cat(images), (edge,) * 4, mode="reflect")
+    window = torch.ones((channels, 1, _WINDOW, _WINDOW), dtype=padded.dtype) / _WINDOW**2
+    return functional.conv2d(padded, window, groups=channels).chunk(len(images))
+
+
+def receiver_curve(scores_N: Array, members_N: NDArray[np.bool_]) -> list[tuple[float, float]]:
+    """Return the corners (false positive rate, true positive rate) of the ROC, ascending."""
+    false, true, _ = roc_curve(members_N, scores_N)
+    return list(zip(false.tolist(), true.tolist(), strict=True))
+
+
+def true_positives_at(curve: Sequence[tuple[float, float]], false_rate: float) -> float:
+    """Return the highest true positive rate at a false positive rate of at most `false_rate`."""
+    return max(true for false, true in curve if false <= false_rate)
+
+
+def risk_of_labels(scores_NK: Array, labels_N: Array) -> dict[str, float]:
+    """Recall of each class that occurs, and precision on the rows the attack is surest of.
+
+    "surest decile" is what the adversary can choose for itself: the tenth of the rows (at least
+    one) whose best score is furthest above its second, after a softmax.
+    """
     guessed_N = scores_NK.argmax(axis=1)
-    return {
-        "accuracy": float((guessed_N == labels_N).mean()),
-        "balanced_accuracy": mean_recall(guessed_N, labels_N),
-        "auc": macro_auc(scores_NK, labels_N),
-    }
+    present = np.unique(labels_N)
+    recalls = recall_score(labels_N, guessed_N, labels=present, average=None, zero_division=0)
+    ordered_NK = np.sort(softmax(np.nan_to_num(scores_NK), axis=1), axis=1)
+    surest = np.argsort(ordered_NK[:, -2] - ordered_NK[:, -1], kind="stable")[: _decile(labels_N)]
+    precision = float((guessed_N == labels_N)[surest].mean())
+    found = {f"recall of class {one}": float(r) for one, r in zip(present, recalls, strict=True)}
+    return {**found, "precision on the surest decile": precision}
 
 
-def _risk_labels(prediction: Prediction, labels_N: Array) -> Mapping[str, float]:
-    return risk_of_labels(_class_scores(prediction, labels_N), labels_N)
+def risk_of_features(guess_NF: Array, truth_N: Array) -> dict[str, float]:
+    """Share of the variance that the attack recovers on the tenth of the rows it recovers best.
+
+    Needs the truth to find these rows: it says what some people risk, not whom the adversary
+    would pick.
+    """
+    truth_NF = truth_N.reshape(len(truth_N), -1)
+    error_N = np.square(guess_NF - truth_NF).sum(axis=1)
+    spread_N = np.square(truth_NF - truth_NF.mean(axis=0)).sum(axis=1)
+    best = np.argsort(error_N - spread_N, kind="stable")[: _decile(truth_NF)]
+    spread = float(spread_N[best].sum())
+    return {"r2 on the best decile": 1 - float(error_N[best].sum()) / spread} if spread else {}
+
+
+def risk_of_membership(scores_n: Array, members_n2: Array) -> dict[str, float]:
+    """AUC of aligned and of unaligned members, each against all rows that did not train."""
+    trained_n, aligned_n = members_n2.T
+    groups = {"aligned": trained_n & aligned_n, "unaligned": trained_n & ~aligned_n}
+    found = {}
+    for name, group_n in groups.items():
+        if group_n.any():
+            rows_n = group_n | ~trained_n
+            found[f"auc of {name} members"] = float(
+                roc_auc_score(group_n[rows_n], scores_n[rows_n])
+            )
+    return found
+
+
+def _decile(rows_N: Array) -> int:
+    return math.ceil(len(rows_N) / 10)
 
 
 def _class_scores(prediction: Prediction, labels_N: Array) -> Array:
@@ -60,38 +203,68 @@ def _class_scores(prediction: Prediction, labels_N: Array) -> Array:
     return prediction.values
 
 
-def _measure_features(prediction: Prediction, features_N: Array) -> Figures:
-    """Mean squared error, R^2 of all features together, PSNR in decibels; of images SSIM."""
-    features_NF = features_N.reshape(len(features_N), -1)
-    similarity = structural_similarity(prediction.values, features_N)
+def _measure_labels(scores_NK: Array, labels_N: Array) -> Figures:
+    """Accuracy, balanced accuracy (mean recall of the classes that occur) and macro AUC."""
+    guessed_N = scores_NK.argmax(axis=1)
     return {
-        "mse": float(np.square(prediction.values - features_NF).mean()),
-        "r2": explained(prediction.values, features_NF),
-        "psnr": peak_ratio(prediction.values, features_NF),
+        "accuracy": float((guessed_N == labels_N).mean()),
+        "balanced_accuracy": mean_recall(guessed_N, labels_N),
+        "auc": macro_auc(scores_NK, labels_N),
+    }
+
+
+def _measure_features(guess_NF: Array, truth_N: Array) -> Figures:
+    """Mean squared error, R^2 of all features together, PSNR in decibels; of images SSIM."""
+    truth_NF = truth_N.reshape(len(truth_N), -1)
+    similarity = structural_similarity(guess_NF, truth_N)
+    return {
+        "mse": float(np.square(guess_NF - truth_NF).mean()),
+        "r2": explained(guess_NF, truth_NF),
+        "psnr": peak_ratio(guess_NF, truth_NF),
         **({} if similarity is None else {"ssim": similarity}),
     }
 
 
-def _risk_features(prediction: Prediction, features_N: Array) -> Mapping[str, float]:
-    return risk_of_features(prediction.values, features_N.reshape(len(features_N), -1))
-
-
-def _measure_membership(prediction: Prediction, members_N: Array) -> Figures:
+def _measure_membership(scores_n: Array, members_n2: Array) -> Figures:
     """AUC, and true positive rates at false positive rates of 1 % and 0.1 %."""
-    curve = receiver_curve(prediction.values[:, 0], members_N[:, 0])
+    curve = receiver_curve(scores_n, members_n2[:, 0])
     return {
-        "auc": float(roc_auc_score(members_N[:, 0], prediction.values[:, 0])),
+        "auc": float(roc_auc_score(members_n2[:, 0], scores_n)),
         "tpr_at_1_percent_fpr": true_positives_at(curve, 0.01),
         "tpr_at_0.1_percent_fpr": true_positives_at(curve, 0.001),
     }
 
 
-def _curve_membership(prediction: Prediction, members_N: Array) -> list[tuple[float, float]]:
-    return receiver_curve(prediction.values[:, 0], members_N[:, 0])
+@dataclass(frozen=True, eq=False, repr=False)
+class Truth:
+    """What the scorer compares with.
 
+    Attributes:
+        classes: K; 0 where labels are numbers.
+        labels: (A,) int64 by alignment position, or such numbers; `UNLABELLED` where nobody knows
+            one, so that no guess there can be right or wrong.
+        trained: (T,) int64 alignment positions of the training rows, ascending; those that the
+            victim holds.
+        features: party -> (A, ...) by alignment position; NaN where it does not hold the person.
+        members: (n, 2) bool: whether each candidate of an attack on membership trained the
+            model, and whether it was aligned.
+    """
 
-def _risk_membership(prediction: Prediction, members_N: Array) -> Mapping[str, float]:
-    return risk_of_membership(prediction.values[:, 0], members_N)
+    classes: int
+    labels: Tensor
+    trained: Tensor
+    features: Mapping[str, Tensor]
+    members: Tensor = field(default_factory=lambda: torch.empty(0, 2, dtype=torch.bool))
+
+    @property
+    def labelled(self) -> Tensor:
+        """Those of `trained` with a label: the only ones that labels are drawn and scored from."""
+        return self.trained[self.labels[self.trained] != UNLABELLED]
+
+    @classmethod
+    def of_members(cls, members: Tensor, *, classes: int) -> "Truth":
+        nothing = torch.empty(0, dtype=torch.int64)
+        return cls(classes, nothing, nothing, {}, members)
 
 
 @dataclass(frozen=True)
@@ -100,22 +273,28 @@ class Scale:
 
     Attributes:
         metric: in which the best is chosen and the advantage measured; higher is better.
-        measure: (prediction, truth of the same rows) -> figures, `metric` among them.
+        measure: (values, truth of the same rows) -> figures, `metric` among them.
         risk: the same -> how unevenly the guess hurts.
-        curve: the same -> the ROC, where the guess is a score for one question.
+        values: (prediction, truth) -> the values of it that are judged.
+        curve: (values, truth) -> the ROC, where the guess is a score for one question.
     """
 
     metric: str
-    measure: Callable[[Prediction, Array], Figures]
-    risk: Callable[[Prediction, Array], Mapping[str, float]]
-    curve: Callable[[Prediction, Array], list[tuple[float, float]]] = lambda guess, truth: []
+    measure: Callable[[Array, Array], Figures]
+    risk: Callable[[Array, Array], Mapping[str, float]]
+    values: Callable[[Prediction, Array], Array] = lambda guess, truth: guess.values
+    curve: Callable[[Array, Array], list[tuple[float, float]]] = lambda values, truth: []
 
 
 SCALES: Mapping[Target, Scale] = {
-    "labels": Scale("balanced_accuracy", _measure_labels, _risk_labels),
-    "features": Scale("r2", _measure_features, _risk_features),
-    "membership": Scale("auc", _measure_membership, _risk_membership, _curve_membership),
-}
+    "labels": Scale("balanced_accuracy", _measure_labels, risk_of_labels, _class_scores),
+    "features": Scale("r2", _measure_features, risk_of_features),
+    "membership": Scale(
+        "auc", _measure_membership, risk_of_membership,
+        values=lambda guess, members_n2: guess.values[:, 0],
+        curve=lambda scores_n, members_n2: receiver_curve(scores_n, members_n2[:, 0]),
+    ),
+}  # fmt: skip
 
 
 def score(
@@ -130,10 +309,9 @@ def score(
         AttackError: the guess is about no training row, about one row twice or about one that
             the adversary knew, or has values of another shape than its rows.
     """
-    known = _known(attack, view)
-    _check(attack, guess, known)
-    truth_A = _actual(attack, view, truth)
-    _check_shapes(attack, guess, _columns(attack, truth, truth_A))
+    known, truth_A = _known(attack, view), _actual(attack, view, truth)
+    columns = {"features": math.prod(truth_A.shape[1:]), "labels": truth.classes, "membership": 1}
+    _check(attack, guess, known, columns[attack.target])
     told = truth.labelled if attack.target == "labels" else truth.trained
     scored_N = torch.isin(guess.positions, told).numpy()
     if attack.target == "membership":
@@ -145,15 +323,19 @@ def score(
         )
     actual = truth_A[guess.positions.numpy()[scored_N]]
     scale = SCALES[attack.target]
+
+    def values(prediction: Prediction) -> Array:
+        return scale.values(prediction.at(scored_N), actual)
+
     attacks, baselines, decoys, references = (
-        {name: dict(scale.measure(_rows(item, scored_N), actual)) for name, item in items.items()}
+        {name: dict(scale.measure(values(item), actual)) for name, item in items.items()}
         for items in (guess.attacks, guess.baselines, guess.decoys, guess.references)
     )
     # Whoever saw releases may ignore them. Of equals the attack is named, not the baseline.
     variant, best = _best({**attacks, **baselines}, scale.metric)
     without = {**baselines, **{f"{name}{DECOY}": figures for name, figures in decoys.items()}}
     baseline, floor = _best(without, scale.metric)
-    chosen = _rows({**guess.baselines, **guess.attacks}[variant], scored_N)
+    chosen = values({**guess.baselines, **guess.attacks}[variant])
     return AttackResult(
         **_who(attack, view),
         applicable=True,
@@ -185,10 +367,6 @@ def not_applicable(attack: Attack, view: AdversaryView, reason: str, seed: int) 
     )
 
 
-def _rows(prediction: Prediction, chosen_N: Array) -> Prediction:
-    return Prediction(prediction.values[chosen_N], prediction.clusters)
-
-
 def _who(attack: Attack, view: AdversaryView) -> dict[str, Any]:
     return {
         "attack": attack.name,
@@ -218,18 +396,14 @@ def _declared(view: AdversaryView) -> dict[str, int | bool]:
     }
 
 
-def _check(attack: Attack, guess: Guess, known: torch.Tensor) -> None:
+def _check(attack: Attack, guess: Guess, known: Tensor, columns: int) -> None:
     positions = guess.positions
     if not len(positions) or len(set(positions.tolist())) != len(positions):
         raise AttackError(
             f"{attack.name} guesses {len(positions)} rows; it must guess at least one, each once"
         )
-    cheated = int(torch.isin(positions, known).sum())
-    if cheated:
+    if cheated := int(torch.isin(positions, known).sum()):
         raise AttackError(f"{attack.name} guesses {cheated} rows that the adversary knew")
-
-
-def _check_shapes(attack: Attack, guess: Guess, columns: int) -> None:
     if not guess.attacks or not guess.baselines:
         raise AttackError(f"{attack.name} must give at least one attack and one baseline")
     expected = (len(guess.positions), columns)
@@ -242,15 +416,7 @@ def _check_shapes(attack: Attack, guess: Guess, columns: int) -> None:
             )
 
 
-def _columns(attack: Attack, truth: Truth, truth_A: Array) -> int:
-    """Return how many values one row's guess has."""
-    if attack.target == "features":
-        return math.prod(truth_A.shape[1:])
-    return truth.classes if attack.target == "labels" else 1
-
-
-def _known(attack: Attack, view: AdversaryView) -> torch.Tensor:
-    """Return the positions of which the adversary knows what it attacks."""
+def _known(attack: Attack, view: AdversaryView) -> Tensor:
     of_target = view.knowledge.labels if attack.target == "labels" else view.knowledge.shadow
     return of_target.positions
 

@@ -32,45 +32,33 @@ from apfed_attacks.people.membership import Membership
 __all__ = ["ATTACKS"]
 
 _ENTRIES: tuple[type[Attack], ...] = (
-    # Labels, from what passives receive.
+    # Labels: from releases, gradients, requests for votes, own representations, pseudo-labels.
     ModelCompletion,
     SemiSupervised,
     Temporal,
-    # Labels, from the gradients that passives receive in joint training.
     LabelGradients,
     GradientNorm,
     GradientDirection,
     BatchLabels,
-    # Labels, from those that come with a request for votes.
     ShownLabels,
-    # Labels, from the passives' own representations in joint training.
     Spectral,
-    # Labels, from the common pseudo-labels of MMVFL and FedMV.
     PseudoLabels,
-    # Features, from the representations that a victim released.
+    # Features: from what a victim released, or that an active opened.
     InverseNetwork,
     UnpairedInversion,
     RepresentationNetwork,
-    # The same, by a passive of APFed or the active of joint training that deviates
-    # (apfed_attacks.live).
     ReversedHijack,
     FeatureSpaceHijack,
-    # The passives' features, from the votes that the active opened.
     VoteRegression,
-    # The passives' features, from the singular vectors that the active opened.
     VectorRegression,
-    # The passives' features, from the sums that the active decoded.
     ContrastiveInversion,
     SumRegression,
-    # The same, by an active that deviates (apfed_attacks.live).
     ChosenRepresentations,
     DecoderExtraction,
     Isolation,
-    # Who trained the model, from its answers.
+    # People: who trained the model, or at another party; which IDs a peer has.
     Membership,
-    # Who trained at another party, from the average of all parties' weights.
     AveragedMembership,
-    # Which IDs a peer has, from the intersection (apfed_attacks.live.stuffing).
     IdStuffing,
 )
 

@@ -5,18 +5,25 @@ envelopes that the coalition itself sent or received and its members' own featur
 of the other parties, so no attack can touch a victim's state by accident. Views are cut in
 `apfed_attacks.recorded`; code that is not ours can build one from its own messages.
 
-Helpers that read one are in `apfed_attacks.view`. Letters: A aligned rows, B batch, D numbers of
-a representation, F features, K classes.
+The functions below read one, row by row: what was released, returned, asked about, opened, voted.
+
+Letters: A aligned rows, N observed ones, U those asked about, B batch, D numbers of a
+representation, F features, K classes.
 """
 
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Literal, Self, TypeAlias, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from secure_apfed.exchange import Envelope, Flow, Kind
+from apfed_protocols.errors import RemoteProtocolError
+from secure_apfed.errors import ApfedError
+from secure_apfed.exchange import Envelope, Flow, Kind, TensorSpec, unpack
 from secure_apfed.settings import unknown_name
 
 if TYPE_CHECKING:
@@ -25,17 +32,36 @@ if TYPE_CHECKING:
 __all__ = [
     "AdversaryView",
     "Agreed",
+    "Asked",
+    "AttackError",
     "Behaviour",
     "Budget",
     "Candidates",
     "Exchange",
     "Knowledge",
     "KnownRows",
+    "Observed",
     "Opened",
     "Played",
+    "Request",
     "Role",
     "Sent",
     "Side",
+    "asked",
+    "batches",
+    "collect",
+    "first_and_last",
+    "gradients",
+    "mean",
+    "opened_epochs",
+    "opened_sums",
+    "positions_seen",
+    "pseudo_labels",
+    "released",
+    "released_positions",
+    "representations",
+    "requests",
+    "votes_read",
 ]
 
 Role: TypeAlias = Literal["passive", "active", "aggregator", "eavesdropper", "outsider"]
@@ -46,8 +72,17 @@ Opened: TypeAlias = Literal[
     "gradients", "representations", "pseudo-labels", "weights", "sum of votes", "moment of votes",
     "singular vectors",
 ]  # fmt: skip
-
 _CPU = torch.device("cpu")
+_FIRST_AND_LAST = 2
+# Vectors or convolution maps; what is sent is never narrower than float32.
+_LAYOUTS = tuple(
+    (dtype, dimensions) for dtype in (torch.float32, torch.float64) for dimensions in (2, 4, 3)
+)
+_ROWS = TensorSpec(torch.int64, (None,))
+# What a request about rows may hold.
+_FORMS = ({"rows": _ROWS}, {"rows": _ROWS, "z": TensorSpec(torch.float64, (None, None))})
+
+_Batch: TypeAlias = tuple[Tensor, Tensor]  # rows (B,), and vectors (B, D) of them
 
 
 def _placed(values: Tensor, device: torch.device) -> Tensor:
@@ -57,6 +92,10 @@ def _placed(values: Tensor, device: torch.device) -> Tensor:
 
 def _no_rows() -> Tensor:
     return torch.empty(0, dtype=torch.int64)
+
+
+class AttackError(ApfedError):
+    """An attack was set up or scored in a way that would make its figures untrue."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +165,6 @@ class Knowledge:
     public: Mapping[str, Tensor] = field(default_factory=dict)
 
     def to(self, device: torch.device) -> Self:
-        """The same with all numbers on the device."""
         asked = self.candidates
         return replace(
             self,
@@ -199,7 +237,6 @@ class Exchange:
     aligned: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse words that no attack would look for."""
         for name, kind in (("released_by", Side), ("opens", Opened), ("labels", Sent)):
             if (word := getattr(self, name)) not in (None, *get_args(kind)):
                 raise ValueError(f"Exchange: {name}: {unknown_name(word, get_args(kind))}")
@@ -220,17 +257,13 @@ class Played:
     attack: str
     notes: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
 
-    def to(self, device: torch.device) -> Self:
-        """The same with all numbers on the device."""
-        return replace(self, notes={name: _placed(one, device) for name, one in self.notes.items()})
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class AdversaryView:
     """Everything that an attack may use.
 
     Numbers (features, representations, sums, networks) lie on `device`, and so does what
-    `apfed_attacks.view` and `apfed_attacks.view` read: whatever torch makes of them is
+    the functions here read: whatever torch makes of them is
     computed there. Positions, labels and masks lie on the CPU, and may index them.
 
     Attributes:
@@ -280,28 +313,27 @@ class AdversaryView:
     budget: Budget = Budget()
 
     def __post_init__(self) -> None:
-        """Place all numbers; networks are moved as they are."""
         if self.is_decoy:  # made of a view, which has done so
             return
-        device = self.device
+        device, played = self.device, self.played
+        notes = {} if played is None else played.notes
         placed = {
             "features": {name: _placed(rows, device) for name, rows in self.features.items()},
             "opened": {step: _placed(sums, device) for step, sums in self.opened.items()},
             "networks": {name: network.to(device) for name, network in self.networks.items()},
             "knowledge": self.knowledge.to(device),
-            "played": self.played and self.played.to(device),
+            "played": played
+            and replace(played, notes={name: _placed(one, device) for name, one in notes.items()}),
         }
         for name, value in placed.items():
             object.__setattr__(self, name, value)  # the view is frozen once it is made
 
     @property
     def device(self) -> torch.device:
-        """Where the attack computes."""
         return self.budget.device
 
     @property
     def name(self) -> str:
-        """The coalition in words."""
         return " + ".join(self.parties)
 
     @property
@@ -319,15 +351,339 @@ class AdversaryView:
         everybody_N = torch.ones(len(positions), dtype=torch.bool)
         return everybody_N if held_A is None else held_A[positions]
 
+    def messages(self, kind: Kind, epoch: int | None = None) -> Iterator[Envelope]:
+        """Yield those of a kind that the coalition saw, in an epoch or in all, in that order."""
+        for number in sorted(self.envelopes) if epoch is None else [epoch]:
+            yield from (one for one in self.envelopes.get(number, ()) if one.kind is kind)
+
+    def epochs_with(self, kind: Kind) -> tuple[int, ...]:
+        return tuple(one for one in sorted(self.envelopes) if any(self.messages(kind, one)))
+
     @property
     def epochs(self) -> tuple[int, ...]:
-        """Epochs in which the coalition saw representations, ascending."""
-        return tuple(sorted(epoch for epoch in self.envelopes if self.senders(epoch)))
+        return self.epochs_with(Kind.REPRESENTATIONS)
 
     def senders(self, epoch: int) -> frozenset[str]:
         """Who released representations in this epoch, as far as the coalition saw."""
-        return frozenset(
-            envelope.sender
-            for envelope in self.envelopes[epoch]
-            if envelope.kind is Kind.REPRESENTATIONS
-        )
+        return frozenset(one.sender for one in self.messages(Kind.REPRESENTATIONS, epoch))
+
+
+@dataclass(frozen=True, eq=False)
+class Observed:
+    """One vector for each of N rows.
+
+    Attributes:
+        positions: (N,) int64 alignment positions, ascending, each once.
+        z: (N, D) what was released, returned or opened of them; maps are flattened.
+    """
+
+    positions: Tensor
+    z: Tensor
+
+    def at(self, positions: Tensor) -> Tensor:
+        """Return (len(positions), D) of positions that were all observed."""
+        return self.z[torch.searchsorted(self.positions, positions)]
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """Which rows the active asked a passive about.
+
+    Attributes:
+        receiver, step: of the message.
+        rows: (B,) alignment positions.
+        z: (B, K) pseudo-labels of them; None: none came.
+    """
+
+    receiver: str
+    step: int
+    rows: Tensor
+    z: Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """A request for votes, as its sender wrote it.
+
+    Attributes:
+        rows: (U,) alignment positions.
+        labelled: (n,) those with a label.
+        labels: (n,) of these; None where the message shows none.
+    """
+
+    rows: Tensor
+    labelled: Tensor
+    labels: Tensor | None
+
+
+def representations(view: AdversaryView, epoch: int, sender: str | None = None) -> Observed:
+    """Return what the view holds of `epoch`, the latest release of each position.
+
+    Representations of several senders (TVFL's passives) stand side by side, in the order of
+    their names, for the positions that all of them released.
+
+    Args:
+        view: what to read.
+        epoch: one of `view.epochs`.
+        sender: leave out what others released.
+
+    Raises:
+        KeyError: the view holds no such representation.
+        RemoteProtocolError: a payload that is not rows and representations.
+    """
+    of_sender: defaultdict[str, list[_Batch]] = defaultdict(list)
+    for message in view.messages(Kind.REPRESENTATIONS, epoch):
+        if sender in (None, message.sender):
+            of_sender[message.sender].append(_open(view, message))
+    return _side_by_side(of_sender, f"{view.name} holds no representations of epoch {epoch}")
+
+
+def gradients(view: AdversaryView, epoch: int) -> Observed:
+    """Return the task loss's gradients that passives of the coalition received in `epoch`.
+
+    A gradient's rows are those of the representations that it answers or, where these went into a
+    sum, of the request for them.
+
+    Raises:
+        KeyError: the view holds no gradient of that epoch.
+        RemoteProtocolError: a payload of another form.
+    """
+    of_receiver: defaultdict[str, list[_Batch]] = defaultdict(list)
+    for message, rows_B in _answers(view, epoch):
+        values_BD = _tensors(view, message, "gradient")["gradient"].flatten(1)
+        of_receiver[message.receiver].append((rows_B, values_BD))
+    return _side_by_side(of_receiver, f"{view.name} holds no gradients of epoch {epoch}")
+
+
+def _answers(view: AdversaryView, epoch: int) -> Iterator[tuple[Envelope, Tensor]]:
+    """Yield the gradients of an epoch, and the rows of the representations that each answers."""
+    if not (returned := list(view.messages(Kind.GRADIENTS, epoch))):
+        return
+    rows = {(asked.receiver, asked.step): asked.rows for asked in requests(view, epoch)}
+    for message in view.messages(Kind.REPRESENTATIONS, epoch):
+        rows[message.sender, message.step] = _open(view, message)[0]
+    for message in returned:
+        if (answered := rows.get((message.receiver, message.step))) is not None:
+            yield message, answered
+
+
+def batches(view: AdversaryView, epoch: int) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Yield (step, rows (B,), representations (B, D)) of an epoch, each step once.
+
+    What one sender sends to several receivers in a step is the same.
+    """
+    seen = set()
+    for message in view.messages(Kind.REPRESENTATIONS, epoch):
+        if message.step not in seen:
+            seen.add(message.step)
+            yield message.step, *_open(view, message)
+
+
+def collect(read: Callable[[int], Observed], epochs: Iterable[int]) -> Observed:
+    """Return for each position what the first of `epochs` with that position holds.
+
+    A row may be missing from an epoch (a batch with too few aligned rows is not sent), so
+    reversed epochs give the latest values and ascending ones the earliest. All rows of all epochs
+    are there, so that an attack and its decoy speak of the same ones.
+
+    Args:
+        read: reads one epoch, such as `partial(representations, view)`.
+        epochs: in the order of preference.
+
+    Raises:
+        AttackError: there is none.
+    """
+    found: Observed | None = None
+    for seen in map(read, epochs):
+        if found is None:
+            found = seen
+            continue
+        new_N = ~torch.isin(seen.positions, found.positions)
+        if new_N.any():
+            positions, ascending = torch.cat([found.positions, seen.positions[new_N]]).sort()
+            found = Observed(positions, torch.cat([found.z, seen.z[new_N]])[ascending])
+    if found is None:
+        raise AttackError("no representation was recorded")
+    return found
+
+
+def first_and_last(
+    read: Callable[[AdversaryView, int], Observed], view: AdversaryView, epochs: Sequence[int]
+) -> tuple[Observed, Observed]:
+    """Return what `read` finds first and last of each position in ascending `epochs`."""
+    of_epoch = partial(read, view)
+    return collect(of_epoch, epochs), collect(of_epoch, reversed(epochs))
+
+
+def mean(read: Callable[[int], Observed], epochs: Iterable[int]) -> Observed:
+    """Return the mean of what `read` finds of each position in the epochs that have it."""
+    found = [read(epoch) for epoch in epochs]
+    positions = torch.cat([seen.positions for seen in found]).unique()
+    total_ND = found[0].z.new_zeros(len(positions), found[0].z.shape[1], dtype=torch.float64)
+    count_N1 = total_ND.new_zeros(len(positions), 1)
+    for seen in found:
+        rows = torch.searchsorted(positions, seen.positions)
+        total_ND[rows] += seen.z.double()
+        count_N1[rows] += 1
+    return Observed(positions, total_ND / count_N1)
+
+
+def released(view: AdversaryView, sender: str | None = None) -> dict[str, Observed]:
+    """Return the last representation of each position as "h" and, of many epochs, "mean h".
+
+    Noise that is fresh in each epoch averages out in the mean. Of two epochs, which is what a
+    transcript keeps unless it is asked for more, there is none: between the first and the last
+    the network learnt, so that their mean is neither.
+    """
+    read = partial(representations, view, sender=sender)
+    found = {"h": collect(read, reversed(view.epochs))}
+    if len(view.epochs) > _FIRST_AND_LAST:
+        found["mean h"] = mean(read, view.epochs)
+    return found
+
+
+def requests(view: AdversaryView, epoch: int) -> Iterator[Request]:
+    """Yield the requests about rows of an epoch; the others are about none."""
+    for message in view.messages(Kind.REQUEST, epoch):
+        for expected in _FORMS:
+            try:
+                tensors, _ = unpack(message.payload, expected, sender=message.sender)
+            except RemoteProtocolError:
+                continue
+            rows_B, z_BK = view.attributed(tensors["rows"]), tensors.get("z")
+            if z_BK is not None:
+                z_BK = z_BK.to(view.device) if len(z_BK) == len(rows_B) else None
+            yield Request(message.receiver, message.step, rows_B, z_BK)
+            break
+
+
+def released_positions(view: AdversaryView) -> Tensor:
+    """Return the positions (N,) of which the view holds any representation, ascending."""
+    messages = view.messages(Kind.REPRESENTATIONS)
+    return _every_position(_open(view, message)[0] for message in messages)
+
+
+def positions_seen(view: AdversaryView) -> tuple[Tensor, Tensor]:
+    """Return the positions that were released or asked about, ascending, and those of more.
+
+    Of the latter a gradient or pseudo-labels came besides, or something of them was opened.
+    """
+    requested = [asked for epoch in view.envelopes for asked in requests(view, epoch)]
+    told = [one.rows for one in requested if one.z is not None or one.step in view.opened]
+    told += [rows_B for epoch in view.envelopes for _, rows_B in _answers(view, epoch)]
+    voted = [] if (ballot := asked(view)) is None else [ballot.rows]
+    observed = [released_positions(view), *(one.rows for one in requested), *voted]
+    return _every_position(observed), _every_position(told)
+
+
+def pseudo_labels(view: AdversaryView, epoch: int) -> Observed:
+    """Return the common pseudo-labels that the active sent in `epoch`, the last of each position.
+
+    Raises:
+        KeyError: the view holds none of that epoch.
+    """
+    sent = [(one.rows, one.z) for one in requests(view, epoch) if one.z is not None]
+    if not sent:
+        raise KeyError(f"{view.name} holds no pseudo-labels of epoch {epoch}")
+    return _latest_of(sent)
+
+
+def opened_epochs(view: AdversaryView) -> tuple[int, ...]:
+    """Return the epochs, ascending, of which the view holds anything opened row by row."""
+    return tuple(
+        epoch
+        for epoch in sorted(view.envelopes)
+        if any(asked.step in view.opened for asked in requests(view, epoch))
+    )
+
+
+def opened_sums(view: AdversaryView, epoch: int) -> Observed:
+    """Return what the active opened of each position that it asked about in `epoch`.
+
+    Raises:
+        KeyError: the view holds no such sum of that epoch.
+    """
+    rows = {asked.step: asked.rows for asked in requests(view, epoch) if asked.step in view.opened}
+    if not rows:
+        raise KeyError(f"{view.name} holds no sums of epoch {epoch}")
+    return _latest_of([(rows_B, view.opened[step]) for step, rows_B in rows.items()])
+
+
+def asked(view: AdversaryView) -> Asked | None:
+    """The first request for votes that the view holds; None: there is none.
+
+    Rows are as they were sent; who reads what was said of them exchanges it in a decoy.
+    """
+    message = next(view.messages(Kind.LABELS), None)
+    if message is None:
+        return None
+    shown = {"labels": _ROWS} if view.description.labels == "shown" else {}
+    expected = {"rows": _ROWS, "labelled": _ROWS, **shown}
+    tensors, _ = unpack(message.payload, expected, sender=message.sender)
+    return Asked(tensors["rows"], tensors["rows"][tensors["labelled"]], tensors.get("labels"))
+
+
+def votes_read(view: AdversaryView) -> dict[str, Observed]:
+    """What the active read: "sum", or each passive's answers as unit vectors, by its name."""
+    ballot = asked(view)
+    if ballot is None:
+        return {}
+    positions, order = view.attributed(ballot.rows).sort()
+    if view.description.opens == "sum of votes":
+        opened = view.opened
+        return {"sum": Observed(positions, opened[min(opened)][order])} if opened else {}
+    found: dict[str, Observed] = {}
+    for message in view.messages(Kind.VOTES):
+        expected = {"votes": TensorSpec(torch.int16, (len(positions),))}
+        tensors, _ = unpack(message.payload, expected, sender=message.sender)
+        answer_UK = nn.functional.one_hot(tensors["votes"].long(), view.knowledge.classes)
+        answer = Observed(positions, answer_UK.double().to(view.device)[order])
+        found.setdefault(message.sender, answer)
+    return found
+
+
+def _open(view: AdversaryView, message: Envelope) -> _Batch:
+    tensors = _tensors(view, message, "z", rows=_ROWS)
+    return view.attributed(tensors["rows"]), tensors["z"].flatten(1)
+
+
+def _tensors(
+    view: AdversaryView, message: Envelope, name: str, **others: TensorSpec
+) -> dict[str, Tensor]:
+    refusals = []
+    for dtype, dimensions in _LAYOUTS:
+        expected = {name: TensorSpec(dtype, (None,) * dimensions), **others}
+        try:
+            tensors, _ = unpack(message.payload, expected, sender=message.sender)
+        except RemoteProtocolError as refusal:
+            refusals.append(refusal)
+            continue
+        if not bool(torch.isfinite(tensors[name]).all()):
+            raise AttackError(
+                f"{message.sender} sent {message.kind} in step {message.step} that are not finite; "
+                "there is nothing to fit"
+            )
+        return {**tensors, name: tensors[name].to(view.device)}
+    raise refusals[0]
+
+
+def _side_by_side(of_party: Mapping[str, Sequence[_Batch]], otherwise: str) -> Observed:
+    """Join the parties' columns, in the order of their names, for the rows that all have."""
+    if not of_party:
+        raise KeyError(otherwise)
+    blocks = [_latest_of(of_party[name]) for name in sorted(of_party)]
+    common = torch.from_numpy(reduce(np.intersect1d, [block.positions.numpy() for block in blocks]))
+    return Observed(common, torch.cat([block.at(common) for block in blocks], dim=1))
+
+
+def _every_position(rows: Iterable[Tensor]) -> Tensor:
+    positions: Tensor = torch.cat([torch.empty(0, dtype=torch.int64), *rows]).unique()
+    return positions
+
+
+def _latest_of(batches: Sequence[_Batch]) -> Observed:
+    """Of batches, at least one, the last vector of each row."""
+    rows, z_ND = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    # np.unique returns the first occurrence, so the order is reversed to keep the last.
+    positions, first = np.unique(rows.flip(0).numpy(), return_index=True)
+    return Observed(torch.from_numpy(positions), z_ND.flip(0)[torch.from_numpy(first)])

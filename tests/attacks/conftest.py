@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import count
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 import torch
@@ -67,36 +67,26 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-class _Wire:
-    """Sends over the links of a session, as parties do."""
-
-    def __init__(self) -> None:
-        self.transcript = Transcript(TranscriptSettings(keep="all"))
-        self._network = InMemory.sealed(
-            session="planted", contract_hash=bytes(32),
-            run_keys={name: fresh_run_key() for name in ("active", "aggregator", *PASSIVES)},
-            record=self.transcript.record,
-        )  # fmt: skip
-
-    def send(self, step: int, kind: Kind, sender: str, receiver: str, payload: bytes) -> None:
-        self._network.links[sender].send(receiver, kind, step, payload)
-
-
 def _step(
-    wire: _Wire, method: str, step: int, rows: Tensor, z: Tensor, gradient: Tensor | None
+    links: Mapping[str, Any],
+    method: str,
+    step: int,
+    rows: Tensor,
+    z: Tensor,
+    gradient: Tensor | None,
 ) -> None:
     if METHODS[method].settings.representations_from == "passives":
         for scale, passive in enumerate(PASSIVES, start=1):
             payload = pack({"rows": rows, "z": scale * z[rows]})
-            wire.send(step, Kind.REPRESENTATIONS, passive, "active", payload)
+            links[passive].send("active", Kind.REPRESENTATIONS, step, payload)
             if gradient is not None:
                 payload = pack({"gradient": scale * gradient[rows]})
-                wire.send(step, Kind.GRADIENTS, "active", passive, payload)
+                links["active"].send(passive, Kind.GRADIENTS, step, payload)
     else:
         payload = pack({"rows": rows, "z": z[rows]})
         for passive in PASSIVES:
-            wire.send(step, Kind.REPRESENTATIONS, "active", passive, payload)
-        wire.send(step, Kind.SUM, "aggregator", "active", b"sum")
+            links["active"].send(passive, Kind.REPRESENTATIONS, step, payload)
+        links["aggregator"].send("active", Kind.SUM, step, b"sum")
 
 
 @pytest.fixture(scope="session")
@@ -119,20 +109,24 @@ def make_recording() -> MakeRecording:
         release = LEAKS[leak] if isinstance(leak, str) else leak
         returned = LEAKS[gradient] if isinstance(gradient, str) else gradient
         data, alignment = _data(draw)
-        wire = _Wire()
+        transcript = Transcript(TranscriptSettings(keep="all"))
+        network = InMemory.sealed(
+            session="planted", contract_hash=bytes(32), record=transcript.record,
+            run_keys={name: fresh_run_key() for name in ("active", "aggregator", *PASSIVES)},
+        )  # fmt: skip
         rows = alignment["active"]
         assert data.active.labels is not None
         trained = torch.isin(rows, data.train_rows).nonzero().flatten()
         own = data.passives[0].features[alignment[PASSIVES[0]]]
         step = count()
         for epoch in range(epochs if METHODS[method].settings.has_passives else 0):
-            wire.transcript.begin_epoch(epoch)
+            transcript.begin_epoch(epoch)
             z = release(data.active.labels[rows], own, draw, epoch)
             answer = returned and returned(data.active.labels[rows], own, draw, epoch)
             order = trained[torch.randperm(len(trained), generator=draw)]
             for start in range(0, len(order), 50):
                 batch = order[start : start + 50]
-                _step(wire, method, next(step), batch, z, answer)
+                _step(network.links, method, next(step), batch, z, answer)
         config = Config.model_validate(
             {"name": "planted", "method": method, "data": {}, "guard": {"mechanism": "none"}}
         )
@@ -140,7 +134,7 @@ def make_recording() -> MakeRecording:
             config=config,
             data=data,
             alignment=alignment if METHODS[method].settings.has_passives else {},
-            transcript=wire.transcript,
+            transcript=transcript,
         )
 
     return make
@@ -155,7 +149,6 @@ def leak_labels(labels: Tensor, own: Tensor, draw: torch.Generator, epoch: int) 
 
 
 def leak_nothing(labels: Tensor, own: Tensor, draw: torch.Generator, epoch: int) -> Tensor:
-    """Release noise."""
     return torch.randn(len(labels), 6, generator=draw)
 
 

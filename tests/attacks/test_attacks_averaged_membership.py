@@ -1,21 +1,18 @@
 """Who trained at another party, from the average of all parties' weights."""
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from apfed_attacks.recorded import reveal_people, trained_alike
-from apfed_attacks.run import mount
 from apfed_attacks.view import AttackError
-from secure_apfed.config import AttackChoice
 from secure_apfed.runs.outcome import Recording
 from secure_apfed.runs.run import run
-from secure_apfed.seeds import seeded
-from tests.attacks.test_attacks_null import why_not_zero
+from tests.attacks.recordings import ByHeart, attacked
 from tests.secure_apfed.small_runs import small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
@@ -33,38 +30,19 @@ def recording(method: str = "h_fedmv", clients: int = 3) -> Recording:
     return run(small_config(method, **changes), None).recording
 
 
-def attack(found: Recording, seed: int = 0, **options: Any) -> Any:
-    return mount(found, [AttackChoice(name="averaged_membership", options=options)], seed=seed)
+attack = partial(attacked, name="averaged_membership")
 
 
-class _Learnt(nn.Module):
-    """Is right about the rows that it learnt by heart, and says the same of all others."""
-
-    def __init__(self, features: Tensor, labels: Tensor) -> None:
-        super().__init__()
-        self.unused = nn.Parameter(torch.zeros(1))
-        self.known = {
-            tuple(row.tolist()): int(label)
-            for row, label in zip(features, labels, strict=True)
-        }  # fmt: skip
-
-    def forward(self, rows: Tensor) -> Tensor:
-        scores = torch.full((len(rows), 2), 0.5)
-        for at, row in enumerate(rows):
-            label = self.known.get(tuple(row.tolist()))
-            if label is not None:
-                scores[at] = torch.eye(2)[label]
-        return scores
-
-
-def _with(found: Recording, network: nn.Module) -> Recording:
+def with_model(found: Recording, network: nn.Module) -> Recording:
     return replace(found, model=nn.Sequential(nn.Flatten(), network))
 
 
 def _by_heart(found: Recording, *names: str) -> Recording:
     tables = [table for table in found.data.passives if table.name in names]
     labels = [table.labels for table in tables if table.labels is not None]
-    return _with(found, _Learnt(torch.cat([one.features for one in tables]), torch.cat(labels)))
+    known = torch.cat([one.features for one in tables]), torch.cat(labels)
+    learnt = ByHeart(*known, lambda rows: torch.full((rows, 2), 0.5), torch.eye(2) - 0.5)
+    return with_model(found, learnt)
 
 
 @pytest.mark.planted("averaged_membership")
@@ -85,17 +63,6 @@ def test_what_is_learnt_of_all_passives_says_not_at_whom() -> None:
     )
     assert outside["passive-1"].score["auc"] > 0.95
     assert elsewhere["passive-1"].variants["fit"]["auc"] == 0.5
-
-
-@pytest.mark.null("averaged_membership")
-@pytest.mark.parametrize("strangers", ["outside", "elsewhere"])
-def test_an_average_that_was_never_trained_knows_nobody(strangers: str) -> None:
-    advantages = []
-    for seed in range(8):
-        with seeded(seed, "never trained"):
-            found = _with(recording(), nn.Linear(30, 2))
-        advantages.append(attack(found, seed, strangers=strangers)[0].advantage)
-    assert why_not_zero(advantages) is None
 
 
 def test_a_passive_asks_who_trained_at_the_active() -> None:
@@ -141,8 +108,3 @@ def test_averaged_recurrent_networks_are_taken_as_they_are() -> None:
     results = attack(recording("s_fedmv"), candidates=40)
     assert len(results) == 6
     assert all(result.applicable for result in results)
-
-
-def test_where_no_weights_are_averaged_it_says_so(make_recording: Any) -> None:
-    for result in attack(make_recording("labels")):
-        assert result.reason == "apfed_c: no weights are averaged"

@@ -138,36 +138,6 @@ def test_where_all_sums_are_zero_it_says_so(make_recording: Any) -> None:
         assert "zero everywhere" in result.reason
 
 
-def test_noise_in_the_place_of_sums_gives_no_advantage(make_recording: Any) -> None:
-    recording = make_recording("nothing")
-    draw = torch.Generator().manual_seed(1)
-    opened = {
-        step: torch.randn(real.shape, generator=draw)
-        for step, real in _opened(recording, ("passive-1",)).items()
-    }
-    assert max(result.advantage for result in _mount(recording, opened, iterations=30)) < 0.03
-
-
-def test_without_recorded_sums_it_does_not_apply(make_recording: Any) -> None:
-    for result in _mount(make_recording("nothing"), None):
-        assert result.reason == "the recording holds no sum as the active decoded it"
-
-
-@pytest.mark.parametrize(
-    ("method", "reason"),
-    [
-        ("apfed_r", "a passive contributes gradients of another objective"),
-        ("tvfl", "tvfl: the active receives no sum of gradients"),
-        ("single_view", "single_view: nobody is aligned"),
-    ],
-)
-def test_other_methods_have_no_contrastive_sums(
-    make_recording: Any, method: str, reason: str
-) -> None:
-    for result in _mount(make_recording("nothing", method=method), None):
-        assert result.reason.startswith(reason)
-
-
 def test_only_a_coalition_with_the_active_gets_opened_sums(make_recording: Any) -> None:
     recording = make_recording("nothing")
     opened = {0: torch.ones(2, 2)}

@@ -48,7 +48,6 @@ def _probed(columns: NDArray[np.float64]) -> Any:
 
 
 def _accuracy(scores: NDArray[np.float64]) -> float:
-    """Of the rows that are not known."""
     return float((scores.argmax(axis=1) == _labels())[KNOWN:].mean())
 
 

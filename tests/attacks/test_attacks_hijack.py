@@ -6,20 +6,17 @@ import pytest
 import torch
 from torch import nn
 
-from apfed_attacks.features.hijack import Beside, FeatureSpaceHijack, Hijack
-from apfed_attacks.live.runs import JointRun, play_active
-from apfed_attacks.run import mount
+from apfed_attacks.features.feature_space import decoder_for, simulator_for, slope_penalty
+from apfed_attacks.features.hijack import FeatureSpaceHijack, Hijack, ReversedHijack
+from apfed_attacks.live.runs import JointRun, play_answers
 from apfed_attacks.scoring import DECOY
 from apfed_protocols.errors import RemoteProtocolError
-from secure_apfed.config import AttackChoice
 from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
 from secure_apfed.exchange import Kind
 from secure_apfed.seeds import seeded
-from tests.attacks.live_runs import live_config
+from tests.attacks.recordings import live_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
-
-
 PEOPLE = 800
 
 
@@ -57,9 +54,34 @@ def _config(epochs: int) -> Any:
     )
 
 
+class _Times:
+    """Answers with so many times what it was sent."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def answer(self, step: int, rows_B: Any, z_BD: Any) -> Any:
+        return z_BD * self.factor
+
+    def notes(self) -> Any:
+        return {}
+
+
+def _decoded(adversary: Hijack, encoder: nn.Module, secret: torch.Tensor, steps: int) -> Any:
+    """Train a victim that only hears the adversary; return what its features decode to."""
+    sgd, batches = torch.optim.SGD(encoder.parameters(), lr=0.1), len(secret) // 64
+    for step in range(steps):
+        rows = torch.arange(64) + 64 * (step % batches)
+        z = encoder(secret[rows])
+        sgd.zero_grad()
+        (z * adversary.answer(step, rows, z)).sum().div(64).backward()
+        sgd.step()
+    return adversary.decoded(encoder(secret).detach())
+
+
 def _played(strength: float, epochs: int = 60) -> Any:
     attack = FeatureSpaceHijack(strength=strength, hidden=64, penalty=0.1, rounds=2, ahead=300)
-    return play_active(attack, _config(epochs), "passive-1", data=_data())
+    return play_answers(attack, _config(epochs), "passive-1", data=_data())
 
 
 @pytest.mark.slow
@@ -82,32 +104,18 @@ def test_own_features_say_which_way_up_a_symmetric_feature_is() -> None:
         known_x, secret_x = torch.stack([known, secret]) + torch.randn(2, 640, 1)
         encoder = nn.Sequential(nn.Linear(1, 32), nn.ReLU(), nn.Linear(32, 8))
     attack = FeatureSpaceHijack(penalty=0.1, rounds=2, hidden=64, ahead=200)
-    adversary = Hijack(attack, (8,), known, Beside(secret_x, known_x), seed=0)
-    sgd = torch.optim.SGD(encoder.parameters(), lr=0.1)
-    for step in range(300):
-        rows = torch.arange(64) + 64 * (step % 10)
-        z = encoder(secret[rows])
-        sgd.zero_grad()
-        (z * adversary.answer(step, rows, z)).sum().div(64).backward()
-        sgd.step()
-    decoded = adversary.decoded(encoder(secret).detach())
+    adversary = Hijack(attack, (8,), known, secret_x, known_x, seed=0)
+    decoded = _decoded(adversary, encoder, secret, 300)
     # x alone explains half of it, and without x its sign is a guess.
     assert float((decoded - secret).square().mean()) < 0.25
 
 
 def test_what_others_get_is_the_honest_gradient() -> None:
-    class Silent:
-        def answer(self, step: int, rows_B: Any, z_BD: torch.Tensor) -> torch.Tensor:
-            return torch.zeros_like(z_BD)
-
-        def notes(self) -> Any:
-            return {}
-
     data, states = _data(), []
     for deviates in (False, True):
         run = JointRun(_config(1), data, alignment=_everybody())
         if deviates:
-            run.hand_over("passive-1", Silent())
+            run.hand_over("passive-1", _Times(0))
         run.train(1)
         (kept,) = run.recording.transcript.kept.values()
         states.append([item.payload for item in kept if item.kind is Kind.GRADIENTS][:2])
@@ -116,24 +124,90 @@ def test_what_others_get_is_the_honest_gradient() -> None:
     assert honest != chosen
 
 
-def test_it_is_played_in_joint_training_only(make_recording: Any) -> None:
-    choice = [AttackChoice(name="hijack")]
-    for result in mount(make_recording("nothing"), choice, seed=0):
-        assert "returns no gradient" in (result.reason or "")
-    for result in mount(make_recording("nothing", method="tvfl"), choice, seed=0):
-        assert "played in a live run" in (result.reason or "")
-
-
 def test_a_gradient_that_is_not_finite_is_refused() -> None:
     run = JointRun(_config(1), _data())
-
-    class Broken:
-        def answer(self, step: int, rows_B: Any, z_BD: Any) -> Any:
-            return z_BD * float("nan")
-
-        def notes(self) -> Any:
-            return {}
-
-    run.hand_over("passive-1", Broken())
+    run.hand_over("passive-1", _Times(float("nan")))
     with pytest.raises(RemoteProtocolError, match="not finite"):
         run.train(1)
+
+
+# The reversed hijack: by a passive, through a sum.
+
+
+def _explained(strength: float, steps: int) -> float:
+    """Hijack a victim that has nothing else to learn; return R^2 of what its features decode to.
+
+    One skewed feature: its distribution alone says which way up it is.
+    """
+    with seeded(0, "victim"):
+        known, secret = torch.distributions.Exponential(1.0).sample((2, 1000, 1))
+        encoder = nn.Sequential(nn.Linear(1, 32), nn.ReLU(), nn.Linear(32, 8))
+    attack = ReversedHijack(strength=strength, penalty=0.1, rounds=2, hidden=64, ahead=300)
+    adversary = Hijack(attack, (8,), known, known, known[:, :0], seed=0)
+    error = float((_decoded(adversary, encoder, secret, steps) - secret).square().sum())
+    return 1 - error / float((secret - secret.mean()).square().sum())
+
+
+@pytest.mark.planted("reversed_hijack")
+def test_an_encoder_that_only_hears_the_adversary_is_hijacked() -> None:
+    assert _explained(1.0, 600) > 0.8
+
+
+def test_without_an_answer_nothing_is_decoded() -> None:
+    assert _explained(1e-9, 200) < 0.3
+
+
+def test_it_is_played_by_a_passive_among_honest_ones() -> None:
+    config = live_config("apfed_c", train={"epochs": 2})
+    result = play_answers(ReversedHijack(ahead=20, hidden=32), config, "passive-2")
+    assert result.applicable
+    assert (result.adversary, result.victim, result.role) == ("passive-2", "active", "passive")
+    assert set(result.baselines) == {
+        "mean of the outsiders", "ridge on x", f"decoded h{DECOY}",
+    }  # fmt: skip
+    assert result.knowledge["public_rows"] > 20
+    assert result.counts["known"] == 0
+
+
+# Networks of a feature space of one's own: what fits what, and the penalties.
+
+
+@pytest.mark.parametrize(
+    ("features", "representation", "convolves"),
+    [
+        ((1, 28, 28), (16, 7, 7), True),
+        ((1, 8, 8), (64, 4, 4), True),
+        ((1, 14, 28), (64, 10, 24), True),
+        ((3, 9, 7), (4, 2, 3), True),
+        ((1, 2, 8), (32,), False),
+        ((23,), (32,), False),
+    ],
+)
+def test_rows_go_to_representations_and_back(
+    features: tuple[int, ...], representation: tuple[int, ...], convolves: bool
+) -> None:
+    simulator = simulator_for(features, representation, 16, 4)
+    decoder = decoder_for(features, representation, 16, 4)
+    rows = torch.randn(5, torch.Size(features).numel())
+    simulated = simulator(rows)
+    assert simulated.shape == (5, torch.Size(representation).numel())
+    assert decoder(simulated).shape == rows.shape
+    assert any(isinstance(layer, nn.Conv2d) for layer in simulator.modules()) == convolves
+
+
+def test_a_slope_costs_its_distance_from_what_is_asked() -> None:
+    one, other = torch.randn(2, 6, 3)
+
+    def judge(rows: torch.Tensor) -> torch.Tensor:
+        return 3 * rows[:, 0]
+
+    assert float(slope_penalty(judge, one, other)) == pytest.approx(4, abs=1e-5)
+    assert float(slope_penalty(judge, one, other, slope=0)) == pytest.approx(9, abs=1e-5)
+
+
+def test_no_slope_has_a_gradient_that_is_finite() -> None:
+    flat = nn.Linear(3, 1)
+    nn.init.zeros_(flat.weight)
+    slope_penalty(flat, *torch.randn(2, 6, 3), slope=0).backward()
+    assert flat.weight.grad is not None
+    assert bool(flat.weight.grad.isfinite().all())

@@ -7,10 +7,8 @@ import pytest
 
 from apfed_attacks.live.stuffing import Tables, play_stuffing
 from apfed_attacks.people.id_stuffing import IdStuffing
-from apfed_attacks.run import mount
 from apfed_attacks.view import AttackError
 from secure_apfed.alignment.records import AlignmentHistory
-from secure_apfed.config import AttackChoice
 from secure_apfed.settings.alignment import AlignmentSettings
 
 ROLES: tuple[Literal["active", "passive"], ...] = ("active", "passive")
@@ -91,11 +89,3 @@ def test_the_minimum_stops_members_and_circuits_but_not_the_hub_of_ecdh() -> Non
 def test_too_many_candidates_say_what_there_is() -> None:
     with pytest.raises(AttackError, match="the victim has 30 IDs"):
         play_stuffing(IdStuffing(candidates=100), TABLES, AlignmentSettings())
-
-
-def test_an_honest_run_is_not_one_of_this_attack(make_recording: Any) -> None:
-    results = mount(make_recording("nothing"), [AttackChoice(name="id_stuffing")], seed=0)
-    assert {(one.role, one.victim) for one in results} == {
-        ("passive", "active"), ("active", "passive-1"), ("active", "passive-2"),
-    }  # fmt: skip
-    assert all("stuffed IDs are played" in (one.reason or "") for one in results)

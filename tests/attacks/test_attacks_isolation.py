@@ -10,7 +10,7 @@ from apfed_attacks.recorded import reveal_features
 from apfed_attacks.view import Knowledge
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed.errors import ConfigError
-from tests.attacks.live_runs import live_config
+from tests.attacks.recordings import live_config
 from tests.with_crypten import pair_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
@@ -18,8 +18,6 @@ UNPROTECTED: frozenset[Rule] = frozenset()
 
 
 class _Remembering(LiveRun):
-    """Keeps the victim's real contribution to the first question."""
-
     truth: Tensor | None = None
 
     def ask(self, *args: Any, **options: Any) -> Tensor:

@@ -13,6 +13,7 @@ from apfed_attacks.scoring import receiver_curve, true_positives_at
 from apfed_attacks.view import AttackError
 from secure_apfed.config import AttackChoice
 from secure_apfed.settings.training import TrainSettings
+from tests.attacks.recordings import ByHeart
 
 LIRA = AttackChoice(name="membership", options={"shadow_models": 8, "epochs": 15})
 
@@ -33,24 +34,13 @@ def _rows(count: int = 40) -> tuple[torch.Tensor, torch.Tensor]:
     return features, (features[:, 0] > 0).long()
 
 
-class _Memory(nn.Module):
-    """Is sure of the rows that it learnt by heart, and guesses the others."""
+def _memory(features: torch.Tensor, labels: torch.Tensor) -> ByHeart:
+    """Is sure of the rows that it learnt, and guesses the others."""
 
-    def __init__(self, features: torch.Tensor, labels: torch.Tensor, classes: int) -> None:
-        super().__init__()
-        self.unused = nn.Parameter(torch.zeros(1))
-        self.known = {
-            tuple(row.flatten().tolist()): int(k) for row, k in zip(features, labels, strict=True)
-        }
-        self.classes = classes
+    def guess(rows: int) -> torch.Tensor:
+        return torch.randn(rows, 3, generator=torch.Generator().manual_seed(0))
 
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        scores = torch.randn(len(rows), self.classes, generator=torch.Generator().manual_seed(0))
-        for at, row in enumerate(rows):
-            label = self.known.get(tuple(row.flatten().tolist()))
-            if label is not None:
-                scores[at, label] += 9
-        return scores
+    return ByHeart(features, labels, guess, 9 * torch.eye(3))
 
 
 @pytest.mark.parametrize("bound", [None, 0.5])
@@ -114,7 +104,7 @@ def test_low_false_positive_rates_are_read_off_the_curve() -> None:
 def test_a_model_that_learnt_by_heart_gives_its_rows_away(make_recording: Any) -> None:
     recording = make_recording("nothing")
     active, rows = recording.data.active, recording.data.train_rows
-    memory = _Memory(active.features[rows], active.labels[rows], 3)
+    memory = _memory(active.features[rows], active.labels[rows])
     result: Any = mount(replace(recording, model=memory), [LIRA], seed=0)[0]
     assert (result.adversary, result.metric, result.target) == ("outsider", "auc", "membership")
     assert result.score["auc"] > 0.9
@@ -127,7 +117,7 @@ def test_a_model_that_learnt_by_heart_gives_its_rows_away(make_recording: Any) -
 def test_a_model_that_saw_nobody_tells_nothing(make_recording: Any) -> None:
     recording = make_recording("nothing")
     active = recording.data.active
-    stranger = _Memory(active.features[:0], active.labels[:0], 3)
+    stranger = _memory(active.features[:0], active.labels[:0])
     result: Any = mount(replace(recording, model=stranger), [LIRA], seed=0)[0]
     assert abs(result.score["auc"] - 0.5) < 0.25
 

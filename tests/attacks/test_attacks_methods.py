@@ -103,3 +103,30 @@ def test_a_passive_of_a_sum_trains_its_own_network_further() -> None:
     results = attacked("split_nn_sum", "semi_supervised", own_network=True)
     assert [result.applicable for result in results] == [True, True]
     assert "own network, trained further" in results[0].variants
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "options", "figure", "least"),
+    [
+        ("mmvfl", "pseudo_labels", {"labels_per_class": 0}, "balanced_accuracy", 0.99),
+        ("v_fedmv", "pseudo_labels", {"labels_per_class": 0}, "balanced_accuracy", 0.99),
+        ("split_nn_sum", "sum_regression", {"shadow_rows": 100, "iterations": 20}, "advantage", 0),
+    ],
+)
+def test_a_real_run_gives_away(
+    method: str, name: str, options: dict[str, Any], figure: str, least: float
+) -> None:
+    for result in attacked(method, name, **options):
+        found = result.advantage if figure == "advantage" else result.score[figure]
+        assert found is not None
+        assert found > least
+        assert name != "pseudo_labels" or result.variant == "largest of z"
+
+
+def test_real_singular_vectors_give_every_column_away() -> None:
+    model = {"network": "enriched", "hidden": [8], "representation": 30}
+    recording = run(small_config("vfedtrans", model=model), None).recording
+    choice = AttackChoice(name="vector_regression", options={"shadow_rows": 100, "iterations": 50})
+    for result in mount(recording, [choice], seed=0):
+        assert result.role == "active"
+        assert (result.score["r2"] or 0) > 0.99

@@ -12,14 +12,14 @@ from apfed_attacks import ATTACKS
 from apfed_attacks.columns import own_columns
 from apfed_attacks.features.hijack import ReversedHijack
 from apfed_attacks.interface import AttackResult, Guess
-from apfed_attacks.live.runs import LiveRun, play_passive
+from apfed_attacks.live.runs import LiveRun, play_answers
 from apfed_attacks.live.strategy import people_to_ask
 from apfed_attacks.recorded import reveal_features, reveal_public, truth_of, view_of
 from apfed_attacks.run import Trial, exchanged
 from apfed_attacks.view import AdversaryView, AttackError, Knowledge, batches
 from apfed_experiments.overlap import with_overlap
 from secure_apfed.data import load_data
-from tests.attacks.live_runs import live_config
+from tests.attacks.recordings import live_config
 
 ROWS = 270
 SOME, OTHERS = torch.arange(0, ROWS, 3), torch.arange(1, ROWS, 3)
@@ -177,6 +177,6 @@ def test_a_malicious_active_asks_about_people_whom_its_victim_holds(live: Any) -
 def test_a_passive_that_does_not_hold_everybody_can_play(live: Any) -> None:
     config, data = live
     attack = ReversedHijack(ahead=5, hidden=16)
-    result = play_passive(attack, config, "passive-2", data=data)
+    result = play_answers(attack, config, "passive-2", data=data)
     assert result.applicable, result.reason
     assert result.baselines["ridge on x"]["r2"] is not None

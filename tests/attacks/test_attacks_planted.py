@@ -6,63 +6,63 @@ advantage, or a disadvantage, where nothing was released says nothing where it h
 `pytest -m refused` those in which the whole protocol stops an active that deviates.
 """
 
-import ast
-from collections import defaultdict
-from collections.abc import Mapping
+import importlib
+import inspect
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from apfed_attacks import ATTACKS
 from apfed_attacks.live.strategy import ActiveAttack
 
-PROGRAM = """
-@pytest.mark.planted("one", "two")
-@pytest.mark.parametrize("x", [1])
-def test_finds(x): assert attack(x) > 0.5
 
-@pytest.mark.refused("one")
-def test_stops():
-    with pytest.raises(Refusal): attack()
-
-@pytest.mark.planted("three")
-def test_says_nothing(): attack()
-
-@pytest.mark.skip
-@pytest.mark.planted("four")
-def test_never_runs(): assert attack() > 0.5
-"""
-
-
-def _shown(source: str, marker: str) -> Mapping[str, set[str]]:
-    """Attacks that tests of this source are marked with -> those tests, if they judge and run."""
-    shown: defaultdict[str, set[str]] = defaultdict(set)
-    for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.FunctionDef) or not node.name.startswith("test_"):
-            continue
-        judges = any(isinstance(inner, ast.Assert) for inner in ast.walk(node))
-        if not judges and "pytest.raises" not in ast.unparse(node):
-            continue
-        marks = [ast.unparse(one) for one in node.decorator_list]
-        if any(one.startswith(("pytest.mark.skip", "pytest.mark.xfail")) for one in marks):
-            continue
-        for one in node.decorator_list:
-            if isinstance(one, ast.Call) and ast.unparse(one.func) == f"pytest.mark.{marker}":
-                for name in one.args:
-                    shown[ast.literal_eval(name)].add(node.name)
-    return shown
+def _shown(tests: Iterable[Callable[..., Any]], marker: str) -> set[str]:
+    """Attacks that these are marked with, as far as the tests judge and run."""
+    found = set[str]()
+    for test in tests:
+        source, marks = inspect.getsource(test), getattr(test, "pytestmark", [])
+        judges = "assert " in source or "pytest.raises" in source
+        if judges and not {mark.name for mark in marks} & {"skip", "xfail"}:
+            found.update(*(mark.args for mark in marks if mark.name == marker))
+    return found
 
 
 @cache
 def _of_all_tests(marker: str) -> frozenset[str]:
-    sources = (path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
-    return frozenset(name for source in sources for name in _shown(source, marker))
+    names = sorted(path.stem for path in Path(__file__).parent.glob("test_*.py"))
+    modules = [importlib.import_module(f"tests.attacks.{name}") for name in names]
+    tests = [
+        value for module in modules for name, value in vars(module).items()
+        if name.startswith("test_") and inspect.isfunction(value)
+    ]  # fmt: skip
+    return frozenset(_shown(tests, marker))
 
 
 def test_only_tests_that_run_and_judge_count() -> None:
-    assert _shown(PROGRAM, "planted") == {"one": {"test_finds"}, "two": {"test_finds"}}
-    assert _shown(PROGRAM, "refused") == {"one": {"test_stops"}}
+    @pytest.mark.planted("one", "two")
+    @pytest.mark.parametrize("x", [1])
+    def finds(x: int) -> None:
+        assert x
+
+    @pytest.mark.refused("one")
+    def stops() -> None:
+        with pytest.raises(ZeroDivisionError):
+            _ = 1 / 0
+
+    @pytest.mark.planted("three")
+    def says_nothing() -> None: ...
+
+    @pytest.mark.skip
+    @pytest.mark.planted("four")
+    def never_runs() -> None:
+        assert "never"
+
+    tests = (finds, stops, says_nothing, never_runs)
+    assert _shown(tests, "planted") == {"one", "two"}
+    assert _shown(tests, "refused") == {"one"}
 
 
 @pytest.mark.parametrize("name", ATTACKS)

@@ -1,6 +1,7 @@
 import ast
 import inspect
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -24,13 +25,8 @@ from secure_apfed.methods.apfed import ApfedSettings
 from tests.secure_apfed.small_runs import renamed
 
 EXPERIMENTER_ONLY = (
-    "apfed_attacks.recorded",
-    "apfed_attacks.recorded",
-    "apfed_attacks.scoring",
-    "apfed_attacks.run",
-    "apfed_attacks.run",
-    "secure_apfed.runs",
-)
+    "apfed_attacks.recorded", "apfed_attacks.scoring", "apfed_attacks.run", "secure_apfed.runs",
+)  # fmt: skip
 
 
 def test_the_table_is_keyed_by_the_names_of_its_entries() -> None:
@@ -47,8 +43,7 @@ def test_no_attack_imports_what_only_the_experimenter_holds() -> None:
 def _read_by_attacks() -> set[Path]:
     """Modules of attacks, and those that they share."""
     folder = Path(next(iter(apfed_attacks.__path__)))
-    shared = ("view", "interface", "reading", "columns", "metrics", "risk",
-        "live/strategy")  # fmt: skip
+    shared = ("view", "interface", "columns", "live/strategy")
     found = {
         path for name in ("labels", "features", "people") for path in folder.glob(f"{name}/*.py")
     }
@@ -91,22 +86,17 @@ def test_features_that_do_not_vary_are_a_result_and_stop_no_other_attack(
     assert (last.attack, last.applicable) == (names[1], True)
 
 
-def test_an_unknown_attack_names_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="did you mean 'model_completion'") as caught:
-        prepare(AttackChoice(name="model_complete"))
-    assert "attacks: 'model_complete' is unknown" in str(caught.value)
-
-
-def test_an_unknown_option_names_the_nearest() -> None:
-    choice = AttackChoice(name="model_completion", options={"label_per_class": 4})
-    with pytest.raises(ConfigError, match="did you mean 'labels_per_class'"):
-        prepare(choice)
-
-
-def test_an_option_out_of_range_says_what_is_expected() -> None:
-    choice = AttackChoice(name="model_completion", options={"labels_per_class": -1})
-    with pytest.raises(ConfigError, match=r"labels_per_class expected a number >= 0, got -1"):
-        prepare(choice)
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        ("model_complete", {}, "attacks: 'model_complete' is unknown; did you mean 'model_comple"),
+        ("model_completion", {"label_per_class": 4}, "did you mean 'labels_per_class'"),
+        ("model_completion", {"labels_per_class": -1}, "labels_per_class expected a number >= 0"),
+    ],
+)
+def test_what_an_entry_may_not_say_is_told(name: str, options: dict[str, int], says: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        prepare(AttackChoice(name=name, options=options))
 
 
 def test_options_are_checked_before_any_attack_runs() -> None:
@@ -115,120 +105,112 @@ def test_options_are_checked_before_any_attack_runs() -> None:
         mount(None, choices, seed=0)  # type: ignore[arg-type]  # it must not be touched
 
 
-class TestScoring:
-    attack = ModelCompletion()
+@pytest.fixture
+def parts(make_recording: Any) -> Any:
+    """A view, the truth, and the training rows of which the adversary knows no label."""
+    recording = make_recording("labels")
+    truth = truth_of(recording)
+    known = reveal_labels(recording, 4, 0)
+    view = view_of(recording, ["passive-1"], knowledge=Knowledge(classes=3, labels=known))
+    return view, truth, truth.trained[~torch.isin(truth.trained, known.positions)]
 
-    @pytest.fixture
-    def parts(self, make_recording: Any) -> Any:
-        recording = make_recording("labels")
-        truth = truth_of(recording)
-        known = reveal_labels(recording, 4, 0)
-        view = view_of(recording, ["passive-1"], knowledge=Knowledge(classes=3, labels=known))
-        unknown = truth.trained[~torch.isin(truth.trained, known.positions)]
-        return view, truth, unknown
 
-    @staticmethod
-    def _guess(positions: torch.Tensor, attack: Any, baseline: Any) -> Guess:
-        return Guess(
-            positions=positions,
-            attacks={"guess": Prediction(attack)},
-            baselines={"floor": Prediction(baseline)},
-        )
+def _right(truth: Any, rows: torch.Tensor, share: float) -> Any:
+    """Scores that are right about the first `share` of the rows, wrong about the others."""
+    scores = np.eye(3)[truth.labels[rows].numpy()]
+    scores[int(share * len(rows)) :] = np.roll(scores[int(share * len(rows)) :], 1, axis=1)
+    return scores
 
-    def test_a_perfect_guess_is_compared_with_its_floor(self, parts: Any) -> None:
-        view, truth, unknown = parts
-        right = np.eye(3)[truth.labels[unknown].numpy()]
-        constant = np.tile([1.0, 0, 0], (len(unknown), 1))
-        result = score(self.attack, view, self._guess(unknown, right, constant), truth, 0)
-        assert result.score == {"accuracy": 1.0, "balanced_accuracy": 1.0, "auc": 1.0}
-        assert result.baselines["floor"]["auc"] == 0.5
-        assert result.advantage == pytest.approx(2 / 3)
 
-    @staticmethod
-    def _right(truth: Any, rows: torch.Tensor, share: float) -> Any:
-        """Scores that are right about the first `share` of the rows."""
-        scores = np.eye(3)[truth.labels[rows].numpy()]
-        scores[int(share * len(rows)) :] = np.roll(scores[int(share * len(rows)) :], 1, axis=1)
-        return scores
+def _judged(parts: Any, rows: torch.Tensor, **guessed: dict[str, Any]) -> AttackResult:
+    view, truth, _ = parts
+    guess = {
+        kind: {name: Prediction(values) for name, values in of.items()}
+        for kind, of in guessed.items()
+    }
+    return score(ModelCompletion(), view, Guess(positions=rows, **guess), truth, 0)
 
-    def test_whoever_is_worse_than_without_releases_ignores_them(self, parts: Any) -> None:
-        view, truth, rows = parts
-        bad, good = (self._right(truth, rows, share) for share in (0.2, 0.6))
-        guess = replace(self._guess(rows, bad, good), decoys={"guess": Prediction(bad)})
-        result = score(self.attack, view, guess, truth, 0)
-        assert (result.variant, result.baseline, result.advantage) == ("floor", "floor", 0)
-        assert result.score == result.baselines["floor"]
-        assert list(result.variants) == ["guess"]
-        assert set(result.baselines) == {"floor", f"guess{DECOY}"}
 
-    def test_of_equals_the_attack_is_named(self, parts: Any) -> None:
-        view, truth, rows = parts
-        scores = self._right(truth, rows, 0.6)
-        result = score(self.attack, view, self._guess(rows, scores, scores), truth, 0)
-        assert (result.variant, result.baseline, result.advantage) == ("guess", "floor", 0)
+def test_a_perfect_guess_is_compared_with_its_floor(parts: Any) -> None:
+    _, truth, rows = parts
+    constant = {"floor": np.tile([1.0, 0, 0], (len(rows), 1))}
+    result = _judged(parts, rows, attacks={"guess": _right(truth, rows, 1)}, baselines=constant)
+    assert result.score == {"accuracy": 1.0, "balanced_accuracy": 1.0, "auc": 1.0}
+    assert result.baselines["floor"]["auc"] == 0.5
+    assert result.advantage == pytest.approx(2 / 3)
 
-    def test_a_lucky_decoy_is_the_floor(self, parts: Any) -> None:
-        view, truth, rows = parts
-        attack, floor, lucky = (self._right(truth, rows, share) for share in (0.6, 0.4, 0.8))
-        guess = replace(self._guess(rows, attack, floor), decoys={"guess": Prediction(lucky)})
-        result = score(self.attack, view, guess, truth, 0)
-        assert (result.variant, result.baseline) == ("guess", f"guess{DECOY}")
-        assert result.advantage == pytest.approx(-0.2, abs=0.02)
 
-    def test_references_take_no_part(self, parts: Any) -> None:
-        view, truth, rows = parts
-        attack, floor, best = (self._right(truth, rows, share) for share in (0.6, 0.4, 1))
-        guess = replace(self._guess(rows, attack, floor), references={"best": Prediction(best)})
-        result = score(self.attack, view, guess, truth, 0)
-        assert (result.variant, result.baseline) == ("guess", "floor")
+@pytest.mark.parametrize(
+    ("attack", "floor", "others", "variant", "baseline", "advantage"),
+    [
+        # Whoever is worse than without releases ignores them.
+        (0.2, 0.6, {"decoys": {"guess": 0.2}}, "floor", "floor", 0),
+        (0.6, 0.6, {}, "guess", "floor", 0),
+        # A lucky decoy is the floor; references take no part.
+        (0.6, 0.4, {"decoys": {"guess": 0.8}}, "guess", f"guess{DECOY}", -0.2),
+        (0.6, 0.4, {"references": {"best": 1}}, "guess", "floor", 0.2),
+    ],
+)
+def test_the_best_is_compared_with_the_best_that_saw_nothing(
+    parts: Any,
+    attack: float,
+    floor: float,
+    others: Any,
+    variant: str,
+    baseline: str,
+    advantage: float,
+) -> None:
+    _, truth, rows = parts
+    shares = {"attacks": {"guess": attack}, "baselines": {"floor": floor}, **others}
+    guessed = {
+        kind: {name: _right(truth, rows, share) for name, share in of.items()}
+        for kind, of in shares.items()
+    }
+    result = _judged(parts, rows, **guessed)
+    assert (result.variant, result.baseline) == (variant, baseline)
+    assert result.advantage == pytest.approx(advantage, abs=0.02)
+    assert result.score == {**result.baselines, **result.variants}[variant]
+    assert list(result.variants) == ["guess"]
+    decoys = {f"{name}{DECOY}" for name in others.get("decoys", {})}
+    assert set(result.baselines) == {"floor", *decoys}
 
-    def test_decoys_of_another_shape_are_refused(self, parts: Any) -> None:
-        view, truth, rows = parts
-        scores = self._right(truth, rows, 0.6)
-        short = {"guess": Prediction(scores[1:])}
-        guess = replace(self._guess(rows, scores, scores), decoys=short)
-        with pytest.raises(AttackError, match=r"guess: expected values of shape"):
-            score(self.attack, view, guess, truth, 0)
 
-    def test_the_adversarys_known_rows_are_never_scored(self, parts: Any) -> None:
-        view, truth, _ = parts
-        known = view.knowledge.labels.positions
-        right = np.eye(3)[truth.labels[known].numpy()]
-        with pytest.raises(AttackError, match="guesses 12 rows that the adversary knew"):
-            score(self.attack, view, self._guess(known, right, right), truth, 0)
+@pytest.mark.parametrize(
+    ("of", "width", "changes", "says"),
+    [
+        ("known", 3, {}, "guesses 12 rows that the adversary knew"),
+        ("test", 3, {}, "guesses no row that trained"),
+        ("none", 3, {}, "at least one, each once"),
+        ("twice", 3, {}, "at least one, each once"),
+        ("unknown", 2, {}, r"guess: expected values of shape \(\d+, 3\)"),
+        ("unknown", 3, {"baselines": {}}, "at least one attack and one baseline"),
+        ("unknown", 3, {"decoys": {"guess": np.zeros((1, 3))}}, "guess: expected values of shape"),
+    ],
+)
+def test_a_guess_that_cannot_be_scored_is_refused(
+    parts: Any, of: str, width: int, changes: Any, says: str
+) -> None:
+    view, truth, unknown = parts
+    rows = {
+        "known": view.knowledge.labels.positions, "unknown": unknown, "none": unknown[:0],
+        "test": torch.arange(270)[~torch.isin(torch.arange(270), truth.trained)],
+        "twice": unknown[[0, 0]],
+    }[of]  # fmt: skip
+    values = np.zeros((len(rows), width))
+    guessed = {"attacks": {"guess": values}, "baselines": {"floor": values}, **changes}
+    with pytest.raises(AttackError, match=says):
+        _judged(parts, rows, **guessed)
 
-    def test_rows_that_did_not_train_are_left_out(self, parts: Any) -> None:
-        view, truth, unknown = parts
-        test = torch.arange(len(truth.labels))[~torch.isin(torch.arange(270), truth.trained)]
-        both = torch.cat([test, unknown])
-        right = np.eye(3)[truth.labels[both].numpy()]
-        # Wrong about every test row, right about every training row.
-        right[: len(test)] = np.roll(right[: len(test)], 1, axis=1)
-        result = score(self.attack, view, self._guess(both, right, right), truth, 0)
-        assert result.score["accuracy"] == 1.0
-        assert result.counts["scored"] == len(unknown)
-        only_test = self._guess(test, right[: len(test)], right[: len(test)])
-        with pytest.raises(AttackError, match="guesses no row that trained"):
-            score(self.attack, view, only_test, truth, 0)
 
-    def test_no_row_and_repeated_rows_are_refused(self, parts: Any) -> None:
-        view, truth, unknown = parts
-        for positions in (unknown[:0], unknown[[0, 0]]):
-            guess = np.zeros((len(positions), 3))
-            with pytest.raises(AttackError, match="at least one, each once"):
-                score(self.attack, view, self._guess(positions, guess, guess), truth, 0)
-
-    def test_scores_of_another_shape_are_refused(self, parts: Any) -> None:
-        view, truth, unknown = parts
-        narrow = np.zeros((len(unknown), 2))
-        with pytest.raises(AttackError, match=r"guess: expected values of shape \(\d+, 3\)"):
-            score(self.attack, view, self._guess(unknown, narrow, narrow), truth, 0)
-
-    def test_an_attack_without_a_baseline_is_refused(self, parts: Any) -> None:
-        view, truth, unknown = parts
-        guess = replace(self._guess(unknown, np.zeros((len(unknown), 3)), None), baselines={})
-        with pytest.raises(AttackError, match="at least one attack and one baseline"):
-            score(self.attack, view, guess, truth, 0)
+def test_rows_that_did_not_train_are_left_out(parts: Any) -> None:
+    _, truth, unknown = parts
+    test = torch.arange(270)[~torch.isin(torch.arange(270), truth.trained)]
+    # Right about every training row, wrong about every test row.
+    rows = torch.cat([unknown, test])
+    scores = _right(truth, rows, len(unknown) / len(rows))
+    result = _judged(parts, rows, attacks={"guess": scores}, baselines={"floor": scores})
+    assert result.score["accuracy"] == 1.0
+    assert result.counts["scored"] == len(unknown)
 
 
 @pytest.mark.parametrize("like", ["apfed_c", "tvfl", "single_view"])
@@ -244,7 +226,7 @@ def test_a_method_is_attacked_by_what_it_declares(
             view_of(recording, [party], knowledge=Knowledge(classes=3, victim=victim))
             for party, victim in (("passive-1", "active"), ("active", "passive-1"))
         ]
-        found = [prepare(choice).applicable(view) for choice in full_suite() for view in views]
+        found = [prepare(choice).why_not(view) for choice in full_suite() for view in views]
         reasons[method] = [reason and reason.replace(method, "it") for reason in found]
     assert reasons[like] == reasons["unheard"]
     assert (None in reasons[like]) is (like != "single_view")
@@ -273,3 +255,30 @@ def test_all_stands_for_the_full_suite() -> None:
     assert expand([named, AttackChoice(name="all")]) == (named, *full_suite())
     with pytest.raises(ConfigError, match="all mounts each attack with its usual options"):
         expand([AttackChoice(name="all", options={"labels_per_class": 2})])
+
+
+def test_a_result_says_its_risk_and_who_listens_is_told(make_recording: Any) -> None:
+    told: list[tuple[AttackResult, Guess]] = []
+    results = mount(
+        make_recording("labels"),
+        [AttackChoice(name="model_completion", options={"labels_per_class": 4})],
+        seed=0,
+        on_score=lambda result, guess: told.append((result, guess)),
+    )
+    assert [result for result, _ in told] == list(results)
+    assert {f"recall of class {k}" for k in range(3)} < set(results[0].risk)
+    assert all(len(guess.positions) for _, guess in told)
+
+
+def test_the_full_suite_holds_every_attack_with_valid_options() -> None:
+    choices = full_suite()
+    assert {choice.name for choice in choices} == set(ATTACKS)
+    for choice in choices:
+        prepare(choice)
+    known = [c.options["labels_per_class"] for c in full_suite(["model_completion"])]
+    assert known == [0, 1, 4, 40]
+
+
+def test_the_suite_of_an_unknown_attack_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'temporal'"):
+        full_suite(["tempral"])

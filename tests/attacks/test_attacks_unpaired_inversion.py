@@ -61,13 +61,6 @@ def test_features_are_found_without_a_pair(make_recording: Any) -> None:
     assert result.counts["known"] == 90
 
 
-def test_without_a_leak_there_is_no_advantage(make_recording: Any) -> None:
-    assert (
-        _mount(_recording(make_recording, released=False), starts=1, iterations=200).advantage
-        < 0.05
-    )
-
-
 def test_whose_the_public_rows_are_makes_no_difference_where_it_is_not_told(
     make_recording: Any,
 ) -> None:
@@ -83,16 +76,3 @@ def test_whose_the_public_rows_are_makes_no_difference_where_it_is_not_told(
         view = view_of(recording, ["active"], knowledge=knowledge, budget=Budget(iterations=20))
         guesses.append(attack.run(view, 0).attacks["decoded h"].values)
     assert (guesses[0] == guesses[1]).all()
-
-
-@pytest.mark.parametrize("method", ["apfed_c", "single_view"])
-def test_who_releases_nothing_is_no_victim(make_recording: Any, method: str) -> None:
-    result = _mount(make_recording("nothing", method=method), iterations=1)
-    assert not result.applicable
-    assert result.reason
-
-
-def test_too_many_public_rows_are_a_reason_not_a_crash(make_recording: Any) -> None:
-    result = _mount(_recording(make_recording), shadow_rows=1000)
-    assert not result.applicable
-    assert "lower shadow_rows" in result.reason

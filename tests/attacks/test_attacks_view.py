@@ -1,14 +1,26 @@
 import re
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from apfed_attacks.recorded import class_priors, reveal_features, reveal_labels, truth_of, view_of
+from apfed_attacks.recorded import (
+    class_priors,
+    reveal_encoder,
+    reveal_features,
+    reveal_labels,
+    truth_of,
+    view_of,
+)
 from apfed_attacks.view import AttackError, Exchange, Knowledge, collect, representations
 from apfed_protocols.errors import RemoteProtocolError
+from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Envelope, Kind, pack
+from secure_apfed.runs.outcome import load_recording
+from secure_apfed.runs.run import run
+from tests.attacks.recordings import TWO_TABLES, live_config
 
 IGNORANT = Knowledge(classes=3)
 
@@ -191,3 +203,21 @@ def test_collected_releases_are_the_first_of_the_given_epochs(make_recording: An
     assert len(lost) == 1
     assert set(latest.z[:, 0].tolist()) == {1.0, 2.0}
     assert set(earliest.z[:, 0].tolist()) == {0.0}
+
+
+@pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
+def test_a_run_keeps_the_encoders_for_the_experimenter(tmp_path: Path) -> None:
+    config = live_config("tvfl", data=TWO_TABLES, train={"epochs": 1})
+    kept = run(config, tmp_path).recording
+    loaded = load_recording(tmp_path, data=kept.data)
+    rows = kept.data.passives[0].features[:5]
+    encode, again = (reveal_encoder(one, "passive-1") for one in (kept, loaded))
+    assert encode is not None
+    assert again is not None
+    assert torch.equal(encode(rows), again(rows))
+    path = tmp_path / "encoders.safetensors"
+    assert path.stat().st_mode & 0o077 == 0
+    path.write_bytes(path.read_bytes()[:-4])
+    (tmp_path / "SHA256SUMS").unlink()
+    with pytest.raises(CheckpointError, match="does not hold the encoders"):
+        load_recording(tmp_path, data=kept.data)

@@ -16,7 +16,6 @@ Letters: B batch, N people asked about, D numbers of a representation.
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -53,13 +52,12 @@ class ChosenRepresentations(ActiveAttack):
     With decoys only what is the same for all rows of a direction is used, not the loss itself.
     """
 
-    name: ClassVar[str] = "chosen_representations"
+    name = "chosen_representations"
 
     iterations: int = Field(500, ge=1)
 
     def applicable(self, view: AdversaryView) -> str | None:
-        """It needs to have been played against contrastive objectives."""
-        if view.role in self.roles and view.agreed and (reason := why_not_contrastive(view)):
+        if view.agreed and (reason := why_not_contrastive(view)):
             return reason
         return why_not_played(self, view)
 
@@ -91,13 +89,9 @@ class ChosenRepresentations(ActiveAttack):
         }
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Guess the victim's features of the people asked about that are no shadow rows."""
         people_N, z_ND = self.representations(view)
         positions, order = people_N.sort()
-        return guess_features(
-            view, positions, {"z": z_ND[order]},
-            hidden=self.hidden, components=self.components, seed=seed,
-        )  # fmt: skip
+        return guess_features(self, view, positions, "z", z_ND[order], seed)
 
     def representations(self, view: AdversaryView) -> tuple[Tensor, Tensor]:
         """Return people (N,) and, for one passive, its unit z (N, D).

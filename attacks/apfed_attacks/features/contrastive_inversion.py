@@ -17,7 +17,7 @@ Letters: B batch, N rows of the epoch, D numbers of a representation.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +26,7 @@ from torch import Tensor
 from apfed_attacks.columns import beside
 from apfed_attacks.features.regression import FeatureAttack, Regression
 from apfed_attacks.interface import Guess
-from apfed_attacks.view import AdversaryView, Agreed, AttackError, Observed, Role, batches
+from apfed_attacks.view import AdversaryView, Agreed, AttackError, Observed, batches
 from secure_apfed.objectives import contrastive_loss
 from secure_apfed.settings.training import ContrastiveSettings
 
@@ -49,13 +49,10 @@ class ContrastiveInversion(FeatureAttack):
     sums as they are. Baselines, with the same shadow rows: their mean, and x alone.
     """
 
-    name: ClassVar[str] = "contrastive_inversion"
-    roles: ClassVar[tuple[Role, ...]] = ("active",)
+    name = "contrastive_inversion"
+    roles = ("active",)
 
     def applicable(self, view: AdversaryView) -> str | None:
-        """The active needs the sums that it decoded, of a contrastive objective."""
-        if reason := self.wrong_role(view):
-            return reason
         if view.description.opens != "gradients":
             return f"{view.description}: the active receives no sum of gradients"
         if reason := why_not_contrastive(view):
@@ -65,7 +62,6 @@ class ContrastiveInversion(FeatureAttack):
         return None
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Guess the victim's features of the rows of the last epoch that are no shadow rows."""
         sums, recovered = self._invert(view)
         positions = self.choose(view, sums.positions, seed)
         z_ND, sum_ND = (self.scaled(each.at(positions), seed) for each in (recovered, sums))
@@ -76,7 +72,7 @@ class ContrastiveInversion(FeatureAttack):
             **beside("recovered z", z_ND, x_NF),
             **beside("sums", sum_ND, x_NF),
         }
-        return regress.guess(positions, regress.on(columns), x_NF)
+        return regress.guess(regress.on(columns), {"x": x_NF})
 
     def _invert(self, view: AdversaryView) -> tuple[Observed, Observed]:
         """Return sums and recovered representations of the last epoch that has any gradient."""
@@ -87,14 +83,12 @@ class ContrastiveInversion(FeatureAttack):
                 f"every sum that {view.name} opened is zero everywhere for people whom "
                 f"{view.knowledge.victim} holds; there is no gradient to invert"
             )
-        recovered = [
-            explain_sums([question], contributors, view.budget.iterations) for _, question in asked
-        ]
-        positions, order = torch.cat([rows_B for rows_B, _ in asked]).sort()
-        return (
-            Observed(positions, torch.cat([question.sum for _, question in asked])[order]),
-            Observed(positions, torch.cat(recovered)[order]),
-        )
+        rows, questions = zip(*asked, strict=True)
+        iterations = view.budget.iterations
+        recovered = [explain_sums([question], contributors, iterations) for question in questions]
+        positions, order = torch.cat(rows).sort()
+        sums = torch.cat([question.sum for question in questions])
+        return Observed(positions, sums[order]), Observed(positions, torch.cat(recovered)[order])
 
 
 def why_not_contrastive(view: AdversaryView) -> str | None:
@@ -206,15 +200,10 @@ def contrastive_sum(h_BD: Tensor, p_BD: Tensor, contributors: Sequence[Agreed]) 
     )
     (row_BD,) = torch.autograd.grad(loss * len(h_BD), sent_BD, create_graph=True)
     scale_B1 = torch.zeros_like(row_BD[:, :1])
-    for agreed in contributors:
-        scale_B1 = scale_B1 + _clipped_weight(row_BD, agreed)
+    for agreed in contributors:  # lambda_p, or less for rows that are clipped after it
+        weight_B1 = torch.full_like(scale_B1, agreed.weight)
+        if agreed.clip is not None:
+            norm_B1 = row_BD.norm(dim=1, keepdim=True).clamp(min=1e-30)
+            weight_B1 = (agreed.clip / norm_B1).clamp(max=agreed.weight)
+        scale_B1 = scale_B1 + weight_B1
     return row_BD * scale_B1
-
-
-def _clipped_weight(row_BD: Tensor, agreed: Agreed) -> Tensor:
-    """Return lambda_p, or less for rows (B, 1) that are clipped after it."""
-    if agreed.clip is None:
-        return torch.full_like(row_BD[:, :1], agreed.weight)
-    norm_B1 = row_BD.norm(dim=1, keepdim=True).clamp(min=1e-30)
-    weight_B1: Tensor = (agreed.clip / norm_B1).clamp(max=agreed.weight)
-    return weight_B1

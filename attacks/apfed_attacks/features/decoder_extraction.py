@@ -18,7 +18,6 @@ Letters: B batch, N people asked about, D numbers of a representation, F feature
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -50,14 +49,13 @@ class DecoderExtraction(ActiveAttack):
         length: norm of the point that it asks at, within what the contract allows.
     """
 
-    name: ClassVar[str] = "decoder_extraction"
+    name = "decoder_extraction"
 
     length: float = Field(1.0, gt=0)
 
     def applicable(self, view: AdversaryView) -> str | None:
-        """It needs to have been played against reconstructing passives."""
         kinds = {agreed.objective.name for agreed in view.agreed.values()}
-        if view.role in self.roles and kinds and kinds != {"reconstruction"}:
+        if kinds and kinds != {"reconstruction"}:
             return "a passive contributes gradients of another objective than reconstruction"
         return why_not_played(self, view)
 
@@ -92,14 +90,10 @@ class DecoderExtraction(ActiveAttack):
         }  # fmt: skip
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Guess the victim's features of the people asked about that are no shadow rows."""
         notes = notes_of(self, view)
         positions, order = notes["people"].sort()
         answers_ND = notes["opened"][order]
-        guess = guess_features(
-            view, positions, {"answers": answers_ND},
-            hidden=self.hidden, components=self.components, seed=seed,
-        )  # fmt: skip
+        guess = guess_features(self, view, positions, "answers", answers_ND, seed)
         regress = Regression.of(view, positions, hidden=self.hidden, seed=seed)
         exact = {"affine on answers": Prediction(_affine(regress, answers_ND.numpy(force=True)))}
         if "gram" in notes:

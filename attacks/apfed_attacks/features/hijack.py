@@ -22,7 +22,7 @@ Letters: B batch, N rows, P outsiders, D numbers of a representation, F features
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -35,12 +35,12 @@ from apfed_attacks.features.feature_space import decoder_for, layers, simulator_
 from apfed_attacks.features.regression import ridge
 from apfed_attacks.interface import Guess, Prediction
 from apfed_attacks.live.strategy import AnsweringAttack, notes_of, why_not_played
-from apfed_attacks.view import AdversaryView, AttackError, Knowledge, Role, released
+from apfed_attacks.view import AdversaryView, AttackError, Knowledge, released
 from secure_apfed.contract import RepresentationTerms
 from secure_apfed.models import Shape
 from secure_apfed.seeds import derive_seed, seeded
 
-__all__ = ["Beside", "FeatureSpaceHijack", "Hijack", "HijackAttack", "ReversedHijack", "Space"]
+__all__ = ["FeatureSpaceHijack", "Hijack", "HijackAttack", "ReversedHijack", "Space"]
 
 _AWAY_FROM_ZERO = 2.0
 _BETAS = 0.5, 0.999  # Adam's betas: a game between two learners wants little momentum
@@ -78,38 +78,32 @@ class HijackAttack(AnsweringAttack):
     channels: int = Field(16, ge=1)
 
     def applicable(self, view: AdversaryView) -> str | None:
-        """It needs to have been played by the adversary of this view."""
         return why_not_played(self, view)
 
     def begin(
         self, terms: RepresentationTerms, knowledge: Knowledge, own_AF: Tensor, seed: int
     ) -> "Hijack":
-        """Start with fresh networks."""
         assert knowledge.victim is not None
         outsiders = knowledge.public[knowledge.victim].float()
         own = [rows for name, rows in knowledge.public.items() if name != knowledge.victim]
         known_PF = outsiders.new_empty(len(outsiders), 0)
         if own and self.conditioned:
             known_PF = _as_own_columns(own[0], own_AF.flatten(1).shape[1])
-        beside = Beside(own_AF, known_PF)
-        return Hijack(self, terms.shape, outsiders, beside, derive_seed(seed, self.name))
+        seed = derive_seed(seed, self.name)
+        return Hijack(self, terms.shape, outsiders, own_AF, known_PF, seed)
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Decode what was received of every row."""
         notes, victim = notes_of(self, view), view.knowledge.victim
         assert victim is not None
         seen = released(view, victim)
         positions = seen["h"].positions
         outsiders = view.knowledge.public[victim].float()
-        sent = tuple(notes["shape"].tolist())
-        space = Space(self, sent, outsiders)
+        space = Space(self, tuple(notes["shape"].tolist()), outsiders)
         space.decoder.load_state_dict({key: notes[key] for key in space.decoder.state_dict()})
-        decoded = {
-            f"decoded {name}": Prediction(
-                space.decoded(observed.at(positions).float()).double().numpy(force=True)
-            )
-            for name, observed in seen.items()
-        }
+        attacks = {}
+        for name, observed in seen.items():
+            decoded_NF = space.decoded(observed.at(positions).float())
+            attacks[f"decoded {name}"] = Prediction(decoded_NF.double().numpy(force=True))
         public_PF = outsiders.flatten(1).double().numpy(force=True)
         mean_NF = np.tile(public_PF.mean(axis=0), (len(positions), 1))
         baselines = {"mean of the outsiders": Prediction(mean_NF)}
@@ -118,25 +112,20 @@ class HijackAttack(AnsweringAttack):
             own_NC = own_columns(view, positions).double().numpy(force=True)
             own_PC = _as_own_columns(own, own_NC.shape[1]).double().numpy(force=True)
             baselines["ridge on x"] = ridge(own_PC, public_PF, own_NC)
-        return Guess(
-            positions=positions,
-            attacks=decoded,
-            baselines=baselines,
-        )
+        return Guess(positions=positions, attacks=attacks, baselines=baselines)
 
 
 class FeatureSpaceHijack(HijackAttack):
     """FSHA: a malicious active of TVFL rebuilds a passive's features."""
 
-    name: ClassVar[str] = "hijack"
-    roles: ClassVar[tuple[Role, ...]] = ("active",)
+    name = "hijack"
+    roles = ("active",)
 
     def applicable(self, view: AdversaryView) -> str | None:
-        """It needs joint training, in which it was played."""
         told = view.description
-        if view.role in self.roles and not told.returns_gradients:
+        if not told.returns_gradients:
             return f"{told}: the active returns no gradient that trains a passive's encoder"
-        if view.role in self.roles and told.opens == "representations":
+        if told.opens == "representations":
             return f"{told}: the active reads a sum of representations, and no passive's own"
         return super().applicable(view)
 
@@ -144,12 +133,11 @@ class FeatureSpaceHijack(HijackAttack):
 class ReversedHijack(HijackAttack):
     """A4: a malicious passive of APFed rebuilds the active's features."""
 
-    name: ClassVar[str] = "reversed_hijack"
-    roles: ClassVar[tuple[Role, ...]] = ("passive",)
+    name = "reversed_hijack"
+    roles = ("passive",)
 
     def applicable(self, view: AdversaryView) -> str | None:
-        """It needs a sum that trains the active's encoder, in which it was played."""
-        if view.role in self.roles and view.description.opens != "gradients":
+        if view.description.opens != "gradients":
             return f"{view.description}: no answer of a passive trains the active's encoder"
         return super().applicable(view)
 
@@ -195,46 +183,30 @@ class Space:
         return (decoded_NF * self._scale + self._centre_F).clamp(self._low, self._high)
 
 
-class Beside:
-    """The adversary's own features of a row, in units of the outsiders' ones.
+class Hijack:
+    """The adversary's networks and how it answers a step.
 
     Args:
-        own_AF: by alignment position; own_PF: of the outsiders. (P, 0): none are used.
+        attack: settings.
+        sent: shape of a row of representations.
+        outsiders: (P, ...) the victim's features of people whom the adversary knows wholly.
+        own_AF: its own features by alignment position.
+        own_PF: those of the outsiders, with which the discriminator compares; (P, 0): with none.
+        seed: of networks and batches.
     """
 
-    def __init__(self, own_AF: Tensor, own_PF: Tensor) -> None:
-        self._own_AF = own_AF.flatten(1).float() if own_PF.shape[1] else None
-        self._outsiders_PF = own_PF.float()
-        self._centre_F = self._outsiders_PF.mean(dim=0)
-        self._scale = (float(self._outsiders_PF.std()) if self.size else 1.0) or 1.0
-
-    @property
-    def size(self) -> int:
-        """F."""
-        return self._outsiders_PF.shape[1]
-
-    def rows(self, positions_B: Tensor) -> Tensor:
-        """Of people in the training, by alignment position."""
-        if self._own_AF is None:
-            return self._outsiders_PF.new_empty(len(positions_B), 0)
-        return (self._own_AF[positions_B] - self._centre_F) / self._scale
-
-    def outsiders(self, rows_B: Tensor) -> Tensor:
-        """Of outsiders, by number."""
-        return (self._outsiders_PF[rows_B] - self._centre_F) / self._scale
-
-
-class Hijack:
-    """The adversary's networks and how it answers a step."""
-
     def __init__(
-        self, attack: HijackAttack, sent: Shape, outsiders: Tensor, beside: Beside, seed: int
-    ) -> None:
+        self, attack: HijackAttack, sent: Shape, outsiders: Tensor, own_AF: Tensor, own_PF: Tensor,
+        seed: int,
+    ) -> None:  # fmt: skip
         self._attack, self._sent, self._seed = attack, sent, seed
-        self._beside = beside
+        used, own_PF = own_PF.shape[1], own_PF.float()
+        centre_F, scale = own_PF.mean(dim=0), (float(own_PF.std()) if used else 1.0) or 1.0
+        own_AF = own_AF.flatten(1).float()[:, : None if used else 0]
+        self._own_AF, self._own_PF = (own_AF - centre_F) / scale, (own_PF - centre_F) / scale
         with seeded(seed, "networks"):
             self._space = Space(attack, sent, outsiders)
-            self._judge = layers(math.prod(sent) + beside.size, *[attack.hidden] * 2, 1)
+            self._judge = layers(math.prod(sent) + used, *[attack.hidden] * 2, 1)
         self._judge.to(outsiders.device)
         self._judging = torch.optim.Adam(
             self._judge.parameters(), attack.judge_rate, betas=_BETAS, fused=True
@@ -247,7 +219,7 @@ class Hijack:
         z_BD = z_BD.detach().to(self._space.outsiders.device, torch.float32)
         if self._target_PD is None:
             self._target_PD = self._build(z_BD)
-        own_BF = self._beside.rows(rows_B)
+        own_BF = self._own_AF[rows_B]
         theirs_BD = torch.cat([z_BD, own_BF], dim=1)
         with seeded(self._seed, step):
             for _ in range(self._attack.rounds):
@@ -278,7 +250,7 @@ class Hijack:
 
     def _judge_batch(self, theirs_BD: Tensor, target_PD: Tensor) -> None:
         outsiders_B = torch.randint(len(target_PD), (len(theirs_BD),))
-        mine_BD = torch.cat([target_PD[outsiders_B], self._beside.outsiders(outsiders_B)], dim=1)
+        mine_BD = torch.cat([target_PD[outsiders_B], self._own_PF[outsiders_B]], dim=1)
         mine_B, theirs_B = self._judge(mine_BD), self._judge(theirs_BD)
         logistic = self._attack.loss == "logistic"
         if logistic:
@@ -300,7 +272,6 @@ class Hijack:
         return _within_reach(self._space.simulated(features_NF), self._reach_D)
 
     def notes(self) -> Mapping[str, Tensor]:
-        """The decoder's state."""
         return {**self._space.decoder.state_dict(), "shape": torch.tensor(self._sent)}
 
 

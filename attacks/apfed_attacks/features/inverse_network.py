@@ -9,12 +9,10 @@ Model Inversion Attacks Against Collaborative Inference; the paired form).
 Letters: N observed rows, n of them shadow rows, U the others, F the victim's features.
 """
 
-from typing import ClassVar
-
-from apfed_attacks.columns import FloatArray, beside, why_nothing_of_victim
+from apfed_attacks.columns import beside, why_nothing_of_victim
 from apfed_attacks.features.regression import FeatureAttack, Regression
-from apfed_attacks.interface import Guess
-from apfed_attacks.view import AdversaryView, Role, released
+from apfed_attacks.interface import FloatArray, Guess
+from apfed_attacks.view import AdversaryView, released
 
 __all__ = ["InverseNetwork"]
 
@@ -27,15 +25,13 @@ class InverseNetwork(FeatureAttack):
     Baselines, with the same shadow rows: their mean, and the same regressors from x alone.
     """
 
-    name: ClassVar[str] = "inverse_network"
-    roles: ClassVar[tuple[Role, ...]] = ("passive", "active")
+    name = "inverse_network"
+    roles = ("passive", "active")
 
     def applicable(self, view: AdversaryView) -> str | None:
-        """The adversary needs representations that the victim released to it."""
-        return why_nothing_of_victim(self, view)
+        return why_nothing_of_victim(view)
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Guess the victim's features of the observed rows that are no shadow rows."""
         seen = released(view, view.knowledge.victim)
         positions = self.choose(view, seen["h"].positions, seed)
         x_NF = self.own(view, positions, seed)
@@ -44,4 +40,4 @@ class InverseNetwork(FeatureAttack):
         for name, observed in seen.items():
             h_NF = self.scaled(observed.at(positions), seed)
             columns |= {name: h_NF, **beside(name, h_NF, x_NF)}
-        return regress.guess(positions, regress.on(columns), x_NF)
+        return regress.guess(regress.on(columns), {"x": x_NF})

@@ -14,7 +14,7 @@ Letters: B batch, N people asked about, D numbers of a representation.
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -45,7 +45,7 @@ class Isolation(ActiveAttack):
             ("unequal" only).
     """
 
-    name: ClassVar[str] = "isolation"
+    name = "isolation"
 
     way: Literal["weight", "unequal", "subset", "collusion"] = "unequal"
     colluding: int | None = Field(None, ge=0)
@@ -55,8 +55,7 @@ class Isolation(ActiveAttack):
     shadow_rows: int = Field(30, ge=2)
 
     def applicable(self, view: AdversaryView) -> str | None:
-        """It needs several passives, and to have been played."""
-        if view.role in self.roles and len(view.agreed) == 1:
+        if len(view.agreed) == 1:
             return "with one passive the sum is its gradient; there is nothing to isolate"
         return why_not_played(self, view)
 
@@ -86,10 +85,8 @@ class Isolation(ActiveAttack):
         return {"people": rows_B, "isolated": found.flatten(1).double()}
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Guess the victim's features of the people asked about that are no shadow rows."""
         notes = notes_of(self, view)
         positions, order = notes["people"].sort()
         return guess_features(
-            view, positions, {"isolated part": notes["isolated"][order]},
-            hidden=self.hidden, components=self.components, seed=seed,
-        )  # fmt: skip
+            self, view, positions, "isolated part", notes["isolated"][order], seed
+        )

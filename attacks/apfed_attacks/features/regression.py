@@ -9,7 +9,7 @@ Letters: N rows, n of them shadow rows, U the others, F the victim's features.
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -22,13 +22,13 @@ from torch import Tensor
 
 from apfed_attacks.columns import (
     ColumnAttack,
-    FloatArray,
     beside,
     guessed_once,
     own_columns,
     standardised,
 )
-from apfed_attacks.interface import Guess, Prediction, Target
+from apfed_attacks.interface import FloatArray, Guess, Prediction
+from apfed_attacks.live.strategy import ActiveAttack
 from apfed_attacks.view import AdversaryView, AttackError
 
 __all__ = ["REGRESSORS", "FeatureAttack", "Regression", "guess_features", "ridge"]
@@ -55,7 +55,7 @@ class FeatureAttack(ColumnAttack):
         hidden: width of every hidden layer.
     """
 
-    target: ClassVar[Target] = "features"
+    target = "features"
 
     shadow_rows: int = Field(100, ge=2)
     hidden: int = Field(128, ge=1)
@@ -66,12 +66,13 @@ class Regression:
     """The same fit for every set of columns.
 
     Attributes:
-        pairs: (n, F) the victim's features of the shadow rows.
+        positions: (N,) of the rows; pairs: (n, F) the victim's features of the shadow rows.
         shadow: (N,) which of the rows these are.
         hidden, iterations, seed: of the MLP.
         decoy: whether rows have other rows' releases.
     """
 
+    positions: Tensor
     pairs: FloatArray
     shadow: NDArray[np.bool_]
     hidden: int
@@ -101,23 +102,14 @@ class Regression:
         # Both are ascending, so the i-th of these pairs is the i-th shadow row of `positions`.
         pairs = shadow.values[torch.isin(shadow.positions, positions)].flatten(1)
         return cls(
-            pairs.double().numpy(force=True),
-            shadow_N.numpy(),
-            hidden,
-            view.budget.iterations,
-            seed,
-            decoy=view.is_decoy,
-        )
+            positions, pairs.double().numpy(force=True), shadow_N.numpy(), hidden,
+            view.budget.iterations, seed, decoy=view.is_decoy,
+        )  # fmt: skip
 
     @property
     def unknown(self) -> Tensor:
         """(N,) which rows are guessed."""
         return torch.from_numpy(~self.shadow)
-
-    def mean(self) -> Prediction:
-        """Predict the shadow rows' mean for every other row."""
-        others = int((~self.shadow).sum())
-        return Prediction(np.tile(self.pairs.mean(axis=0), (others, 1)))
 
     def on(self, columns: Mapping[str, FloatArray]) -> dict[str, Prediction]:
         """Fit each regressor on each of the sets (N, F); predict the other rows."""
@@ -127,48 +119,42 @@ class Regression:
             for how in REGRESSORS
         }
 
-    def without_releases(self, columns: Mapping[str, FloatArray]) -> dict[str, Prediction]:
-        """The same on sets that hold no release, for baselines: of a decoy nobody reads them."""
-        return {} if self.decoy else self.on(columns)
-
-    def guess(
-        self, positions: Tensor, attacks: Mapping[str, Prediction], own_NF: FloatArray
-    ) -> Guess:
+    def guess(self, attacks: Mapping[str, Prediction], own: Mapping[str, FloatArray]) -> Guess:
         """What these attacks make of the rows that are guessed, beside the same from own columns.
 
         Args:
-            positions: (N,) of the rows that it was made of.
             attacks: predictions of the rows that are guessed.
-            own_NF: the adversary's own columns of all rows.
+            own: sets of columns (N, F) that hold no release; of a decoy nobody reads what they
+                tell.
         """
+        mean_UF = np.tile(self.pairs.mean(axis=0), (int((~self.shadow).sum()), 1))
         return Guess(
-            positions=positions[self.unknown],
+            positions=self.positions[self.unknown],
             attacks=attacks,
             baselines={
-                "mean of the shadow rows": self.mean(),
-                **self.without_releases({"x": own_NF}),
+                "mean of the shadow rows": Prediction(mean_UF),
+                **({} if self.decoy else self.on(own)),
             },
         )
 
     def _fit(self, how: str, values_NF: FloatArray) -> Prediction:
-        made_of = (self.hidden, self.iterations, self.seed, self.shadow, self.pairs, values_NF)
-        return Prediction(guessed_once(lambda: self._guessed(how, values_NF), how, *made_of))
+        centre_F, scale = self.pairs.mean(axis=0), self.pairs.std() or 1.0
 
-    def _guessed(self, how: str, values_NF: FloatArray) -> FloatArray:
-        centre_F = self.pairs.mean(axis=0)
-        scale = self.pairs.std() or 1.0
-        wanted_nF = (self.pairs - centre_F) / scale
-        seed, rows = self.seed % 2**32, len(self.pairs)
-        regressor = REGRESSORS[how](self.hidden, self.iterations, seed, rows)
-        with warnings.catch_warnings():
-            # The budget may end the optimiser; that is part of the adversary's description.
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            # scikit-learn warns of one column that is no vector.
-            wanted = wanted_nF[:, 0] if wanted_nF.shape[1] == 1 else wanted_nF
-            regressor.fit(values_NF[self.shadow], wanted)
-        found_UF = regressor.predict(values_NF[~self.shadow]).reshape(-1, self.pairs.shape[1])
-        guessed_UF: FloatArray = found_UF * scale + centre_F
-        return guessed_UF
+        def guess() -> FloatArray:
+            wanted_nF = (self.pairs - centre_F) / scale
+            seed, rows = self.seed % 2**32, len(self.pairs)
+            regressor = REGRESSORS[how](self.hidden, self.iterations, seed, rows)
+            with warnings.catch_warnings():
+                # The budget may end the optimiser; that is part of the adversary's description.
+                warnings.simplefilter("ignore", ConvergenceWarning)
+                # scikit-learn warns of one column that is no vector.
+                wanted = wanted_nF[:, 0] if wanted_nF.shape[1] == 1 else wanted_nF
+                regressor.fit(values_NF[self.shadow], wanted)
+            found_UF = regressor.predict(values_NF[~self.shadow]).reshape(-1, self.pairs.shape[1])
+            return np.asarray(found_UF * scale + centre_F)
+
+        made_of = (self.hidden, self.iterations, self.seed, self.shadow, self.pairs, values_NF)
+        return Prediction(guessed_once(guess, how, *made_of))
 
 
 def ridge(known_PC: FloatArray, wanted_PF: FloatArray, columns_NC: FloatArray) -> Prediction:
@@ -178,25 +164,22 @@ def ridge(known_PC: FloatArray, wanted_PF: FloatArray, columns_NC: FloatArray) -
 
 
 def guess_features(
+    attack: FeatureAttack | ActiveAttack,
     view: AdversaryView,
     positions: Tensor,
-    columns: Mapping[str, Tensor],
-    *,
-    hidden: int,
-    components: int,
+    name: str,
+    released_NC: Tensor,
     seed: int,
 ) -> Guess:
-    """Regress what was released to the victim's features, beside the same from own features x.
+    """Regress what was released of `positions` (N,) to the victim's features, as from own ones x.
 
-    `columns` are (N, C) of `positions` (N,), which ascend and have shadow rows among them. The
-    MLP is `hidden` wide; columns wider than `components` are reduced to so many.
+    Positions ascend and have shadow rows among them. Columns wider than the attack's `components`
+    are reduced to so many.
     """
-    scaled = {
-        name: standardised(values, components=components, seed=seed)
-        for name, values in {**columns, "x": own_columns(view, positions)}.items()
-    }
-    own_NF = scaled.pop("x")
-    first = next(iter(scaled))
-    regress = Regression.of(view, positions, hidden=hidden, seed=seed)
-    attacks = regress.on({**scaled, **beside(first, scaled[first], own_NF)})
-    return regress.guess(positions, attacks, own_NF)
+    released_NF, own_NF = (
+        standardised(values, components=attack.components, seed=seed)
+        for values in (released_NC, own_columns(view, positions))
+    )
+    regress = Regression.of(view, positions, hidden=attack.hidden, seed=seed)
+    columns = {name: released_NF, **beside(name, released_NF, own_NF)}
+    return regress.guess(regress.on(columns), {"x": own_NF})

@@ -11,8 +11,6 @@ Deviations from that paper: what is matched is h, not the prediction; rows are s
 Letters: N observed rows, B batch, D numbers of h, F the victim's features, C own columns.
 """
 
-from typing import ClassVar
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -22,12 +20,12 @@ from torch import Tensor, nn
 from apfed_attacks.columns import why_nothing_of_victim
 from apfed_attacks.features.regression import FeatureAttack, Regression
 from apfed_attacks.interface import FloatArray, Guess, Prediction
-from apfed_attacks.view import AdversaryView, Role, released
+from apfed_attacks.view import AdversaryView, released
 from secure_apfed.seeds import seeded
 
 __all__ = ["RepresentationNetwork"]
 
-_DRAWS = 8
+_DRAWS = 8  # of the noise, whose rows are averaged
 
 
 class RepresentationNetwork(FeatureAttack):
@@ -43,9 +41,9 @@ class RepresentationNetwork(FeatureAttack):
         variance_weight: of the penalty on generated features that vary more than known ones.
     """
 
-    name: ClassVar[str] = "representation_network"
-    roles: ClassVar[tuple[Role, ...]] = ("active",)
-    white_box: ClassVar[bool] = True
+    name = "representation_network"
+    roles = ("active",)
+    white_box = True
 
     shadow_rows: int = Field(20, ge=2)
     iterations: int = Field(1_400, ge=1)
@@ -56,15 +54,13 @@ class RepresentationNetwork(FeatureAttack):
     variance_weight: float = Field(1.0, ge=0)
 
     def applicable(self, view: AdversaryView) -> str | None:
-        """The adversary needs a victim's representations, and the network that made them."""
-        reason = why_nothing_of_victim(self, view)
+        reason = why_nothing_of_victim(view)
         if reason is None and view.knowledge.encoder is None:
             victim = view.knowledge.victim
             return f"{view.name} is not told the encoder of {victim}: the recording holds none"
         return reason
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Guess the victim's features of the observed rows that are no shadow rows."""
         seen = released(view, view.knowledge.victim)
         positions = self.choose(view, seen["h"].positions, seed)
         x_NC = self.own(view, positions, seed)
@@ -72,12 +68,10 @@ class RepresentationNetwork(FeatureAttack):
         h_ND = seen["h"].at(positions)
         attacks = {"G(x, noise)": self._invert(view, x_NC, h_ND, regress, self.noise, seed)}
         for name, observed in seen.items():
-            h_NF = self.scaled(observed.at(positions), seed)
-            columns_NC = np.hstack([x_NC, h_NF])
-            attacks[f"G(x, {name})"] = self._invert(
-                view, columns_NC, observed.at(positions), regress, 0, seed
-            )
-        return regress.guess(positions, attacks, x_NC)
+            h_ND = observed.at(positions)
+            columns_NC = np.hstack([x_NC, self.scaled(h_ND, seed)])
+            attacks[f"G(x, {name})"] = self._invert(view, columns_NC, h_ND, regress, 0, seed)
+        return regress.guess(attacks, {"x": x_NC})
 
     def _invert(
         self,
@@ -88,57 +82,41 @@ class RepresentationNetwork(FeatureAttack):
         noise: int,
         seed: int,
     ) -> Prediction:
-        """Train a generator that reads these columns and noise; return the rows it makes."""
-        with seeded(seed, "attacks", self.name):
-            generator = _Generator(self, view, columns_NC, noise)
-            generator.fit(h_ND.float())
-            made_NF = generator.make()
-        return Prediction(made_NF.flatten(1).double()[regress.unknown].numpy(force=True))
+        """Train a generator that reads these columns and noise; return the rows it makes.
 
-
-class _Generator:
-    """G: own columns and noise -> rows of the victim's features."""
-
-    def __init__(
-        self, attack: RepresentationNetwork, view: AdversaryView, columns_NC: FloatArray, noise: int
-    ) -> None:
-        assert view.knowledge.encoder is not None
-        self._attack, self._encoder, self._noise = attack, view.knowledge.encoder, noise
-        self._columns_NC = torch.from_numpy(columns_NC).float().to(view.device)
+        It minimises the squared error of their h, each column by its variance.
+        """
+        encoder, h_ND = view.knowledge.encoder, h_ND.float()
+        assert encoder is not None
+        own_NC = torch.from_numpy(columns_NC).float().to(view.device)
         known_SF = view.knowledge.shadow.values.float()
-        self._iterations = view.budget.iterations
         # One scale for all features: single ones may be constant in a few rows.
-        self._mean_F, self._scale = known_SF.mean(dim=0), float(known_SF.std()) or 1.0
-        self._most_F = known_SF.var(dim=0).flatten()
-        self._network = nn.Sequential(
-            nn.Linear(self._columns_NC.shape[1] + noise, attack.hidden), nn.ReLU(),
-            nn.Linear(attack.hidden, attack.hidden), nn.ReLU(),
-            nn.Linear(attack.hidden, self._mean_F.numel()),
-        ).to(view.device)  # fmt: skip
-
-    def fit(self, h_ND: Tensor) -> None:
-        """Make rows whose representations are these: mean squared error, by column's variance."""
-        spread_D = h_ND.std(dim=0)
+        mean_F, scale = known_SF.mean(dim=0), float(known_SF.std()) or 1.0
+        most_F, spread_D = known_SF.var(dim=0).flatten(), h_ND.std(dim=0)
         weight_D = 1 / torch.where(spread_D > 0, spread_D, 1)
-        adam = torch.optim.Adam(self._network.parameters(), lr=self._attack.rate)
-        for _ in range(self._iterations):
-            rows_B = torch.randint(len(h_ND), (self._attack.batch,))
-            made_BF = self._rows(rows_B)
-            error_BD = (self._encoder(made_BF).float() - h_ND[rows_B]) * weight_D
-            beyond_F = F.relu(made_BF.flatten(1).var(dim=0) - self._most_F) / self._scale**2
-            adam.zero_grad()
-            (error_BD.square().mean() + self._attack.variance_weight * beyond_F.mean()).backward()
-            adam.step()
 
-    @torch.no_grad()
-    def make(self) -> Tensor:
-        """Return (N, ...) rows; the mean of several draws of the noise."""
-        rows_N = torch.arange(len(self._columns_NC))
-        draws = _DRAWS if self._noise else 1
-        return torch.stack([self._rows(rows_N) for _ in range(draws)]).mean(dim=0)
+        def make(rows_B: Tensor) -> Tensor:
+            noise_BZ = torch.randn(len(rows_B), noise).to(own_NC.device)
+            made_BF = generator(torch.cat([own_NC[rows_B], noise_BZ], dim=1))
+            rows: Tensor = made_BF.reshape(-1, *mean_F.shape) * scale + mean_F
+            return rows
 
-    def _rows(self, rows_B: Tensor) -> Tensor:
-        noise_BZ = torch.randn(len(rows_B), self._noise).to(self._columns_NC.device)
-        made_BF = self._network(torch.cat([self._columns_NC[rows_B], noise_BZ], dim=1))
-        rows: Tensor = made_BF.reshape(-1, *self._mean_F.shape) * self._scale + self._mean_F
-        return rows
+        with seeded(seed, "attacks", self.name):
+            generator = nn.Sequential(
+                nn.Linear(own_NC.shape[1] + noise, self.hidden), nn.ReLU(),
+                nn.Linear(self.hidden, self.hidden), nn.ReLU(),
+                nn.Linear(self.hidden, mean_F.numel()),
+            ).to(view.device)  # fmt: skip
+            adam = torch.optim.Adam(generator.parameters(), lr=self.rate)
+            for _ in range(view.budget.iterations):
+                rows_B = torch.randint(len(h_ND), (self.batch,))
+                made_BF = make(rows_B)
+                error_BD = (encoder(made_BF).float() - h_ND[rows_B]) * weight_D
+                beyond_F = F.relu(made_BF.flatten(1).var(dim=0) - most_F) / scale**2
+                adam.zero_grad()
+                (error_BD.square().mean() + self.variance_weight * beyond_F.mean()).backward()
+                adam.step()
+            draws, every = _DRAWS if noise else 1, torch.arange(len(own_NC))
+            with torch.no_grad():
+                made_NF = torch.stack([make(every) for _ in range(draws)]).mean(dim=0)
+        return Prediction(made_NF.flatten(1).double()[regress.unknown].numpy(force=True))

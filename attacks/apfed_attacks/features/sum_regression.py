@@ -12,18 +12,15 @@ other weights in each round; several rounds side by side are more equations.
 Letters: N rows, C numbers of a sum, F columns, K classes.
 """
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
-
 import numpy as np
 import torch
 import torch.nn.functional as nn
 from torch import Tensor
 
-from apfed_attacks.columns import FloatArray, beside
+from apfed_attacks.columns import beside
 from apfed_attacks.features.regression import FeatureAttack, Regression
-from apfed_attacks.interface import Guess
-from apfed_attacks.view import AdversaryView, Role, opened_epochs, opened_sums, pseudo_labels
+from apfed_attacks.interface import FloatArray, Guess
+from apfed_attacks.view import AdversaryView, opened_epochs, opened_sums, pseudo_labels
 
 __all__ = ["SumRegression"]
 
@@ -36,14 +33,11 @@ class SumRegression(FeatureAttack):
     with the own labels, which a sum tells again.
     """
 
-    name: ClassVar[str] = "sum_regression"
-    roles: ClassVar[tuple[Role, ...]] = ("active",)
-    suite: ClassVar[tuple[Mapping[str, Any], ...]] = ({"shadow_rows": 30}, {"shadow_rows": 100})
+    name = "sum_regression"
+    roles = ("active",)
+    suite = ({"shadow_rows": 30}, {"shadow_rows": 100})
 
     def applicable(self, view: AdversaryView) -> str | None:
-        """It needs sums about rows that were opened, and kept."""
-        if reason := self.wrong_role(view):
-            return reason
         if view.description.opens not in ("representations", "pseudo-labels"):
             return f"{view.description}: no sum of representations or pseudo-labels is opened"
         if not opened_epochs(view):
@@ -51,16 +45,17 @@ class SumRegression(FeatureAttack):
         return None
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Guess the victim's features of people of whom a sum was opened."""
         epochs = opened_epochs(view)
         last = opened_sums(view, epochs[-1])
         positions = self.choose(view, last.positions, seed)
-        columns = {"sums": last.at(positions)}
+        columns, read = {"sums": last.at(positions)}, _sums
         if view.description.opens == "pseudo-labels":
-            columns["rest of the sums"] = _rest(view, epochs[-1], positions)
-        over_time = self._over_time(view, epochs, positions)
-        if over_time is not None:
-            columns["all epochs"] = over_time
+            columns["rest of the sums"], read = _rest(view, epochs[-1], positions), _rest
+        seen = {epoch: opened_sums(view, epoch).positions for epoch in epochs}
+        whole = [epoch for epoch, rows in seen.items() if torch.isin(positions, rows).all()]
+        if len(whole) > 1:
+            every = [read(view, epoch, positions) for epoch in whole]
+            columns["all epochs"] = torch.cat(every, dim=1)
         x_NF = self.own(view, positions, seed)
         both_NF = np.hstack([x_NF, _own_labels(view, positions)])
         told = {name: self.scaled(values, seed) for name, values in columns.items()}
@@ -70,27 +65,12 @@ class SumRegression(FeatureAttack):
             for key, of_NF in beside(name, released_NF, both_NF).items()
         }
         regress = Regression.of(view, positions, hidden=self.hidden, seed=seed)
-        guess = regress.guess(positions, regress.on({**told, **together}), x_NF)
-        known = regress.without_releases({"x and labels": both_NF})
-        return Guess(
-            positions=guess.positions,
-            attacks=guess.attacks,
-            baselines={**guess.baselines, **known},
-        )
+        own = {"x": x_NF, "x and labels": both_NF}
+        return regress.guess(regress.on({**told, **together}), own)
 
-    def _over_time(
-        self, view: AdversaryView, epochs: tuple[int, ...], positions: Tensor
-    ) -> Tensor | None:
-        """All epochs side by side (N, ...), of those that hold all of these positions."""
-        seen = [(epoch, opened_sums(view, epoch)) for epoch in epochs]
-        whole = [
-            (epoch, sums) for epoch, sums in seen if torch.isin(positions, sums.positions).all()
-        ]
-        if len(whole) < 2:
-            return None
-        if view.description.opens == "pseudo-labels":
-            return torch.cat([_rest(view, epoch, positions) for epoch, _ in whole], dim=1)
-        return torch.cat([sums.at(positions) for _, sums in whole], dim=1)
+
+def _sums(view: AdversaryView, epoch: int, positions: Tensor) -> Tensor:
+    return opened_sums(view, epoch).at(positions)
 
 
 def _rest(view: AdversaryView, epoch: int, positions: Tensor) -> Tensor:

@@ -17,24 +17,22 @@ Deviations from that paper: these, perceptrons, standardised columns, fewer iter
 Letters: N observed rows, B batch, P public rows, D numbers of h, F the victim's features.
 """
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
-
 import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from apfed_attacks.columns import own_columns, why_nothing_of_victim
 from apfed_attacks.features.feature_space import energy_distance, layers, slope_penalty
 from apfed_attacks.features.regression import FeatureAttack, ridge
 from apfed_attacks.interface import FloatArray, Guess, Prediction
-from apfed_attacks.view import AdversaryView, AttackError, Role, released
+from apfed_attacks.view import AdversaryView, AttackError, released
 from secure_apfed.seeds import derive_seed, seeded, shuffled
 
 __all__ = ["Simulation", "UnpairedInversion"]
 
+_BETAS = 0.5, 0.9
 _SEEN = 1_000  # rows that the choice among starts compares
 
 
@@ -58,10 +56,10 @@ class UnpairedInversion(FeatureAttack):
         batch: rows in a step.
     """
 
-    name: ClassVar[str] = "unpaired_inversion"
-    roles: ClassVar[tuple[Role, ...]] = ("passive", "active")
+    name = "unpaired_inversion"
+    roles = ("passive", "active")
     # Beside all others a fifth of the work, so that a run is attacked within minutes.
-    suite: ClassVar[tuple[Mapping[str, Any], ...]] = ({"starts": 1, "iterations": 600},)
+    suite = ({"starts": 1, "iterations": 600},)
 
     shadow_rows: int = Field(200, ge=2)
     conditioned: bool = True
@@ -77,11 +75,9 @@ class UnpairedInversion(FeatureAttack):
     components: int = Field(64, ge=2)
 
     def applicable(self, view: AdversaryView) -> str | None:
-        """The adversary needs representations that the victim released to it."""
-        return why_nothing_of_victim(self, view)
+        return why_nothing_of_victim(view)
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Guess the victim's features of the observed rows whose features it does not have."""
         shadow = view.knowledge.shadow
         if len(shadow) < 2:
             raise AttackError(f"{view.name} has {len(shadow)} public rows; raise shadow_rows")
@@ -115,9 +111,8 @@ class UnpairedInversion(FeatureAttack):
         """Own features of observed and of public rows in one unit; no columns where not told."""
         if not self.conditioned:
             return x_NC[:, :0].float(), x_PC[:, :0].float()
-        both = self.scaled(torch.cat([x_NC, x_PC]), seed)
-        columns = torch.from_numpy(both).float()
-        return columns[: len(x_NC)], columns[len(x_NC) :]
+        both = torch.from_numpy(self.scaled(torch.cat([x_NC, x_PC]), seed)).float()
+        return both[: len(x_NC)], both[len(x_NC) :]
 
     def _decode(
         self,
@@ -127,18 +122,13 @@ class UnpairedInversion(FeatureAttack):
         beside: tuple[Tensor, Tensor],
         seed: int,
     ) -> FloatArray:
-        scaled_NC = self.scaled(columns_NC, seed)
-        seen_NC = torch.from_numpy(scaled_NC).float()
-        best: tuple[float, FloatArray] | None = None
+        seen_NC = torch.from_numpy(self.scaled(columns_NC, seed)).float()
+        found = []
         for start in range(self.starts):
             own_seed = derive_seed(seed, self.name, start)
-            simulation = Simulation(self, seen_NC, public_PF, beside, own_seed, view.device)
-            simulation.fit(view.budget.iterations)
-            difference = simulation.difference()
-            if best is None or difference < best[0]:
-                best = difference, simulation.decoded()
-        assert best is not None
-        return best[1]
+            found.append(Simulation(self, seen_NC, public_PF, beside, own_seed, view.device))
+            found[-1].fit(view.budget.iterations)
+        return min(found, key=Simulation.difference).decoded()
 
 
 class Simulation:
@@ -173,17 +163,14 @@ class Simulation:
             self._decoder = layers(size, hidden, hidden, features).to(device)
             self._judge_h = layers(size + own, hidden, hidden, 1).to(device)
             self._judge_x = layers(features + own, hidden, hidden, 1).to(device)
-        self._pair = torch.optim.Adam(
-            [*self._simulator.parameters(), *self._decoder.parameters()],
-            lr=attack.rate, betas=(0.5, 0.9),
-        )  # fmt: skip
-        self._judges = torch.optim.Adam(
-            [*self._judge_h.parameters(), *self._judge_x.parameters()],
-            lr=attack.judge_rate, betas=(0.5, 0.9),
-        )  # fmt: skip
+        pair = [*self._simulator.parameters(), *self._decoder.parameters()]
+        self._judges = nn.ModuleList([self._judge_h, self._judge_x])
+        self._pair_adam = torch.optim.Adam(pair, lr=attack.rate, betas=_BETAS)
+        self._judge_adam = torch.optim.Adam(
+            self._judges.parameters(), lr=attack.judge_rate, betas=_BETAS
+        )
 
     def fit(self, iterations: int) -> None:
-        """Train."""
         with seeded(self._seed, "fit"):
             for _ in range(iterations):
                 seen_B = torch.randint(len(self._h_ND), (self._attack.batch,))
@@ -199,33 +186,32 @@ class Simulation:
         seen_BC, told_BC = self._x_NC[seen_B], self._x_PC[public_B]
         loss = torch.zeros((), device=self._device)
         for judge, real, made in (
-            (self._judge_h, _with(h_BD, seen_BC), _with(simulated_BD, told_BC)),
-            (self._judge_x, _with(public_BF, told_BC), _with(decoded_BF, seen_BC)),
+            (self._judge_h, (h_BD, seen_BC), (simulated_BD, told_BC)),
+            (self._judge_x, (public_BF, told_BC), (decoded_BF, seen_BC)),
         ):
-            loss = loss + F.softplus(-judge(real)).mean() + F.softplus(judge(made)).mean()
-            loss = loss + self._attack.penalty * slope_penalty(judge, real, made, slope=0)
-        self._judges.zero_grad()
+            both = torch.hstack(real), torch.hstack(made)
+            loss = loss + F.softplus(-judge(both[0])).mean() + F.softplus(judge(both[1])).mean()
+            loss = loss + self._attack.penalty * slope_penalty(judge, *both, slope=0)
+        self._judge_adam.zero_grad()
         loss.backward()
-        self._judges.step()
+        self._judge_adam.step()
 
     def _train_pair(self, seen_B: Tensor, public_B: Tensor) -> None:
         attack = self._attack
         h_BD, public_BF = self._h_ND[seen_B], self._public_PF[public_B]
-        for judge in (self._judge_h, self._judge_x):
-            judge.requires_grad_(False)
+        self._judges.requires_grad_(False)
         simulated_BD = self._simulator(public_BF)
         loss = F.mse_loss(self._decoder(simulated_BD), public_BF)
-        judged_B = self._judge_h(_with(simulated_BD, self._x_PC[public_B]))
+        judged_B = self._judge_h(torch.hstack([simulated_BD, self._x_PC[public_B]]))
         loss = loss + attack.likeness * F.softplus(-judged_B).mean()
         decoded_BF = self._decoder(h_BD)
-        judged_B = self._judge_x(_with(decoded_BF, self._x_NC[seen_B]))
+        judged_B = self._judge_x(torch.hstack([decoded_BF, self._x_NC[seen_B]]))
         loss = loss + attack.decoded_likeness * F.softplus(-judged_B).mean()
         loss = loss + attack.return_weight * F.mse_loss(self._simulator(decoded_BF), h_BD)
-        self._pair.zero_grad()
+        self._pair_adam.zero_grad()
         loss.backward()
-        self._pair.step()
-        for judge in (self._judge_h, self._judge_x):
-            judge.requires_grad_(True)
+        self._pair_adam.step()
+        self._judges.requires_grad_(True)
 
     @torch.no_grad()
     def difference(self) -> float:
@@ -233,16 +219,13 @@ class Simulation:
         h_SD, x_SC = self._h_ND[:_SEEN], self._x_NC[:_SEEN]
         simulated_PD, decoded_SF = self._simulator(self._public_PF), self._decoder(h_SD)
         return energy_distance(
-            _with(simulated_PD, self._x_PC), _with(h_SD, x_SC)
-        ) + energy_distance(_with(decoded_SF, x_SC), _with(self._public_PF, self._x_PC))
+            torch.hstack([simulated_PD, self._x_PC]), torch.hstack([h_SD, x_SC])
+        ) + energy_distance(
+            torch.hstack([decoded_SF, x_SC]), torch.hstack([self._public_PF, self._x_PC])
+        )
 
     @torch.no_grad()
     def decoded(self) -> FloatArray:
         """Return d(h), (N, F), in the public rows' units."""
         decoded_NF: Tensor = self._decoder(self._h_ND) * self._scale + self._centre_F
         return decoded_NF.double().numpy(force=True)
-
-
-def _with(values_BD: Tensor, told_BC: Tensor) -> Tensor:
-    """What a discriminator sees of a row."""
-    return torch.cat([values_BD, told_BC], dim=1)

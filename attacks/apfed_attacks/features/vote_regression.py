@@ -10,16 +10,13 @@ labeller makes of them and of its labels: all that it has before anybody votes.
 Letters: N rows, K classes.
 """
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
-
 import numpy as np
 import torch
 
-from apfed_attacks.columns import FloatArray, beside, own_columns, own_votes
+from apfed_attacks.columns import beside, own_columns, own_votes
 from apfed_attacks.features.regression import FeatureAttack, Regression
-from apfed_attacks.interface import Guess
-from apfed_attacks.view import AdversaryView, Asked, Role, asked, votes_read, why_no_votes
+from apfed_attacks.interface import FloatArray, Guess
+from apfed_attacks.view import AdversaryView, Asked, asked, votes_read
 
 __all__ = ["VoteRegression"]
 
@@ -27,16 +24,24 @@ __all__ = ["VoteRegression"]
 class VoteRegression(FeatureAttack):
     """Regress votes, alone and beside own features, to the victim's features."""
 
-    name: ClassVar[str] = "vote_regression"
-    roles: ClassVar[tuple[Role, ...]] = ("active",)
-    suite: ClassVar[tuple[Mapping[str, Any], ...]] = ({"shadow_rows": 30}, {"shadow_rows": 100})
+    name = "vote_regression"
+    roles = ("active",)
+    suite = ({"shadow_rows": 30}, {"shadow_rows": 100})
 
     def applicable(self, view: AdversaryView) -> str | None:
-        """It needs votes that were opened, and kept."""
-        return why_no_votes(self, view)
+        if view.description.labels is None:
+            return f"{view.description}: nobody votes"
+        if view.description.opens == "moment of votes":
+            return f"{view.description}: a moment of votes is opened, and nothing row by row"
+        if view.description.labels == "encrypted":
+            return (
+                f"{view.description}: whom a ballot of encrypted labels names is not read here yet"
+            )
+        if asked(view) is None or not votes_read(view):
+            return "the transcript kept no votes; set transcript.keep to first_and_last or all"
+        return None
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Guess the victim's features of people whom it voted on."""
         read, ballot = votes_read(view), asked(view)
         assert ballot is not None
         first = next(iter(read.values()))
@@ -52,12 +57,7 @@ class VoteRegression(FeatureAttack):
         both = {f"votes, {name}": np.hstack([scaled["votes"], one]) for name, one in solo.items()}
         regress = Regression.of(view, positions, hidden=self.hidden, seed=seed)
         attacks = regress.on({**scaled, **beside("votes", scaled["votes"], own_NF), **both})
-        guess = regress.guess(positions, attacks, own_NF)
-        return Guess(
-            positions=guess.positions,
-            attacks=guess.attacks,
-            baselines={**guess.baselines, **regress.without_releases(solo)},
-        )
+        return regress.guess(attacks, {"x": own_NF, **solo})
 
     def _solo(
         self, view: AdversaryView, ballot: Asked, positions: torch.Tensor, own_NF: FloatArray

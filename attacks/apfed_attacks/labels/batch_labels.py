@@ -11,27 +11,24 @@ ours sees the gradient of each row, which is more.
 Letters: N rows, D numbers of a representation, K classes.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from apfed_attacks.interface import Guess, Prediction
-from apfed_attacks.labels.completion import LabelProbe, name_clusters_by_priors
-from apfed_attacks.labels.label_gradients import gradients_over_time, why_no_gradients
+from apfed_attacks.interface import FloatArray, Guess, Prediction
+from apfed_attacks.labels.completion import known_labels, named
+from apfed_attacks.labels.label_gradients import GradientProbe
 from apfed_attacks.view import AdversaryView
 from secure_apfed.seeds import seeded
 
 __all__ = ["BatchLabels", "explain_labels"]
 
 
-class BatchLabels(LabelProbe):
+class BatchLabels(GradientProbe):
     """Fits head, predictions and labels to the first kept epoch's gradients, and to their mean.
 
     The fit names no class: known labels name it, without any the priors or, as a bound, the
@@ -42,28 +39,17 @@ class BatchLabels(LabelProbe):
         starts: fits from different starts, of which the best explanation is taken.
     """
 
-    name: ClassVar[str] = "batch_labels"
-    suite: ClassVar[tuple[Mapping[str, Any], ...]] = (
-        {"labels_per_class": 0},
-        {"labels_per_class": 1},
-    )
+    name = "batch_labels"
+    suite = ({"labels_per_class": 0}, {"labels_per_class": 1})
 
     labels_per_class: int = Field(1, ge=0)
     rate: float = Field(0.05, gt=0)
     iterations: int = Field(500, ge=1)
     starts: int = Field(3, ge=1)
 
-    def applicable(self, view: AdversaryView) -> str | None:
-        """A passive needs gradients of the task loss."""
-        return why_no_gradients(self, view)
-
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Guess the labels of the rows that got a gradient and are not known."""
-        over_time = gradients_over_time(view)
+        over_time, positions, guess = self.seen(view, seed)
         over_time.pop("last epoch", None)
-        positions = self.choose(view, over_time["first epoch"].positions, seed)
-        guess = self.from_own_columns(view, positions, seed)
-        unknown_N = torch.isin(positions, guess.positions).numpy()
         attacks = {}
         for name, observed in over_time.items():
             fits = [
@@ -74,7 +60,7 @@ class BatchLabels(LabelProbe):
                 for start in range(self.starts)
             ]  # fmt: skip
             labels_NK = min(fits, key=lambda fit: fit[1])[0].numpy(force=True)
-            for how, found in _named(view, positions, labels_NK, unknown_N).items():
+            for how, found in _named(view, positions, labels_NK).items():
                 attacks[how if name == "first epoch" else f"{how}, {name}"] = found
         return replace(guess, attacks=attacks)
 
@@ -109,23 +95,12 @@ def explain_labels(
         return label_NK.softmax(dim=1), float(loss)
 
 
-def _named(
-    view: AdversaryView, positions: Tensor, labels_NK: NDArray[np.float64], unknown_N: NDArray[Any]
-) -> dict[str, Prediction]:
-    known = dict(
-        zip(view.knowledge.labels.positions.tolist(), view.knowledge.labels.values.tolist(),
-            strict=True)
-    )  # fmt: skip
-    if known:
-        classes = view.knowledge.classes
-        evidence_KK = np.zeros((classes, classes))
-        for row, position in enumerate(positions.tolist()):
-            if position in known:
-                evidence_KK[known[position]] += labels_NK[row]
+def _named(view: AdversaryView, positions: Tensor, labels_NK: FloatArray) -> dict[str, Prediction]:
+    known_N = known_labels(view, positions).numpy()
+    unknown_NK = labels_NK[known_N < 0]
+    if len(view.knowledge.labels):
+        evidence_KK = np.zeros((view.knowledge.classes, view.knowledge.classes))
+        np.add.at(evidence_KK, known_N[known_N >= 0], labels_NK[known_N >= 0])
         _, fitted_of_class = linear_sum_assignment(-evidence_KK)
-        return {"inversion named by labels": Prediction(labels_NK[unknown_N][:, fitted_of_class])}
-    found = {"inversion named by the truth": Prediction(labels_NK[unknown_N], clusters=True)}
-    if view.knowledge.priors is not None:
-        named_NK = name_clusters_by_priors(labels_NK[unknown_N], np.array(view.knowledge.priors))
-        found["inversion named by priors"] = Prediction(named_NK)
-    return found
+        return {"inversion named by labels": Prediction(unknown_NK[:, fitted_of_class])}
+    return named("inversion", unknown_NK, view.knowledge.priors)

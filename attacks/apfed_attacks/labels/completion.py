@@ -2,50 +2,56 @@
 
 Shared by the attacks on labels. Attacks, baselines and references get the same probes, the
 same labels and the same standardisation; only their columns differ. Each probe is reported by
-itself: nothing here chooses among them. How released columns are used together with own ones says
-`apfed_attacks.columns`.
+itself: nothing here chooses among them. Passives of TVFL also have networks of their own, which
+the task's gradients trained: attacks train copies of them further below a head.
 
-Letters: N rows, n of them with known labels, U the others, F columns, K classes.
+Letters: N rows, F columns, D numbers of h, B batch, K classes.
 """
 
+import copy
+import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import Field
+from scipy.optimize import linear_sum_assignment
 from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.neural_network import MLPClassifier
-from torch import Tensor
+from torch import Tensor, nn
 
 from apfed_attacks.columns import (
     TRUST,
     ColumnAttack,
-    FloatArray,
     beside,
     corrected,
     guessed_once,
+    own_columns,
     why_nothing_to_read,
 )
-from apfed_attacks.interface import Guess, Prediction, Target
-from apfed_attacks.labels.completion import name_clusters_by_priors
-from apfed_attacks.view import AdversaryView, AttackError, Role
+from apfed_attacks.interface import FloatArray, Guess, Prediction
+from apfed_attacks.view import AdversaryView, AttackError
+from secure_apfed.seeds import seeded
 
 __all__ = [
     "PROBES",
     "LabelProbe",
+    "fresh_columns",
     "guess_labels",
+    "in_parts",
     "known_labels",
+    "named",
+    "own_bottom",
     "why_no_label_moves",
 ]
 
 IntArray: TypeAlias = NDArray[np.int64]
-
 # (most iterations, seed) -> an unfitted scikit-learn classifier.
 PROBES: Mapping[str, Callable[[int, int], Any]] = {
     "logistic": lambda iterations, _: LogisticRegression(max_iter=iterations),
@@ -55,6 +61,7 @@ PROBES: Mapping[str, Callable[[int, int], Any]] = {
     ),
 }  # fmt: skip
 _STARTS = 4
+_ROWS_AT_ONCE = 1_000
 
 
 class LabelProbe(ColumnAttack):
@@ -64,11 +71,9 @@ class LabelProbe(ColumnAttack):
         labels_per_class: 1, 4 and 40 are the usual settings; 0 clusters.
     """
 
-    target: ClassVar[Target] = "labels"
-    roles: ClassVar[tuple[Role, ...]] = ("passive",)
-    suite: ClassVar[tuple[Mapping[str, Any], ...]] = tuple(
-        {"labels_per_class": known} for known in (0, 1, 4, 40)
-    )
+    target = "labels"
+    roles = ("passive",)
+    suite = tuple({"labels_per_class": known} for known in (0, 1, 4, 40))
 
     labels_per_class: int = Field(4, ge=0)
     iterations: int = Field(100, ge=1)
@@ -76,15 +81,13 @@ class LabelProbe(ColumnAttack):
     def from_own_columns(self, view: AdversaryView, positions: Tensor, seed: int) -> Guess:
         """Guess from the own features x alone: the baselines of an attack that scores by itself."""
         x_NF = self.own(view, positions, seed)
-        return guess_labels(
-            view, positions, attacks={}, baselines={"x": x_NF}, references={}, seed=seed
-        )
+        return guess_labels(view, positions, baselines={"x": x_NF}, seed=seed)
 
 
-def why_no_label_moves(attack: LabelProbe, view: AdversaryView) -> str | None:
-    """Return why no label moved the representations that `attack` would read, or None."""
+def why_no_label_moves(view: AdversaryView) -> str | None:
+    """Return why no label moved the representations that this view holds, or None."""
     told = view.description
-    reason = why_nothing_to_read(attack, view)
+    reason = why_nothing_to_read(view)
     if reason is None and told.released_by == "passives" and not told.returns_gradients:
         return f"{told}: passives make their representations without labels or gradients"
     return reason
@@ -94,20 +97,21 @@ def known_labels(view: AdversaryView, positions: Tensor) -> Tensor:
     """Return (N,): known labels, -1 for the others."""
     known = view.knowledge.labels
     labels = dict(zip(known.positions.tolist(), known.values.tolist(), strict=True))
-    return torch.tensor(
-        [labels.get(position, -1) for position in positions.tolist()], dtype=torch.int64
-    )
+    return torch.tensor([labels.get(one, -1) for one in positions.tolist()], dtype=torch.int64)
+
+
+_NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 def guess_labels(
     view: AdversaryView,
     positions: Tensor,
     *,
-    attacks: Mapping[str, FloatArray],
+    attacks: Mapping[str, FloatArray] = _NONE,
+    fused: Mapping[str, tuple[FloatArray, FloatArray]] = _NONE,
     baselines: Mapping[str, FloatArray],
-    references: Mapping[str, FloatArray],
+    references: Mapping[str, FloatArray] = _NONE,
     seed: int,
-    fused: Mapping[str, tuple[FloatArray, FloatArray]] = MappingProxyType({}),
 ) -> Guess:
     """Guess the labels of all `positions` (N,) that are not known, from each set of columns.
 
@@ -115,69 +119,55 @@ def guess_labels(
         view: gives the known labels, the priors and the budget.
         positions: observed alignment positions; row i of all columns belongs to the i-th.
         attacks: name -> (N, F) standardised columns that use what was released.
+        fused: name -> released and own columns, both standardised, to be used together: side by
+            side with several weights and, where labels are known, own ones as the prior.
         baselines: the same of what the adversary has anyway; of a decoy nobody reads them.
         references: the same of what is shown beside them; not of a decoy either.
         seed: of the MLP's weights and of the clusters' starts.
-        fused: name -> released and own columns, both standardised, to be used together: side by
-            side with several weights and, where labels are known, own ones as the prior.
 
     Raises:
         AttackError: labels are known, but of fewer than two classes among the observed rows.
     """
     labels_N, known = known_labels(view, positions).numpy(), len(view.knowledge.labels)
-    if known and len(set(labels_N[labels_N >= 0].tolist())) < 2:
+    unknown_N = labels_N < 0
+    if known and len(set(labels_N[~unknown_N].tolist())) < 2:
         raise AttackError(
             f"{view.name} knows {known} labels, but those of observed rows are of fewer "
             "than two classes; raise labels_per_class"
         )
     if view.is_decoy:
         baselines = references = {}
-    how = _probe if (labels_N >= 0).any() else _cluster
+
+    def read(columns: Mapping[str, FloatArray]) -> dict[str, Prediction]:
+        found = dict[str, Prediction]()
+        for name, columns_NF in columns.items():
+            ways = (
+                _clusters(view, columns_NF, seed)
+                if unknown_N.all()
+                else {
+                    probe: Prediction(_scores(probe, view, columns_NF, labels_N, seed)[unknown_N])
+                    for probe in PROBES
+                }
+            )
+            found |= {f"{way} on {name}": scores for way, scores in ways.items()}
+        return found
+
     together = {
         key: columns for name, both in fused.items() for key, columns in beside(name, *both).items()
     }
-    found = [
-        {
-            f"{way} on {name}": scores
-            for name, columns_NF in columns.items()
-            for way, scores in how(view, columns_NF, labels_N, seed).items()
-        }
-        for columns in ({**attacks, **together}, baselines, references)
-    ]
-    if how is _probe:
-        found[0].update(_corrections(view, fused, labels_N, seed))
+    found = read({**attacks, **together})
+    if not unknown_N.all():
+        for name, (released_NF, own_NF) in fused.items():
+            prior_NK = _scores("logistic", view, own_NF, labels_N, seed)
+            for trust in TRUST:
+                found_NK = corrected(prior_NK, released_NF, labels_N, trust)[unknown_N]
+                found[f"x corrected by {trust:g} of {name}"] = Prediction(found_NK)
     return Guess(
-        positions=positions[torch.from_numpy(labels_N < 0)],
-        attacks=found[0],
-        baselines={"majority class": _majority(view, labels_N), **found[1]},
-        references=found[2],
+        positions=positions[torch.from_numpy(unknown_N)],
+        attacks=found,
+        baselines={"majority class": _majority(view, labels_N), **read(baselines)},
+        references=read(references),
     )
-
-
-def _probe(
-    view: AdversaryView, columns_NF: FloatArray, labels_N: IntArray, seed: int
-) -> dict[str, Prediction]:
-    """Fit each probe on the known rows; return its scores of the others."""
-    known_N = labels_N >= 0
-    return {
-        name: Prediction(_scores(name, view, columns_NF, labels_N, seed)[~known_N])
-        for name in PROBES
-    }
-
-
-def _corrections(
-    view: AdversaryView,
-    fused: Mapping[str, tuple[FloatArray, FloatArray]],
-    labels_N: IntArray,
-    seed: int,
-) -> Iterator[tuple[str, Prediction]]:
-    """Correct what a probe finds on own columns by the classes' means of released ones."""
-    known_N = labels_N >= 0
-    for name, (released_NF, own_NF) in fused.items():
-        prior_NK = _scores("logistic", view, own_NF, labels_N, seed)
-        for trust in TRUST:
-            found_NK = corrected(prior_NK, released_NF, labels_N, trust)
-            yield f"x corrected by {trust:g} of {name}", Prediction(found_NK[~known_N])
 
 
 def _scores(
@@ -200,27 +190,105 @@ def _scores(
     return guessed_once(guess, name, iterations, seed, classes, columns_NF, labels_N)
 
 
-def _cluster(
-    view: AdversaryView, columns_NF: FloatArray, labels_N: IntArray, seed: int
-) -> dict[str, Prediction]:
+def _clusters(view: AdversaryView, columns_NF: FloatArray, seed: int) -> dict[str, Prediction]:
     """K-means with one cluster a class, named by the priors and, as a bound, by the truth."""
     means = KMeans(
         view.knowledge.classes, n_init=_STARTS, max_iter=view.budget.iterations,
         random_state=seed % 2**32,
     ).fit(columns_NF)  # fmt: skip
-    scores_NK: FloatArray = -means.transform(columns_NF)
-    predictions = {"clusters named by the truth": Prediction(scores_NK, clusters=True)}
-    if view.knowledge.priors is not None:
-        priors_K = np.array(view.knowledge.priors)
-        named_NK = name_clusters_by_priors(scores_NK, priors_K)
-        predictions["clusters named by priors"] = Prediction(named_NK)
-    return predictions
+    return named("clusters", -means.transform(columns_NF), view.knowledge.priors)
+
+
+def named(
+    what: str, scores_NK: FloatArray, priors: Sequence[float] | None
+) -> dict[str, Prediction]:
+    """Scores of clusters, to be named by the truth, as a bound; named by the priors, if known.
+
+    The latter gives each class the cluster whose size is nearest to its share: Hungarian matching
+    on |size / N - prior|. It says little where the priors are nearly uniform.
+    """
+    found = {f"{what} named by the truth": Prediction(scores_NK, clusters=True)}
+    if priors is not None:
+        clusters = scores_NK.shape[1]
+        sizes_K = np.bincount(scores_NK.argmax(axis=1), minlength=clusters) / len(scores_NK)
+        apart_KK = np.abs(np.array(priors)[:, None] - sizes_K[None, :])
+        _, cluster_of_class = linear_sum_assignment(apart_KK)
+        found[f"{what} named by priors"] = Prediction(scores_NK[:, cluster_of_class])
+    return found
 
 
 def _majority(view: AdversaryView, labels_N: IntArray) -> Prediction:
     """Score every row by the priors or, where they are unknown, by the known labels' shares."""
-    classes = view.knowledge.classes
-    shares_K = np.bincount(labels_N[labels_N >= 0], minlength=classes).astype(np.float64)
+    shares_K = np.bincount(labels_N[labels_N >= 0], minlength=view.knowledge.classes)
     if view.knowledge.priors is not None:
         shares_K = np.array(view.knowledge.priors)
-    return Prediction(np.tile(shares_K, (int((labels_N < 0).sum()), 1)))
+    return Prediction(np.tile(shares_K.astype(np.float64), (int((labels_N < 0).sum()), 1)))
+
+
+def own_bottom(view: AdversaryView, rows_NF: Tensor, *, fresh: bool = False) -> "_Bottom":
+    """Copies of the members' own networks, to be trained below a head on flattened own features.
+
+    The output on these rows has mean 0 and variance 1. Networks stand in the order of
+    `own_columns`; `fresh` draws all weights anew, which leaves the architecture alone.
+
+    Raises:
+        AttackError: weights that cannot be drawn anew.
+    """
+    networks = [copy.deepcopy(view.networks[name]).float() for name in view.features]
+    for module in (part for network in networks for part in network.modules()):
+        if fresh and next(module.parameters(recurse=False), None) is not None:
+            reset = getattr(module, "reset_parameters", None)
+            if reset is None:
+                raise AttackError(
+                    f"the weights of a {type(module).__name__} cannot be drawn anew for the "
+                    "baseline; give it a reset_parameters method"
+                )
+            reset()
+    shapes = [tuple(own.shape[1:]) for own in view.features.values()]
+    bottom = _Bottom(networks, shapes).to(rows_NF.device)
+    # The scale of what the head reads is fixed by the output before training.
+    h_ND = in_parts(bottom, rows_NF)
+    bottom.mean, spread = h_ND.mean(dim=0), h_ND.std(dim=0)
+    bottom.spread = torch.where(spread > 0, spread, 1)
+    return bottom
+
+
+class _Bottom(nn.Module):
+    """Flattened own features (B, F) -> h of all members side by side, standardised, (B, D)."""
+
+    mean: Tensor
+    spread: Tensor
+
+    def __init__(self, networks: Sequence[nn.Module], shapes: Sequence[tuple[int, ...]]) -> None:
+        super().__init__()
+        self._networks, self._shapes = nn.ModuleList(networks), shapes
+        self.register_buffer("mean", torch.zeros(1))
+        self.register_buffer("spread", torch.ones(1))
+
+    def forward(self, rows_BF: Tensor) -> Tensor:
+        blocks = rows_BF.split([math.prod(shape) for shape in self._shapes], dim=1)
+        parts = [
+            network(block.reshape(-1, *shape)).flatten(1)
+            for network, block, shape in zip(self._networks, blocks, self._shapes, strict=True)
+        ]
+        return (torch.cat(parts, dim=1) - self.mean) / self.spread
+
+
+def fresh_columns(view: AdversaryView, positions: Tensor, seed: int) -> Tensor | None:
+    """What the coalition's networks make of its features before training, (N, D).
+
+    In joint training it released a function of its own features: a random one of these says
+    nothing new and may still serve a probe. None where the view has no networks of all members.
+    """
+    if any(name not in view.networks for name in view.features):
+        return None
+    own_NF = own_columns(view, positions).float()
+    with seeded(seed, "attacks", "fresh network"):
+        bottom = own_bottom(view, own_NF, fresh=True)
+    return in_parts(bottom, own_NF)
+
+
+@torch.no_grad()
+def in_parts(network: nn.Module, rows_NF: Tensor) -> Tensor:
+    """The output for many rows, whose convolution maps at once would fill the memory."""
+    return torch.cat([network(part) for part in rows_NF.split(_ROWS_AT_ONCE)])

@@ -7,7 +7,6 @@ Protection in Two-party Split Learning, Section 3.2, there for two classes).
 """
 
 from dataclasses import replace
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -16,41 +15,31 @@ from pydantic import Field
 from torch import Tensor
 
 from apfed_attacks.interface import Guess, Prediction
-from apfed_attacks.labels.completion import LabelProbe
-from apfed_attacks.labels.label_gradients import gradients_over_time, why_no_gradients
+from apfed_attacks.labels.label_gradients import GradientProbe
 from apfed_attacks.view import AdversaryView, Observed
 
 __all__ = ["GradientDirection"]
 
 
-class GradientDirection(LabelProbe):
+class GradientDirection(GradientProbe):
     """Names a row by the known row whose gradient has the smallest angle to its own.
 
     Attacks: the gradients of the first and of the last kept epoch, and their mean over many.
     Baselines: the majority class, and probes on the own features x with the same labels.
     """
 
-    name: ClassVar[str] = "gradient_direction"
-    suite = tuple({"labels_per_class": known} for known in (1, 4))
+    name = "gradient_direction"
+    suite = ({"labels_per_class": 1}, {"labels_per_class": 4})
 
     labels_per_class: int = Field(1, ge=1)
 
-    def applicable(self, view: AdversaryView) -> str | None:
-        """A passive needs gradients of the task loss, and a known row of each class."""
-        return why_no_gradients(self, view)
-
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Guess the labels of the rows that got a gradient and are not known."""
-        over_time = gradients_over_time(view)
-        positions = self.choose(view, over_time["first epoch"].positions, seed)
-        guess = self.from_own_columns(view, positions, seed)
-        return replace(
-            guess,
-            attacks={
-                f"direction in the {name}": _named(view, seen, guess.positions)
-                for name, seen in over_time.items()
-            },
-        )
+        over_time, _, guess = self.seen(view, seed)
+        attacks = {
+            f"direction in the {name}": _named(view, seen, guess.positions)
+            for name, seen in over_time.items()
+        }
+        return replace(guess, attacks=attacks)
 
 
 def _named(view: AdversaryView, seen: Observed, positions: Tensor) -> Prediction:

@@ -7,35 +7,31 @@ Leakage and Protection in Two-party Split Learning, Section 3.1).
 """
 
 from dataclasses import replace
-from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from apfed_attacks.interface import Guess, Prediction
-from apfed_attacks.labels.completion import LabelProbe
-from apfed_attacks.labels.label_gradients import gradients_over_time, why_no_gradients
+from apfed_attacks.labels.label_gradients import GradientProbe
 from apfed_attacks.view import AdversaryView
 
 __all__ = ["GradientNorm"]
 
 
-class GradientNorm(LabelProbe):
+class GradientNorm(GradientProbe):
     """Calls the rows with the longest gradients the rarer class, as many as the priors say.
 
     Attacks: the lengths of the first and of the last kept epoch. Baselines: the majority class,
     and clusters or probes on the own features x.
     """
 
-    name: ClassVar[str] = "gradient_norm"
+    name = "gradient_norm"
     suite = ({"labels_per_class": 0},)
 
     labels_per_class: int = Field(0, ge=0)
 
     def applicable(self, view: AdversaryView) -> str | None:
-        """A passive needs gradients of the task loss of two classes whose shares it knows."""
-        reason = why_no_gradients(self, view)
+        reason = super().applicable(view)
         if reason is None and view.knowledge.classes != 2:
             return f"the lengths of gradients tell two classes apart, not {view.knowledge.classes}"
         if reason is None and view.knowledge.priors is None:
@@ -43,29 +39,12 @@ class GradientNorm(LabelProbe):
         return reason
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Guess the labels of the rows that got a gradient and are not known."""
-        over_time = gradients_over_time(view)
-        positions = self.choose(view, over_time["first epoch"].positions, seed)
-        guess = self.from_own_columns(view, positions, seed)
+        over_time, _, guess = self.seen(view, seed)
         priors_K = np.array(view.knowledge.priors)
-        lengths = {
-            f"length in the {name}": seen.at(guess.positions).norm(dim=1)
-            for name, seen in over_time.items()
-        }
-        return replace(
-            guess,
-            attacks={
-                name: Prediction(_scores(length_N.double().numpy(force=True), priors_K))
-                for name, length_N in lengths.items()
-            },
-        )
-
-
-def _scores(length_N: NDArray[np.float64], priors_K: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return (N, 2): how far a row's length is above the threshold, for the rarer class."""
-    rare = int(priors_K.argmin())
-    threshold = np.quantile(length_N, 1 - priors_K[rare])
-    scores_NK = np.zeros((len(length_N), 2))
-    scores_NK[:, rare] = length_N - threshold
-    scores_NK[:, 1 - rare] = threshold - length_N
-    return scores_NK
+        sign_K = np.where(np.arange(2) == priors_K.argmin(), 1.0, -1.0)
+        attacks = {}
+        for name, seen in over_time.items():
+            length_N = seen.at(guess.positions).norm(dim=1).double().numpy(force=True)
+            above_N = length_N - np.quantile(length_N, 1 - priors_K.min())
+            attacks[f"length in the {name}"] = Prediction(above_N[:, None] * sign_K)
+        return replace(guess, attacks=attacks)

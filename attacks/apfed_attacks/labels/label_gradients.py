@@ -10,7 +10,6 @@ defence against other attacks.
 """
 
 from functools import partial
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -21,10 +20,23 @@ from apfed_attacks.labels.completion import LabelProbe, guess_labels
 from apfed_attacks.view import AdversaryView, Observed, first_and_last, gradients, mean
 from secure_apfed.exchange import Kind
 
-__all__ = ["LabelGradients", "gradient_epochs", "gradients_over_time", "why_no_gradients"]
+__all__ = ["GradientProbe", "LabelGradients", "gradients_over_time", "why_no_gradients"]
 
 
-class LabelGradients(LabelProbe):
+class GradientProbe(LabelProbe):
+    """Base of the attacks on gradients of the task loss."""
+
+    def applicable(self, view: AdversaryView) -> str | None:
+        return why_no_gradients(view)
+
+    def seen(self, view: AdversaryView, seed: int) -> tuple[dict[str, Observed], Tensor, Guess]:
+        """Gradients over time, the positions that are read, and what own features alone tell."""
+        over_time = gradients_over_time(view)
+        positions = self.choose(view, over_time["first epoch"].positions, seed)
+        return over_time, positions, self.from_own_columns(view, positions, seed)
+
+
+class LabelGradients(GradientProbe):
     """Probes with known labels, or clusters without any, on gradients.
 
     Attacks use direction and length of the first and of the last kept epoch's gradients and of
@@ -32,14 +44,9 @@ class LabelGradients(LabelProbe):
     Baselines are those of model completion.
     """
 
-    name: ClassVar[str] = "label_gradients"
-
-    def applicable(self, view: AdversaryView) -> str | None:
-        """A passive needs gradients of the task loss."""
-        return why_no_gradients(self, view)
+    name = "label_gradients"
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Guess the labels of the rows that got a gradient and are not known."""
         seen = gradients_over_time(view)
         positions = self.choose(view, seen["first epoch"].positions, seed)
         x_NF = self.own(view, positions, seed)
@@ -47,14 +54,9 @@ class LabelGradients(LabelProbe):
             f"gradients of the {name}": self.scaled(_shape_of(observed.at(positions)), seed)
             for name, observed in seen.items()
         }
+        fused = {name: (of_NF, x_NF) for name, of_NF in columns.items() if "last" not in name}
         return guess_labels(
-            view,
-            positions,
-            attacks=columns,
-            fused={name: (of_NF, x_NF) for name, of_NF in columns.items() if "last" not in name},
-            baselines={"x": x_NF},
-            references={},
-            seed=seed,
+            view, positions, attacks=columns, fused=fused, baselines={"x": x_NF}, seed=seed
         )
 
 
@@ -63,7 +65,7 @@ def gradients_over_time(view: AdversaryView) -> dict[str, Observed]:
 
     Where gradients are noised afresh in each epoch, the noise averages out in the mean.
     """
-    epochs = gradient_epochs(view)
+    epochs = view.epochs_with(Kind.GRADIENTS)
     first, last = first_and_last(gradients, view, epochs)
     found = {"first epoch": first}
     if len(epochs) > 1:
@@ -73,24 +75,13 @@ def gradients_over_time(view: AdversaryView) -> dict[str, Observed]:
     return found
 
 
-def why_no_gradients(attack: LabelProbe, view: AdversaryView) -> str | None:
-    """Return why `attack`, on gradients of the task loss, finds none here."""
-    if reason := attack.wrong_role(view):
-        return reason
+def why_no_gradients(view: AdversaryView) -> str | None:
+    """Return why this view gives an attack on gradients of the task loss none of them."""
     if not view.description.returns_gradients:
         return f"{view.description}: a passive receives no gradient of the task loss"
-    if not gradient_epochs(view):
+    if not view.epochs_with(Kind.GRADIENTS):
         return "the transcript kept no gradients; set transcript.keep to first_and_last or all"
     return None
-
-
-def gradient_epochs(view: AdversaryView) -> tuple[int, ...]:
-    """Return the epochs, ascending, of which the view holds gradients of the task loss."""
-    return tuple(
-        epoch
-        for epoch in sorted(view.envelopes)
-        if any(envelope.kind is Kind.GRADIENTS for envelope in view.envelopes[epoch])
-    )
 
 
 def _shape_of(gradient_ND: Tensor) -> Tensor:

@@ -9,8 +9,6 @@ model completion; Fu et al., 2022, Label Inference Attacks Against Vertical Fede
 Its probes are supervised; `semi_supervised` trains as that paper does, also the encoder.
 """
 
-from typing import ClassVar
-
 import torch
 
 from apfed_attacks.columns import beside
@@ -36,14 +34,12 @@ class ModelCompletion(LabelProbe):
     advantage.
     """
 
-    name: ClassVar[str] = "model_completion"
+    name = "model_completion"
 
     def applicable(self, view: AdversaryView) -> str | None:
-        """A passive needs recorded representations that labels moved: the active's, or its own."""
-        return why_no_label_moves(self, view)
+        return why_no_label_moves(view)
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Guess the labels of the observed rows that are not known."""
         first, last = first_and_last(representations, view, view.epochs)
         seen = last.positions[torch.isin(last.positions, first.positions)]
         positions = self.choose(view, seen, seed)
@@ -56,11 +52,7 @@ class ModelCompletion(LabelProbe):
             name = "fresh own network"
             baselines |= {name: fresh_NF, **beside(name, fresh_NF, x_NF)}
         return guess_labels(
-            view,
-            positions,
-            attacks={"h": h_NF},
-            fused={"h": (h_NF, x_NF)},
-            baselines=baselines,
+            view, positions, attacks={"h": h_NF}, fused={"h": (h_NF, x_NF)}, baselines=baselines,
             references={"h of the first epoch": first_NF} if len(view.epochs) > 1 else {},
             seed=seed,
-        )
+        )  # fmt: skip

@@ -8,10 +8,8 @@ nothing has to be known. A few known labels teach a probe on the columns.
 Letters: N rows, C classes.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar
 
 from apfed_attacks.interface import Guess, Prediction
 from apfed_attacks.labels.completion import LabelProbe, guess_labels
@@ -34,15 +32,10 @@ class PseudoLabels(LabelProbe):
     x. Baselines are those of model completion. Reference: the first round's Z, which is random.
     """
 
-    name: ClassVar[str] = "pseudo_labels"
-    suite: ClassVar[tuple[Mapping[str, Any], ...]] = tuple(
-        {"labels_per_class": known} for known in (0, 4)
-    )
+    name = "pseudo_labels"
+    suite = ({"labels_per_class": 0}, {"labels_per_class": 4})
 
     def applicable(self, view: AdversaryView) -> str | None:
-        """A passive needs pseudo-labels that were sent and recorded."""
-        if reason := self.wrong_role(view):
-            return reason
         if view.description.opens != "pseudo-labels":
             return f"{view.description}: no pseudo-labels are sent"
         if not _epochs(view):
@@ -50,7 +43,6 @@ class PseudoLabels(LabelProbe):
         return None
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Guess the labels of the rows with pseudo-labels that are not known."""
         epochs = _epochs(view)
         first, last = first_and_last(pseudo_labels, view, epochs)
         over_time = {"z": last}
@@ -60,28 +52,22 @@ class PseudoLabels(LabelProbe):
         x_NF = self.own(view, positions, seed)
         columns = {name: self.scaled(seen.at(positions), seed) for name, seen in over_time.items()}
         guess = guess_labels(
-            view,
-            positions,
-            attacks=columns,
-            fused={"z": (columns["z"], x_NF)},
-            baselines={"x": x_NF},
-            references={},
-            seed=seed,
-        )
-        read = {f"largest of {name}": _read(seen, guess) for name, seen in over_time.items()}
-        before = {"largest of the first z": _read(first, guess)} if len(epochs) > 1 else {}
-        return replace(guess, attacks={**read, **guess.attacks}, references=before)
+            view, positions, attacks=columns, fused={"z": (columns["z"], x_NF)},
+            baselines={"x": x_NF}, seed=seed,
+        )  # fmt: skip
+
+        def read(seen: Observed) -> Prediction:
+            """(N, C) as they are: the columns are the classes in order."""
+            return Prediction(seen.at(guess.positions).numpy(force=True))
+
+        largest = {f"largest of {name}": read(seen) for name, seen in over_time.items()}
+        before = {"largest of the first z": read(first)} if len(epochs) > 1 else {}
+        return replace(guess, attacks={**largest, **guess.attacks}, references=before)
 
 
 def _epochs(view: AdversaryView) -> tuple[int, ...]:
-    """Those of which the view holds pseudo-labels, ascending."""
     return tuple(
         epoch
         for epoch in sorted(view.envelopes)
         if any(asked.z is not None for asked in requests(view, epoch))
     )
-
-
-def _read(seen: Observed, guess: Guess) -> Prediction:
-    """(N, C) as they are: the columns are the classes in order."""
-    return Prediction(seen.at(guess.positions).numpy(force=True))

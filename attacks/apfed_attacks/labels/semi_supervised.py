@@ -13,9 +13,9 @@ on this network and trains both further on its own features, which is that paper
 Letters: N observed rows, F columns, D numbers of h, B batch, K classes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -27,14 +27,14 @@ from apfed_attacks.columns import beside, own_columns
 from apfed_attacks.interface import Guess, Prediction
 from apfed_attacks.labels.completion import (
     LabelProbe,
-    OwnNetwork,
     guess_labels,
     in_parts,
     known_labels,
+    own_bottom,
     why_no_label_moves,
 )
 from apfed_attacks.labels.label_gradients import gradients_over_time, why_no_gradients
-from apfed_attacks.view import AdversaryView, AttackError, latest
+from apfed_attacks.view import AdversaryView, AttackError, collect, representations
 from secure_apfed.seeds import derive_seed, seeded
 
 __all__ = ["MixMatch", "SemiSupervised"]
@@ -56,8 +56,8 @@ class SemiSupervised(LabelProbe):
         own_network: read no h; train the own network further, below the head.
     """
 
-    name: ClassVar[str] = "semi_supervised"
-    suite: ClassVar[tuple[Mapping[str, Any], ...]] = (
+    name = "semi_supervised"
+    suite = (
         {"labels_per_class": 4},
         {"labels_per_class": 4, "own_network": True},
     )
@@ -80,11 +80,10 @@ class SemiSupervised(LabelProbe):
         return not self.own_network
 
     def applicable(self, view: AdversaryView) -> str | None:
-        """A passive needs recorded representations, or its own network beside them."""
         if self.own_network and view.description.opens == "representations":
-            reason = why_no_gradients(self, view)
+            reason = why_no_gradients(view)
         else:
-            reason = why_no_label_moves(self, view)
+            reason = why_no_label_moves(view)
         missing = [name for name in view.parties if name not in view.networks]
         if reason is None and self.own_network and missing:
             return (
@@ -94,15 +93,13 @@ class SemiSupervised(LabelProbe):
         return reason
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Guess the labels of the observed rows that are not known."""
         # A network needs no release: only whom it was trained on.
         summed = view.description.opens == "representations"
-        seen = gradients_over_time(view)["first epoch"] if summed else latest(view)
+        read, epochs = partial(representations, view), reversed(view.epochs)
+        seen = gradients_over_time(view)["first epoch"] if summed else collect(read, epochs)
         positions = self.choose(view, seen.positions, seed)
         x_NF = self.own(view, positions, seed)
-        guess = guess_labels(
-            view, positions, attacks={}, baselines={"x": x_NF}, references={}, seed=seed
-        )
+        guess = guess_labels(view, positions, baselines={"x": x_NF}, seed=seed)
         labels_N = known_labels(view, positions)
         if not (labels_N >= 0).any():
             raise AttackError(
@@ -110,14 +107,13 @@ class SemiSupervised(LabelProbe):
             )
         unknown_N = torch.isin(positions, guess.positions)
         match = MixMatch(self, view.knowledge.classes, seed, view.device)
-        decoys: dict[str, Tensor] = {}
-        baselines: dict[str, Tensor] = {}
+        baselines, decoys = dict[str, Tensor](), dict[str, Tensor]()
         if not view.is_decoy:
             baselines["MixMatch on x"] = match.scores(torch.from_numpy(x_NF), labels_N)
         if self.own_network:
-            own_NF = own_columns(view, positions)
-            attacks = {_TRAINED_FURTHER: match.scores(own_NF, labels_N, OwnNetwork.of(view))}
-            fresh = OwnNetwork.of(view, fresh=True)
+            own_NF, fresh = own_columns(view, positions), partial(own_bottom, view, fresh=True)
+            further = match.scores(own_NF, labels_N, partial(own_bottom, view))
+            attacks = {_TRAINED_FURTHER: further}
             baselines[_FRESH] = match.scores(own_NF, labels_N, fresh)
             again = replace(match, seed=derive_seed(seed, "decoy"))
             decoys[_TRAINED_FURTHER] = again.scores(own_NF, labels_N, fresh)
@@ -150,19 +146,27 @@ class MixMatch:
     seed: int
     device: torch.device
 
-    def scores(self, columns_NF: Tensor, labels_N: Tensor, own: OwnNetwork | None = None) -> Tensor:
+    def scores(
+        self, columns_NF: Tensor, labels_N: Tensor, own: Callable[[Tensor], nn.Module] | None = None
+    ) -> Tensor:
         """Return class probabilities (N, K) by the averaged network.
 
         Args:
             columns_NF: standardised; for an own network its features as they are.
             labels_N: -1 where unknown; at least one is known.
-            own: what is trained below the head.
+            own: these rows -> what is trained below the head.
         """
         options, rows_NF = self.options, columns_NF.float().to(self.device)
         known, other = (labels_N >= 0).nonzero()[:, 0], (labels_N < 0).nonzero()[:, 0]
         with seeded(self.seed, "attacks", "mixmatch"):
-            head = self._network(rows_NF, own)
-            spread_F = self._spread(rows_NF, own)
+            bottom = nn.Identity() if own is None else own(rows_NF)
+            head = nn.Sequential(
+                bottom, nn.Linear(bottom(rows_NF[:1]).shape[1], options.hidden), nn.ReLU(),
+                nn.Linear(options.hidden, self.classes),
+            ).to(self.device)  # fmt: skip
+            # Of the noise, by column; principal components all get the same.
+            spread_F = torch.ones_like(rows_NF[0]) if own is None else rows_NF.std(dim=0)
+            spread_F = options.noise * spread_F
             average = AveragedModel(head, multi_avg_fn=get_ema_multi_avg_fn(options.decay))
             adam = torch.optim.Adam(head.parameters(), lr=options.rate)
             for step in range(options.iterations):
@@ -176,19 +180,6 @@ class MixMatch:
                 adam.step()
                 average.update_parameters(head)
         return in_parts(average, rows_NF).softmax(dim=1).cpu()
-
-    def _network(self, rows_NF: Tensor, own: OwnNetwork | None) -> nn.Module:
-        bottom = nn.Identity() if own is None else own.bottom(rows_NF)
-        width = bottom(rows_NF[:1]).shape[1]
-        return nn.Sequential(
-            bottom, nn.Linear(width, self.options.hidden), nn.ReLU(),
-            nn.Linear(self.options.hidden, self.classes),
-        ).to(self.device)  # fmt: skip
-
-    def _spread(self, rows_NF: Tensor, own: OwnNetwork | None) -> Tensor:
-        """The noise's standard deviation by column; principal components get the same all."""
-        spread_F = torch.ones_like(rows_NF[0]) if own is None else rows_NF.std(dim=0)
-        return self.options.noise * spread_F
 
     def _loss(
         self, head: nn.Module, rows_BF: Tensor, target_BK: Tensor, others_BF: Tensor,

@@ -7,16 +7,13 @@ Leakage and Protection from Forward Embedding in Vertical Federated Learning), w
 the K - 1 top ones span the classes' means. No label is needed.
 """
 
-from typing import ClassVar
-
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from apfed_attacks.columns import own_columns, standardised
-from apfed_attacks.interface import Guess
+from apfed_attacks.columns import own_columns
+from apfed_attacks.interface import FloatArray, Guess
 from apfed_attacks.labels.completion import (
     LabelProbe,
     fresh_columns,
@@ -35,55 +32,39 @@ class Spectral(LabelProbe):
     Reference: representations of the first kept epoch, which labels had not moved yet.
     """
 
-    name: ClassVar[str] = "spectral"
+    name = "spectral"
     suite = ({"labels_per_class": 0},)
 
     labels_per_class: int = Field(0, ge=0)
 
     def applicable(self, view: AdversaryView) -> str | None:
-        """A passive needs representations that label gradients moved: its own, in TVFL."""
-        reason = why_no_label_moves(self, view)
+        reason = why_no_label_moves(view)
         if reason is None and not any(set(view.parties) & view.senders(e) for e in view.epochs):
             return f"{view.description}: no label gradient moves a passive's representations"
         return reason
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Guess the labels of all observed rows."""
         first, last = first_and_last(representations, view, view.epochs)
         positions = self.choose(view, last.positions, seed)
-        vectors = view.knowledge.classes - 1
-        h_NV, first_NV, x_NV = (
-            _top_projections(columns, vectors, components=self.components, seed=seed)
-            for columns in (
-                last.at(positions), first.at(positions), own_columns(view, positions)
-            )
-        )  # fmt: skip
-        baselines = {"singular vectors of x": x_NV}
-        fresh = fresh_columns(view, positions, seed)
-        if fresh is not None:
-            baselines["singular vectors of a fresh network's h"] = _top_projections(
-                fresh, vectors, components=self.components, seed=seed
-            )
-        return guess_labels(
-            view,
-            positions,
-            attacks={"singular vectors of h": h_NV},
-            baselines=baselines,
-            references={"singular vectors of the first epoch's h": first_NV}
-            if len(view.epochs) > 1
-            else {},
-            seed=seed,
+        columns = {
+            "h": last.at(positions), "x": own_columns(view, positions),
+            "a fresh network's h": fresh_columns(view, positions, seed),
+            "the first epoch's h": first.at(positions) if len(view.epochs) > 1 else None,
+        }  # fmt: skip
+        of_h, of_x, of_fresh, of_first = (
+            {} if values is None else {f"singular vectors of {name}": self._top(view, values, seed)}
+            for name, values in columns.items()
         )
+        return guess_labels(
+            view, positions, attacks=of_h, baselines={**of_x, **of_fresh}, references=of_first,
+            seed=seed,
+        )  # fmt: skip
 
-
-def _top_projections(
-    columns_NF: Tensor, vectors: int, *, components: int, seed: int
-) -> NDArray[np.float64]:
-    """Return (N, V): the centred columns along their V top singular vectors."""
-    if min(columns_NF.shape) > components:
-        values_NF = standardised(columns_NF, components=components, seed=seed)
-        centred_NF = torch.from_numpy(values_NF).to(columns_NF.device)
-    else:
-        centred_NF = columns_NF.double() - columns_NF.double().mean(dim=0)
-    left, sizes, _ = torch.linalg.svd(centred_NF, full_matrices=False)
-    return np.asarray((left * sizes)[:, :vectors].numpy(force=True))
+    def _top(self, view: AdversaryView, columns_NF: Tensor, seed: int) -> FloatArray:
+        """Return (N, V): the centred columns along their V top singular vectors."""
+        if min(columns_NF.shape) > self.components:
+            centred_NF = torch.from_numpy(self.scaled(columns_NF, seed)).to(columns_NF.device)
+        else:
+            centred_NF = columns_NF.double() - columns_NF.double().mean(dim=0)
+        left, sizes, _ = torch.linalg.svd(centred_NF, full_matrices=False)
+        return np.asarray((left * sizes)[:, : view.knowledge.classes - 1].numpy(force=True))

@@ -11,13 +11,10 @@ it contributed is protected in the transcript, and the attack reads the transcri
 Letters: E epochs, N rows, D numbers of a representation.
 """
 
-from typing import ClassVar
-
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from apfed_attacks.columns import own_columns
 from apfed_attacks.interface import Guess
 from apfed_attacks.labels.completion import LabelProbe, guess_labels, why_no_label_moves
 from apfed_attacks.view import AdversaryView, released_positions, representations
@@ -37,14 +34,13 @@ class Temporal(LabelProbe):
         window: epochs in the mean of the last ones.
     """
 
-    name: ClassVar[str] = "temporal"
+    name = "temporal"
 
     window: int = Field(10, ge=2)
     components: int = Field(64, ge=2)
 
     def applicable(self, view: AdversaryView) -> str | None:
-        """A passive needs the releases of all epochs, two or more."""
-        reason = why_no_label_moves(self, view)
+        reason = why_no_label_moves(view)
         if reason is not None:
             return reason
         if len(view.epochs) < 2:
@@ -57,7 +53,6 @@ class Temporal(LabelProbe):
         return None
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Guess the labels of the observed rows that are not known."""
         positions = self.choose(view, released_positions(view), seed)
         h_END = _all_epochs(view, positions)
         columns = {
@@ -66,21 +61,13 @@ class Temporal(LabelProbe):
             "last minus first epoch": h_END[-1] - h_END[0],
             "all epochs": h_END.transpose(0, 1).flatten(1),
         }
-        ready = {
-            name: self.scaled(values, seed)
-            for name, values in (
-                *columns.items(), ("x", own_columns(view, positions)), ("last epoch", h_END[-1])
-            )
-        }  # fmt: skip
+        attacks = {name: self.scaled(values, seed) for name, values in columns.items()}
+        x_NF = self.own(view, positions, seed)
         return guess_labels(
-            view,
-            positions,
-            attacks={name: ready[name] for name in columns},
-            fused={"mean of all epochs": (ready["mean of all epochs"], ready["x"])},
-            baselines={"x": ready["x"]},
-            references={"the last epoch": ready["last epoch"]},
-            seed=seed,
-        )
+            view, positions, attacks=attacks, baselines={"x": x_NF}, seed=seed,
+            fused={"mean of all epochs": (attacks["mean of all epochs"], x_NF)},
+            references={"the last epoch": self.scaled(h_END[-1], seed)},
+        )  # fmt: skip
 
 
 def _all_epochs(view: AdversaryView, positions: Tensor) -> Tensor:

@@ -5,20 +5,19 @@ the real parties, whose messages, rules and sums are those of any run. `run` is 
 every other, on the view of that run. What the adversary kept for itself while it played comes
 back in `view.played`.
 
-Letters: A aligned rows, B batch, D numbers of a representation,
-F features.
+Letters: A aligned rows, B batch, C people of a cohort, D numbers of a representation, F features.
 """
 
 from abc import abstractmethod
 from collections.abc import Collection, Mapping
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from apfed_attacks.interface import Attack, Target
-from apfed_attacks.view import AdversaryView, AttackError, Behaviour, Knowledge, Role
+from apfed_attacks.interface import Attack
+from apfed_attacks.view import AdversaryView, AttackError, Knowledge
 from secure_apfed.contract import RepresentationTerms
 
 __all__ = [
@@ -26,6 +25,7 @@ __all__ = [
     "ActiveSeat",
     "Answering",
     "AnsweringAttack",
+    "CohortDegradation",
     "ask_among_decoys",
     "notes_of",
     "people_to_ask",
@@ -103,9 +103,9 @@ class ActiveAttack(Attack):
         hidden, components: of the regression, as in `FeatureAttack`.
     """
 
-    target: ClassVar[Target] = "features"
-    roles: ClassVar[tuple[Role, ...]] = ("active",)
-    behaviour: ClassVar[Behaviour] = "malicious"
+    target = "features"
+    roles = ("active",)
+    behaviour = "malicious"
 
     people: int = Field(128, ge=4)
     spread: float = Field(0.0, ge=0)
@@ -147,8 +147,8 @@ class AnsweringAttack(Attack):
         hidden: width of its networks.
     """
 
-    target: ClassVar[Target] = "features"
-    behaviour: ClassVar[Behaviour] = "malicious"
+    target = "features"
+    behaviour = "malicious"
 
     people: int = Field(2_000, ge=4)
     hidden: int = Field(256, ge=1)
@@ -169,11 +169,7 @@ def rows_at_once(attack: ActiveAttack, seat: ActiveSeat) -> int:
 
 
 def ask_among_decoys(
-    attack: ActiveAttack,
-    seat: ActiveSeat,
-    people_N: Tensor,
-    z_ND: Tensor,
-    draw: torch.Generator,
+    attack: ActiveAttack, seat: ActiveSeat, people_N: Tensor, z_ND: Tensor, draw: torch.Generator
 ) -> Tensor:
     """Ask about these people, a batch at a time; return answers (N, D), means over the repeats.
 
@@ -181,38 +177,25 @@ def ask_among_decoys(
     """
     chunk = rows_at_once(attack, seat)
     shaped_N = z_ND.reshape(-1, *seat.terms.shape)
-    parts = list(zip(people_N.split(chunk), shaped_N.split(chunk), strict=True))
     rest = seat.trained[~torch.isin(seat.trained, people_N)]
-    # All of them before any again, so that their passives have trained as long on average.
     asked = []
+    # All of them before any again, so that their passives have trained as long on average.
     for _ in range(attack.repeats):
-        for rows_B, z_BD in parts:
+        for rows_B, z_BD in zip(people_N.split(chunk), shaped_N.split(chunk), strict=True):
             # Not always the same people, since each is answered about once an epoch only.
-            others = torch.cat([
-                rest[torch.randperm(len(rest), generator=draw)],
-                people_N[~torch.isin(people_N, rows_B)],
-            ])  # fmt: skip
-            asked.append(_ask_part(attack, seat, rows_B, z_BD, others, draw))
+            strangers = rest[torch.randperm(len(rest), generator=draw)]
+            others = torch.cat([strangers, people_N[~torch.isin(people_N, rows_B)]])
+            wanted = round(len(rows_B) * attack.decoys / (1 - attack.decoys))
+            others = others[: min(wanted, seat.batch_size - len(rows_B))]
+            if len(others):
+                noise_CD = torch.randn(
+                    len(others), *z_BD.shape[1:], generator=draw, dtype=z_BD.dtype
+                )
+                scale = z_BD.flatten(1).norm(dim=1).mean() / noise_CD.flatten(1).norm(dim=1).mean()
+                z_BD = torch.cat([z_BD, noise_CD * scale])
+            answers = seat.ask(torch.cat([rows_B, others]), z_BD)
+            asked.append(answers[: len(rows_B)].flatten(1))
     return torch.cat(asked).double().reshape(attack.repeats, len(people_N), -1).mean(dim=0)
-
-
-def _ask_part(
-    attack: ActiveAttack,
-    seat: ActiveSeat,
-    rows_B: Tensor,
-    z_BD: Tensor,
-    others: Tensor,
-    draw: torch.Generator,
-) -> Tensor:
-    """One batch; return answers about `rows_B` (B, D). The first of `others` are decoys."""
-    wanted = round(len(rows_B) * attack.decoys / (1 - attack.decoys))
-    others = others[: min(wanted, seat.batch_size - len(rows_B))]
-    if not len(others):
-        return seat.ask(rows_B, z_BD).flatten(1)
-    noise_CD = torch.randn(len(others), *z_BD.shape[1:], generator=draw, dtype=z_BD.dtype)
-    scale = z_BD.flatten(1).norm(dim=1).mean() / noise_CD.flatten(1).norm(dim=1).mean()
-    both = torch.cat([rows_B, others]), torch.cat([z_BD, noise_CD * scale])
-    return seat.ask(*both)[: len(rows_B)].flatten(1)
 
 
 def people_to_ask(seat: ActiveSeat, knowledge: Knowledge, most: int) -> Tensor:
@@ -230,18 +213,17 @@ def notes_of(attack: Attack, view: AdversaryView) -> Mapping[str, Tensor]:
     Raises:
         AttackError: the view is not of a live run of this attack.
     """
-    notes = _kept(attack, view)
-    if notes is None:
+    if view.played is None or view.played.attack != attack.name:
         raise AttackError(f"{attack.name} was not played in this run")
-    if "people" in notes:
-        return {**notes, "people": view.attributed(notes["people"])}
-    return notes
+    notes = view.played.notes
+    people = {"people": view.attributed(notes["people"])} if "people" in notes else {}
+    return {**notes, **people}
 
 
 def why_not_played(attack: Attack, view: AdversaryView) -> str | None:
     """Return why this view is not one of a live run of `attack`, or None."""
-    if (reason := attack.wrong_role(view)) or _kept(attack, view) is not None:
-        return reason
+    if view.played is not None and view.played.attack == attack.name:
+        return None
     if isinstance(attack, ActiveAttack) and view.description.opens != "gradients":
         return f"{view.description}: passives contribute no gradients of objectives of their own"
     return (
@@ -250,6 +232,37 @@ def why_not_played(attack: Attack, view: AdversaryView) -> str | None:
     )
 
 
-def _kept(attack: Attack, view: AdversaryView) -> Mapping[str, Tensor] | None:
-    played = view.played
-    return played.notes if played is not None and played.attack == attack.name else None
+class CohortDegradation:
+    """A4: a malicious passive spoils the active's model for people of its choice; an `Answering`.
+
+    It answers with kappa (z - z*), for the rows of a cohort only, where z* is the mean of the
+    others: the encoder is pulled to make the cohort look like everybody else. It needs no knowledge
+    but the row positions, which every passive has. Integrity, not privacy: there is nothing to
+    guess, so this is no `Attack`; compare the active's accuracy on the cohort with an honest run's.
+
+    Args:
+        cohort_C: alignment positions of the people.
+        strength: kappa; the sum's clip may shorten the rows.
+
+    Raises:
+        AttackError: nobody in the cohort, or a strength that is not positive.
+    """
+
+    def __init__(self, cohort_C: Tensor, *, strength: float = 1.0) -> None:
+        if not len(cohort_C) or not strength > 0:
+            raise AttackError(
+                f"a cohort has somebody and a strength above 0, got {len(cohort_C)} people and "
+                f"{strength:g}"
+            )
+        self._cohort_C, self._strength = cohort_C, strength
+
+    def answer(self, step: int, rows_B: Tensor, z_BD: Tensor) -> Tensor:
+        del step
+        inside_B = torch.isin(rows_B, self._cohort_C)
+        if not inside_B.any() or inside_B.all():
+            return torch.zeros_like(z_BD)
+        away_BD = self._strength * (z_BD - z_BD[~inside_B].mean(dim=0))
+        return torch.where(inside_B[:, None], away_BD, 0.0)
+
+    def notes(self) -> Mapping[str, Tensor]:
+        return {"cohort": self._cohort_C}

@@ -6,9 +6,9 @@ is the real one too, where it keeps to the agreed size; to exceed it, it takes a
 itself and claims the agreed one.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Literal
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from apfed_attacks.view import AdversaryView, AttackError, Exchange, Knowledge, 
 from apfed_protocols.conversation import converse
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.psi import SET_INTERSECTIONS
+from apfed_protocols.psi.ecdh import EcdhHub
 from apfed_protocols.psi.interface import (
     IntersectionAgreement,
     IntersectionTooSmallError,
@@ -33,7 +34,7 @@ from secure_apfed.errors import DataError
 from secure_apfed.seeds import shuffled
 from secure_apfed.settings.alignment import AlignmentSettings
 
-__all__ = ["Stuffed", "Tables", "play_stuffing", "stuff"]
+__all__ = ["Stuffed", "Tables", "play_stuffing"]
 
 _MOST = 2**32 - 1
 _DEALER = "dealer (in memory)"
@@ -47,16 +48,7 @@ class _Boundless(IntersectionAgreement):
 
     @property
     def digest(self) -> bytes:
-        """That of the agreement that it claims to keep."""
         return self.claimed.digest
-
-
-@runtime_checkable
-class _SeesPairs(Protocol):
-    """A hub that learns what it shares with each member."""
-
-    @property
-    def overlaps(self) -> Mapping[str, NDArray[np.int64]]: ...
 
 
 @dataclass
@@ -117,10 +109,10 @@ def play_stuffing(
     history: AlignmentHistory | None = None,
     seed: int = 0,
 ) -> tuple[AttackResult, Stuffed]:
-    """Let the adversary stuff its set, and score what it says about the candidates.
+    """Let the adversary stuff its set until the candidates, or the victim's patience, are used up.
 
-    Where the victim refused before anything was learned, the result does not apply, for that
-    reason.
+    What it says about the candidates is scored. Where the victim refused before anything was
+    learned, the result does not apply, for that reason.
 
     Args:
         attack: settings.
@@ -130,8 +122,27 @@ def play_stuffing(
         history: the victim's own; None: it keeps none.
         seed: of the choice of candidates.
     """
-    candidates = tables.candidates(attack.candidates, seed)
-    stuffed = stuff(attack, tables, candidates, settings, role=role, history=history)
+    candidates, own = tables.candidates(attack.candidates, seed), len(tables.own)
+    stuffed, room = Stuffed(), len(candidates) if attack.overstuff else settings.maximum_ids - own
+    for _ in range(attack.intersections):
+        numbers = [n for n in range(len(candidates)) if n not in stuffed.tried][: max(room, 0)]
+        if not numbers:
+            if not stuffed.tried:
+                stuffed.refusal = "the agreed size leaves no room for a guess"
+            break
+        session = f"in memory {fresh_key().hex()}"
+        # With all its customers in the set the run looks as usual.
+        ids = [*tables.own, *(candidates[number] for number in numbers)]
+        try:
+            if history is not None:
+                history.admit(session=session, peers=[role])
+            rows = _intersect(attack, ids, tables.victim, settings, session, role)
+        except (DataError, RemoteProtocolError, IntersectionTooSmallError) as refusal:
+            stuffed.refusal = str(refusal)
+            break
+        stuffed.runs += 1
+        stuffed.tried.update(numbers)
+        stuffed.found.update(numbers[row - own] for row in rows.tolist() if row >= own)
     notes = {
         name: torch.tensor([number in chosen for number in range(len(candidates))])
         for name, chosen in (("tried", stuffed.tried), ("found", stuffed.found))
@@ -151,46 +162,6 @@ def play_stuffing(
     return score(attack, view, attack.run(view, seed), truth, seed), stuffed
 
 
-def stuff(
-    attack: IdStuffing,
-    tables: Tables,
-    candidates: Sequence[str],
-    settings: AlignmentSettings,
-    *,
-    role: Literal["active", "passive"],
-    history: AlignmentHistory | None,
-) -> Stuffed:
-    """Play intersections until the candidates, or the victim's patience, are used up.
-
-    The adversary keeps all its customers in the set, so that the run looks as usual.
-    """
-    stuffed = Stuffed()
-    room = len(candidates) if attack.overstuff else settings.maximum_ids - len(tables.own)
-    for _ in range(attack.intersections):
-        numbers = [n for n in range(len(candidates)) if n not in stuffed.tried][: max(room, 0)]
-        if not numbers:
-            if not stuffed.tried:
-                stuffed.refusal = "the agreed size leaves no room for a guess"
-            break
-        session = f"in memory {fresh_key().hex()}"
-        guesses = [candidates[number] for number in numbers]
-        try:
-            if history is not None:
-                history.admit(session=session, peers=[role])
-            rows = _intersect(
-                attack, [*tables.own, *guesses], tables.victim, settings, session, role
-            )
-        except (DataError, RemoteProtocolError, IntersectionTooSmallError) as refusal:
-            stuffed.refusal = str(refusal)
-            break
-        stuffed.runs += 1
-        stuffed.tried.update(numbers)
-        stuffed.found.update(
-            numbers[row - len(tables.own)] for row in rows.tolist() if row >= len(tables.own)
-        )
-    return stuffed
-
-
 def _intersect(
     attack: IdStuffing,
     stuffed: Sequence[str],
@@ -208,28 +179,18 @@ def _intersect(
     honest = intersection(settings, session=session, dealer=_DEALER)
     theirs: SetIntersection = honest
     if attack.overstuff:
-        theirs = SET_INTERSECTIONS[settings.backend](_without_limit(honest.agreement))
+        agreed = {one.name: getattr(honest.agreement, one.name) for one in fields(honest.agreement)}
+        boundless = _Boundless(**agreed | {"maximum_ids": _MOST}, claimed=honest.agreement)
+        theirs = SET_INTERSECTIONS[settings.backend](boundless)
     unbounded = settings.model_copy(update={"maximum_ids": _MOST})
     mine = canonical_ids(role, list(stuffed), unbounded)
     other = canonical_ids("victim", list(victim), settings)
-    if role == "active":
-        adversary, honest_end = (
-            theirs.hub("active", ["passive"], mine),
-            honest.member("passive", "active", other),
-        )
-    else:
-        adversary, honest_end = (
-            theirs.member("passive", "active", mine),
-            honest.hub("active", ["passive"], other),
-        )
-    ends = {role: adversary, "passive" if role == "active" else "active": honest_end}
+    by_hub = role == "active"
+    hub = (theirs if by_hub else honest).hub("active", ["passive"], mine if by_hub else other)
+    member = (honest if by_hub else theirs).member("passive", "active", other if by_hub else mine)
     helpers = {_DEALER: honest.dealer("active", ["passive"])} if honest.needs_dealer else {}
-    converse(ends | helpers)
-    if isinstance(adversary, _SeesPairs):
-        return adversary.overlaps["passive"]
-    return adversary.rows
-
-
-def _without_limit(agreement: IntersectionAgreement) -> _Boundless:
-    fields = {name: getattr(agreement, name) for name in IntersectionAgreement.__dataclass_fields__}
-    return _Boundless(**fields | {"maximum_ids": _MOST}, claimed=agreement)
+    ends = {"active": hub, "passive": member}
+    converse({role: ends[role], **ends, **helpers})  # the adversary begins
+    if by_hub and isinstance(hub, EcdhHub):
+        return hub.overlaps["passive"]
+    return hub.rows if by_hub else member.rows

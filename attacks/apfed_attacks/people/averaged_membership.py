@@ -18,22 +18,18 @@ before.
 Letters: n candidates, K classes.
 """
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from apfed_attacks.interface import Attack, Guess, Prediction, Target
-from apfed_attacks.view import AdversaryView, Role
+from apfed_attacks.interface import Attack, FloatArray, Guess, Prediction
+from apfed_attacks.view import AdversaryView
 
 __all__ = ["AveragedMembership"]
-
-_Array = NDArray[np.float64]
 
 
 class AveragedMembership(Attack):
@@ -48,26 +44,15 @@ class AveragedMembership(Attack):
             "elsewhere", whom other passives trained on.
     """
 
-    name: ClassVar[str] = "averaged_membership"
-    target: ClassVar[Target] = "membership"
-    roles: ClassVar[tuple[Role, ...]] = ("active", "passive")
-    suite: ClassVar[tuple[Mapping[str, Any], ...]] = (
-        {"strangers": "outside"},
-        {"strangers": "elsewhere"},
-    )
+    name = "averaged_membership"
+    target = "membership"
+    roles = ("active", "passive")
+    suite = ({"strangers": "outside"}, {"strangers": "elsewhere"})
 
     candidates: int = Field(4_000, ge=4)
     strangers: Literal["outside", "elsewhere"] = "outside"
 
-    @property
-    def exchangeable(self) -> bool:
-        """No row is released: `run` exchanges errors itself."""
-        return False
-
     def applicable(self, view: AdversaryView) -> str | None:
-        """A party needs the average of weights that others trained."""
-        if reason := self.wrong_role(view):
-            return reason
         if view.description.opens != "weights":
             return f"{view.description}: no weights are averaged"
         if view.parties[0] not in view.networks:
@@ -77,7 +62,6 @@ class AveragedMembership(Attack):
         return None
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Score every candidate; the higher, the likelier the victim trained on it."""
         candidates, train = view.knowledge.candidates, view.knowledge.alike
         assert candidates is not None
         assert train is not None
@@ -95,23 +79,20 @@ class AveragedMembership(Attack):
         others_n = np.empty_like(by_ease_n)
         others_n[by_ease_n] = np.roll(by_ease_n, 1)
 
-        def judged(fit_n: _Array) -> dict[str, Prediction]:
-            return {"fit": _scored(fit_n), "fit less that of an own model": _scored(fit_n - easy_n)}
+        def judged(fit_n: FloatArray) -> dict[str, Prediction]:
+            scores = {"fit": fit_n, "fit less that of an own model": fit_n - easy_n}
+            return {name: Prediction(values_n[:, None]) for name, values_n in scores.items()}
 
         return Guess(
             positions=torch.arange(len(candidates)),
             attacks=judged(fit_n),
-            baselines={"fit of an own model": _scored(easy_n)},
+            baselines={"fit of an own model": Prediction(easy_n[:, None])},
             decoys=judged(fit_n[others_n]),
         )
 
 
-def _fit(scores_nK: Tensor, labels_n: Tensor) -> _Array:
+def _fit(scores_nK: Tensor, labels_n: Tensor) -> FloatArray:
     """(n,) minus the squared distance of the scores from one-hot labels."""
     truth_nK = F.one_hot(labels_n, scores_nK.shape[1]).to(scores_nK.device)
-    fit_n: _Array = -(scores_nK.double() - truth_nK).square().sum(dim=1).numpy(force=True)
+    fit_n: FloatArray = -(scores_nK.double() - truth_nK).square().sum(dim=1).numpy(force=True)
     return fit_n
-
-
-def _scored(values_n: _Array) -> Prediction:
-    return Prediction(values_n[:, None])

@@ -9,15 +9,13 @@ that deviates gets `secure_apfed.alignment.most_guesses`.
 Letters: N candidates.
 """
 
-from typing import ClassVar
-
 import numpy as np
 import torch
 from pydantic import Field
 
-from apfed_attacks.interface import Attack, Guess, Prediction, Target
+from apfed_attacks.interface import Attack, Guess, Prediction
 from apfed_attacks.live.strategy import notes_of, why_not_played
-from apfed_attacks.view import AdversaryView, Behaviour, Role
+from apfed_attacks.view import AdversaryView
 
 __all__ = ["IdStuffing"]
 
@@ -28,7 +26,8 @@ class IdStuffing(Attack):
     """Stuff as many candidates as the limits allow; those that open are the peer's.
 
     Half of the candidates are IDs that the victim has and the adversary does not. Baseline: one
-    score for all, since nothing but the intersection tells candidates apart.
+    score for all, since nothing but the intersection tells candidates apart. No decoy: what opens
+    is never wrong, so that it has no luck to compare with.
 
     Attributes:
         candidates: IDs that the adversary would like to know about.
@@ -36,25 +35,19 @@ class IdStuffing(Attack):
         overstuff: send all candidates at once, whatever size was agreed.
     """
 
-    name: ClassVar[str] = "id_stuffing"
-    target: ClassVar[Target] = "membership"
-    roles: ClassVar[tuple[Role, ...]] = ("passive", "active")
-    behaviour: ClassVar[Behaviour] = "malicious"
+    name = "id_stuffing"
+    target = "membership"
+    roles = ("passive", "active")
+    behaviour = "malicious"
 
     candidates: int = Field(400, ge=4)
     intersections: int = Field(1, ge=1)
     overstuff: bool = False
 
-    @property
-    def exchangeable(self) -> bool:
-        """No: what opens is never wrong, so that it has no luck to compare with."""
-        return False
-
     def applicable(self, view: AdversaryView) -> str | None:
-        """It needs to have been played in an intersection."""
-        if view.role in self.roles and not view.description.aligned:
+        if not view.description.aligned:
             return f"{view.description}: nothing is aligned, so there is no intersection"
-        if view.played is None and view.role in self.roles:
+        if view.played is None:
             return (
                 "this run was aligned while every party kept to the protocol; stuffed IDs are "
                 "played against an intersection (apfed_attacks.live.stuffing.play_stuffing)"
@@ -62,7 +55,6 @@ class IdStuffing(Attack):
         return why_not_played(self, view)
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Guess all candidates: found, not found, or not tried."""
         notes = notes_of(self, view)
         tried_N, found_N = notes["tried"].numpy(), notes["found"].numpy()
         scores_N = np.where(tried_N, found_N.astype(np.float64), _UNTRIED)

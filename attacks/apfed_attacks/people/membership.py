@@ -12,26 +12,34 @@ too, is unknown to the querier.
 Letters: S shadow models, N candidates, K classes.
 """
 
-from typing import ClassVar
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from pydantic import Field
 from scipy.stats import norm
 from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state
 
-from apfed_attacks.interface import Attack, Guess, Prediction, Target
-from apfed_attacks.people.membership import Shadows, halves
-from apfed_attacks.view import AdversaryView, Role
+from apfed_attacks.interface import Attack, Guess, Prediction
+from apfed_attacks.view import AdversaryView, AttackError
 from secure_apfed.models import encoder_and_head
-from secure_apfed.seeds import shuffled
+from secure_apfed.seeds import derive_seed, seeded, shuffled
 from secure_apfed.settings.training import ModelSettings
 
-__all__ = ["Membership", "likelihood_ratio", "logit_confidence"]
+if TYPE_CHECKING:
+    from secure_apfed.settings.training import TrainSettings
+
+__all__ = ["Membership", "Shadows", "halves", "likelihood_ratio", "logit_confidence"]
 
 _FLOOR = 1e-12
 _Array = NDArray[np.float64]
+_SCORED_AT_ONCE = 32_768
+_State = Mapping[str, Tensor]
 
 
 def logit_confidence(scores_NK: Tensor, labels_N: Tensor) -> _Array:
@@ -77,7 +85,7 @@ class Membership(Attack):
     confidence compared with that of the shadow models that did not train on the row (offline);
     the confidence as it is (Yeom et al., 2018). Baseline: the mean confidence of the shadow
     models, that is, how easy a row is: what is known of it without asking the model. Decoys: the
-    attacks where each candidate's answer is another's.
+    attacks where each candidate's answer is another's, with the same shadow models.
 
     Attributes:
         shadow_models: S, even; 16 to 64 are usual.
@@ -85,23 +93,15 @@ class Membership(Attack):
         epochs: of the shadow models; null: as the run.
     """
 
-    name: ClassVar[str] = "membership"
-    target: ClassVar[Target] = "membership"
-    roles: ClassVar[tuple[Role, ...]] = ("outsider",)
+    name = "membership"
+    target = "membership"
+    roles = ("outsider",)
 
     shadow_models: int = Field(32, ge=4, multiple_of=2)
     candidates: int = Field(4_000, ge=4)
     epochs: int | None = Field(None, ge=1)
 
-    @property
-    def exchangeable(self) -> bool:
-        """No row is released: `run` exchanges answers itself, and keeps its shadow models."""
-        return False
-
     def applicable(self, view: AdversaryView) -> str | None:
-        """A querier needs a model that answers, and candidates to ask it about."""
-        if view.role not in self.roles:
-            return f"{self.name} is mounted by an outside querier, not by the {view.role}"
         if view.answers is None:
             return f"{view.description}: no party has a model that an outsider could query alone"
         if view.knowledge.candidates is None:
@@ -109,7 +109,6 @@ class Membership(Attack):
         return None
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Score every candidate; the higher, the more likely it trained the model."""
         candidates, knowledge = view.knowledge.candidates, view.knowledge
         assert candidates is not None
         assert view.answers is not None
@@ -120,11 +119,9 @@ class Membership(Attack):
         shape = tuple(candidates.features.shape[1:])
         rows_SH = halves(self.shadow_models, len(candidates), seed)
         shadows = Shadows(
-            make=lambda: nn.Sequential(*encoder_and_head(model, shape, knowledge.classes)),
-            train=train,
-            seed=seed,
-            device=view.device,
-        )
+            lambda: nn.Sequential(*encoder_and_head(model, shape, knowledge.classes)),
+            train, seed, view.device,
+        )  # fmt: skip
         scores_SNK = shadows.scores(candidates.features, candidates.labels, rows_SH)
         shadow_SN = logit_confidence(scores_SNK, candidates.labels)
         inside_SN = np.zeros(shadow_SN.shape, dtype=bool)
@@ -134,22 +131,173 @@ class Membership(Attack):
         others_N = shuffled(torch.arange(len(phi_N)), seed, "attacks", "decoy").numpy()
 
         def judged(phi_N: _Array) -> dict[str, Prediction]:
-            ratio_N = likelihood_ratio(phi_N, shadow_SN, inside_SN)
-            own_ratio_N = likelihood_ratio(phi_N, shadow_SN, inside_SN, own_variances=True)
-            return {
-                "likelihood ratio": _scored(ratio_N),
-                "likelihood ratio, own variances": _scored(own_ratio_N),
-                "above models without the row": _scored(phi_N - outside_N),
-                "confidence": _scored(phi_N),
+            scores = {
+                "likelihood ratio": likelihood_ratio(phi_N, shadow_SN, inside_SN),
+                "likelihood ratio, own variances": likelihood_ratio(
+                    phi_N, shadow_SN, inside_SN, own_variances=True
+                ),
+                "above models without the row": phi_N - outside_N,
+                "confidence": phi_N,
             }
+            return {name: Prediction(values_N[:, None]) for name, values_N in scores.items()}
 
         return Guess(
             positions=torch.arange(len(candidates)),
             attacks=judged(phi_N),
-            baselines={"shadow models' confidence": _scored(shadow_SN.mean(axis=0))},
+            baselines={"shadow models' confidence": Prediction(shadow_SN.mean(axis=0)[:, None])},
             decoys=judged(phi_N[others_N]),
         )
 
 
-def _scored(values_N: _Array) -> Prediction:
-    return Prediction(values_N[:, None])
+def halves(models: int, rows: int, seed: int) -> Tensor:
+    """Return (S, N // 2) row numbers: each row is in half of the models, as far as S is even.
+
+    Models come in pairs that train on complementary halves.
+    """
+    draw = torch.Generator().manual_seed(derive_seed(seed, "shadows", "halves"))
+    half, chosen = rows // 2, []
+    for _ in range((models + 1) // 2):
+        order = torch.randperm(rows, generator=draw)
+        chosen += [order[:half], order[-half:]]
+    return torch.stack(chosen[:models]).sort(dim=1).values
+
+
+@dataclass(frozen=True)
+class Shadows:
+    """Shadow models: networks like the victim's, each trained on a part of the candidates.
+
+    All train at once: their parameters are stacked, one batched forward and backward pass serves
+    all of them (torch.func.vmap); for small networks that is several times faster than one after
+    another, since the time goes into starting operations.
+
+    Attributes:
+        make: returns one network, rows -> class scores (B, K), without buffers.
+        train: the victim's settings of training, as far as they are known.
+        seed: of initial weights, batches and dropout.
+        device: where they train.
+    """
+
+    make: Callable[[], nn.Module]
+    train: "TrainSettings"
+    seed: int
+    device: torch.device
+
+    def scores(self, features_N: Tensor, labels_N: Tensor, rows_SH: Tensor) -> Tensor:
+        """Train model s on the rows rows_SH[s]; return the scores of all, (S, N, K).
+
+        Raises:
+            AttackError: a network with buffers (batch norm), which cannot be stacked here.
+        """
+        networks = self._networks(len(rows_SH))
+        base = networks[0]
+        if any(isinstance(layer, nn.RNNBase) for layer in base.modules()):
+            # Sequences of different lengths are packed, which cannot be stacked.
+            return self.one_by_one(features_N, labels_N, rows_SH)
+        parameters, buffers = stack_module_state(networks)
+        if buffers:
+            raise AttackError(
+                f"shadow models are networks without buffers, got {', '.join(buffers)}"
+            )
+        call = _stacked(base)
+        features_N, labels_N = features_N.to(self.device), labels_N.to(self.device)
+        optimiser = self._optimiser(list(parameters.values()))
+        with seeded(self.seed, "shadows", "dropout"):
+            for index_SB in self._batches(rows_SH):
+                scores_SBK = call(parameters, features_N[index_SB])
+                # The sum over models of each one's mean: their gradients stay apart.
+                loss = F.cross_entropy(scores_SBK.flatten(0, 1), labels_N[index_SB].flatten())
+                optimiser.zero_grad()
+                (loss * len(rows_SH)).backward()
+                _clip(parameters, self.train.max_gradient_norm)
+                optimiser.step()
+        base.eval()
+        return self._scores_of(lambda rows: call(parameters, rows), features_N, len(rows_SH))
+
+    def one_by_one(self, features_N: Tensor, labels_N: Tensor, rows_SH: Tensor) -> Tensor:
+        """The same as `scores`, one model after another."""
+        features_N, labels_N = features_N.to(self.device), labels_N.to(self.device)
+        batches = [index_SB.clone() for index_SB in self._batches(rows_SH)]
+        found = []
+        for at, network in enumerate(self._networks(len(rows_SH))):
+            optimiser = self._optimiser(list(network.parameters()))
+            with seeded(self.seed, "shadows", "dropout", at):
+                for index_SB in batches:
+                    loss = F.cross_entropy(
+                        network(features_N[index_SB[at]]), labels_N[index_SB[at]]
+                    )
+                    optimiser.zero_grad()
+                    loss.backward()
+                    if self.train.max_gradient_norm is not None:
+                        nn.utils.clip_grad_norm_(network.parameters(), self.train.max_gradient_norm)
+                    optimiser.step()
+            network.eval()
+            found.append(self._scores_of(lambda rows: network(rows[0])[None], features_N, 1))  # noqa: B023
+        return torch.cat(found)
+
+    def _networks(self, models: int) -> list[nn.Module]:
+        with seeded(self.seed, "shadows", "weights"):
+            return [self.make().to(self.device) for _ in range(models)]
+
+    def _optimiser(self, parameters: list[Tensor]) -> torch.optim.SGD:
+        train = self.train
+        return torch.optim.SGD(
+            parameters, lr=train.learning_rate, momentum=train.momentum,
+            weight_decay=train.weight_decay,
+        )  # fmt: skip
+
+    def _batches(self, rows_SH: Tensor) -> Iterator[Tensor]:
+        """Every batch of every epoch, (S, B) row numbers; each model shuffles its own rows."""
+        draw = torch.Generator().manual_seed(derive_seed(self.seed, "shadows", "batches"))
+        for _ in range(self.train.epochs):
+            order_SH = torch.rand(rows_SH.shape, generator=draw).argsort(dim=1)
+            yield from (
+                rows_SH.gather(1, order_SH).to(self.device).split(self.train.batch_size, dim=1)
+            )
+
+    @torch.no_grad()
+    def _scores_of(
+        self, call: Callable[[Tensor], Tensor], features_N: Tensor, models: int
+    ) -> Tensor:
+        parts = [
+            call(rows.expand(models, *rows.shape)).cpu()
+            for rows in features_N.split(max(1, _SCORED_AT_ONCE // models))
+        ]
+        return torch.cat(parts, dim=1)
+
+
+def _stacked(base: nn.Module) -> Callable[[_State, Tensor], Tensor]:
+    """Return (stacked parameters, rows (S, B, ...)) -> scores (S, B, K).
+
+    A chain of linear layers needs no vmap: one fused product and sum a layer is faster.
+    """
+    leaves = [(name, layer) for name, layer in base.named_modules() if not list(layer.children())]
+    simple = (nn.Linear, nn.ReLU, nn.Flatten, nn.Dropout)
+    if not all(
+        isinstance(one, simple) and getattr(one, "bias", 0) is not None for _, one in leaves
+    ):
+        return torch.vmap(
+            lambda state, rows: functional_call(base, state, (rows,)), randomness="different"
+        )
+
+    def call(state: _State, rows_SBF: Tensor) -> Tensor:
+        values = rows_SBF.flatten(2)
+        for name, layer in leaves:
+            if isinstance(layer, nn.Linear):
+                bias_S1D, weight_SDF = state[f"{name}.bias"][:, None], state[f"{name}.weight"]
+                values = torch.baddbmm(bias_S1D, values, weight_SDF.transpose(1, 2))
+            elif not isinstance(layer, nn.Flatten):
+                values = layer(values)
+        return values
+
+    return call
+
+
+def _clip(parameters: _State, bound: float | None) -> None:
+    """Scale each model's gradient onto the bound, where it is longer."""
+    if bound is None:
+        return
+    gradients = [p.grad for p in parameters.values() if p.grad is not None]
+    norm_S = torch.stack([g.flatten(1).square().sum(1) for g in gradients]).sum(0).sqrt()
+    scale_S = (bound / (norm_S + 1e-6)).clamp(max=1.0)
+    for gradient in gradients:
+        gradient.mul_(scale_S.reshape(-1, *(1,) * (gradient.dim() - 1)))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from apfed_attacks.features.hijack import FeatureSpaceHijack, Hijack, ReversedHijack
 from apfed_attacks.interface import AttackResult
-from apfed_attacks.live.runs import play_active, play_passive
+from apfed_attacks.live.runs import play_answers
 from apfed_attacks.run import mount
 from apfed_attacks.view import Knowledge
 from apfed_experiments.drawing import drawing
@@ -87,7 +87,7 @@ def hijacking() -> Iterator[Setting]:
 def _hijacked(name: str, conditioned: bool, epochs: int, seed: int) -> Row:
     config, data = _with_one_passive(_long(live_config(name, "tvfl", seed=seed), epochs))
     attack = FeatureSpaceHijack(hidden=_HIDDEN, conditioned=conditioned)
-    return _figures(play_active(attack, config, VICTIM, data=data, seed=seed))
+    return _figures(play_answers(attack, config, VICTIM, data=data, seed=seed))
 
 
 def reversed_hijacking() -> Iterator[Setting]:
@@ -109,7 +109,7 @@ def _reversed_hijacked(strength: float, clip: float, sigma: float, seed: int) ->
         config = Config.model_validate({**config.model_dump(), "guard": guard})
     config, data = _with_one_passive(_long(config, _EPOCHS))
     attack = ReversedHijack(hidden=_HIDDEN, strength=strength)
-    return _figures(play_passive(attack, config, VICTIM, data=data, seed=seed))
+    return _figures(play_answers(attack, config, VICTIM, data=data, seed=seed))
 
 
 def _long(config: Config, epochs: int) -> Config:

@@ -2,13 +2,15 @@ import numpy as np
 import pytest
 from sklearn.metrics import r2_score, recall_score, roc_auc_score
 
-from apfed_attacks.labels.completion import name_clusters_by_priors
+from apfed_attacks.labels.completion import named
 from apfed_attacks.scoring import (
     explained,
     macro_auc,
     mean_recall,
     name_clusters_by_truth,
     peak_ratio,
+    risk_of_features,
+    risk_of_labels,
     structural_similarity,
 )
 
@@ -36,8 +38,10 @@ def test_clusters_get_the_names_that_fit_the_truth_best() -> None:
 def test_clusters_get_names_by_their_sizes() -> None:
     labels = np.array([0] * 6 + [1] * 3 + [2])
     shuffled = np.eye(3)[np.array([1, 2, 0])[labels]]
-    named = name_clusters_by_priors(shuffled, np.array([0.6, 0.3, 0.1]))
-    assert (named.argmax(1) == labels).all()
+    found = named("one", shuffled, (0.6, 0.3, 0.1))
+    assert found["one named by the truth"].clusters
+    assert (found["one named by priors"].values.argmax(1) == labels).all()
+    assert list(named("one", shuffled, None)) == ["one named by the truth"]
 
 
 def test_explained_equals_scikit_learn_weighted_by_variance() -> None:
@@ -97,3 +101,37 @@ def test_mean_recall_is_scikit_learns_over_the_classes_that_occur() -> None:
     labels, guessed = draw.integers(1, 4, 200), draw.integers(0, 5, 200)
     expected = recall_score(labels, guessed, labels=np.unique(labels), average="macro")
     assert mean_recall(guessed, labels) == expected
+
+
+def test_an_attack_that_is_sure_of_a_few_shows_in_the_surest_decile() -> None:
+    labels_N = np.array([0, 1] * 50)
+    scores_NK = np.zeros((100, 2))
+    scores_NK[:10] = 9 * np.eye(2)[labels_N[:10]]  # right and sure on ten rows
+    scores_NK[10:, 0] = 0.1  # says class 0 of all others
+    risk = risk_of_labels(scores_NK, labels_N)
+    assert risk == {
+        "recall of class 0": 1.0,
+        "recall of class 1": pytest.approx(5 / 50),
+        "precision on the surest decile": 1.0,
+    }
+
+
+def test_a_sure_and_wrong_attack_has_a_low_precision() -> None:
+    labels_N = np.zeros(20, dtype=np.int64)
+    labels_N[10:] = 1
+    scores_NK = np.eye(2)[1 - labels_N] * 5
+    assert risk_of_labels(scores_NK, labels_N)["precision on the surest decile"] == 0
+
+
+def test_infinite_scores_are_taken() -> None:
+    scores_NK = np.array([[np.inf, 0.0], [0.0, -np.inf]] * 5)
+    risk = risk_of_labels(scores_NK, np.zeros(10, dtype=np.int64))
+    assert risk["recall of class 0"] == 1
+
+
+def test_features_recovered_of_few_people_show_in_the_best_decile() -> None:
+    truth_NF = np.random.default_rng(0).normal(size=(50, 3))
+    guess_NF = np.tile(truth_NF.mean(axis=0), (50, 1))
+    guess_NF[:5] = truth_NF[:5]
+    assert risk_of_features(guess_NF, truth_NF)["r2 on the best decile"] == pytest.approx(1)
+    assert risk_of_features(np.zeros((5, 2)), np.ones((5, 2))) == {}

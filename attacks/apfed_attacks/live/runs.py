@@ -1,0 +1,668 @@
+"""Live runs: the real parties, links and sums, where an adversary may play a party's script.
+
+Run by: the experimenter, who drives all parties and scores what the adversary reads. Epochs,
+batches and steps are those of any run (`secure_apfed.runs.run`); a refusal ends the session, as
+it ends a real one. `Rule` takes single rules of the protocol away, to show what each is good for:
+not a setting of any real run, and a protection from nobody.
+
+Letters: B batch, D numbers of a representation, U rows asked about by votes, n of them labelled,
+F features, K classes.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Literal, TypeVar, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from apfed_attacks.columns import own_columns
+from apfed_attacks.interface import AttackResult
+from apfed_attacks.live.strategy import ActiveAttack, Answering, AnsweringAttack
+from apfed_attacks.recorded import exchange_of
+from apfed_attacks.run import Trial
+from apfed_attacks.scoring import not_applicable
+from apfed_attacks.view import AttackError, Played
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.sums import PlainSum
+from apfed_protocols.sums.fixed_point import clip_rows
+from apfed_protocols.sums.interface import FloatArray, IntArray, StepBinding, SumAgreement
+from apfed_protocols.sums.roles import SumContributor
+from secure_apfed.config import Config
+from secure_apfed.contract import AGGREGATOR, RepresentationTerms
+from secure_apfed.data import VerticalData, load_data
+from secure_apfed.exchange import Envelope, Kind, Links, pack, unpack
+from secure_apfed.labellers import Labeller, hard
+from secure_apfed.labellers.interface import Features, Floats, Integers
+from secure_apfed.learning.descent import without_prefix
+from secure_apfed.learning.release import (
+    check_norms,
+    check_rows,
+    check_spread,
+    representation_specs,
+)
+from secure_apfed.learning.votes import Votes
+from secure_apfed.methods import Learner, Simulation, open_session
+from secure_apfed.methods.alignment import positions_of
+from secure_apfed.methods.apfed import ApfedActive, ApfedPassive
+from secure_apfed.methods.charged import pack_charged
+from secure_apfed.methods.joint import TvflActive
+from secure_apfed.methods.method import batches_of
+from secure_apfed.methods.sum_end import ActiveSum, Admitted, PassiveSum, SumAggregator, bind_step
+from secure_apfed.methods.terms import model_of, objective_of
+from secure_apfed.methods.votes import Ballot, VotesActive, VotesPassive
+from secure_apfed.objectives import OBJECTIVES, Contrastive
+from secure_apfed.runs.outcome import Recording
+from secure_apfed.secure_sums import sum_kind
+from secure_apfed.seeds import derive_seed, shuffled
+
+__all__ = [
+    "ALL_RULES",
+    "JointRun",
+    "LiveRun",
+    "LiveSession",
+    "Poison",
+    "PoisonedVotes",
+    "Rule",
+    "VotesRun",
+    "play",
+    "play_answers",
+    "play_from",
+]
+
+OfMethod = TypeVar("OfMethod", bound=Learner)
+_UNBOUNDED = 1e30
+Poison = Literal["random", "constant", "flip", "rotate"]
+
+
+class LiveSession(Generic[OfMethod]):
+    """Parties that are set up, and how far they have trained.
+
+    Args:
+        config: of the run; data: where it is loaded already.
+        alignment: of an earlier session with the same data.
+        logs: folder in which parties count what they release and answer, over all sessions of one
+            run; None: this session is a run of its own.
+
+    Attributes:
+        role: of the active whom the session needs; learner: its honest role.
+
+    Raises:
+        AttackError: another method, or one without passives.
+    """
+
+    role: type[OfMethod]
+
+    def __init__(
+        self,
+        config: Config,
+        data: VerticalData | None = None,
+        *,
+        alignment: Mapping[str, Tensor] | None = None,
+        logs: Path | None = None,
+    ) -> None:
+        self.config = config
+        self.data = data or load_data(config.data, seed=config.seed)
+        self.session: Simulation = open_session(config, self.data, alignment=alignment, logs=logs)
+        if not isinstance(self.session.learner, self.role) or not self.session.contract.passives:
+            raise AttackError(
+                f"passives that help {self.role.__name__} are attacked here, not in "
+                f"{config.method.name}"
+            )
+        self.learner: OfMethod = self.session.learner
+        self._epoch = self._step = 0
+
+    @property
+    def alignment(self) -> Mapping[str, Tensor]:
+        return self.session.alignment
+
+    @property
+    def recording(self) -> Recording:
+        return Recording.so_far(self.config, self.data, self.session)
+
+    def train(
+        self, epochs: int, *, before: Callable[[int, Tensor], None] = lambda step, rows_B: None
+    ) -> None:
+        """Play so many more epochs, everybody its script; `before` hears each step and its rows."""
+        for _ in range(epochs):
+            for rows_B in self._begin_epoch():
+                step = self._next_step()
+                before(step, rows_B)
+                self.session.play_step(step, self.learner.step(self.session.links, step, rows_B))
+
+    def _begin_epoch(self) -> list[Tensor]:
+        self._epoch += 1
+        self.session.transcript.begin_epoch(self._epoch - 1)
+        return batches_of(self.learner, self.config, self._epoch - 1)
+
+    def _next_step(self) -> int:
+        self._step += 1
+        return self._step - 1
+
+
+class Rule(StrEnum):
+    """What a passive, or the sum, holds a malicious active to.
+
+    NORMS: a row of z has a norm between two bounds. BATCH: rows are distinct and not too few.
+    SPREAD: their representations differ in direction. ALLOWANCE: a step is answered once, a row
+    no more often than agreed, in batches no larger. WEIGHT: lambda_p is the contract's. BINDING: a
+    contribution adds up only with answers to the same representations. PARTICIPANTS: a sum holds
+    one contribution of every passive.
+    """
+
+    NORMS = "norms"
+    BATCH = "batch"
+    SPREAD = "spread"
+    ALLOWANCE = "allowance"
+    WEIGHT = "weight"
+    BINDING = "binding"
+    PARTICIPANTS = "participants"
+
+
+ALL_RULES = frozenset(Rule)
+
+
+def _keeps_to(passive: ApfedPassive, rules: frozenset[Rule]) -> None:
+    """Let a passive, honest so far, accept what keeps to these rules only."""
+    agreed = passive.weight
+    passive.sum = _LenientSum(passive.sum, rules)
+
+    def read(message: Envelope) -> tuple[Admitted, Tensor]:
+        terms, sender = passive.terms, message.sender
+        if Rule.NORMS not in rules:
+            terms = terms.model_copy(update={"minimum_norm": 0.0, "maximum_norm": _UNBOUNDED})
+        tensors, meta = unpack(message.payload, representation_specs(terms), sender=sender)
+        rows_B, z_BD = tensors["rows"], tensors["z"]
+        if Rule.BATCH in rules:
+            aligned, minimum = len(passive.trainer.features_N), passive.contract.minimum_batch
+            check_rows(rows_B, aligned=aligned, minimum=minimum, sender=sender)
+        check_norms(z_BD, terms, sender=sender)
+        if Rule.SPREAD in rules:
+            check_spread(z_BD, terms, sender=sender)
+        asked = {} if Rule.WEIGHT in rules else meta.get("weights", {})
+        passive.weight = float(asked.get(passive.name, agreed))
+        return passive.sum.admit(message, rows_B), z_BD
+
+    passive.read = read  # type: ignore[method-assign]
+
+
+class _LenientSum(PassiveSum):
+    """A passive's end of the sum that keeps to `rules` only; `honest` is that of before."""
+
+    def __init__(self, honest: PassiveSum, rules: Collection[Rule]) -> None:
+        vars(self).update(vars(honest))
+        self._rules = rules
+
+    def admit(
+        self, asked: Envelope, rows_B: Tensor, *, step: int | None = None,
+        counted: Tensor | None = None,
+    ) -> Admitted:  # fmt: skip
+        if Rule.ALLOWANCE in self._rules:
+            return super().admit(asked, rows_B, step=step, counted=counted)
+        self._admitted = Admitted(asked.step, rows_B, rows_B, asked.payload, asked.sender)
+        return self._admitted
+
+    def count(self, admitted: Admitted, digest: bytes) -> None:
+        if Rule.ALLOWANCE in self._rules:
+            super().count(admitted, digest)
+
+    def binding(self, admitted: Admitted) -> StepBinding:
+        if Rule.BINDING in self._rules:
+            return super().binding(admitted)
+        return _unbound(self.contract.session, admitted.step)
+
+
+def _unbound(session: str, step: int) -> StepBinding:
+    """What a contribution answers that is bound to its step only."""
+    return bind_step(session, step, torch.empty(0, dtype=torch.int64), b"")
+
+
+@dataclass
+class _Watched:
+    """A passive's end of the sum that the experimenter looks at: the truth for scores."""
+
+    end: SumContributor
+    seen: FloatArray | None = None
+
+    def contribute(
+        self, values_BD: FloatArray, binding: StepBinding, noise_BD: IntArray | None = None
+    ) -> bytes:
+        self.seen = values_BD
+        return self.end.contribute(values_BD, binding, noise_BD)
+
+    def answer(self, request: bytes) -> bytes:
+        return self.end.answer(request)
+
+
+class _NoNoise:
+    """In the place of noise that was agreed."""
+
+    def draw(self, shape: tuple[int, ...], **_: Any) -> IntArray:
+        return np.zeros(shape, dtype=np.int64)
+
+
+class LiveRun(LiveSession[ApfedActive]):
+    """A session of APFed whose active, held to these `rules`, is played from an `ActiveSeat`."""
+
+    role = ApfedActive
+
+    def __init__(
+        self,
+        config: Config,
+        data: VerticalData | None = None,
+        *,
+        rules: Collection[Rule] = ALL_RULES,
+        alignment: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        super().__init__(config, data, alignment=alignment)
+        self.rules = frozenset(rules)
+        for passive in self._parties.values():
+            if self.rules != ALL_RULES:
+                _keeps_to(passive, self.rules)
+        if Rule.BINDING not in self.rules:
+            session = self.session.contract.session
+            self._sum.binding = lambda step, *_: _unbound(session, step)  # type: ignore[method-assign]
+        self._watch()
+        self._asking = False
+
+    @property
+    def _parties(self) -> dict[str, ApfedPassive]:
+        roles = self.session.helpers.values()
+        return {role.name: role for role in roles if isinstance(role, ApfedPassive)}
+
+    @property
+    def _sum(self) -> ActiveSum:
+        assert self.learner.sum is not None
+        return self.learner.sum
+
+    def _watch(self) -> None:
+        for passive in self._parties.values():
+            watched = _Watched(passive.sum.contributor)
+            passive.sum.contributor = watched  # type: ignore[assignment]  # its set-up is done
+
+    def hand_over(self, passive: str, strategy: Answering) -> None:
+        """Let an adversary answer representations in this passive's place from now on.
+
+        It holds what an honest one holds: its end of the sum, which clips its rows, and what it is
+        sent. It adds no noise, where some was agreed.
+        """
+        honest = self._parties[passive]
+        honest.sum = _LenientSum(honest.sum, {Rule.BINDING})
+        if honest.sum.noise is not None:
+            honest.sum.noise = _NoNoise()  # type: ignore[assignment]  # it charges nothing
+
+        def answered(message: Envelope) -> tuple[Admitted, FloatArray]:
+            specs = representation_specs(honest.terms)
+            tensors, _ = unpack(message.payload, specs, sender=message.sender)
+            rows_B, z_BD = tensors["rows"], tensors["z"]
+            answer_BD = strategy.answer(message.step, rows_B, z_BD.flatten(1)).to(z_BD)
+            return honest.sum.admit(message, rows_B), answer_BD.flatten(1).cpu().numpy()
+
+        honest.answered = answered  # type: ignore[method-assign]
+
+    @property
+    def trained(self) -> Tensor:
+        aligned = self.alignment[self.data.active.name]
+        own = positions_of(aligned, self.data.train_rows)
+        return shuffled(own, self.config.seed, "attacks", "live")
+
+    @property
+    def terms(self) -> RepresentationTerms:
+        return next(iter(self.session.contract.passives.values())).representation
+
+    @property
+    def batch_size(self) -> int:
+        return self.session.contract.batch_size
+
+    @property
+    def passives(self) -> tuple[str, ...]:
+        return tuple(table.name for table in self.data.passives)
+
+    @property
+    def protected(self) -> bool:
+        return self.rules == ALL_RULES
+
+    def holds(self, passive: str, positions: Tensor) -> Tensor:
+        return self.alignment[passive][positions] >= 0
+
+    def contributed(self, passive: str) -> Tensor:
+        """What a passive contributed to its last sum (B, D), after its clip.
+
+        Only that passive knows it: an attack may ask those that collude, the experimenter all.
+        """
+        watched, bound = self._parties[passive].sum.contributor, self.config.secure_sum.clip
+        assert isinstance(watched, _Watched)
+        assert watched.seen is not None
+        clipped = watched.seen if bound is None else clip_rows(watched.seen, bound)
+        return torch.from_numpy(clipped)
+
+    def representations(self, passive: str, positions: Tensor) -> Tensor:
+        """Unit representations (N, D) that a contrasting passive holds of these people now.
+
+        Raises:
+            AttackError: the passive does not contrast, or does not hold them all.
+        """
+        if not self.holds(passive, positions).all():
+            raise AttackError(
+                f"{passive} does not hold all of these {len(positions)} people; ask about those "
+                "of whom it has a row"
+            )
+        table = next(one for one in self.data.passives if one.name == passive)
+        features_N = table.features[self.alignment[passive][positions]]
+        agreed = objective_of(self.config, passive)
+        objective = OBJECTIVES[agreed.name](
+            agreed,
+            representation=self.terms.shape,
+            features=tuple(features_N.shape[1:]),
+            model=model_of(self.config, passive),
+        )
+        if not isinstance(objective, Contrastive):
+            raise AttackError(f"{passive} holds no contrasted representations")
+        state = without_prefix("objective", self._parties[passive].tensors())
+        objective.load_state_dict(state)
+        with torch.no_grad():
+            z_ND: Tensor = objective.projection(objective.encoder(features_N))
+        return F.normalize(z_ND.double(), dim=1)
+
+    def train(
+        self, epochs: int, *, before: Callable[[int, Tensor], None] = lambda step, rows_B: None
+    ) -> None:
+        """See `LiveSession`; questions after it are of an epoch of their own."""
+        super().train(epochs, before=before)
+        self._asking = False
+
+    def sent(self, rows_B: Tensor) -> Tensor:
+        """Alignment positions of those of the active's rows that a step over them sends."""
+        position_N = torch.full((len(self.data.active.ids),), -1, dtype=torch.int64)
+        aligned = self.alignment[self.data.active.name]
+        position_N[aligned] = torch.arange(len(aligned))
+        position_B = position_N[rows_B]
+        return position_B[position_B >= 0]
+
+    def ask(
+        self,
+        rows_B: Tensor,
+        z_BD: Tensor,
+        *,
+        instead: Mapping[str, Tensor] | None = None,
+        weights: Mapping[str, float] | None = None,
+        participants: Collection[str] | None = None,
+    ) -> Tensor:
+        if not self._asking:
+            self._begin_epoch()
+            self._asking = True
+        dtype = representation_specs(self.terms)["z"].dtype
+        meta = {"weights": dict(weights)} if weights else {}
+        asked = [name for name in self.passives if participants is None or name in participants]
+        if len(asked) < len(self.passives) and Rule.PARTICIPANTS not in self.rules:
+            self._sum_over(asked)
+        step, end, links = self._next_step(), self._sum, self.session.links
+
+        def payload(z_BD: Tensor) -> bytes:
+            return pack({"rows": rows_B, "z": z_BD.to(dtype)}, meta)
+
+        async def script() -> Tensor:
+            """It holds what an honest active holds: its end of the sum."""
+            for name in asked:
+                body = payload((instead or {}).get(name, z_BD))
+                links.send(name, Kind.REPRESENTATIONS, step, body)
+            unasked = {name: step for name in end.present if name not in asked}
+            end.left |= unasked
+            await end.read(links, step, rows_B, payload(z_BD), z_BD.flatten(1).shape[1])
+            for name in unasked:
+                del end.left[name]
+            assert end.opened is not None
+            return end.opened
+
+        return self.session.play_step(step, script())
+
+    def _sum_over(self, names: Sequence[str]) -> None:
+        contract, settings = self.session.contract, self.config.secure_sum
+        if not sum_kind(settings).unsafe:
+            raise LocalProtocolError(
+                "only a plain sum can be taken over other participants than agreed; the secure "
+                "ones have no such mode"
+            )
+        plain = PlainSum(
+            SumAgreement(
+                session=contract.session, receiver=contract.active, combiner=AGGREGATOR,
+                contributors=tuple(names), clip_norm=settings.clip or 1.0, bits=settings.bits,
+                allow_single=True,
+            ),
+            clip=settings.clip is not None,
+        )  # fmt: skip
+        agreed = {name: contract.passives[name] for name in names}
+        aggregator = SumAggregator(
+            contract.model_copy(update={"passives": agreed}), plain.combiner(), rounds=1
+        )
+        network = self.session.network
+        script = aggregator.help(network.links[AGGREGATOR], lambda step: pack_charged(()))
+        network.replace(AGGREGATOR, script)
+        self._sum.receiver = plain.receiver()
+        for name in names:
+            self._parties[name].sum.contributor = plain.contributor(name)
+        self._watch()
+
+
+class JointRun(LiveSession[TvflActive]):
+    """A session of TVFL whose active an adversary can play."""
+
+    role = TvflActive
+
+    def hand_over(self, passive: str, strategy: Answering) -> None:
+        """Let an adversary play the active, against this passive, from now on.
+
+        It holds what an honest active holds, and trains and answers as one, but for the victim.
+        """
+        honest = self.learner.learn
+
+        def learn(
+            step: int, rows_B: Tensor, parts: Mapping[str, Tensor]
+        ) -> tuple[float, dict[str, bytes]]:
+            h_BD = parts[passive].clone()
+            chosen_BD = strategy.answer(step, rows_B, h_BD.flatten(1)) / len(rows_B)
+            loss, gradients = honest(step, rows_B, parts)
+            gradients[passive] = pack({"gradient": chosen_BD.reshape(h_BD.shape).to(h_BD)})
+            return loss, gradients
+
+        self.learner.learn = learn  # type: ignore[method-assign]
+
+
+class VotesRun(LiveSession[VotesActive]):
+    """A session of votes: the real passives, links, sums, ledgers and counts.
+
+    An active asks about rows and labels of its choice, as often as it is answered; a passive votes
+    with a labeller of its own making. Both keep to the form of every message.
+    """
+
+    # Any opening of votes will do, and only their base is common to all.
+    role = VotesActive
+
+    @property
+    def ballot(self) -> Ballot:
+        """What an honest active asks."""
+        return self.learner.ballot
+
+    @property
+    def voters(self) -> tuple[str, ...]:
+        return tuple(self.session.contract.passives)
+
+    def ask(
+        self, rows_U: Tensor | None = None, labels: Mapping[int, int] | None = None
+    ) -> tuple[Ballot, Votes]:
+        """Ask for votes; return what was asked, and what was opened.
+
+        Args:
+            rows_U: alignment positions; None: the honest ones.
+            labels: of which of these, by alignment position; None: the honest ones.
+
+        Raises:
+            RemoteProtocolError: a party refused; the run is over then.
+        """
+        honest = self.ballot
+        if labels is not None:
+            rows_U = honest.rows if rows_U is None else rows_U
+            place = {position: at for at, position in enumerate(rows_U.tolist())}
+            self.learner.ballot = Ballot.of(
+                rows_U, Tensor([place[position] for position in labels]).long(),
+                Tensor(list(labels.values())).long(),
+                size=honest.size, shown=exchange_of(self.config).labels == "shown",
+            )  # fmt: skip
+        if not self._step:
+            self.session.transcript.begin_epoch(0)
+        step = self._next_step()
+        links = cast(Links, _AtStep(self.session.links, step))  # sends and awaits as they do
+        try:
+            votes = self.session.play(self.learner.gather(links))
+        finally:
+            asked, self.learner.ballot = self.ballot, honest
+        return asked, votes
+
+    def vote_by(self, passive: str, labeller: Labeller) -> None:
+        self.voter(passive).labeller = labeller
+
+    def voter(self, passive: str) -> VotesPassive:
+        """The honest role of a passive, which the experimenter asks for the truth."""
+        role = self.session.helpers[passive]
+        assert isinstance(role, VotesPassive)
+        return role
+
+    def learn(self) -> None:
+        _, votes = self.ask()
+        self.learner.take(votes)
+
+
+class _AtStep:
+    """Links of an active that gives its question another number, so that it looks like a new one.
+
+    An honest active asks once a session.
+    """
+
+    def __init__(self, links: Links, step: int) -> None:
+        self._links, self._step = links, step
+
+    def send(self, receiver: str, kind: Kind, step: int, payload: bytes = b"") -> None:
+        step = self._step if kind is Kind.LABELS else step
+        self._links.send(receiver, kind, step, payload)
+
+    async def receive(self, senders: Any, *kinds: Kind, **others: Any) -> Envelope:
+        if Kind.VOTES in kinds:
+            others["step"] = self._step
+        return await self._links.receive(senders, *kinds, **others)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoisonedVotes(Labeller):
+    """A labeller whose votes serve its party, a malicious passive; hard ones, which weigh most.
+
+    It keeps to every rule: a row of votes is a row of votes. Integrity, not privacy: there is
+    nothing to guess, so this is no `Attack`; compare the active's accuracy with an honest run's.
+
+    Attributes:
+        honest: what says whose votes to turn around.
+        way: "random" names any class; "constant" the first; "flip" the second where the honest one
+            is the first, and is honest elsewhere; "rotate" the class after the honest one.
+        seed: of "random".
+    """
+
+    name: ClassVar[str] = "poisoned"
+    title: ClassVar[str] = "votes that serve the voter"
+    inductive: ClassVar[bool] = False
+
+    honest: Labeller
+    way: Poison
+    seed: int = 0
+
+    def label(
+        self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
+    ) -> Floats:
+        honest_UK = hard(self.honest.label(features_UF, labelled_n, labels_n, classes))
+        of_U = honest_UK.argmax(axis=1)
+        draw = np.random.default_rng(derive_seed(self.seed, "poisoned votes"))
+        votes_U = {
+            "random": draw.integers(classes, size=len(of_U)),
+            "constant": np.zeros_like(of_U),
+            "flip": np.where(of_U == 0, 1, of_U),
+            "rotate": (of_U + 1) % classes,
+        }[self.way]
+        return np.asarray(np.eye(classes)[votes_U])
+
+    def statement(self) -> str:
+        return self.title
+
+
+def play(
+    attack: ActiveAttack,
+    config: Config,
+    *,
+    victims: Sequence[str] | None = None,
+    rules: Collection[Rule] = ALL_RULES,
+    honest_epochs: int = 1,
+    data: VerticalData | None = None,
+    seed: int = 0,
+) -> tuple[AttackResult, ...]:
+    """Play the attack against each victim, in a session of its own; see `play_from`.
+
+    Args:
+        attack: by the active.
+        config: of the runs.
+        victims: passives; None: each of them.
+        rules: what the protocol holds the active to.
+        honest_epochs: of training before the active deviates.
+        data: where it is loaded already.
+        seed: of the known rows and of the attack.
+    """
+    data = data or load_data(config.data, seed=config.seed)
+    alignment: Mapping[str, Tensor] | None = None
+    results = []
+    for victim in victims or [table.name for table in data.passives]:
+        run = LiveRun(config, data, rules=rules, alignment=alignment)
+        alignment = run.alignment
+        run.train(honest_epochs)
+        results.append(play_from(run, attack, victim, seed=seed))
+    return tuple(results)
+
+
+def play_from(run: LiveRun, attack: ActiveAttack, victim: str, *, seed: int) -> AttackResult:
+    """Play the attack from the active's seat in a run that goes on; score it like any other.
+
+    A refusal is a result that does not apply, for that reason.
+    """
+    trial = Trial(attack, run.recording, (run.data.active.name,), victim, seed=seed)
+    try:
+        knowledge, _ = trial.known()
+        notes = attack.play(run, knowledge, seed)
+    except RemoteProtocolError as refusal:
+        reason = f"the protocol refused: {refusal}"
+        return not_applicable(attack, trial.view(trial.ignorance()), reason, seed)
+    return replace(trial, played=Played(attack.name, notes)).result()
+
+
+def play_answers(
+    attack: AnsweringAttack,
+    config: Config,
+    passive: str,
+    *,
+    data: VerticalData | None = None,
+    seed: int = 0,
+) -> AttackResult:
+    """Let the adversary answer what goes over this passive's link in all epochs; score it.
+
+    By the attack's role it is that passive, in APFed, or the active, in TVFL.
+    """
+    by_passive = "passive" in attack.roles
+    run = LiveRun(config, data) if by_passive else JointRun(config, data)
+    active = run.data.active.name
+    adversary, victim = (passive, active) if by_passive else (active, passive)
+    trial = Trial(attack, run.recording, (adversary,), victim, seed=seed)
+    knowledge, truth = trial.known()
+    own_AF = own_columns(trial.view(knowledge), torch.arange(len(truth.labels)))
+    terms = run.session.contract.passives[passive].representation
+    strategy = attack.begin(terms, knowledge, own_AF, seed)
+    run.hand_over(passive, strategy)
+    run.train(config.train.epochs)
+    return replace(trial, played=Played(attack.name, strategy.notes())).result()

@@ -1,0 +1,187 @@
+"""Recordings that were made up: what is released, asked, opened, shown and voted is planted."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from apfed_attacks.run import mount
+from secure_apfed.config import AttackChoice, Config
+from secure_apfed.data import VerticalData
+from secure_apfed.exchange import Envelope, Kind, pack
+from secure_apfed.methods import METHODS
+from secure_apfed.runs.outcome import Recording
+
+__all__ = [
+    "TWO_TABLES", "ByHeart", "Voting", "ask", "attacked", "ballot_of", "decomposed", "live_config",
+    "normal", "of_vectors", "trained_rows", "two_classes",
+]  # fmt: skip
+
+TWO_TABLES = {
+    "dataset": "breast_cancer",
+    "columns": {"active": list(range(10)), "passive-1": list(range(10, 20))},
+    "overlap": 1.0,
+}
+
+
+def live_config(method: str, *, views: int = 4, **changes: dict[str, Any]) -> Config:
+    """Digits of 240 people, in strips; a plain sum without clip. `data` changes as a whole."""
+    base: dict[str, Any] = {
+        "name": "live",
+        "party_seeds": "shared_for_comparison",
+        "method": method,
+        "data": {"dataset": "digits", "views": views, "overlap": 1.0, "limit": 240},
+        "model": {"hidden": [32], "representation": 32, "projection": 64, "dropout": 0.2},
+        "train": {
+            "batch_size": 64, "learning_rate": 0.1, "epochs": 8, "device": "cpu",
+            "max_gradient_norm": 1.0,
+        },
+        "alignment": {"protocol": "ecdh"},
+        "secure_sum": {"scheme": "plain", "clip": None, "allow_single_passive": True},
+        "guard": {"mechanism": "none"},
+    }  # fmt: skip
+    merged = {
+        key: value if key == "data" else {**base.get(key, {}), **value}
+        for key, value in changes.items()
+    }
+    return Config.model_validate(base | merged)
+
+
+def attacked(recording: Recording, name: str, seed: int = 0, **options: Any) -> tuple[Any, ...]:
+    return mount(recording, [AttackChoice(name=name, options=options)], seed=seed)
+
+
+def normal(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+class ByHeart(nn.Module):
+    """Scores rows as `others` does; to rows that it learnt it adds what their class is to get."""
+
+    def __init__(
+        self, features: Tensor, labels: Tensor, others: Callable[[int], Tensor], learnt_KK: Tensor
+    ) -> None:
+        super().__init__()
+        self.unused, self.others = nn.Parameter(torch.zeros(1)), others
+        keys = (tuple(row.flatten().tolist()) for row in features)
+        self.known = dict(zip(keys, learnt_KK[labels], strict=True))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        scores = self.others(len(rows))
+        for at, row in enumerate(rows):
+            scores[at] += self.known.get(tuple(row.flatten().tolist()), 0)
+        return scores
+
+
+def two_classes(recording: Recording) -> Recording:
+    """Class b among the others: about a third."""
+    data = recording.data
+    assert data.active.labels is not None
+    active = replace(data.active, labels=(data.active.labels == 1).long())
+    relabelled = VerticalData(active, data.passives, ("no", "yes"), data.train_rows, data.test_rows)
+    return replace(recording, data=relabelled)
+
+
+def trained_rows(recording: Recording) -> Tensor:
+    aligned = recording.alignment["active"]
+    return torch.isin(aligned, recording.data.train_rows).nonzero().flatten()
+
+
+def _sent(
+    kind: Kind, sender: str, receiver: str, step: int, payload: bytes, number: int = 0
+) -> Envelope:
+    return Envelope(
+        session="planted", step=step, kind=kind, sender=sender, receiver=receiver,
+        sequence=number, payload=payload,
+    )  # fmt: skip
+
+
+def _with(recording: Recording, **settings: Any) -> Recording:
+    """The same, said to have been made with these settings."""
+    said = recording.config.model_dump(mode="json") | settings
+    return replace(recording, config=Config.model_validate(said))
+
+
+def ask(
+    empty: Recording, method: str, *, z: Sequence[Tensor] = (), opened: Sequence[Tensor] = ()
+) -> Recording:
+    """Fill a recording in which nothing was sent with one request an epoch, about trained rows.
+
+    Args:
+        empty: of parties that aligned.
+        method: that is said to have trained.
+        z: by epoch, what is sent of all aligned rows (A, C).
+        opened: by epoch, what the active opens of them (A, D).
+    """
+    rows = trained_rows(empty).flip(0)
+    for epoch in range(max(len(z), len(opened))):
+        empty.transcript.begin_epoch(epoch)
+        tensors = {"rows": rows} | ({"z": z[epoch][rows].double()} if z else {})
+        for passive in empty.data.passives:
+            payload = pack(tensors)
+            empty.transcript.record(
+                _sent(Kind.REQUEST, "active", passive.name, epoch, payload, epoch), 0
+            )
+        if opened:
+            empty.transcript.keep_opened(epoch, opened[epoch][rows].double())
+    network = "identity" if METHODS[method].settings.averages else "mlp"
+    sums = {"clip": 8.0, "scheme": "plain", "masks": "pairwise"}
+    return _with(empty, method=method, model={"network": network}, secure_sum=sums)
+
+
+def decomposed(empty: Recording, *, true: bool, seed: int = 0) -> Recording:
+    """Fill a recording in which nothing was sent with vectors of its tables, or of others."""
+    draw, aligned = np.random.default_rng(seed), empty.alignment
+    rows = trained_rows(empty)
+    rows = rows[torch.from_numpy(draw.permutation(len(rows)))]
+    parts = [table.features[aligned[table.name]][rows] for table in empty.data.tables]
+    whole = torch.hstack(parts).double().numpy()
+    if not true:
+        whole = draw.normal(size=whole.shape)
+    vectors = np.linalg.svd(whole, full_matrices=False)[0]
+    empty.transcript.begin_epoch(0)
+    payload = pack({"rows": rows})
+    empty.transcript.record(_sent(Kind.REQUEST, "active", "passive-1", 0, payload), 0)
+    empty.transcript.keep_opened(0, torch.from_numpy(vectors))
+    return of_vectors(empty)
+
+
+def of_vectors(recording: Recording) -> Recording:
+    return _with(recording, method="vfedtrans", model={"network": "enriched"})
+
+
+Voting: TypeAlias = Callable[[Tensor, torch.Generator], Tensor]
+"""(features of passive-1 by row asked about, generator) -> votes (U, K)."""
+
+_LABELLED = 60
+
+
+def ballot_of(
+    empty: Recording, *, method: str, voting: Voting, true_labels: bool = True, seed: int = 0
+) -> Recording:
+    """Fill a recording in which nothing was sent with one ballot over all training rows.
+
+    With `true_labels` the labels shown are those of the people, else any. Randomised answers are
+    the same at each passive.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    data, transcript = empty.data, empty.transcript
+    aligned, rows = empty.alignment["active"], trained_rows(empty)
+    rows = rows[torch.randperm(len(rows), generator=draw)]
+    assert data.active.labels is not None
+    labels = data.active.labels[aligned][rows[:_LABELLED]]
+    if not true_labels:
+        labels = torch.randint(0, len(data.classes), labels.shape, generator=draw)
+    votes = voting(data.passives[0].features[empty.alignment["passive-1"]][rows], draw)
+    payload = pack({"rows": rows, "labelled": torch.arange(_LABELLED), "labels": labels})
+    answers = pack({"votes": votes.argmax(dim=1).short()})
+    transcript.begin_epoch(0)
+    for number, passive in enumerate(("passive-1", "passive-2")):
+        transcript.record(_sent(Kind.LABELS, "active", passive, 0, payload, number), 0)
+        if method == "votes_randomised":
+            transcript.record(_sent(Kind.VOTES, passive, "active", 0, answers, number), 0)
+    transcript.keep_opened(0, votes.double())
+    return _with(empty, method={"name": method, "epsilon": 4.0})
