@@ -32,7 +32,6 @@ __all__ = [
     "Regression",
     "Task",
     "scored_rows",
-    "task_loss",
 ]
 
 _EVALUATION_ROWS = 4096
@@ -147,27 +146,23 @@ class Classification(Task):
         self, outputs_BK: Tensor, labels_B: Tensor, features_B: Tensor,
         weights_K: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        return task_loss(outputs_BK, labels_B, weights_K)
+        """Mean cross-entropy of the rows that have a label; 0 where none of the batch has.
+
+        With weights of classes each row's is multiplied by that of its class.
+        """
+        labelled_B = labels_B != UNLABELLED
+        if weights_K is None and bool(labelled_B.all()):
+            return F.cross_entropy(outputs_BK, labels_B)
+        total = F.cross_entropy(
+            outputs_BK, labels_B, weight=weights_K, ignore_index=UNLABELLED, reduction="sum"
+        )
+        return total / labelled_B.sum().clamp(min=1)
 
     def told(self, outputs_BK: Tensor, features_B: Tensor) -> Tensor:
         return outputs_BK.softmax(1)
 
     def scored(self, outputs_BK: Tensor, labels_B: Tensor, features_B: Tensor) -> Scored:
         return Scored.of_network(labels_B, outputs_BK)
-
-
-def task_loss(scores_BK: Tensor, labels_B: Tensor, weights_K: Tensor | None = None) -> Tensor:
-    """Mean cross-entropy of the rows that have a label; 0 where none of the batch has.
-
-    With weights of classes each row's is multiplied by that of its class.
-    """
-    labelled_B = labels_B != UNLABELLED
-    if weights_K is None and bool(labelled_B.all()):
-        return F.cross_entropy(scores_BK, labels_B)
-    total = F.cross_entropy(
-        scores_BK, labels_B, weight=weights_K, ignore_index=UNLABELLED, reduction="sum"
-    )
-    return total / labelled_B.sum().clamp(min=1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import UNLABELLED, VerticalData, load_data
 from secure_apfed.methods import METHODS
 from secure_apfed.runs.run import run
-from secure_apfed.tasks import task_loss
+from secure_apfed.tasks import Classification
 from tests.secure_apfed.small_runs import small_config
 
 
@@ -40,9 +40,10 @@ def test_no_hidden_label_reaches_training(method: str) -> None:
 def test_a_loss_counts_labelled_rows_alone() -> None:
     scores = torch.randn(4, 3, requires_grad=True)
     labels = torch.tensor([0, UNLABELLED, 2, UNLABELLED])
-    known = task_loss(scores[[0, 2]], labels[[0, 2]])
-    assert torch.allclose(task_loss(scores, labels), known)
-    nothing = task_loss(scores, torch.full((4,), UNLABELLED))
+    loss = Classification().loss
+    known = loss(scores[[0, 2]], labels[[0, 2]], scores)
+    assert torch.allclose(loss(scores, labels, scores), known)
+    nothing = loss(scores, torch.full((4,), UNLABELLED), scores)
     nothing.backward()
     assert nothing.item() == 0.0
     assert scores.grad is not None
