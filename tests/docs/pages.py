@@ -3,13 +3,23 @@
 import importlib.util
 import re
 import shlex
+import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-__all__ = ["DOCS", "DOCUMENTS", "ROOT", "blocks", "command_lines", "program_of", "text_of"]
+__all__ = [
+    "DOCS",
+    "DOCUMENTS",
+    "ROOT",
+    "blocks",
+    "built_site",
+    "command_lines",
+    "program_of",
+    "text_of",
+]
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -30,6 +40,16 @@ def blocks(document: str, *languages: str) -> list[str]:
     """The contents of its fenced blocks in these languages, those of lists and methods dedented."""
     found = _BLOCK.findall(text_of(document))
     return [textwrap.dedent(content) for _, language, content in found if language in languages]
+
+
+def built_site(folder: Path) -> Path:
+    """The documents as a site in this folder, built without a warning."""
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert built.returncode == 0, built.stderr
+    return folder
 
 
 def program_of(document: str, folder: Path, *, at: int = 0) -> ModuleType:
