@@ -47,7 +47,7 @@ LIGHT = _project(ROOT / "protocols")
 # `bench` clashes with them, and NVFlare is left out of them for its size.
 LOCKS = {
     "requirements.lock": (
-        "mpc", "experiments", "tensorboard", "onnx", "search", "grpc", "docs", "dev",
+        "mpc", "experiments", "tensorboard", "onnx", "search", "grpc", "docs", "browser", "dev",
     ),
     "requirements-nvflare.lock": ("nvflare", "all"),
     "requirements-bench.lock": ("bench", "experiments", "mpc"),
