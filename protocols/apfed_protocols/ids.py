@@ -45,7 +45,6 @@ __all__ = [
     "id_texts",
     "require_comparable",
     "text_of",
-    "text_pieces",
 ]
 
 JOINT = "\x1f"
@@ -310,9 +309,7 @@ class IdReader:
         return not self._refused
 
     def check(self) -> None:
-        """Refuse the column for what was found. Raises DataError: says whose, what, in how many
-        rows, which are the first, and what to do.
-        """
+        """Refuse the column for what was found."""
         if not self._refused:
             return
         told = []
@@ -362,9 +359,6 @@ def id_texts(
 
     The column is any iterable, or one of numpy, pandas, polars or pyarrow; `party` and `what` say
     whose it is and what it is called, for errors; the rest is as of `IdReader`.
-
-    Raises:
-        DataError: as `IdReader.check`.
     """
     reader = IdReader(
         f"{party}: {what}", place=place, strip=strip, part=part, rows=rows, key=key
@@ -374,16 +368,13 @@ def id_texts(
     return texts
 
 
-def text_pieces(party: str, ids: Any) -> Iterator[list[str]]:
+def _text_pieces(party: str, ids: Any) -> Iterator[list[str]]:
     """Yield the texts of IDs some thousand rows at a time; of several columns joined.
 
     Args:
         party: whose.
         ids: a column as of `id_texts`, rows of several columns, a frame of pandas, polars or
             pyarrow of which all columns count, or what has `pieces()` of such columns.
-
-    Raises:
-        DataError: as `IdReader.check`, at the end, for all rows.
     """
     columns = _columns(ids)
     if columns is not None:
@@ -698,7 +689,7 @@ def encode_pieces(
     DataError: as `encode_ids`, but for repeated IDs and their number, which no piece shows.
     """
     first = 0
-    for texts in text_pieces(party, ids):
+    for texts in _text_pieces(party, ids):
         yield [
             _framed(party, row, normalisation.text(text)) for row, text in enumerate(texts, first)
         ]

@@ -5,8 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from apfed_protocols.products.ring import solve_products
 from tests.contracts.product_parties import agreement
 
@@ -23,11 +21,11 @@ def test_the_example_runs() -> None:
     assert done.stdout == "True\n", done.stderr
 
 
-@pytest.mark.parametrize("line", LINES, ids=str)
-def test_the_parameters_are_those_found(line: tuple[str, ...]) -> None:
-    people, labelled, degree, bits, kept = (int(number.replace(",", "")) for number in line)
-    found = solve_products(agreement(3, people=people, columns=10, labelled=labelled))
-    assert (found.degree, found.modulus_bits, found.kept_bits) == (degree, bits, kept)
+def test_the_parameters_are_those_found() -> None:
+    for line in LINES:
+        people, labelled, degree, bits, kept = (int(number.replace(",", "")) for number in line)
+        found = solve_products(agreement(3, people=people, columns=10, labelled=labelled))
+        assert (found.degree, found.modulus_bits, found.kept_bits) == (degree, bits, kept)
 
 
 def test_there_are_parameters_to_hold() -> None:

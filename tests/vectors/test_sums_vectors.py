@@ -126,14 +126,16 @@ def test_a_recovered_sum_is_the_recorded_bytes() -> None:
     assert np.array_equal(decoded, np.array(RECOVERED_LEVELS) * (1 / 32767))
 
 
-@pytest.mark.parametrize("which", [0, 1, 2])
-def test_a_recorded_answer_with_a_false_share_gives_no_sum(which: int) -> None:
-    recorded = vector("recovered")
-    change = recorded["tampered"][which]
-    with fixed_randomness():
-        roles = seeded_roles(RECOVERABLE, **RECOVERED)
-        roles["aggregator"].ask({me: raw(told) for me, told in recorded["contributions"].items()})
-    answers = {me: raw(told) for me, told in recorded["answers"].items()}
-    answers["passive_2"] = tampered(answers["passive_2"], change)
-    with pytest.raises(RemoteProtocolError, match=change["error"]):
-        roles["aggregator"].combine(answers)
+def test_a_recorded_answer_with_a_false_share_gives_no_sum() -> None:
+    for which in [0, 1, 2]:
+        recorded = vector("recovered")
+        change = recorded["tampered"][which]
+        with fixed_randomness():
+            roles = seeded_roles(RECOVERABLE, **RECOVERED)
+            roles["aggregator"].ask(
+                {me: raw(told) for me, told in recorded["contributions"].items()}
+            )
+        answers = {me: raw(told) for me, told in recorded["answers"].items()}
+        answers["passive_2"] = tampered(answers["passive_2"], change)
+        with pytest.raises(RemoteProtocolError, match=change["error"]):
+            roles["aggregator"].combine(answers)

@@ -108,9 +108,7 @@ class Ring:
         return self._digits(octets_CO)
 
     def parse(self, blob: bytes, *, sender: str) -> Digits:
-        """The digits (L, N) of a polynomial. Raises RemoteProtocolError: another size, or a
-        coefficient beyond the modulus.
-        """
+        """The digits (L, N) of a polynomial."""
         if len(blob) != self.size:
             raise RemoteProtocolError(
                 f"a polynomial from {sender} has {len(blob)} bytes, expected {self.size}"
@@ -373,9 +371,7 @@ def row_limit(agreement: ProductAgreement) -> int:
 
 
 def solve_products(agreement: ProductAgreement) -> ProductHeadroom:
-    """The smallest ring degree that fits, and in it the smallest answer. Raises LocalProtocolError:
-    none fits; says what to lower.
-    """
+    """The smallest ring degree that fits, and in it the smallest answer."""
     for degree in _DEGREES:
         found = _fit(agreement, degree)
         if found is not None:

@@ -204,9 +204,6 @@ def add_keystream(
         seed: 32 bytes, a secret of those who may know the stream.
         binding_digest: of the step.
         sign: -1 subtracts.
-
-    Raises:
-        LocalProtocolError: `total` lies otherwise, so that a mask would fall on a copy of it.
     """
     if not total.flags.c_contiguous:
         raise LocalProtocolError(

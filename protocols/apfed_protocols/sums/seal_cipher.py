@@ -74,9 +74,6 @@ def require_spread(key_2N: NDArray[np.uint64], modulus: int, *, sender: str) -> 
         key_2N: b and a, transformed or not.
         modulus: a prime of at most 60 bits.
         sender: of the key.
-
-    Raises:
-        RemoteProtocolError: names what does not spread.
     """
     b_N, a_N = key_2N
     degree = len(b_N)
@@ -138,9 +135,7 @@ class SealForm:
 
     @classmethod
     def of(cls, sample: Any, count: int) -> "SealForm":
-        """Read the form off an object of this party's own library. Raises LocalProtocolError: the
-        installed SEAL writes another format than 4.1 does.
-        """
+        """Read the form off an object of this party's own library."""
         with scratch_file() as scratch:
             blob = scratch.save(sample)
         names = cls.content(blob)[: -_WORD.itemsize * count]
@@ -188,9 +183,7 @@ class Residues:
         return octets[:, : self.width].tobytes()
 
     def parse(self, blob: bytes, *, sender: str) -> Numbers:
-        """The numbers, all below q, in memory of their own. Raises RemoteProtocolError: another
-        size, or a number beyond the modulus.
-        """
+        """The numbers, all below q, in memory of their own."""
         if len(blob) != self.size:
             raise RemoteProtocolError(
                 f"a ciphertext from {sender} has {len(blob)} bytes, expected {self.size}"
@@ -397,9 +390,7 @@ class SealCipher(ABC):
     def decrypt(
         self, context: SealContext, blobs: Sequence[bytes], vectors: int, *, sender: str
     ) -> NDArray[Any]:
-        """The numbers of `vectors` ciphertexts in order, all finite. Raises RemoteProtocolError: a
-        blob is malformed, or this context has no secret key.
-        """
+        """The numbers of `vectors` ciphertexts in order, all finite."""
         if context.decryptor is None:
             raise RemoteProtocolError(f"SEAL cannot decrypt the sum from {sender}: no secret key")
         plain, rows = seal.Plaintext(), []
