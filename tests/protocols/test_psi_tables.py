@@ -119,7 +119,7 @@ def test_ambiguous_formats_of_dates_are_refused() -> None:
             IdNormalisation(date_formats=(form,))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     text=st.text(max_size=8) | st.from_regex(r"[+-]?[0-9]{1,4}[./-]?[0-9]{0,2}[./-]?[0-9]{0,4}"),
     fold=st.booleans(), nfc=st.booleans(), strip=st.booleans(), numbers=st.booleans(),
