@@ -1,13 +1,8 @@
 """What opens is the integer sum, to the last bit, within the agreed sensitivity and memory."""
 
-import os
-import re
-import subprocess
-import sys
 import tracemalloc
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,8 +20,6 @@ from apfed_protocols.moments import (
     vote_steps,
 )
 from tests.contracts.moment_parties import PEOPLE, MomentParties, Planted, moment_agreement, planted
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -211,17 +204,3 @@ def test_every_field_is_in_the_digest() -> None:
     assert {name for change in changes for name in change} == set(usual.__dataclass_fields__)
     digests = {moment_agreement(**{"session": usual.session, **c}).digest for c in changes}
     assert len(digests | {usual.digest}) == len(changes) + 1
-
-
-def test_the_guide_runs_as_printed(tmp_path: Path) -> None:
-    found = re.search(r"```python\n(.*?)```", (ROOT / "docs" / "moments.md").read_text(), re.DOTALL)
-    assert found is not None
-    script = tmp_path / "moment.py"
-    script.write_text(found.group(1))
-    finished = subprocess.run(
-        [sys.executable, "-W", "error", str(script)],
-        cwd=ROOT, env={"PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True,
-        timeout=60,
-        check=False,
-    )  # fmt: skip
-    assert (finished.stderr, finished.stdout) == ("", "True\n")

@@ -1,11 +1,6 @@
 """FedSVD: the singular vectors are those of the whole table, and each party learns what is told."""
 
-import os
-import re
-import subprocess
-import sys
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +26,6 @@ from apfed_protocols.svd import (
 
 Floats = NDArray[np.float64]
 
-ROOT = Path(__file__).resolve().parents[2]
 PEOPLE, OTHERS = b"\1" * 32, b"\2" * 32
 _SESSIONS = count()
 _BODY = 72  # bytes before the body of a frame
@@ -339,18 +333,3 @@ def test_every_field_is_in_the_digest() -> None:
     assert {name for change in changes for name in change} == set(usual.__dataclass_fields__)
     digests = {agreement(**{"session": usual.session, **one}).digest for one in changes}
     assert len(digests | {usual.digest}) == len(changes) + 1
-
-
-def test_the_guide_runs_as_printed(tmp_path: Path) -> None:
-    guide = (ROOT / "docs" / "decomposition.md").read_text(encoding="utf-8")
-    found = re.search(r"```python\n(.*?)```", guide, re.DOTALL)
-    assert found is not None
-    script = tmp_path / "decomposition.py"
-    script.write_text(found.group(1))
-    finished = subprocess.run(
-        [sys.executable, "-W", "error", str(script)],
-        cwd=ROOT, env={"PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True,
-        timeout=60,
-        check=False,
-    )  # fmt: skip
-    assert (finished.stderr, finished.stdout) == ("", "True\n")

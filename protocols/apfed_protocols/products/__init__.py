@@ -529,16 +529,16 @@ class PublicCoin(KeepsSecrets):
         frame = self._frames.open_own_setup(body, sender, self.me)
         if len(frame.blobs) != 1 or len(frame.blobs[0]) != _BYTES:
             raise RemoteProtocolError(f"{sender} sent no {_BYTES} bytes of a coin")
-        told = frame.blobs[0]
+        drawn = frame.blobs[0]
         if sender in self._promised:
-            if self._promise(sender, told) != self._promised[sender]:
+            if self._promise(sender, drawn) != self._promised[sender]:
                 raise RemoteProtocolError(
                     f"{sender} sent other bytes for the coin than it promised, or got other hashes "
                     f"of {self._frames.agreement.receiver}"
                 )
-            self._drawn[sender] = told
+            self._drawn[sender] = drawn
             return ()
-        self._promised[sender] = told
+        self._promised[sender] = drawn
         # This party's own bytes stay secret until all the others are bound to theirs.
         bound = len(self._promised) == len(self._names) - 1
         return self._to_all(self._drawn[self.me]) if bound else ()
@@ -564,8 +564,8 @@ class PublicCoin(KeepsSecrets):
         framed = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
         return hashlib.sha256(framed).digest()
 
-    def _to_all(self, told: bytes) -> Sequence[Outgoing]:
-        message = self._frames.setup(told)
+    def _to_all(self, drawn: bytes) -> Sequence[Outgoing]:
+        message = self._frames.setup(drawn)
         return tuple(Outgoing(name, message) for name in self._names if name != self.me)
 
 
@@ -627,17 +627,17 @@ def _agreed_challenge(
             f"{agreed.receiver} waits for a challenge of each of {', '.join(agreed.contributors)}, "
             f"got {', '.join(sorted(challenges)) or 'none'}"
         )
-    told = {
+    named = {
         b"".join(frames.open_own_setup(body, name, agreed.receiver).blobs)
         for name, body in challenges.items()
     }
     possible = {_challenge(kept, hashes): kept for kept in range(agreed.candidates or 0)}
-    if len(told) != 1 or not told <= set(possible):
+    if len(named) != 1 or not named <= set(possible):
         raise RemoteProtocolError(
             "the passives do not name one of the requests that were committed to, all the same; "
             "nothing is opened"
         )
-    return possible[told.pop()]
+    return possible[named.pop()]
 
 
 class ProductReceiver(SumReceiver):

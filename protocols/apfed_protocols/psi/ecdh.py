@@ -320,7 +320,7 @@ class EcdhHub(_EcdhRole):
             pair.places = self._match(sender, pair, items)
         else:
             raise _unexpected(sender, kind)
-        matched = {name: one.places for name, one in self._pairs.items() if one.places is not None}
+        matched = {m: run.places for m, run in self._pairs.items() if run.places is not None}
         return self._open(matched) if len(matched) == len(self._pairs) else []
 
     @property

@@ -155,8 +155,8 @@ def decode(store: Elements, rows: Rows) -> Elements:
 
 def _sums(store: Elements, dense: NDArray[np.uint64], rows: Rows) -> Elements:
     found = _gather_sums(dense, rows.dense)
-    for one in range(_ONES):
-        found ^= store.take(rows.cells[:, one], axis=0)
+    for place in range(_ONES):
+        found ^= store.take(rows.cells[:, place], axis=0)
     return found
 
 
@@ -196,8 +196,8 @@ def _peel(cells_n3: Places, cells: int) -> tuple[list[tuple[Places, Places]], Pl
     numbered = np.arange(len(cells_n3)) + _ONE_USER
     # of each cell how many rows use it, above 40 bits that hold the sum of these rows
     users = np.zeros(cells, np.int64)
-    for one in range(_ONES):
-        counted = np.bincount(cells_n3[:, one], numbered, cells)
+    for place in range(_ONES):
+        counted = np.bincount(cells_n3[:, place], numbered, cells)
         np.add(users, counted, out=users, casting="unsafe")
     there, rounds = np.ones(len(cells_n3), np.bool_), []
     scratch = np.empty(max(cells, len(cells_n3)), np.int64)

@@ -375,8 +375,8 @@ def _output_key(agreement: IntersectionAgreement, member: str, hubs: bytes, own:
 def _together(turns: Sequence[Turn]) -> Turn:
     """Send all at once and wait for all."""
     return Turn(
-        [one for turn in turns for one in turn.outgoing],
-        [one for turn in turns for one in turn.awaited],
+        [out for turn in turns for out in turn.outgoing],
+        [party for turn in turns for party in turn.awaited],
     )
 
 
