@@ -369,13 +369,7 @@ def id_texts(
 
 
 def _text_pieces(party: str, ids: Any) -> Iterator[list[str]]:
-    """Yield the texts of IDs some thousand rows at a time; of several columns joined.
-
-    Args:
-        party: whose.
-        ids: a column as of `id_texts`, rows of several columns, a frame of pandas, polars or
-            pyarrow of which all columns count, or what has `pieces()` of such columns.
-    """
+    """Yield the texts of IDs some thousand rows at a time; of several columns joined."""
     columns = _columns(ids)
     if columns is not None:
         read = (

@@ -222,12 +222,8 @@ def _is_bounded(matrix: Floats) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Opened:
-    """The body of a frame.
-
-    Attributes:
-        people: the digest of whose rows these are.
-        seed: of the mask of rows; empty but in MASKS.
-        matrix: of bounded numbers, in memory of its own.
+    """The body of a frame: the digest of whose rows these are, the seed of the mask of rows in
+    MASKS, and bounded numbers in memory of their own.
     """
 
     people: bytes

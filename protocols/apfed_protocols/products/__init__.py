@@ -403,14 +403,7 @@ class LabelValues(KeepsSecrets):
         blobs: Sequence[bytes],
         shifts: Sequence[int] | None = None,
     ) -> "LabelValues":
-        """Read the parts of a request.
-
-        Args:
-            described: what all parties agreed on.
-            request: all of it, for the digest.
-            blobs: what `encrypt_labels` made.
-            shifts: powers of X by which the labels are multiplied; None: by none.
-        """
+        """Read the parts of a request; `shifts`: powers of X by which the labels are multiplied."""
         ring, found = described.ring, described.headroom
         sender, seed = described.agreement.receiver, blobs[0]
         if len(seed) != _BYTES:

@@ -557,16 +557,10 @@ def any_slot_equals(
 ) -> Generator[Turn, Inbox, Mapping[str, Words]]:
     """Compare with each peer; return shares, shape (W,), of whether a bin holds the same tag.
 
-    Args:
-        desk: this party's.
-        planes: shares of NOT (hub's tag XOR member's tag) with each peer, (64, K, W): at the
-            hub the complement of its tags, at a member its tags.
-        triples: shares of 63 K W words with each peer.
-        leads: whether this party is the hub.
-        gate: computes an AND.
-
-    The 64 bits are halved by AND six times. At most one slot of a bin holds the hub's ID, so
-    that XOR is OR.
+    `planes` are shares of NOT (hub's tag XOR member's tag), (64, K, W): at the hub the
+    complement of its tags, at a member its tags. The 64 bits are halved by AND six times, which
+    takes 63 K W words of triples. At most one slot of a bin holds the hub's ID, so that XOR is
+    OR.
     """
     for half in (32, 16, 8, 4, 2, 1):
         gates = {
@@ -593,15 +587,10 @@ def all_members_agree(
     members: Sequence[str],
     gate: type[And],
 ) -> Generator[Turn, Inbox, Words]:
-    """AND the bits of all members, which all parties share; return shares, shape (W,).
+    """AND the bits of all members, shared in shape (M, W); return shares, shape (W,).
 
-    Args:
-        desk: this party's.
-        shares: shape (M, W); at a member, zeros but for its own row.
-        triples: shares of (M - 1) W words.
-        hub: collects the masked shares and sends back what they open.
-        members: at the hub only, else empty.
-        gate: computes an AND.
+    A member has zeros but for its own row, and names no members. The hub collects the masked
+    shares and sends back what they open; it takes (M - 1) W words of triples.
     """
     while len(shares) > 1:
         half = len(shares) // 2

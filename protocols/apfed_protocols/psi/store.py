@@ -168,10 +168,8 @@ class Encoder:
         self._rounds, self._left = _peel(rows.cells, cells)
 
     def encode(self, values: Elements) -> Elements:
-        """Return a store in which each row has its value, shape (cells + DENSE, w).
-
-        Args:
-            values: shape (n, w), of w words each.
+        """Return a store in which each row has its value, shape (cells + DENSE, w), or
+        raise DependentRowsError.
         """
         rows, cells = self._rows, self._cells
         store = _random_rows(fresh_key(), b"store", (cells + DENSE, values.shape[1]))
@@ -334,11 +332,8 @@ def _subset_sums(elements: Elements) -> NDArray[np.uint64]:
 
 
 def _gather_sums(tables: NDArray[np.uint64], selectors: NDArray[np.uint64]) -> Elements:
-    """Sum, for each row, the entries that the bytes of its selector name.
-
-    Args:
-        tables: of `_subset_sums`, shape (k, 256, w).
-        selectors: shape (n, words), of which the first k bytes count.
+    """Sum, for each row, the entries of `_subset_sums` that the first bytes of its selector
+    name.
     """
     chosen = np.ascontiguousarray(selectors, _WORDS).view(np.uint8)
     sums = np.zeros((len(selectors), tables.shape[2]), np.uint64)

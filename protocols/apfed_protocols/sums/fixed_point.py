@@ -292,10 +292,8 @@ def densest(
 ) -> Found:
     """What `fit` finds for two fields a slot, or else for one, with the first primes that fit.
 
-    Args:
-        fixed_point: what is added.
-        fit: parameters for integers, fields and primes; None: they do not fit.
-        chains: bits of the primes, in order of preference; the last has the largest data prime.
+    `chains` are bits of the primes, in order of preference; the last has the largest data
+    prime.
     """
     for fields in (2, 1):
         for chain in chains:

@@ -442,13 +442,8 @@ def solve_ckks(
 ) -> Headroom:
     """Find the densest packing, and for it the fewest primes and the largest scale, that fit.
 
-    Addition needs no key-switching prime. It makes encryption slower and less noisy, so it is
-    left out where the noise fits without.
-
-    Args:
-        fixed_point: what is added.
-        poly_degree: N.
-        primes: bits of the data prime and, if there is one to use, the key-switching prime.
+    Addition needs no key-switching prime, the second. It makes encryption slower and less
+    noisy, so it is left out where the noise fits without.
     """
     require_secure(poly_degree, primes)
 
@@ -670,13 +665,7 @@ class BfvCipher(SealCipher):
 def solve_bfv(
     fixed_point: FixedPoint, *, poly_degree: int = 4096, primes: tuple[int, ...] = _PRIMES
 ) -> Headroom:
-    """Find the densest packing, and for it the first prime, that fit.
-
-    Args:
-        fixed_point: what is added.
-        poly_degree: N.
-        primes: bits of the one prime, in order of preference.
-    """
+    """Find the densest packing, and for it the first prime of so many bits, that fit."""
     chains = [(bits,) for bits in primes]
     for chain in chains:
         require_secure(poly_degree, chain)

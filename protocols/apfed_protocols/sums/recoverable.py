@@ -101,11 +101,8 @@ _STEP_MASK = b"secure-apfed step mask v1"
 
 @dataclass(frozen=True)
 class Announcement:
-    """What everybody may know of one passive's keys of one step.
-
-    Attributes:
-        public: its X25519 mask key.
-        commitment: a digest of its self-mask seed.
+    """What everybody may know of one passive's keys of one step: its X25519 mask key, and a
+    digest of its self-mask seed.
     """
 
     public: bytes
@@ -626,10 +623,8 @@ class RecoverableCombiner(SumCombiner):
 
 
 class RecoverableReceiver(MaskedReceiver):
-    """The active's end: takes off the masks that it shares with those whom the sum counts.
-
-    Attributes:
-        counted: whose contributions the last sum holds.
+    """The active's end: takes off the masks that it shares with those whom the sum counts;
+    `counted` are those of the last sum.
     """
 
     counted: Sequence[str] = ()

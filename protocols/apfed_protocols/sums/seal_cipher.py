@@ -63,17 +63,13 @@ _MAGIC, _ZSTANDARD = b"\x5e\xa1", 2
 
 
 def require_spread(key_2N: NDArray[np.uint64], modulus: int, *, sender: str) -> None:
-    """Refuse a public key (b, a) whose residues do not spread as uniform ones do.
+    """Refuse a public key (b, a), transformed or not, whose residues do not spread as uniform
+    ones do.
 
-    Under a broken key a contribution would travel with its noise alone over it: zeros, constants,
-    repeated residues, residues within a small range, b = a or b = -a; looked for as SEAL keeps them
-    and in the coefficients. A key holder that makes a bad key on purpose can hide it (b = X a
-    passes, say), or give its secret key away.
-
-    Args:
-        key_2N: b and a, transformed or not.
-        modulus: a prime of at most 60 bits.
-        sender: of the key.
+    Under a broken key a contribution would travel with its noise alone over it: zeros,
+    constants, repeated residues, residues within a small range, b = a or b = -a; looked for as
+    SEAL keeps them and in the coefficients. A key holder that makes a bad key on purpose can
+    hide it (b = X a passes, say), or give its secret key away. The modulus has at most 60 bits.
     """
     b_N, a_N = key_2N
     degree = len(b_N)
@@ -200,11 +196,8 @@ class Residues:
 
 @dataclass(frozen=True)
 class SealContext(KeepsSecrets):
-    """What one party can do; adding needs none.
-
-    Attributes:
-        public_key, encryptor: of the receiver's key.
-        decryptor: None without the secret key.
+    """What one party can do under the receiver's key, to decrypt where it has the secret one;
+    adding needs none.
     """
 
     public_key: Any = field(repr=False)
