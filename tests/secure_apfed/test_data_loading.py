@@ -118,7 +118,11 @@ def table(name: str = "active", rows: int = 4, labels: list[int] | None = None) 
 
 ACTIVE = table(labels=[0, 1, 0, 1])
 GOOD = VerticalData(
-    ACTIVE, (table("shop"),), ("no", "yes"), torch.tensor([0, 1, 2]), torch.tensor([3])
+    table=ACTIVE,
+    passives=(table("shop"),),
+    classes=("no", "yes"),
+    train_rows=torch.tensor([0, 1, 2]),
+    test_rows=torch.tensor([3]),
 )
 
 
@@ -150,10 +154,10 @@ def test_a_partys_table_is_checked(change: dict[str, object], message: str) -> N
             {"passives": (table("shop", labels=[0, 1, 0, 1]),)},
             "shop is passive and holds no labels",
         ),
-        ({"active": table()}, "active is the active and needs labels"),
-        ({"active": table(labels=[0, 1, 5, -1])}, "2 labels lie outside the 2 classes, first 5"),
+        ({"table": table()}, "active is the active and needs labels"),
+        ({"table": table(labels=[0, 1, 5, -1])}, "2 labels lie outside the 2 classes, first 5"),
         (
-            {"active": table(labels=[0, 0, 0, 1])},
+            {"table": table(labels=[0, 0, 0, 1])},
             "the 3 labelled training rows are all of one class",
         ),
         ({"test_rows": torch.tensor([4])}, "lie in 0 to 3, got 0 to 4"),

@@ -13,7 +13,7 @@ import torch
 
 from secure_apfed.errors import CheckpointError
 from secure_apfed.files import cell, open_regular, to_csv, write_atomically
-from secure_apfed.runs.solo import Compared, Predictions
+from secure_apfed.runs.solo import Compared, Predicted
 
 FORMULAS = (
     "=1+1", "+1+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "=", "-", "+", "@",
@@ -112,10 +112,11 @@ def test_names_of_columns_are_cells_too() -> None:
 
 
 def test_predictions_are_no_formulas(tmp_path: Path) -> None:
-    told = Predictions(
+    told = Predicted(
         ids=("=HYPERLINK(1)", "-7"),
         classes=("@late", "paid"),
-        probabilities=torch.tensor([[0.75, 0.25], [0.25, 0.75]]),
+        what="probabilities",
+        outputs=torch.tensor([[0.75, 0.25], [0.25, 0.75]]),
         decided=torch.tensor([0, 1]),
         compared=Compared(rows=2),
     )

@@ -23,7 +23,7 @@ from secure_apfed.measures import MEASURES, Scored, measure_all, names_of
 from secure_apfed.runs.folder import RunFolder, read_scored
 from secure_apfed.runs.outcome import read_outcome
 from secure_apfed.runs.run import run
-from secure_apfed.runs.solo import PredictedNumbers, load_model, predict_file
+from secure_apfed.runs.solo import load_model, predict_file
 from secure_apfed.settings.data import DataSettings, PartySettings
 from secure_apfed.solo.choice import DETECTORS, compare_detectors
 from secure_apfed.tasks import TASKS, Anomaly
@@ -151,9 +151,8 @@ def test_strangers_are_told_in_own_tables(tmp_path: Path) -> None:
                  tmp_path / "run")  # fmt: skip
     assert result.scores["single_view"] > 0.8
     told = predict_file(tmp_path / "run", tmp_path / "active.csv")
-    assert isinstance(told, PredictedNumbers)
     assert told.columns() == ("id", "score")
-    assert float(told.numbers[:30].median()) > float(told.numbers[30:].median())
+    assert float(told.outputs[:30].median()) > float(told.outputs[30:].median())
     assert json.loads(RunFolder(tmp_path / "run").card.read_text())["task"] == "anomaly"
 
 
@@ -169,8 +168,7 @@ def test_onnx_tells_the_same_scores(tmp_path: Path) -> None:
     frame = pd.read_csv(tmp_path / "active.csv")
     (said,) = session.run(None, {name: frame[[name]].to_numpy() for name in ("a", "b")})
     told = predict_file(tmp_path / "run", tmp_path / "active.csv")
-    assert isinstance(told, PredictedNumbers)
-    assert said == pytest.approx(told.numbers.numpy(), rel=1e-4)
+    assert said == pytest.approx(told.outputs.numpy(), rel=1e-4)
 
 
 def test_attacks_on_labels_are_left_out_with_a_reason() -> None:
