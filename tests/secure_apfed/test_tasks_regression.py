@@ -228,7 +228,7 @@ def test_a_broken_off_run_goes_on_alike(tmp_path: Path) -> None:
     assert resumed.scores == whole.scores
 
 
-def test_predict_tells_numbers_in_the_unit(tmp_path: Path) -> None:
+def test_predict_and_onnx_tell_numbers_in_the_unit(tmp_path: Path) -> None:
     settings = own_tables(tmp_path)
     config = config_of("single_view", data=settings.model_dump(mode="json", exclude_defaults=True))
     run(config, tmp_path / "run")
@@ -240,22 +240,15 @@ def test_predict_tells_numbers_in_the_unit(tmp_path: Path) -> None:
     assert frame["prediction"].to_numpy() == pytest.approx(told.outputs.numpy())
     assert told.compared.stability is not None
     assert told.as_json()["predictions"][0]["id"] == "p0"
-
-
-def test_onnx_tells_the_same_numbers(tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     from secure_apfed.contrib.onnx_file import write_onnx
 
-    settings = own_tables(tmp_path)
-    config = config_of("single_view", data=settings.model_dump(mode="json", exclude_defaults=True))
-    run(config, tmp_path / "run")
     write_onnx(load_model(tmp_path / "run"), tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     frame = pd.read_csv(tmp_path / "active.csv")
     columns = {name: frame[[name]].to_numpy() for name in ("a", "b")}
     (said,) = session.run(["output_prediction"], columns)
-    told = predict_file(tmp_path / "run", tmp_path / "active.csv")
     assert said == pytest.approx(told.outputs.numpy(), rel=1e-5)
 
 
@@ -323,13 +316,13 @@ def test_test_labels_choose_no_baseline() -> None:
     assert wrong[0][0].test > 0.9 > 0 > wrong[1][0].test
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name not in TAKING])
-def test_other_methods_refuse_by_name(method: str) -> None:
-    with pytest.raises(ValidationError, match=r"task: method .*use .*apfed_r"):
-        config_of(method)
+def test_other_methods_refuse_by_name() -> None:
+    for method in (name for name in METHODS if name not in TAKING):
+        with pytest.raises(ValidationError, match=r"task: method .*use .*apfed_r"):
+            config_of(method)
 
 
-@pytest.mark.parametrize(("settings", "said"), [
+REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"task": "classification"}, "numbers and no classes; say task: regression"),
     ({"task": "regresion"}, "did you mean 'regression'"),
     ({"data": {"dataset": "wine"}}, "are classes; take a set of numbers"),
@@ -345,26 +338,20 @@ def test_other_methods_refuse_by_name(method: str) -> None:
     ({"data": {**TABLES, "classes": ["a", "b"]}}, "leave data.classes out"),
     ({"data": {**TABLES, "numeric_labels": True}}, "Extra inputs are not permitted"),
     ({"data": {**TABLES, "partition": "horizontal"}}, "are the active's alone"),
-])  # fmt: skip
-def test_what_does_not_fit_is_refused(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
-        config_of(**settings)
+)  # fmt: skip
 
 
-def test_a_loss_of_regression_is_refused_of_classes() -> None:
+def test_what_does_not_fit_is_refused() -> None:
+    for settings, said in REFUSED:
+        with pytest.raises(ValidationError, match=said):
+            config_of(**settings)
+
+
+def test_what_is_no_regression_is_refused() -> None:
     with pytest.raises(ValidationError, match=r"train\.loss: huber is of task: regression"):
         small_config(train={"loss": "huber"})
-
-
-def test_simulation_leaves_the_run_to_its_parties() -> None:
     assert "task regression" in why_not(config_of())
-
-
-def test_the_classifier_refuses() -> None:
     with pytest.raises(ConfigError, match="'regression' is no classification"):
         VerticalClassifier(settings={"task": "regression"}).fit([[0.0], [1.0]], [0, 1])
-
-
-def test_a_task_of_other_labels_is_refused() -> None:
     with pytest.raises(DataError, match="these labels are classes"):
         Regression.of(None)
