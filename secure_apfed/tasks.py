@@ -104,15 +104,7 @@ def scored_rows(
     task: Task, predict: Callable[[Tensor], Tensor], rows: Tensor, *, labels_N: Tensor,
     features_N: Tensor,
 ) -> Scored:  # fmt: skip
-    """Ask a model for its outputs of `rows` of a table, a few thousand at a time.
-
-    Args:
-        task: of the model.
-        predict: rows of the table to outputs (B, K) of a network.
-        rows: positions in the table; may be none.
-        labels_N: of the table.
-        features_N: of the table, as the encoder reads them.
-    """
+    """Ask a model for its outputs of `rows` of a table, a few thousand at a time."""
     here = rows.to(labels_N.device)
     parts = [predict(rows_B).double().cpu() for rows_B in here.split(_EVALUATION_ROWS)]
     return task.scored(torch.cat(parts), labels_N[here].cpu(), features_N[here].cpu())

@@ -25,7 +25,7 @@ def with_other_hidden_labels(data: VerticalData) -> VerticalData:
     hidden = data.train_rows[~torch.isin(data.train_rows, data.labelled_rows)]
     other = labels.clone()
     other[hidden] = len(data.classes) - 1 - labels[hidden]
-    return replace(data, active=replace(data.active, labels=other))
+    return replace(data, table=replace(data.active, labels=other))
 
 
 @pytest.mark.parametrize("method", METHODS)

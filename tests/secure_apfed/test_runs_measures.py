@@ -126,7 +126,7 @@ def test_weights_of_classes_make_a_rare_one_found() -> None:
     rare = data.train_rows[labels[data.train_rows] == 0]
     often = data.train_rows[labels[data.train_rows] == 1]
     few = data.__class__(
-        active=data.active, passives=data.passives, classes=data.classes,
+        table=data.active, passives=data.passives, classes=data.classes,
         train_rows=torch.cat([rare[:12], often[:200]]).sort().values, test_rows=data.test_rows,
     )  # fmt: skip
     found = [
