@@ -11,7 +11,7 @@ from secure_apfed.data.column_encoding import DateColumn, fit_columns
 from secure_apfed.errors import DataError
 from tests.secure_apfed.bad_inputs import CASES, ROWS, WARNED, Case, good, page, said
 
-_PAGE = Path(__file__).parents[2] / "docs" / "bad-inputs.md"
+_PAGE = Path(__file__).parent / "bad_inputs.md"
 
 
 @pytest.mark.parametrize("case", [*CASES, *WARNED], ids=lambda case: case.title)
