@@ -215,10 +215,10 @@ def test_one_passive_is_a_named_choice() -> None:
 
 
 def test_the_guide_runs_as_printed(tmp_path: Path) -> None:
-    found = re.search(r"```python\n(.*?)```", (ROOT / "docs" / "moments.md").read_text(), re.DOTALL)
-    assert found is not None
+    guide = (ROOT / "docs" / "votes-protocols.md").read_text(encoding="utf-8")
+    _, printed = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
     script = tmp_path / "moment.py"
-    script.write_text(found.group(1))
+    script.write_text(printed)
     finished = subprocess.run(
         [sys.executable, "-W", "error", str(script)],
         cwd=ROOT, env={"PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True,
