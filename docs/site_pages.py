@@ -1,10 +1,10 @@
-"""What of the pages is generated; `python docs/site_pages.py` renews it, MkDocs calls two functions.
+"""What of the pages is generated: `python docs/site_pages.py` renews it, and MkDocs does, too.
 
 Between `<!-- KIND: WHAT -->` and `<!-- end -->` a page holds what one of `BLOCKS` makes:
 
-- `table: results.gains`: figures of `docs/data/results.json`, under "gains". A table has columns and
-  rows; one "of" another takes some of its columns and rows under names of its own.
-- `keys: run.data`: the keys of a section of a settings file, from its class and its docstring.
+- `table: results.gains`: figures of `docs/data/results.json`, under "gains". A table has columns
+  and rows; one "of" another takes some of its columns and rows under names of its own.
+- `keys: run`: the keys of a settings file, from its classes and their docstrings.
 - `sentences: together`: a table of what the report says of a run, by its first column.
 
 Files at the top of the repository, and the report's tables, are pages of the site, too.
@@ -12,7 +12,7 @@ Files at the top of the repository, and the report's tables, are pages of the si
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -37,6 +37,9 @@ MOVED = {
 }  # fmt: skip
 """Pages of earlier versions, which the changelog names, and where their content is now."""
 _BLOCK = re.compile(r"<!-- (?P<kind>\w+): (?P<what>\S+) -->\n.*?<!-- end -->", re.DOTALL)
+_EVIDENT = ("number", "text", "true, false", "list")
+_TAGS = ("kind", "name")
+_TOLD_AT_ONCE = ("attacks", "own", "passive")  # what their keys are stands elsewhere
 _ENTRY = re.compile(r"^ {8}((?:\w+, )*\w+): ", re.MULTILINE)
 
 
@@ -79,30 +82,34 @@ def sentences(what: str) -> str:
 
 
 def keys(what: str) -> str:
-    """The keys of a settings class: `run`, `party`, or a section of one of them by its path."""
-    from secure_apfed.methods import METHODS
+    """Every key of `run` or `party`, by its path; what is kept by name has NAME in it."""
     from secure_apfed.runs.party import PartyFile
     from secure_apfed.settings.run import RunSettings
 
-    root, *path = what.split(".")
-    shown: list[Any] = [{"run": RunSettings, "party": PartyFile}[root]]
-    for key in path:
-        shown = _sections(shown[0].model_fields[key].annotation)
-        if key == "method":
-            shown = [method.settings for method in METHODS.values()]
-    kinds: dict[tuple[str, ...], list[str]] = {}
-    for settings in shown:
-        told, fields = _told(settings), dict(settings.model_fields)
-        tags = [_type(fields.pop(tag).annotation) for tag in ("kind", "name") if tag in fields][:1]
-        kind = tags[0] if len(shown) > 1 else ""
-        for key, field in (fields if kind else settings.model_fields).items():
-            takes, default = _type(field.annotation), field.get_default(call_default_factory=True)
-            said = "required" if field.is_required() else _plain(default)
-            row = (f"`{key}`", takes.removesuffix(" or null"), said, told[key])
-            kinds.setdefault(row, []).append(kind)
-    rows = [[*row, *([", ".join(of)] if len(shown) > 1 else [])] for row, of in kinds.items()]
-    head = ["key", "takes", "default", "what it says", *(["of"] if len(shown) > 1 else [])]
-    return _markdown(head, rows)
+    rows = [list(row) for row in _rows({"run": RunSettings, "party": PartyFile}[what], "")]
+    return _markdown(["key", "takes: default", "what it says"], rows)
+
+
+def _rows(settings: Any, path: str) -> Iterator[tuple[str, str, str]]:
+    from secure_apfed.methods import METHODS
+
+    told = _told(settings)
+    for key, field in settings.model_fields.items():
+        takes, default = _type(field.annotation), None if field.is_required() else _plain(field)
+        evident = takes in _EVIDENT and default
+        said = [default] if evident else [takes.removesuffix(" or null"), default]
+        yield f"`{path}{key}`", ": ".join(filter(None, said)), told[key]
+        inner = [one.settings for one in METHODS.values()] if key == "method" else []
+        inner = inner or [one for one in _sections(field.annotation) if not path or key != "model"]
+        below: dict[tuple[str, str, str], list[str]] = {}
+        for one in inner if key not in _TOLD_AT_ONCE else ():
+            fields = one.model_fields
+            tags = [_type(fields[tag].annotation) for tag in _TAGS if tag in fields]
+            for row in _rows(one, f"{path}{key}.{'NAME.' if takes.startswith('by name') else ''}"):
+                if len(inner) == 1 or not row[0].endswith((".kind`", ".name`")):
+                    below.setdefault(row, []).append("".join(tags))
+        for (place, takes, about), of in below.items():
+            yield place, takes, f"{', '.join(of)}: {about}" if len(inner) > 1 else about
 
 
 def _sections(annotation: Any) -> list[Any]:
@@ -130,9 +137,11 @@ def _type(annotation: Any) -> str:
     return named.get(getattr(annotation, "__name__", ""), "text")
 
 
-def _plain(value: Any) -> str:
+def _plain(field: Any) -> str | None:
+    """Its default; a section has those of its keys."""
+    value = field.get_default(call_default_factory=True)
     if hasattr(value, "model_dump") or isinstance(value, dict) or value == ():
-        return "-"
+        return None
     return f"`{json.dumps(value, default=str)}`".replace('"', "")
 
 
@@ -150,9 +159,9 @@ def _told(settings: Any) -> dict[str, str]:
                 told |= dict.fromkeys(heads.split(", "), f"{sentence}.")
     for key, field in settings.model_fields.items():
         if key not in told:
-            beside = next((one for one, said in told.items() if key in said.split()), None)
+            beside = next((one for one, said in told.items() if key in said.split()), "")
             inside = "".join(one.__doc__ or "" for one in _sections(field.annotation)[:1])
-            told[key] = f"See `{beside}`." if beside else inside.partition("\n")[0]
+            told[key] = inside.partition("\n")[0] or f"See `{beside}`."
     return told
 
 
@@ -171,7 +180,7 @@ def on_files(files: Any, *, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Turn links of these pages, and to them; they start at the repository's top, others at docs."""
+    """Turn links of these pages, which start at the repository's top, and links to them."""
     added = page.file.src_uri in PAGES
     for name, source in PAGES.items():
         markdown = markdown.replace(f"../{source})", f"{name})")

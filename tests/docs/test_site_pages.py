@@ -39,5 +39,5 @@ def test_every_key_of_a_run_is_told() -> None:
 
 def test_a_glossary_has_every_epsilon() -> None:
     words = text_of("docs/glossary.md")
-    for epsilon in ("epsilon_x", "epsilon_y", "epsilon_v", "epsilon_w", "epsilon_c", "epsilon_model"):
-        assert f"| {epsilon} |" in words
+    for of in ("x", "y", "v", "w", "c", "model"):
+        assert f"| epsilon_{of} |" in words
