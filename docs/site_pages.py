@@ -98,7 +98,8 @@ def _rows(settings: Any, path: str) -> Iterator[tuple[str, str, str]]:
         takes, default = _type(field.annotation), None if field.is_required() else _plain(field)
         evident = takes in _EVIDENT and default
         said = [default] if evident else [takes.removesuffix(" or null"), default]
-        yield f"`{path}{key}`", ": ".join(filter(None, said)), told[key]
+        if takes != "section" or default:
+            yield f"`{path}{key}`", ": ".join(filter(None, said)), told[key]
         inner = [one.settings for one in METHODS.values()] if key == "method" else []
         inner = inner or [one for one in _sections(field.annotation) if not path or key != "model"]
         below: dict[tuple[str, str, str], list[str]] = {}

@@ -1,12 +1,13 @@
 """The tables of docs/performance.md, made of what `bench all --output` wrote: no figure is typed.
 
 Between `<!-- bench NAME -->` and `<!-- end NAME -->` the page holds what `block` makes of
-NAME.json; all else is written by hand and stays.
+NAME.json; all else is written by hand and stays. `<!-- bench NAME CASES -->` shows some cases only.
 """
 
 import json
 import re
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ __all__ = ["block", "cells", "read_measured", "renewed", "write_performance"]
 _HEADS = {"peer_seconds": "the peer's seconds"}
 _MANY = 1_000_000
 _COARSE_S = 1e-4
-_BLOCK = re.compile(r"<!-- bench (?P<name>\S+) -->\n.*?<!-- end (?P=name) -->", re.DOTALL)
+_BLOCK = re.compile(
+    r"<!-- bench (?P<name>\S+)(?: (?P<only>\S+))? -->\n.*?<!-- end (?P=name) -->", re.DOTALL
+)
 _SCALES = {
     "s": ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")),
     "B": ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B")),
@@ -77,8 +80,13 @@ def renewed(text: str, measured: Mapping[str, Measured]) -> str:
         )
 
     def fill(match: re.Match[str]) -> str:
-        name = match["name"]
-        return f"<!-- bench {name} -->\n{block(measured[name])}<!-- end {name} -->"
+        name, only = match["name"], match["only"]
+        shown = measured[name]
+        if only:
+            rows = [row for row in shown["rows"] if fnmatch(row["case"], only)]
+            shown = {**shown, "rows": rows, "cases": only}
+        head = match[0].partition("\n")[0]
+        return f"{head}\n{block(shown)}<!-- end {name} -->"
 
     return _BLOCK.sub(fill, text)
 

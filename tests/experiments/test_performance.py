@@ -65,6 +65,13 @@ def test_all_but_the_tables_stays(tmp_path: Path) -> None:
         assert page.read_text() == text
 
 
+def test_a_place_may_show_some_cases_only() -> None:
+    text = renewed("<!-- bench psi vole/* -->\n<!-- end psi -->\n", {"psi": MEASURED})
+    assert text.startswith("<!-- bench psi vole/* -->\n2025-01-31, cases `vole/*`: P, 2 cores")
+    assert "Not measured" not in text
+    assert renewed(text, {"psi": MEASURED}) == text
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
