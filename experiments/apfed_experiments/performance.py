@@ -79,20 +79,28 @@ def renewed(text: str, measured: Mapping[str, Measured]) -> str:
             f"<!-- end {name} --> on lines of their own where its table belongs"
         )
 
+    machines: list[Any] = [None]
+
     def fill(match: re.Match[str]) -> str:
         name, only = match["name"], match["only"]
         shown = measured[name]
+        machines.append(shown["machine"])
         if only:
             rows = [row for row in shown["rows"] if fnmatch(row["case"], only)]
             shown = {**shown, "rows": rows, "cases": only}
         head = match[0].partition("\n")[0]
-        return f"{head}\n{block(shown)}<!-- end {name} -->"
+        return f"{head}\n{block(shown, above=machines[-2])}<!-- end {name} -->"
 
     return _BLOCK.sub(fill, text)
 
 
-def block(measured: Measured) -> str:
-    """A bench's table, what it was measured on, and why what is missing is missing."""
+def block(measured: Measured, *, above: Any = None) -> str:
+    """A bench's table, what it was measured on, and why what is missing is missing.
+
+    Args:
+        measured: what it measured.
+        above: the machine of the table before it.
+    """
     bench, machine = BENCHES[measured["bench"]], measured["machine"]
     header, rows = cells(measured)
     reasons: dict[str, list[str]] = {}
@@ -103,11 +111,13 @@ def block(measured: Measured) -> str:
     load = "" if measured["load"] is None else f", load {measured['load']:.1f} when it began"
     step = measured["clock_step"]
     clock = f" The clock moved by {_scaled(step, 's')}." if step > _COARSE_S else ""
+    where = (
+        f"{machine['processor']}, {machine['cores']} cores, {machine['gpu'] or 'no GPU'}, Python "
+        f"{machine['python']}, torch {machine['torch']}"
+    )
     told = (
         f"{measured['date']}{', quick' if measured['quick'] else ''}{only}: "
-        f"{machine['processor']}, {machine['cores']} cores, {machine['gpu'] or 'no GPU'}, Python "
-        f"{machine['python']}, torch {machine['torch']}{load}, {measured['stolen']:.1%} of the "
-        "processor time stolen. "
+        f"{'there' if machine == above else where}{load}, {measured['stolen']:.1%} stolen. "
         f"*Ratio*: {bench.ratio}.{clock}"
     )
     table = markdown(header, rows) if rows else ""
@@ -132,7 +142,7 @@ def cells(measured: Measured) -> tuple[list[str], list[list[str]]]:
 def _text(field: str, value: object) -> str:
     """A number with its unit, which the field's name tells."""
     if value is None:
-        return "-"
+        return ""
     if not isinstance(value, int | float):
         return f"`{value}`" if field == "case" else _line(str(value))
     if field.endswith("seconds"):

@@ -28,8 +28,8 @@ MEASURED: Measured = {
 }  # fmt: skip
 
 BLOCK = """\
-2025-01-31: P, 2 cores, no GPU, Python 3, torch 2, load 0.2 when it began, 1.2% of the processor \
-time stolen. *Ratio*: seconds over the peer's. The clock moved by 20.0 ms.
+2025-01-31: P, 2 cores, no GPU, Python 3, torch 2, load 0.2 when it began, 1.2% stolen. \
+*Ratio*: seconds over the peer's. The clock moved by 20.0 ms.
 
 | case | seconds | peer | ratio | bytes | rounds | peak memory | dealt bytes |
 | --- | --- | --- | --- | --- | --- | --- | --- |
@@ -70,6 +70,10 @@ def test_a_place_may_show_some_cases_only() -> None:
     assert text.startswith("<!-- bench psi vole/* -->\n2025-01-31, cases `vole/*`: P, 2 cores")
     assert "Not measured" not in text
     assert renewed(text, {"psi": MEASURED}) == text
+
+
+def test_a_machine_is_told_once() -> None:
+    assert block(MEASURED, above=MEASURED["machine"]).startswith("2025-01-31: there, load 0.2")
 
 
 @pytest.mark.parametrize(
