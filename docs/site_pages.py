@@ -54,8 +54,8 @@ def renewed(text: str) -> str:
 
 
 def _markdown(columns: list[str], rows: list[list[str]]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    head, *lines = (f"| {' | '.join(line)} |" for line in (columns, *rows))
+    return "\n".join([head, f"|{'---|' * len(columns)}", *lines])
 
 
 def figures(what: str) -> str:
