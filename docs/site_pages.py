@@ -98,7 +98,7 @@ def _rows(settings: Any, path: str) -> Iterator[tuple[str, str, str]]:
         takes, default = _type(field.annotation), None if field.is_required() else _plain(field)
         evident = takes in _EVIDENT and default
         said = [default] if evident else [takes.removesuffix(" or null"), default]
-        if takes != "section" or default:
+        if told[key]:
             yield f"`{path}{key}`", ": ".join(filter(None, said)), told[key]
         inner = [one.settings for one in METHODS.values()] if key == "method" else []
         inner = inner or [one for one in _sections(field.annotation) if not path or key != "model"]
@@ -161,8 +161,7 @@ def _told(settings: Any) -> dict[str, str]:
     for key, field in settings.model_fields.items():
         if key not in told:
             beside = next((one for one, said in told.items() if key in said.split()), "")
-            inside = "".join(one.__doc__ or "" for one in _sections(field.annotation)[:1])
-            told[key] = inside.partition("\n")[0] or f"See `{beside}`."
+            told[key] = "" if _sections(field.annotation) else f"See `{beside}`."
     return told
 
 
