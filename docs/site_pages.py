@@ -32,8 +32,8 @@ MOVED = {
     "across-organisations": "between-organisations", "add-a-labeller": "extend",
     "add-a-task": "extend", "audit-log": "when-a-party-dies", "bad-inputs": "data",
     "contributions": "studies", "credit-card": "results", "encrypted-votes": "votes-protocols",
-    "measures": "tasks-and-measures", "onnx": "python", "operators-guide": "between-organisations",
-    "search": "studies", "tasks": "tasks-and-measures",
+    "measures": "tasks-and-measures", "multiview": "papers", "onnx": "python",
+    "operators-guide": "between-organisations", "search": "studies", "tasks": "tasks-and-measures",
 }  # fmt: skip
 """Pages of earlier versions, which the changelog names, and where their content is now."""
 _BLOCK = re.compile(r"<!-- (?P<kind>\w+): (?P<what>\S+) -->\n.*?<!-- end -->", re.DOTALL)

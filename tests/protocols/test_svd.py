@@ -151,7 +151,7 @@ def test_a_mask_is_of_these_people_alone() -> None:
     assert np.abs(masked[0] - masked[1]).max() > 0.1
 
 
-# What masks do not hide (docs/multiview.md); each of these would be a surprise to a reader.
+# What masks do not hide (docs/papers.md); each of these would be a surprise to a reader.
 
 
 def of_frame(frame: bytes, columns: int) -> Floats:
@@ -347,7 +347,7 @@ def test_every_field_is_in_the_digest() -> None:
 
 
 def test_the_guide_runs_as_printed(tmp_path: Path) -> None:
-    guide = (ROOT / "docs" / "multiview.md").read_text(encoding="utf-8")
+    guide = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
     found = re.search(r"```python\n(.*?)```", guide, re.DOTALL)
     assert found is not None
     script = tmp_path / "decomposition.py"
