@@ -6,7 +6,7 @@ several classes a measure of a ranking is the mean over the classes, each agains
 one-vs-rest), and a class that has no row, or all, takes no part in it. A measure of rows that do
 not define it is NaN: of no row, a ranking of rows of one class, R2 of one row, and all that reads
 scores which are not finite. Intervals over the test rows: `secure_apfed.intervals`. See
-docs/measures.md.
+docs/tasks-and-measures.md.
 
 Letters: B rows, K classes, E edges of E + 1 ranges of scores.
 """

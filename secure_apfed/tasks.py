@@ -3,7 +3,7 @@
 Run by: the active, in training, at the end of a run, and in `predict`. Passives read no label in
 APFed, so that a task is the active's alone; where passives vote, the contract names it. Which
 methods take a task is a fact of theirs (`MethodSettings.tasks`). A new one is one class and one
-line in `TASKS`: see docs/add-a-task.md.
+line in `TASKS`: see docs/extend.md.
 
 Letters: B rows, K outputs of the head.
 """

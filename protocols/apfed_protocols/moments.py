@@ -8,9 +8,9 @@ of d signs, so the sensitivity to one person (`MomentAgreement.sensitivity`) hol
 Does not protect M from an aggregator, a dealer or a passive that deviates. Links must be sealed
 (`apfed_protocols.seal`).
 
-Who learns what, alone and together, stands in docs/moments.md. A further moment about the same
-people is a further release: passives charge each, draw new noise, and refuse a list that names a
-person twice.
+Who learns what, alone and together, stands in docs/votes-protocols.md. A further moment about the
+same people is a further release: passives charge each, draw new noise, and refuse a list that names
+a person twice.
 
 Setup: passives agree seeds of masks in pairs and with the active (`apfed_protocols.sums.masked`).
 Then, in the ring Z_q, q = 2^32 or 2^64, with U people, of which N in a block, d features, K columns

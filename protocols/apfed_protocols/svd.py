@@ -11,7 +11,7 @@ without data (`SvdDealer`) and a server (`SvdServer`). Source: FedSVD (Chai et a
 4. server -> receiver: the first D columns of P U, and zeros beyond the numerical rank.
 5. receiver: P^T (P U) = U, each column with the sign by which its largest number is positive.
 
-What this hides is less than masks of sums hide (docs/decomposition.md): the server learns the
+What this hides is less than masks of sums hide (docs/papers.md): the server learns the
 singular values of every single owner's rows exactly, and all rows up to orthogonal
 transformations of P's blocks and of the columns; with one owner, who knows P, the others' rows up
 to an orthogonal transformation of their columns; with the dealer, everything. The receiver learns

@@ -400,4 +400,4 @@ def export(
     if as_json:
         terminal.print_json({"onnx": onnx, "bytes": onnx.stat().st_size})
     else:
-        terminal.show_note(f"{onnx} holds the model; see docs/onnx.md for its inputs and outputs")
+        terminal.show_note(f"{onnx} holds the model; see docs/python.md for its inputs and outputs")

@@ -13,6 +13,7 @@ from types import ModuleType
 __all__ = [
     "DOCS",
     "DOCUMENTS",
+    "HOOK",
     "ROOT",
     "blocks",
     "built_site",
@@ -52,10 +53,7 @@ def built_site(folder: Path) -> Path:
     return folder
 
 
-def program_of(document: str, folder: Path, *, at: int = 0) -> ModuleType:
-    """A fenced block in Python as a file in this folder, and as a module of its own."""
-    path = folder / f"{Path(document).stem.replace('-', '_')}_{at}.py"
-    path.write_text(blocks(document, "python")[at], encoding="utf-8")
+def _module(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -63,6 +61,17 @@ def program_of(document: str, folder: Path, *, at: int = 0) -> ModuleType:
     sys.modules[path.stem] = module  # where classes of settings look their annotations up
     spec.loader.exec_module(module)
     return module
+
+
+HOOK = _module(DOCS / "site_pages.py")
+"""What makes the generated parts of the pages."""
+
+
+def program_of(document: str, folder: Path, *, at: int = 0) -> ModuleType:
+    """A fenced block in Python as a file in this folder, and as a module of its own."""
+    path = folder / f"{Path(document).stem.replace('-', '_')}_{at}.py"
+    path.write_text(blocks(document, "python")[at], encoding="utf-8")
+    return _module(path)
 
 
 def command_lines(document: str, program: str) -> Iterator[tuple[list[str], bool]]:

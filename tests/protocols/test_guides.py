@@ -16,27 +16,28 @@ from tests.contracts import product_parties
 from tests.contracts.sum_parties import Parties, agreement, binding, random_values
 from tests.docs.pages import ROOT, blocks, program_of, text_of
 
+# By page and place there.
 SAYS = {
-    "docs/moments.md": ["True"],
-    "docs/decomposition.md": ["True"],
-    "docs/encrypted-votes.md": ["True"],
-    "docs/secure-sum.md": ["a True", "active True", "b True"],
+    ("docs/votes-protocols.md", 0): ["True"],
+    ("docs/votes-protocols.md", 1): ["True"],
+    ("docs/papers.md", 0): ["True"],
+    ("docs/secure-sum.md", 0): ["a True", "active True", "b True"],
 }
 
 
-@pytest.mark.parametrize("document", SAYS)
-def test_the_example_runs_as_printed(document: str, tmp_path: Path) -> None:
-    if document == "docs/decomposition.md":
+@pytest.mark.parametrize(("document", "at"), SAYS)
+def test_the_example_runs_as_printed(document: str, at: int, tmp_path: Path) -> None:
+    if document == "docs/papers.md":
         pytest.importorskip("scipy")  # of the extra `svd`
     script = tmp_path / "guide.py"
-    script.write_text(blocks(document, "python")[0], encoding="utf-8")
+    script.write_text(blocks(document, "python")[at], encoding="utf-8")
     finished = subprocess.run(
         [sys.executable, "-W", "error", str(script)],
         cwd=ROOT, env={"PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True,
         timeout=100, check=False,
     )  # fmt: skip
     assert finished.stderr == ""
-    assert sorted(finished.stdout.splitlines()) == SAYS[document]
+    assert sorted(finished.stdout.splitlines()) == SAYS[document, at]
 
 
 def test_the_loop_is_short_and_uses_nothing_of_the_trainer() -> None:
@@ -49,7 +50,7 @@ def test_the_loop_is_short_and_uses_nothing_of_the_trainer() -> None:
 
 def test_the_parameters_of_products_are_those_found() -> None:
     row = re.compile(r"^\| ([\d,]+) x (\d+) \| (\d+) \| (\d+) \| (\d+) bits.*", re.MULTILINE)
-    lines = row.findall(text_of("docs/encrypted-votes.md"))
+    lines = row.findall(text_of("docs/votes-protocols.md"))
     assert len(lines) == 3
     for line in lines:
         people, labelled, *expected = (int(number.replace(",", "")) for number in line)
@@ -59,7 +60,7 @@ def test_the_parameters_of_products_are_those_found() -> None:
 
 
 def test_the_printed_backend_keeps_the_contract(tmp_path: Path) -> None:
-    wide = program_of("docs/add-a-backend.md", tmp_path).WideMaskedSum
+    wide = program_of("docs/extend.md", tmp_path, at=2).WideMaskedSum
     played, usual = Parties(wide(agreement())), Parties(wide(agreement(bits=24)))
     values = [value / 10 for value in random_values(3)]
     assert played.sum.name == "wide + pairwise masks"

@@ -144,7 +144,7 @@ def test_a_mask_is_of_these_people_alone() -> None:
     assert np.abs(masked[0] - masked[1]).max() > 0.1
 
 
-# What masks do not hide (docs/decomposition.md); each of these would be a surprise to a reader.
+# What masks do not hide (docs/papers.md); each of these would be a surprise to a reader.
 
 
 def of_frame(frame: bytes, columns: int) -> Floats:

@@ -1,6 +1,6 @@
 """Tables as they should not be, as people bring them; what is said of each, as a page.
 
-`python -m tests.secure_apfed.bad_inputs > docs/bad-inputs.md` writes the page anew.
+`python -m tests.secure_apfed.bad_inputs > tests/secure_apfed/bad_inputs.md` writes the page anew.
 """
 
 import gzip
@@ -219,7 +219,7 @@ def _said(case: Case, folder: Path) -> tuple[str, ...]:
 
 
 def page() -> str:
-    """docs/bad-inputs.md."""
+    """tests/secure_apfed/bad_inputs.md."""
     told: Mapping[str, tuple[Case, ...]] = {"Refused": CASES, "Taken with a warning": WARNED}
     lines = [_HEAD]
     for title, cases in told.items():

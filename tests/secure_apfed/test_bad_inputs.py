@@ -10,7 +10,7 @@ import pandas as pd
 from secure_apfed.data.encoding import DateColumn, fit_columns
 from tests.secure_apfed.bad_inputs import CASES, ROWS, WARNED, Case, good, page, said
 
-_PAGE = Path(__file__).parents[2] / "docs" / "bad-inputs.md"
+_PAGE = Path(__file__).parent / "bad_inputs.md"
 
 
 def test_what_is_said_names_the_place_and_the_remedy_in_one_line() -> None:

@@ -31,7 +31,7 @@ from secure_apfed.measures import (
     task_of,
 )
 
-PAGE = (Path(__file__).parents[2] / "docs/measures.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/tasks-and-measures.md").read_text(encoding="utf-8")
 
 
 def scored(rows: int, classes: int, *, seed: int = 0, strength: float = 1.0) -> Scored:
@@ -331,4 +331,4 @@ def test_the_page_names_all_and_its_code_runs() -> None:
     for name in MEASURES:
         assert f"`{name}`" in PAGE
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    exec(compile(code, "docs/measures.md", "exec"), {})
+    exec(compile(code, "docs/tasks-and-measures.md", "exec"), {})
