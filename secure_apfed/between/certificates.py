@@ -255,9 +255,7 @@ def _pem(certificate: x509.Certificate) -> bytes:
 
 def _secret_pem(secret: ec.EllipticCurvePrivateKey) -> bytes:
     return secret.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
 
 

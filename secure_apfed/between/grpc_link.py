@@ -23,11 +23,7 @@ from secure_apfed.between import MOST_QUEUED, Pipe
 from secure_apfed.between.certificates import Credentials
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange.envelope import plain_text
-from secure_apfed.exchange.sealed_connection import (
-    MOST_SEALED,
-    MOST_UNPROVED,
-    refuse_long,
-)
+from secure_apfed.exchange.sealed_connection import MOST_SEALED, MOST_UNPROVED, refuse_long
 from secure_apfed.exchange.sockets import Address, spell_address
 
 try:

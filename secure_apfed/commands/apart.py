@@ -324,8 +324,7 @@ def _write_new(files: dict[Path, tuple[bytes, bool]], as_json: bool) -> None:
 def verify(
     folder: _Log,
     identity: Annotated[
-        str | None,
-        typer.Option(metavar="HEX", help="The party's public identity, as you know it."),
+        str | None, typer.Option(metavar="HEX", help="The party's public identity, as you know it.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -217,10 +217,7 @@ def run_locally(
                 config, folder, data=data, timeout_s=timeout_s, resume=resume, over=over
             )
             asked = [*(["--resume"] if resume else []), *([] if baselines else ["--no-baselines"])]
-            with (
-                relaying(files.values()),
-                _started(files, asked, on_status=on_status) as processes,
-            ):
+            with relaying(files.values()), _started(files, asked, on_status=on_status) as processes:
                 shown = _Shown(led, config, on_progress)
                 _wait(processes, config.data.active_name, led, shown, timeout_s)
             failed = _failures(processes)

@@ -11,12 +11,7 @@ from apfed_protocols.conversation import converse
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.ids import IdNormalisation
 from apfed_protocols.psi.interface import IntersectionAgreement
-from secure_apfed.alignment import (
-    canonical_ids,
-    check_alignment,
-    intersection,
-    most_guesses,
-)
+from secure_apfed.alignment import canonical_ids, check_alignment, intersection, most_guesses
 from secure_apfed.alignment.ids import id_rules
 from secure_apfed.config.file import load_config_text
 from secure_apfed.errors import ConfigError

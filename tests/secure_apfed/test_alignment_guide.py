@@ -71,10 +71,7 @@ def test_the_example_with_links_that_resume(tmp_path: Path) -> None:
     bank = protocol.hub("bank", ["shop"], ids["bank"])
     shop = protocol.member("shop", "bank", ids["shop"])
     with Listener(("localhost", 0)) as listener:
-        jobs = [
-            (bank, "shop", listener.accept),
-            (shop, "bank", lambda: Client(listener.address)),
-        ]
+        jobs = [(bank, "shop", listener.accept), (shop, "bank", lambda: Client(listener.address))]
         threads = [threading.Thread(target=example.align_over, args=job) for job in jobs]
         for thread in threads:
             thread.start()

@@ -17,13 +17,7 @@ from apfed_protocols.errors import LocalProtocolError, PartyLeftError, RemotePro
 from apfed_protocols.seal import Identity, fresh_identity
 from secure_apfed.exchange import Awaited, Kind, Transport, resumable_link
 from secure_apfed.exchange.sealed_connection import MOST_SEALED, MOST_UNPROVED, LocalEnd, prove
-from secure_apfed.exchange.sockets import (
-    Port,
-    SocketConnection,
-    dial,
-    parse_address,
-    spell_address,
-)
+from secure_apfed.exchange.sockets import Port, SocketConnection, dial, parse_address, spell_address
 from secure_apfed.runs.local import free_addresses
 from secure_apfed.runs.party import PartyFile, Peer, connect
 from tests.waiting import LONG_S, wait_until

@@ -15,13 +15,7 @@ from apfed_experiments.finished import FILE, read_examples
 from apfed_experiments.report import read_run, write_report
 from apfed_experiments.report import run as audited
 from secure_apfed.errors import ApfedError, CheckpointError, ModelError
-from secure_apfed.files import (
-    MOST_BYTES,
-    MOST_JSON_BYTES,
-    read_bytes,
-    read_json,
-    read_json_lines,
-)
+from secure_apfed.files import MOST_BYTES, MOST_JSON_BYTES, read_bytes, read_json, read_json_lines
 from secure_apfed.runs.outcome import load_recording
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
