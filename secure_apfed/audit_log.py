@@ -174,16 +174,7 @@ def _parse(body: bytes, *, path: Path, number: int) -> Line:
 
 
 class _Chain:
-    """The chain over the lines so far: makes the next line, or follows a log that exists.
-
-    Args:
-        path: of the log, for errors.
-
-    Attributes:
-        head: chain of the last line; size: bytes of all whole lines.
-        lines: how many; torn: the beginning of a line at the end of what `follow` went through.
-        newline: whether the last line ends with its own.
-    """
+    """The chain over the lines so far: makes the next line, or follows a log that exists."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -202,11 +193,7 @@ class _Chain:
         self.lines += 1
 
     def follow(self, file: BufferedReader) -> Iterator[bytes]:
-        """Go through a log; yields what stands behind the chain in each line.
-
-        Raises:
-            CheckpointError: from some line on it is not as a log was written.
-        """
+        """Go through a log; yields what stands behind the chain in each line."""
         while line := file.readline(_MOST_LINE + 1):
             if len(line) > _MOST_LINE:
                 raise self._broken(f"is longer than {_MOST_LINE} bytes")
@@ -266,9 +253,6 @@ class AuditLog:
         peers: public identities of the others, by name.
         meter: of its releases.
         clock: seconds since 1970.
-
-    Raises:
-        CheckpointError: what lies there is no log, another party's, or altered; or too many peers.
     """
 
     def __init__(
@@ -362,11 +346,7 @@ class AuditLog:
         )  # fmt: skip
 
     def sync(self) -> None:
-        """Return once all lines are on the disk.
-
-        Raises:
-            CheckpointError: the file is gone, or another process writes to it.
-        """
+        """Return once all lines are on the disk."""
         found = os.fstat(self._file)
         if not found.st_nlink or found.st_size != self._chain.size:
             raise CheckpointError(
@@ -474,11 +454,7 @@ class Summary:
         return {**plain, "signed": self.signed, "flows": list(flows)}
 
     def add(self, number: int, line: Line, *, before: bytes) -> None:
-        """Count a line; `before` is the chain before it.
-
-        Raises:
-            CheckpointError: it does not fit to those before it.
-        """
+        """Count a line; `before` is the chain before it."""
         self.lines, self.last_at = number, line.at
         self.unsigned += 1
         if isinstance(line, Opened):
@@ -583,11 +559,7 @@ def verify_log(path: Path, *, identity: str | None = None) -> Summary:
 
 @dataclass(frozen=True, kw_only=True)
 class Parting:
-    """Where the logs of a direction part; a line is null where its log has none there.
-
-    Attributes:
-        sent, received: what each log says there, in words.
-    """
+    """Where the logs of a direction part; a line is null where its log has none there."""
 
     sent_line: int | None
     sent: str

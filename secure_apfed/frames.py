@@ -347,19 +347,7 @@ def checked_frames(
     active: Any, passives: Mapping[str, Any], *, name: str, id_column: str, label: str,
     rules: IdNormalisation | None = None,
 ) -> dict[str, pd.DataFrame]:  # fmt: skip
-    """By party, the active's first, a pandas frame whose labels can be used, and IDs as texts.
-
-    Args:
-        active: the frame with the labels.
-        passives: by name, frames without labels.
-        name: of the active.
-        id_column: in all of them, a column or the index's name.
-        label: the active's column of labels.
-        rules: how IDs are compared; None: the defaults.
-
-    Raises:
-        DataError: names the party, the column, what was expected, and what to do.
-    """
+    """By party, the active's first, a pandas frame whose labels can be used, and IDs as texts."""
     if name in passives:
         raise DataError(f"{name}: the active is called so, and a passive, too; rename the passive")
     frames = {one: as_pandas(frame, party=one) for one, frame in {name: active, **passives}.items()}
@@ -391,12 +379,7 @@ def names_of_files(frames: Mapping[str, pd.DataFrame]) -> dict[str, str]:
 
 
 def write_frames(frames: Mapping[str, pd.DataFrame], folder: Path) -> None:
-    """Write each as a Parquet file in a folder that its owner alone may enter.
-
-    Raises:
-        DataError: a column whose cells are of several kinds, such as texts and numbers; nothing
-            is written.
-    """
+    """Write each as a Parquet file in a folder that its owner alone may enter."""
     for party, frame in frames.items():
         for column in frame.columns:
             kind = pd.api.types.infer_dtype(frame[column], skipna=True)

@@ -32,11 +32,7 @@ __all__ = [
 
 
 def check_alignment(settings: AlignmentSettings) -> None:
-    """Refuse a protocol that there is none of, or that shows what is to stay hidden; and formats.
-
-    Raises:
-        ValueError: says which there are, or what to use.
-    """
+    """Refuse an unknown protocol, one that shows what is to stay hidden, and ambiguous formats."""
     id_rules(settings)
     if settings.backend not in SET_INTERSECTIONS:
         known = ", ".join(["auto", *sorted(SET_INTERSECTIONS)])

@@ -95,14 +95,6 @@ class BucketedIds:
         secret: 32 bytes of this party alone, from which follows what fills up the buckets.
         folder: where the digests lie, for its owner alone; None: in memory.
         worked: told of the number of IDs that are digested.
-
-    Attributes:
-        capacity: entries of each bucket.
-        fingerprint: see the function of this name.
-
-    Raises:
-        DataError: IDs that are missing, empty, repeated, too many or of another type.
-        LocalProtocolError: a bucket overflowed, which has a chance below 2^-40.
     """
 
     def __init__(

@@ -259,11 +259,7 @@ def _check_size(message: Envelope, size: object, settings: AlignmentSettings) ->
 
 
 class _End:
-    """One party's end.
-
-    Attributes:
-        terms: a digest of roles and settings; unfinished: what is kept of this intersection.
-    """
+    """One party's end."""
 
     def __init__(
         self,
@@ -302,11 +298,7 @@ class _End:
             kept.forget()
 
     def check(self, reply: _Reply, own: _Opening, session: str) -> "Agreed":
-        """Return what a member agrees to with this reply.
-
-        Raises:
-            RemoteProtocolError: it is no answer to what the member said.
-        """
+        """Return what a member agrees to with this reply."""
         known, hub = self.unfinished.agreed, self._hub
         offered = Agreed(reply.session, self.terms, reply.buckets, reply.nonces)
         if reply.again:
@@ -435,12 +427,7 @@ class _End:
         return np.concatenate([self.unfinished.result(bucket) for bucket in range(buckets)])
 
     def open_at_member(self, message: Envelope, hub_size: int) -> Rows:
-        """Return the own row at each position that the hub names.
-
-        Raises:
-            IntersectionTooSmallError: there are too few.
-            RemoteProtocolError: places that cannot be common, or not as many as agreed.
-        """
+        """Return the own row at each position that the hub names."""
         agreed, minimum = self.unfinished.agreed, self._settings.minimum_rows
         assert agreed is not None
         kind, body = message.payload[:1], message.payload[1:]
@@ -469,13 +456,7 @@ def _form(buckets: int, size: int) -> np.dtype[np.unsignedinteger]:
 
 
 class _Checked:
-    """A role, and what its peers' lists must be: as long as agreed, and the same if sent again.
-
-    Args:
-        role: of one bucket.
-        lengths: by peer, bytes of its first message, which is its list.
-        require_same: told of the peer and its list.
-    """
+    """A role, and what its peers' lists must be: as long as agreed, and the same if sent again."""
 
     def __init__(
         self,
@@ -506,18 +487,12 @@ class _Checked:
 
 @dataclass(frozen=True)
 class Agreed:
-    """What the parties of an intersection drew together; public among them.
-
-    Attributes:
-        session: in which they did; terms: digest of roles and settings.
-        buckets: how many there are.
-        nonces: 32 bytes of each party, by name, the hub first.
-    """
+    """What the parties of an intersection drew together; public among them."""
 
     session: str
     terms: bytes
     buckets: int
-    nonces: Mapping[str, bytes]
+    nonces: Mapping[str, bytes]  # 32 bytes of each party, the hub first
 
     @property
     def _seed(self) -> bytes:
@@ -540,31 +515,19 @@ class Agreed:
 
 @dataclass
 class Unfinished:
-    """One party's record of an intersection.
-
-    Args:
-        folder: of this intersection alone; None: it is kept in memory, and ends with the process.
-
-    Attributes:
-        agreed: None before the parties agreed.
-        fingerprint: of the own IDs, under the agreed key.
-        secret: 32 bytes from which the keys and orders of all buckets follow.
-    """
+    """One party's record of an intersection."""
 
     folder: Path | None
     agreed: Agreed | None = None
     fingerprint: bytes = field(default=b"", repr=False)
+    # From which the keys and orders of all buckets follow.
     secret: bytes = field(default_factory=fresh_key, repr=False)
     _results: dict[int, NDArray[np.int64]] = field(default_factory=dict, repr=False)
     _seen: dict[tuple[int, str], bytes] = field(default_factory=dict, repr=False)
 
     @classmethod
     def found(cls, folder: Path | None, terms: bytes) -> "Unfinished":
-        """The one in this folder, where it is of these terms; else a new one.
-
-        Raises:
-            CheckpointError: what lies there cannot be read.
-        """
+        """The one in this folder, where it is of these terms; else a new one."""
         if folder is None or not (folder / _AGREED).exists():
             return cls(folder)
         path = folder / _AGREED
@@ -628,11 +591,7 @@ class Unfinished:
         return numbers[2:].reshape(*numbers[:2].tolist())
 
     def require_same(self, bucket: int, peer: str, message: bytes) -> None:
-        """Keep the digest of a peer's list for this bucket, or compare it with the one kept.
-
-        Raises:
-            RemoteProtocolError: it sent another list before.
-        """
+        """Keep the digest of a peer's list for this bucket, or compare it with the one kept."""
         digest = hashlib.sha256(message).digest()
         if self.folder is None:
             before = self._seen.setdefault((bucket, peer), digest)

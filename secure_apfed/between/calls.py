@@ -41,12 +41,7 @@ _ROOM_S = 10.0
 
 
 class Calls:
-    """One party's connections to all its peers; of two, the one whose name comes later dials.
-
-    Args:
-        me: the party, with those whom it knows.
-        carry: calls a peer.
-    """
+    """One party's connections to all its peers; of two, the one whose name comes later dials."""
 
     def __init__(self, me: LocalEnd, carry: Carry) -> None:
         self._me, self._carry = me, carry
@@ -177,11 +172,7 @@ class Calls:
 
 
 class _Called(Pipe):
-    """One connection of numbered calls, a few of them under way at once.
-
-    Attributes:
-        name: by which both ends know it.
-    """
+    """One connection of numbered calls, a few of them under way at once."""
 
     def __init__(self, name: bytes, carry: Callable[[int, bytes], bool]) -> None:
         super().__init__()

@@ -51,9 +51,6 @@ def _listed_as(certificate: x509.Certificate) -> set[str]:
 def read_revoked(path: Path | None) -> frozenset[str]:
     """What a list revokes: a line each, in hex, of a certificate's SHA-256 or serial number, or of
     an identity (a public key); what follows a `#` is a note.
-
-    Raises:
-        ConfigError: no such file, or other lines.
     """
     if path is None:
         return frozenset()
@@ -86,19 +83,7 @@ class Credentials:
         cls, ca: Path, certificate: Path, key: Path, *, name: str | None,
         revoked: frozenset[str] = frozenset(),
     ) -> "Credentials":  # fmt: skip
-        """Read them and check them as the peers will.
-
-        Args:
-            ca: file of authorities in PEM.
-            certificate: file of its own.
-            key: file of the certificate's key.
-            name: that the certificate must have; None: any.
-            revoked: see `read_revoked`.
-
-        Raises:
-            ConfigError: a file is missing or no PEM; key and certificate do not belong together;
-                or the certificate is expired, revoked, another's, or of another authority.
-        """
+        """Read them and check them as the peers will."""
         told = cls(_read(ca, "ca"), _read(certificate, "certificate"), _read(key, "key"))
         try:
             own = x509.load_pem_x509_certificate(told.certificate)
@@ -150,11 +135,7 @@ def _issued(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
 
 
 def require_caller(name: str, pem: bytes, revoked: frozenset[str]) -> None:
-    """Return where a caller's certificate, which TLS has verified, is the named party's.
-
-    Raises:
-        RemoteProtocolError: none, another party's, or revoked.
-    """
+    """Return where a caller's certificate, which TLS has verified, is the named party's."""
     try:
         shown = x509.load_pem_x509_certificate(pem)
     except ValueError as error:
@@ -171,23 +152,13 @@ def require_caller(name: str, pem: bytes, revoked: frozenset[str]) -> None:
 
 @dataclass(frozen=True)
 class Authority:
-    """A trial's own authority, which makes the parties' certificates.
-
-    Attributes:
-        certificate: in PEM; key: in PEM, the authority's secret.
-    """
+    """A trial's own authority, which makes the parties' certificates."""
 
     certificate: bytes
     key: bytes = field(repr=False)
 
     def issue(self, name: str, *, hosts: tuple[str, ...] = (), days: float = 365) -> Credentials:
-        """A new key and certificate for a party of this name, which may be a server and a client.
-
-        Args:
-            name: of the party.
-            hosts: other DNS names that its server goes by.
-            days: how long it is valid.
-        """
+        """A new key and certificate for a party of this name, as a server and as a client."""
         secret = ec.generate_private_key(ec.SECP256R1())
         authority = x509.load_pem_x509_certificate(self.certificate)
         signer = serialization.load_pem_private_key(self.key, password=None)

@@ -47,11 +47,7 @@ def room_of(identities: list[bytes]) -> bytes:
 
 
 def through(connection: Connection, me: LocalEnd, peer: str, *, wait_s: float = PARTNER_S) -> None:
-    """Enter the session's room at a relay, and wait there for a peer.
-
-    Raises:
-        OSError, EOFError: the relay refuses, or the peer does not come.
-    """
+    """Enter the session's room at a relay, and wait there for a peer."""
     challenge = read_before(connection, time.monotonic() + _PROOF_S)
     parties = sorted((*me.known.values(), me.identity.public))
     own, other = me.identity.public, me.known[peer]
@@ -79,11 +75,7 @@ class _Entry:
 
     @classmethod
     def parse(cls, message: bytes, challenge: bytes) -> "_Entry":
-        """Read a hello that proves an identity of its room.
-
-        Raises:
-            RemoteProtocolError: it does not.
-        """
+        """Read a hello that proves an identity of its room."""
         try:
             if len(message) > _HELLO_BYTES:
                 raise ValueError("too long")
@@ -113,19 +105,7 @@ class _Stream:
 
 
 class Relay:
-    """Joins streams by room, sender and receiver.
-
-    Args:
-        address: where to listen.
-        credentials: for TLS; None: plaintext, on loopback alone.
-        allowed: public identities that may enter; None: all that have a certificate.
-
-    Attributes:
-        port: where it listens.
-
-    Raises:
-        ConfigError: it cannot listen there.
-    """
+    """Joins streams by room, sender and receiver."""
 
     def __init__(
         self, address: Address, credentials: Credentials | None,
@@ -161,12 +141,7 @@ class Relay:
                 self._remove(stream)
 
     def _entry_of(self, stranger: GrpcConnection) -> _Entry:
-        """Where a stranger proves that it belongs.
-
-        Raises:
-            RemoteProtocolError: nowhere.
-            OSError, EOFError: it went, or is silent.
-        """
+        """Where a stranger proves that it belongs."""
         challenge = fresh_key()
         stranger.send_bytes(challenge)
         entry = _Entry.parse(read_before(stranger, time.monotonic() + _PROOF_S), challenge)
@@ -176,11 +151,7 @@ class Relay:
         return entry
 
     def _enter(self, stream: _Stream) -> None:
-        """Take a place; whoever had it before goes, and so does who was joined to that.
-
-        Raises:
-            RemoteProtocolError: too many rooms, or too many in this one.
-        """
+        """Take a place; whoever had it before goes, and so does who was joined to that."""
         entry = stream.entry
         with self._changed:
             room = self._rooms.get(entry.room, {})

@@ -298,11 +298,7 @@ def _read(file: Path) -> bytes:
 
 
 def _write_new(files: dict[Path, tuple[bytes, bool]], as_json: bool) -> None:
-    """Write all of these, secret ones for their owner alone, and none over another.
-
-    Raises:
-        ConfigError: one is there already; then nothing is written.
-    """
+    """Write all of these, secret ones for their owner alone, and none over another."""
     if there := [str(path) for path in files if path.exists() or path.is_symlink()]:
         raise ConfigError(
             f"{', '.join(there)} would be overwritten; name another folder, or move it away (who "

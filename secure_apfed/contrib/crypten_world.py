@@ -182,12 +182,7 @@ class _Waiting:
 
 
 def _meet(rank: int, size: int, place: tuple[str, int], own_address: str, timeout_s: float) -> Any:
-    """Return the group of all parties.
-
-    Raises:
-        LocalProtocolError: an address that cannot be used, or no time to wait.
-        RemoteProtocolError: the others did not come in time.
-    """
+    """Return the group of all parties."""
     if not 0 <= rank < size or not 0 < timeout_s <= _LONGEST_S:
         raise LocalProtocolError(
             f"a world has ranks 0 to size - 1 and a timeout_s above 0 and up to {_LONGEST_S}, got "

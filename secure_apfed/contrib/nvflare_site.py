@@ -59,11 +59,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class Site:
-    """One site's party.
-
-    Args:
-        resume: go on from the checkpoint in the party's folder.
-    """
+    """One site's party."""
 
     def __init__(self, resume: bool = False) -> None:
         self._resume = resume
@@ -73,11 +69,7 @@ class Site:
 
     @collab.publish  # type: ignore[untyped-decorator]  # nvflare ships no annotations
     def play(self) -> str:
-        """Play the party's part to its end; return how it failed, in words for all, or nothing.
-
-        Raises:
-            WrongSiteError: somebody else than the server asks, or it asks again.
-        """
+        """Play the party's part to its end; return how it failed, in words for all, or nothing."""
         site: str = collab.site_name
         self._require_first(site, collab.caller)
         # It says of every call that there was one.
@@ -157,12 +149,7 @@ class Site:
         self, peers: Mapping[str, Any], settings: PartyFile, identity: Identity,
         known: Mapping[str, bytes],
     ) -> Transport:  # fmt: skip
-        """Links to all peers by calls; those of a session before are closed.
-
-        Raises:
-            ConfigError: the party and its peers are not the sites of the job.
-            PartyLeftError: names those who did not come.
-        """
+        """Links to all peers by calls; those of a session before are closed."""
         me = LocalEnd(
             name=settings.party, identity=identity,
             known={name: key for name, key in known.items() if name != settings.party},
@@ -261,11 +248,7 @@ class WrongSiteError(ConfigError):
 
 
 def _party_file(site: str) -> Path:
-    """The party's file, as the site says.
-
-    Raises:
-        WrongSiteError: it does not say.
-    """
+    """The party's file, as the site says."""
     path = os.environ.get(PARTY_FILE)
     if not path:
         raise WrongSiteError(
@@ -276,11 +259,7 @@ def _party_file(site: str) -> Path:
 
 
 def _require_party(site: str, party: str) -> None:
-    """Refuse another party's file.
-
-    Raises:
-        WrongSiteError: it is another's.
-    """
+    """Refuse another party's file."""
     if party != site:
         raise WrongSiteError(
             f"{PARTY_FILE} names the file of {party} here, and this site is {site}: a site is "

@@ -58,11 +58,7 @@ class Greeting:
 
     @classmethod
     def parse(cls, message: Envelope, known: bytes) -> "Greeting":
-        """Read the greeting of a party that is known by this identity.
-
-        Raises:
-            RemoteProtocolError: anything else, or of another identity.
-        """
+        """Read the greeting of a party that is known by this identity."""
         peer = message.sender
         try:
             identity, run_key, offer, resumes, holds = msgpack.unpackb(message.payload)
@@ -88,11 +84,7 @@ class Greeting:
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """What all parties hold when they have agreed.
-
-    Attributes:
-        contract: of the session; signatures: of it, by party.
-    """
+    """What all parties hold when they have agreed."""
 
     contract: Contract
     signatures: Mapping[str, bytes]
@@ -188,11 +180,7 @@ def _name_of(message: Envelope) -> str:
 
 
 def _read_signature(message: Envelope, contract: Contract) -> tuple[bytes, bytes]:
-    """Signature and hello of a party that drew up the same contract.
-
-    Raises:
-        RemoteProtocolError: malformed, or another contract; names what differs.
-    """
+    """Signature and hello of a party that drew up the same contract."""
     try:
         signature, hello, document = msgpack.unpackb(message.payload)
         if not all(type(part) is bytes for part in (signature, hello, document)):

@@ -65,13 +65,6 @@ def play_one(
 ) -> T:  # fmt: skip
     """Play one role to its end; where it fails, tell the peers that it stops.
 
-    Args:
-        script: of the role.
-        links: which it uses, over the transport.
-        transport: closed in the end.
-        timeout_s: one unit of patience (see `Awaited`).
-        observer: told what the script waits for.
-
     Raises:
         Exception: whatever the script raised.
     """
@@ -278,12 +271,7 @@ class InMemory:
 
 
 class _Role:
-    """A script under way.
-
-    Attributes:
-        awaited: what it waits for; None once it has ended.
-        result: what it returned.
-    """
+    """A script under way."""
 
     def __init__(self, script: Script[Any]) -> None:
         self._script = script

@@ -393,10 +393,6 @@ def parts_of(number: int, message: bytes, size: int | None = None) -> Iterator[b
 class Gathering:
     """What came of the message that one peer is sending, and how many were whole.
 
-    Args:
-        me: who receives; peer: who sends.
-        size: bytes of a part, `PART_BYTES` unless given.
-
     Attributes:
         kind: what the message is of which some parts came; empty between messages.
     """
@@ -417,16 +413,7 @@ class Gathering:
         )
 
     def add(self, part: bytes, kind: str, *, most: int = MOST_BYTES) -> bytes | None:
-        """Take the next part; return the whole message, or None while some of it is missing.
-
-        Args:
-            part: as it came.
-            kind: what the message is, for errors.
-            most: the longest message that is taken now, in bytes.
-
-        Raises:
-            RemoteProtocolError: no part, one that does not follow, or too long a message.
-        """
+        """Take the next part; return the whole message, or None while some of it is missing."""
         if len(part) < PART_HEADER_BYTES:
             raise RemoteProtocolError(
                 f"{self._peer} sent {len(part)} bytes of {kind} to {self._me}, too few for a part "
@@ -491,10 +478,6 @@ def most_signs(work: int) -> int:
 class Signs:
     """Signs of life of one party's work, and those that it takes of its peers.
 
-    Args:
-        me: the party; peers: who may wait for it.
-        send: delivers a sign to a peer.
-
     Attributes:
         relays: whether peers hear, too, that somebody is alive for whom this party waits.
     """
@@ -534,11 +517,7 @@ class Signs:
             self._left |= {peer: before[peer] - used[peer] for peer in signs}
 
     def hear(self, sender: str, sign: bytes) -> None:
-        """Take a sign.
-
-        Raises:
-            RemoteProtocolError: malformed, of no progress, or one more than there can be.
-        """
+        """Take a sign."""
         left, heard = self._left.get(sender, 0), self._heard.get(sender, 0)
         if len(sign) != _DONE.size:
             raise RemoteProtocolError(f"{sender} sent {self._me} a malformed sign of life")

@@ -94,11 +94,7 @@ class _Hello(NamedTuple):
 
     @classmethod
     def parse(cls, message: bytes) -> "_Hello":
-        """Read the other end's.
-
-        Raises:
-            RemoteProtocolError: anything else than a hello of this version.
-        """
+        """Read the other end's."""
         try:
             if len(message) > _HELLO_BYTES:
                 raise ValueError("too long")
@@ -196,11 +192,7 @@ def _proved(
 
 
 def _require_expected(me: LocalEnd, name: str, theirs: _Hello) -> None:
-    """Refuse whoever should not be there, before this party signs anything.
-
-    Raises:
-        RemoteProtocolError: says why.
-    """
+    """Refuse whoever should not be there, before this party signs anything."""
     if name not in me.known or theirs.receiver != me.name:
         raise RemoteProtocolError(
             f"{theirs.sender!r} comes to {theirs.receiver!r}, but this is {me.name}, whose session "
@@ -214,11 +206,7 @@ def _require_expected(me: LocalEnd, name: str, theirs: _Hello) -> None:
 
 
 def _require_valid(me: LocalEnd, name: str, theirs: _Hello) -> None:
-    """Refuse what is revoked.
-
-    Raises:
-        RemoteProtocolError: says what.
-    """
+    """Refuse what is revoked."""
     revoked = me.revoked()
     if me.known[name].hex() in revoked:
         raise RemoteProtocolError(f"the identity of {name} is revoked by the list of {me.name}")

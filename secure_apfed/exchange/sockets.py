@@ -90,16 +90,7 @@ def dial(address: Address) -> SocketConnection:
 
 
 class Port:
-    """Where others dial in; each connection is handed over as it comes.
-
-    Args:
-        address: where to listen.
-        welcome: called in a thread of its own with each new connection, and with no certificate;
-            it closes what it does not keep.
-
-    Raises:
-        OSError, UnicodeError: the address is in use, or not this machine's.
-    """
+    """Where others dial in; each connection is handed over as it comes."""
 
     def __init__(
         self, address: Address, welcome: Callable[[SocketConnection, bytes], None]

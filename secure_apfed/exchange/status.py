@@ -43,11 +43,7 @@ class PeerStatus(_Frozen):
 
 
 class Waiting(_Frozen):
-    """What a party waits for.
-
-    Attributes:
-        since_s: how long so far; patience_s: how long it will at most.
-    """
+    """What a party waits for."""
 
     senders: tuple[str, ...]
     kinds: tuple[Kind, ...]
@@ -99,11 +95,7 @@ class _Meter(Protocol):
 
 
 class StatusKeeper:
-    """Knows where its party stands; a `LinkObserver` and a `WaitObserver`.
-
-    Args:
-        clock: seconds from any moment.
-    """
+    """Knows where its party stands; a `LinkObserver` and a `WaitObserver`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._lock = clock, Lock()

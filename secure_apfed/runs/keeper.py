@@ -57,18 +57,11 @@ class PartyKeeper:
     before, too. A party without data has nothing to go on from. Layout: msgpack, tensors as
     safetensors inside, and a SHA-256 of it all at the end.
 
-    Args:
-        folder: of the party, held.
-        name: of the party; config: of the run; data: what the party holds of it.
-
     Attributes:
         secrets: keys and seed: fresh, or as at its newest checkpoint.
         before_save: told of the step whose state is about to be saved.
         meter: of what it releases in this session.
         audit: notes what it agrees to, and is on the disk with each checkpoint; None: nothing.
-
-    Raises:
-        CheckpointError: a checkpoint that is damaged, or of another run or table.
     """
 
     def __init__(
@@ -102,11 +95,7 @@ class PartyKeeper:
         self._folder.write_json(self._folder.contract, signed(contract, signatures))
 
     def latest(self, until: int | None = None) -> PartyState | None:
-        """See `Keeper`.
-
-        Raises:
-            CheckpointError: truncated, altered, or of another run, table or version.
-        """
+        """See `Keeper`."""
         content = self._content(until)
         if content is None:
             return None

@@ -113,10 +113,6 @@ def trial_ways(over: Way, folders: Mapping[str, Path]) -> dict[str, dict[str, An
     """What the parties' files say of their links, by party; makes the certificates.
 
     The authority's key is used and thrown away, so that nobody else gets a certificate of it.
-
-    Args:
-        over: how they reach each other.
-        folders: of the parties, by name.
     """
     if over == "tcp":
         return {name: {"link": over, "reconnect_s": _GONE_S} for name in folders}
@@ -144,11 +140,7 @@ def trial_ways(over: Way, folders: Mapping[str, Path]) -> dict[str, dict[str, An
 
 @contextmanager
 def relaying(files: Iterable[Path]) -> Iterator[None]:
-    """The relay that these parties' files name, in a process of its own; none where none is named.
-
-    Raises:
-        ConfigError: it did not start.
-    """
+    """The relay that these parties' files name, if they do, in a process of its own."""
     file = next(iter(files))
     address = PartyFile.read(file).relay
     if address is None:
@@ -231,11 +223,7 @@ def run_locally(
 
 
 def _refuse_another_run(config: Config, run: RunFolder) -> None:
-    """Go on only with what lies there, and as it was begun.
-
-    Raises:
-        CheckpointError: other settings, or a run that one process played.
-    """
+    """Go on only with what lies there, and as it was begun."""
     if Steps(run.path, "recording").found():
         raise CheckpointError(
             f"{run.path} holds a run that one process played; resume with --transport memory"
@@ -260,10 +248,6 @@ def prepare_parties(
 
     Over "nvflare" they are for a job (`contrib/nvflare_job.py`); over "grpc" and "relay" each gets
     a certificate of an authority of this trial, too.
-
-    Raises:
-        ConfigError, DataError: what does not fit, or cannot be loaded.
-        CheckpointError: a folder that cannot be a party's.
     """
     data = data or load_data(config.data, seed=config.seed)
     data.compare_ids(id_rules(config.alignment).text)
@@ -311,12 +295,7 @@ def _known(run: RunFolder, names: Sequence[str], over: Way) -> dict[str, Peer]:
 
 @dataclass(eq=False)
 class _Process:
-    """One party's process.
-
-    Attributes:
-        on_status: told where it stands, as often as it says so on stdout.
-        said: how it failed, where it did and said so there.
-    """
+    """One party's process."""
 
     name: str
     process: "subprocess.Popen[bytes]"

@@ -145,11 +145,7 @@ class PartyFile(Settings):
 
     @classmethod
     def read(cls, path: Path) -> "PartyFile":
-        """Read one, with its paths resolved.
-
-        Raises:
-            ConfigError: no such file, or settings that do not hold.
-        """
+        """Read one, with its paths resolved."""
         file = load_settings_text(cls, read_text(path), source=str(path))
         below = path.parent
         table = None if file.table is None else below / file.table
@@ -167,11 +163,6 @@ def connect(file: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> 
     "tcp" is for processes of one machine; "grpc" for machines of several organisations, direct or
     through a relay that all dial. Inside a job of NVFlare's its site connects instead
     (`contrib/nvflare_site.py`).
-
-    Args:
-        file: the party's.
-        identity: its key pair.
-        known: public identities, by party.
 
     Raises:
         ConfigError: the file does not say how.
@@ -219,11 +210,7 @@ class _OverTcp:
         return ways
 
     def _dials(self, peer: str) -> bool:
-        """Whether this party dials: where only the other listens, or where both do, by their names.
-
-        Raises:
-            ConfigError: neither listens.
-        """
+        """Whether this party dials: where only the other listens, or both do, by their names."""
         party, there = self.file.party, self.file.peers[peer].address is not None
         if not there and self.file.listen is None:
             raise ConfigError(
@@ -345,11 +332,7 @@ class _OverGrpc(_OverTcp):
         return self._grpc.Port(address, self._credentials, door.welcome).close
 
     def revoked(self) -> frozenset[str]:
-        """The list as it is now; without it nobody is let in.
-
-        Raises:
-            ConnectionError: it cannot be read.
-        """
+        """The list as it is now; without it nobody is let in."""
         try:
             return self._certificates.read_revoked(self.file.tls.revoked if self.file.tls else None)
         except ConfigError as error:
@@ -425,12 +408,7 @@ def _play(
 
 @dataclass(frozen=True, kw_only=True)
 class Joined:
-    """A party that is connected to all others.
-
-    Attributes:
-        own: what it brings; role: what it plays.
-        links, transport: to the others; transcript: of what it sends, without payloads.
-    """
+    """A party that is connected to all others."""
 
     own: Own
     role: PartyRole
@@ -534,11 +512,7 @@ async def _active(
 
 
 def _role_of(file: PartyFile, config: Config) -> PartyRole:
-    """The role of this party.
-
-    Raises:
-        ConfigError: its file names others than the run needs.
-    """
+    """The role of this party."""
     roles = roles_of(METHODS[config.method.name], config, file.active, file.passives)
     named = {file.party, *file.peers}
     if named != set(roles):
