@@ -27,6 +27,10 @@ __all__ = [
 _MOST_BYTES = 2**20
 _CLOCKS_APART = dt.timedelta(minutes=5)
 _HEX = frozenset("0123456789abcdef")
+_OTHER_USES = (
+    "digital_signature", "content_commitment", "key_encipherment", "data_encipherment",
+    "key_agreement", "encipher_only", "decipher_only",
+)  # fmt: skip
 
 
 def fingerprint(certificate: x509.Certificate) -> str:
@@ -55,11 +59,12 @@ def read_revoked(path: Path | None) -> frozenset[str]:
     if path is None:
         return frozenset()
     found = set()
-    for number, line in enumerate(_read(path, "revoked").decode("utf-8", "replace").splitlines()):
+    lines = _read(path, "revoked").decode("utf-8", "replace").splitlines()
+    for number, line in enumerate(lines, start=1):
         entry = line.partition("#")[0].strip().lower().replace(":", "")
         if entry and not set(entry) <= _HEX:
             raise ConfigError(
-                f"{path}, line {number + 1}: expected a certificate's SHA-256 or serial number, or "
+                f"{path}, line {number}: expected a certificate's SHA-256 or serial number, or "
                 f"an identity, in hex, got {entry[:80]!r}"
             )
         found.add(entry.lstrip("0") if len(entry) < 64 else entry)
@@ -84,12 +89,11 @@ class Credentials:
         revoked: frozenset[str] = frozenset(),
     ) -> "Credentials":  # fmt: skip
         """Read them and check them as the peers will."""
-        told = cls(_read(ca, "ca"), _read(certificate, "certificate"), _read(key, "key"))
+        loaded = cls(_read(ca, "ca"), _read(certificate, "certificate"), _read(key, "key"))
         try:
-            own = x509.load_pem_x509_certificate(told.certificate)
-            chain = x509.load_pem_x509_certificates(told.certificate)[1:]
-            secret = serialization.load_pem_private_key(told.key, password=None)
-            authorities = x509.load_pem_x509_certificates(told.ca)
+            own, *chain = x509.load_pem_x509_certificates(loaded.certificate)
+            secret = serialization.load_pem_private_key(loaded.key, password=None)
+            authorities = x509.load_pem_x509_certificates(loaded.ca)
         except (ValueError, TypeError, UnsupportedAlgorithm) as error:
             raise ConfigError(
                 f"tls: {ca}, {certificate} or {key} is not what it should be in PEM ({error}); a "
@@ -104,7 +108,7 @@ class Credentials:
         elif now < own.not_valid_before_utc:
             wrong = f"is valid from {own.not_valid_before_utc} on; set the clock, or wait"
         # Of others between this one and its authority TLS itself checks each.
-        elif not chain and not any(_issued(own, one) for one in authorities):
+        elif not chain and not any(_issued(own, authority) for authority in authorities):
             wrong = (
                 f"is of another authority than those in {ca}; have one made by the authority that "
                 "all parties believe"
@@ -118,7 +122,7 @@ class Credentials:
             wrong = "is revoked; have another one made"
         if wrong:
             raise ConfigError(f"tls.certificate: {certificate} {wrong}")
-        return told
+        return loaded
 
     @property
     def digest(self) -> str:
@@ -166,16 +170,14 @@ class Authority:
             raise ConfigError("the authority's key is of another kind than `certs ca` makes")
         usages = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
         names = [x509.DNSName(each) for each in dict.fromkeys((name, *hosts))]
+        signed_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
         made = (
             _builder(name, secret.public_key(), days)
             .issuer_name(authority.subject)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
             .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
-            .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()),
-                critical=False,
-            )
+            .add_extension(signed_by, critical=False)
             .sign(signer, hashes.SHA256())
         )
         return Credentials(self.certificate, _pem(made), _secret_pem(secret))
@@ -184,22 +186,12 @@ class Authority:
 def make_authority(name: str = "secure-apfed trial", *, days: float = 3650) -> Authority:
     """A new authority for a trial."""
     secret = ec.generate_private_key(ec.SECP256R1())
-    builder = _builder(name, secret.public_key(), days)
     made = (
-        builder.issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+        _builder(name, secret.public_key(), days)
+        .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(
-            x509.KeyUsage(
-                key_cert_sign=True,
-                crl_sign=True,
-                digital_signature=False,
-                content_commitment=False,
-                key_encipherment=False,
-                data_encipherment=False,
-                key_agreement=False,
-                encipher_only=False,
-                decipher_only=False,
-            ),
+            x509.KeyUsage(key_cert_sign=True, crl_sign=True, **dict.fromkeys(_OTHER_USES, False)),
             critical=True,
         )
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(secret.public_key()), False)

@@ -12,6 +12,7 @@ import hashlib
 import threading
 import time
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgpack
 
@@ -60,8 +61,7 @@ def through(connection: Connection, me: LocalEnd, peer: str, *, wait_s: float = 
         raise TimeoutError("it did not come to the relay") from None
 
 
-@dataclass(frozen=True)
-class _Entry:
+class _Entry(NamedTuple):
     """Who comes, and to whom."""
 
     room: bytes
@@ -81,9 +81,9 @@ class _Entry:
                 raise ValueError("too long")
             parties, own, other, signature = msgpack.unpackb(message)
             keys = [*parties, own, other]
-            if len(parties) > _MOST_PARTIES or any(type(one) is not bytes for one in keys):
+            if len(parties) > _MOST_PARTIES or any(type(key) is not bytes for key in keys):
                 raise TypeError("no list of identities")
-            if any(len(one) != _KEY_BYTES for one in keys) or type(signature) is not bytes:
+            if any(len(key) != _KEY_BYTES for key in keys) or type(signature) is not bytes:
                 raise ValueError("keys of another size")
             distinct = sorted(set(parties)) == parties
             if own == other or not {own, other} <= set(parties) or not distinct:
@@ -125,7 +125,13 @@ class Relay:
         """One stream, until it ends."""
         self._crowd.add(stranger)
         try:
-            stream = _Stream(stranger, self._entry_of(stranger))
+            challenge = fresh_key()
+            stranger.send_bytes(challenge)
+            entry = _Entry.parse(read_before(stranger, time.monotonic() + _PROOF_S), challenge)
+            if self._allowed is not None and entry.own not in self._allowed:
+                raise RemoteProtocolError("this identity is not among those that may enter")
+            stranger.trust()
+            stream = _Stream(stranger, entry)
             self._enter(stream)
         except (OSError, EOFError, RemoteProtocolError) as error:
             if isinstance(error, RemoteProtocolError):
@@ -140,25 +146,15 @@ class Relay:
             with self._changed:
                 self._remove(stream)
 
-    def _entry_of(self, stranger: GrpcConnection) -> _Entry:
-        """Where a stranger proves that it belongs."""
-        challenge = fresh_key()
-        stranger.send_bytes(challenge)
-        entry = _Entry.parse(read_before(stranger, time.monotonic() + _PROOF_S), challenge)
-        if self._allowed is not None and entry.own not in self._allowed:
-            raise RemoteProtocolError("this identity is not among those that may enter")
-        stranger.trust()
-        return entry
-
     def _enter(self, stream: _Stream) -> None:
         """Take a place; whoever had it before goes, and so does who was joined to that."""
         entry = stream.entry
         with self._changed:
             room = self._rooms.get(entry.room, {})
             if (former := room.get(entry)) is not None:
-                for one in (former, former.partner):
-                    if one is not None:
-                        self._remove(one)
+                for standing in (former, former.partner):
+                    if standing is not None:
+                        self._remove(standing)
             elif len(room) >= _MOST_IN_ROOM or (not room and len(self._rooms) >= _MOST_ROOMS):
                 raise RemoteProtocolError("it is full; come again, or ask who runs it")
             room = self._rooms.setdefault(entry.room, {})

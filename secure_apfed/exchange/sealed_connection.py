@@ -103,7 +103,7 @@ class _Hello(NamedTuple):
                 raise RemoteProtocolError(
                     f"the other end speaks version {version!r} of the hello, this party {_VERSION}"
                 )
-            if [type(one) for one in fields] != [str, str, bytes, str]:
+            if [type(field) for field in fields] != [str, str, bytes, str]:
                 raise TypeError("fields of other types")
             hello = cls(*fields)
             if len(hello.public) != _KEY_BYTES or hello.pack() != message:
@@ -142,10 +142,9 @@ def prove(
         with contextlib.suppress(ConnectionRefusedError):
             _hear_out(connection)  # until it has read why, and closes
         raise
-    except ConnectionRefusedError:
-        raise
-    except (OSError, EOFError):
-        _hear_out(connection)  # why it closed, where it said so before
+    except (OSError, EOFError) as error:
+        if not isinstance(error, ConnectionRefusedError):
+            _hear_out(connection)  # why it closed, where it said so before
         raise
 
 
@@ -179,7 +178,7 @@ def _proved(
     seen(name)
     _require_valid(me, name, theirs)
     own = own or greet(name)
-    hellos = b"".join(hashlib.sha256(one).digest() for one in sorted((own, message)))
+    hellos = b"".join(hashlib.sha256(hello).digest() for hello in sorted((own, message)))
     ends, both = (me.name.encode(), name.encode()), hashlib.sha256(hellos).digest()
     link = SealedLink(me=me.name, peer=name, run_key=run_key, contract_hash=both)
     connection.send_bytes(link.hello + me.identity.sign(_PURPOSE, *ends, both))
@@ -312,13 +311,10 @@ class Door:
         absent: str = "it did not dial, or came without a certificate that TLS takes",
     ) -> None:  # fmt: skip
         self._me, self._require, self._absent = me, require, absent
-        self._crowd = Crowd()
-        self._places: dict[str, queue.SimpleQueue[Connection]] = {
-            name: queue.SimpleQueue() for name in awaited
-        }
+        self._crowd, self._lock = Crowd(), threading.Lock()
+        self._places = {name: queue.SimpleQueue[Connection]() for name in awaited}
         self._standing: dict[str, Connection] = {}
         self._trouble: dict[str, str] = {}
-        self._lock = threading.Lock()
 
     def welcome(self, stranger: Carrier, certificate: bytes) -> None:
         """Let a stranger prove who it is, and take its place."""
@@ -363,5 +359,4 @@ class Door:
         try:
             return self._places[name].get(timeout=_LOOK_S)
         except queue.Empty:
-            told = self._trouble.get(name)
-            raise TimeoutError(told or self._absent) from None
+            raise TimeoutError(self._trouble.get(name, self._absent)) from None

@@ -7,7 +7,7 @@ display in another thread. It holds names, counts and times, and nothing of any 
 import time
 from collections.abc import Callable, Iterable
 from threading import Lock
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict
 
@@ -122,10 +122,13 @@ class StatusKeeper:
         with self._lock:
             self._connected, self._phase = True, "agreement"
 
-    def end(self, *, failed: bool) -> None:
-        """Be told that the session is over."""
+    def __enter__(self) -> Self:
+        """Of all sessions; after the block they are over."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with self._lock:
-            self._phase, self._awaited = ("failed" if failed else "ended"), None
+            self._phase, self._awaited = ("failed" if kind else "ended"), None
 
     def sent(self, envelope: Envelope, frame: bytes) -> None:
         """See `LinkObserver`."""

@@ -54,7 +54,7 @@ __all__ = [
 ]
 
 
-def _place(text: str) -> str:
+def _address(text: str) -> str:
     try:
         parse_address(text)
     except LocalProtocolError as error:
@@ -62,8 +62,7 @@ def _place(text: str) -> str:
     return text
 
 
-Place: TypeAlias = Annotated[str, AfterValidator(_place)]
-"""Host and port, as `parse_address` reads them."""
+Place: TypeAlias = Annotated[str, AfterValidator(_address)]
 
 
 class Peer(Settings):
@@ -158,11 +157,7 @@ Connect: TypeAlias = Callable[[PartyFile, Identity, Mapping[str, bytes]], Transp
 
 
 def connect(file: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> Transport:
-    """Connect to all others, as the party's file says: by an entry of `LINKS`.
-
-    "tcp" is for processes of one machine; "grpc" for machines of several organisations, direct or
-    through a relay that all dial. Inside a job of NVFlare's its site connects instead
-    (`contrib/nvflare_site.py`).
+    """Connect to all others, as the party's file says, or a site of NVFlare's for it.
 
     Raises:
         ConfigError: the file does not say how.
@@ -199,17 +194,15 @@ class _OverTcp:
 
     def ways(self, stack: ExitStack) -> dict[str, Callable[[], Connection]]:
         """By peer, what makes a connection to it."""
-        ways: dict[str, Callable[[], Connection]] = {
-            peer: partial(self.proved, peer) for peer in self.file.peers if self._dials(peer)
-        }
-        awaited = tuple(peer for peer in self.file.peers if peer not in ways)
-        if awaited:
+        dialled = [peer for peer in self.file.peers if self.dials(peer)]
+        ways = {peer: partial(self.proved, peer) for peer in dialled}
+        if awaited := tuple(peer for peer in self.file.peers if peer not in ways):
             door = self.door(awaited)
             stack.callback(self.listen(door))
-            ways |= {name: partial(door.connect, name) for name in awaited}
-        return ways
+            ways |= {peer: partial(door.connect, peer) for peer in awaited}
+        return {**ways}
 
-    def _dials(self, peer: str) -> bool:
+    def dials(self, peer: str) -> bool:
         """Whether this party dials: where only the other listens, or both do, by their names."""
         party, there = self.file.party, self.file.peers[peer].address is not None
         if not there and self.file.listen is None:
@@ -248,10 +241,8 @@ class _OverTcp:
 
     def door(self, awaited: tuple[str, ...]) -> Door:
         me = self.me.name
-        why = (
-            f"it did not come to {me} in time; start it, or correct the address of {me} in its file"
-        )
-        return Door(self.me, awaited, absent=why)
+        why = f"it did not come to {me} in time; start it, or correct the address of {me}"
+        return Door(self.me, awaited, absent=f"{why} in its file")
 
     def listen(self, door: Door) -> Callable[[], None]:
         """Let others come to the door; return what ends that."""
@@ -283,12 +274,11 @@ class _OverGrpc(_OverTcp):
 
     def _load(self, file: PartyFile) -> "Credentials | None":
         """What TLS needs; None on loopback where that was asked for by name."""
-        if file.tls is not None:
-            files = file.tls
+        if (tls := file.tls) is not None:
+            revoked = self._certificates.read_revoked(tls.revoked)
             return self._certificates.Credentials.load(
-                files.ca, files.certificate, files.key, name=file.party,
-                revoked=self._certificates.read_revoked(files.revoked),
-            )  # fmt: skip
+                tls.ca, tls.certificate, tls.key, name=file.party, revoked=revoked
+            )
         if not file.insecure_plaintext_on_loopback:
             raise ConfigError(
                 f"{file.party}: link: grpc needs `tls` with ca, certificate and key (secure-apfed "
@@ -300,10 +290,8 @@ class _OverGrpc(_OverTcp):
         )
         return None
 
-    def ways(self, stack: ExitStack) -> dict[str, Callable[[], Connection]]:
-        if self.file.relay is None:
-            return super().ways(stack)
-        return {peer: partial(self.proved, peer) for peer in self.file.peers}
+    def dials(self, peer: str) -> bool:
+        return self.file.relay is not None or super().dials(peer)
 
     def dial(self, peer: str) -> Carrier:
         file = self.file
@@ -362,10 +350,10 @@ def play_party(
         path: of its file.
         resume: go on from the checkpoint in its folder.
         on_progress: at the active, called after every step.
-        over: what the frames go through besides the sockets.
+        over: what the frames go through besides the links.
         on_restart: told why a session ended, before another one begins.
         status: told where the party stands.
-        meet: connects it to the others; unless given, as its file says.
+        meet: connects it to the others.
 
     Returns:
         What the run gave, at the active: its own bytes on the links, and of passives what they say
@@ -374,7 +362,7 @@ def play_party(
     Raises: as `secure_apfed.run`, and PartyLeftError where another party stopped or left.
     """
     file, restarts, status = PartyFile.read(path), 0, status or StatusKeeper()
-    with _noting_the_end(status):
+    with status:
         while True:
             again = resume and not restarts
             with joined(file, resume=again, over=over, status=status, meet=meet) as here:
@@ -465,23 +453,12 @@ def joined(
         )  # fmt: skip
 
 
-@contextmanager
-def _noting_the_end(status: StatusKeeper) -> Iterator[None]:
-    """Let a display know how it went."""
-    try:
-        yield
-    except BaseException:
-        status.end(failed=True)
-        raise
-    status.end(failed=False)
-
-
 class _Alone(Watch):
     """Who plays the active alone, and looks at checkpoints who of the absent is back."""
 
     def __init__(
-        self, writer: RunWriter, on_progress: Callable[[Progress], None], here: Joined,
-    ) -> None:  # fmt: skip
+        self, writer: RunWriter, on_progress: Callable[[Progress], None], here: Joined
+    ) -> None:
         super().__init__(writer, on_progress)
         self._links, self._transport, self._dismissed = here.links, here.transport, set[str]()
 
