@@ -114,23 +114,23 @@ def test_metadata_that_is_no_mapping_or_too_long_is_refused() -> None:
 
 
 NO_PAYLOADS = [
-        b"", b"\x00", b"\x00\x00\x00\x00", b"\xff\xff\xff\xff", b"\xff\xff\xff\xff" + bytes(100),
-        framed(msgpack.packb({}), b""),
-        framed(msgpack.packb({}), b"\xff" * 8),
-        framed(msgpack.packb({}), (2**62).to_bytes(8, "little") + b"{}"),
-        framed(msgpack.packb({}), (10**8).to_bytes(8, "little") + b"{}"),
-        handmade(b"[" * 5000), handmade(b"{" * 100), handmade(b"null"), handmade(b"[]"),
-        handmade({"z": 5}), handmade({"z": {"dtype": "F32"}}), handmade(b"{}", b"left over"),
-        one("F32", [2**40, 2**40], 4), one("F32", [2**61], 4), one("F32", [3], 8),
-        one("F32", [0, 2**63], 0), one("F32", [0, 2**62, 2**62], 0), one("F32", [-1], 0),
-        one("F4", [2], 1), one("F8_E8M0", [1], 1), one("F6_E2M3", [4], 3), one("X", [1], 1),
-        handmade({"z": {"dtype": "F32", "shape": [1], "data_offsets": [0, 2**62]}}, bytes(4)),
-        handmade({"z": {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}}, bytes(4)),
-        handmade({"z": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}, bytes(8)),
-        handmade(
-            {name: {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]} for name in "yz"},
-            bytes(4),
-        ),
+    b"", b"\x00", b"\x00\x00\x00\x00", b"\xff\xff\xff\xff", b"\xff\xff\xff\xff" + bytes(100),
+    framed(msgpack.packb({}), b""),
+    framed(msgpack.packb({}), b"\xff" * 8),
+    framed(msgpack.packb({}), (2**62).to_bytes(8, "little") + b"{}"),
+    framed(msgpack.packb({}), (10**8).to_bytes(8, "little") + b"{}"),
+    handmade(b"[" * 5000), handmade(b"{" * 100), handmade(b"null"), handmade(b"[]"),
+    handmade({"z": 5}), handmade({"z": {"dtype": "F32"}}), handmade(b"{}", b"left over"),
+    one("F32", [2**40, 2**40], 4), one("F32", [2**61], 4), one("F32", [3], 8),
+    one("F32", [0, 2**63], 0), one("F32", [0, 2**62, 2**62], 0), one("F32", [-1], 0),
+    one("F4", [2], 1), one("F8_E8M0", [1], 1), one("F6_E2M3", [4], 3), one("X", [1], 1),
+    handmade({"z": {"dtype": "F32", "shape": [1], "data_offsets": [0, 2**62]}}, bytes(4)),
+    handmade({"z": {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}}, bytes(4)),
+    handmade({"z": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}, bytes(8)),
+    handmade(
+        {name: {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]} for name in "yz"},
+        bytes(4),
+    ),
 ]  # fmt: skip
 UNUSUAL = [one("C64", [1], 8), one("U16", [1], 2), one("F8_E5M2", [1], 1)]
 

@@ -86,29 +86,36 @@ def test_another_version_is_named() -> None:
 
 
 OTHER_FIELDS: list[tuple[int, Any]] = [
-        (0, True), (0, 1.0), (0, "1"), (0, [b"x" * 100]),
-        (1, None), (1, b"session"), (1, ["session"]), (1, ""), (1, "s" * 257),
-        (2, 3.0), (2, float("nan")), (2, True), (2, None), (2, -2), (2, 2**63), (2, [3]),
-        (3, "unknown"), (3, b"sum"), (3, None), (3, ["sum"]), (3, {}),
-        (4, b"active"), (4, ["active"]), (4, ""), (4, "x" * 65), (4, "passive"), (4, 5),
-        (5, b"passive"), (5, None), (5, ""),
-        (6, 7.0), (6, 0.0), (6, False), (6, -1), (6, 2**64 - 1), (6, "7"),
-        (6, msgpack.Timestamp(1)),
+    (0, True), (0, 1.0), (0, "1"), (0, [b"x" * 100]),
+    (1, None), (1, b"session"), (1, ["session"]), (1, ""), (1, "s" * 257),
+    (2, 3.0), (2, float("nan")), (2, True), (2, None), (2, -2), (2, 2**63), (2, [3]),
+    (3, "unknown"), (3, b"sum"), (3, None), (3, ["sum"]), (3, {}),
+    (4, b"active"), (4, ["active"]), (4, ""), (4, "x" * 65), (4, "passive"), (4, 5),
+    (5, b"passive"), (5, None), (5, ""),
+    (6, 7.0), (6, 0.0), (6, False), (6, -1), (6, 2**64 - 1), (6, "7"),
+    (6, msgpack.Timestamp(1)),
 ]  # fmt: skip
 NO_HEADERS = [
-        b"", b"\xc1", packed(*USUAL)[:-1], packed(*USUAL) + b"\x00", packed(*USUAL[:-1]),
-        packed(*USUAL, 0), packed(), msgpack.packb(5), msgpack.packb(None),
-        msgpack.packb(dict.fromkeys(USUAL)),
-        b"\xdc\x00\x07" + packed(*USUAL)[1:],  # the same seven fields, as array16
-        packed(*USUAL).replace(b"\x03\xa3sum", b"\xcc\x03\xa3sum"),  # step 3 as uint8
-        packed(*USUAL).replace(b"\xa3sum", b"\xd9\x03sum"),  # kind as str8
-        b"\x91" * 2000,  # deep nesting
-        b"\xdd\xff\xff\xff\xff",  # four billion fields announced
-        b"\xdb\xff\xff\xff\xff",
-        bytes(4097),
-        packed(1, "s" * 5000, *USUAL[2:]),
-        b"\x97\x01\xa2\xff\xfe" + packed(*USUAL)[10:],  # not UTF-8
-]  # fmt: skip
+    b"",
+    b"\xc1",
+    packed(*USUAL)[:-1],
+    packed(*USUAL) + b"\x00",
+    packed(*USUAL[:-1]),
+    packed(*USUAL, 0),
+    packed(),
+    msgpack.packb(5),
+    msgpack.packb(None),
+    msgpack.packb(dict.fromkeys(USUAL)),
+    b"\xdc\x00\x07" + packed(*USUAL)[1:],  # the same seven fields, as array16
+    packed(*USUAL).replace(b"\x03\xa3sum", b"\xcc\x03\xa3sum"),  # step 3 as uint8
+    packed(*USUAL).replace(b"\xa3sum", b"\xd9\x03sum"),  # kind as str8
+    b"\x91" * 2000,  # deep nesting
+    b"\xdd\xff\xff\xff\xff",  # four billion fields announced
+    b"\xdb\xff\xff\xff\xff",
+    bytes(4097),
+    packed(1, "s" * 5000, *USUAL[2:]),
+    b"\x97\x01\xa2\xff\xfe" + packed(*USUAL)[10:],  # not UTF-8
+]
 
 
 def test_anything_but_a_canonical_header_is_malformed() -> None:
