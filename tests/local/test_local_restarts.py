@@ -30,8 +30,6 @@ SOON = [
     ("passive-1", Kind.CONTRIBUTION), ("aggregator", Kind.SUM), ("active", Kind.REPRESENTATIONS),
     ("passive-1", Kind.SAVED),
 ]  # fmt: skip
-# After these nobody misses who died, or the result is complete.
-UNMISSED = {("dealer", Kind.READY), ("active", Kind.END)}
 
 
 def changed(config: Config, rules: dict[str, Any]) -> Config:
@@ -39,14 +37,7 @@ def changed(config: Config, rules: dict[str, Any]) -> Config:
     return Config.model_validate(config.model_dump() | {"rules": whole_rules})
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        pytest.param(*each, marks=[] if each in SOON else pytest.mark.slow)
-        for each in SENT
-        if each not in UNMISSED
-    ],
-)
+@pytest.mark.parametrize(("name", "kind"), SOON)
 @pytest.mark.sampled(every=3)
 def test_all_wait_for_who_was_killed_and_end_with_the_same_models(
     name: str, kind: Kind, whole: Path, tmp_path: Path
