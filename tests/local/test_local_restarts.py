@@ -26,8 +26,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeCh
 
 WAIT = {"silent_passive": "wait", "patience_s": 20.0, "restarts": 4}
 SOON = [
-    ("passive-1", Kind.SIGNATURE), ("dealer", Kind.ALIGNMENT), ("active", Kind.SUM_SETUP),
-    ("passive-1", Kind.CONTRIBUTION), ("aggregator", Kind.SUM), ("active", Kind.REPRESENTATIONS),
+    ("active", Kind.SUM_SETUP), ("passive-1", Kind.SIGNATURE), ("dealer", Kind.ALIGNMENT),
+    ("aggregator", Kind.SUM), ("active", Kind.REPRESENTATIONS), ("passive-1", Kind.CONTRIBUTION),
     ("passive-1", Kind.SAVED),
 ]  # fmt: skip
 
