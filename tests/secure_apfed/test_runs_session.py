@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from secure_apfed.config.file import dump_settings, load_config
 from secure_apfed.errors import CheckpointError, ConfigError, DataError, ModelError, NoHelpWarning
 from secure_apfed.exchange import Kind
+from secure_apfed.files import to_json
 from secure_apfed.privacy.ledger import BudgetExhaustedError
 from secure_apfed.runs.folder import PartyFolder, read_sealed, write_sealed
 from secure_apfed.runs.keeper import config_digest
