@@ -249,7 +249,7 @@ def epsilons(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("method", "over"), [(one, "local") for one in PRIVATE] + [("votes", "grpc")]
+    ("method", "over"), [("split_nn", "local"), ("apfed_r", "local"), ("votes", "grpc")]
 )
 def test_one_thing_costs_the_same_by_the_same_name_wherever_it_is_told(
     method: str, over: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
@@ -290,10 +290,7 @@ def test_one_thing_costs_the_same_by_the_same_name_wherever_it_is_told(
     assert re.search(rf"{FIGURE[method]}, [^,]+, last +{epsilon:.4g}", capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("baselines", [True, False])
-def test_the_actives_own_process_measures_it_alone_and_reports(
-    baselines: bool, tmp_path: Path
-) -> None:
+def test_the_actives_own_process_measures_it_alone_and_reports(tmp_path: Path) -> None:
     config, folder = tmp_path / "run.yaml", tmp_path / "run"
     settings = {"labels": {"mechanism": "randomised_response", "epsilon": 2.0}}
     config.write_text(dump_settings(small_config("votes", **settings)))
@@ -303,7 +300,7 @@ def test_the_actives_own_process_measures_it_alone_and_reports(
     started = {
         one.name: subprocess.Popen(
             [sys.executable, "-m", "secure_apfed.cli", "party", "--config",
-             str(one / "party.yaml"), "--json", *([] if baselines else ["--no-baselines"])],
+             str(one / "party.yaml"), "--json"],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )
         for one in parties
@@ -313,9 +310,6 @@ def test_the_actives_own_process_measures_it_alone_and_reports(
     assert {name for name, (out, _) in said.items() if out} == {"active"}
     told, active = json.loads(said["active"][0]), folder / "parties" / "active"
     assert (active / "report.html").is_file()
-    assert (active / "solo.json").is_file() is baselines
+    assert (active / "solo.json").is_file()
     assert not (folder / "parties" / "passive-1" / "report.html").exists()
-    if baselines:
-        assert told["solo"]["labels"] == "answered"  # of its label mechanism
-    else:
-        assert told["solo"] is None
+    assert told["solo"]["labels"] == "answered"  # of its label mechanism

@@ -1,6 +1,5 @@
 """Alignment as settings say it: what they take and refuse, and one party's end made of them."""
 
-
 import pytest
 from pydantic import ValidationError
 

@@ -398,6 +398,6 @@ def test_signs_reach_everybody_who_waits_and_are_bounded_by_the_announced_sizes(
             self._links.signs.worked(20)
         await self._links.receive(self._peers, Kind.READY)
 
-    monkeypatch.setattr(over_links._End, "_play", flood)
+    monkeypatch.setattr(over_links._End, "_bucket", flood)
     with pytest.raises(RemoteProtocolError, match="more signs of life than its work can take"):
         Session().align()

@@ -49,8 +49,8 @@ def frame_refused(data: bytes) -> bool:
 
 
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-refused = sum(payload_refused(mutated(chance, payload)) for _ in range(10_000))
-bad_frames = [bad for bad in (mutated(chance, frame) for _ in range(10_000)) if bad != frame]
+refused = sum(payload_refused(mutated(chance, payload)) for _ in range(4_000))
+bad_frames = [bad for bad in (mutated(chance, frame) for _ in range(4_000)) if bad != frame]
 refused_frames = sum(frame_refused(bad) for bad in bad_frames)
 grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
 assert not payload_refused(payload)
@@ -65,6 +65,6 @@ def test_mutated_bytes_crash_nothing_and_hold_no_memory() -> None:
     )
     assert done.returncode == 0, done.stderr
     refused, frames_let_through, grown_mib = map(int, done.stdout.split())
-    assert refused > 5000  # a changed number or key of the metadata may still be a payload
+    assert refused > 2000  # a changed number or key of the metadata may still be a payload
     assert frames_let_through == 0
     assert grown_mib < 100

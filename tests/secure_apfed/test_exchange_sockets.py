@@ -254,7 +254,7 @@ def test_who_died_at_the_door_comes_again(place: Place) -> None:
 
 def test_who_does_not_come_is_named(place: Place) -> None:
     for name in ("ann", "bob"):
-        place.come(name, meet_s=2.5).join()
+        place.come(name, meet_s=1.2).join()
     for name, told in (
         ("ann", "has no link to bob and cid: it did not come to ann in time; start it"),
         ("bob", "bob reached nobody as ann"),

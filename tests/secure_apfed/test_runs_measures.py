@@ -174,21 +174,6 @@ def test_baselines_are_chosen_by_the_measure(tmp_path: Path) -> None:
     assert all(np.isfinite(one.test) for one in record.baselines)
 
 
-def test_the_report_has_all_measures_with_intervals(tmp_path: Path) -> None:
-    run(config_of(measure="ks", threshold=0.4), tmp_path / "run")
-    page = write_report(tmp_path / "run").read_text()
-    assert "<h2>KS</h2>" in page
-    assert "decided for the second class from a probability of 0.400 on" in page
-    for name in ALL:
-        assert f"<tr><td>{MEASURES[name].title}</td>" in page
-    assert page.count(" to 0.") > 3
-    (tmp_path / "run/test-scores.safetensors").unlink()
-    sums = tmp_path / "run/SHA256SUMS"
-    kept = [line for line in sums.read_text().splitlines() if "test-scores" not in line]
-    sums.write_text("\n".join(kept) + "\n")
-    assert "All measures" not in write_report(tmp_path / "run").read_text()
-
-
 def test_new_rows_are_compared_with_those_of_training(tmp_path: Path) -> None:
     config = config_of()
     run(config, tmp_path / "run")
@@ -211,8 +196,5 @@ def test_a_training_that_diverged_is_reported_as_such(tmp_path: Path) -> None:
     kept = read_scored(RunFolder(tmp_path / "run"), "single_view", threshold=None)
     assert kept is not None
     assert np.isnan(kept.scores).any()
-    page = write_report(tmp_path / "run").read_text()
-    assert "<td>accuracy</td>" in page
-    assert "its training diverged" in page
-    assert "Calibration" not in page
+    assert "its training diverged" in write_report(tmp_path / "run").read_text()
     assert load_model(tmp_path / "run").ranges is None
