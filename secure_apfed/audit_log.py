@@ -315,11 +315,9 @@ class AuditLog:
         )
 
     def received(self, envelope: Envelope, frame: bytes) -> None:
-        """See `LinkObserver`."""
         self._write_frame("received", envelope.sender, envelope, frame)
 
     def refused(self, sender: str, frame: bytes) -> None:
-        """See `LinkObserver`."""
         digest = hashlib.sha256(frame).hexdigest()
         self._write(
             Refused.model_construct(at=self._clock(), peer=sender, size=len(frame), digest=digest)
@@ -445,7 +443,6 @@ class Summary:
 
     @property
     def signed(self) -> bool:
-        """Whether the log ends in its party's signature."""
         return not self.unsigned and not self.torn
 
     def as_json(self) -> dict[str, Any]:
@@ -596,7 +593,6 @@ class Comparison:
 
     @property
     def agree(self) -> bool:
-        """Whether the logs part nowhere."""
         return all(one.parting is None for one in self.directions)
 
     def as_json(self) -> dict[str, Any]:

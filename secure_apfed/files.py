@@ -93,7 +93,6 @@ def open_plain(path: Path) -> BufferedReader:
 
 
 def read_bytes(path: Path, *, most: int = MOST_BYTES) -> bytes:
-    """Read a plain file of at most so many bytes."""
     with open_plain(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
@@ -107,7 +106,6 @@ def read_bytes(path: Path, *, most: int = MOST_BYTES) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """Read a text in UTF-8."""
     try:
         return _content(path).decode()
     except UnicodeDecodeError as error:
@@ -117,12 +115,10 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path, kind: type[PartT]) -> PartT:
-    """Read one JSON document of a type."""
     return _shaped(path, kind, _parsed(path, _content(path)))
 
 
 def read_json_lines(path: Path, kind: type[PartT]) -> tuple[PartT, ...]:
-    """Read a file with one JSON document of a type a line."""
     lines = _content(path).splitlines()
     return tuple(
         _shaped(path, kind, _parsed(path, line, f"line {number}: "))

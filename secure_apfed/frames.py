@@ -401,7 +401,6 @@ def write_frames(frames: Mapping[str, pd.DataFrame], folder: Path) -> None:
 
 
 def _ids(frame: pd.DataFrame, given: Any, column: str, *, party: str) -> list[str]:
-    """The texts of its IDs, complete and distinct ones."""
     if not len(frame):
         raise DataError(f"{party}: its frame has no rows")
     if column not in frame.columns:

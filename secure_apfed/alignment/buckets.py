@@ -201,7 +201,6 @@ class BucketedIds:
         return listed, rows
 
     def clear(self) -> None:
-        """Forget the digests."""
         self._held = {bucket: [] for bucket in range(self._buckets)}
         self._clear_folder()
 

@@ -34,7 +34,6 @@ _ROWS_OF_A_PIECE = 2**16
 
 
 def id_rules(settings: AlignmentSettings) -> IdNormalisation:
-    """The agreed rules."""
     on = {rule: rule in settings.normalisation for rule in ID_RULES}
     return IdNormalisation(**on, date_formats=settings.date_formats)
 

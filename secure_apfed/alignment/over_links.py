@@ -583,7 +583,6 @@ class Unfinished:
         self._write(f"result-{bucket}.bin", shape + result.astype("<i8").tobytes())
 
     def result(self, bucket: int) -> NDArray[np.int64]:
-        """What came out of a bucket."""
         if self.folder is None:
             return self._results[bucket]
         content = read_bytes(self.folder / f"result-{bucket}.bin", most=_RESULT_BYTES)
@@ -609,7 +608,6 @@ class Unfinished:
             )
 
     def forget(self) -> None:
-        """Remove all of it."""
         self._results.clear()
         self._seen.clear()
         self.agreed = None

@@ -215,7 +215,6 @@ class _Called(Pipe):
 
     @property
     def over(self) -> bool:
-        """Whether it was closed, here or there."""
         return self._ended is not None
 
     def over_after(self, count: int) -> None:

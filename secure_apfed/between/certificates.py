@@ -39,7 +39,6 @@ def fingerprint(certificate: x509.Certificate) -> str:
 
 
 def certificate_names(certificate: x509.Certificate) -> tuple[str, ...]:
-    """Its DNS names."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
     except (x509.ExtensionNotFound, ValueError):
@@ -184,7 +183,6 @@ class Authority:
 
 
 def make_authority(name: str = "secure-apfed trial", *, days: float = 3650) -> Authority:
-    """A new authority for a trial."""
     secret = ec.generate_private_key(ec.SECP256R1())
     made = (
         _builder(name, secret.public_key(), days)

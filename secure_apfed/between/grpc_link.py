@@ -88,7 +88,6 @@ class GrpcConnection(Pipe):
         self._most, self.room = MOST_SEALED, MOST_QUEUED
 
     def carry(self, pieces: Iterator[bytes]) -> None:
-        """Read what comes until the stream ends, or a frame gets too long."""
         why, frame = "", bytearray()
         try:
             for piece in pieces:
@@ -221,7 +220,6 @@ class Port:
                 self._open.discard(connection)
 
     def close(self) -> None:
-        """End all streams, and listen no more."""
         stopped = self._server.stop(_FLUSH_S)
         with self._lock:
             standing = list(self._open)

@@ -62,8 +62,6 @@ def through(connection: Connection, me: LocalEnd, peer: str, *, wait_s: float = 
 
 
 class _Entry(NamedTuple):
-    """Who comes, and to whom."""
-
     room: bytes
     own: bytes
     other: bytes
@@ -118,7 +116,6 @@ class Relay:
         self.port = self._port.port
 
     def close(self) -> None:
-        """End all streams."""
         self._port.close()
 
     def _welcome(self, stranger: GrpcConnection, certificate: bytes) -> None:

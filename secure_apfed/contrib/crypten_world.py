@@ -142,11 +142,9 @@ class GlooCommunicator(Communicator):
         return self._start("receive", lambda group: group.recv([tensor], src, 0))
 
     def barrier(self) -> None:
-        """Wait until all parties are here."""
         self._wait("barrier", lambda group: group.barrier())
 
     def close(self) -> None:
-        """Give up the connections."""
         self._group = None
 
     def _room(self, tensor: torch.Tensor) -> list[list[torch.Tensor]]:

@@ -59,8 +59,6 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class Site:
-    """One site's party."""
-
     def __init__(self, resume: bool = False) -> None:
         self._resume = resume
         self._lock, self._played, self._playing, self._ended = threading.Lock(), False, False, ""
@@ -248,7 +246,6 @@ class WrongSiteError(ConfigError):
 
 
 def _party_file(site: str) -> Path:
-    """The party's file, as the site says."""
     path = os.environ.get(PARTY_FILE)
     if not path:
         raise WrongSiteError(
@@ -259,7 +256,6 @@ def _party_file(site: str) -> Path:
 
 
 def _require_party(site: str, party: str) -> None:
-    """Refuse another party's file."""
     if party != site:
         raise WrongSiteError(
             f"{PARTY_FILE} names the file of {party} here, and this site is {site}: a site is "

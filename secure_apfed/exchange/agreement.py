@@ -48,7 +48,6 @@ class Greeting:
     holds: tuple[int, ...] = ()
 
     def pack(self) -> bytes:
-        """As a message."""
         parts = [
             None if part is None else part.model_dump(mode="json")
             for part in (self.offer, self.resumes)

@@ -271,8 +271,6 @@ class InMemory:
 
 
 class _Role:
-    """A script under way."""
-
     def __init__(self, script: Script[Any]) -> None:
         self._script = script
         self.awaited: Awaited | None = None
@@ -294,6 +292,5 @@ class _Role:
             raise
 
     def close(self) -> None:
-        """End the script where it waits."""
         self.awaited, self.ended = None, True
         self._script.close()

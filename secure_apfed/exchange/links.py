@@ -92,7 +92,6 @@ class Awaited:
 
     @property
     def phase(self) -> str:
-        """The part of the session in which it waits."""
         return self.kinds[0].phase
 
     def __str__(self) -> str:
@@ -517,7 +516,6 @@ class Signs:
             self._left |= {peer: before[peer] - used[peer] for peer in signs}
 
     def hear(self, sender: str, sign: bytes) -> None:
-        """Take a sign."""
         left, heard = self._left.get(sender, 0), self._heard.get(sender, 0)
         if len(sign) != _DONE.size:
             raise RemoteProtocolError(f"{sender} sent {self._me} a malformed sign of life")

@@ -94,7 +94,6 @@ class _Hello(NamedTuple):
 
     @classmethod
     def parse(cls, message: bytes) -> "_Hello":
-        """Read the other end's."""
         try:
             if len(message) > _HELLO_BYTES:
                 raise ValueError("too long")
@@ -205,7 +204,6 @@ def _require_expected(me: LocalEnd, name: str, theirs: _Hello) -> None:
 
 
 def _require_valid(me: LocalEnd, name: str, theirs: _Hello) -> None:
-    """Refuse what is revoked."""
     revoked = me.revoked()
     if me.known[name].hex() in revoked:
         raise RemoteProtocolError(f"the identity of {name} is revoked by the list of {me.name}")

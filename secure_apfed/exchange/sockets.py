@@ -123,7 +123,6 @@ class Port:
                 threading.Thread(target=self._welcome, args=came, daemon=True).start()
 
     def close(self) -> None:
-        """Listen no more."""
         self._closed.set()
         self._thread.join()
 
@@ -157,6 +156,5 @@ def _is_ipv6(host: str) -> bool:
 
 
 def spell_address(address: Address) -> str:
-    """As `parse_address` reads it."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -43,8 +43,6 @@ class PeerStatus(_Frozen):
 
 
 class Waiting(_Frozen):
-    """What a party waits for."""
-
     senders: tuple[str, ...]
     kinds: tuple[Kind, ...]
     step: int | None
@@ -73,16 +71,13 @@ class Status(_Frozen):
 
     @property
     def sent_bytes(self) -> int:
-        """To all peers in this session."""
         return sum(peer.sent_bytes for peer in self.peers.values())
 
     @property
     def received_bytes(self) -> int:
-        """From all peers in this session."""
         return sum(peer.received_bytes for peer in self.peers.values())
 
     def names(self, state: PeerState) -> list[str]:
-        """The peers in this state."""
         return [name for name, peer in self.peers.items() if peer.state == state]
 
 
@@ -118,7 +113,6 @@ class StatusKeeper:
             self._left.clear()
 
     def connected(self) -> None:
-        """Be told that all peers are."""
         with self._lock:
             self._connected, self._phase = True, "agreement"
 
@@ -131,7 +125,6 @@ class StatusKeeper:
             self._phase, self._awaited = ("failed" if kind else "ended"), None
 
     def sent(self, envelope: Envelope, frame: bytes) -> None:
-        """See `LinkObserver`."""
         epsilon = self._meter.epsilon if self._meter else 0.0
         with self._lock:
             self._bytes[envelope.receiver][0] += len(frame)
@@ -139,7 +132,6 @@ class StatusKeeper:
             self._step = envelope.step if envelope.step >= 0 else self._step
 
     def received(self, envelope: Envelope, frame: bytes) -> None:
-        """See `LinkObserver`."""
         with self._lock:
             self._hear(envelope.sender, frame)
             self._step = envelope.step if envelope.step >= 0 else self._step
@@ -147,12 +139,10 @@ class StatusKeeper:
                 self._left.add(envelope.sender)
 
     def refused(self, sender: str, frame: bytes) -> None:
-        """See `LinkObserver`."""
         with self._lock:
             self._hear(sender, frame)
 
     def waits(self, awaited: Awaited, timeout_s: float) -> None:
-        """See `WaitObserver`."""
         with self._lock:
             now, past = self._clock(), self._unheard_since
             self._awaited, self._since, self._patience_s = awaited, now, timeout_s
@@ -160,13 +150,11 @@ class StatusKeeper:
             self._phase = awaited.phase
 
     def left(self, names: Iterable[str]) -> None:
-        """See `WaitObserver`."""
         with self._lock:
             self._left |= set(names)
             self._awaited = None
 
     def status(self) -> Status:
-        """Where the party stands now."""
         with self._lock:
             now, awaited = self._clock(), self._awaited
             waits = None

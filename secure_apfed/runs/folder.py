@@ -156,11 +156,9 @@ class RunFolder:
         return own_file(self.parties, name)
 
     def write_json(self, path: Path, content: Any) -> None:
-        """Write JSON that people can read."""
         write_atomically(path, _readable(content))
 
     def load_config(self) -> Config:
-        """Read the configuration."""
         return _config_of(read_text(self.config), str(self.config))
 
     def finish(self, result: Mapping[str, Any]) -> None:
@@ -212,7 +210,6 @@ class RunFolder:
         return tuple(log for folder in (self.path, *below) for log in _logs_in(folder))
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
-        """Add one line to the metrics."""
         with os.fdopen(open_regular(self.metrics, create=False), "a", encoding="utf-8") as lines:
             lines.write(to_json(record) + "\n")
             lines.flush()
@@ -263,7 +260,6 @@ class PartyFolder(RunFolder):
 
     @property
     def holds_steps(self) -> bool:
-        """Whether there is a checkpoint to go on from."""
         return bool(self.steps.found())
 
     def identity(self) -> Identity:
@@ -331,7 +327,6 @@ def _readable(content: Any) -> bytes:
 
 
 def _digest(file: Path) -> str:
-    """SHA-256 (hex) of a file, without holding it in memory."""
     with open_plain(file) as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
@@ -370,7 +365,6 @@ def no_checkpoint(path: Path) -> CheckpointError:
 
 
 def read_sealed(path: Path) -> bytes:
-    """Read what `write_sealed` wrote."""
     if not path.exists():
         raise no_checkpoint(path)
     sealed = read_bytes(path)
@@ -395,11 +389,9 @@ class Steps:
         return sorted(int(step) for step in steps if step.isdecimal())
 
     def path(self, step: int) -> Path:
-        """Of the file of this step."""
         return self._folder / f"{self._kind}-{step}.bin"
 
     def read(self, step: int) -> bytes:
-        """What `write` wrote; see `read_sealed`."""
         return read_sealed(self.path(step))
 
     def write(self, step: int, content: bytes) -> None:
@@ -423,7 +415,6 @@ class Steps:
 
 
 def save_tensors(tensors: Mapping[str, Tensor]) -> bytes:
-    """Tensors by name as safetensors."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     return save(plain)
 

@@ -85,28 +85,23 @@ class PartyKeeper:
         self.audit: AuditLog | None = None
 
     def opened(self, name: str, ledger: PrivacyLedger) -> None:
-        """See `Keeper`."""
         self.meter.add(name, ledger)
 
     def agreed(self, contract: Contract, signatures: Mapping[str, bytes]) -> None:
-        """See `Keeper`."""
         if self.audit:
             self.audit.agreed(contract)
         self._folder.write_json(self._folder.contract, signed(contract, signatures))
 
     def latest(self, until: int | None = None) -> PartyState | None:
-        """See `Keeper`."""
         content = self._content(until)
         if content is None:
             return None
         return PartyState(**{field.name: content[field.name] for field in fields(PartyState)})
 
     def steps(self) -> tuple[int, ...]:
-        """See `Keeper`."""
         return tuple(self._folder.steps.found())
 
     def save(self, state: PartyState) -> None:
-        """See `Keeper`."""
         self.before_save(state.step)
         if self.audit:
             self.audit.sync()

@@ -94,7 +94,6 @@ class Tls(Settings):
     revoked: Path | None = None
 
     def below(self, folder: Path) -> "Tls":
-        """The same with its paths resolved."""
         given = {name: path for name, path in self if path is not None}
         return self.model_copy(update={name: folder / path for name, path in given.items()})
 
@@ -144,7 +143,6 @@ class PartyFile(Settings):
 
     @classmethod
     def read(cls, path: Path) -> "PartyFile":
-        """Read one, with its paths resolved."""
         file = load_settings_text(cls, read_text(path), source=str(path))
         below = path.parent
         table = None if file.table is None else below / file.table
@@ -396,8 +394,6 @@ def _play(
 
 @dataclass(frozen=True, kw_only=True)
 class Joined:
-    """A party that is connected to all others."""
-
     own: Own
     role: PartyRole
     links: Links
@@ -463,7 +459,6 @@ class _Alone(Watch):
         self._links, self._transport, self._dismissed = here.links, here.transport, set[str]()
 
     def returned(self, absent: Collection[str]) -> Collection[str]:
-        """See `Watch`; who is absent is told so once."""
         for name in set(absent) - self._dismissed:
             self._dismissed.add(name)
             self._links.dismiss(name, f"{name} fell silent, and the session went on without it")
@@ -489,7 +484,6 @@ async def _active(
 
 
 def _role_of(file: PartyFile, config: Config) -> PartyRole:
-    """The role of this party."""
     roles = roles_of(METHODS[config.method.name], config, file.active, file.passives)
     named = {file.party, *file.peers}
     if named != set(roles):
@@ -502,7 +496,6 @@ def _role_of(file: PartyFile, config: Config) -> PartyRole:
 
 
 def _own_data(file: PartyFile, config: Config, role: PartyRole) -> OwnData | None:
-    """This party's rows, and nobody else's."""
     if role in ("aggregator", "dealer"):
         return None
     if file.table is not None:
