@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from io import BufferedReader
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -39,6 +39,7 @@ from secure_apfed.contract import Contract
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Envelope, Kind
 from secure_apfed.exchange.envelope import BEFORE_TRAINING, SESSION_LETTERS
+from secure_apfed.exchange.status import Meter
 from secure_apfed.files import open_plain, open_regular
 from secure_apfed.names import Name, ReleaseFigure
 
@@ -51,7 +52,6 @@ __all__ = [
     "Flow",
     "Frame",
     "Line",
-    "Meter",
     "Opened",
     "Parting",
     "Refused",
@@ -229,21 +229,6 @@ def _is_torn(line: bytes) -> bool:
     return False
 
 
-class Meter(Protocol):
-    """What a party's releases cost so far: `charges` grows with every batch that may be sent, and
-    `epsilon` of all of them, infinite without noise, is called `figure`.
-    """
-
-    @property
-    def charges(self) -> int: ...
-
-    @property
-    def epsilon(self) -> float: ...
-
-    @property
-    def figure(self) -> ReleaseFigure: ...
-
-
 class AuditLog:
     """See `LinkObserver`, which it is.
 
@@ -268,11 +253,8 @@ class AuditLog:
         self._file = open_regular(path, create=True)
         try:
             cut = self._follow()
-            known = {name: key.hex() for name, key in peers.items()}
-            self._write(
-                Opened(at=clock(), party=party, identity=identity.public.hex(), peers=known,
-                       cut=cut)
-            )  # fmt: skip
+            own, known = identity.public.hex(), {name: key.hex() for name, key in peers.items()}
+            self._write(Opened(at=clock(), party=party, identity=own, peers=known, cut=cut))
         except BaseException:
             os.close(self._file)
             raise
@@ -310,38 +292,28 @@ class AuditLog:
         """
         epsilon = self._epsilon_of(envelope.payload)
         figure = None if epsilon is None else self._meter.figure
-        self._write_frame(
-            "sent", envelope.receiver, envelope, frame, epsilon=epsilon, figure=figure
-        )
+        fields = {**_fields(envelope), "epsilon": epsilon, "figure": figure}
+        self._write_frame(Frame, frame, event="sent", peer=envelope.receiver, **fields)
 
     def received(self, envelope: Envelope, frame: bytes) -> None:
-        self._write_frame("received", envelope.sender, envelope, frame)
+        fields = _fields(envelope)
+        self._write_frame(Frame, frame, event="received", peer=envelope.sender, **fields)
 
     def refused(self, sender: str, frame: bytes) -> None:
+        self._write_frame(Refused, frame, peer=sender)
+
+    def _write_frame(self, kind: type[Frame | Refused], frame: bytes, **fields: Any) -> None:
+        # They were checked when the envelope was made.
         digest = hashlib.sha256(frame).hexdigest()
         self._write(
-            Refused.model_construct(at=self._clock(), peer=sender, size=len(frame), digest=digest)
+            kind.model_construct(at=self._clock(), **fields, size=len(frame), digest=digest)
         )
-
-    def _write_frame(
-        self, event: Literal["sent", "received"], peer: str, envelope: Envelope, frame: bytes,
-        *, epsilon: float | Literal["inf"] | None = None, figure: ReleaseFigure | None = None,
-    ) -> None:  # fmt: skip
-        # Its fields were checked when the envelope was made.
-        line = Frame.model_construct(
-            at=self._clock(), event=event, peer=peer, kind=envelope.kind, step=envelope.step,
-            sequence=envelope.sequence, size=len(frame), digest=hashlib.sha256(frame).hexdigest(),
-            epsilon=epsilon, figure=figure,
-        )  # fmt: skip
-        self._write(line)
 
     def agreed(self, contract: Contract) -> None:
         """Note the contract of a session, which all have signed."""
         resumes = contract.resumes.step if contract.resumes else None
-        self._write(
-            Agreed(at=self._clock(), session=contract.session, contract=contract.digest.hex(),
-                   resumes=resumes)
-        )  # fmt: skip
+        session, digest = contract.session, contract.digest.hex()
+        self._write(Agreed(at=self._clock(), session=session, contract=digest, resumes=resumes))
 
     def sync(self) -> None:
         """Return once all lines are on the disk."""
@@ -390,6 +362,10 @@ class AuditLog:
             os.ftruncate(self._file, self._chain.size)
             raise
         self._chain.wrote(line)
+
+
+def _fields(envelope: Envelope) -> dict[str, Any]:
+    return {"kind": envelope.kind, "step": envelope.step, "sequence": envelope.sequence}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -593,13 +569,13 @@ class Comparison:
 
     @property
     def agree(self) -> bool:
-        return all(one.parting is None for one in self.directions)
+        return all(direction.parting is None for direction in self.directions)
 
     def as_json(self) -> dict[str, Any]:
         return {
             "agree": self.agree,
-            "logs": [one.as_json() for one in self.logs],
-            "directions": [asdict(one) for one in self.directions],
+            "logs": [log.as_json() for log in self.logs],
+            "directions": [asdict(direction) for direction in self.directions],
         }
 
 

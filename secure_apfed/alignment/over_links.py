@@ -24,7 +24,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -522,8 +522,7 @@ class Unfinished:
     fingerprint: bytes = field(default=b"", repr=False)
     # From which the keys and orders of all buckets follow.
     secret: bytes = field(default_factory=fresh_key, repr=False)
-    _results: dict[int, NDArray[np.int64]] = field(default_factory=dict, repr=False)
-    _seen: dict[tuple[int, str], bytes] = field(default_factory=dict, repr=False)
+    _held: dict[str, bytes] = field(default_factory=dict, repr=False)  # without a folder
 
     @classmethod
     def found(cls, folder: Path | None, terms: bytes) -> "Unfinished":
@@ -554,52 +553,39 @@ class Unfinished:
         if self.folder is not None:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.folder.chmod(0o700)
-            self._write(_SECRET, self.secret)
+        self._write(_SECRET, self.secret)
 
     def has_ids(self, fingerprint: bytes) -> None:
         """Note which IDs it is of; from here on it can be gone on with."""
         assert self.agreed is not None
         self.fingerprint = fingerprint
-        one = self.agreed
-        nonces = list(one.nonces.items())
-        self._write(
-            _AGREED,
-            msgpack.packb([_VERSION, one.session, one.terms, one.buckets, nonces, fingerprint]),
-        )
+        session, terms, buckets, nonces = astuple(self.agreed)
+        fields = [_VERSION, session, terms, buckets, list(nonces.items()), fingerprint]
+        self._write(_AGREED, msgpack.packb(fields))
 
     @property
     def finished(self) -> int:
         """How many buckets are done, from the first on."""
         assert self.agreed is not None
-        done = range(self.agreed.buckets)
-        return next((bucket for bucket in done if not self._has(bucket)), self.agreed.buckets)
+        count = self.agreed.buckets
+        lacking = (at for at in range(count) if not self._has(f"result-{at}.bin"))
+        return next(lacking, count)
 
     def keep(self, bucket: int, result: NDArray[np.int64]) -> None:
         """Keep what came out of a bucket, (rows, columns)."""
-        if self.folder is None:
-            self._results[bucket] = result
-            return
         shape = np.array(result.shape, "<i8").tobytes()
         self._write(f"result-{bucket}.bin", shape + result.astype("<i8").tobytes())
 
     def result(self, bucket: int) -> NDArray[np.int64]:
-        if self.folder is None:
-            return self._results[bucket]
-        content = read_bytes(self.folder / f"result-{bucket}.bin", most=_RESULT_BYTES)
-        numbers = np.frombuffer(content, "<i8")
+        numbers = np.frombuffer(self._read(f"result-{bucket}.bin", most=_RESULT_BYTES), "<i8")
         return numbers[2:].reshape(*numbers[:2].tolist())
 
     def require_same(self, bucket: int, peer: str, message: bytes) -> None:
         """Keep the digest of a peer's list for this bucket, or compare it with the one kept."""
-        digest = hashlib.sha256(message).digest()
-        if self.folder is None:
-            before = self._seen.setdefault((bucket, peer), digest)
-        else:
-            path = self.folder / f"seen-{bucket}-{peer.encode().hex()}.bin"
-            if not path.exists():
-                self._write(path.name, digest)
-            before = read_bytes(path, most=_SMALL_BYTES)
-        if before != digest:
+        digest, name = hashlib.sha256(message).digest(), f"seen-{bucket}-{peer.encode().hex()}.bin"
+        if not self._has(name):
+            self._write(name, digest)
+        if self._read(name) != digest:
             raise RemoteProtocolError(
                 f"{peer} sent another list of IDs for bucket {bucket} than before the intersection "
                 "was broken off; what is repeated must be the same. Remove the record of the "
@@ -608,18 +594,22 @@ class Unfinished:
             )
 
     def forget(self) -> None:
-        self._results.clear()
-        self._seen.clear()
+        self._held.clear()
         self.agreed = None
         if self.folder is not None and not self.folder.is_symlink():
             with contextlib.suppress(FileNotFoundError):
                 shutil.rmtree(self.folder)
 
-    def _has(self, bucket: int) -> bool:
-        if self.folder is None:
-            return bucket in self._results
-        return (self.folder / f"result-{bucket}.bin").exists()
+    def _has(self, name: str) -> bool:
+        return name in self._held if self.folder is None else (self.folder / name).exists()
+
+    def _read(self, name: str, *, most: int = _SMALL_BYTES) -> bytes:
+        return (
+            self._held[name] if self.folder is None else read_bytes(self.folder / name, most=most)
+        )
 
     def _write(self, name: str, content: bytes) -> None:
-        if self.folder is not None:
+        if self.folder is None:
+            self._held[name] = content
+        else:
             write_atomically(self.folder / name, content, private=True)

@@ -240,9 +240,8 @@ def show(
     if as_json:
         terminal.print_json({"certificates": described})
         return
-    columns = ("file", "names", "valid_until", "days_left", "issuer", "serial", "sha256")
-    rows = [tuple(str(row[column]) for column in columns) for row in described]
-    terminal.show_rows("Certificates", columns, rows)
+    rows = [tuple(map(str, row.values())) for row in described]
+    terminal.show_rows("Certificates", tuple(described[0]), rows)
 
 
 @certs_app.command("revoke")
@@ -311,9 +310,8 @@ def _write_new(files: dict[Path, tuple[bytes, bool]], as_json: bool) -> None:
             file.write(content)
     if as_json:
         terminal.print_json({"files": [str(path) for path in files]})
-        return
-    for path in files:
-        typer.echo(path)
+    else:
+        typer.echo("\n".join(map(str, files)))
 
 
 @audit_log_app.command()

@@ -113,24 +113,26 @@ class GlooCommunicator(Communicator):
         shape = listed[self._rank].size() if size is None else size
         result = torch.empty(shape, dtype=torch.int64)
         sent = [listed] if src == self._rank else []
-        self._wait("scatter", lambda group: group.scatter([result], sent, options))
+        self._start("scatter", lambda group: group.scatter([result], sent, options)).wait()
         return result
 
     def gather(self, tensor: torch.Tensor, dst: int) -> list[Any]:
         options = dist.GatherOptions()
         options.rootRank = dst
         result = self._room(tensor) if dst == self._rank else []
-        self._wait("gather", lambda group: group.gather(result, [tensor.contiguous()], options))
+        sent = [tensor.contiguous()]
+        self._start("gather", lambda group: group.gather(result, sent, options)).wait()
         return result[0] if result else [None]
 
     def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         result = self._room(tensor)
-        self._wait("all_gather", lambda group: group.allgather(result, [tensor.contiguous()]))
+        sent = [tensor.contiguous()]
+        self._start("all_gather", lambda group: group.allgather(result, sent)).wait()
         return result[0]
 
     def broadcast(self, tensor: torch.Tensor, src: int) -> torch.Tensor:
         """Give the tensor of party `src` to all."""
-        self._wait("broadcast", lambda group: group.broadcast(tensor, root=src))
+        self._start("broadcast", lambda group: group.broadcast(tensor, root=src)).wait()
         return tensor
 
     def isend(self, tensor: torch.Tensor, dst: int) -> "_Waiting":
@@ -142,16 +144,13 @@ class GlooCommunicator(Communicator):
         return self._start("receive", lambda group: group.recv([tensor], src, 0))
 
     def barrier(self) -> None:
-        self._wait("barrier", lambda group: group.barrier())
+        self._start("barrier", lambda group: group.barrier()).wait()
 
     def close(self) -> None:
         self._group = None
 
     def _room(self, tensor: torch.Tensor) -> list[list[torch.Tensor]]:
         return [[torch.empty_like(tensor) for _ in range(self._size)]]
-
-    def _wait(self, what: str, begin: Callable[[Any], Any]) -> None:
-        self._start(what, begin).wait()
 
     def _start(self, what: str, begin: Callable[[Any], Any]) -> "_Waiting":
         if self._group is None:

@@ -96,7 +96,7 @@ class Port:
         self, address: Address, welcome: Callable[[SocketConnection, bytes], None]
     ) -> None:
         host, port = address
-        families = {one[0] for one in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+        families = {found[0] for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
         self._listener = socket.create_server(
             address,
             family=socket.AF_INET if socket.AF_INET in families else socket.AF_INET6,
@@ -140,19 +140,15 @@ def parse_address(text: str) -> Address:
         raise LocalProtocolError(
             f"an address is host:port, such as 127.0.0.1:47001 or [::1]:47001, got {text!r}"
         )
-    if (bare != host or ":" in host) and (bare == host or not _is_ipv6(bare)):
-        raise LocalProtocolError(
-            f"an IPv6 address stands in brackets before its port, such as [::1]:47001, got {text!r}"
-        )
+    if bare != host or ":" in host:
+        try:
+            IPv6Address(bare if bare != host else "")
+        except ValueError:
+            raise LocalProtocolError(
+                "an IPv6 address stands in brackets before its port, such as [::1]:47001, got "
+                f"{text!r}"
+            ) from None
     return bare, int(port)
-
-
-def _is_ipv6(host: str) -> bool:
-    try:
-        IPv6Address(host)
-    except ValueError:
-        return False
-    return True
 
 
 def spell_address(address: Address) -> str:

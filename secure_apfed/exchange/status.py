@@ -15,7 +15,7 @@ from secure_apfed.exchange.envelope import Envelope, Kind
 from secure_apfed.exchange.links import Awaited
 from secure_apfed.names import ReleaseFigure
 
-__all__ = ["PeerStatus", "Status", "StatusKeeper", "Waiting"]
+__all__ = ["Meter", "PeerStatus", "Status", "StatusKeeper", "Waiting"]
 
 _SILENT_SHARE = 0.5  # of the patience: a peer that computes is silent for a while, too
 
@@ -81,7 +81,14 @@ class Status(_Frozen):
         return [name for name, peer in self.peers.items() if peer.state == state]
 
 
-class _Meter(Protocol):
+class Meter(Protocol):
+    """What a party's releases cost so far: `charges` grows with every batch that may be sent, and
+    `epsilon` of all of them, infinite without noise, is called `figure`.
+    """
+
+    @property
+    def charges(self) -> int: ...
+
     @property
     def epsilon(self) -> float: ...
 
@@ -98,13 +105,13 @@ class StatusKeeper:
         self._step: int | None = None
         self._awaited: Awaited | None = None
         self._since = self._patience_s = self._epsilon = 0.0
-        self._meter: _Meter | None = None
+        self._meter: Meter | None = None
         self._connected = False
         self._bytes: dict[str, list[int]] = {}
         self._unheard_since: dict[str, float] = {}
         self._left: set[str] = set()
 
-    def begin(self, party: str, peers: Iterable[str], meter: _Meter) -> None:
+    def begin(self, party: str, peers: Iterable[str], meter: Meter) -> None:
         """Be told whose session this is, before anybody is connected; a later one begins anew."""
         with self._lock:
             self._party, self._meter, self._epsilon = party, meter, meter.epsilon

@@ -99,8 +99,8 @@ def test_buckets_find_what_one_list_finds_in_one_order_at_all_parties(
         assert set(rows["bank"]) == COMMON
         assert len(rows["bank"]) == len(COMMON)
     assert found[1000]["bank"] != found[50]["bank"]  # each in an order of its own
-    rows = found[50]["bank"]  # which tells nothing of buckets
-    assert rows not in (sorted(rows), [name for name in IDS["bank"] if name in COMMON])
+    order = found[50]["bank"]  # which tells nothing of buckets
+    assert order not in (sorted(order), [name for name in IDS["bank"] if name in COMMON])
 
 
 def test_who_has_several_cores_uses_processes_that_end(
