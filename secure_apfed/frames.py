@@ -52,15 +52,7 @@ if TYPE_CHECKING:
     from apfed_attacks.interface import AttackResult
     from apfed_experiments.solo import SoloRecord
 
-__all__ = [
-    "FramesModel",
-    "FramesResult",
-    "checked_frames",
-    "labels_by_text",
-    "names_of_files",
-    "run_frames",
-    "write_frames",
-]
+__all__ = ["FramesModel", "FramesResult", "checked_frames", "run_frames"]
 
 _TABLES = "tables"
 _DRAWING = ("matplotlib", "jinja2", "adjustText")
@@ -245,14 +237,14 @@ def run_frames(
         if (place / _TABLES).exists():
             raise CheckpointError(f"{place} holds frames of a run already; choose a new folder")
         config = _config(
-            settings, names_of_files(frames), method=method,
+            settings, _names_of_files(frames), method=method,
             data={"active": own, "folder": str(place / _TABLES), "id_column": id,
                   "label_column": label},
         )  # fmt: skip
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         with fits_kept_meanwhile():
             try:
-                write_frames(frames, place / _TABLES)
+                _write_frames(frames, place / _TABLES)
                 with warnings.catch_warnings():
                     # This process is all parties: a plain sum hides nothing from who has it all.
                     warnings.simplefilter("ignore", UnsafeChoiceWarning)
@@ -262,7 +254,7 @@ def run_frames(
                     shutil.rmtree(place / _TABLES, ignore_errors=True)
                 raise
             return _result(
-                config, place, found, labels_by_text(frames[own], label), baselines=baselines,
+                config, place, found, _labels_by_text(frames[own], label), baselines=baselines,
                 keeps=folder is not None,
             )  # fmt: skip
 
@@ -363,7 +355,7 @@ def checked_frames(
     return frames
 
 
-def labels_by_text(frame: pd.DataFrame, label: str) -> dict[str, Any]:
+def _labels_by_text(frame: pd.DataFrame, label: str) -> dict[str, Any]:
     """The labels as the frame has them, by the texts that name classes in a run."""
     labels = frame[label].dropna().unique().tolist()
     # Of texts that differ in surrounding blanks, the one without stands for all.
@@ -371,12 +363,12 @@ def labels_by_text(frame: pd.DataFrame, label: str) -> dict[str, Any]:
     return dict(sorted(texts, key=lambda pair: pair[0] == pair[1]))
 
 
-def names_of_files(frames: Mapping[str, pd.DataFrame]) -> dict[str, str]:
-    """By party, what `write_frames` calls its file."""
+def _names_of_files(frames: Mapping[str, pd.DataFrame]) -> dict[str, str]:
+    """By party, what `_write_frames` calls its file."""
     return {party: f"party-{place}.parquet" for place, party in enumerate(frames)}
 
 
-def write_frames(frames: Mapping[str, pd.DataFrame], folder: Path) -> None:
+def _write_frames(frames: Mapping[str, pd.DataFrame], folder: Path) -> None:
     """Write each as a Parquet file in a folder that its owner alone may enter."""
     for party, frame in frames.items():
         for column in frame.columns:
@@ -388,7 +380,7 @@ def write_frames(frames: Mapping[str, pd.DataFrame], folder: Path) -> None:
                 )
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     make_private(folder)
-    for party, name in names_of_files(frames).items():
+    for party, name in _names_of_files(frames).items():
         try:
             frames[party].to_parquet(folder / name, index=False)
         except (ArrowException, ValueError) as error:

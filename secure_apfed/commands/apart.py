@@ -25,20 +25,7 @@ if TYPE_CHECKING:
 
     from secure_apfed.audit_log import Summary
 
-__all__ = [
-    "Terminated",
-    "audit_log_app",
-    "certs_app",
-    "compare",
-    "make_ca",
-    "make_party",
-    "party",
-    "relay",
-    "revoke",
-    "show",
-    "verify",
-    "watch_stdin",
-]
+__all__ = ["Terminated", "audit_log_app", "certs_app", "party", "relay"]
 
 _LAST_WORDS_S = 10.0
 certs_app = typer.Typer(

@@ -26,22 +26,7 @@ from apfed_protocols.errors import (
 from apfed_protocols.seal import SealedLink
 from secure_apfed.exchange.envelope import BEFORE_TRAINING, Envelope, Kind, plain_text
 
-__all__ = [
-    "IDS_A_SIGN",
-    "IN_PARTS",
-    "MOST_BYTES",
-    "PART_BYTES",
-    "PART_HEADER_BYTES",
-    "Awaited",
-    "Frame",
-    "Gathering",
-    "LinkObserver",
-    "Links",
-    "Script",
-    "Signs",
-    "most_signs",
-    "parts_of",
-]
+__all__ = ["Awaited", "Gathering", "LinkObserver", "Links", "Signs", "most_signs", "parts_of"]
 
 IN_PARTS = frozenset({Kind.ALIGNMENT, Kind.SUM_SETUP, Kind.COIN})
 """Kinds of messages that travel in parts, also where one part is enough."""

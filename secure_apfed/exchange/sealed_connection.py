@@ -25,18 +25,7 @@ from apfed_protocols.seal import SEAL_OVERHEAD_BYTES, Identity, SealedLink, fres
 from secure_apfed.exchange.envelope import plain_text
 from secure_apfed.exchange.resumable_link import MOST_FRAME, Connection
 
-__all__ = [
-    "MOST_SEALED",
-    "MOST_UNPROVED",
-    "Carrier",
-    "Crowd",
-    "Door",
-    "LocalEnd",
-    "prove",
-    "read_before",
-    "refuse",
-    "refuse_long",
-]
+__all__ = ["Carrier", "Crowd", "Door", "LocalEnd", "prove", "read_before", "refuse", "refuse_long"]
 
 MOST_SEALED = MOST_FRAME + SEAL_OVERHEAD_BYTES
 """Bytes of the longest frame on a sealed connection."""

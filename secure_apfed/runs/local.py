@@ -59,16 +59,7 @@ from secure_apfed.runs.outcome import (
 from secure_apfed.runs.party import PartyFile, Peer, Tls
 from secure_apfed.runs.spending import shown_figure
 
-__all__ = [
-    "RELAY",
-    "WAYS",
-    "Way",
-    "free_addresses",
-    "prepare_parties",
-    "relaying",
-    "run_locally",
-    "trial_ways",
-]
+__all__ = ["free_addresses", "prepare_parties", "relaying", "run_locally", "trial_ways"]
 
 Way: TypeAlias = Literal["tcp", "grpc", "relay", "nvflare"]
 """How the parties of a trial reach each other."""

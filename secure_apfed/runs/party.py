@@ -41,17 +41,7 @@ from secure_apfed.workers import close_workers
 if TYPE_CHECKING:
     from secure_apfed.between.certificates import Credentials
 
-__all__ = [
-    "LINKS",
-    "Connect",
-    "Joined",
-    "PartyFile",
-    "Peer",
-    "Tls",
-    "connect",
-    "joined",
-    "play_party",
-]
+__all__ = ["Connect", "Joined", "PartyFile", "Peer", "Tls", "connect", "joined", "play_party"]
 
 
 def _address(text: str) -> str:
