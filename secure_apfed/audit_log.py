@@ -230,15 +230,7 @@ def _is_torn(line: bytes) -> bool:
 
 
 class AuditLog:
-    """See `LinkObserver`, which it is.
-
-    Args:
-        path: of the file, which is begun, or gone on with and never shortened but for a torn line.
-        party: whose; identity: its key pair, which signs the log when it is closed.
-        peers: public identities of the others, by name.
-        meter: of its releases.
-        clock: seconds since 1970.
-    """
+    """See `LinkObserver`, which it is."""
 
     def __init__(
         self, path: Path, party: str, identity: Identity, peers: Mapping[str, bytes],
@@ -580,11 +572,7 @@ class Comparison:
 
 
 def compare_logs(one: Path, other: Path) -> Comparison:
-    """Verify two parties' logs, or those in their folders, and compare what they say of their link.
-
-    Raises:
-        CheckpointError: a log that does not hold together; or the two are not the ends of a link.
-    """
+    """Verify two parties' logs, or those in their folders, and compare what they say of a link."""
     logs = verify_log(one), verify_log(other)
     first, second = logs
     _require_peers(first, second)

@@ -74,10 +74,7 @@ def fingerprint(
     key: bytes,
     worked: Callable[[int], None] = lambda ids: None,
 ) -> bytes:
-    """Return 32 bytes that tell whether a party has the same IDs in the same rows again.
-
-    They are as `BucketedIds.fingerprint` under the same key.
-    """
+    """Return 32 bytes that tell whether a party has the same IDs in the same rows again."""
     whole = _whole(key)
     for piece in encode_pieces(me, ids, id_rules(settings)):
         whole.update(_digests(piece, key))

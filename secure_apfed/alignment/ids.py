@@ -116,9 +116,6 @@ class IdFile:
         path: .parquet or .pq, else CSV (also .gz, .bz2, .xz, .zst) with a header line.
         columns: the one that holds the IDs, or several.
 
-    Raises:
-        DataError: no such file or column, or not of the format that its name says.
-
     Example:
         >>> from tempfile import TemporaryDirectory
         >>> with TemporaryDirectory() as folder:

@@ -126,11 +126,6 @@ async def align_hub(
         session: names the intersection, once.
         folder: of this intersection alone; keeps what is needed to go on after a break. None: a
             break ends it.
-
-    Raises:
-        DataError: IDs that cannot be aligned, or a peer that had all its runs.
-        IntersectionTooSmallError: fewer common IDs than agreed; nothing was opened.
-        RemoteProtocolError: a peer fell silent, or sent what the protocol does not allow.
     """
     end = _End(links, links.me, tuple(members), ids, settings, folder)
     with relaying(links):

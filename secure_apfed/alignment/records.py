@@ -40,9 +40,6 @@ class AlignmentHistory:
         path: of the file; made where missing.
         runs_with_a_peer: how many runs any one peer gets, at least 1.
 
-    Raises:
-        CheckpointError: a line of the file is no run.
-
     Example:
         >>> from tempfile import TemporaryDirectory
         >>> with TemporaryDirectory() as folder:

@@ -12,6 +12,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.randomness import fresh_key
@@ -56,22 +57,22 @@ class Calls:
 
     def ways(self) -> Mapping[str, Callable[[], Connection]]:
         """By peer, what makes a connection to it; see `Linked`."""
-        return {name: self._way(name) for name in self._me.known}
+        return {name: partial(self._connect, name) for name in self._me.known}
 
-    def _way(self, peer: str) -> Callable[[], Connection]:
-        def connect() -> Connection:
-            self._require_going_on(peer)
-            if peer > self._me.name:
-                return self._door.connect(peer)
-            connection = self._made(peer, fresh_key())
-            self._stand(peer, connection)
-            try:
-                return prove(connection, self._me, peer)[1]
-            except BaseException:
-                connection.close()
-                raise
-
-        return connect
+    def _connect(self, peer: str) -> Connection:
+        if (told := self._stopped.get(peer)) is not None:
+            raise RemoteProtocolError(f"{peer} stopped: {told}")
+        if self._ended:
+            raise RemoteProtocolError(self._ended)
+        if peer > self._me.name:
+            return self._door.connect(peer)
+        connection = self._made(peer, fresh_key())
+        self._stand(peer, connection)
+        try:
+            return prove(connection, self._me, peer)[1]
+        except BaseException:
+            connection.close()
+            raise
 
     def take(self, caller: str, name: bytes, number: int, frame: bytes) -> bool:
         """One frame of a peer; waits while many do already.
@@ -134,7 +135,7 @@ class Calls:
             fresh.close()
 
     def _made(self, peer: str, name: bytes) -> "_Called":
-        return _Called(name, lambda number, frame: self._call(peer, name, number, frame))
+        return _Called(name, partial(self._call, peer, name))
 
     def _call(self, peer: str, name: bytes, number: int, frame: bytes) -> bool:
         try:
@@ -163,12 +164,6 @@ class Calls:
         """A peer's party has ended, and makes no connection any more; of others nothing is kept."""
         if peer in self._me.known:
             self._stopped[peer] = plain_text(told.encode("utf-8", "replace"))
-
-    def _require_going_on(self, peer: str) -> None:
-        if (told := self._stopped.get(peer)) is not None:
-            raise RemoteProtocolError(f"{peer} stopped: {told}")
-        if self._ended:
-            raise RemoteProtocolError(self._ended)
 
 
 class _Called(Pipe):

@@ -72,11 +72,7 @@ def read_revoked(path: Path | None) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Credentials:
-    """What a party shows and believes in TLS, in PEM; nothing of the key is printed.
-
-    Attributes:
-        ca: authorities that it believes; certificate: its own, with those between.
-    """
+    """What a party shows and believes in TLS, in PEM; nothing of the key is printed."""
 
     ca: bytes
     certificate: bytes

@@ -188,11 +188,10 @@ def _meet(rank: int, size: int, place: tuple[str, int], own_address: str, timeou
     if not 0 < place[1] < 2**16:
         raise LocalProtocolError(f"a world meets at a port from 1 to 65535, got {place[1]}")
     limit = timedelta(seconds=timeout_s)
-    listener = _listen(place) if rank == 0 else None
+    descriptor = _listen(place) if rank == 0 else None
     try:
-        if listener is None:
+        if descriptor is None:
             _await_listener(place, timeout_s)
-        descriptor = listener.detach() if listener else None
         store = TCPStore(*place, size, rank == 0, limit, master_listen_fd=descriptor)
         # torch's annotations know neither the options of gloo nor the constructor that takes them
         gloo: Any = dist.ProcessGroupGloo
@@ -208,10 +207,10 @@ def _meet(rank: int, size: int, place: tuple[str, int], own_address: str, timeou
         ) from error
 
 
-def _listen(place: tuple[str, int]) -> socket.socket:
+def _listen(place: tuple[str, int]) -> int:
     """Listen at one address; torch by itself would listen at all of them."""
     try:
-        return socket.create_server(place)
+        return socket.create_server(place).detach()
     except OSError as error:
         raise LocalProtocolError(
             f"party 0 cannot listen at {place[0]}:{place[1]}: {error}; choose another port"
@@ -223,13 +222,11 @@ def _await_listener(place: tuple[str, int], timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while True:
         try:
-            socket.create_connection(place, timeout=timeout_s).close()
+            return socket.create_connection(place, timeout=timeout_s).close()
         except OSError as error:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"party 0 does not listen: {error}") from error
             time.sleep(_ATTEMPT_S)
-        else:
-            return
 
 
 class _NoGenerators:

@@ -96,9 +96,6 @@ def simulate(
         workspace: NVFlare's; what lies there of a former job is removed.
         resume: go on from the checkpoints in the parties' folders.
         name: of the job.
-
-    Raises:
-        RuntimeError: the job failed; NVFlare's log there and the parties' own say why.
     """
     local = workspace / name / "local"
     local.mkdir(parents=True, exist_ok=True)

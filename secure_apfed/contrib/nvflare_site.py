@@ -212,11 +212,7 @@ class Server:
 
     @collab.main  # type: ignore[untyped-decorator]  # nvflare ships no annotations
     def run(self) -> None:
-        """Play the whole job.
-
-        Raises:
-            RuntimeError: says how each party failed that did.
-        """
+        """Play the whole job."""
         ended: dict[str, str] = {}
 
         def hear(call: Any, failure: str) -> str:

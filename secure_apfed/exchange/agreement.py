@@ -101,15 +101,6 @@ async def agree(
 ) -> Agreement:
     """Greet, draw up the contract, sign it, and seal the links.
 
-    Args:
-        links: of this party, not sealed yet.
-        identity: its own key pair.
-        known: by party, the public identities that this party knows from outside, its own too.
-        active: who names the session.
-        session: its name, at the active; None elsewhere.
-        greeting: what it says of itself.
-        draw: the contract of a session of this name among parties that greeted so.
-
     Raises:
         RemoteProtocolError: somebody else than expected, another contract, or no signature.
     """

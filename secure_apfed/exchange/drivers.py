@@ -63,11 +63,7 @@ def play_one(
     script: Script[T], links: Links, transport: Transport, *, timeout_s: float,
     observer: WaitObserver | None = None,
 ) -> T:  # fmt: skip
-    """Play one role to its end; where it fails, tell the peers that it stops.
-
-    Raises:
-        Exception: whatever the script raised.
-    """
+    """Play one role to its end; where it fails, tell the peers that it stops."""
     try:
         return drive(script, transport, timeout_s=timeout_s, observer=observer)
     except BaseException as error:

@@ -375,11 +375,7 @@ def parts_of(number: int, message: bytes, size: int | None = None) -> Iterator[b
 
 
 class Gathering:
-    """What came of the message that one peer is sending, and how many were whole.
-
-    Attributes:
-        kind: what the message is of which some parts came; empty between messages.
-    """
+    """What came of the message that one peer is sending, and how many were whole."""
 
     def __init__(self, me: str, peer: str, size: int | None = None) -> None:
         self._me, self._peer, self._size = me, peer, size or PART_BYTES
@@ -460,11 +456,7 @@ def most_signs(work: int) -> int:
 
 
 class Signs:
-    """Signs of life of one party's work, and those that it takes of its peers.
-
-    Attributes:
-        relays: whether peers hear, too, that somebody is alive for whom this party waits.
-    """
+    """Signs of life of one party's work, and those that it takes of its peers."""
 
     def __init__(self, me: str, peers: Sequence[str], send: Callable[[str, bytes], None]) -> None:
         self._me, self._peers, self._send = me, tuple(peers), send

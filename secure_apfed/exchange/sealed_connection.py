@@ -116,9 +116,6 @@ def prove(
         seen: told who says to be there; raises RemoteProtocolError where something else than
             the identity (a certificate of TLS) says that it is somebody else.
 
-    Returns:
-        Who is there, and the connection, sealed.
-
     Raises:
         RemoteProtocolError: somebody else than expected is there; the other end was told.
         OSError, EOFError: the connection broke, the other end is silent, or it refuses this party.
@@ -338,11 +335,7 @@ class Door:
             former.close()
 
     def connect(self, name: str) -> Connection:
-        """The peer's newest connection.
-
-        Raises:
-            TimeoutError: it did not come within a second.
-        """
+        """The peer's newest connection."""
         try:
             return self._places[name].get(timeout=_LOOK_S)
         except queue.Empty:

@@ -78,11 +78,7 @@ def _release(wire: socket.socket, readable: selectors.BaseSelector) -> None:
 
 
 def dial(address: Address) -> SocketConnection:
-    """Connect to who listens there.
-
-    Raises:
-        ConnectionError: nobody does.
-    """
+    """Connect to who listens there."""
     try:
         return SocketConnection(socket.create_connection(address, timeout=_DIAL_S))
     except (OSError, UnicodeError) as error:
@@ -128,11 +124,7 @@ class Port:
 
 
 def parse_address(text: str) -> Address:
-    """Host and port of "host:port"; an IPv6 address stands in brackets, "[::1]:7001".
-
-    Raises:
-        LocalProtocolError: another form.
-    """
+    """Host and port of "host:port"; an IPv6 address stands in brackets, "[::1]:7001"."""
     host, colon, port = text.rpartition(":")
     bare = host[1:-1] if host[:1] + host[-1:] == "[]" else host
     numbered = port.isascii() and port.isdecimal() and 0 < int(port) < 2**16

@@ -171,10 +171,7 @@ class RunFolder:
         write_atomically(self.result, content)
 
     def check(self, *files: Path) -> None:
-        """Refuse files that are not as the run left them; all that it wrote unless given.
-
-        What the run did not write is not checked, nor a folder without digests.
-        """
+        """Refuse files that are not as the run left them; all that it wrote unless given."""
         if not self.digests.exists():
             return
         try:

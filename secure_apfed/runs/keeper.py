@@ -30,14 +30,7 @@ _BY_POSITION = ("allowance.", "guard.", "pseudo_labels.")
 
 
 class PartyEnd(Written):
-    """How a party's part of a run ended.
-
-    Attributes:
-        party: its name; contract: digest of its last session's, hex.
-        model_sha256: of its parameters, hex.
-        privacy: what it spent on representations; null where it sent none.
-        contributions: what its noisy contributions to sums cost; null where there were none.
-    """
+    """How a party's part of a run ended."""
 
     party: str
     contract: str
@@ -56,12 +49,6 @@ class PartyKeeper:
     so whatever its newest checkpoint is, the others hold one of the same step; they keep the one
     before, too. A party without data has nothing to go on from. Layout: msgpack, tensors as
     safetensors inside, and a SHA-256 of it all at the end.
-
-    Attributes:
-        secrets: keys and seed: fresh, or as at its newest checkpoint.
-        before_save: told of the step whose state is about to be saved.
-        meter: of what it releases in this session.
-        audit: notes what it agrees to, and is on the disk with each checkpoint; None: nothing.
     """
 
     def __init__(

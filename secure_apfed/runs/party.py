@@ -145,12 +145,7 @@ Connect: TypeAlias = Callable[[PartyFile, Identity, Mapping[str, bytes]], Transp
 
 
 def connect(file: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> Transport:
-    """Connect to all others, as the party's file says, or a site of NVFlare's for it.
-
-    Raises:
-        ConfigError: the file does not say how.
-        PartyLeftError: names those who did not come.
-    """
+    """Connect to all others, as the party's file says, or a site of NVFlare's for it."""
     if file.link not in LINKS:
         raise ConfigError(
             f"{file.party}: link: nvflare is for a job of NVFlare's, whose site starts the party: "
