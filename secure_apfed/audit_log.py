@@ -294,11 +294,11 @@ class AuditLog:
     def refused(self, sender: str, frame: bytes) -> None:
         self._write_frame(Refused, frame, peer=sender)
 
-    def _write_frame(self, kind: type[Frame | Refused], frame: bytes, **fields: Any) -> None:
+    def _write_frame(self, line: type[Frame | Refused], frame: bytes, /, **fields: Any) -> None:
         # They were checked when the envelope was made.
         digest = hashlib.sha256(frame).hexdigest()
         self._write(
-            kind.model_construct(at=self._clock(), **fields, size=len(frame), digest=digest)
+            line.model_construct(at=self._clock(), **fields, size=len(frame), digest=digest)
         )
 
     def agreed(self, contract: Contract) -> None:

@@ -131,16 +131,22 @@ async def align_hub(
     with relaying(links):
         end.look_back()
         openings = {name: _Opening.parse(await end.receive(name), settings) for name in members}
-        sizes = {name: one.size for name, one in openings.items()}
+        sizes = {name: opening.size for name, opening in openings.items()}
         agreed, start = end.unfinished.agreed, 0
-        again = agreed is not None and {agreed.identity} == {one.of for one in openings.values()}
+        again = agreed is not None and {agreed.identity} == {
+            opening.of for opening in openings.values()
+        }
         if agreed is None or not again:
-            nonces = {links.me: fresh_key()} | {name: one.nonce for name, one in openings.items()}
+            nonces = {links.me: fresh_key()} | {
+                name: opening.nonce for name, opening in openings.items()
+            }
             agreed = Agreed(
                 session, end.terms, bucket_count(max(len(ids), *sizes.values())), nonces
             )
         else:
-            start = min(end.unfinished.finished, *(one.finished for one in openings.values()))
+            start = min(
+                end.unfinished.finished, *(opening.finished for opening in openings.values())
+            )
         for name in members:
             end.send(
                 name,

@@ -147,8 +147,8 @@ async def agree(
 def _require_distinct(greetings: Mapping[str, Greeting]) -> None:
     """Nobody is two parties: the aggregator, say, and the active."""
     for keys in (
-        [one.identity for one in greetings.values()],
-        [one.run_key for one in greetings.values()],
+        [greeting.identity for greeting in greetings.values()],
+        [greeting.run_key for greeting in greetings.values()],
     ):
         if len(set(keys)) < len(keys):
             twice = [name for name, key in zip(greetings, keys, strict=True) if keys.count(key) > 1]
