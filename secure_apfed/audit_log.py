@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from io import BufferedReader
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -39,6 +39,7 @@ from secure_apfed.contract import Contract
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Envelope, Kind
 from secure_apfed.exchange.envelope import BEFORE_TRAINING, SESSION_LETTERS
+from secure_apfed.exchange.status import Meter
 from secure_apfed.files import open_plain, open_regular
 from secure_apfed.names import Name, ReleaseFigure
 
@@ -51,7 +52,6 @@ __all__ = [
     "Flow",
     "Frame",
     "Line",
-    "Meter",
     "Opened",
     "Parting",
     "Refused",
@@ -174,16 +174,7 @@ def _parse(body: bytes, *, path: Path, number: int) -> Line:
 
 
 class _Chain:
-    """The chain over the lines so far: makes the next line, or follows a log that exists.
-
-    Args:
-        path: of the log, for errors.
-
-    Attributes:
-        head: chain of the last line; size: bytes of all whole lines.
-        lines: how many; torn: the beginning of a line at the end of what `follow` went through.
-        newline: whether the last line ends with its own.
-    """
+    """The chain over the lines so far: makes the next line, or follows a log that exists."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -202,11 +193,7 @@ class _Chain:
         self.lines += 1
 
     def follow(self, file: BufferedReader) -> Iterator[bytes]:
-        """Go through a log; yields what stands behind the chain in each line.
-
-        Raises:
-            CheckpointError: from some line on it is not as a log was written.
-        """
+        """Go through a log; yields what stands behind the chain in each line."""
         while line := file.readline(_MOST_LINE + 1):
             if len(line) > _MOST_LINE:
                 raise self._broken(f"is longer than {_MOST_LINE} bytes")
@@ -242,34 +229,8 @@ def _is_torn(line: bytes) -> bool:
     return False
 
 
-class Meter(Protocol):
-    """What a party's releases cost so far: `charges` grows with every batch that may be sent, and
-    `epsilon` of all of them, infinite without noise, is called `figure`.
-    """
-
-    @property
-    def charges(self) -> int: ...
-
-    @property
-    def epsilon(self) -> float: ...
-
-    @property
-    def figure(self) -> ReleaseFigure: ...
-
-
 class AuditLog:
-    """See `LinkObserver`, which it is.
-
-    Args:
-        path: of the file, which is begun, or gone on with and never shortened but for a torn line.
-        party: whose; identity: its key pair, which signs the log when it is closed.
-        peers: public identities of the others, by name.
-        meter: of its releases.
-        clock: seconds since 1970.
-
-    Raises:
-        CheckpointError: what lies there is no log, another party's, or altered; or too many peers.
-    """
+    """See `LinkObserver`, which it is."""
 
     def __init__(
         self, path: Path, party: str, identity: Identity, peers: Mapping[str, bytes],
@@ -284,11 +245,8 @@ class AuditLog:
         self._file = open_regular(path, create=True)
         try:
             cut = self._follow()
-            known = {name: key.hex() for name, key in peers.items()}
-            self._write(
-                Opened(at=clock(), party=party, identity=identity.public.hex(), peers=known,
-                       cut=cut)
-            )  # fmt: skip
+            own, known = identity.public.hex(), {name: key.hex() for name, key in peers.items()}
+            self._write(Opened(at=clock(), party=party, identity=own, peers=known, cut=cut))
         except BaseException:
             os.close(self._file)
             raise
@@ -326,47 +284,31 @@ class AuditLog:
         """
         epsilon = self._epsilon_of(envelope.payload)
         figure = None if epsilon is None else self._meter.figure
-        self._write_frame(
-            "sent", envelope.receiver, envelope, frame, epsilon=epsilon, figure=figure
-        )
+        fields = {**_fields(envelope), "epsilon": epsilon, "figure": figure}
+        self._write_frame(Frame, frame, event="sent", peer=envelope.receiver, **fields)
 
     def received(self, envelope: Envelope, frame: bytes) -> None:
-        """See `LinkObserver`."""
-        self._write_frame("received", envelope.sender, envelope, frame)
+        fields = _fields(envelope)
+        self._write_frame(Frame, frame, event="received", peer=envelope.sender, **fields)
 
     def refused(self, sender: str, frame: bytes) -> None:
-        """See `LinkObserver`."""
+        self._write_frame(Refused, frame, peer=sender)
+
+    def _write_frame(self, line: type[Frame | Refused], frame: bytes, /, **fields: Any) -> None:
+        # They were checked when the envelope was made.
         digest = hashlib.sha256(frame).hexdigest()
         self._write(
-            Refused.model_construct(at=self._clock(), peer=sender, size=len(frame), digest=digest)
+            line.model_construct(at=self._clock(), **fields, size=len(frame), digest=digest)
         )
-
-    def _write_frame(
-        self, event: Literal["sent", "received"], peer: str, envelope: Envelope, frame: bytes,
-        *, epsilon: float | Literal["inf"] | None = None, figure: ReleaseFigure | None = None,
-    ) -> None:  # fmt: skip
-        # Its fields were checked when the envelope was made.
-        line = Frame.model_construct(
-            at=self._clock(), event=event, peer=peer, kind=envelope.kind, step=envelope.step,
-            sequence=envelope.sequence, size=len(frame), digest=hashlib.sha256(frame).hexdigest(),
-            epsilon=epsilon, figure=figure,
-        )  # fmt: skip
-        self._write(line)
 
     def agreed(self, contract: Contract) -> None:
         """Note the contract of a session, which all have signed."""
         resumes = contract.resumes.step if contract.resumes else None
-        self._write(
-            Agreed(at=self._clock(), session=contract.session, contract=contract.digest.hex(),
-                   resumes=resumes)
-        )  # fmt: skip
+        session, digest = contract.session, contract.digest.hex()
+        self._write(Agreed(at=self._clock(), session=session, contract=digest, resumes=resumes))
 
     def sync(self) -> None:
-        """Return once all lines are on the disk.
-
-        Raises:
-            CheckpointError: the file is gone, or another process writes to it.
-        """
+        """Return once all lines are on the disk."""
         found = os.fstat(self._file)
         if not found.st_nlink or found.st_size != self._chain.size:
             raise CheckpointError(
@@ -412,6 +354,10 @@ class AuditLog:
             os.ftruncate(self._file, self._chain.size)
             raise
         self._chain.wrote(line)
+
+
+def _fields(envelope: Envelope) -> dict[str, Any]:
+    return {"kind": envelope.kind, "step": envelope.step, "sequence": envelope.sequence}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -465,7 +411,6 @@ class Summary:
 
     @property
     def signed(self) -> bool:
-        """Whether the log ends in its party's signature."""
         return not self.unsigned and not self.torn
 
     def as_json(self) -> dict[str, Any]:
@@ -474,11 +419,7 @@ class Summary:
         return {**plain, "signed": self.signed, "flows": list(flows)}
 
     def add(self, number: int, line: Line, *, before: bytes) -> None:
-        """Count a line; `before` is the chain before it.
-
-        Raises:
-            CheckpointError: it does not fit to those before it.
-        """
+        """Count a line; `before` is the chain before it."""
         self.lines, self.last_at = number, line.at
         self.unsigned += 1
         if isinstance(line, Opened):
@@ -583,11 +524,7 @@ def verify_log(path: Path, *, identity: str | None = None) -> Summary:
 
 @dataclass(frozen=True, kw_only=True)
 class Parting:
-    """Where the logs of a direction part; a line is null where its log has none there.
-
-    Attributes:
-        sent, received: what each log says there, in words.
-    """
+    """Where the logs of a direction part; a line is null where its log has none there."""
 
     sent_line: int | None
     sent: str
@@ -624,23 +561,18 @@ class Comparison:
 
     @property
     def agree(self) -> bool:
-        """Whether the logs part nowhere."""
-        return all(one.parting is None for one in self.directions)
+        return all(direction.parting is None for direction in self.directions)
 
     def as_json(self) -> dict[str, Any]:
         return {
             "agree": self.agree,
-            "logs": [one.as_json() for one in self.logs],
-            "directions": [asdict(one) for one in self.directions],
+            "logs": [log.as_json() for log in self.logs],
+            "directions": [asdict(direction) for direction in self.directions],
         }
 
 
 def compare_logs(one: Path, other: Path) -> Comparison:
-    """Verify two parties' logs, or those in their folders, and compare what they say of their link.
-
-    Raises:
-        CheckpointError: a log that does not hold together; or the two are not the ends of a link.
-    """
+    """Verify two parties' logs, or those in their folders, and compare what they say of a link."""
     logs = verify_log(one), verify_log(other)
     first, second = logs
     _require_peers(first, second)

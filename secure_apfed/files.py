@@ -76,11 +76,7 @@ def _why_missing(folder: Path) -> str:
 
 
 def open_plain(path: Path) -> BufferedReader:
-    """Open a file that is no pipe, device or folder.
-
-    Raises:
-        CheckpointError: missing, of another kind, or it may not be read.
-    """
+    """Open a file that is no pipe, device or folder."""
     try:
         # Opening a pipe would wait for its writer.
         file = os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb")
@@ -97,11 +93,6 @@ def open_plain(path: Path) -> BufferedReader:
 
 
 def read_bytes(path: Path, *, most: int = MOST_BYTES) -> bytes:
-    """Read a plain file of at most so many bytes.
-
-    Raises:
-        CheckpointError: missing, no plain file, or larger.
-    """
     with open_plain(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
@@ -115,11 +106,6 @@ def read_bytes(path: Path, *, most: int = MOST_BYTES) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """Read a text in UTF-8.
-
-    Raises:
-        CheckpointError: missing, too large, or other bytes.
-    """
     try:
         return _content(path).decode()
     except UnicodeDecodeError as error:
@@ -129,20 +115,10 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path, kind: type[PartT]) -> PartT:
-    """Read one JSON document of a type.
-
-    Raises:
-        CheckpointError: missing, too large, no JSON, or of another shape.
-    """
     return _shaped(path, kind, _parsed(path, _content(path)))
 
 
 def read_json_lines(path: Path, kind: type[PartT]) -> tuple[PartT, ...]:
-    """Read a file with one JSON document of a type a line.
-
-    Raises:
-        CheckpointError: missing, too large, or a line that is no JSON or of another shape.
-    """
     lines = _content(path).splitlines()
     return tuple(
         _shaped(path, kind, _parsed(path, line, f"line {number}: "))
@@ -152,11 +128,7 @@ def read_json_lines(path: Path, kind: type[PartT]) -> tuple[PartT, ...]:
 
 
 def count_lines(path: Path) -> int:
-    """How many lines a file has, however long it is.
-
-    Raises:
-        CheckpointError: missing, or no plain file.
-    """
+    """How many lines a file has, however long it is."""
     with open_plain(path) as file:
         return sum(chunk.count(b"\n") for chunk in iter(partial(file.read, _CHUNK), b""))
 
@@ -203,11 +175,7 @@ def _no_plain_file(path: Path) -> CheckpointError:
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder that its owner alone may enter, and shut an empty or an older one.
-
-    Raises:
-        CheckpointError: it cannot be made, or is open to others and was not made for a run.
-    """
+    """Make a folder that its owner alone may enter, and shut an empty or an older one."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not folder.stat().st_mode & 0o077:
@@ -228,9 +196,6 @@ def own_subfolder(folder: Path) -> Path:
     """Make a folder within one that somebody may have sent, or take the one that lies there.
 
     What is written into it, or removed from it, would be so behind a link.
-
-    Raises:
-        CheckpointError: it is a link or a file, or cannot be made.
     """
     try:
         folder.mkdir(mode=0o700, parents=True)
@@ -252,10 +217,6 @@ def open_regular(path: Path, *, create: bool) -> int:
     It is of this very file, and of no other behind a link: a symbolic link in its place would have
     the next session cut or extend a file of somebody else's choice; a pipe would have it wait for
     ever.
-
-    Args:
-        path: of the file; folders above it may be links.
-        create: make the file where it is missing, for its owner alone.
 
     Raises:
         CheckpointError: a link, a folder, a pipe or a device; or the file is gone.

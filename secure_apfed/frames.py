@@ -52,15 +52,7 @@ if TYPE_CHECKING:
     from apfed_attacks.interface import AttackResult
     from apfed_experiments.solo import SoloRecord
 
-__all__ = [
-    "FramesModel",
-    "FramesResult",
-    "checked_frames",
-    "labels_by_text",
-    "names_of_files",
-    "run_frames",
-    "write_frames",
-]
+__all__ = ["FramesModel", "FramesResult", "checked_frames", "run_frames"]
 
 _TABLES = "tables"
 _DRAWING = ("matplotlib", "jinja2", "adjustText")
@@ -180,12 +172,12 @@ class FramesResult:
     def epsilon(self) -> dict[str, float]:
         """By what it protects, what was spent; infinite where nothing is promised."""
         spent = self.run.privacy
-        passives = {name: float(one["epsilon"]) for name, one in self.run.contributions.items()}
-        return {
+        told = {
             "a row's representations": spent.epsilon_x, "a label": spent.epsilon_y,
             "a record in the model": spent.epsilon_model,
-            **{f"a person at {name}": one for name, one in passives.items()},
         }  # fmt: skip
+        passives = self.run.contributions.items()
+        return told | {f"a person at {name}": float(own["epsilon"]) for name, own in passives}
 
     @property
     def wire_bytes(self) -> int:
@@ -195,7 +187,7 @@ class FramesResult:
     def to_frame(self) -> pd.DataFrame:
         """A row for each measure: value, interval, and of the headline the best alone and gain."""
         table = pd.DataFrame(
-            {name: (one.value, one.low, one.high) for name, one in self.measures.items()},
+            {name: (told.value, told.low, told.high) for name, told in self.measures.items()},
             index=["value", "low", "high"],
         ).T.rename_axis("measure")
         if self.alone is not None:
@@ -245,18 +237,24 @@ def run_frames(
         if (place / _TABLES).exists():
             raise CheckpointError(f"{place} holds frames of a run already; choose a new folder")
         config = _config(
-            settings, names_of_files(frames), method=method,
+            settings, _names_of_files(frames), method=method,
             data={"active": own, "folder": str(place / _TABLES), "id_column": id,
                   "label_column": label},
         )  # fmt: skip
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         with fits_kept_meanwhile():
-            with warnings.catch_warnings():
-                # All parties are this process: a plain sum hides nothing from whoever has it all.
-                warnings.simplefilter("ignore", UnsafeChoiceWarning)
-                found = _ran(config, place, frames)
+            try:
+                _write_frames(frames, place / _TABLES)
+                with warnings.catch_warnings():
+                    # This process is all parties: a plain sum hides nothing from who has it all.
+                    warnings.simplefilter("ignore", UnsafeChoiceWarning)
+                    found = run(config, place)
+            except BaseException:
+                if not RunFolder(place).config.exists():  # it never began: no frames are left
+                    shutil.rmtree(place / _TABLES, ignore_errors=True)
+                raise
             return _result(
-                config, place, found, labels_by_text(frames[own], label), baselines=baselines,
+                config, place, found, _labels_by_text(frames[own], label), baselines=baselines,
                 keeps=folder is not None,
             )  # fmt: skip
 
@@ -270,16 +268,6 @@ def _rules(settings: Mapping[str, Any]) -> IdNormalisation | None:
         return None
 
 
-def _ran(config: Config, folder: Path, frames: Mapping[str, pd.DataFrame]) -> RunResult:
-    try:
-        write_frames(frames, folder / _TABLES)
-        return run(config, folder)
-    except BaseException:
-        if not RunFolder(folder).config.exists():  # it never began: no frames are left behind
-            shutil.rmtree(folder / _TABLES, ignore_errors=True)
-        raise
-
-
 def _config(
     settings: Mapping[str, Any],
     files: Mapping[str, str],
@@ -288,15 +276,14 @@ def _config(
     data: Mapping[str, str],
 ) -> Config:
     given = {"name": "frames", **settings, "method": method}
-    given["data"] = given.get("data") or {}
-    ours = {"dataset", "parties", "folder", "id_column", "label_column"}
-    if named := sorted(ours & set(given["data"])):
+    own = given.get("data") or {}
+    if named := sorted({"dataset", "parties", "folder", "id_column", "label_column"} & set(own)):
         raise ConfigError(f"data.{named[0]}: the frames say this; leave it out, or say label or id")
     known = METHODS.get(str(method.get("name") if isinstance(method, Mapping) else method))
     if known and known.settings.representations_from is None:  # a guard has nothing to protect
         given.setdefault("guard", {"mechanism": "none"})
     given["data"] = {
-        "dataset": _TABLES, **data, **given["data"],
+        "dataset": _TABLES, **data, **own,
         "parties": {name: {"file": file, "missing": "mean"} for name, file in files.items()},
     }  # fmt: skip
     return load_config_text(json.dumps(given, default=_plain), source="run_frames")
@@ -323,7 +310,7 @@ def _result(
     model = None
     if config.method.predicts_alone:
         solo = load_model(folder)
-        model = FramesModel(tuple(labels.get(one, one) for one in solo.classes), solo)
+        model = FramesModel(tuple(labels.get(name, name) for name in solo.classes), solo)
     return FramesResult(
         config=config, run=found, measures={} if scored is None else estimates(scored),
         alone=alone, attacks=attacks, who_learns=who_learns, report=page, _model=model,
@@ -347,56 +334,42 @@ def checked_frames(
     active: Any, passives: Mapping[str, Any], *, name: str, id_column: str, label: str,
     rules: IdNormalisation | None = None,
 ) -> dict[str, pd.DataFrame]:  # fmt: skip
-    """By party, the active's first, a pandas frame whose labels can be used, and IDs as texts.
-
-    Args:
-        active: the frame with the labels.
-        passives: by name, frames without labels.
-        name: of the active.
-        id_column: in all of them, a column or the index's name.
-        label: the active's column of labels.
-        rules: how IDs are compared; None: the defaults.
-
-    Raises:
-        DataError: names the party, the column, what was expected, and what to do.
-    """
+    """By party, the active's first, a pandas frame whose labels can be used, and IDs as texts."""
     if name in passives:
         raise DataError(f"{name}: the active is called so, and a passive, too; rename the passive")
-    frames = {one: as_pandas(frame, party=one) for one, frame in {name: active, **passives}.items()}
     given = {name: active, **passives}
-    ids = {one: _ids(frame, given[one], id_column, party=one) for one, frame in frames.items()}
+    frames = {party: as_pandas(frame, party=party) for party, frame in given.items()}
+    ids = {
+        party: _ids(frame, given[party], id_column, party=party) for party, frame in frames.items()
+    }
     normal = (rules or IdNormalisation()).text
-    require_comparable({one: map(normal, texts) for one, texts in ids.items()})
-    frames = {one: frame.assign(**{id_column: ids[one]}) for one, frame in frames.items()}
-    for one in passives:
-        if label in frames[one].columns:
+    require_comparable({party: map(normal, texts) for party, texts in ids.items()})
+    frames = {party: frame.assign(**{id_column: ids[party]}) for party, frame in frames.items()}
+    for party in passives:
+        if label in frames[party].columns:
             raise DataError(
-                f"{one}: its column {label!r} is called like the labels of {name}, which a "
+                f"{party}: its column {label!r} is called like the labels of {name}, which a "
                 "passive must not train on; drop it or rename it"
             )
     _check_labels(frames[name], label, party=name)
     return frames
 
 
-def labels_by_text(frame: pd.DataFrame, label: str) -> dict[str, Any]:
+def _labels_by_text(frame: pd.DataFrame, label: str) -> dict[str, Any]:
     """The labels as the frame has them, by the texts that name classes in a run."""
-    found = frame[label].dropna().unique().tolist()
+    labels = frame[label].dropna().unique().tolist()
     # Of texts that differ in surrounding blanks, the one without stands for all.
-    return {cell_text(one): one for one in sorted(found, key=lambda one: cell_text(one) == one)}
+    texts = ((cell_text(own), own) for own in labels)
+    return dict(sorted(texts, key=lambda pair: pair[0] == pair[1]))
 
 
-def names_of_files(frames: Mapping[str, pd.DataFrame]) -> dict[str, str]:
-    """By party, what `write_frames` calls its file."""
+def _names_of_files(frames: Mapping[str, pd.DataFrame]) -> dict[str, str]:
+    """By party, what `_write_frames` calls its file."""
     return {party: f"party-{place}.parquet" for place, party in enumerate(frames)}
 
 
-def write_frames(frames: Mapping[str, pd.DataFrame], folder: Path) -> None:
-    """Write each as a Parquet file in a folder that its owner alone may enter.
-
-    Raises:
-        DataError: a column whose cells are of several kinds, such as texts and numbers; nothing
-            is written.
-    """
+def _write_frames(frames: Mapping[str, pd.DataFrame], folder: Path) -> None:
+    """Write each as a Parquet file in a folder that its owner alone may enter."""
     for party, frame in frames.items():
         for column in frame.columns:
             kind = pd.api.types.infer_dtype(frame[column], skipna=True)
@@ -407,7 +380,7 @@ def write_frames(frames: Mapping[str, pd.DataFrame], folder: Path) -> None:
                 )
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     make_private(folder)
-    for party, name in names_of_files(frames).items():
+    for party, name in _names_of_files(frames).items():
         try:
             frames[party].to_parquet(folder / name, index=False)
         except (ArrowException, ValueError) as error:
@@ -418,7 +391,6 @@ def write_frames(frames: Mapping[str, pd.DataFrame], folder: Path) -> None:
 
 
 def _ids(frame: pd.DataFrame, given: Any, column: str, *, party: str) -> list[str]:
-    """The texts of its IDs, complete and distinct ones."""
     if not len(frame):
         raise DataError(f"{party}: its frame has no rows")
     if column not in frame.columns:

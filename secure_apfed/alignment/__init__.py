@@ -5,7 +5,8 @@ each party in its own process, which carries the messages over its links with
 `apfed_protocols.take_part`. `apfed_protocols.align` plays all parties in one process.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from apfed_protocols.ids import IdColumn, encode_ids
 from apfed_protocols.psi import SET_INTERSECTIONS
@@ -32,11 +33,7 @@ __all__ = [
 
 
 def check_alignment(settings: AlignmentSettings) -> None:
-    """Refuse a protocol that there is none of, or that shows what is to stay hidden; and formats.
-
-    Raises:
-        ValueError: says which there are, or what to use.
-    """
+    """Refuse an unknown protocol, one that shows what is to stay hidden, and ambiguous formats."""
     id_rules(settings)
     if settings.backend not in SET_INTERSECTIONS:
         known = ", ".join(["auto", *sorted(SET_INTERSECTIONS)])
@@ -52,11 +49,7 @@ def check_alignment(settings: AlignmentSettings) -> None:
 
 
 def canonical_ids(party: str, ids: IdColumn, settings: AlignmentSettings) -> list[bytes]:
-    """Return the IDs of `party` as the bytes that the parties agreed on, one a row.
-
-    Raises:
-        DataError: see `apfed_protocols.ids.encode_ids`.
-    """
+    """Return the IDs of `party` as the bytes that the parties agreed on, one a row."""
     return encode_ids(party, ids, id_rules(settings), maximum_ids=settings.maximum_ids)
 
 
@@ -79,14 +72,8 @@ def intersection(
     The IDs must come from `canonical_ids`; peers with another normalisation are refused. Where the
     settings name a history, making a role notes it, and raises DataError where a peer had all its
     runs or the session was used before.
-
-    Raises:
-        ValueError: as `check_alignment`.
     """
     check_alignment(settings)
-
-    def admit(me: str, peers: Sequence[str]) -> None:
-        admit_run(settings, me, peers, session=session)
 
     agreement = IntersectionAgreement(
         session=session,
@@ -98,6 +85,7 @@ def intersection(
         sizes=sizes or {},
         ahead=ahead,
     )
+    admit = partial(admit_run, settings, session=session)
     return SET_INTERSECTIONS[settings.backend](
         agreement, threads=settings.threads, progress=progress, admit=admit
     )

@@ -74,10 +74,7 @@ def fingerprint(
     key: bytes,
     worked: Callable[[int], None] = lambda ids: None,
 ) -> bytes:
-    """Return 32 bytes that tell whether a party has the same IDs in the same rows again.
-
-    They are as `BucketedIds.fingerprint` under the same key.
-    """
+    """Return 32 bytes that tell whether a party has the same IDs in the same rows again."""
     whole = _whole(key)
     for piece in encode_pieces(me, ids, id_rules(settings)):
         whole.update(_digests(piece, key))
@@ -95,14 +92,6 @@ class BucketedIds:
         secret: 32 bytes of this party alone, from which follows what fills up the buckets.
         folder: where the digests lie, for its owner alone; None: in memory.
         worked: told of the number of IDs that are digested.
-
-    Attributes:
-        capacity: entries of each bucket.
-        fingerprint: see the function of this name.
-
-    Raises:
-        DataError: IDs that are missing, empty, repeated, too many or of another type.
-        LocalProtocolError: a bucket overflowed, which has a chance below 2^-40.
     """
 
     def __init__(
@@ -209,7 +198,6 @@ class BucketedIds:
         return listed, rows
 
     def clear(self) -> None:
-        """Forget the digests."""
         self._held = {bucket: [] for bucket in range(self._buckets)}
         self._clear_folder()
 

@@ -34,11 +34,6 @@ _ROWS_OF_A_PIECE = 2**16
 
 
 def id_rules(settings: AlignmentSettings) -> IdNormalisation:
-    """The agreed rules.
-
-    Raises:
-        LocalProtocolError: formats of dates that are ambiguous.
-    """
     on = {rule: rule in settings.normalisation for rule in ID_RULES}
     return IdNormalisation(**on, date_formats=settings.date_formats)
 
@@ -69,11 +64,7 @@ class IdCheck:
 
 
 def check_normalisation(party: str, ids: IdStream, normalisation: IdNormalisation) -> IdCheck:
-    """Count what these rules change and make equal.
-
-    Raises:
-        DataError: IDs are empty or of another type.
-    """
+    """Count what these rules change and make equal."""
     alone = dict(_RULES)
     if normalisation.date_formats:
         alone[_DATES] = replace(_NOTHING, date_formats=normalisation.date_formats)
@@ -125,9 +116,6 @@ class IdFile:
         path: .parquet or .pq, else CSV (also .gz, .bz2, .xz, .zst) with a header line.
         columns: the one that holds the IDs, or several.
 
-    Raises:
-        DataError: no such file or column, or not of the format that its name says.
-
     Example:
         >>> from tempfile import TemporaryDirectory
         >>> with TemporaryDirectory() as folder:
@@ -148,12 +136,7 @@ class IdFile:
         return self._rows
 
     def pieces(self) -> Iterator[list[str]]:
-        """Yield the IDs of some thousand rows after another, those of several columns joined.
-
-        Raises:
-            DataError: cells that are no IDs (`apfed_protocols.ids`), of all rows, or a file
-                that is damaged.
-        """
+        """Yield the IDs of some thousand rows after another, those of several columns joined."""
         several = len(self._columns) > 1
         place = None if self._path.suffix.lower() in PARQUET else _line
         readers = {

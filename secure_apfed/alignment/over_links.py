@@ -24,7 +24,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -126,26 +126,27 @@ async def align_hub(
         session: names the intersection, once.
         folder: of this intersection alone; keeps what is needed to go on after a break. None: a
             break ends it.
-
-    Raises:
-        DataError: IDs that cannot be aligned, or a peer that had all its runs.
-        IntersectionTooSmallError: fewer common IDs than agreed; nothing was opened.
-        RemoteProtocolError: a peer fell silent, or sent what the protocol does not allow.
     """
     end = _End(links, links.me, tuple(members), ids, settings, folder)
     with relaying(links):
         end.look_back()
         openings = {name: _Opening.parse(await end.receive(name), settings) for name in members}
-        sizes = {name: one.size for name, one in openings.items()}
+        sizes = {name: opening.size for name, opening in openings.items()}
         agreed, start = end.unfinished.agreed, 0
-        again = agreed is not None and {agreed.identity} == {one.of for one in openings.values()}
+        again = agreed is not None and {agreed.identity} == {
+            opening.of for opening in openings.values()
+        }
         if agreed is None or not again:
-            nonces = {links.me: fresh_key()} | {name: one.nonce for name, one in openings.items()}
+            nonces = {links.me: fresh_key()} | {
+                name: opening.nonce for name, opening in openings.items()
+            }
             agreed = Agreed(
                 session, end.terms, bucket_count(max(len(ids), *sizes.values())), nonces
             )
         else:
-            start = min(end.unfinished.finished, *(one.finished for one in openings.values()))
+            start = min(
+                end.unfinished.finished, *(opening.finished for opening in openings.values())
+            )
         for name in members:
             end.send(
                 name,
@@ -259,11 +260,7 @@ def _check_size(message: Envelope, size: object, settings: AlignmentSettings) ->
 
 
 class _End:
-    """One party's end.
-
-    Attributes:
-        terms: a digest of roles and settings; unfinished: what is kept of this intersection.
-    """
+    """One party's end."""
 
     def __init__(
         self,
@@ -302,11 +299,7 @@ class _End:
             kept.forget()
 
     def check(self, reply: _Reply, own: _Opening, session: str) -> "Agreed":
-        """Return what a member agrees to with this reply.
-
-        Raises:
-            RemoteProtocolError: it is no answer to what the member said.
-        """
+        """Return what a member agrees to with this reply."""
         known, hub = self.unfinished.agreed, self._hub
         offered = Agreed(reply.session, self.terms, reply.buckets, reply.nonces)
         if reply.again:
@@ -435,12 +428,7 @@ class _End:
         return np.concatenate([self.unfinished.result(bucket) for bucket in range(buckets)])
 
     def open_at_member(self, message: Envelope, hub_size: int) -> Rows:
-        """Return the own row at each position that the hub names.
-
-        Raises:
-            IntersectionTooSmallError: there are too few.
-            RemoteProtocolError: places that cannot be common, or not as many as agreed.
-        """
+        """Return the own row at each position that the hub names."""
         agreed, minimum = self.unfinished.agreed, self._settings.minimum_rows
         assert agreed is not None
         kind, body = message.payload[:1], message.payload[1:]
@@ -469,13 +457,7 @@ def _form(buckets: int, size: int) -> np.dtype[np.unsignedinteger]:
 
 
 class _Checked:
-    """A role, and what its peers' lists must be: as long as agreed, and the same if sent again.
-
-    Args:
-        role: of one bucket.
-        lengths: by peer, bytes of its first message, which is its list.
-        require_same: told of the peer and its list.
-    """
+    """A role, and what its peers' lists must be: as long as agreed, and the same if sent again."""
 
     def __init__(
         self,
@@ -506,18 +488,12 @@ class _Checked:
 
 @dataclass(frozen=True)
 class Agreed:
-    """What the parties of an intersection drew together; public among them.
-
-    Attributes:
-        session: in which they did; terms: digest of roles and settings.
-        buckets: how many there are.
-        nonces: 32 bytes of each party, by name, the hub first.
-    """
+    """What the parties of an intersection drew together; public among them."""
 
     session: str
     terms: bytes
     buckets: int
-    nonces: Mapping[str, bytes]
+    nonces: Mapping[str, bytes]  # 32 bytes of each party, the hub first
 
     @property
     def _seed(self) -> bytes:
@@ -540,31 +516,18 @@ class Agreed:
 
 @dataclass
 class Unfinished:
-    """One party's record of an intersection.
-
-    Args:
-        folder: of this intersection alone; None: it is kept in memory, and ends with the process.
-
-    Attributes:
-        agreed: None before the parties agreed.
-        fingerprint: of the own IDs, under the agreed key.
-        secret: 32 bytes from which the keys and orders of all buckets follow.
-    """
+    """One party's record of an intersection."""
 
     folder: Path | None
     agreed: Agreed | None = None
     fingerprint: bytes = field(default=b"", repr=False)
+    # From which the keys and orders of all buckets follow.
     secret: bytes = field(default_factory=fresh_key, repr=False)
-    _results: dict[int, NDArray[np.int64]] = field(default_factory=dict, repr=False)
-    _seen: dict[tuple[int, str], bytes] = field(default_factory=dict, repr=False)
+    _held: dict[str, bytes] = field(default_factory=dict, repr=False)  # without a folder
 
     @classmethod
     def found(cls, folder: Path | None, terms: bytes) -> "Unfinished":
-        """The one in this folder, where it is of these terms; else a new one.
-
-        Raises:
-            CheckpointError: what lies there cannot be read.
-        """
+        """The one in this folder, where it is of these terms; else a new one."""
         if folder is None or not (folder / _AGREED).exists():
             return cls(folder)
         path = folder / _AGREED
@@ -591,57 +554,39 @@ class Unfinished:
         if self.folder is not None:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.folder.chmod(0o700)
-            self._write(_SECRET, self.secret)
+        self._write(_SECRET, self.secret)
 
     def has_ids(self, fingerprint: bytes) -> None:
         """Note which IDs it is of; from here on it can be gone on with."""
         assert self.agreed is not None
         self.fingerprint = fingerprint
-        one = self.agreed
-        nonces = list(one.nonces.items())
-        self._write(
-            _AGREED,
-            msgpack.packb([_VERSION, one.session, one.terms, one.buckets, nonces, fingerprint]),
-        )
+        session, terms, buckets, nonces = astuple(self.agreed)
+        fields = [_VERSION, session, terms, buckets, list(nonces.items()), fingerprint]
+        self._write(_AGREED, msgpack.packb(fields))
 
     @property
     def finished(self) -> int:
         """How many buckets are done, from the first on."""
         assert self.agreed is not None
-        done = range(self.agreed.buckets)
-        return next((bucket for bucket in done if not self._has(bucket)), self.agreed.buckets)
+        count = self.agreed.buckets
+        lacking = (at for at in range(count) if not self._has(f"result-{at}.bin"))
+        return next(lacking, count)
 
     def keep(self, bucket: int, result: NDArray[np.int64]) -> None:
         """Keep what came out of a bucket, (rows, columns)."""
-        if self.folder is None:
-            self._results[bucket] = result
-            return
         shape = np.array(result.shape, "<i8").tobytes()
         self._write(f"result-{bucket}.bin", shape + result.astype("<i8").tobytes())
 
     def result(self, bucket: int) -> NDArray[np.int64]:
-        """What came out of a bucket."""
-        if self.folder is None:
-            return self._results[bucket]
-        content = read_bytes(self.folder / f"result-{bucket}.bin", most=_RESULT_BYTES)
-        numbers = np.frombuffer(content, "<i8")
+        numbers = np.frombuffer(self._read(f"result-{bucket}.bin", most=_RESULT_BYTES), "<i8")
         return numbers[2:].reshape(*numbers[:2].tolist())
 
     def require_same(self, bucket: int, peer: str, message: bytes) -> None:
-        """Keep the digest of a peer's list for this bucket, or compare it with the one kept.
-
-        Raises:
-            RemoteProtocolError: it sent another list before.
-        """
-        digest = hashlib.sha256(message).digest()
-        if self.folder is None:
-            before = self._seen.setdefault((bucket, peer), digest)
-        else:
-            path = self.folder / f"seen-{bucket}-{peer.encode().hex()}.bin"
-            if not path.exists():
-                self._write(path.name, digest)
-            before = read_bytes(path, most=_SMALL_BYTES)
-        if before != digest:
+        """Keep the digest of a peer's list for this bucket, or compare it with the one kept."""
+        digest, name = hashlib.sha256(message).digest(), f"seen-{bucket}-{peer.encode().hex()}.bin"
+        if not self._has(name):
+            self._write(name, digest)
+        if self._read(name) != digest:
             raise RemoteProtocolError(
                 f"{peer} sent another list of IDs for bucket {bucket} than before the intersection "
                 "was broken off; what is repeated must be the same. Remove the record of the "
@@ -650,19 +595,22 @@ class Unfinished:
             )
 
     def forget(self) -> None:
-        """Remove all of it."""
-        self._results.clear()
-        self._seen.clear()
+        self._held.clear()
         self.agreed = None
         if self.folder is not None and not self.folder.is_symlink():
             with contextlib.suppress(FileNotFoundError):
                 shutil.rmtree(self.folder)
 
-    def _has(self, bucket: int) -> bool:
-        if self.folder is None:
-            return bucket in self._results
-        return (self.folder / f"result-{bucket}.bin").exists()
+    def _has(self, name: str) -> bool:
+        return name in self._held if self.folder is None else (self.folder / name).exists()
+
+    def _read(self, name: str, *, most: int = _SMALL_BYTES) -> bytes:
+        return (
+            self._held[name] if self.folder is None else read_bytes(self.folder / name, most=most)
+        )
 
     def _write(self, name: str, content: bytes) -> None:
-        if self.folder is not None:
+        if self.folder is None:
+            self._held[name] = content
+        else:
             write_atomically(self.folder / name, content, private=True)

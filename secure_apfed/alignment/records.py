@@ -40,9 +40,6 @@ class AlignmentHistory:
         path: of the file; made where missing.
         runs_with_a_peer: how many runs any one peer gets, at least 1.
 
-    Raises:
-        CheckpointError: a line of the file is no run.
-
     Example:
         >>> from tempfile import TemporaryDirectory
         >>> with TemporaryDirectory() as folder:
@@ -61,12 +58,7 @@ class AlignmentHistory:
 
     @classmethod
     def of_party(cls, folder: Path, party: str, *, runs_with_a_peer: int) -> "AlignmentHistory":
-        """The history of `party` in a folder that may hold those of others, as in simulations.
-
-        Raises:
-            DataError: its name cannot name a file.
-            CheckpointError: a line of the file is no run.
-        """
+        """The history of `party` in a folder that may hold those of others, as in simulations."""
         try:
             check_name(party)
         except ValueError as error:
@@ -153,10 +145,7 @@ class AlignmentHistory:
 def admit_run(
     settings: AlignmentSettings, me: str, peers: Sequence[str], *, session: str, again: bool = False
 ) -> None:
-    """Note a run where the settings of the party `me` name a history; see `AlignmentHistory`.
-
-    Raises: as `AlignmentHistory.admit`.
-    """
+    """Note a run where the settings of the party `me` name a history; see `AlignmentHistory`."""
     folder, runs = settings.history, settings.runs_with_a_peer
     if folder is not None and runs is not None:
         history = AlignmentHistory.of_party(folder, me, runs_with_a_peer=runs)

@@ -10,11 +10,7 @@ MOST_QUEUED = 4
 
 
 class Pipe:
-    """Frames from one thread to another, of which few may wait; the reading half of a `Carrier`.
-
-    Args:
-        room: how many.
-    """
+    """Frames from one thread to another, of which few may wait; the reading half of a `Carrier`."""
 
     def __init__(self, room: int = MOST_QUEUED) -> None:
         self.room, self._changed = room, threading.Condition()

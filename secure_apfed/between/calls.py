@@ -12,6 +12,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.randomness import fresh_key
@@ -41,12 +42,7 @@ _ROOM_S = 10.0
 
 
 class Calls:
-    """One party's connections to all its peers; of two, the one whose name comes later dials.
-
-    Args:
-        me: the party, with those whom it knows.
-        carry: calls a peer.
-    """
+    """One party's connections to all its peers; of two, the one whose name comes later dials."""
 
     def __init__(self, me: LocalEnd, carry: Carry) -> None:
         self._me, self._carry = me, carry
@@ -61,22 +57,22 @@ class Calls:
 
     def ways(self) -> Mapping[str, Callable[[], Connection]]:
         """By peer, what makes a connection to it; see `Linked`."""
-        return {name: self._way(name) for name in self._me.known}
+        return {name: partial(self._connect, name) for name in self._me.known}
 
-    def _way(self, peer: str) -> Callable[[], Connection]:
-        def connect() -> Connection:
-            self._require_going_on(peer)
-            if peer > self._me.name:
-                return self._door.connect(peer)
-            connection = self._made(peer, fresh_key())
-            self._stand(peer, connection)
-            try:
-                return prove(connection, self._me, peer)[1]
-            except BaseException:
-                connection.close()
-                raise
-
-        return connect
+    def _connect(self, peer: str) -> Connection:
+        if (told := self._stopped.get(peer)) is not None:
+            raise RemoteProtocolError(f"{peer} stopped: {told}")
+        if self._ended:
+            raise RemoteProtocolError(self._ended)
+        if peer > self._me.name:
+            return self._door.connect(peer)
+        connection = self._made(peer, fresh_key())
+        self._stand(peer, connection)
+        try:
+            return prove(connection, self._me, peer)[1]
+        except BaseException:
+            connection.close()
+            raise
 
     def take(self, caller: str, name: bytes, number: int, frame: bytes) -> bool:
         """One frame of a peer; waits while many do already.
@@ -139,7 +135,7 @@ class Calls:
             fresh.close()
 
     def _made(self, peer: str, name: bytes) -> "_Called":
-        return _Called(name, lambda number, frame: self._call(peer, name, number, frame))
+        return _Called(name, partial(self._call, peer, name))
 
     def _call(self, peer: str, name: bytes, number: int, frame: bytes) -> bool:
         try:
@@ -169,19 +165,9 @@ class Calls:
         if peer in self._me.known:
             self._stopped[peer] = plain_text(told.encode("utf-8", "replace"))
 
-    def _require_going_on(self, peer: str) -> None:
-        if (told := self._stopped.get(peer)) is not None:
-            raise RemoteProtocolError(f"{peer} stopped: {told}")
-        if self._ended:
-            raise RemoteProtocolError(self._ended)
-
 
 class _Called(Pipe):
-    """One connection of numbered calls, a few of them under way at once.
-
-    Attributes:
-        name: by which both ends know it.
-    """
+    """One connection of numbered calls, a few of them under way at once."""
 
     def __init__(self, name: bytes, carry: Callable[[int, bytes], bool]) -> None:
         super().__init__()
@@ -224,7 +210,6 @@ class _Called(Pipe):
 
     @property
     def over(self) -> bool:
-        """Whether it was closed, here or there."""
         return self._ended is not None
 
     def over_after(self, count: int) -> None:

@@ -27,6 +27,10 @@ __all__ = [
 _MOST_BYTES = 2**20
 _CLOCKS_APART = dt.timedelta(minutes=5)
 _HEX = frozenset("0123456789abcdef")
+_OTHER_USES = (
+    "digital_signature", "content_commitment", "key_encipherment", "data_encipherment",
+    "key_agreement", "encipher_only", "decipher_only",
+)  # fmt: skip
 
 
 def fingerprint(certificate: x509.Certificate) -> str:
@@ -35,7 +39,6 @@ def fingerprint(certificate: x509.Certificate) -> str:
 
 
 def certificate_names(certificate: x509.Certificate) -> tuple[str, ...]:
-    """Its DNS names."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
     except (x509.ExtensionNotFound, ValueError):
@@ -51,18 +54,16 @@ def _listed_as(certificate: x509.Certificate) -> set[str]:
 def read_revoked(path: Path | None) -> frozenset[str]:
     """What a list revokes: a line each, in hex, of a certificate's SHA-256 or serial number, or of
     an identity (a public key); what follows a `#` is a note.
-
-    Raises:
-        ConfigError: no such file, or other lines.
     """
     if path is None:
         return frozenset()
     found = set()
-    for number, line in enumerate(_read(path, "revoked").decode("utf-8", "replace").splitlines()):
+    lines = _read(path, "revoked").decode("utf-8", "replace").splitlines()
+    for number, line in enumerate(lines, start=1):
         entry = line.partition("#")[0].strip().lower().replace(":", "")
         if entry and not set(entry) <= _HEX:
             raise ConfigError(
-                f"{path}, line {number + 1}: expected a certificate's SHA-256 or serial number, or "
+                f"{path}, line {number}: expected a certificate's SHA-256 or serial number, or "
                 f"an identity, in hex, got {entry[:80]!r}"
             )
         found.add(entry.lstrip("0") if len(entry) < 64 else entry)
@@ -71,11 +72,7 @@ def read_revoked(path: Path | None) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Credentials:
-    """What a party shows and believes in TLS, in PEM; nothing of the key is printed.
-
-    Attributes:
-        ca: authorities that it believes; certificate: its own, with those between.
-    """
+    """What a party shows and believes in TLS, in PEM; nothing of the key is printed."""
 
     ca: bytes
     certificate: bytes
@@ -86,25 +83,12 @@ class Credentials:
         cls, ca: Path, certificate: Path, key: Path, *, name: str | None,
         revoked: frozenset[str] = frozenset(),
     ) -> "Credentials":  # fmt: skip
-        """Read them and check them as the peers will.
-
-        Args:
-            ca: file of authorities in PEM.
-            certificate: file of its own.
-            key: file of the certificate's key.
-            name: that the certificate must have; None: any.
-            revoked: see `read_revoked`.
-
-        Raises:
-            ConfigError: a file is missing or no PEM; key and certificate do not belong together;
-                or the certificate is expired, revoked, another's, or of another authority.
-        """
-        told = cls(_read(ca, "ca"), _read(certificate, "certificate"), _read(key, "key"))
+        """Read them and check them as the peers will."""
+        loaded = cls(_read(ca, "ca"), _read(certificate, "certificate"), _read(key, "key"))
         try:
-            own = x509.load_pem_x509_certificate(told.certificate)
-            chain = x509.load_pem_x509_certificates(told.certificate)[1:]
-            secret = serialization.load_pem_private_key(told.key, password=None)
-            authorities = x509.load_pem_x509_certificates(told.ca)
+            own, *chain = x509.load_pem_x509_certificates(loaded.certificate)
+            secret = serialization.load_pem_private_key(loaded.key, password=None)
+            authorities = x509.load_pem_x509_certificates(loaded.ca)
         except (ValueError, TypeError, UnsupportedAlgorithm) as error:
             raise ConfigError(
                 f"tls: {ca}, {certificate} or {key} is not what it should be in PEM ({error}); a "
@@ -119,7 +103,7 @@ class Credentials:
         elif now < own.not_valid_before_utc:
             wrong = f"is valid from {own.not_valid_before_utc} on; set the clock, or wait"
         # Of others between this one and its authority TLS itself checks each.
-        elif not chain and not any(_issued(own, one) for one in authorities):
+        elif not chain and not any(_issued(own, authority) for authority in authorities):
             wrong = (
                 f"is of another authority than those in {ca}; have one made by the authority that "
                 "all parties believe"
@@ -133,7 +117,7 @@ class Credentials:
             wrong = "is revoked; have another one made"
         if wrong:
             raise ConfigError(f"tls.certificate: {certificate} {wrong}")
-        return told
+        return loaded
 
     @property
     def digest(self) -> str:
@@ -150,11 +134,7 @@ def _issued(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
 
 
 def require_caller(name: str, pem: bytes, revoked: frozenset[str]) -> None:
-    """Return where a caller's certificate, which TLS has verified, is the named party's.
-
-    Raises:
-        RemoteProtocolError: none, another party's, or revoked.
-    """
+    """Return where a caller's certificate, which TLS has verified, is the named party's."""
     try:
         shown = x509.load_pem_x509_certificate(pem)
     except ValueError as error:
@@ -171,23 +151,13 @@ def require_caller(name: str, pem: bytes, revoked: frozenset[str]) -> None:
 
 @dataclass(frozen=True)
 class Authority:
-    """A trial's own authority, which makes the parties' certificates.
-
-    Attributes:
-        certificate: in PEM; key: in PEM, the authority's secret.
-    """
+    """A trial's own authority, which makes the parties' certificates."""
 
     certificate: bytes
     key: bytes = field(repr=False)
 
     def issue(self, name: str, *, hosts: tuple[str, ...] = (), days: float = 365) -> Credentials:
-        """A new key and certificate for a party of this name, which may be a server and a client.
-
-        Args:
-            name: of the party.
-            hosts: other DNS names that its server goes by.
-            days: how long it is valid.
-        """
+        """A new key and certificate for a party of this name, as a server and as a client."""
         secret = ec.generate_private_key(ec.SECP256R1())
         authority = x509.load_pem_x509_certificate(self.certificate)
         signer = serialization.load_pem_private_key(self.key, password=None)
@@ -195,40 +165,27 @@ class Authority:
             raise ConfigError("the authority's key is of another kind than `certs ca` makes")
         usages = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
         names = [x509.DNSName(each) for each in dict.fromkeys((name, *hosts))]
+        signed_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
         made = (
             _builder(name, secret.public_key(), days)
             .issuer_name(authority.subject)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
             .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
-            .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()),
-                critical=False,
-            )
+            .add_extension(signed_by, critical=False)
             .sign(signer, hashes.SHA256())
         )
         return Credentials(self.certificate, _pem(made), _secret_pem(secret))
 
 
 def make_authority(name: str = "secure-apfed trial", *, days: float = 3650) -> Authority:
-    """A new authority for a trial."""
     secret = ec.generate_private_key(ec.SECP256R1())
-    builder = _builder(name, secret.public_key(), days)
     made = (
-        builder.issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+        _builder(name, secret.public_key(), days)
+        .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(
-            x509.KeyUsage(
-                key_cert_sign=True,
-                crl_sign=True,
-                digital_signature=False,
-                content_commitment=False,
-                key_encipherment=False,
-                data_encipherment=False,
-                key_agreement=False,
-                encipher_only=False,
-                decipher_only=False,
-            ),
+            x509.KeyUsage(key_cert_sign=True, crl_sign=True, **dict.fromkeys(_OTHER_USES, False)),
             critical=True,
         )
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(secret.public_key()), False)
@@ -255,9 +212,7 @@ def _pem(certificate: x509.Certificate) -> bytes:
 
 def _secret_pem(secret: ec.EllipticCurvePrivateKey) -> bytes:
     return secret.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
 
 

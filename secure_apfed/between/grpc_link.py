@@ -23,11 +23,7 @@ from secure_apfed.between import MOST_QUEUED, Pipe
 from secure_apfed.between.certificates import Credentials
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange.envelope import plain_text
-from secure_apfed.exchange.sealed_connection import (
-    MOST_SEALED,
-    MOST_UNPROVED,
-    refuse_long,
-)
+from secure_apfed.exchange.sealed_connection import MOST_SEALED, MOST_UNPROVED, refuse_long
 from secure_apfed.exchange.sockets import Address, spell_address
 
 try:
@@ -73,11 +69,7 @@ _SERVER = (
 
 
 def require_grpc() -> None:
-    """Refuse to go on without the extra.
-
-    Raises:
-        ConfigError: says how to install it.
-    """
+    """Refuse to go on without the extra."""
     if grpc is None:
         raise ConfigError(
             "links between machines need grpcio, which is missing; install it with pip install "
@@ -86,11 +78,7 @@ def require_grpc() -> None:
 
 
 class GrpcConnection(Pipe):
-    """One stream as a `Carrier`.
-
-    Args:
-        cancel: ends the call at once.
-    """
+    """One stream as a `Carrier`."""
 
     def __init__(self, cancel: Callable[[], None] = lambda: None) -> None:
         super().__init__(room=1)
@@ -100,7 +88,6 @@ class GrpcConnection(Pipe):
         self._most, self.room = MOST_SEALED, MOST_QUEUED
 
     def carry(self, pieces: Iterator[bytes]) -> None:
-        """Read what comes until the stream ends, or a frame gets too long."""
         why, frame = "", bytearray()
         try:
             for piece in pieces:
@@ -181,17 +168,7 @@ def dial(
 
 
 class Port:
-    """Where others dial in; each stream is handed over as it comes.
-
-    Args:
-        address: where to listen.
-        credentials: for TLS; callers need a certificate of the same authority.
-        welcome: called in a thread of its own with each new stream and its caller's certificate
-            in PEM (empty without TLS); it closes what it does not keep.
-
-    Raises:
-        ConfigError: it cannot listen there.
-    """
+    """Where others dial in; each stream is handed over as it comes."""
 
     def __init__(
         self, address: Address, credentials: Credentials | None,
@@ -243,7 +220,6 @@ class Port:
                 self._open.discard(connection)
 
     def close(self) -> None:
-        """End all streams, and listen no more."""
         stopped = self._server.stop(_FLUSH_S)
         with self._lock:
             standing = list(self._open)
@@ -260,11 +236,7 @@ def is_loopback(host: str) -> bool:
 
 
 def warn_of_plaintext(*hosts: str) -> None:
-    """Allow plaintext on loopback alone.
-
-    Raises:
-        ConfigError: a host is elsewhere.
-    """
+    """Allow plaintext on loopback alone."""
     beyond = [host for host in hosts if not is_loopback(host)]
     if beyond:
         raise ConfigError(

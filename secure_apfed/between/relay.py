@@ -12,6 +12,7 @@ import hashlib
 import threading
 import time
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgpack
 
@@ -47,11 +48,7 @@ def room_of(identities: list[bytes]) -> bytes:
 
 
 def through(connection: Connection, me: LocalEnd, peer: str, *, wait_s: float = PARTNER_S) -> None:
-    """Enter the session's room at a relay, and wait there for a peer.
-
-    Raises:
-        OSError, EOFError: the relay refuses, or the peer does not come.
-    """
+    """Enter the session's room at a relay, and wait there for a peer."""
     challenge = read_before(connection, time.monotonic() + _PROOF_S)
     parties = sorted((*me.known.values(), me.identity.public))
     own, other = me.identity.public, me.known[peer]
@@ -64,10 +61,7 @@ def through(connection: Connection, me: LocalEnd, peer: str, *, wait_s: float = 
         raise TimeoutError("it did not come to the relay") from None
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """Who comes, and to whom."""
-
+class _Entry(NamedTuple):
     room: bytes
     own: bytes
     other: bytes
@@ -79,19 +73,15 @@ class _Entry:
 
     @classmethod
     def parse(cls, message: bytes, challenge: bytes) -> "_Entry":
-        """Read a hello that proves an identity of its room.
-
-        Raises:
-            RemoteProtocolError: it does not.
-        """
+        """Read a hello that proves an identity of its room."""
         try:
             if len(message) > _HELLO_BYTES:
                 raise ValueError("too long")
             parties, own, other, signature = msgpack.unpackb(message)
             keys = [*parties, own, other]
-            if len(parties) > _MOST_PARTIES or any(type(one) is not bytes for one in keys):
+            if len(parties) > _MOST_PARTIES or any(type(key) is not bytes for key in keys):
                 raise TypeError("no list of identities")
-            if any(len(one) != _KEY_BYTES for one in keys) or type(signature) is not bytes:
+            if any(len(key) != _KEY_BYTES for key in keys) or type(signature) is not bytes:
                 raise ValueError("keys of another size")
             distinct = sorted(set(parties)) == parties
             if own == other or not {own, other} <= set(parties) or not distinct:
@@ -113,19 +103,7 @@ class _Stream:
 
 
 class Relay:
-    """Joins streams by room, sender and receiver.
-
-    Args:
-        address: where to listen.
-        credentials: for TLS; None: plaintext, on loopback alone.
-        allowed: public identities that may enter; None: all that have a certificate.
-
-    Attributes:
-        port: where it listens.
-
-    Raises:
-        ConfigError: it cannot listen there.
-    """
+    """Joins streams by room, sender and receiver."""
 
     def __init__(
         self, address: Address, credentials: Credentials | None,
@@ -138,14 +116,19 @@ class Relay:
         self.port = self._port.port
 
     def close(self) -> None:
-        """End all streams."""
         self._port.close()
 
     def _welcome(self, stranger: GrpcConnection, certificate: bytes) -> None:
         """One stream, until it ends."""
         self._crowd.add(stranger)
         try:
-            stream = _Stream(stranger, self._entry_of(stranger))
+            challenge = fresh_key()
+            stranger.send_bytes(challenge)
+            entry = _Entry.parse(read_before(stranger, time.monotonic() + _PROOF_S), challenge)
+            if self._allowed is not None and entry.own not in self._allowed:
+                raise RemoteProtocolError("this identity is not among those that may enter")
+            stranger.trust()
+            stream = _Stream(stranger, entry)
             self._enter(stream)
         except (OSError, EOFError, RemoteProtocolError) as error:
             if isinstance(error, RemoteProtocolError):
@@ -160,34 +143,15 @@ class Relay:
             with self._changed:
                 self._remove(stream)
 
-    def _entry_of(self, stranger: GrpcConnection) -> _Entry:
-        """Where a stranger proves that it belongs.
-
-        Raises:
-            RemoteProtocolError: nowhere.
-            OSError, EOFError: it went, or is silent.
-        """
-        challenge = fresh_key()
-        stranger.send_bytes(challenge)
-        entry = _Entry.parse(read_before(stranger, time.monotonic() + _PROOF_S), challenge)
-        if self._allowed is not None and entry.own not in self._allowed:
-            raise RemoteProtocolError("this identity is not among those that may enter")
-        stranger.trust()
-        return entry
-
     def _enter(self, stream: _Stream) -> None:
-        """Take a place; whoever had it before goes, and so does who was joined to that.
-
-        Raises:
-            RemoteProtocolError: too many rooms, or too many in this one.
-        """
+        """Take a place; whoever had it before goes, and so does who was joined to that."""
         entry = stream.entry
         with self._changed:
             room = self._rooms.get(entry.room, {})
             if (former := room.get(entry)) is not None:
-                for one in (former, former.partner):
-                    if one is not None:
-                        self._remove(one)
+                for standing in (former, former.partner):
+                    if standing is not None:
+                        self._remove(standing)
             elif len(room) >= _MOST_IN_ROOM or (not room and len(self._rooms) >= _MOST_ROOMS):
                 raise RemoteProtocolError("it is full; come again, or ask who runs it")
             room = self._rooms.setdefault(entry.room, {})

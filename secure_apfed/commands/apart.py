@@ -25,20 +25,7 @@ if TYPE_CHECKING:
 
     from secure_apfed.audit_log import Summary
 
-__all__ = [
-    "Terminated",
-    "audit_log_app",
-    "certs_app",
-    "compare",
-    "make_ca",
-    "make_party",
-    "party",
-    "relay",
-    "revoke",
-    "show",
-    "verify",
-    "watch_stdin",
-]
+__all__ = ["Terminated", "audit_log_app", "certs_app", "party", "relay"]
 
 _LAST_WORDS_S = 10.0
 certs_app = typer.Typer(
@@ -240,9 +227,8 @@ def show(
     if as_json:
         terminal.print_json({"certificates": described})
         return
-    columns = ("file", "names", "valid_until", "days_left", "issuer", "serial", "sha256")
-    rows = [tuple(str(row[column]) for column in columns) for row in described]
-    terminal.show_rows("Certificates", columns, rows)
+    rows = [tuple(map(str, row.values())) for row in described]
+    terminal.show_rows("Certificates", tuple(described[0]), rows)
 
 
 @certs_app.command("revoke")
@@ -298,11 +284,7 @@ def _read(file: Path) -> bytes:
 
 
 def _write_new(files: dict[Path, tuple[bytes, bool]], as_json: bool) -> None:
-    """Write all of these, secret ones for their owner alone, and none over another.
-
-    Raises:
-        ConfigError: one is there already; then nothing is written.
-    """
+    """Write all of these, secret ones for their owner alone, and none over another."""
     if there := [str(path) for path in files if path.exists() or path.is_symlink()]:
         raise ConfigError(
             f"{', '.join(there)} would be overwritten; name another folder, or move it away (who "
@@ -315,17 +297,15 @@ def _write_new(files: dict[Path, tuple[bytes, bool]], as_json: bool) -> None:
             file.write(content)
     if as_json:
         terminal.print_json({"files": [str(path) for path in files]})
-        return
-    for path in files:
-        typer.echo(path)
+    else:
+        typer.echo("\n".join(map(str, files)))
 
 
 @audit_log_app.command()
 def verify(
     folder: _Log,
     identity: Annotated[
-        str | None,
-        typer.Option(metavar="HEX", help="The party's public identity, as you know it."),
+        str | None, typer.Option(metavar="HEX", help="The party's public identity, as you know it.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

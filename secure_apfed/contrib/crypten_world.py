@@ -113,24 +113,26 @@ class GlooCommunicator(Communicator):
         shape = listed[self._rank].size() if size is None else size
         result = torch.empty(shape, dtype=torch.int64)
         sent = [listed] if src == self._rank else []
-        self._wait("scatter", lambda group: group.scatter([result], sent, options))
+        self._start("scatter", lambda group: group.scatter([result], sent, options)).wait()
         return result
 
     def gather(self, tensor: torch.Tensor, dst: int) -> list[Any]:
         options = dist.GatherOptions()
         options.rootRank = dst
         result = self._room(tensor) if dst == self._rank else []
-        self._wait("gather", lambda group: group.gather(result, [tensor.contiguous()], options))
+        sent = [tensor.contiguous()]
+        self._start("gather", lambda group: group.gather(result, sent, options)).wait()
         return result[0] if result else [None]
 
     def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         result = self._room(tensor)
-        self._wait("all_gather", lambda group: group.allgather(result, [tensor.contiguous()]))
+        sent = [tensor.contiguous()]
+        self._start("all_gather", lambda group: group.allgather(result, sent)).wait()
         return result[0]
 
     def broadcast(self, tensor: torch.Tensor, src: int) -> torch.Tensor:
         """Give the tensor of party `src` to all."""
-        self._wait("broadcast", lambda group: group.broadcast(tensor, root=src))
+        self._start("broadcast", lambda group: group.broadcast(tensor, root=src)).wait()
         return tensor
 
     def isend(self, tensor: torch.Tensor, dst: int) -> "_Waiting":
@@ -142,18 +144,13 @@ class GlooCommunicator(Communicator):
         return self._start("receive", lambda group: group.recv([tensor], src, 0))
 
     def barrier(self) -> None:
-        """Wait until all parties are here."""
-        self._wait("barrier", lambda group: group.barrier())
+        self._start("barrier", lambda group: group.barrier()).wait()
 
     def close(self) -> None:
-        """Give up the connections."""
         self._group = None
 
     def _room(self, tensor: torch.Tensor) -> list[list[torch.Tensor]]:
         return [[torch.empty_like(tensor) for _ in range(self._size)]]
-
-    def _wait(self, what: str, begin: Callable[[Any], Any]) -> None:
-        self._start(what, begin).wait()
 
     def _start(self, what: str, begin: Callable[[Any], Any]) -> "_Waiting":
         if self._group is None:
@@ -182,12 +179,7 @@ class _Waiting:
 
 
 def _meet(rank: int, size: int, place: tuple[str, int], own_address: str, timeout_s: float) -> Any:
-    """Return the group of all parties.
-
-    Raises:
-        LocalProtocolError: an address that cannot be used, or no time to wait.
-        RemoteProtocolError: the others did not come in time.
-    """
+    """Return the group of all parties."""
     if not 0 <= rank < size or not 0 < timeout_s <= _LONGEST_S:
         raise LocalProtocolError(
             f"a world has ranks 0 to size - 1 and a timeout_s above 0 and up to {_LONGEST_S}, got "
@@ -196,11 +188,10 @@ def _meet(rank: int, size: int, place: tuple[str, int], own_address: str, timeou
     if not 0 < place[1] < 2**16:
         raise LocalProtocolError(f"a world meets at a port from 1 to 65535, got {place[1]}")
     limit = timedelta(seconds=timeout_s)
-    listener = _listen(place) if rank == 0 else None
+    descriptor = _listen(place) if rank == 0 else None
     try:
-        if listener is None:
+        if descriptor is None:
             _await_listener(place, timeout_s)
-        descriptor = listener.detach() if listener else None
         store = TCPStore(*place, size, rank == 0, limit, master_listen_fd=descriptor)
         # torch's annotations know neither the options of gloo nor the constructor that takes them
         gloo: Any = dist.ProcessGroupGloo
@@ -216,10 +207,10 @@ def _meet(rank: int, size: int, place: tuple[str, int], own_address: str, timeou
         ) from error
 
 
-def _listen(place: tuple[str, int]) -> socket.socket:
+def _listen(place: tuple[str, int]) -> int:
     """Listen at one address; torch by itself would listen at all of them."""
     try:
-        return socket.create_server(place)
+        return socket.create_server(place).detach()
     except OSError as error:
         raise LocalProtocolError(
             f"party 0 cannot listen at {place[0]}:{place[1]}: {error}; choose another port"
@@ -231,13 +222,11 @@ def _await_listener(place: tuple[str, int], timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while True:
         try:
-            socket.create_connection(place, timeout=timeout_s).close()
+            return socket.create_connection(place, timeout=timeout_s).close()
         except OSError as error:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"party 0 does not listen: {error}") from error
             time.sleep(_ATTEMPT_S)
-        else:
-            return
 
 
 class _NoGenerators:

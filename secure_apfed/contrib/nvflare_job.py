@@ -75,13 +75,7 @@ class PartyRecipe(Recipe):  # type: ignore[misc]  # nvflare ships no annotations
 
 
 def job_of(name: str, parties: Mapping[str, Site], *, packages: Sequence[str] = ()) -> FedJob:
-    """A job that plays these at their sites, and ends where one of them is gone.
-
-    Args:
-        name: of the job.
-        parties: by site.
-        packages: installed at each site besides the library; no code of them travels either.
-    """
+    """A job that plays these at their sites, and ends where one of them is gone."""
     job = FedJob(name, len(parties), list(parties), fail_fast=True)
     job.set_app_packages(["secure_apfed", *packages])
     server = job.to_server(Server(), id="server")
@@ -102,9 +96,6 @@ def simulate(
         workspace: NVFlare's; what lies there of a former job is removed.
         resume: go on from the checkpoints in the parties' folders.
         name: of the job.
-
-    Raises:
-        RuntimeError: the job failed; NVFlare's log there and the parties' own say why.
     """
     local = workspace / name / "local"
     local.mkdir(parents=True, exist_ok=True)

@@ -14,8 +14,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +60,6 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class Site:
-    """One site's party.
-
-    Args:
-        resume: go on from the checkpoint in the party's folder.
-    """
-
     def __init__(self, resume: bool = False) -> None:
         self._resume = resume
         self._lock, self._played, self._playing, self._ended = threading.Lock(), False, False, ""
@@ -73,11 +68,7 @@ class Site:
 
     @collab.publish  # type: ignore[untyped-decorator]  # nvflare ships no annotations
     def play(self) -> str:
-        """Play the party's part to its end; return how it failed, in words for all, or nothing.
-
-        Raises:
-            WrongSiteError: somebody else than the server asks, or it asks again.
-        """
+        """Play the party's part to its end; return how it failed, in words for all, or nothing."""
         site: str = collab.site_name
         self._require_first(site, collab.caller)
         # It says of every call that there was one.
@@ -88,7 +79,7 @@ class Site:
         threading.Thread(target=self._watch, args=watch, daemon=True).start()
         _LOGGER.info("%s: its party begins", site)
         try:
-            self._play(site, lambda *asked: self._meet(peers, *asked))
+            self._play(site, partial(self._meet, peers))
         except Exception as error:  # noqa: BLE001 - whatever it is, all are told that it ended
             failure = _for_all(error)
             _LOGGER.error("%s: %s", site, failure)
@@ -117,14 +108,23 @@ class Site:
         try:
             file = _party_file(site)
             settings = PartyFile.read(file)
-            _require_party(site, settings.party)
+            if settings.party != site:
+                raise WrongSiteError(
+                    f"{PARTY_FILE} names the file of {settings.party} here, and this site is "
+                    f"{site}: a site is named as its party"
+                )
             folder = settings.folder
+
+            def tell_restart(why: str) -> None:
+                _LOGGER.warning("%s: %s", site, why)
+                _write_log(settings.folder, why)
+
             play_party(
                 file, resume=self._resume, meet=meet, on_progress=_Epochs(site).tell,
-                on_restart=_telling_of_restarts(site, settings.folder),
+                on_restart=tell_restart,
             )  # fmt: skip
         except Exception as error:
-            _write_log(folder, error)
+            _write_log(folder, f"{type(error).__name__}: {error}")
             raise
 
     @collab.publish  # type: ignore[untyped-decorator]  # nvflare ships no annotations
@@ -157,12 +157,7 @@ class Site:
         self, peers: Mapping[str, Any], settings: PartyFile, identity: Identity,
         known: Mapping[str, bytes],
     ) -> Transport:  # fmt: skip
-        """Links to all peers by calls; those of a session before are closed.
-
-        Raises:
-            ConfigError: the party and its peers are not the sites of the job.
-            PartyLeftError: names those who did not come.
-        """
+        """Links to all peers by calls; those of a session before are closed."""
         me = LocalEnd(
             name=settings.party, identity=identity,
             known={name: key for name, key in known.items() if name != settings.party},
@@ -217,11 +212,7 @@ class Server:
 
     @collab.main  # type: ignore[untyped-decorator]  # nvflare ships no annotations
     def run(self) -> None:
-        """Play the whole job.
-
-        Raises:
-            RuntimeError: says how each party failed that did.
-        """
+        """Play the whole job."""
         ended: dict[str, str] = {}
 
         def hear(call: Any, failure: str) -> str:
@@ -261,31 +252,12 @@ class WrongSiteError(ConfigError):
 
 
 def _party_file(site: str) -> Path:
-    """The party's file, as the site says.
-
-    Raises:
-        WrongSiteError: it does not say.
-    """
-    path = os.environ.get(PARTY_FILE)
-    if not path:
+    if not (path := os.environ.get(PARTY_FILE)):
         raise WrongSiteError(
             f"{site}: start this site with {PARTY_FILE} in its environment: the path of its "
             "party's file, such as /srv/apfed/party.yaml"
         )
     return Path(path.replace("{site}", check_name(site)))
-
-
-def _require_party(site: str, party: str) -> None:
-    """Refuse another party's file.
-
-    Raises:
-        WrongSiteError: it is another's.
-    """
-    if party != site:
-        raise WrongSiteError(
-            f"{PARTY_FILE} names the file of {party} here, and this site is {site}: a site is "
-            "named as its party"
-        )
 
 
 def _for_all(error: Exception) -> str:
@@ -300,26 +272,11 @@ def _one_line(said: object) -> str:
     return plain_text(str(said).encode("utf-8", "replace"))
 
 
-def _telling_of_restarts(site: str, folder: Path) -> Callable[[str], None]:
-    """Notes a new session where the end of a party is noted."""
-
-    def tell(why: str) -> None:
-        _LOGGER.warning("%s: %s", site, why)
-        _write_line(folder, why)
-
-    return tell
-
-
-def _write_log(folder: Path | None, error: Exception) -> None:
-    """Keep the whole of an error in the party's own folder, or where this process writes."""
-    line = f"{type(error).__name__}: {error}"
+def _write_log(folder: Path | None, line: str) -> None:
+    """Keep a line in the party's own folder, or where this process writes."""
     if folder is None:
         sys.stderr.write(f"{line}\n")
-    else:
-        _write_line(folder, line)
-
-
-def _write_line(folder: Path, line: str) -> None:
+        return
     with (
         contextlib.suppress(OSError, CheckpointError),
         os.fdopen(open_regular(folder / _LOG, create=True), "a", encoding="utf-8") as log,

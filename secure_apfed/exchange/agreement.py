@@ -48,7 +48,6 @@ class Greeting:
     holds: tuple[int, ...] = ()
 
     def pack(self) -> bytes:
-        """As a message."""
         parts = [
             None if part is None else part.model_dump(mode="json")
             for part in (self.offer, self.resumes)
@@ -58,11 +57,7 @@ class Greeting:
 
     @classmethod
     def parse(cls, message: Envelope, known: bytes) -> "Greeting":
-        """Read the greeting of a party that is known by this identity.
-
-        Raises:
-            RemoteProtocolError: anything else, or of another identity.
-        """
+        """Read the greeting of a party that is known by this identity."""
         peer = message.sender
         try:
             identity, run_key, offer, resumes, holds = msgpack.unpackb(message.payload)
@@ -88,11 +83,7 @@ class Greeting:
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """What all parties hold when they have agreed.
-
-    Attributes:
-        contract: of the session; signatures: of it, by party.
-    """
+    """What all parties hold when they have agreed."""
 
     contract: Contract
     signatures: Mapping[str, bytes]
@@ -109,15 +100,6 @@ async def agree(
     draw: Callable[[str, Mapping[str, Greeting]], Contract],
 ) -> Agreement:
     """Greet, draw up the contract, sign it, and seal the links.
-
-    Args:
-        links: of this party, not sealed yet.
-        identity: its own key pair.
-        known: by party, the public identities that this party knows from outside, its own too.
-        active: who names the session.
-        session: its name, at the active; None elsewhere.
-        greeting: what it says of itself.
-        draw: the contract of a session of this name among parties that greeted so.
 
     Raises:
         RemoteProtocolError: somebody else than expected, another contract, or no signature.
@@ -165,8 +147,8 @@ async def agree(
 def _require_distinct(greetings: Mapping[str, Greeting]) -> None:
     """Nobody is two parties: the aggregator, say, and the active."""
     for keys in (
-        [one.identity for one in greetings.values()],
-        [one.run_key for one in greetings.values()],
+        [greeting.identity for greeting in greetings.values()],
+        [greeting.run_key for greeting in greetings.values()],
     ):
         if len(set(keys)) < len(keys):
             twice = [name for name, key in zip(greetings, keys, strict=True) if keys.count(key) > 1]
@@ -188,11 +170,7 @@ def _name_of(message: Envelope) -> str:
 
 
 def _read_signature(message: Envelope, contract: Contract) -> tuple[bytes, bytes]:
-    """Signature and hello of a party that drew up the same contract.
-
-    Raises:
-        RemoteProtocolError: malformed, or another contract; names what differs.
-    """
+    """Signature and hello of a party that drew up the same contract."""
     try:
         signature, hello, document = msgpack.unpackb(message.payload)
         if not all(type(part) is bytes for part in (signature, hello, document)):

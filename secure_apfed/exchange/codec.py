@@ -39,7 +39,6 @@ class TensorSpec:
     shape: tuple[int | None, ...]
 
     def fits(self, tensor: Tensor) -> bool:
-        """Whether `tensor` has this dtype and shape."""
         return (
             tensor.dtype == self.dtype
             and tensor.dim() == len(self.shape)

@@ -63,18 +63,7 @@ def play_one(
     script: Script[T], links: Links, transport: Transport, *, timeout_s: float,
     observer: WaitObserver | None = None,
 ) -> T:  # fmt: skip
-    """Play one role to its end; where it fails, tell the peers that it stops.
-
-    Args:
-        script: of the role.
-        links: which it uses, over the transport.
-        transport: closed in the end.
-        timeout_s: one unit of patience (see `Awaited`).
-        observer: told what the script waits for.
-
-    Raises:
-        Exception: whatever the script raised.
-    """
+    """Play one role to its end; where it fails, tell the peers that it stops."""
     try:
         return drive(script, transport, timeout_s=timeout_s, observer=observer)
     except BaseException as error:
@@ -278,13 +267,6 @@ class InMemory:
 
 
 class _Role:
-    """A script under way.
-
-    Attributes:
-        awaited: what it waits for; None once it has ended.
-        result: what it returned.
-    """
-
     def __init__(self, script: Script[Any]) -> None:
         self._script = script
         self.awaited: Awaited | None = None
@@ -306,6 +288,5 @@ class _Role:
             raise
 
     def close(self) -> None:
-        """End the script where it waits."""
         self.awaited, self.ended = None, True
         self._script.close()

@@ -26,22 +26,7 @@ from apfed_protocols.errors import (
 from apfed_protocols.seal import SealedLink
 from secure_apfed.exchange.envelope import BEFORE_TRAINING, Envelope, Kind, plain_text
 
-__all__ = [
-    "IDS_A_SIGN",
-    "IN_PARTS",
-    "MOST_BYTES",
-    "PART_BYTES",
-    "PART_HEADER_BYTES",
-    "Awaited",
-    "Frame",
-    "Gathering",
-    "LinkObserver",
-    "Links",
-    "Script",
-    "Signs",
-    "most_signs",
-    "parts_of",
-]
+__all__ = ["Awaited", "Gathering", "LinkObserver", "Links", "Signs", "most_signs", "parts_of"]
 
 IN_PARTS = frozenset({Kind.ALIGNMENT, Kind.SUM_SETUP, Kind.COIN})
 """Kinds of messages that travel in parts, also where one part is enough."""
@@ -92,7 +77,6 @@ class Awaited:
 
     @property
     def phase(self) -> str:
-        """The part of the session in which it waits."""
         return self.kinds[0].phase
 
     def __str__(self) -> str:
@@ -391,15 +375,7 @@ def parts_of(number: int, message: bytes, size: int | None = None) -> Iterator[b
 
 
 class Gathering:
-    """What came of the message that one peer is sending, and how many were whole.
-
-    Args:
-        me: who receives; peer: who sends.
-        size: bytes of a part, `PART_BYTES` unless given.
-
-    Attributes:
-        kind: what the message is of which some parts came; empty between messages.
-    """
+    """What came of the message that one peer is sending, and how many were whole."""
 
     def __init__(self, me: str, peer: str, size: int | None = None) -> None:
         self._me, self._peer, self._size = me, peer, size or PART_BYTES
@@ -417,16 +393,7 @@ class Gathering:
         )
 
     def add(self, part: bytes, kind: str, *, most: int = MOST_BYTES) -> bytes | None:
-        """Take the next part; return the whole message, or None while some of it is missing.
-
-        Args:
-            part: as it came.
-            kind: what the message is, for errors.
-            most: the longest message that is taken now, in bytes.
-
-        Raises:
-            RemoteProtocolError: no part, one that does not follow, or too long a message.
-        """
+        """Take the next part; return the whole message, or None while some of it is missing."""
         if len(part) < PART_HEADER_BYTES:
             raise RemoteProtocolError(
                 f"{self._peer} sent {len(part)} bytes of {kind} to {self._me}, too few for a part "
@@ -489,15 +456,7 @@ def most_signs(work: int) -> int:
 
 
 class Signs:
-    """Signs of life of one party's work, and those that it takes of its peers.
-
-    Args:
-        me: the party; peers: who may wait for it.
-        send: delivers a sign to a peer.
-
-    Attributes:
-        relays: whether peers hear, too, that somebody is alive for whom this party waits.
-    """
+    """Signs of life of one party's work, and those that it takes of its peers."""
 
     def __init__(self, me: str, peers: Sequence[str], send: Callable[[str, bytes], None]) -> None:
         self._me, self._peers, self._send = me, tuple(peers), send
@@ -534,11 +493,6 @@ class Signs:
             self._left |= {peer: before[peer] - used[peer] for peer in signs}
 
     def hear(self, sender: str, sign: bytes) -> None:
-        """Take a sign.
-
-        Raises:
-            RemoteProtocolError: malformed, of no progress, or one more than there can be.
-        """
         left, heard = self._left.get(sender, 0), self._heard.get(sender, 0)
         if len(sign) != _DONE.size:
             raise RemoteProtocolError(f"{sender} sent {self._me} a malformed sign of life")

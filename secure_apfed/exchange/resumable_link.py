@@ -564,11 +564,9 @@ class _Lookout:
 
     @property
     def found(self) -> bool:
-        """Whether it was there lately."""
         return time.monotonic() < self._greeted + _PRESENT_S
 
     def end(self) -> None:
-        """Look no more."""
         self._ended.set()
 
     def _look(self) -> None:

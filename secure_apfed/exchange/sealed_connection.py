@@ -25,18 +25,7 @@ from apfed_protocols.seal import SEAL_OVERHEAD_BYTES, Identity, SealedLink, fres
 from secure_apfed.exchange.envelope import plain_text
 from secure_apfed.exchange.resumable_link import MOST_FRAME, Connection
 
-__all__ = [
-    "MOST_SEALED",
-    "MOST_UNPROVED",
-    "Carrier",
-    "Crowd",
-    "Door",
-    "LocalEnd",
-    "prove",
-    "read_before",
-    "refuse",
-    "refuse_long",
-]
+__all__ = ["Carrier", "Crowd", "Door", "LocalEnd", "prove", "read_before", "refuse", "refuse_long"]
 
 MOST_SEALED = MOST_FRAME + SEAL_OVERHEAD_BYTES
 """Bytes of the longest frame on a sealed connection."""
@@ -94,11 +83,6 @@ class _Hello(NamedTuple):
 
     @classmethod
     def parse(cls, message: bytes) -> "_Hello":
-        """Read the other end's.
-
-        Raises:
-            RemoteProtocolError: anything else than a hello of this version.
-        """
         try:
             if len(message) > _HELLO_BYTES:
                 raise ValueError("too long")
@@ -107,7 +91,7 @@ class _Hello(NamedTuple):
                 raise RemoteProtocolError(
                     f"the other end speaks version {version!r} of the hello, this party {_VERSION}"
                 )
-            if [type(one) for one in fields] != [str, str, bytes, str]:
+            if [type(field) for field in fields] != [str, str, bytes, str]:
                 raise TypeError("fields of other types")
             hello = cls(*fields)
             if len(hello.public) != _KEY_BYTES or hello.pack() != message:
@@ -132,9 +116,6 @@ def prove(
         seen: told who says to be there; raises RemoteProtocolError where something else than
             the identity (a certificate of TLS) says that it is somebody else.
 
-    Returns:
-        Who is there, and the connection, sealed.
-
     Raises:
         RemoteProtocolError: somebody else than expected is there; the other end was told.
         OSError, EOFError: the connection broke, the other end is silent, or it refuses this party.
@@ -146,10 +127,9 @@ def prove(
         with contextlib.suppress(ConnectionRefusedError):
             _hear_out(connection)  # until it has read why, and closes
         raise
-    except ConnectionRefusedError:
-        raise
-    except (OSError, EOFError):
-        _hear_out(connection)  # why it closed, where it said so before
+    except (OSError, EOFError) as error:
+        if not isinstance(error, ConnectionRefusedError):
+            _hear_out(connection)  # why it closed, where it said so before
         raise
 
 
@@ -183,7 +163,7 @@ def _proved(
     seen(name)
     _require_valid(me, name, theirs)
     own = own or greet(name)
-    hellos = b"".join(hashlib.sha256(one).digest() for one in sorted((own, message)))
+    hellos = b"".join(hashlib.sha256(hello).digest() for hello in sorted((own, message)))
     ends, both = (me.name.encode(), name.encode()), hashlib.sha256(hellos).digest()
     link = SealedLink(me=me.name, peer=name, run_key=run_key, contract_hash=both)
     connection.send_bytes(link.hello + me.identity.sign(_PURPOSE, *ends, both))
@@ -196,11 +176,7 @@ def _proved(
 
 
 def _require_expected(me: LocalEnd, name: str, theirs: _Hello) -> None:
-    """Refuse whoever should not be there, before this party signs anything.
-
-    Raises:
-        RemoteProtocolError: says why.
-    """
+    """Refuse whoever should not be there, before this party signs anything."""
     if name not in me.known or theirs.receiver != me.name:
         raise RemoteProtocolError(
             f"{theirs.sender!r} comes to {theirs.receiver!r}, but this is {me.name}, whose session "
@@ -214,11 +190,6 @@ def _require_expected(me: LocalEnd, name: str, theirs: _Hello) -> None:
 
 
 def _require_valid(me: LocalEnd, name: str, theirs: _Hello) -> None:
-    """Refuse what is revoked.
-
-    Raises:
-        RemoteProtocolError: says what.
-    """
     revoked = me.revoked()
     if me.known[name].hex() in revoked:
         raise RemoteProtocolError(f"the identity of {name} is revoked by the list of {me.name}")
@@ -324,13 +295,10 @@ class Door:
         absent: str = "it did not dial, or came without a certificate that TLS takes",
     ) -> None:  # fmt: skip
         self._me, self._require, self._absent = me, require, absent
-        self._crowd = Crowd()
-        self._places: dict[str, queue.SimpleQueue[Connection]] = {
-            name: queue.SimpleQueue() for name in awaited
-        }
+        self._crowd, self._lock = Crowd(), threading.Lock()
+        self._places = {name: queue.SimpleQueue[Connection]() for name in awaited}
         self._standing: dict[str, Connection] = {}
         self._trouble: dict[str, str] = {}
-        self._lock = threading.Lock()
 
     def welcome(self, stranger: Carrier, certificate: bytes) -> None:
         """Let a stranger prove who it is, and take its place."""
@@ -367,13 +335,8 @@ class Door:
             former.close()
 
     def connect(self, name: str) -> Connection:
-        """The peer's newest connection.
-
-        Raises:
-            TimeoutError: it did not come within a second.
-        """
+        """The peer's newest connection."""
         try:
             return self._places[name].get(timeout=_LOOK_S)
         except queue.Empty:
-            told = self._trouble.get(name)
-            raise TimeoutError(told or self._absent) from None
+            raise TimeoutError(self._trouble.get(name, self._absent)) from None

@@ -78,11 +78,7 @@ def _release(wire: socket.socket, readable: selectors.BaseSelector) -> None:
 
 
 def dial(address: Address) -> SocketConnection:
-    """Connect to who listens there.
-
-    Raises:
-        ConnectionError: nobody does.
-    """
+    """Connect to who listens there."""
     try:
         return SocketConnection(socket.create_connection(address, timeout=_DIAL_S))
     except (OSError, UnicodeError) as error:
@@ -90,22 +86,13 @@ def dial(address: Address) -> SocketConnection:
 
 
 class Port:
-    """Where others dial in; each connection is handed over as it comes.
-
-    Args:
-        address: where to listen.
-        welcome: called in a thread of its own with each new connection, and with no certificate;
-            it closes what it does not keep.
-
-    Raises:
-        OSError, UnicodeError: the address is in use, or not this machine's.
-    """
+    """Where others dial in; each connection is handed over as it comes."""
 
     def __init__(
         self, address: Address, welcome: Callable[[SocketConnection, bytes], None]
     ) -> None:
         host, port = address
-        families = {one[0] for one in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+        families = {found[0] for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
         self._listener = socket.create_server(
             address,
             family=socket.AF_INET if socket.AF_INET in families else socket.AF_INET6,
@@ -132,17 +119,12 @@ class Port:
                 threading.Thread(target=self._welcome, args=came, daemon=True).start()
 
     def close(self) -> None:
-        """Listen no more."""
         self._closed.set()
         self._thread.join()
 
 
 def parse_address(text: str) -> Address:
-    """Host and port of "host:port"; an IPv6 address stands in brackets, "[::1]:7001".
-
-    Raises:
-        LocalProtocolError: another form.
-    """
+    """Host and port of "host:port"; an IPv6 address stands in brackets, "[::1]:7001"."""
     host, colon, port = text.rpartition(":")
     bare = host[1:-1] if host[:1] + host[-1:] == "[]" else host
     numbered = port.isascii() and port.isdecimal() and 0 < int(port) < 2**16
@@ -150,22 +132,17 @@ def parse_address(text: str) -> Address:
         raise LocalProtocolError(
             f"an address is host:port, such as 127.0.0.1:47001 or [::1]:47001, got {text!r}"
         )
-    if (bare != host or ":" in host) and (bare == host or not _is_ipv6(bare)):
-        raise LocalProtocolError(
-            f"an IPv6 address stands in brackets before its port, such as [::1]:47001, got {text!r}"
-        )
+    if bare != host or ":" in host:
+        try:
+            IPv6Address(bare if bare != host else "")
+        except ValueError:
+            raise LocalProtocolError(
+                "an IPv6 address stands in brackets before its port, such as [::1]:47001, got "
+                f"{text!r}"
+            ) from None
     return bare, int(port)
 
 
-def _is_ipv6(host: str) -> bool:
-    try:
-        IPv6Address(host)
-    except ValueError:
-        return False
-    return True
-
-
 def spell_address(address: Address) -> str:
-    """As `parse_address` reads it."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -7,7 +7,7 @@ display in another thread. It holds names, counts and times, and nothing of any 
 import time
 from collections.abc import Callable, Iterable
 from threading import Lock
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict
 
@@ -15,7 +15,7 @@ from secure_apfed.exchange.envelope import Envelope, Kind
 from secure_apfed.exchange.links import Awaited
 from secure_apfed.names import ReleaseFigure
 
-__all__ = ["PeerStatus", "Status", "StatusKeeper", "Waiting"]
+__all__ = ["Meter", "PeerStatus", "Status", "StatusKeeper", "Waiting"]
 
 _SILENT_SHARE = 0.5  # of the patience: a peer that computes is silent for a while, too
 
@@ -43,12 +43,6 @@ class PeerStatus(_Frozen):
 
 
 class Waiting(_Frozen):
-    """What a party waits for.
-
-    Attributes:
-        since_s: how long so far; patience_s: how long it will at most.
-    """
-
     senders: tuple[str, ...]
     kinds: tuple[Kind, ...]
     step: int | None
@@ -77,20 +71,24 @@ class Status(_Frozen):
 
     @property
     def sent_bytes(self) -> int:
-        """To all peers in this session."""
         return sum(peer.sent_bytes for peer in self.peers.values())
 
     @property
     def received_bytes(self) -> int:
-        """From all peers in this session."""
         return sum(peer.received_bytes for peer in self.peers.values())
 
     def names(self, state: PeerState) -> list[str]:
-        """The peers in this state."""
         return [name for name, peer in self.peers.items() if peer.state == state]
 
 
-class _Meter(Protocol):
+class Meter(Protocol):
+    """What a party's releases cost so far: `charges` grows with every batch that may be sent, and
+    `epsilon` of all of them, infinite without noise, is called `figure`.
+    """
+
+    @property
+    def charges(self) -> int: ...
+
     @property
     def epsilon(self) -> float: ...
 
@@ -99,11 +97,7 @@ class _Meter(Protocol):
 
 
 class StatusKeeper:
-    """Knows where its party stands; a `LinkObserver` and a `WaitObserver`.
-
-    Args:
-        clock: seconds from any moment.
-    """
+    """Knows where its party stands; a `LinkObserver` and a `WaitObserver`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._lock = clock, Lock()
@@ -111,13 +105,13 @@ class StatusKeeper:
         self._step: int | None = None
         self._awaited: Awaited | None = None
         self._since = self._patience_s = self._epsilon = 0.0
-        self._meter: _Meter | None = None
+        self._meter: Meter | None = None
         self._connected = False
         self._bytes: dict[str, list[int]] = {}
         self._unheard_since: dict[str, float] = {}
         self._left: set[str] = set()
 
-    def begin(self, party: str, peers: Iterable[str], meter: _Meter) -> None:
+    def begin(self, party: str, peers: Iterable[str], meter: Meter) -> None:
         """Be told whose session this is, before anybody is connected; a later one begins anew."""
         with self._lock:
             self._party, self._meter, self._epsilon = party, meter, meter.epsilon
@@ -126,17 +120,18 @@ class StatusKeeper:
             self._left.clear()
 
     def connected(self) -> None:
-        """Be told that all peers are."""
         with self._lock:
             self._connected, self._phase = True, "agreement"
 
-    def end(self, *, failed: bool) -> None:
-        """Be told that the session is over."""
+    def __enter__(self) -> Self:
+        """Of all sessions; after the block they are over."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with self._lock:
-            self._phase, self._awaited = ("failed" if failed else "ended"), None
+            self._phase, self._awaited = ("failed" if kind else "ended"), None
 
     def sent(self, envelope: Envelope, frame: bytes) -> None:
-        """See `LinkObserver`."""
         epsilon = self._meter.epsilon if self._meter else 0.0
         with self._lock:
             self._bytes[envelope.receiver][0] += len(frame)
@@ -144,7 +139,6 @@ class StatusKeeper:
             self._step = envelope.step if envelope.step >= 0 else self._step
 
     def received(self, envelope: Envelope, frame: bytes) -> None:
-        """See `LinkObserver`."""
         with self._lock:
             self._hear(envelope.sender, frame)
             self._step = envelope.step if envelope.step >= 0 else self._step
@@ -152,12 +146,10 @@ class StatusKeeper:
                 self._left.add(envelope.sender)
 
     def refused(self, sender: str, frame: bytes) -> None:
-        """See `LinkObserver`."""
         with self._lock:
             self._hear(sender, frame)
 
     def waits(self, awaited: Awaited, timeout_s: float) -> None:
-        """See `WaitObserver`."""
         with self._lock:
             now, past = self._clock(), self._unheard_since
             self._awaited, self._since, self._patience_s = awaited, now, timeout_s
@@ -165,13 +157,11 @@ class StatusKeeper:
             self._phase = awaited.phase
 
     def left(self, names: Iterable[str]) -> None:
-        """See `WaitObserver`."""
         with self._lock:
             self._left |= set(names)
             self._awaited = None
 
     def status(self) -> Status:
-        """Where the party stands now."""
         with self._lock:
             now, awaited = self._clock(), self._awaited
             waits = None

@@ -146,17 +146,11 @@ class Transcript:
             self.wire_bytes += flow.wire_bytes
             key = (flow.sender, flow.receiver, flow.kind)
             past = self._flows.get(key)
-            self._flows[key] = (
-                flow
-                if past is None
-                else replace(
-                    past,
-                    messages=past.messages + flow.messages,
-                    payload_bytes=past.payload_bytes + flow.payload_bytes,
-                    wire_bytes=past.wire_bytes + flow.wire_bytes,
-                    last_step=max(past.last_step, flow.last_step),
-                )
-            )
+            if past is not None:
+                counts = ("messages", "payload_bytes", "wire_bytes")
+                sums = {name: getattr(past, name) + getattr(flow, name) for name in counts}
+                flow = replace(past, **sums, last_step=max(past.last_step, flow.last_step))
+            self._flows[key] = flow
 
     def state_dict(self) -> dict[str, Any]:
         """Everything recorded, as plain msgpack types."""

@@ -93,12 +93,7 @@ class RunFolder:
 
     @contextmanager
     def opened(self, config: Config, *, resume: bool) -> Iterator[None]:
-        """Hold the folder for one run.
-
-        Raises:
-            CheckpointError: nothing to resume from, a run lies there already, another
-                process runs there, or others may read what lies there.
-        """
+        """Hold the folder for one run."""
         active = PartyFolder(self.party(config.data.active_name))
         if resume:
             self._require_rest(active)
@@ -110,11 +105,7 @@ class RunFolder:
 
     @contextmanager
     def _held(self) -> Iterator[None]:
-        """Shut the folder for others, keep other processes out, and drop what a killed one left.
-
-        Raises:
-            CheckpointError: another process is in it, or no regular file lies in the lock's place.
-        """
+        """Shut the folder for others, keep other processes out, and drop what a killed one left."""
         make_private(self.path)
         path = self.path / ".lock"
         os.close(open_regular(path, create=True))
@@ -165,16 +156,9 @@ class RunFolder:
         return own_file(self.parties, name)
 
     def write_json(self, path: Path, content: Any) -> None:
-        """Write JSON that people can read."""
         write_atomically(path, _readable(content))
 
     def load_config(self) -> Config:
-        """Read the configuration.
-
-        Raises:
-            CheckpointError: missing, too large, or no text.
-            ConfigError: no configuration.
-        """
         return _config_of(read_text(self.config), str(self.config))
 
     def finish(self, result: Mapping[str, Any]) -> None:
@@ -187,13 +171,7 @@ class RunFolder:
         write_atomically(self.result, content)
 
     def check(self, *files: Path) -> None:
-        """Refuse files that are not as the run left them; all that it wrote unless given.
-
-        What the run did not write is not checked, nor a folder without digests.
-
-        Raises:
-            CheckpointError: a file is missing or altered, or the digests cannot be read.
-        """
+        """Refuse files that are not as the run left them; all that it wrote unless given."""
         if not self.digests.exists():
             return
         try:
@@ -229,18 +207,13 @@ class RunFolder:
         return tuple(log for folder in (self.path, *below) for log in _logs_in(folder))
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
-        """Add one line to the metrics."""
         with os.fdopen(open_regular(self.metrics, create=False), "a", encoding="utf-8") as lines:
             lines.write(to_json(record) + "\n")
             lines.flush()
             os.fsync(lines.fileno())  # a checkpoint that counts this line follows
 
     def keep_metrics(self, count: int) -> None:
-        """Drop what a killed session wrote after its last checkpoint, of `count` epochs.
-
-        Raises:
-            CheckpointError: lines of earlier epochs are missing, or not JSON.
-        """
+        """Drop what a killed session wrote after its last checkpoint, of `count` epochs."""
         found = read_bytes(self.metrics).splitlines(keepends=True) if self.metrics.exists() else []
         lines = found[:count]
         try:
@@ -262,9 +235,6 @@ class PartyFolder(RunFolder):
     (the contract, public identities). Where one process plays all parties, the folders lie below
     the run's, `parties/NAME`, and each is used as if it were on a machine of its own. Who leads
     apart has the files of the run there, too.
-
-    Attributes:
-        steps: its checkpoints; ended: written when its part is over.
     """
 
     def __init__(self, path: Path) -> None:
@@ -275,12 +245,7 @@ class PartyFolder(RunFolder):
 
     @contextmanager
     def held(self, *, resume: bool) -> Iterator[None]:
-        """Hold the folder for one session.
-
-        Raises:
-            CheckpointError: a run lies there that is not resumed, or is over, or whose checkpoints
-                are gone; another process is in it; or others may read what lies there.
-        """
+        """Hold the folder for one session."""
         with self._held():
             if self.ended.exists():
                 raise CheckpointError(
@@ -292,15 +257,10 @@ class PartyFolder(RunFolder):
 
     @property
     def holds_steps(self) -> bool:
-        """Whether there is a checkpoint to go on from."""
         return bool(self.steps.found())
 
     def identity(self) -> Identity:
-        """The party's long-term key pair; made where there is none yet.
-
-        Raises:
-            CheckpointError: the file holds no Ed25519 private key.
-        """
+        """The party's long-term key pair; made where there is none yet."""
         if not self._key.exists():
             private = Ed25519PrivateKey.from_private_bytes(fresh_identity().secret_bytes())
             pem = private.private_bytes(
@@ -322,11 +282,7 @@ class PartyFolder(RunFolder):
         return Identity.restored(key.private_bytes_raw())
 
     def require_no_releases(self) -> None:
-        """Refuse to forget what was released.
-
-        Raises:
-            CheckpointError: a log holds more than its beginning.
-        """
+        """Refuse to forget what was released."""
         for log in _logs_in(self.path):
             if log.is_file() and not log.is_symlink() and holds_releases(log):
                 raise CheckpointError(
@@ -368,7 +324,6 @@ def _readable(content: Any) -> bytes:
 
 
 def _digest(file: Path) -> str:
-    """SHA-256 (hex) of a file, without holding it in memory."""
     with open_plain(file) as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
@@ -407,11 +362,6 @@ def no_checkpoint(path: Path) -> CheckpointError:
 
 
 def read_sealed(path: Path) -> bytes:
-    """Read what `write_sealed` wrote.
-
-    Raises:
-        CheckpointError: missing, no plain file, truncated or altered.
-    """
     if not path.exists():
         raise no_checkpoint(path)
     sealed = read_bytes(path)
@@ -436,11 +386,9 @@ class Steps:
         return sorted(int(step) for step in steps if step.isdecimal())
 
     def path(self, step: int) -> Path:
-        """Of the file of this step."""
         return self._folder / f"{self._kind}-{step}.bin"
 
     def read(self, step: int) -> bytes:
-        """What `write` wrote; see `read_sealed`."""
         return read_sealed(self.path(step))
 
     def write(self, step: int, content: bytes) -> None:
@@ -464,7 +412,6 @@ class Steps:
 
 
 def save_tensors(tensors: Mapping[str, Tensor]) -> bytes:
-    """Tensors by name as safetensors."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     return save(plain)
 
@@ -479,11 +426,7 @@ def keep_scored(folder: RunFolder, said: Mapping[str, Scored]) -> None:
 
 
 def read_scored(folder: RunFolder, variant: str, *, threshold: float | None) -> Scored | None:
-    """Read what one variant said, decided at a threshold; None where nobody kept it.
-
-    Raises:
-        CheckpointError: the file is not as a run left it.
-    """
+    """Read what one variant said, decided at a threshold; None where nobody kept it."""
     if not folder.scored.exists():
         return None
     folder.check(folder.scored)

@@ -30,14 +30,7 @@ _BY_POSITION = ("allowance.", "guard.", "pseudo_labels.")
 
 
 class PartyEnd(Written):
-    """How a party's part of a run ended.
-
-    Attributes:
-        party: its name; contract: digest of its last session's, hex.
-        model_sha256: of its parameters, hex.
-        privacy: what it spent on representations; null where it sent none.
-        contributions: what its noisy contributions to sums cost; null where there were none.
-    """
+    """How a party's part of a run ended."""
 
     party: str
     contract: str
@@ -56,19 +49,6 @@ class PartyKeeper:
     so whatever its newest checkpoint is, the others hold one of the same step; they keep the one
     before, too. A party without data has nothing to go on from. Layout: msgpack, tensors as
     safetensors inside, and a SHA-256 of it all at the end.
-
-    Args:
-        folder: of the party, held.
-        name: of the party; config: of the run; data: what the party holds of it.
-
-    Attributes:
-        secrets: keys and seed: fresh, or as at its newest checkpoint.
-        before_save: told of the step whose state is about to be saved.
-        meter: of what it releases in this session.
-        audit: notes what it agrees to, and is on the disk with each checkpoint; None: nothing.
-
-    Raises:
-        CheckpointError: a checkpoint that is damaged, or of another run or table.
     """
 
     def __init__(
@@ -92,32 +72,23 @@ class PartyKeeper:
         self.audit: AuditLog | None = None
 
     def opened(self, name: str, ledger: PrivacyLedger) -> None:
-        """See `Keeper`."""
         self.meter.add(name, ledger)
 
     def agreed(self, contract: Contract, signatures: Mapping[str, bytes]) -> None:
-        """See `Keeper`."""
         if self.audit:
             self.audit.agreed(contract)
         self._folder.write_json(self._folder.contract, signed(contract, signatures))
 
     def latest(self, until: int | None = None) -> PartyState | None:
-        """See `Keeper`.
-
-        Raises:
-            CheckpointError: truncated, altered, or of another run, table or version.
-        """
         content = self._content(until)
         if content is None:
             return None
         return PartyState(**{field.name: content[field.name] for field in fields(PartyState)})
 
     def steps(self) -> tuple[int, ...]:
-        """See `Keeper`."""
         return tuple(self._folder.steps.found())
 
     def save(self, state: PartyState) -> None:
-        """See `Keeper`."""
         self.before_save(state.step)
         if self.audit:
             self.audit.sync()

@@ -20,7 +20,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -60,20 +59,12 @@ from secure_apfed.runs.outcome import (
 from secure_apfed.runs.party import PartyFile, Peer, Tls
 from secure_apfed.runs.spending import shown_figure
 
-__all__ = [
-    "RELAY",
-    "WAYS",
-    "Way",
-    "free_addresses",
-    "prepare_parties",
-    "relaying",
-    "run_locally",
-    "trial_ways",
-]
+__all__ = ["free_addresses", "prepare_parties", "relaying", "run_locally", "trial_ways"]
 
 Way: TypeAlias = Literal["tcp", "grpc", "relay", "nvflare"]
 """How the parties of a trial reach each other."""
 RELAY = "relay"  # the name in its certificate, and of its folder beside the parties'
+_PROGRAM = (sys.executable, "-m", "secure_apfed.cli")
 _LOOPBACK = "127.0.0.1"
 _PORTS = range(20_000, 32_000)
 _CA, _CERTIFICATE, _KEY = Path("ca.pem"), Path("certificate.pem"), Path("key.pem")
@@ -87,6 +78,7 @@ _MOST_LINE = 2**20
 _MEET_S = 60.0  # at least: a process takes longer to start than to answer
 _PARTY, _TABLE, _LOG = "party.yaml", "table.safetensors", "log.txt"
 _OWN_FAULTS = (2, 3)  # exit codes of settings and data, which nobody else can mend
+_FOLLOWS = ("RunStoppedError", "PartyLeftError", "Interrupted", "Terminated")  # another did it
 _ERRORS: tuple[type[Exception], ...] = (
     BudgetExhaustedError, CheckpointError, ConfigError, DataError, IntersectionTooSmallError,
     LocalProtocolError, ModelError, RemoteProtocolError,
@@ -113,10 +105,6 @@ def trial_ways(over: Way, folders: Mapping[str, Path]) -> dict[str, dict[str, An
     """What the parties' files say of their links, by party; makes the certificates.
 
     The authority's key is used and thrown away, so that nobody else gets a certificate of it.
-
-    Args:
-        over: how they reach each other.
-        folders: of the parties, by name.
     """
     if over == "tcp":
         return {name: {"link": over, "reconnect_s": _GONE_S} for name in folders}
@@ -144,25 +132,27 @@ def trial_ways(over: Way, folders: Mapping[str, Path]) -> dict[str, dict[str, An
 
 @contextmanager
 def relaying(files: Iterable[Path]) -> Iterator[None]:
-    """The relay that these parties' files name, in a process of its own; none where none is named.
-
-    Raises:
-        ConfigError: it did not start.
-    """
-    file = next(iter(files))
-    address = PartyFile.read(file).relay
+    """The relay that these parties' files name, if they do, in a process of its own."""
+    party = next(iter(files))
+    address = PartyFile.read(party).relay
     if address is None:
         yield
         return
-    folder = file.parent.parent.parent / RELAY
-    command = [sys.executable, "-m", "secure_apfed.cli", "relay", "--listen", address]
-    command += ["--ca", str(folder / _CA), "--certificate", str(folder / _CERTIFICATE)]
-    command += ["--key", str(folder / _KEY), "--end-with-stdin", "--json"]
+    folder = party.parent.parent.parent / RELAY
+    command = [*_PROGRAM, "relay", "--listen", address, "--end-with-stdin", "--json"]
+    for file in (_CA, _CERTIFICATE, _KEY):
+        command += [f"--{file.stem}", str(folder / file)]
     with subprocess.Popen(  # noqa: S603 - this very program
         command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
     ) as process:
+        deadline = time.monotonic() + _START_S
         try:
-            _await_relay(address, process)
+            while not _listens(address):
+                if time.monotonic() > deadline or process.poll() is not None:
+                    raise ConfigError(
+                        f"the relay did not start at {address}; its messages are above"
+                    )
+                time.sleep(_LOOK_S)
             yield
         finally:
             process.terminate()
@@ -171,13 +161,10 @@ def relaying(files: Iterable[Path]) -> Iterator[None]:
             process.kill()
 
 
-def _await_relay(address: str, process: "subprocess.Popen[bytes]") -> None:
-    deadline = time.monotonic() + _START_S
-    while time.monotonic() < deadline and process.poll() is None:
-        with contextlib.suppress(OSError), socket.create_connection(parse_address(address), 1.0):
-            return
-        time.sleep(_LOOK_S)
-    raise ConfigError(f"the relay did not start at {address}; its messages are above")
+def _listens(address: str) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(parse_address(address), 1.0):
+        return True
+    return False
 
 
 def run_locally(
@@ -192,18 +179,11 @@ def run_locally(
     over: Way = "tcp",
     baselines: bool = False,
 ) -> RunResult:
-    """Train, evaluate and write one run; see `secure_apfed.run`.
+    """Train, evaluate and write one run, whose parties' folders lie in its own; see
+    `secure_apfed.run`.
 
-    Args:
-        config: of the run.
-        folder: of the run; the parties' lie in it.
-        data: of the run, where it is loaded already.
-        resume: go on from the parties' checkpoints.
-        on_progress: called after every epoch.
-        timeout_s: one unit of patience with a party that is silent (`PartyFile.timeout_s`).
-        on_status: called with where a party stands, in threads, once a second for each at most.
-        over: how the parties reach each other; see `prepare_parties`.
-        baselines: the active's process measures, too, what it would do alone.
+    Of each party `on_status` hears in a thread, once a second at most. With `baselines` the
+    active's process measures, too, what it would do alone.
     """
     if folder is None:
         raise ConfigError("parties that run apart need a folder each; name a run folder")
@@ -217,10 +197,7 @@ def run_locally(
                 config, folder, data=data, timeout_s=timeout_s, resume=resume, over=over
             )
             asked = [*(["--resume"] if resume else []), *([] if baselines else ["--no-baselines"])]
-            with (
-                relaying(files.values()),
-                _started(files, asked, on_status=on_status) as processes,
-            ):
+            with relaying(files.values()), _started(files, asked, on_status=on_status) as processes:
                 shown = _Shown(led, config, on_progress)
                 _wait(processes, config.data.active_name, led, shown, timeout_s)
             failed = _failures(processes)
@@ -234,11 +211,7 @@ def run_locally(
 
 
 def _refuse_another_run(config: Config, run: RunFolder) -> None:
-    """Go on only with what lies there, and as it was begun.
-
-    Raises:
-        CheckpointError: other settings, or a run that one process played.
-    """
+    """Go on only with what lies there, and as it was begun."""
     if Steps(run.path, "recording").found():
         raise CheckpointError(
             f"{run.path} holds a run that one process played; resume with --transport memory"
@@ -263,10 +236,6 @@ def prepare_parties(
 
     Over "nvflare" they are for a job (`contrib/nvflare_job.py`); over "grpc" and "relay" each gets
     a certificate of an authority of this trial, too.
-
-    Raises:
-        ConfigError, DataError: what does not fit, or cannot be loaded.
-        CheckpointError: a folder that cannot be a party's.
     """
     data = data or load_data(config.data, seed=config.seed)
     data.compare_ids(id_rules(config.alignment).text)
@@ -312,28 +281,19 @@ def _known(run: RunFolder, names: Sequence[str], over: Way) -> dict[str, Peer]:
     return peers
 
 
-@dataclass(eq=False)
 class _Process:
-    """One party's process.
+    """One party's process, which says on stdout where it stands, and how it failed (`said`)."""
 
-    Attributes:
-        on_status: told where it stands, as often as it says so on stdout.
-        said: how it failed, where it did and said so there.
-    """
-
-    name: str
-    process: "subprocess.Popen[bytes]"
-    on_status: Callable[[Status], None]
-    said: Mapping[str, Any] = field(default_factory=dict)
-    _reader: threading.Thread = field(init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self, name: str, process: "subprocess.Popen[bytes]", on_status: Callable[[Status], None]
+    ) -> None:
+        self.name, self.process, self._on_status = name, process, on_status
+        self.said: Mapping[str, Any] = {}
         self._reader = threading.Thread(target=self._listen, daemon=True)
         self._reader.start()
 
     @property
     def code(self) -> int | None:
-        """How it ended; None while it runs."""
         return self.process.poll()
 
     def read(self) -> None:
@@ -344,21 +304,17 @@ class _Process:
         self._reader.join(_GRACE_S)
 
     def _listen(self) -> None:
-        """Read what it says, to the end."""
         assert self.process.stdout
         with self.process.stdout as lines:
             while line := lines.readline(_MOST_LINE):
                 with contextlib.suppress(ValueError, RecursionError):
                     event = json.loads(line)
-                    if isinstance(event, dict):
-                        self._hear(event)
-
-    def _hear(self, event: Mapping[str, Any]) -> None:
-        if "error" in event:
-            self.said = event["error"]
-        elif isinstance(status := event.get("status"), dict):
-            shown = {name: status[name] for name in Status.model_fields if name in status}
-            self.on_status(Status.model_validate(shown))
+                    if not isinstance(event, dict):
+                        continue
+                    self.said = event.get("error", self.said)
+                    if isinstance(status := event.get("status"), dict):
+                        shown = {name: status[name] for name in Status.model_fields & status.keys()}
+                        self._on_status(Status.model_validate(shown))
 
 
 @contextmanager
@@ -369,8 +325,8 @@ def _started(
     processes: list[_Process] = []
     try:
         for name, file in files.items():
-            command = [sys.executable, "-m", "secure_apfed.cli", "party", "--config", str(file)]
-            command += ["--json-events", "--end-with-stdin", *asked]
+            command = [*_PROGRAM, "party", "--config", str(file), "--json-events"]
+            command += ["--end-with-stdin", *asked]
             with os.fdopen(open_regular(file.parent / _LOG, create=True), "ab") as log:
                 started = subprocess.Popen(  # noqa: S603 - this very program
                     command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
@@ -432,8 +388,7 @@ class _Shown:
     def __init__(
         self, led: RunFolder, config: Config, on_progress: Callable[[Progress], None]
     ) -> None:
-        self._path, self._on_progress = led.metrics, on_progress
-        self._config, self._epochs, self._measure = config, config.train.epochs, config.measure
+        self._path, self._config, self._on_progress = led.metrics, config, on_progress
         self._read = 0
 
     def look(self) -> None:
@@ -450,27 +405,17 @@ class _Shown:
                 self._tell(json.loads(text))
 
     def _tell(self, line: Mapping[str, Any]) -> None:
+        epochs, measure = self._config.train.epochs, self._config.measure
         epsilons = (line["epsilon"], line["epsilon_passives"])
         figure, epsilon = shown_figure(
             self._config, *(None if epsilon is None else float(epsilon) for epsilon in epsilons)
         )
-        self._on_progress(
-            Progress(
-                epoch=line["epoch"],
-                epochs=self._epochs,
-                step=line["step"],
-                steps=line["step"] * self._epochs // line["epoch"],
-                loss=line["loss"],
-                accuracy=next(iter((line["accuracy"] or {}).values()), None),
-                measure=self._measure,
-                score=next(
-                    (own.get(self._measure) for own in (line["measures"] or {}).values()), None
-                ),
-                figure=figure,
-                epsilon=epsilon,
-                wire_bytes=line["wire_bytes"],
-            )
-        )
+        told = {name: line[name] for name in ("epoch", "step", "loss", "wire_bytes")}
+        told["steps"] = line["step"] * epochs // line["epoch"]
+        told["accuracy"] = next(iter((line["accuracy"] or {}).values()), None)
+        scores = (own.get(measure) for own in (line["measures"] or {}).values())
+        told |= {"measure": measure, "score": next(scores, None)}
+        self._on_progress(Progress(**told, epochs=epochs, figure=figure, epsilon=epsilon))
 
 
 def _failures(processes: Sequence[_Process]) -> Exception | None:
@@ -478,7 +423,8 @@ def _failures(processes: Sequence[_Process]) -> Exception | None:
     failed = [process for process in processes if process.code != 0]
     if not failed:
         return None
-    leading = next((process for process in failed if process.said and not _follows(process)), None)
+    own = [process for process in failed if process.said.get("kind") not in _FOLLOWS]
+    leading = next((process for process in own if process.said), None)
     # First the cause, then who missed it, then who only heard of it.
     heard = [process for process in failed if process.said.get("kind") == RunStoppedError.__name__]
     causes = [process for process in failed if process not in heard] or heard
@@ -491,20 +437,10 @@ def _failures(processes: Sequence[_Process]) -> Exception | None:
     return kind("\n".join(lines))
 
 
-def _follows(one: _Process) -> bool:
-    """Whether it stopped for what another did."""
-    return one.said.get("kind") in (
-        "RunStoppedError",
-        "PartyLeftError",
-        "Interrupted",
-        "Terminated",
-    )
-
-
-def _why(one: _Process) -> str:
-    if one.said:
-        return str(one.said.get("message"))
-    code = one.code or 0
+def _why(process: _Process) -> str:
+    if process.said:
+        return str(process.said.get("message"))
+    code = process.code or 0
     if code < 0:
         return f"its process was ended by {signal.Signals(-code).name}"
     return f"its process ended with code {code}; its {_LOG} says more"
@@ -519,40 +455,34 @@ def _gather(config: Config, run: RunFolder, led: RunFolder) -> RunResult:
         if source.exists():
             shutil.copyfile(source, getattr(run, name))
     parties = [PartyFolder(path) for path in sorted(run.parties.iterdir()) if path.is_dir()]
-    others = [party for party in parties if party.path != led.path]
-    ended = [read_json(one.ended, PartyEnd) for one in others if one.ended.exists()]
-    flows: list[Any] = []
-    for party in parties:
-        if party.flows.exists():
-            flows += read_json(party.flows, list[Any])
+    ended = [
+        read_json(party.ended, PartyEnd)
+        for party in parties
+        if party.path != led.path and party.ended.exists()
+    ]
+    told = [read_json(party.flows, list[Any]) for party in parties if party.flows.exists()]
+    flows = [flow for own in told for flow in own]
     run.write_json(run.flows, flows)
     alone = read_json(led.result, Outcome)
     # What each counted itself, where it ended; else what the active was told.
-    counted = {
-        party.party: party.contributions for party in ended if party.contributions is not None
+    counted = {end.party: end.contributions for end in ended if end.contributions is not None}
+    gathered = {
+        "wire_bytes": sum(flow["wire_bytes"] for flow in flows),
+        "privacy": _worst(alone.privacy, [end.privacy for end in ended if end.privacy]),
+        "contributions": {**alone.contributions, **counted},
     }
-    outcome = alone.model_copy(
-        update={
-            "wire_bytes": sum(flow["wire_bytes"] for flow in flows),
-            "privacy": _worst(alone.privacy, [party.privacy for party in ended if party.privacy]),
-            "contributions": {**alone.contributions, **counted},
-        }
-    )
+    outcome = alone.model_copy(update=gathered)
     card, privacy = read_json(led.card, dict[str, Any]), outcome.privacy
     card["epsilon"] |= {"representations": privacy.epsilon_x, "releases": privacy.releases}
     run.write_json(run.card, card)
     write_outcome(run, outcome)
+    judged = ("accuracy", "measure", "measures", "threshold", "undefined", "wire_bytes")
     return RunResult(
         method=config.method.name,
-        accuracy=outcome.accuracy,
-        measure=outcome.measure,
-        measures=outcome.measures,
-        threshold=outcome.threshold,
-        undefined=outcome.undefined,
-        wire_bytes=outcome.wire_bytes,
+        **{name: getattr(outcome, name) for name in judged},
         privacy=read_outcome(run).privacy.spent(),
         contributions={
-            name: one.model_dump(mode="python") for name, one in outcome.contributions.items()
+            name: spent.model_dump(mode="python") for name, spent in outcome.contributions.items()
         },
         folder=run.path,
     )
@@ -560,7 +490,7 @@ def _gather(config: Config, run: RunFolder, led: RunFolder) -> RunResult:
 
 def _worst(active: Privacy, others: Sequence[Privacy]) -> Privacy:
     """The account of the party that spent most on representations, with the active's of labels."""
-    released = max(others, key=lambda one: one.epsilon_x, default=None)
+    released = max(others, key=lambda account: account.epsilon_x, default=None)
     if released is None or active.epsilon_x > released.epsilon_x:
         return active
     of_labels = {"epsilon_y": active.epsilon_y, "epsilon_model": active.epsilon_model}

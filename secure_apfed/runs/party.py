@@ -41,20 +41,10 @@ from secure_apfed.workers import close_workers
 if TYPE_CHECKING:
     from secure_apfed.between.certificates import Credentials
 
-__all__ = [
-    "LINKS",
-    "Connect",
-    "Joined",
-    "PartyFile",
-    "Peer",
-    "Tls",
-    "connect",
-    "joined",
-    "play_party",
-]
+__all__ = ["Connect", "Joined", "PartyFile", "Peer", "Tls", "connect", "joined", "play_party"]
 
 
-def _place(text: str) -> str:
+def _address(text: str) -> str:
     try:
         parse_address(text)
     except LocalProtocolError as error:
@@ -62,8 +52,7 @@ def _place(text: str) -> str:
     return text
 
 
-Place: TypeAlias = Annotated[str, AfterValidator(_place)]
-"""Host and port, as `parse_address` reads them."""
+Place: TypeAlias = Annotated[str, AfterValidator(_address)]
 
 
 class Peer(Settings):
@@ -95,7 +84,6 @@ class Tls(Settings):
     revoked: Path | None = None
 
     def below(self, folder: Path) -> "Tls":
-        """The same with its paths resolved."""
         given = {name: path for name, path in self if path is not None}
         return self.model_copy(update={name: folder / path for name, path in given.items()})
 
@@ -145,11 +133,6 @@ class PartyFile(Settings):
 
     @classmethod
     def read(cls, path: Path) -> "PartyFile":
-        """Read one, with its paths resolved.
-
-        Raises:
-            ConfigError: no such file, or settings that do not hold.
-        """
         file = load_settings_text(cls, read_text(path), source=str(path))
         below = path.parent
         table = None if file.table is None else below / file.table
@@ -162,21 +145,7 @@ Connect: TypeAlias = Callable[[PartyFile, Identity, Mapping[str, bytes]], Transp
 
 
 def connect(file: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> Transport:
-    """Connect to all others, as the party's file says: by an entry of `LINKS`.
-
-    "tcp" is for processes of one machine; "grpc" for machines of several organisations, direct or
-    through a relay that all dial. Inside a job of NVFlare's its site connects instead
-    (`contrib/nvflare_site.py`).
-
-    Args:
-        file: the party's.
-        identity: its key pair.
-        known: public identities, by party.
-
-    Raises:
-        ConfigError: the file does not say how.
-        PartyLeftError: names those who did not come.
-    """
+    """Connect to all others, as the party's file says, or a site of NVFlare's for it."""
     if file.link not in LINKS:
         raise ConfigError(
             f"{file.party}: link: nvflare is for a job of NVFlare's, whose site starts the party: "
@@ -208,22 +177,16 @@ class _OverTcp:
 
     def ways(self, stack: ExitStack) -> dict[str, Callable[[], Connection]]:
         """By peer, what makes a connection to it."""
-        ways: dict[str, Callable[[], Connection]] = {
-            peer: partial(self.proved, peer) for peer in self.file.peers if self._dials(peer)
-        }
-        awaited = tuple(peer for peer in self.file.peers if peer not in ways)
-        if awaited:
+        dialled = [peer for peer in self.file.peers if self.dials(peer)]
+        ways = {peer: partial(self.proved, peer) for peer in dialled}
+        if awaited := tuple(peer for peer in self.file.peers if peer not in ways):
             door = self.door(awaited)
             stack.callback(self.listen(door))
-            ways |= {name: partial(door.connect, name) for name in awaited}
-        return ways
+            ways |= {peer: partial(door.connect, peer) for peer in awaited}
+        return {**ways}
 
-    def _dials(self, peer: str) -> bool:
-        """Whether this party dials: where only the other listens, or where both do, by their names.
-
-        Raises:
-            ConfigError: neither listens.
-        """
+    def dials(self, peer: str) -> bool:
+        """Whether this party dials: where only the other listens, or both do, by their names."""
         party, there = self.file.party, self.file.peers[peer].address is not None
         if not there and self.file.listen is None:
             raise ConfigError(
@@ -261,10 +224,8 @@ class _OverTcp:
 
     def door(self, awaited: tuple[str, ...]) -> Door:
         me = self.me.name
-        why = (
-            f"it did not come to {me} in time; start it, or correct the address of {me} in its file"
-        )
-        return Door(self.me, awaited, absent=why)
+        why = f"it did not come to {me} in time; start it, or correct the address of {me}"
+        return Door(self.me, awaited, absent=f"{why} in its file")
 
     def listen(self, door: Door) -> Callable[[], None]:
         """Let others come to the door; return what ends that."""
@@ -296,12 +257,11 @@ class _OverGrpc(_OverTcp):
 
     def _load(self, file: PartyFile) -> "Credentials | None":
         """What TLS needs; None on loopback where that was asked for by name."""
-        if file.tls is not None:
-            files = file.tls
+        if (tls := file.tls) is not None:
+            revoked = self._certificates.read_revoked(tls.revoked)
             return self._certificates.Credentials.load(
-                files.ca, files.certificate, files.key, name=file.party,
-                revoked=self._certificates.read_revoked(files.revoked),
-            )  # fmt: skip
+                tls.ca, tls.certificate, tls.key, name=file.party, revoked=revoked
+            )
         if not file.insecure_plaintext_on_loopback:
             raise ConfigError(
                 f"{file.party}: link: grpc needs `tls` with ca, certificate and key (secure-apfed "
@@ -313,10 +273,8 @@ class _OverGrpc(_OverTcp):
         )
         return None
 
-    def ways(self, stack: ExitStack) -> dict[str, Callable[[], Connection]]:
-        if self.file.relay is None:
-            return super().ways(stack)
-        return {peer: partial(self.proved, peer) for peer in self.file.peers}
+    def dials(self, peer: str) -> bool:
+        return self.file.relay is not None or super().dials(peer)
 
     def dial(self, peer: str) -> Carrier:
         file = self.file
@@ -345,11 +303,7 @@ class _OverGrpc(_OverTcp):
         return self._grpc.Port(address, self._credentials, door.welcome).close
 
     def revoked(self) -> frozenset[str]:
-        """The list as it is now; without it nobody is let in.
-
-        Raises:
-            ConnectionError: it cannot be read.
-        """
+        """The list as it is now; without it nobody is let in."""
         try:
             return self._certificates.read_revoked(self.file.tls.revoked if self.file.tls else None)
         except ConfigError as error:
@@ -379,10 +333,10 @@ def play_party(
         path: of its file.
         resume: go on from the checkpoint in its folder.
         on_progress: at the active, called after every step.
-        over: what the frames go through besides the sockets.
+        over: what the frames go through besides the links.
         on_restart: told why a session ended, before another one begins.
         status: told where the party stands.
-        meet: connects it to the others; unless given, as its file says.
+        meet: connects it to the others.
 
     Returns:
         What the run gave, at the active: its own bytes on the links, and of passives what they say
@@ -391,7 +345,7 @@ def play_party(
     Raises: as `secure_apfed.run`, and PartyLeftError where another party stopped or left.
     """
     file, restarts, status = PartyFile.read(path), 0, status or StatusKeeper()
-    with _noting_the_end(status):
+    with status:
         while True:
             again = resume and not restarts
             with joined(file, resume=again, over=over, status=status, meet=meet) as here:
@@ -425,13 +379,6 @@ def _play(
 
 @dataclass(frozen=True, kw_only=True)
 class Joined:
-    """A party that is connected to all others.
-
-    Attributes:
-        own: what it brings; role: what it plays.
-        links, transport: to the others; transcript: of what it sends, without payloads.
-    """
-
     own: Own
     role: PartyRole
     links: Links
@@ -487,28 +434,16 @@ def joined(
         )  # fmt: skip
 
 
-@contextmanager
-def _noting_the_end(status: StatusKeeper) -> Iterator[None]:
-    """Let a display know how it went."""
-    try:
-        yield
-    except BaseException:
-        status.end(failed=True)
-        raise
-    status.end(failed=False)
-
-
 class _Alone(Watch):
     """Who plays the active alone, and looks at checkpoints who of the absent is back."""
 
     def __init__(
-        self, writer: RunWriter, on_progress: Callable[[Progress], None], here: Joined,
-    ) -> None:  # fmt: skip
+        self, writer: RunWriter, on_progress: Callable[[Progress], None], here: Joined
+    ) -> None:
         super().__init__(writer, on_progress)
         self._links, self._transport, self._dismissed = here.links, here.transport, set[str]()
 
     def returned(self, absent: Collection[str]) -> Collection[str]:
-        """See `Watch`; who is absent is told so once."""
         for name in set(absent) - self._dismissed:
             self._dismissed.add(name)
             self._links.dismiss(name, f"{name} fell silent, and the session went on without it")
@@ -534,11 +469,6 @@ async def _active(
 
 
 def _role_of(file: PartyFile, config: Config) -> PartyRole:
-    """The role of this party.
-
-    Raises:
-        ConfigError: its file names others than the run needs.
-    """
     roles = roles_of(METHODS[config.method.name], config, file.active, file.passives)
     named = {file.party, *file.peers}
     if named != set(roles):
@@ -551,7 +481,6 @@ def _role_of(file: PartyFile, config: Config) -> PartyRole:
 
 
 def _own_data(file: PartyFile, config: Config, role: PartyRole) -> OwnData | None:
-    """This party's rows, and nobody else's."""
     if role in ("aggregator", "dealer"):
         return None
     if file.table is not None:

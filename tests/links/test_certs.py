@@ -37,19 +37,16 @@ def test_certificates_of_a_trial_fit_together(certs: Path) -> None:
         )
 
 
-@pytest.mark.parametrize("command", [["ca"], ["party", "new", "bank"]])
-def test_nothing_is_overwritten(
-    command: list[str], certs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = {path: path.read_bytes() for path in certs.rglob("*.pem")}
-    told = said(capsys, "certs", *command, "--folder", str(certs), code=2)
-    assert "would be overwritten" in told["error"]["message"]
-    assert {path: path.read_bytes() for path in certs.rglob("*.pem")} == before
-
-
-def test_a_name_reaches_no_other_folder(certs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = said(capsys, "certs", "party", "../bank", "--folder", str(certs), code=2)
-    assert "expected a name of 1 to 64 letters" in told["error"]["message"]
+def test_nothing_is_overwritten(certs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path: path.read_bytes() for path in certs.parent.rglob("*.pem")}
+    for command, says in (
+        (["ca"], "would be overwritten"),
+        (["party", "new", "bank"], "would be overwritten"),
+        (["party", "../bank"], "expected a name of 1 to 64 letters"),
+    ):
+        told = said(capsys, "certs", *command, "--folder", str(certs), code=2)
+        assert says in told["error"]["message"]
+    assert {path: path.read_bytes() for path in certs.parent.rglob("*.pem")} == before
 
 
 def test_what_is_revoked_is_listed_as_it_is_shown(
@@ -72,19 +69,10 @@ def test_what_is_revoked_is_listed_as_it_is_shown(
     assert "name files of certificates that are there, or hex" in told["error"]["message"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reads"),
-    [
-        (["--listen", "127.0.0.1:7001"], "needs --ca, --certificate and --key"),
-        (["--listen", "0.0.0.0:7001", "--insecure-plaintext-on-loopback"], "for loopback alone"),
-        (["--listen", "7001"], "an address is host:port"),
-    ],
-)
-def test_a_relay_says_what_it_lacks(
-    arguments: list[str], reads: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert reads in json.dumps(said(capsys, "relay", *arguments, code=_code(reads)))
-
-
-def _code(reads: str) -> int:
-    return 4 if "host:port" in reads else 2
+def test_a_relay_says_what_it_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+    for listen, more, reads, code in (
+        ("127.0.0.1:7001", [], "needs --ca, --certificate and --key", 2),
+        ("0.0.0.0:7001", ["--insecure-plaintext-on-loopback"], "for loopback alone", 2),
+        ("7001", [], "an address is host:port", 4),
+    ):
+        assert reads in json.dumps(said(capsys, "relay", "--listen", listen, *more, code=code))

@@ -17,12 +17,7 @@ from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.seal import fresh_identity
 from secure_apfed.between.grpc_link import GrpcConnection
 from secure_apfed.between.relay import Relay
-from secure_apfed.exchange.sealed_connection import (
-    MOST_SEALED,
-    MOST_UNPROVED,
-    Carrier,
-    read_before,
-)
+from secure_apfed.exchange.sealed_connection import MOST_SEALED, MOST_UNPROVED, Carrier, read_before
 from secure_apfed.exchange.sockets import parse_address
 from tests.links.pair import Pair, say_and_hear, until_somebody_listens
 from tests.waiting import LONG_S, wait_until

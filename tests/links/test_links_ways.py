@@ -2,6 +2,7 @@
 
 import threading
 import time
+import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -20,7 +21,7 @@ from secure_apfed.exchange.sealed_connection import LocalEnd, prove
 from secure_apfed.exchange.sockets import parse_address
 from tests.links.pair import Pair, awaiting, say_and_hear
 from tests.links.proxies import Proxy, connect_proxy, tls_proxy
-from tests.waiting import LONG_S
+from tests.waiting import LONG_S, wait_until
 
 
 @pytest.fixture
@@ -135,10 +136,24 @@ def test_a_proxy_that_is_asked_to_connect(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_parties_that_only_dial_meet_at_a_relay(host: str, relayed: Pair) -> None:
+def test_parties_that_only_dial_meet_at_a_relay_that_reads_nothing(
+    host: str, relayed: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, receive = list[bytes](), GrpcConnection.recv_bytes
+
+    def recorded(connection: GrpcConnection) -> bytes:
+        seen.append(frame := receive(connection))
+        return frame
+
+    monkeypatch.setattr(GrpcConnection, "recv_bytes", recorded)
     relayed.meet_at_a_relay(host)
     relayed.meet()
     say_and_hear(relayed, SECRET * 30_000)
+    frames = b"".join(seen)
+    assert SECRET not in frames
+    # What has a form would be shorter when compressed; hellos, which have one, are in the clear.
+    sealed = b"".join(frame for frame in seen if len(frame) > 600)
+    assert len(zlib.compress(sealed, 6)) > 0.999 * len(sealed) > 0.9 * len(frames)
 
 
 def test_a_relay_that_is_started_again_changes_nothing(relayed: Pair) -> None:
@@ -225,6 +240,26 @@ def test_a_peer_that_is_gone_is_named_after_the_patience(pair: Pair) -> None:
         with pytest.raises(PartyLeftError, match=reads) as gone:
             pair.met[name].take(awaiting(name, peer), LONG_S)
         assert gone.value.left == (peer,)
+
+
+@pytest.mark.parametrize("relay", [False, True])
+def test_who_left_is_found_once_it_waits_and_meets_in_the_next_session(
+    relay: bool, tmp_path: Path
+) -> None:
+    pair = Pair(tmp_path, relay=relay)
+    pair.meet()
+    say_and_hear(pair)
+    pair.met.pop("bob").close()
+    assert pair.met["ann"].returned(["bob"]) == []
+    coming = pair.come("bob")  # who may only dial
+    wait_until(lambda: pair.met["ann"].returned(["bob"]), "that bob was found")
+    pair.met["ann"].post("bob", b"is not sent")
+    assert coming.is_alive()  # it has met nobody by that
+    pair.met.pop("ann").close()
+    pair.come("ann").join()
+    coming.join()
+    say_and_hear(pair)
+    pair.close()
 
 
 @pytest.mark.slow

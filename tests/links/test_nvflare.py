@@ -32,6 +32,7 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 FEW = {"data": {"dataset": "breast_cancer", "labelled": 40}}
+DEALT = {"alignment": {"protocol": "circuit"}}
 
 
 def secrets_of(job: Job) -> list[bytes]:
@@ -52,7 +53,10 @@ def secrets_of(job: Job) -> list[bytes]:
 
 @needs_nvflare
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "changes"), [("apfed_c", OPEN), ("votes", {**OPEN, **FEW})])
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [("apfed_c", OPEN), ("votes", {**OPEN, **FEW}), ("split_nn_sum", {}), ("vfedtrans", DEALT)],
+)
 def test_memorys_models_from_a_job_that_keeps_nothing(
     method: str, changes: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -2,22 +2,14 @@
 
 import itertools
 import json
-import os
-import signal
-import subprocess
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from secure_apfed.audit_log import compare_logs, verify_log
-from secure_apfed.config.file import dump_settings
 from secure_apfed.exchange import Kind
 from tests.local.processes import Harm, Parties
-from tests.local.test_local_command import LONG, command, processes_of
 from tests.secure_apfed.small_runs import small_config
-from tests.waiting import LONG_S
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
@@ -75,41 +67,3 @@ def test_a_killed_party_goes_on_in_its_log_and_all_agree_still(tmp_path: Path) -
     assert (again.opened, again.agreed, again.cut, again.signed) == (2, 2, 12, True)
     # What was on its way to the killed one, and its last contribution, which it logged.
     assert 0 < unreceived_of_every_link(tmp_path / "run") < 12
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds processes as on Linux")
-def test_a_stopped_party_is_silent_in_the_views_of_those_who_wait_for_it(tmp_path: Path) -> None:
-    config, folder = tmp_path / "run.yaml", tmp_path / "run"
-    config.write_text(dump_settings(small_config(train=LONG)))
-    launcher = subprocess.Popen(
-        command(config, folder, "--timeout", "30", "--json-events"), stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    assert launcher.stdout
-    stopped = 0
-    before: list[dict[str, Any]] = []
-    try:
-        deadline = time.monotonic() + LONG_S
-        for line in launcher.stdout:
-            assert time.monotonic() < deadline, before[-4:]
-            status = json.loads(line).get("status")
-            if status is None:
-                continue
-            before.append(status)
-            silent = [name for name, one in status["peers"].items() if one["state"] == "silent"]
-            if not stopped and status["phase"] == "training" and status["party"] == "aggregator":
-                stopped = processes_of(folder)["passive-1"]
-                os.kill(stopped, signal.SIGSTOP)
-            elif stopped and silent == ["passive-1"]:
-                break  # whoever waits for it alone: the aggregator, or at a checkpoint the active
-        else:
-            raise AssertionError(f"the launcher ended: {before[-4:]}")
-        assert "passive-1" in status["waits"]["senders"]
-        assert status["waits"]["since_s"] <= status["waits"]["patience_s"]
-        assert status["peers"]["passive-1"]["silent_s"] >= 15  # half of the patience
-    finally:
-        if stopped:
-            os.kill(stopped, signal.SIGCONT)
-        launcher.kill()
-        launcher.communicate()

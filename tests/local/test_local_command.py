@@ -72,11 +72,13 @@ def training(tmp_path: Path) -> Iterator[tuple[Path, "subprocess.Popen[bytes]"]]
     process.communicate()
 
 
-def wait_until_gone(folder: Path) -> None:
-    wait_until(lambda: not processes_of(folder), "that no process is left")
+IN_PROC = pytest.mark.skipif(
+    not Path("/proc/self/cmdline").exists(), reason="finds processes as on Linux"
+)
+FROZEN = "the link to active was broken for 3 s (no sign of life for 15 s)"
 
 
-@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds processes as on Linux")
+@IN_PROC
 def test_a_killed_launcher_leaves_no_process(
     training: tuple[Path, "subprocess.Popen[bytes]"],
 ) -> None:
@@ -84,51 +86,34 @@ def test_a_killed_launcher_leaves_no_process(
     assert set(processes_of(folder)) == {"active", "passive-1", "passive-2", "aggregator"}
     launcher.send_signal(signal.SIGKILL)
     launcher.wait()
-    wait_until_gone(folder)
+    wait_until(lambda: not processes_of(folder), "that no process is left")
 
 
+@IN_PROC
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds processes as on Linux")
-@pytest.mark.parametrize("name", ["passive-2", "aggregator", "active"])
-def test_a_killed_party_is_named_and_nothing_is_left_running(
-    name: str, training: tuple[Path, "subprocess.Popen[bytes]"]
-) -> None:
+@pytest.mark.parametrize(
+    ("name", "number", "code", "told"),
+    [
+        ("passive-2", signal.SIGKILL, 4, "passive-2: its process was ended by SIGKILL"),
+        ("aggregator", signal.SIGKILL, 4, "aggregator: its process was ended by SIGKILL"),
+        ("active", signal.SIGKILL, 4, "active: its process was ended by SIGKILL"),
+        ("active", signal.SIGSTOP, 4, FROZEN),
+        ("", signal.SIGINT, 130, "--resume --transport local"),  # the launcher
+    ],
+)
+def test_whoever_is_harmed_is_named_and_nothing_is_left_running(
+    name: str, number: int, code: int, told: str,
+    training: tuple[Path, "subprocess.Popen[bytes]"],
+) -> None:  # fmt: skip
     folder, launcher = training
-    os.kill(processes_of(folder)[name], signal.SIGKILL)
+    os.kill(processes_of(folder).get(name, launcher.pid), number)
     out, _ = launcher.communicate(timeout=LONG_S)
-    assert launcher.returncode == 4
+    assert launcher.returncode == code
     message = json.loads(out)["error"]["message"]
-    assert f"{name}: its process was ended by SIGKILL" in message
-    assert f"the link to {name} was broken for 3 s" in message or f"{name} closed" in message
-    wait_until_gone(folder)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds processes as on Linux")
-def test_a_launcher_whose_active_is_stopped_ends_all_the_same(
-    training: tuple[Path, "subprocess.Popen[bytes]"],
-) -> None:
-    folder, launcher = training
-    os.kill(processes_of(folder)["active"], signal.SIGSTOP)
-    out, _ = launcher.communicate(timeout=LONG_S)
-    assert launcher.returncode == 4
-    assert (
-        "the link to active was broken for 3 s (no sign of life for 15 s)"
-        in json.loads(out)["error"]["message"]
-    )
-    wait_until_gone(folder)
-
-
-@pytest.mark.slow
-def test_an_interrupted_launcher_says_how_to_go_on(
-    training: tuple[Path, "subprocess.Popen[bytes]"],
-) -> None:
-    folder, launcher = training
-    launcher.send_signal(signal.SIGINT)
-    out, _ = launcher.communicate(timeout=LONG_S)
-    assert launcher.returncode == 130
-    assert json.loads(out)["error"]["message"].endswith("--resume --transport local")
-    wait_until_gone(folder)
+    assert told in message
+    if number == signal.SIGKILL:
+        assert f"the link to {name} was broken for 3 s" in message or f"{name} closed" in message
+    wait_until(lambda: not processes_of(folder), "that no process is left")
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +126,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return config.parent / "run"
 
 
-def test_it_leaves_a_run_folder_as_memory_does(finished: Path, tmp_path: Path) -> None:
+def plain(capsys: pytest.CaptureFixture[str]) -> str:
+    """What was told to people, in one line."""
+    return " ".join(capsys.readouterr().err.replace("│", "").split())
+
+
+def test_it_leaves_a_run_folder_as_memory_does(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run(load_config(finished / "config.yaml"), tmp_path / "memory")
     assert model_digests(finished) == model_digests(tmp_path / "memory")
     results = [
@@ -158,77 +150,52 @@ def test_it_leaves_a_run_folder_as_memory_does(finished: Path, tmp_path: Path) -
     active = finished / "parties" / "active"
     subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=active, check=True)
     assert not list(finished.rglob("checkpoint-*"))
-
-
-def test_it_holds_no_record_for_attacks_and_says_so(finished: Path) -> None:
     assert not (finished / "attacks.json").exists()
     with pytest.raises(CheckpointError, match="each ran in a process of its own"):
         load_recording(finished)
-
-
-def test_a_finished_part_is_not_begun_again(
-    finished: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
     file = finished / "parties" / "passive-1" / "party.yaml"
     assert execute(["party", "--config", str(file), "--resume"]) == 3
-    assert "part of a finished run" in " ".join(capsys.readouterr().err.replace("│", "").split())
+    assert "part of a finished run" in plain(capsys)
 
 
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        ({"timeout_s": 1e300}, "timeout_s"),
-        ({"listen": "nowhere"}, "an address is host:port"),
-        ({"party": "passive-9"}, "correct party, active, passives and peers"),
-        ({"table": "elsewhere.safetensors"}, "holds no prepared rows"),
-        ({"table": "../passive-2/table.safetensors"}, "holds the rows of passive-2"),
-        ({"table": None}, "there is no file of 'passive-1'"),
-        ({"timeout_s": 0}, "timeout_s"),
-        ({"listen": "192.0.2.1:47001"}, "passive-1 cannot listen at 192.0.2.1:47001"),
-        ({"meet_s": 0.3}, "reached nobody as active"),
-    ],
-)
+WRONG: list[tuple[str, str, Any, str]] = [
+    ("passive-1", "timeout_s", 1e300, "timeout_s"),
+    ("passive-1", "timeout_s", 0, "timeout_s"),
+    ("passive-1", "listen", "nowhere", "an address is host:port"),
+    ("passive-1", "party", "passive-9", "correct party, active, passives and peers"),
+    ("passive-1", "table", "elsewhere.safetensors", "holds no prepared rows"),
+    ("passive-1", "table", "../passive-2/table.safetensors", "holds the rows of passive-2"),
+    ("passive-1", "table", None, "there is no file of 'passive-1'"),
+    ("passive-1", "listen", "192.0.2.1:47001", "passive-1 cannot listen at 192.0.2.1:47001"),
+    ("passive-1", "meet_s", 0.3, "reached nobody as active"),
+    ("active", "meet_s", 1.5, "did not come to active"),
+]
+
+
 def test_a_wrong_file_of_a_party_is_told(
-    changes: dict[str, Any], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, folder = tmp_path / "run.yaml", tmp_path / "run"
     config.write_text(dump_settings(small_config()))
     assert execute(["run", str(config), "--output", str(folder), "--prepare"]) == 0
     files = [line.split()[-1] for line in capsys.readouterr().out.splitlines()]
     assert len(files) == 4
-    file = folder / "parties" / "passive-1" / "party.yaml"
-    lines = file.read_text().splitlines()
-    for name, value in changes.items():
-        kept = [line for line in lines if not line.startswith(f"{name}:")]
-        lines = [*kept, f"{name}: {json.dumps(value)}"]
-    file.write_text("\n".join(lines))
-    assert execute(["party", "--config", str(file)]) in (2, 3, 4)
-    assert told in " ".join(capsys.readouterr().err.replace("│", "").split())
-
-
-def test_the_command_knows_the_transports_of_the_table() -> None:
-    assert {one.value for one in TransportName} == set(TRANSPORTS)
+    for party, name, value, told in WRONG:
+        file = folder / "parties" / party / "party.yaml"
+        whole = file.read_text()
+        lines = [line for line in whole.splitlines() if not line.startswith(f"{name}:")]
+        file.write_text("\n".join([*lines, f"{name}: {json.dumps(value)}"]))
+        assert execute(["party", "--config", str(file)]) in (2, 3, 4)
+        assert told in plain(capsys)
+        file.write_text(whole)
 
 
 def test_parties_apart_need_a_folder_and_a_transport_that_there_is() -> None:
+    assert {one.value for one in TransportName} == set(TRANSPORTS)
     with pytest.raises(ConfigError, match="name a run folder"):
         run(small_config(), None, transport="local")
     with pytest.raises(ConfigError, match="transport: 'lokal' is unknown; did you mean 'local'"):
         run(small_config(), None, transport="lokal")
-
-
-def test_nobody_comes_and_the_party_says_whom_it_waited_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config, folder = tmp_path / "run.yaml", tmp_path / "run"
-    config.write_text(dump_settings(small_config()))
-    assert execute(["run", str(config), "--output", str(folder), "--prepare"]) == 0
-    capsys.readouterr()
-    for name, told in (("active", "did not come to active"), ("passive-2", "reached nobody as")):
-        file = folder / "parties" / name / "party.yaml"
-        file.write_text(file.read_text().replace("meet_s: 60.0", "meet_s: 2.5"))
-        assert execute(["party", "--config", str(file)]) == 4
-        assert told in " ".join(capsys.readouterr().err.replace("│", "").split())
 
 
 def ended(name: str, code: int, kind: str = "", message: str = "") -> local._Process:
@@ -282,7 +249,7 @@ def epsilons(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("method", "over"), [(one, "local") for one in PRIVATE] + [("votes", "grpc")]
+    ("method", "over"), [("split_nn", "local"), ("apfed_r", "local"), ("votes", "grpc")]
 )
 def test_one_thing_costs_the_same_by_the_same_name_wherever_it_is_told(
     method: str, over: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
@@ -323,10 +290,7 @@ def test_one_thing_costs_the_same_by_the_same_name_wherever_it_is_told(
     assert re.search(rf"{FIGURE[method]}, [^,]+, last +{epsilon:.4g}", capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("baselines", [True, False])
-def test_the_actives_own_process_measures_it_alone_and_reports(
-    baselines: bool, tmp_path: Path
-) -> None:
+def test_the_actives_own_process_measures_it_alone_and_reports(tmp_path: Path) -> None:
     config, folder = tmp_path / "run.yaml", tmp_path / "run"
     settings = {"labels": {"mechanism": "randomised_response", "epsilon": 2.0}}
     config.write_text(dump_settings(small_config("votes", **settings)))
@@ -336,7 +300,7 @@ def test_the_actives_own_process_measures_it_alone_and_reports(
     started = {
         one.name: subprocess.Popen(
             [sys.executable, "-m", "secure_apfed.cli", "party", "--config",
-             str(one / "party.yaml"), "--json", *([] if baselines else ["--no-baselines"])],
+             str(one / "party.yaml"), "--json"],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )
         for one in parties
@@ -346,9 +310,6 @@ def test_the_actives_own_process_measures_it_alone_and_reports(
     assert {name for name, (out, _) in said.items() if out} == {"active"}
     told, active = json.loads(said["active"][0]), folder / "parties" / "active"
     assert (active / "report.html").is_file()
-    assert (active / "solo.json").is_file() is baselines
+    assert (active / "solo.json").is_file()
     assert not (folder / "parties" / "passive-1" / "report.html").exists()
-    if baselines:
-        assert told["solo"]["labels"] == "answered"  # of its label mechanism
-    else:
-        assert told["solo"] is None
+    assert told["solo"]["labels"] == "answered"  # of its label mechanism

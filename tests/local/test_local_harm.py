@@ -51,8 +51,6 @@ STOPPED = [
     ("passive-1", Kind.CONTRIBUTION), ("passive-1", Kind.SAVED), ("aggregator", Kind.SUM),
     ("aggregator", Kind.READY), ("dealer", Kind.ALIGNMENT),
 ]  # fmt: skip
-# Nobody may wait for them any more.
-ENDED_BY_THEN = {("active", Kind.END), ("dealer", Kind.READY)}
 
 
 def config_of() -> Config:
@@ -103,14 +101,7 @@ def test_who_is_killed_is_named_and_the_run_resumes_the_same(
     assert not [path for path in parties.run.path.rglob(".*") if path.name != ".lock"]
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        pytest.param(*each, marks=[] if each in STOPPED else pytest.mark.slow)
-        for each in SENT
-        if each not in ENDED_BY_THEN
-    ],
-)
+@pytest.mark.parametrize(("name", "kind"), STOPPED)
 @pytest.mark.sampled(every=3)
 def test_who_falls_silent_is_named_within_the_deadline(
     name: str, kind: Kind, whole: Path, tmp_path: Path

@@ -29,15 +29,16 @@ __all__ = ["whole"]  # a fixture
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 
-@pytest.mark.parametrize("moment", ["torn", "whole", "in place"])
 @pytest.mark.parametrize(
-    ("name", "writing"),
+    ("name", "writing", "moment"),
     [
-        ("active", "checkpoint-6.bin"),
-        ("passive-1", "checkpoint-6.bin"),
-        ("passive-1", "contract.json"),
-        ("active", "metrics.jsonl"),
-        ("aggregator", "contract.json"),
+        ("active", "checkpoint-6.bin", "torn"),
+        ("active", "metrics.jsonl", "torn"),
+        ("aggregator", "contract.json", "whole"),
+        ("passive-1", "checkpoint-6.bin", "in place"),
+        ("passive-1", "checkpoint-6.bin", "whole"),
+        ("active", "checkpoint-6.bin", "in place"),
+        ("passive-1", "contract.json", "torn"),
     ],
 )
 @pytest.mark.sampled(every=3)
@@ -57,15 +58,14 @@ def test_who_is_killed_while_it_writes_goes_on_the_same(
     assert not hidden_files(parties.run.path)
 
 
-@pytest.mark.parametrize("awaiting", [True, False])
 @pytest.mark.parametrize(
-    ("name", "kind", "at"),
+    ("name", "kind", "at", "awaiting"),
     [
-        ("active", Kind.REPRESENTATIONS, 7),
-        ("passive-1", Kind.CONTRIBUTION, 4),
-        ("passive-1", Kind.ALIGNMENT, 1),
-        ("aggregator", Kind.SAVED, 1),
-        ("dealer", Kind.ALIGNMENT, 1),
+        ("active", Kind.REPRESENTATIONS, 7, True),
+        ("dealer", Kind.ALIGNMENT, 1, True),
+        ("aggregator", Kind.SAVED, 1, False),
+        ("passive-1", Kind.CONTRIBUTION, 4, False),
+        ("passive-1", Kind.ALIGNMENT, 1, True),
     ],
 )
 @pytest.mark.sampled(every=3)

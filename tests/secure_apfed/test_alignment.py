@@ -1,30 +1,17 @@
 """Alignment as settings say it: what they take and refuse, and one party's end made of them."""
 
-from collections.abc import Mapping
-
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from apfed_protocols.conversation import converse
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.ids import IdNormalisation
-from apfed_protocols.psi.interface import IntersectionAgreement
-from secure_apfed.alignment import (
-    canonical_ids,
-    check_alignment,
-    intersection,
-    most_guesses,
-)
+from apfed_protocols.psi.interface import Aligner, IntersectionAgreement
+from secure_apfed.alignment import canonical_ids, check_alignment, intersection, most_guesses
 from secure_apfed.alignment.ids import id_rules
 from secure_apfed.config.file import load_config_text
 from secure_apfed.errors import ConfigError
 from secure_apfed.settings.alignment import AlignmentSettings
-
-
-def pairs(rows: Mapping[str, NDArray[np.int64]]) -> list[tuple[int, ...]]:
-    return sorted(zip(*(column.tolist() for column in rows.values()), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -39,6 +26,28 @@ def pairs(rows: Mapping[str, NDArray[np.int64]]) -> list[tuple[int, ...]]:
 def test_unfit_settings_are_refused(fields: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         AlignmentSettings.model_validate(fields)
+
+
+def ends_of(one: AlignmentSettings, other: AlignmentSettings) -> tuple[Aligner, Aligner]:
+    """A hub and a member that hold these."""
+    hub = intersection(one, session="s").hub("a", ["b"], canonical_ids("a", ["X", "y"], one))
+    ids = canonical_ids("b", ["y", "x"], other)
+    return hub, intersection(other, session="s").member("b", "a", ids)
+
+
+def test_rules_hold_in_any_order_and_are_one_for_all_parties() -> None:
+    said = [("strip", "case_fold"), ("case_fold", "strip", "strip")]
+    one, other = (
+        AlignmentSettings.model_validate({"normalisation": rules, "threads": 2}) for rules in said
+    )
+    assert one.terms() == other.terms()
+    assert id_rules(one) == IdNormalisation(unicode_nfc=False, case_fold=True)
+    hub, member = ends_of(one, other.model_copy(update={"threads": 1}))  # each chooses for itself
+    converse({"a": hub, "b": member})
+    assert sorted(zip(hub.rows, member.rows, strict=True)) == [(0, 1), (1, 0)]
+    hub, member = ends_of(one, AlignmentSettings())
+    with pytest.raises(RemoteProtocolError, match=r"another agreement; .*normalisation"):
+        converse({"a": hub, "b": member})
 
 
 def test_defaults_are_those_of_the_protocols() -> None:
@@ -62,30 +71,6 @@ def test_a_run_says_where_its_alignment_is_wrong(alignment: str, says: str) -> N
     text = f"name: run\nmethod: apfed_c\nguard: {{mechanism: none}}\nalignment: {alignment}\n"
     with pytest.raises(ConfigError, match=says):
         load_config_text(text + "data: {dataset: digits}\n", source="run.yaml")
-
-
-def test_rules_hold_in_any_order() -> None:
-    said = [("strip", "case_fold"), ("case_fold", "strip", "strip")]
-    one, other = (AlignmentSettings.model_validate({"normalisation": rules}) for rules in said)
-    assert one.terms() == other.terms()
-    assert id_rules(one) == IdNormalisation(unicode_nfc=False, case_fold=True)
-
-
-def test_organisations_with_different_normalisation_are_refused() -> None:
-    folding = AlignmentSettings(normalisation=("case_fold", "unicode_nfc", "strip"))
-    plain = AlignmentSettings()
-    hub = intersection(folding, session="s").hub("a", ["b"], canonical_ids("a", ["X"], folding))
-    member = intersection(plain, session="s").member("b", "a", canonical_ids("b", ["x"], plain))
-    with pytest.raises(RemoteProtocolError, match=r"another agreement; .*normalisation"):
-        converse({"a": hub, "b": member})
-
-
-def test_the_number_of_threads_is_each_partys_own_choice() -> None:
-    one, two = AlignmentSettings(threads=1), AlignmentSettings(threads=2)
-    hub = intersection(one, session="s").hub("a", ["b"], canonical_ids("a", ["x", "y"], one))
-    member = intersection(two, session="s").member("b", "a", canonical_ids("b", ["y", "x"], two))
-    converse({"a": hub, "b": member})
-    assert pairs({"a": hub.rows, "b": member.rows}) == [(0, 1), (1, 0)]
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import numpy as np
 import pytest
 from scipy.stats import binom
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.psi.ecdh import EcdhIntersection
-from apfed_protocols.psi.interface import IntersectionAgreement, IntersectionTooSmallError, Output
+from apfed_protocols.psi.interface import IntersectionTooSmallError
 from secure_apfed.alignment import buckets, over_links
 from secure_apfed.alignment.buckets import BucketedIds, bucket_count, capacity
 from secure_apfed.alignment.over_links import (
@@ -101,6 +99,8 @@ def test_buckets_find_what_one_list_finds_in_one_order_at_all_parties(
         assert set(rows["bank"]) == COMMON
         assert len(rows["bank"]) == len(COMMON)
     assert found[1000]["bank"] != found[50]["bank"]  # each in an order of its own
+    order = found[50]["bank"]  # which tells nothing of buckets
+    assert order not in (sorted(order), [name for name in IDS["bank"] if name in COMMON])
 
 
 def test_who_has_several_cores_uses_processes_that_end(
@@ -136,16 +136,7 @@ def test_who_has_several_cores_uses_processes_that_end(
     assert tasks == []
 
 
-def test_the_common_order_tells_nothing_of_buckets() -> None:
-    session = Session()
-    rows = session.align()["bank"]
-    agreed = msgpack.unpackb(session.of("bank", "shop")[0][20:])
-    assert agreed[3] == bucket_count(160) == 4
-    assert rows != sorted(rows)
-    assert rows != [name for name in IDS["bank"] if name in COMMON]
-
-
-@pytest.mark.parametrize("size", [40, 130, 900, 10_000])
+@pytest.mark.parametrize("size", [40, 10_000])
 def test_lists_are_as_long_as_the_size_of_a_set_says_whatever_is_in_it(size: int) -> None:
     count = bucket_count(size)
     for start in (0, 10**6):
@@ -161,7 +152,7 @@ def test_lists_are_as_long_as_the_size_of_a_set_says_whatever_is_in_it(size: int
         assert len(set(everything)) == len(everything)
 
 
-@pytest.mark.parametrize("size", [2_000_000, 10**7, 10**8])
+@pytest.mark.parametrize("size", [2_000_000, 10**8])
 def test_a_bucket_overflows_with_probability_below_2_to_the_minus_40(
     size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,10 +164,10 @@ def test_a_bucket_overflows_with_probability_below_2_to_the_minus_40(
     assert room * count < 1.02 * size
 
 
-@pytest.mark.parametrize(("size", "count"), [(0, 1), (1, 1), (50, 1), (51, 2), (101, 4), (400, 8)])
-def test_the_number_of_buckets_is_a_power_of_two(size: int, count: int) -> None:
-    assert bucket_count(size) == count
-    assert capacity(size, 1) == size
+def test_the_number_of_buckets_is_a_power_of_two() -> None:
+    for size, count in ((0, 1), (1, 1), (50, 1), (51, 2), (101, 4), (400, 8)):
+        assert bucket_count(size) == count
+        assert capacity(size, 1) == size
 
 
 def test_a_bucket_that_overflows_is_refused_before_anything_is_sent(
@@ -187,17 +178,14 @@ def test_a_bucket_that_overflows_is_refused_before_anything_is_sent(
         BucketedIds("bank", IDS["bank"], SETTINGS, key=bytes(32), buckets=4, secret=bytes(32))
 
 
-@pytest.mark.parametrize(
-    ("ids", "says"),
-    [
+def test_unfit_ids_are_refused() -> None:
+    for ids, says in (
         (["a", "b", "c", " a"], r"bank has repeated ID\(s\), in row\(s\) 3 \(as 0\)"),
         (["a", "", "c"], "bank: its ID column is empty in 1 rows, first in row 1 "),
         ([str(k) for k in range(1001)], "bank has 1001 IDs, the parties agreed on at most 1000"),
-    ],
-)
-def test_unfit_ids_are_refused(ids: list[str], says: str) -> None:
-    with pytest.raises(DataError, match=says):
-        BucketedIds("bank", ids, SETTINGS, key=bytes(32), buckets=2, secret=bytes(32))
+    ):
+        with pytest.raises(DataError, match=says):
+            BucketedIds("bank", ids, SETTINGS, key=bytes(32), buckets=2, secret=bytes(32))
 
 
 def test_too_few_common_ids_over_all_buckets_open_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,16 +335,6 @@ REPLIES: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", REPLIES)
-def test_other_replies_of_a_hub_are_refused(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    changes, says = REPLIES[case]
-    with (
-        saying(monkeypatch, "_Reply", **changes),
-        pytest.raises(RemoteProtocolError, match=f"^bank .*{says}"),
-    ):
-        Session().align()
-
-
 OPENINGS: dict[str, tuple[dict[str, Any], str]] = {
     "too large": ({"size": 1001}, "announces 1001 IDs, the parties agreed on at most 1000"),
     "another size": ({"size": 900}, "sent a list of .* by the size of its set"),
@@ -366,38 +344,42 @@ OPENINGS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", OPENINGS)
-def test_other_openings_of_a_member_are_refused(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    changes, says = OPENINGS[case]
-    with (
-        saying(monkeypatch, "_Opening", **changes),
-        pytest.raises(RemoteProtocolError, match=f"^(shop|post) .*{says}"),
-    ):
-        Session().align()
-
-
 @pytest.mark.parametrize(
-    ("body", "says"),
-    [
-        (b"", "no list of common rows"),
-        (b"\1abc", "no list of common rows"),
-        (b"\1", "opened 0 places"),
-        (b"\1" + np.array([0, 0], "<u4").tobytes(), "opened 2 places, .* and 1 differ"),
-        (b"\1" + np.array([2**31], "<u4").tobytes(), "opened 1 places, of which 0 are of IDs"),
-        (b"\1" + np.arange(1000, dtype="<u4").tobytes(), "opened 1000 places"),
-    ],
+    ("role", "cases", "who"),
+    [("_Reply", REPLIES, "bank"), ("_Opening", OPENINGS, "(shop|post)")],
 )
-def test_places_that_cannot_be_common_are_refused(
-    body: bytes, says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_replies_and_openings_are_refused(
+    role: str, cases: dict[str, tuple[dict[str, Any], str]], who: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    for changes, says in cases.values():
+        with (
+            saying(monkeypatch, role, **changes),
+            pytest.raises(RemoteProtocolError, match=f"^{who} .*{says}"),
+        ):
+            Session().align()
+
+
+PLACES = [
+    (b"", "no list of common rows"),
+    (b"\1abc", "no list of common rows"),
+    (b"\1", "opened 0 places"),
+    (b"\1" + np.array([0, 0], "<u4").tobytes(), "opened 2 places, .* and 1 differ"),
+    (b"\1" + np.array([2**31], "<u4").tobytes(), "opened 1 places, of which 0 are of IDs"),
+    (b"\1" + np.arange(1000, dtype="<u4").tobytes(), "opened 1000 places"),
+]
+
+
+def test_places_that_cannot_be_common_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     send = over_links._End.send
+    for body, says in PLACES:
 
-    def lie(self: Any, peer: str, payload: bytes) -> None:
-        send(self, peer, body if payload[:1] == b"\1" else payload)
+        def lie(self: Any, peer: str, payload: bytes, body: bytes = body) -> None:
+            send(self, peer, body if payload[:1] == b"\1" else payload)
 
-    monkeypatch.setattr(over_links._End, "send", lie)
-    with pytest.raises(RemoteProtocolError, match=f"^bank .*{says}"):
-        Session().align()
+        monkeypatch.setattr(over_links._End, "send", lie)
+        with pytest.raises(RemoteProtocolError, match=f"^bank .*{says}"):
+            Session().align()
 
 
 def test_signs_reach_everybody_who_waits_and_are_bounded_by_the_announced_sizes(
@@ -416,22 +398,6 @@ def test_signs_reach_everybody_who_waits_and_are_bounded_by_the_announced_sizes(
             self._links.signs.worked(20)
         await self._links.receive(self._peers, Kind.READY)
 
-    monkeypatch.setattr(over_links._End, "_play", flood)
+    monkeypatch.setattr(over_links._End, "_bucket", flood)
     with pytest.raises(RemoteProtocolError, match="more signs of life than its work can take"):
         Session().align()
-
-
-def test_a_secret_repeats_a_role_and_none_does_not() -> None:
-    agreement = IntersectionAgreement(session="s", output=Output.HUB_ROWS, minimum_rows=0)
-    ids = [bytes([k]) for k in range(9)]
-
-    def first(secret: bytes | None, label: str = "s") -> bytes:
-        named = IntersectionAgreement(session=label, output=Output.HUB_ROWS, minimum_rows=0)
-        ends = EcdhIntersection(named, threads=1, secret=secret)
-        return ends.member("shop", "bank", ids).start()[0].body
-
-    assert first(bytes(32)) == first(bytes(32))
-    assert first(None) != first(None)
-    assert first(bytes(32)) != first(b"\1" * 32)
-    assert first(bytes(32))[22:] != first(bytes(32), "t")[22:]
-    assert len(first(None)) == EcdhIntersection(agreement).longest_message(len(ids))

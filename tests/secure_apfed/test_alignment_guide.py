@@ -3,7 +3,6 @@
 import ast
 import os
 import re
-import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ import pytest
 
 from secure_apfed.alignment import canonical_ids, intersection
 from secure_apfed.settings.alignment import AlignmentSettings
+from tests.free_port import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCKS = re.findall(
@@ -23,9 +23,9 @@ BLOCKS = re.findall(
 )
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
+@pytest.mark.parametrize("block", [0, 2, 4])  # in one process, IDs in files, dealing ahead
+def test_an_example_of_one_process_runs(block: int) -> None:
+    exec(compile(BLOCKS[block], "page", "exec"), {"__name__": "page"})
 
 
 def start(script: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -34,10 +34,6 @@ def start(script: Path, *arguments: str) -> subprocess.Popen[str]:
         command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         env={"PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
-
-
-def test_the_example_in_one_process() -> None:
-    subprocess.run([sys.executable, "-c", BLOCKS[0]], cwd=ROOT, check=True, timeout=60)
 
 
 def test_the_example_across_two_processes(tmp_path: Path) -> None:
@@ -71,10 +67,7 @@ def test_the_example_with_links_that_resume(tmp_path: Path) -> None:
     bank = protocol.hub("bank", ["shop"], ids["bank"])
     shop = protocol.member("shop", "bank", ids["shop"])
     with Listener(("localhost", 0)) as listener:
-        jobs = [
-            (bank, "shop", listener.accept),
-            (shop, "bank", lambda: Client(listener.address)),
-        ]
+        jobs = [(bank, "shop", listener.accept), (shop, "bank", lambda: Client(listener.address))]
         threads = [threading.Thread(target=example.align_over, args=job) for job in jobs]
         for thread in threads:
             thread.start()
@@ -85,17 +78,3 @@ def test_the_example_with_links_that_resume(tmp_path: Path) -> None:
     ]
     assert found[0] == found[1]
     assert sorted(found[0]) == ["bob", "eve"]
-
-
-def test_the_example_of_ids_in_files() -> None:
-    subprocess.run([sys.executable, "-c", BLOCKS[2]], cwd=ROOT, check=True, timeout=60)
-
-
-def test_the_example_of_dealing_ahead() -> None:
-    subprocess.run([sys.executable, "-c", BLOCKS[4]], cwd=ROOT, check=True, timeout=60)
-
-
-@pytest.mark.parametrize("block", range(len(BLOCKS)))
-def test_the_examples_are_short(block: int) -> None:
-    lines = [line for line in BLOCKS[block].splitlines() if line.strip()]
-    assert len(lines) <= 20

@@ -16,13 +16,12 @@ from apfed_protocols.psi import SET_INTERSECTIONS
 from secure_apfed.alignment import intersection
 from secure_apfed.alignment import records as alignment_history
 from secure_apfed.alignment.records import AlignmentHistory
-from secure_apfed.config import Config
 from secure_apfed.config.file import load_config
 from secure_apfed.errors import CheckpointError, DataError
 from secure_apfed.planning.forecast import forecast
-from secure_apfed.runs.outcome import Progress
 from secure_apfed.runs.run import run
 from secure_apfed.settings.alignment import AlignmentSettings
+from tests.secure_apfed.small_runs import interrupted, small_config
 from tests.with_crypten import usable
 
 
@@ -44,14 +43,14 @@ def test_each_peer_has_its_own_count_and_it_outlives_the_process(tmp_path: Path)
     with pytest.raises(DataError, match=r"post aligned 2 time"):
         again.admit(session="4", peers=["post"])
     assert len(path.read_text().splitlines()) == 3
-
-
-def test_a_session_is_used_once(tmp_path: Path) -> None:
-    history = AlignmentHistory(tmp_path / "history", runs_with_a_peer=9)
-    history.admit(session="1", peers=["shop"])
-    for known in (history, AlignmentHistory(tmp_path / "history", runs_with_a_peer=9)):
+    for known in (history, again):
         with pytest.raises(DataError, match="session '1' was used before"):
-            known.admit(session="1", peers=["post"])
+            known.admit(session="1", peers=["pub"])
+    with pytest.raises(DataError, match="at least 1, got 0"):
+        AlignmentHistory(path, runs_with_a_peer=0)
+    for given in ({"history": "folder"}, {"runs_with_a_peer": 3}):
+        with pytest.raises(ValidationError, match="go together: give both, or neither"):
+            AlignmentSettings.model_validate(given)
 
 
 def test_processes_of_one_party_at_once_share_one_count(tmp_path: Path) -> None:
@@ -88,10 +87,10 @@ def test_a_process_that_holds_the_file_is_an_error_in_time(
         history.admit(session="1", peers=["shop"])
 
 
-@pytest.mark.parametrize("party", ["../shop", "a/b", "", "nul\0"])
-def test_a_name_that_is_no_file_is_refused(party: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="cannot name the file of a history: expected a name"):
-        AlignmentHistory.of_party(tmp_path, party, runs_with_a_peer=1)
+def test_a_name_that_is_no_file_is_refused(tmp_path: Path) -> None:
+    for party in ("../shop", "a/b", "", "nul\0"):
+        with pytest.raises(DataError, match="cannot name the file of a history: expected a name"):
+            AlignmentHistory.of_party(tmp_path, party, runs_with_a_peer=1)
 
 
 # In an alignment
@@ -144,12 +143,6 @@ def test_ids_that_are_refused_do_not_count(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("given", [{"history": "folder"}, {"runs_with_a_peer": 3}])
-def test_folder_and_limit_go_together(given: dict[str, object]) -> None:
-    with pytest.raises(ValidationError, match="go together: give both, or neither"):
-        AlignmentSettings.model_validate(given)
-
-
 def test_a_history_is_no_part_of_the_contract(tmp_path: Path) -> None:
     kept, none = settings_of(tmp_path), AlignmentSettings()
     assert kept.terms() == none.terms()
@@ -159,54 +152,32 @@ def test_a_history_is_no_part_of_the_contract(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
-@pytest.mark.parametrize("mode", ["all", "pairwise"])
-def test_runs_count_but_neither_resumed_ones_nor_forecasts(mode: str, tmp_path: Path) -> None:
+def test_runs_count_but_neither_resumed_ones_nor_forecasts(tmp_path: Path) -> None:
     histories = tmp_path / "histories"
-    config = Config.model_validate(
-        {
-            "name": "history",
-            "method": "apfed_c",
-            "data": {"dataset": "breast_cancer"},
-            "model": {"hidden": [8], "representation": 4, "projection": 4},
-            "train": {"epochs": 2, "batch_size": 64, "device": "cpu"},
-            "guard": {"mechanism": "none"},
-            "secure_sum": {"scheme": "plain", "masks": "pairwise", "allow_single_passive": True},
-            "alignment": {"mode": mode, "history": str(histories), "runs_with_a_peer": 1},
-        }
+    config = small_config(
+        secure_sum={"scheme": "plain", "masks": "pairwise", "allow_single_passive": True},
+        alignment={"mode": "pairwise", "history": str(histories), "runs_with_a_peer": 1},
     )
     forecast(config)
     assert not histories.exists()
-
-    def stop(progress: Progress) -> None:
-        if progress.epoch == 1:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(config, tmp_path / "first", on_progress=stop)
+    interrupted(config, tmp_path / "first", at_step=9)
     run(config, tmp_path / "first", resume=True)
     lines = {path.stem: len(path.read_text().splitlines()) for path in histories.glob("*.jsonl")}
-    passives = len(lines) - 1
-    assert lines.pop("active") == (passives if mode == "pairwise" else 1)
-    assert set(lines.values()) == {1}
+    assert lines == {"active": 2, "passive-1": 1, "passive-2": 1}  # pair by pair
     with pytest.raises(DataError, match="and the limit is 1; a peer that aligns again"):
         run(config, tmp_path / "second")
     assert load_config(tmp_path / "first" / "config.yaml") == config
 
 
-def test_a_limit_below_one_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="at least 1, got 0"):
-        AlignmentHistory(tmp_path / "history", runs_with_a_peer=0)
-
-
-@pytest.mark.parametrize(
-    "line", ["", "{", "[]", "{}", '{"session": 1, "peers": []}', '{"session": "1", "peers": "a"}']
-)
-def test_a_damaged_file_is_no_fresh_start(line: str, tmp_path: Path) -> None:
+def test_a_damaged_file_is_no_fresh_start(tmp_path: Path) -> None:
     path = tmp_path / "history"
     AlignmentHistory(path, runs_with_a_peer=1).admit(session="1", peers=["shop"])
-    path.write_text(path.read_text() + line + "\n")
-    with pytest.raises(CheckpointError, match="line 2, is no run of an alignment; restore"):
-        AlignmentHistory(path, runs_with_a_peer=1)
+    whole = path.read_text()
+    other = ('{"session": 1, "peers": []}', '{"session": "1", "peers": "a"}')
+    for line in ("", "{", "[]", "{}", *other):
+        path.write_text(f"{whole}{line}\n")
+        with pytest.raises(CheckpointError, match="line 2, is no run of an alignment; restore"):
+            AlignmentHistory(path, runs_with_a_peer=1)
 
 
 @pytest.mark.parametrize("room", [0, 10])

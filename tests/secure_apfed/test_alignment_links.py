@@ -62,18 +62,13 @@ def align(parties: dict[str, Conversation], world: InMemory) -> None:
 
 
 @BACKENDS
-@pytest.mark.parametrize("number", [0, 1, 2, 3])
-@pytest.mark.parametrize("at", [0.0, 0.3, 0.6, 1.0])
-def test_a_flipped_bit_anywhere_stops_the_alignment(protocol: str, number: int, at: float) -> None:
-    parties, flipping = roles(protocol), sound()
-    flipping.left, flipping.at = number, at
-    with pytest.raises(RemoteProtocolError):
-        align(parties, flipping)
-    assert not all(party.finished for party in parties.values())
-
-
-@BACKENDS
-def test_without_a_flip_the_same_alignment_succeeds(protocol: str) -> None:
+def test_a_flipped_bit_anywhere_stops_the_alignment(protocol: str) -> None:
+    for number, at in ((0, 0.0), (1, 1.0), (2, 0.3), (3, 0.6)):
+        parties, flipping = roles(protocol), sound()
+        flipping.left, flipping.at = number, at
+        with pytest.raises(RemoteProtocolError):
+            align(parties, flipping)
+        assert not all(party.finished for party in parties.values())
     parties = roles(protocol)
     align(parties, sound())
     assert all(party.finished for party in parties.values())
@@ -118,23 +113,14 @@ class Dying:
         return self.role.finished
 
 
-@pytest.mark.parametrize(
-    ("protocol", "name", "after"),
-    [
-        (key, name, after)
-        for key in usable(SET_INTERSECTIONS)
-        for name in roles(key)
-        for after in (-1, 0, 1)
-        if (key, name, after) != ("vole", "dealer", 1)  # whose work is one message
-    ],
-)
-def test_a_party_that_falls_silent_is_noticed_by_one_that_waits_for_it(
-    protocol: str, name: str, after: int
-) -> None:
-    parties = roles(protocol)
-    parties[name] = Dying(parties[name], after)
-    with pytest.raises(PartyLeftError, match=r"expected alignment .* from .*; nothing came"):
-        align(parties, sound())
+@BACKENDS
+def test_a_party_that_falls_silent_is_noticed_by_one_that_waits_for_it(protocol: str) -> None:
+    for name in roles(protocol):
+        for after in (-1, 0) if (protocol, name) == ("vole", "dealer") else (-1, 1):
+            parties = roles(protocol)
+            parties[name] = Dying(parties[name], after)
+            with pytest.raises(PartyLeftError, match=r"expected alignment .* from .*; nothing"):
+                align(parties, sound())
 
 
 @BACKENDS

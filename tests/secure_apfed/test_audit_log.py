@@ -95,41 +95,33 @@ def test_a_whole_log_adds_up(pair: Pair) -> None:
         verify_log(pair.paths["ann"], identity="00" * 32)
 
 
-def flipped(lines: list[bytes]) -> list[bytes]:
-    lines[2] = lines[2].replace(b'"step":1', b'"step":4')
-    return lines
-
-
-def chain_flipped(lines: list[bytes]) -> list[bytes]:
-    lines[2] = lines[2].replace(lines[2][10:12], b"zz", 1)
-    return lines
-
-
 ALTERED: dict[str, tuple[Callable[[list[bytes]], list[bytes]], int]] = {
-    "a flipped byte": (flipped, 3),
-    "a flipped byte of the chain": (chain_flipped, 3),
+    "a flipped byte": (
+        lambda lines: [*lines[:2], lines[2].replace(b'"step":1', b'"step":4'), *lines[3:]], 3
+    ),
+    "a flipped byte of the chain": (
+        lambda lines: [*lines[:2], lines[2].replace(lines[2][10:12], b"zz", 1), *lines[3:]], 3
+    ),
     "a removed line": (lambda lines: [*lines[:2], *lines[3:]], 3),
     "the first removed": (lambda lines: lines[1:], 1),
     "swapped lines": (lambda lines: [*lines[:2], lines[3], lines[2], *lines[4:]], 3),
     "a doubled line": (lambda lines: [*lines[:3], *lines[2:]], 4),
     "an empty line": (lambda lines: [*lines[:3], b"", *lines[3:]], 4),
     "the last flipped": (lambda lines: [*lines[:-1], lines[-1].replace(b'":"', b'":"0')], 6),
-}
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("alter", [one for one, _ in ALTERED.values()], ids=list(ALTERED))
-def test_an_alteration_is_found_where_it_is(
-    alter: Callable[[list[bytes]], list[bytes]], pair: Pair
-) -> None:
-    line = next(number for one, number in ALTERED.values() if one is alter)
+def test_an_alteration_is_found_where_it_is(pair: Pair) -> None:
     pair.send("ann", 0, 1, 2, 3)
     pair.close()
     path = pair.paths["ann"]
-    path.write_bytes(b"\n".join(alter(path.read_bytes().splitlines())) + b"\n")
-    with pytest.raises(CheckpointError, match=f"line {line} is not chained"):
-        verify_log(path)
-    with pytest.raises(CheckpointError, match=f"line {line} is not chained"):
-        pair.begin()
+    whole = path.read_bytes().splitlines()
+    for alter, line in ALTERED.values():
+        path.write_bytes(b"\n".join(alter([*whole])) + b"\n")
+        with pytest.raises(CheckpointError, match=f"line {line} is not chained"):
+            verify_log(path)
+        with pytest.raises(CheckpointError, match=f"line {line} is not chained"):
+            pair.begin()
 
 
 def test_a_log_written_anew_does_not_keep_its_signature(pair: Pair) -> None:
@@ -158,7 +150,7 @@ def test_a_shortened_log_is_no_longer_signed(pair: Pair) -> None:
         verify_log(path, identity=pair.identities["ann"].public.hex())
 
 
-@pytest.mark.parametrize("keep", [1, 9, 60, 100, -2])
+@pytest.mark.parametrize("keep", [1, 60, -2])
 def test_a_torn_last_line_is_told_and_cut_and_the_cut_is_logged(keep: int, pair: Pair) -> None:
     pair.send("ann", 0, 1)  # and nobody signs: the process is killed
     path = pair.paths["ann"]
@@ -211,14 +203,6 @@ def test_a_log_is_of_one_party_and_no_link(pair: Pair, tmp_path: Path) -> None:
         AuditLog(link, "ann", pair.identities["ann"], {}, FakeMeter())
 
 
-def test_a_log_that_vanishes_stops_the_party_at_its_checkpoint(pair: Pair) -> None:
-    pair.send("ann", 0)
-    pair.logs["ann"].sync()
-    pair.paths["ann"].unlink()
-    with pytest.raises(CheckpointError, match="was removed"):
-        pair.logs["ann"].sync()
-
-
 def test_two_logs_of_one_link_are_equal_over_sessions(pair: Pair) -> None:
     pair.send("ann", 0, 1)
     pair.send("ann", 2, 3, arrive=False)  # the session ended before they arrived
@@ -233,16 +217,17 @@ def test_two_logs_of_one_link_are_equal_over_sessions(pair: Pair) -> None:
     assert there.equal_size == sum(
         one["size"] for one in lines_of(pair.paths["bob"]) if one["event"] == "received"
     )
-
-
-def test_a_session_of_which_nothing_arrived_is_no_parting(pair: Pair) -> None:
-    pair.send("ann", 0, 1, arrive=False)
+    pair.begin()
+    pair.send("ann", 4, arrive=False)  # of this session nothing arrives
     pair.close()
     pair.begin()
-    pair.send("ann", 0)
-    pair.close()
+    pair.send("ann", 4)
+    pair.logs["ann"].sync()
     there, _ = compare_logs(pair.paths["ann"], pair.paths["bob"]).directions
-    assert (there.equal, there.unreceived, there.parting) == (1, 2, None)
+    assert (there.equal, there.unreceived, there.parting) == (5, 3, None)
+    pair.paths["ann"].unlink()
+    with pytest.raises(CheckpointError, match="was removed"):
+        pair.logs["ann"].sync()
 
 
 def test_an_altered_frame_shows_in_both_logs(pair: Pair) -> None:
@@ -315,16 +300,15 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_log_is_a_short_error(name: str, tmp_path: Path) -> None:
-    content, told = HOSTILE[name]
+def test_a_hostile_log_is_a_short_error(tmp_path: Path) -> None:
     path = tmp_path / "audit.log"
-    path.write_bytes(content)
-    with pytest.raises(CheckpointError, match=told) as caught:
-        verify_log(path)
-    assert str(path) in str(caught.value)
-    assert len(str(caught.value)) < 800
-    assert str(caught.value).isprintable()
+    for content, told in HOSTILE.values():
+        path.write_bytes(content)
+        with pytest.raises(CheckpointError, match=told) as caught:
+            verify_log(path)
+        assert str(path) in str(caught.value)
+        assert len(str(caught.value)) < 800
+        assert str(caught.value).isprintable()
 
 
 def test_a_huge_log_takes_no_more_memory_than_a_line(tmp_path: Path) -> None:

@@ -171,23 +171,25 @@ def test_parties_that_do_not_come_are_not_waited_for(
     assert capfd.readouterr().out == ""
 
 
+def refused(says: str, rank: int, size: int, **how: Any) -> None:
+    with (
+        pytest.raises(LocalProtocolError, match=says),
+        crypten_world(rank, size, **{"port": free_port(), **how}),
+    ):
+        pass
+
+
 def test_providers_of_crypten_are_refused() -> None:
     from apfed_protocols.crypten import load_crypten
 
     provider = load_crypten().mpc.provider
     for unsafe in (provider.TrustedFirstParty(), provider.TrustedThirdParty(), object()):
-        with (
-            pytest.raises(LocalProtocolError, match="or say insecure_development"),
-            crypten_world(0, 1, port=free_port(), provider=unsafe),
-        ):
-            pass
+        refused("or say insecure_development", 0, 1, provider=unsafe)
+    how: Any = {"provider": provider.TrustedFirstParty(), "insecure_development": True}
     with (
         pytest.warns(UnsafeChoiceWarning, match="for development only"),
-        crypten_world(
-            0, 1, port=free_port(),
-            provider=provider.TrustedFirstParty(), insecure_development=True,
-        ),
-    ):  # fmt: skip
+        crypten_world(0, 1, port=free_port(), **how),
+    ):
         pass
 
 
@@ -231,11 +233,7 @@ def test_plaintext_for_one_party_is_gathered_not_reduced() -> None:
 def test_worlds_follow_one_another_but_do_not_overlap() -> None:
     for _ in range(2):
         with crypten_world(0, 1, port=free_port()) as world:
-            with (
-                pytest.raises(LocalProtocolError, match="close that world first"),
-                crypten_world(0, 1, port=free_port()),
-            ):
-                pass
+            refused("close that world first", 0, 1)
             world.barrier()
         with pytest.raises(LocalProtocolError, match="this CrypTen world is closed"):
             world.barrier()
@@ -276,24 +274,12 @@ def test_only_the_loopback_listens() -> None:
 
 
 def test_a_port_in_use_and_bad_ranks_are_named() -> None:
-    with (
-        socket.create_server(("127.0.0.1", 0)) as taken,
-        pytest.raises(LocalProtocolError, match=r"cannot listen .* choose another port"),
-        crypten_world(0, 1, port=taken.getsockname()[1]),
-    ):
-        pass
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        refused(r"cannot listen .* choose another port", 0, 1, port=taken.getsockname()[1])
     for rank, size, timeout_s in (
         (2, 2, 1.0), (-1, 2, 1.0), (0, 1, 0.0),
         (0, 1, math.nan), (0, 1, math.inf), (1, 2, 1e12),
     ):  # fmt: skip
-        with (
-            pytest.raises(LocalProtocolError, match="ranks 0 to size - 1"),
-            crypten_world(rank, size, port=free_port(), timeout_s=timeout_s),
-        ):
-            pass
+        refused("ranks 0 to size - 1", rank, size, timeout_s=timeout_s)
     for port in (-1, 0, 2**16):
-        with (
-            pytest.raises(LocalProtocolError, match="a port from 1 to 65535"),
-            crypten_world(0, 1, port=port, timeout_s=1),
-        ):
-            pass
+        refused("a port from 1 to 65535", 0, 1, port=port, timeout_s=1)

@@ -42,31 +42,25 @@ def one(dtype: str, shape: list[int], size: int) -> bytes:
     return handmade({"z": entry}, bytes(size))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (2, 3, 4, 5)], ids=str)
-def test_tensors_and_metadata_come_back(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    sent = (torch.randn(shape, generator=torch.Generator().manual_seed(1)) * 10).to(dtype)
-    meta = {"learn": True, "list": [1, "two", b"three", None], "inner": {"x": 0.5}}
-    tensors, got = unpack(pack({"t": sent}, meta), {"t": TensorSpec(dtype, shape)}, sender="p")
-    assert got == meta
-    assert tensors["t"].dtype == dtype
-    assert torch.equal(tensors["t"], sent)
+def test_tensors_and_metadata_come_back(shape: tuple[int, ...]) -> None:
+    for dtype in DTYPES:
+        sent = (torch.randn(shape, generator=torch.Generator().manual_seed(1)) * 10).to(dtype)
+        meta = {"learn": True, "list": [1, "two", b"three", None], "inner": {"x": 0.5}}
+        tensors, got = unpack(pack({"t": sent}, meta), {"t": TensorSpec(dtype, shape)}, sender="p")
+        assert got == meta
+        assert tensors["t"].dtype == dtype
+        assert torch.equal(tensors["t"], sent)
 
 
-@pytest.mark.parametrize(
-    "odd",
-    [
-        torch.arange(12.0).reshape(3, 4).T,
-        torch.arange(12.0).reshape(3, 4)[:, ::2],
-        torch.ones(1, 3).expand(4, 3),
-        torch.ones(4, 3, requires_grad=True) * 2,
-    ],
-    ids=["transposed", "strided", "expanded", "with a graph"],
-)
-def test_tensors_in_any_layout_come_back_plain(odd: Tensor) -> None:
-    got, _ = unpack(pack({"t": odd}), {"t": TensorSpec(odd.dtype, tuple(odd.shape))}, sender="p")
-    assert torch.equal(got["t"], odd)
-    assert not got["t"].requires_grad
+def test_tensors_in_any_layout_come_back_plain() -> None:
+    whole = torch.arange(12.0).reshape(3, 4)
+    graph = torch.ones(4, 3, requires_grad=True) * 2
+    for odd in (whole.T, whole[:, ::2], torch.ones(1, 3).expand(4, 3), graph):
+        spec = TensorSpec(odd.dtype, tuple(odd.shape))
+        got, _ = unpack(pack({"t": odd}), {"t": spec}, sender="p")
+        assert torch.equal(got["t"], odd)
+        assert not got["t"].requires_grad
 
 
 def test_special_numbers_keep_their_bits() -> None:
@@ -79,10 +73,6 @@ def test_equal_content_has_equal_bytes_in_any_order() -> None:
     tensors = batch()
     backwards = dict(reversed(tensors.items()))
     assert pack(tensors, {"a": 1}) == pack(backwards, {"a": 1})
-
-
-def test_without_tensors() -> None:
-    assert unpack(pack({}, {"a": 1}), {}, sender="p") == ({}, {"a": 1})
 
 
 @pytest.mark.parametrize(
@@ -106,60 +96,52 @@ def test_other_tensors_are_refused_by_name(change: dict[str, Tensor | None], mes
         unpack(pack(tensors), EXPECTED, sender="passive")
 
 
-@pytest.mark.parametrize(
-    "meta",
-    [
-        msgpack.packb([1, 2]), msgpack.packb(None), msgpack.packb(7), msgpack.packb("x"),
-        b"", b"\xc1", b"\x81", msgpack.packb({1: 2}), msgpack.packb({"a": 1}) + b"\x00",
-        b"\xdf\xff\xff\xff\xff", b"\x91" * 3000, b"\x81\xa1x" * 3000,
-    ],
-)  # fmt: skip
-def test_metadata_that_is_no_mapping_is_refused(meta: bytes) -> None:
+NO_MAPPINGS = [
+    msgpack.packb([1, 2]), msgpack.packb(None), msgpack.packb(7), msgpack.packb("x"),
+    b"", b"\xc1", b"\x81", msgpack.packb({1: 2}), msgpack.packb({"a": 1}) + b"\x00",
+    b"\xdf\xff\xff\xff\xff", b"\x91" * 3000, b"\x81\xa1x" * 3000,
+    msgpack.packb({"a": "x" * 66000}),
+]  # fmt: skip
+
+
+def test_metadata_that_is_no_mapping_or_too_long_is_refused() -> None:
     body = pack({})[5:]
-    assert unpack(framed(msgpack.packb({}), body), {}, sender="passive") == ({}, {})
-    with pytest.raises(RemoteProtocolError, match=UNPARSABLE):
-        unpack(framed(meta, body), {}, sender="passive")
+    for meta in ({}, {"a": 1}, {"a": "x" * 65000}):
+        assert unpack(framed(msgpack.packb(meta), body), {}, sender="passive") == ({}, meta)
+    for packed in NO_MAPPINGS:
+        with pytest.raises(RemoteProtocolError, match=UNPARSABLE):
+            unpack(framed(packed, body), {}, sender="passive")
 
 
-def test_metadata_has_a_limit() -> None:
-    unpack(pack({}, {"a": "x" * 65000}), {}, sender="passive")
-    with pytest.raises(RemoteProtocolError, match=UNPARSABLE):
-        unpack(pack({}, {"a": "x" * 66000}), {}, sender="passive")
-
-
-@pytest.mark.parametrize(
-    "payload",
-    [
-        b"", b"\x00", b"\x00\x00\x00\x00", b"\xff\xff\xff\xff", b"\xff\xff\xff\xff" + bytes(100),
-        framed(msgpack.packb({}), b""),
-        framed(msgpack.packb({}), b"\xff" * 8),
-        framed(msgpack.packb({}), (2**62).to_bytes(8, "little") + b"{}"),
-        framed(msgpack.packb({}), (10**8).to_bytes(8, "little") + b"{}"),
-        handmade(b"[" * 5000), handmade(b"{" * 100), handmade(b"null"), handmade(b"[]"),
-        handmade({"z": 5}), handmade({"z": {"dtype": "F32"}}), handmade(b"{}", b"left over"),
-        one("F32", [2**40, 2**40], 4), one("F32", [2**61], 4), one("F32", [3], 8),
-        one("F32", [0, 2**63], 0), one("F32", [0, 2**62, 2**62], 0), one("F32", [-1], 0),
-        one("F4", [2], 1), one("F8_E8M0", [1], 1), one("F6_E2M3", [4], 3), one("X", [1], 1),
-        handmade({"z": {"dtype": "F32", "shape": [1], "data_offsets": [0, 2**62]}}, bytes(4)),
-        handmade({"z": {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}}, bytes(4)),
-        handmade({"z": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}, bytes(8)),
-        handmade(
-            {name: {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]} for name in "yz"},
-            bytes(4),
-        ),
-    ],
-)  # fmt: skip
-def test_bytes_that_are_no_payload_are_refused(payload: bytes) -> None:
-    with pytest.raises(RemoteProtocolError, match=UNPARSABLE):
-        unpack(payload, {"z": TensorSpec(torch.float32, (None,))}, sender="passive")
+NO_PAYLOADS = [
+    b"", b"\x00", b"\x00\x00\x00\x00", b"\xff\xff\xff\xff", b"\xff\xff\xff\xff" + bytes(100),
+    framed(msgpack.packb({}), b""),
+    framed(msgpack.packb({}), b"\xff" * 8),
+    framed(msgpack.packb({}), (2**62).to_bytes(8, "little") + b"{}"),
+    framed(msgpack.packb({}), (10**8).to_bytes(8, "little") + b"{}"),
+    handmade(b"[" * 5000), handmade(b"{" * 100), handmade(b"null"), handmade(b"[]"),
+    handmade({"z": 5}), handmade({"z": {"dtype": "F32"}}), handmade(b"{}", b"left over"),
+    one("F32", [2**40, 2**40], 4), one("F32", [2**61], 4), one("F32", [3], 8),
+    one("F32", [0, 2**63], 0), one("F32", [0, 2**62, 2**62], 0), one("F32", [-1], 0),
+    one("F4", [2], 1), one("F8_E8M0", [1], 1), one("F6_E2M3", [4], 3), one("X", [1], 1),
+    handmade({"z": {"dtype": "F32", "shape": [1], "data_offsets": [0, 2**62]}}, bytes(4)),
+    handmade({"z": {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}}, bytes(4)),
+    handmade({"z": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}, bytes(8)),
+    handmade(
+        {name: {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]} for name in "yz"},
+        bytes(4),
+    ),
+]  # fmt: skip
+UNUSUAL = [one("C64", [1], 8), one("U16", [1], 2), one("F8_E5M2", [1], 1)]
 
 
 @pytest.mark.parametrize(
-    "payload", [one("C64", [1], 8), one("U16", [1], 2), one("F8_E5M2", [1], 1)]
+    ("payloads", "says"), [(NO_PAYLOADS, UNPARSABLE), (UNUSUAL, "sent 'z' as")]
 )
-def test_unusual_dtypes_are_refused(payload: bytes) -> None:
-    with pytest.raises(RemoteProtocolError, match="sent 'z' as"):
-        unpack(payload, {"z": TensorSpec(torch.float32, (None,))}, sender="passive")
+def test_bytes_that_are_no_payload_are_refused(payloads: list[bytes], says: str) -> None:
+    for payload in payloads:
+        with pytest.raises(RemoteProtocolError, match=says):
+            unpack(payload, {"z": TensorSpec(torch.float32, (None,))}, sender="passive")
 
 
 def test_every_truncation_is_refused() -> None:
@@ -179,20 +161,6 @@ def opens_or_is_refused(payload: bytes) -> None:
     assert ROWS.fits(tensors["rows"])
     assert Z.fits(tensors["z"])
     assert isinstance(meta, dict)
-
-
-PAYLOAD = pack(batch(), {"learn": True})
-
-
-@settings(max_examples=300)
-@given(at=st.integers(0, len(PAYLOAD) - 1), new=st.binary(max_size=3), cut=st.integers(0, 3))
-def test_mutated_payloads_open_or_are_refused(at: int, new: bytes, cut: int) -> None:
-    opens_or_is_refused(PAYLOAD[:at] + new + PAYLOAD[at + cut :])
-
-
-@given(payload=st.binary(max_size=200))
-def test_any_bytes_open_or_are_refused(payload: bytes) -> None:
-    opens_or_is_refused(payload)
 
 
 sizes = st.lists(st.sampled_from([0, 1, 2, 3, 2**31, 2**62, 2**63 - 1, 2**64 - 1]), max_size=4)

@@ -16,6 +16,7 @@ import torch
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.seal import fresh_run_key
 from secure_apfed.exchange import InMemory, Kind, TensorSpec, pack, unpack
+from tests.contracts.hostile import mutated
 
 chance = random.Random(11)
 expected = {"rows": TensorSpec(torch.int64, (None,)), "z": TensorSpec(torch.float32, (None, 8))}
@@ -26,23 +27,6 @@ frames = []
 network.links["active"]._post = lambda receiver, frame: frames.append(frame)
 network.links["active"].send("p1", Kind.REPRESENTATIONS, 0, payload)
 (frame,) = frames
-
-
-def mutated(data: bytes) -> bytes:
-    bad = bytearray(data)
-    for _ in range(chance.randint(1, 4)):
-        at = chance.randrange(len(bad))
-        change = chance.randrange(4)
-        if change == 0:
-            bad[at] ^= 1 << chance.randrange(8)
-        elif change == 1:
-            bad[at : at + chance.randint(1, 9)] = b""
-        elif change == 2:
-            bad[at:at] = chance.randbytes(chance.randint(1, 9))
-        else:
-            bad[at] = ord(chance.choice('0129[]{}",:-eF'))
-        bad = bad or bytearray(1)
-    return bytes(bad)
 
 
 def payload_refused(data: bytes) -> bool:
@@ -65,8 +49,8 @@ def frame_refused(data: bytes) -> bool:
 
 
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-refused = sum(payload_refused(mutated(payload)) for _ in range(10_000))
-bad_frames = [bad for bad in (mutated(frame) for _ in range(10_000)) if bad != frame]
+refused = sum(payload_refused(mutated(chance, payload)) for _ in range(4_000))
+bad_frames = [bad for bad in (mutated(chance, frame) for _ in range(4_000)) if bad != frame]
 refused_frames = sum(frame_refused(bad) for bad in bad_frames)
 grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
 assert not payload_refused(payload)
@@ -81,6 +65,6 @@ def test_mutated_bytes_crash_nothing_and_hold_no_memory() -> None:
     )
     assert done.returncode == 0, done.stderr
     refused, frames_let_through, grown_mib = map(int, done.stdout.split())
-    assert refused > 5000  # a changed number or key of the metadata may still be a payload
+    assert refused > 2000  # a changed number or key of the metadata may still be a payload
     assert frames_let_through == 0
     assert grown_mib < 100

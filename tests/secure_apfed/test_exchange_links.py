@@ -1,7 +1,7 @@
 """A party's links: sealed, in order, one session, and nothing but what its role waits for."""
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -78,12 +78,6 @@ def test_envelopes_arrive_as_they_were_sent() -> None:
     assert (sent.sender, sent.receiver, sent.payload) == ("active", "passive", b"body")
 
 
-def test_the_body_is_not_readable_on_the_wire() -> None:
-    wire = Wire.of_three()
-    wire.send(b"in the clear")
-    assert b"in the clear" not in wire.frames[0]
-
-
 def test_every_link_numbers_its_messages_apart_and_wastes_no_number() -> None:
     wire = Wire.of_three()
     for to in ("passive", "other", "passive"):
@@ -117,21 +111,12 @@ def test_nobody_waits_for_a_party_without_a_link() -> None:
         begun(Wire.of_three().links["passive"].receive(("active", "ghost"), Kind.SUM))
 
 
-@pytest.mark.parametrize("expected", [{"kind": Kind.GRADIENTS}, {"step": 1}, {"step": -1}])
+@pytest.mark.parametrize("expected", [{"kind": Kind.GRADIENTS}, {"step": 1}])
 def test_another_kind_or_step_is_refused(expected: dict[str, Any]) -> None:
     wire = Wire.of_three()
     wire.send()
     with pytest.raises(RemoteProtocolError, match=r"expected .* from active, got sum of step 0 fr"):
         wire.receive(**expected)
-
-
-def test_any_step_and_one_of_several_kinds_may_be_waited_for() -> None:
-    wire = Wire.of_three()
-    for kind, step in ((Kind.CHECKPOINT, 7), (Kind.END, 9)):
-        wire.links["active"].send("passive", kind, step)
-        waiting = wire.links["passive"].receive("active", Kind.CHECKPOINT, Kind.END)
-        got = given(waiting, ("active", wire.frames.popleft()))
-        assert (got.kind, got.step, got.payload) == (kind, step, b"")
 
 
 def test_a_replayed_frame_is_refused() -> None:
@@ -141,16 +126,6 @@ def test_a_replayed_frame_is_refused() -> None:
     wire.receive()
     with pytest.raises(RemoteProtocolError, match="expected message 1 of active, got 0"):
         wire.receive()
-
-
-def test_reordered_frames_are_refused() -> None:
-    wire = Wire.of_three()
-    wire.send(b"1")
-    wire.send(b"2")
-    wire.frames.reverse()
-    with pytest.raises(RemoteProtocolError, match="expected message 0 of active, got 1"):
-        wire.receive()
-    assert wire.receive().payload == b"1"
 
 
 def test_a_frame_of_another_link_is_refused() -> None:
@@ -166,55 +141,34 @@ def test_a_frame_of_another_link_is_refused() -> None:
             given(waiting, (claimed, wire.frames[0]))
 
 
-def rewritten(frame: bytes, change: Callable[[Envelope], Envelope]) -> bytes:
+def read(frame: bytes) -> Envelope:
+    return Envelope.parse_header(frame[2 : 2 + int.from_bytes(frame[:2], "big")])
+
+
+def behind(header: bytes, frame: bytes) -> bytes:
     """The same seal behind another header."""
-    length = int.from_bytes(frame[:2], "big")
-    header = change(Envelope.parse_header(frame[2 : 2 + length])).header
-    return len(header).to_bytes(2, "big") + header + frame[2 + length :]
+    return len(header).to_bytes(2, "big") + header + frame[2 + int.from_bytes(frame[:2], "big") :]
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"session": "t"}, "in session 't'"),
-        ({"sender": "other"}, "claims to be from 'other'"),
-        ({"receiver": "other"}, "claims to be from 'active' to 'other'"),
-        ({"step": 1}, "does not authenticate"),
-        ({"kind": Kind.REQUEST}, "does not authenticate"),
-        ({"sequence": 1}, "expected message 0 of active, got 1"),
-    ],
-)
-def test_a_changed_header_is_refused(changes: dict[str, Any], message: str) -> None:
-    wire = Wire.of_three()
-    wire.send()
-    wire.frames[0] = rewritten(wire.frames[0], lambda envelope: replace(envelope, **changes))
-    expected = {key: value for key, value in changes.items() if key in ("step", "kind")}
-    with pytest.raises(RemoteProtocolError, match=message):
-        wire.receive(**expected)
+CHANGES: list[tuple[dict[str, Any], str]] = [
+    ({"session": "t"}, "in session 't'"),
+    ({"sender": "other"}, "claims to be from 'other'"),
+    ({"receiver": "other"}, "claims to be from 'active' to 'other'"),
+    ({"step": 1}, "does not authenticate"),
+    ({"kind": Kind.REQUEST}, "does not authenticate"),
+    ({"sequence": 1}, "expected message 0 of active, got 1"),
+]
 
 
-def test_any_flipped_bit_of_a_frame_is_refused() -> None:
-    wire = Wire.of_three()
-    wire.send()
-    frame = wire.frames.popleft()
-    for bit in range(8 * len(frame)):
-        bad = bytearray(frame)
-        bad[bit // 8] ^= 1 << bit % 8
-        wire.frames.append(bytes(bad))
-        with pytest.raises(RemoteProtocolError):
-            wire.receive()
-    wire.frames.append(frame)
-    assert wire.receive().payload == b"body"
-
-
-def test_any_truncated_frame_is_refused() -> None:
-    wire = Wire.of_three()
-    wire.send()
-    frame = wire.frames.popleft()
-    for length in range(len(frame)):
-        wire.frames.append(frame[:length])
-        with pytest.raises(RemoteProtocolError):
-            wire.receive()
+def test_a_changed_header_is_refused() -> None:
+    for changes, message in CHANGES:
+        wire = Wire.of_three()
+        wire.send()
+        changed = replace(read(wire.frames[0]), **changes)
+        wire.frames[0] = behind(changed.header, wire.frames[0])
+        expected = {key: value for key, value in changes.items() if key in ("step", "kind")}
+        with pytest.raises(RemoteProtocolError, match=message):
+            wire.receive(**expected)
 
 
 class Speaker:

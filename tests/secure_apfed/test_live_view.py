@@ -1,5 +1,6 @@
 """Where a party stands as its links and driver tell it, and how that is shown."""
 
+import contextlib
 import io
 import json
 from collections.abc import Collection
@@ -92,12 +93,8 @@ def stood(answers: list[tuple[float, Answer]], *asked: str) -> tuple[list[Status
                 name or ("bob", "cid"), Kind.CONTRIBUTION, least=1, patience=PATIENCE
             )
 
-    try:
+    with contextlib.suppress(PartyLeftError), keeper:
         drive(script(), transport, timeout_s=UNIT_S, observer=keeper)
-    except PartyLeftError:
-        keeper.end(failed=True)
-    else:
-        keeper.end(failed=False)
     return transport.seen, keeper.status()
 
 

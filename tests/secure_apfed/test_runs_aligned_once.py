@@ -30,6 +30,7 @@ def test_a_later_run_of_another_method_stands_in_the_same_order_and_counts_the_b
     with aligned_once(past):
         first = run(small_config("apfed_c", **SHORT), None)
         second = run(small_config("votes", **SHORT), None)
+        assert run(small_config("single_view", **SHORT), None).wire_bytes == 0
     assert torch.equal(rows_of(first), rows_of(second))
     assert alignment_bytes(first) == alignment_bytes(second) > 0
     assert len(past) == 1
@@ -73,10 +74,3 @@ def test_a_resumed_run_goes_on_in_its_own_order(tmp_path: Path) -> None:
         shared = run(small_config("votes", **SHORT), None)
         resumed = run(config, tmp_path / "run", resume=True)
     assert not torch.equal(rows_of(shared), rows_of(resumed))
-
-
-def test_who_aligns_nobody_sends_nothing_that_others_sent() -> None:
-    with aligned_once({}):
-        run(small_config("votes", **SHORT), None)
-        alone = run(small_config("single_view"), None)
-    assert alone.wire_bytes == 0

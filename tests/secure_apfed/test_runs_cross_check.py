@@ -29,8 +29,7 @@ def release(epsilon: float, releases: int) -> GaussianRelease:
     return GaussianRelease(noise_multiplier=calibrate_sigma(epsilon, DELTA, releases, clip=0.5))
 
 
-@pytest.mark.parametrize("releases", [1, 10])
-@pytest.mark.parametrize("epsilon", [0.5, 0.01, 0.0037, 0.001, 1e-6])
+@pytest.mark.parametrize(("epsilon", "releases"), [(0.5, 10), (0.01, 1), (0.0037, 1), (0.01, 10)])
 def test_prv_is_computed_where_its_grid_is_bounded(epsilon: float, releases: int) -> None:
     mechanism = release(epsilon, releases)
     if epsilon >= (0.01 if releases == 1 else 0.5):
@@ -66,6 +65,9 @@ def test_no_grid_is_begun_for_a_large_epsilon_either() -> None:
     for name in ("prv", "pld"):
         with pytest.raises(NoFigureError, match="its grid would"):
             ACCOUNTANTS[name].epsilon(release(1000.0, 10), releases=10, delta=DELTA)
+    nothing = GaussianRelease(noise_multiplier=1e9)
+    with pytest.raises(NoFigureError):
+        ACCOUNTANTS["prv"].epsilon(nothing, releases=1, delta=DELTA)
 
 
 def test_the_foreseen_grid_of_pld_is_that_of_its_library() -> None:
@@ -81,11 +83,6 @@ def test_the_foreseen_grid_of_pld_is_that_of_its_library() -> None:
         )
 
 
-def test_an_epsilon_that_rounds_to_nothing_has_no_grid() -> None:
-    with pytest.raises(NoFigureError):
-        ACCOUNTANTS["prv"].epsilon(GaussianRelease(noise_multiplier=1e9), releases=1, delta=DELTA)
-
-
 def test_what_is_left_out_stands_where_its_figure_would() -> None:
     mechanism = release(1e-6, 1)
     ledger = PrivacyLedger(mechanism, delta=DELTA, budget=None, rows=1, log=None)
@@ -96,7 +93,7 @@ def test_what_is_left_out_stands_where_its_figure_would() -> None:
     assert f"(bound {MAX_GRID_POINTS:,})" in str(told["prv"])
 
 
-@pytest.mark.parametrize("epsilon", [0.5, 0.0037, 1e-6])
+@pytest.mark.parametrize("epsilon", [0.5, 1e-6])
 def test_a_run_of_any_epsilon_is_finished(epsilon: float, tmp_path: Path) -> None:
     guard = {"mechanism": "gaussian", "epsilon": epsilon, "noise": "reproducible_insecure"}
     result = run(

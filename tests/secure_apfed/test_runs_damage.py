@@ -33,11 +33,8 @@ OF_ALL = {"config.yaml", "contract.json", "seeds.json", "versions.json", "metric
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A run of each kind of method; between them they write every file."""
-    made = {}
-    for method, more in (
-        ("tvfl", ""),
-        ("apfed_c", "secure_sum: {scheme: plain, masks: pairwise}\n"),
-    ):
+    made, masked = {}, "secure_sum: {scheme: plain, masks: pairwise}\n"
+    for method, more in (("tvfl", ""), ("apfed_c", masked)):
         made[method] = tmp_path_factory.mktemp("damage") / method
         text = CONFIG.replace("method: tvfl", f"method: {method}") + more
         run(load_config_text(text), made[method])

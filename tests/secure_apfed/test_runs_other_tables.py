@@ -51,44 +51,28 @@ def config_of(folder: Path, guard: dict[str, Any], **changes: Any) -> Config:
     return Config.model_validate(settings | changes)
 
 
-def reversed_rows(table: pd.DataFrame) -> pd.DataFrame:
-    return table[::-1]
+CHANGED: list[tuple[str, Callable[[pd.DataFrame], pd.DataFrame]]] = [
+    ("bank", lambda table: table[::-1]),
+    ("shop", lambda table: table[::-1]),
+    ("clinic", lambda table: pd.concat([table, table[:1].assign(id="somebody else")])),
+    ("shop", lambda table: table.assign(id=["somebody else", *table["id"][1:]])),
+    ("bank", lambda table: table.assign(label=1 - table["label"])),
+]
 
 
-def one_more_person(table: pd.DataFrame) -> pd.DataFrame:
-    return pd.concat([table, table[:1].assign(id="somebody else")])
-
-
-def another_name(table: pd.DataFrame) -> pd.DataFrame:
-    return table.assign(id=["somebody else", *table["id"][1:]])
-
-
-def labels_moved(table: pd.DataFrame) -> pd.DataFrame:
-    return table.assign(label=1 - table["label"])
-
-
-@pytest.mark.parametrize(
-    ("party", "change"),
-    [
-        ("bank", reversed_rows),
-        ("shop", reversed_rows),
-        ("clinic", one_more_person),
-        ("shop", another_name),
-        ("bank", labels_moved),
-    ],
-)
 @pytest.mark.parametrize("mechanism", ["gaussian", "frozen_gaussian"])
-def test_other_people_or_labels_are_refused(
-    mechanism: str, party: str, change: Callable[[pd.DataFrame], pd.DataFrame], tmp_path: Path
-) -> None:
+def test_other_people_or_labels_are_refused(mechanism: str, tmp_path: Path) -> None:
     """The ledger counts positions, and a frozen guard keeps rows by them."""
     write_tables(tmp_path)
     config = config_of(tmp_path, {"mechanism": mechanism, "sigma": 1.0})
     interrupted(config, tmp_path / "run", at_step=5)
-    file = tmp_path / f"{party}.csv"
-    change(pd.read_csv(file)).to_csv(file, index=False)
-    with pytest.raises(CheckpointError, match=f"the table of {party} .* positions"):
-        run(config, tmp_path / "run", resume=True)
+    for party, change in CHANGED:
+        file = tmp_path / f"{party}.csv"
+        whole = file.read_bytes()
+        change(pd.read_csv(file)).to_csv(file, index=False)
+        with pytest.raises(CheckpointError, match=f"the table of {party} .* positions"):
+            run(config, tmp_path / "run", resume=True)
+        file.write_bytes(whole)
 
 
 def test_changed_features_are_charged_again_and_get_other_noise(tmp_path: Path) -> None:

@@ -34,12 +34,6 @@ def test_a_run_folder_is_shut_and_an_older_one_when_it_is_resumed(tmp_path: Path
     assert mode(folder) == 0o700
 
 
-def test_an_empty_folder_is_shut(tmp_path: Path) -> None:
-    (tmp_path / "made").mkdir(mode=0o777)
-    make_private(tmp_path / "made")
-    assert mode(tmp_path / "made") == 0o700
-
-
 def test_a_folder_of_other_things_is_not_shut_from_its_users(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir(mode=0o777)
@@ -50,9 +44,8 @@ def test_a_folder_of_other_things_is_not_shut_from_its_users(tmp_path: Path) -> 
     assert [file.name for file in shared.iterdir()] == ["notes.txt"]
     shared.chmod(0o700)
     make_private(shared)
-
-
-def test_what_is_no_folder_is_told(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
+    (tmp_path / "made").mkdir(mode=0o777)
+    make_private(tmp_path / "made")
+    assert mode(tmp_path / "made") == 0o700
     with pytest.raises(CheckpointError, match="cannot be a run folder"):
-        run(small_config(), tmp_path / "file")
+        run(small_config(), shared / "notes.txt")

@@ -89,22 +89,17 @@ def test_a_run_goes_on_after_refused_sums_only_as_often_as_its_user_allows(tmp_p
     assert "refused-active.jsonl" in (folder / "SHA256SUMS").read_text()
 
 
-@pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b"\n\n[]", b"x" * 100])
-def test_a_note_that_nobody_can_read_counts_as_a_refused_sum(
-    content: bytes, tmp_path: Path
-) -> None:
+def test_a_note_that_nobody_can_read_counts_as_a_refused_sum(tmp_path: Path) -> None:
     """Torn by a kill, or damaged: it was written since a sum was refused."""
     config = small_config()
     interrupted(config, tmp_path / "run", at_step=3)
-    (tmp_path / "run" / "parties" / "active" / "refused-active.jsonl").write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"refused 1 sum "):
-        run(config, tmp_path / "run", resume=True)
-
-
-def test_an_interrupted_run_refused_nothing_and_goes_on(tmp_path: Path) -> None:
-    config = small_config()
-    interrupted(config, tmp_path / "run", at_step=3)
     assert not list((tmp_path / "run").rglob("refused-active.jsonl"))
+    note = tmp_path / "run" / "parties" / "active" / "refused-active.jsonl"
+    for content in (b"{", b"\xff\xfe", b"\n\n[]", b"x" * 100):
+        note.write_bytes(content)
+        with pytest.raises(CheckpointError, match=r"refused 1 sum "):
+            run(config, tmp_path / "run", resume=True)
+    note.unlink()
     run(config, tmp_path / "run", resume=True)
 
 

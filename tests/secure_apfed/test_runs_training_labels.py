@@ -28,7 +28,6 @@ from secure_apfed.privacy.randomised_response import (
 )
 from secure_apfed.runs.folder import read_sealed, save_tensors, write_sealed
 from secure_apfed.runs.run import run
-from secure_apfed.runs.solo import load_model
 from secure_apfed.runs.training_labels import TrainingLabels
 from tests.secure_apfed.small_runs import interrupted, small_config
 
@@ -93,7 +92,7 @@ def _seen(monkeypatch: pytest.MonkeyPatch) -> list[Given]:
     return seen
 
 
-@pytest.mark.parametrize("method", ["single_view", "apfed_r", "apfed_c", "tvfl"])
+@pytest.mark.parametrize("method", ["single_view", "apfed_c", "tvfl"])
 def test_every_method_trains_on_randomised_labels_and_tests_on_true_ones(
     method: str, seen: list[Given]
 ) -> None:
@@ -117,15 +116,6 @@ def test_without_a_mechanism_nothing_is_touched(seen: list[Given]) -> None:
     (given,) = seen
     assert given.labels is data.active.labels
     assert given.rows is data.train_rows
-
-
-def test_accuracy_is_that_of_the_kept_model_on_true_test_labels(tmp_path: Path) -> None:
-    result = run(config_of(), tmp_path / "run")
-    data = load_data(config_of().data, seed=0)
-    assert data.active.labels is not None
-    predicted = load_model(tmp_path / "run").predict(data.active.features[data.test_rows])
-    right = predicted.argmax(1) == data.active.labels[data.test_rows]
-    assert result.accuracy["apfed_c"] == pytest.approx(float(right.double().mean()))
 
 
 def test_the_account_is_told_everywhere(tmp_path: Path) -> None:
@@ -190,7 +180,7 @@ ALIGNED_ONLY = {
     [
         ({"labels": RESPONSE}, [8]),
         # The second stage is answered between steps 8 and 9, and saved before step 9.
-        ({"labels": STAGES}, [3, 8, 9]),
+        ({"labels": STAGES}, [8, 9]),
         ({"labels": STAGES, "train": ALIGNED_ONLY}, [8]),
     ],
     ids=["response", "stages", "stages, aligned rows only"],
@@ -277,22 +267,14 @@ def test_the_prior_reads_no_label_of_the_part_that_it_is_for(seen: list[Given]) 
     assert torch.equal(seen[0].labels, seen[2].labels)
 
 
-@pytest.mark.parametrize(
-    ("stages", "epochs", "first"), [(2, 4, [0, 2]), (3, 4, [0, 1, 2]), (4, 4, [0, 1, 2, 3])]
-)
-def test_stages_begin_at_even_spans(stages: int, epochs: int, first: list[int]) -> None:
-    starts = [first_epoch_of(stage, stages=stages, epochs=epochs) for stage in range(stages)]
-    assert starts == first
-
-
-def test_tvfl_has_no_model_to_ask() -> None:
-    with pytest.raises(ValidationError, match=r"tvfl has none that predicts alone.*response"):
-        config_of("tvfl", labels=STAGES)
-
-
-def test_more_stages_than_epochs_are_refused() -> None:
+def test_stages_begin_at_even_spans_where_epochs_and_a_model_allow_them() -> None:
+    for stages, first in ((2, [0, 2]), (3, [0, 1, 2]), (4, [0, 1, 2, 3])):
+        starts = [first_epoch_of(stage, stages=stages, epochs=4) for stage in range(stages)]
+        assert starts == first
     with pytest.raises(ConfigError, match="2 stages need as many epochs"):
         run(config_of(labels=STAGES, train={"epochs": 1, "device": "cpu"}), None)
+    with pytest.raises(ValidationError, match=r"tvfl has none that predicts alone.*response"):
+        config_of("tvfl", labels=STAGES)
 
 
 def test_a_model_that_diverged_gives_no_prior() -> None:
@@ -342,30 +324,17 @@ def test_an_older_checkpoint_draws_the_same_answers_or_none(tmp_path: Path) -> N
         run(config, tmp_path / "other", resume=True)
 
 
-@pytest.mark.parametrize("damage", ["short", "type", "class", "torn", "none"])
-def test_answers_that_are_not_of_this_run_are_refused(damage: str) -> None:
+def test_answers_that_are_not_of_this_run_are_refused() -> None:
     config = config_of(labels=STAGES)
     labels = TrainingLabels(config, held_of(config), key=KEY)
     labels.answer(None)
     good = labels.tensors()["answers"].clone()
-    bad = good.clone()
-    bad[good >= 0] = 2 if damage == "class" else good[good >= 0]
-    bad[(good >= 0).nonzero()[0]] = -1 if damage == "torn" else bad[(good >= 0).nonzero()[0]]
-    tensors = {
-        "short": {"answers": good[1:]}, "type": {"answers": good.float()},
-        "class": {"answers": bad}, "torn": {"answers": bad}, "none": {},
-    }[damage]  # fmt: skip
-    with pytest.raises(CheckpointError, match="does not hold answers for 355 training labels"):
-        labels.load_tensors(tensors)
+    of_no_class, torn = good.where(good < 0, 2), good.clone()
+    torn[(good >= 0).nonzero()[0]] = -1
+    for bad in (good[1:], good.float(), of_no_class, torn, None):
+        with pytest.raises(CheckpointError, match="does not hold answers for 355 training labels"):
+            labels.load_tensors({} if bad is None else {"answers": bad})
     labels.load_tensors({"answers": good})
-
-
-def test_a_checkpoint_of_other_label_settings_is_refused(tmp_path: Path) -> None:
-    interrupted(config_of(), tmp_path / "run", at_step=5)
-    shutil.copytree(tmp_path / "run", tmp_path / "twin")
-    other = config_of(labels={**RESPONSE, "epsilon": 2.0})
-    with pytest.raises(CheckpointError, match="another configuration"):
-        run(other, tmp_path / "twin", resume=True)
 
 
 @pytest.mark.parametrize(("factor", "caught"), [(1.0, False), (1.5, True)])
