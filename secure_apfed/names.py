@@ -16,6 +16,7 @@ Example:
 import re
 import unicodedata
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias, TypeVar
 
@@ -41,11 +42,7 @@ RESERVED = ("aggregator", "dealer", "default")
 
 
 def check_name(name: str, *, at_most: int = _PARTY_LETTERS) -> str:
-    """Return the name.
-
-    Raises:
-        ValueError: another form, or too long.
-    """
+    """Return the name; ValueError: of another form, or too long."""
     if len(name) > at_most or not re.fullmatch(_FORM, name):
         shown = repr(name if len(name) <= at_most else f"{name[:at_most]}...")
         raise ValueError(
@@ -56,11 +53,7 @@ def check_name(name: str, *, at_most: int = _PARTY_LETTERS) -> str:
 
 
 def check_parties(names: Iterable[str]) -> None:
-    """Refuse names that a run's parties with tables cannot have together.
-
-    Raises:
-        ValueError: another form, two alike, or one that is reserved.
-    """
+    """ValueError: names of another form, reserved, or alike, which a run's parties cannot have."""
     seen: dict[str, str] = {}
     for name in names:
         _party(name)
@@ -86,10 +79,6 @@ def _party(name: str) -> str:
     return name
 
 
-def _run(name: str) -> str:
-    return check_name(name, at_most=_RUN_LETTERS)
-
-
 def _keys(by_party: dict[str, _T]) -> dict[str, _T]:
     check_parties(by_party)
     return by_party
@@ -99,7 +88,7 @@ Name: TypeAlias = Annotated[str, AfterValidator(check_name)]
 PartyName: TypeAlias = Annotated[str, AfterValidator(_party)]
 ColumnName: TypeAlias = Annotated[str, AfterValidator(column_name)]
 """As settings have it, compared with those of files."""
-RunName: TypeAlias = Annotated[str, AfterValidator(_run)]
+RunName: TypeAlias = Annotated[str, AfterValidator(partial(check_name, at_most=_RUN_LETTERS))]
 ByParty: TypeAlias = Annotated[dict[str, _T], AfterValidator(_keys)]
 
 
@@ -114,11 +103,7 @@ def log_file(folder: Path, kind: str, name: str, suffix: str) -> Path:
 
 
 def own_file(folder: Path, name: str) -> Path:
-    """Return `folder/NAME` for a party's name.
-
-    Raises:
-        ConfigError: the name could reach another file than its own.
-    """
+    """Return `folder/NAME` for a party's name; ConfigError: it could reach another file."""
     try:
         return folder / check_name(name)
     except ValueError as error:

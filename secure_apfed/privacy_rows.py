@@ -32,12 +32,7 @@ FIGURES: Mapping[str, tuple[str, str]] = {
 
 
 def figure_title(figure: str, *, of: str = "", fixed: bool = False) -> str:
-    """Return the name of a figure with what it speaks of.
-
-    Args:
-        figure: of `FIGURES`.
-        of: the party whose it is.
-        fixed: say, too, what is held fixed.
+    """Return the name of a figure, `of` a party, with what it speaks of, and holds `fixed`.
 
     Example:
         >>> figure_title("epsilon_v", of="shop", fixed=True)
@@ -53,10 +48,8 @@ def privacy_rows(
 ) -> list[tuple[str, str]]:
     """Return (name, value) for the three epsilons of a run.
 
-    Args:
-        privacy: spent, or forecast.
-        figure: of `FIGURES`, what speaks of what leaves a party in this run.
-        counted: passives add noise to that, and tell in rows of their own what it costs them.
+    The figure speaks of what leaves a party in this run; where passives add noise to that, they
+    tell in rows of their own what it costs them (`counted`).
     """
     model = privacy.epsilon_model
     if figure == "epsilon_x":

@@ -292,10 +292,10 @@ REFUSED: Mapping[str, Callable[[], object]] = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_a_gpu_refuses_is_refused(name: str) -> None:
-    with pytest.raises(DeviceError):
-        REFUSED[name]()
+def test_what_a_gpu_refuses_is_refused() -> None:
+    for refused in REFUSED.values():
+        with pytest.raises(DeviceError):
+            refused()
 
 
 def _by_numpy(guard: GaussianGuard, h_BD: Tensor, *, step: int, rows: Tensor) -> Tensor:

@@ -76,38 +76,29 @@ def _pins(lock: str) -> dict[str, Version]:
     return {canonicalize_name(name): Version(version) for name, version in pins}
 
 
-def _requirements() -> list[tuple[str, Requirement]]:
+def _requirements(lock: str) -> list[Requirement]:
     extras = PROJECT["optional-dependencies"]
-    return [
-        (lock, Requirement(line))
-        for lock, names in LOCKS.items()
-        for group in (
-            PROJECT["dependencies"],
-            LIGHT["dependencies"],
-            *LIGHT["optional-dependencies"].values(),
-            *(extras[name] for name in names),
-        )
-        for line in group
-        if not line.startswith((LIGHT["name"], PROJECT["name"]))
-    ]
-
-
-@pytest.mark.parametrize(
-    ("lock", "requirement"),
-    [pytest.param(lock, one, id=f"{lock}-{one.name}") for lock, one in _requirements()],
-)
-def test_pin_satisfies_the_requirement(lock: str, requirement: Requirement) -> None:
-    pin = _pins(lock)[canonicalize_name(requirement.name)]
-    assert requirement.specifier.contains(pin)
-    assert requirement.url is None
+    groups = (
+        PROJECT["dependencies"],
+        LIGHT["dependencies"],
+        *LIGHT["optional-dependencies"].values(),
+        *(extras[name] for name in LOCKS[lock]),
+    )
+    ours = (LIGHT["name"], PROJECT["name"])
+    return [Requirement(line) for group in groups for line in group if not line.startswith(ours)]
 
 
 @pytest.mark.parametrize("lock", LOCKS)
-def test_pins_are_releases_of_a_public_index(lock: str) -> None:
+def test_pins_satisfy_the_requirements_and_are_releases_of_a_public_index(lock: str) -> None:
+    pins = _pins(lock)
+    for requirement in _requirements(lock):
+        pin = pins[canonicalize_name(requirement.name)]
+        assert requirement.specifier.contains(pin), requirement
+        assert requirement.url is None, requirement
     lines = _pin_lines(lock)
     assert [line for line in lines if not re.fullmatch(r"[\w.-]+==[\w.]+", line)] == []
-    assert len(_pins(lock)) == len(lines), "a package is pinned twice"
-    assert all(pin.local is None for pin in _pins(lock).values()), "a suffix ties torch to a CPU"
+    assert len(pins) == len(lines), "a package is pinned twice"
+    assert all(pin.local is None for pin in pins.values()), "a suffix ties torch to a CPU"
 
 
 def test_an_environment_of_its_own_differs_by_what_it_must() -> None:
@@ -185,18 +176,15 @@ def test_wheel_ships_every_file_of_the_packages_and_nothing_else(
     assert f"{distribution}/py.typed" in names
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_package_imports_from_another_directory(
-    package: str, clean_bin: Path, tmp_path: Path
+def test_packages_import_from_another_directory_and_the_command_line_answers(
+    clean_bin: Path, tmp_path: Path
 ) -> None:
-    program = f"import {package}; print({package}.__file__)"
-    where = Path(_run(str(clean_bin / "python"), "-c", program, cwd=tmp_path).strip())
-    assert where.is_relative_to(clean_bin.parent)
-
-
-@pytest.mark.parametrize("arguments", [["--help"], ["doctor", "--help"], ["run", "--help"]])
-def test_command_line_answers(arguments: list[str], clean_bin: Path, tmp_path: Path) -> None:
-    assert "Usage" in _run(str(clean_bin / "secure-apfed"), *arguments, cwd=tmp_path)
+    for package in PACKAGES:
+        program = f"import {package}; print({package}.__file__)"
+        where = Path(_run(str(clean_bin / "python"), "-c", program, cwd=tmp_path).strip())
+        assert where.is_relative_to(clean_bin.parent)
+    for arguments in (["--help"], ["run", "--help"]):
+        assert "Usage" in _run(str(clean_bin / "secure-apfed"), *arguments, cwd=tmp_path)
 
 
 def test_examples_run_beside_folders_with_the_names_of_ours(

@@ -47,10 +47,10 @@ class Conversation(Protocol):
         ...
 
 
-def converse(roles: Mapping[str, Conversation]) -> None:
+def converse(roles: Mapping[str, Conversation]) -> int:
     """Play all roles of one conversation in this process, first in, first out.
 
-    Guarantee: every role is finished on return.
+    Guarantee: every role is finished on return. Returns how many bytes they sent.
 
     Raises:
         LocalProtocolError: a message is addressed to nobody, or the roles fall silent
@@ -58,8 +58,10 @@ def converse(roles: Mapping[str, Conversation]) -> None:
         RemoteProtocolError: whatever a role raises on a bad message.
     """
     queue = [(name, out) for name, role in roles.items() for out in role.start()]
+    sent = 0
     while queue:
         sender, out = queue.pop(0)
+        sent += len(out.body)
         if out.receiver not in roles:
             raise LocalProtocolError(
                 f"{sender} wrote to {out.receiver!r}, who takes no part; "
@@ -72,6 +74,7 @@ def converse(roles: Mapping[str, Conversation]) -> None:
         raise LocalProtocolError(
             f"the conversation fell silent while {', '.join(waiting)} still expected messages"
         )
+    return sent
 
 
 def take_part(

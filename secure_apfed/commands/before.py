@@ -4,7 +4,7 @@ Part of the composition root: `secure_apfed.cli` registers them, nothing else im
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from secure_apfed.alignment.ids import IdCheck
     from secure_apfed.config import Config
     from secure_apfed.learning.autoencoder import EncoderQuality
-    from secure_apfed.planning import Calibration
 
 __all__ = ["check_encoder", "check_ids", "plan"]
 
@@ -48,7 +47,6 @@ def plan(
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Forecast a run before anything is sent, or calibrate noise to epsilon, or both."""
-    from secure_apfed.planning import calibrate
     from secure_apfed.planning.stored import load_sweeps, nearest, sentence
 
     planned: dict[str, Any] = {}
@@ -57,9 +55,9 @@ def plan(
             raise typer.BadParameter("give CONFIG, or --epsilon without --set, or both")
         found = nearest(load_sweeps(), epsilon=epsilon, guards=_GUARDS)
         calibrations = [
-            calibrate(
-                epsilon, epochs=epochs or _EPOCHS, delta=_DELTA if delta is None else delta,
-                clip=_CLIP, mechanism=mechanism,
+            _calibrated(
+                mechanism, epsilon, delta=_DELTA if delta is None else delta,
+                epochs=epochs or _EPOCHS, clip=_CLIP,
             ) for mechanism in _GUARDS
         ]  # fmt: skip
     else:
@@ -70,14 +68,13 @@ def plan(
         found = _losses_of(config, planned["epsilon_x"])
         guard, calibrations = config.guard, []
         if guard.epsilon is not None and _sends(config):
-            calibrations.append(calibrate(
-                guard.epsilon, epochs=config.train.epochs, delta=config.delta, clip=guard.clip,
-                mechanism=guard.mechanism,
+            calibrations.append(_calibrated(
+                guard.mechanism, guard.epsilon, delta=config.delta, epochs=config.train.epochs,
+                clip=guard.clip,
             ))  # fmt: skip
     expected = [sentence(sweep, point) for sweep, point in found]
     if as_json:
-        noise = [asdict(calibration) for calibration in calibrations]
-        terminal.print_json({**planned, "calibration": noise, "expected": expected})
+        terminal.print_json({**planned, "calibration": calibrations, "expected": expected})
         return
     if calibrations:
         _show_noise(calibrations)
@@ -147,16 +144,31 @@ def _losses_of(config: "Config", epsilon_x: float) -> list[tuple[Any, Any]]:
     return found
 
 
-def _show_noise(calibrations: Sequence["Calibration"]) -> None:
+def _calibrated(
+    mechanism: str, epsilon: float, *, delta: float, epochs: int, clip: float
+) -> dict[str, Any]:
+    """What keeps one row's releases within (epsilon, delta), exactly and without any data.
+
+    Each row is released once an epoch, or once in all under `frozen_gaussian`; adjacency is
+    replace-one, and nothing is gained by subsampling, since passives know who is in a batch.
+    """
+    from secure_apfed.privacy.accountants import calibrate_sigma, gdp_mu
+
+    releases = min(epochs, 1) if mechanism == "frozen_gaussian" else epochs
+    sigma = calibrate_sigma(epsilon, delta, releases, clip)
+    return {
+        "mechanism": mechanism, "epsilon": epsilon, "delta": delta, "epochs": epochs,
+        "releases": releases, "clip": clip, "sigma": sigma, "noise_multiplier": sigma / (2 * clip),
+        "mu": gdp_mu(epsilon, delta),
+    }  # fmt: skip
+
+
+def _show_noise(calibrations: Sequence[Mapping[str, Any]]) -> None:
     columns = ("guard", "releases of a row", "sigma", "sigma / (2C)", "clip C", "mu")
-    rows = [
-        (each.mechanism, f"{each.releases:,}", f"{each.sigma:.4g}",
-         f"{each.noise_multiplier:.4g}", f"{each.clip:g}", f"{each.mu:.4g}")
-        for each in calibrations
-    ]  # fmt: skip
-    first = calibrations[0]
-    title = f"\nNoise for epsilon_x {first.epsilon:g} at delta {first.delta:g}"
-    terminal.show_rows(f"{title}, {first.epochs:,} epochs", columns, rows)
+    form = "{mechanism}|{releases:,}|{sigma:.4g}|{noise_multiplier:.4g}|{clip:g}|{mu:.4g}"
+    rows = [tuple(form.format(**each).split("|")) for each in calibrations]
+    title = "\nNoise for epsilon_x {epsilon:g} at delta {delta:g}, {epochs:,} epochs"
+    terminal.show_rows(title.format(**calibrations[0]), columns, rows)
     typer.echo("Covers one row's releases with the encoder held fixed; no label.")
 
 

@@ -8,7 +8,6 @@ Letters: B batch, D (d in formulas) numbers of a gradient row.
 """
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -30,18 +29,9 @@ from secure_apfed.settings.privacy import (
     MaxNormSettings,
 )
 
-__all__ = [
-    "ClipAndNoise",
-    "Compression",
-    "DiscreteSgd",
-    "Marvell",
-    "MaxNorm",
-    "Noise",
-    "Split",
-    "best_noise",
-    "sum_kl",
-]
+__all__ = ["ClipAndNoise", "Compression", "DiscreteSgd", "Marvell", "MaxNorm", "Pair", "best_noise"]
 
+Pair = tuple[float, float]
 _SMALLEST = 1e-9
 
 
@@ -151,64 +141,24 @@ class MaxNorm(GradientDefence):
         return gradient_BD * (1 + deviation_B * noise_BD[:, 0])[:, None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Split:
-    """What the noise depends on, in units of |g1 - g0|^2.
+def best_noise(*, positive: float, dimension: int, spread: Pair, power: float) -> tuple[Pair, Pair]:
+    """Variances of the noise along the difference g1 - g0 and across it, for (negative, positive).
 
-    Attributes:
-        positive: p, share of positive rows.
-        dimension: d.
-        spread: (u, v), the variance of one number within the negative and the positive class.
+    All are in units of |g1 - g0|^2. Where `positive` is the share of positive rows and `spread` the
+    variance of one number within each class, it is the noise of at most this expected squared norm
+    (`power`) with the smallest KL(P1 || P0) + KL(P0 || P1) of the perturbed classes. That is
+    (Li et al. 2022, section 4.2, Theorem 2), in nats, with a = along + spread, c = across + spread:
+    ((d - 1)(c0 / c1 + c1 / c0) + (a0 + 1) / a1 + (a1 + 1) / a0) / 2 - d. The best covariance of
+    each class has one variance along the difference of the means and one, no larger, across it.
+    The four numbers solve a geometric programme: in their logarithms it is convex, so a local
+    solver finds the optimum. The best test's AUC is at most 1/2 + sqrt(sumKL) / 2 - sumKL / 8
+    (their Theorem 1).
     """
-
-    positive: float
-    dimension: int
-    spread: tuple[float, float]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Noise:
-    """Variances, in units of |g1 - g0|^2: along the difference and across it, by class (0, 1)."""
-
-    along: tuple[float, float]
-    across: tuple[float, float]
-
-    def power(self, split: Split) -> float:
-        """Expected squared norm of the noise of a row."""
-        shares, rest = (1 - split.positive, split.positive), split.dimension - 1
-        return sum(
-            share * (along + rest * across)
-            for share, along, across in zip(shares, self.along, self.across, strict=True)
-        )
-
-
-def sum_kl(noise: Noise, split: Split) -> float:
-    """KL(P1 || P0) + KL(P0 || P1) of the perturbed classes, nats.
-
-    Li et al. 2022, section 4.2, Theorem 2: with a = along + spread and c = across + spread,
-    2 sumKL = (d - 1)(c0 / c1 + c1 / c0) + (a0 + 1) / a1 + (a1 + 1) / a0 - 2 d.
-    The best test's AUC is at most 1/2 + sqrt(sumKL) / 2 - sumKL / 8 (their Theorem 1).
-    """
-    (u, v), d = split.spread, split.dimension
-    a0, a1 = noise.along[0] + u, noise.along[1] + v
-    c0, c1 = noise.across[0] + u, noise.across[1] + v
-    rest = (d - 1) * (c0 / c1 + c1 / c0) if d > 1 else 0.0
-    return (rest + (a0 + 1) / a1 + (a1 + 1) / a0) / 2 - d
-
-
-def best_noise(split: Split, power: float) -> Noise:
-    """The noise of at most `power` (in units of |g1 - g0|^2) with the smallest sumKL.
-
-    Li et al. 2022, Theorem 2: the best covariance of each class has one variance along the
-    difference of the means and one, no larger, across it. The four numbers solve a geometric
-    programme: in their logarithms it is convex, so a local solver finds the optimum.
-    """
-    (u, v), rest = split.spread, split.dimension - 1
-    spread = np.array([u, v, u, v])
-    floor = np.maximum(spread, _SMALLEST)
-    weights = np.array([1 - split.positive, split.positive])
+    rest, spread_4 = dimension - 1, np.array([*spread, *spread])
+    floor = np.maximum(spread_4, _SMALLEST)
+    weights = np.array([1 - positive, positive])
     weights = np.concatenate([weights, rest * weights])
-    budget = power + float(weights @ spread)
+    budget = power + float(weights @ spread_4)
 
     def objective(logs: NDArray[np.float64]) -> float:
         a0, a1, c0, c1 = np.exp(logs)
@@ -229,18 +179,18 @@ def best_noise(split: Split, power: float) -> Noise:
     longer = {"type": "ineq", "fun": lambda logs: order @ logs, "jac": lambda logs: order}
     found = minimize(
         objective,
-        np.log(floor + power / split.dimension),
+        np.log(floor + power / dimension),
         jac=gradient,
         bounds=[(math.log(low), None) for low in floor],
         constraints=(left, longer),
         method="SLSQP",
         options={"ftol": 1e-12, "maxiter": 200},
     )
-    chosen = np.maximum(np.exp(found.x) - spread, 0)
+    chosen = np.maximum(np.exp(found.x) - spread_4, 0)
     # Never above the power that was allowed, whatever the solver's tolerance.
     chosen *= min(1.0, power / max(float(weights @ chosen), _SMALLEST * power))
     a0, a1, c0, c1 = map(float, chosen)
-    return Noise(along=(a0, a1), across=(min(a0, c0), min(a1, c1)))
+    return (a0, a1), (min(a0, c0), min(a1, c1))
 
 
 class Marvell(GradientDefence):
@@ -279,19 +229,16 @@ class Marvell(GradientDefence):
         if unit == 0:
             return gradient_BD
         variances = [float(rows.var(0, correction=0).mean()) / unit for rows in of_class]
-        split = Split(
-            positive=float(is_one_B.double().mean()),
-            dimension=gradient_BD.shape[1],
-            spread=(variances[0], variances[1]),
+        share, spread = float(is_one_B.double().mean()), (variances[0], variances[1])
+        along, across = best_noise(
+            positive=share, dimension=gradient_BD.shape[1], spread=spread, power=self._strength
         )
-        noise = best_noise(split, self._strength)
         use = f"{self.name} {leaving.receiver}"
         across_BD = self._noise.normals(gradient_BD, use=f"{use} across", step=leaving.step)
         along_B = self._noise.normals(gradient_BD, use=f"{use} along", step=leaving.step)[:, 0]
         perturbed_BD = gradient_BD.clone()
         for label, mask_B in enumerate((~is_one_B, is_one_B)):
-            across, along = noise.across[label], noise.along[label]
-            extra_B = math.sqrt(max(along - across, 0.0)) * along_B[mask_B]
-            spread_BD = math.sqrt(across * unit) * across_BD[mask_B]
+            extra_B = math.sqrt(max(along[label] - across[label], 0.0)) * along_B[mask_B]
+            spread_BD = math.sqrt(across[label] * unit) * across_BD[mask_B]
             perturbed_BD[mask_B] += extra_B[:, None] * difference_D + spread_BD
         return perturbed_BD

@@ -32,11 +32,9 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """What a defence is built for.
+    """What a defence is built for: `size` is D, numbers of one row of what it protects.
 
-    Attributes:
-        party: that runs it; classes: K; size: D, numbers of one row of what it protects.
-        seed: of everything reproducible; noise: of everything secret.
+    Everything reproducible is of the seed, everything secret of the noise.
     """
 
     party: str
@@ -78,10 +76,7 @@ class RepresentationDefence(nn.Module, Defence):
     def forward(self, h_BD: Tensor, features_B: Tensor, step: int) -> tuple[Tensor, Tensor]:
         """Return what goes to the guard, and a scalar that is added to the party's loss.
 
-        Args:
-            h_BD: what would be sent, flat.
-            features_B: the features that it was computed from.
-            step: of the run.
+        What would be sent is flat, and was computed from these features.
         """
 
 

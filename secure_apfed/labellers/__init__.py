@@ -7,7 +7,7 @@ stands in `secure_apfed.labellers.guarantee`.
 from collections.abc import Mapping, Sequence
 
 from secure_apfed.errors import ConfigError
-from secure_apfed.labellers.interface import Floats, Labeller, LinearLabeller, hard
+from secure_apfed.labellers.interface import Labeller, LinearLabeller, hard
 from secure_apfed.labellers.kinds import Logistic, PrivateLogistic, Ridge, Spreading
 from secure_apfed.settings import unknown_name
 
@@ -36,7 +36,6 @@ def make_labeller(
     epsilon: float | None = None,
     delta: float = 1e-5,
     key: bytes | None = None,
-    centre: float | Floats = 0.0,
     seeded: bool = False,
 ) -> Labeller:
     """Build a labeller with its defaults; what else is given is for `PrivateLogistic`.
@@ -56,18 +55,16 @@ def make_labeller(
         return kind()
     if epsilon is None or key is None:
         raise ConfigError(f"the labeller {name} needs an epsilon for its weights, and a key")
-    return kind(epsilon=epsilon, delta=delta, key=key, centre=centre, seeded=seeded)
+    return kind(epsilon=epsilon, delta=delta, key=key, seeded=seeded)
 
 
 def labeller_for_oneself(name: str, *, also: Sequence[str] = ()) -> str:
-    """Return the name of a labeller that a party may use for itself, or one of `also`.
-
-    Noise on weights is against others.
+    """Return the name of a labeller for oneself, against whom no noise is needed, or of `also`.
 
     Raises:
         ValueError: it is none of them.
     """
-    known = (*also, *(one for one in LABELLERS if one != PrivateLogistic.name))
+    known = (*also, *(other for other in LABELLERS if other != PrivateLogistic.name))
     if name not in known:
         raise ValueError(unknown_name(name, known))
     return name

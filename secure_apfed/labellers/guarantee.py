@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 
 from secure_apfed.errors import ConfigError
 from secure_apfed.labellers.interface import Labeller
-from secure_apfed.privacy.accountants import GaussianRelease, NoPrivacy, compose, gdp_epsilon
+from secure_apfed.privacy.accountants import GaussianRelease, NoPrivacy, gdp_epsilon
 from secure_apfed.privacy.contributions import SummedRelease, least_deviation
 from secure_apfed.privacy.randomised_response import VoteResponse
 
@@ -85,9 +85,8 @@ def summed_votes(
     deviation and honest, `distance_in_steps` for steps (L) and integers.
     """
     exact = integers or (hard and float(steps).is_integer())
-    signed = labeller.signed and not hard
-    far = distance_in_steps(steps=steps, numbers=classes, signed=signed, integers=exact)
-    return SummedRelease(deviation=deviation, honest=honest, sensitivity=far, numbers=classes)
+    noise = {"deviation": deviation, "honest": honest, "numbers": classes}
+    return summed_moment(labeller, hard=hard, steps=steps, integers=exact, **noise)
 
 
 def summed_moment(
@@ -117,11 +116,8 @@ class TableGuarantee:
 
     Attributes:
         vote: one vote, the labeller held fixed.
-        unlabelled: the whole record of a person without a label.
-        labelled: that of a person with one.
-        delta: of each figure; 0 where `vote` or `unlabelled` need none (`pure`).
-        releases: how often weights and votes are made anew, and opened.
-        pure: whether single votes are covered at delta 0.
+        unlabelled, labelled: the whole record of a person without a label, and with one.
+        pure: whether single votes, and records without a label, are covered at delta 0.
         labeller, reader: in words, what votes and who reads what.
     """
 
@@ -129,7 +125,6 @@ class TableGuarantee:
     unlabelled: float
     labelled: float
     delta: float
-    releases: int
     pure: bool
     labeller: str
     reader: str
@@ -139,8 +134,7 @@ class TableGuarantee:
         """epsilon_table: any person's whole record at the passive."""
         return max(self.unlabelled, self.labelled)
 
-    def lines(self) -> tuple[str, ...]:
-        """One sentence a case."""
+    def _cases(self) -> tuple[str, ...]:
         alone = " at delta 0" if self.pure else f" at delta {self.delta:g}"
         return (
             f"one person's own vote, labeller held fixed: epsilon {_figure(self.vote)}{alone}",
@@ -159,39 +153,35 @@ class TableGuarantee:
             )
         else:
             whole = "NO guarantee for the passive's table: not every record is covered"
-        times = f"{self.releases} releases" if self.releases != 1 else "one release"
         public = (
-            f"{times}; who has a label, the labels, IDs, the encoding of features and all "
+            "one release; who has a label, the labels, IDs, the encoding of features and all "
             "settings are public and stay as they are; a person's records at several passives add "
             "up"
         )
-        return "; ".join([f"votes: {whole}", *self.lines(), self.labeller, self.reader, public])
+        return "; ".join([f"votes: {whole}", *self._cases(), self.labeller, self.reader, public])
 
 
-def table_guarantee(
-    labeller: Labeller, opening: Opening, *, delta: float, releases: int = 1
-) -> TableGuarantee:
-    """Return what a labeller's votes give under an opening.
+def table_guarantee(labeller: Labeller, opening: Opening, *, delta: float) -> TableGuarantee:
+    """Return what a labeller's votes give under an opening, once.
 
     The labeller's facts decide whom a row moves. The opening is what is done to votes before
     somebody reads them: `VoteResponse`, a sum of votes or a moment under discrete noise
     (`summed_votes`, `summed_moment`), Gaussian noise of its party alone in sensitivities of
-    `vote_distance`, or nothing. `releases` is how often it is all done, weights included.
+    `vote_distance`, or nothing.
 
     Raises:
-        ConfigError: delta outside (0, 1), or no release.
+        ConfigError: delta outside (0, 1).
     """
-    if not 0 < delta < 1 or releases < 1:
-        raise ConfigError(f"expected 0 < delta < 1 and a release, got {delta} and {releases}")
-    one_vote = _epsilon_after(opening, 0.0, releases, delta)
+    if not 0 < delta < 1:
+        raise ConfigError(f"expected 0 < delta < 1, got {delta}")
+    one_vote = _epsilon_after(opening, 0.0, delta)
     weights = labeller.model.mu
     claimed = labeller.inductive and math.isfinite(weights)
     return TableGuarantee(
         vote=one_vote,
         unlabelled=one_vote if labeller.inductive else math.inf,
-        labelled=_epsilon_after(opening, weights, releases, delta) if claimed else math.inf,
+        labelled=_epsilon_after(opening, weights, delta) if claimed else math.inf,
         delta=delta,
-        releases=releases,
         pure=isinstance(opening, VoteResponse),
         labeller=labeller.statement(),
         reader=_reader(opening),
@@ -199,52 +189,33 @@ def table_guarantee(
 
 
 def calibrate_votes(
-    labeller: Labeller,
-    release: Callable[[int], SummedRelease],
-    *,
-    epsilon: float,
-    delta: float,
-    releases: int = 1,
-    whole_table: bool,
+    labeller: Labeller, release: Callable[[int], SummedRelease], *, epsilon: float, delta: float
 ) -> int:
-    """The least deviation of each honest party, in steps, that keeps within (epsilon, delta).
+    """The least deviation of each honest party, in steps, that keeps one vote within epsilon.
 
-    Epsilon is that of any person's whole record (`whole_table`), or of one vote, the labeller held
-    fixed. `release` goes from a deviation to the release, by `summed_votes` or `summed_moment`, and
-    `releases` is how often it is all done, weights included.
+    The labeller is held fixed. `release` goes from a deviation to the release, by `summed_votes` or
+    `summed_moment`.
 
     Raises:
-        ConfigError: the labeller has no line for whole records, its weights take all of
-            epsilon already, or a sum cannot carry so much noise.
+        ConfigError: a sum cannot carry so much noise.
     """
-    if whole_table and not (labeller.inductive and math.isfinite(labeller.model.mu)):
-        raise ConfigError(
-            f"the labeller {labeller.name} gives nothing for whole records, however much noise its "
-            "votes have; take one with noise on its weights, or calibrate to one vote"
-        )
-
-    def enough(deviation: int) -> bool:
-        found = table_guarantee(labeller, release(deviation), delta=delta, releases=releases)
-        return (found.epsilon if whole_table else found.vote) <= epsilon
-
     return least_deviation(
-        enough,
-        f"votes of the labeller {labeller.name} at epsilon {epsilon:g} over {releases} releases",
+        lambda deviation: release(deviation).epsilon_of(1, delta) <= epsilon,
+        f"votes of the labeller {labeller.name} at epsilon {epsilon:g} over 1 releases",
         "use fewer bits, a larger epsilon, or a smaller share of it for weights",
     )
 
 
-def _epsilon_after(opening: Opening, weights_mu: float, releases: int, delta: float) -> float:
-    """Epsilon of weights of that mu, then one vote under the opening, `releases` times."""
-    weights = compose(weights_mu, releases)
+def _epsilon_after(opening: Opening, weights_mu: float, delta: float) -> float:
+    """Epsilon of weights of that mu, then one vote under the opening."""
     if isinstance(opening, NoPrivacy):
         return math.inf
     if isinstance(opening, VoteResponse):
         # (epsilon, delta) and (epsilon', 0) in sequence.
-        return opening.epsilon_of(releases, delta) + gdp_epsilon(weights, delta)
+        return opening.epsilon + gdp_epsilon(weights_mu, delta)
     if isinstance(opening, GaussianRelease):
-        return gdp_epsilon(math.hypot(compose(opening.mu, releases), weights), delta)
-    return replace(opening, beside_mu=weights_mu).epsilon_of(releases, delta)
+        return gdp_epsilon(math.hypot(opening.mu, weights_mu), delta)
+    return replace(opening, beside_mu=weights_mu).epsilon_of(1, delta)
 
 
 def _reader(opening: Opening) -> str:

@@ -36,10 +36,9 @@ Features = Floats | torch.Tensor
 
 
 class Labeller(ABC):
-    """One way of labelling.
+    """One way of labelling; its name is its key in the table `LABELLERS`.
 
     Attributes:
-        name: its key in the table `LABELLERS`; title: for people.
         linear: whether votes are a matrix without labels times the labels, so that they can be
             computed on encrypted ones (`LinearLabeller`).
         inductive: whether the row of a person without a label moves nobody's vote but its own.
@@ -105,12 +104,12 @@ class LinearLabeller(Labeller):
         """
 
 
-def rows_of_norm_one(matrix_Un: Floats) -> Floats:
-    """Return the matrix with every row divided by its own L1 norm; rows of zeros stay zero."""
+def rows_of_norm_one(matrix_Un: Floats, order: int = 1) -> Floats:
+    """Return the matrix with every row divided by its own L1 or L2 norm; zeros stay zero."""
     # First by the largest magnitude: a sum of tiny numbers may be too small to divide by.
     largest_U = np.abs(matrix_Un).max(axis=1, keepdims=True, initial=0.0)
     scaled_Un = matrix_Un / np.where(largest_U > 0, largest_U, 1.0)
-    norm_U = np.abs(scaled_Un).sum(axis=1, keepdims=True)
+    norm_U = np.linalg.norm(scaled_Un, order, axis=1, keepdims=True)
     return np.asarray(scaled_Un / np.where(norm_U > 0, norm_U, 1.0), dtype=np.float64)
 
 

@@ -45,6 +45,8 @@ __all__ = [
     "with_constant",
 ]
 
+_ALPHA = 0.2
+"""How much a row takes from its neighbours."""
 # Beyond, what a label sends is below alpha^50.
 _HOPS = 50
 _CONVERGED = 1e-12
@@ -52,6 +54,11 @@ _CONVERGED = 1e-12
 _FEW_COLUMNS = 8
 _TOLERANCE = 1e-5
 _PRIVATE_TOLERANCE = 1e-9
+_COSINES, _LAMBDA = 300, 0.1
+"""Of ridge: R, random features beside x and a constant; rows of all are about 3 long, squared."""
+_STRENGTH = 1.0
+"""Of logistic regression: n Lambda, of |weights|^2 / 2 beside the sum of the n losses, rows having
+norm sqrt(F) in the mean: the usual choice for standardised columns."""
 # Twice the tolerance, for what floating point adds to a gradient; and norms that exceed 1 by 1e-15.
 _T = 2 * _PRIVATE_TOLERANCE
 _ROUNDING = 1 + 1e-9
@@ -72,7 +79,6 @@ class Spreading(LinearLabeller):
 
     Attributes:
         neighbours: of each row in the graph; all others where there are fewer.
-        alpha: how much a row takes from its neighbours, in (0, 1).
     """
 
     name: ClassVar[str] = "spreading"
@@ -80,14 +86,10 @@ class Spreading(LinearLabeller):
     inductive: ClassVar[bool] = False
 
     neighbours: int = 10
-    alpha: float = 0.2
 
     def __post_init__(self) -> None:
-        if not (self.neighbours >= 1 and 0 < self.alpha < 1):
-            raise ConfigError(
-                "label spreading takes 1 neighbour or more and an alpha between 0 and 1, got "
-                f"{self.neighbours} and {self.alpha}"
-            )
+        if self.neighbours < 1:
+            raise ConfigError(f"label spreading takes 1 neighbour or more, got {self.neighbours}")
 
     def matrix(self, features_UF: Features, labelled_n: Integers) -> Floats:
         features_UF = checked_features(features_UF)
@@ -111,7 +113,7 @@ class Spreading(LinearLabeller):
         a row far from all labels is as exact as the others once its paths are in; those longer than
         50 edges are left out.
         """
-        step_UU = self.alpha * self._normalised_graph(features_UF)
+        step_UU = _ALPHA * self._normalised_graph(features_UF)
         term_UC = np.zeros((len(features_UF), columns_nC.shape[1]))
         term_UC[labelled_n] = columns_nC
         sum_UC = term_UC.copy()
@@ -140,12 +142,11 @@ class Spreading(LinearLabeller):
 
     def statement(self) -> str:
         return (
-            f"{self.title}, {self.neighbours} neighbours, alpha {self.alpha:g}: linear in the "
+            f"{self.title}, {self.neighbours} neighbours, alpha {_ALPHA:g}: linear in the "
             "labels; a person's features move other people's votes without a bound"
         )
 
 
-@dataclass(frozen=True, kw_only=True)
 class Ridge(LinearLabeller):
     """Least squares on unit vectors of the labels, with lambda |weights|^2, on x and cosines.
 
@@ -153,12 +154,7 @@ class Ridge(LinearLabeller):
     cosines sqrt(2 / R) cos(w x + b) with normal w stand for a Gaussian kernel. With phi all
     features of a row and P those of the n labelled rows, votes are A Y with A = phi P^T (P P^T +
     lambda I)^-1, which needs no label; each row of A is divided by its L1 norm, which leaves the
-    largest vote where it was.
-
-    Attributes:
-        cosines: R, random features beside x and a constant.
-        strength: lambda, positive. Rows are about 3 long, squared.
-        seed: of the cosines; public.
+    largest vote where it was. The cosines are public.
     """
 
     name: ClassVar[str] = "ridge"
@@ -166,60 +162,37 @@ class Ridge(LinearLabeller):
     inductive: ClassVar[bool] = True
     signed: ClassVar[bool] = True
 
-    cosines: int = 300
-    strength: float = 0.1
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not (self.cosines >= 1 and np.isfinite(self.strength) and self.strength > 0):
-            raise ConfigError(
-                "ridge takes 1 random feature or more and a positive strength, got "
-                f"{self.cosines} and {self.strength}"
-            )
-
     def matrix(self, features_UF: Features, labelled_n: Integers) -> Floats:
         features_UF = checked_features(features_UF)
         labelled_n = checked_positions(labelled_n, len(features_UF))
         mean_F, size = scale_of(features_UF[labelled_n])
         phi_UP = self._expand((features_UF - mean_F) / size)
         known_nP = phi_UP[labelled_n]
-        gram_nn = known_nP @ known_nP.T + self.strength * np.eye(len(labelled_n))
+        gram_nn = known_nP @ known_nP.T + _LAMBDA * np.eye(len(labelled_n))
         return rows_of_norm_one(phi_UP @ linalg.solve(gram_nn, known_nP, assume_a="pos").T)
 
     def _expand(self, x_UF: Floats) -> Floats:
         """1, x of norm about 1, and cosines of norm about 1."""
-        generator = np.random.default_rng(derive_seed(self.seed, "labellers", self.name))
-        w_FR = generator.standard_normal((x_UF.shape[1], self.cosines))
-        b_R = generator.uniform(0, 2 * np.pi, self.cosines)
-        cosines_UR = np.sqrt(2 / self.cosines) * np.cos(x_UF @ w_FR + b_R)
+        generator = np.random.default_rng(derive_seed(0, "labellers", self.name))
+        w_FR = generator.standard_normal((x_UF.shape[1], _COSINES))
+        b_R = generator.uniform(0, 2 * np.pi, _COSINES)
+        cosines_UR = np.sqrt(2 / _COSINES) * np.cos(x_UF @ w_FR + b_R)
         return np.hstack([np.ones((len(x_UF), 1)), x_UF, cosines_UR])
 
     def statement(self) -> str:
         return (
-            f"{self.title}, {self.cosines} random features, lambda {self.strength:g}: linear in "
+            f"{self.title}, {_COSINES} random features, lambda {_LAMBDA:g}: linear in "
             "the labels; fitted on the labelled rows alone, so that another person's features "
             "move that person's own vote and no other"
         )
 
 
-@dataclass(frozen=True, kw_only=True)
 class Logistic(Labeller):
-    """Votes are the probabilities of a softmax regression, every class against all.
-
-    Attributes:
-        strength: n Lambda, positive: of |weights|^2 / 2 beside the sum of the n losses, rows having
-            norm sqrt(F) in the mean. 1 is the usual choice for standardised columns.
-    """
+    """Votes are the probabilities of a softmax regression, every class against all."""
 
     name: ClassVar[str] = "logistic"
     title: ClassVar[str] = "logistic regression on the labelled rows"
     inductive: ClassVar[bool] = True
-
-    strength: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not (np.isfinite(self.strength) and self.strength > 0):
-            raise ConfigError(f"the strength of a regularisation is positive, got {self.strength}")
 
     def label(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
@@ -228,7 +201,7 @@ class Logistic(Labeller):
         mean_F, size = scale_of(features_UF[labelled_n])
         root = np.sqrt(features_UF.shape[1])
         x_UF = with_constant((features_UF - mean_F) / size * root, 1.0)
-        strength = self.strength / len(labelled_n)
+        strength = _STRENGTH / len(labelled_n)
         theta_FK = minimiser(
             x_UF[labelled_n], labels_n, classes, strength=strength, tolerance=_TOLERANCE
         )
@@ -236,7 +209,7 @@ class Logistic(Labeller):
 
     def statement(self) -> str:
         return (
-            f"{self.title}, regularised by {self.strength:g}: fitted on the labelled rows alone, "
+            f"{self.title}, regularised by {_STRENGTH:g}: fitted on the labelled rows alone, "
             "so that another person's features move that person's own vote and no other"
         )
 
@@ -274,17 +247,15 @@ class PrivateLogistic(Labeller):
        |softmax(0) - e_y| = sqrt(1 - 1/K): so r <= sqrt(1 - 1/K) + r / (2 Lambda), that is
        r <= sqrt(1 - 1/K) / (1 - 1/(2 Lambda)) where Lambda > 1/2.
 
-    Each row is shifted by `centre` and divided by its own norm: no other row has a say, and none is
-    longer than the bound. There is no constant among the features. Votes are probabilities at
-    scores in units of the noise's deviation.
+    Each row is divided by its own norm: no other row has a say, and none is longer than the bound.
+    There is no constant among the features. Votes are probabilities at scores in units of the
+    noise's deviation.
 
     Args:
         epsilon: share of the budget for the weights; delta: at which.
         key: 32 secret bytes of the party, kept as long as the run may resume.
         strength: Lambda. Beyond 10 the noise over the signal hardly falls any further; below, the
             weights fit better and are noisier.
-        centre: public, subtracted from every row: one number, or F. 0 for standardised columns.
-            Pixels need one, of public images for instance: shares of black are no direction.
         seeded: noise depends on the key alone, for simulations; protects against nobody who
             knows it.
 
@@ -299,14 +270,11 @@ class PrivateLogistic(Labeller):
 
     def __init__(
         self, *, epsilon: float, delta: float, key: bytes, strength: float = 10.0,
-        centre: float | Floats = 0.0, seeded: bool = False,
+        seeded: bool = False,
     ) -> None:  # fmt: skip
         if not (math.isfinite(strength) and strength > 0):
             raise ConfigError(f"the strength of a regularisation is positive, got {strength}")
-        if not np.isfinite(centre).all():
-            raise ConfigError("the centre of a private labeller is finite")
-        self.epsilon, self.delta, self.strength = epsilon, delta, strength
-        self.centre, self.seeded = centre, seeded
+        self.epsilon, self.delta, self.strength, self.seeded = epsilon, delta, strength, seeded
         self._mu = gdp_mu(epsilon, delta)
         self._noise = NoiseSource(key, secret=not seeded)
 
@@ -346,18 +314,13 @@ class PrivateLogistic(Labeller):
         return probabilities(x_UF, weights_FK / sigma)
 
     def directions(self, features_UF: Floats) -> Floats:
-        """Return every row at norm 1; a row at the centre is 0."""
-        x_UF = features_UF - self.centre
-        largest_U = np.abs(x_UF).max(axis=1, keepdims=True)
-        x_UF /= np.where(largest_U > 0, largest_U, 1.0)
-        norm_U = np.linalg.norm(x_UF, axis=1, keepdims=True)
-        return np.asarray(x_UF / np.where(norm_U > 0, norm_U, 1.0), dtype=np.float64)
+        return rows_of_norm_one(features_UF, order=2)
 
     def fit(self, x_nF: Floats, labels_n: Integers, classes: int) -> Floats:
         """The weights without noise; never released."""
         return minimiser(
             x_nF, labels_n, classes, strength=self.strength, tolerance=_PRIVATE_TOLERANCE
-        )  # fmt: skip
+        )
 
     def statement(self) -> str:
         seed = "; the noise is derived from a seed: once, and against nobody who knows it"
@@ -398,14 +361,8 @@ def minimiser(
 
     L-BFGS comes near; gradient steps of length 1 / L, which shrink the distance to the minimiser by
     1 - Lambda / L each, go the rest of the way, however far it is. L = max |x|^2 / 2 + Lambda,
-    since the Hessian of -log softmax has no eigenvalue above 1/2.
-
-    Args:
-        x_nF: rows, the constant among them.
-        labels_n: in 0..K-1.
-        classes: K.
-        strength: Lambda, positive.
-        tolerance: positive, and far above 1e-15 times the longest row.
+    since the Hessian of -log softmax has no eigenvalue above 1/2. The tolerance must lie far above
+    1e-15 times the longest row.
     """
     target_nK = np.eye(classes)[labels_n]
     shape = (x_nF.shape[1], classes)

@@ -888,9 +888,7 @@ class VoteTerms(ABC):
         config = self.own.config
         epsilon = VoteSettings.of(config).epsilon
         assert epsilon is not None
-        deviation = calibrate_votes(
-            labeller, release, epsilon=epsilon, delta=config.delta, whole_table=False
-        )
+        deviation = calibrate_votes(labeller, release, epsilon=epsilon, delta=config.delta)
         return release(deviation)
 
     def noise_terms(self) -> dict[str, object]:

@@ -11,13 +11,14 @@ Letters: N rows.
 import math
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import torch
 from torch import Tensor
 
-from apfed_protocols.conversation import Conversation, Outgoing, converse
+from apfed_protocols.conversation import Conversation, converse
 from apfed_protocols.psi import SET_INTERSECTIONS, align
 from secure_apfed.alignment import canonical_ids, intersection
 from secure_apfed.alignment.ids import id_rules
@@ -85,19 +86,17 @@ class Forecast:
         rows: of every party; aligned_rows: of all together; train_rows: those that the active
             trains on; labelled_rows: those whose labels it learns from, of `teaching_rows` that
             it would learn from if they had one; test_rows: those that it tests on.
-        steps: of the run; numbers_per_row: sent of each row in each step.
-        wire_bytes: in all; links: by sender, receiver and kind.
+        numbers_per_row: sent of each row in each step.
         seconds: on this machine with all parties in one process.
         figure: what speaks of what leaves a party, of `secure_apfed.privacy_rows.FIGURES`.
         epsilon_x: at the end; infinite without a guard, 0 where nothing is sent.
-        epsilon_y: of one training label; infinite without a label mechanism or private training.
-        epsilon_model: of one whole record; infinite where none is claimed.
+        epsilon_y, epsilon_model: of one training label, and of one whole record; infinite where
+            none is claimed.
         delta, releases: at which they hold, and T, the planned releases of one row.
         figure_passives, epsilon_passives: how what passives add noise to is called, and by passive
             what it costs one person there.
         delta_passives, releases_passives: at which these hold, and T of one person; null without.
         intersections: what each protocol would take to align these tables.
-        warnings: what is worth knowing before the run.
     """
 
     rows: Mapping[str, int]
@@ -131,15 +130,11 @@ def _common(config: Config, data: VerticalData) -> Tensor:
     ids = [set(table.ids) for table in data.passives]
     some = set[str].union if config.alignment.mode == "pairwise" else set[str].intersection
     known = some(*ids)
-    return torch.tensor([row for row, one in enumerate(data.active.ids) if one in known])
+    return torch.tensor([row for row, person in enumerate(data.active.ids) if person in known])
 
 
 def forecast(config: Config) -> Forecast:
-    """Forecast a run.
-
-    Raises:
-        ConfigError, DataError, ModelError: what would stop the run itself.
-    """
+    """Forecast a run; what would stop the run itself is raised here."""
     data = load_data(config.data, seed=config.seed)
     data.compare_ids(id_rules(config.alignment).text)
     # All tables are at hand in a simulation.
@@ -281,7 +276,7 @@ def _warnings(
     if "tables are decomposed" in happens:
         yield "singular vectors of all parties' rows are opened without noise, epsilon is infinite"
     if "contributions are summed" in happens:
-        each = next(one for word, one in _SUMMED.items() if word in happens)
+        each = next(each for word, each in _SUMMED.items() if word in happens)
         kind = sum_kind(config.secure_sum)
         if kind.unsafe:
             yield f"the sum is {kind.name}: the aggregator reads every {each}"
@@ -320,8 +315,7 @@ def _memory_warning(config: Config, links: tuple[Link, ...]) -> Iterator[str]:
 class _Rehearsal:
     """What was played, `setup` before the first step and `training` in `STEPS` steps, and its time.
 
-    `numbers_per_row` are sent of each row, 0 where nothing is; `contributions` are ledgers of the
-    passives that add noise under the sum.
+    `contributions` are ledgers of the passives that add noise under the sum.
     """
 
     data: VerticalData
@@ -340,13 +334,12 @@ def _rehearse(
 
     All parties have the share `aligned` of them; `labelled` are learnt from in the run.
     """
-    quiet = config.model_copy(
-        update={
-            "transcript": TranscriptSettings(keep="none"),
-            "alignment": config.alignment.for_a_trial(),
-            "method": config.method.rehearsed(STEPS, config.train.epochs),
-        }
-    )
+    changes = {
+        "transcript": TranscriptSettings(keep="none"),
+        "alignment": config.alignment.for_a_trial(),
+        "method": config.method.rehearsed(STEPS, config.train.epochs),
+    }
+    quiet = config.model_copy(update=changes)
     rows = batch * STEPS
     labelled = min(rows, labelled) if config.method.asks_once else rows
     data = _random_data(like, rows, aligned, labelled=labelled)
@@ -354,12 +347,9 @@ def _rehearse(
     setup = session.transcript.flows
     course = _Course(session, batch)
     session.play(train(session.learner, session.links, course))
-    known = {(flow.sender, flow.receiver, flow.kind) for flow in setup}
-    training = tuple(
-        flow
-        for flow in session.transcript.flows
-        if (flow.sender, flow.receiver, flow.kind) not in known
-    )
+    route = attrgetter("sender", "receiver", "kind")
+    known = set(map(route, setup))
+    training = tuple(flow for flow in session.transcript.flows if route(flow) not in known)
     terms = list(session.contract.passives.values())
     return _Rehearsal(
         data=data,
@@ -422,17 +412,15 @@ def _random_data(like: VerticalData, train: int, aligned: float, *, labelled: in
     shared = (torch.arange(rows) * aligned).floor().diff(prepend=torch.tensor([-1.0])) > 0
     shared[:_FEWEST] |= rows * aligned < 2 * _FEWEST  # of two classes, or it would be refused
     apart = like.horizontal
-    ids = {
-        table.name: [
-            f"all {at}" if both and not apart else f"{table.name} {at}"
-            for at, both in enumerate(shared.tolist())
-        ]
-        for table in like.passives
-    }
+
+    def ids(party: str) -> list[str]:
+        mine = enumerate(shared.tolist())
+        return [f"all {at}" if both and not apart else f"{party} {at}" for at, both in mine]
+
     return replace(
         like,
         table=_random_table(like, like.active, [f"all {at}" for at in range(rows)]),
-        passives=tuple(_random_table(like, table, ids[table.name]) for table in like.passives),
+        passives=tuple(_random_table(like, table, ids(table.name)) for table in like.passives),
         train_rows=torch.arange(train),
         test_rows=torch.arange(train, rows),
         labelled=shared[:train].argsort(descending=True, stable=True)[:labelled].sort().values,
@@ -474,7 +462,7 @@ def _intersection_costs(config: Config, data: VerticalData) -> tuple[Intersectio
     """Play every protocol with at most 1,000 IDs a party, and scale by the number of real ones."""
     if not config.method.aligns:
         return ()
-    settings, real = config.alignment.for_a_trial(), sum(len(one.ids) for one in data.tables)
+    settings, real = config.alignment.for_a_trial(), sum(len(table.ids) for table in data.tables)
     ids = {
         table.name: canonical_ids(table.name, table.ids[:_SAMPLE], settings)
         for table in data.tables
@@ -494,38 +482,15 @@ def _intersection_costs(config: Config, data: VerticalData) -> tuple[Intersectio
         roles |= {member: ends.member(member, hub, ids[member]) for member in members}
         if backend.needs_dealer:
             roles[_DEALER] = ends.dealer(hub, members)
-        counted = {party: _Counted(role) for party, role in roles.items()}
-        converse(counted)
+        sent = converse(roles)
         costs.append(
             IntersectionCost(
                 protocol=name,
                 chosen=name == config.alignment.backend,
-                wire_bytes=round(scale * sum(one.bytes for one in counted.values())),
+                wire_bytes=round(scale * sent),
                 seconds=scale * (time.perf_counter() - began),
                 takes_dealer=backend.needs_dealer,
                 pairwise=backend.pairwise,
             )
         )
     return tuple(costs)
-
-
-class _Counted:
-    """A role whose bytes are counted."""
-
-    def __init__(self, role: Conversation) -> None:
-        self._role, self.bytes = role, 0
-
-    @property
-    def finished(self) -> bool:
-        return self._role.finished
-
-    def start(self) -> Iterable[Outgoing]:
-        return self._count(self._role.start())
-
-    def receive(self, sender: str, body: bytes) -> Iterable[Outgoing]:
-        return self._count(self._role.receive(sender, body))
-
-    def _count(self, messages: Iterable[Outgoing]) -> Iterator[Outgoing]:
-        for message in messages:
-            self.bytes += len(message.body)
-            yield message

@@ -43,12 +43,7 @@ class Span(Settings):
 
 
 class StoredPoint(Settings):
-    """One point: a method under one protection at one epsilon.
-
-    Attributes:
-        epsilon: "inf" where nothing protects.
-        accuracy: on the test rows; loss: of the unprotected method minus this.
-    """
+    """A method under one protection at one epsilon ("inf": none); the loss is from none to this."""
 
     label: str
     method: str
@@ -85,7 +80,7 @@ class StoredSweep(Settings):
 
 
 def load_sweeps(text: str | None = None) -> tuple[StoredSweep, ...]:
-    """Return the sweeps that are stored in this text, or in the one that the package ships.
+    """Return the sweeps of this text, or of the one that the package ships.
 
     Raises:
         DataError: it is not as this version stores sweeps.
@@ -140,7 +135,6 @@ def _around(points: Sequence[StoredPoint], epsilon: float) -> list[StoredPoint]:
 
 
 def sentence(sweep: StoredSweep, point: StoredPoint) -> str:
-    """Say one point in a sentence."""
     loss, accuracy = point.loss, point.accuracy
     limit, labelled = (sweep.settings["data"].get(key) for key in ("limit", "labelled"))
     rows = f", {limit:,} training rows" if limit else ""
@@ -164,9 +158,9 @@ class StoredGain(Settings):
     """One case, in points of accuracy over the best solo baseline.
 
     Attributes:
-        method, dataset, active_view: of the runs; labelled: rows with a label, None: all.
+        labelled: rows with a label, None: all.
         epsilon: of a person's vote; None: without noise.
-        seeds: how many; baseline: the best that the active did alone.
+        baseline: the best that the active did alone.
         gain, low, high: mean and 95 % interval over re-splits of one table, paired by seed (the
             corrected resampled t of Nadeau and Bengio 2003).
         shared: the correlation of two splits that it was corrected for.
@@ -186,7 +180,6 @@ class StoredGain(Settings):
 
     @property
     def sentence(self) -> str:
-        """What it says."""
         rows = "all rows labelled" if self.labelled is None else f"{self.labelled} labelled rows"
         noise = "" if self.epsilon is None else f", epsilon {self.epsilon:g} a vote"
         return (

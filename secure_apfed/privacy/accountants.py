@@ -49,7 +49,6 @@ __all__ = [
     "NoPrivacy",
     "calibrate_sigma",
     "compose",
-    "gdp_delta",
     "gdp_epsilon",
     "gdp_mu",
 ]
@@ -75,9 +74,8 @@ _LARGEST_LOSS = 700.0
 class GaussianRelease:
     """One row with Gaussian noise added, its neighbour being any other row.
 
-    Attributes:
-        noise_multiplier: standard deviation over the replace-one L2 sensitivity:
-            sigma / (2C) for a row clipped to norm C. Positive.
+    The noise multiplier is its standard deviation over the replace-one L2 sensitivity: sigma / (2C)
+    for a row clipped to norm C.
     """
 
     accountant: ClassVar[str] = "gdp"
@@ -120,9 +118,13 @@ Mechanism = GaussianRelease | NoPrivacy
 
 def compose(mu: float, releases: int) -> float:
     """Return the parameter of `releases` adaptive mu-GDP releases together."""
+    _check_releases(releases)
+    return mu * math.sqrt(releases)
+
+
+def _check_releases(releases: int) -> None:
     if releases < 0:
         raise ConfigError(f"a number of releases is at least 0, got {releases}")
-    return mu * math.sqrt(releases)
 
 
 def _log_delta(epsilon: float, mu: float) -> float:
@@ -135,13 +137,6 @@ def _log_delta(epsilon: float, mu: float) -> float:
     first = log_ndtr(-a)
     second = -a * a / 2 + np.log(erfcx(b / np.sqrt(2)) / 2)
     return float(first + np.log(-np.expm1(min(second - first, -np.finfo(float).tiny))))
-
-
-def gdp_delta(epsilon: float, mu: float) -> float:
-    """Return the smallest delta for which mu-GDP implies (epsilon, delta)-DP."""
-    if not (epsilon >= 0 and mu >= 0):
-        raise ConfigError(f"epsilon and mu are at least 0, got {epsilon} and {mu}")
-    return 0.0 if mu == 0 else float(np.exp(_log_delta(epsilon, mu)))
 
 
 @lru_cache(maxsize=256)
@@ -216,10 +211,8 @@ class NoFigureError(ConfigError):
 class Accountant:
     """One way of bounding what several releases of a row cost together.
 
-    Args:
-        name: its key in `ACCOUNTANTS`.
-        gaussian: (noise multiplier, releases, delta) -> epsilon of one release or more.
-        library: that it needs, and whose figures may be none.
+    `gaussian` goes from (noise multiplier, releases, delta) to epsilon, by the figures of a library
+    that may have none.
     """
 
     def __init__(
@@ -228,20 +221,16 @@ class Accountant:
         self.name, self._gaussian, self._library = name, gaussian, library
 
     def available(self) -> bool:
-        """Whether the accountant's library is installed."""
         return self._library is None or importlib.util.find_spec(self._library) is not None
 
     def epsilon(self, mechanism: Mechanism, *, releases: int, delta: float) -> float:
         """Return epsilon at `delta` for `releases` adaptive releases; 0 for none at all.
 
         Raises:
-            ConfigError: delta outside (0, 1) or a negative number of releases; or the
-                accountant's library is not installed.
-            NoFigureError: it computes on a grid, which would take too many points, or which leaves
-                out more than delta.
+            ConfigError: numbers out of range, or its library is not installed.
+            NoFigureError: its grid would take too many points, or leaves out more than delta.
         """
-        if releases < 0:
-            raise ConfigError(f"a number of releases is at least 0, got {releases}")
+        _check_releases(releases)
         _check_delta(delta)
         if releases == 0:
             return 0.0

@@ -24,7 +24,7 @@ from secure_apfed.privacy.accountants import gdp_epsilon
 __all__ = ["Audit", "audit_release", "epsilon_below", "mu_below", "mu_below_if_independent"]
 
 # Canaries are far longer than any clip bound, so that a clip that yields shows.
-_CANARY_NORM = 1e3
+_CANARY_NORM, _DIMENSION = 1e3, 8
 _BISECTIONS = 40
 _LARGEST_EPSILON = 100.0
 _LARGEST_MU = 50.0
@@ -64,41 +64,33 @@ class Audit:
 
 def audit_release(
     release: Release, *, releases: int, delta: float, seed: int, canaries: int = 10_000,
-    guesses: int = 1000, dimension: int = 8, confidence: float = 0.95,
+    guesses: int = 1000, confidence: float = 0.95,
 ) -> Audit:  # fmt: skip
-    """Attack `release` and return what that proves.
+    """Attack `release` and return what that proves, with that `confidence` in all three bounds.
 
-    Args:
-        release: (h_BD, step, rows) to what is sent at that step, (B, D); or a longer matrix of
-            several such blocks, if a row is sent more than once. It is called with all
-            canaries at each step.
-        releases: T, the steps.
-        delta: of the claim.
-        seed: of the canaries' bits, which are no secret outside the audit.
-        canaries: m.
-        guesses: r, of the surest rows, 1 to m.
-        dimension: D.
-        confidence: that all three bounds hold.
+    It goes from (h_BD, step, rows) to what is sent at that step, (B, D), or to a longer matrix of
+    several such blocks, if a row is sent more than once, and is called with all canaries at each of
+    T steps. The canaries' bits, of a seed, are no secret outside the audit.
 
     Raises:
         LocalProtocolError: numbers out of range, or a release of another shape.
     """
-    if not (1 <= guesses <= canaries and releases >= 1 and dimension >= 1):
+    if not (1 <= guesses <= canaries and releases >= 1):
         raise LocalProtocolError(
             f"an audit makes 1 to {canaries} guesses of {canaries} canaries over at least 1 "
             f"release, got {guesses} guesses and {releases} releases"
         )
     generator = torch.Generator().manual_seed(seed)
     bits_B = torch.randint(0, 2, (canaries,), generator=generator) * 2 - 1
-    direction_D = torch.full((dimension,), dimension**-0.5)
+    direction_D = torch.full((_DIMENSION,), _DIMENSION**-0.5)
     h_BD = _CANARY_NORM * bits_B[:, None] * direction_D
     rows = torch.arange(canaries)
     score_B = torch.zeros(canaries, dtype=torch.float64)
     for step in range(releases):
         z_BD = release(h_BD, step, rows)
-        if z_BD.ndim != 2 or z_BD.shape[1] != dimension or len(z_BD) % canaries:
+        if z_BD.ndim != 2 or z_BD.shape[1] != _DIMENSION or len(z_BD) % canaries:
             raise LocalProtocolError(
-                f"expected {canaries} released rows of {dimension} numbers, or a multiple, "
+                f"expected {canaries} released rows of {_DIMENSION} numbers, or a multiple, "
                 f"got shape {tuple(z_BD.shape)}"
             )
         score_B += (z_BD.double() @ direction_D.double()).reshape(-1, canaries).sum(dim=0)

@@ -45,6 +45,10 @@ _STATEMENT = (
     "passive, its networks held fixed, by the noise of honest passives, against whoever reads the "
     "sums alone; a step that is played again in a later session counts again"
 )
+_SEEDED = (
+    "only against somebody who does not know the run's seed, and while no step is played twice, in "
+    "this run or with other numbers in another of that seed"
+)
 
 
 def sensitivity_in_steps(*, levels: int, columns: int, rows: int) -> float:
@@ -75,11 +79,10 @@ class SummedRelease:
 
     Attributes:
         deviation: s of each party's noise, steps; honest: n, parties whose noise counts.
-        sensitivity: replace-one, L2, steps.
-        numbers: B D, values of one party in a batch.
+        sensitivity: replace-one, L2, steps; numbers: B D, values of one party in a batch.
         beside_mu: of a Gaussian release that goes with each, such as that of a labeller's weights;
             mu^2 / 2 of zero-concentrated DP (Bun and Steinke 2016, Proposition 1.6), which adds up.
-        mu: infinite, for no parameter of Gaussian DP is known; its accountant is zCDP's.
+        mu: infinite, for no parameter of Gaussian DP is known.
     """
 
     mu: ClassVar[float] = math.inf
@@ -175,11 +178,7 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
 def calibrate_noise(
     *, epsilon: float, delta: float, releases: int, honest: int, sensitivity: float, numbers: int
 ) -> int:
-    """The least deviation, in steps, that keeps `releases` within (epsilon, delta).
-
-    Raises:
-        ConfigError: more than a sum can carry.
-    """
+    """The least deviation, in steps, that keeps `releases` within (epsilon, delta)."""
     one = SummedRelease(deviation=1, honest=honest, sensitivity=sensitivity, numbers=numbers)
     return least_deviation(
         lambda s: replace(one, deviation=s).epsilon_of(releases, delta) <= epsilon,
@@ -189,11 +188,7 @@ def calibrate_noise(
 
 
 def least_deviation(enough: Callable[[int], bool], what: str, instead: str) -> int:
-    """The least deviation, in steps, from which on it is enough.
-
-    Raises:
-        ConfigError: more than a sum can carry; `what` needs it, and what to do `instead`.
-    """
+    """The least deviation, in steps, from which on it is enough; ConfigError: no sum carries it."""
     low, high = 0, 1
     while not enough(high):
         low, high = high, 2 * high
@@ -209,12 +204,5 @@ def least_deviation(enough: Callable[[int], bool], what: str, instead: str) -> i
 
 def contributions_statement(single: str, *, seeded: bool) -> str:
     """What noise under the sum gives, where `single` reads single contributions ("": nobody)."""
-    parts = [_STATEMENT]
-    if single:
-        parts.append(f"not against {single}")
-    if seeded:
-        parts.append(
-            "only against somebody who does not know the run's seed, and while no step is played "
-            "twice, in this run or with other numbers in another of that seed"
-        )
-    return "; ".join(parts)
+    against = [f"not against {single}"] if single else []
+    return "; ".join([_STATEMENT, *against, *([_SEEDED] if seeded else [])])

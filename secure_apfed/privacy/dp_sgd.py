@@ -68,7 +68,6 @@ class GradientGuard:
         noise_multiplier: sigma / C as Opacus counts it, sigma being the deviation of the noise
             on each number of the sum.
         key: 32 secret bytes, the party's noise key.
-        noise: "secret", or "reproducible_insecure".
 
     Raises:
         ConfigError: clip or noise multiplier out of range.
@@ -98,12 +97,9 @@ class GradientGuard:
         return f"GradientGuard(clip={self.clip:g}, sigma={self.sigma:g}, noise={self.noise!r})"
 
     def release(self, samples: Sequence[Tensor], *, step: int, rows: Tensor) -> Tensor:
-        """Return the noisy sum, (P,) float64 on the CPU.
+        """Return the noisy sum, (P,) float64 on the CPU, of samples (B, *shape) for each parameter.
 
-        Args:
-            samples: gradients of each example, (B, *shape) for each parameter.
-            step: of the run.
-            rows: positions of the examples, int64 of shape (B,), each once.
+        Rows are the different positions of the examples, int64 of shape (B,).
 
         Raises:
             LocalProtocolError: arguments of a wrong type or shape.
@@ -152,11 +148,8 @@ def clipped_sum(samples: Sequence[Tensor], clip: float) -> Tensor:
 class WholeTraining:
     """One budget over the releases and the updates of the same records.
 
-    Args:
-        releases, updates: the ledgers; their largest counts are taken as one record's.
-        delta: in (0, 1), of every epsilon here.
-        budget: the largest epsilon_model; None never stops.
-        seeded: whether the noise is derived from the run's seed, which the statement then says.
+    Their ledgers' largest counts are taken as one record's. The budget is the largest
+    epsilon_model; None never stops. Noise that is derived from the run's seed (`seeded`) is said.
     """
 
     def __init__(

@@ -17,19 +17,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import cached_property
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 import torch
 
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.errors import CheckpointError, ConfigError
-from secure_apfed.privacy.accountants import (
-    GaussianRelease,
-    Mechanism,
-    NoPrivacy,
-    calibrate_sigma,
-)
-from secure_apfed.privacy.noise import NoiseSource, clip_rows
+from secure_apfed.privacy.accountants import GaussianRelease, Mechanism, NoPrivacy, calibrate_sigma
+from secure_apfed.privacy.noise import NoiseSource, check_representations, clip_rows
 from secure_apfed.settings.privacy import LARGEST_CLIP, SMALLEST_CLIP, GuardSettings
 
 __all__ = [
@@ -62,13 +57,6 @@ class RepresentationGuard(ABC):
     name: ClassVar[str]
     unsafe: ClassVar[bool] = False
 
-    @classmethod
-    @abstractmethod
-    def from_settings(
-        cls, settings: GuardSettings, *, delta: float, releases: int, key: bytes
-    ) -> Self:
-        """Build it for `releases` planned releases of each row, calibrating sigma if asked to."""
-
     @abstractmethod
     def release(self, h_BD: torch.Tensor, *, step: int, rows: torch.Tensor) -> torch.Tensor:
         """Return z_BD, fit to be sent once the ledger was charged for it; differentiable.
@@ -91,7 +79,7 @@ class RepresentationGuard(ABC):
 
     @abstractmethod
     def mechanism(self) -> Mechanism:
-        """What one release does to one row, for the accountants."""
+        """What one release does to one row."""
 
     @abstractmethod
     def largest_norm(self, dimension: int) -> float:
@@ -135,12 +123,6 @@ class NoGuard(RepresentationGuard):
     name: ClassVar[str] = "none"
     unsafe: ClassVar[bool] = True
 
-    @classmethod
-    def from_settings(
-        cls, settings: GuardSettings, *, delta: float, releases: int, key: bytes
-    ) -> Self:
-        return cls()
-
     def release(self, h_BD: torch.Tensor, *, step: int, rows: torch.Tensor) -> torch.Tensor:
         _check(h_BD, step, rows)
         return h_BD
@@ -160,11 +142,7 @@ class NoGuard(RepresentationGuard):
 
 def _check(h_BD: torch.Tensor, step: int, rows: torch.Tensor) -> None:
     """What every guard asks of a call of `release`."""
-    if h_BD.ndim != 2 or h_BD.dtype not in (torch.float32, torch.float64):
-        raise LocalProtocolError(
-            "representations are a float32 or float64 matrix, one row a person, "
-            f"got {h_BD.dtype} of shape {tuple(h_BD.shape)}"
-        )
+    check_representations(h_BD)
     if rows.dtype != torch.int64 or rows.shape != h_BD.shape[:1]:
         raise LocalProtocolError(
             f"rows name the {len(h_BD)} representations by int64 positions, "
@@ -225,16 +203,6 @@ class GaussianGuard(RepresentationGuard):
         self.clip, self.sigma, self.noise = float(clip), float(sigma), noise
         self._noise = NoiseSource(key, secret=noise == "secret")
 
-    @classmethod
-    def from_settings(
-        cls, settings: GuardSettings, *, delta: float, releases: int, key: bytes
-    ) -> Self:
-        sigma = settings.sigma
-        if sigma is None:
-            assert settings.epsilon is not None
-            sigma = calibrate_sigma(settings.epsilon, delta, releases, settings.clip)
-        return cls(clip=settings.clip, sigma=sigma, key=key, noise=settings.noise)
-
     def __repr__(self) -> str:
         values = f"clip={self.clip:g}, sigma={self.sigma:g}, noise={self.noise!r}"
         return f"{type(self).__name__}({values})"
@@ -291,19 +259,11 @@ class FrozenGaussianGuard(GaussianGuard):
 
     name: ClassVar[str] = "frozen_gaussian"
 
-    @classmethod
-    def from_settings(
-        cls, settings: GuardSettings, *, delta: float, releases: int, key: bytes
-    ) -> Self:
-        """Build it; sigma is calibrated for a single release, whatever number is planned."""
-        return super().from_settings(settings, delta=delta, releases=1, key=key)
-
     @cached_property
     def _frozen(self) -> dict[int, torch.Tensor]:
         return {}
 
     def release(self, h_BD: torch.Tensor, *, step: int, rows: torch.Tensor) -> torch.Tensor:
-        """Return the frozen rows, freezing those that have none yet; see `RepresentationGuard`."""
         _check(h_BD, step, rows)
         known = next(iter(self._frozen.values()), h_BD.new_empty(h_BD.shape[1]))
         if known.shape != h_BD.shape[1:] or known.dtype != h_BD.dtype:
@@ -362,21 +322,23 @@ class FrozenGaussianGuard(GaussianGuard):
 def make_guard(
     settings: GuardSettings, *, delta: float, releases: int, key: bytes
 ) -> RepresentationGuard:
-    """Build the guard that `settings` describe.
+    """Build the guard that `settings` describe, for T planned `releases` of each row.
 
-    Args:
-        settings: of the guard.
-        delta: of the run's epsilons.
-        releases: T, the planned releases of each row; sigma is calibrated for it.
-        key: 32 bytes: fresh ones, or under "reproducible_insecure" the caller's, who warns.
+    The key is a fresh one, or under "reproducible_insecure" the caller's, who warns.
 
     Raises:
-        ConfigError: fewer than one release planned.
+        ConfigError: sigma is to be calibrated for fewer than one release.
         LocalProtocolError: a key of the wrong length.
     """
-    return GUARDS[settings.mechanism].from_settings(
-        settings, delta=delta, releases=releases, key=key
-    )
+    kind = GUARDS[settings.mechanism]
+    if not issubclass(kind, GaussianGuard):
+        return kind()
+    sigma = settings.sigma
+    if sigma is None:
+        assert settings.epsilon is not None
+        counted = 1 if issubclass(kind, FrozenGaussianGuard) else releases
+        sigma = calibrate_sigma(settings.epsilon, delta, counted, settings.clip)
+    return kind(clip=settings.clip, sigma=sigma, key=key, noise=settings.noise)
 
 
 GUARDS: Mapping[str, type[RepresentationGuard]] = {

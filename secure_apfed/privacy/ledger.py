@@ -47,14 +47,8 @@ from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.errors import ApfedError, CheckpointError, ConfigError
 from secure_apfed.files import open_regular
 from secure_apfed.names import ReleaseFigure
-from secure_apfed.privacy.accountants import (
-    ACCOUNTANTS,
-    EXACT,
-    Mechanism,
-    NoFigureError,
-    NoPrivacy,
-    compose,
-)
+from secure_apfed.privacy import accountants
+from secure_apfed.privacy.accountants import EXACT, Mechanism, NoPrivacy, compose
 from secure_apfed.privacy.contributions import SummedRelease
 from secure_apfed.privacy.randomised_response import LabelMechanism, VoteResponse
 
@@ -133,17 +127,11 @@ class Release:
 
 
 class _Log:
-    """One party's write-ahead log, continued or begun; its releases are visited one by one.
-
-    Args:
-        path: of the file; its folder is made if it is missing.
-        header: of the first line, the same whenever the log is continued.
-        total: how many rows there are.
-        visit: called with each release that the log holds, the oldest first.
+    """One party's write-ahead log, continued or begun; its releases are visited, the oldest first.
 
     Raises:
-        CheckpointError: what lies there is no file, no log, a log that was begun about
-            something else, or one that was altered; it is left as it is.
+        CheckpointError: what lies there is no file, no log, a log that was begun with another
+            header, or one that was altered; it is left as it is.
     """
 
     def __init__(
@@ -160,7 +148,12 @@ class _Log:
             for number, line in enumerate(lines, start=1):
                 fields = self._read(line, number)
                 if number == 1:
-                    self._check_header(fields, header)
+                    if fields != header:
+                        raise CheckpointError(
+                            f"{path} is the log of another run: it says {fields}, this run is "
+                            f"{header}; continue with the settings it was begun with, or use "
+                            "another folder"
+                        )
                     continue
                 try:
                     release = Release.read(fields, total=total)
@@ -220,13 +213,6 @@ class _Log:
         self._chain = chain
         return dict(fields)
 
-    def _check_header(self, found: dict[str, Any], expected: dict[str, Any]) -> None:
-        if found != expected:
-            raise CheckpointError(
-                f"{self.path} is the log of another run: it says {found}, this run is {expected}; "
-                "continue with the settings it was begun with, or use another folder"
-            )
-
     def _altered(self, number: int) -> CheckpointError:
         return CheckpointError(
             f"{self.path} is not as a ledger wrote it from line {number} on, so it is unknown what "
@@ -245,12 +231,8 @@ def holds_releases(path: Path) -> bool:
 class ReleaseCounts:
     """Releases by row.
 
-    Args:
-        rows: N, how many rows there are; positions are 0..N-1.
-        log: file of the write-ahead log, readable by its owner only. None keeps the counts in
-            memory and checkpoints only, so that a rolled-back checkpoint forgets what was sent
-            since; for simulations.
-        about: facts that must be the same whenever the log is continued.
+    Without a log the counts are in memory and checkpoints only, so that a rolled-back checkpoint
+    forgets what was sent since; for simulations.
 
     Attributes:
         of_row_N: releases of each row; most: of any.
@@ -258,7 +240,7 @@ class ReleaseCounts:
 
     Raises:
         ConfigError: a negative number of rows.
-        CheckpointError: the log was altered, or is of another run.
+        CheckpointError: the log was altered, or was begun `about` other facts.
     """
 
     def __init__(self, *, rows: int, log: Path | None, about: Mapping[str, Any]) -> None:
@@ -309,7 +291,7 @@ class ReleaseCounts:
         self.most = max(self.most, int(self.of_row_N[release.rows].max(initial=0)))
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return the counts for a checkpoint, (N,) int64; sync the log."""
+        """For a checkpoint, (N,) int64; sync the log."""
         self.sync()
         return {"counts": torch.from_numpy(self.of_row_N.copy())}
 
@@ -391,8 +373,7 @@ class PrivacyLedger:
         delta: in (0, 1).
         budget: the largest epsilon_x; None never stops.
         rows: N, how many rows there are; positions are 0..N-1.
-        log: file of the write-ahead log. It is the truth: what it holds counts, whatever
-            checkpoint is loaded. None keeps the account in memory and checkpoints only.
+        log: file of the write-ahead log; None keeps the account in memory and checkpoints only.
         seeded: whether noise depends on the step alone. Two different releases of one step then
             differ by no noise at all, so that nothing is claimed after the second.
         figure: by which of `secure_apfed.privacy_rows.FIGURES` what it counts is called.
@@ -517,7 +498,7 @@ class PrivacyLedger:
         return cross_check(self._mechanism, releases=self._counts.most, delta=self._delta)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return the account for a checkpoint, (N,) int64 releases of each row; sync the log."""
+        """Return the account for a checkpoint; sync the log."""
         return self._counts.state_dict()
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
@@ -560,11 +541,11 @@ class PrivacyLedger:
 def cross_check(mechanism: Mechanism, *, releases: int, delta: float) -> dict[str, float | str]:
     """See `PrivacyLedger.cross_check`."""
     figures: dict[str, float | str] = {}
-    for name, accountant in ACCOUNTANTS.items():
+    for name, accountant in accountants.ACCOUNTANTS.items():
         if accountant.available():
             try:
                 figures[name] = accountant.epsilon(mechanism, releases=releases, delta=delta)
-            except NoFigureError as error:
+            except accountants.NoFigureError as error:
                 figures[name] = f"left out: {error}"
             except Exception as error:  # noqa: BLE001 - other people's numerics may fail in any way
                 figures[name] = f"failed: {type(error).__name__}: {error}"
@@ -577,12 +558,8 @@ def guarantee_of(
 ) -> str:  # fmt: skip
     """Return the guarantee of a run.
 
-    Args:
-        released: what the guard or private training promises, or that nothing is released.
-        labels: what the training labels went through.
-        private_training: whether `released` speaks of labels already.
-        seeded: whether the answers are derived from the run's seed.
-        also: what else was on, with what it gives or does not.
+    `released` is what the guard or private training promises, which speaks of labels already, or
+    that nothing is released; `also` is what else was on, with what it gives or does not.
     """
     parts = [released]
     if not math.isinf(labels.epsilon):

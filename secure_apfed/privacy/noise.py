@@ -53,6 +53,7 @@ from secure_apfed.errors import ModelError
 
 __all__ = [
     "NoiseSource",
+    "check_representations",
     "clip_gradients",
     "clip_rows",
     "on_grid",
@@ -85,6 +86,15 @@ def onto_ball(wide_BD: torch.Tensor, bound: float) -> torch.Tensor:
     return torch.where(over_B1, onto_BD, wide_BD)
 
 
+def check_representations(h_BD: torch.Tensor) -> None:
+    """LocalProtocolError: not a matrix of float32 or float64."""
+    if h_BD.ndim != 2 or h_BD.dtype not in (torch.float32, torch.float64):
+        raise LocalProtocolError(
+            "representations are a float32 or float64 matrix, one row a person, "
+            f"got {h_BD.dtype} of shape {tuple(h_BD.shape)}"
+        )
+
+
 def clip_rows(h_BD: torch.Tensor, bound: float) -> torch.Tensor:
     """Return `h_BD` in float64 with every row longer than `bound` scaled down onto it.
 
@@ -93,19 +103,11 @@ def clip_rows(h_BD: torch.Tensor, bound: float) -> torch.Tensor:
     for rounding, rows are scaled onto bound (1 - margin), where the margin is a few units
     in the last place (about 5e-7 for float32).
 
-    Args:
-        h_BD: float32 or float64, finite.
-        bound: C > 0, no unit.
-
     Raises:
         LocalProtocolError: not a matrix of float32 or float64.
         ModelError: a row holds NaN or an infinity.
     """
-    if h_BD.ndim != 2 or h_BD.dtype not in (torch.float32, torch.float64):
-        raise LocalProtocolError(
-            "representations are a float32 or float64 matrix, one row a person, "
-            f"got {h_BD.dtype} of shape {tuple(h_BD.shape)}"
-        )
+    check_representations(h_BD)
     wide_BD = h_BD.double()
     finite_B = wide_BD.isfinite().all(dim=1)
     if not bool(finite_B.all()):
@@ -131,11 +133,7 @@ def clip_gradients(gradient_BP: torch.Tensor, bound: float) -> torch.Tensor:
 
 
 class NoiseSource:
-    """One party's noise for one purpose; see above for what it is a function of.
-
-    Args:
-        key: 32 secret bytes of the party; keep them as long as the run may resume.
-        secret: bind noise to rows and values; without, to the step alone.
+    """One party's noise for one purpose, of its 32 secret bytes; see above for what it is bound to.
 
     Raises:
         LocalProtocolError: a key of the wrong length.

@@ -14,7 +14,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -49,6 +49,7 @@ class LabelMechanism(ABC):
     Attributes:
         name: its key in the table `LABEL_MECHANISMS`.
         unsafe: whether it protects nothing.
+        stages: disjoint parts that labels are cut into; later ones are answered with a prior.
         epsilon: epsilon_y of one label's answer, at delta 0: above 0 and at most 40, or infinite
             without protection.
         classes: K, at least 2; without protection 0 where labels are numbers.
@@ -56,22 +57,13 @@ class LabelMechanism(ABC):
 
     name: ClassVar[str]
     unsafe: ClassVar[bool] = False
+    stages: ClassVar[int] = 1
 
     epsilon: float
     classes: int
 
     def __post_init__(self) -> None:
         _check_strength(self.epsilon, self.classes)
-
-    @classmethod
-    def from_settings(cls, settings: LabelSettings, *, classes: int) -> Self:
-        assert settings.epsilon is not None
-        return cls(epsilon=settings.epsilon, classes=classes)
-
-    @property
-    def stages(self) -> int:
-        """Into how many disjoint parts the labels are cut; later ones are answered with a prior."""
-        return 1
 
     @abstractmethod
     def answer(
@@ -163,10 +155,6 @@ class NoLabelPrivacy(LabelMechanism):
     def __post_init__(self) -> None:
         """Any number of classes will do."""
 
-    @classmethod
-    def from_settings(cls, settings: LabelSettings, *, classes: int) -> Self:
-        return cls(classes=classes)
-
     def answer(
         self, labels_N: torch.Tensor, *, key: bytes, prior_NK: torch.Tensor | None = None
     ) -> torch.Tensor:
@@ -211,9 +199,7 @@ class LabelResponse(LabelMechanism):
     def answer(
         self, labels_N: torch.Tensor, *, key: bytes, prior_NK: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return the labels to train on; see `LabelMechanism.answer`.
-
-        The chances are 64-bit integers: the chance of a replacement is rounded up, which only
+        """The chances are 64-bit integers: the chance of a replacement is rounded up, which only
         lowers epsilon, and which class replaces is uniform to within a share of K / 2^64.
         """
         labels = _checked(labels_N, self.classes)
@@ -244,21 +230,10 @@ class MultiStageResponse(LabelMechanism):
     Guarantee: that of `LabelResponse`, for each label is answered once, and a prior reads answers
     of other labels only. A bad prior costs accuracy and no privacy. Needs: parts that do not depend
     on labels, and a model that has read no label but through these answers.
-
-    Attributes:
-        stages: parts, at least 2.
     """
 
     name: ClassVar[str] = "lp_mst"
-
-    stages: int = 2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.stages < 2:
-            raise ConfigError(
-                f"lp_mst has at least 2 stages, got {self.stages}; one stage is randomised_response"
-            )
+    stages: ClassVar[int] = 2
 
     def statement(self) -> str:
         return (
@@ -282,9 +257,7 @@ class MultiStageResponse(LabelMechanism):
     def answer(
         self, labels_N: torch.Tensor, *, key: bytes, prior_NK: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return the labels to train on; see `LabelMechanism.answer`.
-
-        Algorithm 1 with the k of `widths`: a label among the k likeliest is kept with
+        """Algorithm 1 with the k of `widths`: a label among the k likeliest is kept with
         probability e^eps / (e^eps + k - 1) and otherwise becomes one of the other k - 1; any
         other label becomes one of the k. Chances are rounded as by `LabelResponse`.
         """
@@ -373,9 +346,8 @@ class VoteResponse:
         Args:
             votes_UK: unit vectors, or zeros for no vote; see `labellers.hard`.
             key: 32 secret bytes; whoever has them can tell what was kept.
-            about: what names the people and the question. Answers about other people, or to another
-                question, must never share their chance: where they did, equal answers would tell
-                that votes are equal.
+            about: what names the people and the question: where answers about others, or to another
+                question, shared their chance, equal answers would tell that votes are equal.
 
         Raises:
             LocalProtocolError: votes of another form, or a key of the wrong length.
@@ -426,12 +398,9 @@ class VoteResponse:
 
 
 def make_label_mechanism(settings: LabelSettings, *, classes: int) -> LabelMechanism:
-    """Build the mechanism that `settings` describe, for labels of this many classes.
-
-    Raises:
-        ConfigError: fewer than two classes.
-    """
-    return LABEL_MECHANISMS[settings.mechanism].from_settings(settings, classes=classes)
+    """Build the mechanism that `settings` describe; ConfigError: for fewer than two classes."""
+    kind = LABEL_MECHANISMS[settings.mechanism]
+    return kind(epsilon=settings.epsilon or math.inf, classes=classes)
 
 
 LABEL_MECHANISMS: Mapping[str, type[LabelMechanism]] = {

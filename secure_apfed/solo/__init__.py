@@ -32,5 +32,5 @@ _ALL: tuple[Baseline, ...] = (
     Network(),
 )
 
-BASELINES: Mapping[str, Baseline] = MappingProxyType({one.name: one for one in _ALL})
+BASELINES: Mapping[str, Baseline] = MappingProxyType({baseline.name: baseline for baseline in _ALL})
 """In the order in which equals are preferred."""

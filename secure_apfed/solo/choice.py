@@ -9,7 +9,7 @@ Letters: n labelled rows, T training rows, B rows to predict, F features of a ro
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -27,7 +27,6 @@ from secure_apfed.solo.interface import (
     FloatArray,
     IntArray,
     SoloTask,
-    Together,
     checked_rows,
     held_out,
 )
@@ -55,13 +54,10 @@ _NEIGHBOURS = 20
 
 @dataclass(frozen=True, kw_only=True)
 class BaselineResult:
-    """How one baseline did.
+    """How one baseline did, by the measure on held-out labels and on test rows.
 
-    Attributes:
-        name, title: of the baseline.
-        validation: the measure on held-out labels; None where none could be held out, since every
-            class has one, or where they do not define it.
-        test: the measure on the test rows; accuracy unless another was asked for.
+    The first is None where none could be held out, since every class has one, or where they do not
+    define it.
     """
 
     name: str
@@ -76,39 +72,29 @@ def compare(
     test_labels: ArrayLike,
     *,
     baselines: Mapping[str, Baseline] = BASELINES,
-    folds: int = FOLDS,
     measure: Measure = ACCURACY,
 ) -> list[BaselineResult]:
     """Fit every baseline on all labels for the test rows, and on parts of them for the choice.
 
-    All baselines are judged on the same held-out labels, whose rows stay among the unlabelled ones.
-
-    Args:
-        task: what the active has.
-        test_features: (B, *shape) or flattened.
-        test_labels: (B,).
-        baselines: by name, in the order in which equals are preferred.
-        folds: parts of cross-validation, at least 2; fewer where a class has fewer labels, and from
-            400 labels on one of them is used.
-        measure: that they are judged by; of a baseline whose scores are no probabilities, those
-            that they stand for (`secure_apfed.measures.probabilities_of`).
+    All baselines are judged on the same held-out labels, whose rows stay among the unlabelled ones:
+    three parts, fewer where a class has fewer labels, and from 400 labels on one of them. Test rows
+    are (B, *shape) or flattened. Scores that are no probabilities are measured by those that they
+    stand for (`secure_apfed.measures.probabilities_of`).
 
     Raises:
         DataError: test rows that do not fit the task.
         ModelError: the run's own network diverged or cannot take such rows.
     """
-    if folds < 2:
-        raise DataError(f"solo: labels are held out in at least 2 parts, got {folds}")
     x_BF, y_B = _test_rows(task, test_features, test_labels)
     with fits_kept_meanwhile():
         return [
             BaselineResult(
                 name=name,
-                title=one.title,
-                validation=_validation(one, task, folds, measure),
-                test=measure.of(_scored(one.fit(task).scores(x_BF), y_B)),
+                title=baseline.title,
+                validation=_validation(baseline, task, measure),
+                test=measure.of(_scored(baseline.fit(task).scores(x_BF), y_B)),
             )
-            for name, one in baselines.items()
+            for name, baseline in baselines.items()
         ]
 
 
@@ -119,45 +105,39 @@ def chosen(task: SoloTask, *, measure: Measure = ACCURACY) -> Baseline:
     """
     found = {}
     with fits_kept_meanwhile():
-        for name, one in BASELINES.items():
+        for name, baseline in BASELINES.items():
             with suppress(ModelError):
-                found[name] = measure.rank(_validation(one, task, FOLDS, measure))
+                found[name] = measure.rank(_validation(baseline, task, measure))
     return BASELINES[max(found, key=found.__getitem__)]
 
 
 def best(results: Iterable[BaselineResult], *, measure: Measure = ACCURACY) -> BaselineResult:
-    """Return the result with the best validation, by its measure; the first among equals.
-
-    Raises:
-        DataError: there is none.
-    """
-    ranked: Sequence[BaselineResult] = tuple(results)
+    """Return the one with the best validation; the first of equals. DataError: there is none."""
+    ranked = tuple(results)
     if not ranked:
         raise DataError("solo: there is no baseline to choose from")
-    return max(ranked, key=lambda one: measure.rank(one.validation))
+    return max(ranked, key=lambda result: measure.rank(result.validation))
 
 
-def _validation(one: Baseline, task: SoloTask, folds: int, measure: Measure) -> float | None:
+def _validation(baseline: Baseline, task: SoloTask, measure: Measure) -> float | None:
     """The measure on the labels held out, of each part by what was fitted without it."""
-    parts = held_out(task.labels, folds, task.seed)
+    parts = held_out(task.labels, FOLDS, task.seed)
     if not parts:
         return None
 
     def out_of_fold() -> FloatArray:
         """Scores of the labelled rows of the parts, one part after the other."""
         tasks = [task.without(part) for part in parts]
-        # With the whole task, too: it takes hardly longer, and is asked for next.
-        fitted = (
-            one.fit_together([*tasks, task])
-            if isinstance(one, Together)
-            else [one.fit(without) for without in tasks]
-        )
-        return np.concatenate([
+        # The whole task, too, where they learn at the same time: it takes hardly longer, and is
+        # asked for next. Where they do not, it is not reached.
+        fitted = baseline.fit_together([*tasks, task])
+        scores = [
             predictor.scores(task.labelled_rows[part])
-            for predictor, part in zip(fitted, parts, strict=False)
-        ])  # fmt: skip
+            for part, predictor in zip(parts, fitted, strict=False)
+        ]
+        return np.concatenate(scores)
 
-    name = f"without-{len(parts)}-of-{folds}-{one.name}"
+    name = f"without-{len(parts)}-of-{FOLDS}-{baseline.name}"
     scores_nK = scored_once(name, task, out_of_fold)
     value = measure.of(_scored(scores_nK, task.labels[np.concatenate(parts)]))
     return None if math.isnan(value) else value
@@ -218,12 +198,9 @@ def compare_numbers(
     features_nF: ArrayLike, targets_n: ArrayLike, test_features_BF: ArrayLike,
     test_targets_B: ArrayLike, *, measure: Measure, seed: int = 0,
 ) -> list[BaselineResult]:  # fmt: skip
-    """Where labels are numbers: fit every regression on all labelled rows, and in folds.
+    """Where labels are numbers: fit every regression on all labelled rows, and in folds of them.
 
-    scikit-learn fits them; the choice among them is by cross-validation over the labelled rows.
-
-    Features are of any shape, labels in their unit, and the measure is one of regression. Test rows
-    only measure.
+    Features are of any shape, labels in their unit, and the measure is one of regression.
 
     Raises:
         DataError: too few labelled rows, rows and labels that do not go together, or values that

@@ -12,7 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from secure_apfed.solo.interface import FloatArray, IntArray, Predictor, SoloTask, held_out
+from secure_apfed.solo.interface import (
+    Baseline,
+    FloatArray,
+    IntArray,
+    Predictor,
+    SoloTask,
+    held_out,
+)
 
 __all__ = [
     "GradientBoosting",
@@ -98,7 +105,7 @@ def _best_strength(rows: bytes, labels: bytes, seed: int) -> float:
     return max(_STRENGTHS, key=likelihood)
 
 
-class Logistic:
+class Logistic(Baseline):
     """On the labelled rows, its strength chosen by cross-validation of them."""
 
     name, title = "logistic", "Logistic regression"
@@ -110,7 +117,7 @@ class Logistic:
         return classifier(scale, logistic(strength).fit(scaled_nF, task.labels), task.classes)
 
 
-class SelfTraining:
+class SelfTraining(Baseline):
     """Logistic regression labels the rows that it is sure of, and learns from them.
 
     Source: D. Yarowsky, ACL 1995, as in scikit-learn.
@@ -134,7 +141,7 @@ class SelfTraining:
         return classifier(scale, taught.fit(scaled_NF, labels_N), task.classes)
 
 
-class GradientBoosting:
+class GradientBoosting(Baseline):
     """Trees whose leaves hold n / (4 K) rows or more, up to 20: few would never be cut else."""
 
     name, title = "gradient_boosting", "Gradient boosting"
@@ -179,7 +186,7 @@ def _columns(scaled_BF: FloatArray, cosines: Any) -> FloatArray:
     return np.hstack([scaled_BF / np.sqrt(scaled_BF.shape[1]), cosines.transform(scaled_BF)])
 
 
-class Ridge:
+class Ridge(Baseline):
     """To the labels' indicators, on x and random cosine features of the labelled rows.
 
     Source: A. Rahimi, B. Recht, NeurIPS 2007 (the features); lambda by the leave-one-out error.
@@ -191,7 +198,7 @@ class Ridge:
         return _ridge(task, task.labelled, task.indicators)
 
 
-class Spreading:
+class Spreading(Baseline):
     """Label spreading over a graph of the nearest of all training rows.
 
     Source: D. Zhou et al., NeurIPS 2004, as in scikit-learn. It labels the rows of its graph; rows
@@ -215,7 +222,7 @@ class Spreading:
         return Predictor(scores)
 
 
-class SpreadingStudent:
+class SpreadingStudent(Baseline):
     """A ridge regression learns the labels that were spread."""
 
     name, title = "label_spreading_ridge", "Label spreading, ridge student"

@@ -7,9 +7,10 @@ Letters: N training rows, n of them with labels, B rows to predict, F features o
 """
 
 import math
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, Self, TypeAlias, runtime_checkable
+from typing import Self, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,7 +27,6 @@ __all__ = [
     "IntArray",
     "Predictor",
     "SoloTask",
-    "Together",
     "checked_rows",
     "held_out",
 ]
@@ -42,10 +42,8 @@ class SoloTask:
     """The active's own training rows, and the labels of some. It has no other labels to read.
 
     Attributes:
-        features: (N, F), of all training rows, each flattened.
-        shape: of one row, for networks that convolve.
-        labelled: positions (n,) of the rows that have a label, distinct.
-        labels: (n,), of these rows, 0 to K - 1.
+        features: (N, F), of all training rows, each flattened; shape: of one row before.
+        labelled: distinct positions (n,) of the rows that have a label; labels: (n,), 0 to K - 1.
         classes: K; classes without a label are never predicted.
         seed: every number that a baseline draws follows from it.
         model, train: the run's own, for the baseline that trains the run's own network.
@@ -132,45 +130,28 @@ class SoloTask:
 
 @dataclass(frozen=True)
 class Predictor:
-    """A model of the active's own features.
-
-    Attributes:
-        scores: from rows like the task's (B, F) to scores (B, K); the largest of a row is the
-            prediction.
-    """
+    """A model of the active's own features, from rows (B, F) to scores (B, K)."""
 
     scores: Callable[[FloatArray], FloatArray] = field(repr=False)
 
 
-class Baseline(Protocol):
+class Baseline(ABC):
     """One way to learn alone: its `name` is its key in the table, its `title` for people."""
 
-    @property
-    def name(self) -> str: ...
+    name: str
+    title: str
 
-    @property
-    def title(self) -> str: ...
-
+    @abstractmethod
     def fit(self, task: SoloTask) -> Predictor:
         """Learn from the labelled rows and, as the baseline likes, from the unlabelled ones."""
-        ...
 
-
-@runtime_checkable
-class Together(Baseline, Protocol):
-    """A baseline that fits several tasks at the same time, faster than one after the other."""
-
-    def fit_together(self, tasks: Sequence[SoloTask]) -> Sequence[Predictor]:
-        """Fit each of these as it would be by itself; they differ in which rows have a label."""
-        ...
+    def fit_together(self, tasks: Sequence[SoloTask]) -> Iterable[Predictor]:
+        """Fit each as by itself, when it is asked for; they differ in which rows have a label."""
+        return map(self.fit, tasks)
 
 
 def checked_rows(features_BF: FloatArray, shape: Shape) -> FloatArray:
-    """Return the rows.
-
-    Raises:
-        DataError: they are not finite, or not rows of this shape, flattened.
-    """
+    """Return the rows; DataError: they are not finite, or not rows of this shape, flattened."""
     width = math.prod(shape)
     if features_BF.ndim != 2 or features_BF.shape[1] != width or not len(features_BF):
         raise DataError(
@@ -196,7 +177,7 @@ def held_out(labels_n: IntArray, folds: int, seed: int) -> list[IntArray]:
     the first of `folds` parts alone where there are `ENOUGH_LABELS`.
     """
     drawn = np.random.default_rng(derive_seed(seed, "solo", "folds"))
-    members = [np.flatnonzero(labels_n == one) for one in np.unique(labels_n)]
+    members = [np.flatnonzero(labels_n == label) for label in np.unique(labels_n)]
     order = [drawn.permutation(rows) for rows in members if len(rows) > 1]
     if not order:
         return []

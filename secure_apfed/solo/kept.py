@@ -21,7 +21,7 @@ from secure_apfed.seeds import Draws, seeded
 from secure_apfed.solo.interface import FloatArray, SoloTask
 
 __all__ = [
-    "FitStore", "fits_kept_by", "fits_kept_meanwhile", "fitted_once", "scored_once",
+    "FitStore", "fits_kept_by", "fits_kept_meanwhile", "fitted_once", "scored_once"
 ]  # fmt: skip
 
 FitStore: TypeAlias = Callable[[str, Callable[[], bytes]], bytes]

@@ -21,16 +21,10 @@ from secure_apfed.learning.descent import Compute, Trainer
 from secure_apfed.models import Shape, encoder_and_head
 from secure_apfed.seeds import Draws, seeded, shuffled
 from secure_apfed.solo.classical import best_strength, logistic, scale_of, table_of
-from secure_apfed.solo.interface import FloatArray, Predictor, SoloTask
+from secure_apfed.solo.interface import Baseline, FloatArray, Predictor, SoloTask
 from secure_apfed.solo.kept import fitted_once
 
-__all__ = [
-    "Autoencoder",
-    "MixMatch",
-    "Network",
-    "flattened",
-    "parted",
-]
+__all__ = ["Autoencoder", "MixMatch", "Network", "flattened", "parted"]
 
 _MOST_STEPS = 1_000
 _FIRST_LOOK, _LOOK_EVERY = 300, 100
@@ -60,7 +54,7 @@ for CIFAR-10."""
 _AVERAGE = 0.98
 
 
-class Network:
+class Network(Baseline):
     """The run's own network, trained on the labelled rows with the run's own optimiser.
 
     Deviation: a run's rate is chosen for many steps on many rows. Where it hardly moves the loss of
@@ -71,12 +65,7 @@ class Network:
     name, title = "network", "Own network"
 
     def fit(self, task: SoloTask) -> Predictor:
-        """Train until the labelled rows are learnt or the steps are spent.
-
-        Raises:
-            ModelError: the loss is not finite at the run's own rate, or the network cannot take
-                such rows.
-        """
+        """ModelError: the loss is not finite at the run's rate, or the network cannot take rows."""
         attempt = _attempt_that_learns(task)
         attempt.finish()
         network = attempt.network.eval()
@@ -123,11 +112,7 @@ class _Attempt:
         self._steps = 0
 
     def finish(self) -> None:
-        """Train on until the rows are learnt or the steps are spent.
-
-        Raises:
-            ModelError: the loss is not finite.
-        """
+        """Train on until the rows are learnt or the steps are spent."""
         loss = math.inf
         while self._steps < _MOST_STEPS and loss > _LEARNT:
             loss = self.go_on(_LOOK_EVERY)
@@ -160,7 +145,7 @@ def _rows(features_BF: FloatArray, shape: Shape, compute: Compute) -> Tensor:
     return compute.place(torch.from_numpy(features_BF).reshape(-1, *shape))
 
 
-class Autoencoder:
+class Autoencoder(Baseline):
     """A denoising autoencoder learns a code of all rows; logistic regression classifies the code.
 
     Source: P. Vincent et al., JMLR 11, 2010.
@@ -227,7 +212,7 @@ def _codes(encoder: nn.Module, scaled_BF: FloatArray) -> FloatArray:
     return codes_BD.double().numpy()
 
 
-class MixMatch:
+class MixMatch(Baseline):
     """Guessed, sharpened labels of unlabelled rows, mixed with the labelled ones.
 
     Source: D. Berthelot et al., NeurIPS 2019, Algorithm 1 and Eqs. (2) to (5). Deviations: rows of
@@ -244,11 +229,7 @@ class MixMatch:
         return self.fit_together([task])[0]
 
     def fit_together(self, tasks: Sequence[SoloTask]) -> list[Predictor]:
-        """Each as it would be fitted by itself; they learn at the same time.
-
-        Raises:
-            DataError: no task, or tasks that differ in more than which rows have a label.
-        """
+        """At the same time; DataError: they differ in more than which rows have a label."""
         if len({(task.features.tobytes(), task.classes, task.seed) for task in tasks}) != 1:
             raise DataError(
                 f"solo: {self.title} fits parts of one task's labels together, with its rows, "
@@ -313,8 +294,10 @@ class _SideBySide(nn.Module):
     def __init__(self, network: nn.Sequential, copies: int) -> None:
         super().__init__()
         layers = [layer for layer in network if isinstance(layer, nn.Linear)]
-        self.weights = nn.ParameterList(one.weight.detach().repeat(copies, 1, 1) for one in layers)
-        self.biases = nn.ParameterList(one.bias.detach().repeat(copies, 1) for one in layers)
+        self.weights = nn.ParameterList(
+            layer.weight.detach().repeat(copies, 1, 1) for layer in layers
+        )
+        self.biases = nn.ParameterList(layer.bias.detach().repeat(copies, 1) for layer in layers)
 
     def forward(self, x_GBF: Tensor) -> Tensor:
         first, middle, last = zip(self.weights, self.biases, strict=True)
@@ -327,12 +310,12 @@ class _SideBySide(nn.Module):
         """Each as a network by itself, of the shape of this one."""
         found: list[nn.Module] = []
         for place in range(len(self.weights[0])):
-            one = copy.deepcopy(network).requires_grad_(False)
-            layers = (layer for layer in one if isinstance(layer, nn.Linear))
+            alone = copy.deepcopy(network).requires_grad_(False)
+            layers = (layer for layer in alone if isinstance(layer, nn.Linear))
             for layer, weight, bias in zip(layers, self.weights, self.biases, strict=True):
                 layer.weight.copy_(weight[place])
                 layer.bias.copy_(bias[place])
-            found.append(one)
+            found.append(alone)
         return found
 
 
@@ -445,20 +428,18 @@ def flattened(networks: Iterable[nn.Module]) -> tuple[nn.Parameter, Tensor]:
 
     Before each step the gradient is set to 0 in place: dropped, the views would lose it.
     """
-    apart = [one for network in networks for one in network.parameters()]
-    flat_P = nn.Parameter(torch.cat([one.detach().flatten() for one in apart]))
-    gradient_P = torch.zeros_like(flat_P)
-    flat_P.grad = gradient_P
-    sizes = [one.numel() for one in apart]
-    for one, values, gradient in zip(
-        apart, flat_P.data.split(sizes), gradient_P.split(sizes), strict=True
-    ):
-        one.data, one.grad = values.view_as(one), gradient.view_as(one)
+    apart = [weight for network in networks for weight in network.parameters()]
+    flat_P = nn.Parameter(torch.cat([weight.detach().flatten() for weight in apart]))
+    flat_P.grad = gradient_P = torch.zeros_like(flat_P)
+    sizes = [weight.numel() for weight in apart]
+    views = zip(apart, flat_P.data.split(sizes), gradient_P.split(sizes), strict=True)
+    for weight, values, gradient in views:
+        weight.data, weight.grad = values.view_as(weight), gradient.view_as(weight)
     return flat_P, gradient_P
 
 
 def parted(network: nn.Module) -> nn.Module:
     """Give each parameter its own memory again, without a gradient; return the network."""
-    for one in network.parameters():
-        one.data, one.grad = one.data.clone(), None
+    for weight in network.parameters():
+        weight.data, weight.grad = weight.data.clone(), None
     return network

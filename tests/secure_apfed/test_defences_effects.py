@@ -19,10 +19,8 @@ from secure_apfed.defences.gradients import (
     DiscreteSgd,
     Marvell,
     MaxNorm,
-    Noise,
-    Split,
+    Pair,
     best_noise,
-    sum_kl,
 )
 from secure_apfed.defences.trained import ConfusionalLabels, Mid, distance_correlation, gaussian_kl
 from secure_apfed.errors import ModelError
@@ -99,21 +97,14 @@ def test_distance_correlation_is_that_of_its_definition() -> None:
     assert float(distance_correlation(torch.tensor(x), torch.tensor(3 * x + 1))) == pytest.approx(1)
 
 
-@pytest.mark.parametrize("case", ["constant x", "constant h", "equal rows", "two rows"])
-def test_distance_correlation_has_a_finite_gradient_in_edge_cases(case: str) -> None:
-    x, h = torch.randn(6, 3), torch.randn(6, 2)
-    if case == "constant x":
-        x = torch.ones(6, 3)
-    if case == "constant h":
-        h = torch.ones(6, 2)
-    if case == "equal rows":
-        x, h = x[[0, 0, 1, 1, 2, 2]], h[[0, 0, 1, 1, 2, 2]]
-    if case == "two rows":
-        x, h = x[:2], h[:2]
-    h = h.clone().requires_grad_()
-    distance_correlation(x, h).backward()
-    assert h.grad is not None
-    assert h.grad.isfinite().all()
+def test_distance_correlation_has_a_finite_gradient_in_edge_cases() -> None:
+    x, h, pairs = torch.randn(6, 3), torch.randn(6, 2), [0, 0, 1, 1, 2, 2]
+    edges = ((torch.ones(6, 3), h), (x, torch.ones(6, 2)), (x[pairs], h[pairs]), (x[:2], h[:2]))
+    for x_B, sent_B in edges:
+        h_B = sent_B.clone().requires_grad_()
+        distance_correlation(x_B, h_B).backward()
+        assert h_B.grad is not None
+        assert h_B.grad.isfinite().all()
 
 
 def trained_kl(weight: float) -> tuple[float, float]:
@@ -157,7 +148,7 @@ def test_the_kl_is_that_of_torch() -> None:
     assert torch.allclose(gaussian_kl(mean_BD, log_deviation_BD), expected.sum(1).mean())
 
 
-@pytest.mark.parametrize("classes", [2, 3, 10, 30])
+@pytest.mark.parametrize("classes", [2, 30])
 def test_confusional_labels_mislead_a_reader_of_gradients_and_decode(classes: int) -> None:
     """A gradient on scores, p minus target, is most negative where the label is."""
     code = ConfusionalLabels(ConfusionalLabelsSettings(), around(classes))
@@ -172,32 +163,25 @@ def test_confusional_labels_mislead_a_reader_of_gradients_and_decode(classes: in
     assert torch.equal(code.decode(code.targets(labels_N).log()).argmax(1), labels_N)
 
 
-def test_confusional_labels_keep_the_accuracy_of_joint_training() -> None:
+def test_confusional_labels_keep_the_accuracy_of_joint_training_or_are_refused() -> None:
     without = run(config_of("tvfl"), None).accuracy["tvfl"]
-    config = config_of("tvfl", defences=[{"kind": "confusional_labels"}])
+    config = config_of("tvfl", defences=[{"kind": "confusional_labels", "steps": 500}])
     assert run(config, None).accuracy["tvfl"] > without - 0.05
-
-
-def test_confusional_labels_that_cannot_be_decoded_are_refused() -> None:
     settings = ConfusionalLabelsSettings(steps=1)
     with pytest.raises(ModelError, match="decodes"):
         ConfusionalLabels(settings, around(20))
 
 
-@pytest.mark.parametrize("keep", [0.01, 0.25, 1.0])
-def test_compression_keeps_the_largest_numbers(keep: float) -> None:
+def test_compression_keeps_the_largest_numbers() -> None:
     gradient_BD = torch.randn(16, 5)
-    sent_BD = Compression(CompressionSettings(keep=keep), around()).protect(
-        gradient_BD, Leaving(0, "active")
-    )
-    kept = sent_BD != 0
-    assert int(kept.sum()) == math.ceil(keep * 80)
-    assert torch.equal(sent_BD[kept], gradient_BD[kept])
-    if keep < 1:
-        assert gradient_BD[kept].abs().min() >= gradient_BD[~kept].abs().max()
-
-
-def test_compression_of_equal_numbers_keeps_the_right_count() -> None:
+    for keep in (0.01, 0.25, 1.0):
+        compression = Compression(CompressionSettings(keep=keep), around())
+        sent_BD = compression.protect(gradient_BD, Leaving(0, "active"))
+        kept = sent_BD != 0
+        assert int(kept.sum()) == math.ceil(keep * 80)
+        assert torch.equal(sent_BD[kept], gradient_BD[kept])
+        if keep < 1:
+            assert gradient_BD[kept].abs().min() >= gradient_BD[~kept].abs().max()
     compression = Compression(CompressionSettings(keep=0.5), around())
     assert int(compression.protect(torch.ones(4, 4), Leaving(0, "a")).sum()) == 8
 
@@ -227,10 +211,10 @@ def test_clip_and_noise_keeps_its_bound_for_adversarial_rows() -> None:
     assert torch.equal(clipped[1:3], rows[1:3])
 
 
-@pytest.mark.parametrize(("factor", "right"), [(2 / 3, False), (1.0, True), (3 / 2, False)])
-def test_clip_and_noise_adds_the_noise_that_it_says(factor: float, right: bool) -> None:
-    noise = clip_noise(0.2 * factor, torch.zeros(2000, 4)).flatten().double().numpy() / 0.2
-    assert bool(kstest(noise, "norm").pvalue > 1e-4) is right
+def test_clip_and_noise_adds_the_noise_that_it_says() -> None:
+    for factor in (2 / 3, 1.0, 3 / 2):
+        noise = clip_noise(0.2 * factor, torch.zeros(2000, 4)).flatten().double().numpy() / 0.2
+        assert bool(kstest(noise, "norm").pvalue > 1e-4) is (factor == 1)
 
 
 def test_noise_is_repeated_for_the_same_and_fresh_for_other_content_or_steps() -> None:
@@ -274,48 +258,49 @@ def test_marvell_moves_norm_and_direction_attacks_towards_chance() -> None:
     assert noise_BD.square().sum(1).mean() < 1.1 * 8.0 * unit
 
 
-@pytest.mark.parametrize("positive", [0.02, 0.25, 0.5, 0.9])
-@pytest.mark.parametrize("dimension", [1, 2, 64])
-@pytest.mark.parametrize("spread", [(0.0, 0.0), (0.3, 0.05), (0.001, 2.0)])
-@pytest.mark.parametrize("power", [0.5, 8.0])
-def test_marvell_finds_the_numerical_optimum(
-    positive: float, dimension: int, spread: tuple[float, float], power: float
-) -> None:
-    split = Split(positive=positive, dimension=dimension, spread=spread)
-    best = best_noise(split, power)
-    assert best.power(split) <= power * (1 + 1e-9)
-    assert all(a >= c >= 0 for a, c in zip(best.along, best.across, strict=True))
-    # All ways of sharing the power out, on a fine grid in logarithms.
-    shares = np.concatenate([[0.0], np.geomspace(1e-5, 1.0, 20)])
-    grid = np.stack(np.meshgrid(shares, shares, shares, shares), -1).reshape(-1, 4)
-    weights = np.array([1 - positive, positive])
-    weights = np.concatenate([weights, (dimension - 1) * weights])
-    used = grid @ weights
-    grid = grid[used > 0] * (power / used[used > 0])[:, None]
-    a0, a1 = grid[:, 0] + spread[0], grid[:, 1] + spread[1]
-    c0, c1 = grid[:, 2] + spread[0], grid[:, 3] + spread[1]
+def sum_kl(along: np.ndarray, across: np.ndarray, spread: Pair, dimension: int) -> np.ndarray:
+    """KL of the perturbed classes, both ways, nats (Li et al. 2022, Theorem 2)."""
+    a0, a1 = along[0] + spread[0], along[1] + spread[1]
+    c0, c1 = across[0] + spread[0], across[1] + spread[1]
     with np.errstate(divide="ignore", invalid="ignore"):
-        across = (dimension - 1) * (c0 / c1 + c1 / c0) if dimension > 1 else 0.0
-        objective = (across + (a0 + 1) / a1 + (a1 + 1) / a0) / 2 - dimension
-    ordered = (grid[:, 0] >= grid[:, 2]) & (grid[:, 1] >= grid[:, 3])
-    least = float(np.nanmin(objective[ordered]))
-    assert sum_kl(best, split) <= least * (1 + 1e-3) + 1e-6
+        rest = (dimension - 1) * (c0 / c1 + c1 / c0) if dimension > 1 else 0.0
+        return np.asarray((rest + (a0 + 1) / a1 + (a1 + 1) / a0) / 2 - dimension)
 
 
 def test_sum_kl_is_the_divergence_of_the_two_gaussians() -> None:
-    split = Split(positive=0.3, dimension=3, spread=(0.2, 0.5))
-    noise = Noise(along=(1.0, 2.0), across=(0.3, 0.4))
+    along, across, spread = np.array([1.0, 2.0]), np.array([0.3, 0.4]), (0.2, 0.5)
     means = torch.tensor([[0.0, 0, 0], [1, 0, 0]])
-    classes = [
+    first, second = (
         torch.distributions.MultivariateNormal(
-            mean, torch.diag(torch.tensor([noise.along[k] + split.spread[k]]
-                                          + 2 * [noise.across[k] + split.spread[k]]))
+            mean, torch.diag(torch.tensor([a + u, c + u, c + u]).float())
         )
-        for k, mean in enumerate(means)
-    ]  # fmt: skip
+        for mean, a, c, u in zip(means, along, across, spread, strict=True)
+    )
     kl = torch.distributions.kl_divergence
-    expected = float(kl(classes[1], classes[0]) + kl(classes[0], classes[1]))
-    assert sum_kl(noise, split) == pytest.approx(expected, rel=1e-5)
+    expected = float(kl(second, first) + kl(first, second))
+    assert float(sum_kl(along, across, spread, 3)) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("spread", [(0.0, 0.0), (0.3, 0.05), (0.001, 2.0)])
+@pytest.mark.parametrize("dimension", [1, 2, 64])
+def test_marvell_finds_the_numerical_optimum(dimension: int, spread: Pair) -> None:
+    for positive, power in ((0.02, 8.0), (0.25, 0.5), (0.5, 8.0), (0.9, 0.5)):
+        along, across = best_noise(
+            positive=positive, dimension=dimension, spread=spread, power=power
+        )
+        weights = np.array([1 - positive, positive])
+        weights = np.concatenate([weights, (dimension - 1) * weights])
+        assert weights @ [*along, *across] <= power * (1 + 1e-9)
+        assert all(a >= c >= 0 for a, c in zip(along, across, strict=True))
+        # All ways of sharing the power out, on a fine grid in logarithms.
+        shares = np.concatenate([[0.0], np.geomspace(1e-5, 1.0, 20)])
+        grid = np.stack(np.meshgrid(shares, shares, shares, shares), -1).reshape(-1, 4)
+        used = grid @ weights
+        grid = (grid[used > 0] * (power / used[used > 0])[:, None]).T
+        ordered = (grid[0] >= grid[2]) & (grid[1] >= grid[3])
+        least = float(np.nanmin(sum_kl(grid[:2], grid[2:], spread, dimension)[ordered]))
+        found = sum_kl(np.array(along), np.array(across), spread, dimension)
+        assert found <= least * (1 + 1e-3) + 1e-6
 
 
 def test_marvell_sends_zeros_for_a_batch_of_one_class_and_needs_labels() -> None:

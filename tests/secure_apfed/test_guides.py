@@ -54,10 +54,8 @@ def neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_the_printed_labeller_keeps_the_contract(neighbours: str) -> None:
-    for case in test_labellers.CASES:
-        test_labellers.test_rows_of_votes_are_short(neighbours, case)
-        test_labellers.test_votes_of_linear_ones_are_a_matrix_times_labels(neighbours, case)
     for holds in (
+        test_labellers.test_rows_of_votes_are_short_and_those_of_linear_ones_a_matrix_times_labels,
         test_labellers.test_who_has_no_label_moves_others_only_where_it_is_said,
         test_labellers.test_a_common_scale_and_shift_do_nothing,
         test_labellers.test_tensors_and_arrays_are_alike_and_nothing_is_drawn,

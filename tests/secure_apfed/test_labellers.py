@@ -1,6 +1,5 @@
 """Labellers: short rows of votes, linear where they say so, moved by nobody they deny."""
 
-import itertools
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from secure_apfed.labellers import (
     LABELLERS,
     Labeller,
     LinearLabeller,
-    Logistic,
     PrivateLogistic,
     Ridge,
     Spreading,
@@ -28,8 +26,6 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 CLASSES = 4
 NAMES = sorted(LABELLERS)
-LINEAR = [name for name in NAMES if LABELLERS[name].linear]
-INDUCTIVE = [name for name in NAMES if LABELLERS[name].inductive]
 
 
 def make(name: str) -> Labeller:
@@ -73,40 +69,33 @@ def awkward() -> dict[str, tuple[Floats, Integers, Integers]]:
     }
 
 
-CASES = awkward()
+each = pytest.mark.parametrize("name", NAMES)
+without_noise = pytest.mark.parametrize(
+    "name", [name for name in NAMES if name != PrivateLogistic.name]
+)
 
 
-@pytest.mark.parametrize(("name", "case"), list(itertools.product(NAMES, CASES)))
-def test_rows_of_votes_are_short(name: str, case: str) -> None:
-    x, labelled, labels = CASES[case]
+@each
+def test_rows_of_votes_are_short_and_those_of_linear_ones_a_matrix_times_labels(name: str) -> None:
     labeller = make(name)
-    votes = labeller.label(x, labelled, labels, CLASSES)
-    assert votes.shape == (len(x), CLASSES)
-    assert votes.dtype == np.float64
-    assert np.isfinite(votes).all()
-    assert np.abs(votes).sum(axis=1).max() <= 1 + 1e-12
-    assert labeller.signed or votes.min() >= 0
+    assert isinstance(labeller, LinearLabeller) is LABELLERS[name].linear
+    for case, (x, labelled, labels) in awkward().items():
+        votes = labeller.label(x, labelled, labels, CLASSES)
+        assert votes.shape == (len(x), CLASSES), case
+        assert votes.dtype == np.float64, case
+        assert np.isfinite(votes).all(), case
+        assert np.abs(votes).sum(axis=1).max() <= 1 + 1e-12, case
+        assert labeller.signed or votes.min() >= 0, case
+        if isinstance(labeller, LinearLabeller):
+            matrix = labeller.matrix(x, labelled)
+            length = np.abs(matrix).sum(axis=1)
+            assert matrix.shape == (len(x), len(labelled)), case
+            assert ((np.abs(length - 1) < 1e-12) | (length == 0)).all(), case
+            summed = matrix @ np.eye(CLASSES)[labels]
+            np.testing.assert_allclose(votes, summed, rtol=0, atol=1e-15, err_msg=case)
 
 
-@pytest.mark.parametrize(("name", "case"), list(itertools.product(LINEAR, CASES)))
-def test_votes_of_linear_ones_are_a_matrix_times_labels(name: str, case: str) -> None:
-    x, labelled, labels = CASES[case]
-    labeller = make(name)
-    assert isinstance(labeller, LinearLabeller)
-    matrix = labeller.matrix(x, labelled)
-    length = np.abs(matrix).sum(axis=1)
-    assert matrix.shape == (len(x), len(labelled))
-    assert ((np.abs(length - 1) < 1e-12) | (length == 0)).all()
-    votes = labeller.label(x, labelled, labels, CLASSES)
-    np.testing.assert_allclose(votes, matrix @ np.eye(CLASSES)[labels], rtol=0, atol=1e-15)
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in LINEAR])
-def test_others_have_no_matrix(name: str) -> None:
-    assert not isinstance(make(name), LinearLabeller)
-
-
-@pytest.mark.parametrize("name", NAMES)
+@each
 def test_who_has_no_label_moves_others_only_where_it_is_said(name: str) -> None:
     x, labelled, labels = people()
     person = int(np.setdiff1d(np.arange(len(x)), labelled)[0])
@@ -126,7 +115,7 @@ def test_who_has_no_label_moves_others_only_where_it_is_said(name: str) -> None:
     assert bool((before[others] == after[others]).all()) == labeller.inductive
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != PrivateLogistic.name])
+@without_noise
 def test_a_common_scale_and_shift_do_nothing(name: str) -> None:
     x, labelled, labels = people()
     labeller = make(name)
@@ -135,7 +124,7 @@ def test_a_common_scale_and_shift_do_nothing(name: str) -> None:
     np.testing.assert_allclose(votes, again, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each
 def test_tensors_and_arrays_are_alike_and_nothing_is_drawn(name: str) -> None:
     x, labelled, labels = people()
     votes = make(name).label(x, labelled, labels, CLASSES)
@@ -144,7 +133,7 @@ def test_tensors_and_arrays_are_alike_and_nothing_is_drawn(name: str) -> None:
     assert (votes == again).all()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each
 def test_clouds_are_told_apart(name: str) -> None:
     x, labelled, labels = people(400, seed=3)
     rng = np.random.default_rng(3)
@@ -153,7 +142,7 @@ def test_clouds_are_told_apart(name: str) -> None:
     assert (votes.argmax(axis=1) == truth).mean() > 0.8
 
 
-def test_the_private_one_reads_nothing_but_directions_from_its_centre() -> None:
+def test_the_private_one_reads_nothing_but_directions() -> None:
     x, labelled, labels = people()
     rng = np.random.default_rng(0)
     lengths = 2.0 ** rng.integers(-9, 9, (len(x), 1))
@@ -161,13 +150,11 @@ def test_the_private_one_reads_nothing_but_directions_from_its_centre() -> None:
     votes = PrivateLogistic(**settings).label(x, labelled, labels, CLASSES)
     again = PrivateLogistic(**settings).label(x * lengths, labelled, labels, CLASSES)
     assert (votes == again).all()
-    centre = np.arange(5.0)
-    plain, moved = PrivateLogistic(**settings), PrivateLogistic(**settings, centre=centre)
-    np.testing.assert_allclose(moved.directions(x + centre), plain.directions(x), atol=1e-12)
-    np.testing.assert_allclose(np.linalg.norm(plain.directions(x), axis=1), 1, rtol=1e-12)
+    directions = PrivateLogistic(**settings).directions(x)
+    np.testing.assert_allclose(np.linalg.norm(directions, axis=1), 1, rtol=1e-12)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != PrivateLogistic.name])
+@without_noise
 def test_strips_of_digits_are_labelled_from_fifty(name: str) -> None:
     """Chance is 0.10; the second strip of four tells more than the first."""
     data = load_data(DataSettings(dataset="digits"), seed=0)
@@ -185,7 +172,7 @@ def test_strips_of_digits_are_labelled_from_fifty(name: str) -> None:
 
 
 def test_who_has_no_path_to_a_label_has_no_vote() -> None:
-    x, labelled, labels = CASES["an island"]
+    x, labelled, labels = awkward()["an island"]
     votes = Spreading().label(x, labelled, labels, CLASSES)
     assert not votes[90:].any()
     assert votes[:90].any(axis=1).mean() > 0.5
@@ -193,11 +180,11 @@ def test_who_has_no_path_to_a_label_has_no_vote() -> None:
 
 def test_spreading_is_the_inverse_of_the_paper() -> None:
     x, labelled, _ = people()
-    spreading = Spreading(neighbours=4, alpha=0.7)
+    spreading = Spreading(neighbours=4)
     graph = spreading._normalised_graph(x).toarray()
     np.testing.assert_array_equal(graph, graph.T)
     assert ((graph > 0).sum(axis=1) >= 4).all()
-    exact = np.linalg.inv(np.eye(len(x)) - 0.7 * graph)[:, labelled]
+    exact = np.linalg.inv(np.eye(len(x)) - 0.2 * graph)[:, labelled]
     exact /= np.where(exact.sum(axis=1) > 1e-30, exact.sum(axis=1), np.inf)[:, None]
     np.testing.assert_allclose(spreading.matrix(x, labelled), exact, rtol=0, atol=1e-6)
 
@@ -212,20 +199,20 @@ def test_a_long_way_from_a_label_is_as_exact_as_a_short_one() -> None:
 
 def test_ridge_is_least_squares_with_the_weights_of_the_normal_equations() -> None:
     x, labelled, labels = people()
-    ridge = Ridge(strength=0.3)
+    ridge = Ridge()
     known = x[labelled]
     size = np.sqrt(((known - known.mean(0)) ** 2).sum(1).mean())
     phi = ridge._expand((x - known.mean(0)) / size)
     near = phi[labelled]
     target = np.eye(CLASSES)[labels]
-    weights = np.linalg.solve(near.T @ near + 0.3 * np.eye(phi.shape[1]), near.T @ target)
+    weights = np.linalg.solve(near.T @ near + 0.1 * np.eye(phi.shape[1]), near.T @ target)
     votes = ridge.label(x, labelled, labels, CLASSES)
     ratio = (phi @ weights) / votes
     np.testing.assert_allclose(ratio, ratio[:, :1] * np.ones(CLASSES), rtol=1e-6)
     assert (ratio > 0).all()
 
 
-@pytest.mark.parametrize("strength", [1e-3, 0.1, 10.0])
+@pytest.mark.parametrize("strength", [1e-3, 10.0])
 def test_the_minimiser_is_as_near_as_it_says(strength: float) -> None:
     x, labelled, labels = people()
     rows = with_constant(x[labelled], 1.0)
@@ -265,30 +252,16 @@ BAD: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("name", "bad"), list(itertools.product(NAMES, BAD)))
-def test_what_is_unfit_is_refused(name: str, bad: str) -> None:
+@each
+def test_what_is_unfit_is_refused(name: str) -> None:
     x, labelled, labels = people()
     fit: dict[str, Any] = {"features_UF": x, "labelled_n": labelled, "labels_n": labels}
-    with pytest.raises(DataError, match=r"features|positions|labels"):
-        make(name).label(**(fit | {"classes": CLASSES} | BAD[bad]))
+    for bad in BAD.values():
+        with pytest.raises(DataError, match=r"features|positions|labels"):
+            make(name).label(**(fit | {"classes": CLASSES} | bad))
 
 
-@pytest.mark.parametrize(
-    ("kind", "wrong"),
-    [
-        (Spreading, {"neighbours": 0}),
-        (Spreading, {"alpha": 1.0}),
-        (Ridge, {"strength": 0.0}),
-        (Ridge, {"cosines": 0}),
-        (Logistic, {"strength": float("nan")}),
-    ],
-)
-def test_numbers_out_of_range_are_refused(kind: Any, wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="got"):
-        kind(**wrong)
-
-
-@pytest.mark.parametrize("name", NAMES)
+@each
 def test_each_says_whom_a_row_moves(name: str) -> None:
     labeller = make(name)
     assert labeller.name == name
@@ -296,9 +269,9 @@ def test_each_says_whom_a_row_moves(name: str) -> None:
 
 
 def test_noise_is_asked_for_where_it_is_added_and_nowhere_else() -> None:
-    made = make_labeller("private_logistic", epsilon=2.0, key=bytes(32), centre=0.5)
+    made = make_labeller("private_logistic", epsilon=2.0, key=bytes(32))
     assert isinstance(made, PrivateLogistic)
-    assert (made.epsilon, made.centre) == (2.0, 0.5)
+    assert made.epsilon == 2.0
     for name, given in (
         ("private_logistic", {"epsilon": 2.0}),
         ("private_logistic", {"key": bytes(32)}),
@@ -308,3 +281,5 @@ def test_noise_is_asked_for_where_it_is_added_and_nowhere_else() -> None:
         settings: dict[str, Any] = given
         with pytest.raises(ConfigError, match=r"labeller"):
             make_labeller(name, **settings)
+    with pytest.raises(ConfigError, match="1 neighbour or more, got 0"):
+        Spreading(neighbours=0)

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,7 @@ def private(epsilon: float = 2.0, **more: Any) -> PrivateLogistic:
 # Randomised response
 
 
-@pytest.mark.parametrize(("epsilon", "classes"), [(0.1, 2), (1.0, 3), (4.0, 10), (40.0, 2)])
+@pytest.mark.parametrize(("epsilon", "classes"), [(0.1, 2), (4.0, 10), (40.0, 2)])
 def test_no_answer_tells_more_than_epsilon_of_any_vote(epsilon: float, classes: int) -> None:
     response = VoteResponse(epsilon=epsilon, classes=classes)
     law = np.full((classes + 1, classes), response.other_probability)
@@ -96,10 +97,9 @@ def test_the_same_question_has_the_same_answer_and_others_have_others() -> None:
         assert (answers != other)[1:].mean() > 0.2
 
 
-@pytest.mark.parametrize("epsilon", [0.5, 3.0])
-def test_the_estimate_is_unbiased_and_its_variance_the_stated_one(epsilon: float) -> None:
-    parties, classes, rows, times = 4, 3, 5, 4000
-    response = VoteResponse(epsilon=epsilon, classes=classes)
+def test_the_estimate_is_unbiased_and_its_variance_the_stated_one() -> None:
+    parties, classes, rows, times = 4, 3, 5, 2500
+    response = VoteResponse(epsilon=3.0, classes=classes)
     votes = np.stack([hard(RNG.random((rows, classes))) for _ in range(parties)])
     total = votes.sum(axis=0)
     key = fresh_key()
@@ -118,26 +118,21 @@ def test_the_estimate_is_unbiased_and_its_variance_the_stated_one(epsilon: float
     plugged = np.stack([response.variance(one, parties=parties) for one in found])
     np.testing.assert_allclose(plugged.mean(axis=0), variance, rtol=0.1)
 
-
-def test_no_vote_counts_a_share_for_each_class() -> None:
+    # No vote counts a share for each class.
     response = VoteResponse(epsilon=1.0, classes=2)
     answers = response.answer(np.zeros((40_000, 2)), key=fresh_key(), about=b"0")
     estimate = response.estimate(answers[None])
     assert estimate.mean(axis=0) == pytest.approx([0.5, 0.5], abs=0.03)
 
 
-@pytest.mark.parametrize(
-    "votes", [np.zeros((3, 3)), np.full((3, 2), 0.5), np.ones((3, 2)), -np.eye(2), np.zeros(2)]
-)
-def test_soft_votes_and_others_are_no_question(votes: Floats) -> None:
-    with pytest.raises(LocalProtocolError, match="votes"):
-        VoteResponse(epsilon=1.0, classes=2).answer(votes, key=bytes(32), about=b"0")
-
-
-@pytest.mark.parametrize(("epsilon", "classes"), [(0.0, 2), (math.nan, 2), (41.0, 2), (1.0, 1)])
-def test_responses_out_of_range_are_refused(epsilon: float, classes: int) -> None:
-    with pytest.raises(ConfigError, match="got"):
-        VoteResponse(epsilon=epsilon, classes=classes)
+def test_soft_votes_and_responses_out_of_range_are_refused() -> None:
+    no_votes = (np.zeros((3, 3)), np.full((3, 2), 0.5), np.ones((3, 2)), -np.eye(2), np.zeros(2))
+    for votes in no_votes:
+        with pytest.raises(LocalProtocolError, match="votes"):
+            VoteResponse(epsilon=1.0, classes=2).answer(votes, key=bytes(32), about=b"0")
+    for epsilon, classes in ((0.0, 2), (math.nan, 2), (41.0, 2), (1.0, 1)):
+        with pytest.raises(ConfigError, match="got"):
+            VoteResponse(epsilon=epsilon, classes=classes)
 
 
 def test_a_ledger_adds_up_answers_and_stops_at_its_budget() -> None:
@@ -176,7 +171,7 @@ def test_no_two_rows_lie_further_apart_and_some_lie_so_far(signed: bool) -> None
 
 @pytest.mark.parametrize(
     ("bits", "signed", "kind"),
-    list(itertools.product((4, 8, 16), (False, True), ("soft", "hard"))),
+    [(4, True, "soft"), (4, True, "hard"), (8, False, "soft"), (16, True, "soft")],
 )
 def test_rounded_rows_lie_no_further_apart_than_is_said(bits: int, signed: bool, kind: str) -> None:
     classes = 5
@@ -250,7 +245,7 @@ def test_no_replacement_moves_weights_further_than_is_said() -> None:
     assert farthest > 0.85  # the bound is no multiple of what happens
 
 
-@pytest.mark.parametrize("strength", [0.1, 0.6, 1.0, 3.0, 10.0])
+@pytest.mark.parametrize("strength", [0.1, 0.6, 10.0])
 def test_no_residual_at_the_minimum_is_longer_than_is_said(strength: float) -> None:
     labeller = private(strength=strength)
     assert labeller.residual(3) <= math.sqrt(2)
@@ -303,14 +298,11 @@ def test_noise_is_fresh_for_other_people_and_the_key_stays_inside() -> None:
     assert (b"k" * 32).decode() not in repr(one) + repr(vars(one)) + one.statement()
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"strength": 0.0}, {"epsilon": 0.0}, {"delta": 1.0}, {"centre": math.inf}],
-)
-def test_private_labellers_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
+def test_private_labellers_out_of_range_are_refused() -> None:
     fit: dict[str, Any] = {"epsilon": 1.0, "delta": DELTA, "key": bytes(32)}
-    with pytest.raises(ConfigError):
-        PrivateLogistic(**(fit | wrong))
+    for wrong in ({"strength": 0.0}, {"epsilon": 0.0}, {"delta": 1.0}):
+        with pytest.raises(ConfigError):
+            PrivateLogistic(**(fit | wrong))
     with pytest.raises(LocalProtocolError):
         PrivateLogistic(epsilon=1.0, delta=DELTA, key=b"short")
 
@@ -344,15 +336,7 @@ def test_weights_and_an_answer_add_up() -> None:
     found = table_guarantee(private(3.0), RESPONSE, delta=DELTA)
     assert (found.vote, found.unlabelled) == (1.0, 1.0)
     assert found.labelled == pytest.approx(4.0, rel=1e-6)
-    twice = table_guarantee(private(3.0), RESPONSE, delta=DELTA, releases=2)
-    assert twice.vote == 2.0
-    assert twice.labelled == pytest.approx(
-        2 + gdp_epsilon(math.sqrt(2) * gdp_mu(3.0, DELTA), DELTA), rel=1e-6
-    )
-
-
-def test_weights_and_an_answer_agree_with_dp_accounting() -> None:
-    """A numerical composition of a Gaussian and binary randomised response of that epsilon."""
+    # A numerical composition of a Gaussian and binary randomised response of that epsilon.
     mu, epsilon = gdp_mu(3.0, DELTA), 1.0
     gaussian = privacy_loss_distribution.from_gaussian_mechanism(
         1 / mu, value_discretization_interval=1e-3
@@ -362,8 +346,7 @@ def test_weights_and_an_answer_agree_with_dp_accounting() -> None:
         noise, 2, value_discretization_interval=1e-3
     )
     theirs = gaussian.compose(response).get_epsilon_for_delta(DELTA)
-    ours = table_guarantee(private(3.0), RESPONSE, delta=DELTA).labelled
-    assert theirs <= ours <= theirs + 0.5
+    assert theirs <= found.labelled <= theirs + 0.5
 
 
 def test_weights_and_a_gaussian_agree_with_dp_accounting() -> None:
@@ -384,46 +367,23 @@ def test_weights_and_a_sum_cost_at_least_what_exact_gaussians_would() -> None:
     assert isinstance(SUM, SummedRelease)
 
 
-def test_a_ridge_costs_more_than_a_spreading_for_the_same_noise() -> None:
-    """Its votes have signs: the same noise is fewer sensitivities."""
-    assert vote_distance(signed=Ridge.signed) == 2.0
-    assert vote_distance(signed=Spreading.signed) == math.sqrt(2)
-    assert not Logistic.signed
-
-
-@pytest.mark.parametrize(("delta", "releases"), [(0.0, 1), (1.0, 1), (1e-5, 0)])
-def test_a_guarantee_needs_a_delta_and_a_release(delta: float, releases: int) -> None:
+@pytest.mark.parametrize("delta", [0.0, 1.0])
+def test_a_guarantee_needs_a_delta(delta: float) -> None:
     with pytest.raises(ConfigError, match="expected"):
-        table_guarantee(Logistic(), RESPONSE, delta=delta, releases=releases)
+        table_guarantee(Logistic(), RESPONSE, delta=delta)
 
 
-@pytest.mark.parametrize("whole_table", [False, True])
-def test_calibrated_noise_is_the_least_that_keeps_the_budget(whole_table: bool) -> None:
-    labeller = private(2.0)
-
-    def release(deviation: int) -> SummedRelease:
+def test_calibrated_noise_is_the_least_that_keeps_the_budget() -> None:
+    def release(deviation: int, steps: float = 127) -> SummedRelease:
         return summed_votes(
-            labeller, hard=True, deviation=deviation, honest=3, steps=127, classes=3
+            Logistic(), hard=True, deviation=deviation, honest=3, steps=steps, classes=3
         )
 
-    budget: dict[str, Any] = {"epsilon": 3.0, "delta": DELTA, "whole_table": whole_table}
-    found = calibrate_votes(labeller, release, **budget)
-
-    def spent(deviation: int) -> float:
-        guarantee = table_guarantee(labeller, release(deviation), delta=DELTA)
-        return guarantee.epsilon if whole_table else guarantee.vote
-
-    assert spent(found) <= 3.0 < spent(found - 1)
-    assert calibrate_votes(labeller, release, **budget, releases=2 - whole_table) >= found
-
-
-def test_no_noise_on_votes_makes_up_for_bare_weights() -> None:
-    def release(deviation: int) -> SummedRelease:
-        return summed_votes(
-            Logistic(), hard=True, deviation=deviation, honest=3, steps=127, classes=3
-        )
-
-    with pytest.raises(ConfigError, match="nothing for whole records"):
-        calibrate_votes(Logistic(), release, epsilon=3.0, delta=DELTA, whole_table=True)
-    with pytest.raises(ConfigError, match="a smaller share of it for weights"):
-        calibrate_votes(private(4.0), release, epsilon=3.0, delta=DELTA, whole_table=True)
+    found = calibrate_votes(Logistic(), release, epsilon=3.0, delta=DELTA)
+    spent = [
+        table_guarantee(Logistic(), release(noise), delta=DELTA).vote
+        for noise in (found, found - 1)
+    ]
+    assert spent[0] <= 3.0 < spent[1]
+    with pytest.raises(ConfigError, match="over 1 releases needs noise of more than"):
+        calibrate_votes(Logistic(), partial(release, steps=2e9), epsilon=3.0, delta=DELTA)

@@ -25,7 +25,7 @@ from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.outcome import read_outcome
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
-from secure_apfed.solo import BASELINES, Predictor, SoloTask
+from secure_apfed.solo import BASELINES, Baseline, Predictor, SoloTask
 from tests.secure_apfed.small_runs import Said, interrupted, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
@@ -252,7 +252,7 @@ def test_the_prior_is_what_held_out_labels_choose(
     """By default, in every opening: a baseline that is worse than chance is not asked."""
     asked, ridge = list[int](), BASELINES["ridge"]
 
-    class Collapsed:
+    class Collapsed(Baseline):
         name, title = "collapsed", "Collapsed"
 
         def fit(self, task: SoloTask) -> Predictor:

@@ -1,7 +1,7 @@
 """The account of noise under sums: formulas against others' and exact enumeration, and an audit."""
 
 import math
-from itertools import pairwise
+from itertools import pairwise, product
 
 import dp_accounting
 import numpy as np
@@ -28,7 +28,7 @@ from tests.contracts.sum_parties import agreement, binding, make
 DELTA = 1e-5
 
 
-@pytest.mark.parametrize("rho", [1e-4, 0.01, 0.1, 1.0, 10.0])
+@pytest.mark.parametrize("rho", [1e-4, 0.1, 10.0])
 def test_zcdp_agrees_with_dp_accounting_and_lies_above_the_gaussian(rho: float) -> None:
     orders = [1 + k / 200 for k in range(1, 2000)] + list(range(11, 2000))
     theirs = RdpAccountant(orders=orders)
@@ -69,26 +69,23 @@ def exact_delta(deviation: int, honest: int, shift: int, epsilon: float) -> floa
     return float(np.maximum(here - math.exp(epsilon) * there, 0).sum())
 
 
-@pytest.mark.parametrize("deviation", [1, 2, 4, 10])
-@pytest.mark.parametrize("honest", [1, 2, 3, 5])
-@pytest.mark.parametrize("shift", [1, 3])
-def test_the_claim_holds_for_one_value_exactly(deviation: int, honest: int, shift: int) -> None:
+@pytest.mark.parametrize("deviation", [1, 2, 10])
+def test_the_claim_holds_for_one_value_exactly(deviation: int) -> None:
     """A small audit without chance: the claimed epsilon against the true divergence."""
-    release = SummedRelease(deviation=deviation, honest=honest, sensitivity=shift, numbers=1)
-    claimed = release.epsilon_of(1, DELTA)
-    assert exact_delta(deviation, honest, shift, claimed) <= DELTA
-    # And it is no empty claim: a third less noise breaks it.
-    if deviation == 10:
-        assert exact_delta(7, honest, shift, claimed) > DELTA
-
-
-def test_noise_of_one_party_counted_for_two_is_found_out_exactly() -> None:
+    for honest, shift in product((1, 2, 5), (1, 3)):
+        release = SummedRelease(deviation=deviation, honest=honest, sensitivity=shift, numbers=1)
+        claimed = release.epsilon_of(1, DELTA)
+        assert exact_delta(deviation, honest, shift, claimed) <= DELTA
+        # And it is no empty claim: a third less noise breaks it.
+        if deviation == 10:
+            assert exact_delta(7, honest, shift, claimed) > DELTA
+    # Noise of one party counted for two.
     claimed = SummedRelease(deviation=5, honest=2, sensitivity=10, numbers=1).epsilon_of(1, DELTA)
     assert exact_delta(5, 2, 10, claimed) <= DELTA
     assert exact_delta(5, 1, 10, claimed) > DELTA
 
 
-@pytest.mark.parametrize(("deviation", "honest"), [(1, 2), (1, 3), (1, 5), (2, 2)])
+@pytest.mark.parametrize(("deviation", "honest"), [(1, 2), (1, 5), (2, 2)])
 def test_a_sum_is_as_near_to_one_discrete_gaussian_as_its_excess_says(
     deviation: int, honest: int
 ) -> None:
@@ -116,13 +113,17 @@ def test_a_sum_is_as_near_to_one_discrete_gaussian_as_its_excess_says(
             assert renyi <= order * release.rho * (1 + 1e-9)
 
 
-def test_the_excess_of_a_sum_vanishes_quickly() -> None:
+def test_the_excess_of_a_sum_vanishes_quickly_and_cut_tails_are_paid_for() -> None:
+    release = SummedRelease(deviation=10, honest=3, sensitivity=1.0, numbers=1000)
+    assert 0 < release.tail < 1e-34
+    # With so small a delta nothing is left for the noise itself.
+    assert release.epsilon_of(1, 1e-36) == math.inf
     assert excess_of_sum(1, 1) == 0
     assert excess_of_sum(1, 2) == pytest.approx(10 * math.exp(-(math.pi**2)))
     assert excess_of_sum(4, 1000) < 1e-60
 
 
-@pytest.mark.parametrize(("columns", "rows"), [(1, 1), (64, 1), (64, 128)])
+@pytest.mark.parametrize(("columns", "rows"), [(1, 1), (64, 128)])
 def test_sensitivity_holds_for_quantised_neighbours(columns: int, rows: int) -> None:
     """Opposite rows on the bound, where rounding helps most."""
     from apfed_protocols.sums.fixed_point import FixedPoint
@@ -132,14 +133,12 @@ def test_sensitivity_holds_for_quantised_neighbours(columns: int, rows: int) -> 
     rng = np.random.default_rng(0)
     most = 0.0
     for _ in range(50):
-        one = rng.normal(size=(rows, columns)) * 1e6
-        moved = fixed_point.quantise(one) - fixed_point.quantise(-one)
+        wide = rng.normal(size=(rows, columns)) * 1e6
+        moved = fixed_point.quantise(wide) - fixed_point.quantise(-wide)
         most = max(most, float(np.linalg.norm(moved)))
     assert most <= bound
     assert bound >= 2 * fixed_point.levels * math.sqrt(rows)
-
-
-def test_in_apfed_c_the_whole_batch_moves() -> None:
+    # In APFed-C the whole batch moves.
     one = sensitivity_in_steps(levels=32767, columns=64, rows=1)
     assert sensitivity_in_steps(levels=32767, columns=64, rows=100) == pytest.approx(10 * one)
     assert one == pytest.approx(2 * 32767, rel=1e-3)
@@ -159,15 +158,7 @@ def test_cost_grows_with_releases_and_falls_with_noise_and_honest_parties() -> N
     assert epsilon(deviation=150_000, honest=1) > epsilon(deviation=150_000, honest=2)
 
 
-def test_the_tails_that_are_cut_off_are_paid_for() -> None:
-    release = SummedRelease(deviation=10, honest=3, sensitivity=1.0, numbers=1000)
-    assert 0 < release.tail < 1e-34
-    # With so small a delta nothing is left for the noise itself.
-    assert release.epsilon_of(1, 1e-36) == math.inf
-
-
-@pytest.mark.parametrize("epsilon", [1.0, 8.0])
-@pytest.mark.parametrize("releases", [1, 50])
+@pytest.mark.parametrize(("epsilon", "releases"), [(1.0, 50), (8.0, 1)])
 def test_calibration_is_the_least_noise_that_keeps_the_budget(
     epsilon: float, releases: int
 ) -> None:
@@ -182,17 +173,13 @@ def test_calibration_is_the_least_noise_that_keeps_the_budget(
     assert cost(steps) <= epsilon < cost(steps - 1)
 
 
-def test_more_noise_than_a_sum_carries_is_refused() -> None:
+def test_more_noise_than_a_sum_carries_and_none_are_refused() -> None:
     with pytest.raises(ConfigError, match=f"more than {MAX_DEVIATION} steps"):
         calibrate_noise(
             epsilon=0.01, delta=DELTA, releases=300, honest=1, sensitivity=1e6, numbers=10
         )
-
-
-@pytest.mark.parametrize("field", ["deviation", "honest", "numbers", "sensitivity"])
-def test_a_release_without_noise_or_bound_is_refused(field: str) -> None:
     usual = {"deviation": 5, "honest": 2, "sensitivity": 1.0, "numbers": 3}
-    for wrong in (0, -1, math.nan):
+    for field, wrong in product(usual, (0, -1, math.nan)):
         with pytest.raises(ConfigError):
             SummedRelease(**{**usual, field: wrong})  # type: ignore[arg-type]
 
@@ -246,7 +233,7 @@ def claim(epsilon: float, releases: int) -> tuple[int, float]:
     return steps, epsilon
 
 
-@pytest.mark.parametrize(("epsilon", "releases"), [(1.0, 1), (4.0, 1), (8.0, 1), (4.0, 5)])
+@pytest.mark.parametrize(("epsilon", "releases"), [(1.0, 1), (4.0, 5)])
 def test_an_audit_through_the_real_sum_stays_under_the_claim(epsilon: float, releases: int) -> None:
     steps, claimed = claim(epsilon, releases)
     found = audit_release(SummedPath(steps), releases=releases, delta=DELTA, seed=0)

@@ -2,6 +2,7 @@
 
 import math
 import pickle
+from itertools import product
 
 import numpy as np
 import pytest
@@ -35,56 +36,45 @@ def by_hand(gradients: list[Tensor], clip: float) -> Tensor:
     return total
 
 
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_sum_is_that_of_clipped_examples(scale: float, dtype: torch.dtype) -> None:
-    gradients = [one.to(dtype) for one in samples(9, scale=scale)]
-    torch.testing.assert_close(
-        clipped_sum(gradients, 0.7), by_hand(gradients, 0.7), rtol=1e-12, atol=1e-12
-    )
-
-
-def test_chunks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sum_is_that_of_clipped_examples(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for scale in (1e-3, 1.0, 1e3):
+        gradients = [part.to(dtype) for part in samples(9, scale=scale)]
+        torch.testing.assert_close(
+            clipped_sum(gradients, 0.7), by_hand(gradients, 0.7), rtol=1e-12, atol=1e-12
+        )
     whole = clipped_sum(samples(9), 0.7)
     monkeypatch.setattr("secure_apfed.privacy.dp_sgd._CHUNK_NUMBERS", 20)
     torch.testing.assert_close(clipped_sum(samples(9), 0.7), whole, rtol=1e-14, atol=1e-14)
 
 
-@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 1e30, 3e38, 1e-44, 0.0, -1.0])
-@pytest.mark.parametrize("every", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_no_example_moves_the_sum_beyond_the_clip(
-    value: float, every: bool, dtype: torch.dtype
-) -> None:
-    bad = torch.zeros(1, 10, dtype=dtype)
-    bad[0, slice(None) if every else 3] = value
-    for clip in (1e-6, 0.5, 1e6):
+def test_no_example_moves_the_sum_beyond_the_clip(dtype: torch.dtype) -> None:
+    values = (math.inf, -math.inf, math.nan, 1e30, 3e38, 1e-44, 0.0, -1.0)
+    for value, first, clip in product(values, (0, 9), (1e-6, 0.5, 1e6)):
+        bad = torch.zeros(1, 10, dtype=dtype)
+        bad[0, first:] = value
         alone = clipped_sum([bad[:, :6].reshape(1, 3, 2), bad[:, 6:]], clip)
         assert bool(alone.isfinite().all())
         assert math.sqrt(math.fsum(x * x for x in alone.tolist())) <= clip
-    if dtype is torch.float64:
-        huge = torch.full((1, 5), 1.7e308, dtype=dtype)
-        assert float(clipped_sum([huge], 0.5).norm()) == pytest.approx(0.5)
-
-
-def test_one_bad_example_leaves_the_others() -> None:
+    huge = torch.full((1, 5), torch.finfo(dtype).max * 0.9, dtype=dtype)
+    assert float(clipped_sum([huge], 0.5).norm()) == pytest.approx(0.5)
     good = samples(4)
-    bad = [torch.cat([one, torch.full_like(one[:1], math.nan)]) for one in good]
-    torch.testing.assert_close(clipped_sum(bad, 1.0), clipped_sum(good, 1.0))
+    spoilt = [torch.cat([part, torch.full_like(part[:1], math.nan)]) for part in good]
+    torch.testing.assert_close(clipped_sum(spoilt, 1.0), clipped_sum(good, 1.0))
 
 
-@pytest.mark.parametrize(("factor", "right"), [(1.0, True), (2 / 3, False), (1.5, False)])
-def test_the_noise_has_the_stated_deviation_and_no_other(factor: float, right: bool) -> None:
+def test_the_noise_has_the_stated_deviation_and_no_other() -> None:
     guard = guard_of(clip=0.5, noise_multiplier=3.0)
     zeros = [torch.zeros(1, 20_000)]
     noise = guard.release(zeros, step=0, rows=torch.tensor([0])).numpy()
     deviation = float(np.sqrt((noise**2).mean()))
     assert guard.sigma == 1.5
     # 20,000 squares have a relative deviation of 1 %; six of them on the root are 3 %.
-    assert (abs(deviation / (guard.sigma * factor) - 1) < 0.03) is right
-
-
-def test_it_knows_its_sensitivity_and_mechanism() -> None:
+    for factor in (1.0, 2 / 3, 1.5):
+        assert (abs(deviation / (guard.sigma * factor) - 1) < 0.03) is (factor == 1)
     guard = guard_of(clip=0.5, noise_multiplier=1.1)
     assert guard.sensitivity() == 1.0
     assert guard.mechanism().noise_multiplier == pytest.approx(0.55)
@@ -117,47 +107,35 @@ def test_reproducible_noise_is_bound_to_the_step_alone() -> None:
     torch.testing.assert_close(noises[0], noises[1])
 
 
-def test_the_key_stays_inside() -> None:
+def test_the_key_stays_inside_and_bad_settings_are_refused() -> None:
     guard = guard_of()
     assert KEY.hex() not in repr(guard)
     assert repr(guard) == "GradientGuard(clip=1, sigma=2, noise='secret')"
     with pytest.raises(LocalProtocolError, match="never serialised"):
         pickle.dumps(guard)
+    for field, value, message in (
+        ("clip", 0.0, "clip lies in"),
+        ("clip", math.nan, "clip lies in"),
+        ("noise_multiplier", 0.0, "positive number, got 0"),
+        ("noise_multiplier", math.inf, "positive number, got inf"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            guard_of(**{field: value})
+    with pytest.raises(LocalProtocolError, match="a key has 32 bytes, got 5"):
+        guard_of(key=b"short")
 
 
-@pytest.mark.parametrize(
-    ("changes", "error", "message"),
-    [
-        ({"clip": 0.0}, ConfigError, "clip lies in"),
-        ({"clip": math.nan}, ConfigError, "clip lies in"),
-        ({"noise_multiplier": 0.0}, ConfigError, "positive number, got 0"),
-        ({"noise_multiplier": math.inf}, ConfigError, "positive number, got inf"),
-        ({"key": b"short"}, LocalProtocolError, "a key has 32 bytes, got 5"),
-    ],
-)
-def test_bad_settings_are_refused(
-    changes: dict[str, object], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        guard_of(**changes)
-
-
-@pytest.mark.parametrize(
-    ("gradients", "step", "rows", "message"),
-    [
+def test_wrong_arguments_are_named() -> None:
+    for gradients, step, rows, message in (
         (samples(3), 0, torch.arange(4), "one gradient for each of 4 examples"),
         ([], 0, torch.arange(4), "one gradient for each of 4 examples"),
         ([torch.zeros(4)], 0, torch.arange(4), "one gradient for each of 4 examples"),
         (samples(4), -1, torch.arange(4), "a step counts from 0, got -1"),
         (samples(2), 0, torch.tensor([3, 3]), "different int64 positions"),
         (samples(2), 0, torch.tensor([0.0, 1.0]), "different int64 positions"),
-    ],
-)
-def test_wrong_arguments_are_named(
-    gradients: list[Tensor], step: int, rows: Tensor, message: str
-) -> None:
-    with pytest.raises(LocalProtocolError, match=message):
-        guard_of().release(gradients, step=step, rows=rows)
+    ):
+        with pytest.raises(LocalProtocolError, match=message):
+            guard_of().release(gradients, step=step, rows=rows)
 
 
 def audited_mu(
@@ -175,7 +153,7 @@ def audited_mu(
     )
 
 
-@pytest.mark.parametrize(("mu", "steps"), [(0.5, 1), (1.0, 4), (2.0, 16)])
+@pytest.mark.parametrize(("mu", "steps"), [(0.5, 1), (2.0, 16)])
 def test_a_fast_audit_stays_under_the_claim_and_near_it(mu: float, steps: int) -> None:
     guard = guard_of(noise_multiplier=2 * math.sqrt(steps) / mu)
     ledger = PrivacyLedger(guard.mechanism(), delta=1e-5, budget=None, rows=1, log=None)

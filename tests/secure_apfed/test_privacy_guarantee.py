@@ -14,30 +14,20 @@ ROWS = "row-release guarantee, encoder held fixed"
 NONE, RESPONSE = NoLabelPrivacy(classes=3), LabelResponse(epsilon=1.0, classes=3)
 
 
-def test_a_guard_alone_promises_rows_and_no_label() -> None:
-    assert guarantee_of(ROWS, NONE, private_training=False) == (
-        "row-release guarantee, encoder held fixed; no label DP"
-    )
-
-
-def test_where_nothing_is_sent_nothing_more_is_said() -> None:
+def test_what_is_said_of_labels_without_label_dp() -> None:
+    assert guarantee_of(ROWS, NONE, private_training=False) == f"{ROWS}; no label DP"
     assert guarantee_of(NOTHING_RELEASED, NONE, private_training=False) == NOTHING_RELEASED
-
-
-def test_private_training_speaks_of_labels_itself() -> None:
     assert guarantee_of("private training", NONE, private_training=True) == "private training"
 
 
-@pytest.mark.parametrize(
-    ("released", "private", "seeded"),
-    list(product([ROWS, NOTHING_RELEASED], [False, True], [False, True])),
-)
-def test_label_dp_comes_with_its_assumptions(released: str, private: bool, seeded: bool) -> None:
-    told = guarantee_of(released, RESPONSE, private_training=private, seeded=seeded)
-    assert told.startswith(f"{released}; label DP, epsilon_y 1, delta 0")
-    assert LABEL_ASSUMPTIONS in told
-    assert "no label DP" not in told
-    assert ("does not know the run's seed" in told) is seeded
+def test_label_dp_comes_with_its_assumptions() -> None:
+    both = (False, True)
+    for released, private, seeded in product([ROWS, NOTHING_RELEASED], both, both):
+        told = guarantee_of(released, RESPONSE, private_training=private, seeded=seeded)
+        assert told.startswith(f"{released}; label DP, epsilon_y 1, delta 0")
+        assert LABEL_ASSUMPTIONS in told
+        assert "no label DP" not in told
+        assert ("does not know the run's seed" in told) is seeded
 
 
 @pytest.mark.parametrize("seeded", [False, True])

@@ -6,7 +6,6 @@ import math
 import os
 import tracemalloc
 import zlib
-from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Any
 
@@ -78,11 +77,6 @@ class TestCounting:
             assert isinstance(epsilon, float)
             assert exact * 0.99 < epsilon < exact * 1.1
 
-    def test_a_row_twice_in_a_batch_counts_twice(self) -> None:
-        ledger = ledger_at(None)
-        charge(ledger, 0, 4, 4)
-        assert ledger.spent().releases == 2
-
     def test_nothing_sent_costs_nothing(self) -> None:
         for rows in (10, 0):
             spent = ledger_at(None, rows=rows).spent()
@@ -91,11 +85,10 @@ class TestCounting:
             charged_nobody = ledger_at(None, rows=rows)
             charge(charged_nobody, 0)
             assert charged_nobody.spent() == spent
-
-    def test_without_noise_the_first_release_costs_everything(self) -> None:
-        ledger = ledger_at(None, mechanism=NoPrivacy())
-        charge(ledger, 0, 1)
-        assert (ledger.spent().epsilon_x, ledger.spent().mu) == (math.inf, math.inf)
+        bare = ledger_at(None, mechanism=NoPrivacy())
+        charge(bare, 0, 4, 4)  # a row twice in a batch counts twice
+        assert bare.spent().releases == 2
+        assert (bare.spent().epsilon_x, bare.spent().mu) == (math.inf, math.inf)
 
     def test_the_same_bytes_again_are_free_and_others_are_not(self) -> None:
         ledger = ledger_at(None)
@@ -106,10 +99,6 @@ class TestCounting:
         charge(ledger, 1, 1, 2)
         charge(ledger, 0, 1, 3)
         assert ledger.spent().releases == 4
-
-    def test_what_was_spent_is_frozen(self) -> None:
-        with pytest.raises(FrozenInstanceError):
-            ledger_at(None).spent().epsilon_x = 0.0  # type: ignore[misc]  # that is the point
 
 
 class TestBudget:
@@ -130,42 +119,31 @@ class TestBudget:
         charge(ledger, 6, 2, 3)
         charge(ledger, 5, 0, 1)
 
-    @pytest.mark.parametrize(
-        ("fields", "message"),
-        [
-            ({"budget": 0.0}, "budget is positive and finite, got 0"),
-            ({"budget": math.inf}, "budget is positive and finite, got inf"),
-            ({"budget": 1.0, "mechanism": NoPrivacy()}, "cannot be kept without noise"),
-            ({"rows": -1}, "at least 0 rows, got -1"),
-        ],
-    )
-    def test_bad_settings_are_refused(self, fields: dict[str, object], message: str) -> None:
-        with pytest.raises(ConfigError, match=message):
-            ledger_at(None, **fields)  # type: ignore[arg-type]  # one wrong field at a time
-
-    def test_a_bad_delta_is_refused(self) -> None:
+    def test_bad_settings_are_refused(self) -> None:
+        for budget in (0.0, math.inf):
+            with pytest.raises(ConfigError, match=f"positive and finite, got {budget:g}"):
+                ledger_at(None, budget=budget)
+        with pytest.raises(ConfigError, match="cannot be kept without noise"):
+            ledger_at(None, budget=1.0, mechanism=NoPrivacy())
+        with pytest.raises(ConfigError, match="at least 0 rows, got -1"):
+            ledger_at(None, rows=-1)
         with pytest.raises(ConfigError, match="delta lies between 0 and 1"):
             PrivacyLedger(NOISY, delta=0, budget=None, rows=1, log=None)
 
 
 class TestCharging:
-    @pytest.mark.parametrize(
-        ("step", "rows", "digest", "message"),
-        [
+    def test_wrong_arguments_are_named_and_nothing_is_charged(self) -> None:
+        ledger = ledger_at(None)
+        for step, rows, digest, message in (
             (-1, torch.arange(2), b"z", "step from 0 and a digest, got step -1"),
             (0, torch.arange(2), b"", "step from 0 and a digest"),
             (0, torch.arange(2.0), b"z", "int64 positions"),
             (0, torch.zeros(2, 2, dtype=torch.int64), b"z", "int64 positions"),
             (0, torch.tensor([3, 10]), b"z", r"positions lie in 0\.\.9, got 3\.\.10"),
             (0, torch.tensor([-1]), b"z", r"positions lie in 0\.\.9, got -1\.\.-1"),
-        ],
-    )
-    def test_wrong_arguments_are_named_and_nothing_is_charged(
-        self, step: int, rows: torch.Tensor, digest: bytes, message: str
-    ) -> None:
-        ledger = ledger_at(None)
-        with pytest.raises(LocalProtocolError, match=message):
-            ledger.charge(step=step, rows=rows, digest=digest)
+        ):
+            with pytest.raises(LocalProtocolError, match=message):
+                ledger.charge(step=step, rows=rows, digest=digest)
         assert ledger.spent().releases == 0
 
     def test_a_charge_is_on_the_disk_before_it_returns(self, log: Path) -> None:
@@ -219,15 +197,6 @@ class TestCharging:
 
 
 class TestResuming:
-    def test_a_resumed_run_continues_the_account(self, log: Path) -> None:
-        first = ledger_at(log)
-        charge(first, 0, 1)
-        charge(first, 1, 1)
-        second = ledger_at(log)
-        second.load_state_dict(first.state_dict())
-        charge(second, 2, 1)
-        assert second.spent().releases == 3
-
     def test_a_rolled_back_checkpoint_refunds_nothing(self, log: Path) -> None:
         first = ledger_at(log)
         charge(first, 0, 1)
@@ -264,13 +233,8 @@ class TestResuming:
         second.load_state_dict(first.state_dict())
         charge(second, 1, 2)
         assert second.spent().releases == 2
-
-    def test_loading_never_lowers_a_count(self) -> None:
-        ledger = ledger_at(None)
-        empty = ledger.state_dict()
-        charge(ledger, 0, 1)
-        ledger.load_state_dict(empty)
-        assert ledger.spent().releases == 1
+        second.load_state_dict(ledger_at(None).state_dict())  # which never lowers a count
+        assert second.spent().releases == 2
 
     def test_a_log_that_misses_what_the_checkpoint_counts_is_refused(self, log: Path) -> None:
         first = ledger_at(log)
@@ -279,12 +243,9 @@ class TestResuming:
         with pytest.raises(CheckpointError, match="misses releases that the checkpoint counts"):
             ledger_at(log).load_state_dict(first.state_dict())
 
-    @pytest.mark.parametrize(
-        "state", [{}, {"counts": torch.zeros(9, dtype=torch.int64)}, {"counts": torch.zeros(10)}]
-    )
-    def test_a_checkpoint_of_another_run_is_refused(self, state: dict[str, torch.Tensor]) -> None:
-        with pytest.raises(CheckpointError, match="does not count 10 rows"):
-            ledger_at(None).load_state_dict(state)
+        for state in ({}, {"counts": torch.zeros(9).long()}, {"counts": torch.zeros(10)}):
+            with pytest.raises(CheckpointError, match="does not count 10 rows"):
+                ledger_at(None).load_state_dict(state)
 
 
 class TestDamage:
@@ -299,23 +260,22 @@ class TestDamage:
         self, log: Path, written: list[bytes]
     ) -> None:
         """The line was not whole on the disk, so `charge` had not returned and nothing was sent."""
-        for length in range(len(written[-1]) - 1):
+        for length in (*range(0, len(written[-1]) - 1, 11), len(written[-1]) - 2):
             log.write_bytes(b"".join(written[:-1]) + written[-1][:length])
             assert ledger_at(log).spent().releases == 2
         charge(ledger_at(log), 2, 0, 4, 9)
         assert log.read_bytes() == b"".join(written)
 
-    @pytest.mark.parametrize("number", [0, 1, 3])
     def test_a_whole_last_line_counts_without_its_newline(
-        self, log: Path, written: list[bytes], number: int
+        self, log: Path, written: list[bytes]
     ) -> None:
         """Whoever cut the newline off, the chain says that the release was made."""
-        for _ in range(2):  # reading it mends it
+        for number in (0, 1, 3):
             log.write_bytes(b"".join(written[: number + 1])[:-1])
             assert ledger_at(log).spent().releases == number
-            assert log.read_bytes() == b"".join(written[: number + 1])
+            assert log.read_bytes() == b"".join(written[: number + 1])  # reading it mends it
         charge(ledger_at(log), 9, 0)
-        assert ledger_at(log).spent().releases == number + 1
+        assert ledger_at(log).spent().releases == 4
 
     def test_a_last_line_that_is_whole_and_changed_is_no_torn_one(
         self, log: Path, written: list[bytes]
@@ -334,9 +294,8 @@ class TestDamage:
             assert ledger_at(log).spent().releases == 0
             assert log.read_bytes() == written[0]
 
-    @pytest.mark.parametrize("number", [1, 2])
     def test_nothing_is_cut_off_a_log_that_is_refused(
-        self, log: Path, written: list[bytes], number: int
+        self, log: Path, written: list[bytes]
     ) -> None:
         torn = b"".join(written[:-1]) + written[-1][:20]
         log.write_bytes(torn)
@@ -349,15 +308,13 @@ class TestDamage:
             ledger_at(log)
         assert log.read_bytes() == changed
 
-    @pytest.mark.parametrize(
-        "content", [b"no ledger at all", b"{}", b'{"a": 1}\n{"b"', b"\x00" * 9]
-    )
-    def test_a_file_that_is_no_log_is_left_as_it_is(self, log: Path, content: bytes) -> None:
+    def test_a_file_that_is_no_log_is_left_as_it_is(self, log: Path) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_bytes(content)
-        with pytest.raises(CheckpointError, match="not as a ledger wrote it from line 1"):
-            ledger_at(log)
-        assert log.read_bytes() == content
+        for content in (b"no ledger at all", b"{}", b'{"a": 1}\n{"b"', b"\x00" * 9):
+            log.write_bytes(content)
+            with pytest.raises(CheckpointError, match="not as a ledger wrote it from line 1"):
+                ledger_at(log)
+            assert log.read_bytes() == content
 
     def test_a_link_is_not_followed(self, log: Path, written: list[bytes], tmp_path: Path) -> None:
         other = tmp_path / "elsewhere"
@@ -397,40 +354,33 @@ class TestDamage:
         with pytest.raises(CheckpointError, match="is not a regular file"):
             ledger_at(log)
 
-    @pytest.mark.parametrize("number", [0, 1, 2, 3])
-    def test_any_changed_line_is_found(self, log: Path, written: list[bytes], number: int) -> None:
-        for position in range(0, len(written[number]) - 1, 7):
-            changed = bytearray(written[number])
-            changed[position] ^= 1
-            lines = [*written[:number], bytes(changed), *written[number + 1 :]]
+    def test_any_changed_line_is_found(self, log: Path, written: list[bytes]) -> None:
+        for number, line in enumerate(written):
+            for position in range(number, len(line) - 1, 13):
+                changed = bytearray(line)
+                changed[position] ^= 1
+                lines = [*written[:number], bytes(changed), *written[number + 1 :]]
+                log.write_bytes(b"".join(lines))
+                said = f"not as a ledger wrote it from line {number + 1} on"
+                with pytest.raises(CheckpointError, match=said):
+                    ledger_at(log)
+
+    def test_missing_swapped_and_other_lines_are_found(
+        self, log: Path, written: list[bytes]
+    ) -> None:
+        other = (b"[]\n", b"{}\n", b"null\n", b"\xff\n", b'{"chain": 3}\n', b"[" * 100_000 + b"\n")
+        for lines in (
+            written[:1] + written[2:],
+            [written[i] for i in (0, 2, 1, 3)],
+            *([written[0], line, written[2]] for line in other),
+        ):
             log.write_bytes(b"".join(lines))
-            with pytest.raises(
-                CheckpointError, match=f"not as a ledger wrote it from line {number + 1} on"
-            ):
+            with pytest.raises(CheckpointError, match="line 2 on, so it is unknown what was"):
                 ledger_at(log)
 
-    @pytest.mark.parametrize("line", [b"[]\n", b"{}\n", b"null\n", b"\xff\n", b'{"chain": 3}\n'])
-    def test_lines_of_another_kind_are_found(
-        self, log: Path, written: list[bytes], line: bytes
-    ) -> None:
-        log.write_bytes(written[0] + line + written[2])
-        with pytest.raises(CheckpointError, match="line 2 on, so it is unknown what was"):
-            ledger_at(log)
-
-    def test_missing_and_swapped_lines_are_found(self, log: Path, written: list[bytes]) -> None:
-        for lines in (written[:1] + written[2:], [written[i] for i in (0, 2, 1, 3)]):
-            log.write_bytes(b"".join(lines))
-            with pytest.raises(CheckpointError, match="not as a ledger wrote it from line 2"):
-                ledger_at(log)
-
-    @pytest.mark.parametrize(
-        "other", [{"rows": 11}, {"mechanism": GaussianRelease(noise_multiplier=6.0)}]
-    )
-    def test_a_log_of_another_run_is_refused(
-        self, log: Path, written: list[bytes], other: dict[str, object]
-    ) -> None:
+    def test_a_log_of_another_run_is_refused(self, log: Path, written: list[bytes]) -> None:
         with pytest.raises(CheckpointError, match="is the log of another run"):
-            ledger_at(log, **other)  # type: ignore[arg-type]  # one other fact at a time
+            ledger_at(log, mechanism=GaussianRelease(noise_multiplier=6.0))
 
 
 def chained(*lines: dict[str, Any]) -> bytes:
@@ -458,19 +408,18 @@ class TestHostileLog:
         own = chained(*({k: v for k, v in one.items() if k != "chain"} for one in lines))
         assert [json.loads(line) for line in own.splitlines()] == lines
 
-    @pytest.mark.parametrize("count", [20_000_000, 10, 1])
-    def test_rows_are_inflated_to_those_that_there_are_and_no_further(
-        self, log: Path, count: int
-    ) -> None:
+    def test_rows_are_inflated_to_those_that_there_are_and_no_further(self, log: Path) -> None:
         """A line of 2.8 MB took 10.5 GB."""
         log.parent.mkdir()
-        log.write_bytes(chained(HEADER, packed(bytes(80_000_000), count)))
-        tracemalloc.start()
-        with pytest.raises(CheckpointError, match="is not as a ledger wrote it from line 2 on"):
-            ledger_at(log)
-        most = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert most < 5e6
+        packed_rows = packed(bytes(80_000_000), 0)
+        for count in (20_000_000, 10, 1):
+            log.write_bytes(chained(HEADER, {**packed_rows, "count": count}))
+            tracemalloc.start()
+            with pytest.raises(CheckpointError, match="is not as a ledger wrote it from line 2 on"):
+                ledger_at(log)
+            most = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            assert most < 5e6
 
     def test_releases_are_read_one_by_one(self, log: Path) -> None:
         rows, times = 20_000, 400
@@ -484,9 +433,9 @@ class TestHostileLog:
         tracemalloc.stop()
         assert most < 20e6  # all at once: 64 MB
 
-    @pytest.mark.parametrize(
-        "line",
-        [
+    def test_a_line_whose_hash_holds_is_checked_all_the_same(self, log: Path) -> None:
+        log.parent.mkdir()
+        for line in (
             packed(bytes(4), 1, step=math.inf),
             packed(bytes(4), 1, step=math.nan),
             packed(bytes(4), 1, step=[]),
@@ -498,21 +447,10 @@ class TestHostileLog:
             packed(bytes(4), 1, rows="AAAA"),
             packed(bytes(4), 1, rows=3),
             packed(bytes(44), 11),
-        ],
-    )
-    def test_a_line_whose_hash_holds_is_checked_all_the_same(
-        self, log: Path, line: dict[str, Any]
-    ) -> None:
-        log.parent.mkdir()
-        log.write_bytes(chained(HEADER, line))
-        with pytest.raises(CheckpointError, match="is not as a ledger wrote it from line 2 on"):
-            ledger_at(log)
-
-    def test_deep_nesting_is_damage(self, log: Path) -> None:
-        log.parent.mkdir()
-        log.write_bytes(chained(HEADER) + b"[" * 100_000 + b"\n")
-        with pytest.raises(CheckpointError, match="is not as a ledger wrote it from line 2 on"):
-            ledger_at(log)
+        ):
+            log.write_bytes(chained(HEADER, line))
+            with pytest.raises(CheckpointError, match="is not as a ledger wrote it from line 2 on"):
+                ledger_at(log)
 
     def test_what_could_not_be_read_back_is_not_written(self, log: Path) -> None:
         with pytest.raises(LocalProtocolError, match="11 rows of 10"):

@@ -7,6 +7,7 @@ whole runs, so that a party that forgets to ask its guard or its ledger is found
 import math
 from collections import Counter
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,10 @@ from secure_apfed.runs.run import run
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 EPOCHS, D, CLIP, SIGMA = 3, 4, 1e-3, 1.0
-METHODS = ("apfed_c", "tvfl")
-MECHANISMS = ("gaussian", "frozen_gaussian")
+each_run = pytest.mark.parametrize(
+    ("method", "mechanism"),
+    list(product(("apfed_c", "tvfl"), ("gaussian", "frozen_gaussian"))),
+)
 
 
 def config_of(method: str, mechanism: str) -> Config:
@@ -72,8 +75,7 @@ def scale_fits(noise: Tensor, sigma: float) -> bool:
     return abs(chi - len(values)) < 5 * math.sqrt(2 * len(values))
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
-@pytest.mark.parametrize("method", METHODS)
+@each_run
 def test_every_message_carries_the_noise_that_is_charged(method: str, mechanism: str) -> None:
     result = played(method, mechanism)
     links = received(result)
@@ -93,8 +95,7 @@ def test_every_message_carries_the_noise_that_is_charged(method: str, mechanism:
         assert not scale_fits(every, SIGMA * 3 / 2)
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
-@pytest.mark.parametrize("method", METHODS)
+@each_run
 def test_the_account_counts_what_was_received(method: str, mechanism: str) -> None:
     """T is read off the messages: the different releases of the row that was sent most often."""
     result = played(method, mechanism)

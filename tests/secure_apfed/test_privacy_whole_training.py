@@ -17,7 +17,7 @@ from secure_apfed.privacy.accountants import (
     gdp_mu,
 )
 from secure_apfed.privacy.dp_sgd import WholeTraining, calibrate_updates
-from secure_apfed.privacy.guard import GaussianGuard, NoGuard, RepresentationGuard
+from secure_apfed.privacy.guard import GaussianGuard, NoGuard
 from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger, PrivacySpent
 
 DELTA = 1e-5
@@ -110,61 +110,50 @@ def test_the_release_stops_before_it_is_sent_and_not_after() -> None:
     assert whole.mu == pytest.approx(math.sqrt(2) / 4)
 
 
-@pytest.mark.parametrize(
-    ("release", "releases", "updates", "message"),
-    [
-        (GaussianRelease(noise_multiplier=0.1), 5, 5, "5 releases of a row alone cost epsilon"),
+def test_updates_alone_take_the_whole_budget_and_what_cannot_be_calibrated_is_said() -> None:
+    noisy = GaussianRelease(noise_multiplier=0.1)
+    for release, releases, updates, message in (
+        (noisy, 5, 5, "5 releases of a row alone cost epsilon"),
         (NoPrivacy(), 1, 5, "alone cost epsilon inf"),
         (NoPrivacy(), 0, 0, "at least 1 planned update, got 0"),
         (NoPrivacy(), -1, 1, "and -1 releases"),
-    ],
-)
-def test_what_cannot_be_calibrated_is_said(
-    release: Mechanism, releases: int, updates: int, message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        calibrate_updates(1.0, DELTA, release=release, releases=releases, updates=updates)
-
-
-def test_updates_alone_take_the_whole_budget() -> None:
+    ):
+        with pytest.raises(ConfigError, match=message):
+            calibrate_updates(1.0, DELTA, release=release, releases=releases, updates=updates)
     multiplier = calibrate_updates(1.0, DELTA, release=NoPrivacy(), releases=0, updates=50)
     # The tabulated sigma/(2C) of epsilon 1 and T = 50, twice, since Opacus counts sigma / C.
     assert multiplier == pytest.approx(2 * 26.4, rel=2e-3)
     assert multiplier == pytest.approx(2 * math.sqrt(50) / gdp_mu(1.0, DELTA))
 
 
-def test_statements_say_what_is_covered() -> None:
-    whole, *_ = training(NoPrivacy(), GaussianRelease(noise_multiplier=4.0))
-    guarded = whole.statement(GaussianGuard(clip=1.0, sigma=3.0, key=KEY))
-    assert "(epsilon_model, delta)-DP for one record" in guarded
-    assert "what all passives receive and the finished model together" in guarded
-    assert "labels alone" in whole.statement(NoGuard())
-    assert "no guarantee for features" in whole.statement(NoGuard())
-    assert "nothing is sent" in whole.statement(None)
-    for text in (guarded, whole.statement(NoGuard()), whole.statement(None)):
-        assert "encoding of features" in text
-        assert "losses and checkpoints stay with the active" in text
-
-
-@pytest.mark.parametrize("guard", [None, NoGuard(), GaussianGuard(clip=1.0, sigma=3.0, key=KEY)])
-@pytest.mark.parametrize("seeded", [False, True])
-def test_noise_from_the_seed_is_told_whatever_the_guard(
-    guard: RepresentationGuard | None, seeded: bool
-) -> None:
-    releases, updates = (
-        PrivacyLedger(GaussianRelease(noise_multiplier=4.0), delta=DELTA, budget=None, rows=5,
-                      log=None)
-        for _ in range(2)
-    )  # fmt: skip
-    whole = WholeTraining(
-        releases=releases, updates=updates, delta=DELTA, budget=None, seeded=seeded
+def test_statements_say_what_is_covered_and_what_noise_from_the_seed_is_worth() -> None:
+    updated = GaussianRelease(noise_multiplier=4.0)
+    whole, releases, updates = training(NoPrivacy(), updated)
+    seeded = WholeTraining(
+        releases=releases, updates=updates, delta=DELTA, budget=None, seeded=True
     )
-    assert ("does not know the run's seed" in whole.statement(guard)) is seeded
+    guard = GaussianGuard(clip=1.0, sigma=3.0, key=KEY)
+    for by, said in (
+        (guard, "(epsilon_model, delta)-DP for one record"),
+        (guard, "what all passives receive and the finished model together"),
+        (NoGuard(), "labels alone"),
+        (NoGuard(), "no guarantee for features"),
+        (None, "nothing is sent"),
+    ):
+        text = whole.statement(by)
+        for part in (said, "encoding of features", "losses and checkpoints stay with the active"):
+            assert part in text
+        assert "does not know the run's seed" not in text
+        assert "does not know the run's seed" in seeded.statement(by)
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
+def test_what_the_proof_does_not_cover_is_refused_and_what_it_does_is_not() -> None:
+    settings: dict[str, Any] = {
+        "name": "test", "method": "apfed_c", "data": {"dataset": "digits"},
+        "guard": {"mechanism": "gaussian", "sigma": 1.0}, "dp_sgd": {"noise_multiplier": 1.0},
+    }  # fmt: skip
+    Config.model_validate(settings)
+    refused: tuple[tuple[dict[str, Any], str], ...] = (
         ({"method": "tvfl"}, "dp_sgd: method tvfl gives the passives more"),
         ({"train": {"precision": "bfloat16"}}, "dp_sgd: gradients of single examples in bfloat16"),
         ({"defences": [{"kind": "nopeek"}]}, "dp_sgd: defence nopeek adds a loss of the whole"),
@@ -173,27 +162,15 @@ def test_noise_from_the_seed_is_told_whatever_the_guard(
             {"guard": {"mechanism": "none"}, "dp_sgd": {"epsilon": 4.0}},
             "dp_sgd.epsilon cannot be kept where representations are sent without noise",
         ),
-    ],
-)
-def test_what_the_proof_does_not_cover_is_refused(changes: dict[str, Any], said: str) -> None:
-    settings: dict[str, Any] = {
-        "name": "test", "method": "apfed_c", "data": {"dataset": "digits"},
-        "guard": {"mechanism": "gaussian", "sigma": 1.0}, "dp_sgd": {"noise_multiplier": 1.0},
-    }  # fmt: skip
-    Config.model_validate(settings)
-    with pytest.raises(ValidationError, match=said):
-        Config.model_validate(settings | changes)
-
-
-def test_what_it_does_cover_is_not_refused() -> None:
-    """Nothing is sent, or labels alone are promised, or a defence acts on what passives answer."""
-    settings: dict[str, Any] = {
-        "name": "test", "data": {"dataset": "digits"}, "guard": {"mechanism": "none"},
-    }  # fmt: skip
-    for more in (
+    )
+    for changes, said in refused:
+        with pytest.raises(ValidationError, match=said):
+            Config.model_validate(settings | changes)
+    # Nothing is sent, or labels alone are promised, or a defence acts on what passives answer.
+    allowed: tuple[dict[str, Any], ...] = (
         {"method": "single_view", "dp_sgd": {"epsilon": 4.0}},
-        {"method": "apfed_r", "dp_sgd": {"noise_multiplier": 1.0}},
-        {"method": "apfed_c", "dp_sgd": {"noise_multiplier": 1.0},
-         "defences": [{"kind": "compression"}]},
-    ):  # fmt: skip
-        assert Config.model_validate(settings | more).dp_sgd is not None
+        {"method": "apfed_r"},
+        {"defences": [{"kind": "compression"}]},
+    )
+    for more in allowed:
+        assert Config.model_validate(settings | {"guard": {"mechanism": "none"}} | more).dp_sgd

@@ -75,14 +75,11 @@ def test_a_sentence_names_data_seeds_epochs_and_the_active_alone() -> None:
     assert "at epsilon_y 4 lost" in sentence(sweep, one)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_damage_is_an_error_for_people() -> None:
+    for text in (
         "", "{", "[]", "{}", '{"format": 2, "sweeps": []}', '{"format": 1}',
         text_of(point(4.0, more=1)), text_of(point(4.0), seeds=None), text_of(points=[]),
         text_of(point(4.0, accuracy={"mean": 1})),
-    ],
-)  # fmt: skip
-def test_damage_is_an_error_for_people(text: str) -> None:
-    with pytest.raises(DataError, match="stored sweeps"):
-        load_sweeps(text)
+    ):  # fmt: skip
+        with pytest.raises(DataError, match="stored sweeps"):
+            load_sweeps(text)
