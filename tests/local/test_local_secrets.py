@@ -3,7 +3,7 @@
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgpack
@@ -20,7 +20,7 @@ from secure_apfed.runs.outcome import Progress
 from secure_apfed.runs.run import run
 from tests.local.processes import Harm, Parties
 from tests.secure_apfed.small_runs import small_config
-from tests.waiting import wait_until
+from tests.waiting import LONG_S, wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
@@ -119,12 +119,20 @@ def memory_of(pid: int) -> bytes:
     return b"".join(parts)
 
 
+class Patient(Parties):
+    """All are stopped for longer than a process of this machine may be silent."""
+
+    def prepared(self, files: Mapping[str, Path]) -> None:
+        for file in files.values():
+            file.write_text(file.read_text().replace("reconnect_s: 3.0", "reconnect_s: 60.0"))
+
+
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="reads memory as Linux shows it")
 def test_no_party_begins_with_what_is_anothers_in_memory(tmp_path: Path) -> None:
     """Each process, its rows loaded and its links open, just before its script begins."""
     config = config_of("apfed_c")
     data = named_anew(config)
-    parties = Parties(config, tmp_path / "run", data=data)
+    parties = Patient(config, tmp_path / "run", data=data)
     harms = {name: Harm(None, 0, signal.SIGSTOP) for name in (*NAMES, "aggregator")}
     with parties.started(harms):
         pids = {name: one.pid or 0 for name, one in parties.processes.items()}
@@ -139,7 +147,7 @@ def test_no_party_begins_with_what_is_anothers_in_memory(tmp_path: Path) -> None
                         assert (secrets[what] in held) is (other == name), (name, other, what)
             os.kill(pid, signal.SIGCONT)
         for name, process in parties.processes.items():
-            process.join(30)
+            process.join(LONG_S)
             said = json.loads((parties.run.party(name) / "said.json").read_bytes())
             assert said["kind"] is None, said
 
