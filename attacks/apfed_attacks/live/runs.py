@@ -410,11 +410,9 @@ class LiveRun(LiveSession[ApfedActive]):
             for name in asked:
                 body = payload((instead or {}).get(name, z_BD))
                 links.send(name, Kind.REPRESENTATIONS, step, body)
-            unasked = {name: step for name in end.present if name not in asked}
-            end.left |= unasked
+            present, end.present = end.present, asked
             await end.read(links, step, rows_B, payload(z_BD), z_BD.flatten(1).shape[1])
-            for name in unasked:
-                del end.left[name]
+            end.present = present
             assert end.opened is not None
             return end.opened
 
