@@ -13,8 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import Field
-from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import StratifiedKFold, cross_validate
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -315,6 +313,10 @@ def cross_validated(
     Raises:
         DataError: fewer rows of a class than folds.
     """
+    # They take a second to load, and few runs ask.
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import StratifiedKFold, cross_validate
+
     labels = labels_N.cpu().numpy()
     least = int(np.bincount(labels)[np.unique(labels)].min())
     if least < folds:
