@@ -34,6 +34,7 @@ HOMES = {
     "secure_apfed": "secure_apfed",
     "apfed_attacks": "attacks/apfed_attacks",
     "apfed_experiments": "experiments/apfed_experiments",
+    "bench": "experiments/bench",
 }
 LAYERS = tuple(HOMES)
 # What may know attacks and experiments: the command line, the estimator, `run_frames`.
@@ -101,7 +102,7 @@ def parse(name: str, source: str, *, is_package: bool = False) -> Module:
 
 
 def the_tree(root: Path) -> dict[str, Module]:
-    """Parse every module of the four packages below `root`, by dotted name."""
+    """Parse every module of the packages below `root`, by dotted name."""
     modules = {}
     for path in sorted(path for home in HOMES.values() for path in (root / home).rglob("*.py")):
         layer = next(layer for layer, home in HOMES.items() if path.is_relative_to(root / home))

@@ -43,12 +43,11 @@ class Column:
 
     Attributes:
         name: under which a row holds its value; a row without it has no cell, and programs no key.
-        title: above it; None: people do not see it.
-        form: of a value that is not None; missing: what stands for None.
+        title: above it; None: people do not see it. form: of a value; missing: what stands for
+            None.
         note: what stands behind it in brackets, of the row; empty: nothing.
         keys: for programs: none, the name alone, or those of an interval's mean, low and high (or
-            of the parts of a tuple).
-        scale: of the numbers for programs.
+            of the parts of a tuple); scale: of the numbers for programs.
     """
 
     name: str

@@ -136,14 +136,11 @@ def with_overlap(data: VerticalData, overlap: float, *, seed: int) -> VerticalDa
 
 
 def compare_overlaps(points: Sequence[OverlapPoint], *, seeds: int = 5, jobs: int = 1) -> Table:
-    """Run what is missing.
+    """Run what is missing; a row for each data set's best solo model, then for each of its points.
 
-    Returns:
-        A row for each data set's best solo model, then one for each of its points. overlap: share
-        of the active's training people that each passive knows; helped: training people on whom
-        at least one passive helps, mean over the seeds; accuracy, deviation: on the test rows,
-        mean and standard deviation over the seeds; gain, low, high: over the best solo model,
-        paired by seed, with its 95 % interval; p_holm: of it, adjusted for their number.
+    overlap: share of the active's training people that each passive knows; helped: training people
+    on whom at least one passive helps, mean over the seeds; accuracy, deviation: on the test rows;
+    gain, low, high: over the best solo model, paired by seed, with its 95 % interval.
     """
     results = Study(points=points, seeds=range(seeds)).run(jobs=jobs, figures=_figures, solo=True)
     lines: list[Row] = []

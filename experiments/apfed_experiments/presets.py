@@ -21,12 +21,7 @@ __all__ = ["PRESETS", "Preset", "preset"]
 
 @dataclass(frozen=True)
 class Preset:
-    """One partition of a paper.
-
-    Attributes:
-        about: what it is, in a sentence.
-        settings: fields of `DataSettings`; those that it leaves out are open.
-    """
+    """One partition of a paper: what it is, and fields of `DataSettings`; others are open."""
 
     about: str
     settings: Mapping[str, Any] = field(repr=False)
@@ -34,12 +29,9 @@ class Preset:
 
 @dataclass(frozen=True)
 class _ApcVfl:
-    """One set of APC-VFL's Appendix A.
-
-    Attributes:
-        rows: people of the active; columns: its five, those that it gives away first in front.
-        aligned: numbers of aligned people that were tried; tested: of all that are aligned, where
-            the model needs all parties.
+    """One set of APC-VFL's Appendix A: people of the active, its five columns, those that it gives
+    away first in front; numbers of aligned people that were tried; how many of all test where the
+    model needs all parties.
     """
 
     rows: int
@@ -76,11 +68,7 @@ _APC_VFL = {
 
 
 def preset(name: str) -> dict[str, Any]:
-    """Return the fields of `DataSettings` that make up a paper's partition.
-
-    Example:
-        >>> preset("mmvfl/handwritten")["rows_per_class"]
-        160
+    """The fields of `DataSettings` that make up a paper's partition.
 
     Raises:
         ConfigError: there is no such partition; names the nearest.

@@ -71,17 +71,14 @@ class ListedRun:
     """One run folder.
 
     Attributes:
-        path: of the folder; name: the same below the folder that was listed.
+        name: of the folder below the one that was listed.
         state, reason: how far it came; why it is broken, or how much of it is done.
-        date: of the last change of the file that tells how far it came, in UTC; a copy of the
-            folder may have another.
+        date: of the last change of the file that tells how far it came; a copy may have another.
         config: what was asked; None where that cannot be read.
         accuracy: share of the test rows, of the method's own inference; None also where the task is
-            no classification.
-        measure: that the run is judged by; value: of it, of the same inference; NaN: undefined.
+            no classification. value: of the measure that the run is judged by; NaN: undefined.
         alone: what the active would do alone; None where nobody measured it.
-        epsilon: see `FinishedRun.epsilon`; inf: nothing is promised.
-        leaks: by target, where attacks applied.
+        epsilon: see `FinishedRun.epsilon`; leaks: by target, where attacks applied.
         attacked: whether any attack was mounted; without, no leaks say nothing.
         report: whether it has a page of its own.
     """
@@ -173,10 +170,7 @@ class ListedRun:
 def list_runs(top: Path) -> list[ListedRun]:
     """Read every run folder below `top`, `top` itself too; the newest comes first.
 
-    Figures that a study keeps without run folders are not among them.
-
-    Raises:
-        DataError: there is no such folder.
+    Figures that a study keeps without run folders are not among them; DataError: no such folder.
     """
     if not top.is_dir():
         raise DataError(f"{top}: there is no such folder; give the one that run folders lie below")

@@ -68,10 +68,9 @@ class Charge:
     """What one run costs, or several together; infinite where nothing is promised.
 
     Attributes:
-        mu: of Gaussian DP, of a row's representations; delta: at which epsilons are told.
-        label: epsilon of one training label; record: of one record in the model.
-        passives: by passive, epsilon of one person there.
-        added_delta: of the epsilons that add up.
+        mu: of Gaussian DP, of a row's representations, whose epsilon is told at `delta`.
+        label, record, passives: epsilons of a training label, of a record in the model, and by
+            passive of one person there; added_delta: of these, which add up.
     """
 
     delta: float
@@ -119,12 +118,7 @@ class Charge:
 
 
 def bound_of(config: Config, passives: Iterable[str]) -> Charge:
-    """The most that a run of these settings can cost, before anything is sent.
-
-    Args:
-        config: of the run.
-        passives: names of all.
-    """
+    """The most that a run of these settings can cost, before anything is sent."""
     noise = config.method.noise(config)
     # No noise is drawn here, so any key does.
     guard = make_guard(
@@ -228,34 +222,25 @@ class SearchSpace(Settings):
         return space
 
     def config_of(self, config: Config, trial: "BaseTrial") -> Config:
-        """The trial's settings, on the run's own data.
-
-        Raises:
-            ConfigError: what was drawn is no setting, or does not fit the others.
-        """
+        """The trial's settings, on the run's own data; ConfigError where these do not fit."""
         drawn = [f"{key}={one.draw(trial, key)}" for key, one in self.space.items()]
         return load_config_text(dump_settings(config), source=config.name, overrides=drawn)
 
 
 def load_space(path: Path) -> SearchSpace:
-    """Read the file of a search.
-
-    Raises:
-        ConfigError: no such file, or its settings are wrong.
-    """
+    """Read the file of a search; ConfigError where there is none, or its settings are wrong."""
     return load_settings_text(SearchSpace, read_text(path), source=str(path))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """Attributes:
-    config: of the best trial, on the run's own data.
-    trials: in their order, see `_row`; best: the number of the best.
-    public: name of the public data that trials ran on; None: the run's own.
-    spent: of all trials; total: with the final run, and those that were made of settings that
-        were the best before.
-    final: what that run reached on the test rows, by variant; None: it was not asked for.
-    finals: how many final runs are counted.
+    """What a search found.
+
+    Attributes:
+        config: of the `best` trial, on the run's own data; trials: in their order, see `_row`.
+        public: name of the public data that trials ran on; None: the run's own.
+        spent: of all trials; total: with the final runs, one of each settings that were the best.
+        final: what the final run reached on the test rows; None: not asked for. finals: how many.
     """
 
     config: Config
@@ -501,10 +486,9 @@ class _Search:
         return found
 
     def _final(self, config: Config, spent: Charge, bound: Charge) -> Mapping[str, float]:
-        """On all labels; one that was stopped goes on, and one that is finished stands.
+        """On all labels; one that was stopped goes on, one that is finished stands.
 
-        Raises:
-            ConfigError: the budget does not hold it.
+        Raises ConfigError where the budget does not hold it.
         """
         settings, finals = _digest(config), self._finals()
         own = next((one for one in finals if one["settings"] == settings), None)

@@ -29,14 +29,7 @@ _KINDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class SeveralSeeds:
-    """What the runs of one configuration found.
-
-    Attributes:
-        config: of the runs, but for their seeds.
-        folders: of the runs, by seed.
-        reached: the run's measure of its own way of inference, by seed.
-        summary: over the seeds.
-    """
+    """What the runs of one configuration found; `reached`: the run's own measure, by seed."""
 
     config: Config
     folders: dict[int, Path]
@@ -92,17 +85,8 @@ def run_seeds(
 ) -> SeveralSeeds:  # fmt: skip
     """Run what is missing under `config.seed` and the seeds after it; write `several.json` of all.
 
-    Args:
-        config: of the run; its `party_seeds` hold.
-        folder: in which each run has a folder; made where missing.
-        seeds: how many.
-        jobs: processes, one thread each.
-        baselines: measure what the active does alone, too; without it there is no gain.
-        on_done: called after each run.
-
-    Raises:
-        CheckpointError: the folder holds runs with other settings.
-        ApfedError, LocalProtocolError, RemoteProtocolError: as `secure_apfed.run`.
+    `config.party_seeds` holds; without `baselines` of what the active does alone there is no gain.
+    Raises CheckpointError where the folder holds runs with other settings, and as a run does.
     """
     point = Point(config=config, folder=folder, party_seeds=config.party_seeds)
     study = Study(points=[point], seeds=range(config.seed, config.seed + seeds))

@@ -55,11 +55,9 @@ LEFT_OUT = (
 
 
 class SoloRecord(Written):
-    """The file: digests of the settings and of the active's own table, the measure, and each
-    baseline's.
-
-    Attributes:
-        labels: "true", or "answered": what a run's label mechanism answered for training rows.
+    """The file: digests of the settings and of the active's own table, the measure, each
+    baseline's, and whether labels are true or what a run's label mechanism answered for training
+    rows.
     """
 
     settings: str
@@ -145,13 +143,8 @@ def keep_solo(config: Config, path: Path, *, data: VerticalData | None = None) -
 def beside_run(config: Config, folder: Path, trained: OwnData | None) -> SoloRecord | None:
     """The baselines of a finished run, of the very rows and labels that it trained on.
 
-    Args:
-        config: of the run.
-        folder: its folder, where they are written.
-        trained: see `RunResult`; None: only what was written is read.
-
-    Returns:
-        None where nobody measured them, and under DP-SGD (`LEFT_OUT`).
+    `trained` is that of its `RunResult`; None: only what was written is read. None where nobody
+    measured them, and under DP-SGD (`LEFT_OUT`).
     """
     path = RunFolder(folder).solo
     if config.dp_sgd is not None:
@@ -229,11 +222,7 @@ def taught_alone(config: Config, data: VerticalData) -> Student:
 
 
 def read_solo(config: Config, path: Path) -> SoloRecord:
-    """Read what `keep_solo` wrote.
-
-    Raises:
-        CheckpointError: the file is of other data or settings, or none of ours.
-    """
+    """What `keep_solo` wrote; CheckpointError: of other data or settings, or none of ours."""
     record = read_json(path, SoloRecord)
     if record.settings != settings_digest(config):
         raise CheckpointError(

@@ -140,11 +140,8 @@ class TradeOff(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class DefencePoint(Point):
-    """One defence at one strength.
-
-    Attributes:
-        strength: the knob's value in words; empty without a knob.
-        reference: drawn as a line, takes no part in the comparison.
+    """One defence at one strength: the knob's value in words, or empty; a `reference` is drawn as a
+    line, and takes no part in the comparison.
     """
 
     defence: str
@@ -158,10 +155,9 @@ class DefencePoint(Point):
 
 
 def load_tradeoff(path: Path) -> TradeOff:
-    """Read a study; its base becomes the text of the YAML that it names.
+    """Read a study, whose base becomes the text of the YAML that it names.
 
-    Raises:
-        ConfigError: a file that cannot be read, or a setting that is wrong.
+    Raises ConfigError: a file that cannot be read, or a setting that is wrong.
     """
     study = load_settings_text(TradeOff, read_text(path), source=str(path))
     beside = path.parent / study.base
@@ -176,10 +172,9 @@ def load_tradeoff(path: Path) -> TradeOff:
 
 
 def tradeoff_of(config: Config) -> TradeOff:
-    """Return the study that a run's settings ask for, of that run.
+    """The study that a run's settings ask for, of that run.
 
-    Raises:
-        ConfigError: a setting that is wrong, or a name or a base, which are the run's.
+    Raises ConfigError: a setting that is wrong, or a name or a base, which are the run's.
     """
     if own := {"name", "base"} & set(config.tradeoff):
         raise ConfigError(f"tradeoff.{min(own)}: the study of a run has the run's; leave it out")
@@ -190,10 +185,9 @@ def tradeoff_of(config: Config) -> TradeOff:
 
 
 def points_of(tradeoff: TradeOff, folder: Path) -> list[DefencePoint]:
-    """Return every point, references first; all configs and attacks are checked here.
+    """Every point, references first; all configs and attacks are checked here.
 
-    Raises:
-        ConfigError: a change that no run accepts, an unknown attack, or two points alike.
+    Raises ConfigError: a change that no run accepts, an unknown attack, or two points alike.
     """
     every = list(_points(tradeoff, folder))
     past: dict[str, str] = {}
@@ -256,14 +250,10 @@ def _config(tradeoff: TradeOff, label: str, changes: Mapping[str, Any]) -> Confi
 def dcs(*, attack: float, ideal: float, accuracy: float, undefended: float) -> float:
     """Defence capability score, one-sided: 1 / (1 + sqrt((1 - b) dAP^2 + b dMP^2)), b = BETA.
 
-    Args:
-        attack: the attack's score under this defence, AP; negative ones (R^2) count as 0.
-        ideal: the score AP* that a perfect defence would leave: 0 in VFLAIR's code
-            (`dcs_vflair`), the best same-knowledge baseline in ours (`dcs_baseline`).
-        accuracy: of the task, MP.
-        undefended: the same without a defence, MP*.
-
-    Only a leak above the ideal and a loss of accuracy count (Zou et al., 2023, VFLAIR).
+    `attack` is its score under this defence, AP (negative R^2 count as 0), `ideal` the AP* that a
+    perfect defence would leave: 0 in VFLAIR's code (`dcs_vflair`), the best same-knowledge baseline
+    in ours (`dcs_baseline`); `accuracy` is MP, `undefended` MP*. Only a leak above the ideal and a
+    loss of accuracy count (Zou et al., 2023, VFLAIR).
     """
     leak = max(0.0, max(attack, 0.0) - max(ideal, 0.0))
     loss = max(0.0, undefended - accuracy)
@@ -331,10 +321,8 @@ _DCS = _shown("dcs_baseline", "dcs_baseline", within(".3f"))
 
 @dataclass(frozen=True)
 class Board:
-    """All points of a finished study, references first, the others by `dcs_baseline`.
-
-    Attributes:
-        failures: trials that ended with an error; their points are left out.
+    """All points of a finished study, references first, the others by `dcs_baseline`; points of
+    trials that failed are left out.
     """
 
     rows: Sequence[Row]
@@ -514,21 +502,14 @@ def run_tradeoff(
 ) -> Board:
     """Run what is missing, and write the leaderboard, the pictures and the page.
 
-    Every trial is a run folder of its own below `folder`; finished ones are not run again. A
-    trial that ends with an error is named in the board's failures, and its point left out.
-
-    Args:
-        tradeoff: as `load_tradeoff` returns it.
-        folder: of the study; made where missing.
-        jobs: processes, each with one thread.
-        backend: "loky" starts processes here; "ray" gives trials to a Ray cluster, the nodes of
-            which share this file system.
-        on_done: called with trials done and in all.
+    Every trial is a run folder of its own below `folder`; finished ones are not run again. A trial
+    that ends with an error is named in the board's failures, and its point left out. `backend`
+    "ray" gives trials to a Ray cluster, the nodes of which share this file system.
 
     Raises:
         ConfigError: a defence that no run accepts, or Ray is not installed.
-        CheckpointError: the folder holds something else, or a trial's has other settings;
-            nothing was run.
+        CheckpointError: the folder holds something else, or a trial's has other settings; nothing
+            was run.
         TradeOffError: the undefended point failed, with which all others are compared.
     """
     points = points_of(tradeoff, folder)

@@ -80,13 +80,8 @@ _MEASURES = {"loss": 1000.0, "accuracy": 100.0}  # and their scales for people
 
 @dataclass(frozen=True, kw_only=True)
 class Game:
-    """Who plays, and in which orders they enter.
-
-    Attributes:
-        players: passives, at least one more than `minimum`.
-        minimum: contributors below which no sum is opened; at least 1.
-        orders: each a permutation of `players`.
-        exact: whether `orders` are all that there are.
+    """Who plays, at least one passive more than the `minimum` of contributors below which no sum is
+    opened, and in which orders they enter; `exact`: these are all that there are.
     """
 
     players: tuple[str, ...]
@@ -98,14 +93,7 @@ class Game:
     def of(
         cls, players: Sequence[str], *, minimum: int, seed: int, drawn: int | None = None
     ) -> "Game":
-        """All orders of few players, or some drawn ones.
-
-        Args:
-            players: passives.
-            minimum: see the class.
-            seed: of the draw.
-            drawn: orders to draw; None: all up to `EXACT` players, and 32 orders of more.
-        """
+        """All orders of up to `EXACT` players; of more, or if so many are asked for, drawn ones."""
         if drawn is None and len(players) <= EXACT:
             orders = tuple(itertools.permutations(players))
             return cls(players=tuple(players), minimum=minimum, orders=orders, exact=True)
@@ -166,10 +154,9 @@ class Game:
 def players_of(config: Config, active: str, passives: Sequence[str]) -> tuple[tuple[str, ...], int]:
     """Passives that add anything, and the fewest of them whose sum may be opened.
 
-    Raises:
-        ConfigError: the method has no sum or vote of passives beside a model of the active's own;
-            too few passives to tell any apart; or sums of several coalitions would open a
-            passive's votes, which a difference of two sums without noise is.
+    Raises ConfigError where the method has no sum or vote of passives beside a model of the
+    active's own; too few passives to tell any apart; or sums of several coalitions would open a
+    passive's votes, which a difference of two sums without noise is.
     """
     happens, settings = config.method.happens, config.secure_sum
     helps = {"gradients are summed", "passives vote"} & happens
@@ -233,9 +220,8 @@ class Measured(Written):
         settings: digest of all that the figures depend on.
         loss: mean cross-entropy on the labels held back, nats; accuracy: on the same rows.
         wire_bytes: of all links; None: simulated, nothing was sent.
-        epsilon_x, epsilon_y: what the active spent on its features and labels.
-        passives: what a person cost each passive of the coalition; inf without noise.
-        delta: of these epsilons.
+        epsilon_x, epsilon_y: what the active spent; passives: what a person cost each, inf without
+            noise; delta: of these.
     """
 
     settings: str
@@ -255,14 +241,11 @@ class Measured(Written):
 
 @dataclass(frozen=True, kw_only=True)
 class CoalitionRun:
-    """One coalition under one seed.
+    """One coalition under one seed, of rows, weights and what is held back.
 
     Attributes:
-        config: of all runs; folder: of their figures.
-        coalition: passives that take part.
-        seed: of rows, weights and what is held back.
+        config: of all runs; folder: of their figures; data: digest of own tables.
         share: of the active's labelled rows that is held back.
-        data: digest of own tables, see `files_digest`.
         noise: passives whose features are replaced by noise; a check of the measure.
         simulated: whether a run that can be simulated is.
     """
@@ -293,9 +276,7 @@ class CoalitionRun:
 def measure(one: CoalitionRun) -> Measured:
     """Train with this coalition on one thread, unless its figures are kept, and measure.
 
-    Raises:
-        CheckpointError: its place holds something else.
-        ApfedError: as `secure_apfed.run`.
+    Raises CheckpointError where its place holds something else, and as a run does.
     """
     torch.set_num_threads(1)
     if one.path.is_file():
@@ -332,8 +313,7 @@ def measure(one: CoalitionRun) -> Measured:
 def held_back(data: VerticalData, share: float, *, seed: int) -> VerticalData:
     """Put labelled training rows, drawn by class, in the place of the test rows.
 
-    Raises:
-        ConfigError: too few labels to hold any back.
+    Raises ConfigError where there are too few labels to hold any back.
     """
     assert data.active.labels is not None
     labelled = data.labelled_rows
@@ -362,11 +342,7 @@ def held_back(data: VerticalData, share: float, *, seed: int) -> VerticalData:
 
 
 def with_noise(data: VerticalData, names: tuple[str, ...], *, seed: int) -> VerticalData:
-    """Replace these passives' features by normal noise of their own means and deviations.
-
-    Raises:
-        ConfigError: there is no such passive.
-    """
+    """Replace these passives' features by normal noise of their own means and deviations."""
     known = [table.name for table in data.passives]
     if unknown := sorted(set(names) - set(known)):
         raise ConfigError(f"no passive is called {unknown[0]}; there are {', '.join(known)}")
@@ -456,16 +432,13 @@ def _figures(model: nn.Module, features_V: Tensor, labels_V: Tensor) -> tuple[fl
 
 @dataclass(frozen=True, kw_only=True)
 class Board:
-    """What a study of contributions found.
+    """What a study of contributions found, one run of each coalition for each seed.
 
     Attributes:
-        config, game: of it; seeds: one run of each coalition for each.
         table: a row of each passive, the most helpful by loss first, and one of all; see `_rows`.
-        gain: of all over the active alone, by measure.
-        worst_gap: the largest difference, over seeds and measures, between that gain and the sum of
-            the Shapley values; rounding alone.
-        wire_bytes: of all coalitions of a seed, mean; None: simulated.
-        runs: of a seed.
+        gain: of all over the active alone, by measure; worst_gap: the largest difference, over
+            seeds and measures, from the sum of the Shapley values; rounding alone.
+        wire_bytes: of all coalitions of a seed, mean; None: simulated. runs: of a seed.
         epsilon_x, epsilon_y: charged to the active, of all coalitions of a seed.
         delta: of every epsilon that is charged, at most.
     """
@@ -531,20 +504,10 @@ def measure_passives(
 ) -> Board:  # fmt: skip
     """Run the coalitions that are missing, and write what all of them say.
 
-    Args:
-        config: of the run whose passives are told apart; built-in data or all parties' tables.
-        folder: of the study; made where missing.
-        seeds: each coalition runs once for each.
-        jobs: processes, one thread each.
-        share: of the active's labelled rows that it holds back to measure.
-        drawn: orders to draw for each seed; None: all where there are few passives.
-        noise: passives whose features are replaced by noise, a check of the measure.
-        simulated: whether runs that can be simulated are; their bytes are not counted then.
-        on_done: called after each run.
-
-    Raises:
-        ConfigError: the method, the contract or the data leave nothing to tell apart.
-        ApfedError: as `secure_apfed.run`.
+    `share` of the active's labelled rows is held back to measure; `drawn` are orders for each seed
+    (None: all where there are few passives); the features of `noise` passives are replaced, a check
+    of the measure; where runs are `simulated`, their bytes are not counted. Raises ConfigError
+    where nothing is left to tell apart, and as a run does.
     """
     data = load_data(config.data, seed=seeds[0])
     names, minimum = players_of(config, data.active.name, [table.name for table in data.passives])

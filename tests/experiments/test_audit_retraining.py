@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from apfed_experiments.audit import CaseResult, play_case, run_audit
+from apfed_experiments.audit import play_case, run_audit
 from apfed_experiments.audit.bounds import evidence_from
 from apfed_experiments.audit.retraining import (
     CASES,
@@ -237,9 +237,8 @@ def test_a_case_counts_every_retraining_once(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("apfed_experiments.audit._TOGETHER", 100)
     monkeypatch.setattr("apfed_experiments.audit.task_of", lambda case: task_of(case, epochs=1))
     result = play_case(EVERYTHING, retrainings=250, seed=0, level=LEVEL, device=torch.device("cpu"))
-    assert isinstance(result, CaseResult)
     # Three parts of 82 or 83, of which each has two worlds of the same size.
-    assert result.retrainings == 246
-    assert len(set(result.scores_0.tolist())) == len(result.scores_0) == 123
+    assert result.found["retrainings"] == 246
+    assert len(set(result.scores[0].tolist())) == len(result.scores[0]) == 123
     assert not result.exceeded
     assert "stays under the claim for one record" in result.sentence()

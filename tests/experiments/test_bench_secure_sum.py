@@ -5,10 +5,11 @@ import importlib.util
 import numpy as np
 import pytest
 
-from apfed_experiments.bench import rows as base
-from apfed_experiments.bench import run_bench, secure_sum
-from apfed_experiments.bench.secure_sum import PackedPaillier, why_no_paillier
 from apfed_protocols.errors import LocalProtocolError
+from bench import rows as base
+from bench import secure_sum
+from bench.secure_sum import PackedPaillier, why_no_paillier
+from bench.table import run_bench
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from apfed_experiments.columns import Table
-from apfed_experiments.credit_card import COLUMNS, LINES, compare_credit
+from apfed_experiments.credit_card import COLUMNS, LINES, compare_credit, config_of
 from apfed_experiments.summary import Interval
 from secure_apfed.data import load_data
 from secure_apfed.errors import DataError
@@ -27,16 +27,16 @@ def test_a_row_has_a_text_for_each_column() -> None:
 @pytest.mark.parametrize("labelled", [200, None])
 @pytest.mark.parametrize("line", LINES, ids=lambda line: line.key)
 def test_lines_differ_in_nothing_but_method_and_labels(line, labelled) -> None:  # type: ignore[no-untyped-def]  # of pytest
-    config = line.config(labelled)
+    config = config_of(line, labelled)
     assert (config.data.dataset, config.data.labelled) == ("credit_card", labelled)
     assert config.measure == "auc"
-    assert config.method.predicts_alone is not line.together or config.method.name == "tvfl"
+    assert config.method.predicts_alone is not bool(line.said) or config.method.name == "tvfl"
 
 
 @pytest.mark.slow
 def test_each_line_is_compared_with_the_baseline_that_labels_choose(tmp_path: Path) -> None:
     try:
-        load_data(LINES[0].config(200).data, seed=0)
+        load_data(config_of(LINES[0], 200).data, seed=0)
     except DataError as error:
         pytest.skip(str(error))
     single = LINES[:1]

@@ -12,9 +12,9 @@ import pytest
 from apfed_experiments import main_job, sweep
 from apfed_experiments.columns import Table
 from apfed_experiments.finished import FinishedRun
-from apfed_experiments.main_job import CONFIGS, VARIANTS, Variant, compare, draw, points_of
+from apfed_experiments.main_job import CONFIGS, VARIANTS, compare, config_of, draw, points_of
 from apfed_experiments.report.page import Part, write_comparison
-from apfed_experiments.study import base_config, finish, results_of
+from apfed_experiments.study import Line, base_config, finish, results_of
 from tests.experiments.finished_runs import attacked, finished
 
 BY_KEY = {variant.key: variant for variant in VARIANTS}
@@ -22,11 +22,11 @@ SINGLE, TVFL = BY_KEY["alone"], BY_KEY["tvfl"]
 PLAIN, GUARDED, NOISY = BY_KEY["apfed_c"], BY_KEY["apfed_c-protected"], BY_KEY["votes-randomised"]
 
 
-def lines_of(runs: Mapping[Variant, Sequence[FinishedRun]]) -> Table:
+def lines_of(runs: Mapping[Line, Sequence[FinishedRun]]) -> Table:
     every = points_of(base_config(CONFIGS[0]), Path("out"))
-    points = [point for point in every if point.variant in runs]
+    points = [point for point in every if point.line in runs]
     found = [
-        (point.trial(seed), run) for point in points for seed, run in enumerate(runs[point.variant])
+        (point.trial(seed), run) for point in points for seed, run in enumerate(runs[point.line])
     ]
     return compare(points, results_of(found))
 
@@ -68,8 +68,8 @@ def test_variants_share_data_seeds_and_labelled_rows(name: str) -> None:
         assert point.alone == base
         assert config.attacks == base.attacks
     assert len(BY_KEY) == len(VARIANTS)
-    assert GUARDED.of(base).guard == base.guard
-    assert PLAIN.of(base).guard.mechanism == "none"
+    assert config_of(GUARDED, base).guard == base.guard
+    assert config_of(PLAIN, base).guard.mechanism == "none"
 
 
 def test_a_line_of_votes_shows_what_a_vote_cost() -> None:
@@ -79,7 +79,7 @@ def test_a_line_of_votes_shows_what_a_vote_cost() -> None:
 
 def test_a_trial_is_run_once(tmp_path: Path) -> None:
     base = base_config("main-breast-cancer")
-    point = next(point for point in points_of(base, tmp_path) if point.variant == TVFL)
+    point = next(point for point in points_of(base, tmp_path) if point.line == TVFL)
     trial = point.trial(0)
     first = finish(trial)
     written = (trial.path / "result.json").stat().st_mtime_ns

@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from apfed_experiments import leaks as parts
-from apfed_experiments.bench import BENCHES
 from apfed_experiments.references import REFERENCES
 from apfed_experiments.sweep import CONFIGS
+from bench.table import BENCHES
 from secure_apfed.cli import execute
 from secure_apfed.commands import bench, study
 from secure_apfed.measures import names_of

@@ -155,13 +155,8 @@ def _figures(result: AttackResult) -> Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One setting.
-
-    Attributes:
-        name: in the table.
-        maps: whether the client sends maps; else a linear layer mixes them to 64 numbers.
-        attack: of the server.
-        iterations: answers of the server.
+    """One setting: whether the client sends maps (else a linear layer mixes them to 64 numbers),
+    and the server's attack and answers.
     """
 
     name: str
@@ -175,13 +170,10 @@ CASES = (Case(name="maps of 7 x 7"), Case(name="mixed to 64 numbers", maps=False
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Outcome:
-    """Errors on images between -1 and 1, and some of the images.
+    """Errors on images between -1 and 1, and the first private images as they were rebuilt.
 
-    Attributes:
-        mse: of what the server decodes from what the client sent; own: of what it decodes from
-            its own representations of the same images, which no attack gets below; mean: of the
-            outsiders' mean.
-        rebuilt: the first private images, (n, 1, 28, 28).
+    mse: of what the server decodes from what the client sent; own: of what it decodes from its own
+    representations of the same images, which no attack gets below; mean: of the outsiders' mean.
     """
 
     mse: float

@@ -79,11 +79,8 @@ _ENDS: tuple[tuple[Role, str], ...] = (
 class Setting:
     """One line of a table: what a function measures, for every seed.
 
-    Attributes:
-        columns: what is measured, as the table says it.
-        measure: the figures of a seed; a party's refusal is one.
-        seeds: one has no intervals, and its figures stay as they are.
-        ends: figures whose least and greatest stand in the line, too.
+    A party's refusal is a figure; one seed has no intervals, and its figures stay as they are;
+    `ends` are figures whose least and greatest stand in the line, too.
     """
 
     columns: Row
@@ -275,10 +272,8 @@ def _mean_of(figure: Callable[[Any, Any], float | None], found: Tensor, truth: T
 
 
 def _inverted(run: LiveRun) -> tuple[Tensor, Tensor, Tensor]:
-    """Go on honestly for an epoch.
-
-    Returns:
-        Of its first steps: recovered z (N, D), -sum (N, D) and the truth (N, M, D).
+    """Go on honestly for an epoch: of its first steps recovered z (N, D), -sum (N, D) and the truth
+    (N, M, D).
     """
     held: dict[int, Tensor] = {}
 

@@ -207,13 +207,7 @@ def _read(
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One method, and what attacks it.
-
-    Attributes:
-        method, data: of the run.
-        changes: in its settings; said: those that differ between cases of one method.
-        attacks: by name, with their options.
-    """
+    """One method, and what attacks it; `said`: settings that differ between cases of one method."""
 
     method: str
     data: str

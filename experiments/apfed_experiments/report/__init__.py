@@ -15,14 +15,12 @@ __all__ = ["find_reference", "read_run", "write_report"]
 def write_report(folder: Path, *, show_originals: bool = False) -> Path:
     """Make pictures/*.png, report.html and privacy.json of a finished run; return the page's path.
 
-    Args:
-        folder: of the run; shut for others, where it was not.
-        show_originals: show images that attacks rebuilt beside the people's own. Both are
-            people's data: a page that shows them is for whoever may see the data themselves.
+    The folder is shut for others, where it was not. With `show_originals` images that attacks
+    rebuilt stand beside the people's own. Both are people's data: a page that shows them is for
+    whoever may see the data themselves.
 
     Raises:
-        CheckpointError: the folder is no finished run, or a file in it is not as this
-            version writes it.
+        CheckpointError: no finished run, or a file in it is not as this version writes it.
     """
     run = read_run(folder, examples=show_originals)
     make_private(folder)
@@ -38,7 +36,7 @@ def write_report(folder: Path, *, show_originals: bool = False) -> Path:
 
 
 def find_reference(run: ReportedRun) -> ReportedRun | None:
-    """Return a run of the active alone beside this one, on the same data and seed, if there is.
+    """A run of the active alone beside this one, on the same data and seed, if there is.
 
     None where training labels are private: another run learnt from them as they are, or from other
     answers, and no epsilon of this one counts that.

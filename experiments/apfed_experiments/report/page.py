@@ -31,14 +31,11 @@ def render(
     audited: Audited | None,
     measured: MeasuredModel | None = None,
 ) -> str:
-    """Return the page.
+    """The page.
 
-    Args:
-        run: what it reports.
-        reference: a run of the active alone on the same data, or None; the page then says so.
-        pictures: to show, as `write_pictures` returned them.
-        audited: what an audit of its guard found; None: there is no guard.
-        measured: what its model is worth by all measures; None: no scores were kept.
+    `reference` is a run of the active alone on the same data, or None, which the page then says;
+    `audited` is what an audit of its guard found; None: there is no guard; `measured` what its
+    model is worth by all measures; None: no scores were kept.
     """
     return fill(
         "report.html.jinja",
@@ -71,7 +68,7 @@ def render(
 
 
 def fill(template: str, **values: Any) -> str:
-    """Return the page that a template of this package makes of `values`, with the style of all."""
+    """The page that a template of this package makes of `values`, with the style of all."""
     page: str = _environment().get_template(template).render(**values)
     return page
 
@@ -92,7 +89,7 @@ def _environment() -> Environment:
 
 
 def inside(picture: Picture) -> dict[str, str]:
-    """Return what a template shows of a picture, its pixels as text."""
+    """What a template shows of a picture, its pixels as text."""
     encoded = base64.b64encode(picture.path.read_bytes()).decode("ascii")
     return {
         "key": picture.path.stem, "title": picture.title, "caption": picture.caption,
@@ -115,11 +112,7 @@ def write_page(folder: Path, template: str, *, pictures: Sequence[Picture], **va
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """One data set of a comparison.
-
-    Attributes:
-        reports: label and address, relative to the page, of single runs' reports.
-    """
+    """One data set of a comparison; label and address, relative to the page, of reports of runs."""
 
     table: Table
     picture: Picture
@@ -142,11 +135,7 @@ def write_comparison(folder: Path, *, title: str, reading: str, parts: Sequence[
 
 
 def write_runs_page(runs: Sequence[ListedRun], path: Path, *, title: str) -> Path:
-    """Write the page; its links to reports hold while it and the folders stay where they are.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write the page; its links to reports hold while it and the folders stay where they are."""
     leaked = [target for target in TARGETS if any(target in run.leaks for run in runs)]
     page = fill(
         "runs.html.jinja",

@@ -51,9 +51,6 @@ def write_pictures(
     """Write every picture that the run has data for; return them in the order of reading.
 
     `reference` is a run of the active alone on the same data, or None.
-
-    Raises:
-        CheckpointError: the folder is a link.
     """
     for stale in own_subfolder(folder).glob("*.png"):
         stale.unlink()

@@ -75,14 +75,12 @@ class ReportedRun(FinishedRun):
     """One finished run, with all that a report is made from.
 
     Attributes:
-        path: its folder.
-        epochs, flows: what was measured and sent.
-        contract_sha256: hash of what the parties agreed on; roles: of its participants, the
-            active first.
-        seeds, versions: for repeating the run.
+        epochs, flows: what was measured and sent; seeds, versions: for repeating the run.
+        contract_sha256: hash of what the parties agreed on; roles: of its participants, active
+            first.
         charges: by party that released anything, how often its ledger was charged.
         examples: what attacks rebuilt, by `key_of` of their result; None: it is not to be shown.
-        rebuilt: whether there is any.
+            rebuilt: whether there is any.
     """
 
     path: Path
@@ -134,9 +132,7 @@ class ReportedRun(FinishedRun):
 def read_run(path: Path, *, examples: bool = False) -> ReportedRun:
     """Read a run folder; of what attacks rebuilt that there is some, or with `examples` itself.
 
-    Raises:
-        CheckpointError: a file is missing or not as this version writes it, or the run has not
-            finished.
+    Raises CheckpointError as `read_finished_run`.
     """
     finished, files = read_finished_run(path), RunFolder(path)
     files.check(
@@ -166,16 +162,14 @@ def read_run(path: Path, *, examples: bool = False) -> ReportedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredModel:
-    """One way to predict, measured.
+    """One way to predict, measured on so many rows.
 
     Attributes:
-        title: of it; rows: how many were tested.
         lines: measure, value, ends of the interval, and whether higher or lower is better.
-        calibration: shares foretold and observed, by range of scores; none of what is not
-            probabilities.
-        finite: whether the model says a finite number of every row.
+        calibration: shares foretold and observed, by range of scores; none of what is no
+            probability.
+        finite: whether the model says a finite number of every row; ranked: whether KS is measured.
         binary: whether these are of the second of two classes.
-        ranked: whether KS is among the measures.
         threshold: that it decides at; None: it takes the likeliest class.
     """
 
@@ -192,8 +186,7 @@ class MeasuredModel:
 def measured_of(run: ReportedRun) -> MeasuredModel | None:
     """Measure the variant that the run reports first; None where no scores were kept.
 
-    Raises:
-        CheckpointError: the scores are not as the run left them.
+    Raises CheckpointError where the scores are not as the run left them.
     """
     variant, threshold = next(iter(run.outcome.accuracy)), run.outcome.threshold
     scored = read_scored(RunFolder(run.path), variant, threshold=threshold)
@@ -230,13 +223,9 @@ def measured_of(run: ReportedRun) -> MeasuredModel | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Audited:
-    """What was claimed, what the audit proved, and how far any attack on one row can get.
-
-    Attributes:
-        claimed: epsilon_x; audit: the bounds below it.
-        releases: of each canary, as many as of a row or fewer.
-        ceiling_auc, ceiling_tpr: of the best test between two values of a row, at mu-GDP
-            (Dong, Roth and Su 2022, Section 2.2); the rate at 1 % false alarms.
+    """What was claimed, what the audit proved below it, with so many releases of each canary, and
+    how far any attack on one row can get: the best test between two values of a row, at mu-GDP
+    (Dong, Roth and Su 2022, Section 2.2), by AUC and by the rate at 1 % false alarms.
     """
 
     claimed: float

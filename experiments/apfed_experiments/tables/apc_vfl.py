@@ -86,11 +86,8 @@ _PRINTED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """How much of a scenario is measured.
-
-    Attributes:
-        features: numbers of the active's columns; aligned: numbers of aligned rows.
-        helped: of `HELPED`, the first of which is compared with all others.
+    """How much of a scenario is measured: numbers of the active's columns and of aligned rows,
+    seeds, and which of `HELPED`, the first of which is compared with all others.
     """
 
     features: tuple[int, ...]
@@ -105,8 +102,7 @@ class Scenario:
 
     Attributes:
         rows: of the active, all with a label; test_fraction: of all people, which leaves as many.
-        batch_size: of every training.
-        scores: of a fold, each with what the paper calls it.
+        batch_size: of every training; scores: of a fold, each with what the paper calls it.
         quick, full: the default part, and all.
     """
 
@@ -137,13 +133,7 @@ class Scenario:
     def config(
         self, data: Mapping[str, Any], method: str, changes: Mapping[str, Mapping[str, Any]]
     ) -> Config:
-        """A run.
-
-        Args:
-            data: of it.
-            method: a key of METHODS.
-            changes: of sections of the settings below.
-        """
+        """A run of a method on these data, with changes in sections of what is below."""
         settings: dict[str, Any] = {
             "name": f"apc-vfl-{self.dataset}".replace("_", "-"),
             "party_seeds": "shared_for_comparison",

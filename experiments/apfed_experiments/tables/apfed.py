@@ -87,11 +87,7 @@ _THREE_SEEDS = "two of five seeds"
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How every run of a table trains: the paper's own way, or a proxy of it.
-
-    Attributes:
-        rows: training images; None: all.
-    """
+    """How every run of a table trains: the paper's own way, or a proxy of it; rows None: all."""
 
     key: str
     epochs: int

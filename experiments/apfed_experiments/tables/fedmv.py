@@ -86,11 +86,8 @@ _READING = (
 
 @dataclass(frozen=True, eq=False)
 class Clients:
-    """Views of each client's training rows, and of the test rows.
-
-    Attributes:
-        train: by client, by view, (N, F); truth: by client, labels (N,).
-        test: by view; wanted: labels of the test rows.
+    """Views of each client's training rows, by client and view, (N, F), their labels (N,), and the
+    same of the test rows.
     """
 
     train: Sequence[Sequence[Floats]]
@@ -140,12 +137,7 @@ def trained(
 ) -> Sequence[ViewModel]:  # fmt: skip
     """Algorithm 3; return the views with their average weights, and with the test rows.
 
-    Args:
-        clients: with their views.
-        seed: of starts.
-        rounds: of averaging.
-        zetas: of each view; empty: 8 for all.
-        eta: of the labels.
+    `zetas` are of each view (empty: 8 for all), `eta` of the labels; `seed` is of starts.
     """
     classes = int(max(labels.max() for labels in clients.truth)) + 1
     each = list(zetas) or [_WEIGHT] * len(clients.test)
@@ -309,13 +301,8 @@ def measure_sessions(
 ) -> Figures:
     """Tables 1 to 3: by method and metric.
 
-    Args:
-        seed: of the partition and of weights.
-        rows: sessions in all.
-        units: of one direction of a GRU.
-        epochs: of GRUs that are not averaged.
-        rounds: of those that are.
-        local_epochs: of each round.
+    GRUs of so many units a direction train for `epochs`, or where they are averaged for `rounds` of
+    `local_epochs`; `rows` are sessions in all.
     """
     sessions = _sessions(seed, rows)
     clients = _centrally(sessions, seed=seed, units=units, epochs=epochs)

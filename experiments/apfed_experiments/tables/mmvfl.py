@@ -78,10 +78,8 @@ def fit_mmvfl(
     views: Sequence[Floats], truth_NC: Floats, *, beta: float, seed: int,
     iterations: Sequence[int] = _ITERATIONS,
 ) -> dict[int, list[Floats]]:  # fmt: skip
-    """Algorithm 1 on aligned training rows, the first view with the labels.
-
-    Returns:
-        The weights of all views (F, C), by the most iterations that it may take.
+    """Algorithm 1 on aligned training rows, the first view with the labels: the weights of all
+    views (F, C), by the most iterations that it may take.
     """
     rng = np.random.default_rng(seed)
     rows, classes = truth_NC.shape

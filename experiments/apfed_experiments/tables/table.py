@@ -60,14 +60,12 @@ class Line:
     """One line of a table.
 
     Attributes:
-        cells: text by column; all lines of a table have the same columns, and no two the same
-            texts.
+        cells: text by column; the same columns in all lines, and no two lines the same texts.
         paper: what the paper prints; None: nothing, or nothing that can be read.
         combines: weights by line; this one is their sum, for every seed that has all of them, and
             no job measures it. A mean, or a difference that is paired by seed.
-        panels: of the picture, by title, in which it is shown.
+        panels: of the picture, by title, in which it is shown; at: its place on their axis.
         series: whose curve it lies on, or what its dot is called; "": it is not drawn.
-        at: its place on the horizontal axis, where the picture has one.
     """
 
     cells: Mapping[str, str]
@@ -105,12 +103,10 @@ class _Kept(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Measures some lines for one seed.
+    """Measures some lines for one seed, by which lines are paired.
 
     Attributes:
-        seed: by which lines are paired.
-        lines: that it fills, each with what of its figures the line holds; others are kept and not
-            shown.
+        lines: that it fills, each with what of its figures the line holds; others are only kept.
         cost: seconds that it takes, against those of the table's other jobs.
     """
 
@@ -143,8 +139,7 @@ class Job:
     def finish(self, folder: Path) -> Measured:
         """Measure on one thread and keep it, or read what was kept.
 
-        Raises:
-            CheckpointError: a file in its place has other settings.
+        Raises CheckpointError where a file in its place has other settings.
         """
         path, digest = self.file(folder), hashlib.sha256(self.kept_as.encode()).hexdigest()
         if not path.is_file():
@@ -201,13 +196,8 @@ class RunJob(Job):
 
 @dataclass(frozen=True, kw_only=True)
 class FunctionJob(Job):
-    """A function of plain settings and the seed.
-
-    Attributes:
-        label: distinct within the table, but for the seed.
-        measure: of a module, so that another process finds it; called as
-            `measure(seed=..., **settings)`.
-        settings: plain values.
+    """A function of plain settings and the seed; `label` is distinct within the table, but for the
+    seed, and `measure` of a module, so that another process finds it.
     """
 
     label: str
@@ -253,17 +243,14 @@ class PaperTable:
     """A table or figure of a paper.
 
     Attributes:
-        name: of the command; begins with the paper's.
-        source: paper, and table or figure.
-        title: what it shows; unit: of its figures.
+        name: of the command; begins with the paper's. source: paper, and table or figure.
+        title: what it shows; unit, form: of its figures.
         reading: how it is measured here, and in what that differs from the paper.
         leaves_out: of the full table in what runs by default; empty: nothing.
         hours: that the full table takes on two cores, about.
-        size: its lines and jobs, given whether all of it is wanted. Raises ConfigError where a
-            data set is unknown.
-        axis: what `Line.at` is; empty: the picture has one dot a line.
-        ticks: what stands at a place of that axis; a place without one says its number.
-        form: of a figure.
+        size: its lines and jobs, given whether all of it is wanted.
+        axis: what `Line.at` is; empty: the picture has one dot a line. ticks: what stands at a
+            place of that axis, if not its number.
         shared: how alike two seeds' figures are; see `apfed_experiments.summary.shared_share`.
         picture: draws it in place of the lines, to this path; None: the lines are drawn.
     """
@@ -285,11 +272,10 @@ class PaperTable:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """How far a table is, and how long the rest takes.
+    """How far a table is, and how long the rest takes in so many processes.
 
     Attributes:
-        done, jobs: of what was asked for; hours: that the others take in so many processes, at the
-            pace of those that are done; None: none is.
+        hours: of the jobs that are not done, at the pace of those that are; None: none is.
         full_jobs, full_hours: the same of all of the table.
         pace: the median job's seconds, of those that `PaperTable.hours` gives it.
     """
@@ -319,12 +305,8 @@ def _hours(hours: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Board:
-    """A table as far as it is filled.
-
-    Attributes:
-        full: whether all of it was asked for.
-        rows: of each line; see `_row`.
-        failures: by job, why it ended with an error; the same command tries it again.
+    """A table as far as it is filled, all of it or its default part; `rows` of each line, see
+    `_row`; by job, why it ended with an error: the same command tries it again.
     """
 
     table: PaperTable
@@ -404,19 +386,10 @@ def fill(
     minutes: float | None = None, on_done: OnDone = lambda done, total: None,
     clock: Clock = time.monotonic,
 ) -> Board:  # fmt: skip
-    """Run what is missing, and read all of it.
+    """Run what is missing of all of the table or its default part, and read all of it.
 
-    Args:
-        table: which.
-        folder: of the table; made where missing.
-        full: all of the table, not its default part.
-        jobs: processes; each uses one thread.
-        minutes: after which no other job begins; None: none.
-        on_done: called after each job with those that are done and that there are.
-        clock: seconds.
-
-    Raises:
-        ConfigError: the table needs a data set that the catalogue lacks.
+    After so many `minutes` no other job begins. Raises ConfigError where the catalogue lacks a data
+    set.
     """
     size, kept = table.size(full), folder / "jobs"
     kept.mkdir(mode=0o700, parents=True, exist_ok=True)
