@@ -12,7 +12,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from apfed_experiments.columns import EPSILON, Column, Table, within, write_text
+from apfed_experiments.columns import EPSILON, Column, Table, stored, within, write_text
 from apfed_experiments.drawing import OTHER, Picture, add_gain_axis, draw_line, drawing
 from apfed_experiments.report.page import Part, write_comparison
 from apfed_experiments.study import Line, OnDone, Point, Results, Study, base_config
@@ -127,10 +127,7 @@ def summarise(points: Sequence[Point], results: Results) -> list[Row]:
     return rows
 
 
-_STORED = tuple(
-    Column(name=name)
-    for name in ("label", "method", "guard", "labels", "epsilon", "releases", "accuracy", "loss")
-)
+_STORED = stored("label", "method", "guard", "labels", "epsilon", "releases", "accuracy", "loss")
 
 
 def _title(base: Config, seeds: Sequence[int]) -> str:

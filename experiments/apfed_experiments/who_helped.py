@@ -98,9 +98,7 @@ class Game:
             orders = tuple(itertools.permutations(players))
             return cls(players=tuple(players), minimum=minimum, orders=orders, exact=True)
         draw = np.random.default_rng(derive_seed(seed, "orders of passives"))
-        orders = tuple(
-            tuple(str(one) for one in draw.permutation(players)) for _ in range(drawn or 32)
-        )
+        orders = tuple(tuple(map(str, draw.permutation(players))) for _ in range(drawn or 32))
         return cls(players=tuple(players), minimum=minimum, orders=orders, exact=False)
 
     @property
@@ -111,18 +109,17 @@ class Game:
     def coalitions(self) -> tuple[Coalition, ...]:
         """Whose worth is needed, for Shapley values and leave-one-out; smaller ones first."""
         needed = {frozenset[str](), self.everybody}
-        needed |= {one for one in map(self._without, self.players) if len(one) >= self.minimum}
+        needed |= {rest for rest in map(self._without, self.players) if len(rest) >= self.minimum}
         for order in self.orders:
             needed |= {frozenset(order[:size]) for size in range(self.minimum, len(order))}
-        return tuple(sorted(needed, key=lambda one: (len(one), sorted(one))))
+        return tuple(sorted(needed, key=lambda of: (len(of), sorted(of))))
 
     @property
     def never_asked(self) -> tuple[Coalition, ...]:
         """Those that the minimum forbids."""
         sizes = range(1, self.minimum)
-        return tuple(frozenset(one) for size in sizes for one in itertools.combinations(
-            self.players, size
-        ))  # fmt: skip
+        few = (itertools.combinations(self.players, size) for size in sizes)
+        return tuple(map(frozenset, itertools.chain(*few)))
 
     def shapley(self, worth: Mapping[Coalition, float]) -> NDArray[np.float64]:
         """What each player adds in each order, (orders, players); values are means over orders."""
@@ -297,7 +294,12 @@ def measure(one: CoalitionRun) -> Measured:
     rows = data.test_rows
     assert data.active.labels is not None
     assert trained is not None
-    loss, accuracy = _figures(trained, data.active.features[rows], data.active.labels[rows])
+    labels_V = data.active.labels[rows]
+    with torch.no_grad():
+        dtype = next(trained.parameters()).dtype
+        scores_VK = trained(data.active.features[rows].to(dtype)).double()
+    loss = float(F.cross_entropy(scores_VK, labels_V))
+    accuracy = float((scores_VK.argmax(1) == labels_V).double().mean())
     if not math.isfinite(loss):
         raise ConfigError(
             f"training with {', '.join(sorted(one.coalition)) or 'nobody'} under seed {one.seed} "
@@ -333,12 +335,8 @@ def held_back(data: VerticalData, share: float, *, seed: int) -> VerticalData:
     chosen = torch.zeros(len(labelled), dtype=torch.bool)
     chosen[torch.from_numpy(kept)] = True
     back = labelled[~chosen]
-    return replace(
-        data,
-        train_rows=data.train_rows[~torch.isin(data.train_rows, back)],
-        test_rows=back,
-        labelled=labelled[chosen],
-    )
+    train = data.train_rows[~torch.isin(data.train_rows, back)]
+    return replace(data, train_rows=train, test_rows=back, labelled=labelled[chosen])
 
 
 def with_noise(data: VerticalData, names: tuple[str, ...], *, seed: int) -> VerticalData:
@@ -352,23 +350,19 @@ def with_noise(data: VerticalData, names: tuple[str, ...], *, seed: int) -> Vert
         noise_N = torch.randn(features_N.shape, generator=draw)
         return features_N.mean(0) + features_N.std(0) * noise_N
 
-    passives = tuple(
+    return replace(data, passives=tuple(
         replace(table, features=noisy(table.features, table.name)) if table.name in names else table
         for table in data.passives
-    )
-    return replace(data, passives=passives)
+    ))  # fmt: skip
 
 
 def _config_of(one: CoalitionRun) -> Config:
     """With settings of the coalition's passives alone."""
     config = one.config
-    named = {
-        name: each for name, each in config.passives.items()
-        if name in one.coalition or name == "default"
-    }  # fmt: skip
-    own: dict[str, Any] = {
-        "seed": one.seed, "party_seeds": "shared_for_comparison", "passives": named
-    }  # fmt: skip
+    wanted = {*one.coalition, "default"}
+    named = {name: of for name, of in config.passives.items() if name in wanted}
+    own: dict[str, Any] = {"seed": one.seed, "party_seeds": "shared_for_comparison"}
+    own["passives"] = named
     if config.secure_sum.threshold is not None:  # of all: each coalition asks as many as it has
         threshold = min(config.secure_sum.threshold, max(1, len(one.coalition)))
         own["secure_sum"] = config.secure_sum.model_copy(update={"threshold": threshold})
@@ -422,14 +416,6 @@ def _simulated(config: Config, data: VerticalData) -> nn.Module | None:
     return predictor_of(session.learner.solo())
 
 
-@torch.no_grad()
-def _figures(model: nn.Module, features_V: Tensor, labels_V: Tensor) -> tuple[float, float]:
-    """Mean cross-entropy in nats, and accuracy."""
-    scores_VK = model(features_V.to(next(model.parameters()).dtype)).double()
-    right_V = scores_VK.argmax(1) == labels_V
-    return float(F.cross_entropy(scores_VK, labels_V)), float(right_V.double().mean())
-
-
 @dataclass(frozen=True, kw_only=True)
 class Board:
     """What a study of contributions found, one run of each coalition for each seed.
@@ -475,7 +461,7 @@ class Board:
                 "each seed, which no epsilon counts."
             )
         if never := self.game.never_asked:
-            names = "; ".join(", ".join(sorted(one)) for one in never[:10])
+            names = "; ".join(", ".join(sorted(of)) for of in never[:10])
             more = f" and {len(never) - 10} more" if len(never) > 10 else ""
             told.append(
                 f"Not asked, since sums need {self.game.minimum} passives: {names}{more}. The "
@@ -490,7 +476,7 @@ class Board:
         return {
             "title": self.table.title, "exact": self.game.exact, "minimum": self.game.minimum,
             "seeds": list(self.seeds), "runs": self.runs,
-            "never_asked": [sorted(one) for one in self.game.never_asked],
+            "never_asked": [sorted(of) for of in self.game.never_asked],
             "passives": passives, "gain": plain(self.gain), "worst_gap": self.worst_gap,
             "wire_bytes": self.wire_bytes, "epsilon_x": self.epsilon_x,
             "epsilon_y": self.epsilon_y, "delta": self.delta,
@@ -529,7 +515,13 @@ def measure_passives(
         None, train=len(data.train_rows) - back, labelled=labelled - back, test=back
     )
     board = _board(config, games, found, shared=alike)
-    _write(board, folder)
+    write_text(folder / "contributions.json", to_json(board.as_json()))
+    notes = "".join(f"\n{note}\n" for note in board.notes)
+    write_text(folder / "contributions.md", board.table.markdown() + notes)
+    picture = _draw(folder / "contributions.png", board.table)
+    reading = " ".join([READING, *board.notes])
+    part = Part(table=board.table, picture=picture)
+    write_comparison(folder, title="Who helped", reading=reading, parts=[part])
     return board
 
 
@@ -550,23 +542,23 @@ def _board(
         return max(sum(map(spent, of_seed.values())) for of_seed in found.values())
 
     worth = {
-        name: [{of: one.worth(name) for of, one in ran.items()} for ran in found.values()]
+        name: [{of: run.worth(name) for of, run in ran.items()} for ran in found.values()]
         for name in _MEASURES
     }
     added = {
-        name: [games[seed].shapley(one) for seed, one in zip(seeds, of_seeds, strict=True)]
+        name: [games[seed].shapley(of) for seed, of in zip(seeds, of_seeds, strict=True)]
         for name, of_seeds in worth.items()
     }
-    gains = {name: [game.gain(one) for one in of_seeds] for name, of_seeds in worth.items()}
+    gains = {name: list(map(game.gain, of_seeds)) for name, of_seeds in worth.items()}
     gaps = [
         abs(of_seed.sum(1).mean() - gain)
         for name in _MEASURES
         for of_seed, gain in zip(added[name], gains[name], strict=True)
     ]
-    sent = [one.wire_bytes for of_seed in found.values() for one in of_seed.values()]
+    sent = [run.wire_bytes for of_seed in found.values() for run in of_seed.values()]
     gain = {name: Interval.of(of_seeds, shared=shared) for name, of_seeds in gains.items()}
     spent = {
-        name: charged(lambda one: one.passives.get(name, 0.0))  # noqa: B023 - called at once
+        name: charged(lambda run: run.passives.get(name, 0.0))  # noqa: B023 - called at once
         for name in game.players
     }
     rows = _rows(game, worth, added, spent, shared=shared)
@@ -580,8 +572,8 @@ def _board(
         config=config, game=game, seeds=seeds, table=Table(_columns(len(seeds)), rows, title),
         gain=gain, worst_gap=float(max(gaps)),
         wire_bytes=None if None in sent else sum(each or 0 for each in sent) / len(seeds),
-        runs=len(found[seeds[0]]), epsilon_x=charged(lambda one: one.epsilon_x),
-        epsilon_y=charged(lambda one: one.epsilon_y), delta=charged(lambda one: one.delta),
+        runs=len(found[seeds[0]]), epsilon_x=charged(lambda run: run.epsilon_x),
+        epsilon_y=charged(lambda run: run.epsilon_y), delta=charged(lambda run: run.delta),
     )  # fmt: skip
 
 
@@ -599,27 +591,23 @@ def _rows(
 
     def over(of_seeds: _Added, at: int) -> Interval:
         """Over the seeds; of one seed, over its orders, where these were drawn."""
-        orders = [one[:, at] for one in of_seeds]
+        orders = [of_seed[:, at] for of_seed in of_seeds]
         if len(orders) == 1 and not game.exact:
             return Interval.of(orders[0].tolist())
-        return Interval.of([float(one.mean()) for one in orders], shared=shared)
+        return Interval.of([float(of_seed.mean()) for of_seed in orders], shared=shared)
 
     def without(of_seeds: _Worth, passive: str) -> Interval | None:
-        lost = [game.leave_one_out(one)[passive] for one in of_seeds]
-        known = [one for one in lost if one is not None]
+        lost = (game.leave_one_out(of_seed)[passive] for of_seed in of_seeds)
+        known = [difference for difference in lost if difference is not None]
         return Interval.of(known, shared=shared) if known else None
 
-    least = [int(one.mean(0).argmin()) for one in added["loss"]]
-    rows: list[Row] = [
-        {
-            "name": passive,
-            "shapley": {name: over(added[name], at) for name in _MEASURES},
-            "left_out": {name: without(worth[name], passive) for name in _MEASURES},
-            "least": least.count(at),
-            "epsilon": charged[passive],
-        }
-        for at, passive in enumerate(game.players)
-    ]
+    least = [int(of_seed.mean(0).argmin()) for of_seed in added["loss"]]
+    rows: list[Row] = []
+    for at, passive in enumerate(game.players):
+        shapley = {name: over(added[name], at) for name in _MEASURES}
+        left_out = {name: without(worth[name], passive) for name in _MEASURES}
+        row = {"name": passive, "shapley": shapley, "left_out": left_out}
+        rows.append({**row, "least": least.count(at), "epsilon": charged[passive]})
     return sorted(rows, key=lambda row: -float(row["shapley"]["loss"].mean))
 
 
@@ -639,20 +627,9 @@ def _columns(seeds: int) -> list[Column]:
         cell("left_out", "left out, points", "accuracy"),
         Column(name="shapley"),
         Column(name="left_out"),
-        Column(name="least", title="least of all in", form=lambda one: f"{one} of {seeds}"),
+        Column(name="least", title="least of all in", form=lambda times: f"{times} of {seeds}"),
         replace(EPSILON, title="epsilon charged"),
     ]
-
-
-def _write(board: Board, folder: Path) -> None:
-    """The table as JSON and Markdown, the picture, and a page of both."""
-    write_text(folder / "contributions.json", to_json(board.as_json()))
-    notes = "".join(f"\n{note}\n" for note in board.notes)
-    write_text(folder / "contributions.md", board.table.markdown() + notes)
-    picture = _draw(folder / "contributions.png", board.table)
-    reading = " ".join([READING, *board.notes])
-    part = Part(table=board.table, picture=picture)
-    write_comparison(folder, title="Who helped", reading=reading, parts=[part])
 
 
 def _draw(path: Path, table: Table) -> Picture:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -84,7 +85,9 @@ def test_cases_that_are_not_wanted_are_not_measured(
         raise RuntimeError("seen")
 
     monkeypatch.setattr(module, function, see)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: True)
+    nvflare = ModuleType("nvflare")
+    nvflare.__spec__ = ModuleSpec("nvflare", None)
+    monkeypatch.setitem(sys.modules, "nvflare", nvflare)
     (found,) = run_bench(name, quick=True, cases=glob)["rows"]
     assert seen == expected
     assert found["reason"] == "it failed: RuntimeError: seen"

@@ -50,9 +50,6 @@ def test_strips_stand_in_the_order_of_the_image_whichever_the_active_holds() -> 
     place = {person: row for row, person in enumerate(third.ids)}
     rows = [place[person] for person in first.ids]
     assert torch.equal(first.features, third.features[rows])
-
-
-def test_people_whom_a_passive_does_not_know_are_named() -> None:
     settings = small().data.model_copy(update={"overlap": 0.5})
     with pytest.raises(DataError, match=r"passive-1 does not know \d+ .* needs data.overlap: 1.0"):
         centralise(load_data(settings, seed=0))

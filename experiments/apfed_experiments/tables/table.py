@@ -23,7 +23,7 @@ from matplotlib.axes import Axes
 from pydantic import BaseModel, ConfigDict
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # no annotations
 
-from apfed_experiments.columns import Column, Table, within, write_text
+from apfed_experiments.columns import Column, Table, stored, within, write_text
 from apfed_experiments.drawing import COLOURS, OTHER, OURS, drawing
 from apfed_experiments.study import OnDone
 from apfed_experiments.summary import Interval, Row
@@ -129,7 +129,6 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Distinct within the table; it becomes a file's."""
         return f"{self.title}-seed{self.seed}"
 
     def file(self, folder: Path) -> Path:
@@ -147,7 +146,7 @@ class Job:
             began = time.monotonic()
             with threadpool_limits(1):
                 figures = dict(self.figures())
-            if lost := sorted(name for name, one in figures.items() if not math.isfinite(one)):
+            if lost := sorted(name for name, of in figures.items() if not math.isfinite(of)):
                 raise ModelError(
                     f"{path.stem}: {', '.join(lost)} is no finite number, so its training "
                     "diverged; nothing is kept of it"
@@ -331,9 +330,9 @@ class Board:
             Column(name=name, title=name)
             for name in (self.rows[0]["line"].cells if self.rows else ())
         ]
-        plain = (
-            "seeds", "mean", "sd", "low", "high", "paper", "paper_sd", "difference", "in_sd",
-        )  # fmt: skip
+        plain = stored(
+            "seeds", "mean", "sd", "low", "high", "paper", "paper_sd", "difference", "in_sd"
+        )
         measured = (
             shown("here", "here", with_sd),
             shown(
@@ -344,7 +343,7 @@ class Board:
             shown("difference", "difference", within(f"+{form}")),
             shown("in_sd", "in combined sd", within("+.1f")),
         )
-        return Table((*cells, *(Column(name=name) for name in plain), *measured), self.rows)
+        return Table((*cells, *plain, *measured), self.rows)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -394,8 +393,6 @@ def fill(
     size, kept = table.size(full), folder / "jobs"
     kept.mkdir(mode=0o700, parents=True, exist_ok=True)
     until = math.inf if minutes is None else clock() + 60 * minutes
-    found: dict[str, Measured] = {}
-    failures: dict[str, str] = {}
     # One at a time and in its turn, so that none begins after its time.
     parallel = Parallel(
         n_jobs=jobs, return_as="generator_unordered", pre_dispatch=jobs, batch_size=1
@@ -405,19 +402,16 @@ def fill(
         for job in size.jobs
         if job.file(kept).is_file() or clock() < until
     )
+    found, failures = dict[str, Measured](), dict[str, str]()
     for name, result in finished:
         if isinstance(result, Measured):
             found[name] = result
         else:
             failures[name] = result
         on_done(len(found), len(size.jobs))
-    return Board(
-        table=table,
-        full=full,
-        rows=_rows(size, found, shared=table.shared),
-        forecast=_forecast(size, table.size(True), kept, found, jobs, table.hours),
-        failures=failures,
-    )
+    forecast = _forecast(size, table.size(True), kept, found, jobs, table.hours)
+    rows = _rows(size, found, shared=table.shared)
+    return Board(table=table, full=full, rows=rows, forecast=forecast, failures=failures)
 
 
 def _attempt(job: Job, kept: Path) -> tuple[str, Measured | str]:
@@ -485,13 +479,11 @@ def _page(board: Board, *, picture: str) -> str:
     table = board.table
     command = f"secure-apfed table {table.name}{' --full' if board.full else ''}"
     unit = f": {table.unit}" if table.unit else ""
-    notes = [f"{table.source}. `{command}`{unit}. {table.reading}"]
+    notes = [f"# {table.title}", f"{table.source}. `{command}`{unit}. {table.reading}"]
     if table.leaves_out and not board.full:
         notes.append(f"Left out, and run by `--full`: {table.leaves_out}.")
-    notes.append(f"{board.forecast.sentence}.")
-    rows = board.lines.markdown()
-    told = "\n\n".join(notes)
-    return f"# {table.title}\n\n{told}\n\n{rows}\n![{table.title}]({picture})\n"
+    notes += [f"{board.forecast.sentence}.", board.lines.markdown()]
+    return "\n\n".join(notes) + f"\n![{table.title}]({picture})\n"
 
 
 def _draw(path: Path, board: Board) -> None:
