@@ -271,15 +271,16 @@ def documented(modules: Mapping[str, Module]) -> list[str]:
 def no_method_by_name(modules: Mapping[str, Module]) -> list[str]:
     """Outside of its package no method is asked for by its name, but for what it says of itself.
 
-    No name stands anywhere, except that studies and benches declare by name what they run, and that a word of
-    the field is a word; there a name is never compared with.
+    No name stands anywhere, except that studies and benches declare by name what they run, and that
+    a word of the field is a word; there a name is never compared with.
     """
     names = _keys_of_methods(modules)
     offences = []
     for module in modules.values():
         if _within(module.name, frozenset({METHODS_PACKAGE})):
             continue
-        declares = module.layer in ("apfed_experiments", "bench") and not _within(module.name, NO_STUDY)
+        studies = module.layer in ("apfed_experiments", "bench")
+        declares = studies and not _within(module.name, NO_STUDY)
         compared = _compared(module.tree)
         nodes = [(compared, names)]
         if not declares:

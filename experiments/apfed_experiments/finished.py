@@ -80,12 +80,8 @@ def read_finished_run(path: Path) -> FinishedRun:
         raise CheckpointError(f"{path}: there is no such run folder")
     folder = RunFolder(path)
     if not folder.result.is_file():
-        begun = folder.config.is_file()
-        reason = (
-            "the run has not finished; continue it with --resume"
-            if begun
-            else "it is no run folder"
-        )
+        unfinished = "the run has not finished; continue it with --resume"
+        reason = unfinished if folder.config.is_file() else "it is no run folder"
         raise CheckpointError(f"{path}: has no result.json: {reason}")
     folder.check(folder.config, folder.result)
     attacks, config = path / "attacks.json", folder.load_config()
@@ -133,9 +129,9 @@ def write_examples(folder: Path, examples: Mapping[str, Reconstruction]) -> None
         path.unlink(missing_ok=True)
         return
     tensors = {}
-    for key, one in examples.items():
-        tensors[f"{key}.original"] = one.original.contiguous()
-        tensors[f"{key}.rebuilt"] = one.rebuilt.contiguous()
+    for key, example in examples.items():
+        tensors[f"{key}.original"] = example.original.contiguous()
+        tensors[f"{key}.rebuilt"] = example.rebuilt.contiguous()
     write_atomically(path, save(tensors), private=True)
 
 
@@ -158,14 +154,10 @@ def read_examples(folder: Path) -> dict[str, Reconstruction]:
 
 
 def mount_attacks(
-    folder: Path,
-    choices: Iterable[AttackChoice] | None = None,
-    *,
-    seed: int | None = None,
-    device: torch.device | None = None,
-    data: VerticalData | None = None,
+    folder: Path, choices: Iterable[AttackChoice] | None = None, *, seed: int | None = None,
+    device: torch.device | None = None, data: VerticalData | None = None,
     recording: Recording | None = None,
-) -> tuple[AttackResult, ...]:
+) -> tuple[AttackResult, ...]:  # fmt: skip
     """Mount attacks on a finished run and write attacks.json; return the results of all.
 
     Results that the file holds of attacks not mounted now are kept. Choices, seed and device are
@@ -195,7 +187,7 @@ def mount_attacks(
     kept = {key_of(result) for result in earlier}
     every = (*earlier, *results)
     RunFolder(folder).write_json(folder / "attacks.json", [result.as_json() for result in every])
-    past = {key: one for key, one in read_examples(folder).items() if key in kept}
+    past = {key: example for key, example in read_examples(folder).items() if key in kept}
     write_examples(folder, past | examples)
     return every
 

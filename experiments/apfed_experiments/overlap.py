@@ -43,7 +43,7 @@ COLUMNS = (
     Column(name="mode", title="mode"),
     Column(name="helped", title="helped on", form="{:.0f}".format),
     Column(name="reached", title="accuracy %", keys=("accuracy", "deviation"),
-           form=lambda one: f"{100 * one[0]:.1f} ± {100 * one[1]:.1f}"),
+           form=lambda both: f"{100 * both[0]:.1f} ± {100 * both[1]:.1f}"),
     Column(name="gain", title="gain, points", keys=("gain", "low", "high"),
            form=lambda gain: "" if gain is NOTHING else gain.text(scale=100, form="+.1f")),
     P_HOLM,
@@ -114,12 +114,8 @@ def points_of(
         }
         config = Config.model_validate({**settings, **own})
         alone = Config.model_validate({**apfed_c, **own})
-        points.append(
-            OverlapPoint(
-                config=config, folder=folder, figures_only=True, alone=alone, overlap=overlap,
-                mode=mode,
-            )
-        )  # fmt: skip
+        kept: dict[str, Any] = {"folder": folder, "figures_only": True, "alone": alone}
+        points.append(OverlapPoint(config=config, **kept, overlap=overlap, mode=mode))
     return points
 
 

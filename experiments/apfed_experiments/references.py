@@ -74,9 +74,8 @@ def run_reference(
     shared = float(rows["shared"].max())
     # Attacks first, then baselines.
     found: dict[str, Row] = {}
-    for (kind, name), of_name in rows[wanted & rows["score"].notna()].groupby(
-        ["target", "name"], sort=False
-    ):
+    known = rows[wanted & rows["score"].notna()]
+    for (kind, name), of_name in known.groupby(["target", "name"], sort=False):
         title = f"{kind}: {name}"
         found[title] = {"name": title} | {
             str(metric): Interval.of(of_metric["score"].tolist(), shared=shared)

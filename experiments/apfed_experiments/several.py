@@ -51,8 +51,8 @@ class SeveralSeeds:
         form = {"scale": 100.0, "form": ".2f"} if measure.share else {"form": ".4f"}
         rows = [(f"seed {seed}", measure.text(value)) for seed, value in self.reached.items()]
         rows += [
-            (f"{measure.title}, {name}", one.text(**form) + (" %" if measure.share else ""))
-            for name, one in found.accuracies.items()
+            (f"{measure.title}, {name}", of.text(**form) + (" %" if measure.share else ""))
+            for name, of in found.accuracies.items()
         ]
         if found.gain is not None:
             rows.append(("help", found.gain.sentence))
@@ -91,11 +91,8 @@ def run_seeds(
     point = Point(config=config, folder=folder, party_seeds=config.party_seeds)
     study = Study(points=[point], seeds=range(config.seed, config.seed + seeds))
     table = study.run(jobs=jobs, on_done=on_done, solo=baselines).table
-    found = SeveralSeeds(
-        config=config,
-        folders={trial.seed: trial.path for trial in study.trials},
-        reached={int(str(seed)): float(one) for seed, one in accuracy_of(table).items()},
-        summary=Summary.of(table),
-    )
+    folders = {trial.seed: trial.path for trial in study.trials}
+    reached = {int(str(seed)): float(of) for seed, of in accuracy_of(table).items()}
+    found = SeveralSeeds(config=config, folders=folders, reached=reached, summary=Summary.of(table))
     write_text(folder / "several.json", to_json(found.as_json(), indent=1))
     return found

@@ -78,7 +78,7 @@ class SoloRecord(Written):
     @property
     def chosen(self) -> str:
         """By what the best was: without labels there is only what favours it."""
-        if all(one.name in DETECTORS for one in self.baselines):
+        if all(found.name in DETECTORS for found in self.baselines):
             return "by the test rows, in its favour"
         return "by its own labels" if self.labels == "true" else "by the answers for its labels"
 
@@ -97,14 +97,13 @@ class SoloRecord(Written):
 def settings_digest(config: Config) -> str:
     """SHA-256 (hex) of all that solo baselines depend on."""
     of = {
-        "data": config.data.model_dump(mode="json"),
-        "seed": config.seed,
+        "data": config.data.model_dump(mode="json"), "seed": config.seed,
         "model": config.model.model_dump(mode="json"),
         # No baseline weighs classes, or takes another loss.
         "train": config.train.model_dump(mode="json", exclude={"class_weights", "loss"}),
         **({} if config.measure == ACCURACY.name else {"measure": config.measure}),
         **({"labels": config.labels.model_dump(mode="json")} if config.labels_are_private else {}),
-    }
+    }  # fmt: skip
     return hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()
 
 
@@ -197,14 +196,9 @@ def _classes(config: Config, own: OwnData) -> list[BaselineResult]:
     assert table.labels is not None
     labelled = torch.isin(rows, own.labelled_rows).nonzero().flatten()
     task = SoloTask.of(
-        table.features[rows],
-        labelled,
-        table.labels[rows[labelled]],
-        classes=len(own.classes),
-        seed=config.seed,
-        model=config.model,
-        train=config.train,
-    )
+        table.features[rows], labelled, table.labels[rows[labelled]], classes=len(own.classes),
+        seed=config.seed, model=config.model, train=config.train,
+    )  # fmt: skip
     return compare(
         task, table.features[own.test_rows], table.labels[own.test_rows],
         baselines=BASELINES, measure=MEASURES[config.measure],

@@ -138,23 +138,16 @@ class Point:
         began, data = time.monotonic(), self.data(config.seed)
         result = run(config, None, data=data)
         aligned = result.recording.alignment.get(data.active.name, ())
+        spent = result.contributions.items()
         return Outcome(
-            method=result.method,
-            accuracy=result.accuracy,
-            measure=result.measure,
-            measures=result.measures,
-            wire_bytes=result.wire_bytes,
+            method=result.method, accuracy=result.accuracy, measure=result.measure,
+            measures=result.measures, wire_bytes=result.wire_bytes,
             privacy=Privacy.model_validate(asdict(result.privacy)),
-            seconds=time.monotonic() - began,
-            aligned_rows=len(aligned),
-            train_rows=len(data.train_rows),
-            labelled_rows=len(data.labelled_rows),
+            seconds=time.monotonic() - began, aligned_rows=len(aligned),
+            train_rows=len(data.train_rows), labelled_rows=len(data.labelled_rows),
             test_rows=len(data.test_rows),
-            contributions={
-                name: Contributions.model_validate(told)
-                for name, told in result.contributions.items()
-            },
-        )
+            contributions={name: Contributions.model_validate(told) for name, told in spent},
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -223,7 +216,10 @@ def finish(trial: Trial) -> FinishedRun:
         warnings.simplefilter("ignore", UnsafeChoiceWarning)
         if trial.keeps_figures:
             if not trial.path.exists():
-                _keep_figures(trial)
+                outcome = trial.point.played(trial.config)
+                kept = _KeptFigures(settings=trial.settings, outcome=outcome)
+                trial.point.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                write_atomically(trial.path, to_json(kept.model_dump(exclude_unset=True)).encode())
             return _read_figures(trial)
         recording = None
         if not RunFolder(trial.path).result.exists():
@@ -255,13 +251,6 @@ class _KeptFigures(Written):
 
     settings: str
     outcome: Outcome
-
-
-def _keep_figures(trial: Trial) -> None:
-    outcome = trial.point.played(trial.config)
-    kept = _KeptFigures(settings=trial.settings, outcome=outcome)
-    trial.point.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_atomically(trial.path, to_json(kept.model_dump(exclude_unset=True)).encode())
 
 
 def _read_figures(trial: Trial) -> FinishedRun:
@@ -303,12 +292,6 @@ def _attempt(trial: Trial, *, keep_going: bool) -> tuple[str, FinishedRun | Fail
         return trial.name, Failure(point=trial.point.name, trial=trial.name, message=message)
 
 
-def _beside(found: FinishedRun | Failure, trial: Trial) -> FinishedRun | Failure:
-    if isinstance(found, Failure) or found.solo is not None:
-        return found
-    return replace(found, solo=_solo(trial))
-
-
 def figures_of(run: FinishedRun) -> Figures:
     """The run's measure of each way of inference and solo baseline, and each attack that applied.
 
@@ -332,11 +315,9 @@ def figures_of(run: FinishedRun) -> Figures:
 
 def solo_figures(record: SoloRecord) -> Figures:
     """Of every solo baseline; see `figures_of`."""
-    for one in record.baselines:
-        yield {
-            "target": "solo", "name": one.name, "metric": record.measure, "score": one.test,
-            "baseline": one.validation,
-        }  # fmt: skip
+    for of in record.baselines:
+        found = {"name": of.name, "metric": record.measure, "score": of.test}
+        yield {"target": "solo", **found, "baseline": of.validation}
 
 
 @dataclass(frozen=True)
@@ -371,7 +352,7 @@ def results_of(
             "epsilon_y": privacy.epsilon_y, "releases": privacy.releases or 0,
             "wire_bytes": found.outcome.wire_bytes,
             # What a person costs the passive that spent most; inf where no passive adds noise.
-            "epsilon_passives": max((one.epsilon for one in passives), default=math.inf),
+            "epsilon_passives": max((of.epsilon for of in passives), default=math.inf),
             "shared": _shared(trial.config.data, found.outcome),
         }  # fmt: skip
         rows += [{**of_run, **figure} for figure in figures(found)]
@@ -409,7 +390,7 @@ class Study:
         too, what the active would do alone, once for all runs on the same data.
         """
         trials = self.trials
-        files = {solo_file(one.alone, one.point.folder): one.alone for one in trials if solo}
+        files = {solo_file(of.alone, of.point.folder): of.alone for of in trials if solo}
         found: dict[str, FinishedRun | Failure] = {}
         finished = Parallel(n_jobs=jobs, return_as="generator_unordered")([
             *(delayed(_keep_alone)(of, path) for path, of in files.items()),
@@ -419,9 +400,12 @@ class Study:
             if done is not None:
                 found.update([done])
                 on_done(len(found), len(trials))
-        # Some of these may have been measured after the runs that they stand beside.
-        beside = [(trial, _beside(found[trial.name], trial)) for trial in trials]
-        return results_of(beside, figures=figures)
+        # Some baselines may have been measured after the runs that they stand beside.
+        for trial in trials:
+            ran = found[trial.name]
+            if isinstance(ran, FinishedRun) and ran.solo is None:
+                found[trial.name] = replace(ran, solo=_solo(trial))
+        return results_of(((trial, found[trial.name]) for trial in trials), figures=figures)
 
 
 def centralise(data: VerticalData) -> VerticalData:
@@ -431,9 +415,9 @@ def centralise(data: VerticalData) -> VerticalData:
     """
     tables = [data.active, *(_in_order(table, data.active.ids) for table in data.passives)]
     encodings = [table.encoding for table in tables]
-    if all(isinstance(one, ImageEncoding) for one in encodings):
+    if all(isinstance(encoding, ImageEncoding) for encoding in encodings):
         active = _stacked(tables)
-    elif all(isinstance(one, ColumnEncoding) for one in encodings):
+    elif all(isinstance(encoding, ColumnEncoding) for encoding in encodings):
         active = _joined(tables)
     else:
         raise DataError("images and tables of columns do not make one table")
@@ -458,7 +442,7 @@ def rows_of(table: PartyTable, rows: Sequence[int]) -> PartyTable:
 
 def _stacked(tables: Sequence[PartyTable]) -> PartyTable:
     """Strips from the top of the image to its bottom."""
-    strips = [(one.encoding, one) for one in tables if isinstance(one.encoding, ImageEncoding)]
+    strips = [(of.encoding, of) for of in tables if isinstance(of.encoding, ImageEncoding)]
     strips.sort(key=lambda strip: strip[0].first_row)
     for (above, _), (below, _) in pairwise(strips):
         if above.end_row != below.first_row:
@@ -471,12 +455,7 @@ def _stacked(tables: Sequence[PartyTable]) -> PartyTable:
 
 def _joined(tables: Sequence[PartyTable]) -> PartyTable:
     """Columns side by side."""
-    columns = [
-        column
-        for table in tables
-        if isinstance(table.encoding, ColumnEncoding)
-        for column in table.encoding.columns
-    ]
-    encoding = ColumnEncoding(columns=tuple(columns))
+    parts = [table.encoding for table in tables if isinstance(table.encoding, ColumnEncoding)]
+    encoding = ColumnEncoding(columns=tuple(column for part in parts for column in part.columns))
     features = torch.cat([table.features for table in tables], dim=1)
     return PartyTable(tables[0].name, tables[0].ids, features, None, encoding)

@@ -120,14 +120,11 @@ class Leakage:
         worst = attacks.groupby("name", sort=False)["advantage"].mean().idxmax()
         rows = attacks[attacks["name"] == worst]
         return cls(
-            target=target,
-            attack=str(worst),
-            metric=str(rows["metric"].iloc[0]),
+            target=target, attack=str(worst), metric=str(rows["metric"].iloc[0]),
             advantage=Interval.of(rows["advantage"].tolist(), shared=_shared(rows)),
-            score=float(rows["score"].mean()),
-            baseline=float(rows["baseline"].mean()),
+            score=float(rows["score"].mean()), baseline=float(rows["baseline"].mean()),
             missing="" if len(rows) == seeds else f"{len(rows)} of {seeds} seeds",
-        )
+        )  # fmt: skip
 
     @property
     def name(self) -> str:
@@ -181,20 +178,17 @@ class Gain:
         best = str((sign * tests.mean()).idxmax())
         reached, shared = accuracy_of(rows), _shared(rows)
         without = None if control is None else accuracy_of(control)
+
+        def over(other: "pd.Series[float]") -> Interval:
+            return Interval.of((sign * (reached - other)).tolist(), shared=shared)
+
         return cls(
-            baseline=chosen,
-            shared=shared,
-            solo=float(tests[chosen].mean()),
-            reached=float(reached.mean()),
-            measure=measure.name,
-            over_chosen=Interval.of((sign * (reached - tests[chosen])).tolist(), shared=shared),
-            hindsight=best,
-            over_hindsight=Interval.of((sign * (reached - tests[best])).tolist(), shared=shared),
+            baseline=chosen, shared=shared, solo=float(tests[chosen].mean()),
+            reached=float(reached.mean()), measure=measure.name, over_chosen=over(tests[chosen]),
+            hindsight=best, over_hindsight=over(tests[best]),
             control=None if without is None else float(without.mean()),
-            over_control=None
-            if without is None
-            else Interval.of((sign * (reached - without)).tolist(), shared=shared),
-        )
+            over_control=None if without is None else over(without),
+        )  # fmt: skip
 
     def text(self, gain: Interval) -> str:
         """A gain with its unit: points of a share, else of the measure as it is."""
@@ -257,23 +251,19 @@ class Summary:
         by_target = {str(target): found for target, found in rows.groupby("target", sort=False)}
         tasks = by_target.pop("task").groupby("name", sort=False)["score"]
         by_target.pop("solo", None)
+        accuracies = {
+            str(name): Interval.of(scores.tolist(), shared=_shared(rows)) for name, scores in tasks
+        }
+        leakage = {
+            target: Leakage.of(attacks, target=target, seeds=len(runs))
+            for target, attacks in by_target.items()
+        }
         return cls(
-            seeds=len(runs),
-            accuracies={
-                str(name): Interval.of(scores.tolist(), shared=_shared(rows))
-                for name, scores in tasks
-            },
-            epsilon_x=float(runs["epsilon_x"].max()),
-            epsilon_y=float(runs["epsilon_y"].max()),
-            releases=int(runs["releases"].max()),
-            wire_bytes=float(runs["wire_bytes"].mean()),
-            gain=Gain.of(rows),
+            seeds=len(runs), accuracies=accuracies, leakage=leakage, gain=Gain.of(rows),
+            epsilon_x=float(runs["epsilon_x"].max()), epsilon_y=float(runs["epsilon_y"].max()),
             epsilon_passives=float(runs["epsilon_passives"].max()),
-            leakage={
-                target: Leakage.of(attacks, target=target, seeds=len(runs))
-                for target, attacks in by_target.items()
-            },
-        )
+            releases=int(runs["releases"].max()), wire_bytes=float(runs["wire_bytes"].mean()),
+        )  # fmt: skip
 
 
 def accuracy_of(rows: pd.DataFrame) -> "pd.Series[float]":
@@ -292,7 +282,7 @@ def holm(intervals: Sequence[Interval | None], seeds: int) -> list[float]:
     One for each interval of differences (Holm 1979); NaN where nothing was compared (None), or one
     seed was run.
     """
-    found = [math.nan if one is None else one.p_value(seeds) for one in intervals]
+    found = [math.nan if of is None else of.p_value(seeds) for of in intervals]
     order = sorted((at for at, p in enumerate(found) if not math.isnan(p)), key=found.__getitem__)
     adjusted, worst = [math.nan] * len(found), 0.0
     for done, at in enumerate(order):

@@ -10,6 +10,7 @@ from PIL import Image
 
 from apfed_experiments.report import find_reference, read_run, write_report
 from apfed_experiments.report.contents import settings_of
+from apfed_experiments.words import count, duration, epsilon, number, percent, size
 from secure_apfed.errors import CheckpointError
 from secure_apfed.files import MOST_JSON_BYTES
 from tests.experiments.run_folder import attack_result, config_of, write_run
@@ -180,6 +181,16 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
         write_report(tmp_path)
     with pytest.raises(CheckpointError, match="there is no such run folder"):
         write_report(tmp_path / "absent")
+
+
+def test_figures_read_well() -> None:
+    sizes, times = map(size, (999, 1_230, 123_400_000, 2e15)), map(duration, (9.24, 59.6, 7_500))
+    others = percent(0.9123), count(1_234_567), epsilon(float("inf")), number(1e-5), number(1.5e12)
+    told = "; ".join([*sizes, *times, *others]).replace("\u202f", " ")
+    assert told == (
+        "999 B; 1.2 kB; 123 MB; 2000 TB; 9.2 s; 1 min 0 s; 2 h 5 min; 91.2 %; 1 234 567; \u221e; "
+        "1e-5; 1.5e12"
+    )
 
 
 def test_the_settings_say_what_each_defence_does(tmp_path: Path) -> None:

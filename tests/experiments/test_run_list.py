@@ -248,6 +248,7 @@ def test_the_page_holds_every_row_and_links_to_reports_alone(top: Path, tmp_path
     assert [row["data-state"] for row in page.rows] == [str(run.state) for run in list_runs(top)]
     settings = json.loads(page.data["settings"])
     assert settings[-1]["guard.epsilon"] == "8.0"
+    assert "data.test_fraction" not in settings[-1]
     assert settings[2] == {}
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from apfed_experiments.tables import TABLES, apfed, find_table
 from apfed_experiments.tables.apc_vfl import SCENARIOS, alone, exchanged, helped
+from apfed_experiments.tables.mmvfl import importance
 from apfed_experiments.tables.table import FunctionJob, Line, PaperTable, Printed, Size, fill, write
 from secure_apfed.cli import execute
 from secure_apfed.data import load_data
@@ -191,6 +192,12 @@ def test_figures_of_apfed_are_those_of_its_rows_of_averages() -> None:
         assert len(of_set) == 5
         # Rounded by the paper, here and there downwards.
         assert np.abs(np.mean(of_set, axis=0) - printed).max() < 0.0101
+
+
+def test_importance_keeps_the_longest_rows() -> None:
+    weights = np.array([[0.0, 0.1], [3.0, 4.0], [1.0, 0.0], [0.0, 2.0]])
+    assert importance(weights, 0.5).tolist() == [1, 3]
+    assert importance(weights, 0.01).tolist() == [1]
 
 
 def test_lambda_0_is_the_active_alone_for_both_methods() -> None:

@@ -22,12 +22,10 @@ def write_report(folder: Path, *, show_originals: bool = False) -> Path:
     Raises:
         CheckpointError: no finished run, or a file in it is not as this version writes it.
     """
-    run = read_run(folder, examples=show_originals)
+    run, page = read_run(folder, examples=show_originals), folder / "report.html"
     make_private(folder)
     reference = find_reference(run)
-    pictures = write_pictures(run, reference, folder / "pictures")
-    page = folder / "report.html"
-    audited = audit_of(run)
+    pictures, audited = write_pictures(run, reference, folder / "pictures"), audit_of(run)
     content = render(run, reference, pictures, audited, measured_of(run)).encode()
     write_atomically(page, content, private=show_originals)
     document = to_json(privacy_document(run, audited), indent=2).encode() + b"\n"

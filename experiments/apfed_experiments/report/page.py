@@ -25,12 +25,9 @@ __all__ = ["Part", "fill", "inside", "render", "write_comparison", "write_page",
 
 
 def render(
-    run: ReportedRun,
-    reference: ReportedRun | None,
-    pictures: Sequence[Picture],
-    audited: Audited | None,
-    measured: MeasuredModel | None = None,
-) -> str:
+    run: ReportedRun, reference: ReportedRun | None, pictures: Sequence[Picture],
+    audited: Audited | None, measured: MeasuredModel | None = None,
+) -> str:  # fmt: skip
     """The page.
 
     `reference` is a run of the active alone on the same data, or None, which the page then says;
@@ -75,11 +72,8 @@ def fill(template: str, **values: Any) -> str:
 
 @cache
 def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("apfed_experiments.report", ""),
-        autoescape=True,
-        undefined=StrictUndefined,
-    )
+    loader = PackageLoader("apfed_experiments.report", "")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
     environment.filters |= {
         "plain": words.plain, "in_words": words.in_words, "count": words.count,
         "signed": words.signed, "attack_title": words.attack_title,
@@ -91,10 +85,8 @@ def _environment() -> Environment:
 def inside(picture: Picture) -> dict[str, str]:
     """What a template shows of a picture, its pixels as text."""
     encoded = base64.b64encode(picture.path.read_bytes()).decode("ascii")
-    return {
-        "key": picture.path.stem, "title": picture.title, "caption": picture.caption,
-        "base64": encoded,
-    }  # fmt: skip
+    said = {"key": picture.path.stem, "title": picture.title, "caption": picture.caption}
+    return {**said, "base64": encoded}
 
 
 def _flat(values: Mapping[str, Any]) -> str:
@@ -121,16 +113,15 @@ class Part:
 
 def write_comparison(folder: Path, *, title: str, reading: str, parts: Sequence[Part]) -> None:
     """Write index.html: how to read it, a picture and a table for each data set, links to runs."""
+    header = parts[0].table.header if parts else ()
+    shown = [
+        {"title": part.table.title, "picture": inside(part.picture), "rows": part.table.cells,
+         "reports": part.reports}
+        for part in parts
+    ]  # fmt: skip
     write_page(
-        folder, "comparison.html.jinja", pictures=(), title=title, reading=reading,
-        header=parts[0].table.header if parts else (),
-        parts=[
-            {
-                "title": part.table.title, "picture": inside(part.picture),
-                "rows": part.table.cells, "reports": part.reports,
-            }
-            for part in parts
-        ],
+        folder, "comparison.html.jinja", pictures=(), title=title, reading=reading, header=header,
+        parts=shown,
     )  # fmt: skip
 
 
@@ -157,40 +148,29 @@ def write_runs_page(runs: Sequence[ListedRun], path: Path, *, title: str) -> Pat
 def _row(run: ListedRun, targets: Sequence[str], start: Path) -> dict[str, Any]:
     """What the template shows of a run; each figure is (text, note, number to sort by)."""
     config, gain, alone = run.config, run.gain, run.alone
+    beside = run.gained if alone is None or gain is None else alone.best.title
     figures: dict[str, tuple[str, str, float | None]] = {
         "reached": _figure(run.value, lambda _: run.reached),
-        "gain": _figure(
-            gain,
-            lambda _: run.gained.replace("-", "\u2212"),
-            run.gained if alone is None or gain is None else alone.best.title,
-        ),
+        "gain": _figure(gain, lambda _: run.gained.replace("-", "\u2212"), beside),
         "epsilon": _figure(run.epsilon, words.epsilon),
     }
     for target in targets:
         leak = run.leaks.get(target)
         note = "" if leak is None else f"{words.plain(leak.metric)}, {words.plain(leak.attack)}"
-        figures[f"attack on {target}"] = _figure(
-            None if leak is None else leak.advantage, words.signed, note
-        )
+        advantage = None if leak is None else leak.advantage
+        figures[f"attack on {target}"] = _figure(advantage, words.signed, note)
     figures["sent"] = _figure(run.wire_bytes, words.size)
+    # From where the page lies; names are quoted, so that they name no other.
+    address = Path(os.path.relpath(run.path / "report.html", start)).as_posix()
     return {
-        "name": run.name,
-        "report": _address(run, start) if run.report else None,
+        "name": run.name, "report": quote(os.fsencode(address)) if run.report else None,
         "method": "" if config is None else config.method.name,
         "title": "" if config is None else config.method.title,
-        "dataset": "" if config is None else config.data.dataset,
-        "data": run.data,
-        "figures": figures,
-        "date": run.date.strftime("%Y-%m-%d %H:%M"),
-        "state": str(run.state),
+        "dataset": "" if config is None else config.data.dataset, "data": run.data,
+        "figures": figures, "date": run.date.strftime("%Y-%m-%d %H:%M"), "state": str(run.state),
         "reason": run.reason,
-    }
+    }  # fmt: skip
 
 
 def _figure(value: Any, form: Any, note: str = "") -> tuple[str, str, float | None]:
     return ("", note, None) if value is None else (form(value), note, float(value))
-
-
-def _address(run: ListedRun, start: Path) -> str:
-    """Of the report, from where the page lies; names are quoted, so that they name no other."""
-    return quote(os.fsencode(Path(os.path.relpath(run.path / "report.html", start)).as_posix()))

@@ -120,11 +120,9 @@ class ReportedRun(FinishedRun):
 
     def title_of(self, variant: str) -> str:
         """The name for people of a way to predict, as `outcome.accuracy` names it."""
-        title, suffix = (
-            self.config.method.title,
-            variant.removeprefix(f"{self.config.method.name}_"),
-        )
-        if variant == self.config.method.name:
+        title, name = self.config.method.title, self.config.method.name
+        suffix = variant.removeprefix(f"{name}_")
+        if variant == name:
             return title
         return variant if suffix == variant else f"{title.partition(',')[0]}-{suffix.upper()}"
 
@@ -140,24 +138,18 @@ def read_run(path: Path, *, examples: bool = False) -> ReportedRun:
     )
     contract = read_json(files.contract, _Contract)
     by_role = sorted(contract.document.participants, key=lambda party: list(Role).index(party.role))
+    ledgers = [log for log in files.logs() if log.name.startswith("ledger-")]
+    # The first line of a ledger says what it is.
+    charges = {log.stem.removeprefix("ledger-"): count_lines(log) - 1 for log in ledgers}
     return ReportedRun(
-        **vars(finished),
-        path=path,
+        **vars(finished), path=path, contract_sha256=contract.sha256, charges=charges,
         epochs=read_json_lines(files.metrics, EpochMetrics),
         flows=read_json(files.flows, tuple[Flow, ...]),
-        contract_sha256=contract.sha256,
         roles={party.name: party.role for party in by_role},
         seeds=read_json(files.seeds, dict[str, Any]),
         versions=read_json(files.versions, dict[str, Any]),
-        # The first line of a ledger says what it is.
-        charges={
-            ledger.stem.removeprefix("ledger-"): count_lines(ledger) - 1
-            for ledger in files.logs()
-            if ledger.name.startswith("ledger-")
-        },
-        examples=read_examples(path) if examples else None,
-        rebuilt=(path / FILE).is_file(),
-    )
+        examples=read_examples(path) if examples else None, rebuilt=(path / FILE).is_file(),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,24 +185,16 @@ def measured_of(run: ReportedRun) -> MeasuredModel | None:
     if scored is None or not len(scored.truth):
         return None
     found = estimates(scored)
+    lines = []
+    for name, of in found.items():
+        measure = MEASURES[name]
+        ends = "-" if math.isnan(of.low) else f"{measure.text(of.low)} to {measure.text(of.high)}"
+        better = "higher" if measure.higher_is_better else "lower"
+        lines.append((measure.title, measure.text(of.value), ends, better))
     return MeasuredModel(
-        title=run.title_of(variant),
-        rows=len(scored.truth),
-        lines=tuple(
-            (
-                MEASURES[name].title,
-                MEASURES[name].text(one.value),
-                "-" if math.isnan(one.low)
-                else f"{MEASURES[name].text(one.low)} to {MEASURES[name].text(one.high)}",
-                "higher" if MEASURES[name].higher_is_better else "lower",
-            )
-            for name, one in found.items()
-        ),
-        calibration=calibration_curve(scored) if scored.classes else (),
-        finite=scored.finite,
-        binary=scored.classes == 2,
-        ranked="ks" in found,
-        threshold=scored.threshold,
+        title=run.title_of(variant), rows=len(scored.truth), lines=tuple(lines),
+        calibration=calibration_curve(scored) if scored.classes else (), finite=scored.finite,
+        binary=scored.classes == 2, ranked="ks" in found, threshold=scored.threshold,
     )  # fmt: skip
 
 
@@ -246,13 +230,9 @@ class Audited:
         planted = f"{words.count(audit.canaries)} canaries, each released {self.releases} times"
         proved = f"epsilon at least {words.number(found)}, wrong once in a million: {verdict}"
         tells = f"AUC {self.ceiling_auc:.3f}, {words.percent(self.ceiling_tpr)} found"
-        return (
-            (f"audit of the guard, {planted}", proved),
-            (
-                "ceiling of any attack that tells two values of one row apart",
-                f"{tells} at {words.percent(_FALSE_ALARMS)} false alarms",
-            ),
-        )
+        ceiling = "ceiling of any attack that tells two values of one row apart"
+        at = f"{tells} at {words.percent(_FALSE_ALARMS)} false alarms"
+        return (f"audit of the guard, {planted}", proved), (ceiling, at)
 
 
 def audit_of(run: ReportedRun) -> Audited | None:
@@ -273,10 +253,7 @@ def audit_of(run: ReportedRun) -> Audited | None:
         releases=sent, delta=privacy.delta, seed=run.config.seed, confidence=1 - _DOUBT,
     )  # fmt: skip
     mu = gdp_mu(privacy.epsilon_x, privacy.delta)
+    auc, tpr = float(ndtr(mu / 2**0.5)), float(ndtr(ndtri(_FALSE_ALARMS) + mu))
     return Audited(
-        claimed=privacy.epsilon_x,
-        audit=audit,
-        releases=sent,
-        ceiling_auc=float(ndtr(mu / 2**0.5)),
-        ceiling_tpr=float(ndtr(ndtri(_FALSE_ALARMS) + mu)),
+        claimed=privacy.epsilon_x, audit=audit, releases=sent, ceiling_auc=auc, ceiling_tpr=tpr
     )

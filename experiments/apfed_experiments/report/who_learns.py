@@ -154,15 +154,12 @@ class Limit(_Row):
     sentence: str
 
 
-def _tables() -> Iterator[list[list[str]]]:
-    text = resources.files("apfed_experiments.report").joinpath("who_learns.md").read_text("utf-8")
-    for table in text.strip().split("\n\n"):
-        _header, _rule, *rows = table.splitlines()
-        yield [row.removeprefix("| ").removesuffix(" |").split(" | ") for row in rows]
-
-
 _ANY = "any party"
-_rules, _coalitions, _limits = _tables()
+_TEXT = resources.files("apfed_experiments.report").joinpath("who_learns.md").read_text("utf-8")
+_rules, _coalitions, _limits = (
+    [row.removeprefix("| ").removesuffix(" |").split(" | ") for row in table.splitlines()[2:]]
+    for table in _TEXT.strip().split("\n\n")
+)
 RULES = tuple(
     Rule(when, Kind(kind), None if receiver == _ANY else Role(receiver), reads, protects, remains)
     for kind, receiver, when, reads, protects, remains in _rules
