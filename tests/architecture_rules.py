@@ -34,6 +34,7 @@ HOMES = {
     "secure_apfed": "secure_apfed",
     "apfed_attacks": "attacks/apfed_attacks",
     "apfed_experiments": "experiments/apfed_experiments",
+    "apfed_bench": "experiments/apfed_bench",
 }
 LAYERS = tuple(HOMES)
 # What may know attacks and experiments: the command line, the estimator, `run_frames`.
@@ -101,7 +102,7 @@ def parse(name: str, source: str, *, is_package: bool = False) -> Module:
 
 
 def the_tree(root: Path) -> dict[str, Module]:
-    """Parse every module of the four packages below `root`, by dotted name."""
+    """Parse every module of the packages below `root`, by dotted name."""
     modules = {}
     for path in sorted(path for home in HOMES.values() for path in (root / home).rglob("*.py")):
         layer = next(layer for layer, home in HOMES.items() if path.is_relative_to(root / home))
@@ -270,15 +271,16 @@ def documented(modules: Mapping[str, Module]) -> list[str]:
 def no_method_by_name(modules: Mapping[str, Module]) -> list[str]:
     """Outside of its package no method is asked for by its name, but for what it says of itself.
 
-    No name stands anywhere, except that studies declare by name what they run, and that a word of
-    the field is a word; there a name is never compared with.
+    No name stands anywhere, except that studies and benches declare by name what they run, and that
+    a word of the field is a word; there a name is never compared with.
     """
     names = _keys_of_methods(modules)
     offences = []
     for module in modules.values():
         if _within(module.name, frozenset({METHODS_PACKAGE})):
             continue
-        declares = module.layer == "apfed_experiments" and not _within(module.name, NO_STUDY)
+        studies = module.layer in ("apfed_experiments", "apfed_bench")
+        declares = studies and not _within(module.name, NO_STUDY)
         compared = _compared(module.tree)
         nodes = [(compared, names)]
         if not declares:

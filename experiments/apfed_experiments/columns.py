@@ -18,8 +18,8 @@ from apfed_experiments.words import epsilon
 from secure_apfed.files import to_csv, to_json, write_atomically
 
 __all__ = [
-    "EPSILON", "P_HOLM", "Column", "Table", "adjust", "markdown", "plain", "table_of", "within",
-    "write_tables", "write_text",
+    "EPSILON", "P_HOLM", "Column", "Table", "adjust", "markdown", "plain", "stored", "table_of",
+    "within", "write_tables", "write_text",
 ]  # fmt: skip
 
 Form: TypeAlias = Callable[[Any], str]
@@ -43,12 +43,11 @@ class Column:
 
     Attributes:
         name: under which a row holds its value; a row without it has no cell, and programs no key.
-        title: above it; None: people do not see it.
-        form: of a value that is not None; missing: what stands for None.
+        title: above it; None: people do not see it. form: of a value; missing: what stands for
+            None.
         note: what stands behind it in brackets, of the row; empty: nothing.
         keys: for programs: none, the name alone, or those of an interval's mean, low and high (or
-            of the parts of a tuple).
-        scale: of the numbers for programs.
+            of the parts of a tuple); scale: of the numbers for programs.
     """
 
     name: str
@@ -89,6 +88,11 @@ P_HOLM = Column(
 )
 
 
+def stored(*names: str) -> tuple[Column, ...]:
+    """What programs find under these names, and people do not see."""
+    return tuple(Column(name=name) for name in names)
+
+
 @dataclass(frozen=True)
 class Table:
     """Rows under columns."""
@@ -99,16 +103,16 @@ class Table:
 
     @property
     def header(self) -> tuple[str, ...]:
-        return tuple(one.title for one in self.columns if one.title is not None)
+        return tuple(column.title for column in self.columns if column.title is not None)
 
     @property
     def cells(self) -> list[tuple[str, ...]]:
-        shown = [one for one in self.columns if one.title is not None]
-        return [tuple(one.cell(row) for one in shown) for row in self.rows]
+        shown = [column for column in self.columns if column.title is not None]
+        return [tuple(column.cell(row) for column in shown) for row in self.rows]
 
     def plain(self) -> list[Row]:
         return [
-            {key: value for one in self.columns for key, value in one.plain(row).items()}
+            {key: value for column in self.columns for key, value in column.plain(row).items()}
             for row in self.rows
         ]
 
@@ -140,7 +144,7 @@ def plain(value: Any) -> Any:
     if hasattr(value, "as_json"):
         return value.as_json()
     if isinstance(value, Mapping):
-        return {key: plain(one) for key, one in value.items()}
+        return {key: plain(inner) for key, inner in value.items()}
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 

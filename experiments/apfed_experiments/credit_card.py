@@ -21,6 +21,7 @@ from apfed_experiments.study import (
     MASKED,
     STUDENT,
     Figures,
+    Line,
     OnDone,
     Point,
     Study,
@@ -32,7 +33,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.solo import BASELINES
 
-__all__ = ["LABELLED", "LINES", "READING", "Line", "compare_credit"]
+__all__ = ["LABELLED", "LINES", "READING", "compare_credit", "config_of"]
 
 LABELLED: tuple[int | None, ...] = (200, None)
 _MEASURES = ("auc", "ks")
@@ -61,33 +62,15 @@ _NETWORK: Mapping[str, Any] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """One method of the table.
-
-    Attributes:
-        key: for file names; label: for people; together: whether all parties predict.
-        settings: of its runs, beside data, name and measure.
-    """
-
-    key: str
-    label: str
-    settings: Mapping[str, Any]
-    together: bool = False
-
-    def config(self, labelled: int | None) -> Config:
-        """Of its runs with so many labelled rows; None: all."""
-        rows = "all" if labelled is None else f"n{labelled}"
-        return Config.model_validate(
-            {
-                "name": f"credit-card-{rows}-{self.key}",
-                "measure": _MEASURES[0],
-                "guard": {"mechanism": "none", "noise": "reproducible_insecure"},
-                "transcript": {"keep": "none"},
-                "data": {"dataset": "credit_card", "labelled": labelled},
-                **self.settings,
-            }
-        )
+def config_of(line: Line, labelled: int | None) -> Config:
+    """Of its runs with so many labelled rows; None: all."""
+    rows = "all" if labelled is None else f"n{labelled}"
+    return line.of({
+        "name": f"credit-card-{rows}-{line.key}", "measure": _MEASURES[0],
+        "guard": {"mechanism": "none", "noise": "reproducible_insecure"},
+        "transcript": {"keep": "none"},
+        "data": {"dataset": "credit_card", "labelled": labelled},
+    })  # fmt: skip
 
 
 LINES: tuple[Line, ...] = (
@@ -100,7 +83,8 @@ LINES: tuple[Line, ...] = (
          settings={"method": "votes", **STUDENT, **MASKED}),
     Line(key="votes-eps4", label="Votes, noised to epsilon 4",
          settings={"method": {"name": "votes", "epsilon": 4.0}, **STUDENT, **MASKED}),
-    Line(key="tvfl", label="TVFL", settings={"method": "tvfl", **_NETWORK}, together=True),
+    Line(key="tvfl", label="TVFL", settings={"method": "tvfl", **_NETWORK},
+         said={"predicts": "all parties"}),
 )  # fmt: skip
 _ALONE = "votes"  # whose settings the solo baselines are measured with
 
@@ -111,13 +95,12 @@ def compare_credit(
 ) -> list[Table]:  # fmt: skip
     """Run what is missing; return and write the lines, those of few labels first.
 
-    Raises:
-        DataError: the data set is not here; it says where to put it.
-        CheckpointError: the folder holds runs with other settings.
+    Raises DataError where the data set is not here, and CheckpointError where the folder holds runs
+    with other settings.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     points = {
-        (count, line.key): Point(config=line.config(count), folder=folder, figures_only=True)
+        (count, line.key): Point(config=config_of(line, count), folder=folder, figures_only=True)
         for count in labelled
         for line in lines
     }
@@ -125,7 +108,7 @@ def compare_credit(
     results = Study(points=list(points.values()), seeds=seeds).run(
         jobs=jobs, on_done=on_done, figures=_both_measures
     )
-    settings = LINES[0].config(None).data
+    settings = config_of(LINES[0], None).data
     tables = []
     for count in labelled:
         of_count = settings.model_copy(update={"labelled": count})
@@ -157,7 +140,7 @@ def _solo_records(
         for name in _MEASURES
         for seed in seeds
     ]
-    found = Parallel(n_jobs=jobs)(delayed(_record)(folder, *one) for one in wanted)
+    found = Parallel(n_jobs=jobs)(delayed(_record)(folder, *asked) for asked in wanted)
     kept: dict[tuple[int | None, bool], dict[str, list[SoloRecord]]] = {}
     for (count, joint, name, _), record in zip(wanted, found, strict=True):
         kept.setdefault((count, joint), {}).setdefault(name, []).append(record)
@@ -165,8 +148,8 @@ def _solo_records(
 
 
 def _record(folder: Path, labelled: int | None, joint: bool, measure: str, seed: int) -> SoloRecord:
-    line = next(one for one in LINES if one.key == _ALONE)
-    config = line.config(labelled).model_copy(update={"measure": measure, "seed": seed})
+    line = next(line for line in LINES if line.key == _ALONE)
+    config = config_of(line, labelled).model_copy(update={"measure": measure, "seed": seed})
     data = load_data(config.data, seed=seed)
     place = folder / "one-table" if joint else folder
     return keep_solo(config, solo_file(config, place), data=centralise(data) if joint else data)
@@ -190,7 +173,7 @@ class _Baselines:
     def of(self, measure: str, name: str) -> list[float]:
         """Of one baseline on the test rows, by seed."""
         return [
-            next(one.test for one in record.baselines if one.name == name)
+            next(found.test for found in record.baselines if found.name == name)
             for record in self.records[measure]
         ]
 
@@ -228,6 +211,6 @@ class _Baselines:
 def _row(line: Line, found: pd.DataFrame, alone: _Baselines) -> Row:
     auc, ks = (found.loc[found["metric"] == measure, "score"].tolist() for measure in _MEASURES)
     return alone.compared(auc, ks) | {
-        "model": line.label, "predicts": "all parties" if line.together else "the active alone",
+        "model": line.label, "predicts": "the active alone", **line.said,
         "wire_bytes": float(found.drop_duplicates("seed")["wire_bytes"].mean()),
     }  # fmt: skip

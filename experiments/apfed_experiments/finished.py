@@ -44,12 +44,8 @@ _IMAGE_DIMENSIONS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedRun:
-    """One finished run.
-
-    Attributes:
-        config, outcome: what was asked and reached.
-        attacks: their results; None where none were mounted.
-        solo: what the active would do alone; None where nobody measured it.
+    """One finished run: what was asked and reached, results of attacks, None where none were
+    mounted, and what the active would do alone, None where nobody measured it.
     """
 
     config: Config
@@ -78,19 +74,14 @@ def read_finished_run(path: Path) -> FinishedRun:
     """Read a run folder.
 
     Raises:
-        CheckpointError: a file is missing or not as this version writes it, or the run has not
-            finished.
+        CheckpointError: a file is missing or not as this version writes it, or it has not finished.
     """
     if not path.is_dir():
         raise CheckpointError(f"{path}: there is no such run folder")
     folder = RunFolder(path)
     if not folder.result.is_file():
-        begun = folder.config.is_file()
-        reason = (
-            "the run has not finished; continue it with --resume"
-            if begun
-            else "it is no run folder"
-        )
+        unfinished = "the run has not finished; continue it with --resume"
+        reason = unfinished if folder.config.is_file() else "it is no run folder"
         raise CheckpointError(f"{path}: has no result.json: {reason}")
     folder.check(folder.config, folder.result)
     attacks, config = path / "attacks.json", folder.load_config()
@@ -111,15 +102,14 @@ class Reconstruction:
 
 
 def key_of(result: AttackResult) -> str:
-    """Return what tells this result from the others of its run."""
+    """What tells this result from the others of its run."""
     told = (result.attack, result.adversary, result.victim, sorted(result.knowledge.items()))
     return f"{result.attack}-{hashlib.sha256(json.dumps(told).encode()).hexdigest()[:12]}"
 
 
 def keep_examples(result: AttackResult, guess: Guess, truth: Truth) -> Reconstruction | None:
-    """Return the rows of a guess at features to show.
-
-    None where they are no pictures, or where what was released helped no variant.
+    """The rows of a guess at features to show; None where they are no pictures, or where what was
+    released helped no variant.
     """
     if result.victim is None or result.variant is None or result.variant not in guess.attacks:
         return None
@@ -139,18 +129,14 @@ def write_examples(folder: Path, examples: Mapping[str, Reconstruction]) -> None
         path.unlink(missing_ok=True)
         return
     tensors = {}
-    for key, one in examples.items():
-        tensors[f"{key}.original"] = one.original.contiguous()
-        tensors[f"{key}.rebuilt"] = one.rebuilt.contiguous()
+    for key, example in examples.items():
+        tensors[f"{key}.original"] = example.original.contiguous()
+        tensors[f"{key}.rebuilt"] = example.rebuilt.contiguous()
     write_atomically(path, save(tensors), private=True)
 
 
 def read_examples(folder: Path) -> dict[str, Reconstruction]:
-    """Read what `write_examples` wrote; empty where there is nothing.
-
-    Raises:
-        CheckpointError: other content than that.
-    """
+    """What `write_examples` wrote; empty: nothing did; CheckpointError: another content."""
     path = folder / FILE
     if not path.exists():
         return {}
@@ -168,25 +154,15 @@ def read_examples(folder: Path) -> dict[str, Reconstruction]:
 
 
 def mount_attacks(
-    folder: Path,
-    choices: Iterable[AttackChoice] | None = None,
-    *,
-    seed: int | None = None,
-    device: torch.device | None = None,
-    data: VerticalData | None = None,
+    folder: Path, choices: Iterable[AttackChoice] | None = None, *, seed: int | None = None,
+    device: torch.device | None = None, data: VerticalData | None = None,
     recording: Recording | None = None,
-) -> tuple[AttackResult, ...]:
+) -> tuple[AttackResult, ...]:  # fmt: skip
     """Mount attacks on a finished run and write attacks.json; return the results of all.
 
-    Results that the file holds of attacks not mounted now are kept.
-
-    Args:
-        folder: of the run.
-        choices: names and options; the config's unless given.
-        seed: of the attacks; the run's unless given.
-        device: where they compute; by default where the run did.
-        data: of the run, where it is loaded already.
-        recording: of the run, where it was played a moment ago.
+    Results that the file holds of attacks not mounted now are kept. Choices, seed and device are
+    those of the run unless given; so are `data` and `recording` read, unless they are there
+    already.
 
     Raises:
         ConfigError: an unknown attack or option.
@@ -211,7 +187,7 @@ def mount_attacks(
     kept = {key_of(result) for result in earlier}
     every = (*earlier, *results)
     RunFolder(folder).write_json(folder / "attacks.json", [result.as_json() for result in every])
-    past = {key: one for key, one in read_examples(folder).items() if key in kept}
+    past = {key: example for key, example in read_examples(folder).items() if key in kept}
     write_examples(folder, past | examples)
     return every
 

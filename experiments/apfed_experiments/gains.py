@@ -61,16 +61,11 @@ _DATA: Mapping[str, dict[str, Any]] = {
 }
 _NETWORK = {
     "model": {"hidden": [128], "representation": 64, "projection": 64, "dropout": 0.0},
-    "train": {
-        "epochs": 250,
-        "batch_size": 128,
-        "learning_rate": 0.02,
-        "evaluate_every": 250,
-        "spread_labels": True,
-    },
+    "train": {"epochs": 250, "batch_size": 128, "learning_rate": 0.02, "evaluate_every": 250,
+              "spread_labels": True},
     "secure_sum": {"scheme": "plain", "clip": None},
     "passives": {"default": {"weight": 10.0}},
-}
+}  # fmt: skip
 _JOINTLY = {"epochs": 60, "batch_size": 128, "learning_rate": 0.1, "evaluate_every": 60}
 _LOGISTIC = {"labeller": "logistic"}
 """Whose votes a person without a label moves in no way but by the own one."""
@@ -107,24 +102,17 @@ class _NoHelpPoint(Point):
         began, data = time.monotonic(), self.data(config.seed)
         scored = taught_alone(config, data).scored(data.test_rows)
         return Outcome(
-            method=config.method.name,
-            accuracy={_NO_HELP: ACCURACY.of(scored)},
-            measure=config.measure,
+            method=config.method.name, accuracy={_NO_HELP: ACCURACY.of(scored)},
+            measure=config.measure, wire_bytes=0, seconds=time.monotonic() - began,
             measures={_NO_HELP: {config.measure: MEASURES[config.measure].of(scored)}},
-            wire_bytes=0,
             privacy=Privacy(epsilon_x=0.0, epsilon_y=0.0, epsilon_model=math.inf),
-            seconds=time.monotonic() - began,
-        )
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class GainCase:
-    """One line of the table.
-
-    Attributes:
-        method: a key of the methods here; data: of the data sets.
-        labelled: rows with a label; None: all.
-        epsilon: of a person's vote at one passive; None: no noise.
+    """One line of the table: keys of the methods and data sets here, rows with a label (None: all),
+    and epsilon of a person's vote at one passive (None: no noise).
     """
 
     method: str
@@ -152,10 +140,11 @@ class GainCase:
 
     def point(self, folder: Path, measure: Measure) -> Point:
         kind = _NoHelpPoint if self.method == _NO_HELP else Point
-        return kind(
-            config=_judged(self.config, measure), folder=folder, figures_only=True,
-            alone=_judged(self.alone, measure),
-        )  # fmt: skip
+        config, alone = (
+            config.model_copy(update={"measure": measure.name})
+            for config in (self.config, self.alone)
+        )
+        return kind(config=config, folder=folder, figures_only=True, alone=alone)
 
     @property
     def config(self) -> Config:
@@ -212,11 +201,7 @@ CASES: Mapping[str, GainCase] = _cases()
 
 
 def cases_like(patterns: Sequence[str]) -> list[GainCase]:
-    """The cases whose names match one of these globs.
-
-    Raises:
-        ConfigError: one matches none.
-    """
+    """The cases whose names match one of these globs; ConfigError: one matches none."""
     found: dict[str, GainCase] = {}
     for pattern in patterns:
         names = fnmatch.filter(CASES, pattern)
@@ -280,26 +265,14 @@ def run_gains(
 ) -> Table:  # fmt: skip
     """Run what is missing; return and write a row for each case.
 
-    Args:
-        folder: of the runs; made where missing.
-        cases: what to run.
-        seeds: runs of each.
-        jobs: processes; each uses one thread.
-        on_done: called after each run.
-        measure: what runs are judged by.
-        store: file of what `secure-apfed plan` reads, or None.
-
-    Raises:
-        CheckpointError: the folder holds runs that were judged by another measure.
+    `store` gets what `secure-apfed plan` reads. Raises CheckpointError where the folder holds runs
+    that were judged by another measure.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     missing = {case.name: absent(case.config) for case in cases}
-    points = {
-        one.name: one.point(folder, measure)
-        for case in cases
-        if not missing[case.name]
-        for one in (case, case.control)
-    }
+    there = [case for case in cases if not missing[case.name]]
+    every = [*there, *(case.control for case in there)]
+    points = {case.name: case.point(folder, measure) for case in every}
     results = Study(points=list(points.values()), seeds=range(seeds)).run(
         jobs=jobs, on_done=on_done, solo=True
     )
@@ -309,7 +282,7 @@ def run_gains(
             why = missing[case.name]
             rows.append({"case": case.name, "seeds": 0, "missing": why, "paid": why})
         else:
-            own, control = (results.of(points[one.name]) for one in (case, case.control))
+            own, control = (results.of(points[of.name]) for of in (case, case.control))
             rows.append(_row(case, seeds, own, control))
     adjust([row for row in rows if "gain" in row], seeds)
     table = Table(columns_of(measure), rows, "What help is worth")
@@ -336,10 +309,6 @@ def stored_of(rows: Sequence[Row]) -> list[Row]:
             "low": 100 * over.low, "high": 100 * over.high, "shared": row["shared"],
         })  # fmt: skip
     return stored
-
-
-def _judged(config: Config, measure: Measure) -> Config:
-    return config.model_copy(update={"measure": measure.name})
 
 
 def _draw(path: Path, rows: Sequence[Row]) -> None:

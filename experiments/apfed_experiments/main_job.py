@@ -9,7 +9,6 @@ lies in one folder; a stopped job goes on where it was.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from apfed_experiments.report.page import Part, write_comparison
 from apfed_experiments.study import (
     MASKED,
     STUDENT,
+    Line,
     OnDone,
     Point,
     Results,
@@ -36,8 +36,8 @@ from secure_apfed.data.catalogue import view_count
 from secure_apfed.methods import METHODS
 
 __all__ = [
-    "COLUMNS", "CONFIGS", "READING", "VARIANTS", "Variant", "VariantPoint", "compare", "draw",
-    "points_of", "run_main_job",
+    "COLUMNS", "CONFIGS", "READING", "VARIANTS", "compare", "config_of", "draw", "points_of",
+    "run_main_job",
 ]  # fmt: skip
 
 READING = (
@@ -95,92 +95,67 @@ _PLAIN = {**_NO_GUARD, "secure_sum": {"scheme": "plain", "masks": "none"}}
 _STUDENT = {**_NO_GUARD, **MASKED, **STUDENT}
 _ENDLESS = 100.0
 _JOINTLY = {"epochs": 20, "batch_size": 64, "learning_rate": 0.1, "evaluate_every": 20}
-_TEACHER = {"labels": "spreading"}
-_EPSILON = {"method": {"epsilon": 4.0}}
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Variant:
-    """How a run differs from the protected APFed-C.
-
-    Attributes:
-        key: for folder names; label: for people.
-        method: a key of METHODS; its settings are among the changes.
-        protection: for people; protected: whether something protects what passives tell or get.
-        changes: of settings, whole sections.
-    """
-
-    key: str
-    label: str
-    method: str
-    protection: str
-    protected: bool = True
-    changes: Mapping[str, Any]
-
-    def of(self, base: Config) -> Config:
-        settings = base.model_dump(mode="json", exclude_defaults=True) | dict(self.changes)
-        settings |= {
-            "name": f"{base.name}-{self.key}",
-            "method": {"name": self.method, **self.changes.get("method", {})},
-        }
-        if not METHODS[self.method].settings.sums_gradients:
-            settings.pop("passives", None)
-        return Config.model_validate(settings)
+def _variant(
+    key: str, label: str, method: str, protection: str, *, protected: bool = True,
+    changes: Mapping[str, Any] = {}, **options: Any,
+) -> Line:  # fmt: skip
+    """How a run differs from the protected APFed-C; its bases say of passives what sums need."""
+    return Line(
+        key=key, label=label, settings={**changes, "method": {"name": method, **options}},
+        said={"protection": protection, "protected": protected},
+    )  # fmt: skip
 
 
-VARIANTS: tuple[Variant, ...] = (
-    Variant(key="alone", label="SingleVL", method="single_view", protection="nothing is sent",
-            protected=False, changes=_PLAIN),
-    Variant(key="votes", label="Votes", method="votes", protection="secure sum",
-            changes=_STUDENT),
-    Variant(key="votes-noise", label="Votes", method="votes", protection="secure sum + noise",
-            changes={**_STUDENT, **_EPSILON}),
-    Variant(key="votes-randomised", label="Votes", method="votes_randomised",
-            protection="randomised answers", changes={**_STUDENT, **_EPSILON}),
-    Variant(key="votes-moment", label="Votes", method="votes_moment", protection="noised moment",
-            changes={**_STUDENT, **_EPSILON}),
-    Variant(key="votes-encrypted", label="Votes", method="votes_encrypted",
-            protection="labels encrypted", changes=_STUDENT),
-    Variant(key="joint-teacher", label="Joint teacher", method="joint_teacher", protection="none",
-            protected=False, changes={**_STUDENT, "train": _JOINTLY, "method": _TEACHER}),
-    Variant(key="tvfl", label="TVFL", method="tvfl", protection="none", protected=False,
-            changes={**_PLAIN, "train": {**_JOINTLY, "epochs": 100, "evaluate_every": 100}}),
-    Variant(key="apfed_c", label="APFed-C", method="apfed_c", protection="none", protected=False,
-            changes=_PLAIN),
-    Variant(key="apfed_c-protected", label="APFed-C", method="apfed_c",
-            protection="guard + secure sum", changes={}),
+VARIANTS: tuple[Line, ...] = (
+    _variant("alone", "SingleVL", "single_view", "nothing is sent", protected=False,
+             changes=_PLAIN),
+    _variant("votes", "Votes", "votes", "secure sum", changes=_STUDENT),
+    _variant("votes-noise", "Votes", "votes", "secure sum + noise", changes=_STUDENT, epsilon=4.0),
+    _variant("votes-randomised", "Votes", "votes_randomised", "randomised answers",
+             changes=_STUDENT, epsilon=4.0),
+    _variant("votes-moment", "Votes", "votes_moment", "noised moment", changes=_STUDENT,
+             epsilon=4.0),
+    _variant("votes-encrypted", "Votes", "votes_encrypted", "labels encrypted", changes=_STUDENT),
+    _variant("joint-teacher", "Joint teacher", "joint_teacher", "none", protected=False,
+             changes={**_STUDENT, "train": _JOINTLY}, labels="spreading"),
+    _variant("tvfl", "TVFL", "tvfl", "none", protected=False,
+             changes={**_PLAIN, "train": {**_JOINTLY, "epochs": 100, "evaluate_every": 100}}),
+    _variant("apfed_c", "APFed-C", "apfed_c", "none", protected=False, changes=_PLAIN),
+    _variant("apfed_c-protected", "APFed-C", "apfed_c", "guard + secure sum"),
 )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class VariantPoint(Point):
-    variant: Variant
+def config_of(line: Line, base: Config) -> Config:
+    usual = base.model_dump(mode="json", exclude_defaults=True)
+    if not METHODS[line.method].settings.sums_gradients:
+        usual.pop("passives", None)
+    return line.of(usual, name=f"{base.name}-{line.key}")
 
 
-def points_of(base: Config, folder: Path) -> list[VariantPoint]:
+def points_of(base: Config, folder: Path) -> list[Point]:
     """All variants of one data set, whose runs lie in a folder of its name."""
     return [
-        VariantPoint(
-            config=variant.of(base), folder=folder / base.name, variant=variant, alone=base
-        )
-        for variant in VARIANTS
+        Point(config=config_of(line, base), folder=folder / base.name, line=line, alone=base)
+        for line in VARIANTS
     ]
 
 
-def compare(points: Sequence[VariantPoint], results: Results, *, seeds: int = 1) -> Table:
+def compare(points: Sequence[Point], results: Results, *, seeds: int = 1) -> Table:
     """Rows in the order of the variants, one for each way of inference.
 
     A gain is over the best solo baseline; there is none where others help to predict.
     """
     rows: list[Row] = []
     for point in points:
-        variant, summary = point.variant, Summary.of(results.of(point))
-        method = METHODS[variant.method]
+        line, summary = point.line, Summary.of(results.of(point))
+        method = METHODS[line.method]
         for at, (inference, accuracy) in enumerate(summary.accuracies.items()):
             alone = at == 0 and method.settings.predicts_alone
             rows.append({
-                "method": _INFERENCE.get(inference, variant.label), "variant": variant,
-                "protection": variant.protection, "accuracy": accuracy, "summary": summary,
+                "method": _INFERENCE.get(inference, line.label), **line.said,
+                "accuracy": accuracy, "summary": summary,
                 "gain": summary.gain.over_chosen if alone and summary.gain else None,
                 "bytes": summary.wire_bytes, "epsilon": summary.epsilon_of(method.declared),
                 **dict.fromkeys(_TARGETS),
@@ -222,7 +197,7 @@ def run_main_job(
         write_text(path.with_suffix(".csv"), table.csv())
         write_text(path.with_suffix(".md"), table.markdown())
         reported = [point.trial(seeds[0]).path for point in of_base]
-        links = [(one.name, f"{one.relative_to(folder)}/report.html") for one in reported]
+        links = [(of.name, f"{of.relative_to(folder)}/report.html") for of in reported]
         picture = draw(path.with_suffix(".png"), table)
         shown.append(Part(table=table, picture=picture, reports=links))
     list(reports)
@@ -264,7 +239,7 @@ def _dots(
         if interval is not None:
             axes.errorbar(
                 interval.mean * scale, -height, xerr=interval.arms(scale), fmt="o", color=colour,
-                markerfacecolor=colour if row["variant"].protected else "white", capsize=2.5,
+                markerfacecolor=colour if row["protected"] else "white", capsize=2.5,
             )  # fmt: skip
     axes.set_yticks([-height for height in range(len(rows))])
     axes.set_yticklabels([f"{row['method']}, {row['protection']}" for row in rows], fontsize=8)

@@ -43,7 +43,7 @@ COLUMNS = (
     Column(name="mode", title="mode"),
     Column(name="helped", title="helped on", form="{:.0f}".format),
     Column(name="reached", title="accuracy %", keys=("accuracy", "deviation"),
-           form=lambda one: f"{100 * one[0]:.1f} ± {100 * one[1]:.1f}"),
+           form=lambda both: f"{100 * both[0]:.1f} ± {100 * both[1]:.1f}"),
     Column(name="gain", title="gain, points", keys=("gain", "low", "high"),
            form=lambda gain: "" if gain is NOTHING else gain.text(scale=100, form="+.1f")),
     P_HOLM,
@@ -114,12 +114,8 @@ def points_of(
         }
         config = Config.model_validate({**settings, **own})
         alone = Config.model_validate({**apfed_c, **own})
-        points.append(
-            OverlapPoint(
-                config=config, folder=folder, figures_only=True, alone=alone, overlap=overlap,
-                mode=mode,
-            )
-        )  # fmt: skip
+        kept: dict[str, Any] = {"folder": folder, "figures_only": True, "alone": alone}
+        points.append(OverlapPoint(config=config, **kept, overlap=overlap, mode=mode))
     return points
 
 
@@ -136,14 +132,11 @@ def with_overlap(data: VerticalData, overlap: float, *, seed: int) -> VerticalDa
 
 
 def compare_overlaps(points: Sequence[OverlapPoint], *, seeds: int = 5, jobs: int = 1) -> Table:
-    """Run what is missing.
+    """Run what is missing; a row for each data set's best solo model, then for each of its points.
 
-    Returns:
-        A row for each data set's best solo model, then one for each of its points. overlap: share
-        of the active's training people that each passive knows; helped: training people on whom
-        at least one passive helps, mean over the seeds; accuracy, deviation: on the test rows,
-        mean and standard deviation over the seeds; gain, low, high: over the best solo model,
-        paired by seed, with its 95 % interval; p_holm: of it, adjusted for their number.
+    overlap: share of the active's training people that each passive knows; helped: training people
+    on whom at least one passive helps, mean over the seeds; accuracy, deviation: on the test rows;
+    gain, low, high: over the best solo model, paired by seed, with its 95 % interval.
     """
     results = Study(points=points, seeds=range(seeds)).run(jobs=jobs, figures=_figures, solo=True)
     lines: list[Row] = []

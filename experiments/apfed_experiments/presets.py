@@ -8,6 +8,7 @@ Sources: APC-VFL, section 5 and Appendix A; MMVFL, section 6.1 and Table 1; FedM
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
@@ -21,12 +22,7 @@ __all__ = ["PRESETS", "Preset", "preset"]
 
 @dataclass(frozen=True)
 class Preset:
-    """One partition of a paper.
-
-    Attributes:
-        about: what it is, in a sentence.
-        settings: fields of `DataSettings`; those that it leaves out are open.
-    """
+    """One partition of a paper: what it is, and fields of `DataSettings`; others are open."""
 
     about: str
     settings: Mapping[str, Any] = field(repr=False)
@@ -34,12 +30,9 @@ class Preset:
 
 @dataclass(frozen=True)
 class _ApcVfl:
-    """One set of APC-VFL's Appendix A.
-
-    Attributes:
-        rows: people of the active; columns: its five, those that it gives away first in front.
-        aligned: numbers of aligned people that were tried; tested: of all that are aligned, where
-            the model needs all parties.
+    """One set of APC-VFL's Appendix A: people of the active, its five columns, those that it gives
+    away first in front; numbers of aligned people that were tried; how many of all test where the
+    model needs all parties.
     """
 
     rows: int
@@ -52,35 +45,22 @@ class _ApcVfl:
 # Appendix A calls the columns of the credit cards X3, X5, X7, X9 and X11: of all 23, from X1.
 _APC_VFL = {
     "breast_cancer": _ApcVfl(
-        500,
-        (
-            "worst compactness", "concave points error", "smoothness error", "mean texture",
-            "worst fractal dimension",
-        ),
-        (250, 200, 150, 100),
-        tested=50,
+        500, ("worst compactness", "concave points error", "smoothness error", "mean texture",
+              "worst fractal dimension"), (250, 200, 150, 100), tested=50,
     ),
     "mimic_iii": _ApcVfl(
-        20_000,
-        ("NumCPTevents", "NumProcs", "Age", "NumCallouts", "NumDiagnosis"),
-        (10_000, 7500, 5000, 2500),
-        fewer=(750, 500, 250, 100),
+        20_000, ("NumCPTevents", "NumProcs", "Age", "NumCallouts", "NumDiagnosis"),
+        (10_000, 7500, 5000, 2500), fewer=(750, 500, 250, 100),
     ),
     "credit_card": _ApcVfl(
-        20_000,
-        ("EDUCATION", "AGE", "PAY_2", "PAY_4", "PAY_6"),
-        (10_000, 7500, 5000, 2500),
+        20_000, ("EDUCATION", "AGE", "PAY_2", "PAY_4", "PAY_6"), (10_000, 7500, 5000, 2500),
         fewer=(100,),
     ),
 }  # fmt: skip
 
 
 def preset(name: str) -> dict[str, Any]:
-    """Return the fields of `DataSettings` that make up a paper's partition.
-
-    Example:
-        >>> preset("mmvfl/handwritten")["rows_per_class"]
-        160
+    """The fields of `DataSettings` that make up a paper's partition.
 
     Raises:
         ConfigError: there is no such partition; names the nearest.
@@ -104,9 +84,7 @@ def _apc_vfl() -> Iterator[tuple[str, Preset]]:
     many people are all that there are, and 500 (or 50) of them test.
     """
     for dataset, one in _APC_VFL.items():
-        everything = [
-            column for view in find_dataset(dataset).natural_views.values() for column in view
-        ]
+        everything = list(chain(*find_dataset(dataset).natural_views.values()))
         for size in (5, 4, 3, 2):
             active = one.columns[5 - size :]
             others = tuple(column for column in everything if column not in active)
@@ -155,10 +133,7 @@ def _fedmv() -> Iterator[tuple[str, Preset]]:
         pair = tuple(view for view in views if view != left_out)
         for kind, settings in (("vertical", vertical), ("horizontal", horizontal)):
             about = f"{' and '.join(pair)} alone, {kind}"
-            yield (
-                f"fedmv/{kind}/without-{left_out}",
-                Preset(about, {**settings, "views": pair}),
-            )
+            yield f"fedmv/{kind}/without-{left_out}", Preset(about, {**settings, "views": pair})
     for view in views:
         settings = {**horizontal, "views": (view,)}
         yield f"fedmv/horizontal/{view}", Preset(f"{view} alone, horizontal", settings)

@@ -18,14 +18,12 @@ __all__ = ["REFERENCES", "Reference", "run_reference"]
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """A published figure and the run that stands beside it.
+    """A published figure, its source, and the run that stands beside it.
 
     Attributes:
-        config: name of a shipped configuration; seeds: runs of it.
-        variant: of an attack in it, which the figure is compared with.
-        metrics: columns, keys of the attack's figures.
-        published: those of the columns that the source gives.
-        source: where the figure was read; setting: how the source's setting differs.
+        config: name of a shipped configuration; variant: of an attack in it.
+        metrics: keys of the attack's figures; published: those that the source gives.
+        setting: how the source's setting differs.
     """
 
     config: str
@@ -66,9 +64,8 @@ def run_reference(
 ) -> tuple[Table, Interval]:  # fmt: skip
     """Run the seeds that are missing below `folder`.
 
-    Returns:
-        A row for every variant ("attack: NAME") and baseline, what was published, and the distance
-        to it; and the accuracy of the runs themselves, on test rows.
+    Returns a row for every variant ("attack: NAME") and baseline, what was published, and the
+    distance to it; and the accuracy of the runs themselves, on test rows.
     """
     point = Point(config=base_config(reference.config), folder=folder)
     study = Study(points=[point], seeds=range(reference.seeds))
@@ -77,9 +74,8 @@ def run_reference(
     shared = float(rows["shared"].max())
     # Attacks first, then baselines.
     found: dict[str, Row] = {}
-    for (kind, name), of_name in rows[wanted & rows["score"].notna()].groupby(
-        ["target", "name"], sort=False
-    ):
+    known = rows[wanted & rows["score"].notna()]
+    for (kind, name), of_name in known.groupby(["target", "name"], sort=False):
         title = f"{kind}: {name}"
         found[title] = {"name": title} | {
             str(metric): Interval.of(of_metric["score"].tolist(), shared=shared)

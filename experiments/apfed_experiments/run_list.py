@@ -23,7 +23,6 @@ from secure_apfed.errors import ApfedError, DataError
 from secure_apfed.files import count_lines
 from secure_apfed.measures import ACCURACY, Measure
 from secure_apfed.runs.folder import RunFolder
-from secure_apfed.settings.data import DataSettings
 
 __all__ = ["HEADER", "TARGETS", "Leak", "ListedRun", "State", "list_runs", "settings_in"]
 
@@ -53,17 +52,13 @@ class Leak:
     @classmethod
     def worst(cls, attacks: tuple[AttackResult, ...], target: str) -> "Leak | None":
         """Of those on this target; None where none applied."""
-        applied = [
-            (one.advantage, one)
-            for one in attacks
-            if one.target == target and one.advantage is not None
-        ]
+        of_target = [attack for attack in attacks if attack.target == target]
+        applied = [(of.advantage, of) for of in of_target if of.advantage is not None]
         if not applied:
             return None
-        advantage, worst = max(applied, key=lambda each: each[0])
-        return cls(
-            target=target, advantage=advantage, metric=str(worst.metric), attack=worst.setting
-        )
+        advantage, worst = max(applied, key=lambda pair: pair[0])
+        metric = str(worst.metric)
+        return cls(target=target, advantage=advantage, metric=metric, attack=worst.setting)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,17 +66,14 @@ class ListedRun:
     """One run folder.
 
     Attributes:
-        path: of the folder; name: the same below the folder that was listed.
+        name: of the folder below the one that was listed.
         state, reason: how far it came; why it is broken, or how much of it is done.
-        date: of the last change of the file that tells how far it came, in UTC; a copy of the
-            folder may have another.
+        date: of the last change of the file that tells how far it came; a copy may have another.
         config: what was asked; None where that cannot be read.
         accuracy: share of the test rows, of the method's own inference; None also where the task is
-            no classification.
-        measure: that the run is judged by; value: of it, of the same inference; NaN: undefined.
+            no classification. value: of the measure that the run is judged by; NaN: undefined.
         alone: what the active would do alone; None where nobody measured it.
-        epsilon: see `FinishedRun.epsilon`; inf: nothing is promised.
-        leaks: by target, where attacks applied.
+        epsilon: see `FinishedRun.epsilon`; leaks: by target, where attacks applied.
         attacked: whether any attack was mounted; without, no leaks say nothing.
         report: whether it has a page of its own.
     """
@@ -132,23 +124,29 @@ class ListedRun:
     @property
     def data(self) -> str:
         """Which data, cut how, and how many rows have a label."""
-        return "" if self.config is None else _data_in_words(self.config.data)
+        if self.config is None:
+            return ""
+        data = self.config.data
+        parted = "parties with people of their own" if data.horizontal else "parties"
+        told = [data.dataset, f"{view_count(data)} {parted}"]
+        if isinstance(data.labelled, int):
+            told.append(f"{data.labelled} labelled")
+        elif data.labelled is not None:
+            told.append(f"{100 * data.labelled:g} % labelled")
+        return ", ".join(told)
 
     def cells(self) -> tuple[str, ...]:
         """Texts in the order of `HEADER`."""
-        config = self.config
+        method = "" if self.config is None else self.config.method.name
+        epsilon = "" if self.epsilon is None else f"{self.epsilon:.3g}"
+        leaks = ", ".join(f"{leak.target} {leak.advantage:+.2f}" for leak in self.leaks.values())
+        if not (leaks or self.attacked) and self.state is State.FINISHED:
+            leaks = "none mounted"
+        state = f"{self.state}: {self.reason}" if self.reason else str(self.state)
+        date = self.date.strftime("%Y-%m-%d %H:%M")
         return (
-            self.name,
-            "" if config is None else config.method.name,
-            self.data,
-            self.reached,
-            self.gained,
-            "" if self.epsilon is None else f"{self.epsilon:.3g}",
-            ", ".join(f"{leak.target} {leak.advantage:+.2f}" for leak in self.leaks.values())
-            or ("" if self.attacked or self.state is not State.FINISHED else "none mounted"),
-            self.date.strftime("%Y-%m-%d %H:%M"),
-            f"{self.state}: {self.reason}" if self.reason else str(self.state),
-        )
+            self.name, method, self.data, self.reached, self.gained, epsilon, leaks, date, state,
+        )  # fmt: skip
 
     def as_json(self) -> dict[str, Any]:
         """For programs; shares are of 1, and what is not known is null."""
@@ -173,10 +171,7 @@ class ListedRun:
 def list_runs(top: Path) -> list[ListedRun]:
     """Read every run folder below `top`, `top` itself too; the newest comes first.
 
-    Figures that a study keeps without run folders are not among them.
-
-    Raises:
-        DataError: there is no such folder.
+    Figures that a study keeps without run folders are not among them; DataError: no such folder.
     """
     if not top.is_dir():
         raise DataError(f"{top}: there is no such folder; give the one that run folders lie below")
@@ -203,12 +198,9 @@ def _run_folders(top: Path) -> Iterator[Path]:
 
 def _read(path: Path, top: Path) -> ListedRun:
     folder = RunFolder(path)
+    name = path.relative_to(top).as_posix() if path != top else path.resolve().name
     row = ListedRun(
-        path=path,
-        name=_legible(path.relative_to(top).as_posix() if path != top else path.resolve().name),
-        state=State.BROKEN,
-        date=_date(folder),
-        leaks={},
+        path=path, name=_legible(name), state=State.BROKEN, date=_date(folder), leaks={}
     )
     try:
         if not os.access(path, os.R_OK | os.X_OK):
@@ -232,26 +224,16 @@ def _finished(row: ListedRun, run: FinishedRun) -> ListedRun:
     attacks = run.attacks or ()
     leaks = {target: Leak.worst(attacks, target) for target in TARGETS}
     share = next(iter(run.outcome.accuracy.values()))  # NaN where nothing is classified
+    beside = solo_file(run.config, row.path.parent)  # that runs of a study share
+    shared = read_solo(run.config, beside) if run.solo is None and beside.is_file() else None
     return replace(
-        row,
-        state=State.FINISHED,
-        config=run.config,
-        accuracy=None if math.isnan(share) else share,
-        measure=run.outcome.judged_by,
-        value=next(iter(run.outcome.scores.values())),
-        alone=run.solo or _beside(row.path, run.config),
-        epsilon=run.epsilon,
-        wire_bytes=run.outcome.wire_bytes,
+        row, state=State.FINISHED, config=run.config, alone=run.solo or shared,
+        accuracy=None if math.isnan(share) else share, measure=run.outcome.judged_by,
+        value=next(iter(run.outcome.scores.values())), epsilon=run.epsilon,
+        wire_bytes=run.outcome.wire_bytes, attacked=run.attacks is not None,
         leaks={target: leak for target, leak in leaks.items() if leak is not None},
-        attacked=run.attacks is not None,
         report=(row.path / "report.html").is_file(),
-    )
-
-
-def _beside(path: Path, config: Config) -> SoloRecord | None:
-    """The baselines that runs of a study share, beside their folders."""
-    shared = solo_file(config, path.parent)
-    return read_solo(config, shared) if shared.is_file() else None
+    )  # fmt: skip
 
 
 def _date(folder: RunFolder) -> datetime:
@@ -262,16 +244,6 @@ def _date(folder: RunFolder) -> datetime:
         return datetime.fromtimestamp(next(there, folder.path).stat().st_mtime, UTC)
     except (ValueError, OverflowError):  # the clock of who sent it
         return datetime.fromtimestamp(0, UTC)
-
-
-def _data_in_words(data: DataSettings) -> str:
-    parted = "parties with people of their own" if data.horizontal else "parties"
-    told = [data.dataset, f"{view_count(data)} {parted}"]
-    if isinstance(data.labelled, int):
-        told.append(f"{data.labelled} labelled")
-    elif data.labelled is not None:
-        told.append(f"{100 * data.labelled:g} % labelled")
-    return ", ".join(told)
 
 
 def _flat(value: Any, key: str) -> Iterator[tuple[str, str]]:

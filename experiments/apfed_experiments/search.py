@@ -17,7 +17,7 @@ import json
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
@@ -68,10 +68,9 @@ class Charge:
     """What one run costs, or several together; infinite where nothing is promised.
 
     Attributes:
-        mu: of Gaussian DP, of a row's representations; delta: at which epsilons are told.
-        label: epsilon of one training label; record: of one record in the model.
-        passives: by passive, epsilon of one person there.
-        added_delta: of the epsilons that add up.
+        mu: of Gaussian DP, of a row's representations, whose epsilon is told at `delta`.
+        label, record, passives: epsilons of a training label, of a record in the model, and by
+            passive of one person there; added_delta: of these, which add up.
     """
 
     delta: float
@@ -88,7 +87,7 @@ class Charge:
             "a row's representations": gdp_epsilon(self.mu, self.delta),
             "a label": self.label,
             "a record in the model": self.record,
-            **{f"a person at {name}": one for name, one in self.passives.items()},
+            **{f"a person at {name}": of for name, of in self.passives.items()},
         }
 
     def and_then(self, other: "Charge") -> "Charge":
@@ -100,31 +99,23 @@ class Charge:
         return self._with(other, max, max)
 
     def _with(self, other: "Charge", put: _Put, put_mu: _Put) -> "Charge":
-        names = dict.fromkeys([*self.passives, *other.passives])
+        mine, theirs = self.passives, other.passives
+        passives = {
+            name: put(mine.get(name, 0.0), theirs.get(name, 0.0)) for name in {**mine, **theirs}
+        }
         return Charge(
-            delta=self.delta,
-            mu=put_mu(self.mu, other.mu),
-            label=put(self.label, other.label),
-            record=put(self.record, other.record),
-            passives={
-                name: put(self.passives.get(name, 0.0), other.passives.get(name, 0.0))
-                for name in names
-            },
+            delta=self.delta, mu=put_mu(self.mu, other.mu), passives=passives,
+            label=put(self.label, other.label), record=put(self.record, other.record),
             added_delta=put(self.added_delta, other.added_delta),
-        )
+        )  # fmt: skip
 
     def promised(self) -> tuple[str, ...]:
         """What is protected with a finite epsilon that is above 0."""
-        return tuple(what for what, one in self.epsilons.items() if 0 < one < math.inf)
+        return tuple(what for what, epsilon in self.epsilons.items() if 0 < epsilon < math.inf)
 
 
 def bound_of(config: Config, passives: Iterable[str]) -> Charge:
-    """The most that a run of these settings can cost, before anything is sent.
-
-    Args:
-        config: of the run.
-        passives: names of all.
-    """
+    """The most that a run of these settings can cost, before anything is sent."""
     noise = config.method.noise(config)
     # No noise is drawn here, so any key does.
     guard = make_guard(
@@ -136,30 +127,24 @@ def bound_of(config: Config, passives: Iterable[str]) -> Charge:
         mu = math.inf
     private = math.inf if config.dp_sgd is None else config.dp_sgd.epsilon or math.inf
     each = math.inf if noise is None or noise.epsilon is None else noise.epsilon
+    label = min(private, config.labels.epsilon or math.inf)
     return Charge(
-        delta=config.delta,
-        mu=mu,
-        label=min(private, config.labels.epsilon or math.inf),
-        record=private,
+        delta=config.delta, mu=mu, label=label, record=private, added_delta=config.delta,
         passives=dict.fromkeys(passives, each),
-        added_delta=config.delta,
-    )
+    )  # fmt: skip
 
 
 def charge_of(result: RunResult, bound: Charge) -> Charge:
     """What a finished run did cost: its ledgers' figures, where these are below the bound's."""
     spent, told = result.privacy, result.contributions
-    return Charge(
-        delta=bound.delta,
-        mu=min(spent.mu, bound.mu),
-        label=min(spent.epsilon_y, bound.label),
-        record=min(spent.epsilon_model, bound.record),
-        passives={
-            name: float(told[name]["epsilon"]) if name in told else one
-            for name, one in bound.passives.items()
-        },
-        added_delta=bound.added_delta,
-    )
+    passives = {
+        name: float(told[name]["epsilon"]) if name in told else most
+        for name, most in bound.passives.items()
+    }
+    return replace(
+        bound, mu=min(spent.mu, bound.mu), label=min(spent.epsilon_y, bound.label),
+        record=min(spent.epsilon_model, bound.record), passives=passives,
+    )  # fmt: skip
 
 
 class Range(Settings):
@@ -187,10 +172,10 @@ class Range(Settings):
         """What the trial takes, as JSON."""
         if isinstance(self.low, int) and isinstance(self.high, int):
             step = int(self.step) if self.step else 1
-            whole = trial.suggest_int(key, self.low, self.high, step=step, log=self.log)
-            return json.dumps(whole)
-        number = trial.suggest_float(key, self.low, self.high, step=self.step, log=self.log)
-        return json.dumps(number)
+            return json.dumps(trial.suggest_int(key, self.low, self.high, step=step, log=self.log))
+        return json.dumps(
+            trial.suggest_float(key, self.low, self.high, step=self.step, log=self.log)
+        )
 
 
 class Choice(Settings):
@@ -200,7 +185,7 @@ class Choice(Settings):
 
     def draw(self, trial: "BaseTrial", key: str) -> str:
         """What the trial takes, as JSON."""
-        return str(trial.suggest_categorical(key, [json.dumps(one) for one in self.choices]))
+        return str(trial.suggest_categorical(key, [json.dumps(choice) for choice in self.choices]))
 
 
 class SearchSpace(Settings):
@@ -228,34 +213,25 @@ class SearchSpace(Settings):
         return space
 
     def config_of(self, config: Config, trial: "BaseTrial") -> Config:
-        """The trial's settings, on the run's own data.
-
-        Raises:
-            ConfigError: what was drawn is no setting, or does not fit the others.
-        """
-        drawn = [f"{key}={one.draw(trial, key)}" for key, one in self.space.items()]
+        """The trial's settings, on the run's own data; ConfigError where these do not fit."""
+        drawn = [f"{key}={part.draw(trial, key)}" for key, part in self.space.items()]
         return load_config_text(dump_settings(config), source=config.name, overrides=drawn)
 
 
 def load_space(path: Path) -> SearchSpace:
-    """Read the file of a search.
-
-    Raises:
-        ConfigError: no such file, or its settings are wrong.
-    """
+    """Read the file of a search; ConfigError where there is none, or its settings are wrong."""
     return load_settings_text(SearchSpace, read_text(path), source=str(path))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """Attributes:
-    config: of the best trial, on the run's own data.
-    trials: in their order, see `_row`; best: the number of the best.
-    public: name of the public data that trials ran on; None: the run's own.
-    spent: of all trials; total: with the final run, and those that were made of settings that
-        were the best before.
-    final: what that run reached on the test rows, by variant; None: it was not asked for.
-    finals: how many final runs are counted.
+    """What a search found.
+
+    Attributes:
+        config: of the `best` trial, on the run's own data; trials: in their order, see `_row`.
+        public: name of the public data that trials ran on; None: the run's own.
+        spent: of all trials; total: with the final runs, one of each settings that were the best.
+        final: what the final run reached on the test rows; None: not asked for. finals: how many.
     """
 
     config: Config
@@ -273,7 +249,7 @@ class Found:
         finals = "the final run" if self.final else "one run more of the best settings"
         if self.finals > 1:
             finals = f"{self.finals} final runs, one of each of the best settings so far,"
-        charged = sum(one["charge"] is not None for one in self.trials)
+        charged = sum(trial["charge"] is not None for trial in self.trials)
         if self.public is not None:
             said = (
                 f"Trials ran on public data ({self.public}): no row of the parties' was used, and "
@@ -288,8 +264,8 @@ class Found:
         lines = [said]
         for what, total in self.total.epsilons.items():
             trials = self.spent.epsilons.get(what, 0.0)
-            both = (words.epsilon(one) for one in (total, trials))
-            lines.append("Epsilon of {}: {} in all, {} by trials.".format(what, *both))
+            in_all, by_trials = words.epsilon(total), words.epsilon(trials)
+            lines.append(f"Epsilon of {what}: {in_all} in all, {by_trials} by trials.")
         lines.append(
             f"Delta: {self.total.delta:.2g} of representations, {self.total.added_delta:.2g} of "
             "the epsilons that add up."
@@ -302,18 +278,18 @@ class Found:
         columns = (
             Column(name="number", title="trial"),
             Column(name="settings", title="settings",
-                   form=lambda drawn: ", ".join(f"{key} {one}" for key, one in drawn.items())),
+                   form=lambda drawn: ", ".join(f"{key} {value}" for key, value in drawn.items())),
             Column(name="value", title="on labels held back", form=measure.text),
             Column(name="state"),
             Column(name="why"),
             Column(name="became", title="what became of it", keys=()),
             Column(name="epsilons", keys=("charge",)),
         )  # fmt: skip
-        ranked = sorted(self.trials, key=lambda one: -measure.rank(one["value"]))
+        ranked = sorted(self.trials, key=lambda row: -measure.rank(row["value"]))
         return Table(columns, ranked)
 
     def as_json(self) -> dict[str, Any]:
-        trials = sorted(self.table.plain(), key=lambda one: int(one["number"]))
+        trials = sorted(self.table.plain(), key=lambda row: int(row["number"]))
         return {
             "best": self.best, "measure": self.config.measure, "public": self.public,
             "trials": trials, "epsilon_of_trials": self.spent.epsilons,
@@ -351,9 +327,9 @@ def search(
             not installed.
         CheckpointError: the folder's study is of other settings.
     """
-    one = _Search(config, space, folder, share=share, budget=budget)
-    one.go_on(trials, on_done)
-    return one.found(final=final)
+    played = _Search(config, space, folder, share=share, budget=budget)
+    played.go_on(trials, on_done)
+    return played.found(final=final)
 
 
 class _Search:
@@ -383,14 +359,11 @@ class _Search:
             )
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         make_private(folder)
-        settings = self._settings(share)
+        read = [config.data, *([space.public] if space.public else ())]
+        files = sorted({files_digest(data) for data in read} - {""})
+        parts = (dump_settings(config), space.model_dump_json(), share, *files)
+        settings = hashlib.sha256(repr(parts).encode()).hexdigest()
         self._study = _open(folder, settings, higher=self._measure.higher_is_better)
-
-    def _settings(self, share: float) -> str:
-        read = [self._config.data, *([self._space.public] if self._space.public else ())]
-        files = sorted({files_digest(one) for one in read} - {""})
-        parts = (dump_settings(self._config), self._space.model_dump_json(), share, *files)
-        return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def go_on(self, trials: int, on_done: OnDone) -> None:
         from optuna.samplers import TPESampler
@@ -433,10 +406,10 @@ class _Search:
         """What the trial may cost, noted before it begins; None: it is refused."""
         bound, nothing = bound_of(config, self._passives), Charge(delta=config.delta)
         public = self._space.public is not None
-        past = [one["charge"] for one in self._rows() if one["charge"] is not None]
-        past += _charges(self._finals())
+        past = _charged(self._rows()) + _charges(self._finals())
         # A trial that stopped early cost less than the final run of its settings may.
-        bounds = [*self._bounds(), bound]
+        told = [past.user_attrs for past in self._study.get_trials(deepcopy=False)]
+        bounds = [*(Charge(**of[_BOUND]) for of in told if _BOUND in of), bound]
         reserve = reduce(Charge.at_least, bounds)
         spent = _together([*past, nothing if public else bound], nothing)
         over = self._over(spent.and_then(reserve), bounds)
@@ -448,10 +421,6 @@ class _Search:
             trial.set_user_attr(_CHARGE, asdict(bound))
         return bound
 
-    def _bounds(self) -> list[Charge]:
-        told = [one.user_attrs for one in self._study.get_trials(deepcopy=False)]
-        return [Charge(**one[_BOUND]) for one in told if _BOUND in one]
-
     def _finals(self) -> list[dict[str, Any]]:
         """Of each final run that was begun: settings, folder, charge, and its scores or None."""
         return list(self._study.user_attrs.get(_FINALS, ()))
@@ -460,7 +429,7 @@ class _Search:
         """What of the run's promises, or of any of these, would exceed the budget, in words."""
         if self._budget is None:
             return None
-        promised = [what for one in (self._own, *bounds) for what in one.promised()]
+        promised = [what for bound in (self._own, *bounds) for what in bound.promised()]
         for what in dict.fromkeys(promised):
             epsilon = total.epsilons[what]
             if epsilon > self._budget:
@@ -471,26 +440,26 @@ class _Search:
         return None
 
     def _rows(self) -> list[Row]:
-        return [_row(one) for one in self._study.get_trials(deepcopy=False)]
+        return [_row(trial) for trial in self._study.get_trials(deepcopy=False)]
 
     def found(self, *, final: bool) -> Found:
         """The best, its file, and its final run."""
         rows = self._rows()
-        judged = [one for one in rows if one["value"] is not None]
+        judged = [row for row in rows if row["value"] is not None]
         if not judged:
-            why = next((one["why"] for one in rows if one["why"]), "none was asked for")
+            why = next((row["why"] for row in rows if row["why"]), "none was asked for")
             raise ConfigError(f"{self._folder}: no trial of {len(rows)} could be judged: {why}")
-        best = max(judged, key=lambda one: self._measure.rank(one["value"]))["number"]
+        best = max(judged, key=lambda row: self._measure.rank(row["value"]))["number"]
         frozen = self._study.get_trials(deepcopy=False)[best]
         config = self._space.config_of(self._config, frozen)  # it suggests what was drawn
         write_atomically(self._folder / _BEST, dump_settings(config).encode())
         nothing = Charge(delta=config.delta)
-        spent = _together([one["charge"] for one in rows if one["charge"] is not None], nothing)
+        spent = _together(_charged(rows), nothing)
         bound = bound_of(config, self._passives)
         reached = self._final(config, spent, bound) if final else None
         finals = self._finals()
         total = _together(_charges(finals), spent)
-        if not any(one["settings"] == _digest(config) for one in finals):
+        if not any(run["settings"] == _digest(config) for run in finals):
             total = total.and_then(bound)
         found = Found(
             config=config, trials=rows, best=best,
@@ -501,13 +470,12 @@ class _Search:
         return found
 
     def _final(self, config: Config, spent: Charge, bound: Charge) -> Mapping[str, float]:
-        """On all labels; one that was stopped goes on, and one that is finished stands.
+        """On all labels; one that was stopped goes on, one that is finished stands.
 
-        Raises:
-            ConfigError: the budget does not hold it.
+        Raises ConfigError where the budget does not hold it.
         """
         settings, finals = _digest(config), self._finals()
-        own = next((one for one in finals if one["settings"] == settings), None)
+        own = next((run for run in finals if run["settings"] == settings), None)
         if own is None:
             over = self._over(_together([*_charges(finals), bound], spent), [bound])
             if over is not None:
@@ -536,7 +504,11 @@ def _digest(config: Config) -> str:
 
 
 def _charges(finals: Sequence[Mapping[str, Any]]) -> list[Charge]:
-    return [Charge(**one["charge"]) for one in finals]
+    return [Charge(**run["charge"]) for run in finals]
+
+
+def _charged(rows: Sequence[Row]) -> list[Charge]:
+    return [row["charge"] for row in rows if row["charge"] is not None]
 
 
 def _together(charges: Sequence[Charge], nothing: Charge) -> Charge:
@@ -556,7 +528,7 @@ def _row(trial: Any) -> Row:
     why = told.get(_REFUSED, told.get(_WHY, ""))
     charge = Charge(**told[_CHARGE]) if _CHARGE in told else None
     return {
-        "number": trial.number, "settings": {key: str(one) for key, one in trial.params.items()},
+        "number": trial.number, "settings": {key: str(of) for key, of in trial.params.items()},
         "value": trial.value if trial.state.name == "COMPLETE" else None, "state": state,
         "why": why, "became": f"{state}: {why}" if why else state,
         "charge": charge, "epsilons": charge and charge.epsilons,

@@ -29,14 +29,7 @@ _KINDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class SeveralSeeds:
-    """What the runs of one configuration found.
-
-    Attributes:
-        config: of the runs, but for their seeds.
-        folders: of the runs, by seed.
-        reached: the run's measure of its own way of inference, by seed.
-        summary: over the seeds.
-    """
+    """What the runs of one configuration found; `reached`: the run's own measure, by seed."""
 
     config: Config
     folders: dict[int, Path]
@@ -58,8 +51,8 @@ class SeveralSeeds:
         form = {"scale": 100.0, "form": ".2f"} if measure.share else {"form": ".4f"}
         rows = [(f"seed {seed}", measure.text(value)) for seed, value in self.reached.items()]
         rows += [
-            (f"{measure.title}, {name}", one.text(**form) + (" %" if measure.share else ""))
-            for name, one in found.accuracies.items()
+            (f"{measure.title}, {name}", of.text(**form) + (" %" if measure.share else ""))
+            for name, of in found.accuracies.items()
         ]
         if found.gain is not None:
             rows.append(("help", found.gain.sentence))
@@ -92,26 +85,14 @@ def run_seeds(
 ) -> SeveralSeeds:  # fmt: skip
     """Run what is missing under `config.seed` and the seeds after it; write `several.json` of all.
 
-    Args:
-        config: of the run; its `party_seeds` hold.
-        folder: in which each run has a folder; made where missing.
-        seeds: how many.
-        jobs: processes, one thread each.
-        baselines: measure what the active does alone, too; without it there is no gain.
-        on_done: called after each run.
-
-    Raises:
-        CheckpointError: the folder holds runs with other settings.
-        ApfedError, LocalProtocolError, RemoteProtocolError: as `secure_apfed.run`.
+    `config.party_seeds` holds; without `baselines` of what the active does alone there is no gain.
+    Raises CheckpointError where the folder holds runs with other settings, and as a run does.
     """
     point = Point(config=config, folder=folder, party_seeds=config.party_seeds)
     study = Study(points=[point], seeds=range(config.seed, config.seed + seeds))
     table = study.run(jobs=jobs, on_done=on_done, solo=baselines).table
-    found = SeveralSeeds(
-        config=config,
-        folders={trial.seed: trial.path for trial in study.trials},
-        reached={int(str(seed)): float(one) for seed, one in accuracy_of(table).items()},
-        summary=Summary.of(table),
-    )
+    folders = {trial.seed: trial.path for trial in study.trials}
+    reached = {int(str(seed)): float(of) for seed, of in accuracy_of(table).items()}
+    found = SeveralSeeds(config=config, folders=folders, reached=reached, summary=Summary.of(table))
     write_text(folder / "several.json", to_json(found.as_json(), indent=1))
     return found

@@ -55,11 +55,9 @@ LEFT_OUT = (
 
 
 class SoloRecord(Written):
-    """The file: digests of the settings and of the active's own table, the measure, and each
-    baseline's.
-
-    Attributes:
-        labels: "true", or "answered": what a run's label mechanism answered for training rows.
+    """The file: digests of the settings and of the active's own table, the measure, each
+    baseline's, and whether labels are true or what a run's label mechanism answered for training
+    rows.
     """
 
     settings: str
@@ -80,7 +78,7 @@ class SoloRecord(Written):
     @property
     def chosen(self) -> str:
         """By what the best was: without labels there is only what favours it."""
-        if all(one.name in DETECTORS for one in self.baselines):
+        if all(found.name in DETECTORS for found in self.baselines):
             return "by the test rows, in its favour"
         return "by its own labels" if self.labels == "true" else "by the answers for its labels"
 
@@ -99,14 +97,13 @@ class SoloRecord(Written):
 def settings_digest(config: Config) -> str:
     """SHA-256 (hex) of all that solo baselines depend on."""
     of = {
-        "data": config.data.model_dump(mode="json"),
-        "seed": config.seed,
+        "data": config.data.model_dump(mode="json"), "seed": config.seed,
         "model": config.model.model_dump(mode="json"),
         # No baseline weighs classes, or takes another loss.
         "train": config.train.model_dump(mode="json", exclude={"class_weights", "loss"}),
         **({} if config.measure == ACCURACY.name else {"measure": config.measure}),
         **({"labels": config.labels.model_dump(mode="json")} if config.labels_are_private else {}),
-    }
+    }  # fmt: skip
     return hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()
 
 
@@ -145,13 +142,8 @@ def keep_solo(config: Config, path: Path, *, data: VerticalData | None = None) -
 def beside_run(config: Config, folder: Path, trained: OwnData | None) -> SoloRecord | None:
     """The baselines of a finished run, of the very rows and labels that it trained on.
 
-    Args:
-        config: of the run.
-        folder: its folder, where they are written.
-        trained: see `RunResult`; None: only what was written is read.
-
-    Returns:
-        None where nobody measured them, and under DP-SGD (`LEFT_OUT`).
+    `trained` is that of its `RunResult`; None: only what was written is read. None where nobody
+    measured them, and under DP-SGD (`LEFT_OUT`).
     """
     path = RunFolder(folder).solo
     if config.dp_sgd is not None:
@@ -204,14 +196,9 @@ def _classes(config: Config, own: OwnData) -> list[BaselineResult]:
     assert table.labels is not None
     labelled = torch.isin(rows, own.labelled_rows).nonzero().flatten()
     task = SoloTask.of(
-        table.features[rows],
-        labelled,
-        table.labels[rows[labelled]],
-        classes=len(own.classes),
-        seed=config.seed,
-        model=config.model,
-        train=config.train,
-    )
+        table.features[rows], labelled, table.labels[rows[labelled]], classes=len(own.classes),
+        seed=config.seed, model=config.model, train=config.train,
+    )  # fmt: skip
     return compare(
         task, table.features[own.test_rows], table.labels[own.test_rows],
         baselines=BASELINES, measure=MEASURES[config.measure],
@@ -229,11 +216,7 @@ def taught_alone(config: Config, data: VerticalData) -> Student:
 
 
 def read_solo(config: Config, path: Path) -> SoloRecord:
-    """Read what `keep_solo` wrote.
-
-    Raises:
-        CheckpointError: the file is of other data or settings, or none of ours.
-    """
+    """What `keep_solo` wrote; CheckpointError: of other data or settings, or none of ours."""
     record = read_json(path, SoloRecord)
     if record.settings != settings_digest(config):
         raise CheckpointError(

@@ -11,7 +11,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from importlib.resources import files
 from itertools import pairwise
@@ -40,8 +40,8 @@ from secure_apfed.settings.privacy import LabelSettings
 from secure_apfed.solo.kept import fits_kept_by
 
 __all__ = [
-    "MASKED", "STUDENT", "Failure", "Figures", "OnDone", "Point", "Results", "Study", "Trial",
-    "absent", "base_config", "centralise", "figures_of", "finish", "results_of", "rows_of",
+    "MASKED", "STUDENT", "Failure", "Figures", "Line", "OnDone", "Point", "Results", "Study",
+    "Trial", "absent", "base_config", "centralise", "figures_of", "finish", "results_of", "rows_of",
     "solo_figures",
 ]  # fmt: skip
 
@@ -73,20 +73,43 @@ def base_config(name: str) -> Config:
     return load_config_text(text, source=f"{name}.yaml")
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Line:
+    """How the runs of one line of a study's table differ from those of the others.
+
+    Attributes:
+        key: for names of files; label: for people.
+        settings: whole sections in place of the usual ones.
+        said: what the table says of it; centralised: whether all features are in one table.
+    """
+
+    key: str
+    label: str
+    settings: Mapping[str, Any]
+    said: Mapping[str, Any] = field(default_factory=dict)
+    centralised: bool = False
+
+    @property
+    def method(self) -> str:
+        method = self.settings["method"]
+        return str(method["name"] if isinstance(method, Mapping) else method)
+
+    def of(self, usual: Mapping[str, Any], **own: Any) -> Config:
+        return Config.model_validate({**usual, **self.settings, **own})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Point:
     """One setting of a study: what seeds are averaged over.
 
     Attributes:
-        config: of its runs, but for their seeds; its name is the point's.
-        folder: where the runs' folders lie, or their files of figures.
+        config: of its runs, but for their seeds; its name is the point's. folder: of the runs.
         figures_only: no attacks follow, and of each run one small file is kept.
-        alone: whose network and training the solo baselines are measured with, where it is not
-            `config`: points that share it share them.
+        alone: whose network and training the solo baselines are measured with, if not of `config`.
         centralised: all features in one table at the active, of which figures are kept: as a run
             folder it would look like a run of the active alone.
-        party_seeds: of its runs, in place of what `config` says: a study compares, and whoever
-            repeats it finds the same.
+        party_seeds: of its runs, whatever `config` says: who repeats a study finds the same.
+        line: what the study calls a point of; its own to read.
     """
 
     config: Config
@@ -95,6 +118,7 @@ class Point:
     alone: Config | None = None
     centralised: bool = False
     party_seeds: PartySeeds = "shared_for_comparison"
+    line: Any = None
 
     @property
     def name(self) -> str:
@@ -114,23 +138,16 @@ class Point:
         began, data = time.monotonic(), self.data(config.seed)
         result = run(config, None, data=data)
         aligned = result.recording.alignment.get(data.active.name, ())
+        spent = result.contributions.items()
         return Outcome(
-            method=result.method,
-            accuracy=result.accuracy,
-            measure=result.measure,
-            measures=result.measures,
-            wire_bytes=result.wire_bytes,
+            method=result.method, accuracy=result.accuracy, measure=result.measure,
+            measures=result.measures, wire_bytes=result.wire_bytes,
             privacy=Privacy.model_validate(asdict(result.privacy)),
-            seconds=time.monotonic() - began,
-            aligned_rows=len(aligned),
-            train_rows=len(data.train_rows),
-            labelled_rows=len(data.labelled_rows),
+            seconds=time.monotonic() - began, aligned_rows=len(aligned),
+            train_rows=len(data.train_rows), labelled_rows=len(data.labelled_rows),
             test_rows=len(data.test_rows),
-            contributions={
-                name: Contributions.model_validate(told)
-                for name, told in result.contributions.items()
-            },
-        )
+            contributions={name: Contributions.model_validate(told) for name, told in spent},
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -171,11 +188,7 @@ class Trial:
         return hashlib.sha256(settings.encode()).hexdigest()
 
     def refuse_another_run(self) -> None:
-        """Raise where something lies in this run's place that these settings did not start.
-
-        Raises:
-            CheckpointError: it does.
-        """
+        """Raise CheckpointError where what lies in its place was started by other settings."""
         if self.keeps_figures:
             if self.path.exists():
                 _read_figures(self)
@@ -191,9 +204,7 @@ class Trial:
 def finish(trial: Trial) -> FinishedRun:
     """Run and attack, on one thread, what the folder does not show to be done, and read it.
 
-    Raises:
-        CheckpointError: the folder is a link, or what lies there has other settings.
-        ApfedError: as `secure_apfed.run`.
+    Raises CheckpointError where the folder is a link or holds other settings, and as a run does.
     """
     torch.set_num_threads(1)
     if not trial.keeps_figures:
@@ -205,7 +216,10 @@ def finish(trial: Trial) -> FinishedRun:
         warnings.simplefilter("ignore", UnsafeChoiceWarning)
         if trial.keeps_figures:
             if not trial.path.exists():
-                _keep_figures(trial)
+                outcome = trial.point.played(trial.config)
+                kept = _KeptFigures(settings=trial.settings, outcome=outcome)
+                trial.point.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                write_atomically(trial.path, to_json(kept.model_dump(exclude_unset=True)).encode())
             return _read_figures(trial)
         recording = None
         if not RunFolder(trial.path).result.exists():
@@ -237,13 +251,6 @@ class _KeptFigures(Written):
 
     settings: str
     outcome: Outcome
-
-
-def _keep_figures(trial: Trial) -> None:
-    outcome = trial.point.played(trial.config)
-    kept = _KeptFigures(settings=trial.settings, outcome=outcome)
-    trial.point.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_atomically(trial.path, to_json(kept.model_dump(exclude_unset=True)).encode())
 
 
 def _read_figures(trial: Trial) -> FinishedRun:
@@ -285,18 +292,12 @@ def _attempt(trial: Trial, *, keep_going: bool) -> tuple[str, FinishedRun | Fail
         return trial.name, Failure(point=trial.point.name, trial=trial.name, message=message)
 
 
-def _beside(found: FinishedRun | Failure, trial: Trial) -> FinishedRun | Failure:
-    if isinstance(found, Failure) or found.solo is not None:
-        return found
-    return replace(found, solo=_solo(trial))
-
-
 def figures_of(run: FinishedRun) -> Figures:
     """The run's measure of each way of inference and solo baseline, and each attack that applied.
 
-    target: "task", "solo" or that of the attack; baseline: of a solo baseline the measure on
-    held-out labels; name: the way of inference, the method's own first, or
-    the attack's setting; metric, score: what it reached in what; baseline, advantage: of an attack.
+    target: "task", "solo" or that of the attack; name: the way of inference, the method's own
+    first, the baseline or the attack's setting; metric, score; baseline: of a solo baseline the
+    measure on held-out labels, of an attack what it gains `advantage` over.
     """
     for name, reached in run.outcome.scores.items():
         yield {"target": "task", "name": name, "metric": run.outcome.measure, "score": reached}
@@ -314,22 +315,17 @@ def figures_of(run: FinishedRun) -> Figures:
 
 def solo_figures(record: SoloRecord) -> Figures:
     """Of every solo baseline; see `figures_of`."""
-    for one in record.baselines:
-        yield {
-            "target": "solo", "name": one.name, "metric": record.measure, "score": one.test,
-            "baseline": one.validation,
-        }  # fmt: skip
+    for of in record.baselines:
+        found = {"name": of.name, "metric": record.measure, "score": of.test}
+        yield {"target": "solo", **found, "baseline": of.validation}
 
 
 @dataclass(frozen=True)
 class Results:
-    """What a study found.
+    """A row of `table` for each figure of each run, seed by seed, and runs that are not in it.
 
-    Attributes:
-        table: a row for each figure of each run, seed by seed. Columns: point and seed; those of
-            `figures_of`; epsilon_x, epsilon_y, releases and wire_bytes of the run; shared: see
-            `shared_share`.
-        failures: runs that are not in it.
+    Columns: point and seed; those of `figures_of`; epsilon_x, epsilon_y, releases and wire_bytes of
+    the run; shared: see `shared_share`.
     """
 
     table: pd.DataFrame
@@ -356,7 +352,7 @@ def results_of(
             "epsilon_y": privacy.epsilon_y, "releases": privacy.releases or 0,
             "wire_bytes": found.outcome.wire_bytes,
             # What a person costs the passive that spent most; inf where no passive adds noise.
-            "epsilon_passives": max((one.epsilon for one in passives), default=math.inf),
+            "epsilon_passives": max((of.epsilon for of in passives), default=math.inf),
             "shared": _shared(trial.config.data, found.outcome),
         }  # fmt: skip
         rows += [{**of_run, **figure} for figure in figures(found)]
@@ -387,22 +383,14 @@ class Study:
         keep_going: bool = False, figures: Callable[[FinishedRun], Figures] = figures_of,
         solo: bool = False,
     ) -> Results:  # fmt: skip
-        """Run what is missing, and read all of it.
+        """Run what is missing, in `jobs` processes with one thread each, and read `figures` of all.
 
-        Args:
-            jobs: processes; each uses one thread.
-            on_done: called after each trial.
-            keep_going: a trial that ends with an error meant for people becomes a failure;
-                otherwise it ends the study.
-            figures: what to read of each run.
-            solo: measure, too, what the active would do alone, once for all runs on the same data.
-
-        Raises:
-            CheckpointError: a trial's place holds a run with other settings.
-            ApfedError, LocalProtocolError, RemoteProtocolError: as `secure_apfed.run`.
+        With `keep_going` a trial that ends with an error meant for people becomes a failure, else
+        it ends the study, as another's run in a trial's place does. With `solo` it is measured,
+        too, what the active would do alone, once for all runs on the same data.
         """
         trials = self.trials
-        files = {solo_file(one.alone, one.point.folder): one.alone for one in trials if solo}
+        files = {solo_file(of.alone, of.point.folder): of.alone for of in trials if solo}
         found: dict[str, FinishedRun | Failure] = {}
         finished = Parallel(n_jobs=jobs, return_as="generator_unordered")([
             *(delayed(_keep_alone)(of, path) for path, of in files.items()),
@@ -412,22 +400,24 @@ class Study:
             if done is not None:
                 found.update([done])
                 on_done(len(found), len(trials))
-        # Some of these may have been measured after the runs that they stand beside.
-        beside = [(trial, _beside(found[trial.name], trial)) for trial in trials]
-        return results_of(beside, figures=figures)
+        # Some baselines may have been measured after the runs that they stand beside.
+        for trial in trials:
+            ran = found[trial.name]
+            if isinstance(ran, FinishedRun) and ran.solo is None:
+                found[trial.name] = replace(ran, solo=_solo(trial))
+        return results_of(((trial, found[trial.name]) for trial in trials), figures=figures)
 
 
 def centralise(data: VerticalData) -> VerticalData:
     """Give the active everybody's features of its own people; no passive is left.
 
-    Raises:
-        DataError: a passive does not know all people of the active, or views do not fit.
+    Raises DataError where a passive does not know all of them, or views do not fit.
     """
     tables = [data.active, *(_in_order(table, data.active.ids) for table in data.passives)]
     encodings = [table.encoding for table in tables]
-    if all(isinstance(one, ImageEncoding) for one in encodings):
+    if all(isinstance(encoding, ImageEncoding) for encoding in encodings):
         active = _stacked(tables)
-    elif all(isinstance(one, ColumnEncoding) for one in encodings):
+    elif all(isinstance(encoding, ColumnEncoding) for encoding in encodings):
         active = _joined(tables)
     else:
         raise DataError("images and tables of columns do not make one table")
@@ -452,7 +442,7 @@ def rows_of(table: PartyTable, rows: Sequence[int]) -> PartyTable:
 
 def _stacked(tables: Sequence[PartyTable]) -> PartyTable:
     """Strips from the top of the image to its bottom."""
-    strips = [(one.encoding, one) for one in tables if isinstance(one.encoding, ImageEncoding)]
+    strips = [(of.encoding, of) for of in tables if isinstance(of.encoding, ImageEncoding)]
     strips.sort(key=lambda strip: strip[0].first_row)
     for (above, _), (below, _) in pairwise(strips):
         if above.end_row != below.first_row:
@@ -465,12 +455,7 @@ def _stacked(tables: Sequence[PartyTable]) -> PartyTable:
 
 def _joined(tables: Sequence[PartyTable]) -> PartyTable:
     """Columns side by side."""
-    columns = [
-        column
-        for table in tables
-        if isinstance(table.encoding, ColumnEncoding)
-        for column in table.encoding.columns
-    ]
-    encoding = ColumnEncoding(columns=tuple(columns))
+    parts = [table.encoding for table in tables if isinstance(table.encoding, ColumnEncoding)]
+    encoding = ColumnEncoding(columns=tuple(column for part in parts for column in part.columns))
     features = torch.cat([table.features for table in tables], dim=1)
     return PartyTable(tables[0].name, tables[0].ids, features, None, encoding)

@@ -28,17 +28,11 @@ _CONFIDENCE = 0.95
 def shared_share(data: DataSettings | None, *, train: int, labelled: int, test: int) -> float:
     """How alike two seeds' figures are, at least, since one table of people is split again: 0 to 1.
 
-    The correlation that Nadeau and Bengio (2003, Inference for the generalization error, section
-    3) give re-splits is the share of test rows. It is of training on all others; here it is
-    multiplied by the share of these that has a label, since small labelled samples of two seeds
-    have few people in common. Where a set has its own test rows, seeds draw no others, and the
-    interval speaks of these rows alone: 0.
-
-    Args:
-        data: of the runs; None: test rows were drawn again whatever the set has.
-        train: rows, with a label or without.
-        labelled: those with one.
-        test: rows.
+    The correlation that Nadeau and Bengio (2003, Inference for the generalization error, section 3)
+    give re-splits is the share of test rows. It is of training on all others; here it is multiplied
+    by the share of these that has a label, since small labelled samples of two seeds have few
+    people in common. Where a set has its own test rows, seeds draw no others, and the interval
+    speaks of these rows alone: 0; without `data` test rows were drawn again.
     """
     if data and data.dataset in DATASETS and DATASETS[data.dataset].split:
         return 0.0
@@ -67,11 +61,8 @@ class Interval:
 
         The variance of a mean of J figures that correlate by rho is 1 / J + rho / (1 - rho) times
         that which they show. Student's intervals over ten splits of one table hold the truth in
-        about 77 of 100 cases, these in 97; of few labelled rows both in about 93.
-
-        Args:
-            values: at least one; paired differences, where runs are compared.
-            shared: see `shared_share`.
+        about 77 of 100 cases, these in 97; of few labelled rows both in about 93. Values are paired
+        differences, where runs are compared.
         """
         mean = float(np.mean(values))
         if len(values) < 2:
@@ -110,13 +101,9 @@ class Leakage:
     """The attack by one adversary that gained most on one target, averaged over the seeds.
 
     Chosen by means, not per seed: the highest figure of each single run would be above 0 where
-    there is nothing. Over the seeds to which it applies: one run without it must not hide it.
-
-    Attributes:
-        attack: its setting: name, knowledge, adversary; metric: what it is measured in.
-        advantage: over the best baseline with the same knowledge.
-        score, baseline: the metric itself, means.
-        missing: such as "4 of 5 seeds" where it did not apply to all; else empty.
+    there is nothing. Over the seeds to which it applies: one run without it must not hide it;
+    `missing` says so, as "4 of 5 seeds". `advantage` is over the best baseline with the same
+    knowledge, `score` and `baseline` are means of the metric itself.
     """
 
     target: str
@@ -133,14 +120,11 @@ class Leakage:
         worst = attacks.groupby("name", sort=False)["advantage"].mean().idxmax()
         rows = attacks[attacks["name"] == worst]
         return cls(
-            target=target,
-            attack=str(worst),
-            metric=str(rows["metric"].iloc[0]),
+            target=target, attack=str(worst), metric=str(rows["metric"].iloc[0]),
             advantage=Interval.of(rows["advantage"].tolist(), shared=_shared(rows)),
-            score=float(rows["score"].mean()),
-            baseline=float(rows["baseline"].mean()),
+            score=float(rows["score"].mean()), baseline=float(rows["baseline"].mean()),
             missing="" if len(rows) == seeds else f"{len(rows)} of {seeds} seeds",
-        )
+        )  # fmt: skip
 
     @property
     def name(self) -> str:
@@ -161,10 +145,9 @@ class Gain:
     Attributes:
         baseline: the one that held-out labels of the active choose, by their mean over the seeds.
         measure: that both are judged by; where lower is better, a gain is what it fell by.
-        solo, reached: means, of it and of the run.
-        over_chosen: the gain over it.
-        hindsight: the baseline with the best mean on the test rows, which nobody could choose.
-        over_hindsight: the gain over that one, which is never above the other by its mean.
+        solo, reached: means, of it and of the run; over_chosen: the gain over it.
+        hindsight: the baseline with the best mean on the test rows, which nobody could choose;
+            over_hindsight: the gain over that one, never above the other by its mean.
         shared: of the intervals; see `shared_share`.
         control: mean of the same run without help, where one was made; over_control: the gain over
             it, which is what others' messages were worth.
@@ -195,20 +178,17 @@ class Gain:
         best = str((sign * tests.mean()).idxmax())
         reached, shared = accuracy_of(rows), _shared(rows)
         without = None if control is None else accuracy_of(control)
+
+        def over(other: "pd.Series[float]") -> Interval:
+            return Interval.of((sign * (reached - other)).tolist(), shared=shared)
+
         return cls(
-            baseline=chosen,
-            shared=shared,
-            solo=float(tests[chosen].mean()),
-            reached=float(reached.mean()),
-            measure=measure.name,
-            over_chosen=Interval.of((sign * (reached - tests[chosen])).tolist(), shared=shared),
-            hindsight=best,
-            over_hindsight=Interval.of((sign * (reached - tests[best])).tolist(), shared=shared),
+            baseline=chosen, shared=shared, solo=float(tests[chosen].mean()),
+            reached=float(reached.mean()), measure=measure.name, over_chosen=over(tests[chosen]),
+            hindsight=best, over_hindsight=over(tests[best]),
             control=None if without is None else float(without.mean()),
-            over_control=None
-            if without is None
-            else Interval.of((sign * (reached - without)).tolist(), shared=shared),
-        )
+            over_control=None if without is None else over(without),
+        )  # fmt: skip
 
     def text(self, gain: Interval) -> str:
         """A gain with its unit: points of a share, else of the measure as it is."""
@@ -235,12 +215,10 @@ class Summary:
     """One point over its seeds.
 
     Attributes:
-        seeds: how many.
         accuracies: on the test rows, by way of inference, the method's own first.
         epsilon_x, epsilon_y: the largest over the seeds; inf: nothing is promised.
         epsilon_passives: what a person costs the passive that spent most; inf without noise there.
-        releases: T, the most releases of one row.
-        wire_bytes: mean.
+        releases: T, the most releases of one row; wire_bytes: mean.
         leakage: by target; a target that no attack applied to is absent.
         gain: over the best solo baseline; None where none was measured.
     """
@@ -273,23 +251,19 @@ class Summary:
         by_target = {str(target): found for target, found in rows.groupby("target", sort=False)}
         tasks = by_target.pop("task").groupby("name", sort=False)["score"]
         by_target.pop("solo", None)
+        accuracies = {
+            str(name): Interval.of(scores.tolist(), shared=_shared(rows)) for name, scores in tasks
+        }
+        leakage = {
+            target: Leakage.of(attacks, target=target, seeds=len(runs))
+            for target, attacks in by_target.items()
+        }
         return cls(
-            seeds=len(runs),
-            accuracies={
-                str(name): Interval.of(scores.tolist(), shared=_shared(rows))
-                for name, scores in tasks
-            },
-            epsilon_x=float(runs["epsilon_x"].max()),
-            epsilon_y=float(runs["epsilon_y"].max()),
-            releases=int(runs["releases"].max()),
-            wire_bytes=float(runs["wire_bytes"].mean()),
-            gain=Gain.of(rows),
+            seeds=len(runs), accuracies=accuracies, leakage=leakage, gain=Gain.of(rows),
+            epsilon_x=float(runs["epsilon_x"].max()), epsilon_y=float(runs["epsilon_y"].max()),
             epsilon_passives=float(runs["epsilon_passives"].max()),
-            leakage={
-                target: Leakage.of(attacks, target=target, seeds=len(runs))
-                for target, attacks in by_target.items()
-            },
-        )
+            releases=int(runs["releases"].max()), wire_bytes=float(runs["wire_bytes"].mean()),
+        )  # fmt: skip
 
 
 def accuracy_of(rows: pd.DataFrame) -> "pd.Series[float]":
@@ -305,14 +279,10 @@ def _shared(rows: pd.DataFrame) -> float:
 def holm(intervals: Sequence[Interval | None], seeds: int) -> list[float]:
     """P-values of all that one table compares over so many seeds, adjusted for their number.
 
-    Args:
-        intervals: of differences; None: this line compares nothing.
-        seeds: runs of each line.
-
-    Returns:
-        One for each (Holm 1979); NaN where nothing was compared, or one seed was run.
+    One for each interval of differences (Holm 1979); NaN where nothing was compared (None), or one
+    seed was run.
     """
-    found = [math.nan if one is None else one.p_value(seeds) for one in intervals]
+    found = [math.nan if of is None else of.p_value(seeds) for of in intervals]
     order = sorted((at for at, p in enumerate(found) if not math.isnan(p)), key=found.__getitem__)
     adjusted, worst = [math.nan] * len(found), 0.0
     for done, at in enumerate(order):

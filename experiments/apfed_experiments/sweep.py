@@ -7,16 +7,15 @@ changed. A stopped sweep goes on where it was; `secure-apfed plan` reads what it
 import math
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
 
-from apfed_experiments.columns import EPSILON, Column, Table, within, write_text
+from apfed_experiments.columns import EPSILON, Column, Table, stored, within, write_text
 from apfed_experiments.drawing import OTHER, Picture, add_gain_axis, draw_line, drawing
 from apfed_experiments.report.page import Part, write_comparison
-from apfed_experiments.study import OnDone, Point, Results, Study, base_config
+from apfed_experiments.study import Line, OnDone, Point, Results, Study, base_config
 from apfed_experiments.summary import Interval, Row, Summary, accuracy_of
 from secure_apfed.config import Config
 from secure_apfed.data.catalogue import view_count
@@ -25,8 +24,8 @@ from secure_apfed.methods import method_settings
 from secure_apfed.settings.privacy import GuardSettings, LabelSettings
 
 __all__ = [
-    "COLUMNS", "CONFIGS", "EPSILONS", "LINES", "READING", "Line", "SweepPoint", "draw", "points_of",
-    "run_sweep", "summarise",
+    "COLUMNS", "CONFIGS", "EPSILONS", "LINES", "READING", "draw", "points_of", "run_sweep",
+    "summarise",
 ]  # fmt: skip
 
 READING = (
@@ -50,126 +49,85 @@ COLUMNS = (
 _UNPROTECTED = {"apfed_c": "plain", "single_view": "single"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """One way of protecting, at several strengths or at none.
-
-    Attributes:
-        key: for files; label: for people.
-        method: a key of METHODS.
-        guard, labels: the mechanism that takes the sweep's epsilons; "none" where it has none.
-        centralised: all features in one table.
-    """
-
-    key: str
-    label: str
-    method: str
-    guard: str = "none"
-    labels: str = "none"
-    centralised: bool = False
-
-    @property
-    def swept(self) -> bool:
-        """Whether the line has a point for each epsilon, or one for all."""
-        return self.guard != "none" or self.labels != "none"
-
-    def of(self, base: Config, epsilon: float) -> Config:
-        changes: dict[str, Any] = {
-            "name": f"{base.name}-{self.key}-{epsilon:g}".replace("+", ""),
-            "method": method_settings(self.method),
-            "guard": GuardSettings.model_validate(
-                # Noise that the seed repeats: the sweep must be repeatable, nobody is protected.
-                {"mechanism": self.guard, "clip": base.guard.clip,
-                 "noise": "reproducible_insecure"}
-                | ({"epsilon": epsilon} if self.guard != "none" else {})
-            ),
-            "labels": LabelSettings.model_validate(
-                {"mechanism": self.labels}
-                | ({"epsilon": epsilon} if self.labels != "none" else {})
-            ),
-        }  # fmt: skip
-        return base.model_copy(update=changes)
-
-
 LINES: tuple[Line, ...] = (
-    Line(key="single", label="SingleVL", method="single_view"),
-    Line(
-        key="centralised", label="centralised, all features", method="single_view", centralised=True
-    ),
-    Line(key="plain", label="APFed-C, no protection", method="apfed_c"),
-    Line(key="fresh", label="APFed-C, fresh noise", method="apfed_c", guard="gaussian"),
-    Line(key="frozen", label="APFed-C, frozen noise", method="apfed_c", guard="frozen_gaussian"),
-    Line(
-        key="response", label="APFed-C, label DP (randomised response)", method="apfed_c",
-        labels="randomised_response",
-    ),
-    Line(key="stages", label="APFed-C, label DP (LP-MST)", method="apfed_c", labels="lp_mst"),
-    Line(
-        key="single-response", label="SingleVL, label DP (randomised response)",
-        method="single_view", labels="randomised_response",
-    ),
+    Line(key="single", label="SingleVL", settings={"method": "single_view"}),
+    Line(key="centralised", label="centralised, all features", settings={"method": "single_view"},
+         centralised=True),
+    Line(key="plain", label="APFed-C, no protection", settings={"method": "apfed_c"}),
+    Line(key="fresh", label="APFed-C, fresh noise",
+         settings={"method": "apfed_c", "guard": "gaussian"}),
+    Line(key="frozen", label="APFed-C, frozen noise",
+         settings={"method": "apfed_c", "guard": "frozen_gaussian"}),
+    Line(key="response", label="APFed-C, label DP (randomised response)",
+         settings={"method": "apfed_c", "labels": "randomised_response"}),
+    Line(key="stages", label="APFed-C, label DP (LP-MST)",
+         settings={"method": "apfed_c", "labels": "lp_mst"}),
+    Line(key="single-response", label="SingleVL, label DP (randomised response)",
+         settings={"method": "single_view", "labels": "randomised_response"}),
 )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class SweepPoint(Point):
-    """One line at one epsilon.
-
-    Attributes:
-        epsilon: asked for: epsilon_x where a guard takes it, epsilon_y where a label mechanism
-            does; infinite where nothing protects.
-    """
-
-    line: Line
-    epsilon: float
+def _swept(line: Line) -> bool:
+    """Whether the line has a mechanism, and a point for each epsilon, or one for all."""
+    return len(line.settings) > 1
 
 
-def points_of(
-    base: Config, folder: Path, *, epsilons: Sequence[float] = EPSILONS
-) -> list[SweepPoint]:
+def _config(line: Line, base: Config, epsilon: float) -> Config:
+    def mechanism(section: str) -> dict[str, Any]:
+        name = line.settings.get(section, "none")
+        return {"mechanism": name} | ({} if name == "none" else {"epsilon": epsilon})
+
+    # Noise that the seed repeats: the sweep must be repeatable, nobody is protected.
+    guard = {"clip": base.guard.clip, "noise": "reproducible_insecure", **mechanism("guard")}
+    return base.model_copy(update={
+        "name": f"{base.name}-{line.key}-{epsilon:g}".replace("+", ""),
+        "method": method_settings(line.method),
+        "guard": GuardSettings.model_validate(guard),
+        "labels": LabelSettings.model_validate(mechanism("labels")),
+    })  # fmt: skip
+
+
+def points_of(base: Config, folder: Path, *, epsilons: Sequence[float] = EPSILONS) -> list[Point]:
     """All points of one data set in the order of lines and epsilons; figures alone are kept."""
     return [
-        SweepPoint(
-            config=line.of(base, epsilon), folder=folder, figures_only=True, alone=base,
-            centralised=line.centralised, line=line, epsilon=epsilon,
-        )
+        Point(config=_config(line, base, epsilon), folder=folder, figures_only=True, alone=base,
+              centralised=line.centralised, line=line)
         for line in LINES
-        for epsilon in (sorted(epsilons) if line.swept else (math.inf,))
+        for epsilon in (sorted(epsilons) if _swept(line) else (math.inf,))
     ]  # fmt: skip
 
 
-def summarise(points: Sequence[SweepPoint], results: Results) -> list[Row]:
+def summarise(points: Sequence[Point], results: Results) -> list[Row]:
     """The points of one data set, each beside the same method without protection.
 
     `loss`: accuracy of the same method without protection minus this, seed by seed.
     """
     accuracies = {point.name: accuracy_of(results.of(point)) for point in points}
     unprotected = {
-        point.line.key: accuracies[point.name] for point in points if not point.line.swept
+        point.line.key: accuracies[point.name] for point in points if not _swept(point.line)
     }
     rows: list[Row] = []
     for point in points:
         line, summary = point.line, Summary.of(results.of(point))
         lost = unprotected[_UNPROTECTED[line.method]] - accuracies[point.name]
         loss = Interval.of(lost.tolist(), shared=float(results.of(point)["shared"].max()))
-        if line.swept:
-            guarded = line.guard != "none"
+        guard, labels = (line.settings.get(part, "none") for part in ("guard", "labels"))
+        asked = point.config.guard.epsilon, point.config.labels.epsilon
+        if _swept(line):
+            guarded = guard != "none"
             protects = "released rows (epsilon_x)" if guarded else "training labels (epsilon_y)"
         else:
             protects = "nothing is sent" if summary.releases == 0 else "nothing"
         rows.append({
-            "label": line.label, "method": line.method, "guard": line.guard,
-            "labels": line.labels, "epsilon": point.epsilon, "releases": summary.releases,
+            "label": line.label, "method": line.method, "guard": guard, "labels": labels,
+            "epsilon": asked[0] or asked[1] or math.inf, "releases": summary.releases,
             "accuracy": summary.accuracy, "loss": loss, "protects": protects,
-            "lost": loss if line.swept else None, "line": line, "gain": summary.gain,
+            "lost": loss if _swept(line) else None, "line": line, "gain": summary.gain,
         })  # fmt: skip
     return rows
 
 
-_STORED = tuple(
-    Column(name=name)
-    for name in ("label", "method", "guard", "labels", "epsilon", "releases", "accuracy", "loss")
-)
+_STORED = stored("label", "method", "guard", "labels", "epsilon", "releases", "accuracy", "loss")
 
 
 def _title(base: Config, seeds: Sequence[int]) -> str:
@@ -199,14 +157,7 @@ def run_sweep(
 ) -> list[Table]:  # fmt: skip
     """Run every point that is missing, then write what all of them say.
 
-    Args:
-        folder: of the sweep; made where missing.
-        seeds: one run of each point for each.
-        jobs: processes; each uses one thread.
-        configs: names of shipped configurations.
-        store: file of the summary that `secure-apfed plan` reads, or None.
-        figures: folder to copy the pictures to, or None.
-        on_done: called after each run.
+    `store` gets the summary that `secure-apfed plan` reads, `figures` copies of the pictures.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     parts = [(base, points_of(base, folder / base.name)) for base in map(base_config, configs)]
@@ -224,13 +175,13 @@ def run_sweep(
             figures.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, figures / path.name)
     write_comparison(folder, title="Accuracy against epsilon", reading=READING, parts=shown)
-    summary = {
+    summary: dict[str, Any] = {
         "format": 1,
         "command": f"secure-apfed study sweep --seeds {len(seeds)}",
-        "sweeps": [
-            _stored(base, seeds, table.rows) for (base, _), table in zip(parts, tables, strict=True)
-        ],
     }
+    summary["sweeps"] = [
+        _stored(base, seeds, table.rows) for (base, _), table in zip(parts, tables, strict=True)
+    ]
     write_text(folder / "summary.json", to_json(summary, indent=1) + "\n")
     if store is not None:
         shutil.copy(folder / "summary.json", store)
@@ -264,7 +215,7 @@ def draw(path: Path, table: Table) -> Picture:
     """Accuracy over epsilon, and lines that bound what one may hope for, of one data set."""
     rows, title = table.rows, table.title
     lines = {key: [row for row in rows if row["line"].key == key] for key in (*_LOOKS, *_FLAT)}
-    epsilons = sorted({row["epsilon"] for row in rows if row["line"].swept})
+    epsilons = sorted({row["epsilon"] for row in rows if _swept(row["line"])})
     with drawing(path, (8.0, 5.6)) as figure:
         axes = figure.subplots()
         for key, (colour, style) in _FLAT.items():

@@ -2,10 +2,10 @@
 
 `secure-apfed study tasks`: R2 on scikit-learn's diabetes with 60 and with all labels, and AUC on
 digits, of whose ten classes each is left out of training once. What the active does alone is
-measured on the same rows, and help is compared with it by seed.
+measured on the same rows, and help is compared with it by seed. Runs that are done are not run
+again.
 """
 
-import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,17 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from joblib import Parallel, delayed
 
 from apfed_experiments.columns import P_HOLM, Column, Table, adjust, within, write_tables
-from apfed_experiments.solo import SoloRecord, keep_solo
-from apfed_experiments.study import MASKED, STUDENT
-from apfed_experiments.summary import Interval, Row, shared_share_of
-from apfed_protocols.errors import UnsafeChoiceWarning
+from apfed_experiments.solo import SoloRecord, read_solo, solo_file
+from apfed_experiments.study import MASKED, STUDENT, Line, OnDone, Point, Results, Study
+from apfed_experiments.summary import Interval, Row, accuracy_of
 from secure_apfed.config import Config
-from secure_apfed.data import find_dataset, load_data
+from secure_apfed.data import find_dataset
 from secure_apfed.errors import NarrowBatchWarning
-from secure_apfed.runs.run import run
+from secure_apfed.runs.outcome import Outcome
 
 __all__ = ["CASES", "Case", "compare_tasks"]
 
@@ -49,84 +47,103 @@ _ANOMALY: Mapping[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One table.
-
-    Attributes:
-        key: for files; title: for people; task: of its runs.
-        data: of each of its runs, over which a seed's figure is the mean.
-        lines: by label, the settings of a method; without passives first.
+    """One table: title, task, the data of each of its runs, over which a seed's figure is the mean,
+    and lines, the one without passives first.
     """
 
     key: str
     title: str
     task: str
     data: tuple[Mapping[str, Any], ...]
-    lines: Mapping[str, Mapping[str, Any]]
+    lines: tuple[Line, ...]
 
-    def config(self, label: str, data: Mapping[str, Any], seed: int) -> Config:
-        return Config.model_validate({
-            "name": self.key, "seed": seed, "party_seeds": "shared_for_comparison",
-            "task": self.task, "data": data, "guard": {"mechanism": "none"},
-            "transcript": {"keep": "none"}, **self.lines[label],
+    def config(self, line: Line, at: int) -> Config:
+        return line.of({
+            "name": f"{self.key}-{line.key}" + (f"-{at}" if len(self.data) > 1 else ""),
+            "task": self.task, "data": self.data[at], "guard": {"mechanism": "none"},
+            "transcript": {"keep": "none"},
         })  # fmt: skip
 
+    def points(self, line: Line, folder: Path) -> list[Point]:
+        return [
+            _Quiet(config=self.config(line, at), folder=folder, figures_only=True,
+                   alone=self.config(self.lines[0], at))
+            for at in range(len(self.data))
+        ]  # fmt: skip
 
-def _diabetes(labelled: int | None) -> Case:
-    number = "all 331" if labelled is None else labelled
-    return Case(
-        key=f"diabetes-{labelled or 'all'}", title=f"Diabetes, {number} labels", task="regression",
-        data=({"dataset": "diabetes", "labelled": labelled},),
-        lines={
-            "SingleVL": {"method": "single_view", **_REGRESSION},
-            "APFed-R, masked sum": {"method": "apfed_r", **_REGRESSION, **MASKED},
-            "Votes, masked sum": {
-                "method": {"name": "votes", "prior": "labeller", "labeller": "ridge"}, **STUDENT,
-                **MASKED,
-            },
-        },
+
+class _Quiet(Point):
+    """The first batches of an autoencoder point in one direction, as its biases do; it trains alone
+    on these.
+    """
+
+    def played(self, config: Config) -> Outcome:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NarrowBatchWarning)
+            return super().played(config)
+
+
+def _lines(settings: Mapping[str, Any], *helped: str) -> tuple[Line, ...]:
+    return (
+        Line(key="single", label="SingleVL", settings={"method": "single_view", **settings}),
+        *(Line(key=method, label=f"APFed-{method[-1].upper()}, masked sum",
+               settings={"method": method, **settings, **MASKED}) for method in helped),
     )  # fmt: skip
 
 
+_VOTES = Line(
+    key="votes", label="Votes, masked sum",
+    settings={"method": {"name": "votes", "prior": "labeller", "labeller": "ridge"}, **STUDENT,
+              **MASKED},
+)  # fmt: skip
 CASES: tuple[Case, ...] = (
-    _diabetes(60),
-    _diabetes(None),
+    *(
+        Case(key=f"diabetes-{labelled or 'all'}", title=f"Diabetes, {number} labels",
+             task="regression", data=({"dataset": "diabetes", "labelled": labelled},),
+             lines=(*_lines(_REGRESSION, "apfed_r"), _VOTES))
+        for labelled, number in ((60, "60"), (None, "all 331"))
+    ),
     Case(
         key="digits-left-out", title="Digits, each class left out of training once",
-        task="anomaly",
-        data=tuple(
-            {"dataset": "digits", "views": 4, "anomaly": one}
-            for one in find_dataset("digits").classes
-        ),
-        lines={
-            "SingleVL": {"method": "single_view", **_ANOMALY},
-            "APFed-R, masked sum": {"method": "apfed_r", **_ANOMALY, **MASKED},
-            "APFed-C, masked sum": {"method": "apfed_c", **_ANOMALY, **MASKED},
-        },
+        task="anomaly", lines=_lines(_ANOMALY, "apfed_r", "apfed_c"),
+        data=tuple({"dataset": "digits", "views": 4, "anomaly": left_out}
+                   for left_out in find_dataset("digits").classes),
     ),
 )  # fmt: skip
 
 
 def compare_tasks(
-    folder: Path, *, seeds: Sequence[int], jobs: int = 1, cases: Sequence[Case] = CASES
-) -> list[Table]:
-    """Run every line and the solo baselines of each case for each seed; return and write rows."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tables = [Table(COLUMNS, _rows(case, seeds, jobs), case.title) for case in cases]
+    folder: Path, *, seeds: Sequence[int], jobs: int = 1, cases: Sequence[Case] = CASES,
+    on_done: OnDone = lambda done, total: None,
+) -> list[Table]:  # fmt: skip
+    """Run what is missing of each case; return and write rows.
+
+    Raises CheckpointError where the folder holds runs with other settings.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    points = {
+        (case.key, line.key): case.points(line, folder) for case in cases for line in case.lines
+    }
+    study = Study(points=[point for of_line in points.values() for point in of_line], seeds=seeds)
+    results = study.run(jobs=jobs, on_done=on_done, solo=True)
+    tables = []
+    for case in cases:
+        of_case = {line.label: points[case.key, line.key] for line in case.lines}
+        tables.append(Table(COLUMNS, _rows(case, of_case, results, seeds), case.title))
     adjust([row for table in tables for row in table.rows], len(seeds))
     write_tables(folder / "tasks", tables, seeds=len(seeds))
     return tables
 
 
-def _rows(case: Case, seeds: Sequence[int], jobs: int) -> list[Row]:
+def _rows(
+    case: Case, points: Mapping[str, Sequence[Point]], results: Results, seeds: Sequence[int]
+) -> list[Row]:
     """What the active does alone has no gain."""
-    asked = [(label, data, seed) for seed in seeds for data in case.data for label in case.lines]
-    reached = Parallel(jobs)(delayed(_reached)(case, *one) for one in asked)
-    solo = Parallel(jobs)(delayed(_alone)(case, data, seed) for seed in seeds for data in case.data)
-    first = next(iter(case.lines))
-    settings = case.config(first, case.data[0], seeds[0]).data
-    shared = shared_share_of(settings, load_data(settings, seed=seeds[0]))
-    measure = solo[0].judged_by
-    best = _by_seed([one.best.test for one in solo], seeds)
+    first, *helped = points
+    solo = [[_record(point, seed) for point in points[first]] for seed in seeds]
+    shared = float(results.of(points[first][0])["shared"].max())
+    measure = solo[0][0].judged_by
+    best = _means([[record.best.test for record in of_seed] for of_seed in solo])
 
     def row(model: str, values: Sequence[float], gain: Sequence[float] | None = None) -> Row:
         return {
@@ -136,33 +153,27 @@ def _rows(case: Case, seeds: Sequence[int], jobs: int) -> list[Row]:
         }  # fmt: skip
 
     rows = []
-    for title in dict.fromkeys(found.title for found in solo[0].baselines):
-        of_all = [one.test for found in solo for one in found.baselines if one.title == title]
-        rows.append(row(f"{title}, alone", _by_seed(of_all, seeds)))
-    rows.append(row(f"best alone, {solo[0].chosen}", best))
-    for label in case.lines:
-        of_line = [value for value, one in zip(reached, asked, strict=True) if one[0] == label]
-        found, gain = _by_seed(of_line, seeds), None
-        if label != first:
-            gain = [measure.gain(one, other) for one, other in zip(found, best, strict=True)]
-        rows.append(row(label, found, gain))
+    for title in dict.fromkeys(found.title for found in solo[0][0].baselines):
+        tests = [
+            [found.test for record in of_seed for found in record.baselines if found.title == title]
+            for of_seed in solo
+        ]
+        rows.append(row(f"{title}, alone", _means(tests)))
+    rows.append(row(f"best alone, {solo[0][0].chosen}", best))
+    for label, of_line in points.items():
+        by_data = [accuracy_of(results.of(point)).tolist() for point in of_line]
+        reached, gain = _means(list(zip(*by_data, strict=True))), None
+        if label in helped:
+            gain = [measure.gain(ours, alone) for ours, alone in zip(reached, best, strict=True)]
+        rows.append(row(label, reached, gain))
     return rows
 
 
-def _by_seed(values: Sequence[float], seeds: Sequence[int]) -> list[float]:
+def _record(point: Point, seed: int) -> SoloRecord:
+    alone = point.trial(seed).alone
+    return read_solo(alone, solo_file(alone, point.folder))
+
+
+def _means(by_seed: Sequence[Sequence[float]]) -> list[float]:
     """The mean over a seed's data."""
-    return [float(one) for one in np.asarray(values).reshape(len(seeds), -1).mean(axis=1)]
-
-
-def _reached(case: Case, label: str, data: Mapping[str, Any], seed: int) -> float:
-    with warnings.catch_warnings():
-        # Plain sums are unsafe by name, and the first batches of an autoencoder point in one
-        # direction, as its biases do; it trains alone on these.
-        for kind in (UnsafeChoiceWarning, NarrowBatchWarning):
-            warnings.simplefilter("ignore", kind)
-        return next(iter(run(case.config(label, data, seed), None).scores.values()))
-
-
-def _alone(case: Case, data: Mapping[str, Any], seed: int) -> SoloRecord:
-    with tempfile.TemporaryDirectory() as folder:
-        return keep_solo(case.config(next(iter(case.lines)), data, seed), Path(folder, "solo.json"))
+    return [float(mean) for mean in np.array(by_seed).mean(axis=1)]

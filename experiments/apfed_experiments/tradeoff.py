@@ -23,7 +23,7 @@ from matplotlib.text import Text
 from pydantic import Field, field_validator, model_validator
 
 from apfed_attacks.run import expand
-from apfed_experiments.columns import P_HOLM, Column, Table, adjust, within, write_text
+from apfed_experiments.columns import P_HOLM, Column, Table, adjust, stored, within, write_text
 from apfed_experiments.drawing import ATTACK, COLOURS, OTHER, Picture, drawing
 from apfed_experiments.report import write_report
 from apfed_experiments.report.page import write_page
@@ -140,11 +140,8 @@ class TradeOff(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class DefencePoint(Point):
-    """One defence at one strength.
-
-    Attributes:
-        strength: the knob's value in words; empty without a knob.
-        reference: drawn as a line, takes no part in the comparison.
+    """One defence at one strength: the knob's value in words, or empty; a `reference` is drawn as a
+    line, and takes no part in the comparison.
     """
 
     defence: str
@@ -158,10 +155,9 @@ class DefencePoint(Point):
 
 
 def load_tradeoff(path: Path) -> TradeOff:
-    """Read a study; its base becomes the text of the YAML that it names.
+    """Read a study, whose base becomes the text of the YAML that it names.
 
-    Raises:
-        ConfigError: a file that cannot be read, or a setting that is wrong.
+    Raises ConfigError: a file that cannot be read, or a setting that is wrong.
     """
     study = load_settings_text(TradeOff, read_text(path), source=str(path))
     beside = path.parent / study.base
@@ -176,10 +172,9 @@ def load_tradeoff(path: Path) -> TradeOff:
 
 
 def tradeoff_of(config: Config) -> TradeOff:
-    """Return the study that a run's settings ask for, of that run.
+    """The study that a run's settings ask for, of that run.
 
-    Raises:
-        ConfigError: a setting that is wrong, or a name or a base, which are the run's.
+    Raises ConfigError: a setting that is wrong, or a name or a base, which are the run's.
     """
     if own := {"name", "base"} & set(config.tradeoff):
         raise ConfigError(f"tradeoff.{min(own)}: the study of a run has the run's; leave it out")
@@ -190,10 +185,9 @@ def tradeoff_of(config: Config) -> TradeOff:
 
 
 def points_of(tradeoff: TradeOff, folder: Path) -> list[DefencePoint]:
-    """Return every point, references first; all configs and attacks are checked here.
+    """Every point, references first; all configs and attacks are checked here.
 
-    Raises:
-        ConfigError: a change that no run accepts, an unknown attack, or two points alike.
+    Raises ConfigError: a change that no run accepts, an unknown attack, or two points alike.
     """
     every = list(_points(tradeoff, folder))
     past: dict[str, str] = {}
@@ -256,14 +250,10 @@ def _config(tradeoff: TradeOff, label: str, changes: Mapping[str, Any]) -> Confi
 def dcs(*, attack: float, ideal: float, accuracy: float, undefended: float) -> float:
     """Defence capability score, one-sided: 1 / (1 + sqrt((1 - b) dAP^2 + b dMP^2)), b = BETA.
 
-    Args:
-        attack: the attack's score under this defence, AP; negative ones (R^2) count as 0.
-        ideal: the score AP* that a perfect defence would leave: 0 in VFLAIR's code
-            (`dcs_vflair`), the best same-knowledge baseline in ours (`dcs_baseline`).
-        accuracy: of the task, MP.
-        undefended: the same without a defence, MP*.
-
-    Only a leak above the ideal and a loss of accuracy count (Zou et al., 2023, VFLAIR).
+    `attack` is its score under this defence, AP (negative R^2 count as 0), `ideal` the AP* that a
+    perfect defence would leave: 0 in VFLAIR's code (`dcs_vflair`), the best same-knowledge baseline
+    in ours (`dcs_baseline`); `accuracy` is MP, `undefended` MP*. Only a leak above the ideal and a
+    loss of accuracy count (Zou et al., 2023, VFLAIR).
     """
     leak = max(0.0, max(attack, 0.0) - max(ideal, 0.0))
     loss = max(0.0, undefended - accuracy)
@@ -275,11 +265,10 @@ def row_of(point: DefencePoint, summary: Summary, undefended: Interval) -> Row:
     scores: dict[str, float | None] = {"dcs_vflair": None, "dcs_baseline": None}
     if summary.leakage and not point.reference:
         for name in scores:
+            reached = {"accuracy": summary.accuracy.mean, "undefended": undefended.mean}
             scores[name] = min(
-                dcs(
-                    attack=leak.score, ideal=0.0 if name == "dcs_vflair" else leak.baseline,
-                    accuracy=summary.accuracy.mean, undefended=undefended.mean,
-                )
+                dcs(attack=leak.score, ideal=leak.baseline if name == "dcs_baseline" else 0.0,
+                    **reached)
                 for leak in summary.leakage.values()
             )  # fmt: skip
     return {
@@ -303,13 +292,10 @@ def on_the_front(rows: Iterable[Row], target: str) -> list[Row]:
     return front
 
 
-_STORED = tuple(
-    Column(name=name)
-    for name in (
-        "defence", "strength", "undefended", "reference", "seeds", "accuracy", "gain", "p_holm",
-        "epsilon_x", "epsilon_y", "epsilon_passives", "releases", "leakage", "dcs_vflair",
-        "dcs_baseline",
-    )
+_STORED = stored(
+    "defence", "strength", "undefended", "reference", "seeds", "accuracy", "gain", "p_holm",
+    "epsilon_x", "epsilon_y", "epsilon_passives", "releases", "leakage", "dcs_vflair",
+    "dcs_baseline",
 )  # fmt: skip
 
 
@@ -331,10 +317,8 @@ _DCS = _shown("dcs_baseline", "dcs_baseline", within(".3f"))
 
 @dataclass(frozen=True)
 class Board:
-    """All points of a finished study, references first, the others by `dcs_baseline`.
-
-    Attributes:
-        failures: trials that ended with an error; their points are left out.
+    """All points of a finished study, references first, the others by `dcs_baseline`; points of
+    trials that failed are left out.
     """
 
     rows: Sequence[Row]
@@ -418,9 +402,17 @@ def draw(figure: Figure, board: Board, target: str) -> list[Text]:
     figure.set_size_inches(_WIDTH_INCHES, _PLOT_INCHES + _LINE_INCHES * lines)
     axes = figure.subplots()
     numbers = _draw_points(axes, shown, target)
-    _draw_front(axes, on_the_front(shown, target), target)
+    front = on_the_front(shown, target)
+    if len(front) > 1:
+        axes.plot(
+            [row["leakage"][target].advantage.mean for row in front],
+            [100 * row["accuracy"].mean for row in front],
+            color=ATTACK, linewidth=1, alpha=0.6, zorder=1, label="Pareto front",
+        )  # fmt: skip
     _draw_references(axes, references)
-    _draw_alone(axes, shown)
+    if shown and (gain := shown[0]["gain"]):  # what lies below it was no help
+        label = f"best solo model ({gain.baseline})"
+        axes.axhline(100 * gain.solo, color=COLOURS[0], linewidth=1.3, linestyle=":", label=label)
     metric = next(iter(shown))["leakage"][target].metric.replace("_", " ")
     axes.axvline(0, color=OTHER, linewidth=1)
     axes.set(
@@ -462,27 +454,6 @@ def _draw_points(axes: Axes, shown: Sequence[Row], target: str) -> list[Text]:
     return numbers
 
 
-def _draw_front(axes: Axes, front: Sequence[Row], target: str) -> None:
-    if len(front) < 2:
-        return
-    axes.plot(
-        [row["leakage"][target].advantage.mean for row in front],
-        [100 * row["accuracy"].mean for row in front],
-        color=ATTACK, linewidth=1, alpha=0.6, zorder=1, label="Pareto front",
-    )  # fmt: skip
-
-
-def _draw_alone(axes: Axes, shown: Sequence[Row]) -> None:
-    """The best that the active does without anybody: what lies below it was no help."""
-    gain = shown[0]["gain"] if shown else None
-    if gain is None:
-        return
-    axes.axhline(
-        100 * gain.solo, color=COLOURS[0], linewidth=1.3, linestyle=":",
-        label=f"best solo model ({gain.baseline})",
-    )  # fmt: skip
-
-
 def _draw_references(axes: Axes, references: Sequence[Row]) -> None:
     """Lines within the points' range; one far above or below would flatten the picture."""
     axes.margins(0.14)
@@ -494,10 +465,7 @@ def _draw_references(axes: Axes, references: Sequence[Row]) -> None:
             place = "above" if percent > high else "below"
             axes.plot([], [], " ", label=f"{place}: {row['defence']}, {percent:.1f} %")
             continue
-        axes.axhline(
-            percent, color=OTHER, linewidth=1.3, linestyle=style,
-            label=row["defence"],
-        )  # fmt: skip
+        axes.axhline(percent, color=OTHER, linewidth=1.3, linestyle=style, label=row["defence"])
 
 
 class TradeOffError(ApfedError):
@@ -505,30 +473,19 @@ class TradeOffError(ApfedError):
 
 
 def run_tradeoff(
-    tradeoff: TradeOff,
-    folder: Path,
-    *,
-    jobs: int = 1,
-    backend: Literal["loky", "ray"] = "loky",
+    tradeoff: TradeOff, folder: Path, *, jobs: int = 1, backend: Literal["loky", "ray"] = "loky",
     on_done: OnDone = lambda done, total: None,
-) -> Board:
+) -> Board:  # fmt: skip
     """Run what is missing, and write the leaderboard, the pictures and the page.
 
-    Every trial is a run folder of its own below `folder`; finished ones are not run again. A
-    trial that ends with an error is named in the board's failures, and its point left out.
-
-    Args:
-        tradeoff: as `load_tradeoff` returns it.
-        folder: of the study; made where missing.
-        jobs: processes, each with one thread.
-        backend: "loky" starts processes here; "ray" gives trials to a Ray cluster, the nodes of
-            which share this file system.
-        on_done: called with trials done and in all.
+    Every trial is a run folder of its own below `folder`; finished ones are not run again. A trial
+    that ends with an error is named in the board's failures, and its point left out. `backend`
+    "ray" gives trials to a Ray cluster, the nodes of which share this file system.
 
     Raises:
         ConfigError: a defence that no run accepts, or Ray is not installed.
-        CheckpointError: the folder holds something else, or a trial's has other settings;
-            nothing was run.
+        CheckpointError: the folder holds something else, or a trial's has other settings; nothing
+            was run.
         TradeOffError: the undefended point failed, with which all others are compared.
     """
     points = points_of(tradeoff, folder)
@@ -546,17 +503,12 @@ def run_tradeoff(
     write_text(folder / "points.json", to_json(table.plain(), indent=2))
     deltas = {row["point"].config.delta for row in board.rows}
     at_delta = f"ε_x holds at delta {', '.join(f'{delta:g}' for delta in sorted(deltas))}."
+    reports = [(point.label, f"{point.trial(0).name}/report.html") for point in reported]
     write_page(
-        folder,
-        "tradeoff.html.jinja",
+        folder, "tradeoff.html.jinja", title=f"Trade-off {tradeoff.name}", header=table.header,
         pictures=[_write_picture(board, target, folder) for target in board.targets],
-        title=f"Trade-off {tradeoff.name}",
-        reading=f"{READING} {at_delta}",
-        header=table.header,
-        rows=table.cells,
-        reports=[(point.label, f"{point.trial(0).name}/report.html") for point in reported],
-        failures=board.failures,
-    )
+        reading=f"{READING} {at_delta}", rows=table.cells, reports=reports, failures=board.failures,
+    )  # fmt: skip
     return board
 
 
@@ -578,7 +530,12 @@ def _claim(folder: Path, tradeoff: TradeOff, study: Study) -> None:
     """Make the folder the study's, unless anything in it is not."""
     settings = folder / "study.yaml"
     if settings.is_file():
-        past = _name_in(settings)
+        try:  # whatever else the file says may be of an earlier version
+            past = str(yaml_value(read_text(settings), given=str(settings))["name"])
+        except (ConfigError, TypeError, KeyError):
+            raise CheckpointError(
+                f"{settings} names no study; remove it, and the study goes on"
+            ) from None
         if past != tradeoff.name:
             raise CheckpointError(
                 f"{folder} holds the study {past!r}, this one is {tradeoff.name!r}; choose another "
@@ -592,21 +549,12 @@ def _claim(folder: Path, tradeoff: TradeOff, study: Study) -> None:
     write_text(settings, dump_settings(tradeoff))
 
 
-def _name_in(file: Path) -> str:
-    """The study's name; whatever else the file says may be of an earlier version."""
-    try:
-        return str(yaml_value(read_text(file), given=str(file))["name"])
-    except (ConfigError, TypeError, KeyError):
-        raise CheckpointError(f"{file} names no study; remove it, and the study goes on") from None
-
-
 def _refuse_without_undefended(
     tradeoff: TradeOff, points: Sequence[DefencePoint], results: Results
 ) -> None:
     """Raise where the point failed with which all others are compared."""
     undefended = next(point for point in points if point.undefended)
-    failed = [failure for failure in results.failures if failure.point == undefended.name]
-    if failed:
+    if failed := [failure for failure in results.failures if failure.point == undefended.name]:
         raise TradeOffError(
             f"study {tradeoff.name}: {undefended.label!r}, which the others are compared with, "
             f"failed in {len(failed)} of {tradeoff.seeds} seeds. {failed[0].trial}: "

@@ -80,13 +80,8 @@ _MEASURES = {"loss": 1000.0, "accuracy": 100.0}  # and their scales for people
 
 @dataclass(frozen=True, kw_only=True)
 class Game:
-    """Who plays, and in which orders they enter.
-
-    Attributes:
-        players: passives, at least one more than `minimum`.
-        minimum: contributors below which no sum is opened; at least 1.
-        orders: each a permutation of `players`.
-        exact: whether `orders` are all that there are.
+    """Who plays, at least one passive more than the `minimum` of contributors below which no sum is
+    opened, and in which orders they enter; `exact`: these are all that there are.
     """
 
     players: tuple[str, ...]
@@ -98,21 +93,12 @@ class Game:
     def of(
         cls, players: Sequence[str], *, minimum: int, seed: int, drawn: int | None = None
     ) -> "Game":
-        """All orders of few players, or some drawn ones.
-
-        Args:
-            players: passives.
-            minimum: see the class.
-            seed: of the draw.
-            drawn: orders to draw; None: all up to `EXACT` players, and 32 orders of more.
-        """
+        """All orders of up to `EXACT` players; of more, or if so many are asked for, drawn ones."""
         if drawn is None and len(players) <= EXACT:
             orders = tuple(itertools.permutations(players))
             return cls(players=tuple(players), minimum=minimum, orders=orders, exact=True)
         draw = np.random.default_rng(derive_seed(seed, "orders of passives"))
-        orders = tuple(
-            tuple(str(one) for one in draw.permutation(players)) for _ in range(drawn or 32)
-        )
+        orders = tuple(tuple(map(str, draw.permutation(players))) for _ in range(drawn or 32))
         return cls(players=tuple(players), minimum=minimum, orders=orders, exact=False)
 
     @property
@@ -123,18 +109,17 @@ class Game:
     def coalitions(self) -> tuple[Coalition, ...]:
         """Whose worth is needed, for Shapley values and leave-one-out; smaller ones first."""
         needed = {frozenset[str](), self.everybody}
-        needed |= {one for one in map(self._without, self.players) if len(one) >= self.minimum}
+        needed |= {rest for rest in map(self._without, self.players) if len(rest) >= self.minimum}
         for order in self.orders:
             needed |= {frozenset(order[:size]) for size in range(self.minimum, len(order))}
-        return tuple(sorted(needed, key=lambda one: (len(one), sorted(one))))
+        return tuple(sorted(needed, key=lambda of: (len(of), sorted(of))))
 
     @property
     def never_asked(self) -> tuple[Coalition, ...]:
         """Those that the minimum forbids."""
         sizes = range(1, self.minimum)
-        return tuple(frozenset(one) for size in sizes for one in itertools.combinations(
-            self.players, size
-        ))  # fmt: skip
+        few = (itertools.combinations(self.players, size) for size in sizes)
+        return tuple(map(frozenset, itertools.chain(*few)))
 
     def shapley(self, worth: Mapping[Coalition, float]) -> NDArray[np.float64]:
         """What each player adds in each order, (orders, players); values are means over orders."""
@@ -166,10 +151,9 @@ class Game:
 def players_of(config: Config, active: str, passives: Sequence[str]) -> tuple[tuple[str, ...], int]:
     """Passives that add anything, and the fewest of them whose sum may be opened.
 
-    Raises:
-        ConfigError: the method has no sum or vote of passives beside a model of the active's own;
-            too few passives to tell any apart; or sums of several coalitions would open a
-            passive's votes, which a difference of two sums without noise is.
+    Raises ConfigError where the method has no sum or vote of passives beside a model of the
+    active's own; too few passives to tell any apart; or sums of several coalitions would open a
+    passive's votes, which a difference of two sums without noise is.
     """
     happens, settings = config.method.happens, config.secure_sum
     helps = {"gradients are summed", "passives vote"} & happens
@@ -233,9 +217,8 @@ class Measured(Written):
         settings: digest of all that the figures depend on.
         loss: mean cross-entropy on the labels held back, nats; accuracy: on the same rows.
         wire_bytes: of all links; None: simulated, nothing was sent.
-        epsilon_x, epsilon_y: what the active spent on its features and labels.
-        passives: what a person cost each passive of the coalition; inf without noise.
-        delta: of these epsilons.
+        epsilon_x, epsilon_y: what the active spent; passives: what a person cost each, inf without
+            noise; delta: of these.
     """
 
     settings: str
@@ -255,14 +238,11 @@ class Measured(Written):
 
 @dataclass(frozen=True, kw_only=True)
 class CoalitionRun:
-    """One coalition under one seed.
+    """One coalition under one seed, of rows, weights and what is held back.
 
     Attributes:
-        config: of all runs; folder: of their figures.
-        coalition: passives that take part.
-        seed: of rows, weights and what is held back.
+        config: of all runs; folder: of their figures; data: digest of own tables.
         share: of the active's labelled rows that is held back.
-        data: digest of own tables, see `files_digest`.
         noise: passives whose features are replaced by noise; a check of the measure.
         simulated: whether a run that can be simulated is.
     """
@@ -293,9 +273,7 @@ class CoalitionRun:
 def measure(one: CoalitionRun) -> Measured:
     """Train with this coalition on one thread, unless its figures are kept, and measure.
 
-    Raises:
-        CheckpointError: its place holds something else.
-        ApfedError: as `secure_apfed.run`.
+    Raises CheckpointError where its place holds something else, and as a run does.
     """
     torch.set_num_threads(1)
     if one.path.is_file():
@@ -316,7 +294,12 @@ def measure(one: CoalitionRun) -> Measured:
     rows = data.test_rows
     assert data.active.labels is not None
     assert trained is not None
-    loss, accuracy = _figures(trained, data.active.features[rows], data.active.labels[rows])
+    labels_V = data.active.labels[rows]
+    with torch.no_grad():
+        dtype = next(trained.parameters()).dtype
+        scores_VK = trained(data.active.features[rows].to(dtype)).double()
+    loss = float(F.cross_entropy(scores_VK, labels_V))
+    accuracy = float((scores_VK.argmax(1) == labels_V).double().mean())
     if not math.isfinite(loss):
         raise ConfigError(
             f"training with {', '.join(sorted(one.coalition)) or 'nobody'} under seed {one.seed} "
@@ -332,8 +315,7 @@ def measure(one: CoalitionRun) -> Measured:
 def held_back(data: VerticalData, share: float, *, seed: int) -> VerticalData:
     """Put labelled training rows, drawn by class, in the place of the test rows.
 
-    Raises:
-        ConfigError: too few labels to hold any back.
+    Raises ConfigError where there are too few labels to hold any back.
     """
     assert data.active.labels is not None
     labelled = data.labelled_rows
@@ -353,20 +335,12 @@ def held_back(data: VerticalData, share: float, *, seed: int) -> VerticalData:
     chosen = torch.zeros(len(labelled), dtype=torch.bool)
     chosen[torch.from_numpy(kept)] = True
     back = labelled[~chosen]
-    return replace(
-        data,
-        train_rows=data.train_rows[~torch.isin(data.train_rows, back)],
-        test_rows=back,
-        labelled=labelled[chosen],
-    )
+    train = data.train_rows[~torch.isin(data.train_rows, back)]
+    return replace(data, train_rows=train, test_rows=back, labelled=labelled[chosen])
 
 
 def with_noise(data: VerticalData, names: tuple[str, ...], *, seed: int) -> VerticalData:
-    """Replace these passives' features by normal noise of their own means and deviations.
-
-    Raises:
-        ConfigError: there is no such passive.
-    """
+    """Replace these passives' features by normal noise of their own means and deviations."""
     known = [table.name for table in data.passives]
     if unknown := sorted(set(names) - set(known)):
         raise ConfigError(f"no passive is called {unknown[0]}; there are {', '.join(known)}")
@@ -376,23 +350,19 @@ def with_noise(data: VerticalData, names: tuple[str, ...], *, seed: int) -> Vert
         noise_N = torch.randn(features_N.shape, generator=draw)
         return features_N.mean(0) + features_N.std(0) * noise_N
 
-    passives = tuple(
+    return replace(data, passives=tuple(
         replace(table, features=noisy(table.features, table.name)) if table.name in names else table
         for table in data.passives
-    )
-    return replace(data, passives=passives)
+    ))  # fmt: skip
 
 
 def _config_of(one: CoalitionRun) -> Config:
     """With settings of the coalition's passives alone."""
     config = one.config
-    named = {
-        name: each for name, each in config.passives.items()
-        if name in one.coalition or name == "default"
-    }  # fmt: skip
-    own: dict[str, Any] = {
-        "seed": one.seed, "party_seeds": "shared_for_comparison", "passives": named
-    }  # fmt: skip
+    wanted = {*one.coalition, "default"}
+    named = {name: of for name, of in config.passives.items() if name in wanted}
+    own: dict[str, Any] = {"seed": one.seed, "party_seeds": "shared_for_comparison"}
+    own["passives"] = named
     if config.secure_sum.threshold is not None:  # of all: each coalition asks as many as it has
         threshold = min(config.secure_sum.threshold, max(1, len(one.coalition)))
         own["secure_sum"] = config.secure_sum.model_copy(update={"threshold": threshold})
@@ -446,26 +416,15 @@ def _simulated(config: Config, data: VerticalData) -> nn.Module | None:
     return predictor_of(session.learner.solo())
 
 
-@torch.no_grad()
-def _figures(model: nn.Module, features_V: Tensor, labels_V: Tensor) -> tuple[float, float]:
-    """Mean cross-entropy in nats, and accuracy."""
-    scores_VK = model(features_V.to(next(model.parameters()).dtype)).double()
-    right_V = scores_VK.argmax(1) == labels_V
-    return float(F.cross_entropy(scores_VK, labels_V)), float(right_V.double().mean())
-
-
 @dataclass(frozen=True, kw_only=True)
 class Board:
-    """What a study of contributions found.
+    """What a study of contributions found, one run of each coalition for each seed.
 
     Attributes:
-        config, game: of it; seeds: one run of each coalition for each.
         table: a row of each passive, the most helpful by loss first, and one of all; see `_rows`.
-        gain: of all over the active alone, by measure.
-        worst_gap: the largest difference, over seeds and measures, between that gain and the sum of
-            the Shapley values; rounding alone.
-        wire_bytes: of all coalitions of a seed, mean; None: simulated.
-        runs: of a seed.
+        gain: of all over the active alone, by measure; worst_gap: the largest difference, over
+            seeds and measures, from the sum of the Shapley values; rounding alone.
+        wire_bytes: of all coalitions of a seed, mean; None: simulated. runs: of a seed.
         epsilon_x, epsilon_y: charged to the active, of all coalitions of a seed.
         delta: of every epsilon that is charged, at most.
     """
@@ -502,7 +461,7 @@ class Board:
                 "each seed, which no epsilon counts."
             )
         if never := self.game.never_asked:
-            names = "; ".join(", ".join(sorted(one)) for one in never[:10])
+            names = "; ".join(", ".join(sorted(of)) for of in never[:10])
             more = f" and {len(never) - 10} more" if len(never) > 10 else ""
             told.append(
                 f"Not asked, since sums need {self.game.minimum} passives: {names}{more}. The "
@@ -517,7 +476,7 @@ class Board:
         return {
             "title": self.table.title, "exact": self.game.exact, "minimum": self.game.minimum,
             "seeds": list(self.seeds), "runs": self.runs,
-            "never_asked": [sorted(one) for one in self.game.never_asked],
+            "never_asked": [sorted(of) for of in self.game.never_asked],
             "passives": passives, "gain": plain(self.gain), "worst_gap": self.worst_gap,
             "wire_bytes": self.wire_bytes, "epsilon_x": self.epsilon_x,
             "epsilon_y": self.epsilon_y, "delta": self.delta,
@@ -531,20 +490,10 @@ def measure_passives(
 ) -> Board:  # fmt: skip
     """Run the coalitions that are missing, and write what all of them say.
 
-    Args:
-        config: of the run whose passives are told apart; built-in data or all parties' tables.
-        folder: of the study; made where missing.
-        seeds: each coalition runs once for each.
-        jobs: processes, one thread each.
-        share: of the active's labelled rows that it holds back to measure.
-        drawn: orders to draw for each seed; None: all where there are few passives.
-        noise: passives whose features are replaced by noise, a check of the measure.
-        simulated: whether runs that can be simulated are; their bytes are not counted then.
-        on_done: called after each run.
-
-    Raises:
-        ConfigError: the method, the contract or the data leave nothing to tell apart.
-        ApfedError: as `secure_apfed.run`.
+    `share` of the active's labelled rows is held back to measure; `drawn` are orders for each seed
+    (None: all where there are few passives); the features of `noise` passives are replaced, a check
+    of the measure; where runs are `simulated`, their bytes are not counted. Raises ConfigError
+    where nothing is left to tell apart, and as a run does.
     """
     data = load_data(config.data, seed=seeds[0])
     names, minimum = players_of(config, data.active.name, [table.name for table in data.passives])
@@ -566,7 +515,13 @@ def measure_passives(
         None, train=len(data.train_rows) - back, labelled=labelled - back, test=back
     )
     board = _board(config, games, found, shared=alike)
-    _write(board, folder)
+    write_text(folder / "contributions.json", to_json(board.as_json()))
+    notes = "".join(f"\n{note}\n" for note in board.notes)
+    write_text(folder / "contributions.md", board.table.markdown() + notes)
+    picture = _draw(folder / "contributions.png", board.table)
+    reading = " ".join([READING, *board.notes])
+    part = Part(table=board.table, picture=picture)
+    write_comparison(folder, title="Who helped", reading=reading, parts=[part])
     return board
 
 
@@ -587,23 +542,23 @@ def _board(
         return max(sum(map(spent, of_seed.values())) for of_seed in found.values())
 
     worth = {
-        name: [{of: one.worth(name) for of, one in ran.items()} for ran in found.values()]
+        name: [{of: run.worth(name) for of, run in ran.items()} for ran in found.values()]
         for name in _MEASURES
     }
     added = {
-        name: [games[seed].shapley(one) for seed, one in zip(seeds, of_seeds, strict=True)]
+        name: [games[seed].shapley(of) for seed, of in zip(seeds, of_seeds, strict=True)]
         for name, of_seeds in worth.items()
     }
-    gains = {name: [game.gain(one) for one in of_seeds] for name, of_seeds in worth.items()}
+    gains = {name: list(map(game.gain, of_seeds)) for name, of_seeds in worth.items()}
     gaps = [
         abs(of_seed.sum(1).mean() - gain)
         for name in _MEASURES
         for of_seed, gain in zip(added[name], gains[name], strict=True)
     ]
-    sent = [one.wire_bytes for of_seed in found.values() for one in of_seed.values()]
+    sent = [run.wire_bytes for of_seed in found.values() for run in of_seed.values()]
     gain = {name: Interval.of(of_seeds, shared=shared) for name, of_seeds in gains.items()}
     spent = {
-        name: charged(lambda one: one.passives.get(name, 0.0))  # noqa: B023 - called at once
+        name: charged(lambda run: run.passives.get(name, 0.0))  # noqa: B023 - called at once
         for name in game.players
     }
     rows = _rows(game, worth, added, spent, shared=shared)
@@ -617,8 +572,8 @@ def _board(
         config=config, game=game, seeds=seeds, table=Table(_columns(len(seeds)), rows, title),
         gain=gain, worst_gap=float(max(gaps)),
         wire_bytes=None if None in sent else sum(each or 0 for each in sent) / len(seeds),
-        runs=len(found[seeds[0]]), epsilon_x=charged(lambda one: one.epsilon_x),
-        epsilon_y=charged(lambda one: one.epsilon_y), delta=charged(lambda one: one.delta),
+        runs=len(found[seeds[0]]), epsilon_x=charged(lambda run: run.epsilon_x),
+        epsilon_y=charged(lambda run: run.epsilon_y), delta=charged(lambda run: run.delta),
     )  # fmt: skip
 
 
@@ -636,27 +591,23 @@ def _rows(
 
     def over(of_seeds: _Added, at: int) -> Interval:
         """Over the seeds; of one seed, over its orders, where these were drawn."""
-        orders = [one[:, at] for one in of_seeds]
+        orders = [of_seed[:, at] for of_seed in of_seeds]
         if len(orders) == 1 and not game.exact:
             return Interval.of(orders[0].tolist())
-        return Interval.of([float(one.mean()) for one in orders], shared=shared)
+        return Interval.of([float(of_seed.mean()) for of_seed in orders], shared=shared)
 
     def without(of_seeds: _Worth, passive: str) -> Interval | None:
-        lost = [game.leave_one_out(one)[passive] for one in of_seeds]
-        known = [one for one in lost if one is not None]
+        lost = (game.leave_one_out(of_seed)[passive] for of_seed in of_seeds)
+        known = [difference for difference in lost if difference is not None]
         return Interval.of(known, shared=shared) if known else None
 
-    least = [int(one.mean(0).argmin()) for one in added["loss"]]
-    rows: list[Row] = [
-        {
-            "name": passive,
-            "shapley": {name: over(added[name], at) for name in _MEASURES},
-            "left_out": {name: without(worth[name], passive) for name in _MEASURES},
-            "least": least.count(at),
-            "epsilon": charged[passive],
-        }
-        for at, passive in enumerate(game.players)
-    ]
+    least = [int(of_seed.mean(0).argmin()) for of_seed in added["loss"]]
+    rows: list[Row] = []
+    for at, passive in enumerate(game.players):
+        shapley = {name: over(added[name], at) for name in _MEASURES}
+        left_out = {name: without(worth[name], passive) for name in _MEASURES}
+        row = {"name": passive, "shapley": shapley, "left_out": left_out}
+        rows.append({**row, "least": least.count(at), "epsilon": charged[passive]})
     return sorted(rows, key=lambda row: -float(row["shapley"]["loss"].mean))
 
 
@@ -676,20 +627,9 @@ def _columns(seeds: int) -> list[Column]:
         cell("left_out", "left out, points", "accuracy"),
         Column(name="shapley"),
         Column(name="left_out"),
-        Column(name="least", title="least of all in", form=lambda one: f"{one} of {seeds}"),
+        Column(name="least", title="least of all in", form=lambda times: f"{times} of {seeds}"),
         replace(EPSILON, title="epsilon charged"),
     ]
-
-
-def _write(board: Board, folder: Path) -> None:
-    """The table as JSON and Markdown, the picture, and a page of both."""
-    write_text(folder / "contributions.json", to_json(board.as_json()))
-    notes = "".join(f"\n{note}\n" for note in board.notes)
-    write_text(folder / "contributions.md", board.table.markdown() + notes)
-    picture = _draw(folder / "contributions.png", board.table)
-    reading = " ".join([READING, *board.notes])
-    part = Part(table=board.table, picture=picture)
-    write_comparison(folder, title="Who helped", reading=reading, parts=[part])
 
 
 def _draw(path: Path, table: Table) -> Picture:

@@ -4,17 +4,20 @@ Part of the composition root: `secure_apfed.cli` registers them, nothing else im
 """
 
 import warnings
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from apfed_protocols.errors import UnsafeChoiceWarning
 from secure_apfed import terminal
+from secure_apfed.errors import ConfigError
 from secure_apfed.files import to_json
 
 if TYPE_CHECKING:
-    from apfed_experiments.bench import Measured
+    from apfed_bench.table import Measured
 
 __all__ = ["NAMES", "audit", "bench", "performance"]
 
@@ -45,8 +48,7 @@ def bench(
         raise typer.BadParameter(f"no bench is called {name!r}; there are {there}")
     if name != _ALL and (output is not None or again):
         raise typer.BadParameter("--output and --again are for `bench all`")
-    from apfed_experiments.bench import run_bench, run_benches
-
+    run_bench, run_benches = _benches().run_bench, _benches().run_benches
     warnings.simplefilter("ignore", UnsafeChoiceWarning)  # benches measure unsafe peers too
     failed = False
     found = (
@@ -61,13 +63,28 @@ def bench(
         raise typer.Exit(1)
 
 
-def _show(measured: "Measured", *, as_json: bool) -> None:
-    from apfed_experiments.bench import cells
+def _benches() -> ModuleType:
+    """What runs them, which lies beside the packages of a checkout and in no wheel.
 
+    Raises:
+        ConfigError: this is no checkout.
+    """
+    try:
+        return import_module("apfed_bench.table")
+    except ModuleNotFoundError as error:
+        if error.name not in ("apfed_bench", "apfed_bench.table"):
+            raise
+        raise ConfigError(
+            "benches are not installed with secure-apfed; run them from a checkout of the project, "
+            "after `make setup` or `pip install -e ./protocols -e '.[experiments]'` there"
+        ) from None
+
+
+def _show(measured: "Measured", *, as_json: bool) -> None:
     if as_json:
         typer.echo(to_json(measured))
         return
-    terminal.show_rows(f"bench {measured['bench']}", *cells(measured))
+    terminal.show_rows(f"bench {measured['bench']}", *_benches().cells(measured))
     for row in measured["rows"]:
         if "reason" in row:
             typer.echo(f"{row['case']}: {row['reason']}")
@@ -86,9 +103,7 @@ def performance(
     ),
 ) -> None:
     """Renew the tables of docs/performance.md from what benches measured."""
-    from apfed_experiments.bench import write_performance
-
-    write_performance(page, folder)
+    _benches().write_performance(page, folder)
     typer.echo(page)
 
 

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from apfed_experiments.audit.bounds import epsilon_from, evidence_from
 from apfed_protocols.errors import LocalProtocolError
@@ -11,7 +10,7 @@ from secure_apfed.privacy.accountants import gdp_epsilon
 LEVEL = 0.05
 
 
-@pytest.mark.parametrize("mu", [0.0, 0.5, 1.5, 4.0])
+@pytest.mark.parametrize("mu", [0.0, 1.5, 4.0])
 def test_the_bound_is_below_the_truth_as_often_as_it_says(mu: float) -> None:
     rng = np.random.default_rng(1)
     bounds = [
@@ -34,8 +33,7 @@ def test_choosing_the_threshold_costs_no_soundness() -> None:
     assert sum(proved) <= 27
 
 
-@pytest.mark.parametrize("epsilon", [0.0, 1.0, 3.0])
-@pytest.mark.parametrize("world_1_first", [False, True])
+@pytest.mark.parametrize(("epsilon", "world_1_first"), [(0.0, True), (1.0, False), (3.0, True)])
 def test_the_bound_on_epsilon_holds_as_often_as_it_says(
     epsilon: float, world_1_first: bool
 ) -> None:
@@ -69,18 +67,11 @@ def test_worlds_that_never_meet_prove_much_and_equal_ones_nothing() -> None:
     assert evidence_from(high, low, level=LEVEL).mu_low == 0
 
 
-@pytest.mark.parametrize(
-    ("scores_0", "scores_1", "level"),
-    [
-        (np.zeros(59), np.zeros(59), 0.05),
-        (np.zeros(100), np.zeros(99), 0.05),
-        (np.zeros(100), np.full(100, np.nan), 0.05),
-        (np.full(100, np.inf), np.zeros(100), 0.05),
-        (np.zeros(100), np.zeros(100), 0.0),
-    ],
-)
-def test_scores_that_prove_nothing_are_refused(
-    scores_0: NDArray[np.float64], scores_1: NDArray[np.float64], level: float
-) -> None:
-    with pytest.raises(LocalProtocolError, match="expected"):
-        evidence_from(scores_0, scores_1, level=level)
+def test_scores_that_prove_nothing_are_refused() -> None:
+    zeros = np.zeros(100)
+    for scores_0, scores_1, level in (
+        (zeros[:59], zeros[:59], 0.05), (zeros, zeros[:99], 0.05), (zeros, zeros, 0.0),
+        (zeros, np.full(100, np.nan), 0.05), (np.full(100, np.inf), zeros, 0.05),
+    ):  # fmt: skip
+        with pytest.raises(LocalProtocolError, match="expected"):
+            evidence_from(scores_0, scores_1, level=level)

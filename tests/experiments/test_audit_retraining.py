@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from apfed_experiments.audit import CaseResult, play_case, run_audit
+from apfed_experiments.audit import play_case, run_audit
 from apfed_experiments.audit.bounds import evidence_from
 from apfed_experiments.audit.retraining import (
     CASES,
@@ -96,13 +96,9 @@ def test_private_training_stays_under_its_claims_and_the_attack_is_a_real_one() 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bug", [RowAfterTheClip, NoClip])
-def test_planted_bugs_are_caught(bug: type[Retrainings]) -> None:
-    assert bound_of(bug) > MU
-
-
-@pytest.mark.slow
-def test_two_thirds_of_the_noise_are_caught() -> None:
+def test_planted_bugs_are_caught() -> None:
+    assert bound_of(RowAfterTheClip) > MU
+    assert bound_of(NoClip) > MU
     assert bound_of(TooLittleNoise, replaced=False) > MU_LABEL
 
 
@@ -115,21 +111,14 @@ def parties(task: Task) -> tuple[LoneActive, ApfedPassive, SumCombiner]:
                            "maximum_norm": 2.0},
     }  # fmt: skip
     roles = {"active": "active", "p": "passive", "aggregator": "aggregator"}
-    agreed = Contract.model_validate(
-        {
-            "session": "s",
-            "settings": {},
-            "passives": {"p": terms},
-            "participants": [
-                {"name": name, "role": role, "identity": "00" * 32, "public_key": "00" * 32}
-                for name, role in roles.items()
-            ],
-            "secure_sum": {},
-            "minimum_batch": 2,
-            "epochs": 9,
-            "batch_size": rows,
-        }
-    )
+    participants = [
+        {"name": name, "role": role, "identity": "00" * 32, "public_key": "00" * 32}
+        for name, role in roles.items()
+    ]
+    agreed = Contract.model_validate({
+        "session": "s", "settings": {}, "passives": {"p": terms}, "participants": participants,
+        "secure_sum": {}, "minimum_batch": 2, "epochs": 9, "batch_size": rows,
+    })  # fmt: skip
     sums = PlainSum(
         SumAgreement(session="s", receiver="active", combiner="aggregator", contributors=("p",),
                      clip_norm=SHORT.row_clip, allow_single=True),
@@ -206,9 +195,7 @@ def test_the_worlds_differ_in_the_record_alone() -> None:
     steps: list[Step] = []
     runs.play(steps.append)
     moved = (steps[0].clean[2:] - steps[0].clean[:2]).norm(dim=2).mean(0)
-    assert [at for at, far in enumerate(moved.tolist()) if far > 0] == (
-        [steps[0].at] if steps[0].at >= 0 else []
-    )
+    assert moved.nonzero().flatten().tolist() == ([steps[0].at] if steps[0].at >= 0 else [])
     assert sum(step.at >= 0 for step in steps) == 1
     with_record = next(step for step in steps if step.at >= 0)
     (z_0, sum_0), (z_1, sum_1) = with_record.worlds
@@ -237,9 +224,8 @@ def test_a_case_counts_every_retraining_once(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("apfed_experiments.audit._TOGETHER", 100)
     monkeypatch.setattr("apfed_experiments.audit.task_of", lambda case: task_of(case, epochs=1))
     result = play_case(EVERYTHING, retrainings=250, seed=0, level=LEVEL, device=torch.device("cpu"))
-    assert isinstance(result, CaseResult)
     # Three parts of 82 or 83, of which each has two worlds of the same size.
-    assert result.retrainings == 246
-    assert len(set(result.scores_0.tolist())) == len(result.scores_0) == 123
+    assert result.found["retrainings"] == 246
+    assert len(set(result.scores[0].tolist())) == len(result.scores[0]) == 123
     assert not result.exceeded
     assert "stays under the claim for one record" in result.sentence()

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from apfed_experiments.audit.bounds import Result
 from apfed_experiments.audit.retraining import DELTA
 from apfed_experiments.audit.votes import (
     VOTE_CASES,
     NoisySum,
     TwoTables,
-    VoteResult,
     labelled_person,
     one_answer,
     one_vote_in_a_moment,
@@ -33,7 +33,7 @@ Floats = NDArray[np.float64]
 LEVEL = 0.005
 
 
-def audited(name: str, **planted: Any) -> VoteResult:
+def audited(name: str, **planted: Any) -> Result:
     """One case, or the same claim with something planted in what is played."""
     case = replace(VOTE_CASES[name], **planted)
     # Labelling takes a millisecond a run; what is answered for at once takes nothing.
@@ -46,7 +46,7 @@ def test_each_claim_stands_or_falls_as_expected(name: str) -> None:
     result = audited(name)
     assert result.exceeded == result.case.exceeded
     # The attack is a real one: where it proves nothing, it would catch no bug either.
-    assert result.epsilon_low > 0.2 * result.case.claim
+    assert result.found["epsilon_low"] > 0.2 * result.case.claim
     assert ("EXCEEDS" in result.sentence()) == result.exceeded
     assert result.as_json()["expected"] == result.exceeded
 
@@ -58,7 +58,7 @@ def test_each_claim_stands_or_falls_after_many_runs(name: str) -> None:
     case = VOTE_CASES[name]
     result = play_vote_case(case, runs=20_000, seed=11, level=LEVEL)
     assert result.exceeded == case.exceeded
-    assert result.epsilon_low > 0.35 * case.claim
+    assert result.found["epsilon_low"] > 0.35 * case.claim
 
 
 class KeepsTooOften(VoteResponse):

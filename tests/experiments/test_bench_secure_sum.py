@@ -5,9 +5,10 @@ import importlib.util
 import numpy as np
 import pytest
 
-from apfed_experiments.bench import rows as base
-from apfed_experiments.bench import run_bench, secure_sum
-from apfed_experiments.bench.secure_sum import PackedPaillier, why_no_paillier
+from apfed_bench import rows as base
+from apfed_bench import secure_sum
+from apfed_bench.secure_sum import PackedPaillier, why_no_paillier
+from apfed_bench.table import run_bench
 from apfed_protocols.errors import LocalProtocolError
 
 

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from apfed_experiments.bench import run_bench
-from apfed_experiments.bench.footprint import (
+from apfed_bench.footprint import (
     apc_vfl_bytes,
     split_nn_backward_bytes,
     split_nn_forward_bytes,
     vfedtrans_bytes,
 )
+from apfed_bench.table import run_bench
 
 
 @pytest.mark.parametrize(

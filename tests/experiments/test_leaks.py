@@ -10,23 +10,18 @@ import pytest
 import torch
 
 from apfed_attacks.live.runs import ALL_RULES
+from apfed_attacks.run import prepare
 from apfed_experiments import leaks as parts
-from apfed_experiments.columns import table_of
 from apfed_experiments.leaks import PARTS, play
 from apfed_experiments.leaks.live import UNPROTECTED, Setting, centred_cosine, live_config, sum_for
+from apfed_experiments.leaks.recorded import CASES, config_of, papers
 from apfed_experiments.summary import Interval, Row
 from apfed_protocols.errors import RemoteProtocolError
+from secure_apfed.config import AttackChoice
 from secure_apfed.errors import ConfigError
 from secure_apfed.secure_sums import sum_kind
 
 DOCS = Path(__file__).parents[2] / "docs"
-
-
-def test_columns_are_those_that_occur_and_gaps_stay_empty() -> None:
-    table = table_of([{"a": 1, "b": 0.12345}, {"a": None, "c": "x"}]).markdown()
-    assert table.splitlines() == [
-        "| a | b | c |", "| --- | --- | --- |", "| 1 | 0.123 |  |", "|  |  | x |",
-    ]  # fmt: skip
 
 
 def test_a_part_that_is_played_again_replaces_its_rows_and_no_others(
@@ -50,9 +45,6 @@ def test_figures_are_stored_in_no_file_of_something_else(content: str, tmp_path:
     with pytest.raises(ConfigError, match=r"leaks\.json"):
         play(["a part that would be missed if it were played"], path)
     assert path.read_text() == content
-
-
-def test_a_folder_that_is_missing_is_told_before_anything_is_played(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no folder"):
         play(["a part that would be missed"], tmp_path / "nowhere" / "leaks.json")
 
@@ -97,13 +89,7 @@ def test_texts_are_listed_once_and_what_a_seed_lacks_takes_no_part() -> None:
     assert merged.line()["best"] == "ridge / mlp"
     assert merged.line()["r2"].mean == 0.5
     assert math.isnan(merged.line()["r2"].low)
-
-
-def test_a_number_that_no_seed_has_is_left_out() -> None:
     assert _setting({"epsilon": None}, {"epsilon": None}).line() == {}
-
-
-def test_one_seed_is_returned_as_it_is() -> None:
     assert _setting({"a": 1.5, "n": 2}, b="x").line() == {"b": "x", "a": 1.5, "n": 2}
 
 
@@ -114,3 +100,27 @@ def test_a_refusal_is_a_figure() -> None:
     assert Setting(columns={"M": 1}, measure=refused).line() == {
         "M": 1, "refused": "near-constant batch",
     }  # fmt: skip
+
+
+def test_every_method_of_the_papers_is_attacked() -> None:
+    methods = {
+        "split_nn", "split_nn_sum", "apc_vfl", "vfedtrans", "mmvfl", "v_fedmv", "h_fedmv",
+        "s_fedmv",
+    }  # fmt: skip
+    assert {case.method for case in CASES} == methods
+    assert all(case.attacks for case in CASES)
+
+
+def test_cases_are_runs_and_attacks_that_there_are() -> None:
+    for case in CASES:
+        config = config_of(case, 1)
+        assert (config.method.name, config.seed, config.transcript.keep) == (case.method, 1, "all")
+        for name, options in case.attacks:
+            prepare(AttackChoice(name=name, options=dict(options)))
+
+
+def test_the_stored_lines_are_those_that_are_played() -> None:
+    stored = json.loads((DOCS / "leaks.json").read_bytes())["papers"]
+    for row, setting in zip(stored, papers(), strict=True):
+        assert {name: row[name] for name in setting.columns} == setting.columns
+        assert "advantage" in row

@@ -3,7 +3,6 @@
 import json
 import re
 from html.parser import HTMLParser
-from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -63,15 +62,6 @@ def test_the_page_is_well_formed_and_holds_everything_itself(guarded: Path) -> N
     assert not re.search(r"https?://|url\(|@import|<script|<link", text)
 
 
-@pytest.mark.parametrize("page", ["report", "tradeoff", "comparison"])
-def test_a_wide_table_scrolls_in_a_box_of_its_own_and_not_the_page(page: str) -> None:
-    files = resources.files("apfed_experiments.report")
-    template = files.joinpath(f"{page}.html.jinja").read_text("utf-8")
-    tables = template.count('<table class="cards')
-    assert tables == template.count('<div class="wide"><table class="cards') > 0
-    assert ".wide { overflow-x: auto; }" in files.joinpath("style.css").read_text("utf-8")
-
-
 def test_the_page_tells_figures_parties_limits_and_how_to_repeat(guarded: Path) -> None:
     text = text_of(guarded)
     for told in (
@@ -116,7 +106,8 @@ def test_accuracy_is_compared_only_with_a_run_on_the_same_data(tmp_path: Path) -
     assert find_reference(read_run(folder)) is None
     assert "There is no SingleVL run" in text_of(folder)
     assert not (folder / "pictures" / "accuracy.png").exists()
-
+    assert "No attack was mounted" in text_of(folder)
+    assert json.loads((folder / "privacy.json").read_bytes())["accounting"]["audit"] is None
     same = write_run(tmp_path / "same", config_of("single_view"), accuracy={"single_view": 0.8})
     reference = find_reference(read_run(folder))
     assert reference is not None
@@ -160,40 +151,18 @@ def test_single_view_and_tvfl_have_reports_too(tmp_path: Path) -> None:
     assert "gradients that give labels away" in text
 
 
-def test_a_run_without_attacks_says_so(tmp_path: Path) -> None:
-    text = text_of(write_run(tmp_path / "c", config_of(), accuracy={"apfed_c": 0.9}))
-    assert "No attack was mounted" in text
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("result.json", None, "the run has not finished; continue it with --resume"),
-        ("result.json", "{", "result.json: is not JSON, so it was cut off or altered"),
-        (
-            "result.json",
-            '{"method": "apfed_c"}',
-            "result.json: is not as this version writes it, at 'accuracy'",
-        ),
+        ("result.json", "{", "is not JSON, so it was cut off or altered"),
+        ("result.json", '{"method": "apfed_c"}', "is not as this version writes it, at 'accuracy'"),
         ("transcript.json", None, "transcript.json: is missing"),
-        (
-            "transcript.json",
-            '[{"sender": 3}]',
-            "transcript.json: is not as this version writes it, at '0.sender'",
-        ),
-        (
-            "metrics.jsonl",
-            '{"epoch": 0',
-            "metrics.jsonl: is not JSON, so it was cut off or altered",
-        ),
+        ("transcript.json", '[{"sender": 3}]', "not as this version writes it, at '0.sender'"),
+        ("metrics.jsonl", '{"epoch": 0', "metrics.jsonl: is not JSON"),
         ("accountants.json", "[1]", "accountants.json: is not as this version writes it"),
-        ("attacks.json", "[{}]", "attacks.json: is not as this version writes it, at"),
-        ("seeds.json", "[]", "seeds.json: is not as this version writes it"),
         ("seeds.json", "3", "seeds.json: is not as this version writes it"),
-        ("versions.json", "[1]", "versions.json: is not as this version writes it"),
-        ("versions.json", "null", "versions.json: is not as this version writes it"),
         ("versions.json", "[" * 100_000, "versions.json: is not JSON"),
-        ("result.json", " " * (MOST_JSON_BYTES + 1), "result.json: is larger than"),
         ("config.yaml", " " * (MOST_JSON_BYTES + 1), "config.yaml: is larger than"),
     ],
 )
@@ -214,28 +183,14 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
         write_report(tmp_path / "absent")
 
 
-@pytest.mark.parametrize(
-    ("told", "expected"),
-    [
-        (size(999), "999 B"), (size(1_230), "1.2 kB"), (size(123_400_000), "123 MB"),
-        (size(2e15), "2000 TB"), (duration(9.24), "9.2 s"), (duration(59.6), "1 min 0 s"),
-        (duration(7_500), "2 h 5 min"), (percent(0.9123), "91.2 %"),
-        (count(1_234_567), "1 234 567"),
-        (epsilon(float("inf")), "\u221e"), (number(1e-05), "1e-5"), (number(3.14159), "3.14"),
-        (number(1.5e12), "1.5e12"),
-    ],
-)  # fmt: skip
-def test_figures_read_well(told: str, expected: str) -> None:
-    assert told.replace("\u202f", " ") == expected
-
-
-def test_the_page_says_who_fell_silent(guarded: Path) -> None:
-    assert "fell silent" not in text_of(guarded)
-    result = json.loads((guarded / "result.json").read_text())
-    result["attendance"] = {"left": {"passive-2": 17}, "steps_without_all": 79}
-    (guarded / "result.json").write_text(json.dumps(result))
-    told = "passive-2 fell silent in step 17: of the steps from then on 79 went on without all"
-    assert told in text_of(guarded)
+def test_figures_read_well() -> None:
+    sizes, times = map(size, (999, 1_230, 123_400_000, 2e15)), map(duration, (9.24, 59.6, 7_500))
+    others = percent(0.9123), count(1_234_567), epsilon(float("inf")), number(1e-5), number(1.5e12)
+    told = "; ".join([*sizes, *times, *others]).replace("\u202f", " ")
+    assert told == (
+        "999 B; 1.2 kB; 123 MB; 2000 TB; 9.2 s; 1 min 0 s; 2 h 5 min; 91.2 %; 1 234 567; \u221e; "
+        "1e-5; 1.5e12"
+    )
 
 
 def test_the_settings_say_what_each_defence_does(tmp_path: Path) -> None:
@@ -247,8 +202,15 @@ def test_the_settings_say_what_each_defence_does(tmp_path: Path) -> None:
                          "numbers of each gradient")  # fmt: skip
 
 
-def test_the_guards_claim_is_audited(guarded: Path) -> None:
+def test_the_guards_claim_is_audited_and_who_fell_silent_told(
+    guarded: Path, tmp_path: Path
+) -> None:
+    result = json.loads((guarded / "result.json").read_text())
+    result["attendance"] = {"left": {"passive-2": 17}, "steps_without_all": 79}
+    (guarded / "result.json").write_text(json.dumps(result))
     text = text_of(guarded)
+    silent = "passive-2 fell silent in step 17: of the steps from then on 79 went on without all"
+    assert silent in text
     assert "audit of the guard, 10\u202f000 canaries, each released 6 times" in text
     assert "below the claim" in text
     told = json.loads((guarded / "privacy.json").read_bytes())["accounting"]["audit"]
@@ -257,6 +219,9 @@ def test_the_guards_claim_is_audited(guarded: Path) -> None:
     assert told["contradicted"] is False
     assert told["ceiling_auc"] == pytest.approx(0.880, abs=0.01)
     assert told["ceiling_tpr"] == pytest.approx(0.253, abs=0.01)
+    config = config_of(guard="{mechanism: gaussian, clip: 1.0, epsilon: 8.0}")
+    less = write_run(tmp_path / "less", config, accuracy={"apfed_c": 0.9}, epsilon=3.0)
+    assert "CONTRADICTS the claim" in text_of(less)
 
 
 def test_an_accountant_that_was_left_out_says_so_in_its_place(guarded: Path) -> None:
@@ -267,15 +232,3 @@ def test_an_accountant_that_was_left_out_says_so_in_its_place(guarded: Path) -> 
     assert "cross-check, gdp accountant: epsilon_x 7.98" in text
     figures = json.loads((guarded / "privacy.json").read_bytes())["accounting"]["figures"]
     assert figures["accountants"] == checks
-
-
-def test_a_claim_that_the_guard_does_not_keep_is_contradicted(tmp_path: Path) -> None:
-    config = config_of(guard="{mechanism: gaussian, clip: 1.0, epsilon: 8.0}")
-    text = text_of(write_run(tmp_path / "x", config, accuracy={"apfed_c": 0.9}, epsilon=3.0))
-    assert "CONTRADICTS the claim" in text
-
-
-def test_without_a_guard_there_is_nothing_to_audit(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "x", config_of(), accuracy={"apfed_c": 0.9})
-    assert "audit of the guard" not in text_of(folder)
-    assert json.loads((folder / "privacy.json").read_bytes())["accounting"]["audit"] is None

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from apfed_experiments.run_list import HEADER, ListedRun, State, list_runs, settings_in
+from apfed_experiments.run_list import HEADER, ListedRun, State, list_runs
 from apfed_experiments.solo import SoloRecord, settings_digest, solo_file
 from secure_apfed.cli import execute
 from secure_apfed.config import Config
@@ -54,13 +54,10 @@ def top(tmp_path: Path) -> Path:
     write_solo(solo_file(in_study, study.parent), in_study, 0.52)
     begun = write_run(top / "begun", config, accuracy={"apfed_c": 0.7})
     (begun / "result.json").unlink()
-    for name, file in (
-        ("cut", "result.json"),
-        ("unset", "config.yaml"),
-        ("misread", "attacks.json"),
-    ):
-        broken = write_run(top / name, config, accuracy={"apfed_c": 0.7}, attacks=attacks)
-        (broken / file).write_text('{"half": ')
+    broken = {"cut": "result.json", "unset": "config.yaml", "misread": "attacks.json"}
+    for name, file in broken.items():
+        cut = write_run(top / name, config, accuracy={"apfed_c": 0.7}, attacks=attacks)
+        (cut / file).write_text('{"half": ')
     (top / "not-a-run").mkdir()
     (top / "not-a-run" / "config.yaml").write_text("name: mine")
     for day, name in enumerate(("guarded", "study/alone", "cut", "unset", "misread")):
@@ -93,44 +90,35 @@ def test_a_finished_run_tells_what_it_reached(top: Path) -> None:
     }  # fmt: skip
 
 
-def test_runs_of_a_study_are_held_against_the_baselines_beside_them(top: Path) -> None:
+def test_runs_of_a_study_and_begun_ones_say_what_is_there(top: Path) -> None:
     run = by_name(top)["study/alone"]
     assert run.gain == pytest.approx(-0.02)
-    assert run.epsilon is not None
-    assert math.isinf(run.epsilon)
+    assert run.epsilon == math.inf
     assert "none mounted" in run.cells()
-
-
-def test_a_run_that_has_begun_says_how_much_is_done(top: Path) -> None:
     run = by_name(top)["begun"]
     assert run.state is State.UNFINISHED
     assert run.reason.startswith("6 of 6 epochs")
     assert run.accuracy is None
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("cut", "result.json: is not JSON"),
-        ("unset", "config.yaml"),
-        ("misread", "attacks.json: is"),
-    ],
-)
-def test_a_broken_folder_is_a_row_that_names_the_file(top: Path, name: str, said: str) -> None:
-    run = by_name(top)[name]
-    assert run.state is State.BROKEN
-    assert run.reason.startswith(said)
-    assert str(top) not in run.reason
-
-
-@pytest.mark.parametrize("text", ['"measure": "x"', '"baselines": []'])
-def test_baselines_that_are_none_are_a_row_that_says_so(top: Path, text: str) -> None:
+def test_a_broken_folder_is_a_row_that_names_the_file(top: Path) -> None:
+    said = {
+        "cut": "result.json: is not JSON",
+        "unset": "config.yaml",
+        "misread": "attacks.json: is",
+    }
+    for name, beginning in said.items():
+        run = by_name(top)[name]
+        assert run.state is State.BROKEN
+        assert run.reason.startswith(beginning)
+        assert str(top) not in run.reason
     file = top / "guarded" / SOLO
     record = json.loads(file.read_text())
-    file.write_text(json.dumps({**record, **json.loads(f"{{{text}}}")}))
-    run = by_name(top)["guarded"]
-    assert run.state is State.BROKEN
-    assert SOLO in run.reason
+    for key, wrong in (("measure", "x"), ("baselines", [])):
+        file.write_text(json.dumps({**record, key: wrong}))
+        run = by_name(top)["guarded"]
+        assert run.state is State.BROKEN
+        assert SOLO in run.reason
 
 
 def test_a_run_is_told_by_the_measure_that_judges_it(top: Path) -> None:
@@ -175,12 +163,11 @@ def test_a_folder_that_may_not_be_entered_is_a_row(
             raise PermissionError(13, "Permission denied", str(path))
         return scandir(path)
 
+    def may(path: Any, mode: int) -> bool:
+        return not Path(path).is_relative_to(closed) and access(path, mode)
+
     monkeypatch.setattr(os, "scandir", refuse)
-    monkeypatch.setattr(
-        os,
-        "access",
-        lambda path, mode: not Path(path).is_relative_to(closed) and access(path, mode),
-    )
+    monkeypatch.setattr(os, "access", may)
     assert "may not be entered" in by_name(top)["guarded"].reason
 
 
@@ -190,20 +177,10 @@ def test_links_are_not_followed(top: Path, tmp_path: Path) -> None:
     assert "link/run" not in by_name(top)
 
 
-def test_a_run_folder_itself_can_be_named(top: Path) -> None:
+def test_a_run_folder_itself_can_be_named_and_none_is_an_error(top: Path, tmp_path: Path) -> None:
     assert [run.name for run in list_runs(top / "guarded")] == ["guarded"]
-
-
-def test_no_such_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such folder"):
         list_runs(tmp_path / "missing")
-
-
-def test_settings_are_dotted_and_leave_defaults_out() -> None:
-    settings = settings_in(config_of(guard="{mechanism: gaussian, epsilon: 8.0}"))
-    assert settings["guard.epsilon"] == "8.0"
-    assert settings["data.overlap"] == "0.8"
-    assert "data.test_fraction" not in settings
 
 
 def test_the_command_prints_a_table_one_object_or_a_note(
@@ -226,6 +203,8 @@ def test_the_command_prints_a_table_one_object_or_a_note(
     assert rows["cut"]["accuracy"] is None
     assert execute(["runs", str(own_subfolder(tmp_path / "empty"))]) == 0
     assert "no run folder" in capsys.readouterr().err
+    page_of(tmp_path / "empty", tmp_path / "page.html")
+    assert "No run folder lies there" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 class _Page(HTMLParser):
@@ -269,6 +248,7 @@ def test_the_page_holds_every_row_and_links_to_reports_alone(top: Path, tmp_path
     assert [row["data-state"] for row in page.rows] == [str(run.state) for run in list_runs(top)]
     settings = json.loads(page.data["settings"])
     assert settings[-1]["guard.epsilon"] == "8.0"
+    assert "data.test_fraction" not in settings[-1]
     assert settings[2] == {}
 
 
@@ -281,8 +261,3 @@ def test_names_that_look_like_markup_stay_text(top: Path, tmp_path: Path) -> Non
     assert "runs/%3Cscript%3Ealert%281%29%3C/report.html" in page.links
     assert "alert" not in page.data["script"]
     assert "</script>" in json.dumps(json.loads(page.data["settings"]))
-
-
-def test_a_page_of_no_runs_says_so(tmp_path: Path) -> None:
-    page_of(own_subfolder(tmp_path / "empty"), tmp_path / "page.html")
-    assert "No run folder lies there" in (tmp_path / "page.html").read_text(encoding="utf-8")

@@ -221,7 +221,6 @@ def test_a_trial_that_fails_is_told_and_keeps_its_charge(tmp_path: Path) -> None
         ({}, "at least 1 item"),
         ({"seed": {"low": 0, "high": 3}}, "cannot be compared"),
         ({"data.limit": {"low": 10, "high": 30}}, "cannot be compared"),
-        ({"delta": {"low": 1e-6, "high": 1e-5}}, "cannot be compared"),
         ({"train.epochs": {"low": 3, "high": 3}}, "low is below high"),
         ({"train.epochs": {"low": 0, "high": 3, "log": True}}, "low is above 0"),
         ({"train.epochs": {"low": 1, "high": math.inf}}, "finite"),

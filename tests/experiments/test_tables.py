@@ -16,7 +16,7 @@ from apfed_experiments.tables.mmvfl import importance
 from apfed_experiments.tables.table import FunctionJob, Line, PaperTable, Printed, Size, fill, write
 from secure_apfed.cli import execute
 from secure_apfed.data import load_data
-from secure_apfed.errors import ConfigError, DataError, ModelError
+from secure_apfed.errors import CheckpointError, ConfigError, DataError, ModelError
 from secure_apfed.learning.autoencoder import DistillationSettings
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
@@ -80,12 +80,16 @@ def test_every_line_is_measured_or_combines_some_that_are(table: PaperTable, ful
         assert whole > default
 
 
-def test_a_figure_that_is_none_is_not_kept(tmp_path: Path) -> None:
-    job = FunctionJob(label="a", seed=0, measure=lambda seed: {"accuracy": math.nan}, settings={},
-                      lines={}, cost=1.0)  # fmt: skip
-    with pytest.raises(ModelError, match="accuracy is no finite number"):
-        job.finish(tmp_path)
+def test_figures_that_are_none_or_of_other_settings_are_refused(tmp_path: Path) -> None:
+    def nothing(seed: int, name: str) -> Mapping[str, float]:
+        return {"found": math.nan}
+
+    with pytest.raises(ModelError, match="found is no finite number"):
+        job("a", 0, nothing).finish(tmp_path)
     assert not list(tmp_path.iterdir())
+    job("a", 0).finish(tmp_path)
+    with pytest.raises(CheckpointError, match="was measured with other settings"):
+        replace(job("a", 0), settings={"name": "b"}).finish(tmp_path)
 
 
 def test_a_table_is_filled_beside_the_papers_figures(tmp_path: Path) -> None:
@@ -100,10 +104,6 @@ def test_a_table_is_filled_beside_the_papers_figures(tmp_path: Path) -> None:
     assert gain["values"] == {0: 3.0, 1: 5.0}
     # 12.706 is the .975 quantile of Student's t for one degree of freedom.
     assert gain["high"] - 4.0 == pytest.approx(12.706, rel=1e-4)
-    assert board.lines.cells[0] == (
-        "a", "11.00 ± 1.41", "-1.71 to 23.71", "2", "9.00 ± 1.00", "+2.00", "+1.2",
-    )  # fmt: skip
-    assert board.lines.cells[2][4:] == ("-", "", "")
 
 
 def test_a_job_is_run_once_and_goes_on_where_it_was(
@@ -114,21 +114,12 @@ def test_a_job_is_run_once_and_goes_on_where_it_was(
     assert (begun.forecast.done, begun.forecast.jobs) == (2, 4)
     assert [row["seeds"] for row in begun.rows] == [1, 1, 1]
     assert begun.rows[0]["sd"] is None
-    assert begun.lines.cells[0][1:3] == ("10.00", "")
     kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "jobs").iterdir()}
     done = fill(toy(), tmp_path)
     assert done.forecast.done == 4
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
     monkeypatch.setitem(VALUES, ("a", 0), 99.0)
     assert fill(toy(), tmp_path).rows == done.rows
-
-
-def test_figures_of_other_settings_are_refused(tmp_path: Path) -> None:
-    fill(toy(), tmp_path)
-    other = replace(job("a", 0), settings={"name": "b"})
-    table = replace(toy(), size=lambda full: Size(lines=toy().size(full).lines, jobs=[other]))
-    (reason,) = fill(table, tmp_path).failures.values()
-    assert "was measured with other settings" in reason
 
 
 def test_a_forecast_is_the_mean_of_what_is_done_times_what_is_left(tmp_path: Path) -> None:
@@ -203,6 +194,12 @@ def test_figures_of_apfed_are_those_of_its_rows_of_averages() -> None:
         assert np.abs(np.mean(of_set, axis=0) - printed).max() < 0.0101
 
 
+def test_importance_keeps_the_longest_rows() -> None:
+    weights = np.array([[0.0, 0.1], [3.0, 4.0], [1.0, 0.0], [0.0, 2.0]])
+    assert importance(weights, 0.5).tolist() == [1, 3]
+    assert importance(weights, 0.01).tolist() == [1]
+
+
 def test_lambda_0_is_the_active_alone_for_both_methods() -> None:
     size = TABLES["apfed-lambda"].size(False)
     at_0 = [one for one in size.jobs if any(name.endswith("/ 0") for name in one.lines)]
@@ -271,9 +268,3 @@ def test_one_exchange_against_one_for_every_step() -> None:
         (2 * 50 * 256 + 12 * (128 * 256 + 256)) * 4 / 1e6
     )
     assert found["split_nn"]["megabytes"] > found["apc_vfl"]["megabytes"]
-
-
-def test_importance_keeps_the_longest_rows() -> None:
-    weights = np.array([[0.0, 0.1], [3.0, 4.0], [1.0, 0.0], [0.0, 2.0]])
-    assert importance(weights, 0.5).tolist() == [1, 3]
-    assert importance(weights, 0.01).tolist() == [1]

@@ -64,9 +64,6 @@ def _board(tradeoff: TradeOff, folder: Path, **by_defence: tuple[float, float]) 
 def test_dcs_is_one_where_nothing_leaks_and_nothing_is_lost() -> None:
     assert dcs(attack=0.1, ideal=0.1, accuracy=0.9, undefended=0.9) == 1
     assert dcs(attack=0.0, ideal=0.1, accuracy=0.95, undefended=0.9) == 1, "it is one-sided"
-
-
-def test_dcs_as_the_paper_writes_it() -> None:
     assert dcs(attack=0.6, ideal=0.0, accuracy=0.8, undefended=0.9) == pytest.approx(
         1 / (1 + math.sqrt(0.5 * 0.6**2 + 0.5 * 0.1**2))
     )
@@ -85,16 +82,11 @@ def test_points_are_every_strength_and_the_references(study_file: Path) -> None:
     assert [point.centralised for point in listed] == [False, True, False, False, False, False]
     whole = listed[1].config
     assert (whole.method.name, whole.data.overlap, whole.attacks) == ("single_view", 1.0, ())
-
-
-def test_references_are_chosen_by_name(study_file: Path) -> None:
     study_file.write_text(STUDY + "references: [tvfl, single_view]\n")
     listed = points_of(load_tradeoff(study_file), Path("out"))
     assert [point.label for point in listed if point.reference] == [
         "TVFL (all parties predict)", "SingleVL (the active alone)",
     ]  # fmt: skip
-    study_file.write_text(STUDY + "references: []\n")
-    assert not any(point.reference for point in points_of(load_tradeoff(study_file), Path("out")))
 
 
 @pytest.mark.parametrize(
@@ -105,8 +97,6 @@ def test_references_are_chosen_by_name(study_file: Path) -> None:
         ("name: noise", "name: none", "defences are all different"),
         ("name: tiny", "name: ../tiny", "name"),
         ("base: base.yaml", "base: bace.yaml", "there is no 'bace.yaml' beside"),
-        ("seeds: 2", "seeds: 0", "seeds"),
-        ("values: [1.0, 50.0]", "values: []", "knob and values"),
         ("seeds: 2", "seed: 2", "did you mean 'seeds'"),
         ("seeds: 2", "references: [tvlf]", "references"),
         ("seeds: 2", "seeds: [", "study.yaml"),
@@ -118,17 +108,11 @@ def test_a_wrong_study_is_refused(study_file: Path, old: str, new: str, told: st
         load_tradeoff(study_file)
 
 
-def test_a_change_that_no_run_accepts_names_the_defence(study_file: Path) -> None:
-    study_file.write_text(STUDY.replace("mechanism: gaussian", "mechanism: gausian"))
-    with pytest.raises(ConfigError, match=r"study tiny, noise epsilon 1\.0: "):
-        points_of(load_tradeoff(study_file), Path("out"))
-
-
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
         ("knob: guard.epsilon", "knob: guard.epsilonn", r"noise epsilonn 1\.0: .*epsilonn"),
-        ("values: [1.0, 50.0]", "values: [one]", "noise epsilon one: "),
+        ("mechanism: gaussian", "mechanism: gausian", r"study tiny, noise epsilon 1\.0: "),
         ("values: [1.0, 50.0]", "values: [.nan]", "noise epsilon nan: "),
         ("values: [1.0, 50.0]", "values: [2.0, 2.0]", "would share the folder"),
         ("undefended: true}", "undefended: true}\n  - {name: None}", "would share the folder"),
@@ -189,15 +173,6 @@ def test_a_study_runs_resumes_and_writes_its_page(study_file: Path, tmp_path: Pa
     assert json.loads((folder / "points.json").read_bytes())[0]["seeds"] == 2
 
 
-def test_a_folder_of_another_study_is_refused(study_file: Path, tmp_path: Path) -> None:
-    one_seed = STUDY.replace("seeds: 2", "seeds: 1").replace("values: [1.0, 50.0]", "values: [1.0]")
-    study_file.write_text(one_seed)
-    run_tradeoff(load_tradeoff(study_file), tmp_path / "out")
-    (tmp_path / "base.yaml").write_text(BASE.replace("epochs: 2", "epochs: 1"))
-    with pytest.raises(CheckpointError, match="run with other settings"):
-        run_tradeoff(load_tradeoff(study_file), tmp_path / "out")
-
-
 def _short(text: str = STUDY) -> str:
     return text.replace("seeds: 2", "seeds: 1\nreferences: []").replace("[1.0, 50.0]", "[1.0]")
 
@@ -220,6 +195,9 @@ def test_the_folder_of_another_study_or_of_a_run_is_refused(
             run_tradeoff(study, out)
     (out / "study.yaml").write_text("{name: tiny, of_an_earlier_version: 1}")
     run_tradeoff(study, out)
+    (tmp_path / "base.yaml").write_text(BASE.replace("epochs: 2", "epochs: 1"))
+    with pytest.raises(CheckpointError, match="run with other settings"):
+        run_tradeoff(load_tradeoff(study_file), out)
 
 
 def test_a_trial_that_fails_leaves_its_point_out_and_the_others_whole(

@@ -2,7 +2,6 @@ from itertools import combinations
 from types import SimpleNamespace
 from typing import cast
 
-import pytest
 from matplotlib.figure import Figure
 
 from apfed_experiments.summary import Interval, Leakage, Row, Summary
@@ -12,13 +11,9 @@ from tests.secure_apfed.small_runs import small_config
 
 def _entry(name: str, accuracy: float, advantage: float) -> Row:
     point = SimpleNamespace(
-        defence=name,
-        strength="strength 0.25",
-        label=f"{name}, strength 0.25",
-        reference=False,
-        undefended=False,
+        defence=name, strength="0.25", label=f"{name}, 0.25", reference=False, undefended=False,
         config=small_config(),
-    )
+    )  # fmt: skip
     leak = Leakage(
         target="labels", attack="any", metric="auc", score=0.6, baseline=0.5, missing="",
         advantage=Interval(advantage, advantage - 0.02, advantage + 0.02),
@@ -31,34 +26,21 @@ def _entry(name: str, accuracy: float, advantage: float) -> Row:
     return row_of(cast(DefencePoint, point), summary, summary.accuracy)
 
 
-@pytest.mark.parametrize("spread", [0.0, 0.001, 0.03], ids=["one spot", "a crowd", "apart"])
-def test_numbers_of_points_do_not_overlap(spread: float) -> None:
+def test_numbers_of_points_do_not_overlap_and_the_legend_says_which_each_is() -> None:
+    """Some in one spot, some in a crowd, some apart, and one far away."""
     entries = [
-        _entry(f"defence {k}", 0.6 + spread * (k % 3), 0.1 + spread * (k % 4)) for k in range(12)
-    ]
-    far = _entry("no utility", 0.2, 0.05)
-
+        _entry(f"defence {k}", 0.6 + spread * (k % 3), 0.1 + spread * (k % 4))
+        for spread in (0.0, 0.001, 0.03) for k in range(4)
+    ]  # fmt: skip
     figure = Figure(layout="constrained")
-    numbers = draw(figure, Board((*entries, far)), "labels")
-
+    numbers = draw(figure, Board((*entries, _entry("no utility", 0.2, 0.05))), "labels")
     figure.draw_without_rendering()
-    boxes = [one.get_window_extent() for one in numbers]
-    assert [one.get_text() for one in numbers] == [str(k) for k in range(1, 14)]
-    assert not [pair for pair in combinations(range(13), 2)
-                if boxes[pair[0]].overlaps(boxes[pair[1]])]  # fmt: skip
+    boxes = [number.get_window_extent() for number in numbers]
+    assert [number.get_text() for number in numbers] == [str(k) for k in range(1, 14)]
+    assert not [pair for pair in combinations(boxes, 2) if pair[0].overlaps(pair[1])]
     inside = figure.axes[0].get_window_extent()
     assert all(inside.contains(*box.min) and inside.contains(*box.max) for box in boxes)
-
-
-def test_the_legend_says_which_point_each_number_is_and_its_epsilons() -> None:
-    figure = Figure(layout="constrained")
-    draw(figure, Board((_entry("noise", 0.6, 0.1), _entry("none", 0.7, 0.2))), "labels")
-
     told = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert "1  noise, strength 0.25 (8, ∞, 20)" in told
-    assert "2  none, strength 0.25 (8, ∞, 20)" in told
-    width = figure.get_window_extent().width
-    figure.draw_without_rendering()
+    assert "13  no utility, 0.25 (8, ∞, 20)" in told
     box = figure.legends[0].get_window_extent()
-    assert box.x0 >= 0
-    assert box.x1 <= width
+    assert 0 <= box.x0 <= box.x1 <= figure.get_window_extent().width

@@ -28,7 +28,7 @@ from apfed_experiments.who_helped import (
 from secure_apfed.cli import execute
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
-from secure_apfed.errors import ApfedError, CheckpointError, ConfigError
+from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.settings.privacy import LabelSettings
 from tests.experiments.own_tables import own_tables
 
@@ -55,12 +55,18 @@ def config_of(**changes: Any) -> Config:
     return Config.model_validate({**settings, **changes})
 
 
-APFED = {
+APFED: dict[str, Any] = {
     "method": "apfed_c",
     "model": {"hidden": [16], "representation": 8, "projection": 8, "dropout": 0.0},
     "train": {"epochs": 2, "batch_size": 64, "learning_rate": 0.05},
     "secure_sum": {"scheme": "plain", "clip": None},
 }
+
+
+def coalition(folder: Path, *names: str, **settings: Any) -> CoalitionRun:
+    config = config_of(**settings)
+    of = frozenset(names)
+    return CoalitionRun(config=config, folder=folder, coalition=of, seed=0, share=0.4, data="")
 
 
 def test_shapley_values_are_those_of_the_formula() -> None:
@@ -99,9 +105,6 @@ def test_who_enters_together_shares_equally() -> None:
     assert game.shapley(worth).mean(0) == pytest.approx(by_hand)
     assert game.leave_one_out(worth) == {"a": 5.0, "b": 7.0, "c": 3.0}
     assert {frozenset("a"), frozenset("b"), frozenset("c")} == set(game.never_asked)
-
-
-def test_leaving_one_of_too_few_out_is_not_asked() -> None:
     names = tuple("abcdefgh")
     game = Game.of(names, minimum=8, seed=0)
     worth = {frozenset[str](): 0.0, frozenset(names): 8.0}
@@ -135,9 +138,6 @@ def test_what_a_contract_allows() -> None:
     assert minimum({**noisy, "method": {"name": "votes_randomised", "epsilon": 4.0}}) == 1
     assert minimum(recoverable, count=6) == 5
     assert minimum(APFED) == 2
-
-
-def test_passives_without_weight_do_not_play() -> None:
     config = config_of(**{**APFED, "passives": {"passive-2": {"weight": 0.0}}})
     names = [f"passive-{at}" for at in range(1, 5)]
     assert players_of(config, "active", names)[0] == ("passive-1", "passive-3", "passive-4")
@@ -223,17 +223,19 @@ def test_charges_of_all_coalitions_are_added_up(tmp_path: Path) -> None:
     again = measure_passives(config, tmp_path, seeds=[0])
     assert again.as_json() == board.as_json()
     assert files == {path: path.stat().st_mtime_ns for path in files}
+    assert all(math.isnan(row["shapley"]["loss"].low) for row in board.table.rows)
+    drawn = measure_passives(config, tmp_path, seeds=[0], drawn=4)
+    values = [row["shapley"]["loss"] for row in drawn.table.rows[:-1]]
+    assert all(value.low <= value.mean for value in values)
 
 
 def test_a_simulated_coalition_is_worth_what_its_parties_reach(tmp_path: Path) -> None:
-    coalition = frozenset({"passive-1", "passive-3"})
-    one = CoalitionRun(config=config_of(**APFED), folder=tmp_path, coalition=coalition, seed=0,
-                       share=0.5, data="")  # fmt: skip
+    one = coalition(tmp_path, "passive-1", "passive-3", **APFED)
     simulated, played = measure(one), measure(replace(one, simulated=False))
     assert simulated.wire_bytes is None
     assert played.wire_bytes
     assert (simulated.loss, simulated.accuracy) == (played.loss, played.accuracy)
-    assert dict(simulated.passives) == dict.fromkeys(sorted(coalition), math.inf)
+    assert dict(simulated.passives) == dict.fromkeys(sorted(one.coalition), math.inf)
 
 
 @pytest.mark.parametrize("changes", [
@@ -243,24 +245,14 @@ def test_a_simulated_coalition_is_worth_what_its_parties_reach(tmp_path: Path) -
 def test_the_active_alone_is_worth_something_whatever_protects_sums(
     changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    usual: dict[str, Any] = APFED
-    settings = {**usual, **{key: {**usual[key], **one} for key, one in changes.items()}}
-    nobody = CoalitionRun(config=config_of(**settings), folder=tmp_path, coalition=frozenset(),
-                          seed=0, share=0.3, data="")  # fmt: skip
+    settings = {**APFED, **{key: {**APFED[key], **of} for key, of in changes.items()}}
+    nobody = coalition(tmp_path, **settings)
     alone = measure(nobody)
     assert (alone.wire_bytes, alone.epsilon_x) == (0, 0)
     assert 0 < alone.loss < 3
     pair = frozenset({"passive-1", "passive-2"})
     played = measure(replace(nobody, coalition=pair))
     assert played.wire_bytes
-
-
-def test_of_all_orders_one_seed_has_no_interval(tmp_path: Path) -> None:
-    exact = measure_passives(config_of(), tmp_path, seeds=[0], share=2 / 3)
-    assert all(math.isnan(row["shapley"]["loss"].low) for row in exact.table.rows)
-    drawn = measure_passives(config_of(), tmp_path, seeds=[0], share=2 / 3, drawn=4)
-    values = [row["shapley"]["loss"] for row in drawn.table.rows[:-1]]
-    assert all(value.low <= value.mean for value in values)
 
 
 def test_figures_of_files_that_were_edited_are_measured_again(tmp_path: Path) -> None:
@@ -294,32 +286,21 @@ def test_baselines_are_of_the_actives_own_table(tmp_path: Path) -> None:
 def test_a_threshold_of_all_is_one_of_each_coalition(tmp_path: Path) -> None:
     sums = {"scheme": "plain", "masks": "recoverable", "clip": 1.0, "threshold": 4}
     data = {"dataset": "digits", "views": 5, "labelled": 60, "limit": 200}
-    config = config_of(**{**APFED, "secure_sum": sums, "data": data})
-    pair = CoalitionRun(
-        config=config, folder=tmp_path, coalition=frozenset({"passive-1", "passive-2"}), seed=0,
-        share=0.3, data="", simulated=False,
-    )  # fmt: skip
-    assert measure(pair).wire_bytes
+    settings = {**APFED, "secure_sum": sums, "data": data}
+    pair = coalition(tmp_path, "passive-1", "passive-2", **settings)
+    assert measure(replace(pair, simulated=False)).wire_bytes
 
 
-def test_a_training_that_diverged_tells_nobody_apart(tmp_path: Path) -> None:
+def test_a_training_that_diverged_and_figures_of_another_run_are_refused(tmp_path: Path) -> None:
     usual: dict[str, Any] = APFED
-    config = config_of(**{**usual, "train": {**usual["train"], "learning_rate": 1e30}})
-    one = CoalitionRun(config=config, folder=tmp_path, coalition=frozenset(), seed=0, share=0.3,
-                       data="")  # fmt: skip
+    nobody = coalition(tmp_path, **usual)
+    diverging = config_of(**{**usual, "train": {**usual["train"], "learning_rate": 1e30}})
     with pytest.raises(ConfigError, match="with nobody under seed 0 diverged"):
-        measure(one)
-
-
-def test_figures_of_another_run_are_refused(tmp_path: Path) -> None:
-    one = CoalitionRun(config=config_of(**APFED), folder=tmp_path, coalition=frozenset(), seed=0,
-                       share=0.5, data="")  # fmt: skip
-    measure(one)
-    text = one.path.read_text().replace(one.settings, "0" * 64)
-    one.path.write_text(text)
+        measure(replace(nobody, config=diverging))
+    measure(nobody)
+    nobody.path.write_text(nobody.path.read_text().replace(nobody.settings, "0" * 64))
     with pytest.raises(CheckpointError, match="is of another run"):
-        measure(one)
-    assert issubclass(CheckpointError, ApfedError)
+        measure(nobody)
 
 
 def test_the_command_says_who_helped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

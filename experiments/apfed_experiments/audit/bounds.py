@@ -17,6 +17,7 @@ the threshold is the one that bounds epsilon best on the first third.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +27,50 @@ from scipy.stats import beta
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.privacy.accountants import gdp_epsilon
 
-__all__ = ["Evidence", "epsilon_from", "evidence_from"]
+__all__ = ["Claim", "Evidence", "Result", "epsilon_from", "evidence_from"]
 
 _SMALLEST_PART = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """What one audit holds against what is played: title and what the claim is the claim of, for
+    people; the claim; whether the audit is expected to prove it wrong for what it reads.
+    """
+
+    title: str
+    says: str
+    claim: float
+    exceeded: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What one case showed.
+
+    Attributes:
+        exceeded: whether the claim is proved wrong; counted: how often was played, for people.
+        found: for programs.
+        scores: of world 0 and world 1, each a retraining; none of votes.
+    """
+
+    case: Claim
+    exceeded: bool
+    counted: str
+    found: dict[str, Any]
+    scores: tuple[NDArray[np.float64], ...] = ()
+
+    def sentence(self) -> str:
+        verdict = "EXCEEDS the claim for" if self.exceeded else "stays under the claim for"
+        return (
+            f"{self.case.title}: epsilon at least {self.found['epsilon_low']:.2f} {verdict} "
+            f"{self.case.says}, {self.found['claim_epsilon']:.2f} ({self.counted}, "
+            f"{self.found['seconds']:.0f} s)"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        said = {"title": self.case.title, "claim_of": self.case.says}
+        return {**said, **self.found, "exceeded": self.exceeded, "expected": self.case.exceeded}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,12 +102,7 @@ class Evidence:
 def evidence_from(
     scores_0: NDArray[np.float64], scores_1: NDArray[np.float64], *, level: float
 ) -> Evidence:
-    """Return what the scores of both worlds prove.
-
-    Args:
-        scores_0: of independent retrainings in world 0; their order says nothing.
-        scores_1: of those in world 1, as many.
-        level: significance, in (0, 1).
+    """What scores of independent retrainings, as many of both worlds, prove at this significance.
 
     Raises:
         LocalProtocolError: too few scores, or some that are not finite.
@@ -85,17 +122,7 @@ def evidence_from(
 def epsilon_from(
     scores_0: NDArray[np.float64], scores_1: NDArray[np.float64], *, delta: float, level: float
 ) -> float:
-    """Return a lower bound on epsilon at `delta` that assumes nothing of the mechanism.
-
-    Args:
-        scores_0: of independent runs in world 0.
-        scores_1: of those in world 1, as many.
-        delta: in [0, 1).
-        level: significance, in (0, 1).
-
-    Raises:
-        LocalProtocolError: too few scores, or some that are not finite.
-    """
+    """A lower bound on epsilon at `delta` that assumes nothing of the mechanism; raises alike."""
     evidence_from(scores_0, scores_1, level=level)  # refuses what proves nothing
     third = len(scores_0) // 3
     candidates = np.unique(np.concatenate([scores_0[:third], scores_1[:third]]))
@@ -103,17 +130,13 @@ def epsilon_from(
 
     def bound(part: slice, threshold: float) -> float:
         found = _count(scores_0[part], scores_1[part], threshold, level)
-        return _epsilon_of(found, delta)
+        above = (found.tpr_low - delta, found.fpr_high)
+        below = (1 - found.fpr_high - delta, 1 - found.tpr_low)
+        ratios = [top / bottom for top, bottom in (above, below) if top > 0 and bottom > 0]
+        return max(0.0, *(float(np.log(ratio)) for ratio in ratios), 0.0)
 
     best = max(tried, key=lambda threshold: bound(slice(third), float(threshold)))
     return bound(slice(third, None), float(best))
-
-
-def _epsilon_of(found: Evidence, delta: float) -> float:
-    above = (found.tpr_low - delta, found.fpr_high)
-    below = (1 - found.fpr_high - delta, 1 - found.tpr_low)
-    ratios = [top / bottom for top, bottom in (above, below) if top > 0 and bottom > 0]
-    return max(0.0, *(float(np.log(ratio)) for ratio in ratios), 0.0)
 
 
 def _best_threshold(scores_0: NDArray[np.float64], scores_1: NDArray[np.float64]) -> float:

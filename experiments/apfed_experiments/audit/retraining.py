@@ -15,13 +15,14 @@ Letters: R retrainings, N rows, B batch, F features, D numbers of a representati
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from secure_apfed.data import VerticalData, load_data
+from apfed_experiments.audit.bounds import Claim
+from secure_apfed.data import load_data
 from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.methods.apfed import Weights, example_gradients, passive_gradients
 from secure_apfed.models import encoder_and_head, projection_to
@@ -47,14 +48,8 @@ View = Literal["other rows", "everything"]
 class Task:
     """What is trained on, and how often.
 
-    Attributes:
-        features, labels: of the active, (N, F) and (N,).
-        passive_features: of the passive, (N, F).
-        record: the position that differs between the worlds.
-        other_features, other_label: what stands there in world 1, (F,) and a class; world 0
-            has the row of `features` and `labels`.
-        batches: rows of each step of an epoch, disjoint; epochs: T.
-        learning_rate, passive_rate: of the active and of the passive.
+    At the position `record` world 0 has the row of `features` (N, F) and `labels` (N,), world 1
+    `other_features` (F,) and `other_label`; `batches` are the rows of each step of an epoch.
     """
 
     features: Tensor
@@ -69,14 +64,9 @@ class Task:
     passive_rate: float
 
     def to(self, device: torch.device) -> "Task":
-        return replace(
-            self,
-            features=self.features.to(device),
-            labels=self.labels.to(device),
-            passive_features=self.passive_features.to(device),
-            other_features=self.other_features.to(device),
-            batches=tuple(rows.to(device) for rows in self.batches),
-        )
+        tensors = {name: of for name, of in vars(self).items() if isinstance(of, Tensor)}
+        moved: dict[str, Any] = {name: of.to(device) for name, of in tensors.items()}
+        return replace(self, **moved, batches=tuple(rows.to(device) for rows in self.batches))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,9 +74,8 @@ class Protection:
     """Noise on what is sent and on what is learned.
 
     Attributes:
-        clip, sigma: C and the noise of representations.
-        gradient_clip, gradient_sigma: C_theta and the noise on the sum of clipped gradients;
-            infinite and 0 where training is not private.
+        clip, sigma: C and the noise of representations; gradient_clip, gradient_sigma: C_theta and
+            the noise on the sum of clipped gradients, infinite and 0 where nothing is private.
         row_clip: L2 bound of a row of the passive's gradient.
     """
 
@@ -122,28 +111,16 @@ class Step:
 class Retrainings:
     """R retrainings, the first half in world 0 and the second in world 1.
 
-    Args:
-        task: what is trained on.
-        protection: what is noised.
-        modules: the active's encoder, head and projection at their start; without dropout.
-        objective: the passive's, at its start.
-        count: R, even.
-        seed: of the noise.
-        paired: whether retraining k of world 1 has the noise of retraining k of world 0; for
-            seeing what the record changes, not for counting.
+    All begin with these modules (the active's encoder, head and projection, without dropout) and
+    the passive's objective. `count` is R, even; `seed` is of the noise. `paired`: retraining k of
+    world 1 has the noise of retraining k of world 0, for seeing what the record changes, not for
+    counting.
     """
 
     def __init__(
-        self,
-        task: Task,
-        protection: Protection,
-        *,
-        modules: Mapping[str, nn.Module],
-        objective: nn.Module,
-        count: int,
-        seed: int,
-        paired: bool = False,
-    ) -> None:
+        self, task: Task, protection: Protection, *, modules: Mapping[str, nn.Module],
+        objective: nn.Module, count: int, seed: int, paired: bool = False,
+    ) -> None:  # fmt: skip
         device = task.features.device
         self.task, self.protection, self.count = task, protection, count
         self._active = ActiveNetworks(**modules).to(device)
@@ -275,34 +252,24 @@ def _repeated(module: nn.Module, count: int) -> Weights:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
-    """One audit.
+class Case(Claim):
+    """One audit; the claim is a mu.
 
     Attributes:
-        title: for people.
         replaced: whether world 1 replaces the whole record; otherwise its label alone.
         view: what the score reads: the releases of all rows but the record's, or everything
             (releases, updates and parameters of every step).
-        protection: what is noised.
-        claim: mu that is claimed for this; what it is the claim of stands in `says`.
-        exceeded: whether the audit is expected to prove the claim wrong for this view.
-        learning_rate: of the active.
+        protection: what is noised; learning_rate: of the active.
     """
 
-    title: str
-    says: str
     replaced: bool
     view: View
     protection: Protection
-    claim: float
-    exceeded: bool
     learning_rate: float
 
 
 _MU = gdp_mu(EPSILON, DELTA)
 _ALONE = Protection(clip=1.0, sigma=2 * math.sqrt(EPOCHS) / _MU, row_clip=0.0)
-
-
 # Half of mu^2 for the releases, half for the updates.
 _SIGMA = 2 * math.sqrt(2 * EPOCHS) / _MU
 _BOTH = Protection(
@@ -342,34 +309,20 @@ def networks() -> tuple[dict[str, nn.Module], nn.Module]:
 
 
 def task_of(case: Case, *, epochs: int = EPOCHS) -> Task:
-    """What a case trains on.
-
-    Raises:
-        DataError: the data are not there.
-    """
     data = load_data(DataSettings(dataset="breast_cancer"), seed=_SEED)
     rows = data.train_rows[:_ROWS]
     assert data.active.labels is not None
     x_NF, y_N = data.active.features[rows].float(), data.active.labels[rows].clone()
     x_NF[0] *= _LENGTH / x_NF[0].norm()
-    return Task(
-        features=x_NF,
-        labels=y_N,
-        passive_features=_same_people(data, rows).float(),
-        record=0,
-        other_features=-x_NF[0] if case.replaced else x_NF[0],
-        other_label=1 - int(y_N[0]),
-        batches=shuffled(torch.arange(_ROWS), _SEED, "audit", "batches").split(_BATCH),
-        epochs=epochs,
-        learning_rate=case.learning_rate,
-        passive_rate=0.01,
-    )
-
-
-def _same_people(data: VerticalData, rows: Tensor) -> Tensor:
     passive = data.passives[0]
     place = {name: at for at, name in enumerate(passive.ids)}
-    return passive.features[[place[data.active.ids[row]] for row in rows.tolist()]]
+    same = [place[data.active.ids[row]] for row in rows.tolist()]
+    return Task(
+        features=x_NF, labels=y_N, passive_features=passive.features[same].float(), record=0,
+        other_features=-x_NF[0] if case.replaced else x_NF[0], other_label=1 - int(y_N[0]),
+        batches=shuffled(torch.arange(_ROWS), _SEED, "audit", "batches").split(_BATCH),
+        epochs=epochs, learning_rate=case.learning_rate, passive_rate=0.01,
+    )  # fmt: skip
 
 
 # What the auditor makes of a retraining: one number, higher where world 1 is likelier.
@@ -386,11 +339,7 @@ def _same_people(data: VerticalData, rows: Tensor) -> Tensor:
 
 
 class OtherRows:
-    """The linear score of all rows but the record's.
-
-    Args:
-        runs: the retrainings it watches; direction: from `directions`.
-    """
+    """The linear score of all rows but the record's, along what `directions` gives."""
 
     def __init__(self, runs: Retrainings, direction: Sequence[Tensor]) -> None:
         self._direction = direction
@@ -401,11 +350,7 @@ class OtherRows:
 
 
 class WhiteBox:
-    """The likelihood ratio of everything.
-
-    Args:
-        runs: the retrainings it watches; their updates are noised.
-    """
+    """The likelihood ratio of everything, of retrainings whose updates are noised."""
 
     def __init__(self, runs: Retrainings) -> None:
         self._sigma, self._gradient_sigma = runs.protection.sigma, runs.noise_deviation()

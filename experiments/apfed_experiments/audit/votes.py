@@ -14,12 +14,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from apfed_experiments.audit.bounds import epsilon_from, evidence_from
+from apfed_experiments.audit.bounds import Claim, Result, epsilon_from, evidence_from
 from apfed_experiments.audit.retraining import DELTA
 from apfed_protocols.noise import discrete_gaussian
 from apfed_protocols.sums.fixed_point import FixedPoint
@@ -31,7 +30,7 @@ from secure_apfed.privacy.noise import on_grid, standard_normals
 from secure_apfed.privacy.randomised_response import VoteResponse
 
 __all__ = [
-    "VOTE_CASES", "NoisySum", "TwoTables", "VoteCase", "VoteResult", "labelled_person",
+    "VOTE_CASES", "NoisySum", "TwoTables", "VoteCase", "labelled_person",
     "one_answer", "one_vote_in_a_moment", "one_vote_in_a_sum", "people_on_a_line", "play_vote_case",
     "record_in_answers", "record_in_weights", "weights_and_answer", "weights_and_sum",
 ]  # fmt: skip
@@ -46,11 +45,8 @@ def _key(seed: int, *use: str | int) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class NoisySum:
-    """What a passive adds to a sum, and what the honest ones add of noise.
-
-    Attributes:
-        point: fixed point; its noise is the deviation of each honest party.
-        honest: n.
+    """What a passive adds to a sum, and what n honest ones add of noise, each of the deviation
+    that the fixed point says.
     """
 
     point: FixedPoint
@@ -106,12 +102,9 @@ def people_on_a_line(*, labelled: bool) -> TwoTables:
         worlds.append(np.array(people)[:, None])
     known = np.array([1, 0]) if labelled else np.array([1, 4])
     return TwoTables(
-        features=(worlds[0], worlds[1]),
-        labelled=known,
-        labels=np.array([0, 1]),
-        classes=2,
+        features=(worlds[0], worlds[1]), labelled=known, labels=np.array([0, 1]), classes=2,
         person=0,
-    )
+    )  # fmt: skip
 
 
 def labelled_person() -> TwoTables:
@@ -207,9 +200,9 @@ def _clean(private: Private, tables: TwoTables) -> tuple[Floats, Floats]:
     """Both worlds' weights without noise, in its units; the auditor computes them himself."""
     labeller = private(bytes(32))
     sigma = labeller.sigma(labelled=len(tables.labelled), classes=tables.classes)
+    known, labels = tables.labelled, tables.labels
     first, second = (
-        labeller.fit(labeller.directions(x_UF)[tables.labelled], tables.labels, tables.classes)
-        / sigma
+        labeller.fit(labeller.directions(x_UF)[known], labels, tables.classes) / sigma
         for x_UF in tables.features
     )
     return first, second
@@ -251,56 +244,19 @@ def weights_and_sum(
 
 
 @dataclass(frozen=True, kw_only=True)
-class VoteCase:
-    """One audit.
+class VoteCase(Claim):
+    """One audit; the claim is an epsilon at `DELTA`.
 
     Attributes:
-        title: for people; says: what the claim is the claim of.
-        claim: epsilon at `DELTA`.
         gaussian: whether the mechanism is Gaussian, so that the bound on mu counts as well.
-        exceeded: whether the audit is expected to prove the claim wrong for this record.
         scores: of (runs, seed, world).
     """
 
-    title: str
-    says: str
-    claim: float
     gaussian: bool
-    exceeded: bool
     scores: Callable[[int, int, int], Floats]
 
 
-@dataclass(frozen=True, kw_only=True)
-class VoteResult:
-    """What one case showed: the bound holds with the case's level of significance."""
-
-    case: VoteCase
-    runs: int
-    epsilon_low: float
-    level: float
-    seconds: float
-
-    @property
-    def exceeded(self) -> bool:
-        return self.epsilon_low > self.case.claim
-
-    def sentence(self) -> str:
-        verdict = "EXCEEDS the claim for" if self.exceeded else "stays under the claim for"
-        return (
-            f"{self.case.title}: epsilon at least {self.epsilon_low:.2f} {verdict} "
-            f"{self.case.says}, {self.case.claim:.2f} ({self.runs} runs, {self.seconds:.0f} s)"
-        )
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "title": self.case.title, "claim_of": self.case.says, "delta": DELTA,
-            "claim_epsilon": self.case.claim, "epsilon_low": self.epsilon_low, "runs": self.runs,
-            "level": self.level, "exceeded": self.exceeded, "expected": self.case.exceeded,
-            "seconds": self.seconds,
-        }  # fmt: skip
-
-
-def play_vote_case(case: VoteCase, *, runs: int, seed: int, level: float) -> VoteResult:
+def play_vote_case(case: VoteCase, *, runs: int, seed: int, level: float) -> Result:
     """Run one case `runs` times in each world and bound epsilon at significance `level`."""
     began = time.monotonic()
     scores_0, scores_1 = (case.scores(runs, seed, world) for world in (0, 1))
@@ -308,9 +264,11 @@ def play_vote_case(case: VoteCase, *, runs: int, seed: int, level: float) -> Vot
     low = epsilon_from(scores_0, scores_1, delta=DELTA, level=share)
     if case.gaussian:
         low = max(low, evidence_from(scores_0, scores_1, level=share).epsilon_low(DELTA))
-    return VoteResult(
-        case=case, runs=2 * runs, epsilon_low=low, level=level, seconds=time.monotonic() - began
-    )
+    found = {
+        "delta": DELTA, "claim_epsilon": case.claim, "epsilon_low": low, "runs": 2 * runs,
+        "level": level, "seconds": time.monotonic() - began,
+    }  # fmt: skip
+    return Result(case=case, exceeded=low > case.claim, counted=f"{2 * runs} runs", found=found)
 
 
 _ANSWER = VoteResponse(epsilon=2.0, classes=3)

@@ -65,8 +65,7 @@ PARTS: Mapping[str, Callable[[], Iterator[Setting]]] = {
 def play(names: Iterable[str], store: Path | None = None) -> dict[str, list[Row]]:
     """The rows of these parts; each replaces its rows in `store` as soon as it ends.
 
-    Raises:
-        ConfigError: `store` holds something else; nothing was played.
+    Raises ConfigError where `store` holds something else; nothing was played.
     """
     stored = _read(store) if store else {}
     found: dict[str, list[Row]] = {}
@@ -80,11 +79,7 @@ def play(names: Iterable[str], store: Path | None = None) -> dict[str, list[Row]
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The stored rows of every part; none if there is no such file.
-
-    Raises:
-        ConfigError: a file of something else, found before anything is played.
-    """
+    """The stored rows of every part; none if there is no such file; ConfigError: something else."""
     try:
         stored = json.loads(path.read_bytes())
     except FileNotFoundError:

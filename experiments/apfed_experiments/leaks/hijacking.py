@@ -3,7 +3,7 @@
 Digits in strips of two rows, MNIST in halves, images as numbers between 0 and 1.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -65,7 +65,7 @@ def joint_inversion() -> Iterator[Setting]:
 def _curious(name: str, seed: int) -> Row:
     config, data = _with_one_passive(live_config("digits", "tvfl", seed=seed))
     results = mount(run(config, None, data=data).recording, [AttackChoice(name=name)], seed=seed)
-    return _figures(next(one for one in results if one.victim == VICTIM))
+    return _figures(next(result for result in results if result.victim == VICTIM))
 
 
 def hijacking() -> Iterator[Setting]:
@@ -77,45 +77,40 @@ def hijacking() -> Iterator[Setting]:
         ("mnist-in-2", True, _EPOCHS, _FEWER_SEEDS),
     )
     for name, told, epochs, seeds in cases:
-        columns = {
-            "data": name, "told x": "yes" if told else "no", "epochs": epochs, "attack": "hijack",
-        }  # fmt: skip
-        measure = partial(_hijacked, name, told, epochs)
-        yield Setting(columns=columns, measure=measure, seeds=seeds)
+        columns = {"data": name, "told x": "yes" if told else "no", "epochs": epochs}
+        attack = FeatureSpaceHijack(hidden=_HIDDEN, conditioned=told)
+        measure = partial(_hijacked, attack, partial(live_config, name, "tvfl"), epochs)
+        yield Setting(columns={**columns, "attack": "hijack"}, measure=measure, seeds=seeds)
 
 
-def _hijacked(name: str, conditioned: bool, epochs: int, seed: int) -> Row:
-    config, data = _with_one_passive(_long(live_config(name, "tvfl", seed=seed), epochs))
-    attack = FeatureSpaceHijack(hidden=_HIDDEN, conditioned=conditioned)
+def _hijacked(
+    attack: FeatureSpaceHijack | ReversedHijack, config_of: Callable[..., Config], epochs: int,
+    seed: int,
+) -> Row:  # fmt: skip
+    """So many epochs at a rate under which the pull is steady."""
+    config = config_of(seed=seed)
+    train = config.train.model_copy(update={"epochs": epochs, "learning_rate": _RATE})
+    config, data = _with_one_passive(config.model_copy(update={"train": train}))
     return _figures(play_answers(attack, config, VICTIM, data=data, seed=seed))
 
 
 def reversed_hijacking() -> Iterator[Setting]:
     """A4 on digits: the only passive, against the active's own loss, clip and guard."""
     for strength, clip, sigma in _REVERSED:
-        columns = {
-            "kappa": strength, "clip": clip, "sigma": sigma or "none", "epochs": _EPOCHS,
-            "attack": "reversed_hijack",
-        }  # fmt: skip
-        measure = partial(_reversed_hijacked, strength, clip, sigma)
+        columns = {"kappa": strength, "clip": clip, "sigma": sigma or "none", "epochs": _EPOCHS}
+        attack = ReversedHijack(hidden=_HIDDEN, strength=strength)
+        measure = partial(_hijacked, attack, partial(_guarded, clip, sigma), _EPOCHS)
+        columns |= {"attack": "reversed_hijack"}
         yield Setting(columns=columns, measure=measure, seeds=_FEWER_SEEDS)
 
 
-def _reversed_hijacked(strength: float, clip: float, sigma: float, seed: int) -> Row:
-    """A session of APFed-C; the adversary's answers are as long as `strength` makes them."""
+def _guarded(clip: float, sigma: float, *, seed: int) -> Config:
+    """A session of APFed-C; the adversary's answers are as long as its strength makes them."""
     config = live_config("digits", "apfed_c", masks="none", clip=clip, seed=seed)
-    if sigma:
-        guard = {"mechanism": "gaussian", "clip": 1.0, "sigma": sigma}
-        config = Config.model_validate({**config.model_dump(), "guard": guard})
-    config, data = _with_one_passive(_long(config, _EPOCHS))
-    attack = ReversedHijack(hidden=_HIDDEN, strength=strength)
-    return _figures(play_answers(attack, config, VICTIM, data=data, seed=seed))
-
-
-def _long(config: Config, epochs: int) -> Config:
-    """So many epochs at a rate under which the pull is steady."""
-    train = config.train.model_copy(update={"epochs": epochs, "learning_rate": _RATE})
-    return config.model_copy(update={"train": train})
+    if not sigma:
+        return config
+    guard = {"mechanism": "gaussian", "clip": 1.0, "sigma": sigma}
+    return Config.model_validate({**config.model_dump(), "guard": guard})
 
 
 def _with_one_passive(config: Config) -> tuple[Config, VerticalData]:
@@ -155,13 +150,8 @@ def _figures(result: AttackResult) -> Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One setting.
-
-    Attributes:
-        name: in the table.
-        maps: whether the client sends maps; else a linear layer mixes them to 64 numbers.
-        attack: of the server.
-        iterations: answers of the server.
+    """One setting: whether the client sends maps (else a linear layer mixes them to 64 numbers),
+    and the server's attack and answers.
     """
 
     name: str
@@ -175,13 +165,10 @@ CASES = (Case(name="maps of 7 x 7"), Case(name="mixed to 64 numbers", maps=False
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Outcome:
-    """Errors on images between -1 and 1, and some of the images.
+    """Errors on images between -1 and 1, and the first private images as they were rebuilt.
 
-    Attributes:
-        mse: of what the server decodes from what the client sent; own: of what it decodes from
-            its own representations of the same images, which no attack gets below; mean: of the
-            outsiders' mean.
-        rebuilt: the first private images, (n, 1, 28, 28).
+    mse: of what the server decodes from what the client sent; own: of what it decodes from its own
+    representations of the same images, which no attack gets below; mean: of the outsiders' mean.
     """
 
     mse: float
@@ -208,10 +195,8 @@ def split_learning() -> Iterator[Setting]:
     of_images = _images()
     for case in CASES:
         for seed in _CLIENT_SEEDS if case is CASES[0] else _CLIENT_SEEDS[:1]:
-            columns = {
-                "client sends": case.name, "iterations": case.iterations, "seed": seed,
-                "party_seeds": "shared_for_comparison",
-            }  # fmt: skip
+            columns = {"client sends": case.name, "iterations": case.iterations, "seed": seed}
+            columns |= {"party_seeds": "shared_for_comparison"}
             measure = partial(_errors, case, *of_images)
             yield Setting(columns=columns, measure=measure, seeds=(seed,))
 

@@ -79,11 +79,8 @@ _ENDS: tuple[tuple[Role, str], ...] = (
 class Setting:
     """One line of a table: what a function measures, for every seed.
 
-    Attributes:
-        columns: what is measured, as the table says it.
-        measure: the figures of a seed; a party's refusal is one.
-        seeds: one has no intervals, and its figures stay as they are.
-        ends: figures whose least and greatest stand in the line, too.
+    A party's refusal is a figure; one seed has no intervals, and its figures stay as they are;
+    `ends` are figures whose least and greatest stand in the line, too.
     """
 
     columns: Row
@@ -132,16 +129,9 @@ _DATA: Mapping[str, Mapping[str, Any]] = {
 
 
 def live_config(
-    data: str,
-    method: str,
-    *,
-    masks: str = "pairwise",
-    scheme: str = "plain",
-    clip: float | None = 1.0,
-    seed: int = 0,
-    noise: Mapping[str, float] | None = None,
-    **model: Any,
-) -> Config:
+    data: str, method: str, *, masks: str = "pairwise", scheme: str = "plain",
+    clip: float | None = 1.0, seed: int = 0, noise: Mapping[str, float] | None = None, **model: Any,
+) -> Config:  # fmt: skip
     """A run of 20 epochs on one of the data sets here, with perceptrons.
 
     `noise` is that of the passives under the sum, `model` what differs in the networks.
@@ -182,12 +172,9 @@ _ALIGNED: dict[tuple[str, int, int], Mapping[str, Tensor]] = {}
 
 
 def open_run(
-    config: Config,
-    passives: int,
-    rules: Collection[Rule] = ALL_RULES,
-    *,
+    config: Config, passives: int, rules: Collection[Rule] = ALL_RULES, *,
     kind: type[LiveRun] = LiveRun,
-) -> LiveRun:
+) -> LiveRun:  # fmt: skip
     """A session that has trained for some epochs; the same data is aligned once."""
     of_data = config.name.removeprefix("leaks-"), passives, config.seed
     known = _ALIGNED.get(of_data)
@@ -245,10 +232,8 @@ def features_of(result: AttackResult) -> Row:
 def inversion() -> Iterator[Setting]:
     """A5: z^p out of honest steps, and x^p from there."""
     for (name, seeds), passives in product(_INVERSION_SEEDS.items(), (1, 2, 5)):
-        yield Setting(
-            columns={"data": name.removesuffix("-in-6"), "M": passives},
-            measure=partial(_measured, name, passives), seeds=seeds,
-        )  # fmt: skip
+        columns = {"data": name.removesuffix("-in-6"), "M": passives}
+        yield Setting(columns=columns, measure=partial(_measured, name, passives), seeds=seeds)
 
 
 def _measured(name: str, passives: int, seed: int) -> Row:
@@ -257,28 +242,25 @@ def _measured(name: str, passives: int, seed: int) -> Row:
     choice = AttackChoice(name="contrastive_inversion", options={"iterations": 100})
     mounted = mount(run.recording, [choice], seed=seed)
     mean = truth.mean(dim=1)
+    whole = mean.mean(dim=0).expand_as(found)
+
+    def over_passives(figure: Callable[[Tensor, Tensor], float | None], found: Tensor) -> float:
+        values = [figure(found, of_passive) or 0.0 for of_passive in truth.unbind(dim=1)]
+        return sum(values) / len(values)
+
     return {
-        "r2 of z": _mean_of(explained, found, truth),
-        "cosine of z": _mean_of(cosine, found, truth),
-        "cosine, centred": _mean_of(centred_cosine, found, truth),
-        "cosine of -G": _mean_of(cosine, naive, truth),
-        "cosine of the mean": _mean_of(cosine, mean.mean(dim=0).expand_as(found), truth),
-        **features_of(next(one for one in mounted if one.victim == VICTIM)),
+        "r2 of z": over_passives(lambda z, of: explained(z.numpy(), of.numpy()), found),
+        "cosine of z": over_passives(cosine, found),
+        "cosine, centred": over_passives(centred_cosine, found),
+        "cosine of -G": over_passives(cosine, naive),
+        "cosine of the mean": over_passives(cosine, whole),
+        **features_of(next(result for result in mounted if result.victim == VICTIM)),
     }
 
 
-def _mean_of(figure: Callable[[Any, Any], float | None], found: Tensor, truth: Tensor) -> float:
-    """Mean over the passives, whose representations are (N, M, D)."""
-    values = [figure(found.numpy(), one.numpy()) if figure is explained else figure(found, one)
-              for one in truth.unbind(dim=1)]  # fmt: skip
-    return sum(value or 0.0 for value in values) / len(values)
-
-
 def _inverted(run: LiveRun) -> tuple[Tensor, Tensor, Tensor]:
-    """Go on honestly for an epoch.
-
-    Returns:
-        Of its first steps: recovered z (N, D), -sum (N, D) and the truth (N, M, D).
+    """Go on honestly for an epoch: of its first steps recovered z (N, D), -sum (N, D) and the truth
+    (N, M, D).
     """
     held: dict[int, Tensor] = {}
 
@@ -332,26 +314,24 @@ def chosen() -> Iterator[Setting]:
 def _read_sum(opened: Callable[..., LiveRun], attack: ChosenRepresentations, seed: int) -> Row:
     """Largest error of a row and R^2 of the sum of the passives' z, both centred."""
     live = opened(seed=seed)
-    everybody = torch.arange(len(live.alignment[live.data.active.name]))
+    active = live.data.active.name
+    everybody = torch.arange(len(live.alignment[active]))
     truth = torch.stack([live.representations(name, everybody) for name in live.passives])
-    people, found = _read(live, attack)
+    shadow = reveal_features(live.recording, VICTIM, 2, 0)
+    knowledge = Knowledge(classes=10, victim=VICTIM, shadow=shadow)
+    played = Played(attack.name, attack.play(live, knowledge, 0))
+    seen: dict[str, Any] = {
+        "knowledge": knowledge,
+        "budget": Budget(iterations=500),
+        "played": played,
+    }
+    people, found = attack.representations(view_of(live.recording, [active], **seen))
     total = truth[:, people].sum(dim=0)
     found, total = found - found.mean(dim=0), total - total.mean(dim=0)
     return {
         "largest error": float((found - total).norm(dim=1).max()),
         "r2": explained(found.numpy(), total.numpy()),
     }
-
-
-def _read(live: LiveRun, attack: ChosenRepresentations) -> tuple[Tensor, Tensor]:
-    active = live.data.active.name
-    shadow = reveal_features(live.recording, VICTIM, 2, 0)
-    knowledge = Knowledge(classes=10, victim=VICTIM, shadow=shadow)
-    played = Played(attack.name, attack.play(live, knowledge, 0))
-    return attack.representations(
-        view_of(live.recording, [active], knowledge=knowledge, budget=Budget(iterations=500),
-                played=played)
-    )  # fmt: skip
 
 
 def decoder() -> Iterator[Setting]:
@@ -402,17 +382,12 @@ def _read_features(opened: Callable[..., LiveRun], attack: DecoderExtraction, se
         return row
     truth = truth_of(live.recording).features[VICTIM].flatten(1).double()
     others = truth[asked[~torch.isin(asked, shadow.positions)]]
-    floor = _beyond(truth[shadow.positions], others)
-    return {**row, "floor": floor, "mse less floor": row["mse of x"] - floor}
-
-
-def _beyond(known_NF: Tensor, others_NF: Tensor) -> float:
-    """Mean squared distance, a number, of rows from the affine hull of the known ones."""
+    known_NF = truth[shadow.positions]
     middle_F = known_NF.mean(dim=0)
     _, sizes, axes = torch.linalg.svd(known_NF - middle_F, full_matrices=False)
-    inside = axes[sizes > 1e-9 * sizes[0]]
-    away_NF = others_NF - middle_F
-    return float((away_NF - away_NF @ inside.T @ inside).square().mean())
+    inside, away_NF = axes[sizes > 1e-9 * sizes[0]], others - middle_F
+    floor = float((away_NF - away_NF @ inside.T @ inside).square().mean())
+    return {**row, "floor": floor, "mse less floor": row["mse of x"] - floor}
 
 
 def noise() -> Iterator[Setting]:
@@ -428,14 +403,10 @@ def noise() -> Iterator[Setting]:
         objective = sum_for("digits", **settings).method.own_objective
         decodes = isinstance(objective, ReconstructionSettings)
         told = strength and " ".join(f"{name} {value:g}" for name, value in strength.items())
-        yield Setting(
-            columns={
-                "method": method, "noise": told or "none",
-                "reads": "x of one passive" if decodes else "sum of z",
-            },
-            measure=partial(_under_noise, _decoded if decodes else _summed, settings),
-            seeds=_NOISE_SEEDS, ends=("accuracy",),
-        )  # fmt: skip
+        reads, measure = ("x of one passive", _decoded) if decodes else ("sum of z", _summed)
+        columns = {"method": method, "noise": told or "none", "reads": reads}
+        under = partial(_under_noise, measure, settings)
+        yield Setting(columns=columns, measure=under, seeds=_NOISE_SEEDS, ends=("accuracy",))
 
 
 def _under_noise(
@@ -447,7 +418,7 @@ def _under_noise(
         path = Path(folder) / "run"
         run(sum_for("digits", seed=seed, **settings), path)
         told = read_finished_run(path).outcome
-    spent = max((one.epsilon for one in told.contributions.values()), default=None)
+    spent = max((of.epsilon for of in told.contributions.values()), default=None)
     return {**found, "epsilon": spent, "accuracy": told.accuracy[told.method]}
 
 
@@ -536,10 +507,9 @@ def degradation() -> Iterator[Setting]:
         for clip, strengths in ((1.0, (None, 1.0, 100.0)), (None, (None, 10.0))):
             for strength in strengths:
                 adversary = "none" if strength is None else f"kappa {strength:g}"
-                yield Setting(
-                    columns={"data": data, "adversary": adversary, "clip": clip or "none"},
-                    measure=partial(_changed, data, clip, strength), seeds=_DEGRADATION_SEEDS,
-                )  # fmt: skip
+                columns = {"data": data, "adversary": adversary, "clip": clip or "none"}
+                measure = partial(_changed, data, clip, strength)
+                yield Setting(columns=columns, measure=measure, seeds=_DEGRADATION_SEEDS)
 
 
 def _changed(data: str, clip: float | None, strength: float | None, seed: int) -> Row:
@@ -554,7 +524,13 @@ def _changed(data: str, clip: float | None, strength: float | None, seed: int) -
 @lru_cache
 def _accuracies(data: str, clip: float | None, strength: float | None, seed: int) -> Row:
     run = open_run(live_config(data, "apfed_c", masks="none", clip=clip, seed=seed), 3)
-    cohort = _cohort(run)
+    # Aligned people (A,) in the cluster of the person whose features sum to least.
+    table = next(table for table in run.data.passives if table.name == VICTIM)
+    own = table.features[run.alignment[VICTIM]].flatten(1)
+    order = own.sum(dim=1).argsort()
+    clusters = KMeans(_CLUSTERS, n_init=4, random_state=0).fit(own[order].numpy()).labels_
+    cohort = torch.empty(len(own), dtype=torch.bool)
+    cohort[order] = torch.from_numpy(clusters == clusters[0])
     if strength is not None:
         positions = cohort.nonzero().flatten()
         run.hand_over(VICTIM, CohortDegradation(positions, strength=strength))
@@ -566,31 +542,16 @@ def _accuracies(data: str, clip: float | None, strength: float | None, seed: int
     }
 
 
-def _cohort(run: LiveRun) -> torch.Tensor:
-    """Which aligned people (A,) are in the cluster of the person whose features sum to least."""
-    table = next(one for one in run.data.passives if one.name == VICTIM)
-    own = table.features[run.alignment[VICTIM]].flatten(1)
-    order = own.sum(dim=1).argsort()
-    clusters = KMeans(_CLUSTERS, n_init=4, random_state=0).fit(own[order].numpy()).labels_
-    found = torch.empty(len(own), dtype=torch.bool)
-    found[order] = torch.from_numpy(clusters == clusters[0])
-    return found
-
-
 # A10: how many of its guesses a party tries and learns in intersections, by limit.
 
 
 def stuffing() -> Iterator[Setting]:
     """500 customers each, 300 in common; 400 guesses, half of which the victim has."""
-    for (role, protocol), (limits, size, minimum, intersections, runs, over) in product(
-        _ENDS, _CASES
-    ):
-        attack = IdStuffing(candidates=400, intersections=intersections, overstuff=over)
+    for (role, protocol), (limits, size, minimum, times, runs, over) in product(_ENDS, _CASES):
+        attack = IdStuffing(candidates=400, intersections=times, overstuff=over)
         settings = AlignmentSettings(protocol=protocol, maximum_ids=size, minimum_rows=minimum)
-        yield Setting(
-            columns={"adversary": role, "protocol": protocol, "limits": limits},
-            measure=partial(_stuffed, attack, settings, role, runs),
-        )
+        columns = {"adversary": role, "protocol": protocol, "limits": limits}
+        yield Setting(columns=columns, measure=partial(_stuffed, attack, settings, role, runs))
 
 
 def _stuffed(

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import product
@@ -54,6 +55,13 @@ _ATTACKS: Mapping[str, tuple[tuple[str, Mapping[str, Any]], ...]] = {
     ),
     "membership": (("membership", {"shadow_models": 16, "epochs": 20}),),
 }  # fmt: skip
+_NEEDED: Mapping[str, AbstractSet[str]] = {
+    "vote_regression": {"passives vote"}, "shown_labels": {"labels are shown"},
+    "contrastive_inversion": {"gradients are summed"},
+    "inverse_network": {"passives send representations"},
+    "model_completion": {"the active sends representations", "gradients are returned"},
+    "gradient_direction": {"gradients are returned"}, "membership": {"the active predicts alone"},
+}  # fmt: skip
 _PAPER_SEEDS = range(3)
 _SEQUENCES = "synthetic_keystrokes"
 _PEOPLE: Mapping[str, Mapping[str, Any]] = {
@@ -80,10 +88,8 @@ _ASKED = tuple(("averaged_membership", {"strangers": who}) for who in ("outside"
 def labels() -> Iterator[Setting]:
     """Balanced accuracies, means over the passives, by noise and by labels that they know."""
     for name, noise, known in product(_DATA, _GUARDS, _KNOWN):
-        columns = {
-            "data": name.removeprefix("all-labels-"), "noise": noise,
-            "labels a class": known or "none",
-        }  # fmt: skip
+        data = name.removeprefix("all-labels-")
+        columns = {"data": data, "noise": noise, "labels a class": known or "none"}
         measure = partial(_read_labels, name, noise, known)
         yield Setting(columns=columns, measure=measure, seeds=_SEEDS)
 
@@ -150,30 +156,15 @@ def few_labels() -> Iterator[Setting]:
     """Means over all adversaries and victims of an attack; which one applies follows the method."""
     for data, target in product(("digits", "breast_cancer"), _ATTACKS):
         for method, (name, options) in product(_METHODS, _ATTACKS[target]):
-            if _reads(name, method):
-                yield Setting(
-                    columns={"data": data, "target": target, "method": method, "attack": name},
-                    measure=partial(_read, partial(_few, data, method), name, options),
-                    seeds=_SEEDS,
-                )  # fmt: skip
+            # Whether there is something for the attack, as its own reasons and roles have it.
+            if _NEEDED[name] & _few("digits", method, 0).method.happens:
+                columns = {"data": data, "target": target, "method": method, "attack": name}
+                measure = partial(_read, partial(_few, data, method), name, options)
+                yield Setting(columns=columns, measure=measure, seeds=_SEEDS)
 
 
 def _few(data: str, method: str, seed: int) -> Config:
     return labels_config(data, method, seed=seed, **_METHODS[method])
-
-
-def _reads(attack: str, method: str) -> bool:
-    """Whether there is something for the attack, as its own reasons and roles have it."""
-    needed = {
-        "vote_regression": {"passives vote"},
-        "shown_labels": {"labels are shown"},
-        "contrastive_inversion": {"gradients are summed"},
-        "inverse_network": {"passives send representations"},
-        "model_completion": {"the active sends representations", "gradients are returned"},
-        "gradient_direction": {"gradients are returned"},
-        "membership": {"the active predicts alone"},
-    }[attack]
-    return bool(needed & _few("digits", method, 0).method.happens)
 
 
 def _read(
@@ -183,17 +174,17 @@ def _read(
     recording, accuracy = _finished(config_of(seed).model_dump_json(exclude_defaults=True))
     choice = AttackChoice(name=attack, options=dict(options))
     mounted = mount(recording, [choice], seed=seed)
-    results = [one for one in mounted if one.advantage is not None]
+    results = [result for result in mounted if result.advantage is not None]
     if not results:
         return {"accuracy": 100 * accuracy, "refused": str(mounted[0].reason)}
     metric = str(results[0].metric)
     return {
-        "reached": fmean(one.score[metric] or 0.0 for one in results),
-        "baseline": fmean(one.baselines[str(one.baseline)][metric] or 0.0 for one in results),
-        "advantage": fmean(one.advantage or 0.0 for one in results),
+        "reached": fmean(found.score[metric] or 0.0 for found in results),
+        "baseline": fmean(found.baselines[str(found.baseline)][metric] or 0.0 for found in results),
+        "advantage": fmean(found.advantage or 0.0 for found in results),
         "metric": metric,
-        "best baseline": Counter(str(one.baseline) for one in results).most_common(1)[0][0],
-        "scored": fmean(one.counts["scored"] for one in results),
+        "best baseline": Counter(str(found.baseline) for found in results).most_common(1)[0][0],
+        "scored": fmean(found.counts["scored"] for found in results),
         "accuracy": 100 * accuracy,
     }
 
@@ -207,13 +198,7 @@ def _read(
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One method, and what attacks it.
-
-    Attributes:
-        method, data: of the run.
-        changes: in its settings; said: those that differ between cases of one method.
-        attacks: by name, with their options.
-    """
+    """One method, and what attacks it; `said`: settings that differ between cases of one method."""
 
     method: str
     data: str
@@ -285,13 +270,10 @@ def papers() -> Iterator[Setting]:
     for case in CASES:
         for name, options in case.attacks:
             told = ", ".join(f"{key} {value}" for key, value in options.items())
-            yield Setting(
-                columns={
-                    "method": case.method, "data": case.data, "settings": case.said,
-                    "attack": name, "options": told,
-                },
-                measure=partial(_read, partial(config_of, case), name, options), seeds=_PAPER_SEEDS,
-            )  # fmt: skip
+            columns = {"method": case.method, "data": case.data, "settings": case.said}
+            measure = partial(_read, partial(config_of, case), name, options)
+            columns |= {"attack": name, "options": told}
+            yield Setting(columns=columns, measure=measure, seeds=_PAPER_SEEDS)
 
 
 def config_of(case: Case, seed: int) -> Config:

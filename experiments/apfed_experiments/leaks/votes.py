@@ -6,7 +6,7 @@ is of one vote at one passive: noise under the sum, or randomised response. All 
 Letters: U rows asked about, K classes.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from itertools import product
 from statistics import fmean
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.stats import rankdata
+from sklearn.metrics import roc_auc_score
 from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
 
@@ -76,6 +76,14 @@ def _open(
     return run
 
 
+def _setting(
+    measure: Callable[[int], Row], data: str, opened: str, epsilon: float | None, *,
+    seeds: Sequence[int] = _SEEDS, **more: object,
+) -> Setting:  # fmt: skip
+    columns = {"data": data, "opened": opened, "epsilon": epsilon, **more}
+    return Setting(columns=columns, measure=measure, seeds=seeds)
+
+
 def chosen_labels() -> Iterator[Setting]:
     """The active labels one person a class, and others with the last class.
 
@@ -85,10 +93,8 @@ def chosen_labels() -> Iterator[Setting]:
     features, and chance ten of all.
     """
     for data, (opened, method, epsilon), runs in product(_DATA, _OPENINGS, (1, 8)):
-        yield Setting(
-            columns={"data": data, "opened": opened, "epsilon": epsilon, "runs": runs},
-            measure=partial(_neighbours, data, method, epsilon, runs), seeds=range(3),
-        )  # fmt: skip
+        measure = partial(_neighbours, data, method, epsilon, runs)
+        yield _setting(measure, data, opened, epsilon, seeds=range(3), runs=runs)
 
 
 def _neighbours(data: str, method: str, epsilon: float | None, runs: int, seed: int) -> Row:
@@ -97,7 +103,7 @@ def _neighbours(data: str, method: str, epsilon: float | None, runs: int, seed: 
     draw = np.random.default_rng(seed)
     landmarks = draw.choice(len(rows), size=run.learner.classes - 1, replace=False)
     later = (_open(data, method, epsilon, seed) for _ in range(1, runs))
-    seen_Uk = np.mean([_columns_of(one, rows, landmarks, draw) for one in (run, *later)], axis=0)
+    seen_Uk = np.mean([_columns_of(ran, rows, landmarks, draw) for ran in (run, *later)], axis=0)
     near = {
         table.name: _nearest(table.features[run.alignment[table.name]][rows], landmarks)
         for table in run.data.tables
@@ -138,9 +144,8 @@ def _nearest(rows_U: Tensor, landmarks: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _share(found: NDArray[np.int64], truth: NDArray[np.int64]) -> float:
-    return fmean(
-        len(set(one) & set(other)) / _NEAR for one, other in zip(found, truth, strict=True)
-    )
+    pairs = zip(found, truth, strict=True)
+    return fmean(len(set(ours) & set(near)) / _NEAR for ours, near in pairs)
 
 
 def repeated_votes() -> Iterator[Setting]:
@@ -153,10 +158,8 @@ def repeated_votes() -> Iterator[Setting]:
         ("each", "votes_randomised", 1.0), ("each", "votes_randomised", 4.0), ("sum", "votes", 4.0),
     )  # fmt: skip
     for data, (opened, method, epsilon), runs in product(_DATA, cases, (1, 4, 16)):
-        yield Setting(
-            columns={"data": data, "opened": opened, "epsilon": epsilon, "runs": runs},
-            measure=partial(_averaged, data, method, epsilon, runs), seeds=_SEEDS,
-        )  # fmt: skip
+        measure = partial(_averaged, data, method, epsilon, runs)
+        yield _setting(measure, data, opened, epsilon, runs=runs)
 
 
 def _averaged(data: str, method: str, epsilon: float, runs: int, seed: int) -> Row:
@@ -181,10 +184,7 @@ def vote_membership() -> Iterator[Setting]:
     the two openings alone tell whoever is shown them.
     """
     for data, (opened, method, epsilon) in product(_DATA, _OPENINGS):
-        yield Setting(
-            columns={"data": data, "opened": opened, "epsilon": epsilon},
-            measure=partial(_moved, data, method, epsilon), seeds=_SEEDS,
-        )  # fmt: skip
+        yield _setting(partial(_moved, data, method, epsilon), data, opened, epsilon)
 
 
 _CANDIDATES = 16
@@ -213,26 +213,15 @@ def _moved(data: str, method: str, epsilon: float | None, seed: int) -> Row:
             found.append(votes.totals[run.ballot.rows.numpy() != candidate])
         distances.append(float(np.abs(found[0] - found[1]).sum()))
         inside.append(member)
-    return {"auc": _auc(np.asarray(distances), np.asarray(inside))}
-
-
-def _auc(score_N: NDArray[np.float64], inside_N: NDArray[np.bool_]) -> float:
-    ranks = rankdata(score_N)
-    members = int(inside_N.sum())
-    above = ranks[inside_N].sum() - members * (members + 1) / 2
-    return float(above / (members * (len(score_N) - members)))
+    return {"auc": float(roc_auc_score(inside, distances))}
 
 
 def poisoned_votes() -> Iterator[Setting]:
     """One passive votes against what its features say; accuracy of the student, in per cent."""
     ways: tuple[Poison | None, ...] = (None, "random", "constant", "flip", "rotate")
     for data, (opened, method, epsilon), way in product(_DATA, _OPENINGS, ways):
-        yield Setting(
-            columns={
-                "data": data, "opened": opened, "epsilon": epsilon, "adversary": way or "none",
-            },
-            measure=partial(_spoilt, data, method, epsilon, way), seeds=_SEEDS,
-        )  # fmt: skip
+        measure = partial(_spoilt, data, method, epsilon, way)
+        yield _setting(measure, data, opened, epsilon, adversary=way or "none")
 
 
 def _spoilt(data: str, method: str, epsilon: float | None, way: Poison | None, seed: int) -> Row:
@@ -241,7 +230,7 @@ def _spoilt(data: str, method: str, epsilon: float | None, way: Poison | None, s
     row: Row = {"accuracy": reached, "change": reached - honest}
     if agreement:
         row["its agreement"] = agreement[VICTIM]
-        row["of the others"] = fmean(one for name, one in agreement.items() if name != VICTIM)
+        row["of the others"] = fmean(of for name, of in agreement.items() if name != VICTIM)
     return row
 
 

@@ -15,21 +15,17 @@ __all__ = ["find_reference", "read_run", "write_report"]
 def write_report(folder: Path, *, show_originals: bool = False) -> Path:
     """Make pictures/*.png, report.html and privacy.json of a finished run; return the page's path.
 
-    Args:
-        folder: of the run; shut for others, where it was not.
-        show_originals: show images that attacks rebuilt beside the people's own. Both are
-            people's data: a page that shows them is for whoever may see the data themselves.
+    The folder is shut for others, where it was not. With `show_originals` images that attacks
+    rebuilt stand beside the people's own. Both are people's data: a page that shows them is for
+    whoever may see the data themselves.
 
     Raises:
-        CheckpointError: the folder is no finished run, or a file in it is not as this
-            version writes it.
+        CheckpointError: no finished run, or a file in it is not as this version writes it.
     """
-    run = read_run(folder, examples=show_originals)
+    run, page = read_run(folder, examples=show_originals), folder / "report.html"
     make_private(folder)
     reference = find_reference(run)
-    pictures = write_pictures(run, reference, folder / "pictures")
-    page = folder / "report.html"
-    audited = audit_of(run)
+    pictures, audited = write_pictures(run, reference, folder / "pictures"), audit_of(run)
     content = render(run, reference, pictures, audited, measured_of(run)).encode()
     write_atomically(page, content, private=show_originals)
     document = to_json(privacy_document(run, audited), indent=2).encode() + b"\n"
@@ -38,7 +34,7 @@ def write_report(folder: Path, *, show_originals: bool = False) -> Path:
 
 
 def find_reference(run: ReportedRun) -> ReportedRun | None:
-    """Return a run of the active alone beside this one, on the same data and seed, if there is.
+    """A run of the active alone beside this one, on the same data and seed, if there is.
 
     None where training labels are private: another run learnt from them as they are, or from other
     answers, and no epsilon of this one counts that.

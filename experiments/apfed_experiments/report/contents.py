@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from apfed_attacks.interface import AttackResult
 from apfed_experiments import words
@@ -21,7 +21,7 @@ from secure_apfed.defences import DEFENCES, who_applies
 from secure_apfed.exchange import Kind
 from secure_apfed.measures import ACCURACY
 from secure_apfed.privacy_rows import figure_title
-from secure_apfed.runs.outcome import AgreementOf, scores_of
+from secure_apfed.runs.outcome import scores_of
 from secure_apfed.secure_sums import sum_kind
 from secure_apfed.settings import Settings
 from secure_apfed.tasks import TASKS, Classification
@@ -36,8 +36,7 @@ _BY_CLASS = "recall of class "
 _BALLOTS = frozenset({Kind.LABELS, Kind.ENCRYPTED_LABELS})
 
 
-@dataclass(frozen=True)
-class Tile:
+class Tile(NamedTuple):
     name: str
     value: str
     note: str
@@ -158,10 +157,8 @@ def tiles_of(run: ReportedRun, reference: ReportedRun | None) -> Iterator[Tile]:
 def _epsilon_tile(run: ReportedRun) -> Tile:
     """What the releases of one row cost, or one vote where passives vote."""
     privacy = run.outcome.privacy
-    others = (
-        f"labels {words.epsilon(privacy.epsilon_y)}, "
-        f"model {words.model_epsilon(privacy.epsilon_model)}"
-    )
+    model = words.model_epsilon(privacy.epsilon_model)
+    others = f"labels {words.epsilon(privacy.epsilon_y)}, model {model}"
     if "passives vote" in run.facts.words:
         spent = run.outcome.contributions.values()
         worst = max((account.epsilon for account in spent), default=math.inf)
@@ -181,14 +178,12 @@ def learned_by(run: ReportedRun) -> Mapping[str, tuple[Learned, ...]]:
     alike: dict[tuple[Role, tuple[Learned, ...]], list[str]] = {}
     for name, role in run.roles.items():
         alike.setdefault((role, tuple(_received(run, name, role))), []).append(name)
-    return {_heading(names, role): received for (role, received), names in alike.items()}
-
-
-def _heading(names: list[str], role: Role) -> str:
-    if names == [role]:
-        return role.capitalize()
-    each = ", each of them" if len(names) > 1 else ""
-    return f"{', '.join(names)} ({role}{each})"
+    found = {}
+    for (role, received), names in alike.items():
+        each = ", each of them" if len(names) > 1 else ""
+        heading = f"{', '.join(names)} ({role}{each})" if names != [role] else role.capitalize()
+        found[heading] = received
+    return found
 
 
 def _received(run: ReportedRun, name: str, role: Role) -> Iterator[Learned]:
@@ -239,13 +234,11 @@ def accounting_of(run: ReportedRun) -> tuple[tuple[str, str], ...]:
     """Return the privacy accounting as (name, value) rows."""
     privacy = run.outcome.privacy
     votes = "passives vote" in run.facts.words
-    rows = [] if votes else [
+    rows = [
         (figure_title("epsilon_x", fixed=True), words.epsilon(privacy.epsilon_x)),
-    ]  # fmt: skip
-    rows += [
         (figure_title("epsilon_y"), words.epsilon(privacy.epsilon_y)),
         (figure_title("epsilon_model"), words.model_epsilon(privacy.epsilon_model)),
-    ]
+    ][votes:]
     if privacy.delta is not None:
         rows.append(("delta", words.number(privacy.delta)))
     if privacy.releases is not None and not votes:
@@ -268,15 +261,14 @@ def accounting_of(run: ReportedRun) -> tuple[tuple[str, str], ...]:
 
 def agreement_of(run: ReportedRun) -> tuple[tuple[str, str], ...]:
     """Return how far each passive's votes agree with others', where each one's are read."""
-    return tuple(
-        (passive, "; ".join(_shares(one))) for passive, one in run.outcome.agreement.items()
-    )
-
-
-def _shares(one: AgreementOf) -> Iterator[str]:
-    if one.others is not None:
-        yield f"as another passive on {one.others:.2f} of the rows, +- {one.others_noise:.2f}"
-    yield f"as labelled on {one.labels:.2f} of the labelled ones, +- {one.labels_noise:.2f}"
+    rows = []
+    for passive, of in run.outcome.agreement.items():
+        told = f"as labelled on {of.labels:.2f} of the labelled ones, +- {of.labels_noise:.2f}"
+        if of.others is not None:
+            others = f"as another passive on {of.others:.2f} of the rows, +- {of.others_noise:.2f}"
+            told = f"{others}; {told}"
+        rows.append((passive, told))
+    return tuple(rows)
 
 
 def trace_of(run: ReportedRun) -> tuple[str, ...]:
@@ -298,11 +290,9 @@ def unevenness(result: AttackResult) -> str:
     }
     parts = [f"{name} {value:.2f}" for name, value in result.risk.items() if _BY_CLASS not in name]
     if classes:
-        most, least = max(classes, key=classes.__getitem__), min(classes, key=classes.__getitem__)
-        parts.append(
-            f"recall from {classes[least]:.2f} (class {least}) to {classes[most]:.2f} "
-            f"(class {most})"
-        )
+        ends = min(classes, key=classes.__getitem__), max(classes, key=classes.__getitem__)
+        least, most = (f"{classes[end]:.2f} (class {end})" for end in ends)
+        parts.append(f"recall from {least} to {most}")
     return "; ".join(parts)
 
 
@@ -333,14 +323,9 @@ def settings_of(run: ReportedRun) -> Iterator[tuple[str, str]]:
         yield "how passives vote", _listed(config.method, but="name")
     yield "guard", _listed(config.guard)
     if config.defences:
-        yield (
-            "defences without a guarantee",
-            "; ".join(
-                f"{defence.kind} ({who_applies(defence.kind, config.method)}): "
-                f"{DEFENCES[defence.kind].gives}"
-                for defence in config.defences
-            ),
-        )
+        kinds = [defence.kind for defence in config.defences]
+        each = (f"{of} ({who_applies(of, config.method)}): {DEFENCES[of].gives}" for of in kinds)
+        yield "defences without a guarantee", "; ".join(each)
     if labels.epsilon is not None:
         yield ("training labels", f"{words.plain(labels.mechanism)}, epsilon {labels.epsilon:g}")
 

@@ -25,20 +25,14 @@ __all__ = ["Part", "fill", "inside", "render", "write_comparison", "write_page",
 
 
 def render(
-    run: ReportedRun,
-    reference: ReportedRun | None,
-    pictures: Sequence[Picture],
-    audited: Audited | None,
-    measured: MeasuredModel | None = None,
-) -> str:
-    """Return the page.
+    run: ReportedRun, reference: ReportedRun | None, pictures: Sequence[Picture],
+    audited: Audited | None, measured: MeasuredModel | None = None,
+) -> str:  # fmt: skip
+    """The page.
 
-    Args:
-        run: what it reports.
-        reference: a run of the active alone on the same data, or None; the page then says so.
-        pictures: to show, as `write_pictures` returned them.
-        audited: what an audit of its guard found; None: there is no guard.
-        measured: what its model is worth by all measures; None: no scores were kept.
+    `reference` is a run of the active alone on the same data, or None, which the page then says;
+    `audited` is what an audit of its guard found; None: there is no guard; `measured` what its
+    model is worth by all measures; None: no scores were kept.
     """
     return fill(
         "report.html.jinja",
@@ -71,18 +65,15 @@ def render(
 
 
 def fill(template: str, **values: Any) -> str:
-    """Return the page that a template of this package makes of `values`, with the style of all."""
+    """The page that a template of this package makes of `values`, with the style of all."""
     page: str = _environment().get_template(template).render(**values)
     return page
 
 
 @cache
 def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("apfed_experiments.report", ""),
-        autoescape=True,
-        undefined=StrictUndefined,
-    )
+    loader = PackageLoader("apfed_experiments.report", "")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
     environment.filters |= {
         "plain": words.plain, "in_words": words.in_words, "count": words.count,
         "signed": words.signed, "attack_title": words.attack_title,
@@ -92,12 +83,10 @@ def _environment() -> Environment:
 
 
 def inside(picture: Picture) -> dict[str, str]:
-    """Return what a template shows of a picture, its pixels as text."""
+    """What a template shows of a picture, its pixels as text."""
     encoded = base64.b64encode(picture.path.read_bytes()).decode("ascii")
-    return {
-        "key": picture.path.stem, "title": picture.title, "caption": picture.caption,
-        "base64": encoded,
-    }  # fmt: skip
+    said = {"key": picture.path.stem, "title": picture.title, "caption": picture.caption}
+    return {**said, "base64": encoded}
 
 
 def _flat(values: Mapping[str, Any]) -> str:
@@ -115,11 +104,7 @@ def write_page(folder: Path, template: str, *, pictures: Sequence[Picture], **va
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """One data set of a comparison.
-
-    Attributes:
-        reports: label and address, relative to the page, of single runs' reports.
-    """
+    """One data set of a comparison; label and address, relative to the page, of reports of runs."""
 
     table: Table
     picture: Picture
@@ -128,25 +113,20 @@ class Part:
 
 def write_comparison(folder: Path, *, title: str, reading: str, parts: Sequence[Part]) -> None:
     """Write index.html: how to read it, a picture and a table for each data set, links to runs."""
+    header = parts[0].table.header if parts else ()
+    shown = [
+        {"title": part.table.title, "picture": inside(part.picture), "rows": part.table.cells,
+         "reports": part.reports}
+        for part in parts
+    ]  # fmt: skip
     write_page(
-        folder, "comparison.html.jinja", pictures=(), title=title, reading=reading,
-        header=parts[0].table.header if parts else (),
-        parts=[
-            {
-                "title": part.table.title, "picture": inside(part.picture),
-                "rows": part.table.cells, "reports": part.reports,
-            }
-            for part in parts
-        ],
+        folder, "comparison.html.jinja", pictures=(), title=title, reading=reading, header=header,
+        parts=shown,
     )  # fmt: skip
 
 
 def write_runs_page(runs: Sequence[ListedRun], path: Path, *, title: str) -> Path:
-    """Write the page; its links to reports hold while it and the folders stay where they are.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write the page; its links to reports hold while it and the folders stay where they are."""
     leaked = [target for target in TARGETS if any(target in run.leaks for run in runs)]
     page = fill(
         "runs.html.jinja",
@@ -168,40 +148,29 @@ def write_runs_page(runs: Sequence[ListedRun], path: Path, *, title: str) -> Pat
 def _row(run: ListedRun, targets: Sequence[str], start: Path) -> dict[str, Any]:
     """What the template shows of a run; each figure is (text, note, number to sort by)."""
     config, gain, alone = run.config, run.gain, run.alone
+    beside = run.gained if alone is None or gain is None else alone.best.title
     figures: dict[str, tuple[str, str, float | None]] = {
         "reached": _figure(run.value, lambda _: run.reached),
-        "gain": _figure(
-            gain,
-            lambda _: run.gained.replace("-", "\u2212"),
-            run.gained if alone is None or gain is None else alone.best.title,
-        ),
+        "gain": _figure(gain, lambda _: run.gained.replace("-", "\u2212"), beside),
         "epsilon": _figure(run.epsilon, words.epsilon),
     }
     for target in targets:
         leak = run.leaks.get(target)
         note = "" if leak is None else f"{words.plain(leak.metric)}, {words.plain(leak.attack)}"
-        figures[f"attack on {target}"] = _figure(
-            None if leak is None else leak.advantage, words.signed, note
-        )
+        advantage = None if leak is None else leak.advantage
+        figures[f"attack on {target}"] = _figure(advantage, words.signed, note)
     figures["sent"] = _figure(run.wire_bytes, words.size)
+    # From where the page lies; names are quoted, so that they name no other.
+    address = Path(os.path.relpath(run.path / "report.html", start)).as_posix()
     return {
-        "name": run.name,
-        "report": _address(run, start) if run.report else None,
+        "name": run.name, "report": quote(os.fsencode(address)) if run.report else None,
         "method": "" if config is None else config.method.name,
         "title": "" if config is None else config.method.title,
-        "dataset": "" if config is None else config.data.dataset,
-        "data": run.data,
-        "figures": figures,
-        "date": run.date.strftime("%Y-%m-%d %H:%M"),
-        "state": str(run.state),
+        "dataset": "" if config is None else config.data.dataset, "data": run.data,
+        "figures": figures, "date": run.date.strftime("%Y-%m-%d %H:%M"), "state": str(run.state),
         "reason": run.reason,
-    }
+    }  # fmt: skip
 
 
 def _figure(value: Any, form: Any, note: str = "") -> tuple[str, str, float | None]:
     return ("", note, None) if value is None else (form(value), note, float(value))
-
-
-def _address(run: ListedRun, start: Path) -> str:
-    """Of the report, from where the page lies; names are quoted, so that they name no other."""
-    return quote(os.fsencode(Path(os.path.relpath(run.path / "report.html", start)).as_posix()))

@@ -13,9 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from numpy.typing import NDArray
 from scipy.stats import binomtest
-from torch import Tensor
 
 from apfed_attacks.interface import AttackResult
 from apfed_experiments.drawing import (
@@ -51,9 +49,6 @@ def write_pictures(
     """Write every picture that the run has data for; return them in the order of reading.
 
     `reference` is a run of the active alone on the same data, or None.
-
-    Raises:
-        CheckpointError: the folder is a link.
     """
     for stale in own_subfolder(folder).glob("*.png"):
         stale.unlink()
@@ -155,7 +150,10 @@ def _accuracy(run: ReportedRun, reference: ReportedRun | None) -> Drawn:
     figure = Figure(figsize=(_WIDTH, 0.9 + 0.48 * len(rows)))
     axes = figure.subplots()
     for place, (_, value, tested, color) in enumerate(rows):
-        ends = _wilson(value, tested) if tested and counted else (value, value)
+        ends = (value, value)
+        if tested and counted:
+            test = binomtest(round(value * tested), tested).proportion_ci(method="wilson")
+            ends = (float(test.low), float(test.high))
         axes.plot([scale * end for end in ends], [place, place], color=color, linewidth=2.5)
         axes.plot(scale * value, place, "o", color=color, markersize=8)
         axes.annotate(
@@ -172,11 +170,6 @@ def _accuracy(run: ReportedRun, reference: ReportedRun | None) -> Drawn:
         f"One run with one seed each. {drawn if counted else 'The points'} do not contain the "
         "spread over seeds."
     )
-
-
-def _wilson(share: float, tested: int) -> tuple[float, float]:
-    interval = binomtest(round(share * tested), tested).proportion_ci(method="wilson")
-    return float(interval.low), float(interval.high)
 
 
 def _attacks(results: Sequence[AttackResult]) -> Drawn:
@@ -263,14 +256,8 @@ def _roc(run: ReportedRun) -> Drawn:
 def _rebuilt(run: ReportedRun) -> Drawn:
     """The attacks that rebuilt images, most recovered first; None: none, or not to be shown."""
     examples = run.examples or {}
-    shown = sorted(
-        (
-            (result, examples[key_of(result)])
-            for result in run.attacks or ()
-            if key_of(result) in examples
-        ),
-        key=lambda pair: -(pair[0].score.get("r2") or 0.0),
-    )[:_MOST]
+    every = [(of, examples[key_of(of)]) for of in run.attacks or () if key_of(of) in examples]
+    shown = sorted(every, key=lambda pair: -(pair[0].score.get("r2") or 0.0))[:_MOST]
     if not shown:
         return None
     columns = max(len(example.original) for _, example in shown)
@@ -294,16 +281,10 @@ def _draw_pair(
         axes.set_frame_on(False)
     for line, images in ((above, example.original), (below, example.rebuilt)):
         for axes, image in zip(line, images, strict=False):
-            axes.imshow(_as_picture(image, low, high), cmap="gray", vmin=0, vmax=1)
+            # (channels, height, width) to 0..1 by the originals' range, channels last
+            scaled = ((image - low) / (high - low or 1.0)).clamp(0, 1)
+            shown = scaled.permute(1, 2, 0) if len(scaled) == 3 else scaled[0]
+            axes.imshow(shown.numpy(), cmap="gray", vmin=0, vmax=1)
     name = f"{result.victim}\n{plain(result.attack)}"
     for axes, label in ((above[0], f"{name}\noriginal"), (below[0], f"{name}\nrebuilt")):
         axes.set_ylabel(label, rotation=0, ha="right", va="center", fontsize=7.5)
-
-
-def _as_picture(image: Tensor, low: float, high: float) -> NDArray[np.float32]:
-    """Scale (channels, height, width) to 0..1 by the originals' range, channels last."""
-    scaled = ((image - low) / (high - low or 1.0)).clamp(0, 1)
-    shown: NDArray[np.float32] = (
-        scaled.permute(1, 2, 0) if len(scaled) == 3 else scaled[0]
-    ).numpy()
-    return shown

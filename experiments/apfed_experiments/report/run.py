@@ -75,14 +75,12 @@ class ReportedRun(FinishedRun):
     """One finished run, with all that a report is made from.
 
     Attributes:
-        path: its folder.
-        epochs, flows: what was measured and sent.
-        contract_sha256: hash of what the parties agreed on; roles: of its participants, the
-            active first.
-        seeds, versions: for repeating the run.
+        epochs, flows: what was measured and sent; seeds, versions: for repeating the run.
+        contract_sha256: hash of what the parties agreed on; roles: of its participants, active
+            first.
         charges: by party that released anything, how often its ledger was charged.
         examples: what attacks rebuilt, by `key_of` of their result; None: it is not to be shown.
-        rebuilt: whether there is any.
+            rebuilt: whether there is any.
     """
 
     path: Path
@@ -122,11 +120,9 @@ class ReportedRun(FinishedRun):
 
     def title_of(self, variant: str) -> str:
         """The name for people of a way to predict, as `outcome.accuracy` names it."""
-        title, suffix = (
-            self.config.method.title,
-            variant.removeprefix(f"{self.config.method.name}_"),
-        )
-        if variant == self.config.method.name:
+        title, name = self.config.method.title, self.config.method.name
+        suffix = variant.removeprefix(f"{name}_")
+        if variant == name:
             return title
         return variant if suffix == variant else f"{title.partition(',')[0]}-{suffix.upper()}"
 
@@ -134,9 +130,7 @@ class ReportedRun(FinishedRun):
 def read_run(path: Path, *, examples: bool = False) -> ReportedRun:
     """Read a run folder; of what attacks rebuilt that there is some, or with `examples` itself.
 
-    Raises:
-        CheckpointError: a file is missing or not as this version writes it, or the run has not
-            finished.
+    Raises CheckpointError as `read_finished_run`.
     """
     finished, files = read_finished_run(path), RunFolder(path)
     files.check(
@@ -144,38 +138,30 @@ def read_run(path: Path, *, examples: bool = False) -> ReportedRun:
     )
     contract = read_json(files.contract, _Contract)
     by_role = sorted(contract.document.participants, key=lambda party: list(Role).index(party.role))
+    ledgers = [log for log in files.logs() if log.name.startswith("ledger-")]
+    # The first line of a ledger says what it is.
+    charges = {log.stem.removeprefix("ledger-"): count_lines(log) - 1 for log in ledgers}
     return ReportedRun(
-        **vars(finished),
-        path=path,
+        **vars(finished), path=path, contract_sha256=contract.sha256, charges=charges,
         epochs=read_json_lines(files.metrics, EpochMetrics),
         flows=read_json(files.flows, tuple[Flow, ...]),
-        contract_sha256=contract.sha256,
         roles={party.name: party.role for party in by_role},
         seeds=read_json(files.seeds, dict[str, Any]),
         versions=read_json(files.versions, dict[str, Any]),
-        # The first line of a ledger says what it is.
-        charges={
-            ledger.stem.removeprefix("ledger-"): count_lines(ledger) - 1
-            for ledger in files.logs()
-            if ledger.name.startswith("ledger-")
-        },
-        examples=read_examples(path) if examples else None,
-        rebuilt=(path / FILE).is_file(),
-    )
+        examples=read_examples(path) if examples else None, rebuilt=(path / FILE).is_file(),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredModel:
-    """One way to predict, measured.
+    """One way to predict, measured on so many rows.
 
     Attributes:
-        title: of it; rows: how many were tested.
         lines: measure, value, ends of the interval, and whether higher or lower is better.
-        calibration: shares foretold and observed, by range of scores; none of what is not
-            probabilities.
-        finite: whether the model says a finite number of every row.
+        calibration: shares foretold and observed, by range of scores; none of what is no
+            probability.
+        finite: whether the model says a finite number of every row; ranked: whether KS is measured.
         binary: whether these are of the second of two classes.
-        ranked: whether KS is among the measures.
         threshold: that it decides at; None: it takes the likeliest class.
     """
 
@@ -192,32 +178,23 @@ class MeasuredModel:
 def measured_of(run: ReportedRun) -> MeasuredModel | None:
     """Measure the variant that the run reports first; None where no scores were kept.
 
-    Raises:
-        CheckpointError: the scores are not as the run left them.
+    Raises CheckpointError where the scores are not as the run left them.
     """
     variant, threshold = next(iter(run.outcome.accuracy)), run.outcome.threshold
     scored = read_scored(RunFolder(run.path), variant, threshold=threshold)
     if scored is None or not len(scored.truth):
         return None
     found = estimates(scored)
+    lines = []
+    for name, of in found.items():
+        measure = MEASURES[name]
+        ends = "-" if math.isnan(of.low) else f"{measure.text(of.low)} to {measure.text(of.high)}"
+        better = "higher" if measure.higher_is_better else "lower"
+        lines.append((measure.title, measure.text(of.value), ends, better))
     return MeasuredModel(
-        title=run.title_of(variant),
-        rows=len(scored.truth),
-        lines=tuple(
-            (
-                MEASURES[name].title,
-                MEASURES[name].text(one.value),
-                "-" if math.isnan(one.low)
-                else f"{MEASURES[name].text(one.low)} to {MEASURES[name].text(one.high)}",
-                "higher" if MEASURES[name].higher_is_better else "lower",
-            )
-            for name, one in found.items()
-        ),
-        calibration=calibration_curve(scored) if scored.classes else (),
-        finite=scored.finite,
-        binary=scored.classes == 2,
-        ranked="ks" in found,
-        threshold=scored.threshold,
+        title=run.title_of(variant), rows=len(scored.truth), lines=tuple(lines),
+        calibration=calibration_curve(scored) if scored.classes else (), finite=scored.finite,
+        binary=scored.classes == 2, ranked="ks" in found, threshold=scored.threshold,
     )  # fmt: skip
 
 
@@ -230,13 +207,9 @@ def measured_of(run: ReportedRun) -> MeasuredModel | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Audited:
-    """What was claimed, what the audit proved, and how far any attack on one row can get.
-
-    Attributes:
-        claimed: epsilon_x; audit: the bounds below it.
-        releases: of each canary, as many as of a row or fewer.
-        ceiling_auc, ceiling_tpr: of the best test between two values of a row, at mu-GDP
-            (Dong, Roth and Su 2022, Section 2.2); the rate at 1 % false alarms.
+    """What was claimed, what the audit proved below it, with so many releases of each canary, and
+    how far any attack on one row can get: the best test between two values of a row, at mu-GDP
+    (Dong, Roth and Su 2022, Section 2.2), by AUC and by the rate at 1 % false alarms.
     """
 
     claimed: float
@@ -257,13 +230,9 @@ class Audited:
         planted = f"{words.count(audit.canaries)} canaries, each released {self.releases} times"
         proved = f"epsilon at least {words.number(found)}, wrong once in a million: {verdict}"
         tells = f"AUC {self.ceiling_auc:.3f}, {words.percent(self.ceiling_tpr)} found"
-        return (
-            (f"audit of the guard, {planted}", proved),
-            (
-                "ceiling of any attack that tells two values of one row apart",
-                f"{tells} at {words.percent(_FALSE_ALARMS)} false alarms",
-            ),
-        )
+        ceiling = "ceiling of any attack that tells two values of one row apart"
+        at = f"{tells} at {words.percent(_FALSE_ALARMS)} false alarms"
+        return (f"audit of the guard, {planted}", proved), (ceiling, at)
 
 
 def audit_of(run: ReportedRun) -> Audited | None:
@@ -284,10 +253,7 @@ def audit_of(run: ReportedRun) -> Audited | None:
         releases=sent, delta=privacy.delta, seed=run.config.seed, confidence=1 - _DOUBT,
     )  # fmt: skip
     mu = gdp_mu(privacy.epsilon_x, privacy.delta)
+    auc, tpr = float(ndtr(mu / 2**0.5)), float(ndtr(ndtri(_FALSE_ALARMS) + mu))
     return Audited(
-        claimed=privacy.epsilon_x,
-        audit=audit,
-        releases=sent,
-        ceiling_auc=float(ndtr(mu / 2**0.5)),
-        ceiling_tpr=float(ndtr(ndtri(_FALSE_ALARMS) + mu)),
+        claimed=privacy.epsilon_x, audit=audit, releases=sent, ceiling_auc=auc, ceiling_tpr=tpr
     )

@@ -34,13 +34,10 @@ class RunFacts:
     """What of a run decides who can read what.
 
     Attributes:
-        happens: what its method does, in words (`MethodSettings.happens`).
-        secure_sum: key of `SECURE_SUMS`.
+        happens: what its method does, in words; secure_sum: key of `SECURE_SUMS`; passives: M.
         guarded: whether a guard is set, for whoever sends representations.
-        passives: M.
         pairwise: whether each passive helps on its own overlap with the active.
-        label_dp: whether training labels went through a mechanism.
-        private: whether the active trained by DP-SGD.
+        label_dp: whether training labels went through a mechanism; private: DP-SGD trained.
         noisy: whether every passive adds noise, under the sum or to its votes.
         inductive: whether a row that has no label moves no vote but its own.
         labelled_passives: whether passives hold labels of the aligned people, too.
@@ -157,15 +154,12 @@ class Limit(_Row):
     sentence: str
 
 
-def _tables() -> Iterator[list[list[str]]]:
-    text = resources.files("apfed_experiments.report").joinpath("who_learns.md").read_text("utf-8")
-    for table in text.strip().split("\n\n"):
-        _header, _rule, *rows = table.splitlines()
-        yield [row.removeprefix("| ").removesuffix(" |").split(" | ") for row in rows]
-
-
 _ANY = "any party"
-_rules, _coalitions, _limits = _tables()
+_TEXT = resources.files("apfed_experiments.report").joinpath("who_learns.md").read_text("utf-8")
+_rules, _coalitions, _limits = (
+    [row.removeprefix("| ").removesuffix(" |").split(" | ") for row in table.splitlines()[2:]]
+    for table in _TEXT.strip().split("\n\n")
+)
 RULES = tuple(
     Rule(when, Kind(kind), None if receiver == _ANY else Role(receiver), reads, protects, remains)
     for kind, receiver, when, reads, protects, remains in _rules
@@ -175,7 +169,7 @@ LIMITS = tuple(Limit(when, sentence) for when, sentence in _limits)
 
 
 def rule_for(kind: Kind, receiver: Role, run: RunFacts) -> Rule:
-    """Return what `receiver` learns of messages of this kind.
+    """What `receiver` learns of messages of this kind.
 
     Raises:
         ApfedError: the table does not say; a report without it would hide something.

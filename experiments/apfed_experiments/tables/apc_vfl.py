@@ -86,11 +86,8 @@ _PRINTED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """How much of a scenario is measured.
-
-    Attributes:
-        features: numbers of the active's columns; aligned: numbers of aligned rows.
-        helped: of `HELPED`, the first of which is compared with all others.
+    """How much of a scenario is measured: numbers of the active's columns and of aligned rows,
+    seeds, and which of `HELPED`, the first of which is compared with all others.
     """
 
     features: tuple[int, ...]
@@ -105,8 +102,7 @@ class Scenario:
 
     Attributes:
         rows: of the active, all with a label; test_fraction: of all people, which leaves as many.
-        batch_size: of every training.
-        scores: of a fold, each with what the paper calls it.
+        batch_size: of every training; scores: of a fold, each with what the paper calls it.
         quick, full: the default part, and all.
     """
 
@@ -137,13 +133,7 @@ class Scenario:
     def config(
         self, data: Mapping[str, Any], method: str, changes: Mapping[str, Mapping[str, Any]]
     ) -> Config:
-        """A run.
-
-        Args:
-            data: of it.
-            method: a key of METHODS.
-            changes: of sections of the settings below.
-        """
+        """A run of a method on these data, with changes in sections of what is below."""
         settings: dict[str, Any] = {
             "name": f"apc-vfl-{self.dataset}".replace("_", "-"),
             "party_seeds": "shared_for_comparison",
@@ -189,35 +179,21 @@ _LARGE = Part(
 _BREAST_CANCER = Part(
     features=_FEATURES, aligned=(250, 200, 150, 100), seeds=_SEEDS_OF_FIGURES, helped=_COMPARED
 )
+_many = partial(Scenario, rows=20_000, test_fraction=0.25, batch_size=128, quick=_SMALL)
 SCENARIOS: Mapping[str, Scenario] = {
-    "mimic_iii": Scenario(
-        dataset="mimic_iii",
-        rows=20_000,
-        test_fraction=0.25,
-        batch_size=128,
+    "mimic_iii": _many(
+        dataset="mimic_iii", full=_LARGE,
         scores={"accuracy": "micro F1", "f1_macro": "macro F1", "f1_weighted": "weighted F1"},
-        quick=_SMALL,
-        full=_LARGE,
     ),
     "breast_cancer": Scenario(
-        dataset="breast_cancer",
-        rows=500,
-        test_fraction=69 / 569,
-        batch_size=8,
-        scores={"accuracy": "accuracy"},
-        quick=_BREAST_CANCER,
+        dataset="breast_cancer", rows=500, test_fraction=69 / 569, batch_size=8,
+        scores={"accuracy": "accuracy"}, quick=_BREAST_CANCER,
         full=replace(_BREAST_CANCER, helped=tuple(HELPED)),
     ),
-    "credit_card": Scenario(
-        dataset="credit_card",
-        rows=20_000,
-        test_fraction=0.25,
-        batch_size=128,
-        scores={"f1": "F1"},
-        quick=_SMALL,
-        full=replace(_LARGE, aligned=(*_MANY, 100)),
+    "credit_card": _many(
+        dataset="credit_card", full=replace(_LARGE, aligned=(*_MANY, 100)), scores={"f1": "F1"}
     ),
-}
+}  # fmt: skip
 
 
 def alone(*, seed: int, config: Mapping[str, Any], scores: Sequence[Score]) -> Figures:
@@ -320,22 +296,14 @@ def _jobs(scenario: Scenario, part: Part, features: int, seed: int) -> Iterator[
             for score, label in scores.items()
         }
 
-    yield FunctionJob(
-        label=f"alone-f{features}",
-        seed=seed,
-        measure=alone,
-        settings=settings(USUAL, None),
-        lines=lines(_ANY, _LOCAL, "columns") | lines(_ANY, _ABLATION, "code"),
-    )
+    both = lines(_ANY, _LOCAL, "columns") | lines(_ANY, _ABLATION, "code")
+    own: dict[str, Any] = {"seed": seed, "measure": alone, "settings": settings(USUAL, None)}
+    yield FunctionJob(label=f"alone-f{features}", lines=both, **own)
     for rows, method in product(part.aligned, part.helped):
-        yield FunctionJob(
-            label=f"{method.lower().replace(', ', '-').replace(' ', '-')}-f{features}-n{rows}",
-            seed=seed,
-            measure=helped,
-            settings=settings(method, rows),
-            lines=lines(rows, method, "code"),
-            cost=2.0,
-        )
+        name = method.lower().replace(", ", "-").replace(" ", "-")
+        own = {"seed": seed, "measure": helped, "settings": settings(method, rows), "cost": 2.0}
+        filled = lines(rows, method, "code")
+        yield FunctionJob(label=f"{name}-f{features}-n{rows}", lines=filled, **own)
 
 
 # APC-VFL's Table 2: what all parties predict together, against SplitNN's rounds and bytes.
@@ -416,20 +384,14 @@ def _aligned(scenario: Scenario) -> tuple[int, ...]:
 def _table2_jobs(scenario: Scenario, rows: int, seed: int) -> Iterator[FunctionJob]:
     for label, method in _METHODS.items():
         config = _table2_config(scenario, rows, method)
+        way = method if method == _METHODS["SplitNN"] else f"{method}_together"
+        told = config.model_dump(mode="json", exclude_defaults=True)
+        title = _title(scenario)
+        lines = {line_of(title, str(rows), label, of): name for name, of in _MEASURES.items()}
         yield FunctionJob(
-            label=f"{scenario.dataset}-{method}-n{rows}",
-            seed=seed,
-            measure=exchanged,
-            settings={
-                "config": config.model_dump(mode="json", exclude_defaults=True),
-                "way": method if method == _METHODS["SplitNN"] else f"{method}_together",
-            },
-            lines={
-                line_of(_title(scenario), str(rows), label, told): measure
-                for measure, told in _MEASURES.items()
-            },
-            cost=rows / scenario.batch_size,
-        )
+            label=f"{scenario.dataset}-{method}-n{rows}", seed=seed, measure=exchanged, lines=lines,
+            settings={"config": told, "way": way}, cost=rows / scenario.batch_size,
+        )  # fmt: skip
 
 
 def _title(scenario: Scenario) -> str:
@@ -451,40 +413,25 @@ def _table2_lines(scenario: Scenario) -> Iterator[Line]:
         yield _line(_TABLE2_HEADER, title, rows, minus, told, combines=weights)
 
 
+_SMALLER = "3 and 4 features, most numbers of aligned rows, and three of five seeds"
 TABLES: tuple[PaperTable, ...] = (
-    PaperTable(
-        name="apc-vfl-breast-cancer",
-        source="APC-VFL, Figures 5 and 10",
-        title="APC-VFL on breast cancer",
-        unit="per cent",
-        reading=f"500 rows at the active. {READING}",
-        leaves_out="other values of lambda, and the absolute distance of codes",
-        hours=0.8,
-        size=partial(size_of, SCENARIOS["breast_cancer"]),
-        axis="features of the active",
-    ),
     *(
         PaperTable(
-            name=f"apc-vfl-{dataset}".replace("_", "-"),
-            source=f"APC-VFL, Figures {figures}",
-            title=f"APC-VFL on {title}",
-            unit="per cent",
-            reading=f"20,000 rows at the active. {READING}",
-            leaves_out="3 and 4 features, most numbers of aligned rows, and three of five seeds",
-            hours=5.0,
-            size=partial(size_of, SCENARIOS[dataset]),
-            axis="features of the active",
+            name=f"apc-vfl-{dataset}".replace("_", "-"), source=f"APC-VFL, Figures {figures}",
+            title=f"APC-VFL on {title}", unit="per cent", hours=hours, leaves_out=leaves_out,
+            reading=f"{SCENARIOS[dataset].rows:,} rows at the active. {READING}",
+            size=partial(size_of, SCENARIOS[dataset]), axis="features of the active",
         )
-        for dataset, title, figures in (
-            ("credit_card", "defaults of credit card clients", "5, 11 and 16"),
-            ("mimic_iii", "lengths of stay in MIMIC-III", "5, 7 to 9 and 12 to 15"),
+        for dataset, title, figures, hours, leaves_out in (
+            ("breast_cancer", "breast cancer", "5 and 10", 0.8,
+             "other values of lambda, and the absolute distance of codes"),
+            ("credit_card", "defaults of credit card clients", "5, 11 and 16", 5.0, _SMALLER),
+            ("mimic_iii", "lengths of stay in MIMIC-III", "5, 7 to 9 and 12 to 15", 5.0, _SMALLER),
         )
     ),
     PaperTable(
-        name="apc-vfl-splitnn",
-        source="APC-VFL, Table 2",
-        title="APC-VFL and SplitNN where all rows are aligned",
-        unit="",
+        name="apc-vfl-splitnn", source="APC-VFL, Table 2", unit="", hours=6.0, size=table2_size,
+        title="APC-VFL and SplitNN where all rows are aligned", axis="aligned rows",
         reading="50 of the aligned rows test on breast cancer, 500 elsewhere; five features at the "
         "active. A round is a message of representations or gradients. All are scored by accuracy; "
         "the paper takes F1 on credit cards. Of its values the text that we have holds only some "
@@ -492,9 +439,6 @@ TABLES: tuple[PaperTable, ...] = (
         "sent: alignment and agreement included; as the paper counts them: by Appendix E, for our "
         "epochs and steps.",
         leaves_out="credit cards, and MIMIC-III where its files are",
-        hours=6.0,
-        size=table2_size,
-        axis="aligned rows",
         shared=50 / 569,  # at most: of 569 people 50 test
     ),
-)
+)  # fmt: skip

@@ -9,6 +9,7 @@ what the paper does not: the same where 500 rows have a label.
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -87,11 +88,7 @@ _THREE_SEEDS = "two of five seeds"
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How every run of a table trains: the paper's own way, or a proxy of it.
-
-    Attributes:
-        rows: training images; None: all.
-    """
+    """How every run of a table trains: the paper's own way, or a proxy of it; rows None: all."""
 
     key: str
     epochs: int
@@ -186,12 +183,9 @@ def _cell(dataset: str, setting: str) -> Iterator[Line]:
     """The lines of one row of the paper's table, and what the passives' help adds."""
     title, cell = _TITLES[dataset], (dataset, setting)
     for column in _COLUMNS:
-        yield Line(
-            cells={"data": title, "views": setting, "method": column},
-            paper=_printed(*cell, column),
-            panels=(f"{title} {setting}",),
-            series=column,
-        )
+        cells = {"data": title, "views": setting, "method": column}
+        panels = (f"{title} {setting}",)
+        yield Line(cells=cells, paper=_printed(*cell, column), panels=panels, series=column)
     for column in _HELPED:
         gain = _printed(*cell, column).mean - _printed(*cell, _SINGLE).mean
         yield Line(
@@ -246,41 +240,29 @@ def _at(dataset: str, weight: float) -> Mapping[str, Mapping[str, str]]:
     return {_COLUMNS[column][0]: {line: _COLUMNS[column][1]} for column, line in lines.items()}
 
 
+_table = partial(PaperTable, unit="test accuracy, per cent")
 TABLES: tuple[PaperTable, ...] = (
-    PaperTable(
-        name="apfed-table2",
-        source="APFed, Table 2",
+    _table(
+        name="apfed-table2", source="APFed, Table 2", hours=243.0, size=_table2,
         title="Accuracy of APFed, TVFL without its passives, and the active alone",
-        unit="test accuracy, per cent",
         reading=f"Lambda 10, on CIFAR-10 1 (section 5.3). {_READING}",
         leaves_out=f"CIFAR-10 and CIFAR-100, {_THREE_SEEDS}, {_LEFT_OUT}",
-        hours=243.0,
-        size=_table2,
     ),
-    PaperTable(
-        name="apfed-lambda",
-        source="APFed, Figures 3 and 4",
-        title="Accuracy of APFed by lambda",
-        unit="test accuracy, per cent",
+    _table(
+        name="apfed-lambda", source="APFed, Figures 3 and 4", hours=54.0, size=_lambda,
+        title="Accuracy of APFed by lambda", axis="lambda",
         reading="The paper draws the figures without numbers; at lambda 0 stands SingleVL of its "
         f"Table 2. {_READING}",
         leaves_out=f"CIFAR-10, {_THREE_SEEDS}, {_LEFT_OUT}; Fashion-MNIST, which the figures lack, "
         "stands for it",
-        hours=54.0,
-        size=_lambda,
-        axis="lambda",
         ticks={float(place): f"{weight:g}" for place, weight in enumerate(_LAMBDAS)},
     ),
-    PaperTable(
-        name="apfed-few-labels",
-        source="APFed, Table 2, as the paper does not ask it",
+    _table(
+        name="apfed-few-labels", source="APFed, Table 2, as the paper does not ask it",
         title="Accuracy of APFed and of the active alone where 500 rows have a label",
-        unit="test accuracy, per cent",
         reading="500 of the active's rows have a label; APFed learns from all, since its passives' "
         "losses need none, and SingleVL takes as many steps over the same rows. Lambda 10. "
         f"{_READING}",
-        leaves_out=_LEFT_OUT,
-        hours=60.0,
-        size=_few_labels,
+        leaves_out=_LEFT_OUT, hours=60.0, size=_few_labels,
     ),
-)
+)  # fmt: skip

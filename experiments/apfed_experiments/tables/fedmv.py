@@ -7,6 +7,7 @@ that ours are synthetic, and its figures stand beside them as a guide to the ord
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -86,11 +87,8 @@ _READING = (
 
 @dataclass(frozen=True, eq=False)
 class Clients:
-    """Views of each client's training rows, and of the test rows.
-
-    Attributes:
-        train: by client, by view, (N, F); truth: by client, labels (N,).
-        test: by view; wanted: labels of the test rows.
+    """Views of each client's training rows, by client and view, (N, F), their labels (N,), and the
+    same of the test rows.
     """
 
     train: Sequence[Sequence[Floats]]
@@ -115,18 +113,24 @@ def client_data(data: VerticalData) -> Clients:
     """The plain features of a horizontal partition, view by view."""
 
     def views(features_NF: torch.Tensor) -> list[Floats]:
-        return [features_NF[:, one.columns].double().numpy() for one in data.active.views.values()]
+        return [
+            features_NF[:, view.columns].double().numpy() for view in data.active.views.values()
+        ]
 
-    labels_N = data.active.labels
+    parts, test_NF, wanted_N = _parts(data)
+    train = [views(features) for features, _ in parts]
+    return Clients(train, [labels.numpy() for _, labels in parts], views(test_NF), wanted_N)
+
+
+def _parts(
+    data: VerticalData,
+) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], torch.Tensor, Rows]:
+    """Training rows of each client with their labels, and the test rows and theirs."""
+    labels_N, features_NF = data.active.labels, data.active.features
     assert labels_N is not None
-    parts = [(data.active.features[data.train_rows], labels_N[data.train_rows])]
-    parts += [(one.features, one.labels) for one in data.passives if one.labels is not None]
-    return Clients(
-        [views(features) for features, _ in parts],
-        [labels.numpy() for _, labels in parts],
-        views(data.active.features[data.test_rows]),
-        labels_N[data.test_rows].numpy(),
-    )
+    parts = [(features_NF[data.train_rows], labels_N[data.train_rows])]
+    parts += [(of.features, of.labels) for of in data.passives if of.labels is not None]
+    return parts, features_NF[data.test_rows], labels_N[data.test_rows].numpy()
 
 
 def h_fedmv(clients: Clients, **options: Any) -> Floats:
@@ -140,12 +144,7 @@ def trained(
 ) -> Sequence[ViewModel]:  # fmt: skip
     """Algorithm 3; return the views with their average weights, and with the test rows.
 
-    Args:
-        clients: with their views.
-        seed: of starts.
-        rounds: of averaging.
-        zetas: of each view; empty: 8 for all.
-        eta: of the labels.
+    `zetas` are of each view (empty: 8 for all), `eta` of the labels; `seed` is of starts.
     """
     classes = int(max(labels.max() for labels in clients.truth)) + 1
     each = list(zetas) or [_WEIGHT] * len(clients.test)
@@ -213,7 +212,7 @@ def _named(name: str, scores_NC: Floats, clients: Clients) -> dict[str, float]:
 
 
 def _mean(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    return {name: float(np.mean([one[name] for one in found])) for name in found[0]}
+    return {name: float(np.mean([of[name] for of in found])) for name in found[0]}
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,13 +227,8 @@ class _Sessions:
     @classmethod
     def of(cls, data: VerticalData) -> "_Sessions":
         """Of a horizontal partition whose views are sequences."""
-        labels_N = data.active.labels
-        assert labels_N is not None
-        parts = [(data.active.features[data.train_rows], labels_N[data.train_rows])]
-        parts += [(one.features, one.labels) for one in data.passives if one.labels is not None]
-        sequences = [one.sequence for one in data.active.views.values() if one.sequence]
-        test = data.active.features[data.test_rows]
-        return cls(parts, test, labels_N[data.test_rows].numpy(), sequences)
+        sequences = [view.sequence for view in data.active.views.values() if view.sequence]
+        return cls(*_parts(data), sequences)
 
     @property
     def pooled(self) -> "_Sessions":
@@ -244,17 +238,15 @@ class _Sessions:
 
     def encoded(self, encoders: Sequence[SequenceEncoder], *, by: int = 0) -> Clients:
         """The states of each client's GRUs, and of the test rows by those of client `by`."""
-        train = [
-            _states(encoder, features)
-            for encoder, (features, _) in zip(encoders, self.parts, strict=True)
-        ]
+
+        def states(encoder: SequenceEncoder, features_NF: torch.Tensor) -> list[Floats]:
+            with torch.no_grad():
+                return [part.double().numpy() for part in encoder.parts(features_NF)]
+
+        pairs = zip(encoders, self.parts, strict=True)
+        train = [states(encoder, features) for encoder, (features, _) in pairs]
         truth = [labels.numpy() for _, labels in self.parts]
-        return Clients(train, truth, _states(encoders[by], self.test), self.wanted)
-
-
-@torch.no_grad()
-def _states(encoder: SequenceEncoder, features_NF: torch.Tensor) -> list[Floats]:
-    return [part.double().numpy() for part in encoder.parts(features_NF)]
+        return Clients(train, truth, states(encoders[by], self.test), self.wanted)
 
 
 def _trained(
@@ -284,9 +276,7 @@ def _trained(
     return [model.encoder for model in models]
 
 
-def _centrally(
-    sessions: _Sessions, *, seed: int, units: int, epochs: int
-) -> Clients:  # fmt: skip
+def _centrally(sessions: _Sessions, *, seed: int, units: int, epochs: int) -> Clients:
     """All clients' states by GRUs that were trained on the rows of all."""
     (central,) = _trained(
         sessions.pooled, seed=seed, units=units, rounds=1, epochs=epochs, average=False
@@ -309,13 +299,8 @@ def measure_sessions(
 ) -> Figures:
     """Tables 1 to 3: by method and metric.
 
-    Args:
-        seed: of the partition and of weights.
-        rows: sessions in all.
-        units: of one direction of a GRU.
-        epochs: of GRUs that are not averaged.
-        rounds: of those that are.
-        local_epochs: of each round.
+    GRUs of so many units a direction train for `epochs`, or where they are averaged for `rounds` of
+    `local_epochs`; `rows` are sessions in all.
     """
     sessions = _sessions(seed, rows)
     clients = _centrally(sessions, seed=seed, units=units, epochs=epochs)
@@ -325,12 +310,11 @@ def measure_sessions(
     local = _trained(sessions, seed=seed, units=units, rounds=1, epochs=epochs, average=False)
     found = {**_tables_of(clients, seed), **_named("S-FedMV", h_fedmv(shared, seed=seed), shared)}
     own = [sessions.encoded(local, by=at) for at in range(len(local))]
-    found |= _mean([
-        _named("Local sequential H-FedMV", h_fedmv(one, seed=seed), one) for one in own
-    ])  # fmt: skip
+    name = "Local sequential"
+    found |= _mean([_named(f"{name} H-FedMV", h_fedmv(of, seed=seed), of) for of in own])
     return found | _mean([
-        _named("Local sequential LocalMV", multi_view(one.alone(at), seed=seed), one)
-        for at, one in enumerate(own)
+        _named(f"{name} LocalMV", multi_view(of.alone(at), seed=seed), of)
+        for at, of in enumerate(own)
     ])  # fmt: skip
 
 
@@ -348,9 +332,9 @@ def _tables_of(clients: Clients, seed: int) -> dict[str, float]:
         found |= _named(f"V w/o {VIEWS[gone]}", multi_view(both, seed=seed), both)
         found |= _named(f"H w/o {VIEWS[gone]}", h_fedmv(both, seed=seed), both)
     for at, view in enumerate(VIEWS):
-        one = clients.only([at])
-        found |= _named(f"{view} w/o FL", single_view(one.pooled), one)
-        found |= _named(f"{view} FL", single_view(one), one)
+        alone = clients.only([at])
+        found |= _named(f"{view} w/o FL", single_view(alone.pooled), alone)
+        found |= _named(f"{view} FL", single_view(alone), alone)
     return found
 
 
@@ -370,13 +354,10 @@ def measure_weights(
 
 
 def _both(clients: Clients, name: str, *, seed: int, **weights: Any) -> dict[str, float]:
-    scores = {
-        "V-FedMV": multi_view(clients, seed=seed, **weights),
-        "H-FedMV": h_fedmv(clients, seed=seed, **weights),
-    }
-    return {
-        f"{method} {name}": _scored(of, clients.wanted)["accuracy"] for method, of in scores.items()
-    }
+    methods = {"V-FedMV": multi_view, "H-FedMV": h_fedmv}
+    scores = {method: of(clients, seed=seed, **weights) for method, of in methods.items()}
+    accuracy = {method: _scored(of, clients.wanted)["accuracy"] for method, of in scores.items()}
+    return {f"{method} {name}": of for method, of in accuracy.items()}
 
 
 def measure_handwritten(*, seed: int) -> Figures:
@@ -391,7 +372,9 @@ def measure_handwritten(*, seed: int) -> Figures:
         for method, of in scores.items():
             found[f"{method} {many}"] = 100 * float((of.argmax(1) == some.wanted).mean())
         local = [multi_view(some.alone(at), seed=seed).argmax(1) for at in range(len(some.train))]
-        found[f"MV w/o FL {many}"] = 100 * float(np.mean([one == some.wanted for one in local]))
+        found[f"MV w/o FL {many}"] = 100 * float(
+            np.mean([guessed == some.wanted for guessed in local])
+        )
     return found
 
 
@@ -497,58 +480,28 @@ def _draw_spaces(path: Path) -> None:
         )
 
 
-TABLES = (
-    PaperTable(
-        name="fedmv-spaces",
-        source="FedMV, Figure 5",
+_table = partial(PaperTable, leaves_out="seven of ten seeds", shared=_SHARED)
+TABLES: tuple[PaperTable, ...] = (
+    _table(
+        name="fedmv-spaces", source="FedMV, Figure 5", unit="silhouette of the classes", hours=0.5,
         title="Where people of the two classes lie before and after FedMV, synthetic sessions",
-        unit="silhouette of the classes",
-        reading=f"{_READING} Test rows; the picture is t-SNE of the first seed's.",
-        leaves_out="seven of ten seeds",
-        hours=0.5,
-        shared=_SHARED,
-        size=_spaces,
+        reading=f"{_READING} Test rows; the picture is t-SNE of the first seed's.", size=_spaces,
         picture=_draw_spaces,
     ),
-    PaperTable(
-        name="fedmv-keystrokes",
-        source="FedMV, Tables 1 to 3",
-        title="FedMV on synthetic sessions of typing",
-        unit="%",
-        reading=_READING,
-        leaves_out="seven of ten seeds",
-        hours=1.0,
-        shared=_SHARED,
-        size=_keystrokes,
-        form=".1f",
+    _table(
+        name="fedmv-keystrokes", source="FedMV, Tables 1 to 3", unit="%", hours=1.0, form=".1f",
+        title="FedMV on synthetic sessions of typing", reading=_READING, size=_keystrokes,
     ),
-    PaperTable(
-        name="fedmv-weights",
-        source="FedMV, Figure 6",
+    _table(
+        name="fedmv-weights", source="FedMV, Figure 6", unit="accuracy, %", hours=0.5, form=".1f",
         title="FedMV by the weights of its objective, on synthetic sessions of typing",
-        unit="accuracy, %",
-        reading=f"{_READING} One weight differs from 8.",
-        leaves_out="seven of ten seeds",
-        hours=0.5,
-        shared=_SHARED,
-        size=_weights,
-        axis="log2 of the weight",
-        form=".1f",
+        reading=f"{_READING} One weight differs from 8.", size=_weights, axis="log2 of the weight",
     ),
-    PaperTable(
-        name="fedmv-handwritten",
-        source="FedMV, sections 8.3 and 8.4, on other data",
-        title="FedMV on Handwritten by the number of views",
-        unit="accuracy, %",
-        reading=(
-            "Views in the order zer, fou, kar, pix, fac; four clients, equally many rows of each "
-            "class; beta 4, all other weights 8. The paper does not use this set."
-        ),
-        leaves_out="five of ten seeds",
-        hours=0.2,
-        shared=_SHARED,
-        size=_by_views,
-        axis="views",
-        form=".1f",
+    _table(
+        name="fedmv-handwritten", source="FedMV, sections 8.3 and 8.4, on other data",
+        title="FedMV on Handwritten by the number of views", unit="accuracy, %",
+        reading="Views in the order zer, fou, kar, pix, fac; four clients, equally many rows of "
+        "each class; beta 4, all other weights 8. The paper does not use this set.",
+        leaves_out="five of ten seeds", hours=0.2, size=_by_views, axis="views", form=".1f",
     ),
-)
+)  # fmt: skip

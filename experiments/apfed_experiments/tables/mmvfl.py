@@ -8,6 +8,7 @@ Letters: N rows, F features of a view, C classes.
 """
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,10 +79,8 @@ def fit_mmvfl(
     views: Sequence[Floats], truth_NC: Floats, *, beta: float, seed: int,
     iterations: Sequence[int] = _ITERATIONS,
 ) -> dict[int, list[Floats]]:  # fmt: skip
-    """Algorithm 1 on aligned training rows, the first view with the labels.
-
-    Returns:
-        The weights of all views (F, C), by the most iterations that it may take.
+    """Algorithm 1 on aligned training rows, the first view with the labels: the weights of all
+    views (F, C), by the most iterations that it may take.
     """
     rng = np.random.default_rng(seed)
     rows, classes = truth_NC.shape
@@ -145,7 +144,7 @@ def measure_fold(*, seed: int, betas: Sequence[float], iterations: Sequence[int]
             np.mean([best[f"MMVFL {most} {at} {of}"] - best[f"supFL {at} {of}"] for of in _SHARES])
             for at in range(1, len(views) + 1)
         ]
-        best |= {f"apart {most} {at}": float(one) for at, one in enumerate(apart, 1)}
+        best |= {f"apart {most} {at}": float(mean) for at, mean in enumerate(apart, 1)}
         best[f"apart {most} average"] = float(np.mean(apart))
     return best
 
@@ -191,42 +190,26 @@ def _differences(full: bool) -> Size:
         participants = [f"{at} ({view})" for at, view in enumerate(_VIEWS, 1)]
         for participant, mean in zip([*participants, "average"], printed, strict=True):
             for most in _ITERATIONS:
+                cells = {"MMVFL minus": against, "participant": participant}
                 line = Line(
-                    cells={
-                        "MMVFL minus": against, "participant": participant,
-                        "iterations": str(most),
-                    },
-                    paper=Printed(mean=mean), panels=(f"MMVFL minus {against}",),
-                    series=f"{participant}, {most} iterations",
+                    cells={**cells, "iterations": str(most)}, paper=Printed(mean=mean),
+                    panels=(f"MMVFL minus {against}",), series=f"{participant}, {most} iterations",
                 )  # fmt: skip
                 lines.append((f"apart {most} {participant.partition(' ')[0]}", line))
     return _sized(lines)
 
 
-TABLES = (
-    PaperTable(
-        name="mmvfl-handwritten",
-        source="MMVFL, Figure 3",
-        title="MMVFL on Handwritten: accuracy by the share of features that are kept",
-        unit="accuracy, %",
-        reading=_READING,
-        leaves_out="",
-        hours=0.02,
-        shared=_SHARED,
-        size=_curves,
+_table = partial(PaperTable, reading=_READING, leaves_out="", hours=0.02, shared=_SHARED)
+TABLES: tuple[PaperTable, ...] = (
+    _table(
+        name="mmvfl-handwritten", source="MMVFL, Figure 3", unit="accuracy, %", form=".1f",
+        title="MMVFL on Handwritten: accuracy by the share of features that are kept", size=_curves,
         axis="features kept, %",
         ticks={share: "" if 2 < share < 20 else f"{share:g}" for share in _SHARES},
-        form=".1f",
     ),
-    PaperTable(
-        name="mmvfl-differences",
-        source="MMVFL, Table 2, Handwritten",
+    _table(
+        name="mmvfl-differences", source="MMVFL, Table 2, Handwritten", unit="points of accuracy",
         title="MMVFL minus models that saw the labels, averaged over the shares of features",
-        unit="points of accuracy",
-        reading=_READING,
-        leaves_out="",
-        hours=0.02,
-        shared=_SHARED,
         size=_differences,
     ),
-)
+)  # fmt: skip

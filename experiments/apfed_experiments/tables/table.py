@@ -23,7 +23,7 @@ from matplotlib.axes import Axes
 from pydantic import BaseModel, ConfigDict
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # no annotations
 
-from apfed_experiments.columns import Column, Table, within, write_text
+from apfed_experiments.columns import Column, Table, stored, within, write_text
 from apfed_experiments.drawing import COLOURS, OTHER, OURS, drawing
 from apfed_experiments.study import OnDone
 from apfed_experiments.summary import Interval, Row
@@ -60,14 +60,12 @@ class Line:
     """One line of a table.
 
     Attributes:
-        cells: text by column; all lines of a table have the same columns, and no two the same
-            texts.
+        cells: text by column; the same columns in all lines, and no two lines the same texts.
         paper: what the paper prints; None: nothing, or nothing that can be read.
         combines: weights by line; this one is their sum, for every seed that has all of them, and
             no job measures it. A mean, or a difference that is paired by seed.
-        panels: of the picture, by title, in which it is shown.
+        panels: of the picture, by title, in which it is shown; at: its place on their axis.
         series: whose curve it lies on, or what its dot is called; "": it is not drawn.
-        at: its place on the horizontal axis, where the picture has one.
     """
 
     cells: Mapping[str, str]
@@ -105,12 +103,10 @@ class _Kept(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Measures some lines for one seed.
+    """Measures some lines for one seed, by which lines are paired.
 
     Attributes:
-        seed: by which lines are paired.
-        lines: that it fills, each with what of its figures the line holds; others are kept and not
-            shown.
+        lines: that it fills, each with what of its figures the line holds; others are only kept.
         cost: seconds that it takes, against those of the table's other jobs.
     """
 
@@ -133,7 +129,6 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Distinct within the table; it becomes a file's."""
         return f"{self.title}-seed{self.seed}"
 
     def file(self, folder: Path) -> Path:
@@ -143,8 +138,7 @@ class Job:
     def finish(self, folder: Path) -> Measured:
         """Measure on one thread and keep it, or read what was kept.
 
-        Raises:
-            CheckpointError: a file in its place has other settings.
+        Raises CheckpointError where a file in its place has other settings.
         """
         path, digest = self.file(folder), hashlib.sha256(self.kept_as.encode()).hexdigest()
         if not path.is_file():
@@ -152,7 +146,7 @@ class Job:
             began = time.monotonic()
             with threadpool_limits(1):
                 figures = dict(self.figures())
-            if lost := sorted(name for name, one in figures.items() if not math.isfinite(one)):
+            if lost := sorted(name for name, of in figures.items() if not math.isfinite(of)):
                 raise ModelError(
                     f"{path.stem}: {', '.join(lost)} is no finite number, so its training "
                     "diverged; nothing is kept of it"
@@ -201,13 +195,8 @@ class RunJob(Job):
 
 @dataclass(frozen=True, kw_only=True)
 class FunctionJob(Job):
-    """A function of plain settings and the seed.
-
-    Attributes:
-        label: distinct within the table, but for the seed.
-        measure: of a module, so that another process finds it; called as
-            `measure(seed=..., **settings)`.
-        settings: plain values.
+    """A function of plain settings and the seed; `label` is distinct within the table, but for the
+    seed, and `measure` of a module, so that another process finds it.
     """
 
     label: str
@@ -253,17 +242,14 @@ class PaperTable:
     """A table or figure of a paper.
 
     Attributes:
-        name: of the command; begins with the paper's.
-        source: paper, and table or figure.
-        title: what it shows; unit: of its figures.
+        name: of the command; begins with the paper's. source: paper, and table or figure.
+        title: what it shows; unit, form: of its figures.
         reading: how it is measured here, and in what that differs from the paper.
         leaves_out: of the full table in what runs by default; empty: nothing.
         hours: that the full table takes on two cores, about.
-        size: its lines and jobs, given whether all of it is wanted. Raises ConfigError where a
-            data set is unknown.
-        axis: what `Line.at` is; empty: the picture has one dot a line.
-        ticks: what stands at a place of that axis; a place without one says its number.
-        form: of a figure.
+        size: its lines and jobs, given whether all of it is wanted.
+        axis: what `Line.at` is; empty: the picture has one dot a line. ticks: what stands at a
+            place of that axis, if not its number.
         shared: how alike two seeds' figures are; see `apfed_experiments.summary.shared_share`.
         picture: draws it in place of the lines, to this path; None: the lines are drawn.
     """
@@ -285,11 +271,10 @@ class PaperTable:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """How far a table is, and how long the rest takes.
+    """How far a table is, and how long the rest takes in so many processes.
 
     Attributes:
-        done, jobs: of what was asked for; hours: that the others take in so many processes, at the
-            pace of those that are done; None: none is.
+        hours: of the jobs that are not done, at the pace of those that are; None: none is.
         full_jobs, full_hours: the same of all of the table.
         pace: the median job's seconds, of those that `PaperTable.hours` gives it.
     """
@@ -319,12 +304,8 @@ def _hours(hours: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Board:
-    """A table as far as it is filled.
-
-    Attributes:
-        full: whether all of it was asked for.
-        rows: of each line; see `_row`.
-        failures: by job, why it ended with an error; the same command tries it again.
+    """A table as far as it is filled, all of it or its default part; `rows` of each line, see
+    `_row`; by job, why it ended with an error: the same command tries it again.
     """
 
     table: PaperTable
@@ -349,9 +330,9 @@ class Board:
             Column(name=name, title=name)
             for name in (self.rows[0]["line"].cells if self.rows else ())
         ]
-        plain = (
-            "seeds", "mean", "sd", "low", "high", "paper", "paper_sd", "difference", "in_sd",
-        )  # fmt: skip
+        plain = stored(
+            "seeds", "mean", "sd", "low", "high", "paper", "paper_sd", "difference", "in_sd"
+        )
         measured = (
             shown("here", "here", with_sd),
             shown(
@@ -362,7 +343,7 @@ class Board:
             shown("difference", "difference", within(f"+{form}")),
             shown("in_sd", "in combined sd", within("+.1f")),
         )
-        return Table((*cells, *(Column(name=name) for name in plain), *measured), self.rows)
+        return Table((*cells, *plain, *measured), self.rows)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -404,25 +385,14 @@ def fill(
     minutes: float | None = None, on_done: OnDone = lambda done, total: None,
     clock: Clock = time.monotonic,
 ) -> Board:  # fmt: skip
-    """Run what is missing, and read all of it.
+    """Run what is missing of all of the table or its default part, and read all of it.
 
-    Args:
-        table: which.
-        folder: of the table; made where missing.
-        full: all of the table, not its default part.
-        jobs: processes; each uses one thread.
-        minutes: after which no other job begins; None: none.
-        on_done: called after each job with those that are done and that there are.
-        clock: seconds.
-
-    Raises:
-        ConfigError: the table needs a data set that the catalogue lacks.
+    After so many `minutes` no other job begins. Raises ConfigError where the catalogue lacks a data
+    set.
     """
     size, kept = table.size(full), folder / "jobs"
     kept.mkdir(mode=0o700, parents=True, exist_ok=True)
     until = math.inf if minutes is None else clock() + 60 * minutes
-    found: dict[str, Measured] = {}
-    failures: dict[str, str] = {}
     # One at a time and in its turn, so that none begins after its time.
     parallel = Parallel(
         n_jobs=jobs, return_as="generator_unordered", pre_dispatch=jobs, batch_size=1
@@ -432,19 +402,16 @@ def fill(
         for job in size.jobs
         if job.file(kept).is_file() or clock() < until
     )
+    found, failures = dict[str, Measured](), dict[str, str]()
     for name, result in finished:
         if isinstance(result, Measured):
             found[name] = result
         else:
             failures[name] = result
         on_done(len(found), len(size.jobs))
-    return Board(
-        table=table,
-        full=full,
-        rows=_rows(size, found, shared=table.shared),
-        forecast=_forecast(size, table.size(True), kept, found, jobs, table.hours),
-        failures=failures,
-    )
+    forecast = _forecast(size, table.size(True), kept, found, jobs, table.hours)
+    rows = _rows(size, found, shared=table.shared)
+    return Board(table=table, full=full, rows=rows, forecast=forecast, failures=failures)
 
 
 def _attempt(job: Job, kept: Path) -> tuple[str, Measured | str]:
@@ -512,13 +479,11 @@ def _page(board: Board, *, picture: str) -> str:
     table = board.table
     command = f"secure-apfed table {table.name}{' --full' if board.full else ''}"
     unit = f": {table.unit}" if table.unit else ""
-    notes = [f"{table.source}. `{command}`{unit}. {table.reading}"]
+    notes = [f"# {table.title}", f"{table.source}. `{command}`{unit}. {table.reading}"]
     if table.leaves_out and not board.full:
         notes.append(f"Left out, and run by `--full`: {table.leaves_out}.")
-    notes.append(f"{board.forecast.sentence}.")
-    rows = board.lines.markdown()
-    told = "\n\n".join(notes)
-    return f"# {table.title}\n\n{told}\n\n{rows}\n![{table.title}]({picture})\n"
+    notes += [f"{board.forecast.sentence}.", board.lines.markdown()]
+    return "\n\n".join(notes) + f"\n![{table.title}]({picture})\n"
 
 
 def _draw(path: Path, board: Board) -> None:

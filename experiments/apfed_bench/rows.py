@@ -8,17 +8,14 @@ peer that cannot be had is a row without seconds, with the reason.
 
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import Any, TypeAlias
 
 from apfed_protocols.crypten import load_crypten
 from apfed_protocols.errors import LocalProtocolError
@@ -27,37 +24,22 @@ from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import DataError
 
 __all__ = [
-    "Bench", "Group", "Row", "absent", "clock_step", "compared", "interleave", "machine",
-    "median_ratio", "on_images", "played", "quotient", "single", "stolen_since", "why_no_crypten",
+    "Bench", "Group", "Row", "clock_step", "compared", "interleave", "median_ratio", "on_images",
+    "played", "quotient", "row", "single", "why_no_crypten",
 ]  # fmt: skip
 
-_LOOKS = 5
+Row: TypeAlias = dict[str, Any]
+"""One line of a bench, see `row`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One line of a bench.
-
-    Attributes:
-        case: its name; seconds: median, None where it could not be measured.
-        peer: the case that `ratio` is against; ratio: as the bench defines it.
-        bytes: on the wire, where that means something.
-        more: further fields of this bench.
+def row(
+    case: str, seconds: float | None = None, *, peer: str | None = None,
+    ratio: float | None = None, sent: int | None = None, **more: Any,
+) -> Row:  # fmt: skip
+    """One line: a case and its median seconds (None where it could not be measured), the `peer`
+    that `ratio` is against, bytes on the wire, where that means something, and further fields.
     """
-
-    case: str
-    seconds: float | None
-    peer: str | None = None
-    ratio: float | None = None
-    bytes: int | None = None
-    more: Mapping[str, Any] = field(default_factory=dict)
-
-    def as_json(self) -> dict[str, Any]:
-        plain = {
-            "case": self.case, "seconds": self.seconds, "peer": self.peer, "ratio": self.ratio,
-            "bytes": self.bytes,
-        }  # fmt: skip
-        return {**plain, **self.more}
+    return {"case": case, "seconds": seconds, "peer": peer, "ratio": ratio, "bytes": sent, **more}
 
 
 @dataclass(frozen=True)
@@ -65,7 +47,6 @@ class Group:
     """Cases that are measured together.
 
     Attributes:
-        cases: their names.
         measure: from the names that are wanted to their rows. It measures these, what they are
             compared with, and nothing else; rows of other cases are left out.
         by_name: they are measured only where a case is named in full, as they take minutes or
@@ -83,8 +64,7 @@ class Bench:
 
     Attributes:
         groups: from whether to be quick (stay under 30 seconds) to all groups; measures nothing.
-        ratio: what `ratio` of its rows is.
-        fields: which further fields of its rows are published.
+        ratio: what `ratio` of its rows is; fields: which further fields are published.
     """
 
     groups: Callable[[bool], Sequence[Group]]
@@ -92,8 +72,9 @@ class Bench:
     fields: Sequence[str] = ()
 
 
-def single(case: str, measure: Callable[[], Row]) -> Group:
-    return Group((case,), lambda _: [measure()])
+def single(case: str, measure: Callable[..., Row], *arguments: Any) -> Group:
+    """The group of one case, whose row is that of `measure` for its name and these arguments."""
+    return Group((case,), lambda _: [measure(case, *arguments)])
 
 
 def on_images(config_of: Callable[[str], Config]) -> tuple[Config, VerticalData, str]:
@@ -103,15 +84,11 @@ def on_images(config_of: Callable[[str], Config]) -> tuple[Config, VerticalData,
         DataError: neither set is there; says what to run.
     """
     try:
-        config, images = config_of("fashion_mnist"), "fashion_mnist"
-        return config, load_data(config.data, seed=0), images
+        config = config_of("fashion_mnist")
+        return config, load_data(config.data, seed=0), config.data.dataset
     except DataError:
-        config, images = config_of("mnist"), "mnist"
-        return config, load_data(config.data, seed=0), images
-
-
-def absent(case: str, reason: str, **more: Any) -> Row:
-    return Row(case=case, seconds=None, more={"reason": reason, **more})
+        config = config_of("mnist")
+        return config, load_data(config.data, seed=0), config.data.dataset
 
 
 def interleave(
@@ -135,40 +112,23 @@ def compared(
 ) -> Row:  # fmt: skip
     """The row of a call beside its peer's, in turns.
 
-    Args:
-        case: its name.
-        ours: what is called.
-        theirs: what the peer does.
-        peer: its name.
-        repetitions: turns.
-        warm_up: turns before, which are not counted.
-        each: how many a call does, of which `seconds` tells one.
-        faster: whether `ratio` is the peer's seconds over ours.
-        peer_seconds: whether these stand in the row.
-        more: further fields.
+    A call does `each` times what `seconds` tells of; where ours is to be `faster`, `ratio` is the
+    peer's seconds over ours; `peer_seconds` stand in the row, too, or not.
     """
-    seconds = interleave({"ours": ours, "peer": theirs}, repetitions=repetitions, warm_up=warm_up)
-    both = seconds["ours"], seconds["peer"]
-    beside = {"peer_seconds": statistics.median(seconds["peer"])} if peer_seconds else {}
-    return Row(
-        case=case, seconds=statistics.median(seconds["ours"]) / each, peer=peer,
-        ratio=median_ratio(*(both[::-1] if faster else both)), more={**beside, **more},
-    )  # fmt: skip
+    both = interleave({"ours": ours, "peer": theirs}, repetitions=repetitions, warm_up=warm_up)
+    more |= {"peer_seconds": statistics.median(both["peer"])} if peer_seconds else {}
+    parts = (both["peer"], both["ours"]) if faster else (both["ours"], both["peer"])
+    seconds, ratio = statistics.median(both["ours"]) / each, median_ratio(*parts)
+    return row(case, seconds, peer=peer, ratio=ratio, **more)
 
 
 def played(
     script: str, *arguments: object, python: str = sys.executable, ours: bool = True,
     patience_s: float, **environment: str,
 ) -> Mapping[str, Any]:  # fmt: skip
-    """What a script of a bench prints last, run in an interpreter of its own.
+    """What a script of a bench prints last, run by this interpreter in this environment and more.
 
-    Args:
-        script: its file.
-        arguments: of it.
-        python: the interpreter.
-        ours: whether it finds what this process finds.
-        patience_s: the longest that it may take.
-        environment: beside this process's.
+    `ours`: it finds what this process finds.
 
     Raises:
         RuntimeError: it failed; the end of what it complained of.
@@ -182,18 +142,13 @@ def played(
         timeout=patience_s, check=False,
     )  # fmt: skip
     if done.returncode:
-        named = "/".join(map(str, arguments))
-        raise RuntimeError(f"{named} failed: {done.stderr[-2000:]}")
+        raise RuntimeError(f"{'/'.join(map(str, arguments))} failed: {done.stderr[-2000:]}")
     found: Mapping[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return found
 
 
 def median_ratio(ours: list[float], theirs: list[float]) -> float:
-    """Median over the repetitions of ours / theirs, taken turn by turn.
-
-    Raises:
-        RuntimeError: the clock stood still in every turn; see `quotient`.
-    """
+    """Median over the repetitions of ours / theirs, taken turn by turn; raises as `quotient`."""
     ratios = [a / b for a, b in zip(ours, theirs, strict=True) if a and b]
     return statistics.median(ratios) if ratios else quotient(0.0, 0.0)
 
@@ -209,54 +164,15 @@ def quotient(ours: float, theirs: float) -> float:
     return ours / theirs
 
 
-def machine() -> dict[str, Any]:
-    """What seconds were measured on; the same from one bench to the next."""
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {
-        "system": f"{platform.system()} {platform.machine()}",
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "gpu": gpu,
-    }
-
-
-def _processor() -> str | None:
-    """Its model, where the system tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(models, platform.processor()) or None
-
-
 def clock_step() -> float:
     """Seconds by which the clock moves at least: many milliseconds on some virtual machines."""
     steps = []
-    for _ in range(_LOOKS):
+    for _ in range(5):
         began = now = time.perf_counter()
         while now == began:
             now = time.perf_counter()
         steps.append(now - began)
     return min(steps)
-
-
-def stolen_since(before: tuple[int, int] | None = None) -> tuple[tuple[int, int] | None, float]:
-    """Processor time that the host gave to others: ticks stolen and in all, and the share since.
-
-    Where the system does not tell, None and 0.
-    """
-    try:
-        first = Path("/proc/stat").read_text("ascii").splitlines()[0].split()
-        ticks = [int(each) for each in first[1:9]]
-    except (OSError, ValueError, IndexError):
-        return None, 0.0
-    now = (ticks[-1], sum(ticks))
-    passed = now[1] - before[1] if before else 0
-    return now, (now[0] - before[0]) / passed if before and passed else 0.0
 
 
 def why_no_crypten() -> str:

@@ -1,5 +1,4 @@
-"""One sum of products, run as a script in an interpreter of its own by
-`apfed_experiments.bench.votes`.
+"""One sum of products, run as a script in an interpreter of its own by `apfed_bench.votes`.
 
 Takes people, labels, columns, passives and candidates (0: none); prints one JSON object: seconds of
 the one active, one passive and the aggregator, the same with labels that the passives see
@@ -10,17 +9,16 @@ depends on them.
 
 import itertools
 import json
-import resource
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from apfed_bench.psi_case import peak_memory
 from apfed_protocols.conversation import converse
 from apfed_protocols.products import (
     ProductAgreement,
@@ -53,15 +51,6 @@ class _Clock:
         return result
 
 
-def _peak_memory() -> int:
-    """Peak resident bytes of this process; ru_maxrss would count what its parent held."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), 0)
-
-
 def _encrypted(
     described: SumOfProducts, labels: Matrix, rows: Mapping[str, Matrix]
 ) -> tuple[_Clock, int, int]:
@@ -71,7 +60,7 @@ def _encrypted(
     combiner = described.combiner()
     passives = {name: described.contributor(name) for name in agreed.contributors}
     converse(passives)
-    one = agreed.contributors[0]
+    first = agreed.contributors[0]
     request = _audited(clock, receiver, passives) if agreed.candidates else receiver.request()
     for name, role in passives.items():
         clock.of(name, role.accept, request)
@@ -83,7 +72,7 @@ def _encrypted(
             name: clock.of(name, role.answer, block, rows[name][:people])
             for name, role in passives.items()
         }
-        down += len(answers[one])
+        down += len(answers[first])
         combined = clock.of("aggregator", combiner.combine, block, answers)
         opened = clock.of("active", receiver.open, block, combined)
         if not np.array_equal(np.rint(opened * levels), expected[:people]):
@@ -97,8 +86,8 @@ def _audited(
     """The request after the passives drew which candidate is kept."""
     commitment = receiver.commitment()
     converse({name: role.toss(commitment) for name, role in passives.items()})
-    told = {name: role.challenge() for name, role in passives.items()}
-    return clock.of("active", receiver.request, told)
+    challenges = {name: role.challenge() for name, role in passives.items()}
+    return clock.of("active", receiver.request, challenges)
 
 
 def _clear(
@@ -144,25 +133,20 @@ def _measure(
     people: int, labelled: int, columns: int, passives: int, candidates: int
 ) -> dict[str, Any]:
     agreed = ProductAgreement(
-        session="bench",
-        receiver="active",
-        combiner="aggregator",
-        contributors=tuple(f"passive_{k}" for k in range(1, passives + 1)),
-        people=people,
-        columns=columns,
-        labelled=labelled,
+        session="bench", receiver="active", combiner="aggregator", people=people, columns=columns,
+        contributors=tuple(f"passive_{k}" for k in range(1, passives + 1)), labelled=labelled,
         candidates=candidates or None,
-    )
+    )  # fmt: skip
     described, rng = SumOfProducts(agreed), np.random.default_rng(0)
     labels = np.eye(columns)[rng.integers(columns, size=labelled)]
     some = min(people, described.block_rows)
     rows = {name: rng.dirichlet(np.ones(labelled), some) for name in agreed.contributors}
     clock, up, down = _encrypted(described, labels, rows)
-    peak = _peak_memory()
+    peak = peak_memory()
     clear = _clear(described, labels, rows)
-    one = agreed.contributors[0]
+    first = agreed.contributors[0]
     return {
-        "passive_seconds": clock.spent[one],
+        "passive_seconds": clock.spent[first],
         "active_seconds": clock.spent["active"],
         "aggregator_seconds": clock.spent["aggregator"],
         "clear_product_seconds": clear["product"] / passives,
@@ -175,8 +159,7 @@ def _measure(
 
 
 def main() -> None:
-    people, labelled, columns, passives, candidates = map(int, sys.argv[1:])
-    print(json.dumps(_measure(people, labelled, columns, passives, candidates)))
+    print(json.dumps(_measure(*map(int, sys.argv[1:]))))
 
 
 if __name__ == "__main__":

@@ -11,16 +11,16 @@ protobuf by an older one) and SECURE_APFED_SPU_PYTHON (spu 0.9.5, which needs nu
 jax up to 0.4.34). A peer that cannot be imported is a row without seconds.
 """
 
-import functools
 import os
 import statistics
 import subprocess
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cache, partial
 from typing import Any
 
-from apfed_experiments.bench import psi_case
-from apfed_experiments.bench.rows import Bench, Group, Row, played, why_no_crypten
+from apfed_bench import psi_case
+from apfed_bench.rows import Bench, Group, Row, played, row, why_no_crypten
 
 __all__ = ["BENCH", "measure"]
 
@@ -32,33 +32,25 @@ _FIELDS = (
     "seconds", "cpu_seconds", "bytes", "rounds", "peak_memory", "peak_party", "floor_seconds",
     "dealt_seconds", "dealt_bytes",
 )  # fmt: skip
+_ON_CRYPTEN = "circuit-crypten"
 _RIVAL = {
-    "circuit": "spu-rr22",
-    "circuit-crypten": "circuit",
-    "ecdh": "openmined",
-    "ecdh-buckets": "ecdh",
-    "opprf": "spu-rr22",
-    "vole": "spu-rr22",
-}
-_ON_CRYPTEN = frozenset({"circuit-crypten"})
+    **dict.fromkeys(("circuit", "opprf", "vole"), "spu-rr22"), _ON_CRYPTEN: "circuit",
+    "ecdh": "openmined", "ecdh-buckets": "ecdh",
+}  # fmt: skip
+_SPU = ("spu", "SECURE_APFED_SPU_PYTHON")
 _PEERS: Mapping[str, tuple[str, str]] = {
     "openmined": ("private_set_intersection", "SECURE_APFED_OPENMINED_PYTHON"),
-    "spu-rr22": ("spu", "SECURE_APFED_SPU_PYTHON"),
-    "spu-kkrt": ("spu", "SECURE_APFED_SPU_PYTHON"),
-    "spu-ecdh": ("spu", "SECURE_APFED_SPU_PYTHON"),
+    **dict.fromkeys(("spu-rr22", "spu-kkrt", "spu-ecdh"), _SPU),
 }
 
 
 def _groups(quick: bool) -> Sequence[Group]:
     groups = [
-        Group(
-            [f"{case}/{size}" for case in psi_case.CASES],
-            functools.partial(measure, size, repetitions),
-        )
+        Group([f"{case}/{size}" for case in psi_case.CASES], partial(measure, size, repetitions))
         for size, repetitions in (_QUICK if quick else _REPETITIONS).items()
     ]
     if not quick:
-        largest = functools.partial(measure, _LARGEST, 1, alone=True)
+        largest = partial(measure, _LARGEST, 1, alone=True)
         groups.append(Group([f"vole/{_LARGEST}"], largest, by_name=True))
     return groups
 
@@ -101,17 +93,15 @@ def measure(
     medians = {case: _medians(runs.get(case, [])) for case in psi_case.CASES}
     for case in shown:
         found, rival = medians[case], None if alone else _RIVAL.get(case)
-        more = {name: one for name, one in found.items() if name not in ("seconds", "bytes")}
-        for name, other in (("openmined", "openmined"), ("rr22", "spu-rr22")):
-            more[f"speedup_vs_{name}"] = _quotient(medians[other], found)
-        yield Row(
-            case=f"{case}/{size}",
-            seconds=found["seconds"],
-            peer=f"{rival}/{size}" if rival else None,
-            ratio=_quotient(found, medians[rival]) if rival else None,
-            bytes=found["bytes"],
-            more=more | ({"reason": missing[case]} if missing[case] else {}),
-        )
+        faster = {
+            f"speedup_vs_{name}": _quotient(medians[other], found)
+            for name, other in (("openmined", "openmined"), ("rr22", "spu-rr22"))
+        }
+        beside = {} if rival is None else {
+            "peer": f"{rival}/{size}", "ratio": _quotient(found, medians[rival]),
+        }  # fmt: skip
+        reason = {"reason": missing[case]} if missing[case] else {}
+        yield {**row(f"{case}/{size}"), **beside, **found, **faster, **reason}
 
 
 def _with_rivals(wanted: Collection[str]) -> list[str]:
@@ -123,9 +113,8 @@ def _with_rivals(wanted: Collection[str]) -> list[str]:
 
 def _quotient(one: Mapping[str, Any], other: Mapping[str, Any]) -> float | None:
     """Seconds of one by seconds of the other."""
-    if one["seconds"] is None or other["seconds"] is None:
-        return None
-    return float(one["seconds"] / other["seconds"])
+    both = one["seconds"], other["seconds"]
+    return None if None in both else float(both[0] / both[1])
 
 
 def _medians(runs: list[Mapping[str, Any]]) -> dict[str, Any]:
@@ -143,7 +132,7 @@ def _interpreter(case: str) -> str:
 
 def _why_missing(case: str) -> str:
     """Return why a case cannot be measured; nothing where it can."""
-    if case in _ON_CRYPTEN:
+    if case == _ON_CRYPTEN:
         return why_no_crypten()
     if case not in _PEERS:
         return ""
@@ -155,7 +144,7 @@ def _why_missing(case: str) -> str:
     return f"{why} ({complaint})" if complaint else why
 
 
-@functools.cache
+@cache
 def _import_error(interpreter: str, module: str) -> str | None:
     """Return None where the module is there, else what is known about why not."""
     try:

@@ -1,11 +1,10 @@
-"""Benchmarks in one form: `secure-apfed bench NAME [--only CASES] [--json] [--quick]`.
+"""All benches in one form: `secure-apfed bench NAME [--only CASES] [--json] [--quick]`.
 
 A new bench is a `Bench` and one line in the table. One is run, or all after another into a folder
 that says what is done (`bench all --output FOLDER`): a case that fails is a row with the reason, as
 one whose peer is missing, and ends no other. The tables of docs/performance.md are made of that
 folder: between `<!-- bench NAME -->` and `<!-- end NAME -->` the page holds what `block` makes of
-NAME.json, with `<!-- bench NAME CASES -->` of some cases only; all else is written by hand and
-stays, and no figure is typed.
+NAME.json; all else is written by hand and stays, and no figure is typed.
 """
 
 import functools
@@ -20,19 +19,12 @@ from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from apfed_experiments.bench import footprint, parties, psi, secure_sum, training, votes
-from apfed_experiments.bench.rows import (
-    Bench,
-    Group,
-    Row,
-    absent,
-    clock_step,
-    machine,
-    stolen_since,
-)
+from apfed_bench import footprint, parties, psi, secure_sum, training, votes
+from apfed_bench.rows import Bench, Group, Row, clock_step, row
 from apfed_experiments.columns import markdown, write_text
+from apfed_experiments.machine import machine
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.files import to_json, write_atomically
 
@@ -55,10 +47,11 @@ BENCHES: Mapping[str, Bench] = {
     "transport": parties.TRANSPORT,
     "votes": votes.BENCH,
 }
-Measured = dict[str, Any]
+Measured: TypeAlias = dict[str, Any]
 """Rows of a bench and what they were measured on: one JSON object."""
+_Chosen: TypeAlias = Sequence[tuple[Group, Sequence[str]]]
 
-_PACKAGES = ("apfed_protocols", "secure_apfed", "apfed_attacks", "apfed_experiments")
+_PACKAGES = ("apfed_protocols", "secure_apfed", "apfed_attacks", "apfed_experiments", "apfed_bench")
 _HEADS = {"peer_seconds": "the peer's seconds"}
 _MANY = 1_000_000
 _COARSE_S = 1e-4
@@ -105,16 +98,14 @@ def run_benches(
         OSError: `folder` cannot be written.
     """
     every = BENCHES if benches is None else benches
-    chosen = {name: _chosen(bench, quick, cases) for name, bench in every.items()}
-    if not any(chosen.values()):
+    chosen = {name: found for name in every if (found := _chosen(every[name], quick, cases))}
+    if not chosen:
         raise ConfigError(
             f"{cases!r} names no case of any bench; ask one by its name for its cases"
         )
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     for name, groups in chosen.items():
-        if not groups:
-            continue
         path = folder / f"{name}.json" if folder is not None else None
         measured = None if again or path is None else _kept(path, _head(name, quick, cases))
         if measured is None:
@@ -124,15 +115,12 @@ def run_benches(
         yield measured
 
 
-def _chosen(bench: Bench, quick: bool, cases: str) -> list[tuple[Group, Sequence[str]]]:
-
-    def asked(group: Group, case: str) -> bool:
-        return case == cases if group.by_name else fnmatchcase(case, cases)
-
+def _chosen(bench: Bench, quick: bool, cases: str) -> _Chosen:
     wanted = (
-        (group, [case for case in group.cases if asked(group, case)])
+        (group, [case for case in group.cases
+                 if (case == cases if group.by_name else fnmatchcase(case, cases))])
         for group in bench.groups(quick)
-    )
+    )  # fmt: skip
     return [(group, names) for group, names in wanted if names]
 
 
@@ -143,18 +131,26 @@ def _head(name: str, quick: bool, cases: str) -> Measured:
     }  # fmt: skip
 
 
-def _measured(
-    name: str, chosen: Sequence[tuple[Group, Sequence[str]]], quick: bool, cases: str
-) -> Measured:
-    head, (before, _) = _head(name, quick, cases), stolen_since()
+def _measured(name: str, chosen: _Chosen, quick: bool, cases: str) -> Measured:
+    head, before = _head(name, quick, cases), _ticks()
     began = datetime.now(UTC).date().isoformat()
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-    steps = [clock_step()]
-    rows = [row.as_json() for group, names in chosen for row in _rows(group, names)]
-    steps.append(clock_step())
-    _, stolen = stolen_since(before)
-    told = {"date": began, "load": load, "stolen": round(stolen, 4), "clock_step": max(steps)}
-    return {**head, **told, "rows": rows}
+    first = clock_step()
+    rows = [found for group, names in chosen for found in _rows(group, names)]
+    step = max(first, clock_step())
+    stolen, passed = (now - past for now, past in zip(_ticks(), before, strict=True))
+    share = round(stolen / passed if passed else 0.0, 4)
+    return {**head, "date": began, "load": load, "stolen": share, "clock_step": step, "rows": rows}
+
+
+def _ticks() -> tuple[int, int]:
+    """Processor time that the host gave to others, and all; 0 where the system does not tell."""
+    try:
+        line = Path("/proc/stat").read_text("ascii").splitlines()[0]
+        ticks = [int(part) for part in line.split()[1:9]]
+        return ticks[-1], sum(ticks)
+    except (OSError, ValueError, IndexError):
+        return 0, 0
 
 
 def _rows(group: Group, names: Sequence[str]) -> list[Row]:
@@ -162,12 +158,12 @@ def _rows(group: Group, names: Sequence[str]) -> list[Row]:
     found: dict[str, Row] = {}
     reason = "its bench made no row of it"
     try:
-        for row in group.measure(names):
-            found[row.case] = row
+        for measured in group.measure(names):
+            found[measured["case"]] = measured
     except Exception as error:  # noqa: BLE001 - whatever it is, other cases can be measured
         traceback.print_exc(file=sys.stderr)
         reason = f"it failed: {type(error).__name__}: {str(error).strip()[:500]}"
-    return [found.get(name) or absent(name, reason, failed=True) for name in names]
+    return [found.get(name) or row(name, reason=reason, failed=True) for name in names]
 
 
 def _kept(path: Path, head: Measured) -> Measured | None:
@@ -175,7 +171,7 @@ def _kept(path: Path, head: Measured) -> Measured | None:
     try:
         kept: Measured = json.loads(path.read_bytes())
         same = all(kept[key] == value for key, value in head.items())
-        return kept if same and not any(row.get("failed") for row in kept["rows"]) else None
+        return kept if same and not any(line.get("failed") for line in kept["rows"]) else None
     except (FileNotFoundError, ValueError, TypeError, KeyError, AttributeError):
         return None
 
@@ -249,7 +245,7 @@ def renewed(text: str, measured: Mapping[str, Measured]) -> str:
         shown = measured[name]
         machines.append(shown["machine"])
         if only:
-            rows = [row for row in shown["rows"] if fnmatchcase(row["case"], only)]
+            rows = [line for line in shown["rows"] if fnmatchcase(line["case"], only)]
             shown = {**shown, "rows": rows, "cases": only}
         head = match[0].partition("\n")[0]
         return f"{head}\n{block(shown, above=machines[-2])}<!-- end {name} -->"
@@ -264,24 +260,23 @@ def block(measured: Measured, *, above: Any = None) -> str:
         measured: what it measured.
         above: the machine of the table before it.
     """
-    bench, machine = BENCHES[measured["bench"]], measured["machine"]
+    on, step = measured["machine"], measured["clock_step"]
     header, rows = cells(measured)
     reasons: dict[str, list[str]] = {}
-    for row in measured["rows"]:
-        if "reason" in row:
-            reasons.setdefault(row["reason"], []).append(f"`{row['case']}`")
+    for line in measured["rows"]:
+        if "reason" in line:
+            reasons.setdefault(line["reason"], []).append(f"`{line['case']}`")
     only = "" if measured["cases"] == "*" else f", cases `{measured['cases']}`"
     load = "" if measured["load"] is None else f", load {measured['load']:.1f} when it began"
-    step = measured["clock_step"]
     clock = f" The clock moved by {_scaled(step, 's')}." if step > _COARSE_S else ""
     where = (
-        f"{machine['processor']}, {machine['cores']} cores, {machine['gpu'] or 'no GPU'}, Python "
-        f"{machine['python']}, torch {machine['torch']}"
+        f"{on['processor']}, {on['cores']} cores, {on['gpu'] or 'no GPU'}, Python "
+        f"{on['python']}, torch {on['torch']}"
     )
     told = (
         f"{measured['date']}{', quick' if measured['quick'] else ''}{only}: "
-        f"{'there' if machine == above else where}{load}, {measured['stolen']:.1%} stolen. "
-        f"*Ratio*: {bench.ratio}.{clock}"
+        f"{'there' if on == above else where}{load}, {measured['stolen']:.1%} stolen. "
+        f"*Ratio*: {BENCHES[measured['bench']].ratio}.{clock}"
     )
     table = markdown(header, rows) if rows else ""
     missing = "".join(
@@ -293,13 +288,11 @@ def block(measured: Measured, *, above: Any = None) -> str:
 
 def cells(measured: Measured) -> tuple[list[str], list[list[str]]]:
     """Header and texts of a bench's table, without what was not measured and empty columns."""
-    rows: Sequence[Mapping[str, Any]] = [row for row in measured["rows"] if "reason" not in row]
+    rows: Sequence[Mapping[str, Any]] = [line for line in measured["rows"] if "reason" not in line]
     fields = ["case", "seconds", "peer", "ratio", "bytes", *BENCHES[measured["bench"]].fields]
-    shown = [field for field in fields if any(row.get(field) is not None for row in rows)]
-    header = [
-        _HEADS.get(field, field.removesuffix("_seconds").replace("_", " ")) for field in shown
-    ]
-    return header, [[_text(field, row.get(field)) for field in shown] for row in rows]
+    shown = [name for name in fields if any(line.get(name) is not None for line in rows)]
+    header = [_HEADS.get(name, name.removesuffix("_seconds").replace("_", " ")) for name in shown]
+    return header, [[_text(name, line.get(name)) for name in shown] for line in rows]
 
 
 def _text(field: str, value: object) -> str:
@@ -317,7 +310,7 @@ def _text(field: str, value: object) -> str:
 
 def _scaled(value: float, unit: str) -> str:
     scales = _SCALES[unit]
-    factor, name = next((each for each in scales if value >= each[0]), scales[-1])
+    factor, name = next((scale for scale in scales if value >= scale[0]), scales[-1])
     digits = max(0, 2 - len(str(int(value / factor))) + 1) if unit == "s" or factor > 1 else 0
     return f"{value / factor:.{digits}f} {name}"
 

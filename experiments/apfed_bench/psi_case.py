@@ -1,4 +1,4 @@
-"""One intersection, run as a script in an interpreter of its own by `apfed_experiments.bench.psi`.
+"""One intersection, run as a script in an interpreter of its own by `apfed_bench.psi`.
 
 Takes a case and a size, and prints one JSON object: `seconds` from the IDs to the result,
 `bytes` and `rounds` where they can be seen, `peak_memory` in bytes, `common` (IDs found); for
@@ -8,7 +8,7 @@ time of the busier party.
 
 `ecdh-buckets` is what a session runs: sealed links over sockets of this machine, IDs streamed from
 a Parquet file, a folder that keeps what is needed to go on. On sets larger than others can take:
-`PYTHONPATH=. python experiments/apfed_experiments/bench/psi_case.py ecdh-buckets 2500000`.
+`PYTHONPATH=. python experiments/apfed_bench/psi_case.py ecdh-buckets 2500000`.
 Two more numbers are threads a party and percent of IDs shared: `ecdh-buckets 10000000 1 20`.
 Each case imports only what it measures, so that a peer can live in an environment without
 this project, and memory is that of the protocol.
@@ -31,30 +31,23 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, cast
 
-__all__ = ["CASES", "main"]
+__all__ = ["CASES", "main", "peak_memory"]
 
 Measured = dict[str, Any]
 _PARTIES = ("hub", "member", "dealer")
 _ROUND_BYTES = 4
 # how the figures of several parties become one
 _GATHER: Mapping[str, Callable[[Iterable[Any]], Any]] = {
-    "seconds": max,
-    "bytes": sum,
-    "rounds": max,
-    "peak_memory": sum,
-    "peak_party": max,
-    "cpu_seconds": max,
-    "dealt_seconds": max,
-    "dealt_bytes": sum,
-    "common": max,
-    "floor_seconds": max,
-}
+    **dict.fromkeys(("bytes", "peak_memory", "dealt_bytes"), sum),
+    **dict.fromkeys(("seconds", "rounds", "peak_party", "cpu_seconds", "dealt_seconds", "common",
+                     "floor_seconds"), max),
+}  # fmt: skip
 _SAMPLE = 20_000
 _PATIENCE_S = 1500
 _PIECE = 2**16
 
 
-def _peak_memory() -> int:
+def peak_memory() -> int:
     """Peak resident bytes of this process; ru_maxrss would count what its parent held."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
@@ -133,10 +126,7 @@ def _play(
 ) -> Measured:
     """Play each party in a process of its own; gather what they send to their last argument.
 
-    Daemons end with this process, but may start no others.
-
-    Raises:
-        RuntimeError: one ended without a result; the others end with this process.
+    Daemons end with this process, but may start no others; RuntimeError: one ended without result.
     """
     new = multiprocessing.get_context("spawn")
     name_of, found = {}, list[Measured]()
@@ -189,24 +179,24 @@ def _played(make: Callable[[], Any], ends: Mapping[str, Connection]) -> tuple[_C
     receive, began, cpu = _meet(ends), time.perf_counter(), _cpu_seconds()
     counted = _Counted(make())
     take_part(
-        counted,
-        send=lambda peer, body: ends[peer].send_bytes(body),
-        receive=receive,
+        counted, send=lambda peer, body: ends[peer].send_bytes(body), receive=receive,
         patience_s=_PATIENCE_S,
-    )
-    took = {"seconds": time.perf_counter() - began, "cpu_seconds": _cpu_seconds() - cpu}
-    return counted, took
+    )  # fmt: skip
+    return counted, _took(began, cpu)
+
+
+def _took(began: float, cpu: float) -> Measured:
+    return {"seconds": time.perf_counter() - began, "cpu_seconds": _cpu_seconds() - cpu}
 
 
 def _found(me: str, counted: _Counted, took: Measured) -> Measured:
-    peak = _peak_memory()
-    return took | {
-        "bytes": counted.bytes,
-        "rounds": counted.round,
-        "peak_memory": peak,
-        "peak_party": peak,
-        "common": len(counted.role.rows) if me == "hub" else 0,
-    }
+    common = len(counted.role.rows) if me == "hub" else 0
+    return took | _peaks(common) | {"bytes": counted.bytes, "rounds": counted.round}
+
+
+def _peaks(common: int) -> Measured:
+    peak = peak_memory()
+    return {"peak_memory": peak, "peak_party": peak, "common": common}
 
 
 def _party(
@@ -232,8 +222,8 @@ def _ours(protocol: str, size: int, party: Callable[..., None] = _party) -> Meas
     """Each party a process of its own with one thread; sockets of this machine between them."""
     parties = _PARTIES[: 2 if protocol == "ecdh" else 3]
     ends: dict[str, dict[str, Connection]] = {name: {} for name in parties}
-    for one, other in itertools.combinations(parties, 2):
-        ends[one][other], ends[other][one] = multiprocessing.Pipe()
+    for first, second in itertools.combinations(parties, 2):
+        ends[first][second], ends[second][first] = multiprocessing.Pipe()
     return _play(party, {name: (name, protocol, size, ends[name]) for name in parties})
 
 
@@ -315,19 +305,15 @@ def _bucket_party(
     kept = Path(folder) / me
     began, cpu = time.perf_counter(), _cpu_seconds()
     ids = IdFile(me, Path(folder) / f"{me}.parquet", "id")
-    script = (
-        align_hub(links, [peer], ids, settings, session="bench", folder=kept)
-        if me == "hub"
-        else align_member(
-            links, peer, ids, settings, members=[me], session="bench", folder=kept
-        )
-    )  # fmt: skip
+    asked: dict[str, Any] = {"session": "bench", "folder": kept}
+    if me == "hub":
+        script = align_hub(links, [peer], ids, settings, **asked)
+    else:
+        script = align_member(links, peer, ids, settings, members=[me], **asked)
     rows = drive(script, transport, timeout_s=60)
-    found = {"seconds": time.perf_counter() - began, "bytes": sum(sent)}
-    found["cpu_seconds"] = _cpu_seconds() - cpu
+    took = _took(began, cpu)
     transport.close()
-    peak = _peak_memory()
-    report.send(found | {"peak_memory": peak, "peak_party": peak, "common": len(rows)})
+    report.send(took | {"bytes": sum(sent)} | _peaks(len(rows)))
 
 
 def _in_buckets(_protocol: str, size: int, threads: int = 1, shared: int = 50) -> Measured:
@@ -367,12 +353,9 @@ def _openmined(_protocol: str, size: int) -> Measured:
     response.ParseFromString(response_sent)
     common = client.GetIntersection(setup, response)
     return {
-        "seconds": time.perf_counter() - began,
-        "bytes": len(setup_sent) + len(request_sent) + len(response_sent),
-        "rounds": 2,
-        "peak_memory": _peak_memory(),
-        "common": len(common),
-    }
+        "seconds": time.perf_counter() - began, "rounds": 2, "peak_memory": peak_memory(),
+        "bytes": len(setup_sent) + len(request_sent) + len(response_sent), "common": len(common),
+    }  # fmt: skip
 
 
 def _spu_party(
@@ -397,22 +380,17 @@ def _spu_party(
     )
     began, cpu = time.perf_counter(), _cpu_seconds()
     common = psi.psi_execute(config, link).intersection_count
-    seconds, cpu = time.perf_counter() - began, _cpu_seconds() - cpu
+    took = _took(began, cpu)
     link.stop_link()
-    peak = _peak_memory()
-    report.send(
-        {"seconds": seconds, "cpu_seconds": cpu, "peak_memory": peak, "peak_party": peak}
-        | {"common": common}
-    )
+    report.send(took | _peaks(common))
 
 
 def _spu(protocol: str, size: int) -> Measured:
     """Two processes on the loopback; spu tells neither bytes nor rounds."""
-    addresses = []
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
-    for each in sockets:
-        addresses.append(f"127.0.0.1:{each.getsockname()[1]}")
-        each.close()
+    addresses = [f"127.0.0.1:{free.getsockname()[1]}" for free in sockets]
+    for free in sockets:
+        free.close()
     with tempfile.TemporaryDirectory() as folder:
         for rank, names in enumerate(_ids(size)):
             (Path(folder) / f"in{rank}.csv").write_text("\n".join(["id", *names, ""]))

@@ -10,10 +10,9 @@ and the end of a session are left out on both sides.
 import time
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
-from apfed_experiments.bench.rows import Bench, Group, Row, single
+from apfed_bench.rows import Bench, Group, Row, row, single
 from apfed_protocols.errors import UnsafeChoiceWarning
 from secure_apfed.config import Config
 from secure_apfed.exchange import Kind
@@ -29,6 +28,10 @@ _NUMBER = 4
 _ACTIVE = (
     "worst compactness", "concave points error", "smoothness error", "mean texture",
     "worst fractal dimension",
+)  # fmt: skip
+_MEASURES = (
+    "radius", "texture", "perimeter", "area", "smoothness", "compactness", "concavity",
+    "concave points", "symmetry", "fractal dimension",
 )  # fmt: skip
 _COUNTED = (
     Kind.REQUEST, Kind.REPRESENTATIONS, Kind.GRADIENTS, Kind.DEALT, Kind.CONTRIBUTION,
@@ -49,11 +52,7 @@ _BRIEF: Mapping[str, Any] = {"train": {"epochs": 1, "device": "cpu"}}
 
 
 def apc_vfl_bytes(rows: int, *, numbers: int = 256) -> int:
-    """Eq. (6): one passive's codes of the aligned rows, once.
-
-    Args:
-        rows: N, aligned.
-        numbers: of a code (Table 3).
+    """Eq. (6): one passive's codes of N aligned rows, of so many numbers (Table 3), once.
 
     Example:
         >>> apc_vfl_bytes(9500) / 1e6
@@ -75,16 +74,9 @@ def split_nn_backward_bytes(
     That is the gradient of weights. What the passive needs, and this library's active sends, is the
     gradient on the batch's representations: `batch_size * numbers` instead of `(inputs + 1) *
     numbers`, which is as much at 129 rows a batch and a sixteenth at 8.
-
-    Args:
-        rows: N, aligned.
-        epochs: trained.
-        batch_size: rows of a batch.
-        inputs: of that layer.
-        numbers: its outputs (Table 3).
+    `inputs` and `numbers` are those of that layer (Table 3).
     """
-    batches = epochs * -(-rows // batch_size)
-    return _NUMBER * batches * (inputs + 1) * numbers
+    return _NUMBER * epochs * -(-rows // batch_size) * (inputs + 1) * numbers
 
 
 def vfedtrans_bytes(rows: int, features: Sequence[int]) -> int:
@@ -92,10 +84,7 @@ def vfedtrans_bytes(rows: int, features: Sequence[int]) -> int:
 
     The key generator sends P (N x N) and Q_i (F_i x F) to each party, each party P X_i Q_i (N x F)
     to the server, the server U' to the active, here N x min(N, F) as in VFedTrans' release.
-
-    Args:
-        rows: N, aligned.
-        features: F_i of each party, the active's first; two in the paper.
+    `features` are F_i of each party, the active's first; two in the paper.
     """
     parties, total = len(features), sum(features)
     masks = parties * rows * rows + total * total
@@ -107,10 +96,7 @@ def _groups(quick: bool) -> Sequence[Group]:
     return [
         single("apc_vfl", _distilled),
         *(
-            single(
-                case := f"split_nn/b{batch_size}/e{epochs}",
-                partial(_split, case, batch_size, epochs),
-            )
+            single(f"split_nn/b{batch_size}/e{epochs}", _split, batch_size, epochs)
             for batch_size in (128, 8)
         ),
         Group(("vfedtrans", "vfedtrans, P not counted"), _decomposed),
@@ -118,17 +104,16 @@ def _groups(quick: bool) -> Sequence[Group]:
 
 
 BENCH = Bench(
-    groups=_groups,
-    ratio="bytes that messages hold over the formula's",
+    groups=_groups, ratio="bytes that messages hold over the formula's",
     fields=("payload", "formula", "rows"),
-)
+)  # fmt: skip
 
 
-def _distilled() -> Row:
+def _distilled(case: str) -> Row:
     model = {"network": "selu", "hidden": (256,), "representation": 256}
     sent = _sent({"name": "apc_vfl", "epochs": 1}, model=model, **_BRIEF)
     rows = sum(_rows(sent))
-    return _row("apc_vfl", sent, rows, apc_vfl_bytes(rows))
+    return _row(case, sent, rows, apc_vfl_bytes(rows))
 
 
 def _split(case: str, batch_size: int, epochs: int) -> Row:
@@ -153,28 +138,21 @@ def _decomposed(_: Collection[str]) -> Iterator[Row]:
 
 
 def _sent(method: str | Mapping[str, Any], **changes: Any) -> tuple[RunResult, float]:
-    settings: Mapping[str, Any] = {
-        "name": "footprint",
-        "method": method,
-        "data": {"dataset": "breast_cancer", "overlap": 0.6, "columns": _columns()},
-        "guard": {"mechanism": "none"},
-        "transcript": {"keep": "none"},
-    }
-    config, began = Config.model_validate({**settings, **changes}), time.perf_counter()
+    columns = [
+        *(f"mean {name}" for name in _MEASURES), *(f"{name} error" for name in _MEASURES),
+        *(f"worst {name}" for name in _MEASURES),
+    ]  # fmt: skip
+    others = tuple(name for name in columns if name not in _ACTIVE)
+    held = {"active": _ACTIVE, "passive-1": others}
+    config = Config.model_validate({
+        "name": "footprint", "method": method, "guard": {"mechanism": "none"},
+        "data": {"dataset": "breast_cancer", "overlap": 0.6, "columns": held},
+        "transcript": {"keep": "none"}, **changes,
+    })  # fmt: skip
+    began = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnsafeChoiceWarning)
-        result = run(config, None)
-    return result, time.perf_counter() - began
-
-
-def _columns() -> dict[str, tuple[str, ...]]:
-    measures = (
-        "radius", "texture", "perimeter", "area", "smoothness", "compactness", "concavity",
-        "concave points", "symmetry", "fractal dimension",
-    )  # fmt: skip
-    names = [f"mean {one}" for one in measures] + [f"{one} error" for one in measures]
-    names += [f"worst {one}" for one in measures]
-    return {"active": _ACTIVE, "passive-1": tuple(name for name in names if name not in _ACTIVE)}
+        return run(config, None), time.perf_counter() - began
 
 
 def _rows(sent: tuple[RunResult, float]) -> tuple[int, int]:
@@ -188,12 +166,10 @@ def _rows(sent: tuple[RunResult, float]) -> tuple[int, int]:
 def _row(case: str, sent: tuple[RunResult, float], rows: int, formula: int) -> Row:
     result, seconds = sent
     flows = [flow for flow in result.recording.transcript.flows if flow.kind in _COUNTED]
-    payload = sum(flow.payload_bytes for flow in flows)
-    return Row(
-        case=case,
-        seconds=seconds,
-        peer="Appendix E",
-        ratio=payload / formula,
-        bytes=sum(flow.wire_bytes for flow in flows),
-        more={"payload": payload, "formula": formula, "rows": rows},
+    payload, wire = (
+        sum(getattr(flow, counted) for flow in flows) for counted in ("payload_bytes", "wire_bytes")
     )
+    return row(
+        case, seconds, peer="Appendix E", ratio=payload / formula, sent=wire, payload=payload,
+        formula=formula, rows=rows,
+    )  # fmt: skip

@@ -16,7 +16,6 @@ import itertools
 import math
 import time
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from functools import partial
@@ -27,16 +26,16 @@ import numpy as np
 import tenseal as ts
 from numpy.typing import NDArray
 
-from apfed_experiments.bench.parties import training_step
-from apfed_experiments.bench.rows import (
+from apfed_bench.parties import training_step
+from apfed_bench.rows import (
     Bench,
     Group,
     Row,
-    absent,
     clock_step,
     interleave,
     median_ratio,
     quotient,
+    row,
     single,
     why_no_crypten,
 )
@@ -53,6 +52,8 @@ __all__ = [
 
 Shape = tuple[int, int]
 Values = list[NDArray[np.float32]]
+Parts = tuple[float, float, float]
+"""Seconds to contribute, to combine and to decode."""
 ON_CRYPTEN = "crypten"
 # case -> sum of the table
 CASES: Mapping[str, str] = {
@@ -69,6 +70,7 @@ CASES: Mapping[str, str] = {
 }
 _KEY_BITS = 2048
 _BITS = 16
+_LEVELS = 2 ** (_BITS - 1) - 1
 _SHAPE = (128, 256)
 _PASSIVES = 4
 _OTHER_PASSIVES = (2, 8, 16, 64)
@@ -80,17 +82,16 @@ _TUTORIAL = "tutorial"
 _PAILLIER = "phe-packed/m4"
 
 
-class SumPath(ABC):
+class SumPath:
     """One way through a whole sum; `run` returns the seconds of its three parts."""
 
     contribution_bytes: int
 
     def prepare(self) -> None:
         """What a party does while it waits; most ways have nothing to do."""
-        return
 
-    @abstractmethod
-    def run(self) -> tuple[float, float, float]: ...
+    def run(self) -> Parts:
+        raise NotImplementedError
 
 
 class OurPath(SumPath):
@@ -99,25 +100,17 @@ class OurPath(SumPath):
     def __init__(self, name: str, values: Values) -> None:
         self._values, self._pool = values, name.endswith("+pool")
         agreement = SumAgreement(
-            session="bench",
-            receiver="active",
-            combiner="aggregator",
+            session="bench", receiver="active", combiner="aggregator", clip_norm=1.0,
             contributors=tuple(f"passive_{k}" for k in range(len(values))),
-            clip_norm=1.0,
-        )
+        )  # fmt: skip
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UnsafeChoiceWarning)
             described = SECURE_SUMS[CASES[name]](agreement)
         self._rounds = described.rounds
         self._receiver, self._combiner = described.receiver(), described.combiner()
         self._contributors = {me: described.contributor(me) for me in agreement.contributors}
-        converse(
-            {
-                agreement.receiver: self._receiver,
-                agreement.combiner: self._combiner,
-                **self._contributors,
-            }
-        )
+        roles = {agreement.receiver: self._receiver, agreement.combiner: self._combiner}
+        converse({**roles, **self._contributors})
         self._shape = (values[0].shape[0], values[0].shape[1])
         self._steps = itertools.count()
 
@@ -126,29 +119,25 @@ class OurPath(SumPath):
             assert isinstance(contributor, Encrypter)
             contributor.prepare(self._shape)
 
-    def run(self) -> tuple[float, float, float]:
+    def run(self) -> Parts:
         binding = StepBinding(
             session="bench", step=next(self._steps), rows=bytes(32), message=bytes(32)
         )
-        clock = _Clock()
-        frames = {
-            me: contributor.contribute(values, binding)
-            for (me, contributor), values in zip(
-                self._contributors.items(), self._values, strict=True
-            )
-        }
-        contributed, added, bodies = clock.lap(), 0.0, frames
+        lap = _laps()
+        pairs = zip(self._contributors.items(), self._values, strict=True)
+        frames = {me: role.contribute(values, binding) for (me, role), values in pairs}
+        contributed, added, bodies = lap(), 0.0, frames
         if self._rounds == 2:
             requests = self._combiner.ask(frames, binding.digest)
-            added += clock.lap()
+            added += lap()
             bodies = {me: self._contributors[me].answer(requests[me]) for me in requests}
-            contributed += clock.lap()
+            contributed += lap()
         combined = self._combiner.combine(bodies, binding.digest)
-        added += clock.lap()
+        added += lap()
         self._receiver.decode(combined, self._shape, binding)
-        decoded = clock.lap()
+        decoded = lap()
         sent = [frames, bodies] if self._rounds == 2 else [frames]
-        self.contribution_bytes = sum(len(next(iter(each.values()))) for each in sent)
+        self.contribution_bytes = sum(len(next(iter(parts.values()))) for parts in sent)
         return contributed, added, decoded
 
 
@@ -162,32 +151,33 @@ class TutorialPath(SumPath):
         )
         self._context.global_scale = 2.0**40
 
-    def run(self) -> tuple[float, float, float]:
+    def run(self) -> Parts:
         with redirect_stdout(StringIO()):
-            clock = _Clock()
+            lap = _laps()
             sent = [
                 ts.ckks_vector(self._context, values.reshape(-1).tolist()).serialize()
                 for values in self._values
             ]
-            contributed = clock.lap()
+            contributed = lap()
             total = ts.ckks_vector_from(self._context, sent[0])
             for blob in sent[1:]:
                 total += ts.ckks_vector_from(self._context, blob)
             combined = total.serialize()
-            added = clock.lap()
+            added = lap()
             np.array(ts.ckks_vector_from(self._context, combined).decrypt())
             self.contribution_bytes = len(sent[0])
-            return contributed, added, clock.lap()
+            return contributed, added, lap()
 
 
-class _Clock:
-    def __init__(self) -> None:
-        self.began = time.perf_counter()
+def _laps() -> Callable[[], float]:
+    """Seconds since the last call, or since this one."""
+    began = [time.perf_counter()]
 
-    def lap(self) -> float:
-        now = time.perf_counter()
-        spent, self.began = now - self.began, now
-        return spent
+    def lap() -> float:
+        began.append(time.perf_counter())
+        return began[-1] - began[-2]
+
+    return lap
 
 
 def why_no_paillier() -> str | None:
@@ -201,11 +191,8 @@ class PackedPaillier:
     """The peer of other federated learning systems: Paillier, with many fields in one number.
 
     After Zhang et al. 2020 (BatchCrypt), section 4: signed fixed-point values are shifted to be
-    non-negative and packed side by side with room for M of them. One 2048-bit key. Library: `phe`,
-    which is no dependency of this project.
-
-    Args:
-        passives: M, how many vectors are added.
+    non-negative and packed side by side with room for all `passives`. One 2048-bit key. Library:
+    `phe`, which is no dependency of this project.
     """
 
     def __init__(self, *, passives: int) -> None:
@@ -223,29 +210,23 @@ class PackedPaillier:
 
     def add(self, values: list[NDArray[np.float32]]) -> NDArray[np.float64]:
         """Encrypt, serialise, add and decrypt, as one path; values lie in [-1, 1]."""
-        sent = [self._encrypt(one) for one in values]
+        sent = [self._encrypt(vector) for vector in values]
         totals = sent[0]
         for blobs in sent[1:]:
-            totals = [
-                self._bytes(self._number(a) + self._number(b))
-                for a, b in zip(totals, blobs, strict=True)
-            ]
+            pairs = zip(totals, blobs, strict=True)
+            totals = [self._bytes(self._number(a) + self._number(b)) for a, b in pairs]
         return self._decrypt(totals, len(values), values[0].size)
 
     def _encrypt(self, values: NDArray[np.float32]) -> list[bytes]:
-        levels = 2 ** (_BITS - 1) - 1
-        shifted = (np.rint(values.reshape(-1) * levels).astype(np.int64) + levels).tolist()
-        packed = (
-            sum(
-                value << (self._width * place)
-                for place, value in enumerate(shifted[start : start + self._fields])
-            )
-            for start in range(0, len(shifted), self._fields)
-        )
-        return [self._bytes(self._public.encrypt(number)) for number in packed]
+        shifted = (np.rint(values.reshape(-1) * _LEVELS).astype(np.int64) + _LEVELS).tolist()
+        blobs = []
+        for start in range(0, len(shifted), self._fields):
+            places = enumerate(shifted[start : start + self._fields])
+            packed = sum(value << (self._width * place) for place, value in places)
+            blobs.append(self._bytes(self._public.encrypt(packed)))
+        return blobs
 
     def _decrypt(self, blobs: list[bytes], addends: int, count: int) -> NDArray[np.float64]:
-        levels = 2 ** (_BITS - 1) - 1
         mask = 2**self._width - 1
         fields = [
             number >> (self._width * place) & mask
@@ -253,7 +234,7 @@ class PackedPaillier:
             for place in range(self._fields)
         ]
         sums: NDArray[np.float64] = np.array(fields[:count], dtype=np.float64)
-        real: NDArray[np.float64] = (sums - addends * levels) / levels
+        real: NDArray[np.float64] = (sums - addends * _LEVELS) / _LEVELS
         return real
 
     def _bytes(self, number: Any) -> bytes:
@@ -268,20 +249,16 @@ def _groups(quick: bool) -> Sequence[Group]:
     """Ratios at M = 4, shares of a step; unless `quick`, other M and D, and Paillier."""
     brief = [
         _table(_PASSIVES, 9 if quick else 31),
-        single(_PAILLIER, partial(_paillier, quick)),
+        single(_PAILLIER, _paillier, quick),
         _of_each_sum("share/{}", partial(_shares, 3 if quick else 21)),
     ]
     if quick:
         return brief
     others = [_table(passives, 3) for passives in _OTHER_PASSIVES]
-    return (
-        brief
-        + others
-        + [
-            _of_each_sum(f"{{}}/m{_PASSIVES}/{rows}x{size}", partial(_sizes, (rows, size)))
-            for rows, size in _OTHER_SHAPES
-        ]
-    )
+    for rows, size in _OTHER_SHAPES:
+        form = f"{{}}/m{_PASSIVES}/{rows}x{size}"
+        others.append(_of_each_sum(form, partial(_sizes, (rows, size))))
+    return brief + others
 
 
 BENCH = Bench(
@@ -303,7 +280,7 @@ def _of_each_sum(
     def measured(wanted: Collection[str]) -> Iterator[Row]:
         named = {name: case for name, case in case_of.items() if case in wanted}
         if ON_CRYPTEN in named and (reason := why_no_crypten()):
-            yield absent(named.pop(ON_CRYPTEN), reason)
+            yield row(named.pop(ON_CRYPTEN), reason=reason)
         if named:
             with one_thread():
                 yield from measure(named)
@@ -318,10 +295,8 @@ def _table(passives: int, repetitions: int) -> Group:
 
 def _against_tutorial(passives: int, repetitions: int, case_of: Mapping[str, str]) -> Iterator[Row]:
     values = _values(passives, _SHAPE)
-    paths: dict[str, SumPath] = {
-        name: OurPath(name, values) for name in case_of if name != _TUTORIAL
-    }
-    paths[_TUTORIAL] = TutorialPath(values)
+    ours = {name: OurPath(name, values) for name in case_of if name != _TUTORIAL}
+    paths: dict[str, SumPath] = {**ours, _TUTORIAL: TutorialPath(values)}
     seconds: dict[str, list[float]] = {name: [] for name in paths}
     for repetition in range(-1, repetitions):
         for name, path in paths.items():
@@ -329,24 +304,21 @@ def _against_tutorial(passives: int, repetitions: int, case_of: Mapping[str, str
             if repetition >= 0:
                 seconds[name].append(spent)
     for name, case in case_of.items():
-        yield Row(
-            case=case,
-            seconds=min(seconds[name]),
-            peer=f"{_TUTORIAL}/m{passives}",
-            ratio=quotient(min(seconds[_TUTORIAL]), min(seconds[name])),
-            bytes=paths[name].contribution_bytes,
-            more=_size(paths[name], _SHAPE),
-        )
+        ratio, sent = quotient(min(seconds[_TUTORIAL]), min(seconds[name])), paths[name]
+        yield row(
+            case, min(seconds[name]), peer=f"{_TUTORIAL}/m{passives}", ratio=ratio,
+            **_size(sent.contribution_bytes, _SHAPE),
+        )  # fmt: skip
 
 
-def _turn(path: SumPath) -> tuple[float, float, float]:
-    """Seconds to contribute, combine and decode: those of the fastest run of a turn.
+def _turn(path: SumPath) -> Parts:
+    """Those of the fastest run of a turn.
 
     Short paths run several times, so that caches are warm. Where the clock moves too coarsely to
     tell one run, they run longer, and the mean stands for all.
     """
     enough = _TURN if (coarse := clock_step()) < _FINE else _STEPS * coarse
-    runs: list[tuple[float, float, float]] = []
+    runs: list[Parts] = []
     began = time.perf_counter()
     while not runs or time.perf_counter() - began < enough:
         path.prepare()
@@ -363,8 +335,7 @@ def _sizes(shape: Shape, case_of: Mapping[str, str]) -> Iterator[Row]:
     for name, case in case_of.items():
         path = OurPath(name, values)
         spent = sum(_turn(path))
-        more = _size(path, shape)
-        yield Row(case=case, seconds=spent, bytes=path.contribution_bytes, more=more)
+        yield row(case, spent, **_size(path.contribution_bytes, shape))
 
 
 def _shares(repetitions: int, case_of: Mapping[str, str]) -> Iterator[Row]:
@@ -379,40 +350,32 @@ def _shares(repetitions: int, case_of: Mapping[str, str]) -> Iterator[Row]:
             if repetition >= 0:
                 costs[name].append(contribute / _PASSIVES + combine + decode)
     for name, spent in costs.items():
-        yield Row(
-            case=case_of[name],
-            seconds=min(spent),
-            peer="training step",
-            ratio=(share := quotient(min(spent), min(steps[1:]))),
-            more={"share": share, "peer_seconds": min(steps[1:]), "images": images},
-        )
+        whole = min(steps[1:])
+        share = quotient(min(spent), whole)
+        yield row(
+            case_of[name], min(spent), peer="training step", ratio=share, share=share,
+            peer_seconds=whole, images=images,
+        )  # fmt: skip
 
 
 @one_thread()
-def _paillier(quick: bool) -> Row:
+def _paillier(case: str, quick: bool) -> Row:
     reason = "it takes minutes; run without --quick" if quick else why_no_paillier()
     if reason is not None:
-        return absent(_PAILLIER, reason)
+        return row(case, reason=reason)
     peer = PackedPaillier(passives=_PASSIVES)
     values = _values(_PASSIVES, _SHAPE)
-    seconds = interleave(
-        {_TUTORIAL: TutorialPath(values).run, _PAILLIER: lambda: peer.add(values)},
-        repetitions=1,
-        warm_up=0,
-    )
-    count = _SHAPE[0] * _SHAPE[1]
-    return Row(
-        case=_PAILLIER,
-        seconds=seconds[_PAILLIER][0],
-        peer=f"{_TUTORIAL}/m{_PASSIVES}",
-        ratio=median_ratio(seconds[_TUTORIAL], seconds[_PAILLIER]),
-        bytes=peer.contribution_bytes(count),
-        more={"bytes_per_value": peer.contribution_bytes(count) / count},
-    )
+    calls = {_TUTORIAL: TutorialPath(values).run, case: lambda: peer.add(values)}
+    seconds = interleave(calls, repetitions=1, warm_up=0)
+    return row(
+        case, seconds[case][0], peer=f"{_TUTORIAL}/m{_PASSIVES}",
+        ratio=median_ratio(seconds[_TUTORIAL], seconds[case]),
+        **_size(peer.contribution_bytes(_SHAPE[0] * _SHAPE[1]), _SHAPE),
+    )  # fmt: skip
 
 
-def _size(path: SumPath, shape: Shape) -> dict[str, float]:
-    return {"bytes_per_value": path.contribution_bytes / (shape[0] * shape[1])}
+def _size(sent: int, shape: Shape) -> dict[str, Any]:
+    return {"sent": sent, "bytes_per_value": sent / (shape[0] * shape[1])}
 
 
 def _values(passives: int, shape: Shape) -> Values:

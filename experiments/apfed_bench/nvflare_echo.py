@@ -1,7 +1,7 @@
 """Two sites of a job of NVFlare's that send messages to each other, for its bench; needs nvflare.
 
-Run by: `experiments/apfed_experiments/bench/parties.py`, and by NVFlare's processes, which load the
-class from here.
+Run by: `experiments/apfed_bench/parties.py`, and by NVFlare's processes, which load the class from
+here.
 """
 
 import json
@@ -11,25 +11,18 @@ from pathlib import Path
 from nvflare.recipe.sim_env import SimEnv
 from nvflare.recipe.spec import Recipe
 
-from apfed_experiments.bench.parties import echo, sealed, seconds_of
+from apfed_bench.parties import echo, over, sealed, seconds_of
 from apfed_protocols.seal import Identity, fresh_identity
 from secure_apfed.contrib.nvflare_job import ALLOWED_CLASSES, allow_classes, job_of
 from secure_apfed.contrib.nvflare_site import Site
-from secure_apfed.exchange import Kind, Links, drive
+from secure_apfed.exchange import Kind, Links
 from secure_apfed.runs.party import Connect, PartyFile, Peer
 
 __all__ = ["EchoSite", "play"]
 
-_PATIENCE_S = 60.0
-
 
 class EchoSite(Site):
-    """One of two sites, "here" and "there".
-
-    Args:
-        folder: where the keys of both lie, and the seconds go.
-        sizes: of payloads.
-    """
+    """One of two sites, "here" and "there"; in `folder` the keys of both lie, and seconds go."""
 
     def __init__(self, folder: str, sizes: list[int]) -> None:
         super().__init__()
@@ -39,21 +32,19 @@ class EchoSite(Site):
         folder = Path(self._folder)
         keys = json.loads((folder / "keys.json").read_bytes())
         identities = {name: Identity.restored(bytes.fromhex(key)) for name, key in keys.items()}
-        known = {name: one.public for name, one in identities.items()}
+        known = {name: identity.public for name, identity in identities.items()}
         (peer,) = set(keys) - {site}
-        told = PartyFile(
+        file = PartyFile(
             party=site, active="here", passives=("there",), config=Path("none"), link="nvflare",
             peers={peer: Peer(identity=known[peer].hex())},
         )  # fmt: skip
-        transport = meet(told, identities[site], known)
+        transport = meet(file, identities[site], known)
         links = Links(site, [peer], transport.post)
-        drive(sealed(links, peer), transport, timeout_s=_PATIENCE_S)
+        over(transport)(sealed(links, peer))
         if site == "there":
-            drive(echo(links), transport, timeout_s=_PATIENCE_S)
+            over(transport)(echo(links))
         else:
-            found = seconds_of(
-                links, lambda script: drive(script, transport, timeout_s=_PATIENCE_S), self._sizes
-            )
+            found = seconds_of(links, over(transport), self._sizes)
             links.send("there", Kind.END, 0)
             (folder / "seconds.json").write_text(json.dumps(found))
         transport.close()
@@ -67,9 +58,6 @@ def play(folder: str, sizes: list[int]) -> None:
         local = Path(workspace) / "echo" / "local"
         local.mkdir(parents=True)
         allow_classes(local / "resources.json", [*ALLOWED_CLASSES, f"{__name__}."])
-        job = job_of(
-            "echo",
-            {name: EchoSite(folder, sizes) for name in secrets},
-            packages=["apfed_experiments"],
-        )
+        sites = {name: EchoSite(folder, sizes) for name in secrets}
+        job = job_of("echo", sites, packages=["apfed_experiments", "apfed_bench"])
         Recipe(job).run(SimEnv(clients=[*secrets], workspace_root=workspace))

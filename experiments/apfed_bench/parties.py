@@ -42,7 +42,6 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -51,15 +50,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from apfed_experiments.bench.rows import (
+from apfed_bench.rows import (
     Bench,
     Group,
     Row,
-    absent,
     compared,
     interleave,
     median_ratio,
     on_images,
+    row,
     single,
 )
 from apfed_protocols.errors import UnsafeChoiceWarning
@@ -82,14 +81,14 @@ from secure_apfed.seeds import one_thread, shuffled
 from secure_apfed.settings.training import ContrastiveSettings
 
 __all__ = [
-    "COUNTS", "EXCHANGE", "JOINT", "LOCAL", "LOG", "NVFLARE", "PATIENCE_S", "TRANSPORT", "echo",
+    "COUNTS", "EXCHANGE", "JOINT", "LOCAL", "LOG", "NVFLARE", "TRANSPORT", "echo", "over",
     "sealed", "seconds_of", "training_step",
 ]  # fmt: skip
 
-Play: TypeAlias = Callable[[Script[None]], Any]
+Play: TypeAlias = Callable[[Script[Any]], Any]
 """Plays a script of the party "here" to its end."""
 
-PATIENCE_S = 60.0
+_PATIENCE_S = 60.0
 COUNTS = {64: 200, 2**17: 100, 2**24: 5}
 """By size of a payload in bytes, how many messages are measured."""
 
@@ -98,16 +97,16 @@ _WARM_UP = 3
 
 
 def _image_run(
-    name: str, *, secure_sum: dict[str, Any], batch: int = _BATCH, views: int = 2
+    name: str, *, batch: int = _BATCH, views: int = 2, **secure_sum: Any
 ) -> tuple[Config, VerticalData, str]:
-    """A run of APFed-C on strips of images; see `on_images`."""
+    """A run of APFed-C on strips of images under the plain sum; see `on_images`."""
 
     def config(dataset: str) -> Config:
         return Config.model_validate({
             "name": name, "method": "apfed_c",
             "data": {"dataset": dataset, "views": views, "limit": 4 * batch},
             "train": {"batch_size": batch, "device": "cpu"},
-            "secure_sum": {**secure_sum, "allow_single_passive": True},
+            "secure_sum": {"scheme": "plain", **secure_sum, "allow_single_passive": True},
             "guard": {"mechanism": "none"},
         })  # fmt: skip
 
@@ -124,9 +123,7 @@ def _opened(config: Config, data: VerticalData) -> Simulation:
 
 def training_step() -> tuple[Callable[[], float], str]:
     """One step of all parties, batches of 128 under the plain sum, and which images."""
-    config, data, images = _image_run(
-        "bench-secure-sum", secure_sum={"scheme": "plain"}, batch=_SUM_BATCH
-    )
+    config, data, images = _image_run("bench-secure-sum", batch=_SUM_BATCH)
     session, steps = _opened(config, data), itertools.count()
     rows = session.learner.training_rows[:_SUM_BATCH]
     return lambda: session.step(next(steps), rows), images
@@ -141,29 +138,29 @@ def _batches(rows: Tensor) -> Iterator[tuple[int, Tensor]]:
             yield next(steps), rows_B
 
 
-def _exchange_groups(quick: bool) -> Sequence[Group]:
-    case = "apfed_c/fmnist/2-1/b256"
-    return [single(case, partial(_exchanged, case, 7 if quick else 31))]
-
-
-EXCHANGE = Bench(groups=_exchange_groups, fields=("peer_seconds", "images"))
+def _turns(quick: bool) -> int:
+    return 7 if quick else 31
 
 
 @one_thread()
 def _exchanged(case: str, repetitions: int) -> Row:
     """Seconds of one training step, and the ratio to the plain loop's (target: at most 1.10)."""
-    config, data, images = _image_run(
-        "bench-exchange", secure_sum={"scheme": "plain", "clip": None}
-    )
+    config, data, images = _image_run("bench-exchange", clip=None)
     session, warm_up = _opened(config, data), 2
     batches = _batches(session.learner.training_rows)
     before = session.transcript.wire_bytes
-    row = compared(
+    found = compared(
         case, lambda: session.step(*next(batches)), _plain_step(config, data),
         peer="plain torch loop", repetitions=repetitions, warm_up=warm_up, images=images,
     )  # fmt: skip
     sent = (session.transcript.wire_bytes - before) // (repetitions + warm_up)
-    return replace(row, bytes=sent)
+    return {**found, "bytes": sent}
+
+
+EXCHANGE = Bench(
+    groups=lambda quick: [single("apfed_c/fmnist/2-1/b256", _exchanged, _turns(quick))],
+    fields=("peer_seconds", "images"),
+)
 
 
 def _plain_step(config: Config, data: VerticalData) -> Callable[[], float]:
@@ -200,63 +197,54 @@ def _plain_step(config: Config, data: VerticalData) -> Callable[[], float]:
     return step
 
 
-def _local_groups(quick: bool) -> Sequence[Group]:
-    case, repetitions = "local/apfed_c/fmnist/3-1/b256", 7 if quick else 31
-    return [
-        single(case, partial(_apart_row, case, "bench-local", 3, "tcp", repetitions)),
-        Group(("message/memory", "message/local"), partial(_messages, 200 if quick else 2000)),
-    ]
-
-
-def _transport_groups(quick: bool) -> Sequence[Group]:
-    repetitions = 7 if quick else 31
-    cases = {f"{name}/m{_PASSIVES}/b{_BATCH}": way for name, way in WAYS.items()}
-    return [
-        single(case, partial(_apart_row, case, "bench-transport", _PASSIVES + 1, way, repetitions))
-        for case, way in cases.items()
-    ]
-
-
-LOCAL = Bench(groups=_local_groups, fields=("peer_seconds", "images"))
-TRANSPORT = Bench(groups=_transport_groups, fields=("peer_seconds", "images"))
-
-
 @one_thread()
 def _apart_row(case: str, name: str, views: int, way: Way, repetitions: int) -> Row:
     """Seconds of a training step, and the ratio to one process's.
 
     Targets: over loopback at most 1.3, over gRPC at most 1.5.
     """
-    config, data, images = _image_run(
-        name, secure_sum={"scheme": "plain", "clip": None}, views=views
-    )
-    with _apart(config, data, over=way) as (here, learner):
+    config, data, images = _image_run(name, clip=None, views=views)
+    with _apart(config, data, way=way) as (here, learner):
         session = _opened(config, data)
-        batches, others = (_batches(one.training_rows) for one in (learner, session.learner))
+        batches, others = (_batches(end.training_rows) for end in (learner, session.learner))
         return compared(
-            case,
-            lambda: drive(
-                learner.step(here.links, *next(batches)), here.transport, timeout_s=PATIENCE_S
-            ),
-            lambda: session.step(*next(others)),
-            peer="memory", repetitions=repetitions, warm_up=2, images=images,
+            case, lambda: over(here.transport)(learner.step(here.links, *next(batches))),
+            lambda: session.step(*next(others)), peer="memory", repetitions=repetitions, warm_up=2,
+            images=images,
         )  # fmt: skip
 
 
+LOCAL = Bench(
+    groups=lambda quick: [
+        single("local/apfed_c/fmnist/3-1/b256", _apart_row, "bench-local", 3, "tcp", _turns(quick)),
+        Group(("message/memory", "message/local"), partial(_messages, 200 if quick else 2000)),
+    ],
+    fields=("peer_seconds", "images"),
+)
+TRANSPORT = Bench(
+    groups=lambda quick: [
+        single(f"{name}/m{_PASSIVES}/b{_BATCH}", _apart_row, "bench-transport", _PASSIVES + 1, way,
+               _turns(quick))
+        for name, way in WAYS.items()
+    ],
+    fields=("peer_seconds", "images"),
+)  # fmt: skip
+
+
 @contextmanager
-def _apart(config: Config, data: VerticalData, *, over: Way) -> Iterator[tuple[Joined, Learner]]:
+def _apart(config: Config, data: VerticalData, *, way: Way) -> Iterator[tuple[Joined, Learner]]:
     """A session that is set up: its active here, each other party in a process of its own."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         path = Path(folder)
         make_private(path)
-        files = dict(prepare_parties(config, path, data=data, timeout_s=PATIENCE_S, over=over))
+        files = dict(prepare_parties(config, path, data=data, timeout_s=_PATIENCE_S, over=way))
         stack.enter_context(relaying(files.values()))
         active = PartyFile.read(files.pop(data.active.name))
         for file in files.values():
             stack.enter_context(_process(file))
         here = stack.enter_context(joined(active))
         script = lead(here.own, here.links, METHODS[config.method.name], session=new_session())
-        entered, learner = drive(script, here.transport, timeout_s=PATIENCE_S)
+        entered, learner = over(here.transport)(script)
         yield here, learner
         end_all(here.links, list(entered.contract.names("passive")), 0)
         end_all(here.links, list(entered.contract.names("aggregator")), 0)
@@ -272,9 +260,13 @@ def _process(file: Path) -> Iterator[None]:
     ) as process:
         try:
             yield
-            process.wait(PATIENCE_S)
+            process.wait(_PATIENCE_S)
         finally:
             process.kill()
+
+
+def over(transport: Transport) -> Play:
+    return lambda script: drive(script, transport, timeout_s=_PATIENCE_S)
 
 
 async def _ask(links: Links, payload: bytes, count: int = 1) -> None:
@@ -291,10 +283,7 @@ async def echo(links: Links) -> None:
 
 
 def seconds_of(links: Links, play: Play, sizes: Iterable[int]) -> Mapping[int, Sequence[float]]:
-    """By size of the payload, a key of `COUNTS`, seconds of each message.
-
-    A message is half of there and back again.
-    """
+    """By size of the payload, a key of `COUNTS`, seconds of each message: half of a round trip."""
     found: dict[int, list[float]] = {}
     for size in sizes:
         payload, found[size] = bytes(size), []
@@ -310,17 +299,14 @@ def _messages(count: int, wanted: Collection[str]) -> Iterator[Row]:
     """Half of a round trip of 64 bytes by each driver."""
     pairs = {"message/memory": _in_memory, "message/local": _beside_a_process}
     with one_thread(), ExitStack() as stack:
-        asking = {}
-        for case in (one for one in pairs if one in wanted):
-            links, play = stack.enter_context(pairs[case]())
-            asking[case] = partial(_asked, links, play, count)
+        ends = {case: stack.enter_context(pairs[case]()) for case in pairs if case in wanted}
+        asking = {
+            case: lambda links=links, play=play: play(_ask(links, bytes(64), count))
+            for case, (links, play) in ends.items()
+        }
         seconds = interleave(asking, repetitions=5)
     for case, each in seconds.items():
-        yield Row(case=case, seconds=statistics.median(each) / (2 * count))
-
-
-def _asked(links: Links, play: Play, count: int) -> None:
-    play(_ask(links, bytes(64), count))
+        yield row(case, statistics.median(each) / (2 * count))
 
 
 @contextmanager
@@ -356,16 +342,16 @@ def _beside_a_process() -> Iterator[tuple[Links, Play]]:
     process.start()
     transport, links = _met(files["here"], identities["here"])
     try:
-        yield links, lambda script: drive(script, transport, timeout_s=PATIENCE_S)
+        yield links, over(transport)
         links.send("there", Kind.END, 0)
     finally:
         transport.close()
-        process.join(PATIENCE_S)
+        process.join(_PATIENCE_S)
 
 
 def _there(file: PartyFile, secret: bytes) -> None:
     transport, links = _met(file, Identity.restored(secret))
-    drive(echo(links), transport, timeout_s=PATIENCE_S)
+    over(transport)(echo(links))
     transport.close()
 
 
@@ -375,7 +361,7 @@ def _met(file: PartyFile, identity: Identity) -> tuple[Transport, Links]:
     transport = connect(file, identity, known)
     links = Links(file.party, list(file.peers), transport.post)
     (peer,) = file.peers
-    drive(sealed(links, peer), transport, timeout_s=PATIENCE_S)
+    over(transport)(sealed(links, peer))
     return transport, links
 
 
@@ -401,8 +387,9 @@ NVFLARE = Bench(
 
 
 def _nvflare_rows(wanted: Collection[str]) -> Iterator[Row]:
-    if why := _why_no_nvflare():
-        yield from (absent(case, why) for case in wanted)
+    if importlib.util.find_spec("nvflare") is None:
+        why = "nvflare is missing: pip install 'secure-apfed[nvflare]'"
+        yield from (row(case, reason=why) for case in wanted)
         return
     sizes = sorted({_NVFLARE_CASES[case][0] for case in wanted})
     apart = _in_a_job(sizes)
@@ -411,31 +398,24 @@ def _nvflare_rows(wanted: Collection[str]) -> Iterator[Row]:
     for case in wanted:
         size, messages = _NVFLARE_CASES[case]
         here, there = statistics.median(memory[size]), statistics.median(apart[size])
-        yield Row(
-            case=case, seconds=messages * there, peer="memory", ratio=there / here,
-            more={"peer_seconds": messages * here},
-        )  # fmt: skip
-
-
-def _why_no_nvflare() -> str:
-    if importlib.util.find_spec("nvflare") is None:
-        return "nvflare is missing: pip install 'secure-apfed[nvflare]'"
-    return ""
+        yield row(
+            case, messages * there, peer="memory", ratio=there / here, peer_seconds=messages * here
+        )
 
 
 def _in_a_job(sizes: Iterable[int]) -> Mapping[int, Sequence[float]]:
     """By size of the payload, seconds of each message between two sites."""
     with tempfile.TemporaryDirectory() as folder:
         code = (
-            "import sys; from apfed_experiments.bench.nvflare_echo import play;"
+            "import sys; from apfed_bench.nvflare_echo import play;"
             "play(sys.argv[1], [int(size) for size in sys.argv[2:]])"
         )
         subprocess.run(  # noqa: S603 - this very program
             [sys.executable, "-c", code, folder, *map(str, sizes)],
             check=True, timeout=240.0, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        told = json.loads((Path(folder) / "seconds.json").read_bytes())
-    return {int(size): seconds for size, seconds in told.items()}
+        found = json.loads((Path(folder) / "seconds.json").read_bytes())
+    return {int(size): seconds for size, seconds in found.items()}
 
 
 _CONCATENATED = "concatenated"
@@ -465,10 +445,10 @@ def _joint_rows(wanted: Collection[str], *, rows: int) -> Iterator[Row]:
             {name: case.predict for name, case in cases.items()}, repetitions=_PREDICTIONS
         )
     for name in wanted:
-        yield Row(
-            case=name, seconds=statistics.median(seconds[name]) / cases[name].rows,
-            peer=_CONCATENATED, ratio=median_ratio(seconds[name], seconds[_CONCATENATED]),
-            bytes=round(cases[name].bytes_of_a_row),
+        yield row(
+            name, statistics.median(seconds[name]) / cases[name].rows, peer=_CONCATENATED,
+            ratio=median_ratio(seconds[name], seconds[_CONCATENATED]),
+            sent=round(cases[name].bytes_of_a_row),
         )  # fmt: skip
 
 
@@ -483,9 +463,7 @@ class _JointPrediction:
             "train": {"epochs": _PREDICTIONS + 1, "batch_size": 64, "device": "cpu"},
             "guard": {"mechanism": "none"}, "transcript": {"keep": "none"},
         })  # fmt: skip
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UnsafeChoiceWarning)
-            self._session = open_session(config, load_data(config.data, seed=0))
+        self._session = _opened(config, load_data(config.data, seed=0))
         self.rows = len(self._session.entered.own.data.test_rows)
         self._step, self._before = 0, self._session.transcript.wire_bytes
 
@@ -514,12 +492,10 @@ def _log_groups(quick: bool) -> Sequence[Group]:
     most, repetitions = (200, 5) if quick else (2000, 15)
     counts = {size: max(20, most * _SIZES[0] // size) for size in _SIZES}
     return [
-        *(
-            single(f"log/{size}", partial(_logged, size, count, repetitions))
-            for size, count in counts.items()
-        ),
+        *(single(f"log/{size}", _logged, size, count, repetitions)
+          for size, count in counts.items()),
         Group(("verify", "resume"), partial(_read, most, repetitions)),
-    ]
+    ]  # fmt: skip
 
 
 LOG = Bench(groups=_log_groups, fields=("line_bytes",))
@@ -545,10 +521,8 @@ def _read(lines: int, repetitions: int, wanted: Collection[str]) -> Iterator[Row
         }
         seconds = interleave({case: calls[case] for case in wanted}, repetitions=repetitions)
         for case, each in seconds.items():
-            yield Row(
-                case=case, seconds=statistics.median(each) / lines,
-                more={"line_bytes": path.stat().st_size // lines},
-            )  # fmt: skip
+            size = path.stat().st_size // lines
+            yield row(case, statistics.median(each) / lines, line_bytes=size)
 
 
 def _note(log: AuditLog, frame: bytes, count: int) -> None:
@@ -560,7 +534,7 @@ def _note(log: AuditLog, frame: bytes, count: int) -> None:
         log.sent(envelope, frame)
 
 
-def _logged(size: int, count: int, repetitions: int) -> Row:
+def _logged(case: str, size: int, count: int, repetitions: int) -> Row:
     """Seconds of one envelope, over so many."""
     frame = os.urandom(size)
 
@@ -569,8 +543,8 @@ def _logged(size: int, count: int, repetitions: int) -> Row:
             hashlib.sha256(frame).digest()
 
     with _fresh_log() as (_, opened), opened() as log:
-        row = compared(
-            f"log/{size}", lambda: _note(log, frame, count), hash_alone, peer="SHA-256 alone",
+        found = compared(
+            case, lambda: _note(log, frame, count), hash_alone, peer="SHA-256 alone",
             repetitions=repetitions, each=count, peer_seconds=False,
         )  # fmt: skip
-    return replace(row, bytes=size)
+    return {**found, "bytes": size}

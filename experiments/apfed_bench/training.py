@@ -19,8 +19,7 @@ import statistics
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +35,15 @@ from torch.utils.flop_counter import FlopCounterMode
 from apfed_attacks.people.membership import Shadows, halves
 from apfed_attacks.recorded import reveal_candidates
 from apfed_attacks.view import Candidates
-from apfed_experiments.bench.rows import (
+from apfed_bench.rows import (
     Bench,
     Group,
     Row,
-    absent,
     compared,
     interleave,
     median_ratio,
     on_images,
+    row,
     single,
 )
 from apfed_experiments.tables.apfed import PROXY, run_of
@@ -73,17 +72,14 @@ _EPOCHS = 2
 
 def _groups(quick: bool) -> Sequence[Group]:
     steps, repetitions = (2, 2) if quick else (8, 7)
+    of_images = f"fmnist/2-1/b{_BATCH}"
     return [
-        *(
-            single(f"{method}/fmnist/2-1/b{_BATCH}", partial(_one_run, method, steps, repetitions))
-            for method in ("single_view", "apfed_c")
-        ),
-        *(
-            single(f"step/{method}/fmnist/2-1/b{_BATCH}", partial(_operations, method))
-            for method in ("single_view", "apfed_c", "apfed_r", "tvfl")
-        ),
-        single("five-seeds/digits", partial(_seeds, *((10, 1) if quick else (100, 5)))),
-    ]
+        *(single(f"{method}/{of_images}", _one_run, method, steps, repetitions)
+          for method in ("single_view", "apfed_c")),
+        *(single(f"step/{method}/{of_images}", _operations, method)
+          for method in ("single_view", "apfed_c", "apfed_r", "tvfl")),
+        single("five-seeds/digits", _seeds, *((10, 1) if quick else (100, 5))),
+    ]  # fmt: skip
 
 
 TRAINING = Bench(
@@ -96,12 +92,11 @@ TRAINING = Bench(
 )  # fmt: skip
 
 
-def _one_run(method: str, steps: int, repetitions: int) -> Row:
-    case = f"{method}/fmnist/2-1/b{_BATCH}"
+def _one_run(case: str, method: str, steps: int, repetitions: int) -> Row:
     try:
         config, data, images = _images(method, steps)
     except DataError as error:
-        return absent(case, str(error))
+        return row(case, reason=str(error))
     with _threads(usable_cores()):
         seconds = interleave(
             {
@@ -111,27 +106,31 @@ def _one_run(method: str, steps: int, repetitions: int) -> Row:
             },
             repetitions=repetitions,
         )
-    return Row(
-        case=case,
-        seconds=statistics.median(seconds[case]) / steps,
-        peer=_SCRIPT,
-        ratio=median_ratio(seconds[_SCRIPT], seconds[case]),
-        more={
-            "images": images,
-            "precision": config.train.precision,
-            "bfloat16_units": _has_bfloat16(),
-            "over_messages": median_ratio(seconds[_MESSAGES], seconds[case]),
-        },
-    )
+    return row(
+        case, statistics.median(seconds[case]) / steps, peer=_SCRIPT,
+        ratio=median_ratio(seconds[_SCRIPT], seconds[case]), images=images,
+        precision=config.train.precision, bfloat16_units=_has_bfloat16(),
+        over_messages=median_ratio(seconds[_MESSAGES], seconds[case]),
+    )  # fmt: skip
 
 
-def _operations(method: str) -> Row:
-    case = f"step/{method}/fmnist/2-1/b{_BATCH}"
+def _operations(case: str, method: str) -> Row:
+    """The count of one epoch of this run, which is one step."""
     try:
         config, data, _ = _images(method, 1)
     except DataError as error:
-        return absent(case, str(error))
-    return _step_row(case, config, data)
+        return row(case, reason=str(error))
+    session = begin(config, data)
+    operations, touched = FlopCounterMode(display=False), _Touched()
+    with operations, touched:
+        steps = train(session, config)
+    flops, moved = operations.get_total_flops() / steps, touched.bytes / steps
+    floor = max(flops / _H200_OPERATIONS, moved / _H200_BYTES)
+    return row(
+        case, sent=round(moved), operations=round(flops), kernels=round(touched.kernels / steps),
+        operations_a_byte=flops / moved, h200_floor_us=1e6 * floor,
+        bound_by="memory" if moved / _H200_BYTES == floor else "arithmetic",
+    )  # fmt: skip
 
 
 def _images(method: str, steps: int) -> tuple[Config, VerticalData, str]:
@@ -217,13 +216,13 @@ def _script(config: Config, data: VerticalData) -> None:
         optimizer.step()
 
 
-def _seeds(epochs: int, repetitions: int) -> Row:
+def _seeds(case: str, epochs: int, repetitions: int) -> Row:
     """Five small runs at once, in as many processes as there are cores, which stay open."""
     configs = [_digits(seed, epochs) for seed in range(5)]
     cores = usable_cores()
     with Parallel(n_jobs=cores) as pool, _threads(cores):
         return compared(
-            "five-seeds/digits", lambda: pool(delayed(_alone)(config) for config in configs),
+            case, lambda: pool(delayed(_alone)(config) for config in configs),
             lambda: [simulate(config) for config in configs], peer=_ONE_BY_ONE,
             repetitions=repetitions, faster=True, peer_seconds=False, processes=cores,
         )  # fmt: skip
@@ -261,48 +260,24 @@ class _Touched(TorchDispatchMode):
         result = function(*args, **(kwargs or {}))
         if not function.is_view:
             leaves = tree_leaves((args, kwargs, result))
-            self.bytes += sum(one.nbytes for one in leaves if isinstance(one, Tensor))
+            self.bytes += sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor))
             self.kernels += 1
         return result
-
-
-def _step_row(case: str, config: Config, data: VerticalData) -> Row:
-    """The count of one epoch of this run, which is one step."""
-    session = begin(config, data)
-    operations, touched = FlopCounterMode(display=False), _Touched()
-    with operations, touched:
-        steps = train(session, config)
-    flops = operations.get_total_flops() / steps
-    moved = touched.bytes / steps
-    floor = max(flops / _H200_OPERATIONS, moved / _H200_BYTES)
-    return Row(
-        case=case,
-        seconds=None,
-        bytes=round(moved),
-        more={
-            "operations": round(flops),
-            "kernels": round(touched.kernels / steps),
-            "operations_a_byte": flops / moved,
-            "h200_floor_us": 1e6 * floor,
-            "bound_by": "memory" if moved / _H200_BYTES == floor else "arithmetic",
-        },
-    )
 
 
 def _attacks_groups(quick: bool) -> Sequence[Group]:
     """Seconds of training and scoring all shadow models (target of lira/64: 8 times faster)."""
     prepared = cache(_prepared)
     return [
-        single(f"lira/{models}", partial(_attacks_row, models, prepared))
+        single(f"lira/{models}", _attacks_row, models, prepared)
         for models in ((16,) if quick else (16, 64))
     ]
 
 
 ATTACKS = Bench(
-    groups=_attacks_groups,
-    ratio="times faster than the peer",
+    groups=_attacks_groups, ratio="times faster than the peer",
     fields=("peer_seconds", "largest_difference", "device"),
-)
+)  # fmt: skip
 
 
 def _prepared() -> tuple[Shadows, Candidates]:
@@ -326,7 +301,7 @@ def _prepared() -> tuple[Shadows, Candidates]:
     return Shadows(make, config.train, 0, find_device("auto")), candidates
 
 
-def _attacks_row(models: int, prepared: Callable[[], tuple[Shadows, Candidates]]) -> Row:
+def _attacks_row(case: str, models: int, prepared: Callable[[], tuple[Shadows, Candidates]]) -> Row:
     shadows, candidates = prepared()
     rows_SH = halves(models, len(candidates), 0)
     scores: dict[str, Tensor] = {}
@@ -337,11 +312,11 @@ def _attacks_row(models: int, prepared: Callable[[], tuple[Shadows, Candidates]]
 
         return call
 
-    row = compared(
-        f"lira/{models}", timed("vectorised", shadows.scores),
+    found = compared(
+        case, timed("vectorised", shadows.scores),
         timed("sequential", shadows.one_by_one), peer="the same models one after another",
         repetitions=3, warm_up=0, faster=True, device=str(shadows.device), rows=len(candidates),
         epochs=_EPOCHS, threads=torch.get_num_threads(),
     )  # fmt: skip
     difference = float((scores["vectorised"] - scores["sequential"]).abs().max())
-    return replace(row, more={**row.more, "largest_difference": difference})
+    return {**found, "largest_difference": difference}

@@ -1,0 +1,6 @@
+"""Benches: what parts cost beside their peers, run from a checkout by `secure-apfed bench`.
+
+They are no part of the wheel: peers, cases and scripts are for whoever works on this project.
+"""
+
+__all__: list[str] = []

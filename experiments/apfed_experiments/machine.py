@@ -1,0 +1,26 @@
+"""What seconds were measured on, for whoever reads them elsewhere."""
+
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+
+__all__ = ["machine"]
+
+
+def machine() -> dict[str, Any]:
+    """The same from one measurement to the next; the processor's model, where the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return {
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": next(models, platform.processor()) or None,
+        "cores": os.cpu_count(), "python": platform.python_version(),
+        "torch": torch.__version__, "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }  # fmt: skip
