@@ -37,6 +37,10 @@ class Fault:
     tests: tuple[str, ...]
 
 
+# Six were noticed by no test when all were first planted, and have tests since: key_after_refusal,
+# tails_for_nothing, row_twice_counts_once, one_key_for_two_parties, charged_before_counted and
+# answer_leaves_twice.
+
 _PROTOCOLS = (
     Fault(
         "mask_of_any_shape",
@@ -52,7 +56,7 @@ _PROTOCOLS = (
         "self._peers, self._seeds, self._key = (), {}, None",
         "self._peers, self._seeds = (), {}",
         "After a refused sum the active keeps the key from which its seeds come again.",
-        ("test_sums_reaction.py", "test_sums_contract.py"),
+        ("test_sums_reaction.py",),
     ),
     Fault(
         "range_without_noise",
@@ -343,7 +347,7 @@ _TRAINING = (
         "message=hashlib.sha256(payload).digest(),",
         "message=hashlib.sha256(rows).digest(),",
         "An active that sends passives different representations gets their sum.",
-        ("test_parties_rules.py", "test_parties_guards.py"),
+        ("test_parties_rules.py",),
     ),
     Fault(
         "row_twice_in_a_batch",

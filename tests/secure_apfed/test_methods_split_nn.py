@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import ValidationError
 from torch import nn
 from torch.nn import functional as F
 
@@ -81,21 +80,6 @@ def test_it_is_one_network_on_the_concatenated_table() -> None:
     assert (sum(one.bias for one in layers) - joined.bias).abs().max() < 1e-10
 
 
-def test_the_active_reads_sums_alone() -> None:
-    result = run(config_of(), None)
-    kinds = {flow.kind for flow in result.recording.transcript.flows if flow.receiver == "active"}
-    assert Kind.SUM in kinds
-    assert Kind.REPRESENTATIONS not in {flow.kind for flow in result.recording.transcript.flows}
-
-
-def test_masks_change_the_rounding_only() -> None:
-    plain, masked = (
-        run(config_of(secure_sum=one), None).accuracy["split_nn_sum"]
-        for one in ({**CLEAR, "clip": 4.0}, MASKED)
-    )
-    assert plain == pytest.approx(masked, abs=0.02)
-
-
 def test_another_request_to_one_passive_gives_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     session = session_of()
     send, changed = Links.send, list[str]()
@@ -145,11 +129,6 @@ def test_representations_of_other_sizes_are_refused() -> None:
     other = {"network": "mlp", "hidden": [16], "representation": 9, "dropout": 0.0}
     with pytest.raises(ConfigError, match="all have as many numbers"):
         session_of(passives={"default": {"model": other}})
-
-
-def test_a_guard_is_for_what_is_read() -> None:
-    with pytest.raises(ValidationError, match="nobody reads a representation"):
-        config_of(guard={"mechanism": "gaussian", "epsilon": 8.0})
 
 
 def test_concatenated_it_predicts_with_all_parties() -> None:

@@ -82,6 +82,10 @@ class TestCounting:
         ledger = ledger_at(None)
         charge(ledger, 0, 4, 4)
         assert ledger.spent().releases == 2
+        bounded = ledger_at(None, budget=1.01 * NOISY.epsilon_of(1, DELTA))
+        with pytest.raises(BudgetExhaustedError, match="release 2 of one row"):
+            charge(bounded, 0, 4, 4)
+        assert bounded.spent().releases == 0
 
     def test_nothing_sent_costs_nothing(self) -> None:
         for rows in (10, 0):
