@@ -70,6 +70,7 @@ test-light: $(LIGHT)/.installed
 		tests/contracts tests/protocols
 
 test-slow: setup
+	$(PIP) playwright
 	$(PYTEST) -m slow $(APART)
 
 clean:

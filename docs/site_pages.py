@@ -1,36 +1,203 @@
-"""Pages of the site that are files at the top of the repository; MkDocs calls the two functions.
+"""What of the pages is generated: `python docs/site_pages.py` renews it, and MkDocs does, too.
 
-Their links start at the repository's top, a page's at `docs`.
+Between `<!-- KIND: WHAT -->` and `<!-- end -->` a page holds what one of `BLOCKS` makes:
+
+- `table: results.gains`: figures of `docs/data/results.json`, under "gains". A table has columns
+  and rows; one "of" another takes some of its columns and rows under names of its own.
+- `keys: run`: the keys of a settings file, from its classes and their docstrings.
+- `sentences: together`: a table of what the report says of a run, by its first column.
+
+Files at the top of the repository, and the report's tables, are pages of the site, too.
 """
 
+import json
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
-from mkdocs.structure.files import File, Files
+__all__ = ["BLOCKS", "MOVED", "on_files", "on_page_markdown", "renewed", "today"]
 
-__all__ = ["on_files", "on_page_markdown"]
-
-TOP = Path(__file__).resolve().parent.parent
+DOCS = Path(__file__).resolve().parent
+TOP = DOCS.parent
+SENTENCES = "experiments/apfed_experiments/report/who_learns.md"
 PAGES = {
     "changelog.md": "CHANGELOG.md",
     "contributing.md": "CONTRIBUTING.md",
     "security.md": "SECURITY.md",
+    "who-learns-what.md": SENTENCES,
 }
+MOVED = {
+    "across-organisations": "between-organisations", "add-a-labeller": "extend",
+    "add-a-task": "extend", "audit-log": "when-a-party-dies", "bad-inputs": "data",
+    "contributions": "studies", "credit-card": "results", "encrypted-votes": "votes-protocols",
+    "measures": "tasks-and-measures", "multiview": "papers", "onnx": "python",
+    "operators-guide": "between-organisations", "search": "studies", "tasks": "tasks-and-measures",
+}  # fmt: skip
+"""Pages of earlier versions, which the changelog names, and where their content is now."""
+_BLOCK = re.compile(r"<!-- (?P<kind>\w+): (?P<what>\S+) -->\n.*?<!-- end -->", re.DOTALL)
+_EVIDENT = ("number", "text", "true, false", "list")
+_TAGS = ("kind", "name")
+_TOLD_AT_ONCE = ("attacks", "own", "passive")  # what their keys are stands elsewhere
+_ENTRY = re.compile(r"^ {8}((?:\w+, )*\w+): ", re.MULTILINE)
 
 
-def on_files(files: Files, *, config: Any) -> Files:
-    """Add the pages."""
+def renewed(text: str) -> str:
+    """The text of a page with what is generated in its places."""
+
+    def fill(match: re.Match[str]) -> str:
+        kind, what = match["kind"], match["what"]
+        return f"<!-- {kind}: {what} -->\n{BLOCKS[kind](what)}\n<!-- end -->"
+
+    return _BLOCK.sub(fill, text)
+
+
+def _markdown(columns: list[str], rows: list[list[str]]) -> str:
+    head, *lines = (f"| {' | '.join(line)} |" for line in (columns, *rows))
+    return "\n".join([head, f"|{'---|' * len(columns)}", *lines])
+
+
+def figures(what: str) -> str:
+    """A table of a JSON file below docs/data."""
+    file, name = what.split(".")
+    tables = json.loads((DOCS / f"data/{file}.json").read_bytes())
+    table = tables[name]
+    if "of" not in table:
+        return _markdown(table["columns"], table["rows"])
+    source = tables[table["of"]]
+    places = [source["columns"].index(column) for column in table["columns"].values()]
+    by_label = {row[0]: row for row in source["rows"]}
+    rows = [[said, *(by_label[of][at] for at in places)] for of, said in table["rows"].items()]
+    return _markdown([table["label"], *table["columns"]], rows)
+
+
+def sentences(what: str) -> str:
+    """A table of the report's, whose first column is called so."""
+    (table,) = [
+        table for table in (TOP / SENTENCES).read_text("utf-8").strip().split("\n\n")
+        if table.startswith(f"| {what} |")
+    ]  # fmt: skip
+    return table
+
+
+def keys(what: str) -> str:
+    """Every key of `run` or `party`, by its path; what is kept by name has NAME in it."""
+    from secure_apfed.runs.party import PartyFile
+    from secure_apfed.settings.run import RunSettings
+
+    rows = [list(row) for row in _rows({"run": RunSettings, "party": PartyFile}[what], "")]
+    return _markdown(["key", "takes: default", "what it says"], rows)
+
+
+def _rows(settings: Any, path: str) -> Iterator[tuple[str, str, str]]:
+    from secure_apfed.methods import METHODS
+
+    told = _told(settings)
+    for key, field in settings.model_fields.items():
+        takes, default = _type(field.annotation), None if field.is_required() else _plain(field)
+        evident = takes in _EVIDENT and default
+        said = [default] if evident else [takes.removesuffix(" or null"), default]
+        if told[key]:
+            yield f"`{path}{key}`", ": ".join(filter(None, said)), told[key]
+        inner = [one.settings for one in METHODS.values()] if key == "method" else []
+        inner = inner or [one for one in _sections(field.annotation) if not path or key != "model"]
+        below: dict[tuple[str, str, str], list[str]] = {}
+        for one in inner if key not in _TOLD_AT_ONCE else ():
+            fields = one.model_fields
+            tags = [_type(fields[tag].annotation) for tag in _TAGS if tag in fields]
+            for row in _rows(one, f"{path}{key}.{'NAME.' if takes.startswith('by name') else ''}"):
+                if len(inner) == 1 or not row[0].endswith((".kind`", ".name`")):
+                    below.setdefault(row, []).append("".join(tags))
+        for (place, takes, about), of in below.items():
+            yield place, takes, f"{', '.join(of)}: {about}" if len(inner) > 1 else about
+
+
+def _sections(annotation: Any) -> list[Any]:
+    if hasattr(annotation, "model_fields"):
+        return [annotation]
+    return [found for one in get_args(annotation) for found in _sections(one)]
+
+
+def _type(annotation: Any) -> str:
+    """In the words of a file."""
+    if hasattr(annotation, "model_fields"):
+        return "section"
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return ", ".join(f"`{one}`" for one in inner)
+    if origin in (Union, UnionType):
+        return " or ".join(dict.fromkeys(_type(one) for one in inner))
+    if origin is tuple:
+        return "list"
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return "by name"
+    if inner:
+        return _type(inner[0])
+    named = {"int": "number", "float": "number", "bool": "true, false", "NoneType": "null"}
+    return named.get(getattr(annotation, "__name__", ""), "text")
+
+
+def _plain(field: Any) -> str | None:
+    """Its default; a section has those of its keys."""
+    value = field.get_default(call_default_factory=True)
+    if hasattr(value, "model_dump") or isinstance(value, dict) or value == ():
+        return None
+    return f"`{json.dumps(value, default=str)}`".replace('"', "")
+
+
+def _told(settings: Any) -> dict[str, str]:
+    """The first sentence on each key, in the docstrings of the class and its bases."""
+    told: dict[str, str] = {}
+    known = "|".join(settings.model_fields)
+    inner = re.compile(rf"[;.] (?=(?:(?:{known}), )*(?:{known}): )")
+    for owner in reversed([base for base in settings.__mro__ if "secure_apfed" in base.__module__]):
+        entries = _ENTRY.split((owner.__doc__ or "").partition("Attributes:\n")[2])[1:]
+        for names, about in zip(entries[::2], entries[1::2], strict=True):
+            for part in inner.split(f"{names}: {' '.join(about.split())}"):
+                heads, _, said = part.replace("|", "\\|").partition(": ")
+                sentence = re.split(r"(?<=[a-z)`\d])\. (?=[A-Z])", said)[0].rstrip(".:")
+                told |= dict.fromkeys(heads.split(", "), f"{sentence}.")
+    for key, field in settings.model_fields.items():
+        if key not in told:
+            beside = next((one for one, said in told.items() if key in said.split()), "")
+            told[key] = "" if _sections(field.annotation) else f"See `{beside}`."
+    return told
+
+
+BLOCKS = {"table": figures, "keys": keys, "sentences": sentences}
+
+
+def on_files(files: Any, *, config: Any) -> Any:
+    """Add the pages that lie elsewhere."""
+    from mkdocs.structure.files import File
+
     for page, source in PAGES.items():
-        text = (TOP / source).read_text(encoding="utf-8")
-        files.append(File.generated(config, page, content=text))
+        text = (TOP / source).read_text("utf-8")
+        head = "# Who learns what, message by message\n\n" if source == SENTENCES else ""
+        files.append(File.generated(config, page, content=head + text))
     return files
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Turn links of these pages, and to them."""
+    """Turn links of these pages, which start at the repository's top, and links to them."""
     added = page.file.src_uri in PAGES
     for name, source in PAGES.items():
         markdown = markdown.replace(f"../{source})", f"{name})")
         if added:
             markdown = markdown.replace(f"]({source})", f"]({name})")
-    return markdown.replace("](docs/", "](") if added else markdown
+    return today(markdown).replace("](docs/", "](") if added else renewed(markdown)
+
+
+def today(markdown: str) -> str:
+    """With links to pages of earlier versions turned to those of today."""
+    for old, new in MOVED.items():
+        markdown = markdown.replace(f"](docs/{old}.md", f"](docs/{new}.md")
+    return markdown
+
+
+if __name__ == "__main__":
+    for path in (TOP / "README.md", *DOCS.rglob("*.md")):
+        text = path.read_text("utf-8")
+        if (new := renewed(text)) != text:
+            path.write_text(new, "utf-8")

@@ -144,7 +144,6 @@ def run(
 def _prepare(
     config: "Config", folder: Path, timeout: float, transport: TransportName, *, as_json: bool
 ) -> None:
-    """Make what each party needs to be run by hand, and say how."""
     from secure_apfed.runs import folder as run_folder
     from secure_apfed.runs.local import WAYS, prepare_parties
 
@@ -161,7 +160,6 @@ def _prepare(
 def _run_seeds(
     config: "Config", folder: Path, seeds: int, jobs: int, *, baselines: bool, as_json: bool
 ) -> None:
-    """Run under several seeds, and say what all of them found; each has a report."""
     from apfed_experiments.several import run_seeds
 
     with progress.counting(f"{config.name}: seeds", quiet=as_json) as on_done:

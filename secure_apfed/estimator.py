@@ -128,7 +128,7 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             warn_of_empty_words(texts, party="VerticalClassifier", column="y", count=False)
         config = self._config()
         data = VerticalData(
-            active=_table(_ACTIVE, frame, torch.from_numpy(numbers_N).long()),
+            table=_table(_ACTIVE, frame, torch.from_numpy(numbers_N).long()),
             passives=tuple(
                 _table(name, features)
                 for name, features in (self.passives or {}).items()

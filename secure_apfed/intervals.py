@@ -48,11 +48,6 @@ def estimates(scored: Scored, *, resamples: int = RESAMPLES, seed: int = 0) -> d
     for this share of each class. Measures of one resample are of the same rows. Where a class has
     fewer than `FEWEST_ROWS`, intervals also hold what one more row of the rarest would change,
     told as the worst and as the best of all rows are.
-
-    Args:
-        scored: the test rows.
-        resamples: how many.
-        seed: of the resamples; the same rows and seed give the same intervals.
     """
     values = measure_all(scored)
     spans = [
@@ -164,7 +159,6 @@ class Redrawn:
     counts: FloatArray
 
     def mean(self, values_B: FloatArray) -> FloatArray:
-        """The mean of a number of each row, (R,)."""
         found: FloatArray = self.counts @ values_B / self.counts.sum(axis=1)
         return found
 
@@ -196,7 +190,6 @@ class Redrawn:
 
     @cached_property
     def auc(self) -> FloatArray:
-        """Area under the curves, their mean over the classes, (R,)."""
         areas = [np.trapezoid(*curve.shares, axis=0) for curve in self.curves]
         return np.asarray(np.mean(areas, axis=0))
 

@@ -6,7 +6,7 @@ several classes a measure of a ranking is the mean over the classes, each agains
 one-vs-rest), and a class that has no row, or all, takes no part in it. A measure of rows that do
 not define it is NaN: of no row, a ranking of rows of one class, R2 of one row, and all that reads
 scores which are not finite. Intervals over the test rows: `secure_apfed.intervals`. See
-docs/measures.md.
+docs/tasks-and-measures.md.
 
 Letters: B rows, K classes, E edges of E + 1 ranges of scores.
 """
@@ -73,9 +73,6 @@ class Scored:
             anomalies (B,), higher for what is stranger.
         threshold: of two classes, the probability of the second from which on it is decided for;
             None: the likeliest class is.
-
-    Raises:
-        DataError: shapes that do not fit, or a threshold where there are not two classes.
     """
 
     truth: NDArray[np.int64] | FloatArray = field(repr=False)
@@ -101,11 +98,7 @@ class Scored:
 
     @classmethod
     def of_classes(cls, truth: ArrayLike, probabilities: ArrayLike) -> Self:
-        """Of labels (B,), and probabilities (B, K) or, of two classes, (B,) of the second.
-
-        Raises:
-            DataError: labels that are no classes, or probabilities that are none.
-        """
+        """Of labels (B,), and probabilities (B, K) or, of two classes, (B,) of the second."""
         labels_B = np.asarray(truth, dtype=np.int64)
         shares = np.asarray(probabilities, dtype=np.float64)
         shares_BK = np.column_stack([1 - shares, shares]) if shares.ndim == 1 else shares
@@ -150,7 +143,6 @@ class Scored:
         return np.asarray(self.scores[:, 1] >= self.threshold, dtype=np.int64)
 
     def at(self, threshold: float | None) -> Self:
-        """The same rows, decided at another threshold."""
         return replace(self, threshold=threshold)
 
     def rows(self, places: NDArray[np.int64]) -> Self:
@@ -160,13 +152,7 @@ class Scored:
 
 @torch.no_grad()
 def scored_by(predict: Callable[[Tensor], Tensor], rows: Tensor, labels_N: Tensor) -> Scored:
-    """Ask a model for the scores (B, K) of `rows` of a table, a few thousand at a time.
-
-    Args:
-        predict: rows of the table to scores of a network.
-        rows: positions in the table.
-        labels_N: of the table.
-    """
+    """Ask a model for the scores (B, K) of `rows` of a table, a few thousand at a time."""
     parts = [
         predict(rows_B).double().cpu()
         for rows_B in rows.to(labels_N.device).split(_EVALUATION_ROWS)
@@ -209,11 +195,7 @@ class Measure:
     tasks: tuple[Task, ...] = ("classification",)
 
     def of(self, scored: Scored) -> float:
-        """Its value; NaN where the rows do not define it.
-
-        Raises:
-            DataError: rows of another task.
-        """
+        """Its value; NaN where the rows do not define it."""
         task = task_of(scored)
         if task not in self.tasks:
             raise DataError(
@@ -241,7 +223,6 @@ class Measure:
         return ""
 
     def gain(self, reached: float, reference: float) -> float:
-        """How much better `reached` is than `reference`; below 0 where it is worse."""
         return reached - reference if self.higher_is_better else reference - reached
 
     def rank(self, value: float | None) -> float:
@@ -376,30 +357,22 @@ ACCURACY = MEASURES["accuracy"]
 
 
 def task_of(scored: Scored) -> Task:
-    """What these scores are of."""
     if scored.classes:
         return "classification"
     return "regression" if np.issubdtype(scored.truth.dtype, np.floating) else "anomaly"
 
 
 def names_of(task: str) -> tuple[str, ...]:
-    """The measures of one task."""
     return tuple(name for name, measure in MEASURES.items() if task in measure.tasks)
 
 
 def find_measure(name: str) -> Measure:
-    """The measure of this name.
-
-    Raises:
-        ValueError: there is none; it names the nearest.
-    """
     if name not in MEASURES:
         raise ValueError(unknown_name(name, MEASURES))
     return MEASURES[name]
 
 
 def measure_all(scored: Scored) -> dict[str, float]:
-    """All measures of the task that these rows define, by name."""
     found = {name: MEASURES[name].of(scored) for name in names_of(task_of(scored))}
     return {name: value for name, value in found.items() if not math.isnan(value)}
 
@@ -421,13 +394,6 @@ def balanced_weights(labels_N: Tensor, classes: int) -> Tensor:
 
     Rows / (classes with rows x rows of the class), as scikit-learn's "balanced"; a class without a
     row has weight 0, as nothing is learnt of it.
-
-    Args:
-        labels_N: below 0 where a row has none.
-        classes: K.
-
-    Raises:
-        DataError: no row has a label.
     """
     counts_K = torch.bincount(labels_N[labels_N >= 0].cpu(), minlength=classes).double()
     if not counts_K.sum():
@@ -445,9 +411,6 @@ def best_threshold(scored: Scored, measure: str) -> float:
     Args:
         scored: rows whose labels may be learnt from; never test rows.
         measure: a key of `THRESHOLDS`.
-
-    Raises:
-        DataError: other than two classes, rows of one class, or another measure.
     """
     if measure not in THRESHOLDS:
         raise DataError(
@@ -483,9 +446,6 @@ def calibration_curve(scored: Scored, *, ranges: int = _RANGES) -> tuple[Calibra
 
     Of two classes they are of the second; of several of the likeliest class: how sure it is, and
     how often it is right. There are none of a training that diverged.
-
-    Raises:
-        DataError: scores that are no probabilities.
     """
     from sklearn.calibration import calibration_curve as curve
 
@@ -531,9 +491,6 @@ class ScoreRanges(BaseModel):
     def of(cls, probabilities_BK: FloatArray, *, ranges: int = _RANGES) -> "ScoreRanges":
         """The ranges with about as many rows each, fewer ranges of fewer than 250 rows; scores that
         rounding tells apart lie in one.
-
-        Raises:
-            DataError: no rows, or scores that are not finite.
         """
         said_B = _said(probabilities_BK)
         if not len(said_B) or not np.isfinite(said_B).all():
@@ -544,7 +501,6 @@ class ScoreRanges(BaseModel):
         return cls(edges=tuple(edges_E.tolist()), shares=tuple(shares.tolist()))
 
     def counts(self, probabilities_BK: FloatArray) -> NDArray[np.int64]:
-        """How many of these rows lie in each range."""
         return _counts(_said(probabilities_BK), np.asarray(self.edges))
 
 
@@ -564,13 +520,6 @@ def stability_index(trained: ScoreRanges, counts: NDArray[np.int64]) -> float:
     scoring (Siddiqi, Credit Risk Scorecards, 2006) below 0.1 nothing has changed, and above 0.25
     much has; of fewer rows than `rows_for_stability` chance alone may be above that. An empty range
     counts as a share of 0.0001.
-
-    Args:
-        trained: of the training rows.
-        counts: of new rows, by range, see `ScoreRanges.counts`.
-
-    Raises:
-        DataError: no rows.
     """
     if not counts.sum():
         raise DataError("measures: the stability of scores is of at least one row")

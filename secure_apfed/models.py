@@ -70,11 +70,6 @@ class NetworkFamily(Protocol):
 
 
 def output_shape(module: nn.Module, features: Shape) -> Shape:
-    """The shape of one row of the module's output for rows of shape `features`.
-
-    Raises:
-        ModelError: the module cannot take such rows.
-    """
     training = module.training
     module.eval()
     reference = next(module.parameters(), torch.empty(0))
@@ -196,7 +191,6 @@ class Perceptron:
 
 
 def _layers(widths: tuple[int, ...], activation: type[nn.Module]) -> list[nn.Module]:
-    """Fully connected layers with an activation between them."""
     layers: list[nn.Module] = []
     for wide, narrow in pairwise(widths):
         layers += [nn.Linear(wide, narrow), activation()]
@@ -211,11 +205,9 @@ class Linear(Perceptron):
     """
 
     def encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
-        """features, flattened -> `settings.representation` numbers."""
         return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(features), settings.representation))
 
     def head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
-        """fc(size, K)."""
         return nn.Sequential(nn.Flatten(), nn.Linear(size, classes))
 
 
@@ -223,11 +215,9 @@ class Identity(Perceptron):
     """The features, flattened, and one layer, where a method finds its weights by an equation."""
 
     def encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
-        """Features -> the same, flattened."""
         return nn.Flatten()
 
     def head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
-        """One linear layer."""
         return nn.Linear(size, classes, bias=False)
 
 
@@ -288,7 +278,6 @@ class RandomFeatureFamily(Perceptron):
         return RandomFeatures(math.prod(features), settings.random_features)
 
     def head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
-        """One linear layer."""
         return nn.Sequential(nn.Flatten(), nn.Linear(size, classes, bias=False))
 
 
@@ -339,11 +328,7 @@ class Recurrent(Perceptron):
     """A GRU a view and direction, under one linear layer without a bias."""
 
     def encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
-        """Takes rows of `settings.sequences`.
-
-        Raises:
-            ModelError: rows of another width.
-        """
+        """Takes rows of `settings.sequences`."""
         width = sum(1 + steps * channels for steps, channels in settings.sequences)
         if not settings.sequences or features != (width,):
             said = f"of {width} columns" if settings.sequences else "of no sequences"
@@ -355,7 +340,6 @@ class Recurrent(Perceptron):
         return SequenceEncoder(settings.sequences, settings.representation)
 
     def head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
-        """One linear layer."""
         return nn.Linear(size, classes, bias=False)
 
 
@@ -400,7 +384,6 @@ class EnrichedFamily(Selu):
 
 
 def family_for(settings: ModelSettings, features: Shape) -> NetworkFamily:
-    """The family that `settings.network` names, or the one that "auto" takes for such rows."""
     if settings.network != "auto":
         return NETWORKS[settings.network]
     if len(features) == 3 and features[0] in _AUTO:

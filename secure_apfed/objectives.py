@@ -34,12 +34,6 @@ def contrastive_loss(
     denominator of anchor i runs over the other rows of its own view and all rows of the
     other view. With "active" the anchors are the rows of `a_BD`, as in Eq. (14); with
     "both" also those of `p_BD`, and the mean is over 2B anchors, as in the release.
-
-    Returns:
-        The loss, a scalar.
-
-    Raises:
-        ModelError: the views do not pair row by row, or other anchors.
     """
     if a_BD.dim() != 2 or a_BD.shape != p_BD.shape:
         raise ModelError(
@@ -61,12 +55,6 @@ class Contrastive(nn.Module):
     """APFed-C: the passive's encoder, its linear projection to the size of z, and the loss.
 
     Eq. (13) has the encoder alone; the projection is that of the release.
-
-    Args:
-        settings: anchors and temperature.
-        representation: shape of one row of z.
-        features: shape of one row of the passive's own features.
-        model: family and sizes of the encoder.
     """
 
     row_wise: ClassVar[bool] = False
@@ -99,15 +87,6 @@ class Reconstruction(nn.Module):
     """APFed-R: mean squared error of the passive's own view, mean over batch and features.
 
     Eq. (12) leaves the norm L_q open and names the L2 norm; its square is what the release takes.
-
-    Args:
-        settings: none beyond the name.
-        representation: shape of one row of z.
-        features: shape of one row of the passive's own features.
-        model: family and sizes of the decoder.
-
-    Raises:
-        ModelError: the decoder's output does not have the shape of the features.
     """
 
     row_wise: ClassVar[bool] = True

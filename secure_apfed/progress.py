@@ -141,17 +141,14 @@ class Board:
 
     @property
     def statuses(self) -> "tuple[Status, ...]":
-        """Of all parties that anything is known of, by name."""
         own = {status.party: status for status in self._source() if status.party}
         every = {**self._told, **own}
         return tuple(every[name] for name in sorted(every))
 
     def tell(self, status: "Status") -> None:
-        """Be told of a party that another process plays."""
         self._told = {**self._told, status.party: status}
 
     def tell_progress(self, progress: "Progress") -> None:
-        """Be told how far training is."""
         self.progress = progress
 
 
@@ -255,13 +252,11 @@ def _write(event: Mapping[str, Any]) -> None:
 
 
 def _facts(status: "Status") -> tuple[object, ...]:
-    """What of a party is worth a line when it changes."""
     peers = tuple(tuple(status.names(state)) for state in ("expected", "silent", "left"))
     return status.phase, peers
 
 
 def _line_of(status: "Status") -> str:
-    """A party's state in one line."""
     at = status.phase if status.step is None else f"{status.phase}, step {status.step}"
     parts = [f"{status.party}: {at}", *_troubles(status)]
     if status.waits:
@@ -270,7 +265,6 @@ def _line_of(status: "Status") -> str:
 
 
 def _troubles(status: "Status") -> list[str]:
-    """Who is not there as it should be."""
     told = []
     for name, peer in status.peers.items():
         if peer.state == "silent" and peer.silent_s is not None:

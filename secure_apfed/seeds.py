@@ -80,8 +80,9 @@ class Draws(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func is F.dropout or func is torch.dropout:
-            named = {_DROPOUTS_NAMES.get(name, name): value for name, value in kwargs.items()}
-            return self._dropout(*args, **named)
+            if kwargs:
+                kwargs = {_DROPOUTS_NAMES.get(name, name): kwargs[name] for name in kwargs}
+            return self._dropout(*args, **kwargs)
         if func in _BORROW:
             with self._lent(*args, *kwargs.values()):
                 return func(*args, **kwargs)

@@ -3,7 +3,7 @@
 Run by: the active, in training, at the end of a run, and in `predict`. Passives read no label in
 APFed, so that a task is the active's alone; where passives vote, the contract names it. Which
 methods take a task is a fact of theirs (`MethodSettings.tasks`). A new one is one class and one
-line in `TASKS`: see docs/add-a-task.md.
+line in `TASKS`: see docs/extend.md.
 
 Letters: B rows, K outputs of the head.
 """
@@ -32,7 +32,6 @@ __all__ = [
     "Regression",
     "Task",
     "scored_rows",
-    "task_loss",
 ]
 
 _EVALUATION_ROWS = 4096
@@ -105,15 +104,7 @@ def scored_rows(
     task: Task, predict: Callable[[Tensor], Tensor], rows: Tensor, *, labels_N: Tensor,
     features_N: Tensor,
 ) -> Scored:  # fmt: skip
-    """Ask a model for its outputs of `rows` of a table, a few thousand at a time.
-
-    Args:
-        task: of the model.
-        predict: rows of the table to outputs (B, K) of a network.
-        rows: positions in the table; may be none.
-        labels_N: of the table.
-        features_N: of the table, as the encoder reads them.
-    """
+    """Ask a model for its outputs of `rows` of a table, a few thousand at a time."""
     here = rows.to(labels_N.device)
     parts = [predict(rows_B).double().cpu() for rows_B in here.split(_EVALUATION_ROWS)]
     return task.scored(torch.cat(parts), labels_N[here].cpu(), features_N[here].cpu())
@@ -147,27 +138,23 @@ class Classification(Task):
         self, outputs_BK: Tensor, labels_B: Tensor, features_B: Tensor,
         weights_K: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        return task_loss(outputs_BK, labels_B, weights_K)
+        """Mean cross-entropy of the rows that have a label; 0 where none of the batch has.
+
+        With weights of classes each row's is multiplied by that of its class.
+        """
+        labelled_B = labels_B != UNLABELLED
+        if weights_K is None and bool(labelled_B.all()):
+            return F.cross_entropy(outputs_BK, labels_B)
+        total = F.cross_entropy(
+            outputs_BK, labels_B, weight=weights_K, ignore_index=UNLABELLED, reduction="sum"
+        )
+        return total / labelled_B.sum().clamp(min=1)
 
     def told(self, outputs_BK: Tensor, features_B: Tensor) -> Tensor:
         return outputs_BK.softmax(1)
 
     def scored(self, outputs_BK: Tensor, labels_B: Tensor, features_B: Tensor) -> Scored:
         return Scored.of_network(labels_B, outputs_BK)
-
-
-def task_loss(scores_BK: Tensor, labels_B: Tensor, weights_K: Tensor | None = None) -> Tensor:
-    """Mean cross-entropy of the rows that have a label; 0 where none of the batch has.
-
-    With weights of classes each row's is multiplied by that of its class.
-    """
-    labelled_B = labels_B != UNLABELLED
-    if weights_K is None and bool(labelled_B.all()):
-        return F.cross_entropy(scores_BK, labels_B)
-    total = F.cross_entropy(
-        scores_BK, labels_B, weight=weights_K, ignore_index=UNLABELLED, reduction="sum"
-    )
-    return total / labelled_B.sum().clamp(min=1)
 
 
 @dataclass(frozen=True, kw_only=True)

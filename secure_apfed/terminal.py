@@ -64,7 +64,6 @@ class Failure:
 
 
 def failure_of(error: Exception) -> Failure:
-    """Return what to tell about an error that is meant for people."""
     if isinstance(error, ModuleNotFoundError):
         told = f"{error.name} is not installed; pip install 'secure-apfed[experiments]'"
         return Failure(code=_USAGE, title="An extra is missing", kind="ConfigError", message=told)
@@ -113,7 +112,6 @@ def print_json(value: Mapping[str, Any]) -> None:
 
 
 def show_note(text: str) -> None:
-    """Print something worth knowing on stderr."""
     _console(stderr=True).print(Text(_printable(text), style="dim"))
 
 

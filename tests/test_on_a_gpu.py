@@ -170,7 +170,7 @@ def _images(channels: int, side: int) -> VerticalData:
         features=torch.rand(60, *whole.shape, generator=draw), encoding=whole,
     )  # fmt: skip
     return VerticalData(
-        active=table, passives=(), classes=("no", "yes"),
+        table=table, passives=(), classes=("no", "yes"),
         train_rows=torch.arange(40), test_rows=torch.arange(40, 60),
     )  # fmt: skip
 

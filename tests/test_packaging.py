@@ -47,7 +47,7 @@ LIGHT = _project(ROOT / "protocols")
 # `bench` clashes with them, and NVFlare is left out of them for its size.
 LOCKS = {
     "requirements.lock": (
-        "mpc", "experiments", "tensorboard", "onnx", "search", "grpc", "docs", "dev",
+        "mpc", "experiments", "tensorboard", "onnx", "search", "grpc", "docs", "browser", "dev",
     ),
     "requirements-nvflare.lock": ("nvflare", "all"),
     "requirements-bench.lock": ("bench", "experiments", "mpc"),
@@ -118,7 +118,7 @@ def test_an_environment_of_its_own_differs_by_what_it_must() -> None:
 
 
 def test_the_page_on_installing_names_every_extra_and_its_lock() -> None:
-    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
     told = dict(re.findall(r"^\| `(\w+)` \|.*\| `([\w.-]+)` \|$", page, re.MULTILINE))
     assert told.keys() == PROJECT["optional-dependencies"].keys()
     assert all(extra in LOCKS[lock] for extra, lock in told.items())

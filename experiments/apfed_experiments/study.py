@@ -431,7 +431,7 @@ def centralise(data: VerticalData) -> VerticalData:
         active = _joined(tables)
     else:
         raise DataError("images and tables of columns do not make one table")
-    return replace(data, active=replace(active, labels=data.active.labels), passives=())
+    return replace(data, table=replace(active, labels=data.active.labels), passives=())
 
 
 def _in_order(table: PartyTable, ids: Sequence[str]) -> PartyTable:

@@ -61,7 +61,7 @@ READING = (
     "labels; where nobody sends representations, ε_x is of all that a person adds to votes or sums "
     "of one passive. Lines: the active alone is the floor; one table of all features, which nobody "
     "holds, is what the same network reaches with them; TVFL needs all parties to predict. DCS is "
-    "defined in docs/trade-off.md."
+    "defined in docs/studies.md."
 )
 _REFERENCES: Mapping[Reference, tuple[str, Mapping[str, Any], bool]] = {
     # Label; what changes in the undefended run; whether one table has all features.

@@ -99,6 +99,6 @@ def take_numpy_integers(holder: Any) -> None:
         value = getattr(holder, field.name)
         if isinstance(value, np.integer):
             object.__setattr__(holder, field.name, int(value))
-        elif isinstance(value, tuple) and any(isinstance(one, np.integer) for one in value):
-            plain = tuple(int(one) if isinstance(one, np.integer) else one for one in value)
+        elif isinstance(value, tuple) and any(isinstance(item, np.integer) for item in value):
+            plain = tuple(int(item) if isinstance(item, np.integer) else item for item in value)
             object.__setattr__(holder, field.name, plain)

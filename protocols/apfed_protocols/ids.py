@@ -45,7 +45,6 @@ __all__ = [
     "id_texts",
     "require_comparable",
     "text_of",
-    "text_pieces",
 ]
 
 JOINT = "\x1f"
@@ -223,7 +222,7 @@ KINDS = (
 """What may stand in a column of IDs; kinds without a text are refused, and so are others."""
 
 
-_OF_TYPE = {one: kind.text for kind in KINDS for one in kind.types}
+_OF_TYPE = {of: kind.text for kind in KINDS for of in kind.types}
 
 
 def _other(value: Any, bits: int) -> str:
@@ -285,8 +284,8 @@ class IdReader:
         first, self._read = self._read, self._read + len(values)
         wide = self._rows and {*map(type, values)} <= {tuple, list}
         if wide and len({*map(len, values)}) == 1 and len(values[0]) > 1:
-            columns = [self._quick(list(one), part=True) for one in zip(*values, strict=True)]
-            quick = [one for one in columns if one is not None]
+            columns = [self._quick(list(cells), part=True) for cells in zip(*values, strict=True)]
+            quick = [texts for texts in columns if texts is not None]
             if len(quick) == len(columns):
                 return list(map(JOINT.join, zip(*quick, strict=True)))
         elif (texts := self._quick(values, part=self._part)) is not None:
@@ -310,19 +309,17 @@ class IdReader:
         return not self._refused
 
     def check(self) -> None:
-        """Refuse the column for what was found. Raises DataError: says whose, what, in how many
-        rows, which are the first, and what to do.
-        """
+        """Refuse the column for what was found."""
         if not self._refused:
             return
-        told = []
+        found = []
         for why in sorted(self._refused, key=list(REFUSALS).index):
             what, remedy = REFUSALS[why]
             what += f" ({', '.join(sorted(self._types))})" if why == "type" else ""
             rows = self._refused[why]
             remedy = remedy.format(key=self._key)
-            told.append(f"{what} in {len(rows)} rows, first in {self._places(rows)}; {remedy}")
-        raise DataError(f"{self._whose} {'. It '.join(told)}")
+            found.append(f"{what} in {len(rows)} rows, first in {self._places(rows)}; {remedy}")
+        raise DataError(f"{self._whose} {'. It '.join(found)}")
 
     def _places(self, rows: Sequence[int]) -> str:
         shown = rows[:_ROWS_SHOWN]
@@ -362,9 +359,6 @@ def id_texts(
 
     The column is any iterable, or one of numpy, pandas, polars or pyarrow; `party` and `what` say
     whose it is and what it is called, for errors; the rest is as of `IdReader`.
-
-    Raises:
-        DataError: as `IdReader.check`.
     """
     reader = IdReader(
         f"{party}: {what}", place=place, strip=strip, part=part, rows=rows, key=key
@@ -374,17 +368,8 @@ def id_texts(
     return texts
 
 
-def text_pieces(party: str, ids: Any) -> Iterator[list[str]]:
-    """Yield the texts of IDs some thousand rows at a time; of several columns joined.
-
-    Args:
-        party: whose.
-        ids: a column as of `id_texts`, rows of several columns, a frame of pandas, polars or
-            pyarrow of which all columns count, or what has `pieces()` of such columns.
-
-    Raises:
-        DataError: as `IdReader.check`, at the end, for all rows.
-    """
+def _text_pieces(party: str, ids: Any) -> Iterator[list[str]]:
+    """Yield the texts of IDs some thousand rows at a time; of several columns joined."""
     columns = _columns(ids)
     if columns is not None:
         read = (
@@ -466,7 +451,7 @@ def _exact(values: list[Any], bits: int) -> list[Any]:
     few = {11: np.float16, 24: np.float32}.get(bits)
     if few is None:
         return values
-    return [few(one) if isinstance(one, float) else one for one in values]
+    return [few(cell) if isinstance(cell, float) else cell for cell in values]
 
 
 _TIME = r"[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?"
@@ -626,7 +611,7 @@ class IdNormalisation:
                 )
 
     def __str__(self) -> str:
-        return " ".join(f"{one.name}={getattr(self, one.name)!r}" for one in fields(self))
+        return " ".join(f"{rule.name}={getattr(self, rule.name)!r}" for rule in fields(self))
 
     @property
     def encoding(self) -> str:
@@ -698,7 +683,7 @@ def encode_pieces(
     DataError: as `encode_ids`, but for repeated IDs and their number, which no piece shows.
     """
     first = 0
-    for texts in text_pieces(party, ids):
+    for texts in _text_pieces(party, ids):
         yield [
             _framed(party, row, normalisation.text(text)) for row, text in enumerate(texts, first)
         ]

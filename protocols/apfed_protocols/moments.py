@@ -8,9 +8,9 @@ of d signs, so the sensitivity to one person (`MomentAgreement.sensitivity`) hol
 Does not protect M from an aggregator, a dealer or a passive that deviates. Links must be sealed
 (`apfed_protocols.seal`).
 
-Who learns what, alone and together, stands in docs/moments.md. A further moment about the same
-people is a further release: passives charge each, draw new noise, and refuse a list that names a
-person twice.
+Who learns what, alone and together, stands in docs/votes-protocols.md. A further moment about the
+same people is a further release: passives charge each, draw new noise, and refuse a list that names
+a person twice.
 
 Setup: passives agree seeds of masks in pairs and with the active (`apfed_protocols.sums.masked`).
 Then, in the ring Z_q, q = 2^32 or 2^64, with U people, of which N in a block, d features, K columns
@@ -93,10 +93,7 @@ __all__ = [
     "dealt_shares",
     "hiding_bits",
     "mask_of_votes",
-    "noise_steps",
     "packed_signs",
-    "received_bits",
-    "signed_sum",
     "vote_steps",
 ]
 
@@ -276,10 +273,6 @@ def vote_steps(agreement: MomentAgreement, votes_UK: FloatArray) -> Elements:
 
     Toward zero, so that the magnitudes of a row add up to 2^bits at most: rounding to the nearest
     may add half a step a column. The error of a vote is below one step; 0 and 1 are exact.
-
-    Raises:
-        LocalProtocolError: no float matrix U x K, values that are not finite, a row of L1 norm
-            above 1 (2^-20 is forgiven), or negative votes that were not agreed.
     """
     shape = (agreement.people, agreement.columns)
     plain = type(votes_UK) is np.ndarray and votes_UK.dtype in (np.float32, np.float64)
@@ -300,7 +293,7 @@ def vote_steps(agreement: MomentAgreement, votes_UK: FloatArray) -> Elements:
     return _ring(agreement, steps_UK)
 
 
-def noise_steps(agreement: MomentAgreement, noise_dK: IntArray | None) -> Elements | None:
+def _noise_steps(agreement: MomentAgreement, noise_dK: IntArray | None) -> Elements | None:
     """The noise as ring elements, in new memory; None where none was agreed. Raises
     LocalProtocolError: it is missing, not agreed, of another form, or beyond its bound.
     """
@@ -383,10 +376,7 @@ class MomentFrames:
         party: int | None = None,
         block: int = 0,
     ) -> memoryview:
-        """Return the body of what `sender` sent. Raises LocalProtocolError: no bytes; a buffer that
-        its owner may change is none either; RemoteProtocolError: anything but a frame of exactly
-        this kind, agreement, list of people, contributor and block.
-        """
+        """Return the body of what `sender` sent."""
         expected = self._header(kind, people, party, block)
         length = len(expected) + self._body_bytes(kind, block)
         if type(frame) is not bytes:
@@ -434,9 +424,7 @@ class MomentFrames:
 
 
 def packed_signs(agreement: MomentAgreement, signs_Ud: NDArray[np.int8]) -> PackedSigns:
-    """The signs of all people as bits, with zeros after the last. Raises LocalProtocolError: no
-    int8 array of U x d signs -1 and +1.
-    """
+    """The signs of all people as bits, with zeros after the last."""
     shape = (agreement.people, agreement.features)
     if type(signs_Ud) is not np.ndarray or signs_Ud.dtype != np.int8 or signs_Ud.shape != shape:
         raise _no_array(f"signs are an int8 array of shape {shape}", signs_Ud)
@@ -445,7 +433,7 @@ def packed_signs(agreement: MomentAgreement, signs_Ud: NDArray[np.int8]) -> Pack
     return np.packbits(signs_Ud.reshape(-1) < 0)
 
 
-def received_bits(agreement: MomentAgreement, body: memoryview, sender: str) -> PackedSigns:
+def _received_bits(agreement: MomentAgreement, body: memoryview, sender: str) -> PackedSigns:
     """Packed signs that came in a message; RemoteProtocolError if bits follow the last."""
     bits = np.frombuffer(body, dtype=np.uint8)
     if int(bits[-1]) & ~_last_byte(agreement):
@@ -510,7 +498,7 @@ def added_shares(e_Nd: Elements, c_KNd: Elements) -> Elements:
     return total_dK
 
 
-def signed_sum(agreement: MomentAgreement, packed: PackedSigns, values_UK: Elements) -> Elements:
+def _signed_sum(agreement: MomentAgreement, packed: PackedSigns, values_UK: Elements) -> Elements:
     """sum_i s_ij values_ik over all people, d x K."""
     total_dK: Elements = np.zeros((agreement.features, agreement.columns), agreement.word)
     for people in agreement.each_block():
@@ -634,7 +622,7 @@ class MomentContributor(_MomentRole):
         """
         agreed = self.agreement
         parts = [vote_steps(agreed, votes_UK)]
-        noise = noise_steps(agreed, noise_dK)
+        noise = _noise_steps(agreed, noise_dK)
         parts += [noise] if noise is not None else []
         require_people(people, _PEOPLE)
         self._seeds.require_finished()
@@ -670,7 +658,7 @@ class MomentCombiner(_MomentRole):
         require_people(people, _PEOPLE)
         seeds = bytes(read(dealt, MessageKind.SHARE_SEEDS, agreed.dealer))
         body = read(signs, MessageKind.SIGNS, agreed.receiver, people=people)
-        e_packed = received_bits(agreed, body, agreed.receiver)
+        e_packed = _received_bits(agreed, body, agreed.receiver)
         W_UK, A_dK = self._added(votes, people)
         _use(agreed, self.me)
         mask_seed, share_seed = seeds[:KEY_BYTES], seeds[KEY_BYTES:]
@@ -769,7 +757,7 @@ class MomentReceiver(_MomentRole):
             F_UK, M_dK = (part.copy() for part in self._split(body))
             self._unmask(people, F_UK, M_dK)
             M_dK += self._added_dK
-            M_dK += signed_sum(agreed, s_packed, F_UK)
+            M_dK += _signed_sum(agreed, s_packed, F_UK)
         finally:
             self._forget()
         return self._in_range(M_dK)

@@ -106,11 +106,7 @@ if hasattr(os, "register_at_fork"):  # where there are forks
 
 
 class ForkCheck:
-    """Remembers the process that made it.
-
-    Args:
-        owner: what is checked, as the subject of a sentence.
-    """
+    """Remembers the process that made it; the owner is the subject of a sentence."""
 
     def __init__(self, owner: str) -> None:
         self._owner, self._process = owner, (os.getpid(), _generation)

@@ -34,7 +34,6 @@ from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.randomness import ForkCheck, fresh_key
 
 __all__ = [
-    "HELLO_BYTES",
     "SEAL_OVERHEAD_BYTES",
     "SIGNATURE_BYTES",
     "Identity",

@@ -11,7 +11,7 @@ without data (`SvdDealer`) and a server (`SvdServer`). Source: FedSVD (Chai et a
 4. server -> receiver: the first D columns of P U, and zeros beyond the numerical rank.
 5. receiver: P^T (P U) = U, each column with the sign by which its largest number is positive.
 
-What this hides is less than masks of sums hide (docs/decomposition.md): the server learns the
+What this hides is less than masks of sums hide (docs/papers.md): the server learns the
 singular values of every single owner's rows exactly, and all rows up to orthogonal
 transformations of P's blocks and of the columns; with one owner, who knows P, the others' rows up
 to an orthogonal transformation of their columns; with the dealer, everything. The receiver learns
@@ -56,10 +56,8 @@ __all__ = [
     "SvdReceiver",
     "SvdServer",
     "block_sizes",
-    "is_bounded",
     "random_orthogonal",
     "rows_masked",
-    "rows_unmasked",
 ]
 
 MOST_FEATURES = 2**13
@@ -189,7 +187,7 @@ def rows_masked(table_NF: Floats, seed: bytes, people: bytes, *, mask_rows: int)
     return np.concatenate([mask_bb @ table_NF[rows] for rows, mask_bb in blocks])
 
 
-def rows_unmasked(table_NF: Floats, seed: bytes, people: bytes, *, mask_rows: int) -> Floats:
+def _rows_unmasked(table_NF: Floats, seed: bytes, people: bytes, *, mask_rows: int) -> Floats:
     """P^T X."""
     blocks = _blocks(len(table_NF), seed, people, mask_rows)
     return np.concatenate([mask_bb.T @ table_NF[rows] for rows, mask_bb in blocks])
@@ -217,19 +215,15 @@ class MessageKind(IntEnum):
     VECTORS = 3  # server to receiver: P U
 
 
-def is_bounded(matrix: Floats) -> bool:
+def _is_bounded(matrix: Floats) -> bool:
     """Whether every number is one, and at most 1e100 large."""
     return bool((np.abs(matrix) <= _LARGEST).all())
 
 
 @dataclass(frozen=True, eq=False)
 class Opened:
-    """The body of a frame.
-
-    Attributes:
-        people: the digest of whose rows these are.
-        seed: of the mask of rows; empty but in MASKS.
-        matrix: of bounded numbers, in memory of its own.
+    """The body of a frame: the digest of whose rows these are, the seed of the mask of rows in
+    MASKS, and bounded numbers in memory of their own.
     """
 
     people: bytes
@@ -262,10 +256,7 @@ class SvdFrames:
         return self._header(kind, owner, people) + seed + matrix.astype("<f8").tobytes()
 
     def open(self, frame: bytes, kind: MessageKind, sender: str, *, owner: str) -> Opened:
-        """Return what `sender` sent, of `owner` or for it. Raises LocalProtocolError: no bytes;
-        RemoteProtocolError: anything but a frame of this kind, agreement and owner with so many
-        columns as agreed, of no more rows than agreed, and of bounded numbers.
-        """
+        """Return what `sender` sent, of `owner` or for it."""
         if type(frame) is not bytes:
             raise LocalProtocolError(
                 f"a frame of a decomposition is bytes, got {type(frame).__name__} from {sender}"
@@ -304,7 +295,7 @@ class SvdFrames:
                 f"{most} rows of {columns} numbers; it was cut or padded"
             )
         matrix = np.frombuffer(body, dtype="<f8").reshape(rows, columns).astype(np.float64)
-        if not is_bounded(matrix):
+        if not _is_bounded(matrix):
             raise RemoteProtocolError(
                 f"{sender} sent {kind.name} with numbers that are none, or beyond {_LARGEST:g}"
             )
@@ -391,7 +382,7 @@ class SvdOwner(_SvdRole):
             type(table_NF) is not np.ndarray or table_NF.dtype != np.float64
             or table_NF.ndim != 2 or table_NF.shape[1] != own
             or not agreed.vectors <= len(table_NF) <= agreed.most_rows
-            or not is_bounded(table_NF)
+            or not _is_bounded(table_NF)
         ):  # fmt: skip
             raise LocalProtocolError(
                 f"{self.me}: a table is bounded float64 of {agreed.vectors} to {agreed.most_rows} "
@@ -494,7 +485,7 @@ class SvdReceiver(SvdOwner):
         if (kept_D[1:] > kept_D[:-1]).any():
             raise RemoteProtocolError(f"{agreed.server} sent a vector after one of zeros")
         self._opened = True
-        left_ND = rows_unmasked(came.matrix, masks.seed, people, mask_rows=agreed.mask_rows)
+        left_ND = _rows_unmasked(came.matrix, masks.seed, people, mask_rows=agreed.mask_rows)
         largest_D = np.take_along_axis(left_ND, np.abs(left_ND).argmax(axis=0)[None], axis=0)
         return np.asarray(left_ND * np.where(largest_D < 0, -1.0, 1.0), dtype=np.float64)
 

@@ -184,7 +184,6 @@ def report_if_possible(folder: Path) -> Path | None:
 
 
 def _show_attacks(results: "Sequence[AttackResult]") -> None:
-    """Print the worst adversary of each attack, and why others said nothing."""
     from apfed_attacks.run import headlines
 
     worst = headlines(results)
@@ -292,7 +291,6 @@ def study_of_run(config: "Config", folder: Path, *, quiet: bool) -> "Board | Non
 def _played(
     study: "TradeOff", folder: Path, jobs: int, backend: Literal["loky", "ray"], *, quiet: bool
 ) -> "Board":
-    """Run a study and show its board."""
     from apfed_experiments.tradeoff import run_tradeoff
 
     with progress.counting(f"{study.name}: trials", quiet=quiet) as on_done:
@@ -402,4 +400,4 @@ def export(
     if as_json:
         terminal.print_json({"onnx": onnx, "bytes": onnx.stat().st_size})
     else:
-        terminal.show_note(f"{onnx} holds the model; see docs/onnx.md for its inputs and outputs")
+        terminal.show_note(f"{onnx} holds the model; see docs/python.md for its inputs and outputs")

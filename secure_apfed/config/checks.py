@@ -44,11 +44,6 @@ def of_task(data: DataSettings, task: str | None) -> DataSettings:
 
 
 def check_task(config: RunSettings) -> None:
-    """Refuse what does not go with the task.
-
-    Raises:
-        ValueError: names the setting, and what to write instead.
-    """
     for problem in _problems(config):
         raise ValueError(problem)
 

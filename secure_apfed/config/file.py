@@ -233,19 +233,13 @@ def load_config(path: str | Path, *, overrides: Sequence[str] = ()) -> Config:
 def load_config_text(
     text: str, *, source: str = "the config", overrides: Sequence[str] = ()
 ) -> Config:
-    """Return the run that a YAML text describes; `source` names it in errors."""
     return load_settings_text(Config, text, source=source, overrides=overrides)
 
 
 def load_settings_text(
     cls: type[SettingsT], text: str, *, source: str, overrides: Sequence[str] = ()
 ) -> SettingsT:
-    """Return any settings from a YAML text.
-
-    Raises:
-        ConfigError: not YAML, a repeated key, or settings that `cls` refuses; all of them
-            are listed, one a line.
-    """
+    """Return any settings from a YAML text."""
     raw, lines = _parse(text, source)
     overridden = {_override(raw, override) for override in overrides}
     try:
@@ -263,12 +257,10 @@ def load_settings_text(
 
 
 def dump_settings(settings: Settings) -> str:
-    """Return the complete YAML of any settings; it loads back equal."""
     return as_yaml(settings.model_dump(mode="json"))
 
 
 def _parse(text: str, source: str) -> tuple[dict[str, Any], dict[KeyPath, int]]:
-    """Return the mapping that the text holds, and the line of each key."""
     raw, lines = parse_yaml(text, source)
     if raw is None:
         raise ConfigError(f"{source}: is empty; expected settings, at least name, method and data")
@@ -279,7 +271,6 @@ def _parse(text: str, source: str) -> tuple[dict[str, Any], dict[KeyPath, int]]:
 
 
 def _override(raw: dict[str, Any], override: str) -> KeyPath:
-    """Set one "key.path=value" in `raw`; return its path."""
     key, equals, text = override.partition("=")
     names = key.strip().split(".")
     if not equals or not all(names):

@@ -63,11 +63,6 @@ _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.012345
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file with settings.
-
-    Raises:
-        ConfigError: there is no such file, it may not be read, it is not UTF-8, or too large.
-    """
     try:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
@@ -87,11 +82,7 @@ def read_text(path: Path) -> str:
 
 
 def parse_yaml(text: str, source: str) -> tuple[Any, dict[KeyPath, int]]:
-    """Return the value that a text holds, and the line of each key; `source` names it in errors.
-
-    Raises:
-        ConfigError: not YAML, or of a kind that is not read.
-    """
+    """Return the value that a text holds, and the line of each key; `source` names it in errors."""
     if len(text) > MOST_BYTES:
         raise _too_large(source)
     try:
@@ -117,11 +108,7 @@ def parse_yaml(text: str, source: str) -> tuple[Any, dict[KeyPath, int]]:
 
 
 def yaml_value(text: str, *, given: str) -> Any:
-    """Return the value in a piece of YAML, as behind an option; `given` says where it stands.
-
-    Raises:
-        ConfigError: not YAML, or of a kind that is not read.
-    """
+    """Return the value in a piece of YAML, as behind an option; `given` says where it stands."""
     try:
         return parse_yaml(text, given)[0]
     except ConfigError as error:
@@ -139,7 +126,6 @@ def _too_large(source: str) -> ConfigError:
 
 
 def _keys(node: yaml.Node, source: str, path: KeyPath = ()) -> Iterator[tuple[KeyPath, int]]:
-    """Yield the path and line of every key below `node`; refuse what is not plain."""
     _check_plain(node, source)
     if isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):

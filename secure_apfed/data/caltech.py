@@ -70,11 +70,6 @@ def _read(dataset: DataSet, folder: Path | None) -> TablePool:
 
 
 def _variables(content: bytes, *, source: str) -> dict[str, NDArray[Any]]:
-    """Return X and Y.
-
-    Raises:
-        DataError: not such a file, or without one of them.
-    """
     from scipy.io import loadmat
 
     try:
@@ -93,11 +88,7 @@ def _variables(content: bytes, *, source: str) -> dict[str, NDArray[Any]]:
 
 
 def _inflated(content: bytes) -> bytes:
-    """Return the same file with no element compressed.
-
-    Raises:
-        DataError: larger than any such set; zlib.error, struct.error: damaged.
-    """
+    """Return the same file with no element compressed."""
     order = _order(content)
     parts, at, room = [content[:_HEADER]], _HEADER, _INFLATED_AT_MOST
     while at < len(content):
@@ -120,11 +111,7 @@ def _order(content: bytes) -> str:
 
 
 def _check_claims(plain: bytes) -> None:
-    """Refuse X and Y that claim more than they hold: SciPy takes memory for what is claimed.
-
-    Raises:
-        DataError: they do, or are no matrices; ValueError, struct.error: damaged.
-    """
+    """Refuse X and Y that claim more than they hold: SciPy takes memory for what is claimed."""
     order, at = _order(plain), _HEADER
     while at < len(plain):
         kind, size = struct.unpack_from(f"{order}II", plain, at)
@@ -173,7 +160,6 @@ def _element(body: bytes, at: int, order: str) -> tuple[bytes, int]:
 
 
 def _numbers(array: Any, *, source: str) -> NDArray[np.float64]:
-    """Return a matrix or vector of finite numbers."""
     numbers = np.asarray(array)
     if numbers.dtype.kind not in "uif" or not np.isfinite(numbers).all():
         raise DataError(f"{source}: X and Y must hold finite numbers, got {numbers.dtype}")

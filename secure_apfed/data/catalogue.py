@@ -312,11 +312,6 @@ DATASETS: Mapping[str, DataSet] = MappingProxyType({entry.name: entry for entry 
 
 
 def find_dataset(name: str) -> DataSet:
-    """Return the entry called `name`.
-
-    Raises:
-        ConfigError: there is none; names the nearest.
-    """
     if name not in DATASETS:
         raise ConfigError(f"dataset: {unknown_name(name, (*DATASETS, TABLES))}")
     return DATASETS[name]
@@ -343,14 +338,6 @@ def fetch(
 ) -> tuple[Path, ...]:
     """Put the files of a data set into `folder`/`name` and return where they are.
 
-    Args:
-        name: a key of `DATASETS`.
-        folder: a data folder; None takes `default_folder()`.
-        progress: called as bytes arrive.
-
-    Returns:
-        The files; empty where the set ships with a library.
-
     Raises:
         ConfigError: no such set.
         DataError: it cannot be fetched, or no address gave the right bytes; files that are
@@ -368,14 +355,12 @@ def fetch(
 
 
 def labels_are_numbers(settings: DataSettings) -> bool:
-    """Whether there are no classes, but numbers to predict."""
     if settings.dataset == TABLES:
         return settings.classes == "numbers"
     return find_dataset(settings.dataset).numeric_labels
 
 
 def view_count(settings: DataSettings) -> int:
-    """The number of parties with features: m."""
     if settings.dataset == TABLES:
         return len(settings.parties or ())
     if settings.horizontal:
@@ -400,17 +385,12 @@ def party_names(settings: DataSettings) -> tuple[str, ...]:
 
 
 def check_data(settings: DataSettings) -> None:
-    """Refuse a set that there is not, and one that cannot be cut so.
-
-    Raises:
-        ConfigError: names the key, and what to write instead.
-    """
+    """Refuse a set that there is not, and one that cannot be cut so."""
     for problem in _problems(settings):
         raise ConfigError(problem)
 
 
 def _given(settings: DataSettings, *keys: str) -> str:
-    """Those of the keys that the settings give, for people."""
     fields = DataSettings.model_fields
     return " and ".join(key for key in keys if getattr(settings, key) != fields[key].default)
 

@@ -82,7 +82,6 @@ def cell_text(cell: object) -> str:
 
 
 def holds_texts(column: "pd.Series") -> bool:
-    """Whether it holds texts alone, by its type."""
     return column.dtype != object and pd.api.types.is_string_dtype(column.dtype)
 
 
@@ -129,7 +128,6 @@ def _require_all(
     column: "pd.Series", known_N: NDArray[np.bool_], found_N: NDArray[np.float64], holds: str,
     none: str, remedy: str, *, source: str,
 ) -> None:  # fmt: skip
-    """Refuse cells that are known, and of which nothing was found."""
     wrong = np.flatnonzero(known_N & np.isnan(found_N))
     if wrong.size:
         raise DataError(
@@ -275,7 +273,6 @@ def is_duration(column: "pd.Series") -> bool:
 
 
 def has_measures(column: "pd.Series") -> bool:
-    """Whether a column holds numbers, dates or durations, and no texts or truths."""
     return is_numeric(column) or is_date(column) or is_duration(column)
 
 
@@ -352,11 +349,7 @@ def _each(
 
 
 def refuse_look_alikes(column: "pd.Series", *, source: str) -> None:
-    """Refuse texts that would become categories, and are mostly numbers or dates to a reader.
-
-    Raises:
-        DataError: names the column, how many cells, the first of them, and what to write.
-    """
+    """Refuse texts that would become categories, and are mostly numbers or dates to a reader."""
     texts = texts_of(column)
     counts = Counter(text for text in texts if text is not None)
     known = counts.total()
@@ -381,5 +374,4 @@ def refuse_look_alikes(column: "pd.Series", *, source: str) -> None:
 
 
 def _first(texts: Sequence[str | None], of: Set[str], column: "pd.Series") -> str:
-    """Where the first of these texts stands."""
     return place_of(column, next(row for row, text in enumerate(texts) if text in of))

@@ -83,7 +83,6 @@ class CellCounts:
     ignored: Counter[str] = field(default_factory=Counter)
 
     def warn(self, *, source: str) -> None:
-        """Tell of cells that count for nothing."""
         for name, count in self.ignored.items():
             warnings.warn(
                 f"{source}: {count} of {self.rows} cells of column {name!r} hold what no training "
@@ -108,7 +107,6 @@ class _StandardisedColumn(Settings):
 
     @property
     def features(self) -> tuple[str, ...]:
-        """One name for each feature that the column becomes."""
         return (self.name,)
 
     def encode(self, column: "pd.Series", *, source: str) -> _Encoded:
@@ -182,7 +180,6 @@ class CategoricalColumn(Settings):
 
     @property
     def features(self) -> tuple[str, ...]:
-        """One name for each feature that the column becomes."""
         own = (f"{self.name}={category}" for category in self.categories)
         shared = (f"{self.name}#{bucket}" for bucket in range(self.buckets))
         return (*own, *shared)
@@ -235,7 +232,6 @@ class CategoricalColumn(Settings):
         return frozenset({*self.words, *self.categories}) & EMPTY - {""}
 
     def encode(self, column: "pd.Series", *, source: str) -> _Encoded:
-        """Return (N, categories and buckets)."""
         own = {category: at for at, category in enumerate(self.categories)}
         texts = texts_of(column, words=self.texts)
         distinct = {text for text in texts if text is not None}
@@ -284,7 +280,6 @@ class ColumnEncoding(Settings):
 
     @property
     def places(self) -> list[slice]:
-        """Of each column, where its features are."""
         ends = [0, *accumulate(len(column.features) for column in self.columns)]
         return [slice(*own) for own in pairwise(ends)]
 
@@ -300,7 +295,6 @@ class ColumnEncoding(Settings):
         return [column.model_dump(mode="json", include=told) for column in self.columns]
 
     def feature_name(self, index: int) -> str:
-        """Return the name of a position in the features."""
         return [name for column in self.columns for name in column.features][index]
 
     def encode(
@@ -313,11 +307,6 @@ class ColumnEncoding(Settings):
                 this encoding's order.
             source: who or which file, for errors.
             counts: to which empty cells, and those that count for nothing, are added.
-
-        Raises:
-            DataError: a column is missing, empty cells that `missing` does not allow, a cell of
-                another kind than its column, such as a text or a date among numbers and a number
-                among dates, or an infinite number.
         """
         frame, counts = self._frame(raw, source), counts or CellCounts()
         features_NF = np.empty((len(frame), *self.shape), np.float32)
@@ -369,7 +358,6 @@ class ColumnEncoding(Settings):
 
 
 def _refuse_empty(counts: Counter[str], *, source: str, party: str = "X") -> None:
-    """Refuse empty cells; names the columns and how many each lacks."""
     lacking = ", ".join(f"{name} ({count})" for name, count in (+counts).items())
     if lacking:
         raise DataError(
@@ -386,10 +374,6 @@ def fit_columns(
 
     Numbers, and dates as days, get their mean and population standard deviation; categories are
     sorted, and of equally frequent ones the first are kept.
-
-    Raises:
-        DataError: empty cells under "error", a column without any value, text or infinity
-            in a numeric column, more categories than `rare` allows, or no columns.
     """
     if not frame.shape[1]:
         raise DataError(
@@ -468,7 +452,6 @@ class View:
 
     @property
     def columns(self) -> slice:
-        """Of a party's features (N, F), those of this view."""
         return slice(self.first, self.end)
 
 
@@ -476,11 +459,7 @@ def fit_views(
     frame: pd.DataFrame, views: Mapping[str, ViewColumns], *, categorical: Sequence[str] = (),
     missing: Missing = "error", rare: RareCategories | None = None, source: str,
 ) -> ColumnEncoding:  # fmt: skip
-    """Return the encoding of all columns of the views, one after another; see `fit_columns`.
-
-    Raises:
-        DataError: as `fit_columns`.
-    """
+    """Return the encoding of all columns of the views, one after another; see `fit_columns`."""
     columns: list[Column] = []
     for view in views.values():
         part = only_columns(frame, view.columns)
@@ -514,11 +493,7 @@ def _fit_sequence(frame: pd.DataFrame, steps: int, channels: int, *, source: str
 def locate_views(
     encoding: ColumnEncoding, views: Mapping[str, ViewColumns], *, source: str
 ) -> dict[str, View]:
-    """Return where each view lies among the features that the encoding gives.
-
-    Raises:
-        DataError: the encoding is not of these columns in this order.
-    """
+    """Return where each view lies among the features that the encoding gives."""
     expected = [name for view in views.values() for name in view.columns]
     if [column.name for column in encoding.columns] != expected:
         raise DataError(
@@ -533,11 +508,6 @@ def locate_views(
 
 
 def check_views(features: torch.Tensor, views: Mapping[str, View], *, party: str) -> None:
-    """Refuse views that are not all of a party's features, one after another.
-
-    Raises:
-        DataError: names the party and the view.
-    """
     if not views:
         return
     ends = [0, *(view.end for view in views.values())]
@@ -596,7 +566,6 @@ class ImageEncoding(Settings):
         return self.shape
 
     def feature_name(self, index: int) -> str:
-        """Return the name of a position in the flattened features."""
         channel, row, column = np.unravel_index(index, self.shape)
         return f"channel {channel}, row {row + self.first_row}, column {column}"
 
@@ -669,11 +638,7 @@ _ADAPTER: TypeAdapter[ImageEncoding | ColumnEncoding] = TypeAdapter(FeatureEncod
 
 
 def parse_encoding(value: dict[str, Any]) -> ImageEncoding | ColumnEncoding:
-    """Return the encoding whose `model_dump(mode="json")` is `value`.
-
-    Raises:
-        DataError: `value` is not one.
-    """
+    """Return the encoding whose `model_dump(mode="json")` is `value`."""
     try:
         return _ADAPTER.validate_python(value)
     except ValidationError as error:

@@ -97,9 +97,6 @@ def read_file(path: Path, *, most: int | None = None, compressed: bool | None = 
         most: bytes, decompressed; beyond them nothing is read or inflated. None: no bound, for
             the user's own files.
         compressed: whether it is a gzip file; None goes by its name.
-
-    Raises:
-        DataError: unreadable, larger, or a damaged gzip file.
     """
     packed = path.suffix == ".gz" if compressed is None else compressed
     try:
@@ -119,11 +116,6 @@ def read_file(path: Path, *, most: int | None = None, compressed: bool | None = 
 
 
 def check_digest(content: bytes, file: DataFile, *, path: Path, remedy: str) -> None:
-    """Hold the uncompressed bytes against the size and digest of the catalogue.
-
-    Raises:
-        DataError: says what was expected, what was found, and the remedy.
-    """
     if not file.exact:
         return
     if len(content) != file.size:
@@ -142,11 +134,7 @@ def check_digest(content: bytes, file: DataFile, *, path: Path, remedy: str) -> 
 def read_checked(
     path: Path, file: DataFile, *, remedy: str, compressed: bool | None = None
 ) -> bytes:
-    """Read a file of the catalogue, no further than its size, and check it.
-
-    Raises:
-        DataError: as `read_file` and `check_digest`.
-    """
+    """Read a file of the catalogue, no further than its size, and check it."""
     try:
         content = read_file(path, most=file.size, compressed=compressed)
     except DataError as error:
@@ -158,11 +146,7 @@ def read_checked(
 def fetch_file(
     download: Download, folder: Path, *, dataset: str, progress: Progress | None = None
 ) -> list[Path]:
-    """Fetch one file, or one archive and its members, into `folder`.
-
-    Raises:
-        DataError: as `fetch`; names every address and what went wrong there.
-    """
+    """Fetch one file, or one archive and its members, into `folder`."""
     file, members = download.file, {folder / member.name: member for member in download.members}
     place = folder / (file.name if members else f"{file.name}.gz")
     targets = members or {place: file}

@@ -38,11 +38,7 @@ _PACKINGS = (".gz", ".bz2", ".xz", ".zst")
 
 
 def as_pandas(frame: Any, *, party: str) -> pd.DataFrame:
-    """The same rows as a pandas frame with columns named by text; the caller's is left alone.
-
-    Raises:
-        DataError: no frame of a library that narwhals reads, or two columns of one name.
-    """
+    """The same rows as a pandas frame with columns named by text; the caller's is left alone."""
     import narwhals.stable.v2 as nw
 
     repeated = DataError(
@@ -67,13 +63,11 @@ def as_pandas(frame: Any, *, party: str) -> pd.DataFrame:
 
 
 def is_table(path: Path) -> bool:
-    """Whether a file's name is that of a CSV or Parquet file."""
     name = path.with_suffix("") if path.suffix in _PACKINGS else path
     return name.suffix.lower() in (".csv", *PARQUET)
 
 
 def is_csv(frame: pd.DataFrame) -> bool:
-    """Whether these rows are of a CSV file."""
     return bool(frame.attrs.get(LINES))
 
 
@@ -246,9 +240,6 @@ def plain_cells(
         but: columns that stay as they are: a number as an ID has every digit.
         ids: of these the IDs, in half precision too, so that it is known how few digits they have.
         source: who or what it belongs to, for errors.
-
-    Raises:
-        DataError: a decimal that is no number.
     """
     plain = {}
     for name in frame.columns:

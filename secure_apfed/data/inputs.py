@@ -65,10 +65,6 @@ def load_blocks(
             are called by their number from 0.
         rows: at a time.
         counts: to which cells of columns that are empty, or count for nothing, are added.
-
-    Raises:
-        DataError: no such file, another format, no row, missing columns, or values that do not
-            fit the encoding; says what was expected.
     """
     source, first, id_columns = path.name, 0, [column_name(name) for name in id_columns]
     tables = read_blocks(path, source=source, rows=rows) if is_table(path) else None
@@ -214,7 +210,6 @@ class DriftMeter:
                 self._high_F[own] = high + _ROUNDING * max(1.0, abs(high))
 
     def add(self, features_NF: Tensor) -> None:
-        """Read the features of so many rows, whose cells are counted."""
         values_NF = features_NF.double()
         self._sum_F += values_NF.sum(0)
         self._squares_F += values_NF.square().sum(0)

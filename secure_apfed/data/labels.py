@@ -61,11 +61,7 @@ class TargetScale(BaseModel):
 
     @classmethod
     def of(cls, targets_n: NDArray[Any], *, party: str) -> Self:
-        """Mean and standard deviation of the labelled training rows.
-
-        Raises:
-            DataError: all of them are alike, so there is nothing to learn.
-        """
+        """Mean and standard deviation of the labelled training rows."""
         mean, scale = float(np.mean(targets_n)), float(np.std(targets_n))
         if not (math.isfinite(scale) and scale > 1e-12 * abs(mean)):
             raise DataError(
@@ -76,11 +72,7 @@ class TargetScale(BaseModel):
         return cls(mean=mean, scale=scale)
 
     def encode(self, targets_N: NDArray[Any], *, party: str) -> Tensor:
-        """Standardise, float32 (N,); NaN, where there is no target, becomes `UNLABELLED`.
-
-        Raises:
-            DataError: a target lies too far off.
-        """
+        """Standardise, float32 (N,); NaN, where there is no target, becomes `UNLABELLED`."""
         z_N = (targets_N - self.mean) / self.scale
         far = np.flatnonzero(np.abs(z_N) > _FARTHEST)
         if far.size:
@@ -92,16 +84,11 @@ class TargetScale(BaseModel):
         return torch.from_numpy(np.where(np.isnan(z_N), UNLABELLED, z_N).astype(np.float32))
 
     def decode(self, z_B: Tensor) -> Tensor:
-        """Back in the unit, float64."""
         return z_B.double() * self.scale + self.mean
 
 
 def read_numbers(texts: Sequence[str | None], *, party: str, column: str) -> NDArray[np.float64]:
-    """Labels as numbers (N,); NaN where the cell is empty.
-
-    Raises:
-        DataError: a cell is no finite number; names the first.
-    """
+    """Labels as numbers (N,); NaN where the cell is empty."""
     found = np.full(len(texts), np.nan)
     for row, text in enumerate(texts):
         if text is None:
@@ -132,9 +119,6 @@ def require_one_spelling(
         remedy: what to do where they are different classes.
         listed: labels that settings name, whether rows have them or not.
         about: labels whose spellings alone matter; None: those of all.
-
-    Raises:
-        DataError: says the spellings, and how many rows have each.
     """
     counts = Counter(label for label in labels if label is not None)
     plain = {label: _plain(label) for label in (*counts, *listed)}
@@ -213,17 +197,7 @@ def _meaning(text: str, words: set[str]) -> object:
 def class_labels(
     labels: Sequence[str | None], listed: tuple[str, ...] | None, *, party: str, column: str
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Each row's class (N,), `UNLABELLED` where it has no label, and the names of the classes.
-
-    Args:
-        labels: of a party's rows; None where there is none.
-        listed: the classes; None: they are those of the labels, numbers in their order.
-        party: whose labels they are.
-        column: that holds them.
-
-    Raises:
-        DataError: labels outside of the listed classes, or several spellings of one.
-    """
+    """Each row's class (N,), `UNLABELLED` where it has no label, and the names of the classes."""
     where = f"{party}: column {column!r}"
     if listed is None:
         require_one_spelling(labels, where=where)
@@ -253,11 +227,7 @@ def _found(labels: Sequence[str | None]) -> tuple[str, ...]:
 def anomaly_labels(
     labels: Sequence[str | None], anomaly: str, *, party: str, column: str
 ) -> NDArray[np.int64]:
-    """1 of anomalies, 0 of others, `UNLABELLED` where there is no label.
-
-    Raises:
-        DataError: no label is `anomaly`, or some are another spelling of it.
-    """
+    """1 of anomalies, 0 of others, `UNLABELLED` where there is no label."""
     require_one_spelling(
         labels, where=f"{party}: with data.anomaly, column {column!r}", listed=(anomaly,),
         about=(anomaly,), remedy="rename the others",

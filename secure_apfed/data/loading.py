@@ -78,7 +78,7 @@ def load_data(settings: DataSettings, *, seed: int) -> VerticalData:
         tables.append(PartyTable(name, own_ids, features, labels, encoding, located))
     train_rows, test_rows, labelled = people.active_split()
     return VerticalData(
-        active=tables[0], passives=tuple(tables[1:]), targets=targets,
+        table=tables[0], passives=tuple(tables[1:]), targets=targets,
         classes=settings.class_names(dataset.classes), one_class=settings.anomaly is not None,
         train_rows=train_rows, test_rows=test_rows, labelled=labelled,
         labels_at=settings.labels_at, horizontal=settings.horizontal,
@@ -216,7 +216,6 @@ def _encoded(
 def _columns_of(
     pool: TablePool, dataset: DataSet, settings: DataSettings
 ) -> dict[str, dict[str, ViewColumns]]:
-    """The views of each party by their columns."""
     if settings.columns is not None:
         cut = cut_columns(list(pool.frame.columns), settings.columns)
         return {name: {name: ViewColumns(columns=cut[name])} for name in cut}

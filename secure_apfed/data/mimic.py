@@ -70,11 +70,7 @@ _DAYS_A_YEAR = 365.25
 
 
 def _read(dataset: DataSet, folder: Path | None) -> TablePool:
-    """MIMIC-III: `files` are official CSV files, compressed or not; label 0 is the shortest stay.
-
-    Raises:
-        DataError: a file is missing, damaged, or without a column that is needed.
-    """
+    """Of official CSV files, compressed or not; label 0 is the shortest stay."""
     paths = {name: file_path(dataset, file, folder) for name, file in zip(
         _TABLES, dataset.files, strict=True)}  # fmt: skip
     kept = paths["ADMISSIONS"].with_name(_KEPT)
@@ -91,12 +87,10 @@ def _read(dataset: DataSet, folder: Path | None) -> TablePool:
 
 
 def _stay_labels(days_N: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the class of each length of stay in days."""
     return np.searchsorted(_DAYS, days_N, side="left").astype(np.int64)
 
 
 def _count(paths: Mapping[str, Path]) -> pd.DataFrame:
-    """Return all admissions: their features, and how long they were."""
     admissions = _whole(paths["ADMISSIONS"], "SUBJECT_ID", "HADM_ID", "ADMITTIME", "DISCHTIME")
     patients = _whole(paths["PATIENTS"], "SUBJECT_ID", "DOB").drop_duplicates("SUBJECT_ID")
     births = patients.set_index("SUBJECT_ID")["DOB"].reindex(admissions["SUBJECT_ID"])
@@ -128,7 +122,6 @@ def _whole(path: Path, *columns: str) -> pd.DataFrame:
 
 
 def _rows_of(path: Path, admissions: pd.Index) -> NDArray[np.int64]:
-    """Return how many rows of a table each admission has."""
     counts_N = np.zeros(len(admissions), dtype=np.int64)
     with (
         _readable(path),

@@ -40,9 +40,6 @@ def split_rows(
         test_fraction: the share of each class, or under "at_random" of all rows together.
         seed: of the draw.
         split: as `DataSettings.split`; under "at_random" labels are counted and not read.
-
-    Raises:
-        DataError: too few rows for a split with both sides.
     """
     draw = generator(seed, "split")
     group_N = np.zeros_like(labels_N) if split == "at_random" else labels_N
@@ -75,9 +72,6 @@ def choose_labelled(
         seed: of the draw.
         choice: as `DataSettings.split`.
         party: the passive whose rows they are; None: the active's.
-
-    Raises:
-        DataError: fewer rows have a label than are wanted, or fewer are wanted than classes.
     """
     known = np.flatnonzero(labels_T != UNLABELLED)
     if wanted is None:
@@ -102,11 +96,7 @@ def choose_labelled(
 def passive_labels(
     labels_N: Rows, wanted: float | None, *, seed: int, choice: str, party: str
 ) -> Rows:
-    """Return the labels that a passive knows: as many as `choose_labelled`, else `UNLABELLED`.
-
-    Raises:
-        DataError: as `choose_labelled`.
-    """
+    """Return the labels that a passive knows: as many as `choose_labelled`, else `UNLABELLED`."""
     chosen = choose_labelled(labels_N, wanted, seed=seed, choice=choice, party=party)
     if chosen is None:
         return labels_N
@@ -124,15 +114,7 @@ def person_ids(count: int, *, seed: int) -> NDArray[np.str_]:
 def cut_columns(
     available: Sequence[str], chosen: Mapping[str, Sequence[int | str]]
 ) -> dict[str, tuple[str, ...]]:
-    """Return party -> names of its columns, the active first.
-
-    Args:
-        available: the pool's columns.
-        chosen: party -> names, or positions from 0.
-
-    Raises:
-        ConfigError: an unknown column, or one given twice.
-    """
+    """Return party -> names of its columns, the active first."""
     parties = {BUILT_IN_ACTIVE: chosen[BUILT_IN_ACTIVE]} | dict(chosen)
     cut = {
         party: tuple(_column(available, column, party) for column in columns)
@@ -189,11 +171,7 @@ def shared_rows(rows: int, overlap: float) -> int:
 def draw_people(
     labels_N: Rows, *, rows: int | None, rows_per_class: int | None, seed: int
 ) -> Rows | None:
-    """Return the people to go on with, ascending: so many, or so many of each class; None: all.
-
-    Raises:
-        DataError: there are fewer.
-    """
+    """Return the people to go on with, ascending: so many, or so many of each class; None: all."""
     if rows is None and rows_per_class is None:
         return None
     drawn = generator(seed, "drawn people").permutation(len(labels_N))
@@ -221,9 +199,6 @@ def deal_people(
 
     Where `aligned` is given, the active gets all training rows (at most `limit`), so many of them
     are shared, and there are no strangers.
-
-    Raises:
-        DataError: nobody would be shared, or more people than the active has.
     """
     rows = generator(seed, "people").permutation(train_rows)
     active = math.floor(len(rows) / (2 - Fraction(str(overlap))))
@@ -254,9 +229,6 @@ def deal_clients(
     of a client, is left out of each class by its share. In no party's order.
 
     Source: FedMV, section 8.2.
-
-    Raises:
-        DataError: fewer rows than clients.
     """
     drawn = generator(seed, "clients").permutation(train_rows)
     by_class = drawn[np.argsort(labels_N[drawn], kind="stable")]

@@ -54,7 +54,6 @@ class ImagePool:
     official_train: int | None = None
 
     def at(self, rows: NDArray[np.int64]) -> "ImagePool":
-        """Return the same with these rows only, which ascend."""
         train = self.official_train
         train = None if train is None else int((rows < train).sum())
         return ImagePool(self.pixels[rows], self.labels[rows], self.maximum, train)
@@ -72,7 +71,6 @@ class TablePool:
     categorical: tuple[str, ...] = ()
 
     def at(self, rows: NDArray[np.int64]) -> "TablePool":
-        """Return the same with these rows only."""
         frame = self.frame.iloc[rows].reset_index(drop=True)
         return replace(self, frame=frame, labels=self.labels[rows])
 
@@ -126,7 +124,6 @@ class DataSet:
 
     @property
     def numeric_labels(self) -> bool:
-        """Whether labels are numbers to predict."""
         return not self.classes
 
     def stand_in(self, name: str, title: str, *, shape: str, read: "Reader") -> "DataSet":
@@ -235,9 +232,6 @@ def file_path(dataset: DataSet, file: DataFile, folder: Path | None) -> Path:
     In each folder of `data_folders(folder)` the set's own sub-folders come first, then those
     that the system's packages use; files lying loose in a folder come last, because several
     sets use the same file names.
-
-    Raises:
-        DataError: it is nowhere; names every folder searched, and how it is had.
     """
     roots, subfolders = data_folders(folder), dataset.subfolders
     prefixes = dict.fromkeys((sys.prefix, sys.base_prefix, "/usr/local", "/usr"))
@@ -264,11 +258,6 @@ def _frame(dataset: DataSet, file: DataFile, folder: Path | None) -> pd.DataFram
 
 
 def check_labels(dataset: DataSet, labels_N: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Return the labels (N,).
-
-    Raises:
-        DataError: one is outside the set's classes.
-    """
     outside = np.flatnonzero((labels_N < 0) | (labels_N >= len(dataset.classes)))
     if outside.size:
         raise DataError(
@@ -279,21 +268,11 @@ def check_labels(dataset: DataSet, labels_N: NDArray[np.integer]) -> NDArray[np.
 
 
 def is_idx(content: bytes) -> bool:
-    """Whether `content` begins as an IDX file of unsigned bytes does."""
     return content[:3] == _IDX_MAGIC
 
 
 def parse_idx(content: bytes, *, dimensions: int, source: str) -> NDArray[np.uint8]:
-    """Return the array in the bytes of an uncompressed IDX file.
-
-    Args:
-        content: the whole file.
-        dimensions: 1 for labels (N,), 3 for images (N, height, width).
-        source: the file's name, for the error.
-
-    Raises:
-        DataError: wrong magic, wrong number of dimensions, truncated or too long.
-    """
+    """Return the array in the bytes of an uncompressed IDX file."""
     header = 4 + 4 * dimensions
     if not is_idx(content) or content[3:4] != bytes([dimensions]):
         raise DataError(
@@ -320,9 +299,6 @@ def parse_cifar(
 
     A record begins with one label byte (CIFAR-10), or with a coarse and a fine one (CIFAR-100):
     its last label byte counts.
-
-    Raises:
-        DataError: no whole number of records, or a label outside 0..classes - 1.
     """
     record = label_bytes + _CIFAR_PIXELS
     if not content or len(content) % record:

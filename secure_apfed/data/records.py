@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import torch
@@ -43,10 +43,6 @@ class PartyTable:
             predict, standardised; `UNLABELLED` where it does not know it.
         encoding: how raw columns or images became the features, for prediction later.
         views: by name, which features are which view, one after another; empty for images.
-
-    Raises:
-        DataError: empty, duplicate IDs, rows of different number, features of another shape
-            than the encoding's, features that are NaN or infinite, or views that do not fit.
     """
 
     name: str
@@ -84,7 +80,6 @@ class PartyTable:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one row of its features."""
         return tuple(self.features.shape[1:])
 
     @property
@@ -107,9 +102,10 @@ class OwnData:
 
     Attributes:
         table: its rows.
-        train_rows, test_rows: of the table, at a party with labels; empty elsewhere. All rows of a
-            passive with labels are training rows.
-        classes: names of the labels, at a party that has them; empty where labels are numbers.
+        train_rows, test_rows: of the table, int64, disjoint, ascending, at a party with labels;
+            empty elsewhere. All rows of a passive with labels are training rows.
+        classes: names in the order of the labels, at a party that has them; empty where labels are
+            numbers.
         labelled: those of the training rows whose labels may be learnt from; None: all of them.
         targets: how labels that are numbers were standardised; None: they are classes.
     """
@@ -136,71 +132,48 @@ class OwnData:
 
     @property
     def labelled_rows(self) -> torch.Tensor:
-        """The training rows with a label to learn from."""
         return self.train_rows if self.labelled is None else self.labelled
 
     @property
     def views(self) -> Mapping[str, View]:
-        """By name, which features are which view."""
         return self.table.views
 
 
-@dataclass(frozen=True, eq=False)
-class VerticalData:
-    """All parties of one run, for simulation: across organisations each holds its own table.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class VerticalData(OwnData):
+    """What the active holds, and all passives' tables, for simulation: across organisations each
+    party holds its own.
 
     Attributes:
-        classes: names, in the order of the labels.
-        train_rows, test_rows: positions in the active's table, int64, disjoint, ascending.
-        labelled: those of the training rows whose labels may be learnt from; None: all of them.
         labels_at: passives that hold labels, too.
         horizontal: every party holds all features of other people, and labels; nothing is aligned.
-        targets: how labels that are numbers were standardised; None: they are classes.
         one_class: training rows are all of the first class, and nothing is learnt from labels.
-
-    Raises:
-        DataError: labels missing, at the wrong party, outside the classes or all of one
-            class; names that parties cannot have; splits that overlap or lie outside the table;
-            a horizontal partition of parties with other features than the active's.
     """
 
-    active: PartyTable
     passives: tuple[PartyTable, ...]
-    classes: tuple[str, ...]
-    train_rows: torch.Tensor = field(repr=False)
-    test_rows: torch.Tensor = field(repr=False)
-    labelled: torch.Tensor | None = field(default=None, repr=False)
     labels_at: tuple[str, ...] = ()
     horizontal: bool = False
-    targets: TargetScale | None = None
     one_class: bool = False
 
     @property
-    def labelled_rows(self) -> torch.Tensor:
-        """The training rows with a label to learn from."""
-        return self.train_rows if self.labelled is None else self.labelled
+    def active(self) -> PartyTable:
+        """The active's table."""
+        return self.table
 
     @property
     def tables(self) -> tuple[PartyTable, ...]:
-        """Of all parties, the active's first."""
-        return (self.active, *self.passives)
+        return (self.table, *self.passives)
 
     def own(self, name: str) -> OwnData | None:
         """What the party of this name holds; None where it holds nothing (an aggregator)."""
-        if name == self.active.name:
-            return OwnData(
-                table=self.active, train_rows=self.train_rows, test_rows=self.test_rows,
-                classes=self.classes, labelled=self.labelled, targets=self.targets,
-            )  # fmt: skip
-        held = (OwnData.of_passive(one, self.classes) for one in self.passives if one.name == name)
-        return next(held, None)
+        if name == self.table.name:
+            return OwnData(**{each.name: getattr(self, each.name) for each in fields(OwnData)})
+        held = (OwnData.of_passive(each, self.classes) for each in self.passives)
+        return next((own for own in held if own.table.name == name), None)
 
     def with_own(self, own: OwnData) -> "VerticalData":
         """The same, with this in place of what the active holds."""
-        return replace(
-            self, active=own.table, train_rows=own.train_rows, test_rows=own.test_rows,
-            labelled=own.labelled,
-        )  # fmt: skip
+        return replace(self, **vars(own))
 
     def compare_ids(self, rule: Callable[[str], str]) -> None:
         """Refuse parties of which no two IDs can match, each written by this rule.
@@ -308,11 +281,7 @@ class VerticalData:
 def check_distinct(
     ids: tuple[str, ...], *, party: str, place: Callable[[int], str] = "row {} (from 0)".format
 ) -> None:
-    """Refuse a list in which an ID occurs twice; `place` says where a row is found.
-
-    Raises:
-        DataError: names the party, how many, and the rows of the first.
-    """
+    """Refuse a list in which an ID occurs twice; `place` says where a row is found."""
     if len(set(ids)) == len(ids):
         return
     repeated = [one for one, count in Counter(ids).items() if count > 1]
@@ -325,7 +294,6 @@ def check_distinct(
 
 
 def pack_own(data: OwnData) -> bytes:
-    """The bytes of the file."""
     table = data.table
     tensors = {
         "features": table.features, "train_rows": data.train_rows, "test_rows": data.test_rows,
@@ -344,11 +312,6 @@ def pack_own(data: OwnData) -> bytes:
 
 
 def read_own(path: Path, name: str) -> OwnData:
-    """Read the rows of the party of this name.
-
-    Raises:
-        DataError: missing, another party's, or no such file.
-    """
     try:
         tensors = load(read_bytes(path))
         with safe_open(path, framework="pt") as file:

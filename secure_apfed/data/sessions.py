@@ -79,9 +79,6 @@ def session_pool(sessions: pd.DataFrame, *, source: str) -> TablePool:
     A session is kept if one of its two views of key presses has 10 to 100 of them: the paper keeps
     "sessions that any view contains the number of keypress between 10 and 100", which says no more.
     Beyond 100 steps key presses are cut off, and readings are thinned out evenly.
-
-    Raises:
-        DataError: columns are missing, a session is not of this format, or none is left.
     """
     absent = [name for name in ("hdrs", *_CHANNELS) if name not in sessions.columns]
     if absent:
@@ -142,7 +139,6 @@ def _steps(numbers: object, view: str, *, source: str) -> NDArray[np.float64]:
 
 
 def _flat(steps_TC: NDArray[np.float64], view: str) -> NDArray[np.float32]:
-    """Return the number of steps and the steps, filled up with zeros."""
     if len(steps_TC) > _STEPS and view not in _KEYS:
         steps_TC = steps_TC[np.linspace(0, len(steps_TC) - 1, _STEPS).round().astype(np.int64)]
     steps_TC = steps_TC[:_STEPS]

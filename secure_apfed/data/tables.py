@@ -69,7 +69,6 @@ _ALL = "all"
 
 
 def _warn_of_ids(features: pd.DataFrame, categorical: Sequence[str], *, source: str) -> None:
-    """Warn of texts that name rows, and of whole numbers that count them."""
     if len(features) < _FEWEST_ROWS:
         return
     for name, column in features.items():
@@ -160,7 +159,6 @@ def _orders(column: "pd.Series", truth: "pd.Series") -> bool:
 
 
 def _rises(numbers: NDArray[np.float64], targets: NDArray[np.float64]) -> bool:
-    """Whether targets never fall where numbers rise."""
     return bool((np.diff(targets[np.lexsort((targets, numbers))]) >= 0).all())
 
 
@@ -177,7 +175,6 @@ class RawTable:
     labels: tuple[str | None, ...] = ()
 
     def at(self, rows: NDArray[np.int64]) -> "RawTable":
-        """Return the same with these rows only, in this order."""
         return RawTable(
             tuple(self.ids[row] for row in rows),
             self.features.iloc[rows],
@@ -187,12 +184,7 @@ class RawTable:
 
 
 def read_raw(settings: DataSettings, name: str) -> RawTable:
-    """Read the file of this party, with labels where the settings say that it holds some.
-
-    Raises:
-        DataError: missing, damaged, empty, without the columns that are named, or with the labels
-            of others.
-    """
+    """Read the file of this party, with labels where the settings say that it holds some."""
     party = (settings.parties or {})[name]
     label_column = settings.label_column if settings.holds_labels(name) else None
     given = party.id_column or settings.id_column
@@ -260,14 +252,12 @@ def _labels(
 
 
 def _guess(absent: str, frame: pd.DataFrame) -> str:
-    """A column of almost that name."""
     names = {str(one).casefold(): str(one) for one in frame.columns}
     near = difflib.get_close_matches(absent.casefold(), names, n=1)
     return f"; is {absent!r} called {names[near[0]]!r}?" if near else ""
 
 
 def party_path(settings: DataSettings, file: Path) -> Path:
-    """Where a file that the settings name lies."""
     return (settings.folder or Path()).expanduser() / file.expanduser()
 
 
@@ -333,21 +323,13 @@ def load_tables(settings: DataSettings, *, seed: int) -> VerticalData:
     """Return all parties' tables, the active first, each in its file's order.
 
     The active's rows are split with the seed; its test rows need not be known to all.
-
-    Raises:
-        DataError: a file or table is missing, damaged or unfit; names the party.
     """
     own = _active(settings, seed=seed)
     return VerticalData(
-        active=own.table,
+        **vars(own),
         passives=tuple(_passive(settings, name, seed=seed) for name in party_names(settings)[1:]),
-        classes=own.classes,
-        train_rows=own.train_rows,
-        test_rows=own.test_rows,
-        labelled=own.labelled,
         labels_at=settings.labels_at,
         horizontal=settings.horizontal,
-        targets=own.targets,
         one_class=settings.anomaly is not None,
     )
 
@@ -356,10 +338,6 @@ def files_digest(settings: DataSettings, *, of: Sequence[str] | None = None) -> 
     """SHA-256 (hex) of parties' own files: figures that were kept of others are not taken.
 
     Empty of a data set of the catalogue, which holds the same always.
-
-    Args:
-        settings: that name the files.
-        of: parties; None: all.
 
     Raises:
         DataError: a file cannot be read.
@@ -394,10 +372,6 @@ def _active(settings: DataSettings, *, seed: int) -> OwnData:
     """Return the active's table, its classes, its split, and the rows with labels to learn from.
 
     Rows with an empty cell in the label column train without a label and test nothing.
-
-    Raises:
-        DataError: as `load_tables`, and for labels that are outside the given classes, of one
-            class only, or fewer than asked for.
     """
     name = settings.active
     raw = read_raw(settings, name)
@@ -467,12 +441,7 @@ def _labels_of(
 
 
 def load_own_tables(settings: DataSettings, name: str, *, seed: int) -> OwnData:
-    """Return what one party holds, of its own file alone.
-
-    Raises:
-        ConfigError: the settings name no file for it.
-        DataError: as `load_tables`.
-    """
+    """Return what one party holds, of its own file alone."""
     if name not in (settings.parties or {}):
         raise ConfigError(
             f"data.parties: there is no file of {name!r}; name its own file there (dataset: "
@@ -492,10 +461,6 @@ def _passive(settings: DataSettings, name: str, *, seed: int) -> PartyTable:
 
     Labels of people whom the active tests are labels, too: only the party that has them can leave
     them out.
-
-    Raises:
-        DataError: as `load_tables`, and where the file holds the active's label column, or labels
-            outside the given classes.
     """
     raw = read_raw(settings, name)
     features, encoding, views = _encoded(settings, name, raw, rows=np.arange(len(raw.ids)))

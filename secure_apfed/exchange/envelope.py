@@ -136,7 +136,7 @@ class Envelope:
             fields = msgpack.unpackb(header)
             # Exact types: msgpack also has floats, booleans and bytes, which compare and count
             # like numbers and names until something downstream trips over them.
-            if [type(field) for field in fields] != _FIELD_TYPES:
+            if list(map(type, fields)) != _FIELD_TYPES:
                 raise TypeError("fields of other types")
             version, session, step, kind, sender, receiver, sequence = fields
             if version != SCHEMA_VERSION:

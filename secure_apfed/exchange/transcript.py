@@ -63,16 +63,12 @@ class Transcript:
         self._epoch: int | None = None
         self._payloads: dict[bytes, bytes] = {}
         self._held_bytes = 0
+        self.wire_bytes = 0
 
     @property
     def flows(self) -> tuple[Flow, ...]:
         """What was sent, by sender, receiver and kind."""
         return tuple(self._flows.values())
-
-    @property
-    def wire_bytes(self) -> int:
-        """Bytes on the wire so far, all links together."""
-        return sum(flow.wire_bytes for flow in self._flows.values())
 
     @property
     def kept(self) -> Mapping[int, tuple[Envelope, ...]]:
@@ -147,6 +143,7 @@ class Transcript:
     def add(self, flows: Iterable[Flow]) -> None:
         """Count what was sent before, or elsewhere for this run."""
         for flow in flows:
+            self.wire_bytes += flow.wire_bytes
             key = (flow.sender, flow.receiver, flow.kind)
             past = self._flows.get(key)
             self._flows[key] = (
@@ -180,7 +177,8 @@ class Transcript:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         flows = [Flow(**{**flow, "kind": Kind(flow["kind"])}) for flow in state["flows"]]
-        self._flows = {(flow.sender, flow.receiver, flow.kind): flow for flow in flows}
+        self._flows, self.wire_bytes = {}, 0
+        self.add(flows)
         self._payloads = dict(state["payloads"])
         self._held_bytes = sum(map(len, self._payloads.values()))
         self._epochs = {

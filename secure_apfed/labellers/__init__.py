@@ -1,6 +1,6 @@
 """Labellers: how one party labels all aligned rows from its own features and a few labels.
 
-A new one is one class and one line in the table; see docs/add-a-labeller.md. What their votes cost
+A new one is one class and one line in the table; see docs/extend.md. What their votes cost
 stands in `secure_apfed.labellers.guarantee`.
 """
 

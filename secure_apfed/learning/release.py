@@ -91,10 +91,9 @@ def check_spread(z_BD: Tensor, terms: RepresentationTerms, *, sender: str) -> No
     """Refuse a batch whose rows point in one direction, or in few. Raises RemoteProtocolError:
     names the sender, the spread and the contract's bound.
     """
-    if is_narrow(z_BD, terms):
+    if terms.minimum_spread and (spread := spread_of(z_BD)) < terms.minimum_spread:
         raise RemoteProtocolError(
-            f"{sender} sent a near-constant batch: its directions spread by "
-            f"{spread_of(z_BD):.2g}, the "
+            f"{sender} sent a near-constant batch: its directions spread by {spread:.2g}, the "
             f"contract says at least {terms.minimum_spread:g} (rules.minimum_spread); such "
             "batches read a passive's representations out of its gradients"
         )

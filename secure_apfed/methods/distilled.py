@@ -17,7 +17,7 @@ E.3). The dealer hands out orthogonal masks; every party sends the aggregator it
 aggregator decomposes their sum; the active takes the mask off the left singular vectors, as many as
 `model.representation`, to which its code is drawn (`VFedTransActive`, `VFedTransPassive`,
 `VFedTransAggregator`). Nothing of this has noise: what masks and vectors tell stands in
-docs/decomposition.md. Ours: the vectors times the root of the number of rows, so that their numbers
+docs/papers.md. Ours: the vectors times the root of the number of rows, so that their numbers
 are about as large as the features', whatever that number; and the classifier reads the own features
 beside the code itself, where the release puts the decoder's output.
 

@@ -434,18 +434,24 @@ class Aggregator(Helper):
         """One body of this kind of each passive that sends, the message that came first included.
         Raises PartyLeftError, RemoteProtocolError: no step comes of it.
         """
-        bodies = {begun_by.sender: begun_by.payload} if kind is begun_by.kind else {}
-        while missing := [name for name in self.present if name not in bodies]:
+        bodies = dict[str, bytes]()
+        missing = list(self.present)
+        if kind is begun_by.kind:
+            bodies[begun_by.sender] = begun_by.payload
+            missing.remove(begun_by.sender)
+        while missing:
             try:
                 message = await links.receive(missing, kind, step=begun_by.step, least=len(missing))
             except PartyLeftError as error:
                 self._let_go(error, missing)
+                missing = [name for name in missing if name in self.present]
             except RemoteProtocolError as error:
                 raise RemoteProtocolError(
                     f"{error}; {begun_by.sender} began that step, so one of the two is to blame"
                 ) from error
             else:
                 bodies[message.sender] = message.payload
+                missing.remove(message.sender)
         return {name: bodies[name] for name in self.present}
 
     def _let_go(self, error: PartyLeftError, awaited: Sequence[str]) -> None:

@@ -431,7 +431,7 @@ def _random_data(like: VerticalData, train: int, aligned: float, *, labelled: in
     }
     return replace(
         like,
-        active=_random_table(like, like.active, [f"all {at}" for at in range(rows)]),
+        table=_random_table(like, like.active, [f"all {at}" for at in range(rows)]),
         passives=tuple(_random_table(like, table, ids[table.name]) for table in like.passives),
         train_rows=torch.arange(train),
         test_rows=torch.arange(train, rows),

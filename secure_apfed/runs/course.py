@@ -97,7 +97,6 @@ class Judged:
 
     @property
     def told(self) -> dict[str, Any]:
-        """What `RunResult` and `Outcome` say of it."""
         undefined = {name: undefined_in(scored) for name, scored in self.said.items()}
         return {
             "measure": self.measure, "accuracy": dict(self.accuracy), "measures": self.measures,
@@ -109,14 +108,7 @@ class Judged:
 def judge(
     session: Session, labels: TrainingLabels, said: Mapping[str, Scored], *, final: bool
 ) -> Judged:
-    """Measure what the active's model says of test rows, which only measure.
-
-    Args:
-        session: set up.
-        labels: that it trains on, on which a threshold is chosen.
-        said: of test rows, by inference variant.
-        final: by all measures, at the threshold that is to be kept.
-    """
+    """Measure what the active's model says of test rows, which only measure."""
     config = _config_of(session)
     trained = _scored_training_rows(session, labels) if final else None
     threshold: float | str | None = config.threshold
@@ -228,7 +220,6 @@ class RunWriter:
         self._board: SummaryWriter | None = None
 
     def begin(self, session: Session, contracts: Sequence[str], *, epoch: int) -> None:
-        """Write what is known before training."""
         folder, config = self.folder, self._config
         write_atomically(folder.config, dump_settings(config).encode())
         folder.write_json(
@@ -304,7 +295,6 @@ class RunWriter:
     def _card(
         self, session: Session, data: OwnData, outcome: Outcome, judged: Judged
     ) -> dict[str, Any]:
-        """What there is to know of the model."""
         privacy = outcome.privacy
         return {
             "card_version": _CARD_VERSION,
@@ -381,10 +371,6 @@ class Course:
 
     Attributes:
         judged: the last evaluation; None before the first.
-
-    Raises:
-        ConfigError: fewer rows to train on than a batch needs, or a threshold between classes that
-            are not two.
     """
 
     def __init__(
@@ -421,7 +407,6 @@ class Course:
 
     @property
     def seconds(self) -> float:
-        """Wall-clock seconds of all sessions of this run."""
         return self._before + time.monotonic() - self._began
 
     async def play(self) -> None:
@@ -474,11 +459,9 @@ class Course:
 
     @property
     def next_step(self) -> int:
-        """See `Course`."""
         return self._step
 
     def is_last(self, epoch: int) -> bool:
-        """See `Course`."""
         return epoch + 1 == self._config.train.epochs or self._is_late
 
     @property
@@ -488,7 +471,6 @@ class Course:
         return patience is not None and len(losses) - 1 - _first_least(losses) >= patience
 
     async def hold_out(self) -> None:
-        """See `Course`."""
         if self._config.train.patience is None:
             return
         learner, links = self.session.learner, self.session.links
@@ -509,7 +491,6 @@ class Course:
             networks.load_state_dict(self._best)
 
     def epochs(self) -> Iterator[int]:
-        """See `Course`; the transcript is told of each."""
         for epoch in range(self._epoch, self._config.train.epochs):
             if self._is_late:
                 return
@@ -525,7 +506,6 @@ class Course:
             yield self._step, rows_B
 
     def stepped(self, loss: float | None) -> None:
-        """See `Course`."""
         self.session.keep_opened(self._step)
         self._step += 1
         if loss is None:
@@ -538,7 +518,6 @@ class Course:
         self._tell(self._epoch + 1)
 
     async def finish_epoch(self) -> None:
-        """See `Course`."""
         config, learner, links = self._config.train, self.session.learner, self.session.links
         if self._epoch == 0:
             self._warn_without_help()
@@ -588,11 +567,7 @@ class Course:
         self._heard = True
 
     def _let_in(self, links: Links) -> None:
-        """End the session for a new one with all, where a passive is back that it lacks.
-
-        Raises:
-            PartyBackError: one is.
-        """
+        """End the session for a new one with all, where a passive is back that it lacks."""
         back = self._watch.returned(self.session.learner.left)
         if back:
             raise PartyBackError(
@@ -612,7 +587,6 @@ class Course:
         )
 
     def _metrics(self, *, evaluated: bool) -> dict[str, Any]:
-        """One line of metrics.jsonl."""
         spent, passive = self.privacy(), self._worst_passive
         return {
             "epoch": self._epoch,
@@ -684,7 +658,6 @@ class Course:
         )
 
     def privacy(self) -> PrivacySpent:
-        """What the party that spent most has spent."""
         return spent_in(self.session, self._labels.mechanism, delta=self._config.delta)
 
 

@@ -84,11 +84,9 @@ class Privacy(Written):
 
     @classmethod
     def of(cls, spent: PrivacySpent) -> "Privacy":
-        """The record of an account."""
         return cls.model_validate(asdict(spent))
 
     def spent(self) -> PrivacySpent:
-        """The account that this records."""
         return PrivacySpent(**self.model_dump())
 
 
@@ -143,11 +141,6 @@ class Outcome(Written):
 
     @property
     def judged_by(self) -> Measure:
-        """The measure that the run is judged by.
-
-        Raises:
-            CheckpointError: this version has no such measure.
-        """
         try:
             return find_measure(self.measure)
         except ValueError as error:
@@ -155,7 +148,6 @@ class Outcome(Written):
 
     @property
     def scores(self) -> dict[str, float]:
-        """The measure that the run is judged by, by inference variant; see `scores_of`."""
         return scores_of(self.measure, self.accuracy, self.measures)
 
 
@@ -200,7 +192,6 @@ class Recording:
 
     @classmethod
     def so_far(cls, config: Config, data: VerticalData, session: Session) -> "Recording":
-        """Of a session that goes on, without its networks."""
         return cls(
             config=config, data=data, alignment=session.alignment, transcript=session.transcript
         )
@@ -247,11 +238,7 @@ def load_recording(path: Path, *, data: VerticalData | None = None) -> Recording
 
 
 def _encoders_in(folder: RunFolder, config: Config, data: VerticalData) -> Mapping[str, nn.Module]:
-    """The passives' networks after training, which no real party holds; empty where none are kept.
-
-    Raises:
-        CheckpointError: other tensors than those of the run.
-    """
+    """The passives' networks after training, which no real party holds; empty if none are kept."""
     if not folder.encoders.exists():
         return {}
     try:
@@ -340,16 +327,10 @@ class RunResult:
 
     @property
     def scores(self) -> dict[str, float]:
-        """The measure that the run is judged by, by inference variant; see `scores_of`."""
         return scores_of(self.measure, self.accuracy, self.measures)
 
     @property
     def recording(self) -> Recording:
-        """What the experimenter holds.
-
-        Raises:
-            CheckpointError: nobody holds it, since each party ran in a process of its own.
-        """
         if self.recorded is None:
             raise no_recording(self.folder)
         return self.recorded

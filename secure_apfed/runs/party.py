@@ -82,7 +82,7 @@ class Peer(Settings):
 
 
 class Tls(Settings):
-    """Files in PEM for TLS at both ends; see docs/across-organisations.md.
+    """Files in PEM for TLS at both ends; see docs/between-organisations.md.
 
     Attributes:
         ca: authorities that this party believes; certificate, key: its own.

@@ -9,7 +9,6 @@ import itertools
 import json
 import math
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -39,8 +38,6 @@ from secure_apfed.tasks import TASKS, Classification, Task
 __all__ = [
     "Compared",
     "Predicted",
-    "PredictedNumbers",
-    "Predictions",
     "SoloModel",
     "load_model",
     "predict_file",
@@ -95,11 +92,7 @@ class SoloModel:
     @undisturbed()
     @torch.no_grad()
     def predict(self, features: Tensor) -> Tensor:
-        """What the task tells of encoded features (N, *shape), such as probabilities (N, K).
-
-        Raises:
-            ModelError: rows of another shape.
-        """
+        """What the task tells of encoded features (N, *shape), such as probabilities (N, K)."""
         if tuple(features.shape[1:]) != self.encoding.shape:
             raise ModelError(
                 f"this model reads rows of shape {self.encoding.shape}, "
@@ -161,11 +154,6 @@ def load_model(path: Path) -> SoloModel:
 
 
 def _task(parts: _Parts, card: Path) -> Task:
-    """What the card says that the model learnt.
-
-    Raises:
-        ModelError: no task of ours, or one that the rest of the card does not fit.
-    """
     if parts.task not in TASKS or (parts.targets is None) is not bool(parts.classes):
         raise ModelError(
             f"{card} tells of task {parts.task!r:.40}, {len(parts.classes)} classes and "
@@ -245,9 +233,6 @@ def row_writer(path: Path) -> Iterator[_Write]:
 
     In CSV a text that a spreadsheet would take for a formula stands behind an apostrophe. The file
     takes its name when it is complete; before it has another beside it, and a failure leaves none.
-
-    Raises:
-        DataError: the file's name ends in nothing that can be written, or it cannot be.
     """
     if path.suffix not in _KINDS:
         raise DataError(f"{path}: expected a name that ends in {', '.join(_KINDS)}")
@@ -284,7 +269,6 @@ class Compared:
     drift: tuple[ColumnDrift, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain values."""
         drift = [{**asdict(shift), "notable": shift.notable} for shift in self.drift]
         return {
             "stability": self.stability, "stability_needs": self.stability_needs, "columns": drift,
@@ -292,104 +276,57 @@ class Compared:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Predicted(ABC):
-    """What a model says of each row of a file, whatever its task.
+class Predicted:
+    """What a model says of each row of a file.
 
     Attributes:
         ids: names of the rows, or their numbers from 0.
+        outputs: what the task tells: probabilities (N, K), of which each row sums to 1, or a number
+            (N,) a row, of a regression in the unit of the labels.
+        what: such a number's name.
         compared: with training rows.
+        classes: K names; decided: (N,), places in them of what each row is given; None of numbers.
     """
 
     ids: tuple[str, ...]
+    outputs: Tensor
+    what: str
     compared: Compared
+    classes: tuple[str, ...] = ()
+    decided: Tensor | None = None
 
-    @abstractmethod
     def columns(self) -> tuple[str, ...]:
         """Names of the columns that are written."""
+        if self.decided is None:
+            return ("id", self.what)
+        return ("id", "class", *(f"p({class_})" for class_ in self.classes))
 
-    @abstractmethod
-    def cells(self) -> Iterator[tuple[str | float, ...]]:
-        """The cells of each row, in their order."""
+    def cells(self) -> Iterator[tuple[Any, ...]]:
+        """Of each row id, class and the probability of every class, or id and number."""
+        if self.decided is None:
+            yield from zip(self.ids, self.outputs.tolist(), strict=True)
+            return
+        best_N, rows = self.decided.tolist(), self.outputs.tolist()
+        for name, best, row in zip(self.ids, best_N, rows, strict=True):
+            yield name, self.classes[best], *row
 
-    @abstractmethod
     def as_json(self) -> dict[str, Any]:
-        """Return plain values."""
+        if self.decided is None:
+            keys = self.columns()
+            rows = [dict(zip(keys, row, strict=True)) for row in self.cells()]
+            return {**self.compared.as_json(), "predictions": rows}
+        rows = [
+            {"id": name, "class": best, "probabilities": row} for name, best, *row in self.cells()
+        ]
+        return {"classes": list(self.classes), **self.compared.as_json(), "predictions": rows}
 
     def frame(self) -> pd.DataFrame:
-        """One line a row: id, class and the probability of every class, or id and number."""
         return pd.DataFrame(list(self.cells()), columns=list(self.columns()))
 
     def write(self, path: Path) -> None:
-        """Write them, see `row_writer`.
-
-        Raises:
-            DataError: the file's name ends in nothing that can be written.
-        """
+        """Write them, see `row_writer`."""
         with row_writer(path) as write:
             write(self.frame())
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Predictions(Predicted):
-    """Of a classification.
-
-    Attributes:
-        classes: K names.
-        probabilities: (N, K), each row sums to 1.
-        decided: (N,), places in `classes` of what each row is given.
-    """
-
-    classes: tuple[str, ...]
-    probabilities: Tensor
-    decided: Tensor
-
-    def rows(self) -> Iterator[tuple[str, str, tuple[float, ...]]]:
-        """Yield (id, predicted class, probabilities)."""
-        best_N = self.decided.tolist()
-        for name, best, row in zip(self.ids, best_N, self.probabilities.tolist(), strict=True):
-            yield name, self.classes[best], tuple(row)
-
-    def columns(self) -> tuple[str, ...]:
-        return ("id", "class", *(f"p({class_})" for class_ in self.classes))
-
-    def cells(self) -> Iterator[tuple[str | float, ...]]:
-        for name, best, row in self.rows():
-            yield name, best, *row
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "classes": list(self.classes),
-            **self.compared.as_json(),
-            "predictions": [
-                {"id": name, "class": best, "probabilities": list(row)}
-                for name, best, row in self.rows()
-            ],
-        }
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class PredictedNumbers(Predicted):
-    """One number a row.
-
-    Attributes:
-        what: the number's name.
-        numbers: (N,), of a regression in the unit of the labels.
-    """
-
-    what: str
-    numbers: Tensor
-
-    def columns(self) -> tuple[str, ...]:
-        return ("id", self.what)
-
-    def cells(self) -> Iterator[tuple[str | float, ...]]:
-        yield from zip(self.ids, self.numbers.tolist(), strict=True)
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            **self.compared.as_json(),
-            "predictions": [dict(zip(self.columns(), row, strict=True)) for row in self.cells()],
-        }
 
 
 @undisturbed()
@@ -401,10 +338,6 @@ def predict_file(folder: Path, path: Path, *, id_columns: Sequence[str] | None =
         path: CSV, Parquet, .npy or IDX with the columns or images of the active.
         id_columns: columns that name a row; None takes those that the run was trained with
             where it was trained on the parties' own tables.
-
-    Raises:
-        CheckpointError: no model, or one that was altered.
-        DataError: the file cannot be read, or lacks columns that the model needs.
     """
     predictor = _Predictor(load_model(folder))
     blocks = list(predictor.blocks(path, _named(folder, id_columns)))
@@ -417,18 +350,7 @@ def predict_file(folder: Path, path: Path, *, id_columns: Sequence[str] | None =
 def predict_into(
     folder: Path, path: Path, output: Path, *, id_columns: Sequence[str] | None = None
 ) -> Compared:
-    """Predict the rows of a file into another, which appears when it is complete.
-
-    Args:
-        folder: of a finished run.
-        path: of the rows, as of `predict_file`.
-        output: .csv, .parquet or .json.
-        id_columns: as of `predict_file`.
-
-    Raises:
-        CheckpointError: no model, or one that was altered.
-        DataError: a file cannot be read or written, or lacks columns that the model needs.
-    """
+    """Predict the rows of a file into another, which appears when it is complete."""
     predictor = _Predictor(load_model(folder))
     with row_writer(output) as write:
         for ids, outputs in predictor.blocks(path, _named(folder, id_columns)):
@@ -462,14 +384,11 @@ class _Predictor:
 
     def predicted(self, ids: tuple[str, ...], outputs: Tensor) -> Predicted:
         """Of some rows."""
-        compared = Compared(rows=len(ids))
+        what, compared = self.model.task.tells, Compared(rows=len(ids))
+        whole = Predicted(ids=ids, outputs=outputs, what=what, compared=compared)
         if outputs.ndim == 1:
-            what = self.model.task.tells
-            return PredictedNumbers(ids=ids, what=what, numbers=outputs, compared=compared)
-        decided, classes = self.model.decide(outputs), self.model.classes
-        return Predictions(
-            ids=ids, classes=classes, probabilities=outputs, decided=decided, compared=compared
-        )
+            return whole
+        return replace(whole, classes=self.model.classes, decided=self.model.decide(outputs))
 
     def compared(self) -> Compared:
         """All rows so far with those of training."""
@@ -486,7 +405,6 @@ class _Predictor:
 
 
 def _named(folder: Path, id_columns: Sequence[str] | None) -> tuple[str, ...]:
-    """The columns that name a row."""
     if id_columns is not None:
         return tuple(id_columns)
     files = RunFolder(folder)

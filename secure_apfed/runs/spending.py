@@ -29,11 +29,6 @@ def shown_figure(
 ) -> tuple[ReleaseFigure, float | None]:
     """What a display of progress shows of a run: the name of the figure of what leaves a party, and
     its value; None while nobody said it.
-
-    Args:
-        config: of the run.
-        epsilon_x: of representations.
-        epsilon_passives: of the passive that spent most on votes or contributions; None: of none.
     """
     figure = config.method.figure
     return figure, epsilon_x if figure == "epsilon_x" else epsilon_passives
@@ -122,7 +117,6 @@ def cross_checked(spent: PrivacySpent, session: Session) -> PrivacySpent:
 
 
 def worst_of(ledgers: Iterable[PrivacyLedger]) -> PrivacySpent | None:
-    """The account with the largest epsilon; None where there is none."""
     worst = _worst(ledgers)
     return worst.spent() if worst else None
 

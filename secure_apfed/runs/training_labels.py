@@ -47,9 +47,6 @@ class TrainingLabels:
 
     Attributes:
         held: the active's data, with the true labels.
-
-    Raises:
-        ConfigError: more stages than epochs or than labelled rows.
     """
 
     def __init__(
@@ -71,7 +68,6 @@ class TrainingLabels:
         self._stage = 0
 
     def due(self, epoch: int) -> bool:
-        """Whether the next stage begins with this epoch."""
         stages = self.mechanism.stages
         epochs = self._config.train.epochs
         return self._stage < stages and epoch == first_epoch_of(
@@ -79,15 +75,7 @@ class TrainingLabels:
         )
 
     def answer(self, networks: ActiveNetworks | None) -> None:
-        """Answer the labels of the next stage.
-
-        Args:
-            networks: trained on the answers so far; None before the first stage.
-
-        Raises:
-            ModelError: the model gives no probabilities.
-            CheckpointError: this stage was answered before, and otherwise.
-        """
+        """Answer the labels of the next stage."""
         part = self._parts[self._stage]
         rows = self.held.labelled_rows[part]
         prior_NK = None if networks is None else self._prior(networks, rows)
@@ -159,11 +147,7 @@ class TrainingLabels:
         return {} if self.mechanism.unsafe else {"answers": self._answers_N}
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore the answers; nothing is drawn again.
-
-        Raises:
-            CheckpointError: they are not the answers of a number of stages of this run.
-        """
+        """Restore the answers; nothing is drawn again."""
         if self.mechanism.unsafe:
             self.answer(None)
             return
@@ -186,11 +170,7 @@ class TrainingLabels:
 def answered_labels(
     config: Config, held: OwnData, active: Secrets
 ) -> tuple[TrainingLabels, PartyState | None]:
-    """The labels that the active may train on, new or from its checkpoint, and that checkpoint.
-
-    Raises:
-        CheckpointError: a checkpoint of other labels.
-    """
+    """The labels that the active may train on, new or from its checkpoint, and that checkpoint."""
     name = held.table.name
     labels = TrainingLabels(
         config, held, key=active.noise_key,
@@ -211,11 +191,6 @@ def gone_back(
 
     That is an older one than its newest where somebody lost theirs. A stage of labels that was
     answered since is answered again, and the same.
-
-    Args:
-        state: its newest.
-        labels: of that; changed in place.
-        session: that it has entered.
     """
     resumes, keeper = session.contract.resumes, session.entered.own.secrets.keeper
     if state is None or resumes is None or state.step == resumes.step:

@@ -83,13 +83,7 @@ class Settings(BaseModel):
 
 
 def did_you_mean(given: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
-    """Return "did you mean 'x'?" with the known name that is closest, or nothing if none is.
-
-    Args:
-        given: the name that is unknown.
-        known: the names that there are.
-        cutoff: how alike two names must be, 0 to 1.
-    """
+    """Return "did you mean 'x'?" with the known name that is closest, or nothing if none is."""
     close = get_close_matches(given, list(known), n=1, cutoff=cutoff)
     return f"did you mean {close[0]!r}?" if close else ""
 

@@ -197,12 +197,10 @@ class DataSettings(Settings):
 
     @property
     def named_views(self) -> tuple[str, ...]:
-        """Natural views that the settings list."""
         return self.views if isinstance(self.views, tuple) else ()
 
     @property
     def named_classes(self) -> tuple[str, ...]:
-        """Those that the settings list."""
         return self.classes if isinstance(self.classes, tuple) else ()
 
     @property
@@ -212,11 +210,9 @@ class DataSettings(Settings):
 
     @property
     def horizontal(self) -> bool:
-        """Whether parties hold all features of other people."""
         return self.partition == "horizontal"
 
     def holds_labels(self, name: str) -> bool:
-        """Whether the party of this name holds labels."""
         return self.horizontal or name == self.active_name or name in self.labels_at
 
     @field_validator("classes")

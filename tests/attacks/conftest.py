@@ -49,7 +49,7 @@ def _data(draw: torch.Generator) -> tuple[VerticalData, Mapping[str, Tensor]]:
         )
         alignment[name] = order.argsort()[shared]
     data = VerticalData(
-        active=tables["active"],
+        table=tables["active"],
         passives=tuple(tables[name] for name in PASSIVES),
         classes=("a", "b", "c"),
         train_rows=torch.arange(0, ROWS - 60),

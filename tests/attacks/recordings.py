@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from apfed_attacks.run import mount
 from secure_apfed.config import AttackChoice, Config
-from secure_apfed.data import VerticalData
 from secure_apfed.exchange import Envelope, Kind, pack
 from secure_apfed.methods import METHODS
 from secure_apfed.runs.outcome import Recording
@@ -81,7 +80,7 @@ def two_classes(recording: Recording) -> Recording:
     data = recording.data
     assert data.active.labels is not None
     active = replace(data.active, labels=(data.active.labels == 1).long())
-    relabelled = VerticalData(active, data.passives, ("no", "yes"), data.train_rows, data.test_rows)
+    relabelled = replace(data, table=active, classes=("no", "yes"))
     return replace(recording, data=relabelled)
 
 

@@ -37,7 +37,7 @@ def _data() -> VerticalData:
     ]  # fmt: skip
     rows = torch.arange(PEOPLE)
     return VerticalData(
-        active=tables[0], passives=tuple(tables[1:]), classes=("no", "yes"),
+        table=tables[0], passives=tuple(tables[1:]), classes=("no", "yes"),
         train_rows=rows[200:], test_rows=rows[:200],
     )  # fmt: skip
 

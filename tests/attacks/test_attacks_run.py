@@ -77,7 +77,7 @@ def test_features_that_do_not_vary_are_a_result_and_stop_no_other_attack(
     recording = make_recording("labels")
     table = recording.data.active
     flat = replace(table, features=torch.full_like(table.features, constant))
-    recording = replace(recording, data=replace(recording.data, active=flat))
+    recording = replace(recording, data=replace(recording.data, table=flat))
     names = ("inverse_network", "model_completion")
     results = mount(recording, [AttackChoice(name=name) for name in names], seed=0)
     (first, *_), (last, *_) = results, results[::-1]

@@ -8,16 +8,70 @@ from apfed_protocols.psi import SET_INTERSECTIONS
 from apfed_protocols.psi.interface import (
     Aligner,
     IntersectionAgreement,
+    IntersectionTooSmallError,
     Progress,
     SetIntersection,
     Supply,
 )
 
-__all__ = ["DEALER", "HEADER", "Intersection", "Sets"]
+__all__ = ["DEALER", "HEADER", "Change", "Intersection", "Sets", "deliver", "of_kind", "stocked"]
 
 DEALER = "dealer"
 HEADER = 22
 Sets = Mapping[str, Sequence[bytes]]
+Change = Callable[[str, Outgoing], bytes]
+"""Of sender and message, the body that arrives."""
+
+
+def of_kind(sender: str, kind: int, change: Callable[[bytes], bytes]) -> Change:
+    """Another body, whose length its header tells truly, in all messages of one kind."""
+
+    def changed(who: str, out: Outgoing) -> bytes:
+        head, body = out.body[: HEADER - 4], out.body[HEADER:]
+        if (who, head[1]) != (sender, kind):
+            return out.body
+        body = change(body)
+        return head + len(body).to_bytes(4, "big") + body
+
+    return changed
+
+
+def deliver(
+    roles: Mapping[str, Conversation], change: Change | None = None, *, refusing: bool = False
+) -> list[tuple[str, Outgoing]]:
+    """Deliver all messages in order; return what arrived, and from whom.
+
+    Args:
+        roles: by party, not yet started.
+        change: of messages on the way.
+        refusing: an intersection that is too small is no error.
+    """
+    sent = []
+    queue = [(name, out) for name, role in roles.items() for out in role.start()]
+    while queue:
+        sender, out = queue.pop(0)
+        if change is not None:
+            out = Outgoing(out.receiver, change(sender, out))
+        sent.append((sender, out))
+        try:
+            answers = roles[out.receiver].receive(sender, out.body)
+            queue += [(out.receiver, answer) for answer in answers]
+        except IntersectionTooSmallError:
+            if not refusing:
+                raise
+    return sent
+
+
+def stocked(
+    kind: Any, agreed: IntersectionAgreement, change: Change | None = None
+) -> dict[str, Supply]:
+    """What the dealer hands out ahead to all parties for whom sizes are agreed, the hub first."""
+    protocol, (hub, *members) = kind(agreed), agreed.sizes
+    roles = {hub: protocol.stock_hub(hub, members)}
+    # in another order than the hub's
+    roles |= {member: protocol.stock_member(member, hub) for member in reversed(members)}
+    deliver({**roles, agreed.dealer: protocol.stock_dealer(hub, members)}, change)
+    return {name: role.supply for name, role in roles.items()}
 
 
 class Intersection:
@@ -28,7 +82,7 @@ class Intersection:
         sets: by party; the first is the hub.
         agreed: None: one of the other `fields`.
         supplies: by party, where they were dealt ahead.
-        change: of sender and message, the body that arrives.
+        change: of messages on the way.
     """
 
     def __init__(
@@ -38,7 +92,7 @@ class Intersection:
         agreed: IntersectionAgreement | None = None,
         *,
         supplies: Mapping[str, Supply] | None = None,
-        change: Callable[[str, Outgoing], bytes] | None = None,
+        change: Change | None = None,
         progress: Callable[[Progress], None] | None = None,
         **fields: Any,
     ) -> None:
@@ -62,23 +116,24 @@ class Intersection:
             self.roles[agreed.dealer] = protocol.dealer(self.hub, self.members)
         self.sent: list[tuple[str, Outgoing]] = []
 
-    def play(self) -> Self:
+    def play(self, *, refusing: bool = False) -> Self:
         """Deliver all messages in order; what arrived is `sent`."""
-        queue = [(name, out) for name, role in self.roles.items() for out in role.start()]
-        while queue:
-            sender, out = queue.pop(0)
-            if self._change is not None:
-                out = Outgoing(out.receiver, self._change(sender, out))
-            self.sent.append((sender, out))
-            answers = self.roles[out.receiver].receive(sender, out.body)
-            queue += [(out.receiver, answer) for answer in answers]
+        self.sent = deliver(self.roles, self._change, refusing=refusing)
         return self
+
+    def opened(self) -> dict[str, list[bytes]]:
+        """The IDs in the rows that each party has."""
+        return {
+            name: [self.sets[name][row] for row in role.rows]
+            for name, role in self.aligners.items()
+        }
 
     def check(self) -> None:
         """All parties have the rows of exactly the common IDs, in one order."""
-        expected = set.intersection(*map(set, self.sets.values()))
-        rows = {name: role.rows for name, role in self.aligners.items()}
-        orders = [[self.sets[name][row] for row in rows[name]] for name in self.sets]
-        assert set(orders[0]) == expected
-        assert len(orders[0]) == len(expected)
-        assert all(order == orders[0] for order in orders)
+        expected, (first, *others) = (
+            set.intersection(*map(set, self.sets.values())),
+            (self.opened().values()),
+        )
+        assert set(first) == expected
+        assert len(first) == len(expected)
+        assert all(order == first for order in others)

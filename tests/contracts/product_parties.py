@@ -56,11 +56,7 @@ class ProductParties:
         self.combiner = self.sum.combiner()
         self.contributors = {name: self.sum.contributor(name) for name in agreed.contributors}
         converse(
-            {
-                agreed.receiver: self.receiver,
-                agreed.combiner: self.combiner,
-                **self.contributors,
-            }
+            {agreed.receiver: self.receiver, agreed.combiner: self.combiner, **self.contributors}
         )
         if accept:
             request = self.audited() if agreed.candidates else self.receiver.request()

@@ -1,7 +1,6 @@
 """What every way of adding private vectors must do; a new entry of the table is tested at once."""
 
 import json
-import pickle
 import sys
 import threading
 from collections.abc import Callable
@@ -15,11 +14,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.seal import RunKey
 from apfed_protocols.sums import SECURE_SUMS
 from apfed_protocols.sums.fixed_point import FixedPoint
 from apfed_protocols.sums.interface import StepBinding, SumAgreement, spelled
-from apfed_protocols.sums.masked import PairwiseSeeds
 from tests.contracts.sum_parties import (
     CHOICES,
     Parties,
@@ -31,7 +28,7 @@ from tests.contracts.sum_parties import (
     random_values,
 )
 from tests.waiting import LONG_S, wait_until
-from tests.with_crypten import usable, usable_secure_sums
+from tests.with_crypten import usable_secure_sums
 
 every = pytest.mark.parametrize("choice", CHOICES)
 exact = pytest.mark.parametrize("choice", [name for name in CHOICES if name != "plain"])
@@ -71,13 +68,14 @@ def test_sum_is_the_integer_sum_of_the_quantised_inputs(choice: str, data: st.Da
 
 
 @exact
-@pytest.mark.parametrize("passives", [2, 4, 16, 23, 24])
-def test_sum_is_exact_at_full_range(choice: str, passives: int) -> None:
-    played = parties(choice, passives)
+def test_sum_is_exact_at_full_range(choice: str) -> None:
+    """Under CKKS 23 passives are the most of whom two numbers fit a slot."""
     signs = np.where(np.arange(4200) % 3 == 0, -1.0, 1.0)[:, None]
-    for sign in (1.0, -1.0, signs):
-        values = [np.full((4200, 1), 1e300) * sign] * passives
-        assert np.array_equal(played.add(values), integer_sum(played.sum.agreement, values))
+    for passives in (2, 23, 24) if choice == "ckks" else (2, 7):
+        played = parties(choice, passives)
+        for sign in (1.0, -1.0, signs):
+            values = [np.full((4200, 1), 1e300) * sign] * passives
+            assert np.array_equal(played.add(values), integer_sum(played.sum.agreement, values))
 
 
 @pytest.mark.slow
@@ -96,19 +94,10 @@ def test_sum_of_many_is_exact_at_full_range(choice: str, bits: int) -> None:
 @every
 def test_sum_is_close_to_the_sum_of_the_rows(choice: str) -> None:
     played = parties(choice)
-    values = [value / 10 for value in random_values(3)]
-    difference = np.abs(played.add(values) - sum(values)).max()
-    assert difference <= played.sum.rounding() + 1e-15
-
-
-@every
-def test_order_of_arrival_and_of_parties_does_not_matter(choice: str) -> None:
-    played = parties(choice)
-    values = random_values(3)
-    bound = played.next()
-    contributions = dict(reversed(played.contribute(values, bound).items()))
-    first = played.receiver.decode(played.combine(contributions), (3, 5), bound)
-    np.testing.assert_allclose(played.add(values[::-1]), first, rtol=1e-12)
+    for width, slack in ((np.float64, 1e-15), (np.float32, 1e-6)):
+        values = [(value / 10).astype(width) for value in random_values(3)]
+        difference = np.abs(played.add(values) - sum(values)).max()
+        assert difference <= played.sum.rounding() + slack
 
 
 @every
@@ -116,12 +105,6 @@ def test_rows_are_clipped(choice: str) -> None:
     played = parties(choice)
     total = played.add([np.full((1, 4), 1e200)] * 3)
     np.testing.assert_allclose(total, 1.5, atol=played.sum.rounding() + 1e-12)
-
-
-@every
-def test_float32_is_taken(choice: str) -> None:
-    total = parties(choice).add([np.full((2, 2), 0.25, dtype=np.float32)] * 3)
-    np.testing.assert_allclose(total, 0.75, atol=parties(choice).sum.rounding())
 
 
 def column_major(values_BD: NDArray[Any]) -> NDArray[Any]:
@@ -150,18 +133,16 @@ LAYOUTS = [column_major, every_second, backwards, one_row_for_all, one_column_fo
 
 
 @every
-@pytest.mark.parametrize("width", [np.float32, np.float64])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_how_values_lie_in_memory_does_not_matter(
-    choice: str, layout: Callable[[NDArray[Any]], NDArray[Any]], width: type
-) -> None:
-    played = parties(choice)
-    laid = [layout((value / 10).astype(width)) for value in random_values(3, (6, 4))]
-    for value in laid:
-        value.flags.writeable = False
-    straight = [np.array(value, order="C") for value in laid]
-    assert np.array_equal(played.add(laid), played.add(straight))
-    assert all(map(np.array_equal, laid, straight))
+def test_how_values_lie_in_memory_does_not_matter(choice: str) -> None:
+    for width in [np.float32, np.float64]:
+        for layout in LAYOUTS:
+            played = parties(choice)
+            laid = [layout((value / 10).astype(width)) for value in random_values(3, (6, 4))]
+            for value in laid:
+                value.flags.writeable = False
+            straight = [np.array(value, order="C") for value in laid]
+            assert np.array_equal(played.add(laid), played.add(straight))
+            assert all(map(np.array_equal, laid, straight))
 
 
 @every
@@ -201,75 +182,62 @@ def test_sums_of_several_threads_do_not_mix(choice: str) -> None:
 
 
 @secure
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_values_are_protected_however_they_lie_in_memory(
-    choice: str, layout: Callable[[NDArray[Any]], NDArray[Any]]
-) -> None:
+def test_values_are_protected_however_they_lie_in_memory(choice: str) -> None:
     """Equal values: where protection fell on a copy, their bytes would repeat."""
-    played = parties(choice)
-    values = layout(np.full((64, 64), 0.01))
-    sent = list(played.contribute([values] * 3, played.next()).values())
-    if choice == "crypten":
-        sent = list(played.combiner.ask(dict(zip(played.names, sent, strict=True))).values())
-        sent = [
-            role.answer(asked)
-            for role, asked in zip(played.contributors.values(), sent, strict=True)
-        ]
-    for frame in sent:
-        words = np.frombuffer(frame[128 : 128 + 4 * 4096], dtype=np.uint8).reshape(-1, 4)
-        assert len(np.unique(words, axis=0)) > 4000
+    for layout in LAYOUTS:
+        played = parties(choice)
+        values = layout(np.full((64, 64), 0.01))
+        sent = list(played.contribute([values] * 3, played.next()).values())
+        if choice == "crypten":
+            sent = list(played.combiner.ask(dict(zip(played.names, sent, strict=True))).values())
+            sent = [
+                role.answer(asked)
+                for role, asked in zip(played.contributors.values(), sent, strict=True)
+            ]
+        for frame in sent:
+            words = np.frombuffer(frame[128 : 128 + 4 * 4096], dtype=np.uint8).reshape(-1, 4)
+            assert len(np.unique(words, axis=0)) > 4000
 
 
 @every
-def test_a_contributor_answers_a_step_once(choice: str) -> None:
+def test_each_role_uses_a_step_once(choice: str) -> None:
     played = parties(choice)
     bound = played.next()
-    played.contribute(random_values(3), bound)
+    frames = played.contribute(random_values(3), bound)
     with pytest.raises(LocalProtocolError, match=f"step {bound.step} is not above step"):
         played.contribute(random_values(3), bound)
-
-
-@every
-def test_the_aggregator_adds_a_step_once(choice: str) -> None:
-    played = parties(choice)
-    contributions = played.contribute(random_values(3), played.next())
-    played.combine(contributions)
+    combined = played.combine(frames)
     with pytest.raises(RemoteProtocolError, match="they are replayed"):
-        played.combine(contributions)
-
-
-@every
-def test_the_receiver_opens_a_step_once(choice: str) -> None:
-    played = parties(choice)
-    bound = played.next()
-    combined = played.combine(played.contribute(random_values(3), bound))
+        played.combine(frames)
     played.receiver.decode(combined, (3, 5), bound)
     with pytest.raises(LocalProtocolError, match="each step is used once"):
         played.receiver.decode(combined, (3, 5), bound)
-
-
-@every
-def test_a_binding_of_another_session_is_refused(choice: str) -> None:
     with pytest.raises(LocalProtocolError, match="the binding names session 'other'"):
-        parties(choice).contribute(random_values(3), binding(10**6, session="other"))
+        played.contribute(random_values(3), binding(10**6, session="other"))
 
 
 @every
-def test_missing_and_unknown_contributors_are_named(choice: str) -> None:
-    played = parties(choice)
-    contributions = played.contribute(random_values(3), played.next())
-    contributions["stranger"] = contributions.pop("passive_2")
-    with pytest.raises(RemoteProtocolError, match="missing: passive_2; unknown: stranger"):
-        played.combine(contributions)
-
-
-@every
-def test_one_contribution_does_not_count_twice(choice: str) -> None:
-    played = parties(choice)
-    contributions = played.contribute(random_values(3), played.next())
-    contributions["passive_3"] = contributions["passive_1"]
-    with pytest.raises(RemoteProtocolError, match="passive_3 is contributor 2 and sent the"):
-        played.combine(contributions)
+def test_the_aggregator_adds_one_contribution_of_each_under_one_agreement(choice: str) -> None:
+    other = Parties(make(choice, agreement(clip_norm=2.0)))
+    foreign = other.contribute(random_values(3), binding(10**5))["passive_2"]
+    changes: dict[str, Callable[[dict[str, bytes]], object]] = {
+        "missing: passive_2; unknown: stranger": lambda f: f.update(stranger=f.pop("passive_2")),
+        "missing: passive_2; unknown: none": lambda f: f.pop("passive_2"),
+        "passive_3 is contributor 2 and sent the": lambda f: f.update(passive_3=f["passive_1"]),
+        "passive_2 uses other parameters": lambda f: f.update(passive_2=foreign),
+    }
+    for message, change in changes.items():
+        played = parties(choice)
+        frames = played.contribute(random_values(3), played.next())
+        change(frames)
+        with pytest.raises(RemoteProtocolError, match=message):
+            played.combine(frames)
+    for as_other in (bytearray, memoryview, list, lambda _: None):  # a buffer could change later
+        played = parties(choice)
+        mixed: dict[str, Any] = {**played.contribute(random_values(3), played.next())}
+        mixed["passive_2"] = as_other(mixed["passive_2"])
+        with pytest.raises(LocalProtocolError, match="a frame of a secure sum is bytes, got"):
+            played.combine(mixed)
 
 
 @every
@@ -303,27 +271,19 @@ def test_steps_and_shapes_do_not_mix(choice: str) -> None:
 
 
 @every
-def test_the_receiver_refuses_another_step_shape_or_message(choice: str) -> None:
-    expected = (
+def test_the_receiver_refuses_what_is_not_the_sum_that_it_asked_for(choice: str) -> None:
+    """Nor does one contribution pass for the sum."""
+    for shape, asked, error in (
         ((5, 3), binding(1), r"a sum of shape \(3, 5\), expected \(5, 3\)"),
         ((3, 5), binding(2), "for another message"),
         ((3, 5), binding(1, message=1), "for another message"),
-    )
-    for shape, asked, error in expected:
+        ((3, 5), binding(1), r"a contribution of .*, expected a sum"),
+    ):
         played = fresh_parties(choice)
-        combined = played.combine(played.contribute(random_values(3), played.next()))
+        frames = played.contribute(random_values(3), played.next())
+        body = frames["passive_1"] if "contribution" in error else played.combine(frames)
         with pytest.raises(RemoteProtocolError, match=error):
-            played.receiver.decode(combined, shape, asked)
-
-
-@every
-def test_a_contribution_is_not_a_sum(choice: str) -> None:
-    """An aggregator that forwards one contribution as the sum is found out."""
-    played = fresh_parties(choice)
-    bound = played.next()
-    contribution = played.contribute(random_values(3), bound)["passive_1"]
-    with pytest.raises(RemoteProtocolError, match=r"a contribution of .*, expected a sum"):
-        played.receiver.decode(contribution, (3, 5), bound)
+            played.receiver.decode(body, shape, asked)
 
 
 REFUSED: dict[str, Callable[[bytes], bytes]] = {
@@ -339,46 +299,44 @@ REFUSED: dict[str, Callable[[bytes], bytes]] = {
 
 
 @every
-@pytest.mark.parametrize("change", REFUSED)
-def test_after_a_refused_sum_the_receiver_decodes_nothing_more(choice: str, change: str) -> None:
+def test_after_a_refused_sum_the_receiver_decodes_nothing_more(choice: str) -> None:
     """Not the good sum of that step, nor that of the next; whoever alters sums gets one refusal."""
-    played, values = fresh_parties(choice), random_values(3)
-    assert played.add(values).shape == (3, 5)
-    bound = played.next()
-    good = played.combine(played.contribute(values, bound))
-    altered = REFUSED[change](good)
-    with pytest.raises(RemoteProtocolError):
-        played.receiver.decode(altered, (3, 5), bound)
-    refused = f"active refused the sum of step {bound.step}, and threw away"
-    for _ in range(2):
-        with pytest.raises(LocalProtocolError, match=refused):
-            played.receiver.decode(good, (3, 5), bound)
+    for change in REFUSED:
+        played, values = fresh_parties(choice), random_values(3)
+        assert played.add(values).shape == (3, 5)
         bound = played.next()
         good = played.combine(played.contribute(values, bound))
-    for sender in (*played.names, "aggregator"):
+        altered = REFUSED[change](good)
         with pytest.raises(RemoteProtocolError):
-            played.receiver.receive(sender, good)
+            played.receiver.decode(altered, (3, 5), bound)
+        refused = f"active refused the sum of step {bound.step}, and threw away"
+        for _ in range(2):
+            with pytest.raises(LocalProtocolError, match=refused):
+                played.receiver.decode(good, (3, 5), bound)
+            bound = played.next()
+            good = played.combine(played.contribute(values, bound))
+        for sender in (*played.names, "aggregator"):
+            with pytest.raises(RemoteProtocolError):
+                played.receiver.receive(sender, good)
 
 
 @every
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError])
-def test_whatever_interrupts_the_opening_of_a_sum_ends_the_session(
-    choice: str, error: type[BaseException]
-) -> None:
+def test_whatever_interrupts_the_opening_of_a_sum_ends_the_session(choice: str) -> None:
     """Where it stops may depend on what the sum holds, so it counts as a refusal."""
-    played, values = fresh_parties(choice), random_values(3)
-    bound = played.next()
-    good = played.combine(played.contribute(values, bound))
+    for error in [KeyboardInterrupt, SystemExit, MemoryError]:
+        played, values = fresh_parties(choice), random_values(3)
+        bound = played.next()
+        good = played.combine(played.contribute(values, bound))
 
-    def stopped(*_: object) -> None:
-        raise error
+        def stopped(*_: object, error: type[BaseException] = error) -> None:
+            raise error
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(played.receiver, "_open", stopped)
-        with pytest.raises(error):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(played.receiver, "_open", stopped)
+            with pytest.raises(error):
+                played.receiver.decode(good, (3, 5), bound)
+        with pytest.raises(LocalProtocolError, match=f"refused the sum of step {bound.step}"):
             played.receiver.decode(good, (3, 5), bound)
-    with pytest.raises(LocalProtocolError, match=f"refused the sum of step {bound.step}"):
-        played.receiver.decode(good, (3, 5), bound)
 
 
 @every
@@ -474,20 +432,8 @@ def test_our_own_misuse_of_a_receiver_ends_nothing(choice: str) -> None:
 
 
 @every
-def test_parties_under_another_agreement_are_refused(choice: str) -> None:
-    played = parties(choice)
-    other = Parties(make(choice, agreement(clip_norm=2.0)))
-    bound = played.next()
-    contributions = played.contribute(random_values(3), bound)
-    contributions["passive_2"] = other.contribute(random_values(3), bound)["passive_2"]
-    with pytest.raises(RemoteProtocolError, match="passive_2 uses other parameters"):
-        played.combine(contributions)
-
-
-@every
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
+def test_bad_values_are_refused_and_cost_no_step(choice: str) -> None:
+    cases: list[tuple[Any, str]] = [
         (np.zeros((0, 3)), "non-empty matrix"),
         (np.zeros(3), "non-empty matrix"),
         (np.zeros((1, 2, 3)), "non-empty matrix"),
@@ -501,38 +447,35 @@ def test_parties_under_another_agreement_are_refused(choice: str) -> None:
         (np.ma.MaskedArray(np.zeros((2, 2)), np.eye(2, dtype=bool)), "array, got MaskedArray"),
         (np.zeros((2, 2)).view(np.recarray), "array, got recarray"),
         (None, "array, got NoneType"),
-    ],
-)
-def test_bad_values_are_refused_and_cost_no_step(choice: str, values: Any, message: str) -> None:
-    played = parties(choice)
-    bound = played.next()
-    with pytest.raises(LocalProtocolError, match=message):
-        played.contributors["passive_1"].contribute(values, bound)
-    played.contributors["passive_1"].contribute(np.zeros((1, 1)), bound)
+    ]
+    for values, message in cases:
+        played = parties(choice)
+        bound = played.next()
+        with pytest.raises(LocalProtocolError, match=message):
+            played.contributors["passive_1"].contribute(values, bound)
+        played.contributors["passive_1"].contribute(np.zeros((1, 1)), bound)
 
 
 @every
-@pytest.mark.parametrize(
-    "shape", [(3,), (3, 5, 1), (0, 5), (-3, -5), (3.0, 5), ("3", 5), [3, 5], 15, None]
-)
-def test_a_shape_that_is_none_is_our_own_fault(choice: str, shape: Any) -> None:
-    played = parties(choice)
-    bound = played.next()
-    combined = played.combine(played.contribute(random_values(3), bound))
-    with pytest.raises(LocalProtocolError, match="the shape of a sum is two numbers"):
-        played.receiver.decode(combined, shape, bound)
-    assert played.receiver.decode(combined, (3, 5), bound).shape == (3, 5)
-
-
-@every
-@pytest.mark.parametrize("as_other", [bytearray, memoryview, list, lambda _: None])
-def test_frames_are_bytes(choice: str, as_other: Callable[[bytes], Any]) -> None:
-    """A buffer could change after it was checked."""
-    played = parties(choice)
-    frames = played.contribute(random_values(3), played.next())
-    frames["passive_2"] = as_other(frames["passive_2"])
-    with pytest.raises(LocalProtocolError, match="a frame of a secure sum is bytes, got"):
-        played.combine(frames)
+def test_a_shape_that_is_none_is_our_own_fault(choice: str) -> None:
+    shapes: tuple[Any, ...] = (
+        (3,),
+        (3, 5, 1),
+        (0, 5),
+        (-3, -5),
+        (3.0, 5),
+        ("3", 5),
+        [3, 5],
+        15,
+        None,
+    )
+    for shape in shapes:
+        played = parties(choice)
+        bound = played.next()
+        combined = played.combine(played.contribute(random_values(3), bound))
+        with pytest.raises(LocalProtocolError, match="the shape of a sum is two numbers"):
+            played.receiver.decode(combined, shape, bound)
+        assert played.receiver.decode(combined, (3, 5), bound).shape == (3, 5)
 
 
 @every
@@ -552,13 +495,13 @@ def test_setup_messages_must_be_expected(choice: str) -> None:
 
 
 @every
-@pytest.mark.parametrize("shape", [(1, 1), (128, 64), (700, 13)])
-def test_forecast_of_bytes_holds(choice: str, shape: tuple[int, int]) -> None:
-    played = parties(choice)
-    values = [np.ones(shape, dtype=np.float32)] * 3
-    sizes = {len(frame) for frame in played.contribute(values, played.next()).values()}
-    forecast = played.sum.contribution_bytes(shape)
-    assert all(abs(size - forecast) <= 0.02 * forecast for size in sizes)
+def test_forecast_of_bytes_holds(choice: str) -> None:
+    for shape in [(1, 1), (128, 64), (700, 13)]:
+        played = parties(choice)
+        values = [np.ones(shape, dtype=np.float32)] * 3
+        sizes = {len(frame) for frame in played.contribute(values, played.next()).values()}
+        forecast = played.sum.contribution_bytes(shape)
+        assert all(abs(size - forecast) <= 0.02 * forecast for size in sizes)
 
 
 @every
@@ -581,15 +524,6 @@ def test_every_pair_of_the_table_states_its_facts(name: str) -> None:
         assert reading.remains.endswith(".")
     assert kind.leaks.active_and_aggregator.endswith(".")
     assert kind.leaks.altered.endswith(".")
-
-
-@secure
-def test_keys_never_leave_through_repr_or_pickle(choice: str) -> None:
-    played = parties(choice)
-    for role in (played.receiver, *played.contributors.values()):
-        assert "object at 0x" in repr(role)
-        with pytest.raises(LocalProtocolError, match="never serialised"):
-            pickle.dumps(role)
 
 
 @secure
@@ -621,43 +555,3 @@ def test_a_step_that_lost_a_party_has_no_sum_and_the_next_one_has(choice: str) -
             played.add(values)
         return
     assert np.abs(played.add(values) - sum(values)).max() <= played.sum.rounding() + 1e-15
-
-
-def secrets_of(role: object) -> list[bytes]:
-    """Mask keys and pair seeds that a role holds, at any depth."""
-    held = dict(vars(role))
-    found = list(held.pop("_seeds").values()) if isinstance(held.get("_seeds"), dict) else []
-    if isinstance(held.get("_key"), RunKey):
-        found.append(vars(held["_key"])["_private"].private_bytes_raw())
-    if isinstance(held.get("_secret"), bytes):
-        found.append(held["_secret"])
-    inner = (value for value in held.values() if isinstance(value, PairwiseSeeds))
-    return found + [secret for one in inner for secret in secrets_of(one)]
-
-
-@pytest.mark.parametrize(
-    "choice", usable(["bfv + pairwise masks", "plain + pairwise masks", "crypten"])
-)
-def test_no_mask_key_or_seed_is_ever_sent(choice: str) -> None:
-    described = make(choice, agreement())
-    roles: dict[str, Any] = {"active": described.receiver(), "aggregator": described.combiner()}
-    roles |= {name: described.contributor(name) for name in described.agreement.contributors}
-    sent = {name: list(role.start()) for name, role in roles.items()}
-    for name, messages in sent.items():
-        for message in messages:
-            assert not roles[message.receiver].receive(name, message.body)
-    bound = binding(1)
-    names = described.agreement.contributors
-    frames = {name: roles[name].contribute(np.ones((2, 2)), bound) for name in names}
-    seen = [message.body for messages in sent.values() for message in messages]
-    bodies = dict(frames)
-    if described.rounds == 2:
-        requests = roles["aggregator"].ask(frames)
-        bodies = {name: roles[name].answer(request) for name, request in requests.items()}
-        seen += [*requests.values(), *bodies.values()]
-    combined = roles["aggregator"].combine(bodies)
-    wire = b"".join([*seen, *frames.values(), combined])
-    held = [secret for role in roles.values() for secret in secrets_of(role)]
-    assert len(held) >= 9  # three keys and the seeds of three pairs at both ends
-    assert not any(secret in wire for secret in held)
-    assert not any(secret.hex() in repr(role) for secret in held for role in roles.values())

@@ -1,6 +1,7 @@
 """Discrete noise under every sum: added exactly, within the range, never without agreement."""
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -30,23 +31,23 @@ def opened(
 
 
 @exact
-@pytest.mark.parametrize("passives", [2, 3])
-def test_the_sum_is_that_of_values_and_noise(choice: str, passives: int) -> None:
-    played = noisy(choice, passives=passives)
-    fixed_point = FixedPoint.of(played.sum.agreement)
-    bound, values = played.next(), random_values(passives, (40, 5))
-    noise = [
-        discrete_gaussian(bytes(32), bytes([k]), deviation=NOISE, shape=(40, 5))
-        for k in range(passives)
-    ]
-    contributions = {
-        name: played.contributors[name].contribute(value, bound, drawn)
-        for name, value, drawn in zip(played.names, values, noise, strict=True)
-    }
-    total = opened(played, contributions, bound, (40, 5))
-    quiet = replace(fixed_point, noise=0)
-    integers = np.sum([quiet.quantise(value) for value in values] + noise, axis=0)
-    assert np.array_equal(total, fixed_point.dequantise(integers))
+def test_the_sum_is_that_of_values_and_noise(choice: str) -> None:
+    for passives in [2, 3]:
+        played = noisy(choice, passives=passives)
+        fixed_point = FixedPoint.of(played.sum.agreement)
+        bound, values = played.next(), random_values(passives, (40, 5))
+        noise = [
+            discrete_gaussian(bytes(32), bytes([k]), deviation=NOISE, shape=(40, 5))
+            for k in range(passives)
+        ]
+        contributions = {
+            name: played.contributors[name].contribute(value, bound, drawn)
+            for name, value, drawn in zip(played.names, values, noise, strict=True)
+        }
+        total = opened(played, contributions, bound, (40, 5))
+        quiet = replace(fixed_point, noise=0)
+        integers = np.sum([quiet.quantise(value) for value in values] + noise, axis=0)
+        assert np.array_equal(total, fixed_point.dequantise(integers))
 
 
 @exact
@@ -114,25 +115,15 @@ def test_the_plain_sum_of_floating_point_takes_no_noise() -> None:
         )
 
 
-@pytest.mark.parametrize("noise", [0, -1, MAX_DEVIATION + 1])
-def test_an_agreement_refuses_noise_out_of_range(noise: int) -> None:
-    with pytest.raises(LocalProtocolError, match="noise lies in"):
-        agreement(noise=noise)
-
-
-def test_without_noise_the_digest_is_what_it_was() -> None:
-    assert agreement().digest == agreement(noise=None).digest
-    assert agreement(noise=1).digest not in (agreement().digest, agreement(noise=2).digest)
-
-
-@pytest.mark.parametrize("noise", [0, 1, 1000, MAX_DEVIATION])
-@pytest.mark.parametrize("passives", [1, 2, 3, 24, 1024])
-@pytest.mark.parametrize("bits", [2, 16, 24])
-def test_a_field_holds_any_sum(noise: int, passives: int, bits: int) -> None:
-    fixed_point = FixedPoint(clip_norm=1.0, bits=bits, contributors=passives, noise=noise)
-    assert fixed_point.limit < 2 ** (fixed_point.field_bits - 1)
-    if not noise:
-        assert fixed_point.field_bits == bits + (passives - 1).bit_length()
+def test_a_field_holds_any_sum() -> None:
+    for bits, passives, noise in product(
+        (2, 16, 24), (1, 2, 3, 24, 1024), (0, 1, 1000, MAX_DEVIATION)
+    ):
+        fixed_point = FixedPoint(clip_norm=1.0, bits=bits, contributors=passives, noise=noise)
+        assert fixed_point.limit < 2 ** (fixed_point.field_bits - 1)
+        assert fixed_point.field_bits < 64, "CrypTen's ring holds it"
+        if not noise:
+            assert fixed_point.field_bits == bits + (passives - 1).bit_length()
 
 
 def test_headroom_counts_the_tail() -> None:

@@ -3,13 +3,24 @@
 import importlib.util
 import re
 import shlex
+import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-__all__ = ["DOCS", "DOCUMENTS", "ROOT", "blocks", "command_lines", "program_of", "text_of"]
+__all__ = [
+    "DOCS",
+    "DOCUMENTS",
+    "HOOK",
+    "ROOT",
+    "blocks",
+    "built_site",
+    "command_lines",
+    "program_of",
+    "text_of",
+]
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -32,10 +43,17 @@ def blocks(document: str, *languages: str) -> list[str]:
     return [textwrap.dedent(content) for _, language, content in found if language in languages]
 
 
-def program_of(document: str, folder: Path, *, at: int = 0) -> ModuleType:
-    """A fenced block in Python as a file in this folder, and as a module of its own."""
-    path = folder / f"{Path(document).stem.replace('-', '_')}_{at}.py"
-    path.write_text(blocks(document, "python")[at], encoding="utf-8")
+def built_site(folder: Path) -> Path:
+    """The documents as a site in this folder, built without a warning."""
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert built.returncode == 0, built.stderr
+    return folder
+
+
+def _module(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -43,6 +61,17 @@ def program_of(document: str, folder: Path, *, at: int = 0) -> ModuleType:
     sys.modules[path.stem] = module  # where classes of settings look their annotations up
     spec.loader.exec_module(module)
     return module
+
+
+HOOK = _module(DOCS / "site_pages.py")
+"""What makes the generated parts of the pages."""
+
+
+def program_of(document: str, folder: Path, *, at: int = 0) -> ModuleType:
+    """A fenced block in Python as a file in this folder, and as a module of its own."""
+    path = folder / f"{Path(document).stem.replace('-', '_')}_{at}.py"
+    path.write_text(blocks(document, "python")[at], encoding="utf-8")
+    return _module(path)
 
 
 def command_lines(document: str, program: str) -> Iterator[tuple[list[str], bool]]:

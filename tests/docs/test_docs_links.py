@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import DOCUMENTS, ROOT, text_of
+from tests.docs.pages import DOCUMENTS, HOOK, ROOT, text_of
 
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _FENCED = re.compile(r"^( *)```.*?^\1```$", re.DOTALL | re.MULTILINE)
@@ -13,7 +13,8 @@ _FIGURE = re.compile(r"[+-]\d+\.\d \[[+-]\d+\.\d, [+-]\d+\.\d\]")
 
 
 def _links(document: str) -> list[str]:
-    found = _LINK.findall(_FENCED.sub("", text_of(document)))
+    text = HOOK.today(text_of(document)) if document == "CHANGELOG.md" else text_of(document)
+    found = _LINK.findall(_FENCED.sub("", text))
     return [link for link in found if not re.match(r"[a-z]+:", link)]
 
 

@@ -1,25 +1,17 @@
 """The site is built without a warning, and a reader's browser asks no other host for anything."""
 
 import re
-import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import DOCS, ROOT
+from tests.docs.pages import DOCS, built_site
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
-    built = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert built.returncode == 0, built.stderr
-    return folder
+    return built_site(tmp_path_factory.mktemp("site"))
 
 
 class _Fetched(HTMLParser):

@@ -32,8 +32,8 @@ MEASURED: Measured = {
     ],
 }  # fmt: skip
 BLOCK = """\
-2025-01-31: P, 2 cores, no GPU, Python 3, torch 2, load 0.2 when it began, 1.2% of the processor \
-time stolen. *Ratio*: seconds over the peer's. The clock moved by 20.0 ms.
+2025-01-31: P, 2 cores, no GPU, Python 3, torch 2, load 0.2 when it began, 1.2% stolen. \
+*Ratio*: seconds over the peer's. The clock moved by 20.0 ms.
 
 | case | seconds | peer | ratio | bytes | rounds | peak memory | dealt bytes |
 | --- | --- | --- | --- | --- | --- | --- | --- |
@@ -67,6 +67,17 @@ def test_all_but_the_tables_stays(tmp_path: Path) -> None:
         write_performance(page, tmp_path)
         text = f"before\n<!-- bench psi -->\n{BLOCK}<!-- end psi -->\nafter\n"
         assert page.read_text() == text
+
+
+def test_a_place_may_show_some_cases_only() -> None:
+    text = renewed("<!-- bench psi vole/* -->\n<!-- end psi -->\n", {"psi": MEASURED})
+    assert text.startswith("<!-- bench psi vole/* -->\n2025-01-31, cases `vole/*`: P, 2 cores")
+    assert "Not measured" not in text
+    assert renewed(text, {"psi": MEASURED}) == text
+
+
+def test_a_machine_is_told_once() -> None:
+    assert block(MEASURED, above=MEASURED["machine"]).startswith("2025-01-31: there, load 0.2")
 
 
 @pytest.mark.parametrize(

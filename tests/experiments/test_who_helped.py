@@ -182,7 +182,7 @@ def test_noise_replaces_one_passive_alone() -> None:
 
 
 def test_a_passive_with_noise_comes_last_and_values_add_up(tmp_path: Path) -> None:
-    """Two seeds; ten are in docs/contributions.md."""
+    """Two seeds; ten are in docs/studies.md."""
     config = base_config("contributions-digits")
     config = config.model_copy(update={"method": config_of().method})
     board = measure_passives(config, tmp_path, seeds=[0, 1], share=2 / 3, noise=["passive-2"])

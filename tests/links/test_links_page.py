@@ -1,4 +1,4 @@
-"""docs/across-organisations.md as printed: its file is a party's file, its code runs."""
+"""docs/between-organisations.md as printed: its file is a party's file, its code runs."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from secure_apfed.config.file import load_settings_text
 from secure_apfed.runs.party import PartyFile
 
-PAGE = (Path(__file__).parents[2] / "docs/across-organisations.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/between-organisations.md").read_text(encoding="utf-8")
 
 
 def blocks(language: str) -> list[str]:

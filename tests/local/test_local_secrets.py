@@ -47,8 +47,8 @@ def named_anew(config: Config) -> VerticalData:
         return PartyTable(table.name, ids, table.features, table.labels, table.encoding)
 
     return VerticalData(
-        renamed(data.active), tuple(map(renamed, data.passives)), data.classes, data.train_rows,
-        data.test_rows,
+        table=renamed(data.active), passives=tuple(map(renamed, data.passives)),
+        classes=data.classes, train_rows=data.train_rows, test_rows=data.test_rows,
     )  # fmt: skip
 
 

@@ -57,7 +57,7 @@ def test_drawn_shares_are_fresh_and_uniform() -> None:
     assert (draw_share(key, (4, 2)) == draw_share(key, (8,)).reshape(4, 2)).all()
 
 
-@pytest.mark.parametrize("parties", [1, 2, 3, 5])
+@pytest.mark.parametrize("parties", [1, 3])
 def test_the_first_thread_learns_the_sum(parties: int) -> None:
     rng = np.random.default_rng(parties)
     values = rng.integers(-(2**60), 2**60, (parties, 4, 3))
@@ -89,7 +89,7 @@ def test_floats_are_refused() -> None:
         as_threads(2, lambda world: sum_at_first(world, np.zeros(3)))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("parties", [2, 3, 4])
+@pytest.mark.parametrize("parties", [2, 4])
 def test_ands_of_threads_with_a_dealers_triples(parties: int) -> None:
     count = 24
     seeds, correction = deal_triples(parties, count)

@@ -1,113 +1,148 @@
-"""A forked process is no second end of a link, and its copy of a supply or role is refused."""
+"""A forked process repeats nothing: its copies of roles, links and supplies are refused."""
 
-import json
-import subprocess
-import sys
-from functools import cache
-from pathlib import Path
+import os
+from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 
-ROOT = Path(__file__).parents[2]
-SCRIPT = """
-import json, os
-import numpy as np
-from apfed_protocols.errors import LocalProtocolError
-from apfed_protocols.randomness import ForkCheck
+from apfed_protocols.psi.circuit import CircuitIntersection
 from apfed_protocols.psi.ecdh import EcdhIntersection
 from apfed_protocols.psi.interface import IntersectionAgreement
-from tests.protocols.test_psi_supply import AHEAD, SETS, MEMBERS, play, stock
+from apfed_protocols.randomness import ForkCheck, fresh_key, random_permutation
+from apfed_protocols.seal import fresh_run_key
+from apfed_protocols.sums.homomorphic import HomomorphicSum, centred_binomial, ternary
+from apfed_protocols.sums.recoverable import split
 from tests.contracts.hostile import said_in_a_fork
-from tests.contracts.sum_parties import agreement, binding, make
+from tests.contracts.sum_parties import CHOICES, Parties, agreement, binding, make
+from tests.protocols.test_psi_supply import AHEAD, stock
 from tests.protocols.test_seal import ends, pair_of_links
-from apfed_protocols.psi.circuit import CircuitIntersection
-from apfed_protocols.psi.interface import Supply
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork"),
+    pytest.mark.filterwarnings("ignore:This process:DeprecationWarning"),
+]
 
 
-def said(action):
-    return said_in_a_fork({"it": action})["it"]
+def refused(**actions: Callable[[], object]) -> None:
+    said = said_in_a_fork(actions)
+    assert set(said) == set(actions)
+    assert all("belongs to the process that made it" in text for text in said.values()), said
 
 
-alice, bob = ends()
-begun, _ = pair_of_links()
-sealed = bob.seal(b"", sequence=0, associated=b"")
-supply = stock()["hub"]
-claimed = stock()["hub"]
-claimed.claim(AHEAD, "hub")
-ecdh = EcdhIntersection(IntersectionAgreement(session="s")).hub("hub", ["p"], [b"1"])
-circuit = CircuitIntersection(IntersectionAgreement(session="s", dealer="d"))
-script = circuit.hub("hub", ["p"], [b"1"])
-# Made before the fork, set up after it: the copy would agree the same seeds.
-sums = [make(f"{scheme} + pairwise masks", agreement()) for scheme in ("plain", "bfv")]
-masked, bfv = (described.contributor("passive_1") for described in sums)
-key = {out.receiver: out.body for out in sums[1].receiver().start()}["passive_1"]
-peers = {"passive_2", "passive_3"}
-hellos = {name: sums[1].contributor(name).start()[0].body for name in peers}
+@pytest.mark.parametrize("choice", CHOICES)
+def test_a_forked_copy_of_a_role_is_refused_and_the_original_goes_on(choice: str) -> None:
+    played, values = Parties(make(choice, agreement(2))), [np.zeros((1, 2))] * 2
+    bound = played.next()
+    refused(contribute=lambda: played.contribute(values, bound))
+    bodies = played.contribute(values, bound)
+    if played.sum.rounds == 2:
+        asked = played.combiner.ask(bodies)
+        refused(answer=lambda: played.contributors["passive_1"].answer(asked["passive_1"]))
+        bodies = {me: role.answer(asked[me]) for me, role in played.contributors.items()}
+    combined = played.combiner.combine(bodies)
+    refused(decode=lambda: played.receiver.decode(combined, (1, 2), bound))
+    played.receiver.decode(combined, (1, 2), bound)
 
 
-def set_up():
-    bfv.receive("active", key)
-    for name, hello in hellos.items():
-        bfv.receive(name, hello)
+def test_a_role_made_before_the_fork_is_not_set_up_after_it() -> None:
+    """The copy would agree the same seeds."""
+    described: dict[str, Any] = {
+        scheme: make(f"{scheme} + pairwise masks", agreement()) for scheme in ("plain", "bfv")
+    }
+    masked, bfv = (each.contributor("passive_1") for each in described.values())
+    key = {out.receiver: out.body for out in described["bfv"].receiver().start()}["passive_1"]
+    peers = ("passive_2", "passive_3")
+    hellos = {name: described["bfv"].contributor(name).start()[0].body for name in peers}
+
+    def set_up() -> None:
+        bfv.receive("active", key)
+        for name, hello in hellos.items():
+            bfv.receive(name, hello)
+
+    refused(
+        start=masked.start,
+        start_bfv=bfv.start,
+        receive=lambda: bfv.receive("passive_2", hellos["passive_2"]),
+        set_up=set_up,
+    )
+    set_up()
+    words = np.zeros((1, 4), dtype=np.uint64)
+    refused(mask=lambda: bfv._seeds.add_stream("passive_2", binding(1), words, sign=1))
     bfv.contribute(np.ones((1, 4)) / 9, binding(1))
 
 
-told = {
-    "masked, start": said(masked.start),
-    "bfv, start": said(bfv.start),
-    "bfv, receive": said(lambda: bfv.receive("passive_2", hellos["passive_2"])),
-    "bfv, set up": said(set_up),
-    "link, seal": said(lambda: alice.seal(b"", sequence=0, associated=b"")),
-    "link, open": said(lambda: alice.open(sealed, sequence=0, associated=b"")),
-    "link, agree": said(lambda: begun.agree(bytes(32), bytes(32))),
-    "supply, claim": said(lambda: supply.claim(AHEAD, "hub")),
-    "supply, store": said(supply.to_bytes),
-    "supply, take": said(lambda: claimed.take(1)),
-    "supply, add": said(lambda: claimed.add(b"")),
-    "ecdh, start": said(ecdh.start),
-    "circuit, start": said(script.start),
-}
-ecdh.start()
-script.start()
-told["ecdh, receive"] = said(lambda: ecdh.receive("p", b""))
-for name, hello in hellos.items():
-    bfv.receive(name, hello)
-words = np.zeros((1, 4), dtype=np.uint64)
-told["bfv, mask"] = said(lambda: bfv._seeds.add_stream("passive_2", binding(1), words, sign=1))
-bfv.receive("active", key)
-bfv.contribute(np.ones((1, 4)) / 9, binding(1))
-told["circuit, receive"] = said(lambda: script.receive("p", b""))
-alice.seal(b"", sequence=0, associated=b"")
-alice.open(sealed, sequence=0, associated=b"")
-supply.claim(AHEAD, "hub")
-# As in a process namespace of its own, where the copy has the number of the original.
-number, os.getpid = os.getpid(), lambda: number
-same = ForkCheck("it")
-told["same number"] = said(same.require)
-same.require()
-print(json.dumps(told))
-"""
+def test_a_forked_process_is_no_second_end_of_a_link() -> None:
+    alice, bob = ends()
+    begun, _ = pair_of_links()
+    sealed = bob.seal(b"", sequence=0, associated=b"")
+    refused(
+        seal=lambda: alice.seal(b"", sequence=0, associated=b""),
+        open=lambda: alice.open(sealed, sequence=0, associated=b""),
+        agree=lambda: begun.agree(bytes(32), bytes(32)),
+    )
+    alice.seal(b"", sequence=0, associated=b"")
+    alice.open(sealed, sequence=0, associated=b"")
 
 
-@cache
-def told() -> dict[str, str]:
-    finished = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", SCRIPT],
-        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert finished.returncode == 0, finished.stderr[-2000:]
-    result: dict[str, str] = json.loads(finished.stdout)
-    return result
+def test_a_copy_of_a_supply_or_of_a_role_of_an_intersection_is_refused() -> None:
+    supply, claimed = stock()["hub"], stock()["hub"]
+    claimed.claim(AHEAD, "hub")
+    agreed = IntersectionAgreement(session="s", dealer="d")
+    ecdh = EcdhIntersection(agreed).hub("hub", ["p"], [b"1"])
+    script = CircuitIntersection(agreed).hub("hub", ["p"], [b"1"])
+    refused(
+        claim=lambda: supply.claim(AHEAD, "hub"),
+        store=supply.to_bytes,
+        take=lambda: claimed.take(1),
+        add=lambda: claimed.add(b""),
+        start=ecdh.start,
+        start_script=script.start,
+    )
+    ecdh.start()
+    script.start()
+    refused(receive=lambda: ecdh.receive("p", b""), script=lambda: script.receive("p", b""))
+    supply.claim(AHEAD, "hub")
 
 
-@pytest.mark.parametrize(
-    "use",
-    [
-        "link, seal", "link, open", "link, agree", "supply, claim", "supply, store",
-        "supply, take", "supply, add", "ecdh, start", "ecdh, receive", "circuit, start",
-        "circuit, receive", "masked, start", "bfv, start", "bfv, receive", "bfv, set up",
-        "bfv, mask", "same number",
-    ],
-)  # fmt: skip
-def test_a_forked_copy_is_refused_and_the_original_goes_on(use: str) -> None:
-    assert "belongs to the process that made it" in told()[use]
+def test_a_copy_with_the_number_of_the_original_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process namespace of its own."""
+    number = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: number)
+    same = ForkCheck("it")
+    refused(require=same.require)
+    same.require()
+
+
+def test_forked_processes_draw_other_numbers() -> None:
+    def encrypted(choice: str) -> Callable[[], bytes]:
+        described = make(choice, agreement(2))
+        assert isinstance(described, HomomorphicSum)
+        context = described.cipher.key_pair()
+        zeros = np.zeros((1, described.packing.slots), dtype=np.int64)
+        return lambda: described.cipher.encrypt(context, zeros)[0]
+
+    draws: dict[str, Callable[[], bytes]] = {
+        "key": fresh_key,
+        "X25519 key": lambda: fresh_run_key().public,
+        "permutation": lambda: random_permutation(100).tobytes(),
+        "ternary": lambda: ternary(100).tobytes(),
+        "centred binomial": lambda: centred_binomial(100).tobytes(),
+        "shares": lambda: b"".join(split(bytes(16), threshold=2, holders=3)),
+        "error of ckks": encrypted("ckks"),
+        "error of bfv": encrypted("bfv"),
+    }
+    drawn = []
+    for name, draw in draws.items():
+        draw()
+        for _ in range(2):
+            reading, writing = os.pipe()
+            if os.fork() == 0:
+                os.write(writing, draw()[-64:])
+                os._exit(0)
+            drawn.append((name, os.read(reading, 64)))
+            os.wait()
+        drawn.append((name, draw()[-64:]))
+    assert len(set(drawn)) == 3 * len(draws)
+    assert all(len(numbers) >= 32 for _, numbers in drawn)

@@ -21,13 +21,7 @@ from apfed_protocols.moments import (
     MomentReceiver,
 )
 from tests.contracts.hostile import mutated, said_in_a_fork
-from tests.contracts.moment_parties import (
-    OTHERS,
-    PEOPLE,
-    MomentParties,
-    moment_agreement,
-    planted,
-)
+from tests.contracts.moment_parties import OTHERS, PEOPLE, MomentParties, moment_agreement, planted
 
 Names = dict[str, bytes]
 

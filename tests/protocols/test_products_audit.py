@@ -1,7 +1,6 @@
 """All requests but one are opened: honest ones give exact sums, others are found out."""
 
 import hashlib
-import itertools
 import os
 import pickle
 import random
@@ -21,9 +20,7 @@ from tests.contracts.hostile import said_in_a_fork
 from tests.contracts.product_parties import ProductParties, agreement, labels, matrices
 
 SHAPES: tuple[dict[str, Any], ...] = (
-    {},
     {"columns": 1, "people": 5, "labelled": 1},
-    {"columns": 2},
     {"columns": 10, "people": 4096 + 128 + 5, "labelled": 20},
     {"columns": 33, "people": 100, "passives": 3},
     {"passives": 1, "allow_single": True},
@@ -75,7 +72,7 @@ def test_the_outcome_is_the_same_for_all_and_uniform() -> None:
     assert np.abs(np.bincount(outcomes, minlength=8) - 50).max() < 35
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
 def test_links_of_any_speed(order: tuple[int, ...]) -> None:
     """Messages of one sender stay in order, those of several do not."""
     agreed = agreement(3, candidates=4)
@@ -163,17 +160,17 @@ CHANGES: dict[str, tuple[str, Callable[[list[bytes]], object]]] = {
 }
 
 
-@pytest.mark.parametrize("which", CHANGES)
-def test_requests_that_were_altered(which: str) -> None:
-    played = ProductParties(agreement(candidates=3), accept=False)
-    says, change = CHANGES[which]
-    request = played.audited()
-    role = played.contributors["passive_1"]
-    with pytest.raises(RemoteProtocolError, match=says):
-        role.accept(changed(played, request, change))
-    role.accept(request)
-    with pytest.raises(RemoteProtocolError, match="second request"):
+def test_requests_that_were_altered() -> None:
+    for which in CHANGES:
+        played = ProductParties(agreement(candidates=3), accept=False)
+        says, change = CHANGES[which]
+        request = played.audited()
+        role = played.contributors["passive_1"]
+        with pytest.raises(RemoteProtocolError, match=says):
+            role.accept(changed(played, request, change))
         role.accept(request)
+        with pytest.raises(RemoteProtocolError, match="second request"):
+            role.accept(request)
 
 
 def test_challenges_that_do_not_agree_open_nothing() -> None:

@@ -1,4 +1,4 @@
-"""docs/encrypted-votes.md as printed: the example opens what it says, the tables are true."""
+"""docs/votes-protocols.md as printed: the example opens what it says, the tables are true."""
 
 import re
 import subprocess
@@ -11,12 +11,12 @@ from apfed_protocols.products.ring import solve_products
 from tests.contracts.product_parties import agreement
 
 ROOT = Path(__file__).parents[2]
-GUIDE = (ROOT / "docs" / "encrypted-votes.md").read_text(encoding="utf-8")
+GUIDE = (ROOT / "docs" / "votes-protocols.md").read_text(encoding="utf-8")
 LINES = re.findall(r"^\| ([\d,]+) x (\d+) \| (\d+) \| (\d+) \| (\d+) bits.*", GUIDE, re.MULTILINE)
 
 
 def test_the_example_runs() -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+    code, _ = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
     )

@@ -59,24 +59,24 @@ def test_requests_that_are_none() -> None:
         role.accept(good)
 
 
-@pytest.mark.parametrize("kind", ["zeros", "ones", "constant", "repeated", "small", "uniform half"])
-def test_broken_keys(kind: str) -> None:
-    played = ProductParties(agreement(), accept=False)
-    seed, key, *encrypted = parts(played)
-    ring = played.sum.ring
-    numbers = ring.parse(key, sender="the test")
-    if kind == "uniform half":
-        numbers = ring.expand(seed, b"products key")
-    elif kind == "repeated":
-        numbers[:, 64:] = np.tile(numbers[:, :64], numbers.shape[1] // 64 - 1)
-    elif kind == "small":
-        numbers[3:] = 0
-    else:
-        numbers[:] = {"zeros": 0, "ones": 1, "constant": 777}[kind]
-    with pytest.raises(RemoteProtocolError, match="no RLWE key"):
-        played.contributors["passive_1"].accept(
-            request_of(played, seed, ring.pack(numbers), *encrypted)
-        )
+def test_broken_keys() -> None:
+    for kind in ["zeros", "ones", "constant", "repeated", "small", "uniform half"]:
+        played = ProductParties(agreement(), accept=False)
+        seed, key, *encrypted = parts(played)
+        ring = played.sum.ring
+        numbers = ring.parse(key, sender="the test")
+        if kind == "uniform half":
+            numbers = ring.expand(seed, b"products key")
+        elif kind == "repeated":
+            numbers[:, 64:] = np.tile(numbers[:, :64], numbers.shape[1] // 64 - 1)
+        elif kind == "small":
+            numbers[3:] = 0
+        else:
+            numbers[:] = {"zeros": 0, "ones": 1, "constant": 777}[kind]
+        with pytest.raises(RemoteProtocolError, match="no RLWE key"):
+            played.contributors["passive_1"].accept(
+                request_of(played, seed, ring.pack(numbers), *encrypted)
+            )
 
 
 def test_other_labels_to_other_passives_are_not_added() -> None:
@@ -137,27 +137,24 @@ def resized(frame: bytes, change: Callable[[tuple[bytes, ...]], tuple[bytes, ...
     return replace(parsed, blobs=change(parsed.blobs)).pack()
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
+def test_words_of_other_sizes() -> None:
+    for change in [
         lambda blobs: blobs[:-1],
         lambda blobs: (*blobs, blobs[0]),
         lambda blobs: (blobs[0][:-4], *blobs[1:]),
         lambda blobs: (blobs[0] + bytes(4), *blobs[1:]),
         lambda blobs: (blobs[0] + blobs[1][:4], blobs[1][4:], *blobs[2:]),
         lambda blobs: (),
-    ],
-)
-def test_words_of_other_sizes(change: Callable[[tuple[bytes, ...]], tuple[bytes, ...]]) -> None:
-    agreed = agreement(columns=10, people=600)
-    played, rows = ProductParties(agreed), matrices(agreed)
-    answers = played.answers(0, rows)
-    bad = {**answers, "passive_2": resized(answers["passive_2"], change)}
-    with pytest.raises(RemoteProtocolError, match=r"parts in|other sizes"):
-        played.combiner.combine(0, bad)
-    combined = ProductParties(agreed).sum.combiner().combine(0, answers)
-    with pytest.raises(RemoteProtocolError, match=r"parts in|other sizes"):
-        played.receiver.open(0, resized(combined, change))
+    ]:
+        agreed = agreement(columns=10, people=600)
+        played, rows = ProductParties(agreed), matrices(agreed)
+        answers = played.answers(0, rows)
+        bad = {**answers, "passive_2": resized(answers["passive_2"], change)}
+        with pytest.raises(RemoteProtocolError, match=r"parts in|other sizes"):
+            played.combiner.combine(0, bad)
+        combined = ProductParties(agreed).sum.combiner().combine(0, answers)
+        with pytest.raises(RemoteProtocolError, match=r"parts in|other sizes"):
+            played.receiver.open(0, resized(combined, change))
 
 
 def test_the_receiver_refuses_once_and_then_opens_nothing() -> None:
@@ -172,31 +169,31 @@ def test_the_receiver_refuses_once_and_then_opens_nothing() -> None:
             action()
 
 
-@pytest.mark.parametrize("which", ["contribution", "flipped word", "flipped c1", "foreign key"])
-def test_sums_that_were_altered(which: str) -> None:
-    agreed = agreement()
-    played, rows = ProductParties(agreed), matrices(agreed)
-    answers = played.answers(0, rows)
-    combined = played.combiner.combine(0, answers)
-    frame = Frame.parse(combined, sender="aggregator")
-    blob = bytearray(frame.blobs[0])
-    if which == "contribution":  # of one passive alone: its masks remain
-        bad = replace(
-            Frame.parse(answers["passive_1"], sender="x"), kind=FrameKind.SUM, party=2
-        ).pack()
-    elif which == "foreign key":
-        other = ProductParties(agreed)
-        bad = other.combiner.combine(0, other.answers(0, rows))
-    else:
-        blob[2 if which == "flipped word" else -1] ^= 0x08 if which == "flipped word" else 0x80
+def test_sums_that_were_altered() -> None:
+    for which in ["contribution", "flipped word", "flipped c1", "foreign key"]:
+        agreed = agreement()
+        played, rows = ProductParties(agreed), matrices(agreed)
+        answers = played.answers(0, rows)
+        combined = played.combiner.combine(0, answers)
+        frame = Frame.parse(combined, sender="aggregator")
+        blob = bytearray(frame.blobs[0])
+        if which == "contribution":  # of one passive alone: its masks remain
+            bad = replace(
+                Frame.parse(answers["passive_1"], sender="x"), kind=FrameKind.SUM, party=2
+            ).pack()
+        elif which == "foreign key":
+            other = ProductParties(agreed)
+            bad = other.combiner.combine(0, other.answers(0, rows))
+        else:
+            blob[2 if which == "flipped word" else -1] ^= 0x08 if which == "flipped word" else 0x80
+            if which == "flipped word":
+                blob[1] ^= 0x20
+            bad = replace(frame, blobs=(bytes(blob),)).pack()
         if which == "flipped word":
-            blob[1] ^= 0x20
-        bad = replace(frame, blobs=(bytes(blob),)).pack()
-    if which == "flipped word":
-        # 2^13 + 2^19 of 2^32: half a step of 2^14 away from any sum.
-        assert played.sum.headroom.plain_bits == 18
-    with pytest.raises(RemoteProtocolError):
-        played.receiver.open(0, bad)
+            # 2^13 + 2^19 of 2^32: half a step of 2^14 away from any sum.
+            assert played.sum.headroom.plain_bits == 18
+        with pytest.raises(RemoteProtocolError):
+            played.receiver.open(0, bad)
 
 
 def test_mutated_frames() -> None:

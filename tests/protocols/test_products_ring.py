@@ -79,28 +79,28 @@ def test_rounding_is_that_of_integers(values: list[int]) -> None:
         assert RING.rounded(form, kept).tolist() == expected
 
 
-@pytest.mark.parametrize("place", [0, 12, 13, 50, 101])
-def test_adding_at_a_place(place: int) -> None:
-    numbers_L = np.zeros((6, 16), dtype=np.int64)
-    RING.add_at(numbers_L, place, np.arange(-8, 8))
-    expected = [(number << place) % 2**RING.bits for number in range(-8, 8)]
-    assert integers(RING, numbers_L) == expected
+def test_adding_at_a_place() -> None:
+    for place in [0, 12, 13, 50, 101]:
+        numbers_L = np.zeros((6, 16), dtype=np.int64)
+        RING.add_at(numbers_L, place, np.arange(-8, 8))
+        expected = [(number << place) % 2**RING.bits for number in range(-8, 8)]
+        assert integers(RING, numbers_L) == expected
 
 
-@pytest.mark.parametrize("bits", [1, 5, 13, 30, 90])
-def test_uniform_noise_has_its_range_and_deviation(bits: int) -> None:
-    ring = Ring(2**14, RING.widths)
-    numbers_L = np.zeros((6, 2**14), dtype=np.int64)
-    ring.add_uniform(numbers_L, bits)
-    half, modulus = 2 ** (bits - 1), 2**ring.bits
-    drawn = [(n + half) % modulus - half for n in integers(ring, numbers_L)]
-    assert -half <= min(drawn) <= max(drawn) < half
-    assert len({n & 1 for n in drawn}) == 2
-    deviation = float(np.std(np.array(drawn, dtype=float) / 2**bits))
-    expected = np.sqrt((1 - 4.0**-bits) / 12)
-    assert 0.97 < deviation / expected < 1.03
-    assert not 0.97 < deviation / (1.5 * expected) < 1.03
-    assert not 0.97 < deviation * 1.5 / expected < 1.03
+def test_uniform_noise_has_its_range_and_deviation() -> None:
+    for bits in [1, 5, 13, 30, 90]:
+        ring = Ring(2**14, RING.widths)
+        numbers_L = np.zeros((6, 2**14), dtype=np.int64)
+        ring.add_uniform(numbers_L, bits)
+        half, modulus = 2 ** (bits - 1), 2**ring.bits
+        drawn = [(n + half) % modulus - half for n in integers(ring, numbers_L)]
+        assert -half <= min(drawn) <= max(drawn) < half
+        assert len({n & 1 for n in drawn}) == 2
+        deviation = float(np.std(np.array(drawn, dtype=float) / 2**bits))
+        expected = np.sqrt((1 - 4.0**-bits) / 12)
+        assert 0.97 < deviation / expected < 1.03
+        assert not 0.97 < deviation / (1.5 * expected) < 1.03
+        assert not 0.97 < deviation * 1.5 / expected < 1.03
 
 
 def test_expansion_is_uniform_and_a_function_of_seed_and_place() -> None:
@@ -113,19 +113,23 @@ def test_expansion_is_uniform_and_a_function_of_seed_and_place() -> None:
     assert np.abs(np.bincount(top) - 512).max() < 150
 
 
-@pytest.mark.parametrize("size", [8, 512, 4096])
-@pytest.mark.parametrize("terms", [1, 50])
-def test_the_bound_of_the_transforms_holds(size: int, terms: int) -> None:
+def test_the_bound_of_the_transforms_holds() -> None:
     """Against exact products, for numbers all at their largest, with equal and random signs."""
-    rng = np.random.default_rng(0)
-    for aligned in (True, False):
-        shape = (terms, size)
-        left = np.full(shape, 2.0**15) if aligned else rng.choice([-1.0, 1.0], shape) * 2**15
-        right = np.full(shape, 2.0**12) if aligned else rng.choice([-1.0, 1.0], shape) * 2**12
-        found = inverse((transform(left) * transform(right)).sum(axis=0))
-        exact = _exact(left / 2**15, right / 2**12) * 2**27
-        norms = float((np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)).sum())
-        assert np.abs(found - exact).max() <= product_error(size, terms) * norms
+    for size in [8, 512, 4096]:
+        for terms in [1, 50]:
+            rng = np.random.default_rng(0)
+            for aligned in (True, False):
+                shape = (terms, size)
+                left = (
+                    np.full(shape, 2.0**15) if aligned else rng.choice([-1.0, 1.0], shape) * 2**15
+                )
+                right = (
+                    np.full(shape, 2.0**12) if aligned else rng.choice([-1.0, 1.0], shape) * 2**12
+                )
+                found = inverse((transform(left) * transform(right)).sum(axis=0))
+                exact = _exact(left / 2**15, right / 2**12) * 2**27
+                norms = float((np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)).sum())
+                assert np.abs(found - exact).max() <= product_error(size, terms) * norms
 
 
 def _exact(left: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -138,19 +142,19 @@ def _exact(left: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.
     return total
 
 
-@pytest.mark.parametrize("shape", [{"columns": 10, "labelled": 50}, {"labelled": 200}])
-def test_the_digits_of_agreed_parameters_are_exact_at_the_edge(shape: dict[str, int]) -> None:
+def test_the_digits_of_agreed_parameters_are_exact_at_the_edge() -> None:
     """All labels' digits and one row's integers at their largest: the float is near its integer."""
-    agreed = agreement(people=10**5, **shape)
-    found = solve_products(agreed)
-    largest, level = 2.0 ** (max(found.widths) - 1), 2**15
-    signs = np.random.default_rng(1).choice([-1.0, 1.0], (agreed.labelled, found.rows))
-    rows = np.zeros((agreed.labelled, found.rows))
-    rows[0] = level
-    spectrum = (transform(rows) * transform(signs * largest)).sum(axis=0)
-    product = inverse(spectrum)
-    assert np.abs(product - np.rint(product)).max() < 1 / 8
-    assert np.abs(product).max() < 2**53
+    for shape in [{"columns": 10, "labelled": 50}, {"labelled": 200}]:
+        agreed = agreement(people=10**5, **shape)
+        found = solve_products(agreed)
+        largest, level = 2.0 ** (max(found.widths) - 1), 2**15
+        signs = np.random.default_rng(1).choice([-1.0, 1.0], (agreed.labelled, found.rows))
+        rows = np.zeros((agreed.labelled, found.rows))
+        rows[0] = level
+        spectrum = (transform(rows) * transform(signs * largest)).sum(axis=0)
+        product = inverse(spectrum)
+        assert np.abs(product - np.rint(product)).max() < 1 / 8
+        assert np.abs(product).max() < 2**53
 
 
 @given(st.integers(1, 300), st.integers(1, 64))

@@ -2,27 +2,18 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from apfed_protocols.conversation import Outgoing, converse
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.psi import circuit, hashing
-from apfed_protocols.psi.circuit import (
-    VERSION,
-    CircuitIntersection,
-    Kind,
-    deal_request,
-)
-from apfed_protocols.psi.interface import (
-    Framing,
-    IntersectionAgreement,
-    IntersectionTooSmallError,
-)
-from tests.contracts.intersections import HEADER, Intersection
+from apfed_protocols.psi.circuit import VERSION, CircuitIntersection, Kind, deal_request
+from apfed_protocols.psi.interface import Framing, IntersectionAgreement, IntersectionTooSmallError
+from tests.contracts.intersections import HEADER, Change, Intersection, of_kind
 
 AGREEMENT = IntersectionAgreement(session="s", minimum_rows=0, maximum_ids=1000, dealer="d")
 RNG = np.random.default_rng(7)
@@ -33,19 +24,17 @@ def ids_of(*numbers: int) -> list[bytes]:
 
 
 class Stage(Intersection):
-    """Plays hub, members and dealer, and lets a test change or watch each message."""
+    """Plays hub, members and dealer."""
 
     def __init__(
         self,
         *sets: Sequence[bytes],
-        change: Callable[[str, Outgoing, Kind], bytes] | None = None,
+        change: Change | None = None,
         agreement: IntersectionAgreement = AGREEMENT,
     ) -> None:
         names = ["hub", *(f"p{k}" for k in range(len(sets) - 1))]
         held = dict(zip(names, sets, strict=True))
-        super().__init__(CircuitIntersection, held, agreement)
-        if change is not None:
-            self._change = lambda sender, out: change(sender, out, Kind(out.body[1]))
+        super().__init__(CircuitIntersection, held, agreement, change=change)
 
     @property
     def said(self) -> list[tuple[str, str, Kind, bytes]]:
@@ -65,33 +54,33 @@ def random_tags(*shape: int) -> NDArray[np.uint64]:
 # Gates
 
 
-@pytest.mark.parametrize("shape", [(64,), (256,), (3, 128)])
-def test_bit_planes_hold_each_bit_where_the_docstring_says(shape: tuple[int, ...]) -> None:
-    tags = random_tags(*shape)
-    planes = hashing.bit_planes(tags)
-    assert planes.shape == (64, *shape[:-1], shape[-1] // 64)
-    for _ in range(200):
-        p, b = int(RNG.integers(64)), int(RNG.integers(shape[-1]))
-        word = planes[p][..., b // 64]
-        assert (
-            (word >> np.uint64(b % 64)) & np.uint64(1) == (tags[..., b] >> np.uint64(p)) & 1
-        ).all()
+def test_bit_planes_hold_each_bit_where_the_docstring_says() -> None:
+    for shape in [(64,), (256,), (3, 128)]:
+        tags = random_tags(*shape)
+        planes = hashing.bit_planes(tags)
+        assert planes.shape == (64, *shape[:-1], shape[-1] // 64)
+        for _ in range(200):
+            p, b = int(RNG.integers(64)), int(RNG.integers(shape[-1]))
+            word = planes[p][..., b // 64]
+            assert (
+                (word >> np.uint64(b % 64)) & np.uint64(1) == (tags[..., b] >> np.uint64(p)) & 1
+            ).all()
 
 
-@pytest.mark.parametrize("parties", [2, 3, 5])
-def test_shared_and_equals_and(parties: int) -> None:
-    seeds, correction = hashing.deal_triples(parties, 12)
-    corrections = [None] * (parties - 1) + [correction]
-    triples = [
-        hashing.TripleShares.expand(seed, 12, fix).take((3, 4))
-        for seed, fix in zip(seeds, corrections, strict=True)
-    ]
-    x, y = random_tags(parties, 3, 4), random_tags(parties, 3, 4)
-    gates = [hashing.BeaverAnd(x[k], y[k], triples[k], leads=k == 0) for k in range(parties)]
-    opened = np.bitwise_xor.reduce([gate.masked() for gate in gates])
-    z = [gate.share(opened) for gate in gates]
-    expected = np.bitwise_xor.reduce(x) & np.bitwise_xor.reduce(y)
-    assert (np.bitwise_xor.reduce(z) == expected).all()
+def test_shared_and_equals_and() -> None:
+    for parties in [2, 3, 5]:
+        seeds, correction = hashing.deal_triples(parties, 12)
+        corrections = [None] * (parties - 1) + [correction]
+        triples = [
+            hashing.TripleShares.expand(seed, 12, fix).take((3, 4))
+            for seed, fix in zip(seeds, corrections, strict=True)
+        ]
+        x, y = random_tags(parties, 3, 4), random_tags(parties, 3, 4)
+        gates = [hashing.BeaverAnd(x[k], y[k], triples[k], leads=k == 0) for k in range(parties)]
+        opened = np.bitwise_xor.reduce([gate.masked() for gate in gates])
+        z = [gate.share(opened) for gate in gates]
+        expected = np.bitwise_xor.reduce(x) & np.bitwise_xor.reduce(y)
+        assert (np.bitwise_xor.reduce(z) == expected).all()
 
 
 def test_triples_are_handed_out_once() -> None:
@@ -106,17 +95,17 @@ def test_triples_are_handed_out_once() -> None:
 # Bins
 
 
-@pytest.mark.parametrize("size", [0, 1, 5, 100, 3000])
-def test_cuckoo_table_keeps_each_row_in_one_of_its_bins(size: int) -> None:
-    count = hashing.bins_for(size)
-    tags, bins_n3, _ = hashing.fingerprints(ids_of(*range(size)), bytes(32), count)
-    row_of_bin = hashing.cuckoo_table(bins_n3, count)
-    assert row_of_bin is not None
-    kept = np.flatnonzero(row_of_bin >= 0)
-    assert sorted(row_of_bin[kept].tolist()) == list(range(size))
-    assert all(place in bins_n3[row_of_bin[place]] for place in kept)
-    tags_B = hashing.hub_tags(tags, row_of_bin)
-    assert (tags_B[kept] == tags[row_of_bin[kept]]).all()
+def test_cuckoo_table_keeps_each_row_in_one_of_its_bins() -> None:
+    for size in [0, 1, 5, 100, 3000]:
+        count = hashing.bins_for(size)
+        tags, bins_n3, _ = hashing.fingerprints(ids_of(*range(size)), bytes(32), count)
+        row_of_bin = hashing.cuckoo_table(bins_n3, count)
+        assert row_of_bin is not None
+        kept = np.flatnonzero(row_of_bin >= 0)
+        assert sorted(row_of_bin[kept].tolist()) == list(range(size))
+        assert all(place in bins_n3[row_of_bin[place]] for place in kept)
+        tags_B = hashing.hub_tags(tags, row_of_bin)
+        assert (tags_B[kept] == tags[row_of_bin[kept]]).all()
 
 
 def test_cuckoo_hashing_says_when_it_fails() -> None:
@@ -124,24 +113,30 @@ def test_cuckoo_hashing_says_when_it_fails() -> None:
     assert hashing.cuckoo_table(np.array([[0, 1, 2]] * 3), 64) is not None
 
 
-@pytest.mark.parametrize("count", [4, 10, 25, 60, 75, 100, 107, 125, 200, 300, 500, 1000, 2000])
-def test_cuckoo_hashing_fails_less_than_once_in_two_to_the_forty_one(count: int) -> None:
+def test_cuckoo_hashing_fails_less_than_once_in_two_to_the_forty_one() -> None:
     """The expected number of sets of s IDs that have s - 1 bins, each of two of them at least.
 
     Each counts the ways to choose s IDs and s - 1 bins, times the smaller of two bounds on the
     chance that these do: three of the s - 1 bins each; or any 3 s of them, two in each at least,
     which a generating function bounds at any x.
     """
-    bins, expected = hashing.bins_for(count), 0.0
-    for s in range(4, count + 1):
-        within = s * (log_choose(s - 1, 3) - log_choose(bins, 3))
-        x = min(
-            (math.lgamma(3 * s + 1) + (s - 1) * math.log(math.expm1(x) - x) - 3 * s * math.log(x))
-            for x in np.geomspace(0.01, 10, 60).tolist()
-        )
-        covered = x - s * math.log(bins * (bins - 1) * (bins - 2))
-        expected += math.exp(log_choose(count, s) + log_choose(bins, s - 1) + min(within, covered))
-    assert expected < 2**-41
+    for count in [4, 10, 60, 100, 125, 300, 2000]:
+        bins, expected = hashing.bins_for(count), 0.0
+        for s in range(4, count + 1):
+            within = s * (log_choose(s - 1, 3) - log_choose(bins, 3))
+            x = min(
+                (
+                    math.lgamma(3 * s + 1)
+                    + (s - 1) * math.log(math.expm1(x) - x)
+                    - 3 * s * math.log(x)
+                )
+                for x in np.geomspace(0.01, 10, 60).tolist()
+            )
+            covered = x - s * math.log(bins * (bins - 1) * (bins - 2))
+            expected += math.exp(
+                log_choose(count, s) + log_choose(bins, s - 1) + min(within, covered)
+            )
+        assert expected < 2**-41
 
 
 def log_choose(of: int, some: int) -> float:
@@ -215,7 +210,7 @@ def test_very_uneven_sets() -> None:
 # Runs
 
 
-@pytest.mark.parametrize("members", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("members", [1, 2, 5])
 def test_chunks_change_nothing(members: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(circuit, "CHUNK_SLOTS", 2000)
     sets = [ids_of(*RNG.permutation(400)[: 300 + 10 * k]) for k in range(members + 1)]
@@ -277,48 +272,10 @@ def test_below_the_minimum_no_share_leaves_a_member() -> None:
 # What messages show
 
 
-def ones(body: bytes) -> float:
-    """Distance of the share of ones from one half, in standard deviations."""
-    found = np.unpackbits(np.frombuffer(body, np.uint8))
-    return abs(float(found.mean()) - 0.5) * 2 * math.sqrt(len(found))
-
-
-SECRET_KINDS = (Kind.MASKED, Kind.OPENED, Kind.COUNT, Kind.SHARE)
-
-
-def views() -> list[Stage]:
-    """The same member sets against two hubs: one shares nearly all, the other nothing."""
-    members = (ids_of(*range(300)), ids_of(*range(5, 305)))
-    return [Stage(ids_of(*range(k, 300 + k)), *members) for k in (0, 600)]
-
-
-def test_masked_messages_look_uniform_whatever_the_sets() -> None:
-    first, second = (stage.play() for stage in views())
-    shapes = [
-        [(sender, receiver, kind, len(body)) for sender, receiver, kind, body in stage.said]
-        for stage in (first, second)
-    ]
-    kinds = [[(s, r, k) for s, r, k, _ in shape] for shape in shapes]
-    assert kinds[0] == kinds[1]
-    assert [x[3] for x in shapes[0] if x[2] != Kind.TOKENS] == [
-        x[3] for x in shapes[1] if x[2] != Kind.TOKENS
-    ]
-    for stage in (first, second):
-        scores = [ones(body) for *_, kind, body in stage.said if kind in SECRET_KINDS]
-        assert len(scores) > 20
-        assert max(scores) < 6
-
-
-def test_the_test_above_sees_unmasked_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hashing, "random_words", lambda _s, _p, count: np.zeros(count, np.uint64))
-    stage = views()[0].play()
-    scores = [ones(body) for *_, kind, body in stage.said if kind in SECRET_KINDS]
-    assert max(scores) > 50
-
-
 def test_no_tag_is_in_any_message() -> None:
     seen: list[bytes] = []
-    stage = views()[0]
+    sets = (range(300), range(300), range(5, 305))
+    stage = Stage(*(ids_of(*numbers) for numbers in sets))
     real = hashing.fingerprints
 
     def watched(ids: Sequence[bytes], key: bytes, count: int) -> object:
@@ -334,119 +291,80 @@ def test_no_tag_is_in_any_message() -> None:
     assert not any(tag in everything for tag in seen)
 
 
-def test_the_hub_gets_nothing_of_pairwise_overlaps() -> None:
-    """p0 has all of the hub's IDs and p1 none: the hub opens zeros only."""
-    stage = Stage(ids_of(*range(200)), ids_of(*range(200)), ids_of(*range(200, 400))).play()
-    assert len(stage.aligners["hub"].rows) == 0
-    shares = [body for _, receiver, kind, body in stage.said if kind is Kind.SHARE]
-    assert len(shares) == 2
-    assert all(ones(body) < 6 for body in shares)
-
-
 # Hostile messages
 
 
-def altered(
-    sender: str, kind: Kind, body: Callable[[bytes], bytes]
-) -> Callable[[str, Outgoing, Kind], bytes]:
-    def change(who: str, out: Outgoing, what: Kind) -> bytes:
-        if (who, what) != (sender, kind):
-            return out.body
-        return framed(kind, body(out.body[HEADER:]))
-
-    return change
-
-
-@pytest.mark.parametrize(
-    ("sender", "kind", "body", "message"),
-    [
-        ("hub", Kind.COMMIT, lambda b: b[:-1], "hub sent commit of 39 bytes, expected 40"),
-        ("hub", Kind.COMMIT, lambda b: bytes(32) + b[32:], "another key part than it committed to"),
-        ("hub", Kind.COMMIT, lambda b: b[:38] + b"\0\1", "hub gives place 1 among 1 members"),
-        (
-            "hub",
-            Kind.COMMIT,
-            lambda b: b[:32] + b"\xff" * 4 + b[36:],
-            "hub announces 4294967295 IDs",
-        ),
-        ("p0", Kind.JOIN, lambda b: b[:64] + b"\xff" * 4, "p0 announces 4294967295 IDs"),
-        (
-            "p0",
-            Kind.JOIN,
-            lambda b: bytes(32) + b[32:],
-            "repeats the key part or size of p0 wrongly",
-        ),
-        ("hub", Kind.REVEAL, lambda b: b + b"0", "reveal of 69 bytes, expected 68"),
-        ("hub", Kind.PLACE, lambda b: b"\0\0\0\x40", "hub proposes hash key 64 after -1"),
-        ("p0", Kind.PLACED, lambda b: b"\1\1", "placed of 2 bytes, expected 1"),
-        ("p0", Kind.PLACED, lambda b: b"\0", "p0 took none of the 64 hash keys"),
-        ("hub", Kind.AGREED, lambda b: b"1", "agreed of 1 bytes, expected 0"),
-        ("hub", Kind.DEAL, lambda b: b[:4], "deal of 4 bytes, expected 8"),
-        ("hub", Kind.DEAL, lambda b: bytes(4) + b[4:], "triples for 0 words"),
-        ("hub", Kind.DEAL, lambda b: b"\0\1\0\0" + b[4:], "a chunk has 1 to 2097152 slots"),
-        ("hub", Kind.DEAL, lambda b: b[:4] + bytes(4), "words of bins with 0 slots"),
-        ("d", Kind.TRIPLES, lambda b: b[:-8], "d sent triples of .* bytes, expected"),
-        ("p0", Kind.MASKED, lambda b: b[:-1], "p0 sent masked of .* bytes, expected"),
-        ("hub", Kind.MASKED, lambda b: b + b"0", "hub sent masked of .* bytes, expected"),
-        ("p0", Kind.COUNT, lambda b: b[8:], "p0 sent count of .* bytes, expected"),
-        ("d", Kind.VERDICT, lambda b: b"", "d sent verdict of 0 bytes, expected 8"),
-        ("d", Kind.VERDICT, lambda b: b[:7] + b"\xfe", "d announces -2 common IDs, .* not agreed"),
-        (
-            "p0",
-            Kind.SHARE,
-            lambda b: bytes(255 - x for x in b),
-            "p0 opened bins in which hub has no",
-        ),
-        (
-            "hub",
-            Kind.TOKENS,
-            lambda b: b[16:] + bytes(16),
-            "hub opened 8 IDs, of which 7 different",
-        ),
-        ("hub", Kind.TOKENS, lambda b: b[:16] * 2, "hub sent a tag twice"),
-        ("hub", Kind.TOKENS, lambda b: b + b"0", "hub opened 9 IDs, of which 8 different"),
-    ],
-)
-def test_altered_messages_are_refused(
-    sender: str, kind: Kind, body: Callable[[bytes], bytes], message: str
-) -> None:
-    stage = Stage(ids_of(*range(10)), ids_of(*range(2, 12)), change=altered(sender, kind, body))
-    with pytest.raises(RemoteProtocolError, match=message):
-        stage.play()
+ALTERED: dict[tuple[str, Kind], dict[str, Callable[[bytes], bytes]]] = {
+    ("hub", Kind.COMMIT): {
+        "hub sent commit of 39 bytes, expected 40": lambda b: b[:-1],
+        "another key part than it committed to": lambda b: bytes(32) + b[32:],
+        "hub gives place 1 among 1 members": lambda b: b[:38] + b"\0\1",
+        "hub announces 4294967295 IDs": lambda b: b[:32] + b"\xff" * 4 + b[36:],
+    },
+    ("p0", Kind.JOIN): {
+        "p0 announces 4294967295 IDs": lambda b: b[:64] + b"\xff" * 4,
+        "repeats the key part or size of p0 wrongly": lambda b: bytes(32) + b[32:],
+    },
+    ("hub", Kind.REVEAL): {"reveal of 69 bytes, expected 68": lambda b: b + b"0"},
+    ("hub", Kind.PLACE): {"hub proposes hash key 64 after -1": lambda b: b"\0\0\0\x40"},
+    ("p0", Kind.PLACED): {
+        "placed of 2 bytes, expected 1": lambda b: b"\1\1",
+        "p0 took none of the 64 hash keys": lambda b: b"\0",
+    },
+    ("hub", Kind.AGREED): {"agreed of 1 bytes, expected 0": lambda b: b"1"},
+    ("hub", Kind.DEAL): {
+        "deal of 4 bytes, expected 8": lambda b: b[:4],
+        "triples for 0 words": lambda b: bytes(4) + b[4:],
+        "a chunk has 1 to 2097152 slots": lambda b: b"\0\1\0\0" + b[4:],
+        "words of bins with 0 slots": lambda b: b[:4] + bytes(4),
+    },
+    ("d", Kind.TRIPLES): {"d sent triples of .* bytes, expected": lambda b: b[:-8]},
+    ("p0", Kind.MASKED): {"p0 sent masked of .* bytes, expected": lambda b: b[:-1]},
+    ("hub", Kind.MASKED): {"hub sent masked of .* bytes, expected": lambda b: b + b"0"},
+    ("p0", Kind.COUNT): {"p0 sent count of .* bytes, expected": lambda b: b[8:]},
+    ("d", Kind.VERDICT): {
+        "d sent verdict of 0 bytes, expected 8": lambda b: b"",
+        "d announces -3 common IDs, .* not agreed": lambda b: b[:7] + b"\xfd",
+    },
+    ("p0", Kind.SHARE): {"p0 opened bins in which hub has no": lambda b: bytes(255 - x for x in b)},
+    ("hub", Kind.TOKENS): {
+        "hub opened 8 IDs, of which 7 different": lambda b: b[16:] + bytes(16),
+        "hub sent a tag twice": lambda b: b[:16] * 2,
+        "hub opened 9 IDs, of which 8 different": lambda b: b + b"0",
+        r"opened 2 IDs, .* agreed on at least 3": lambda b: b[:32],
+    },
+}
 
 
-def test_fewer_tokens_than_the_minimum_are_refused() -> None:
-    agreement = IntersectionAgreement(session="s", minimum_rows=3, dealer="d")
-
-    def change(who: str, out: Outgoing, kind: Kind) -> bytes:
-        if kind is not Kind.TOKENS:
-            return out.body
-        return out.body[:18] + (32).to_bytes(4, "big") + out.body[HEADER:][:32]
-
-    stage = Stage(ids_of(*range(9)), ids_of(*range(9)), change=change, agreement=agreement)
-    with pytest.raises(RemoteProtocolError, match=r"opened 2 IDs, .* agreed on at least 3"):
-        stage.play()
+@pytest.mark.parametrize(("sender", "kind"), ALTERED)
+def test_altered_messages_are_refused(sender: str, kind: Kind) -> None:
+    agreement = replace(AGREEMENT, minimum_rows=3)
+    for message, body in ALTERED[sender, kind].items():
+        change = of_kind(sender, kind, body)
+        stage = Stage(ids_of(*range(10)), ids_of(*range(2, 12)), change=change, agreement=agreement)
+        with pytest.raises(RemoteProtocolError, match=message):
+            stage.play()
 
 
-def test_a_message_out_of_turn_is_refused_by_its_kind() -> None:
+def test_a_message_out_of_turn_and_a_flood_are_refused() -> None:
     stage = Stage(ids_of(1), ids_of(1))
-    member = stage.roles["p0"]
+    member, dealer = stage.roles["p0"], stage.roles["d"]
     member.start()
     with pytest.raises(
         RemoteProtocolError, match="hub sent tokens when the protocol expects commit"
     ):
         member.receive("hub", framed(Kind.TOKENS, b""))
-    with pytest.raises(RemoteProtocolError, match=r"hub sent a message when .* is over"):
-        member.receive("hub", framed(Kind.COMMIT, bytes(40)))
-
-
-def test_a_party_that_floods_is_refused() -> None:
-    dealer = Stage(ids_of(1), ids_of(1)).roles["d"]
     dealer.start()
     for _ in range(4):
         assert dealer.receive("p0", framed(Kind.COUNT, bytes(8))) == []
     with pytest.raises(RemoteProtocolError, match="p0 is too far ahead"):
         dealer.receive("p0", framed(Kind.COUNT, bytes(8)))
+    stage = Stage(ids_of(1, 2), ids_of(1, 2)).play()
+    for name, role in stage.roles.items():
+        peer = "p0" if name == "hub" else "hub"
+        assert role.finished
+        with pytest.raises(RemoteProtocolError, match=f"{peer} sent a message when .* is over"):
+            role.receive(peer, framed(Kind.MASKED, b""))
 
 
 def ordered(agreement: IntersectionAgreement, *orders: tuple[int, int]) -> None:
@@ -485,16 +403,6 @@ def test_a_hub_cannot_order_without_end() -> None:
         ordered(AGREEMENT, *[(1, 5)] * (words + 1))
 
 
-def test_nothing_is_taken_after_the_end() -> None:
-    stage = Stage(ids_of(1, 2), ids_of(1, 2))
-    converse(stage.roles)
-    for name, role in stage.roles.items():
-        peer = "p0" if name == "hub" else "hub"
-        assert role.finished
-        with pytest.raises(RemoteProtocolError, match=f"{peer} sent a message when .* is over"):
-            role.receive(peer, framed(Kind.MASKED, b""))
-
-
 def test_a_dealer_is_needed_and_is_nobody_else() -> None:
     with pytest.raises(LocalProtocolError, match="needs a dealer; name it in the agreement"):
         CircuitIntersection(IntersectionAgreement(session="s"))
@@ -505,7 +413,3 @@ def test_a_dealer_is_needed_and_is_nobody_else() -> None:
         protocol.member("d", "hub", ids_of(1))
     with pytest.raises(LocalProtocolError, match="dealer 'd'"):
         protocol.dealer("hub", ["d"])
-
-
-def test_the_order_of_a_chunk_has_a_fixed_length() -> None:
-    assert deal_request(5, [3, 4]) == bytes([0, 0, 0, 5, 0, 0, 0, 3, 0, 0, 0, 4])

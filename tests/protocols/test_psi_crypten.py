@@ -1,9 +1,8 @@
 """The circuit on CrypTen: the same bytes as our own gates, alone, mixed, and in a real world."""
 
+import contextlib
 import importlib.util
 import itertools
-import subprocess
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,60 +12,33 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 if importlib.util.find_spec("crypten") is None:
     pytest.skip("crypten is absent", allow_module_level=True)
 
 from apfed_protocols import randomness
-from apfed_protocols.conversation import Outgoing, converse
+from apfed_protocols.conversation import Outgoing
 from apfed_protocols.crypten.tensors import CryptenAnd
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.psi import SET_INTERSECTIONS, circuit, hashing
-from apfed_protocols.psi.interface import IntersectionAgreement
-from tests.free_port import free_port
+from apfed_protocols.psi import circuit, hashing
+from apfed_protocols.psi.circuit import Kind
+from tests.contracts.intersections import Intersection, of_kind
 
 ROOT = Path(__file__).parents[2]
 LEVELS = (32, 16, 8, 4, 2, 1)
-HUB, DEALER = "active", "aggregator"
-
-
-class Recorder:
-    """A role that records what it sends."""
-
-    def __init__(self, role: Any, me: str, sent: list[tuple[str, str, bytes]]) -> None:
-        self.role, self.me, self.sent = role, me, sent
-
-    @property
-    def finished(self) -> bool:
-        return bool(self.role.finished)
-
-    def start(self) -> Sequence[Outgoing]:
-        return self._record([*self.role.start()])
-
-    def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
-        return self._record([*self.role.receive(sender, body)])
-
-    def _record(self, out: Sequence[Outgoing]) -> Sequence[Outgoing]:
-        self.sent.extend((self.me, each.receiver, each.body) for each in out)
-        return out
-
-
-def roles_of(engines: Mapping[str, str], sets: Mapping[str, Sequence[bytes]]) -> dict[str, Any]:
-    agreement = IntersectionAgreement(session="s", minimum_rows=0, dealer=DEALER)
-    made = {name: SET_INTERSECTIONS[engine](agreement) for name, engine in engines.items()}
-    members = [name for name in sets if name != HUB]
-    roles: dict[str, Any] = {HUB: made[HUB].hub(HUB, members, sets[HUB])}
-    roles |= {name: made[name].member(name, HUB, sets[name]) for name in members}
-    return roles | {DEALER: made[HUB].dealer(HUB, members)}
+HUB = "active"
 
 
 def play(
     engines: Mapping[str, str], sets: Mapping[str, Sequence[bytes]]
-) -> tuple[list[tuple[str, str, bytes]], dict[str, list[int]]]:
-    roles, sent = roles_of(engines, sets), list[tuple[str, str, bytes]]()
-    converse({name: Recorder(role, name, sent) for name, role in roles.items()})
-    return sent, {name: roles[name].rows.tolist() for name in sets}
+) -> tuple[list[tuple[str, Outgoing]], dict[str, list[int]]]:
+    """All messages and rows, where each party computes with an engine of its own."""
+    made = {name: Intersection(engine, sets) for name, engine in engines.items()}
+    played = made[HUB]
+    played.aligners = {name: made[name].aligners[name] for name in sets}
+    played.roles |= played.aligners
+    played.play()
+    return played.sent, {name: played.aligners[name].rows.tolist() for name in sets}
 
 
 @pytest.fixture
@@ -153,7 +125,7 @@ def test_a_dead_peer_leaves_no_thread_and_no_seat() -> None:
 
     threads = threading.active_count()
     sets = {HUB: [b"a", b"b"], "p": [b"b", b"c"]}
-    roles = roles_of(dict.fromkeys(sets, "circuit_crypten"), sets)
+    roles = Intersection("circuit_crypten", sets).roles
     queue = [(name, out) for name, role in roles.items() for out in role.start()]
     for _ in range(9):  # into the gates, then the member is gone
         sender, out = queue.pop(0)
@@ -166,21 +138,17 @@ def test_a_dead_peer_leaves_no_thread_and_no_seat() -> None:
 def test_flipped_masks_are_refused_or_give_no_false_rows() -> None:
     """A member that opens wrong bits cannot make the hub crash."""
     sets = {HUB: [f"{k}".encode() for k in range(20)], "p": [f"{k}".encode() for k in range(9, 30)]}
-    for at in (25, 60, 200, -1):
-        roles = roles_of(dict.fromkeys(sets, "circuit_crypten"), sets)
-        queue = [(name, out) for name, role in roles.items() for out in role.start()]
-        flipped = False
-        try:
-            while queue:
-                sender, out = queue.pop(0)
-                body = bytearray(out.body)
-                if not flipped and sender == "p" and body[1] == 9:
-                    body[at] ^= 0x40
-                    flipped = True
-                answers = roles[out.receiver].receive(sender, bytes(body))
-                queue += [(out.receiver, each) for each in answers]
-        except RemoteProtocolError as error:
-            assert str(error)  # noqa: PT017
+    for at in (3, 38, 178, -1):
+        flipped: list[int] = []
+
+        def flip(body: bytes, at: int = at, flipped: list[int] = flipped) -> bytes:
+            changed = bytearray(body)
+            changed[at] ^= 0 if flipped else 0x40
+            flipped.append(at)
+            return bytes(changed)
+
+        with contextlib.suppress(RemoteProtocolError):
+            Intersection("circuit_crypten", sets, change=of_kind("p", Kind.MASKED, flip)).play()
         assert flipped
 
 
@@ -191,79 +159,3 @@ def test_an_and_without_its_opening_is_refused(monkeypatch: pytest.MonkeyPatch) 
     gate = CryptenAnd(*(np.zeros(1, np.uint64),) * 2, (np.zeros(1, np.uint64),) * 3, leads=True)
     with pytest.raises(LocalProtocolError, match="opened nothing"):
         gate.masked()
-
-
-PARTY = """
-import sys, warnings
-warnings.simplefilter("error")
-import numpy as np
-from apfed_protocols.crypten import load_crypten
-from apfed_protocols.crypten.tensors import DealtTriples, bits_of, shared_bits
-from apfed_protocols.psi.hashing import TripleShares
-from secure_apfed.contrib.crypten_world import crypten_world
-
-folder, rank, port = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-given = np.load(f"{folder}/in{rank}.npz")
-triples = TripleShares(tuple(given[name] for name in "abc"))
-load_crypten()
-from crypten.mpc.primitives import beaver
-
-with crypten_world(rank, 2, port=port, provider=DealtTriples(triples.take)):
-    planes = shared_bits(given["planes"])
-    for half in (32, 16, 8, 4, 2, 1):
-        planes = beaver.AND(planes[:half], planes[half:])
-np.save(f"{folder}/out{rank}.npy", bits_of(planes.share))
-"""
-
-
-def in_a_world(
-    folder: Path, inputs: list[dict[str, NDArray[np.uint64]]]
-) -> list[NDArray[np.uint64]]:
-    started, port = [], str(free_port())
-    for rank, arrays in enumerate(inputs):
-        np.savez(folder / f"in{rank}.npz", allow_pickle=False, **arrays)
-        command = [sys.executable, "-c", PARTY, str(folder), str(rank), port]
-        started.append(subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE))
-    for party in started:
-        _, complaint = party.communicate(timeout=120)
-        assert party.returncode == 0, complaint.decode()[-2000:]
-    return [np.load(folder / f"out{rank}.npy") for rank in range(2)]
-
-
-def ours(
-    planes: list[NDArray[np.uint64]], triples: list[hashing.TripleShares]
-) -> list[NDArray[np.uint64]]:
-    for half in LEVELS:
-        gates = [
-            hashing.BeaverAnd(x[:half], x[half:], triple.take(x[:half].shape), leads=k == 0)
-            for k, (x, triple) in enumerate(zip(planes, triples, strict=True))
-        ]
-        opened = gates[0].masked() ^ gates[1].masked()
-        planes = [gate.share(opened) for gate in gates]
-    return planes
-
-
-@pytest.mark.slow
-def test_two_processes_over_gloo_get_the_same_shares(tmp_path: Path) -> None:
-    slots, bins, rng = 3, 128, np.random.default_rng(11)
-    hub_tags = rng.integers(0, 2**64, (slots, bins), np.uint64)
-    member_tags = rng.integers(0, 2**64, (slots, bins), np.uint64)
-    equal = rng.random((slots, bins)) < 0.4
-    member_tags[equal] = hub_tags[equal]
-    planes = [~hashing.bit_planes(hub_tags), hashing.bit_planes(member_tags)]
-    count = 63 * slots * bins // 64
-    seeds, correction = hashing.deal_triples(2, count)
-    triples = [
-        hashing.TripleShares.expand(seeds[0], count),
-        hashing.TripleShares.expand(seeds[1], count, correction),
-    ]
-    inputs = [
-        {"planes": x, **dict(zip("abc", (word.copy() for word in t.words), strict=True))}
-        for x, t in zip(planes, triples, strict=True)
-    ]
-    theirs = in_a_world(tmp_path, inputs)
-    mine = ours(planes, triples)
-    for one, other in zip(mine, theirs, strict=True):
-        assert (one == other).all()
-    opened = np.unpackbits((mine[0] ^ mine[1])[0].view(np.uint8), bitorder="little")
-    assert (opened.reshape(slots, bins).astype(bool) == equal).all()

@@ -8,26 +8,19 @@ import pytest
 
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.psi import opprf
-from apfed_protocols.psi.circuit import (
-    CircuitIntersection,
-    Desk,
-    Kind,
-    Meeting,
-    deal_request,
-)
+from apfed_protocols.psi.circuit import CircuitIntersection, Desk, Kind, Meeting, deal_request
 from apfed_protocols.psi.hashing import Words, bins_for
 from apfed_protocols.psi.interface import (
     Inbox,
     IntersectionAgreement,
     Output,
-    ScriptedRole,
     Supply,
     Turn,
 )
 from apfed_protocols.psi.opprf import OpprfIntersection, Programmed
 from apfed_protocols.psi.store import DENSE, Rows, cells_for, decode, targets_of
 from apfed_protocols.psi.vole import DEAL, HubShare
-from tests.protocols.scripted import play
+from tests.contracts.intersections import Intersection, stocked
 
 IDS = [b"person %d" % k for k in range(400)]
 MEMBERS = ["p", "q"]
@@ -41,31 +34,20 @@ def agreed(*, ahead: bool, output: Output = Output.ROWS) -> IntersectionAgreemen
     )
 
 
-def roles_of(agreement: IntersectionAgreement) -> dict[str, ScriptedRole]:
-    backend = OpprfIntersection(agreement)
-    dealer = {"dealer": backend.dealer("hub", MEMBERS)}
-    if not agreement.ahead:
-        members = {m: backend.member(m, "hub", SETS[m]) for m in MEMBERS}
-        return {"hub": backend.hub("hub", MEMBERS, SETS["hub"])} | members | dealer
-    hub = backend.stock_hub("hub", MEMBERS)
-    stocks = {member: backend.stock_member(member, "hub") for member in MEMBERS}
-    play({"hub": hub, **stocks, "dealer": backend.stock_dealer("hub", MEMBERS)})
-    members = {m: backend.member(m, "hub", SETS[m], supply=stocks[m].supply) for m in MEMBERS}
-    return {"hub": backend.hub("hub", MEMBERS, SETS["hub"], supply=hub.supply)} | members | dealer
+def played(agreement: IntersectionAgreement) -> Intersection:
+    supplies = stocked(OpprfIntersection, agreement) if agreement.ahead else {}
+    return Intersection(OpprfIntersection, SETS, agreement, supplies=supplies).play()
 
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_what_all_share_opens_in_one_order(ahead: bool) -> None:
-    roles = roles_of(agreed(ahead=ahead))
-    play(roles)
-    found = {name: [SETS[name][row] for row in roles[name].rows] for name in SETS}
-    assert sorted(found["hub"]) == sorted(IDS[100:200])
-    assert found["hub"] == found["p"] == found["q"]
+    found = played(agreed(ahead=ahead))
+    found.check()
+    assert sorted(found.opened()["hub"]) == sorted(IDS[100:200])
 
 
 def test_the_shares_of_membership_are_right() -> None:
-    roles = roles_of(agreed(ahead=False, output=Output.SHARED))
-    play(roles)
+    roles = played(agreed(ahead=False, output=Output.SHARED)).aligners
     shares = [roles[name].membership.shares for name in SETS]
     common = np.logical_xor.reduce(shares)
     places = roles["hub"].membership.row_of_place
@@ -77,16 +59,9 @@ def test_hints_are_as_long_whatever_the_sets_share() -> None:
     """And look random: no two cells of a store are equal, in no two stores."""
     hints = []
     for overlap in (0, 200):
-        backend = OpprfIntersection(IntersectionAgreement(session="s", dealer="dealer"))
-        sent = play(
-            {
-                "hub": backend.hub("hub", ["p"], IDS[:200]),
-                "p": backend.member("p", "hub", IDS[200 - overlap :][:200]),
-                "dealer": backend.dealer("hub", ["p"]),
-            },
-            refusing=True,
-        )
-        hints += [body for body in sent["p", "hub"] if body[1] == Kind.HINT]
+        sets = {"hub": IDS[:200], "p": IDS[200 - overlap :][:200]}
+        sent = Intersection(OpprfIntersection, sets).play(refusing=True).sent
+        hints += [out.body for sender, out in sent if (sender, out.body[1]) == ("p", Kind.HINT)]
     assert len(hints) == 2
     assert len(hints[0]) == len(hints[1])
     cells = np.frombuffer(b"".join(hint[22:] for hint in hints), "<u8")
@@ -136,12 +111,8 @@ def test_a_hub_that_deviates_reads_no_membership_before_the_circuit() -> None:
     class Backend(OpprfIntersection):
         comparing: ClassVar[Any] = staticmethod(lambda: probing)
 
-    backend = Backend(IntersectionAgreement(session="s", dealer="dealer"))
-    play({
-        "hub": backend.hub("hub", ["p"], IDS),
-        "p": backend.member("p", "hub", IDS[:300]),
-        "dealer": backend.dealer("hub", ["p"]),
-    }, refusing=True)  # fmt: skip
+    sets = {"hub": IDS, "p": IDS[:300]}
+    Intersection(Backend, sets, minimum_rows=2).play(refusing=True)
     true = {place for place, t in probing.read.items() if t == probing.tags_B[place[0]]}
     assert true == {(bin_, row) for bin_, row in probing.put.items() if row < 300}
     assert len(true) > 200

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from apfed_protocols.conversation import Conversation, Outgoing, converse
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.psi import SET_INTERSECTIONS, ecdh
+from apfed_protocols.psi.circuit import Kind
 from apfed_protocols.psi.interface import (
     Aligner,
     IntersectionAgreement,
@@ -16,7 +16,7 @@ from apfed_protocols.psi.interface import (
     Output,
     Progress,
 )
-from tests.contracts.intersections import DEALER, Intersection, Sets
+from tests.contracts.intersections import DEALER, Intersection, Sets, of_kind
 from tests.with_crypten import usable
 
 HUB = "hub"
@@ -146,11 +146,6 @@ def test_an_output_that_a_backend_lacks_is_refused() -> None:
         SET_INTERSECTIONS["ecdh"](IntersectionAgreement(session="s", output=Output.SHARED))
 
 
-def test_the_output_is_part_of_the_agreement() -> None:
-    digests = {IntersectionAgreement(session="s", output=output).digest for output in Output}
-    assert len(digests) == len(Output)
-
-
 @pytest.mark.parametrize("backend", usable(SET_INTERSECTIONS))
 def test_a_member_gets_no_row_message_where_the_hub_alone_is_to_know(backend: str) -> None:
     played = play(backend, Output.HUB_ROWS, PAIR)
@@ -168,64 +163,35 @@ def ecdh_member(output: Output) -> tuple[Aligner, bytes]:
     return member, own.body[:18]
 
 
-@pytest.mark.parametrize(("kind", "items"), [(3, b""), (5, b"")])
-def test_another_ending_than_agreed_is_refused(kind: int, items: bytes) -> None:
-    member, head = ecdh_member(Output.SIZE)
-    body = head[:1] + bytes([kind]) + head[2:] + bytes(4) + items
-    with pytest.raises(RemoteProtocolError, match="when the protocol does not expect it"):
-        member.receive(HUB, body)
+def test_another_ending_than_agreed_is_refused() -> None:
+    cases: list[tuple[int, bytes]] = [(3, b""), (5, b"")]
+    for kind, items in cases:
+        member, head = ecdh_member(Output.SIZE)
+        body = head[:1] + bytes([kind]) + head[2:] + bytes(4) + items
+        with pytest.raises(RemoteProtocolError, match="when the protocol does not expect it"):
+            member.receive(HUB, body)
 
 
-@pytest.mark.parametrize("size", [0, 1, 8, 2**32 - 1])
-def test_an_impossible_size_is_refused(size: int) -> None:
-    member, head = ecdh_member(Output.SIZE)
-    body = head[:1] + b"\6" + head[2:] + (1).to_bytes(4, "big") + size.to_bytes(4, "big")
-    with pytest.raises(RemoteProtocolError, match=f"announces {size} common IDs, expected 2 to 7"):
-        member.receive(HUB, body)
+def test_an_impossible_size_is_refused() -> None:
+    for size in [0, 1, 8, 2**32 - 1]:
+        member, head = ecdh_member(Output.SIZE)
+        body = head[:1] + b"\6" + head[2:] + (1).to_bytes(4, "big") + size.to_bytes(4, "big")
+        with pytest.raises(
+            RemoteProtocolError, match=f"announces {size} common IDs, expected 2 to 7"
+        ):
+            member.receive(HUB, body)
 
 
 @pytest.mark.parametrize("verdict", [-3, 0, 41, 2**40])
 def test_an_impossible_verdict_of_the_dealer_is_refused(verdict: int) -> None:
-    agreement = IntersectionAgreement(session="s", dealer=DEALER, output=Output.SIZE)
-    protocol = SET_INTERSECTIONS["circuit"](agreement)
-    hub, member = protocol.hub(HUB, ["p"], PAIR[HUB]), protocol.member("p", HUB, PAIR["p"])
-    roles: dict[str, Conversation] = {HUB: hub, "p": member}
-    roles[DEALER] = Liar(protocol.dealer(HUB, ["p"]), verdict)
+    lie = of_kind(DEALER, Kind.VERDICT, lambda _: verdict.to_bytes(8, "big", signed=True))
     with pytest.raises(RemoteProtocolError, match=f"dealer announces {verdict} common IDs"):
-        converse(roles)
-
-
-class Liar:
-    """A dealer that announces another number."""
-
-    def __init__(self, dealer: Conversation, verdict: int) -> None:
-        self.dealer, self.verdict = dealer, verdict
-
-    @property
-    def finished(self) -> bool:
-        return self.dealer.finished
-
-    def start(self) -> list[Outgoing]:
-        return list(self.dealer.start())
-
-    def receive(self, sender: str, body: bytes) -> list[Outgoing]:
-        answers = self.dealer.receive(sender, body)
-        return [
-            Outgoing(out.receiver, out.body[:22] + self.verdict.to_bytes(8, "big", signed=True))
-            if out.body[1] == 12
-            else out
-            for out in answers
-        ]
+        play("circuit", Output.SIZE, PAIR, minimum_rows=2, change=lie)
 
 
 def test_progress_of_ecdh_counts_ids() -> None:
     progress: list[Progress] = []
-    play(
-        "ecdh",
-        Output.ROWS,
-        {HUB: ids_of(0, 2500), "p": ids_of(2000, 2300)},
-        progress=progress,
-    )
+    play("ecdh", Output.ROWS, {HUB: ids_of(0, 2500), "p": ids_of(2000, 2300)}, progress=progress)
     own = [step for step in progress if step.work == "blinding its own IDs" and step.party == HUB]
     assert [(step.done, step.total) for step in own] == [(833, 2500), (1666, 2500), (2500, 2500)]
     works = {(step.party, step.work) for step in progress if step.done == step.total}
@@ -240,12 +206,7 @@ def test_progress_of_ecdh_counts_ids() -> None:
 def test_progress_of_the_circuit_counts_bins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("apfed_protocols.psi.circuit.CHUNK_SLOTS", 2000)
     progress: list[Progress] = []
-    play(
-        "circuit",
-        Output.ROWS,
-        {HUB: ids_of(0, 400), "p": ids_of(300, 700)},
-        progress=progress,
-    )
+    play("circuit", Output.ROWS, {HUB: ids_of(0, 400), "p": ids_of(300, 700)}, progress=progress)
     for party in (HUB, "p"):
         steps = [step for step in progress if step.party == party]
         assert len(steps) > 3

@@ -3,23 +3,19 @@
 import copy
 import hashlib
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
 
-from apfed_protocols.conversation import Conversation, Outgoing, converse
+from apfed_protocols.conversation import converse
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.psi import circuit
-from apfed_protocols.psi.circuit import (
-    CircuitIntersection,
-    CryptenCircuitIntersection,
-    Kind,
-)
+from apfed_protocols.psi.circuit import CircuitIntersection, CryptenCircuitIntersection, Kind
 from apfed_protocols.psi.ecdh import EcdhIntersection
 from apfed_protocols.psi.interface import Aligner, IntersectionAgreement, Output, Supply
 from apfed_protocols.randomness import fresh_key
-from tests.contracts.intersections import Intersection
+from tests.contracts.intersections import Intersection, of_kind, stocked
 from tests.with_crypten import installed
 
 SIZES = {"hub": 300, "p": 250, "q": 200}
@@ -37,12 +33,7 @@ Sent = list[tuple[str, Kind, int]]
 
 
 def stock(agreement: IntersectionAgreement = AHEAD) -> dict[str, Supply]:
-    stocking = CircuitIntersection(agreement)
-    roles = {"hub": stocking.stock_hub("hub", MEMBERS)}
-    # in another order than the hub's
-    roles |= {member: stocking.stock_member(member, "hub") for member in reversed(MEMBERS)}
-    converse({**roles, "d": stocking.stock_dealer("hub", MEMBERS)})
-    return {name: role.supply for name, role in roles.items()}
+    return stocked(CircuitIntersection, agreement)
 
 
 def play(
@@ -148,8 +139,6 @@ def test_a_supply_and_the_agreement_belong_together() -> None:
         play(stock(), agreement=replace(AHEAD, ahead=False))
     with pytest.raises(LocalProtocolError, match="under an agreement that says so"):
         CircuitIntersection(replace(AHEAD, ahead=False)).stock_hub("hub", MEMBERS)
-    with pytest.raises(LocalProtocolError, match="agree on the sizes"):
-        replace(AHEAD, sizes={})
 
 
 def test_there_is_no_supply_before_the_end() -> None:
@@ -157,20 +146,12 @@ def test_there_is_no_supply_before_the_end() -> None:
         _ = CircuitIntersection(AHEAD).stock_hub("hub", MEMBERS).supply
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda stored: b"",
-        lambda stored: stored[:-1],
-        lambda stored: stored[:50],
-        lambda stored: stored + b"0",
-        lambda stored: stored[:34] + b"\xff" * 4 + stored[38:],
-        lambda stored: stored[:38] + b"\xff" + stored[39:],
-    ],
-)
-def test_a_damaged_supply_is_an_error(damage: Callable[[bytes], bytes]) -> None:
-    with pytest.raises(LocalProtocolError, match="does not match its checksum"):
-        Supply.from_bytes(damage(stock()["p"].to_bytes()))
+def test_a_damaged_supply_is_an_error() -> None:
+    stored = stock()["p"].to_bytes()
+    other = stored[:34] + b"\xff" * 4 + stored[38:], stored[:38] + b"\xff" + stored[39:]
+    for damaged in (b"", stored[:-1], stored[:50], stored + b"0", *other):
+        with pytest.raises(LocalProtocolError, match="does not match its checksum"):
+            Supply.from_bytes(damaged)
 
 
 def test_a_supply_that_is_too_short_is_an_error() -> None:
@@ -207,78 +188,21 @@ def test_sizes_for_other_parties_are_an_error() -> None:
         converse({"hub": CircuitIntersection(three).stock_hub("hub", MEMBERS)})
 
 
-@pytest.mark.parametrize("size", [-1, 1001])
-def test_impossible_sizes_are_refused(size: int) -> None:
-    with pytest.raises(LocalProtocolError, match=r"sizes lie in 0..maximum_ids \(1000\)"):
-        replace(AHEAD, sizes=SIZES | {"p": size})
-
-
-class Changing:
-    """A role whose messages of one kind get another body."""
-
-    def __init__(self, role: Conversation, kind: Kind, body: Callable[[bytes], bytes]) -> None:
-        self.role, self.kind, self.body = role, kind, body
-
-    @property
-    def finished(self) -> bool:
-        return self.role.finished
-
-    def start(self) -> Sequence[Outgoing]:
-        return [self.changed(out) for out in self.role.start()]
-
-    def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
-        return [self.changed(out) for out in self.role.receive(sender, body)]
-
-    def changed(self, out: Outgoing) -> Outgoing:
-        if out.body[1] != self.kind:
-            return out
-        return Outgoing(out.receiver, out.body[:22] + self.body(out.body[22:]))
-
-
-@pytest.mark.parametrize(
-    ("party", "kind", "body", "message"),
-    [
-        ("hub", Kind.COMMIT, lambda b: b[:32] + b"\0\0\0\x07" + b[36:], "hub announces 7 IDs, the"),
-        ("q", Kind.JOIN, lambda b: b[:64] + b"\0\0\0\x07", "q announces 7 IDs, the parties agreed"),
-    ],
-)
-def test_a_peer_that_announces_another_size_is_refused(
-    party: str, kind: Kind, body: Callable[[bytes], bytes], message: str
-) -> None:
-    protocol = CircuitIntersection(replace(AHEAD, ahead=False))
-    roles: dict[str, Conversation] = {"hub": protocol.hub("hub", MEMBERS, SETS["hub"])}
-    roles |= {name: protocol.member(name, "hub", SETS[name]) for name in MEMBERS}
-    roles["d"] = protocol.dealer("hub", MEMBERS)
-    roles[party] = Changing(roles[party], kind, body)
-    with pytest.raises(RemoteProtocolError, match=message):
-        converse(roles)
-
-
-def test_a_hub_that_orders_other_triples_is_refused() -> None:
-    stocking = CircuitIntersection(AHEAD)
-    hub = Changing(stocking.stock_hub("hub", MEMBERS), Kind.DEAL, lambda b: b"\0\0\0\1" + b[4:])
-    roles: dict[str, Conversation] = {"hub": hub, "d": stocking.stock_dealer("hub", MEMBERS)}
-    roles |= {name: stocking.stock_member(name, "hub") for name in MEMBERS}
+def test_a_peer_that_announces_or_orders_for_another_size_is_refused() -> None:
+    agreement = replace(AHEAD, ahead=False)
+    commit = of_kind("hub", Kind.COMMIT, lambda b: b[:32] + b"\0\0\0\x07" + b[36:])
+    join = of_kind("q", Kind.JOIN, lambda b: b[:64] + b"\0\0\0\x07")
+    for change, who in ((commit, "hub"), (join, "q")):
+        with pytest.raises(RemoteProtocolError, match=f"{who} announces 7 IDs, the parties agreed"):
+            Intersection(CircuitIntersection, SETS, agreement, change=change).play()
+    order = of_kind("hub", Kind.DEAL, lambda b: b"\0\0\0\1" + b[4:])
     with pytest.raises(RemoteProtocolError, match="hub orders triples for 1 words of bins, the"):
-        converse(roles)
+        stocked(CircuitIntersection, AHEAD, order)
 
 
 def test_ecdh_has_neither() -> None:
     with pytest.raises(LocalProtocolError, match="ecdh shows the true sizes of sets"):
         EcdhIntersection(replace(AHEAD, ahead=False))
-
-
-def test_sizes_and_dealing_ahead_are_part_of_the_agreement() -> None:
-    agreements = [
-        AHEAD,
-        replace(AHEAD, ahead=False),
-        replace(AHEAD, sizes={}, ahead=False),
-        replace(AHEAD, sizes=SIZES | {"p": 251}),
-        replace(AHEAD, sizes={"hub": 300, "q": 250, "p": 200}),
-    ]
-    assert len({agreement.digest for agreement in agreements}) == len(agreements)
-    turned = replace(AHEAD, sizes=dict(reversed(SIZES.items())))
-    assert turned.digest == AHEAD.digest
 
 
 def test_a_supply_that_was_read_or_used_takes_no_more_triples() -> None:
@@ -296,17 +220,12 @@ def test_a_supply_that_was_read_or_used_takes_no_more_triples() -> None:
         kept.add(b"")
 
 
-@pytest.mark.parametrize(
-    "change",
-    [lambda bodies: bodies[1:], lambda bodies: [*bodies, b""], lambda bodies: bodies[::-1]],
-)
-def test_one_chunk_of_a_used_supply_is_enough_to_refuse_another(
-    change: Callable[[list[bytes]], list[bytes]],
-) -> None:
+def test_one_chunk_of_a_used_supply_is_enough_to_refuse_another() -> None:
     bodies = [fresh_key() for _ in range(3)]
     Supply(AHEAD.digest, "hub", bodies).claim(AHEAD, "hub")
-    with pytest.raises(LocalProtocolError, match="is used once"):
-        Supply(AHEAD.digest, "hub", change(bodies)).claim(AHEAD, "hub")
+    for others in (bodies[1:], [*bodies, b""], bodies[::-1]):
+        with pytest.raises(LocalProtocolError, match="is used once"):
+            Supply(AHEAD.digest, "hub", others).claim(AHEAD, "hub")
 
 
 JUNK = {
@@ -320,8 +239,8 @@ JUNK = {
 }
 
 
-@pytest.mark.parametrize("junk", JUNK)
-def test_bytes_with_a_right_checksum_that_are_no_supply_are_refused(junk: str) -> None:
-    stored = JUNK[junk] + hashlib.sha256(JUNK[junk]).digest()
-    with pytest.raises(LocalProtocolError, match="are no supply"):
-        Supply.from_bytes(stored)
+def test_bytes_with_a_right_checksum_that_are_no_supply_are_refused() -> None:
+    for junk in JUNK:
+        stored = JUNK[junk] + hashlib.sha256(JUNK[junk]).digest()
+        with pytest.raises(LocalProtocolError, match="are no supply"):
+            Supply.from_bytes(stored)

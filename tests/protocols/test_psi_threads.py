@@ -35,8 +35,7 @@ def test_each_multiplication_is_that_of_another_library() -> None:
     ]
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 3, 40])
-@pytest.mark.parametrize("most", [1, 2, None])
+@pytest.mark.parametrize(("count", "most"), [(0, 2), (1, None), (3, 2), (40, 1), (40, None)])
 def test_many_small_pieces_come_back_in_order(
     count: int, most: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,8 +128,7 @@ def test_no_threads_are_refused() -> None:
         in_threads(bytes, DIGESTS, threads=0)
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_a_party_that_is_told_to_end_ends_soon(sent: signal.Signals) -> None:
+def test_a_party_that_is_told_to_end_ends_soon() -> None:
     script = (
         "import signal\n"
         "from apfed_protocols.psi import ecdh\n"
@@ -144,7 +142,7 @@ def test_a_party_that_is_told_to_end_ends_soon(sent: signal.Signals) -> None:
     ) as party:
         assert party.stdout is not None
         assert party.stdout.readline()
-        os.kill(party.pid, sent)
+        os.kill(party.pid, signal.SIGINT)
         done, complaint = party.communicate(timeout=LONG_S)
     assert "300000" not in done.split()
-    assert complaint.count("Traceback") == (sent == signal.SIGINT)
+    assert complaint.count("Traceback") == 1

@@ -41,18 +41,15 @@ def test_different_contexts_never_share_a_key(one: list[bytes], two: list[bytes]
 def test_contexts_do_not_collide_by_concatenation() -> None:
     contexts = [(b"ab", b"c"), (b"a", b"bc"), (b"abc",), (b"abc", b""), (b"", b"abc"), ()]
     assert len({derive_key(KEY, *context) for context in contexts}) == len(contexts)
-
-
-def test_another_key_gives_another_key() -> None:
     assert derive_key(KEY, b"a") != derive_key(bytes(32), b"a")
 
 
-@pytest.mark.parametrize("length", [0, 16, 31, 33])
-def test_a_key_of_another_length_is_refused(length: int) -> None:
-    with pytest.raises(LocalProtocolError, match=f"a key has 32 bytes, got {length}"):
-        derive_key(bytes(length), b"a")
-    with pytest.raises(LocalProtocolError, match=f"a key has 32 bytes, got {length}"):
-        keystream(bytes(length), b"a", length=1)
+def test_a_key_of_another_length_is_refused() -> None:
+    for length in [0, 16, 31, 33]:
+        with pytest.raises(LocalProtocolError, match=f"a key has 32 bytes, got {length}"):
+            derive_key(bytes(length), b"a")
+        with pytest.raises(LocalProtocolError, match=f"a key has 32 bytes, got {length}"):
+            keystream(bytes(length), b"a", length=1)
 
 
 def test_a_keystream_is_aes_256_counter_mode_from_zero() -> None:
@@ -76,16 +73,18 @@ def test_a_keystream_is_balanced() -> None:
     assert abs(bits.mean() - 0.5) < 5 * 0.5 / np.sqrt(bits.size)
 
 
-def test_a_negative_length_is_refused() -> None:
+def test_negative_numbers_are_refused() -> None:
     with pytest.raises(LocalProtocolError, match="at least 0, got -1"):
         keystream(KEY, length=-1)
+    with pytest.raises(LocalProtocolError, match="at least 0 items, got -1"):
+        random_permutation(-1)
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 1000])
-def test_a_permutation_holds_every_item_once(count: int) -> None:
-    order = random_permutation(count)
-    assert order.dtype == np.int64
-    assert sorted(order.tolist()) == list(range(count))
+def test_a_permutation_holds_every_item_once() -> None:
+    for count in [0, 1, 2, 1000]:
+        order = random_permutation(count)
+        assert order.dtype == np.int64
+        assert sorted(order.tolist()) == list(range(count))
 
 
 def test_permutations_are_uniform() -> None:
@@ -94,8 +93,3 @@ def test_permutations_are_uniform() -> None:
     assert len(counts) == 6
     # Chi-square with 5 degrees of freedom passes 40 once in seven million runs.
     assert sum((seen - trials / 6) ** 2 / (trials / 6) for seen in counts.values()) < 40
-
-
-def test_a_negative_count_is_refused() -> None:
-    with pytest.raises(LocalProtocolError, match="at least 0 items, got -1"):
-        random_permutation(-1)

@@ -145,16 +145,16 @@ def test_a_ciphertext_looks_uniform_and_hides_what_it_holds() -> None:
     assert len(np.unique(np.concatenate(halves))) > 3 * 4096 - 3
 
 
-@pytest.mark.parametrize("pooled", [0, 1, 3])
-def test_seal_decrypts_every_residue_of_the_plain_modulus(pooled: int) -> None:
-    cipher = BfvCipher(*RECIPE)
-    keys, half = cipher.key_pair(), 2**45
-    rng = np.random.default_rng(0)
-    slots = rng.integers(-half, half, (3, 4096))
-    slots[0, :6] = (-half, half - 1, 0, -1, 1, 2)
-    zeros = [cipher.zero(keys) for _ in range(pooled)]
-    blobs = cipher.encrypt(keys, slots, zeros)
-    assert np.array_equal(cipher.decrypt(keys, blobs, 3, sender="t").reshape(3, -1), slots)
+def test_seal_decrypts_every_residue_of_the_plain_modulus() -> None:
+    for pooled in [0, 1, 3]:
+        cipher = BfvCipher(*RECIPE)
+        keys, half = cipher.key_pair(), 2**45
+        rng = np.random.default_rng(0)
+        slots = rng.integers(-half, half, (3, 4096))
+        slots[0, :6] = (-half, half - 1, 0, -1, 1, 2)
+        zeros = [cipher.zero(keys) for _ in range(pooled)]
+        blobs = cipher.encrypt(keys, slots, zeros)
+        assert np.array_equal(cipher.decrypt(keys, blobs, 3, sender="t").reshape(3, -1), slots)
 
 
 def test_seal_and_bulk_ciphertexts_add_up() -> None:

@@ -53,9 +53,8 @@ SAMPLE = Frame(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
+def test_damage_is_named() -> None:
+    cases: list[tuple[bytes, str]] = [
         (b"", "has 0 bytes, its header alone 124"),
         (b"X" + SAMPLE.pack()[1:], "no frame of version 1"),
         (SAMPLE.pack()[:5] + b"\x09" + SAMPLE.pack()[6:], "unknown kind"),
@@ -64,11 +63,10 @@ SAMPLE = Frame(
         (SAMPLE.pack()[:120] + b"\xff\xff\xff\xff" + SAMPLE.pack()[124:], "4294967295 blobs in"),
         (SAMPLE.pack()[:8] + bytes(32) + SAMPLE.pack()[40:], "names no sum"),
         (SAMPLE.pack()[:9] + b"\0" + SAMPLE.pack()[10:], "names no sum"),
-    ],
-)
-def test_damage_is_named(data: bytes, message: str) -> None:
-    with pytest.raises(RemoteProtocolError, match=f"from peer .*{message}"):
-        Frame.parse(data, sender="peer")
+    ]
+    for data, message in cases:
+        with pytest.raises(RemoteProtocolError, match=f"from peer .*{message}"):
+            Frame.parse(data, sender="peer")
 
 
 def test_blobs_are_not_in_repr() -> None:

@@ -1,4 +1,4 @@
-"""docs/secure-sum.md and docs/add-a-backend.md as printed: the loop learns, the backend passes."""
+"""docs/secure-sum.md and docs/extend.md as printed: the loop learns, the backend passes."""
 
 import os
 import subprocess
@@ -39,7 +39,7 @@ def test_the_loop_is_short_and_uses_nothing_of_the_trainer() -> None:
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> type[SecureSum]:
-    module = program_of("docs/add-a-backend.md", tmp_path_factory.mktemp("guide"))
+    module = program_of("docs/extend.md", tmp_path_factory.mktemp("guide"), at=2)
     found: type[SecureSum] = module.WideMaskedSum
     return found
 

@@ -32,11 +32,11 @@ def active_masks(played: Parties, bound: StepBinding) -> dict[str, NDArray[np.ui
     return {name: mask_BD.reshape(-1) for name, mask_BD in masks.items()}
 
 
-@pytest.mark.parametrize("bits", [32, 64])
-def test_the_judge_sees_a_planted_leak(bits: int) -> None:
-    rng, kind = np.random.default_rng(0), np.dtype(f"u{bits // 8}")
-    assert looks_uniform(rng.integers(0, 2**bits, 8192, dtype=kind))
-    assert not looks_uniform(rng.integers(0, 2 ** (bits - 1), 8192, dtype=kind))
+def test_the_judge_sees_a_planted_leak() -> None:
+    for bits in [32, 64]:
+        rng, kind = np.random.default_rng(0), np.dtype(f"u{bits // 8}")
+        assert looks_uniform(rng.integers(0, 2**bits, 8192, dtype=kind))
+        assert not looks_uniform(rng.integers(0, 2 ** (bits - 1), 8192, dtype=kind))
 
 
 def test_coalitions_see_uniform_words(played: Parties) -> None:
@@ -110,13 +110,12 @@ def test_one_bit_more_leaves_the_ring(
     assert np.array_equal(total, 2 * levels * values) == exact
 
 
-@pytest.mark.parametrize("bits", [2, 16, 24])
-def test_the_wide_ring_gives_the_same_sum(bits: int) -> None:
+def test_the_wide_ring_gives_the_same_sum() -> None:
     values = [np.array([[1e300, -1e300, 0.1]]) * (-1) ** k for k in range(4)]
-    narrow, wide = (
-        Parties(MaskedSum(agreement(4, bits=bits), ring_bits=ring)).add(values) for ring in (32, 64)
-    )
-    assert np.array_equal(narrow, wide)
+    for bits in (2, 16, 24):
+        agreed = agreement(4, bits=bits)
+        narrow, wide = (Parties(MaskedSum(agreed, ring_bits=ring)) for ring in (32, 64))
+        assert np.array_equal(narrow.add(values), wide.add(values))
 
 
 def test_one_passive_hides_from_the_aggregator_only() -> None:

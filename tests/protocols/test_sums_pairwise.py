@@ -1,5 +1,7 @@
 """Pair seeds and the streams that they give."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -27,13 +29,17 @@ def added(
     return total.reshape(-1)
 
 
-def test_both_ends_of_a_pair_have_one_stream_for_a_step_and_shape() -> None:
+def paired() -> list[PairwiseSeeds]:
     described = MaskedSum(agreement())
     ends = [PairwiseSeeds(*names, described.frames()) for names in (("a", ["b"]), ("b", ["a"]))]
     for sender, receiver in (ends, ends[::-1]):
         (message,) = sender.start()
         receiver.receive(sender.me, message.body)
-    bound = binding(3)
+    return ends
+
+
+def test_both_ends_of_a_pair_have_one_stream_for_a_step_and_shape() -> None:
+    ends, bound = paired(), binding(3)
     same = added(ends[0], "b", bound, (2, 3))
     assert np.array_equal(same, added(ends[1], "a", bound, (2, 3)))
     for other in (
@@ -44,26 +50,19 @@ def test_both_ends_of_a_pair_have_one_stream_for_a_step_and_shape() -> None:
         assert not np.array_equal(other, same)
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (128, 128), (128, 129), (700, 100)])
-@pytest.mark.parametrize("word", ["<u4", "<u8"])
-def test_a_stream_added_in_pieces_is_the_whole_stream(shape: tuple[int, int], word: str) -> None:
-    described = MaskedSum(agreement())
-    ends = [PairwiseSeeds(*names, described.frames()) for names in (("a", ["b"]), ("b", ["a"]))]
-    ends[0].receive("b", ends[1].start()[0].body)
-    ends[1].receive("a", ends[0].start()[0].body)
-    bound = binding(5)
-    total = np.full(shape, 7, dtype=word)
-    ends[0].add_stream("b", bound, total, sign=1)
-    whole = stream(ends[1], "a", bound, shape, total.nbytes)
-    assert np.array_equal(total - np.dtype(word).type(7), np.frombuffer(whole, word).reshape(shape))
-    ends[1].add_stream("a", bound, total, sign=-1)
-    assert (total == 7).all()
+def test_a_stream_added_in_pieces_is_the_whole_stream() -> None:
+    ends, bound = paired(), binding(5)
+    for word, shape in product(("<u4", "<u8"), ((1, 1), (128, 128), (128, 129), (700, 100))):
+        total = np.full(shape, 7, dtype=word)
+        ends[0].add_stream("b", bound, total, sign=1)
+        whole = np.frombuffer(stream(ends[1], "a", bound, shape, total.nbytes), word)
+        assert np.array_equal(total - np.dtype(word).type(7), whole.reshape(shape))
+        ends[1].add_stream("a", bound, total, sign=-1)
+        assert (total == 7).all()
 
 
-@pytest.mark.parametrize(
-    "total", [np.zeros((3, 4), order="F", dtype="<u4"), np.zeros((6, 4), dtype="<u4")[::2]]
-)
-def test_a_mask_never_falls_on_a_copy(total: NDArray[np.uint32]) -> None:
-    with pytest.raises(LocalProtocolError, match="rows that follow each other in memory"):
-        add_keystream(total, bytes(32), bytes(32), sign=1)
-    assert not total.any()
+def test_a_mask_never_falls_on_a_copy() -> None:
+    for total in [np.zeros((3, 4), order="F", dtype="<u4"), np.zeros((6, 4), dtype="<u4")[::2]]:
+        with pytest.raises(LocalProtocolError, match="rows that follow each other in memory"):
+            add_keystream(total, bytes(32), bytes(32), sign=1)
+        assert not total.any()

@@ -11,7 +11,7 @@ from apfed_protocols.conversation import Conversation, Outgoing, take_part
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.ids import IdNormalisation, encode_ids
 from apfed_protocols.psi import SET_INTERSECTIONS
-from apfed_protocols.psi.interface import IntersectionAgreement
+from tests.contracts.intersections import Intersection
 from tests.waiting import LONG_S, wait_until
 from tests.with_crypten import usable
 
@@ -20,20 +20,8 @@ IDS = {"bank": [1, 2, 3, 4], "shop": [4, 3, 9], "post": [3, 4, 7]}
 
 
 def roles(protocol: str) -> dict[str, Conversation]:
-    agreement = IntersectionAgreement(
-        session="s", dealer="dealer", encoding=IdNormalisation().encoding
-    )
-    ends = SET_INTERSECTIONS[protocol](agreement, threads=1)
-    ids = {
-        party: encode_ids(party, column, IdNormalisation(), maximum_ids=9)
-        for party, column in IDS.items()
-    }
-    members = ["shop", "post"]
-    found: dict[str, Conversation] = {"bank": ends.hub("bank", members, ids["bank"])}
-    found |= {party: ends.member(party, "bank", ids[party]) for party in members}
-    if ends.needs_dealer:
-        found["dealer"] = ends.dealer("bank", members)
-    return found
+    ids = {party: encode_ids(party, column, IdNormalisation()) for party, column in IDS.items()}
+    return Intersection(protocol, ids).roles
 
 
 def mail(me: str, boxes: Mapping[str, Queue]) -> dict[str, Callable[..., object]]:
@@ -71,9 +59,7 @@ class Died(Exception):  # noqa: N818  # no error of the protocol
     """The process of one party is gone."""
 
 
-@pytest.mark.parametrize(
-    ("protocol", "after"), [("ecdh", 0), ("circuit", 0), ("circuit", 1), ("circuit", 5)]
-)
+@pytest.mark.parametrize(("protocol", "after"), [("ecdh", 0), ("circuit", 5)])
 def test_a_party_that_dies_is_an_error_at_the_others_in_time(protocol: str, after: int) -> None:
     parties = roles(protocol)
     boxes: dict[str, Queue] = {name: queue.Queue() for name in parties}

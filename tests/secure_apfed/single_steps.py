@@ -48,7 +48,10 @@ def random_data(
         own = [*(people[row] for row in mine), *(f"stranger {name} {k}" for k in range(strangers))]
         order = torch.randperm(len(own), generator=generator).tolist()
         passives.append(table(name, [own[row] for row in order], None))
-    return VerticalData(active, tuple(passives), ("a", "b", "c"), rows[:train], rows[train:])
+    return VerticalData(
+        table=active, passives=tuple(passives), classes=("a", "b", "c"), train_rows=rows[:train],
+        test_rows=rows[train:],
+    )  # fmt: skip
 
 
 def step_config(method: Said, **changes: Any) -> Config:

@@ -1,11 +1,12 @@
 """The command line, from a config to a report: every command on a small real run."""
 
+import io
 import json
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from sklearn.datasets import load_breast_cancer
 
 from secure_apfed import progress
 from secure_apfed.cli import execute
+from secure_apfed.commands.doctor import Finding, healthy
 from secure_apfed.data import find_dataset
 from secure_apfed.runs.outcome import Progress
 
@@ -38,10 +40,17 @@ def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def finished(config_file: Path) -> Path:
-    folder = config_file.parent / "runs" / "one"
-    assert execute(["run", str(config_file), "--output", str(folder)]) == 0
-    return folder
+def printed(config_file: Path) -> tuple[Path, str, str]:
+    """The folder of a finished run, and what stood on stdout and stderr."""
+    folder, out, err = config_file.parent / "runs" / "one", io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        assert execute(["run", str(config_file), "--output", str(folder)]) == 0
+    return folder, out.getvalue(), err.getvalue()
+
+
+@pytest.fixture(scope="module")
+def finished(printed: tuple[Path, str, str]) -> Path:
+    return printed[0]
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: str | Path, code: int = 0) -> Any:
@@ -65,15 +74,11 @@ def test_a_run_leaves_everything_that_the_folder_promises(finished: Path) -> Non
     assert "labels of active by model completion" in page
 
 
-def test_progress_goes_to_stderr_and_the_result_to_stdout(
-    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["run", str(config_file), "--output", str(tmp_path / "r"), "--set", "attacks=[]"]
-    assert execute([*arguments, "--set", "train.epochs=1"]) == 0
-    out, err = capsys.readouterr()
-    assert re.search(r"epoch 1/1 +loss \d\.\d{4}.* epsilon_x \S+ +\d+\.\d MB sent", err)
+def test_progress_goes_to_stderr_and_the_result_to_stdout(printed: tuple[Path, str, str]) -> None:
+    _, out, err = printed
+    assert re.search(r"epoch 3/3 +loss \d\.\d{4}.* epsilon_x \S+ +\d+\.\d MB sent", err)
     assert "accuracy, apfed_c" in out
-    assert re.search(r"epsilon_x, one row's releases +8 at delta 1e-05, T 1", out)
+    assert re.search(r"epsilon_x, one row's releases +8 at delta 1e-05, T 3", out)
     assert re.search(r"epsilon_y, one training label +inf", out)
     assert re.search(r"epsilon_model, one whole record +not claimed", out)
     assert "epoch" not in out
@@ -227,38 +232,27 @@ def test_a_plan_of_the_active_alone_sends_nothing(
 
 
 def test_doctor_names_what_is_there_and_how_to_get_the_rest(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    answer = told(capsys, "doctor")
-    assert answer["healthy"]
-    found = {one["name"]: one for one in answer["findings"]}
-    assert found["torch"]["state"] == "ok"
-    assert found["digits"]["value"] == "ships with scikit-learn"
-    assert all(one["remedy"] for one in answer["findings"] if one["state"] != "ok")
-
-
-def test_doctor_fails_where_something_needed_is_missing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "secure_apfed.commands.doctor._REQUIRED", {"nowhere": ("nowhere_at_all", "tests")}
-    )
+    missing = {"torch": ("torch", "networks"), "nowhere": ("nowhere_at_all", "tests")}
+    monkeypatch.setattr("secure_apfed.commands.doctor._REQUIRED", missing)
     answer = told(capsys, "doctor", code=1)
-    missing = [one for one in answer["findings"] if one["state"] == "missing"]
-    assert [one["name"] for one in missing] == ["nowhere"]
-    assert "pip install" in missing[0]["remedy"]
+    assert not answer["healthy"]
+    found = {one["name"]: Finding(**one) for one in answer["findings"]}
+    assert found["torch"].state == "ok"
+    assert found["digits"].value == "ships with scikit-learn"
+    assert all(finding.remedy for finding in found.values() if finding.state != "ok")
+    lacking = found.pop("nowhere")
+    assert lacking.state == "missing"
+    assert "pip install" in lacking.remedy
+    assert healthy(tuple(found.values()))
 
 
-def test_the_data_sets_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_data_sets_are_listed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     names = [one["name"] for one in told(capsys, "data", "list")["datasets"]]
     assert {"digits", "breast_cancer", "mnist", "cifar100"} <= set(names)
     assert execute(["data", "list"]) == 0
     assert "fashion_mnist" in capsys.readouterr().out
-
-
-def test_a_set_that_ships_with_a_library_needs_no_fetching(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
     answer = told(capsys, "data", "fetch", "digits", "--folder", tmp_path)
     assert answer == {"name": "digits", "files": []}
 

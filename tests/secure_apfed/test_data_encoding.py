@@ -3,6 +3,7 @@
 import json
 import math
 import tracemalloc
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,6 @@ from pydantic import ValidationError
 
 from secure_apfed.data import (
     ColumnEncoding,
-    FeatureEncoding,
     ImageEncoding,
     RawFeatures,
     parse_encoding,
@@ -88,10 +88,10 @@ def test_what_never_differed_has_no_influence_where_it_does(
         counts.warn(source="p")
 
 
-@pytest.mark.parametrize("encoding", [fit(), STRIP, ColumnEncoding.plain(["a", "b"])])
-def test_json_round_trip(encoding: FeatureEncoding) -> None:
-    again = parse_encoding(json.loads(json.dumps(encoding.model_dump(mode="json"))))
-    assert again == encoding
+def test_json_round_trip() -> None:
+    for encoding in (fit(), STRIP, ColumnEncoding.plain(["a", "b"])):
+        again = parse_encoding(json.loads(json.dumps(encoding.model_dump(mode="json"))))
+        assert again == encoding
 
 
 def test_what_is_no_encoding_is_refused() -> None:
@@ -115,41 +115,27 @@ def test_an_array_in_the_order_of_the_columns() -> None:
         encoding.encode(np.zeros((1, 3)))
 
 
-@pytest.mark.parametrize(
-    ("frame", "message"),
-    [
+def test_raw_tables_that_do_not_fit() -> None:
+    for frame, message in (
         (FRAME.drop(columns=["age", "job"]), "2 of 3 columns are missing: age, job"),
         (FRAME.assign(age=["1", "old", "x"]), "'age' is numeric, but 2 cells .* first in row 1"),
-        (FRAME.assign(age=[1, np.inf, -np.inf]), "'age' has 2 infinite numbers"),
-        (FRAME.assign(age=[1, np.nan, np.nan]), r"empty cells in age \(2\)"),
         (FRAME.assign(age=[1, 2, 1e300]), "'age' is too far from its mean for float32"),
-    ],
-)
-def test_raw_tables_that_do_not_fit(frame: pd.DataFrame, message: str) -> None:
-    with pytest.raises(DataError, match=f"new.csv: .*{message}"):
-        fit().encode(frame, source="new.csv")
+    ):
+        with pytest.raises(DataError, match=f"new.csv: .*{message}"):
+            fit().encode(frame, source="new.csv")
 
 
-@pytest.mark.parametrize(
-    ("frame", "message"),
-    [
+def test_tables_that_cannot_be_fitted() -> None:
+    for frame, message in (
         (pd.DataFrame({"a": [1.0, np.nan], "b": ["x", None]}), r"empty cells in a \(1\), b \(1\)"),
         (pd.DataFrame({"a": ["x", "y"]}), "'a' is numeric, but 2 cells are not numbers"),
         (pd.DataFrame({"a": [1.0, np.inf]}), "'a' has 1 infinite"),
         (pd.DataFrame(index=[0, 1]), "no feature columns are left"),
-    ],
-)
-def test_tables_that_cannot_be_fitted(frame: pd.DataFrame, message: str) -> None:
-    with pytest.raises(DataError, match=f"bank: .*{message}"):
-        fit_columns(frame, source="bank")
-
-
-def test_empty_columns_and_too_many_categories() -> None:
+    ):
+        with pytest.raises(DataError, match=f"bank: .*{message}"):
+            fit_columns(frame, source="bank")
     with pytest.raises(DataError, match="column 'a' is empty"):
         fit_columns(pd.DataFrame({"a": [np.nan, np.nan]}), missing="mean", source="bank")
-    names = pd.DataFrame({"job": [f"name {at}" for at in range(300)]})
-    with pytest.raises(DataError, match="'job' has 300 categories, at most 256"):
-        fit(names)
 
 
 def test_missing_mean_fills_numbers_with_the_mean_and_categories_with_zeros() -> None:
@@ -171,25 +157,18 @@ WHOLE = np.arange(16, dtype=np.uint8).reshape(2, 1, 4, 2)
 CUT = WHOLE[:, :, 1:3]
 
 
-@pytest.mark.parametrize("raw", [WHOLE, CUT])
-@pytest.mark.parametrize("dtype", [np.uint8, np.int64, np.float32])
-@pytest.mark.parametrize("form", ["channels", "grey", "flat", "frame"])
-def test_whole_images_and_strips_in_every_form(
-    raw: np.ndarray[tuple[int, ...], np.dtype[np.uint8]], dtype: type, form: str
-) -> None:
-    values: np.ndarray[tuple[int, ...], np.dtype[np.generic]] = raw.astype(dtype)
-    flat = values.reshape(2, -1)
-    forms: dict[str, RawFeatures] = {
-        "channels": values, "grey": values[:, 0], "flat": flat, "frame": pd.DataFrame(flat),
-    }  # fmt: skip
+def test_whole_images_and_strips_in_every_form() -> None:
     expected = torch.from_numpy(CUT.astype(np.float32)) / 16
-    assert torch.equal(STRIP.encode(forms[form]), expected)
+    for raw, dtype in product((WHOLE, CUT), (np.uint8, np.int64, np.float32)):
+        values = raw.astype(dtype)
+        flat = values.reshape(2, -1)
+        for form in (values, values[:, 0], flat, pd.DataFrame(flat)):
+            assert torch.equal(STRIP.encode(form), expected)
     assert STRIP.feature_name(2) == "channel 0, row 2, column 0"
 
 
-@pytest.mark.parametrize(
-    ("raw", "message"),
-    [
+def test_images_that_do_not_fit() -> None:
+    wrong: tuple[tuple[RawFeatures, str], ...] = (
         (np.zeros((2, 5, 5)), "expected images of 1x4x2 .*, or strips of 1x2x2.* got 5x5"),
         (np.zeros(3), "got single numbers"),
         (np.full((1, 4, 2), 17), "pixels run from 17 to 17, expected 0 to 16"),
@@ -198,11 +177,10 @@ def test_whole_images_and_strips_in_every_form(
         (np.full((1, 4, 2), np.nan), "4 pixels are NaN or infinite"),
         (np.full((1, 4, 2), "a"), "whole numbers or floats, got <U1"),
         (pd.DataFrame([["a"] * 8]), "column 0 is numeric, but 1 cells are not numbers"),
-    ],
-)
-def test_images_that_do_not_fit(raw: RawFeatures, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        STRIP.encode(raw)
+    )
+    for raw, message in wrong:
+        with pytest.raises(DataError, match=message):
+            STRIP.encode(raw)
 
 
 def shops(rows: int = 3000) -> pd.DataFrame:
@@ -218,6 +196,9 @@ def test_the_most_frequent_categories_are_kept() -> None:
     assert encoding.columns == (column,)
     told = encoding.encode(pd.DataFrame({"shop": ["shop 2", "shop 4", "rare 7", "new"]}))
     assert told.tolist() == [[0, 0, 1], [0, 0, 0], [0, 0, 0], [0, 0, 0]]
+    frame, two = pd.DataFrame({"shop": ["d", "c", "b", "a"]}), RareCategories(most=2)
+    alike = fit_columns(frame, categorical=["shop"], rare=two, source="bank")
+    assert alike.columns[0] == CategoricalColumn(name="shop", categories=("a", "b"))
 
 
 def test_others_share_buckets() -> None:
@@ -231,12 +212,6 @@ def test_others_share_buckets() -> None:
     assert torch.equal(told, encoding.encode(shops()))
     empty = encoding.encode(pd.DataFrame({"shop": [None, "new"]}, dtype=object))
     assert empty.sum(1).tolist() == [0, 1]
-
-
-def test_equally_frequent_categories_are_kept_by_their_order() -> None:
-    frame = pd.DataFrame({"shop": ["d", "c", "b", "a"]})
-    encoding = fit_columns(frame, categorical=["shop"], rare=RareCategories(most=2), source="bank")
-    assert encoding.columns[0] == CategoricalColumn(name="shop", categories=("a", "b"))
 
 
 def test_many_categories_are_cut_where_there_are_buckets() -> None:
@@ -277,7 +252,7 @@ def read(meter: DriftMeter, encoding: ColumnEncoding, frame: pd.DataFrame) -> Dr
 def test_other_rows_of_the_same_kind_are_not_notable(encoding: ColumnEncoding) -> None:
     found = drift_of(encoding, people(1))
     assert list(found) == ["age", "job", "height"]
-    assert not [one for one in found.values() if one.notable]
+    assert not [one for one in found.values() if one.notable or one.extremes]
     assert math.isnan(found["job"].shift)
 
 
@@ -299,7 +274,7 @@ def test_each_change_is_told_of_its_column_alone(encoding: ColumnEncoding) -> No
     assert drift_of(encoding, older)["age"].shift == pytest.approx(1.0, abs=0.2)
 
 
-@pytest.mark.parametrize("rows", [1, 5, FEWEST_ROWS - 1, FEWEST_ROWS])
+@pytest.mark.parametrize("rows", [1, FEWEST_ROWS - 1, FEWEST_ROWS])
 def test_cells_are_counted_of_any_number_of_rows(rows: int) -> None:
     trained = people().assign(country="DE", year=2024, job=people()["job"].mask(people().index < 9))
     text = ["job", "country"]
@@ -346,7 +321,3 @@ def test_training_rows_lie_within_their_extremes() -> None:
         meter = DriftMeter(encoding, extremes_of(encoding, encoding.encode(frame)))
         read(meter, encoding, frame)
         assert meter.result()[0].outside == 0
-
-
-def test_extremes_that_nobody_kept_are_none(encoding: ColumnEncoding) -> None:
-    assert {one.extremes for one in drift_of(encoding, people(1)).values()} == {None}

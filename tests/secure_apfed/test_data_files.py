@@ -55,20 +55,17 @@ def test_idx_round_trip() -> None:
     assert np.array_equal(parse_idx(content, dimensions=3, source="x"), IMAGES)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
+def test_damaged_idx_is_refused() -> None:
+    for content, message in (
         (b"", "found magic nothing"),
         (b"\x1f\x8b\x08\x00" + bytes(30), "found magic 1f8b0800"),
         (idx(IMAGES[0, 0]), "in 3 dimensions"),
         (idx(IMAGES)[:9], "truncated inside its header"),
         (idx(IMAGES)[:-1], "announces sizes .2, 3, 4., 40 bytes in all, the file has 39"),
         (idx(IMAGES) + b"x", "the file has 41"),
-    ],
-)
-def test_damaged_idx_is_refused(content: bytes, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        parse_idx(content, dimensions=3, source="train-images")
+    ):
+        with pytest.raises(DataError, match=message):
+            parse_idx(content, dimensions=3, source="train-images")
 
 
 @given(st.binary(max_size=40) | st.binary(max_size=30).map(lambda tail: idx(IMAGES)[:8] + tail))
@@ -101,17 +98,14 @@ def test_cifar_records(label_bytes: int, classes: int) -> None:
     assert images[0, 1, 0, 0] == content[label_bytes + 1024]
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
+def test_damaged_cifar_is_refused() -> None:
+    for content, message in (
         (b"", "found 0 bytes"),
         (bytes(3072), "expected records of 3073 bytes"),
         (bytes(3073) + b"\x0a" + bytes(3072), "record 1 has label 10, expected 0 to 9"),
-    ],
-)
-def test_damaged_cifar_is_refused(content: bytes, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        parse_cifar(content, label_bytes=1, classes=10, source="data_batch_1.bin")
+    ):
+        with pytest.raises(DataError, match=message):
+            parse_cifar(content, label_bytes=1, classes=10, source="data_batch_1.bin")
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
@@ -165,16 +159,18 @@ def test_idx_folder_is_found_through_the_environment(
     assert data.active.features.shape == (60, 1, 14, 28)
 
 
-def test_images_and_labels_of_different_number(tmp_path: Path) -> None:
-    entry = small_mnist(tmp_path / "mnist", labels=39)
+def test_files_that_do_not_fit_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="40 images, but 39 labels"):
-        entry.read(entry, tmp_path)
-
-
-def test_images_of_another_size(tmp_path: Path) -> None:
-    entry = replace(small_mnist(tmp_path / "mnist"), height=32)
+        (entry := small_mnist(tmp_path / "mnist", labels=39)).read(entry, tmp_path)
+    entry = small_mnist(tmp_path / "mnist")
     with pytest.raises(DataError, match="images of 28 rows, mnist's have 32"):
+        (other := replace(entry, height=32)).read(other, tmp_path)
+    path = tmp_path / "mnist" / "train-images-idx3-ubyte.gz"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(DataError, match="truncated or damaged gzip file"):
         entry.read(entry, tmp_path)
+    with pytest.raises(DataError, match="cannot be read"):
+        read_file(tmp_path)
 
 
 def test_a_missing_file_names_the_folders_and_the_command(tmp_path: Path) -> None:
@@ -195,14 +191,6 @@ def test_a_wrong_file_says_what_was_expected_and_found(tmp_path: Path) -> None:
     assert "remove it and run `secure-apfed data fetch mnist`" in str(caught.value)
 
 
-def test_a_truncated_gzip_file(tmp_path: Path) -> None:
-    entry = small_mnist(tmp_path / "mnist")
-    path = tmp_path / "mnist" / "train-images-idx3-ubyte.gz"
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(DataError, match="truncated or damaged gzip file"):
-        entry.read(entry, tmp_path)
-
-
 def test_sizes_and_digests_are_checked(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="3 uncompressed bytes, expected 4"):
         check_digest(b"abc", DataFile("a", size=4), path=tmp_path, remedy="")
@@ -210,11 +198,6 @@ def test_sizes_and_digests_are_checked(tmp_path: Path) -> None:
         check_digest(b"abc", DataFile("a", 3, "0" * 64), path=tmp_path, remedy="")
     right = DataFile("a", 3, hashlib.sha256(b"abc").hexdigest())
     check_digest(b"abc", right, path=tmp_path, remedy="")
-
-
-def test_an_unreadable_file(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="cannot be read"):
-        read_file(tmp_path)
 
 
 def test_the_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -298,12 +281,12 @@ def test_what_is_there_and_right_is_not_fetched_again(server: Server, tmp_path: 
     assert server.asked == []
 
 
-@pytest.mark.parametrize("wrong", [b"not gzip", gzip.compress(b"other", mtime=0)])
-def test_what_is_there_and_wrong_is_replaced(server: Server, tmp_path: Path, wrong: bytes) -> None:
+def test_what_is_there_and_wrong_is_replaced(server: Server, tmp_path: Path) -> None:
     server.files["/a.gz"] = PACKED
-    (tmp_path / "train-images.gz").write_bytes(wrong)
-    fetch_file(download(server, "/a.gz"), tmp_path, dataset="d")
-    assert (tmp_path / "train-images.gz").read_bytes() == PACKED
+    for wrong in (b"not gzip", gzip.compress(b"other", mtime=0)):
+        (tmp_path / "train-images.gz").write_bytes(wrong)
+        fetch_file(download(server, "/a.gz"), tmp_path, dataset="d")
+        assert (tmp_path / "train-images.gz").read_bytes() == PACKED
 
 
 def test_an_interruption_is_tried_again_and_leaves_nothing(server: Server, tmp_path: Path) -> None:
@@ -323,23 +306,16 @@ def test_a_server_that_calls_the_packing_an_encoding(server: Server, tmp_path: P
     assert gzip.decompress(found.read_bytes()) == PLAIN
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (
-            gzip.compress(PLAIN[::-1], mtime=0),
-            f"the SHA-256 .* expected {FILE.sha256}.* sends other bytes",
-        ),
+def test_wrong_bytes_are_refused_and_removed(server: Server, tmp_path: Path) -> None:
+    other = f"the SHA-256 .* expected {FILE.sha256}.* sends other bytes"
+    for content, message in (
+        (gzip.compress(PLAIN[::-1], mtime=0), other),
         (b"<html>sign in</html>", "truncated or damaged gzip file"),
-    ],
-)
-def test_wrong_bytes_are_refused_and_removed(
-    server: Server, tmp_path: Path, content: bytes, message: str
-) -> None:
-    server.files["/a.gz"] = content
-    with pytest.raises(DataError, match=message):
-        fetch_file(download(server, "/a.gz"), tmp_path, dataset="d")
-    assert list(tmp_path.iterdir()) == []
+    ):
+        server.files["/a.gz"] = content
+        with pytest.raises(DataError, match=message):
+            fetch_file(download(server, "/a.gz"), tmp_path, dataset="d")
+        assert list(tmp_path.iterdir()) == []
 
 
 @contextmanager
@@ -381,37 +357,20 @@ def test_what_lies_there_is_not_inflated_either(server: Server, tmp_path: Path) 
     assert (tmp_path / "train-images.gz").read_bytes() == PACKED
 
 
-def test_everything_in_the_catalogue_has_a_size() -> None:
-    for entry in DATASETS.values():
-        assert all(file.size for file in entry.files)
-        assert all(one.file.size for one in entry.downloads)
-
-
-def test_an_absent_file_names_the_address(server: Server, tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError, match=r"d: could not fetch train-images: http.*/a.gz answers 404"
-    ):
-        fetch_file(download(server, "/a.gz"), tmp_path, dataset="d")
-
-
-def test_the_next_address_is_tried(server: Server, tmp_path: Path) -> None:
-    server.files |= {"/wrong.gz": gzip.compress(b"other", mtime=0), "/right.gz": PACKED}
-    addresses = download(server, "/absent.gz", "/wrong.gz", "/right.gz")
-    (found,) = fetch_file(addresses, tmp_path, dataset="d")
-    assert found.read_bytes() == PACKED
-
-
-def test_a_server_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
-    nobody = Download(FILE, ("http://127.0.0.1:1/a.gz",))
-    with pytest.raises(DataError, match=r"127.0.0.1:1/a.gz was interrupted"):
-        fetch_file(nobody, tmp_path, dataset="d")
-
-
-def test_a_folder_that_cannot_be_written(server: Server, tmp_path: Path) -> None:
+def test_what_cannot_be_fetched_names_the_address(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(DataError, match="cannot write"):
-        fetch_file(download(server, "/a.gz"), tmp_path / "file" / "d", dataset="d")
+    server.files |= {"/wrong.gz": gzip.compress(b"other", mtime=0), "/right.gz": PACKED}
+    nobody = Download(FILE, ("http://127.0.0.1:1/a.gz",))
+    for wanted, folder, message in (
+        (download(server, "/a.gz"), "d", r"could not fetch train-images: .*/a.gz answers 404"),
+        (nobody, "d", r"127.0.0.1:1/a.gz was interrupted"),
+        (download(server, "/right.gz"), "file/d", "cannot write"),
+    ):
+        with pytest.raises(DataError, match=message):
+            fetch_file(wanted, tmp_path / folder, dataset="d")
+    addresses = download(server, "/absent.gz", "/wrong.gz", "/right.gz")
+    (found,) = fetch_file(addresses, tmp_path / "e", dataset="d")
+    assert found.read_bytes() == PACKED
 
 
 def archive(members: dict[str, bytes]) -> bytes:
@@ -428,28 +387,18 @@ def test_an_archive_gives_its_members_and_nothing_else(server: Server, tmp_path:
     packed = archive({"c/a.bin": b"aa", "../../evil": b"x", "/b.bin": b"bbb"})
     server.files["/c.tar.gz"] = packed
     file = DataFile("c.tar.gz", len(packed), hashlib.sha256(packed).hexdigest())
-    members = (DataFile("a.bin", size=2), DataFile("b.bin", size=3))
-    home = tmp_path / "one" / "two"
-    found = fetch_file(Download(file, (f"{server.url}/c.tar.gz",), members), home, dataset="c")
-    assert [path.read_bytes() for path in found] == [b"aa", b"bbb"]
+
+    def fetched(**sizes: int) -> list[Path]:
+        members = tuple(DataFile(f"{name}.bin", size) for name, size in sizes.items())
+        wanted = Download(file, (f"{server.url}/c.tar.gz",), members)
+        return fetch_file(wanted, tmp_path / "one" / "two", dataset="c")
+
+    with pytest.raises(DataError, match=r"lacks d\.bin"):
+        fetched(a=2, d=1)
+    with pytest.raises(DataError, match="2 uncompressed bytes, expected 9"):
+        fetched(a=9)
+    assert [path.read_bytes() for path in fetched(a=2, b=3)] == [b"aa", b"bbb"]
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["a.bin", "b.bin"]
-
-
-@pytest.mark.parametrize(
-    ("members", "message"),
-    [
-        ((DataFile("a.bin", size=2), DataFile("b.bin", size=1)), "lacks b.bin"),
-        ((DataFile("a.bin", size=9),), "2 uncompressed bytes, expected 9"),
-    ],
-)
-def test_an_archive_without_the_members(
-    server: Server, tmp_path: Path, members: tuple[DataFile, ...], message: str
-) -> None:
-    packed = archive({"a.bin": b"aa"})
-    server.files["/c.tar.gz"] = packed
-    file = DataFile("c.tar.gz", len(packed), hashlib.sha256(packed).hexdigest())
-    with pytest.raises(DataError, match=message):
-        fetch_file(Download(file, (f"{server.url}/c.tar.gz",), members), tmp_path, dataset="c")
 
 
 def test_fetch_by_name(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

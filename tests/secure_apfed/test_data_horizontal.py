@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -105,9 +106,9 @@ def test_passives_hold_as_few_labels_as_the_active() -> None:
         assert int((labels_of(own.table) != UNLABELLED).sum()) == 20
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
+def test_settings_that_do_not_fit_a_partition() -> None:
+    own = {"active": {"file": "a.csv"}, "b": {"file": "b.csv"}}
+    changes: tuple[tuple[dict[str, object], str], ...] = (
         ({"partition": "horizontal", "views": 2}, "leave views out"),
         ({"partition": "horizontal", "aligned": 5}, "leave aligned out"),
         ({**BREAST, "overlap": 0.5, "active_view": 2}, "leave active_view and overlap out"),
@@ -117,16 +118,12 @@ def test_passives_hold_as_few_labels_as_the_active() -> None:
         ({"dataset": "breast_cancer", "views": ["means"]}, "of two at least"),
         ({**BREAST, "views": ["mean"]}, "different ones of means, errors, worst"),
         ({"view_columns": {"a": {"columns": ["x"]}}}, "view_columns belong to dataset: tables"),
-        (
-            {"dataset": "tables", "partition": "horizontal",
-             "parties": {"active": {"file": "a.csv"}, "b": {"file": "b.csv"}}},
-            "must number them alike; list the classes",
-        ),
-    ],
-)  # fmt: skip
-def test_settings_that_do_not_fit_a_partition(settings: dict[str, object], message: str) -> None:
-    with pytest.raises((ValidationError, ConfigError), match=message):
-        load_data(DataSettings.model_validate(settings), seed=0)
+        ({"dataset": "tables", "partition": "horizontal", "parties": own},
+         "must number them alike; list the classes"),
+    )  # fmt: skip
+    for settings, message in changes:
+        with pytest.raises((ValidationError, ConfigError), match=message):
+            load(**settings)
 
 
 def test_natural_views_are_chosen_by_name() -> None:
@@ -137,18 +134,14 @@ def test_natural_views_are_chosen_by_name() -> None:
     assert [list(table.views) for table in data.tables] == [["means"], ["worst"]]
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
+def test_methods_that_align_refuse_other_partitions() -> None:
+    for data, message in (
         (BREAST, "each party has people of its own; take vertical, or use single_view"),
         ({"dataset": "digits", "labels_at": ["passive-1"]}, "the active alone holds labels"),
-    ],
-)
-def test_methods_that_align_refuse_other_partitions(data: dict[str, object], message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
-        Config.model_validate(
-            {"name": "x", "method": "apfed_c", "guard": {"mechanism": "none"}, "data": data}
-        )
+    ):
+        settings = {"name": "x", "method": "apfed_c", "guard": {"mechanism": "none"}, "data": data}
+        with pytest.raises(ValidationError, match=message):
+            Config.model_validate(settings)
 
 
 def test_the_active_alone_trains_on_its_own_people() -> None:
@@ -228,19 +221,15 @@ def test_own_tables_of_hospitals_share_no_people(hospitals: dict[str, object]) -
     assert labels_of(south.table).tolist() == (raw["sick"] == "yes").astype(int).tolist()
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_own_tables_that_do_not_fit_their_views(hospitals: dict[str, object]) -> None:
+    stay = ["ward", "age", "pulse", "sex"]
+    for change, message in (
         ({"view_columns": {"stay": {"columns": ["ward"]}}}, "look at pulse, age"),
-        ({"view_columns": {"stay": {"columns": ["ward", "age", "pulse", "sex"]}}}, "look at sex"),
-        ({"classes": ["yes", "maybe"]}, "labels lie outside the classes yes, maybe, such as no"),
-    ],
-)
-def test_own_tables_that_do_not_fit_their_views(
-    hospitals: dict[str, object], change: dict[str, object], message: str
-) -> None:
-    with pytest.raises(DataError, match=message):
-        load(**hospitals | change)
+        ({"view_columns": {"stay": {"columns": stay}}}, "look at sex"),
+        ({"classes": ["yes", "maybe"]}, "outside the classes yes, maybe, such as no"),
+    ):
+        with pytest.raises(DataError, match=message):
+            load(**hospitals | change)
 
 
 @pytest.mark.parametrize(
@@ -264,20 +253,14 @@ def test_hospitals_need_one_encoding(
         load(**hospitals)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_labels_of_passives_are_checked() -> None:
+    data = load(**BREAST)
+    wrong = replace(data.passives[0], labels=labels_of(data.passives[0]) + 3)
+    changes: tuple[tuple[dict[str, Any], str], ...] = (
         ({"labels_at": ("shop",)}, "labels_at: there is no passive shop"),
         ({"horizontal": False}, "passive-1 is passive and holds no labels"),
-        ({"classes": ("one", "two", "three")}, None),
-    ],
-)
-def test_labels_of_passives_are_checked(change: dict[str, object], message: str | None) -> None:
-    data = load(**BREAST)
-    if message is None:
-        wrong = replace(data.passives[0], labels=labels_of(data.passives[0]) + 3)
-        with pytest.raises(DataError, match=r"passive-1: .* all of 0 to 1"):
-            replace(data, passives=(wrong, *data.passives[1:]))
-        return
-    with pytest.raises(DataError, match=message):
-        replace(data, **change)  # type: ignore[arg-type]  # wrong on purpose
+        ({"passives": (wrong, *data.passives[1:])}, r"passive-1: .* all of 0 to 1"),
+    )
+    for change, message in changes:
+        with pytest.raises(DataError, match=message):
+            replace(data, **change)

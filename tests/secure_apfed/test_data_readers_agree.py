@@ -135,9 +135,8 @@ def in_files(frame: Frame, encoding: ColumnEncoding, folder: Path) -> Iterator[t
         yield load_features(folder / name, encoding)[1]
 
 
-@pytest.mark.parametrize("buckets", [0, 4])
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(tables(), st.sampled_from(sorted(READERS)), st.data())
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.sampled_from([0, 4]), tables(), st.sampled_from(sorted(READERS)), st.data())
 def test_every_reader_says_the_same(
     tmp_path_factory: pytest.TempPathFactory, buckets: int, frame: Frame, trained: str,
     data: st.DataObject,
@@ -233,13 +232,7 @@ def test_codes_with_leading_zeros_are_categories_unless_they_are_called_numbers(
         zeros = own_table(
             tmp_path, frame.assign(plz=[*["0", "0.5"] * 19, "0.5", "7"]), name, numeric=("plz",)
         )
-    for beside in (
-        ("00501", "-1"),
-        ("01.5", "12.5"),
-        ("00123", "12.0"),
-        ("+0123", "7"),
-        ("-01", "2"),
-    ):
+    for beside in (("01.5", "12.5"), ("+0123", "7"), ("-01", "2")):
         odd = frame.assign(plz=beside * 20)
         with pytest.warns(SuspectColumnWarning, match=r"'plz' holds digits, some with leading"):
             (column,) = own_table(tmp_path, odd, name).encoding.columns
@@ -277,7 +270,7 @@ FITTED = Frame({
 })  # fmt: skip
 
 
-@pytest.mark.parametrize(("column", "cells", "message"), [
+OF_ANOTHER_KIND: tuple[tuple[str, Any, str], ...] = (
     ("since", [20_484, 18_262], "'since' holds dates, but 2 cells are none"),
     ("since", ["20260131", "2026-01-31"], "'since' holds dates, but 1 cells are none"),
     ("since", [20_484.0, "2026-01-31"], "'since' holds dates, but 1 cells are none"),
@@ -294,19 +287,20 @@ FITTED = Frame({
     ("since", ["null", None], r"empty cells in since \(2\)"),
     ("job", ["", "a"], r"empty cells in job \(1\)"),
     ("job", ["NA", " \t"], r"empty cells in job \(2\)"),
-])  # fmt: skip
-def test_cells_of_another_kind_are_refused_by_every_reader(
-    column: str, cells: Any, message: str
-) -> None:
+)  # fmt: skip
+
+
+def test_cells_of_another_kind_are_refused_by_every_reader() -> None:
     encoding = fit_columns(FITTED, categorical=["job"], source="p")
     assert isinstance(encoding.columns[1], DateColumn)
-    new = FITTED.assign(**{column: cells})
-    for frame in (new, as_csv(new), new.astype(object)):
-        with pytest.raises(DataError, match=f"new.csv: (column )?{message}"):
-            encoding.encode(frame, source="new.csv")
+    for column, cells, message in OF_ANOTHER_KIND:
+        new = FITTED.assign(**{column: cells})
+        for frame in (new, as_csv(new), new.astype(object)):
+            with pytest.raises(DataError, match=f"new.csv: (column )?{message}"):
+                encoding.encode(frame, source="new.csv")
 
 
-@pytest.mark.parametrize(("fitted", "new"), [
+SPELLINGS: tuple[tuple[Any, Any], ...] = (
     (["True", "False"], [True, False]), (["TRUE", "FALSE"], [1, 0]), ([True, False], ["1.0", "0"]),
     ([True, False], [1.0, 0.0]), (["1", "0"], [True, False]), ([1, 0], ["TRUE", "false"]),
     ([3, 4], ["3.0", "4"]), (["3.50", "4.0"], [3.5, 4]), (["é", "e"], ["e\u0301", "e "]),
@@ -316,24 +310,31 @@ def test_cells_of_another_kind_are_refused_by_every_reader(
     ([datetime.time(10), datetime.time(0, 30)], ["10:00:00.000", "00:30:00.000000000"]),
     ([DAY, datetime.datetime(2026, 1, 31, 5)], ["2026-01-31T00:00:00.000", "2026-01-31 05:00:00"]),
     (["2026-01-31 05:00:00+01:00", "x"], [pd.Timestamp("2026-01-31 04:00:00Z"), "x"]),
-])  # fmt: skip
-def test_spellings_of_a_category(fitted: Any, new: Any) -> None:
-    encoding = fit_columns(Frame({"x": fitted}), categorical=["x"], source="p")
-    for cells in (pd.Series(new), pd.Series(new, dtype=object)):
-        assert torch.equal(
-            encoding.encode(Frame({"x": cells})), encoding.encode(Frame({"x": fitted}))
-        )
-
-
-@pytest.mark.parametrize(("fitted", "new"), [
+)  # fmt: skip
+UNSEEN: tuple[tuple[Any, Any], ...] = (
     (["01234", "80331"], [1234, "1234"]), (["1", "1.0"], ["1.00", "2"]), (["no", "yes"], [0, True]),
     (["a", "b"], ["A", "B"]), (["1e3", "2"], ["1000", "1"]), (["007", "7"], ["07", "7.5"]),
-])  # fmt: skip
-def test_what_no_training_row_held_counts_for_nothing_and_is_told(fitted: Any, new: Any) -> None:
-    encoding = fit_columns(Frame({"x": fitted}), categorical=["x"], source="p")
-    counts = CellCounts()
-    assert not encoding.encode(Frame({"x": pd.Series(new, dtype=object)}), counts=counts).any()
-    assert (counts.rows, counts.ignored, counts.empty) == (2, {"x": 2}, {})
+)  # fmt: skip
+
+
+def test_spellings_of_a_category() -> None:
+    for fitted, new in SPELLINGS:
+        frame = Frame({"x": fitted})
+        encoding = fit_columns(frame, categorical=["x"], source="p")
+        for cells in (pd.Series(new), pd.Series(new, dtype=object)):
+            assert torch.equal(encoding.encode(Frame({"x": cells})), encoding.encode(frame)), new
+    spelled = CategoricalColumn(name="x", categories=("True", "yes"))
+    assert list(spelled.spellings) == ["True", "yes"]
+    both = CategoricalColumn(name="x", categories=("TRUE", "True"))
+    assert both.spellings["TRUE"] == "TRUE"
+
+
+def test_what_no_training_row_held_counts_for_nothing_and_is_told() -> None:
+    for fitted, new in UNSEEN:
+        encoding = fit_columns(Frame({"x": fitted}), categorical=["x"], source="p")
+        counts, cells = CellCounts(), Frame({"x": pd.Series(new, dtype=object)})
+        assert not encoding.encode(cells, counts=counts).any()
+        assert (counts.rows, counts.ignored, counts.empty) == (2, {"x": 2}, {})
 
 
 def test_whole_numbers_keep_their_digits_beside_empty_cells(tmp_path: Path) -> None:
@@ -360,8 +361,7 @@ ODD = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("buckets", [0, 3])
-@pytest.mark.parametrize("missing", ["mean", "error"])
+@pytest.mark.parametrize(("missing", "buckets"), [("mean", 3), ("error", 0)])
 def test_onnx_says_the_same_or_nothing(tmp_path: Path, missing: Any, buckets: int) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     fitted = Frame({

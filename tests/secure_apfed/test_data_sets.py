@@ -5,7 +5,6 @@ refused.
 import gzip
 import struct
 import zlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,10 @@ from secure_apfed.errors import DataError
 from secure_apfed.settings.data import DataSettings
 
 WIDTHS = (48, 40, 254, 1984, 512, 928)
+STAND_INS = {
+    "caltech_7": "synthetic_caltech_7", "mimic_iii": "synthetic_mimic_iii",
+    "biaffect": "synthetic_keystrokes",
+}  # fmt: skip
 
 
 # Stand-ins for sets that are not here: labelled so, of the same shape, with something to learn.
@@ -62,20 +65,18 @@ def test_parties_fold_their_sessions_back(tmp_path: Path) -> None:
     assert sorted(found) == steps
 
 
-@pytest.mark.parametrize("name", ["caltech_7", "mimic_iii", "biaffect"])
-def test_a_stand_in_says_that_it_is_synthetic_and_has_the_same_shape(name: str) -> None:
-    real = DATASETS[name]
-    entry = DATASETS[{"biaffect": "synthetic_keystrokes"}.get(name, f"synthetic_{name}")]
-    assert "synthetic" in entry.name
-    assert entry.title.startswith("Synthetic: ")
-    assert entry.how.startswith("synthetic: ")
-    assert (entry.classes, entry.natural_views, entry.sequences) == (
-        real.classes, real.natural_views, real.sequences,
-    )  # fmt: skip
-    read = pool(entry.name)
-    columns = [column for view in real.natural_views.values() for column in view]
-    assert list(read.frame.columns) == columns
-    assert set(read.labels.tolist()) == set(range(len(real.classes)))
+def test_a_stand_in_says_that_it_is_synthetic_and_has_the_same_shape() -> None:
+    for name, other in STAND_INS.items():
+        real, entry = DATASETS[name], DATASETS[other]
+        assert "synthetic" in entry.name
+        assert entry.title.startswith("Synthetic: ")
+        assert entry.how.startswith("synthetic: ")
+        assert entry.classes == real.classes
+        assert (entry.natural_views, entry.sequences) == (real.natural_views, real.sequences)
+        read = pool(entry.name)
+        columns = [column for view in real.natural_views.values() for column in view]
+        assert list(read.frame.columns) == columns
+        assert set(read.labels.tolist()) == set(range(len(real.classes)))
 
 
 def test_stand_ins_follow_from_their_seed() -> None:
@@ -147,9 +148,8 @@ def test_sessions_are_kept_cut_and_filled(tmp_path: Path) -> None:
     assert read.frame.iloc[1]["alphanum-99-duration"] == 99 * 4  # the first hundred
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_wrong_sessions_are_named() -> None:
+    changes: tuple[tuple[dict[str, Any], str], ...] = (
         ({"accel": None}, "lacks the columns accel; it has hdrs, alphanum, special"),
         ({"hdrs": [-1.0]}, "session 0 has no HDRS of 0 or more"),
         ({"hdrs": [np.nan]}, "session 0 has no HDRS"),
@@ -160,20 +160,13 @@ def test_sessions_are_kept_cut_and_filled(tmp_path: Path) -> None:
         ({"alphanum": [3.0]}, r"got an array of shape \(\)"),
         ({"special": [np.full(60, 0.5)]}, "each step of special is a one in one of auto_correct"),
         ({"special": [None], "alphanum": [np.zeros(4)]}, "none of 1 sessions has 10 to 100"),
-    ],
-)
-def test_wrong_sessions_are_named(change: dict[str, Any], message: str) -> None:
+    )
     told = sessions((3, 20, 5, 5))
-    for name, column in change.items():
-        told = told.drop(columns=name)
-        if column is not None:
-            told[name] = pd.Series(column)
-    with pytest.raises(DataError, match=message):
-        session_pool(told, source="biaffect.parquet")
-
-
-def test_a_column_twice_is_named() -> None:
-    told = sessions((3, 20, 5, 5))
+    for change, message in changes:
+        lacking = told.drop(columns=list(change))
+        more = {name: pd.Series(column) for name, column in change.items() if column is not None}
+        with pytest.raises(DataError, match=message):
+            session_pool(lacking.assign(**more), source="biaffect.parquet")
     with pytest.raises(DataError, match="several columns have one name"):
         session_pool(pd.concat([told, told[["hdrs"]]], axis=1), source="biaffect.parquet")
 
@@ -268,40 +261,40 @@ def test_what_was_counted_goes_into_no_file_of_somebody_else(mimic: Path) -> Non
     assert kept.stat().st_mode & 0o077 == 0
 
 
-@pytest.mark.parametrize(
-    ("cell", "message"), [("soon", "are not numbers"), ("", "has cells without a number")]
-)
-def test_a_damaged_count_is_named(mimic: Path, cell: str, message: str) -> None:
+def test_a_damaged_count_is_named(mimic: Path) -> None:
     pool("mimic_iii", mimic)
     kept = mimic / "mimic_iii-admissions.csv"
-    kept.write_text(kept.read_text().replace("1.5", cell))
-    with pytest.raises(DataError, match=message):
-        pool("mimic_iii", mimic)
+    whole = kept.read_text()
+    for cell, message in (("soon", "are not numbers"), ("", "has cells without a number")):
+        kept.write_text(whole.replace("1.5", cell))
+        with pytest.raises(DataError, match=message):
+            pool("mimic_iii", mimic)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
+def test_damaged_mimic_tables_are_named(mimic: Path) -> None:
+    damaged: tuple[tuple[str, str | None, str], ...] = (
         ("CALLOUT.csv", None, "neither CALLOUT.csv nor CALLOUT.csv.gz"),
-        ("CALLOUT.csv", b"ROW_ID,TEXT\n1,x\n", "lacks the column HADM_ID"),
-        ("CALLOUT.csv", b"", "not a readable CSV file"),
-        ("CALLOUT.csv", b'HADM_ID\n"', "not a readable CSV file"),
-        ("ADMISSIONS.csv", b"HADM_ID\n1\n", "lacks SUBJECT_ID, ADMITTIME, DISCHTIME"),
-        ("ADMISSIONS.csv", ADMISSIONS.replace(",101,", ",100,").encode(), "HADM_ID occurs twice"),
-        ("ADMISSIONS.csv", ADMISSIONS.replace(",101,", ",x,").encode(), "or is no number"),
-        ("ADMISSIONS.csv", ADMISSIONS.replace("ROW_ID", "hadm_id").encode(), "HADM_ID several"),
-        ("ADMISSIONS.csv", ADMISSIONS.replace("2101-10-22", "soon").encode(), "not a readable"),
-        ("PATIENTS.csv", PATIENTS.replace("1,12", "1,13").encode(), "DOB is empty or unknown"),
-    ],
-)
-def test_damaged_mimic_tables_are_named(
-    mimic: Path, name: str, content: bytes | None, message: str
-) -> None:
-    (mimic / f"{name}.gz").unlink(missing_ok=True)
-    if content is not None:
-        (mimic / name).write_bytes(content)
-    with pytest.raises(DataError, match=message):
-        pool("mimic_iii", mimic)
+        ("CALLOUT.csv", "ROW_ID,TEXT\n1,x\n", "lacks the column HADM_ID"),
+        ("CALLOUT.csv", "", "not a readable CSV file"),
+        ("CALLOUT.csv", 'HADM_ID\n"', "not a readable CSV file"),
+        ("ADMISSIONS.csv", "HADM_ID\n1\n", "lacks SUBJECT_ID, ADMITTIME, DISCHTIME"),
+        ("ADMISSIONS.csv", ADMISSIONS.replace(",101,", ",100,"), "HADM_ID occurs twice"),
+        ("ADMISSIONS.csv", ADMISSIONS.replace(",101,", ",x,"), "or is no number"),
+        ("ADMISSIONS.csv", ADMISSIONS.replace("ROW_ID", "hadm_id"), "HADM_ID several"),
+        ("ADMISSIONS.csv", ADMISSIONS.replace("2101-10-22", "soon"), "not a readable"),
+        ("PATIENTS.csv", PATIENTS.replace("1,12", "1,13"), "DOB is empty or unknown"),
+    )
+    whole = {path.name: path.read_bytes() for path in mimic.iterdir()}
+    for name, content, message in damaged:
+        for path in mimic.iterdir():
+            path.unlink()
+        for other, bytes_ in whole.items():
+            (mimic / other).write_bytes(bytes_)
+        (mimic / f"{name}.gz").unlink(missing_ok=True)
+        if content is not None:
+            (mimic / name).write_text(content)
+        with pytest.raises(DataError, match=message):
+            pool("mimic_iii", mimic)
 
 
 # Caltech101-7, read from synthetic MATLAB files of its form; hostile ones are refused.
@@ -334,23 +327,19 @@ CELL_OF_FIVE[0] = [np.zeros((2, 2))] * 5
 BAD_LABELS = np.full((1474, 1), 8)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_another_matlab_file_is_refused(tmp_path: Path) -> None:
+    changes: tuple[tuple[dict[str, Any], str], ...] = (
         ({"X": np.zeros((1474, 5))}, r"X holds matrices of shapes \[\], expected \[\(1474, 48\)"),
         ({"X": CELL_OF_FIVE}, r"shapes \[\(2, 2\), .*expected \[\(1474, 48\)"),
         ({"Y": BAD_LABELS}, "row 0 has label 7, expected 0 to 6; 1474 such rows"),
         ({"Y": np.ones((3, 1))}, "Y holds 3 numbers, expected 1474 labels"),
         ({"Y": "none"}, "must hold finite numbers, got <U4"),
         ({"Y": np.full((1474, 1), np.nan)}, "must hold finite numbers, got float64"),
-    ],
-)
-def test_another_matlab_file_is_refused(
-    tmp_path: Path, change: Mapping[str, Any], message: str
-) -> None:
-    write_caltech(tmp_path, **change)
-    with pytest.raises(DataError, match=message):
-        pool("caltech_7", tmp_path)
+    )
+    for change, message in changes:
+        write_caltech(tmp_path, **change)
+        with pytest.raises(DataError, match=message):
+            pool("caltech_7", tmp_path)
 
 
 def test_a_hostile_matlab_file_is_refused(tmp_path: Path) -> None:
@@ -388,25 +377,17 @@ def array(kind: int, rows: int, body: bytes, *, name: bytes = b"X") -> bytes:
     return element(14, element(6, flags) + element(5, dimensions) + element(1, name) + body)
 
 
-@pytest.mark.parametrize(
-    ("matrix", "message"),
-    [
+def test_what_an_array_claims_takes_no_memory(tmp_path: Path) -> None:
+    twice = compressed(compressed(array(6, 2**10, element(2, bytes(2**10)))))
+    for matrix, message in (
         (array(1, 2**30, b""), "claims 1073741824 entries and holds 0"),
         (array(4, 2**30, element(16, b"")), "claims 1073741824 entries and holds 0"),
         (array(1, 1, array(1, 2**30, b"", name=b"")), "class 1, expected matrices"),
         (array(2, 2**30, element(5, struct.pack("<i", 8)) + element(1, b"a\0")), "class 2"),
         (array(3, 2**30, b""), "class 3, expected matrices"),
         (array(1, -1, b""), "claims -1 entries"),
-    ],
-)
-def test_what_an_array_claims_takes_no_memory(tmp_path: Path, matrix: bytes, message: str) -> None:
-    (tmp_path / "Caltech101-7.mat").write_bytes(HEADER + matrix)
-    with pytest.raises(DataError, match=message):
-        pool("caltech_7", tmp_path)
-
-
-def test_an_element_compressed_twice_is_refused(tmp_path: Path) -> None:
-    once = compressed(array(6, 2**10, element(2, bytes(2**10))))
-    (tmp_path / "Caltech101-7.mat").write_bytes(HEADER + compressed(once))
-    with pytest.raises(DataError, match="type 15 where a matrix is expected"):
-        pool("caltech_7", tmp_path)
+        (twice, "type 15 where a matrix is expected"),
+    ):
+        (tmp_path / "Caltech101-7.mat").write_bytes(HEADER + matrix)
+        with pytest.raises(DataError, match=message):
+            pool("caltech_7", tmp_path)

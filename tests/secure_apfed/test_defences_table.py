@@ -197,7 +197,7 @@ def test_a_result_tells_who_ran_a_defence_and_that_it_guarantees_nothing(tmp_pat
 
 
 def test_the_guide_lists_every_defence() -> None:
-    text = Path("docs/add-a-defence.md").read_text(encoding="utf-8")
+    text = Path("docs/extend.md").read_text(encoding="utf-8")
     for name, defence in DEFENCES.items():
         (row,) = [line for line in text.splitlines() if line.startswith(f"| `{name}` |")]
         assert f"| {', '.join(defence.protects)} |" in row

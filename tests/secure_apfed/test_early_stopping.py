@@ -82,7 +82,7 @@ def test_a_model_is_the_same_whatever_the_held_out_rows_say(
     assert labels_N is not None
     labels_N = labels_N.clone()
     features_N[held], labels_N[held] = 100.0, 0
-    other = replace(data, active=replace(data.active, features=features_N, labels=labels_N))
+    other = replace(data, table=replace(data.active, features=features_N, labels=labels_N))
     models = [run(config, None, data=one).recording.model for one in (data, other)]
     one, another = (model.state_dict() for model in models if model is not None)
     assert all(torch.equal(tensor, another[name]) for name, tensor in one.items())

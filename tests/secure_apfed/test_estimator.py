@@ -68,22 +68,16 @@ def test_passives_help_those_whom_they_know(bunch: Any) -> None:
 
 def test_it_is_crossed_and_calibrated_and_stands_in_a_pipeline(bunch: Any) -> None:
     own, passives = parties(bunch)
-    one = VerticalClassifier(passives=passives, settings=HELPED)
-    assert cross_val_score(one, own, bunch.target, cv=2).mean() > 0.8
-    calibrated = CalibratedClassifierCV(one, cv=2).fit(own, bunch.target)
+    model = VerticalClassifier(passives=passives, settings=HELPED)
+    calibrated = CalibratedClassifierCV(model, cv=2).fit(own, bunch.target)
     assert calibrated.predict_proba(own).shape == (len(own), 2)
-    piped = make_pipeline(StandardScaler().set_output(transform="pandas"), one)
-    assert piped.fit(own, bunch.target).score(own, bunch.target) > 0.8
-
-
-def test_rows_that_name_nobody_are_matched_to_nobody(bunch: Any) -> None:
-    own, passives = parties(bunch)
-    piped = make_pipeline(StandardScaler(), VerticalClassifier(passives=passives, settings=HELPED))
+    piped = make_pipeline(StandardScaler().set_output(transform="pandas"), model)
+    assert cross_val_score(piped, own, bunch.target, cv=2).mean() > 0.8
     with pytest.raises(ConfigError, match="came as ndarray, which names nobody"):
-        piped.fit(own, bunch.target)
+        make_pipeline(StandardScaler(), model).fit(own, bunch.target)
 
 
-def test_texts_are_categories_and_labels_keep_their_kind() -> None:
+def test_texts_are_categories_dates_are_days_and_labels_keep_their_kind() -> None:
     draw = np.random.default_rng(0)
     colour = np.array(["red", "blue", None])[draw.integers(0, 3, 200)]
     frame = pd.DataFrame({"colour": colour, "size": draw.normal(size=200)})
@@ -91,10 +85,6 @@ def test_texts_are_categories_and_labels_keep_their_kind() -> None:
     fitted = VerticalClassifier(settings=BRIEF).fit(frame, label)
     assert set(fitted.predict(frame)) == {"yes", "no"}
     assert fitted.score(frame, label) > 0.85
-
-
-def test_dates_are_days() -> None:
-    draw = np.random.default_rng(0)
     since = pd.Timestamp("2026-01-01") + pd.to_timedelta(draw.integers(0, 300, 200), unit="D")
     frame = pd.DataFrame({"since": since, "size": draw.normal(size=200)})
     labels = np.where(frame["since"] > "2026-05-31", "new", "old")
@@ -211,28 +201,20 @@ def small() -> tuple[pd.DataFrame, pd.DataFrame, NDArray[np.bool_]]:
 @pytest.mark.parametrize("method", ["apfed_c", "votes"])
 def test_what_the_caller_s_torch_is_set_to_changes_nothing(method: str) -> None:
     active, passive, labels = small()
+    settings = {**HELPED, "method": method}
 
-    def told() -> NDArray[np.float64]:
-        settings = {**HELPED, "method": method}
-        fitted = VerticalClassifier({"lab": passive}, settings).fit(active, labels)
+    def told(seed: int = 0) -> NDArray[np.float64]:
+        fitted = VerticalClassifier({"lab": passive}, settings, seed=seed).fit(active, labels)
         return fitted.predict_proba(active)
 
     expected = told()
     for name, caller in CALLERS.items():
         with caller():
             assert np.array_equal(told(), expected), name
-
-
-def test_threads_fit_what_one_would() -> None:
-    active, passive, labels = small()
-
-    def told(seed: int) -> NDArray[np.float64]:
-        fitted = VerticalClassifier({"lab": passive}, HELPED, seed=seed).fit(active, labels)
-        return fitted.predict_proba(active)
-
     with ThreadPoolExecutor(2) as pool:
-        together = list(pool.map(told, (0, 1)))
-    assert all(np.array_equal(told(seed), one) for seed, one in enumerate(together))
+        first, other = pool.map(told, (0, 1))
+    assert np.array_equal(first, expected)
+    assert np.array_equal(other, told(1))
 
 
 def test_nothing_shown_or_pickled_holds_a_passive_s_rows() -> None:

@@ -1,4 +1,4 @@
-"""docs/add-a-labeller.md and docs/add-a-task.md as printed: what they add keeps what is asked."""
+"""docs/extend.md as printed: the labeller and the task that it adds keep what is asked."""
 
 import sys
 from collections.abc import Mapping
@@ -38,14 +38,17 @@ def register(monkeypatch: pytest.MonkeyPatch, table: Mapping[str, Any], entry: A
                 monkeypatch.setattr(module, key, longer)
 
 
-def printed_config(document: str) -> Config:
-    (text,) = blocks(document, "yaml")
-    return load_config_text(f"{text}party_seeds: shared_for_comparison\n", source=document)
+EXTEND = "docs/extend.md"  # its programs: a labeller, a task, a secure sum, an objective
+
+
+def printed_config(at: int) -> Config:
+    text = blocks(EXTEND, "yaml")[at]
+    return load_config_text(f"{text}party_seeds: shared_for_comparison\n", source=EXTEND)
 
 
 @pytest.fixture
 def neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    kind = program_of("docs/add-a-labeller.md", tmp_path).Neighbours
+    kind = program_of(EXTEND, tmp_path, at=0).Neighbours
     register(monkeypatch, LABELLERS, kind)
     return str(kind.name)
 
@@ -67,7 +70,7 @@ def test_the_printed_labeller_keeps_the_contract(neighbours: str) -> None:
 
 @pytest.mark.usefixtures("neighbours")
 def test_the_printed_run_votes_by_it(tmp_path: Path) -> None:
-    config = printed_config("docs/add-a-labeller.md")
+    config = printed_config(0)
     result = run(config, tmp_path / "run")
     assert result.scores["votes"] > 0.4
     page = write_report(tmp_path / "run").read_text()
@@ -78,7 +81,7 @@ def test_the_printed_run_votes_by_it(tmp_path: Path) -> None:
 
 @pytest.fixture
 def ordinal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    kind = program_of("docs/add-a-task.md", tmp_path).Ordinal
+    kind = program_of(EXTEND, tmp_path, at=1).Ordinal
     register(monkeypatch, TASKS, kind)
     settings = METHODS["apfed_c"].settings
     monkeypatch.setattr(settings, "tasks", (*settings.tasks, kind.name))
@@ -99,7 +102,7 @@ def test_the_printed_loss_is_of_what_is_told(ordinal: Any) -> None:
 def test_the_printed_task_is_trained_judged_attacked_and_predicted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = printed_config("docs/add-a-task.md")
+    config = printed_config(1)
     folder = tmp_path / "run"
     result = run(config, folder)
     assert config.measure == "accuracy"

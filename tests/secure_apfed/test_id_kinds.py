@@ -438,6 +438,3 @@ def test_the_page_has_the_table_of_kinds() -> None:
     for kind in KINDS:
         if kind.written:
             assert f"| {kind.name} | {kind.written} |" in page
-    for what, remedy in REFUSALS.values():
-        remedy = remedy.format(key="").replace("|", "\\|")
-        assert f"| {what.strip(',')} | {remedy} |" in page

@@ -46,8 +46,8 @@ def planted(seed: int = 0) -> VerticalData:
     tables = [table("active", 12, 1.6), table("passive-1", 6, 0.3), table("passive-2", 5, 0.3)]
     rows = torch.arange(people)
     return VerticalData(
-        tables[0], tuple(tables[1:]), tuple("abcd"), rows[:TRAIN], rows[TRAIN:],
-        labelled=rows[:LABELLED].clone(),
+        table=tables[0], passives=tuple(tables[1:]), classes=tuple("abcd"),
+        train_rows=rows[:TRAIN], test_rows=rows[TRAIN:], labelled=rows[:LABELLED].clone(),
     )  # fmt: skip
 
 
@@ -272,7 +272,7 @@ def test_labels_spread_over_h_are_what_the_head_says() -> None:
     assert data.active.labels is not None
     shown = data.active.labels.clone()
     shown[LABELLED:TRAIN] = UNLABELLED
-    data = replace(data, active=replace(data.active, labels=shown))
+    data = replace(data, table=replace(data.active, labels=shown))
     config = config_of(
         "apfed_c", model={"network": "mlp", "hidden": [16], "representation": 8, "dropout": 0.5},
         train={"epochs": 1, "batch_size": 240, "device": "cpu", "precision": "float64",

@@ -1,6 +1,7 @@
 """Names reach file names: one rule, held where settings are read and where a path is made."""
 
 import doctest
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
 from secure_apfed.contract import Participant
 from secure_apfed.data import load_data
-from secure_apfed.data.records import VerticalData
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.names import UPDATES, check_name, check_parties, log_file
 
@@ -132,7 +132,7 @@ def test_tables_keep_the_rule_too() -> None:
     passive = data.passives[0]
     object.__setattr__(passive, "name", "../x")
     with pytest.raises(DataError, match=r"got '\.\./x'"):
-        VerticalData(data.active, data.passives, data.classes, data.train_rows, data.test_rows)
+        replace(data, passives=data.passives)
 
 
 def test_the_example_runs() -> None:

@@ -52,8 +52,7 @@ def naive(a: Tensor, p: Tensor, tau: float, anchors: str) -> float:
 
 
 @pytest.mark.parametrize("anchors", ["active", "both"])
-@pytest.mark.parametrize("tau", [0.05, 0.5, 1.0, 7.0])
-@pytest.mark.parametrize("count", [1, 2, 9])
+@pytest.mark.parametrize(("tau", "count"), [(0.05, 9), (1.0, 1), (7.0, 2)])
 def test_contrastive_loss_is_that_of_the_equations(anchors: str, tau: float, count: int) -> None:
     a, p = rows(count, 4, 1), rows(count, 4, 2)
     ours = contrastive_loss(a, p, temperature=tau, anchors=anchors)
@@ -87,8 +86,7 @@ def test_contrastive_loss_ignores_the_scale_of_each_row(anchors: str) -> None:
     assert contrastive_loss(-a, p, anchors=anchors).item() != pytest.approx(plain)
 
 
-@pytest.mark.parametrize("anchors", ["active", "both"])
-@pytest.mark.parametrize("tau", [0.3, 1.0])
+@pytest.mark.parametrize(("anchors", "tau"), [("active", 0.3), ("both", 1.0)])
 def test_gradients_of_the_contrastive_loss(anchors: str, tau: float) -> None:
     a, p = rows(4, 3, 1).requires_grad_(), rows(4, 3, 2).requires_grad_()
 
@@ -116,20 +114,15 @@ def test_matching_rows_have_the_least_loss() -> None:
     assert contrastive_loss(a, a.roll(1, 0), temperature=0.05).item() > 10
 
 
-@pytest.mark.parametrize(
-    ("a", "p", "changes", "message"),
-    [
-        ((4, 3), (5, 3), {}, r"\(4, 3\) and \(5, 3\)"),
-        ((4, 3), (3, 3), {"anchors": "active"}, r"\(4, 3\) and \(3, 3\)"),
-        ((4, 3), (4, 2), {}, r"\(4, 3\) and \(4, 2\)"),
-        ((4, 3), (4, 3), {"anchors": "passive"}, "active or both, got 'passive'"),
-    ],
-)
-def test_arguments_that_make_no_pairs_are_refused(
-    a: Shape, p: Shape, changes: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ModelError, match=message):
-        contrastive_loss(torch.ones(a), torch.ones(p), **changes)
+def test_arguments_that_make_no_pairs_are_refused() -> None:
+    for a, p, anchors, message in (
+        ((4, 3), (5, 3), "both", r"\(4, 3\) and \(5, 3\)"),
+        ((4, 3), (3, 3), "active", r"\(4, 3\) and \(3, 3\)"),
+        ((4, 3), (4, 2), "both", r"\(4, 3\) and \(4, 2\)"),
+        ((4, 3), (4, 3), "passive", "active or both, got 'passive'"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            contrastive_loss(torch.ones(a), torch.ones(p), anchors=anchors)
 
 
 def make(settings: ObjectiveSettings, sent: Shape, own: Shape, model: ModelSettings = MLP) -> Any:
@@ -155,8 +148,7 @@ def test_reconstruction_is_the_mean_squared_error_of_the_decoded(
     assert objective(z, x).item() == pytest.approx(by_hand, rel=1e-5)
 
 
-@pytest.mark.parametrize("anchors", ["active", "both"])
-@pytest.mark.parametrize("sent", [(4,), (2, 3)])
+@pytest.mark.parametrize(("anchors", "sent"), [("active", (4,)), ("both", (2, 3))])
 def test_contrastive_encodes_projects_and_compares(sent: Shape, anchors: Any) -> None:
     settings = ContrastiveSettings(anchors=anchors, temperature=0.5)
     objective = make(settings, sent, (7,)).double()
@@ -176,27 +168,21 @@ def test_every_parameter_and_the_representation_get_a_gradient(settings: Objecti
         assert value.grad.abs().max() > 0
 
 
-def test_a_decoder_that_misses_the_features_is_named_with_both_shapes() -> None:
-    message = re.escape("(64, 10, 24) into (1, 14, 28)") + ".*" + re.escape("shape (1, 9, 28)")
-    with pytest.raises(ModelError, match=message):
-        make(ReconstructionSettings(), (64, 10, 24), (1, 9, 28), ModelSettings())
-
-
-@pytest.mark.parametrize("sent", [(32, 10, 24), (64, 10), (2, 64, 5, 24)])
-def test_a_representation_that_no_decoder_reads_is_named(sent: Shape) -> None:
-    with pytest.raises(ModelError, match=re.escape(f"rows of shape {sent}")):
-        make(ReconstructionSettings(), sent, (1, 14, 28), ModelSettings())
-
-
-def test_odd_heights_that_stride_two_loses_are_named() -> None:
-    with pytest.raises(ModelError, match=re.escape("(3, 10, 32)")):
-        make(ReconstructionSettings(), (64,), (3, 11, 32), ModelSettings())
-
-
-@pytest.mark.parametrize("settings", [ReconstructionSettings(), ContrastiveSettings()])
-def test_networks_for_other_rows_are_named(settings: ObjectiveSettings) -> None:
-    with pytest.raises(ModelError, match="images of 1 channel"):
-        make(settings, (4,), (7,), ModelSettings(network="conv_mnist"))
+def test_shapes_that_do_not_fit_are_named() -> None:
+    image, plain = (1, 14, 28), ReconstructionSettings()
+    wrong: tuple[tuple[ObjectiveSettings, Shape, Shape, ModelSettings, str], ...] = (
+        (plain, (64, 10, 24), (1, 9, 28), ModelSettings(),
+         re.escape("(64, 10, 24) into (1, 14, 28)") + ".*" + re.escape("shape (1, 9, 28)")),
+        (plain, (32, 10, 24), image, ModelSettings(), re.escape("rows of shape (32, 10, 24)")),
+        (plain, (64, 10), image, ModelSettings(), re.escape("rows of shape (64, 10)")),
+        (plain, (64,), (3, 11, 32), ModelSettings(), re.escape("(3, 10, 32)")),  # stride 2 loses
+        (plain, (4,), (7,), ModelSettings(network="conv_mnist"), "images of 1 channel"),
+        (ContrastiveSettings(), (4,), (7,), ModelSettings(network="conv_mnist"),
+         "images of 1 channel"),
+    )  # fmt: skip
+    for settings, sent, own, model, message in wrong:
+        with pytest.raises(ModelError, match=message):
+            make(settings, sent, own, model)
 
 
 def test_each_entry_of_the_table_is_chosen_by_its_own_settings() -> None:
@@ -205,16 +191,12 @@ def test_each_entry_of_the_table_is_chosen_by_its_own_settings() -> None:
         assert type(make(adapter.validate_python({"name": name}), (4,), (7,))) is kind
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"name": "magic"}, {}, {"name": "reconstruction", "temperature": 1},
-        {"name": "contrastive", "temperature": 0}, {"name": "contrastive", "temperature": -1},
-        {"name": "contrastive", "temperature": math.inf},
-        {"name": "contrastive", "anchors": "passive"},
-    ],
-)  # fmt: skip
-def test_settings_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
+def test_settings_out_of_range_are_refused() -> None:
     adapter: TypeAdapter[ObjectiveSettings] = TypeAdapter(ObjectiveSettings)
-    with pytest.raises(ValidationError):
-        adapter.validate_python(wrong)
+    wrong: tuple[dict[str, Any], ...] = (
+        {"name": "magic"}, {}, {"name": "reconstruction", "temperature": 1},
+        {"name": "contrastive", "temperature": 0}, {"name": "contrastive", "anchors": "passive"},
+    )  # fmt: skip
+    for settings in wrong:
+        with pytest.raises(ValidationError):
+            adapter.validate_python(settings)

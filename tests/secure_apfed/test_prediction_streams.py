@@ -137,18 +137,6 @@ def test_few_rows_are_told_of_cell_by_cell_and_have_no_stability_index(
     assert "no score stability index: of 5 rows it would be high by chance, of 50 or more" in said
 
 
-def test_a_row_is_told_the_same_whatever_comes_with_it(trained: Path, tmp_path: Path) -> None:
-    frame = pd.read_csv(trained / "active.csv").iloc[:6]
-    whole = predict_file(trained / "run", trained / "active.csv").frame()
-    for at in range(6):
-        path = tmp_path / f"one.{'csv' if at % 2 else 'parquet'}"
-        one = frame.iloc[[at]]
-        one.to_csv(path, index=False) if at % 2 else one.to_parquet(path)
-        alone = predict_file(trained / "run", path).frame()
-        assert alone.iloc[:, 0].tolist() == whole.iloc[[at], 0].tolist()
-        assert alone.iloc[0, 1] == pytest.approx(whole.iloc[at, 1], rel=1e-5)
-
-
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_rows(trained: Path, tmp_path: Path) -> None:
     """Ten times the rows, less than 1.5 times the memory."""

@@ -22,7 +22,7 @@ from secure_apfed.runs.folder import RunFolder, read_scored
 from secure_apfed.runs.outcome import read_outcome
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
-from secure_apfed.tasks import task_loss
+from secure_apfed.tasks import Classification
 from tests.secure_apfed.small_runs import small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
@@ -126,7 +126,7 @@ def test_weights_of_classes_make_a_rare_one_found() -> None:
     rare = data.train_rows[labels[data.train_rows] == 0]
     often = data.train_rows[labels[data.train_rows] == 1]
     few = data.__class__(
-        active=data.active, passives=data.passives, classes=data.classes,
+        table=data.active, passives=data.passives, classes=data.classes,
         train_rows=torch.cat([rare[:12], often[:200]]).sort().values, test_rows=data.test_rows,
     )  # fmt: skip
     found = [
@@ -142,11 +142,12 @@ def test_the_weighted_loss_is_that_of_repeated_rows() -> None:
     labels = torch.tensor([0, 0, 0, 1])
     weights = torch.tensor([4 / 6, 2.0])
     again = torch.tensor([0, 1, 2, 3, 3, 3])
-    repeated = task_loss(scores[again], labels[again])
-    assert float(task_loss(scores, labels, weights)) == pytest.approx(float(repeated))
+    loss = Classification().loss
+    repeated = loss(scores[again], labels[again], scores)
+    assert float(loss(scores, labels, scores, weights)) == pytest.approx(float(repeated))
     open_rows = torch.tensor([0, 0, 0, 1, UNLABELLED])
     more = torch.cat([scores, torch.ones(1, 2)])
-    assert float(task_loss(more, open_rows, weights)) == pytest.approx(float(repeated))
+    assert float(loss(more, open_rows, more, weights)) == pytest.approx(float(repeated))
 
 
 @pytest.mark.parametrize("method", METHODS)

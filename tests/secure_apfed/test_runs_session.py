@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -369,9 +370,7 @@ def test_an_empty_intersection_says_what_to_check(finished: tuple[Path, RunResul
         labels=None,
         encoding=data.passives[0].encoding,
     )
-    apart = type(data)(
-        data.active, (stranger, data.passives[1]), data.classes, data.train_rows, data.test_rows
-    )
+    apart = replace(data, passives=(stranger, data.passives[1]))
     with pytest.raises((DataError, ValueError), match="same ID column"):
         run(small_config(), None, data=apart)
 

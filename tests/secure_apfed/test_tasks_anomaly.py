@@ -16,14 +16,14 @@ from apfed_experiments.report import write_report
 from apfed_experiments.solo import keep_solo
 from apfed_experiments.tasks import CASES, compare_tasks
 from secure_apfed.config import Config
-from secure_apfed.data import load_data
+from secure_apfed.data import TargetScale, load_data
 from secure_apfed.errors import DataError
 from secure_apfed.intervals import estimates
 from secure_apfed.measures import MEASURES, Scored, measure_all, names_of
 from secure_apfed.runs.folder import RunFolder, read_scored
 from secure_apfed.runs.outcome import read_outcome
 from secure_apfed.runs.run import run
-from secure_apfed.runs.solo import PredictedNumbers, load_model, predict_file
+from secure_apfed.runs.solo import load_model, predict_file
 from secure_apfed.settings.data import DataSettings, PartySettings
 from secure_apfed.solo.choice import DETECTORS, compare_detectors
 from secure_apfed.tasks import TASKS, Anomaly
@@ -151,26 +151,18 @@ def test_strangers_are_told_in_own_tables(tmp_path: Path) -> None:
                  tmp_path / "run")  # fmt: skip
     assert result.scores["single_view"] > 0.8
     told = predict_file(tmp_path / "run", tmp_path / "active.csv")
-    assert isinstance(told, PredictedNumbers)
     assert told.columns() == ("id", "score")
-    assert float(told.numbers[:30].median()) > float(told.numbers[30:].median())
+    assert float(told.outputs[:30].median()) > float(told.outputs[30:].median())
     assert json.loads(RunFolder(tmp_path / "run").card.read_text())["task"] == "anomaly"
-
-
-def test_onnx_tells_the_same_scores(tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     from secure_apfed.contrib.onnx_file import write_onnx
 
-    settings = own_tables(tmp_path).model_dump(mode="json", exclude_defaults=True)
-    run(config_of("single_view", data=settings), tmp_path / "run")
     write_onnx(load_model(tmp_path / "run"), tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     frame = pd.read_csv(tmp_path / "active.csv")
     (said,) = session.run(None, {name: frame[[name]].to_numpy() for name in ("a", "b")})
-    told = predict_file(tmp_path / "run", tmp_path / "active.csv")
-    assert isinstance(told, PredictedNumbers)
-    assert said == pytest.approx(told.numbers.numpy(), rel=1e-4)
+    assert said == pytest.approx(told.outputs.numpy(), rel=1e-4)
 
 
 def test_attacks_on_labels_are_left_out_with_a_reason() -> None:
@@ -198,7 +190,7 @@ def test_detectors_see_training_rows_alone() -> None:
         compare_detectors(train * np.nan, test, truth, measure=MEASURES["auc"])
 
 
-@pytest.mark.parametrize(("settings", "said"), [
+REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"data": {"dataset": "digits", "views": 4}}, "data.anomaly names the class"),
     ({"task": "classification"}, "give both"),
     ({"data": {**DIGITS, "anomaly": "ten"}}, "digits has the classes 0, 1"),
@@ -209,15 +201,13 @@ def test_detectors_see_training_rows_alone() -> None:
     ({"train": {"class_weights": "balanced"}}, "class_weights: they are of classes"),
     ({"train": {"loss": "huber"}}, "huber is of task: regression"),
     ({"method": "tvfl"}, "method tvfl learns classification, not anomaly; use apfed"),
-])  # fmt: skip
-def test_what_does_not_fit_is_refused(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
-        config_of(**settings) if "method" not in settings else config_of("tvfl")
+)  # fmt: skip
 
 
-def test_labels_that_are_numbers_name_no_anomaly() -> None:
-    from secure_apfed.data import TargetScale
-
+def test_what_does_not_fit_is_refused() -> None:
+    for settings, said in REFUSED:
+        with pytest.raises(ValidationError, match=said):
+            config_of(**settings)
     with pytest.raises(DataError, match="labels are numbers"):
         TASKS["anomaly"].of(TargetScale(mean=0, scale=1))
 

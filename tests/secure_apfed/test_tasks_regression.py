@@ -1,6 +1,7 @@
 """Regression: targets standardised and told in their unit, from data to `predict`, and refusals."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from apfed_experiments.run_list import list_runs
 from apfed_experiments.solo import keep_solo
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_settings, load_config_text
-from secure_apfed.data import TargetScale, VerticalData, load_data, pack_own, read_own
+from secure_apfed.data import TargetScale, load_data, pack_own, read_own
 from secure_apfed.data.catalogue import labels_are_numbers
 from secure_apfed.errors import ConfigError, DataError, ModelError
 from secure_apfed.estimator import VerticalClassifier
@@ -29,7 +30,7 @@ from secure_apfed.methods.student import RANGES, Bins
 from secure_apfed.runs.folder import RunFolder, read_scored
 from secure_apfed.runs.outcome import read_outcome
 from secure_apfed.runs.run import run
-from secure_apfed.runs.solo import PredictedNumbers, load_model, predict_file
+from secure_apfed.runs.solo import load_model, predict_file
 from secure_apfed.settings.data import DataSettings, PartySettings
 from secure_apfed.simulation import why_not
 from secure_apfed.solo.choice import REGRESSORS, compare_numbers
@@ -195,7 +196,7 @@ def test_one_party_alone_learns_a_line() -> None:
     line = data.active.features[:, 2]
     table = data.active.__class__("active", data.active.ids, data.active.features, line,
                                   data.active.encoding, data.active.views)  # fmt: skip
-    other = VerticalData(table, data.passives, (), data.train_rows, data.test_rows, targets=scale)
+    other = replace(data, table=table, classes=(), targets=scale)
     found = {}
     for loss in ("squared", "absolute", "huber"):
         train = {"epochs": 80, "batch_size": 64, "learning_rate": 0.05, "device": "cpu",
@@ -227,37 +228,28 @@ def test_a_broken_off_run_goes_on_alike(tmp_path: Path) -> None:
     assert resumed.scores == whole.scores
 
 
-def test_predict_tells_numbers_in_the_unit(tmp_path: Path) -> None:
+def test_predict_and_onnx_tell_numbers_in_the_unit(tmp_path: Path) -> None:
     settings = own_tables(tmp_path)
     config = config_of("single_view", data=settings.model_dump(mode="json", exclude_defaults=True))
     run(config, tmp_path / "run")
     told = predict_file(tmp_path / "run", tmp_path / "active.csv")
-    assert isinstance(told, PredictedNumbers)
-    assert 900 < float(told.numbers.mean()) < 1100
+    assert 900 < float(told.outputs.mean()) < 1100
     told.write(tmp_path / "told.csv")
     frame = pd.read_csv(tmp_path / "told.csv")
     assert list(frame) == ["id", "prediction"]
-    assert frame["prediction"].to_numpy() == pytest.approx(told.numbers.numpy())
+    assert frame["prediction"].to_numpy() == pytest.approx(told.outputs.numpy())
     assert told.compared.stability is not None
     assert told.as_json()["predictions"][0]["id"] == "p0"
-
-
-def test_onnx_tells_the_same_numbers(tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     from secure_apfed.contrib.onnx_file import write_onnx
 
-    settings = own_tables(tmp_path)
-    config = config_of("single_view", data=settings.model_dump(mode="json", exclude_defaults=True))
-    run(config, tmp_path / "run")
     write_onnx(load_model(tmp_path / "run"), tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     frame = pd.read_csv(tmp_path / "active.csv")
     columns = {name: frame[[name]].to_numpy() for name in ("a", "b")}
     (said,) = session.run(["output_prediction"], columns)
-    told = predict_file(tmp_path / "run", tmp_path / "active.csv")
-    assert isinstance(told, PredictedNumbers)
-    assert said == pytest.approx(told.numbers.numpy(), rel=1e-5)
+    assert said == pytest.approx(told.outputs.numpy(), rel=1e-5)
 
 
 def test_a_card_that_fits_no_task_is_refused(tmp_path: Path) -> None:
@@ -324,13 +316,13 @@ def test_test_labels_choose_no_baseline() -> None:
     assert wrong[0][0].test > 0.9 > 0 > wrong[1][0].test
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name not in TAKING])
-def test_other_methods_refuse_by_name(method: str) -> None:
-    with pytest.raises(ValidationError, match=r"task: method .*use .*apfed_r"):
-        config_of(method)
+def test_other_methods_refuse_by_name() -> None:
+    for method in (name for name in METHODS if name not in TAKING):
+        with pytest.raises(ValidationError, match=r"task: method .*use .*apfed_r"):
+            config_of(method)
 
 
-@pytest.mark.parametrize(("settings", "said"), [
+REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"task": "classification"}, "numbers and no classes; say task: regression"),
     ({"task": "regresion"}, "did you mean 'regression'"),
     ({"data": {"dataset": "wine"}}, "are classes; take a set of numbers"),
@@ -346,26 +338,20 @@ def test_other_methods_refuse_by_name(method: str) -> None:
     ({"data": {**TABLES, "classes": ["a", "b"]}}, "leave data.classes out"),
     ({"data": {**TABLES, "numeric_labels": True}}, "Extra inputs are not permitted"),
     ({"data": {**TABLES, "partition": "horizontal"}}, "are the active's alone"),
-])  # fmt: skip
-def test_what_does_not_fit_is_refused(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
-        config_of(**settings)
+)  # fmt: skip
 
 
-def test_a_loss_of_regression_is_refused_of_classes() -> None:
+def test_what_does_not_fit_is_refused() -> None:
+    for settings, said in REFUSED:
+        with pytest.raises(ValidationError, match=said):
+            config_of(**settings)
+
+
+def test_what_is_no_regression_is_refused() -> None:
     with pytest.raises(ValidationError, match=r"train\.loss: huber is of task: regression"):
         small_config(train={"loss": "huber"})
-
-
-def test_simulation_leaves_the_run_to_its_parties() -> None:
     assert "task regression" in why_not(config_of())
-
-
-def test_the_classifier_refuses() -> None:
     with pytest.raises(ConfigError, match="'regression' is no classification"):
         VerticalClassifier(settings={"task": "regression"}).fit([[0.0], [1.0]], [0, 1])
-
-
-def test_a_task_of_other_labels_is_refused() -> None:
     with pytest.raises(DataError, match="these labels are classes"):
         Regression.of(None)

@@ -4,7 +4,8 @@ A new bench is a `Bench` and one line in the table. One is run, or all after ano
 that says what is done (`bench all --output FOLDER`): a case that fails is a row with the reason, as
 one whose peer is missing, and ends no other. The tables of docs/performance.md are made of that
 folder: between `<!-- bench NAME -->` and `<!-- end NAME -->` the page holds what `block` makes of
-NAME.json; all else is written by hand and stays, and no figure is typed.
+NAME.json, with `<!-- bench NAME CASES -->` of some cases only; all else is written by hand and
+stays, and no figure is typed.
 """
 
 import functools
@@ -61,7 +62,9 @@ _PACKAGES = ("apfed_protocols", "secure_apfed", "apfed_attacks", "apfed_experime
 _HEADS = {"peer_seconds": "the peer's seconds"}
 _MANY = 1_000_000
 _COARSE_S = 1e-4
-_BLOCK = re.compile(r"<!-- bench (?P<name>\S+) -->\n.*?<!-- end (?P=name) -->", re.DOTALL)
+_BLOCK = re.compile(
+    r"<!-- bench (?P<name>\S+)(?: (?P<only>\S+))? -->\n.*?<!-- end (?P=name) -->", re.DOTALL
+)
 _SCALES = {
     "s": ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")),
     "B": ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B")),
@@ -239,15 +242,28 @@ def renewed(text: str, measured: Mapping[str, Measured]) -> str:
             f"<!-- end {name} --> on lines of their own where its table belongs"
         )
 
+    machines: list[Any] = [None]
+
     def fill(match: re.Match[str]) -> str:
-        name = match["name"]
-        return f"<!-- bench {name} -->\n{block(measured[name])}<!-- end {name} -->"
+        name, only = match["name"], match["only"]
+        shown = measured[name]
+        machines.append(shown["machine"])
+        if only:
+            rows = [row for row in shown["rows"] if fnmatchcase(row["case"], only)]
+            shown = {**shown, "rows": rows, "cases": only}
+        head = match[0].partition("\n")[0]
+        return f"{head}\n{block(shown, above=machines[-2])}<!-- end {name} -->"
 
     return _BLOCK.sub(fill, text)
 
 
-def block(measured: Measured) -> str:
-    """A bench's table, what it was measured on, and why what is missing is missing."""
+def block(measured: Measured, *, above: Any = None) -> str:
+    """A bench's table, what it was measured on, and why what is missing is missing.
+
+    Args:
+        measured: what it measured.
+        above: the machine of the table before it.
+    """
     bench, machine = BENCHES[measured["bench"]], measured["machine"]
     header, rows = cells(measured)
     reasons: dict[str, list[str]] = {}
@@ -258,11 +274,13 @@ def block(measured: Measured) -> str:
     load = "" if measured["load"] is None else f", load {measured['load']:.1f} when it began"
     step = measured["clock_step"]
     clock = f" The clock moved by {_scaled(step, 's')}." if step > _COARSE_S else ""
+    where = (
+        f"{machine['processor']}, {machine['cores']} cores, {machine['gpu'] or 'no GPU'}, Python "
+        f"{machine['python']}, torch {machine['torch']}"
+    )
     told = (
         f"{measured['date']}{', quick' if measured['quick'] else ''}{only}: "
-        f"{machine['processor']}, {machine['cores']} cores, {machine['gpu'] or 'no GPU'}, Python "
-        f"{machine['python']}, torch {machine['torch']}{load}, {measured['stolen']:.1%} of the "
-        "processor time stolen. "
+        f"{'there' if machine == above else where}{load}, {measured['stolen']:.1%} stolen. "
         f"*Ratio*: {bench.ratio}.{clock}"
     )
     table = markdown(header, rows) if rows else ""
@@ -287,7 +305,7 @@ def cells(measured: Measured) -> tuple[list[str], list[list[str]]]:
 def _text(field: str, value: object) -> str:
     """A number with its unit, which the field's name tells."""
     if value is None:
-        return "-"
+        return ""
     if not isinstance(value, int | float):
         return f"`{value}`" if field == "case" else _line(str(value))
     if field.endswith("seconds"):

@@ -1,9 +1,9 @@
 """Who can read what: the tables of who_learns.md, and the facts of a run by which their rows hold.
 
-docs/threat-model.md repeats the tables word for word. A rule says what the receiver of one kind
-of message reads of it by following the protocol, what protects the sender, and what remains
-open; coalitions and limits are of a whole run. The column "when" names facts: `;` is and,
-` or ` is or. A method's name is no fact.
+docs/threat-model.md repeats the last two word for word, and the site shows all. A rule says what
+the receiver of one kind of message reads of it by following the protocol, what protects the
+sender, and what remains open; coalitions and limits are of a whole run. The column "when" names
+facts: `;` is and, ` or ` is or. A method's name is no fact.
 """
 
 from collections.abc import Iterator

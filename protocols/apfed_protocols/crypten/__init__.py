@@ -40,7 +40,7 @@ from apfed_protocols.randomness import fresh_key, keystream
 
 __all__ = [
     "INSTALL", "Integers", "Seat", "Shares", "add_shares", "complete", "draw_share", "load_crypten",
-    "seated", "sum_at_first", "total", "turn_lookups",
+    "seated", "sum_at_first", "total",
 ]  # fmt: skip
 
 
@@ -61,7 +61,7 @@ def load_crypten() -> Any:
     """
     known = sys.modules.get(_CRYPTEN)
     crypten = _import_with_stand_in() if known is None else known
-    turn_lookups(crypten)
+    _turn_lookups(crypten)
     return crypten
 
 
@@ -156,7 +156,7 @@ def seated(seat: Seat, *, whole_process: bool = False) -> Iterator[None]:
         _Seats.process = None
 
 
-def turn_lookups(crypten: Any) -> None:
+def _turn_lookups(crypten: Any) -> None:
     """Let CrypTen look for a seat before it looks into its own global variables."""
     communicator, mpc = crypten.communicator, crypten.mpc
     if hasattr(mpc, _TURNED):
@@ -211,8 +211,8 @@ def total(shares: Sequence[Shares]) -> Integers:
 
 
 def add_shares(shares: Sequence[Shares]) -> Shares:
-    """Add one party's shares of several numbers with CrypTen; the result is its share of the sum.
-    Raises LocalProtocolError: CrypTen is not installed.
+    """Add one party's shares of several numbers with CrypTen; the result is its share of the
+    sum.
     """
     load_crypten()
     first, *others = (_shared(share) for share in shares)

@@ -41,9 +41,7 @@ Take = Callable[[tuple[int, ...]], _Triple]
 
 
 def open_shares(shares: Sequence[Tensor], op: Any) -> Tensor:
-    """Put everybody's shares together, by addition or exclusive or. Raises LocalProtocolError:
-    another operation.
-    """
+    """Put everybody's shares together, by addition or exclusive or."""
     for name, combine in _OPENINGS.items():
         if op == getattr(ReduceOp, name):
             return reduce(combine, shares)
@@ -87,7 +85,7 @@ class Communicator(ABC):
         return open_shares(self.all_gather(tensors), op)
 
     def reduce(self, *_args: object, **_options: object) -> NoReturn:
-        """Refuse. Raises LocalProtocolError: always; see the top of this file."""
+        """Refuse; see the top of this file."""
         raise LocalProtocolError(
             "reveal(dst=) and get_plain_text(dst=) leave plaintext at other parties; gather the "
             "shares and put them together at the one party"
@@ -117,9 +115,7 @@ class DealtTriples:
     def generate_binary_triple(
         self, size0: Any, size1: Any, device: Any = None
     ) -> tuple[Any, Any, Any]:
-        """Return shares of a, b and a AND b; CrypTen calls it so. Raises LocalProtocolError: two
-        shapes, or a device other than the processor.
-        """
+        """Return shares of a, b and a AND b; CrypTen calls it so."""
         if tuple(size0) != tuple(size1) or str(device or "cpu") != "cpu":
             raise LocalProtocolError(
                 f"a dealer's triples are for equal shapes on the processor, got {tuple(size0)} "

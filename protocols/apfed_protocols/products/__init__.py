@@ -77,12 +77,9 @@ __all__ = [
     "PublicCoin",
     "SumOfProducts",
     "encrypt_labels",
-    "expand_key",
     "expand_label",
-    "open_audited",
     "open_request",
     "request_frame",
-    "secret_of",
 ]
 
 _BYTES = 32
@@ -346,7 +343,7 @@ def open_request(
 # whoever is told both makes the same bytes.
 
 
-def expand_key(ring: Ring, seed: bytes) -> Digits:
+def _expand_key(ring: Ring, seed: bytes) -> Digits:
     """The uniform half of the key."""
     return ring.expand(seed, b"products key")
 
@@ -356,7 +353,7 @@ def expand_label(ring: Ring, seed: bytes, place: int) -> Digits:
     return ring.expand(seed, b"products label", place.to_bytes(4, "big"))
 
 
-def secret_of(described: SumOfProducts, root: bytes) -> IntArray:
+def _secret_of(described: SumOfProducts, root: bytes) -> IntArray:
     """The secret key that follows from the 32 secret bytes of a request."""
     return ternary(described.ring.degree, derive_key(root, b"products secret"))
 
@@ -364,7 +361,7 @@ def secret_of(described: SumOfProducts, root: bytes) -> IntArray:
 def encrypt_labels(described: SumOfProducts, root: bytes, bits_nK: IntArray) -> list[bytes]:
     """Parts of a request (public seed, b of the key and of every label); a root is used once."""
     ring, seed = described.ring, derive_key(root, b"products seed")
-    secret_H = transform(secret_of(described, root))
+    secret_H = transform(_secret_of(described, root))
     step = ring.bits - described.headroom.plain_bits
 
     def zero(uniform_LN: Digits, place: int) -> Digits:
@@ -375,7 +372,7 @@ def encrypt_labels(described: SumOfProducts, root: bytes, bits_nK: IntArray) -> 
         zero_LN[0] += centred_binomial(ring.degree, key)
         return zero_LN
 
-    blobs = [seed, ring.pack(zero(expand_key(ring, seed), 0))]
+    blobs = [seed, ring.pack(zero(_expand_key(ring, seed), 0))]
     for place, bits_K in enumerate(bits_nK):
         label_LN = zero(expand_label(ring, seed, place), place + 1)
         ring.add_at(label_LN[:, : len(bits_K)], step, bits_K)
@@ -406,24 +403,14 @@ class LabelValues(KeepsSecrets):
         blobs: Sequence[bytes],
         shifts: Sequence[int] | None = None,
     ) -> "LabelValues":
-        """Read the parts of a request.
-
-        Args:
-            described: what all parties agreed on.
-            request: all of it, for the digest.
-            blobs: what `encrypt_labels` made.
-            shifts: powers of X by which the labels are multiplied; None: by none.
-
-        Raises:
-            RemoteProtocolError: they are no polynomials, or the key is broken to the eye.
-        """
+        """Read the parts of a request; `shifts`: powers of X by which the labels are multiplied."""
         ring, found = described.ring, described.headroom
         sender, seed = described.agreement.receiver, blobs[0]
         if len(seed) != _BYTES:
             raise RemoteProtocolError(
                 f"{sender} sent a seed of {len(seed)} bytes, expected {_BYTES}"
             )
-        key = ring.parse(blobs[1], sender=sender), expand_key(ring, seed)
+        key = ring.parse(blobs[1], sender=sender), _expand_key(ring, seed)
         spread_2N = np.stack([ring.rounded(half_LN, found.kept_bits) for half_LN in key])
         require_spread(spread_2N, 1 << found.kept_bits, sender=sender)
         asked = found.folds * described.products.columns
@@ -481,12 +468,8 @@ class Candidates(KeepsSecrets):
         self.commitment = request_frame(described, frames.fingerprint, (self._hashes,))
 
     def opened(self, challenges: Mapping[str, bytes]) -> tuple[bytes, IntArray]:
-        """The message of step 3 and the secret key of the request that is kept; once.
-
-        Raises:
-            LocalProtocolError: it was opened before, as twice would open every request; or this
-                is another process.
-            RemoteProtocolError: a passive is missing, or they do not name the same request.
+        """The message of step 3 and the secret key of the request that is kept; once, as twice
+        would open every request.
         """
         self._frames.require_own_process()  # before the lock, which a fork may have copied shut
         described = self._described
@@ -502,7 +485,7 @@ class Candidates(KeepsSecrets):
         blobs = encrypt_labels(described, root, np.eye(columns, dtype=np.int64)[classes_n])
         parts = (b"".join(roots), shifts_n.tobytes(), *blobs)
         message = request_frame(described, self._frames.fingerprint, parts)
-        return message, secret_of(described, root)
+        return message, _secret_of(described, root)
 
 
 class PublicCoin(KeepsSecrets):
@@ -539,16 +522,16 @@ class PublicCoin(KeepsSecrets):
         frame = self._frames.open_own_setup(body, sender, self.me)
         if len(frame.blobs) != 1 or len(frame.blobs[0]) != _BYTES:
             raise RemoteProtocolError(f"{sender} sent no {_BYTES} bytes of a coin")
-        told = frame.blobs[0]
+        drawn = frame.blobs[0]
         if sender in self._promised:
-            if self._promise(sender, told) != self._promised[sender]:
+            if self._promise(sender, drawn) != self._promised[sender]:
                 raise RemoteProtocolError(
                     f"{sender} sent other bytes for the coin than it promised, or got other hashes "
                     f"of {self._frames.agreement.receiver}"
                 )
-            self._drawn[sender] = told
+            self._drawn[sender] = drawn
             return ()
-        self._promised[sender] = told
+        self._promised[sender] = drawn
         # This party's own bytes stay secret until all the others are bound to theirs.
         bound = len(self._promised) == len(self._names) - 1
         return self._to_all(self._drawn[self.me]) if bound else ()
@@ -559,7 +542,7 @@ class PublicCoin(KeepsSecrets):
 
     @property
     def kept(self) -> int:
-        """Which request is kept. Raises LocalProtocolError: the coin is still in the air."""
+        """Which request is kept."""
         if not self.finished:
             raise LocalProtocolError(f"{self.me} tosses a coin still; finish that conversation")
         drawn = b"".join(self._drawn[name] for name in self._names)
@@ -574,17 +557,15 @@ class PublicCoin(KeepsSecrets):
         framed = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
         return hashlib.sha256(framed).digest()
 
-    def _to_all(self, told: bytes) -> Sequence[Outgoing]:
-        message = self._frames.setup(told)
+    def _to_all(self, drawn: bytes) -> Sequence[Outgoing]:
+        message = self._frames.setup(drawn)
         return tuple(Outgoing(name, message) for name in self._names if name != self.me)
 
 
-def open_audited(
+def _open_audited(
     described: SumOfProducts, frames: AgreedFrames, coin: PublicCoin, request: bytes
 ) -> LabelValues:
-    """Check every opened request, and read the one that is kept. Raises LocalProtocolError: the
-    coin is still in the air; RemoteProtocolError: the active cheated, or the message is malformed.
-    """
+    """Check every opened request, and read the one that is kept."""
     agreed, kept = described.products, coin.kept
     parts = open_request(described, frames.fingerprint, request, 4 + agreed.labelled)
     roots, shifts = parts[0], np.frombuffer(parts[1][: len(parts[1]) & ~1], _SHIFT)
@@ -639,17 +620,17 @@ def _agreed_challenge(
             f"{agreed.receiver} waits for a challenge of each of {', '.join(agreed.contributors)}, "
             f"got {', '.join(sorted(challenges)) or 'none'}"
         )
-    told = {
+    named = {
         b"".join(frames.open_own_setup(body, name, agreed.receiver).blobs)
         for name, body in challenges.items()
     }
     possible = {_challenge(kept, hashes): kept for kept in range(agreed.candidates or 0)}
-    if len(told) != 1 or not told <= set(possible):
+    if len(named) != 1 or not named <= set(possible):
         raise RemoteProtocolError(
             "the passives do not name one of the requests that were committed to, all the same; "
             "nothing is opened"
         )
-    return possible[told.pop()]
+    return possible[named.pop()]
 
 
 class ProductReceiver(SumReceiver):
@@ -677,7 +658,7 @@ class ProductReceiver(SumReceiver):
             return
         root = fresh_key()
         blobs = encrypt_labels(described, root, bits_nK)
-        self._made(request_frame(described, frames.fingerprint, blobs), secret_of(described, root))
+        self._made(request_frame(described, frames.fingerprint, blobs), _secret_of(described, root))
 
     def commitment(self) -> bytes:
         """The hashes of all candidates, the same bytes for every passive. Raises
@@ -833,7 +814,7 @@ class ProductContributor(Role):
                 f"{described.agreement.receiver} sent a second request to {self.me}"
             )
         if described.products.candidates is not None:
-            self._labels = open_audited(described, self._frames, self._tossed(), request)
+            self._labels = _open_audited(described, self._frames, self._tossed(), request)
             return
         count = 2 + described.products.labelled
         blobs = open_request(described, self._frames.fingerprint, request, count)

@@ -71,11 +71,8 @@ def split(bits: int, widest: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Ring:
-    """Z[X] / (X^N + 1) modulo 2^k.
-
-    Attributes:
-        degree: N, a power of two.
-        widths: bits of the digits, lowest first; k is their sum.
+    """Z[X] / (X^N + 1) modulo 2^k: N a power of two, k the sum of the digits' widths, lowest
+    first.
     """
 
     degree: int
@@ -108,9 +105,7 @@ class Ring:
         return self._digits(octets_CO)
 
     def parse(self, blob: bytes, *, sender: str) -> Digits:
-        """The digits (L, N) of a polynomial. Raises RemoteProtocolError: another size, or a
-        coefficient beyond the modulus.
-        """
+        """The digits (L, N) of a polynomial."""
         if len(blob) != self.size:
             raise RemoteProtocolError(
                 f"a polynomial from {sender} has {len(blob)} bytes, expected {self.size}"
@@ -221,15 +216,13 @@ def inverse(values_H: Spectrum) -> NDArray[np.float64]:
 
 
 def product_error(size: int, terms: int) -> float:
-    """Bound of the error of a coefficient of a sum of products, over the sum of norm times norm.
+    """Bound of the error of a coefficient of a sum of so many products of polynomials of this
+    size, over the sum of norm times norm.
 
-    Three transforms of k = log2(size) levels, the twist counted as one, each level off by at most
-    (1 + sqrt(5) + 1) round-offs for sum, product and root (Brent, Percival and Zimmermann 2007,
-    theorem 5.1), and `terms` products and sums of complex values; doubled for higher orders.
-
-    Args:
-        size: U.
-        terms: how many products are added before the inverse.
+    Three transforms of k = log2(size) levels, the twist counted as one, each level off by at
+    most (1 + sqrt(5) + 1) round-offs for sum, product and root (Brent, Percival and Zimmermann
+    2007, theorem 5.1), and `terms` products and sums of complex values; doubled for higher
+    orders.
     """
     levels = math.log2(size)
     rounds = 3 * levels * (2 + math.sqrt(5)) + math.sqrt(5) + math.sqrt(2) * (terms + 2)
@@ -373,9 +366,7 @@ def row_limit(agreement: ProductAgreement) -> int:
 
 
 def solve_products(agreement: ProductAgreement) -> ProductHeadroom:
-    """The smallest ring degree that fits, and in it the smallest answer. Raises LocalProtocolError:
-    none fits; says what to lower.
-    """
+    """The smallest ring degree that fits, and in it the smallest answer."""
     for degree in _DEGREES:
         found = _fit(agreement, degree)
         if found is not None:

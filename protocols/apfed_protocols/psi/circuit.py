@@ -87,7 +87,7 @@ __all__ = [
     "CHUNK_SLOTS", "ENOUGH", "TOO_FEW", "UNCHECKED", "VERDICT", "VERSION",
     "CircuitIntersection", "CryptenCircuitIntersection", "Desk", "Kind", "Meeting", "Rows",
     "Slots", "all_members_agree", "any_slot_equals", "chunks", "deal_request",
-    "hub_triples", "meet_as_hub", "meet_as_member", "member_triples", "open_at_hub",
+    "dealt_triples", "meet_as_hub", "meet_as_member", "open_at_hub",
     "open_at_member", "triple_words",
 ]  # fmt: skip
 
@@ -200,9 +200,7 @@ class Slots:
     def planned(
         self, agreement: IntersectionAgreement, hub: str, members: Sequence[str]
     ) -> tuple[int, Sequence[int]]:
-        """Return B and each member's K for the agreed sizes. Raises LocalProtocolError: they are
-        agreed for other parties.
-        """
+        """Return B and each member's K for the agreed sizes."""
         if len(members) != len(agreement.sizes) - 1:
             raise LocalProtocolError(
                 f"sizes are agreed for {', '.join(agreement.sizes)}, the members are "
@@ -337,7 +335,7 @@ class CircuitIntersection(DealtIntersection):
         for chunk in chunks(bins, meeting.slots):
             words = (chunk.stop - chunk.start) // BITS
             pair_words, all_words = triple_words(words, meeting.slots)
-            dealt = yield from hub_triples(desk, words, meeting.slots, supply)
+            dealt = yield from dealt_triples(desk, words, meeting.slots, None, supply)
             *seeds, all_seed = (dealt[k : k + KEY_BYTES] for k in range(0, seed_bytes, KEY_BYTES))
             planes, triples = {}, {}
             for member, slots, seed, count, tags_B in zip(
@@ -369,7 +367,7 @@ class CircuitIntersection(DealtIntersection):
             tags_KB = tags[:, chunk]
             words = tags_KB.shape[1] // BITS
             pair_words, all_words = triple_words(words, meeting.slots)
-            dealt = yield from member_triples(desk, words, meeting.slots, place, supply)
+            dealt = yield from dealt_triples(desk, words, meeting.slots, place, supply)
             seed, all_seed = dealt[:KEY_BYTES], dealt[KEY_BYTES : 2 * KEY_BYTES]
             triples = TripleShares.expand(seed, pair_words[place], dealt[2 * KEY_BYTES :])
             planes = {hub: bit_planes(tags_KB)}
@@ -385,20 +383,18 @@ class CircuitIntersection(DealtIntersection):
         return (yield from open_at_member(desk, hub, meeting, ids, np.concatenate(shares)))
 
     def _stock_hub_script(self, me: str, members: Sequence[str], supply: Supply) -> Script:
-        desk = self._desk(me)
-        bins, slots = self.comparing().planned(desk.agreement, me, members)
-        for chunk in chunks(bins, slots):
-            words = (chunk.stop - chunk.start) // BITS
-            supply.add((yield from hub_triples(desk, words, slots)))
-        return Opened()
+        return (yield from self._stock_triples(me, me, members, supply))
 
     def _stock_member_script(self, me: str, hub: str, supply: Supply) -> Script:
-        desk = self._desk(me)
-        members = [party for party in desk.agreement.sizes if party != hub]
-        bins, slots = self.comparing().planned(desk.agreement, hub, members)
+        members = [party for party in self.agreement.sizes if party != hub]
+        return (yield from self._stock_triples(me, hub, members, supply))
+
+    def _stock_triples(self, me: str, hub: str, members: Sequence[str], supply: Supply) -> Script:
+        bins, slots = self.comparing().planned(self.agreement, hub, members)
+        place = None if me == hub else members.index(me)
         for chunk in chunks(bins, slots):
             words = (chunk.stop - chunk.start) // BITS
-            supply.add((yield from member_triples(desk, words, slots, members.index(me))))
+            supply.add((yield from dealt_triples(self._desk(me), words, slots, place)))
         return Opened()
 
     def _stock_dealer_script(self, me: str, hub: str, members: Sequence[str]) -> Script:
@@ -561,16 +557,10 @@ def any_slot_equals(
 ) -> Generator[Turn, Inbox, Mapping[str, Words]]:
     """Compare with each peer; return shares, shape (W,), of whether a bin holds the same tag.
 
-    Args:
-        desk: this party's.
-        planes: shares of NOT (hub's tag XOR member's tag) with each peer, (64, K, W): at the
-            hub the complement of its tags, at a member its tags.
-        triples: shares of 63 K W words with each peer.
-        leads: whether this party is the hub.
-        gate: computes an AND.
-
-    The 64 bits are halved by AND six times. At most one slot of a bin holds the hub's ID, so
-    that XOR is OR.
+    `planes` are shares of NOT (hub's tag XOR member's tag), (64, K, W): at the hub the
+    complement of its tags, at a member its tags. The 64 bits are halved by AND six times, which
+    takes 63 K W words of triples. At most one slot of a bin holds the hub's ID, so that XOR is
+    OR.
     """
     for half in (32, 16, 8, 4, 2, 1):
         gates = {
@@ -597,15 +587,10 @@ def all_members_agree(
     members: Sequence[str],
     gate: type[And],
 ) -> Generator[Turn, Inbox, Words]:
-    """AND the bits of all members, which all parties share; return shares, shape (W,).
+    """AND the bits of all members, shared in shape (M, W); return shares, shape (W,).
 
-    Args:
-        desk: this party's.
-        shares: shape (M, W); at a member, zeros but for its own row.
-        triples: shares of (M - 1) W words.
-        hub: collects the masked shares and sends back what they open.
-        members: at the hub only, else empty.
-        gate: computes an AND.
+    A member has zeros but for its own row, and names no members. The hub collects the masked
+    shares and sends back what they open; it takes (M - 1) W words of triples.
     """
     while len(shares) > 1:
         half = len(shares) // 2
@@ -717,26 +702,20 @@ def _bits(words: Words) -> NDArray[np.bool_]:
     return np.unpackbits(words.astype(WORD).view(np.uint8), bitorder="little").astype(np.bool_)
 
 
-def hub_triples(
-    desk: Desk, words: int, slots: Sequence[int], supply: Supply | None = None
+def dealt_triples(
+    desk: Desk, words: int, slots: Sequence[int], place: int | None, supply: Supply | None = None
 ) -> Generator[Turn, Inbox, bytes]:
-    """Return the hub's seeds and correction of one chunk: from its supply, or ordered now."""
-    dealer, (_, all_words) = desk.agreement.dealer, triple_words(words, slots)
-    length = KEY_BYTES * (len(slots) + 1) + WORD.itemsize * all_words
+    """Seeds and correction of one chunk, from the supply or dealt now; the hub, without a place
+    among the members, orders them.
+    """
+    pair_words, all_words = triple_words(words, slots)
+    seeds, corrected = (len(slots) + 1, all_words) if place is None else (2, pair_words[place])
+    length = KEY_BYTES * seeds + WORD.itemsize * corrected
     if supply is not None:
         return supply.take(length)
-    inbox = yield desk.turn(Kind.DEAL, {dealer: deal_request(words, slots)}, [dealer])
-    return desk.read(inbox, dealer, Kind.TRIPLES, length)
-
-
-def member_triples(
-    desk: Desk, words: int, slots: Sequence[int], place: int, supply: Supply | None = None
-) -> Generator[Turn, Inbox, bytes]:
-    dealer, (pair_words, _) = desk.agreement.dealer, triple_words(words, slots)
-    length = 2 * KEY_BYTES + WORD.itemsize * pair_words[place]
-    if supply is not None:
-        return supply.take(length)
-    inbox = yield Turn((), [dealer])
+    dealer = desk.agreement.dealer
+    order = {dealer: deal_request(words, slots)} if place is None else {}
+    inbox = yield desk.turn(Kind.DEAL, order, [dealer])
     return desk.read(inbox, dealer, Kind.TRIPLES, length)
 
 

@@ -270,7 +270,6 @@ class EcdhIntersection(SetIntersection):
         return self.longest_message(self.agreement.maximum_ids)
 
     def hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> "EcdhHub":
-        """The active's side. Raises LocalProtocolError on duplicate or empty IDs."""
         check_parties(me, members)
         if self.agreement.output is Output.SIZE and len(members) > 1:
             raise LocalProtocolError(
@@ -281,7 +280,6 @@ class EcdhIntersection(SetIntersection):
         return EcdhHub(me, members, ids, self)
 
     def member(self, me: str, hub: str, ids: Sequence[bytes]) -> "EcdhMember":
-        """A passive's side. Raises LocalProtocolError on duplicate or empty IDs."""
         check_parties(hub, [me])
         self._enter(me, [hub], ids)
         return EcdhMember(me, hub, ids, self)
@@ -322,7 +320,7 @@ class EcdhHub(_EcdhRole):
             pair.places = self._match(sender, pair, items)
         else:
             raise _unexpected(sender, kind)
-        matched = {name: one.places for name, one in self._pairs.items() if one.places is not None}
+        matched = {m: run.places for m, run in self._pairs.items() if run.places is not None}
         return self._open(matched) if len(matched) == len(self._pairs) else []
 
     @property
@@ -536,9 +534,6 @@ def in_threads(
         threads: how many at most; None for one for each processor.
         pool: works in place of threads; it stays open.
         report: called with the number of blocks done, as it grows.
-
-    Raises:
-        LocalProtocolError: no thread to work in, or a process of the pool died.
     """
     if threads is not None and threads < 1:
         raise LocalProtocolError(f"threads is at least 1, got {threads}")

@@ -279,7 +279,7 @@ class ResultHolder:
 
 
 def announced_size(agreement: IntersectionAgreement, me: str, true_size: int) -> int:
-    """Return what this party announces. Raises LocalProtocolError: it has more IDs than agreed."""
+    """Return what this party announces."""
     if not agreement.sizes:
         return true_size
     agreed = agreed_size(agreement, me)
@@ -293,9 +293,7 @@ def announced_size(agreement: IntersectionAgreement, me: str, true_size: int) ->
 def check_announced(
     agreement: IntersectionAgreement, sender: str, sizes: Sequence[int], parties: Sequence[str]
 ) -> None:
-    """Refuse sizes other than the agreed ones, or above the limit. Raises RemoteProtocolError:
-    names `sender`, who said so.
-    """
+    """Refuse sizes other than the agreed ones, or above the limit."""
     limit = agreement.maximum_ids
     for size in sizes:
         if size > limit:
@@ -347,9 +345,7 @@ class Framing:
         return _HEADER.size + item_bytes * count
 
     def pack(self, kind: int, items: bytes = b"") -> bytes:
-        """Frame the items, which lie one after the other in `items`. Raises LocalProtocolError:
-        more than a message holds.
-        """
+        """Frame the items, which lie one after the other in `items`."""
         count = len(items) // self.item_bytes[kind] if items else 0
         if count > self.maximum_items:
             raise LocalProtocolError(
@@ -360,9 +356,7 @@ class Framing:
         return _HEADER.pack(self.version, kind, digest, count) + items
 
     def unpack(self, sender: str, message: bytes) -> tuple[int, bytes]:
-        """Return the kind and the items. Raises RemoteProtocolError: malformed, of another
-        agreement, or too large a set.
-        """
+        """Return the kind and the items."""
         if len(message) < _HEADER.size:
             raise RemoteProtocolError(f"{sender} sent {len(message)} bytes, too few for a header")
         version, kind, digest, count = _HEADER.unpack_from(message)
@@ -595,9 +589,7 @@ def common_rows(
 
 
 def check_places(sender: str, items: bytes, *, minimum: int, own_size: int, hub_size: int) -> Rows:
-    """Read the places that the hub opened in a member's list. Raises RemoteProtocolError: too few
-    or too many, repeated, or outside of the list.
-    """
+    """Read the places that the hub opened in a member's list."""
     if len(items) % POSITION_BYTES:
         raise RemoteProtocolError(f"{sender} opened rows in {len(items)} bytes, not whole places")
     places = np.frombuffer(items, ">u4").astype(np.int64)

@@ -116,8 +116,8 @@ class Programmed(Slots):
         digests = _digests(meeting.tokens[own], meeting.key)
         points = random_elements(fresh_key(), b"points", len(meeting.row_of_bin))
         points[used] = targets_of(digests)
-        shares = [HubShare.of(one) for one in dealt]
-        vectors = {m: one.masked(points) for m, one in zip(members, shares, strict=True)}
+        shares = [HubShare.of(body) for body in dealt]
+        vectors = {m: share.masked(points) for m, share in zip(members, shares, strict=True)}
         inbox = yield desk.turn(Kind.VECTOR, vectors, members)
         tags_MB = random_words(fresh_key(), b"empty", len(members) * len(meeting.row_of_bin))
         tags_MB = tags_MB.reshape(len(members), -1).copy()
@@ -224,8 +224,8 @@ def _deal(desk: Desk, hub: str, members: Sequence[str]) -> Generator[Turn, Inbox
         order = desk.read(inbox, hub, Kind.CORRELATE, DEAL.size)
         sizes.add(ordered_size(desk.agreement, hub, order))
         if len(sizes) > 1:
-            told = ", ".join(map(str, sorted(sizes)))
-            raise RemoteProtocolError(f"{hub} orders for sets of {told} IDs, it has one")
+            several = ", ".join(map(str, sorted(sizes)))
+            raise RemoteProtocolError(f"{hub} orders for sets of {several} IDs, it has one")
         (size,) = sizes
         hubs, members_own = deal(bins_for(size))
         yield desk.turn(Kind.CORRELATED, {hub: hubs, member: members_own}, ())

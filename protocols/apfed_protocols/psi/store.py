@@ -33,7 +33,7 @@ from apfed_protocols.randomness import fresh_key, keystream_chunks
 __all__ = [
     "DENSE", "ELEMENT_BYTES", "DependentRowsError", "Digests", "Elements", "Encoder", "Multiplier",
     "Rows", "add_random", "cells_for", "decode", "digest_ids", "expected_dependent_sets",
-    "from_bytes", "gather_sums", "random_elements", "random_rows", "subset_sums",
+    "from_bytes", "random_elements",
     "targets_of", "to_bytes", "whole",
 ]  # fmt: skip
 
@@ -147,16 +147,16 @@ def _chunks(rows: int) -> Iterator[slice]:
 
 def decode(store: Elements, rows: Rows) -> Elements:
     """The value of each row, of as many words as a cell of the store; shape (n, w)."""
-    dense, found = subset_sums(store[-DENSE:]), np.empty((len(rows), store.shape[1]), np.uint64)
+    dense, found = _subset_sums(store[-DENSE:]), np.empty((len(rows), store.shape[1]), np.uint64)
     for chunk in _chunks(len(rows)):
         found[chunk] = _sums(store, dense, rows[chunk])
     return found
 
 
 def _sums(store: Elements, dense: NDArray[np.uint64], rows: Rows) -> Elements:
-    found = gather_sums(dense, rows.dense)
-    for one in range(_ONES):
-        found ^= store.take(rows.cells[:, one], axis=0)
+    found = _gather_sums(dense, rows.dense)
+    for place in range(_ONES):
+        found ^= store.take(rows.cells[:, place], axis=0)
     return found
 
 
@@ -168,18 +168,13 @@ class Encoder:
         self._rounds, self._left = _peel(rows.cells, cells)
 
     def encode(self, values: Elements) -> Elements:
-        """Return a store in which each row has its value, shape (cells + DENSE, w).
-
-        Args:
-            values: shape (n, w), of w words each.
-
-        Raises:
-            DependentRowsError: there is none, which has probability below 2^-47.
+        """Return a store in which each row has its value, shape (cells + DENSE, w), or
+        raise DependentRowsError.
         """
         rows, cells = self._rows, self._cells
-        store = random_rows(fresh_key(), b"store", (cells + DENSE, values.shape[1]))
+        store = _random_rows(fresh_key(), b"store", (cells + DENSE, values.shape[1]))
         _solve(store, rows, values, self._left)
-        dense = subset_sums(store[-DENSE:])
+        dense = _subset_sums(store[-DENSE:])
         for all_peeled, places in reversed(self._rounds):
             # no row of a round has the cell of another, so that they may go one after the other
             for chunk in _chunks(len(places)):
@@ -199,8 +194,8 @@ def _peel(cells_n3: Places, cells: int) -> tuple[list[tuple[Places, Places]], Pl
     numbered = np.arange(len(cells_n3)) + _ONE_USER
     # of each cell how many rows use it, above 40 bits that hold the sum of these rows
     users = np.zeros(cells, np.int64)
-    for one in range(_ONES):
-        counted = np.bincount(cells_n3[:, one], numbered, cells)
+    for place in range(_ONES):
+        counted = np.bincount(cells_n3[:, place], numbered, cells)
         np.add(users, counted, out=users, casting="unsafe")
     there, rounds = np.ones(len(cells_n3), np.bool_), []
     scratch = np.empty(max(cells, len(cells_n3)), np.int64)
@@ -272,10 +267,10 @@ def to_bytes(elements: Elements) -> bytes:
 
 def random_elements(seed: bytes, purpose: bytes, count: int) -> Elements:
     """Expand a seed into elements; one (seed, purpose) is used once."""
-    return random_rows(seed, purpose, (count, 2))
+    return _random_rows(seed, purpose, (count, 2))
 
 
-def random_rows(seed: bytes, purpose: bytes, shape: tuple[int, int]) -> NDArray[np.uint64]:
+def _random_rows(seed: bytes, purpose: bytes, shape: tuple[int, int]) -> NDArray[np.uint64]:
     """The same of rows of any number of words."""
     rows = np.zeros(shape, _WORDS)
     add_random(rows, seed, purpose)
@@ -283,7 +278,7 @@ def random_rows(seed: bytes, purpose: bytes, shape: tuple[int, int]) -> NDArray[
 
 
 def add_random(rows: NDArray[np.uint64], seed: bytes, purpose: bytes) -> None:
-    """Add what `random_rows` makes of the seed, in place: it need not be held beside them."""
+    """Add what `_random_rows` makes of the seed, in place: it need not be held beside them."""
     content, done = rows.reshape(-1).view(np.uint8), 0
     for part in keystream_chunks(seed, purpose, length=len(content)):
         content[done : done + len(part)] ^= np.frombuffer(part, np.uint8)
@@ -306,11 +301,11 @@ class Multiplier:
             powers.append(power)
             power = (power ^ _TOP) << 1 ^ _MODULUS if power & _TOP else power << 1
         content = b"".join(power.to_bytes(ELEMENT_BYTES, "little") for power in powers)
-        self._tables = subset_sums(from_bytes(content))
+        self._tables = _subset_sums(from_bytes(content))
 
     def times(self, elements: Elements) -> Elements:
         """Return the products."""
-        return gather_sums(self._tables, elements)
+        return _gather_sums(self._tables, elements)
 
 
 def whole(elements: NDArray[np.uint64]) -> NDArray[Any]:
@@ -324,7 +319,7 @@ def whole(elements: NDArray[np.uint64]) -> NDArray[Any]:
     return items
 
 
-def subset_sums(elements: Elements) -> NDArray[np.uint64]:
+def _subset_sums(elements: Elements) -> NDArray[np.uint64]:
     """Tables of all sums of eight rows of w words each, shape (n / 8, 256, w).
 
     Entry b of a table is the sum of those of its elements whose bits are set in b.
@@ -336,12 +331,9 @@ def subset_sums(elements: Elements) -> NDArray[np.uint64]:
     return tables
 
 
-def gather_sums(tables: NDArray[np.uint64], selectors: NDArray[np.uint64]) -> Elements:
-    """Sum, for each row, the entries that the bytes of its selector name.
-
-    Args:
-        tables: of `subset_sums`, shape (k, 256, w).
-        selectors: shape (n, words), of which the first k bytes count.
+def _gather_sums(tables: NDArray[np.uint64], selectors: NDArray[np.uint64]) -> Elements:
+    """Sum, for each row, the entries of `_subset_sums` that the first bytes of its selector
+    name.
     """
     chosen = np.ascontiguousarray(selectors, _WORDS).view(np.uint8)
     sums = np.zeros((len(selectors), tables.shape[2]), np.uint64)

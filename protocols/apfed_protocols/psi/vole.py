@@ -96,9 +96,9 @@ from apfed_protocols.randomness import (
 
 __all__ = [
     "COMMIT", "DEAL", "DEALING_BYTES", "HELLO", "Desk", "HubShare", "Kind", "MemberShare", "Tags",
-    "VoleIntersection", "deal", "dealer_script", "encoded",
+    "VoleIntersection", "deal", "encoded",
     "hash_elements", "hash_values", "hub_dealt_bytes", "hub_tags", "longest_message", "match",
-    "member_dealt_bytes", "member_tags", "ordered_size", "tag_bytes", "vector_bytes",
+    "member_dealt_bytes", "ordered_size", "tag_bytes", "vector_bytes",
     "vector_elements",
 ]  # fmt: skip
 
@@ -225,7 +225,7 @@ class VoleIntersection(DealtIntersection):
         output = _output_key(agreement, desk.me, body[:KEY_BYTES], part)
         del inbox, body
         length = tag_bytes(hub_size, size)
-        tags = member_tags(digests, store, share.delta, output, length, report=desk.report)
+        tags = _member_tags(digests, store, share.delta, output, length, report=desk.report)
         del digests, store
         order = random_permutation(size)
         tags = _filled_up(tags, size).take(order, axis=0)
@@ -250,7 +250,7 @@ class VoleIntersection(DealtIntersection):
         check_parties(hub, members, me)
         desk = Desk(me, self.agreement)
         return self._role(
-            me, [hub], _nothing() if self.agreement.ahead else dealer_script(desk, hub, members)
+            me, [hub], _nothing() if self.agreement.ahead else _dealer_script(desk, hub, members)
         )
 
     def _stock_hub_script(self, me: str, members: Sequence[str], supply: Supply) -> Script:
@@ -268,7 +268,7 @@ class VoleIntersection(DealtIntersection):
         return Opened()
 
     def _stock_dealer_script(self, me: str, hub: str, members: Sequence[str]) -> Script:
-        return dealer_script(Desk(me, self.agreement), hub, members)
+        return _dealer_script(Desk(me, self.agreement), hub, members)
 
 
 def _nothing() -> Script:
@@ -321,9 +321,7 @@ def _dealt(
 
 
 def _shown(member: str, body: bytes, commitment: bytes) -> bytes:
-    """The member's part of the output's key. Raises RemoteProtocolError: it is not the one that it
-    committed to.
-    """
+    """The member's part of the output's key."""
     part = body[:KEY_BYTES]
     if not hmac.compare_digest(hashlib.sha256(part).digest(), commitment):
         raise RemoteProtocolError(f"{member} showed another key part than it committed to")
@@ -339,7 +337,7 @@ def _encoded(me: str, ids: Sequence[bytes], key: bytes, cells: int) -> tuple[Row
 
 
 def encoded(me: str, encoder: Encoder, values: Elements) -> Elements:
-    """The store. Raises LocalProtocolError: there is none under this key."""
+    """The store."""
     try:
         return encoder.encode(values)
     except DependentRowsError as error:
@@ -377,8 +375,8 @@ def _output_key(agreement: IntersectionAgreement, member: str, hubs: bytes, own:
 def _together(turns: Sequence[Turn]) -> Turn:
     """Send all at once and wait for all."""
     return Turn(
-        [one for turn in turns for one in turn.outgoing],
-        [one for turn in turns for one in turn.awaited],
+        [out for turn in turns for out in turn.outgoing],
+        [party for turn in turns for party in turn.awaited],
     )
 
 
@@ -392,9 +390,7 @@ class MemberShare:
 
     @classmethod
     def of(cls, dealt: bytes, *, dealer: str) -> "MemberShare":
-        """Read what the dealer sent. Raises RemoteProtocolError: a Delta of zero, under which the
-        hub could try out guessed IDs.
-        """
+        """Read what the dealer sent."""
         dealing, seed, delta = _parts(dealt)
         if not any(delta):
             raise RemoteProtocolError(
@@ -404,9 +400,7 @@ class MemberShare:
         return cls(dealing, seed, Multiplier(bytes(delta)))
 
     def unmasked(self, hub: str, sent: bytes | memoryview) -> Elements:
-        """K = B + (A + P) Delta. Raises RemoteProtocolError: the hub masked with what was dealt
-        another time.
-        """
+        """K = B + (A + P) Delta."""
         content = memoryview(sent)
         if content[:DEALING_BYTES] != self.dealing:
             raise RemoteProtocolError(
@@ -435,7 +429,7 @@ def deal(elements: int) -> tuple[bytes, bytes]:
 
 
 def ordered_size(agreement: IntersectionAgreement, hub: str, order: bytes) -> int:
-    """For how many IDs the hub orders. Raises RemoteProtocolError: for others than were agreed."""
+    """For how many IDs the hub orders."""
     (size,) = DEAL.unpack(order)
     sizes = agreement.sizes
     most = agreed_size(agreement, hub) if sizes else agreement.maximum_ids
@@ -447,8 +441,8 @@ def ordered_size(agreement: IntersectionAgreement, hub: str, order: bytes) -> in
     return int(size)
 
 
-def dealer_script(desk: Desk, hub: str, members: Sequence[str]) -> Script:
-    """Serve the hub's order for each one. Raises RemoteProtocolError: of more than was agreed."""
+def _dealer_script(desk: Desk, hub: str, members: Sequence[str]) -> Script:
+    """Serve the hub's order for each one."""
     for member in members:
         inbox = yield Turn((), [hub])
         size = ordered_size(desk.agreement, hub, desk.read(inbox, hub, Kind.DEAL, DEAL.size))
@@ -490,7 +484,7 @@ def hub_tags(store: Elements, rows: Rows, key: bytes, length: int) -> Tags:
     return tags
 
 
-def member_tags(
+def _member_tags(
     digests: Digests, store: Elements, delta: Multiplier, key: bytes, length: int,
     *, report: Callable[[int, int], None],
 ) -> Tags:  # fmt: skip

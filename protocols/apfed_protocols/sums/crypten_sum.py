@@ -96,14 +96,10 @@ class CryptenSum(SecureSum):
         return CryptenCombiner(self)
 
     def contribution_bytes(self, shape: tuple[int, int]) -> int:
-        """Forecast the bytes of the first round; those of the second are `answer_bytes`."""
+        """Forecast the bytes of the first round; in the second a share of every value travels."""
         del shape
         sealed = KEY_BYTES + SEAL_OVERHEAD_BYTES
         return frame_bytes((sealed,) * (len(self.agreement.contributors) - 1))
-
-    def answer_bytes(self, shape: tuple[int, int]) -> int:
-        """Forecast the bytes of one answer, which carries a share of every value."""
-        return frame_bytes((shape[0] * shape[1] * _WORD.itemsize + SEAL_OVERHEAD_BYTES,))
 
     def parameters(self) -> Mapping[str, object]:
         return {**super().parameters(), "ring_bits": 64}

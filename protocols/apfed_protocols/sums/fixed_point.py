@@ -168,10 +168,6 @@ class FixedPoint:
         """Clip the rows and return round(g / C * levels) plus the noise, in rows of integers.
 
         Integers of 32 bits serve sums modulo 2^32, for which adding them may wrap around.
-
-        Raises:
-            LocalProtocolError: not a finite, non-empty float matrix; or noise that does not fit
-                what was agreed.
         """
         levels_BD = clip_rows(checked_matrix(values_BD), self.clip_norm)
         levels_BD *= self.levels / self.clip_norm
@@ -296,13 +292,8 @@ def densest(
 ) -> Found:
     """What `fit` finds for two fields a slot, or else for one, with the first primes that fit.
 
-    Args:
-        fixed_point: what is added.
-        fit: parameters for integers, fields and primes; None: they do not fit.
-        chains: bits of the primes, in order of preference; the last has the largest data prime.
-
-    Raises:
-        LocalProtocolError: nothing fits; says how many bits would.
+    `chains` are bits of the primes, in order of preference; the last has the largest data
+    prime.
     """
     for fields in (2, 1):
         for chain in chains:

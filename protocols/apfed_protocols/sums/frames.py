@@ -81,9 +81,7 @@ class Frame:
         return self.rows, self.columns
 
     def pack(self) -> bytes:
-        """Return the canonical bytes of this frame. Raises LocalProtocolError: a field does not fit
-        its place.
-        """
+        """Return the canonical bytes of this frame."""
         name = self.name.encode("ascii")
         if not 0 < len(name) <= _NAME_BYTES or len(self.blobs) > _MAX_BLOBS:
             raise LocalProtocolError(
@@ -102,10 +100,7 @@ class Frame:
 
     @classmethod
     def parse(cls, data: bytes, *, sender: str) -> "Frame":
-        """Read a frame that `sender` sent. Raises LocalProtocolError: no bytes; a buffer that its
-        owner may change is none either; RemoteProtocolError: anything but the canonical bytes of a
-        frame of this version.
-        """
+        """Read a frame that `sender` sent."""
         if type(data) is not bytes:
             raise LocalProtocolError(
                 f"a frame of a secure sum is bytes, got {type(data).__name__} from {sender}"
@@ -208,9 +203,7 @@ class AgreedFrames:
         self.require_own_process = ForkCheck(f"this role of {name}").require
 
     def begin_step(self, binding: StepBinding) -> None:
-        """Mark the step of `binding` as used by this role. Raises LocalProtocolError: another
-        session, a step that is not above the last one, or another process.
-        """
+        """Mark the step of `binding` as used by this role."""
         self.require_own_process()
         if binding.session != self.agreement.session:
             raise LocalProtocolError(
@@ -250,9 +243,7 @@ class AgreedFrames:
         return frame
 
     def open_own_setup(self, body: bytes, sender: str, me: str) -> Frame:
-        """Return the frame of a setup message under the parameters of this role, that of `me`.
-        Raises RemoteProtocolError: as `open_setup`; or other parameters.
-        """
+        """Return the frame of a setup message under the parameters of this role, that of `me`."""
         frame = self.open_setup(body, sender)
         if frame.fingerprint != self.fingerprint:
             raise RemoteProtocolError(
@@ -280,8 +271,8 @@ class AgreedFrames:
     def open_contributions(
         self, contributions: Mapping[str, bytes], binding_digest: bytes | None
     ) -> tuple[Frame, ...]:
-        """Return one frame of each party that sent one, in the agreement's order, for one message.
-        Raises RemoteProtocolError: see the top of this file.
+        """Return one frame of each party that sent one, in the agreement's order, for one
+        message.
         """
         names = self._present(contributions, self.agreement.contributors, "contribution")
         frames = []
@@ -336,9 +327,7 @@ class AgreedFrames:
         return frame
 
     def request(self, to: str, blobs: Sequence[bytes]) -> bytes:
-        """Frame what the aggregator asks of the contributor called `to`. Raises LocalProtocolError:
-        no contributions were taken.
-        """
+        """Frame what the aggregator asks of the contributor called `to`."""
         return self._about_underway(FrameKind.REQUEST, to, blobs)
 
     def open_request(self, request: bytes, me: str) -> Frame:
@@ -352,9 +341,7 @@ class AgreedFrames:
         return frame
 
     def answer(self, me: str, blobs: Sequence[bytes]) -> bytes:
-        """Frame the answer of `me`; nothing waits for a request then. Raises LocalProtocolError:
-        the step was answered before, or by another process.
-        """
+        """Frame the answer of `me`; nothing waits for a request then."""
         self.require_own_process()
         body = self._about_underway(FrameKind.ANSWER, me, blobs)
         self._underway = None
@@ -363,9 +350,8 @@ class AgreedFrames:
     def open_answers(
         self, answers: Mapping[str, bytes], asked: Collection[str], binding_digest: bytes | None
     ) -> tuple[Frame, ...]:
-        """Return the answers that came in the order of `asked`, all about the last contributions.
-        Raises LocalProtocolError: nobody was asked; RemoteProtocolError: too few came, or one is
-        unknown, malformed, or about something else.
+        """Return the answers that came in the order of `asked`, all about the last
+        contributions.
         """
         names = self._present(answers, asked, "answer")
         frames = tuple(Frame.parse(answers[name], sender=name) for name in names)

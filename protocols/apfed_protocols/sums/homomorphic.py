@@ -53,8 +53,6 @@ from apfed_protocols.sums.seal_cipher import (
 )
 
 __all__ = [
-    "LEAKS_WITHOUT_MASKS",
-    "RESTS_ON_THE_KEY",
     "ROUNDING_TOLERANCE",
     "BfvCipher",
     "BfvSum",
@@ -164,9 +162,7 @@ class HomomorphicSum(SecureSum, ABC):
         return self.headroom.packing
 
     def integers(self, slots: NDArray[Any]) -> NDArray[np.int64]:
-        """The integers that decrypted slots stand for. Raises RemoteProtocolError: they stand for
-        none.
-        """
+        """The integers that decrypted slots stand for."""
         return slots.astype(np.int64, copy=False)
 
     def parameters(self) -> Mapping[str, object]:
@@ -199,9 +195,7 @@ class HomomorphicSum(SecureSum, ABC):
 
 
 def _key_setup(frames: AgreedFrames, body: bytes, sender: str) -> Frame:
-    """Read what the key holder sent; the fingerprint is unchecked. Raises RemoteProtocolError: it
-    is malformed or comes from another party.
-    """
+    """Read what the key holder sent; the fingerprint is unchecked."""
     holder = frames.agreement.receiver
     if sender != holder:
         raise RemoteProtocolError(f"keys come from {holder}, but {sender} sent a message")
@@ -448,16 +442,8 @@ def solve_ckks(
 ) -> Headroom:
     """Find the densest packing, and for it the fewest primes and the largest scale, that fit.
 
-    Addition needs no key-switching prime. It makes encryption slower and less noisy, so it is
-    left out where the noise fits without.
-
-    Args:
-        fixed_point: what is added.
-        poly_degree: N.
-        primes: bits of the data prime and, if there is one to use, the key-switching prime.
-
-    Raises:
-        LocalProtocolError: less than 128-bit security, or no packing fits; says what would.
+    Addition needs no key-switching prime, the second. It makes encryption slower and less
+    noisy, so it is left out where the noise fits without.
     """
     require_secure(poly_degree, primes)
 
@@ -679,16 +665,7 @@ class BfvCipher(SealCipher):
 def solve_bfv(
     fixed_point: FixedPoint, *, poly_degree: int = 4096, primes: tuple[int, ...] = _PRIMES
 ) -> Headroom:
-    """Find the densest packing, and for it the first prime, that fit.
-
-    Args:
-        fixed_point: what is added.
-        poly_degree: N.
-        primes: bits of the one prime, in order of preference.
-
-    Raises:
-        LocalProtocolError: less than 128-bit security, or no packing fits; says what would.
-    """
+    """Find the densest packing, and for it the first prime of so many bits, that fit."""
     chains = [(bits,) for bits in primes]
     for chain in chains:
         require_secure(poly_degree, chain)

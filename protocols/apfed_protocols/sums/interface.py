@@ -205,12 +205,8 @@ class StepBinding:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What the receiver of one kind of message learns of it.
-
-    Attributes:
-        reads: what it can read.
-        protects: what stands between it and more.
-        remains: what is not protected.
+    """What the receiver of one kind of message can read, what stands between it and more, and
+    what is not protected.
     """
 
     reads: str

@@ -199,14 +199,8 @@ def add_keystream(
 ) -> None:
     """Add the stream of one seed and step, as words of `total`'s type, to it in place.
 
-    Args:
-        total: row after row in memory; its shape is part of what the stream is made of.
-        seed: 32 bytes, a secret of those who may know the stream.
-        binding_digest: of the step.
-        sign: -1 subtracts.
-
-    Raises:
-        LocalProtocolError: `total` lies otherwise, so that a mask would fall on a copy of it.
+    `total` lies row after row in memory, or a mask would fall on a copy of it; its shape is
+    part of what the stream is made of.
     """
     if not total.flags.c_contiguous:
         raise LocalProtocolError(

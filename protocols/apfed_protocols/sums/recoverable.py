@@ -68,9 +68,6 @@ from apfed_protocols.sums.masked import (
 from apfed_protocols.sums.roles import KeepsSecrets, NoSetup, SumCombiner, SumContributor
 
 __all__ = [
-    "ANNOUNCEMENT_BYTES",
-    "PARCEL_BYTES",
-    "SECRET_BYTES",
     "Announcement",
     "Held",
     "RecoverableCombiner",
@@ -79,7 +76,6 @@ __all__ = [
     "RecoverableSum",
     "StepKeys",
     "join",
-    "rebuilt_key",
     "rebuilt_seed",
     "split",
 ]
@@ -105,11 +101,8 @@ _STEP_MASK = b"secure-apfed step mask v1"
 
 @dataclass(frozen=True)
 class Announcement:
-    """What everybody may know of one passive's keys of one step.
-
-    Attributes:
-        public: its X25519 mask key.
-        commitment: a digest of its self-mask seed.
+    """What everybody may know of one passive's keys of one step: its X25519 mask key, and a
+    digest of its self-mask seed.
     """
 
     public: bytes
@@ -171,12 +164,10 @@ class StepKeys(KeepsSecrets):
         return Held(self.key.public, self._key_shares[position], self._seed_shares[position])
 
 
-def rebuilt_key(
+def _rebuilt_key(
     shares: Mapping[int, bytes], announced: Announcement, agreement: SumAgreement, owner: str
 ) -> RunKey:
-    """The mask key pair that these shares give. Raises RemoteProtocolError: they do not give the
-    key that its owner announced.
-    """
+    """The mask key pair that these shares give."""
     key = _mask_key(join(shares), agreement, owner)
     if key.public != announced.public:
         raise _false_shares(owner)
@@ -186,9 +177,7 @@ def rebuilt_key(
 def rebuilt_seed(
     shares: Mapping[int, bytes], announced: Announcement, agreement: SumAgreement, owner: str
 ) -> bytes:
-    """The self-mask seed that these shares give. Raises RemoteProtocolError: they do not give the
-    seed that its owner announced.
-    """
+    """The self-mask seed that these shares give."""
     seed = _self_mask_seed(join(shares), agreement, owner)
     if _commitment(seed) != announced.commitment:
         raise _false_shares(owner)
@@ -585,7 +574,7 @@ class RecoverableCombiner(SumCombiner):
                 seed = rebuilt_seed(shares[name], announced, agreement, name)
                 add_keystream(total, seed, binding, sign=-1)
             else:
-                key = rebuilt_key(shares[name], announced, agreement, name)
+                key = _rebuilt_key(shares[name], announced, agreement, name)
                 self._take_off_pairs(name, key, underway)
         counted = agreement.pack_names(underway.counted)
         return self._frames.sum_of(underway.frames, (total.tobytes(), counted))
@@ -634,10 +623,8 @@ class RecoverableCombiner(SumCombiner):
 
 
 class RecoverableReceiver(MaskedReceiver):
-    """The active's end: takes off the masks that it shares with those whom the sum counts.
-
-    Attributes:
-        counted: whose contributions the last sum holds.
+    """The active's end: takes off the masks that it shares with those whom the sum counts;
+    `counted` are those of the last sum.
     """
 
     counted: Sequence[str] = ()

@@ -236,13 +236,7 @@ class SumCombiner(Role, ABC):
 
 
 class OneRoundCombiner(SumCombiner):
-    """The aggregator's end where nobody is asked anything: adds what it cannot read.
-
-    Args:
-        frames: its writer and checker of frames.
-        add: the blobs of the sum of contributions, which takes no key; RemoteProtocolError where
-            one does not carry what its shape says.
-    """
+    """The aggregator's end where nobody is asked anything: adds what it cannot read."""
 
     def __init__(
         self, frames: AgreedFrames, add: Callable[[Sequence[Frame]], Sequence[bytes]]

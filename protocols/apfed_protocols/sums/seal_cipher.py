@@ -63,20 +63,13 @@ _MAGIC, _ZSTANDARD = b"\x5e\xa1", 2
 
 
 def require_spread(key_2N: NDArray[np.uint64], modulus: int, *, sender: str) -> None:
-    """Refuse a public key (b, a) whose residues do not spread as uniform ones do.
+    """Refuse a public key (b, a), transformed or not, whose residues do not spread as uniform
+    ones do.
 
-    Under a broken key a contribution would travel with its noise alone over it: zeros, constants,
-    repeated residues, residues within a small range, b = a or b = -a; looked for as SEAL keeps them
-    and in the coefficients. A key holder that makes a bad key on purpose can hide it (b = X a
-    passes, say), or give its secret key away.
-
-    Args:
-        key_2N: b and a, transformed or not.
-        modulus: a prime of at most 60 bits.
-        sender: of the key.
-
-    Raises:
-        RemoteProtocolError: names what does not spread.
+    Under a broken key a contribution would travel with its noise alone over it: zeros,
+    constants, repeated residues, residues within a small range, b = a or b = -a; looked for as
+    SEAL keeps them and in the coefficients. A key holder that makes a bad key on purpose can
+    hide it (b = X a passes, say), or give its secret key away. The modulus has at most 60 bits.
     """
     b_N, a_N = key_2N
     degree = len(b_N)
@@ -138,9 +131,7 @@ class SealForm:
 
     @classmethod
     def of(cls, sample: Any, count: int) -> "SealForm":
-        """Read the form off an object of this party's own library. Raises LocalProtocolError: the
-        installed SEAL writes another format than 4.1 does.
-        """
+        """Read the form off an object of this party's own library."""
         with scratch_file() as scratch:
             blob = scratch.save(sample)
         names = cls.content(blob)[: -_WORD.itemsize * count]
@@ -188,9 +179,7 @@ class Residues:
         return octets[:, : self.width].tobytes()
 
     def parse(self, blob: bytes, *, sender: str) -> Numbers:
-        """The numbers, all below q, in memory of their own. Raises RemoteProtocolError: another
-        size, or a number beyond the modulus.
-        """
+        """The numbers, all below q, in memory of their own."""
         if len(blob) != self.size:
             raise RemoteProtocolError(
                 f"a ciphertext from {sender} has {len(blob)} bytes, expected {self.size}"
@@ -207,11 +196,8 @@ class Residues:
 
 @dataclass(frozen=True)
 class SealContext(KeepsSecrets):
-    """What one party can do; adding needs none.
-
-    Attributes:
-        public_key, encryptor: of the receiver's key.
-        decryptor: None without the secret key.
+    """What one party can do under the receiver's key, to decrypt where it has the secret one;
+    adding needs none.
     """
 
     public_key: Any = field(repr=False)
@@ -397,9 +383,7 @@ class SealCipher(ABC):
     def decrypt(
         self, context: SealContext, blobs: Sequence[bytes], vectors: int, *, sender: str
     ) -> NDArray[Any]:
-        """The numbers of `vectors` ciphertexts in order, all finite. Raises RemoteProtocolError: a
-        blob is malformed, or this context has no secret key.
-        """
+        """The numbers of `vectors` ciphertexts in order, all finite."""
         if context.decryptor is None:
             raise RemoteProtocolError(f"SEAL cannot decrypt the sum from {sender}: no secret key")
         plain, rows = seal.Plaintext(), []

@@ -1,0 +1,157 @@
+"""Reports, lists of runs and the built site, opened in headless Chromium as people would.
+
+Chromium is the system's own package (`apt install chromium`); the driver is Playwright's, of the
+extra `browser`, and downloads no other.
+"""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import pytest
+
+from apfed_experiments.report import write_report
+from apfed_experiments.report.page import write_runs_page
+from apfed_experiments.run_list import list_runs
+from tests.docs.pages import built_site
+from tests.experiments.run_folder import attack_result, config_of, write_run
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = pytest.mark.slow
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+QUIET = ("--disable-gpu", "--no-first-run", "--disable-background-networking", "--no-sandbox")
+PHONE, DESK = 390, 1400
+
+# What a screen reader says of what can be reached by the keyboard.
+UNNAMED = """() => [...document.querySelectorAll("a[href], button, input, select, summary")]
+    .filter(e => e.offsetParent && !e.closest("[aria-hidden=true]"))
+    .filter(e => !(e.ariaLabel || e.title || e.innerText?.trim()
+        || [...(e.labels || [])].some(label => label.innerText.trim())
+        || [...e.querySelectorAll("img")].some(image => image.alt)))
+    .map(e => e.outerHTML.slice(0, 120))"""
+UNDRAWN = """() => [...document.images].filter(e => !e.complete || !e.naturalWidth || !e.alt)
+    .map(e => e.outerHTML.slice(0, 120))"""
+SKIPPED = """() => [...document.querySelectorAll("h1, h2, h3, h4, h5")].map(e => +e.tagName[1])
+    .filter((level, at, all) => at && level > all[at - 1] + 1)"""
+SIDEWAYS = "() => document.documentElement.scrollWidth - window.innerWidth"
+# Contrast of a page's own text, by WCAG 2: (lighter + .05) / (darker + .05).
+CONTRAST = """() => {
+    const light = colour => {
+        const [r, g, b] = colour.match(/[\\d.]+/g).map(Number).map(v => v / 255)
+            .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const style = getComputedStyle(document.body);
+    const [low, high] = [light(style.color), light(style.backgroundColor)].sort((a, b) => a - b);
+    return (high + 0.05) / (low + 0.05);
+}"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> "Iterator[Browser]":
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs the extra browser")
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium here; install the system's package `chromium`")
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=CHROMIUM, args=QUIET)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A report of a run that was attacked, the list of two runs, and two pages of the site."""
+    runs = tmp_path_factory.mktemp("runs")
+    guarded = write_run(
+        runs / "guarded", config_of(guard="{mechanism: gaussian, epsilon: 8.0}"),
+        accuracy={"apfed_c": 0.912}, epsilon=7.98, attacks=[attack_result()],
+    )  # fmt: skip
+    write_run(runs / "plain", config_of(), accuracy={"apfed_c": 0.93})
+    report = write_report(guarded)
+    listed = write_runs_page(list_runs(runs), runs / "runs.html", title="Runs")
+    site = built_site(tmp_path_factory.mktemp("site"))
+    return {
+        "report": report, "list": listed, "start": site / "index.html", "page": site / "leaks.html",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [PHONE, DESK])
+@pytest.mark.parametrize("name", ["report", "list", "start", "page"])
+def test_a_page_is_whole_on_a_phone_and_a_desk_by_day_and_night(
+    name: str, width: int, scheme: Literal["light", "dark"], browser: "Browser",
+    pages: dict[str, Path],
+) -> None:  # fmt: skip
+    with browser.new_context(
+        viewport={"width": width, "height": 900}, color_scheme=scheme
+    ) as context:
+        page = context.new_page()
+        said, asked = watched(page)
+        page.goto(pages[name].as_uri())
+        assert page.evaluate(SIDEWAYS) <= 0
+        assert page.evaluate(UNDRAWN) == []
+        assert page.evaluate(UNNAMED) == []
+        assert page.evaluate(SKIPPED) == []
+        assert page.evaluate(CONTRAST) >= 4.5
+        assert page.title()
+        assert page.locator("html").get_attribute("lang") == "en"
+        assert said == []
+        assert asked == []
+
+
+@pytest.mark.parametrize("name", ["report", "list"])
+def test_the_keyboard_reaches_all_that_can_be_used(
+    name: str, browser: "Browser", pages: dict[str, Path]
+) -> None:
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.goto(pages[name].as_uri())
+        usable = page.locator("a[href], button, input, select, summary").count()
+        reached = set[str]()
+        for _ in range(usable):
+            page.keyboard.press("Tab")
+            reached.add(page.evaluate("document.activeElement.outerHTML"))
+        page.keyboard.press("Tab")
+        assert "<body" not in "".join(reached)
+        assert bool(usable) is bool(reached)
+
+
+@pytest.mark.parametrize("name", ["report", "list", "page"])
+def test_a_page_prints(name: str, browser: "Browser", pages: dict[str, Path]) -> None:
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.goto(pages[name].as_uri())
+        printed = page.pdf(format="A4")
+        assert printed.startswith(b"%PDF-")
+        assert printed.count(b"/Type /Page\n") > 0
+
+
+def test_a_list_of_runs_is_sorted_and_filtered_by_hand(
+    browser: "Browser", pages: dict[str, Path]
+) -> None:
+    with browser.new_context() as context:
+        page = context.new_page()
+        said, _ = watched(page)
+        page.goto(pages["list"].as_uri())
+        rows = page.locator("tbody tr:visible")
+        assert rows.count() == 2
+        page.locator("input").first.fill("guarded")
+        assert rows.count() == 1
+        assert said == []
+
+
+def watched(page: "Page") -> tuple[list[str], list[str]]:
+    """What the page says on its console, and what it asks of others, from now on."""
+    said, asked = list[str](), list[str]()
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on(
+        "request",
+        lambda request: None if request.url.startswith(("file:", "data:", "blob:"))
+        else asked.append(request.url),
+    )  # fmt: skip
+    return said, asked
