@@ -12,7 +12,7 @@ from secure_apfed.errors import ModelError
 from secure_apfed.learning.descent import Descent, rate_after
 from secure_apfed.models import RandomFeatures
 from secure_apfed.settings.training import TrainSettings
-from secure_apfed.tasks import task_loss
+from secure_apfed.tasks import Classification
 
 
 def modules(seed: int = 0) -> dict[str, nn.Module]:
@@ -130,9 +130,10 @@ def test_without_a_bound_steps_are_those_of_torch(
 def test_a_loss_counts_labelled_rows_alone() -> None:
     scores = torch.randn(4, 3, requires_grad=True)
     labels = torch.tensor([0, UNLABELLED, 2, UNLABELLED])
-    known = task_loss(scores[[0, 2]], labels[[0, 2]])
-    assert torch.allclose(task_loss(scores, labels), known)
-    nothing = task_loss(scores, torch.full((4,), UNLABELLED))
+    loss = Classification().loss
+    known = loss(scores[[0, 2]], labels[[0, 2]], scores)
+    assert torch.allclose(loss(scores, labels, scores), known)
+    nothing = loss(scores, torch.full((4,), UNLABELLED), scores)
     nothing.backward()
     assert nothing.item() == 0.0
     assert scores.grad is not None

@@ -126,7 +126,7 @@ def test_no_hidden_label_reaches_training(played: Played) -> None:
     hidden = data.train_rows[~torch.isin(data.train_rows, data.labelled_rows)]
     other = labels.clone()
     other[hidden] = len(data.classes) - 1 - labels[hidden]
-    lying = replace(data, active=replace(data.active, labels=other))
+    lying = replace(data, table=replace(data.active, labels=other))
     assert run(played.config, None, data=lying).accuracy == played.result.accuracy
 
 
