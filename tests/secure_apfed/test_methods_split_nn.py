@@ -11,10 +11,9 @@ from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError
-from secure_apfed.exchange import Envelope, Kind, Links, pack
+from secure_apfed.exchange import Kind, Links, pack
 from secure_apfed.methods import Simulation, open_session
 from secure_apfed.methods.alignment import positions_of
-from secure_apfed.methods.joint import SummedPassive
 from secure_apfed.runs.run import run
 from tests.secure_apfed.small_runs import small_config
 
@@ -94,28 +93,6 @@ def test_another_request_to_one_passive_gives_nothing(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Links, "send", sent)
     with pytest.raises(RemoteProtocolError):
         session.step(0, session.learner.training_rows[:64])
-
-
-def test_after_a_contribution_that_failed_no_gradient_is_due(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    session = session_of()
-    passive = session.helpers["passive-1"]
-    assert isinstance(passive, SummedPassive)
-    payload = pack({"gradient": torch.ones(64, 8)})
-    gradient = Envelope(
-        session=session.contract.session, step=0, kind=Kind.GRADIENTS, sender="active",
-        receiver="passive-1", sequence=0, payload=payload,
-    )  # fmt: skip
-
-    def refuse(*_: Any) -> None:
-        raise OverflowError("spent")
-
-    monkeypatch.setattr(passive.sum, "count", refuse)
-    with pytest.raises(OverflowError, match="spent"):
-        session.step(0, session.learner.training_rows[:64])
-    with pytest.raises(RemoteProtocolError, match="waits for none"):
-        passive.learn(gradient)
 
 
 def test_noise_under_the_sum_is_charged() -> None:
