@@ -181,11 +181,7 @@ class Contract(Settings):
 
     @property
     def active(self) -> str:
-        """The one active party.
-
-        Raises:
-            RemoteProtocolError: the contract names none, or several.
-        """
+        """The one active party. Raises RemoteProtocolError: the contract names none, or several."""
         names = self.names("active")
         if len(names) != 1:
             raise RemoteProtocolError(f"a contract names one active party, got {list(names)}")

@@ -144,7 +144,6 @@ def finish(session: Simulation, config: Config, *, step: int, began: float) -> S
 
 
 def _aligned(data: VerticalData) -> dict[str, Tensor]:
-    """Rows of the people that all parties have."""
     every = [np.asarray(table.ids) for table in data.tables]
     common = every[0]
     for ids in every[1:]:

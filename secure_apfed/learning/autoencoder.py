@@ -101,16 +101,7 @@ class Autoencoder(nn.Module):
 def new_autoencoder(
     owner: str, name: str, model: ModelSettings, features: Shape, *, seed: int, compute: Compute
 ) -> Autoencoder:
-    """An autoencoder at its reproducible start, which follows from owner, name and seed.
-
-    Args:
-        owner: the party.
-        name: which of its autoencoders.
-        model: of the encoder.
-        features: shape of a row.
-        seed: of the party.
-        compute: where it is to be.
-    """
+    """An autoencoder at its reproducible start, which follows from owner, name and seed."""
     family = family_for(model, features)
     with seeded(seed, owner, name):
         encoder = family.encoder(features, model)
@@ -131,11 +122,7 @@ def fit_autoencoder(
 
     Args:
         network: at its start; it is changed in place.
-        features_NF: of all rows, on the network's device.
-        settings: how to train.
         owner: whose it is; batches and held-out rows follow from this name and the seed.
-        seed: of the party.
-        resembled: codes of some rows.
 
     Returns:
         How many epochs were trained.
@@ -249,16 +236,8 @@ def encoder_quality(
     """Train an autoencoder on all rows; cross-validate on the columns and codes of labelled ones.
 
     Args:
-        features_NF: of the rows, standardised.
         labels_N: their classes, `UNLABELLED` where there is none.
-        model: of the encoder.
-        settings: how it is trained.
-        owner: see `own_codes`.
-        seed: the same; it draws the folds, too.
-        compute: where it is trained.
         threshold: tau of Eq. (12), a difference of mean scores that is not worth mending.
-        folds: k.
-        score: of a fold.
 
     Raises:
         DataError: fewer rows of a class than folds.
@@ -286,12 +265,7 @@ def own_codes(
     paper's Ablation (section 5), of the same seed number for number.
 
     Args:
-        features_NF: of the rows, standardised.
-        model: of the encoder.
-        settings: how it is trained.
         owner: from whose name and the seed its start, batches and held-out rows follow.
-        seed: of the party.
-        compute: where it is trained.
 
     Raises:
         ModelError: training diverged.
@@ -308,10 +282,8 @@ def cross_validated(
 ) -> Mapping[str, Floats]:  # fmt: skip
     """Return what logistic regression scores on k folds with equal shares of the classes, (k,).
 
-    The same labels, folds and seed give the same folds, whatever the values are.
-
-    Raises:
-        DataError: fewer rows of a class than folds.
+    The same labels, folds and seed give the same folds, whatever the values are. Raises DataError:
+    fewer rows of a class than folds.
     """
     # They take a second to load, and few runs ask.
     from sklearn.linear_model import LogisticRegression

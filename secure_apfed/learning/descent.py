@@ -7,7 +7,7 @@ its checkpoint. Letters: B batch, A of its rows that are sent, K classes, D numb
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +27,6 @@ __all__ = [
     "Trainer",
     "find_device",
     "joint_loss",
-    "make_optimizer",
     "predictor_of",
     "prefixed",
     "rate_after",
@@ -41,9 +40,7 @@ _MOMENTS, _DONE = "moments", "steps done"
 
 def find_device(choice: str) -> torch.device:
     """The device of "auto" (a GPU where there is one), "cpu", "cuda", or of one GPU as "cuda:1".
-
-    Raises:
-        ConfigError: something else, or a GPU that torch does not see.
+    Raises ConfigError: something else, or a GPU that torch does not see.
     """
     if not DEVICE.fullmatch(choice):
         raise ConfigError(f"device: expected auto, cpu, cuda or one GPU, as cuda:1; got {choice!r}")
@@ -75,10 +72,8 @@ class Compute:
 
     @classmethod
     def of(cls, train: TrainSettings) -> "Compute":
-        """Read the settings; "auto" takes the GPU where there is one.
-
-        Raises:
-            ConfigError: a GPU is asked for and there is none.
+        """Read the settings; "auto" takes the GPU where there is one. Raises ConfigError: a GPU is
+        asked for and there is none.
         """
         dtype = torch.float64 if train.precision == "float64" else torch.float32
         return cls(find_device(train.device), dtype, train.precision == "bfloat16")
@@ -131,33 +126,11 @@ def joint_loss(task: Tensor, z_A: Tensor, gradient_A: Tensor) -> Tensor:
     return task + (gradient_A * z_A).sum()
 
 
-def _sgd(parameters: list[Tensor], train: TrainSettings) -> torch.optim.Optimizer:
-    return torch.optim.SGD(
-        parameters,
-        lr=train.learning_rate,
-        momentum=train.momentum,
-        weight_decay=train.weight_decay,
-    )
-
-
-def _adam(parameters: list[Tensor], train: TrainSettings) -> torch.optim.Optimizer:
-    return torch.optim.Adam(
-        parameters, lr=train.learning_rate, weight_decay=train.weight_decay, fused=True
-    )
-
-
-def _adamw(parameters: list[Tensor], train: TrainSettings) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(
-        parameters, lr=train.learning_rate, weight_decay=train.weight_decay, fused=True
-    )
-
-
-_OPTIMIZERS = {"sgd": _sgd, "adam": _adam, "adamw": _adamw}
-
-
-def make_optimizer(parameters: list[Tensor], train: TrainSettings) -> torch.optim.Optimizer:
-    """The optimizer that the settings name, over these leaves."""
-    return _OPTIMIZERS[train.optimizer](parameters, train)
+_OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adam": partial(torch.optim.Adam, fused=True),
+    "adamw": partial(torch.optim.AdamW, fused=True),
+}
 
 
 def rate_after(train: TrainSettings, done: int) -> float:
@@ -172,14 +145,8 @@ def rate_after(train: TrainSettings, done: int) -> float:
 
 
 class Descent:
-    """One of the optimizers; the L2 terms of Eqs. (6) and (7) are its weight decay.
-
-    Args:
-        owner: the party, named when its training diverges.
-        modules: what it trains, by name.
-
-    Raises:
-        ModelError: they have no parameters.
+    """One of the optimizers; the L2 terms of Eqs. (6) and (7) are its weight decay. Raises
+    ModelError: they have no parameters.
     """
 
     def __init__(self, owner: str, modules: Mapping[str, nn.Module], train: TrainSettings) -> None:
@@ -193,19 +160,19 @@ class Descent:
                 "it by steps, choose another model.network, as mlp"
             )
         self._norm_bound = train.max_gradient_norm or math.inf
-        self._optimizer = make_optimizer(self._parameters, train)
+        momentum = {"momentum": train.momentum} if train.optimizer == "sgd" else {}
+        self._optimizer = _OPTIMIZERS[train.optimizer](
+            self._parameters, lr=train.learning_rate, weight_decay=train.weight_decay, **momentum
+        )
         self._train, self._done = train, 0
 
     def begin(self) -> None:
-        """Forget the gradients of the last step."""
         for parameter in self._parameters:
             parameter.grad = None
 
     def step(self) -> None:
-        """Scale the gradient onto the norm bound, if there is one and it is longer; descend.
-
-        Raises:
-            ModelError: the gradient is NaN or infinite; no parameter was changed.
+        """Scale the gradient onto the norm bound, if there is one and it is longer; descend. Raises
+        ModelError: the gradient is NaN or infinite; no parameter was changed.
         """
         if math.isfinite(self._norm_bound):
             norm = nn.utils.clip_grad_norm_(self._parameters, self._norm_bound)
@@ -268,7 +235,6 @@ class Trainer(Descent):
         self.forward_pass = partial(compute.forward, seed, owner)
 
     def set_training(self, training: bool) -> None:
-        """Switch dropout on or off."""
         for module in self._modules.values():
             module.train(training)
 

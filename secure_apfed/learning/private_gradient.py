@@ -45,15 +45,9 @@ class PrivateUpdates:
 
 
 class PrivateGradient:
-    """Watches the modules' forward and backward passes and replaces their gradient.
-
-    Args:
-        owner: the party, named in errors.
-        modules: what it trains, by name.
-        private: the guard and the ledger; the ledger counts rows of the party's table.
-
-    Raises:
-        ModelError: a module whose examples cannot be told apart, in the words of Opacus.
+    """Watches the modules' forward and backward passes and replaces their gradient. `private`: the
+    guard and the ledger; the ledger counts rows of the party's table. Raises ModelError: a module
+    whose examples cannot be told apart, in the words of Opacus.
     """
 
     def __init__(
@@ -82,11 +76,8 @@ class PrivateGradient:
     def finite_rows(self, h_BD: Tensor) -> Tensor:
         """Return flat representations with zeros for every row that is not finite.
 
-        An error would tell everybody of that one record. Parameters are private already, so
-        that an error may tell of them.
-
-        Raises:
-            ModelError: parameters that are not finite.
+        An error would tell everybody of that one record. Parameters are private already, so that an
+        error may tell of them. Raises ModelError: parameters that are not finite.
         """
         if not all(bool(p.isfinite().all()) for p in self._parameters):
             raise ModelError(
@@ -103,7 +94,6 @@ class PrivateGradient:
 
         Args:
             loss: of the batch, a mean over its examples.
-            step: of the run.
             rows: of the batch, positions in the party's own table, (B,).
 
         Raises:

@@ -53,10 +53,8 @@ _NEIGHBOUR_NUMBERS = 16
 
 
 def check_rows(rows_B: Tensor, *, aligned: int, minimum: int, sender: str) -> None:
-    """Refuse positions outside the alignment, repeated ones, and batches below the minimum.
-
-    Raises:
-        RemoteProtocolError: names the sender and the rule.
+    """Refuse positions outside the alignment, repeated ones, and batches below the minimum. Raises
+    RemoteProtocolError: names the sender and the rule.
     """
     if len(rows_B) < minimum:
         raise RemoteProtocolError(
@@ -71,10 +69,8 @@ def check_rows(rows_B: Tensor, *, aligned: int, minimum: int, sender: str) -> No
 
 
 def check_norms(z_BD: Tensor, terms: RepresentationTerms, *, sender: str) -> None:
-    """Refuse rows whose L2 norm is outside the contract's bounds, or not a number.
-
-    Raises:
-        RemoteProtocolError: names the sender, the bounds and the extremes.
+    """Refuse rows whose L2 norm is outside the contract's bounds, or not a number. Raises
+    RemoteProtocolError: names the sender, the bounds and the extremes.
     """
     norm_B = torch.linalg.vector_norm(z_BD.flatten(1).double(), dim=1)
     low, high = terms.minimum_norm, terms.maximum_norm * (1 + _NORM_SLACK)
@@ -92,10 +88,8 @@ def is_narrow(z_BD: Tensor, terms: RepresentationTerms) -> bool:
 
 
 def check_spread(z_BD: Tensor, terms: RepresentationTerms, *, sender: str) -> None:
-    """Refuse a batch whose rows point in one direction, or in few.
-
-    Raises:
-        RemoteProtocolError: names the sender, the spread and the contract's bound.
+    """Refuse a batch whose rows point in one direction, or in few. Raises RemoteProtocolError:
+    names the sender, the spread and the contract's bound.
     """
     if terms.minimum_spread and (spread := spread_of(z_BD)) < terms.minimum_spread:
         raise RemoteProtocolError(
@@ -145,12 +139,7 @@ class Released:
 
 
 class Releases:
-    """The one way of a party's representations to the wire.
-
-    Args:
-        guard: what protects them.
-        ledger: the account of what was sent.
-    """
+    """The one way of a party's representations to the wire."""
 
     def __init__(self, guard: RepresentationGuard, ledger: PrivacyLedger) -> None:
         self.ledger, self.guard = ledger, guard
@@ -169,7 +158,6 @@ class Releases:
 
         Args:
             h_B: representations, (B, *shape), float32 or float64.
-            step: of the run.
             rows: alignment positions, int64 of shape (B,).
             count: is called with the digest of the bytes before the charge, and may refuse; None:
                 nobody counts.
@@ -206,7 +194,6 @@ class ContributionNoise:
     Args:
         deviation: in steps of fixed point, as agreed.
         key: 32 secret bytes of this party.
-        ledger: of this party.
         secret: without it noise depends on the step alone, so that runs repeat with the seed.
     """
 
@@ -218,15 +205,9 @@ class ContributionNoise:
         self, shape: tuple[int, ...], *, step: int, known_B: Tensor, digest: bytes
     ) -> NDArray[np.int64]:
         """Charge one release of the people that it knows, on the disk, and return all rows' noise.
-
-        Args:
-            shape: of what will be contributed, (B, D).
-            step: of the run.
-            known_B: alignment positions of those people.
-            digest: of the session, and of all rows and values that will be contributed.
-
-        Raises:
-            BudgetExhaustedError: contributing would exceed the budget; nothing may be sent.
+        `known_B`: alignment positions of those people. `digest`: of the session, and of all rows
+        and values that will be contributed. Raises BudgetExhaustedError: contributing would exceed
+        the budget; nothing may be sent.
         """
         self.ledger.charge(step=step, rows=known_B, digest=digest)
         self.ledger.sync()  # a session after a power failure would not draw this noise again
@@ -246,10 +227,8 @@ def representation_specs(terms: RepresentationTerms) -> Mapping[str, TensorSpec]
 def read_representations(
     envelope: Envelope, terms: RepresentationTerms, *, aligned: int, minimum: int
 ) -> tuple[Tensor, Tensor]:
-    """Parse and check a batch of representations; returns rows (B,) and z (B, *shape).
-
-    Raises:
-        RemoteProtocolError: anything that the contract does not allow.
+    """Parse and check a batch of representations; returns rows (B,) and z (B, *shape). Raises
+    RemoteProtocolError: anything that the contract does not allow.
     """
     tensors, _ = unpack(envelope.payload, representation_specs(terms), sender=envelope.sender)
     rows_B, z_BD = tensors["rows"], tensors["z"]

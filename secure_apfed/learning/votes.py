@@ -60,7 +60,6 @@ def reliability_of(believed: Callable[[SoloTask], Floats], task: SoloTask) -> fl
 
     Args:
         believed: of the rows of a task, (N, K); a row of zeros says nothing, and is not judged.
-        task: whose labels are held out.
     """
     judged, right = 0, 0
     for part in held_out(task.labels, FOLDS, task.seed):
@@ -88,9 +87,7 @@ def likely_labels(
     it lies in 0 to 1, and near 1/2 where the prior tells nothing.
 
     Args:
-        votes: of the passives.
         own_U: class that the prior names, -1: none.
-        reliability: how often it is right.
         frequencies: of the classes, (K,), above 0, adding up to 1; all alike unless given.
         labelled: places of rows whose labels voters were told: their votes show no reliability.
     """
@@ -137,13 +134,9 @@ def _prior(own_U: Integers, reliability: float, frequency_K: Floats) -> Floats:
 def fit_ridge(
     networks: ActiveNetworks, features_U: Tensor, targets_UK: Floats, *, labelled_n: Integers,
 ) -> None:  # fmt: skip
-    """Fit a linear head on fixed random features; see `fit_linear`.
-
-    Args:
-        networks: whose encoder is `RandomFeatures`, fitted, and whose head ends in a linear layer.
-        features_U: of U rows.
-        targets_UK: what to learn of them.
-        labelled_n: places of labelled rows among them.
+    """Fit a linear head on fixed random features; see `fit_linear`. `networks`: whose encoder is
+    `RandomFeatures`, fitted, and whose head ends in a linear layer. `labelled_n`: places of
+    labelled rows among them.
     """
     encoder = networks.encoder
     assert isinstance(encoder, RandomFeatures)
@@ -153,7 +146,6 @@ def fit_ridge(
 
 
 def last_layer(networks: ActiveNetworks) -> torch.nn.Linear:
-    """The linear layer in which a head ends."""
     linear = list(networks.head.modules())[-1]
     assert isinstance(linear, torch.nn.Linear)
     return linear
@@ -168,7 +160,6 @@ def fit_linear(
     error): they are the validation rows.
 
     Args:
-        linear: the layer.
         phi_UD: what it reads of U rows, each about 1 to 3 long.
         targets_UK: what to learn of them; of labelled rows the truth.
         labelled_n: places of labelled rows among them.
@@ -194,13 +185,8 @@ def _ridge(phi_UD: Floats, targets_UK: Floats, strength: float) -> Floats:
 
 
 class SoftTrainer(Trainer):
-    """A student network that learns probabilities of classes, or numbers, by descent.
-
-    Args:
-        owner: the active; networks: its own.
-        features_N: of its table.
-        train, compute, seed: as of every `Trainer`.
-        loss: of what the network gives (B, K) and of targets (B, K).
+    """A student network that learns probabilities of classes, or numbers, by descent. `loss`: of
+    what the network gives (B, K) and of targets (B, K).
     """
 
     def __init__(
@@ -214,7 +200,6 @@ class SoftTrainer(Trainer):
         self._loss = loss
 
     def learn(self, step: int, rows_B: Tensor, targets_BK: Tensor) -> float:
-        """Descend once on the mean loss to the targets; return it."""
         self.begin()
         with self.forward_pass(step):
             scores_BK, _ = self.networks(self.features_N[rows_B.to(self.compute.device)], None)
@@ -224,7 +209,6 @@ class SoftTrainer(Trainer):
         return loss.item()
 
     def predict(self, rows_B: Tensor) -> Tensor:
-        """Scores of these rows of the table."""
         with self.forward_pass("predict"):
             scores_BK: Tensor = self.networks(self.features_N[rows_B], None)[0]
         return scores_BK

@@ -117,15 +117,10 @@ ALONE: MethodSettings = next(
 
 
 def method_settings(said: Any, *, as_json: bool = False) -> MethodSettings:
-    """The settings of a method, as a run says them.
-
-    Args:
-        said: its key in `METHODS`; a mapping with that as `name`, and its settings; or what was
-            made of these before.
-        as_json: whether lists are taken for tuples, and nothing else for what it is not.
-
-    Raises:
-        ValueError: no method has that name, or it has other settings.
+    """The settings of a method, as a run says them. `said`: its key in `METHODS`; a mapping with
+    that as `name`, and its settings; or what was made of these before. `as_json`: whether lists are
+    taken for tuples, and nothing else for what it is not. Raises ValueError: no method has that
+    name, or it has other settings.
     """
     if isinstance(said, MethodSettings):
         return said
@@ -146,13 +141,9 @@ def open_session(
     config: RunSettings, data: VerticalData, *, alignment: Mapping[str, Tensor] | None = None,
     logs: Path | None = None,
 ) -> Simulation:  # fmt: skip
-    """Open a session of the config's method with new secrets.
-
-    Args:
-        config: of the run.
-        data: of the run.
-        alignment: of an earlier session with the same data; None: intersect now.
-        logs: folder of ledgers and of counted answers, which outlast a session; None: memory.
+    """Open a session of the config's method with new secrets. `alignment`: of an earlier session
+    with the same data; None: intersect now. `logs`: folder of ledgers and of counted answers, which
+    outlast a session; None: memory.
     """
     names = [] if logs is None else [table.name for table in data.tables]
     secrets = {name: fresh_secrets(config, name, logs=logs) for name in names}

@@ -118,9 +118,7 @@ def open_ledger(
 
 def require_no_releases(own: Own) -> None:
     """Refuse to begin anew over logs: a new alignment puts other people at the places they count.
-
-    Raises:
-        CheckpointError: one holds a release.
+    Raises CheckpointError: one holds a release.
     """
     if own.secrets.logs is None or own.aligned is not None:
         return
@@ -137,7 +135,6 @@ def require_no_releases(own: Own) -> None:
 
 
 def ledger_for(own: Own, guard: RepresentationGuard, *, aligned: int) -> PrivacyLedger:
-    """The account of what this party releases."""
     return open_ledger(
         own, own.name, guard.mechanism(),
         delta=own.config.delta, budget=own.config.guard.epsilon, rows=aligned,
@@ -146,13 +143,8 @@ def ledger_for(own: Own, guard: RepresentationGuard, *, aligned: int) -> Privacy
 
 def private_updates(own: Own, guard: RepresentationGuard) -> PrivateUpdates | None:
     """What makes this party's updates private, one an epoch for each of its rows; None: nothing.
-
-    Args:
-        own: whose updates.
-        guard: of its representations, whose releases share the budget.
-
-    Raises:
-        ConfigError: the guard's releases alone exceed dp_sgd.epsilon.
+    `guard`: of its representations, whose releases share the budget. Raises ConfigError: the
+    guard's releases alone exceed dp_sgd.epsilon.
     """
     config, settings, rows = own.config, own.config.dp_sgd, len(own.data.table.ids)
     if settings is None:
@@ -233,18 +225,8 @@ def sum_and_noise(
     config: RunSettings, session: str, active: str, passives: Sequence[str], shape: Shape
 ) -> tuple[SecureSum, NoisePlan | None]:
     """The configured sum between these passives, and the noise under it; None: there is none.
-
-    Args:
-        config: of the run.
-        session: of the contract.
-        active: who opens the sum.
-        passives: all of them.
-        shape: of one row of a contribution.
-
-    Raises:
-        ConfigError: settings that do not fit, no clip bound, no honest passive, or more noise
-            than a sum can carry.
-        LocalProtocolError: parameters that do not fit, or a single passive.
+    Raises ConfigError: settings that do not fit, no clip bound, no honest passive, or more noise
+    than a sum can carry; LocalProtocolError: parameters that do not fit, or a single passive.
     """
     parts = config, session, active, passives
     quiet, noise = make_sum(*parts), config.method.noise(config)
@@ -268,7 +250,6 @@ def sum_and_noise(
 def parameters_of(
     config: RunSettings, secure_sum: SecureSum, plan: NoisePlan | None
 ) -> dict[str, Any]:
-    """What the contract says about the sum."""
     settings = config.secure_sum.model_dump(mode="json", exclude={"threshold"})
     noise = config.method.noise(config)
     if plan is not None and noise is not None:

@@ -69,10 +69,6 @@ def positions_of(aligned: Tensor, rows: Tensor) -> Tensor:
 
     The alignment's order is random; a table's own order makes what is drawn from these
     positions a function of the seed.
-
-    Args:
-        aligned: the party's row at each position.
-        rows: of its own table.
     """
     order = aligned.argsort()
     return order[torch.isin(aligned[order], rows)]
@@ -91,11 +87,8 @@ def needs_dealer(settings: AlignmentSettings) -> bool:
 
 
 async def align_as_active(own: Own, links: Links, session: str) -> Tensor:
-    """Return the row of its own table at each position, (U,).
-
-    Raises:
-        DataError: IDs that cannot be aligned.
-        IntersectionTooSmallError: fewer common IDs than agreed, in `pairwise` of any pair.
+    """Return the row of its own table at each position, (U,). Raises DataError: IDs that cannot be
+    aligned; IntersectionTooSmallError: fewer common IDs than agreed, in `pairwise` of any pair.
     """
     shared = [
         await _intersect_as_active(own, links, members, name)
@@ -166,7 +159,6 @@ def _intersections(own: Own, session: str) -> list[tuple[str, Sequence[str]]]:
 
 
 def _in_buckets(settings: AlignmentSettings) -> bool:
-    """Whether the configured intersection can be played bucket by bucket."""
     return issubclass(SET_INTERSECTIONS[settings.backend], EcdhIntersection)
 
 
@@ -227,14 +219,8 @@ async def _converse(
 
 def place_rows(envelope: Envelope, rows_P: Tensor, *, most: int) -> Tensor:
     """Return a passive's own row at each position, (U,), -1 where it does not know the person.
-
-    Args:
-        envelope: from the active: the position of each common person, and their number.
-        rows_P: the passive's rows, in the order of its intersection with the active.
-        most: the largest number of positions.
-
-    Raises:
-        RemoteProtocolError: positions that are repeated, missing or out of range.
+    `rows_P`: the passive's rows, in the order of its intersection with the active. Raises
+    RemoteProtocolError: positions that are repeated, missing or out of range.
     """
     expected = {"positions": TensorSpec(torch.int64, (len(rows_P),))}
     tensors, meta = unpack(envelope.payload, expected, sender=envelope.sender)
@@ -272,9 +258,6 @@ def require_labels(method: Method, config: RunSettings, held: OwnData, aligned: 
     """Refuse a run that would learn from labels of one class, or be measured on rows of one.
 
     Args:
-        method: that is played.
-        config: of the run.
-        held: the active's.
         aligned: its row at each position of the alignment; means nothing where nothing is aligned.
 
     Warns:
@@ -350,7 +333,6 @@ def require_labels(method: Method, config: RunSettings, held: OwnData, aligned: 
 
 
 def _counts(held: OwnData, rows: Tensor) -> Counter[float]:
-    """How many of these rows have each label."""
     labels_N = held.table.labels
     assert labels_N is not None
     known = labels_N[rows]

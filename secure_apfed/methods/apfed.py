@@ -192,13 +192,8 @@ class ApfedCSettings(ApfedSettings):
 
 class ApfedActive(SumLearner):
     """The active: holds the labels, sends guarded representations, learns a model; see `Learner`.
-
-    Args:
-        own: what it brings; contract: of the session.
-        rows: of its table by position of the alignment, (number aligned,).
-        trainer: its networks, and how they learn.
-        releases: the way of its representations to the wire.
-        sum_end: its end of the sum; None: nobody helps, and nothing is released.
+    `rows`: of its table by position of the alignment, (number aligned,). `sum_end`: its end of the
+    sum; None: nobody helps, and nothing is released.
     """
 
     def __init__(
@@ -226,7 +221,6 @@ class ApfedActive(SumLearner):
 
     @property
     def learnt(self) -> Tensor:
-        """The rows of its table that it learns from."""
         return learnt_rows(self, self._own.config)
 
     async def step(self, links: Links, step: int, rows_B: Tensor) -> float:
@@ -260,10 +254,8 @@ class ApfedActive(SumLearner):
 
     def release(self, batch: "Batch", rows_A: Tensor) -> Released | None:
         """Guard, pack and charge what is to be sent, for every passive alike; None: nothing is.
-
-        Raises:
-            BudgetExhaustedError: sending would exceed the privacy budget; nothing is sent.
-            ModelError: representations that are not finite.
+        Raises BudgetExhaustedError: sending would exceed the privacy budget; nothing is sent;
+        ModelError: representations that are not finite.
         """
         if self.sum is not None:
             self.sum.opened = None
@@ -293,7 +285,6 @@ class ApfedActive(SumLearner):
             self.trainer.spread_labels(self.learnt, Spreading())
 
     async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
-        """What the active says alone (Eq. 11); needs no exchange."""
         return {self._own.config.method.name: self.trainer.scored(self._own.data.test_rows)}
 
     def rows_with_label(self) -> Tensor:
@@ -301,7 +292,6 @@ class ApfedActive(SumLearner):
         return rows[self.trainer.labels_N[rows].cpu() != UNLABELLED]
 
     async def loss_on(self, links: Links, steps: Steps, rows: Tensor) -> float:
-        """Its own task loss; needs no exchange."""
         return self.trainer.loss_on(rows)
 
     def relabel(self, labels_N: Tensor, train_rows: Tensor) -> None:
@@ -325,13 +315,9 @@ ActiveT = TypeVar("ActiveT", bound=ApfedActive)
 
 
 class ApfedPassive(SumHelper):
-    """A passive: learns no label, keeps its features; see `Helper`.
-
-    Args:
-        sum_end: its end of the sum.
-        trainer: its objective over its features in the order of the alignment.
-        held_N: which positions are of people that it knows, (N,), bool; None: all.
-        defences: what its gradient goes through before the sum.
+    """A passive: learns no label, keeps its features; see `Helper`. `trainer`: its objective over
+    its features in the order of the alignment. `held_N`: which positions are of people that it
+    knows, (N,), bool; None: all.
     """
 
     asks = (Kind.REPRESENTATIONS,)
@@ -352,11 +338,9 @@ class ApfedPassive(SumHelper):
         await self.sum.send(links, *self.answered(message))
 
     def answered(self, message: Envelope) -> tuple[Admitted, NDArray[np.floating]]:
-        """What answers a batch: lambda_p times the gradient of each row's own loss, (B, D).
-
-        Raises:
-            RemoteProtocolError: the batch breaks a rule of the contract; nothing is sent, and,
-                unless it may be a batch that was answered in another session, computed.
+        """What answers a batch: lambda_p times the gradient of each row's own loss, (B, D). Raises
+        RemoteProtocolError: the batch breaks a rule of the contract; nothing is sent, and, unless
+        it may be a batch that was answered in another session, computed.
         """
         admitted, z_BD = self.read(message)
         gradient_BD = self.gradient(admitted.step, admitted.rows, z_BD).flatten(1)
@@ -365,10 +349,8 @@ class ApfedPassive(SumHelper):
         return admitted, gradient_BD.cpu().numpy()
 
     def read(self, message: Envelope) -> tuple[Admitted, Tensor]:
-        """Admit rows (B,) with representations (B, *shape) that keep to every rule.
-
-        Raises:
-            RemoteProtocolError: they break one.
+        """Admit rows (B,) with representations (B, *shape) that keep to every rule. Raises
+        RemoteProtocolError: they break one.
         """
         rows_B, z_BD = read_representations(
             message, self.terms, aligned=self._aligned, minimum=self.contract.minimum_batch
@@ -458,15 +440,8 @@ class ActiveTrainer(Trainer):
             self._weights_K = self.compute.place(weights_K)
 
     def forward(self, step: int, rows_B: Tensor, aligned: Tensor | None) -> Batch:
-        """Compute one batch.
-
-        Args:
-            step: of the run.
-            rows_B: positions in the own table.
-            aligned: places within the batch of the rows to send; None: nothing is sent.
-
-        Raises:
-            ModelError: parameters that are not finite, under private training.
+        """Compute one batch. `aligned`: places within the batch of the rows to send; None: nothing
+        is sent. Raises ModelError: parameters that are not finite, under private training.
         """
         self.begin()
         if self._private:
@@ -495,7 +470,6 @@ class ActiveTrainer(Trainer):
         """Descend on the task loss and the passives' sum together (Eq. 9); return the task loss.
 
         Args:
-            batch: from `forward`.
             z_A: what was released of it, in its graph; None: nothing.
             sum_AD: of all lambda_p A dL_p/dz, flat; None: nothing was released.
 
@@ -515,7 +489,6 @@ class ActiveTrainer(Trainer):
         return batch.loss.item()
 
     def relabel(self, labels_N: Tensor) -> None:
-        """Train on these labels of its table from now on."""
         self.labels_N = self.compute.place(labels_N)
 
     def scored(self, rows: Tensor) -> Scored:
@@ -601,10 +574,7 @@ class PassiveTrainer(Trainer):
         not depend on the batch size; the active divides the sum by B.
 
         Args:
-            step: of the run.
-            rows_B: alignment positions.
             sent_B: the active's representations of them, (B, *shape).
-            weight: lambda_p.
         """
         z_B = self.compute.place(sent_B).requires_grad_()
         self.begin()
@@ -626,9 +596,6 @@ def example_gradients(
 
     Args:
         networks: without dropout.
-        weights: of the networks.
-        features_BF: of the batch.
-        labels_B: of the batch.
         row_BD: of the passives' sum.
         clip: L2 bound of a row of z.
     """
@@ -667,11 +634,7 @@ def _read_by(head: nn.Module, linear: nn.Linear, h_UD: Tensor) -> Tensor:
 
 
 class Apfed(Method):
-    """The method; see `Method`.
-
-    Args:
-        settings: see `Method`.
-    """
+    """The method; see `Method`."""
 
     def __init__(self, settings: type[ApfedSettings]) -> None:
         self.settings = settings
@@ -682,7 +645,6 @@ class Apfed(Method):
         return held.labelled_rows if everybody else super().labels_learnt(config, held, aligned)
 
     def offer(self, own: Own) -> RepresentationTerms | None:
-        """See `Method`: the active sends representations, nobody else does."""
         if own.name != own.active:
             return None
         check_passives(own.config, own.passives)
@@ -744,7 +706,6 @@ class Apfed(Method):
         return SessionSum.of(own, contract).aggregator()
 
     def lockstep(self, active: Learner, passives: Mapping[str, Helper]) -> Lockstep:
-        """Algorithm 1 without messages."""
         return _lockstep(active, passives)
 
 
@@ -757,7 +718,6 @@ class SingleView(Method):
         return active_of(ApfedActive, own, contract, rows, None)
 
     def lockstep(self, active: Learner, passives: Mapping[str, Helper]) -> Lockstep:
-        """The active's own steps."""
         return _lockstep(active, passives)
 
 

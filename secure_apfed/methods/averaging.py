@@ -16,7 +16,7 @@ a view, K classes, D numbers of a GRU's state.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal, Protocol, Self
+from typing import Literal, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -120,13 +120,7 @@ class SFedMvSettings(AveragingSettings):
 
 
 class AveragingActive(ViewsActive):
-    """The active: trains like the others, averages, and sends the average; see `Learner`.
-
-    Args:
-        own: what it brings; contract: of the session.
-        stages: its copy of the model.
-        sum_end: its end of the sum.
-    """
+    """The active: trains like the others, averages, and sends the average; see `Learner`."""
 
     guarantee = "no guarantee: sums of weights are opened without noise"
     smallest_batch = 1
@@ -138,10 +132,8 @@ class AveragingActive(ViewsActive):
 
     async def step(self, links: Links, step: int, rows_B: Tensor) -> float:
         """Send the average, train from it meanwhile, average (Algs. 3 and 4); rows are its own.
-
-        Raises:
-            ModelError: views that cannot be learnt from.
-            RemoteProtocolError: the sum answers something else.
+        Raises ModelError: views that cannot be learnt from; RemoteProtocolError: the sum answers
+        something else.
         """
         model, ended = self.stages.at(step), self.stages.ended_before(step)
         weights_RW = model.weights
@@ -155,7 +147,6 @@ class AveragingActive(ViewsActive):
         return loss
 
     def solo(self) -> ActiveNetworks:
-        """The average, as networks."""
         if self.stages.recurrent is not None:
             state = self.stages.recurrent.encoder.state_dict()
             self._networks.encoder.load_state_dict(state)
@@ -174,11 +165,8 @@ class AveragingActive(ViewsActive):
 
 
 class AveragingPassive(SumHelper):
-    """A passive: trains on people and labels of its own; see `Helper`.
-
-    Args:
-        sum_end: its end of the sum; clip: the longest row that it carries, None: any.
-        stages: its copy of the model.
+    """A passive: trains on people and labels of its own; see `Helper`. `sum_end`: its end of the
+    sum; clip: the longest row that it carries, None: any.
     """
 
     asks = (Kind.REQUEST,)
@@ -189,11 +177,9 @@ class AveragingPassive(SumHelper):
         self._share = self.contract.passives[self.name].weight
 
     async def answer(self, links: Links, message: Envelope) -> None:
-        """Train from the average, and contribute its share of it (Algs. 3 and 4, client).
-
-        Raises:
-            RemoteProtocolError: the request breaks a rule.
-            LocalProtocolError: a row is longer than what the sum carries.
+        """Train from the average, and contribute its share of it (Algs. 3 and 4, client). Raises
+        RemoteProtocolError: the request breaks a rule; LocalProtocolError: a row is longer than
+        what the sum carries.
         """
         admitted, model = self.read(message)
         model.train(admitted.step)
@@ -202,10 +188,8 @@ class AveragingPassive(SumHelper):
         await self.sum.send(links, admitted, values_RW)
 
     def read(self, message: Envelope) -> tuple[Admitted, "AveragedModel"]:
-        """Admit an average; return the model of its step, which has it now.
-
-        Raises:
-            RemoteProtocolError: weights of another shape, or out of the contract's bounds.
+        """Admit an average; return the model of its step, which has it now. Raises
+        RemoteProtocolError: weights of another shape, or out of the contract's bounds.
         """
         terms, sender = self.contract.passives[self.name].representation, message.sender
         ended = self.stages.ended_before(message.step)
@@ -237,34 +221,10 @@ class AveragingPassive(SumHelper):
         self.stages.load_tensors(without_prefix("model", tensors))
 
 
-class AveragedModel(Protocol):
-    """One party's copy of a model that all have; its weights are a matrix, (R, W), float64."""
-
-    @property
-    def weights(self) -> Floats:
-        """(R, W): what a sum carries row by row."""
-        ...
-
-    @property
-    def head(self) -> Tensor:
-        """What all views say together, as weights of one layer over all their features, (K, F)."""
-        ...
-
-    def load(self, weights_RW: Floats) -> None:
-        """Take the average."""
-        ...
-
-    def train(self, step: int) -> float:
-        """Train on the own rows; return the loss a row."""
-        ...
-
-    def tensors(self) -> dict[str, Tensor]: ...
-
-    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None: ...
-
-
 class LinearViews:
     """A client of H-FedMV: weights W_k of all its views, one below the other, (F, K).
+
+    `head` is what all views say together, as weights of one layer over all their features.
 
     Args:
         views: at their start; pull: of its labels, on the common pseudo-labels.
@@ -285,9 +245,7 @@ class LinearViews:
         """One party's model of its views (N, F) at its start.
 
         Args:
-            settings: of the method.
             views: one by one, of the rows that train.
-            pull: of their labels.
             owner: whose random numbers it starts from.
             seed: of these.
         """
@@ -355,7 +313,6 @@ class SequenceViews:
         encoder: the GRUs; heads: one a view, 2 D numbers -> K scores.
         features_N: its rows; labels_N: `UNLABELLED` where a row has none to learn from.
         local_epochs: between two averages; batch_size: rows of a step.
-        compute: where.
     """
 
     def __init__(
@@ -428,6 +385,10 @@ class SequenceViews:
         self._network.load_state_dict(tensors)
 
 
+AveragedModel: TypeAlias = LinearViews | SequenceViews
+"""One party's copy of a model that all have; its weights are a matrix, (R, W), float64."""
+
+
 class Stages:
     """The model of each step: views by their features, once GRUs have made these.
 
@@ -446,7 +407,6 @@ class Stages:
         self.views: LinearViews | None = None if recurrent else views()
 
     def at(self, step: int) -> AveragedModel:
-        """The one that is averaged in this step."""
         if self.recurrent is not None and step < self._rounds:
             return self.recurrent
         return self._of_views()
@@ -457,7 +417,6 @@ class Stages:
 
     @property
     def newest(self) -> AveragedModel:
-        """The one that was averaged last."""
         return self.recurrent if self.recurrent and not self.views else self._of_views()
 
     def _of_views(self) -> LinearViews:
@@ -477,11 +436,7 @@ class Stages:
 
 
 class Averaging(Method):
-    """The method; see `Method`.
-
-    Args:
-        settings: see `Method`.
-    """
+    """The method; see `Method`."""
 
     def __init__(self, settings: type[AveragingSettings]) -> None:
         self.settings = settings

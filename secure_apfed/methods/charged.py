@@ -79,12 +79,8 @@ def pack_charged(ledgers: Iterable[tuple[str, PrivacyLedger]]) -> bytes:
 def said_of(
     charged: Mapping[str, Sequence[Charged]], *, among: Iterable[str], silent: Mapping[str, int]
 ) -> dict[str, dict[str, Any]]:
-    """The accounts of votes or contributions of parties that are played elsewhere.
-
-    Args:
-        charged: by party, what it last said.
-        among: those that help; of one that said nothing, where others did, nothing is promised.
-        silent: who fell silent, and in which step.
+    """The accounts of votes or contributions of parties that are played elsewhere. `among`: those
+    that help; of one that said nothing, where others did, nothing is promised.
     """
     said = {
         name: account.account(name)
@@ -104,11 +100,7 @@ def said_of(
 
 
 def read_charged(payload: bytes, *, sender: str) -> Sequence[Charged]:
-    """Read what `pack_charged` made.
-
-    Raises:
-        RemoteProtocolError: it is something else.
-    """
+    """Read what `pack_charged` made. Raises RemoteProtocolError: it is something else."""
     try:
         if len(payload) > _MOST_BYTES:
             raise ValueError("too long")

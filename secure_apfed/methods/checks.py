@@ -18,10 +18,8 @@ __all__ = ["check_method", "methods_that"]
 
 
 def check_method(config: RunSettings) -> None:
-    """Refuse what does not go with the method.
-
-    Raises:
-        ValueError: names the setting, and what to write instead.
+    """Refuse what does not go with the method. Raises ValueError: names the setting, and what to
+    write instead.
     """
     check_defences(config.defences, config.method)
     config.method.check(config)

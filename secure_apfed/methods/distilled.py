@@ -72,7 +72,7 @@ from secure_apfed.learning.votes import last_layer
 from secure_apfed.measures import Scored, scored_by
 from secure_apfed.methods.accounts import guard_for, ledger_for, surroundings_of
 from secure_apfed.methods.alignment import DEALER, next_dealt, positions_in, positions_of
-from secure_apfed.methods.joint import EncoderTrainer, TvflPassive
+from secure_apfed.methods.joint import EncoderTrainer, Tvfl, TvflPassive
 from secure_apfed.methods.method import (
     Agreed,
     Helper,
@@ -86,10 +86,8 @@ from secure_apfed.methods.method import (
 from secure_apfed.methods.student import StudentActive
 from secure_apfed.methods.sum_end import Allowance, AnswersLog, unless_unasked
 from secure_apfed.methods.terms import (
-    agree_with_senders,
     check_passives,
     require_own_terms,
-    sent_terms,
     settings_of,
 )
 from secure_apfed.models import Enriched, Shape, family_for, output_shape
@@ -142,7 +140,6 @@ class ApcVflSettings(MethodSettings, DistillationSettings):
     teacher = "joint representations"
 
     def check(self, config: RunSettings) -> None:
-        """See `MethodSettings`."""
         linear = ("selu", "linear")
         if config.model.network not in linear:
             raise ValueError(
@@ -175,7 +172,6 @@ class VFedTransSettings(MethodSettings, DistillationSettings):
     teacher = "shared singular vectors"
 
     def check(self, config: RunSettings) -> None:
-        """See `MethodSettings`."""
         if config.model.network != "enriched" or config.model.head:
             raise ValueError(
                 f"model.network: method {self.name} classifies the active's own features beside "
@@ -185,12 +181,8 @@ class VFedTransSettings(MethodSettings, DistillationSettings):
 
 
 class ApcVflActive(StudentActive):
-    """The active of APC-VFL; see `StudentActive`.
-
-    Args:
-        own: what it brings; contract: of the session.
-        rows: of its table by position of the alignment, (N,).
-        trainer: its networks.
+    """The active of APC-VFL; see `StudentActive`. `rows`: of its table by position of the
+    alignment, (N,).
     """
 
     student: "ApcVflTrainer"
@@ -230,7 +222,6 @@ class ApcVflActive(StudentActive):
         return Scored.of_network(truth, torch.cat(scores))
 
     def _parts_of(self, positions: Tensor) -> tuple[Tensor, ...]:
-        """These positions in equal parts that passives answer."""
         return positions.tensor_split(math.ceil(len(positions) / self._contract.batch_size))
 
     async def _ask(self, links: Links, step: int, rows_B: Tensor) -> Tensor:
@@ -258,13 +249,8 @@ class ApcVflPassive(TvflPassive):
 
 
 class VFedTransActive(StudentActive):
-    """The active of VFedTrans; see `StudentActive`.
-
-    Args:
-        own: what it brings; contract: of the session.
-        rows: of its table by position of the alignment, (N,).
-        trainer: its networks.
-        receiver: its end of the decomposition.
+    """The active of VFedTrans; see `StudentActive`. `rows`: of its table by position of the
+    alignment, (N,).
     """
 
     student: "VFedTransTrainer"
@@ -289,7 +275,6 @@ class VFedTransActive(StudentActive):
         return self._opened
 
     async def set_up(self, links: Links) -> None:
-        """The masks that the dealer drew."""
         if self._contract.at_start:
             self._receiver.take((await next_dealt(links)).payload)
 
@@ -310,12 +295,9 @@ class VFedTransActive(StudentActive):
 
 
 class VFedTransPassive(Helper):
-    """A passive of VFedTrans: it masks its rows once, and gets nothing back; see `Helper`.
-
-    Args:
-        own: what it brings; contract: of the session.
-        rows: of its table by position of the alignment, (N,).
-        owner: its end of the decomposition; None: in a session that decomposes nothing any more.
+    """A passive of VFedTrans: it masks its rows once, and gets nothing back; see `Helper`. `rows`:
+    of its table by position of the alignment, (N,). `owner`: its end of the decomposition; None: in
+    a session that decomposes nothing any more.
     """
 
     asks = (Kind.REQUEST,)
@@ -326,15 +308,12 @@ class VFedTransPassive(Helper):
         self._allowance = Allowance(self.name, contract, aligned=len(rows), log=AnswersLog.of(own))
 
     async def set_up(self, links: Links) -> None:
-        """The masks that the dealer drew."""
         if self._owner is not None:
             self._owner.take((await next_dealt(links)).payload)
 
     async def answer(self, links: Links, message: Envelope) -> None:
-        """Check the request, count it, and mask its rows for the aggregator; once a session.
-
-        Raises:
-            RemoteProtocolError: the request breaks a rule of the contract; nothing is sent.
+        """Check the request, count it, and mask its rows for the aggregator; once a session. Raises
+        RemoteProtocolError: the request breaks a rule of the contract; nothing is sent.
         """
         owner, self._owner = self._owner, None
         if owner is None:
@@ -364,18 +343,14 @@ class VFedTransPassive(Helper):
             self._allowance.take(step, rows_B, digest, sender=asked.sender)
 
     def tensors(self) -> dict[str, Tensor]:
-        return prefixed("allowance", self._allowance.tensors())
+        return self._allowance.tensors()
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
-        self._allowance.load_tensors(without_prefix("allowance", tensors))
+        self._allowance.load_tensors(tensors)
 
 
 class VFedTransAggregator(Helper):
-    """The aggregator of VFedTrans: it decomposes the sum of all masked tables, once; see `Helper`.
-
-    Args:
-        contract: of the session; server: its end of the decomposition.
-    """
+    """The aggregator of VFedTrans: decomposes the sum of all masked tables, once; see `Helper`."""
 
     name = AGGREGATOR
 
@@ -453,7 +428,6 @@ class DistilledTrainer:
         self._settings = DistillationSettings.among(own.config.method)
 
     def fit(self, name: str, rows_NF: Tensor, resembled: Resembled | None = None) -> None:
-        """Fit this part to these rows."""
         fit_autoencoder(
             self.parts[name], rows_NF, self._settings,
             owner=f"{self._owner} {name}", seed=self._seed, resembled=resembled,
@@ -471,11 +445,9 @@ class DistilledTrainer:
             fit_classifier(self.heads[name], codes_nD, labels_n)
 
     def learn(self, step: int, rows_B: Tensor) -> float:
-        """It takes no steps."""
         raise AssertionError(f"{self._owner}: step {step} of a student that is fitted in one go")
 
     def scored(self, rows: Tensor) -> Scored:
-        """What it says of `rows` of the table, alone."""
         return scored_by(
             lambda rows_B: self.networks(self.features_N[rows_B], None)[0], rows, self.labels_N
         )
@@ -593,26 +565,15 @@ def fit_classifier(networks: ActiveNetworks, codes_nD: Tensor, labels_n: Tensor)
         layer.bias.copy_(torch.from_numpy(np.asarray(theta_DK[-1] - mean_D @ weight_DK)))
 
 
-class ApcVfl(Method):
+class ApcVfl(Tvfl):
     """The method; see `Method`."""
 
     settings = ApcVflSettings
+    lockstep = Method.lockstep  # codes are asked for once
 
     def sent_network(self, config: RunSettings, passive: str, features: Shape) -> nn.Module:
         model = _model_of(config, passive)
         return family_for(model, features).encoder(features, model)
-
-    def offer(self, own: Own) -> RepresentationTerms | None:
-        """See `Method`: every passive sends its code."""
-        check_passives(own.config, own.passives)
-        if own.name == own.active:
-            return None
-        network = self.sent_network(own.config, own.name, own.data.table.shape)
-        return sent_terms(own.config, output_shape(network, own.data.table.shape), guard_for(own))
-
-    def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
-        shapes = {name: offered.shape for name, offered in offers.items()}
-        return agree_with_senders(own, offers, shapes, guard_for(own))
 
     def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
         return ApcVflActive(own, contract, rows, ApcVflTrainer(own, contract, rows))
@@ -636,7 +597,6 @@ class ApcVfl(Method):
 
 
 def _model_of(config: RunSettings, passive: str) -> ModelSettings:
-    """g1 of this passive."""
     return settings_of(config, passive).model or ApcVflSettings.of(config).passive
 
 
@@ -716,7 +676,6 @@ def _people(contract: Contract, asked: bytes) -> bytes:
 
 
 def _agreement(own: Own, contract: Contract) -> SvdAgreement:
-    """What the contract says of this session's decomposition."""
     agreed, owners = contract.secure_sum, (contract.active, *contract.passives)
     return SvdAgreement(
         session=contract.digest.hex(),

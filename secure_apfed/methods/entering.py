@@ -28,7 +28,6 @@ __all__ = ["enter", "roles_of", "standing"]
 def roles_of(
     method: Method, config: RunSettings, active: str, passives: Sequence[str]
 ) -> dict[str, PartyRole]:
-    """Names and roles of all parties of a session."""
     roles: dict[str, PartyRole] = {active: "active"}
     if method.settings.has_passives:
         roles |= dict.fromkeys(passives, "passive")
@@ -40,7 +39,6 @@ def roles_of(
 
 
 async def enter(own: Own, links: Links, method: Method, *, session: str | None = None) -> Agreement:
-    """Agree on the contract of a session, which the active names; see `agree`."""
     agreement = await agree(
         links,
         identity=own.secrets.identity,
@@ -124,10 +122,8 @@ def _draw(own: Own, method: Method, session: str, greetings: Mapping[str, Greeti
 
 
 def _when_silent(own: Own, agreed: Agreed) -> SilentPassive:
-    """What the silence of a passive does: as the settings say, or as the sum allows.
-
-    Raises:
-        ConfigError: they say to go on without it, and there would be no sum, or none to read.
+    """What the silence of a passive does: as the settings say, or as the sum allows. Raises
+    ConfigError: they say to go on without it, and there would be no sum, or none to read.
     """
     asked, passives = own.config.rules.silent_passive, len(agreed.passives)
     threshold = agreed.secure_sum.get("threshold", passives)
@@ -173,9 +169,7 @@ def _resumption(
 
 def standing(own: Own, contract: Contract) -> tuple[PartyState | None, Tensor | None]:
     """What this party goes on from, and the rows it knows by position; None: it intersects now.
-
-    Raises:
-        CheckpointError: the session goes on where this party cannot.
+    Raises CheckpointError: the session goes on where this party cannot.
     """
     resumes, keeper = contract.resumes, own.secrets.keeper
     state = keeper.latest(until=resumes.step if resumes else None) if keeper else None

@@ -169,14 +169,7 @@ class Joint:
 
 class TvflActive(SumLearner):
     """The active: encodes its own view, asks for the passives', trains the head on all of them.
-
-    Args:
-        own: what it brings; contract: of the session.
-        aligned: its row at each position of the alignment.
-        trainer: its networks, and how they learn.
-        guarantee: what the passives' guards promise.
-        defences: what the gradients go through that it returns.
-        sum_end: its end of the sum where passives answer under one; None: they answer singly.
+    `sum_end`: its end of the sum where passives answer under one; None: they answer singly.
     """
 
     def __init__(
@@ -206,7 +199,6 @@ class TvflActive(SumLearner):
         return pack({"rows": rows_B}, {"learn": learn})
 
     async def ask(self, links: Links, step: int, rows_B: Tensor, *, learn: bool) -> list[Envelope]:
-        """The passives' representations of these alignment positions."""
         request = self.request(rows_B, learn=learn)
         for name in self.contract.passives:
             links.send(name, Kind.REQUEST, step, request)
@@ -216,11 +208,9 @@ class TvflActive(SumLearner):
         ]
 
     def read(self, rows_B: Tensor, answers: Sequence[Envelope]) -> dict[str, Tensor]:
-        """The passives' representations of the rows that were asked for, by passive.
-
-        Raises:
-            RemoteProtocolError: a passive is missing or answered twice, other rows or shapes,
-                or norms out of bounds.
+        """The passives' representations of the rows that were asked for, by passive. Raises
+        RemoteProtocolError: a passive is missing or answered twice, other rows or shapes, or norms
+        out of bounds.
         """
         senders = [envelope.sender for envelope in answers]
         if sorted(senders) != sorted(self.contract.passives):
@@ -240,7 +230,6 @@ class TvflActive(SumLearner):
         return read
 
     def own_rows(self, rows_B: Tensor) -> Tensor:
-        """Where these alignment positions stand in its own table."""
         return self._aligned[rows_B].to(self.trainer.compute.device)
 
     def learn(
@@ -360,12 +349,10 @@ class SummedSplitNnActive(SplitNnActive):
         return loss
 
     async def joint(self, links: Links, step: int, rows_B: Tensor) -> Joint:
-        """What all parties together say of these alignment positions; nobody learns from it."""
         others_BD = await self._summed(links, step, rows_B, learn=False)
         return self._joint(rows_B, lambda: {_SUM: others_BD})
 
     async def _summed(self, links: Links, step: int, rows_B: Tensor, *, learn: bool) -> Tensor:
-        """Ask the passives, and open the sum of what they represent."""
         assert self.sum is not None
         request = self.request(rows_B, learn=learn)
         terms = next(iter(self.contract.passives.values())).representation
@@ -376,10 +363,7 @@ class SummedSplitNnActive(SplitNnActive):
 
 class EncodingPassive(Helper):
     """A passive that encodes its own view on request, and learns from the gradient that comes back.
-
-    Args:
-        name: of the passive; contract: of the session.
-        trainer: its encoder, over its features in the order of the alignment.
+    `trainer`: its encoder, over its features in the order of the alignment.
     """
 
     asks: tuple[Kind, ...] = (Kind.REQUEST, Kind.GRADIENTS)
@@ -389,14 +373,11 @@ class EncodingPassive(Helper):
         self._due: tuple[int, Tensor] | None = None
 
     def sent_network(self) -> nn.Module | None:
-        """Its encoder."""
         return self.trainer.encoder
 
     def rows_of(self, message: Envelope) -> tuple[Tensor, bool]:
-        """Positions that the active asks for, and whether this party learns from its answer.
-
-        Raises:
-            RemoteProtocolError: the request breaks a rule.
+        """Positions that the active asks for, and whether this party learns from its answer. Raises
+        RemoteProtocolError: the request breaks a rule.
         """
         expected = {"rows": TensorSpec(torch.int64, (None,))}
         tensors, meta = unpack(message.payload, expected, sender=message.sender)
@@ -418,10 +399,8 @@ class EncodingPassive(Helper):
         self._due = (step, z_BD) if learn else None
 
     def learn(self, message: Envelope) -> None:
-        """One step from the gradient on what was sent last.
-
-        Raises:
-            RemoteProtocolError: no gradient is due, or one of another shape, or not finite.
+        """One step from the gradient on what was sent last. Raises RemoteProtocolError: no gradient
+        is due, or one of another shape, or not finite.
         """
         sender = message.sender
         if self._due is None or message.step != self._due[0]:
@@ -438,12 +417,7 @@ class EncodingPassive(Helper):
 
 
 class TvflPassive(EncodingPassive):
-    """Sends its representations to the active, behind a guard; see `EncodingPassive`.
-
-    Args:
-        own: what it brings; contract, trainer: see `EncodingPassive`.
-        releases: the way of its representations to the wire.
-    """
+    """Sends its representations to the active, behind a guard; see `EncodingPassive`."""
 
     def __init__(
         self, own: Own, contract: Contract, trainer: "EncoderTrainer", releases: Releases
@@ -456,7 +430,6 @@ class TvflPassive(EncodingPassive):
         )
 
     async def answer(self, links: Links, message: Envelope) -> None:
-        """Represent what is asked for, or learn from the gradient that comes back."""
         if message.kind is Kind.GRADIENTS:
             self.learn(message)
         else:
@@ -464,11 +437,9 @@ class TvflPassive(EncodingPassive):
             links.send(message.sender, Kind.REPRESENTATIONS, message.step, payload)
 
     def represent(self, message: Envelope) -> bytes:
-        """Encode and guard the rows that the active asked for.
-
-        Raises:
-            RemoteProtocolError: the request breaks a rule.
-            BudgetExhaustedError: sending would exceed the privacy budget; nothing is sent.
+        """Encode and guard the rows that the active asked for. Raises RemoteProtocolError: the
+        request breaks a rule; BudgetExhaustedError: sending would exceed the privacy budget;
+        nothing is sent.
         """
         rows_B, learn = self.rows_of(message)
         step, sender = message.step, message.sender
@@ -486,24 +457,20 @@ class TvflPassive(EncodingPassive):
     def tensors(self) -> dict[str, Tensor]:
         return (
             self.trainer.tensors()
-            | prefixed("allowance", self._allowance.tensors())
+            | self._allowance.tensors()
             | prefixed("guard", self._releases.tensors())
         )
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
         self.trainer.load_tensors(tensors)
-        self._allowance.load_tensors(without_prefix("allowance", tensors))
+        self._allowance.load_tensors(tensors)
         self._gate.last = next_step - 1
         self._releases.load_tensors(without_prefix("guard", tensors))
 
 
 class SummedPassive(SumHelper, EncodingPassive):
-    """Adds its representations to a secure sum, of which the active reads the sum alone.
-
-    Args:
-        sum_end: its end of the sum.
-        trainer: see `EncodingPassive`.
-        clip: C, the L2 bound of one row; None: none.
+    """Adds its representations to a secure sum, of which the active reads the sum alone. `clip`: C,
+    the L2 bound of one row; None: none.
     """
 
     def __init__(
@@ -514,7 +481,6 @@ class SummedPassive(SumHelper, EncodingPassive):
         self._clip = clip
 
     async def answer(self, links: Links, message: Envelope) -> None:
-        """Contribute what is asked for, or learn from the gradient that comes back."""
         if message.kind is Kind.GRADIENTS:
             self.learn(message)
             return
@@ -541,7 +507,6 @@ class HeadTrainer(Trainer):
         owner, encoder, head, features_N, labels_N: the active and what it has.
         passives: whose representations follow its own, in the order of the head.
         code: what it learns instead of its labels; None: these.
-        train, compute, seed: as of every `Trainer`.
     """
 
     def __init__(
@@ -570,13 +535,7 @@ class HeadTrainer(Trainer):
     def learn(
         self, step: int, own_B: Tensor, parts: Mapping[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Descend once; return the task loss and its gradient by each passive's part.
-
-        Args:
-            step: of the run.
-            own_B: positions in its own table.
-            parts: what each passive sent of these rows.
-        """
+        """Descend once; return the task loss and its gradient by each passive's part."""
         parts = {name: h_B.requires_grad_() for name, h_B in parts.items()}
         self.begin()
         with self.forward_pass(step):
@@ -666,7 +625,6 @@ class Tvfl(Method):
         return family_for(model, features).encoder(features, model)
 
     def offer(self, own: Own) -> RepresentationTerms | None:
-        """See `Method`: every passive sends representations."""
         check_passives(own.config, own.passives)
         if own.name == own.active:
             return None
@@ -692,7 +650,6 @@ class Tvfl(Method):
         return TvflPassive(own, contract, self._encoding(own, contract, rows), releases)
 
     def lockstep(self, active: Learner, passives: Mapping[str, Helper]) -> Lockstep:
-        """Section 2 without messages."""
         assert isinstance(active, TvflActive)
         others = {name: role for name, role in passives.items() if isinstance(role, TvflPassive)}
 
@@ -726,7 +683,6 @@ class Tvfl(Method):
         )  # fmt: skip
 
     def _encoding(self, own: Own, contract: Contract, rows: Tensor) -> "EncoderTrainer":
-        """A passive's encoder over its rows of the aligned people."""
         config, shape = own.config, contract.passives[own.name].representation.shape
         return EncoderTrainer(
             own.name, self._encoder(own), features_N=own.data.table.features[rows],
@@ -794,6 +750,5 @@ class SummedSplitNn(Tvfl):
 
 
 def _returned(own: Own) -> tuple[GradientDefence, ...]:
-    """What gradients go through that the active returns."""
     around = surroundings_of(own, ())
     return gradient_defences(own.config.defences, around, "returned gradients")

@@ -135,7 +135,6 @@ class JointTeacherActive(TvflActive):
         return {**said, f"{name}_together": together} if len(together.truth) else said
 
     def solo(self) -> ActiveNetworks | None:
-        """The student."""
         return self.student.networks
 
     def tensors(self) -> dict[str, Tensor]:

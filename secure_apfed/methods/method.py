@@ -89,27 +89,21 @@ class Keeper(Protocol):
 
     def agreed(self, contract: Contract, signatures: Mapping[str, bytes]) -> None:
         """Keep the contract that all have signed."""
-        ...
 
     def latest(self, until: int | None = None) -> PartyState | None:
         """The newest state, or the newest that is not after this step; None: there is none."""
-        ...
 
     def steps(self) -> tuple[int, ...]:
         """Of which steps a state is kept, ascending."""
-        ...
 
     def save(self, state: PartyState) -> None:
         """Keep this state, and the one before it."""
-        ...
 
     def opened(self, name: str, ledger: PrivacyLedger) -> None:
         """Be told of an account that the party opens."""
-        ...
 
     def ended(self, contract: Contract, role: "Role") -> None:
         """Note how this party's part ended, and let go of what it needed to go on."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,11 +175,9 @@ class Steps(Protocol):
     @property
     def next_step(self) -> int:
         """The first step that was not played."""
-        ...
 
     def stepped(self, loss: float | None) -> None:
         """A step is done, with this task loss; None: it trained nothing."""
-        ...
 
 
 class Role:

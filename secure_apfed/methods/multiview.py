@@ -130,7 +130,6 @@ class MultiviewSettings(MethodSettings):
     draws_own: ClassVar[bool] = False
 
     def check(self, config: RunSettings) -> None:
-        """See `MethodSettings`."""
         if config.guard.mechanism != "none":
             raise ValueError(
                 f"guard.mechanism: method {self.name} sends no representation, and one person "
@@ -176,12 +175,7 @@ class VFedMvSettings(FedMvSettings):
 
 
 class ViewsActive(SumLearner):
-    """An active that predicts alone by one linear layer over its views; see `Learner`.
-
-    Args:
-        own: what it brings; contract: of the session.
-        sum_end: its end of the sum.
-    """
+    """An active that predicts alone by one linear layer over its views; see `Learner`."""
 
     sum: ActiveSum
 
@@ -208,7 +202,6 @@ class ViewsActive(SumLearner):
         return self._networks
 
     async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
-        """What the active says alone; needs no exchange."""
         networks, features_N = self.solo().eval(), self._features_N
         labels_N = self._labels_N.to(features_N.device)
         alone = scored_by(
@@ -218,13 +211,8 @@ class ViewsActive(SumLearner):
 
 
 class MultiviewActive(ViewsActive):
-    """The active: holds the labels and Z, and has a view of its own; see `Learner`.
-
-    Args:
-        own: what it brings; contract: of the session.
-        rows: of its table by position of the alignment, (N,).
-        trainer: its view and Z, and how they learn.
-        sum_end: its end of the sum.
+    """The active: holds the labels and Z, and has a view of its own; see `Learner`. `rows`: of its
+    table by position of the alignment, (N,).
     """
 
     guarantee = "no guarantee: sums of pseudo-labels are opened without noise"
@@ -240,11 +228,9 @@ class MultiviewActive(ViewsActive):
         self.tested = positions_of(rows, own.data.test_rows)
 
     async def step(self, links: Links, step: int, rows_B: Tensor) -> float:
-        """Send Z, update the own view meanwhile, average (Alg. 1; FedMV, Alg. 2).
-
-        Raises:
-            ModelError: a view that cannot be learnt from.
-            RemoteProtocolError: the sum answers something else; Z stays as it was then.
+        """Send Z, update the own view meanwhile, average (Alg. 1; FedMV, Alg. 2). Raises
+        ModelError: a view that cannot be learnt from; RemoteProtocolError: the sum answers
+        something else; Z stays as it was then.
         """
         payload = self.ask(links, step, rows_B, self.trainer.common_NC[rows_B.numpy()])
         self.trainer.learn(rows_B)
@@ -261,7 +247,6 @@ class MultiviewActive(ViewsActive):
         return np.asarray((await self.sum.read(links, step, rows_B, payload, classes)).numpy())
 
     async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
-        """What the active says alone; at the end all parties together, too."""
         found = await super().evaluate(links, next_step=next_step, final=final)
         if final:
             found |= {f"{name}_together": await self._together(links, next_step) for name in found}
@@ -277,7 +262,6 @@ class MultiviewActive(ViewsActive):
 
     @property
     def head(self) -> Tensor:
-        """W_1."""
         return torch.from_numpy(self.trainer.view.weights_FC.T)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -288,11 +272,8 @@ class MultiviewActive(ViewsActive):
 
 
 class MultiviewPassive(SumHelper):
-    """A passive: has a view, and may have labels of its own; see `Helper`.
-
-    Args:
-        sum_end: its end of the sum; clip: the longest row that it carries, None: any.
-        trainer: its view, and how it learns.
+    """A passive: has a view, and may have labels of its own; see `Helper`. `sum_end`: its end of
+    the sum; clip: the longest row that it carries, None: any.
     """
 
     asks = (Kind.REQUEST,)
@@ -303,10 +284,8 @@ class MultiviewPassive(SumHelper):
 
     async def answer(self, links: Links, message: Envelope) -> None:
         """Learn from Z, or say what the view predicts; contribute it (FedMV, Alg. 2, client k).
-
-        Raises:
-            RemoteProtocolError: the request breaks a rule.
-            LocalProtocolError: a row is longer than what the sum carries.
+        Raises RemoteProtocolError: the request breaks a rule; LocalProtocolError: a row is longer
+        than what the sum carries.
         """
         admitted, common_BC = self.read(message)
         values_BC = self.trainer.answer(admitted.rows, common_BC)
@@ -314,10 +293,8 @@ class MultiviewPassive(SumHelper):
         await self.sum.send(links, admitted, values_BC)
 
     def read(self, message: Envelope) -> tuple[Admitted, Floats | None]:
-        """Admit positions, with Z of them where a step is to be learnt from.
-
-        Raises:
-            RemoteProtocolError: no such message, or one that breaks a rule of the contract.
+        """Admit positions, with Z of them where a step is to be learnt from. Raises
+        RemoteProtocolError: no such message, or one that breaks a rule of the contract.
         """
         terms, sender = self.contract.passives[self.name].representation, message.sender
         expected = {
@@ -345,10 +322,8 @@ class MultiviewPassive(SumHelper):
 
 
 def check_clip(values_BC: Floats, clip: float | None, *, me: str) -> None:
-    """Refuse to send a sum what it would cut: an average of cut rows is another average.
-
-    Raises:
-        LocalProtocolError: names the length of the longest row.
+    """Refuse to send a sum what it would cut: an average of cut rows is another average. Raises
+    LocalProtocolError: names the length of the longest row.
     """
     longest = float(np.linalg.norm(values_BC, axis=1).max(initial=0.0))
     if clip is not None and longest > clip:
@@ -359,11 +334,8 @@ def check_clip(values_BC: Floats, clip: float | None, *, me: str) -> None:
 
 
 class ViewTrainer:
-    """A party's view, and its part of the weighted means of all.
-
-    Args:
-        view: its own; zetas: of all parties, the active's first.
-        pull: of the labels that it holds; None: it holds none.
+    """A party's view, and its part of the weighted means of all. `view`: its own; zetas: of all
+    parties, the active's first. `pull`: of the labels that it holds; None: it holds none.
     """
 
     def __init__(
@@ -389,12 +361,7 @@ class ViewTrainer:
 
 
 class ActiveTrainer(ViewTrainer):
-    """The active's view, and Z, which it makes of all.
-
-    Args:
-        view, zetas, pull: see `ViewTrainer`.
-        common_NC: Z to begin with.
-    """
+    """The active's view, and Z, which it makes of all."""
 
     def __init__(
         self, view: "ViewModel", zetas: Sequence[float], pull: "Pull", *, common_NC: Floats
@@ -404,15 +371,11 @@ class ActiveTrainer(ViewTrainer):
         self.common_NC = common_NC
 
     def learn(self, rows_B: Tensor) -> None:
-        """Update its own view from Z, as the passives do meanwhile."""
         self.answer(rows_B, self.common_NC[rows_B.numpy()])
 
     def average(self, rows_B: Tensor, opened_BC: Floats) -> float:
         """Make Z of the passives' weighted sum and its own; return its own part of the objective.
-
-        Args:
-            rows_B: the positions.
-            opened_BC: sum over the passives of zeta_k Z_k / sum of all zetas.
+        `opened_BC`: sum over the passives of zeta_k Z_k / sum of all zetas.
         """
         rows, zetas = rows_B.numpy(), sum(self.zetas)
         summed_BC = zetas * opened_BC + self.view.zeta * self.view.labels_NC[rows]
@@ -509,7 +472,6 @@ class ViewModel:
         return labels_BC
 
     def scores(self, rows_B: NDArray[np.int64]) -> Floats:
-        """X_k W_k of these rows."""
         return np.asarray(self.x_NF[rows_B] @ self.weights_FC)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -523,7 +485,6 @@ class ViewModel:
         self.labels_NC = tensors["labels"].numpy().copy()
 
     def loss(self, rows_B: NDArray[np.int64], common_BC: Floats) -> float:
-        """This view's part of the objective, a row."""
         labels_BC = self.labels_NC[rows_B]
         own = view_objective(self.x_NF[rows_B], self.weights_FC, labels_BC, self.beta)
         return (own + self.zeta * float(((labels_BC - common_BC) ** 2).sum())) / len(rows_B)
@@ -532,24 +493,16 @@ class ViewModel:
 def own_labels(
     scores_NC: Floats, common_NC: Floats, zeta: float, pull: Pull | None = None
 ) -> Floats:
-    """Z_k: MMVFL's Eqs. (11) and (12), FedMV's Eqs. (8) and (13).
-
-    Args:
-        scores_NC: X_k W_k.
-        common_NC: Z.
-        zeta: how much Z_k is drawn to it.
-        pull: of the labels, where they draw this view's; None: they do not.
+    """Z_k: MMVFL's Eqs. (11) and (12), FedMV's Eqs. (8) and (13). `pull`: of the labels, where they
+    draw this view's; None: they do not.
     """
     return _drawn(scores_NC + zeta * common_NC, 1 + zeta, pull)
 
 
 def common_labels(summed_NC: Floats, zetas: float, pull: Pull | None = None) -> Floats:
-    """Z: MMVFL's Eq. (14), FedMV's Eqs. (10) and (12).
-
-    Args:
-        summed_NC: sum of zeta_k Z_k over all parties, which is all that is read of them.
-        zetas: sum of zeta_k.
-        pull: of the labels, where they draw Z; None: they do not.
+    """Z: MMVFL's Eq. (14), FedMV's Eqs. (10) and (12). `summed_NC`: sum of zeta_k Z_k over all
+    parties, which is all that is read of them. `pull`: of the labels, where they draw Z; None: they
+    do not.
     """
     return _drawn(summed_NC, zetas, pull)
 
@@ -570,13 +523,7 @@ def weights_of(
     weights (|w| <= |w|^2 / 2a + a / 2), so that none raises it. A row that is 0 stays there.
 
     Args:
-        x_NF: the view.
-        labels_NC: the pseudo-labels.
-        beta: of Eq. (5).
-        weights_FC: to begin with.
         tolerance: of the objective, relative, below which rounds end.
-        most_rounds: at most.
-        gram_FF: X^T X, where it is known already.
 
     Raises:
         ModelError: X^T X is singular and beta 0, or numbers are not finite.
@@ -624,11 +571,7 @@ def start(rows: int, classes: int, rng: np.random.Generator) -> Floats:
 
 def iterate(views: Sequence[ViewModel], common_NC: Floats, pull: Pull) -> Floats:
     """One iteration on all views (MMVFL, Algorithm 1; FedMV, Algorithms 1 and 2); return Z.
-
-    Args:
-        views: of one table, updated in place; the first party's holds the labels.
-        common_NC: Z.
-        pull: of the labels.
+    `views`: of one table, updated in place; the first party's holds the labels.
     """
     rows = np.arange(len(common_NC))
     for index, view in enumerate(views):
@@ -637,7 +580,6 @@ def iterate(views: Sequence[ViewModel], common_NC: Floats, pull: Pull) -> Floats
 
 
 def averaged(views: Sequence[ViewModel], pull: Pull | None) -> Floats:
-    """Z from all views' pseudo-labels."""
     summed_NC = np.sum([view.zeta * view.labels_NC for view in views], axis=0)
     return common_labels(summed_NC, sum(view.zeta for view in views), pull)
 
@@ -666,17 +608,12 @@ def joint_share(zeta: float, zetas: Collection[float]) -> float:
 
 
 class Multiview(Method):
-    """The method; see `Method`.
-
-    Args:
-        settings: see `Method`.
-    """
+    """The method; see `Method`."""
 
     def __init__(self, settings: type[MultiviewSettings]) -> None:
         self.settings = settings
 
     def offer(self, own: Own) -> RepresentationTerms | None:
-        """See `Method`: the active says how many classes there are."""
         if own.name != own.active:
             return None
         check_passives(own.config, own.passives)
@@ -746,7 +683,6 @@ def pull_of(own: Own, rows: Tensor) -> Pull:
 
 
 def label_terms(own: Own, classes: int) -> RepresentationTerms:
-    """What a row of the common pseudo-labels may be."""
     terms = representation_terms(own.config, (classes,), guard_for(own), projected=False)
     return terms.model_copy(update={"dtype": "float64", "minimum_spread": 0.0})
 

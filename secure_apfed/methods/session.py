@@ -36,6 +36,7 @@ from secure_apfed.methods.method import (
     PartyState,
     Role,
     Secrets,
+    Steps,
     meet,
     meet_all,
 )
@@ -98,7 +99,6 @@ class Entered:
         self.own.secrets.keeper.save(state)
 
     def end(self) -> None:
-        """Note that this party's part is over."""
         if self.own.secrets.keeper is not None:
             self.own.secrets.keeper.ended(self.contract, self.role)
 
@@ -143,13 +143,6 @@ async def assist(
     entered: Callable[[Entered], None] = lambda entered: None,
 ) -> None:
     """The whole script of a party that helps, until the active ends it.
-
-    Args:
-        own: what the party brings.
-        links: its own.
-        method: that is played.
-        role: what it plays.
-        entered: told when it is set up.
 
     Raises: as `lead`.
     """
@@ -208,37 +201,23 @@ def _restore(role: Role, state: PartyState | None) -> None:
         ledger.load_state_dict(dict(state.ledgers[name]))
 
 
-class Course(Protocol):
+class Course(Steps, Protocol):
     """How far a run is: its epochs and their steps; what is measured, noted and kept between."""
-
-    @property
-    def next_step(self) -> int:
-        """See `Steps`."""
-        ...
-
-    def stepped(self, loss: float | None) -> None:
-        """See `Steps`."""
-        ...
 
     def epochs(self) -> Iterator[int]:
         """The epochs that are left."""
-        ...
 
     def batches(self, epoch: int) -> Iterator[tuple[int, Tensor]]:
         """Steps of an epoch and their rows: a function of seed and epoch."""
-        ...
 
     async def hold_out(self) -> None:
         """Note the loss of held-out rows, by which training may end early (`train.patience`)."""
-        ...
 
     def is_last(self, epoch: int) -> bool:
         """Whether none comes after this one."""
-        ...
 
     async def finish_epoch(self) -> None:
         """Evaluate where it is due, note it, and let all parties save what they are."""
-        ...
 
 
 async def train(learner: Learner, links: Links, course: Course) -> None:
@@ -259,9 +238,6 @@ class Session:
     """What can be read of a session by whoever plays the active, and perhaps others.
 
     Args:
-        entered: of the active, set up.
-        learner: the active's role.
-        links: the active's.
         transcript: of what the parties sent that are played here.
         headline: the variant of `evaluate` that a run reports first.
 
@@ -288,12 +264,10 @@ class Session:
 
     @property
     def active(self) -> str:
-        """The active's name."""
         return self.learner.name
 
     @property
     def present(self) -> list[str]:
-        """The parties that help and have not fallen silent."""
         helping = (*self.contract.passives, *self.contract.names("aggregator"))
         return [name for name in helping if name not in self.learner.left]
 
@@ -339,16 +313,13 @@ class Session:
         return {"left": dict(learner.left), "steps_without_all": learner.steps_without_all}
 
     def networks(self) -> dict[str, nn.Module]:
-        """By party, the network whose output it sends, where passives send any."""
         sent = {name: helper.sent_network() for name, helper in self.helpers.items()}
         return {name: network for name, network in sent.items() if network is not None}
 
     def tensors(self) -> PartyTensors:
-        """State of all parties that are played here and hold any."""
         return {role.name: role.tensors() for role in self._parts() if role.name != AGGREGATOR}
 
     def load_tensors(self, tensors: PartyTensors, *, next_step: int) -> None:
-        """Restore what `tensors` returned before step `next_step`."""
         for role in self._parts():
             if role.name in tensors:
                 role.load_tensors(tensors[role.name], next_step=next_step)
@@ -394,10 +365,6 @@ class Start:
 class Simulation(Session):
     """All parties of one session in this process, set up and ready to train.
 
-    Args:
-        method: what they play.
-        start: what they begin with.
-
     Attributes:
         network: drives the scripts.
 
@@ -435,7 +402,6 @@ class Simulation(Session):
         return self.network.complete(self.active, script)
 
     def step(self, step: int, rows_B: Tensor) -> float:
-        """Play one training step of all parties; return the task loss."""
         return self.play_step(step, self.learner.step(self.links, step, rows_B))
 
     def play_step(self, step: int, script: Script[T]) -> T:

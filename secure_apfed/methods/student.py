@@ -94,7 +94,6 @@ class Bins:
         return cls(edges, centres)
 
     def classes_of(self, targets_n: Floats) -> Integers:
-        """The range (n,) of each target."""
         return np.searchsorted(self.edges, targets_n, side="left").astype(np.int64)
 
     def expected(self, likely_UK: Floats) -> Floats:
@@ -111,10 +110,7 @@ class Student:
 
     Args:
         owner: the active; data: what it holds, with the labels that it may train on.
-        rows_U: of its table, to learn from.
         networks: at their start, made of these `model` settings; classes: K.
-        train, compute, seed: how a network that descends trains.
-        task: what it learns.
 
     Attributes:
         labelled: (n,), places of labelled rows among `rows_U`; labels: (n,), classes of those.
@@ -148,7 +144,6 @@ class Student:
         self._targets_NT = torch.zeros(len(data.table.ids), numbers, dtype=torch.float64)
 
     def task_alone(self, seed: int) -> SoloTask:
-        """What the active has of these rows before it asks anybody."""
         features = self.features_UF.reshape(len(self.rows_U), *self._shape)
         return SoloTask.of(
             features, self.labelled, self.labels,
@@ -161,7 +156,6 @@ class Student:
 
     @property
     def in_one_go(self) -> bool:
-        """Whether it has a best fit, and takes no epochs."""
         return isinstance(self.networks.encoder, RandomFeatures)
 
     def teach(self, likely_UK: Floats) -> None:
@@ -186,7 +180,6 @@ class Student:
         return self.trainer.learn(step, rows_B, self._targets_NT[rows_B])
 
     def scored(self, rows: Tensor) -> Scored:
-        """What it says of `rows` of the table."""
         with self.trainer.evaluating():
             return scored_rows(
                 self._task, self.trainer.predict, rows, labels_N=self._labels_N,
@@ -210,14 +203,12 @@ Prior: TypeAlias = Callable[[SoloTask], Belief]
 
 
 def by_labeller(labeller: Labeller) -> Prior:
-    """What a labeller says."""
     return lambda _: (
         lambda task: labeller.label(task.features, task.labelled, task.labels, task.classes)
     )
 
 
 def by_baseline(baseline: Baseline) -> Prior:
-    """What the active would do alone."""
     return lambda _: _alone(baseline)
 
 
@@ -232,12 +223,8 @@ def _alone(baseline: Baseline) -> Belief:
 
 def with_prior(votes: Votes | None, student: Student, prior: Prior, *, seed: int) -> Floats:
     """Return the probability of each class for each row, with what is believed as the prior.
-
-    Args:
-        votes: on the rows that the student learns from; None: nobody voted.
-        student: whose features and labels the belief reads.
-        prior: the active's own.
-        seed: of the folds that tell how often it is right.
+    `votes`: on the rows that the student learns from; None: nobody voted. `seed`: of the folds that
+    tell how often it is right.
     """
     task, rows = student.task_alone(seed), len(student.rows_U)
     with one_thread(), fits_kept_meanwhile():
@@ -287,12 +274,8 @@ class StudentModel(Protocol):
 
 
 class StudentActive(Learner):
-    """The active's role where it asks others once, and then trains alone; see `Learner`.
-
-    Args:
-        own: what the active brings.
-        student: that will predict alone; headline: what its accuracy is called.
-        guarantee: what the others' noise or guards promise.
+    """The active's role where it asks others once, and then trains alone; see `Learner`. `student`:
+    that will predict alone; headline: what its accuracy is called.
     """
 
     def __init__(self, own: Own, student: StudentModel, *, headline: str, guarantee: str) -> None:
@@ -316,15 +299,12 @@ class StudentActive(Learner):
         return not self.student.in_one_go
 
     async def step(self, links: Links, step: int, rows_B: Tensor) -> float:
-        """One step of the student; sends nothing."""
         return self.student.learn(step, rows_B)
 
     async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
-        """What the active says alone; needs no exchange."""
         return {self._headline: self.student.scored(self._test_rows)}
 
     def solo(self) -> ActiveNetworks | None:
-        """The student."""
         return self.student.networks
 
     def tensors(self) -> dict[str, Tensor]:
@@ -342,12 +322,7 @@ def classes_voted(own: Own) -> int:
 
 
 def student_of(own: Own, aligned: Tensor) -> Student:
-    """The student at its reproducible start, which learns from the aligned training rows.
-
-    Args:
-        own: what the active brings.
-        aligned: its row at each position of the alignment.
-    """
+    """The student at its reproducible start, which learns from the aligned training rows."""
     config = own.config
     with seeded(own.secrets.seed, own.name, "student"):
         encoder, head = encoder_and_head(config.model, own.data.table.shape, outputs_of(own))

@@ -92,7 +92,6 @@ class SessionSum:
 
     @classmethod
     def of(cls, own: Own, contract: Contract) -> Self:
-        """That of the contract; all passives contribute rows of one shape."""
         names = tuple(contract.passives)
         shape = contract.passives[names[0]].representation.shape
         return cls(
@@ -101,7 +100,6 @@ class SessionSum:
 
     @property
     def shape(self) -> Shape:
-        """Of one row of a contribution."""
         return next(iter(self.contract.passives.values())).representation.shape
 
     def passive(
@@ -113,14 +111,9 @@ class SessionSum:
         repeatable: bool = False,
         ahead: tuple[int, int] | None = None,
     ) -> "PassiveSum":
-        """This passive's end; see `PassiveSum`.
-
-        Args:
-            people: positions of the alignment.
-            beyond: answers for each above those for training.
-            held_N: see `PassiveSum`.
-            repeatable: see `PassiveSum`.
-            ahead: rows and numbers of a contribution, zeros for which may be encrypted ahead.
+        """This passive's end; see `PassiveSum`. `beyond`: answers for each above those for
+        training. `ahead`: rows and numbers of a contribution, zeros for which may be encrypted
+        ahead.
         """
         own, settings = self.own, self.own.config.secure_sum
         contributor = self.protocol.contributor(own.name)
@@ -140,14 +133,12 @@ class SessionSum:
         )
 
     def active(self, dtype: torch.dtype = torch.float64) -> "ActiveSum":
-        """The active's end; `dtype` is of its record of what it opened."""
         return ActiveSum(
             self.contract, self.protocol.receiver(), RefusedSums.of(self.own),
             rounding=self.protocol.rounding(), dtype=dtype,
         )  # fmt: skip
 
     def aggregator(self) -> "SumAggregator":
-        """The aggregator's role."""
         return SumAggregator(self.contract, self.protocol.combiner(), rounds=self.protocol.rounds)
 
 
@@ -171,9 +162,6 @@ class PassiveSum:
     """A passive's end: `admit` a question, compute, `send` the answer.
 
     Args:
-        name: the passive; contract: of the session.
-        contributor: its end of the protocol; rounds: of a step, 1 or 2.
-        allowance: what it may be asked for.
         noise: what it adds, with its account; None: nothing.
         held_N: positions of people that it knows, (N,), bool; None: all.
         repeatable: whether the same answer in another session may count as the same, where that
@@ -210,7 +198,6 @@ class PassiveSum:
         self._session = b"" if repeats else contract.digest
 
     async def set_up(self, links: Links) -> None:
-        """Agree on keys with the others."""
         peers = [self.contract.active, AGGREGATOR, *self.contract.passives]
         peers.remove(self.name)
         await links.converse(Kind.SUM_SETUP, self.contributor, peers)
@@ -222,7 +209,6 @@ class PassiveSum:
         """Let a question through: each step once, and no row more often than agreed.
 
         Args:
-            asked: the message.
             rows_B: positions that the answer is about, without repeats.
             step: of the answer; None: of the message.
             counted: positions for which it counts; None: `rows_B`.
@@ -270,11 +256,9 @@ class PassiveSum:
         return self.contributor.contribute(values_BD, self.binding(admitted), noise_BD)
 
     def known(self, rows_B: Tensor) -> Tensor:
-        """Those of the positions whose people it knows."""
         return rows_B if self._held_N is None else rows_B[self._held_N[rows_B]]
 
     def count(self, admitted: Admitted, digest: bytes) -> None:
-        """Count the answer, in the log, before it leaves."""
         self.allowance.take(admitted.step, admitted.counted, digest, sender=admitted.sender)
 
     def binding(self, admitted: Admitted) -> StepBinding:
@@ -282,21 +266,16 @@ class PassiveSum:
         return bind_step(self.contract.session, admitted.step, admitted.rows, admitted.payload)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Its state, for the passive's checkpoint."""
-        return prefixed("allowance", self.allowance.tensors())
+        return self.allowance.tensors()
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, last_step: int = -1) -> None:
         """Restore its state; steps up to `last_step` count as answered."""
-        self.allowance.load_tensors(without_prefix("allowance", tensors))
+        self.allowance.load_tensors(tensors)
         self._gate.last = last_step
 
 
 class SumHelper(Helper):
-    """A passive that answers under the session's sum; see `Helper`.
-
-    Args:
-        sum_end: its end.
-    """
+    """A passive that answers under the session's sum; see `Helper`."""
 
     def __init__(self, sum_end: PassiveSum) -> None:
         self.name, self.contract, self.sum = sum_end.name, sum_end.contract, sum_end
@@ -305,11 +284,9 @@ class SumHelper(Helper):
             self.ledgers = {self.name: sum_end.noise.ledger}
 
     async def set_up(self, links: Links) -> None:
-        """Its end of the sum."""
         await self.sum.set_up(links)
 
     def idle(self) -> None:
-        """Encrypt ahead, where the run says so."""
         if self.sum.wait is not None:
             self.sum.wait()
 
@@ -318,10 +295,7 @@ class ActiveSum:
     """The active's end: `ask` those who are left, `read` the sum of what they answer.
 
     Args:
-        contract: of the session; receiver: its end of the protocol.
-        refused: where it notes a sum that it refuses.
         rounding: the largest error of one number.
-        dtype: of its record of what it opened.
 
     Attributes:
         opened: what it decoded last, (B, D); None before. Its own record; no message holds it.
@@ -341,29 +315,18 @@ class ActiveSum:
         self.steps_without_all, self._agreed = 0, contract.digest.hex()
 
     async def set_up(self, links: Links) -> None:
-        """Agree on keys with the others."""
         await links.converse(Kind.SUM_SETUP, self.receiver, (*self.contract.passives, AGGREGATOR))
 
     def ask(self, links: Links, kind: Kind, step: int, payload: bytes) -> None:
-        """Send the same to every passive that is left."""
         for name in self.present:
             links.send(name, kind, step, payload)
 
     async def read(
         self, links: Links, step: int, rows_B: Tensor, payload: bytes, numbers: int
     ) -> Tensor:
-        """Return the sum of the answers, (B, `numbers`), float64.
-
-        Args:
-            links: of the active.
-            step: of the answers.
-            rows_B: which they are about.
-            payload: that asked for them.
-            numbers: of a row.
-
-        Raises:
-            RemoteProtocolError: a sum of others than the contract allows, of something else, or
-                one that was altered. No sum of this session is opened any more then.
+        """Return the sum of the answers, (B, `numbers`), float64. Raises RemoteProtocolError: a sum
+        of others than the contract allows, of something else, or one that was altered. No sum of
+        this session is opened any more then.
         """
         message = await links.receive(AGGREGATOR, Kind.SUM, step=step, patience=4)
         present, combined = _read_sum(message, self.present, self.contract)
@@ -376,10 +339,8 @@ class ActiveSum:
         return sum_BD
 
     def open(self, combined: bytes, shape: tuple[int, int], binding: StepBinding) -> Tensor:
-        """Open what the aggregator sent; a refusal is noted before it is raised.
-
-        Raises:
-            LocalProtocolError, RemoteProtocolError: see `SumReceiver.decode`.
+        """Open what the aggregator sent; a refusal is noted before it is raised. Raises
+        LocalProtocolError, RemoteProtocolError: see `SumReceiver.decode`.
         """
         with self._refused.noting(step=binding.step, contract=self._agreed):
             sum_BD = torch.from_numpy(self.receiver.decode(combined, shape, binding))
@@ -387,16 +348,11 @@ class ActiveSum:
         return sum_BD
 
     def binding(self, step: int, rows_B: Tensor, payload: bytes) -> StepBinding:
-        """What the sum must answer."""
         return bind_step(self.contract.session, step, rows_B, payload)
 
 
 class SumLearner(Learner):
-    """An active that reads the session's sum; see `Learner`.
-
-    Args:
-        sum_end: its end; None: nobody helps.
-    """
+    """An active that reads the session's sum; see `Learner`."""
 
     def __init__(self, sum_end: ActiveSum | None) -> None:
         super().__init__()
@@ -405,7 +361,6 @@ class SumLearner(Learner):
             self.left, self.rounding = sum_end.left, sum_end.rounding
 
     async def set_up(self, links: Links) -> None:
-        """Its end of the sum."""
         if self.sum is not None:
             await self.sum.set_up(links)
 
@@ -423,9 +378,6 @@ class Aggregator(Helper):
 
     Who falls silent stays out until the next session. The contract says whether the run stops for
     all then, or goes on with those who are left.
-
-    Args:
-        contract: of the session.
     """
 
     name = AGGREGATOR
@@ -435,7 +387,6 @@ class Aggregator(Helper):
         self._gate = StepGate(AGGREGATOR)
 
     async def help(self, links: Links, save: Save) -> None:
-        """Gather step after step."""
         active = self.contract.active
         while True:
             try:
@@ -463,10 +414,8 @@ class Aggregator(Helper):
             links.send(active, Kind.SUM, message.step, combined)
 
     def admit(self, message: Envelope) -> None:
-        """Let the first message of a step through, once.
-
-        Raises:
-            RemoteProtocolError: it begins a step that was, or that there is none of.
+        """Let the first message of a step through, once. Raises RemoteProtocolError: it begins a
+        step that was, or that there is none of.
         """
         self._gate.enter(message.step, sender=message.sender)
 
@@ -475,7 +424,6 @@ class Aggregator(Helper):
         """What the active gets for one body of each passive; `first` began the step."""
 
     def _least(self) -> int:
-        """Passives without whom there is no step."""
         if self.contract.silent_passive != "recover":
             return len(self.present)
         threshold = self.contract.secure_sum["threshold"]
@@ -484,9 +432,7 @@ class Aggregator(Helper):
 
     async def gather(self, links: Links, kind: Kind, begun_by: Envelope) -> dict[str, bytes]:
         """One body of this kind of each passive that sends, the message that came first included.
-
-        Raises:
-            PartyLeftError, RemoteProtocolError: no step comes of it.
+        Raises PartyLeftError, RemoteProtocolError: no step comes of it.
         """
         bodies = dict[str, bytes]()
         missing = list(self.present)
@@ -509,10 +455,8 @@ class Aggregator(Helper):
         return {name: bodies[name] for name in self.present}
 
     def _let_go(self, error: PartyLeftError, awaited: Sequence[str]) -> None:
-        """Go on without those who left where the contract says so.
-
-        Raises:
-            PartyLeftError: it says to stop, or too few are left.
+        """Go on without those who left where the contract says so. Raises PartyLeftError: it says
+        to stop, or too few are left.
         """
         gone = [name for name in error.left or awaited if name in self.present]
         if isinstance(error, RunStoppedError) and self.contract.silent_passive != "recover":
@@ -541,10 +485,7 @@ class Aggregator(Helper):
 
 class SumAggregator(Aggregator):
     """The aggregator of a secure sum: it adds what it cannot read, and holds no key of the sum.
-
-    Args:
-        contract: of the session.
-        combiner: its end of the sum; rounds: between the passives and it, 1 or 2.
+    `combiner`: its end of the sum; rounds: between the passives and it, 1 or 2.
     """
 
     def __init__(self, contract: Contract, combiner: SumCombiner, *, rounds: int) -> None:
@@ -552,7 +493,6 @@ class SumAggregator(Aggregator):
         self.combiner, self._rounds = combiner, rounds
 
     async def set_up(self, links: Links) -> None:
-        """Its end of the sum."""
         peers = (self.contract.active, *self.contract.passives)
         await links.converse(Kind.SUM_SETUP, self.combiner, peers)
 
@@ -581,11 +521,7 @@ def unless_unasked(active: str) -> Iterator[None]:
 
 def answer_digest(session: bytes, payload: bytes, values: NDArray[np.generic]) -> bytes:
     """Which answer that is; of its session, where the same in another one tells something new.
-
-    Args:
-        session: digest of its contract; empty: it is the same in every session.
-        payload: what was asked.
-        values: what the answer is made of.
+    `session`: digest of its contract; empty: it is the same in every session.
     """
     content = hashlib.blake2b(session)
     content.update(payload)
@@ -607,10 +543,8 @@ def bind_step(session: str, step: int, rows_B: Tensor, payload: bytes) -> StepBi
 def _read_sum(
     message: Envelope, asked: Sequence[str], contract: Contract
 ) -> tuple[Sequence[str], bytes]:
-    """Return which of the asked passives take part still, and the sum.
-
-    Raises:
-        RemoteProtocolError: no such message, or it counts others than the contract allows.
+    """Return which of the asked passives take part still, and the sum. Raises RemoteProtocolError:
+    no such message, or it counts others than the contract allows.
     """
     try:
         present, combined = msgpack.unpackb(message.payload)
@@ -702,9 +636,7 @@ class Allowance:
 
     def check(self, step: int, rows_B: Tensor, *, sender: str) -> None:
         """Refuse before anything is computed, unless it may be an answer that was given before.
-
-        Raises:
-            RemoteProtocolError: a larger batch, or a row more often, than agreed.
+        Raises RemoteProtocolError: a larger batch, or a row more often, than agreed.
         """
         if len(rows_B) > self._largest:
             raise RemoteProtocolError(
@@ -716,15 +648,8 @@ class Allowance:
 
     def take(self, step: int, rows_B: Tensor, digest: bytes, *, sender: str) -> None:
         """Count one answer for each of these rows; on return it is in the log and may leave.
-
-        Args:
-            step: of the run.
-            rows_B: that are answered, without repeats.
-            digest: of the answer.
-            sender: who asks.
-
-        Raises:
-            RemoteProtocolError: a row was answered as often as agreed; nothing is counted.
+        `rows_B`: that are answered, without repeats. `digest`: of the answer. Raises
+        RemoteProtocolError: a row was answered as often as agreed; nothing is counted.
         """
         answer = Release(step, digest, np.sort(rows_B.cpu().numpy()))
         if self._counts.knows(answer):
@@ -743,15 +668,13 @@ class Allowance:
             )
 
     def tensors(self) -> dict[str, Tensor]:
-        return self._counts.state_dict()
+        return prefixed("allowance", self._counts.state_dict())
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Continue from what `tensors` returned; what the log counts stays counted.
-
-        Raises:
-            CheckpointError: of another number of rows, or the log misses answers.
+        """Continue from what `tensors` returned; what the log counts stays counted. Raises
+        CheckpointError: of another number of rows, or the log misses answers.
         """
-        self._counts.load_state_dict(tensors)
+        self._counts.load_state_dict(without_prefix("allowance", tensors))
 
 
 class RefusedSums:
@@ -764,7 +687,6 @@ class RefusedSums:
     or not.
 
     Args:
-        me: the active.
         log: file of the list, readable by its owner only; None: nothing is noted.
         allowed: refused sums after which the run may go on.
 
@@ -774,7 +696,6 @@ class RefusedSums:
 
     @classmethod
     def of(cls, own: Own) -> Self:
-        """Those of a run, as its settings allow them."""
         logs = own.secrets.logs
         log = log_file(logs, "refused", own.name, "jsonl") if logs else None
         return cls(own.name, log, allowed=own.config.rules.refused_sums)
@@ -801,10 +722,7 @@ class RefusedSums:
     def noting(self, *, step: int, contract: str) -> Iterator[None]:
         """Note a refusal of the sum of `step` within: it is on the disk before the error leaves.
 
-        Our own misuse is none, nor is an interruption.
-
-        Raises:
-            CheckpointError: it cannot be noted.
+        Our own misuse is none, nor is an interruption. Raises CheckpointError: it cannot be noted.
         """
         try:
             yield
@@ -840,13 +758,8 @@ def waiting_of(
     shape: tuple[int, int],
     worker: Executor | None,
 ) -> Callable[[], None] | None:
-    """What one passive does while it waits: encrypt zeros ahead, if the run says so.
-
-    Args:
-        settings: of the sum.
-        contributor: the passive's end of it.
-        shape: (rows, numbers) of a full batch's contribution.
-        worker: who encrypts, if not this process.
+    """What one passive does while it waits: encrypt zeros ahead, if the run says so. `shape`:
+    (rows, numbers) of a full batch's contribution. `worker`: who encrypts, if not this process.
     """
     if not settings.zero_pool or not isinstance(contributor, Encrypter):
         return None

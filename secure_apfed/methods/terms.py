@@ -71,29 +71,23 @@ def asked_of(config: RunSettings) -> Asked:
 
 
 def settings_of(config: RunSettings, passive: str) -> PassiveSettings:
-    """The settings of one passive: its own, or the default ones."""
     return config.passives.get(passive, config.passives.get("default", PassiveSettings()))
 
 
 def task_of(own: Own) -> Task:
-    """What the active learns, by its settings and its labels.
-
-    Raises:
-        DataError: the task is of other labels.
+    """What the active learns, by its settings and its labels. Raises DataError: the task is of
+    other labels.
     """
     return TASKS[own.config.task].of(own.data.targets, loss=own.config.train.loss)
 
 
 def outputs_of(own: Own) -> int:
-    """Numbers that the head of the active's model gives."""
     return task_of(own).outputs(len(own.data.classes), own.data.table.shape)
 
 
 def check_passives(config: RunSettings, names: Sequence[str]) -> None:
-    """Refuse settings for a passive that takes no part.
-
-    Raises:
-        ConfigError: names it and the passives that there are.
+    """Refuse settings for a passive that takes no part. Raises ConfigError: names it and the
+    passives that there are.
     """
     for name in config.passives:
         if name != "default" and name not in names:
@@ -104,15 +98,12 @@ def check_passives(config: RunSettings, names: Sequence[str]) -> None:
 
 
 def model_of(config: RunSettings, passive: str) -> ModelSettings:
-    """The networks of one passive."""
     return settings_of(config, passive).model or config.model
 
 
 def objective_of(config: RunSettings, passive: str) -> ObjectiveSettings:
     """What one passive optimises: the method's own objective, or what is said for the passive.
-
-    Raises:
-        ConfigError: the method has none and none is said, or another kind than the method's.
+    Raises ConfigError: the method has none and none is said, or another kind than the method's.
     """
     own = config.method.own_objective
     said = settings_of(config, passive).objective
@@ -173,10 +164,8 @@ def representation_terms(
 def require_own_terms(
     me: str, sender: str, offered: RepresentationTerms, expected: RepresentationTerms
 ) -> None:
-    """Refuse an offer that is not what a party's own settings say of representations.
-
-    Raises:
-        RemoteProtocolError: names the sender and what differs.
+    """Refuse an offer that is not what a party's own settings say of representations. Raises
+    RemoteProtocolError: names the sender and what differs.
     """
     ours, theirs = expected.model_dump(), offered.model_dump()
     differ = [f"{name} {theirs[name]} where {mine} is expected"
@@ -203,16 +192,8 @@ def agree_with_senders(
     shapes: Mapping[str, Shape],
     guard: RepresentationGuard,
 ) -> Agreed:
-    """The terms of passives that each send the active rows of a shape of their own.
-
-    Args:
-        own: of the party that agrees.
-        offers: by passive.
-        shapes: by passive, as `own` expects them.
-        guard: of the settings.
-
-    Raises:
-        RemoteProtocolError: see `require_own_terms`.
+    """The terms of passives that each send the active rows of a shape of their own. `shapes`: by
+    passive, as `own` expects them. Raises RemoteProtocolError: see `require_own_terms`.
     """
     for name, offered in offers.items():
         expected = sent_terms(own.config, shapes[name], guard)
@@ -228,7 +209,6 @@ def agree_with_senders(
 def passive_terms(
     config: RunSettings, passive: str, representation: RepresentationTerms
 ) -> PassiveTerms:
-    """What one passive of APFed agrees to do with such representations."""
     return PassiveTerms(
         objective=objective_of(config, passive),
         weight=settings_of(config, passive).weight,
@@ -244,12 +224,9 @@ def make_sum(
     *,
     noise: int | None = None,
 ) -> SecureSum:
-    """The configured sum between these parties; `noise` is its deviation in steps.
-
-    Raises:
-        ConfigError: a sum in fixed point without a clip bound, or a threshold that does not go
-            with it.
-        LocalProtocolError: parameters that do not fit, or a single passive.
+    """The configured sum between these parties; `noise` is its deviation in steps. Raises
+    ConfigError: a sum in fixed point without a clip bound, or a threshold that does not go with it;
+    LocalProtocolError: parameters that do not fit, or a single passive.
     """
     settings, kind = config.secure_sum, sum_kind(config.secure_sum)
     helping = [name for name in passives if settings_of(config, name).weight > 0]
@@ -316,12 +293,7 @@ def _threshold(config: RunSettings, passives: int) -> int | None:
 
 def rows_trained(config: RunSettings, held: OwnData, common: Tensor) -> tuple[Tensor, float, int]:
     """The active's rows that an epoch goes through, the share of them that is aligned, and how many
-    people are.
-
-    Args:
-        config: of the run.
-        held: what the active holds.
-        common: its rows of people whom passives know.
+    people are. `common`: its rows of people whom passives know.
     """
     method = config.method
     # Whose passives learn from returned gradients trains on rows with a label alone.
@@ -363,12 +335,8 @@ def steps_of(config: RunSettings, rows: int, *, stages: int) -> int:
 
 
 def growth(config: RunSettings, *, steps: float, rows: float) -> tuple[float, float]:
-    """How many times the messages and bytes of a rehearsal's training a run sends.
-
-    Args:
-        config: of the run.
-        steps: of the run, for one of the rehearsal.
-        rows: the same.
+    """How many times the messages and bytes of a rehearsal's training a run sends. `steps`: of the
+    run, for one of the rehearsal. `rows`: the same.
     """
     if not config.method.asks_once:
         return steps, steps

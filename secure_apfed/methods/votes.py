@@ -41,7 +41,6 @@ from secure_apfed.labellers import (
     make_labeller,
 )
 from secure_apfed.labellers.guarantee import Opening, calibrate_votes, table_guarantee
-from secure_apfed.learning.descent import prefixed, without_prefix
 from secure_apfed.learning.release import ContributionNoise, check_rows
 from secure_apfed.learning.votes import Floats, Integers, Votes
 from secure_apfed.measures import ACCURACY, MEASURES
@@ -173,7 +172,6 @@ class VoteSettings(MethodSettings):
         return LABELLERS[self.labeller].inductive
 
     def noise(self, config: RunSettings) -> NoiseSettings | None:
-        """See `MethodSettings`."""
         return None if self.epsilon is None else NoiseSettings(epsilon=self.epsilon)
 
     def _needs_epsilon(self) -> None:
@@ -255,10 +253,8 @@ class Ballot:
         cls, envelope: Envelope, contract: Contract, *, aligned: int, classes: int,
         shown: bool = True,
     ) -> "Ballot":  # fmt: skip
-        """Parse a request for votes.
-
-        Raises:
-            RemoteProtocolError: rows, places or labels that are none, repeated or out of range.
+        """Parse a request for votes. Raises RemoteProtocolError: rows, places or labels that are
+        none, repeated or out of range.
         """
         sender = envelope.sender
         vector = TensorSpec(torch.int64, (None,))
@@ -282,7 +278,6 @@ class Ballot:
 
     @property
     def blocks(self) -> list[slice]:
-        """Places of the rows that are voted on at once, in their order."""
         rows, size = len(self.rows), self.size
         return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
 
@@ -291,7 +286,6 @@ class VotesActive(StudentActive):
     """The active: asks for votes on the rows of its student, and teaches it what they say.
 
     Args:
-        own: what it brings; contract: of the session.
         rows: of its table by position of the alignment, (N,).
         opening: of the votes, and what noise on them gives; None: there is none.
 
@@ -337,7 +331,6 @@ class VotesActive(StudentActive):
 
     @property
     def opened(self) -> Tensor | None:
-        """The votes, (U, K)."""
         return None if self.votes is None else torch.from_numpy(self.votes.totals)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -361,7 +354,6 @@ class VotesPassive(Helper):
     """A passive: votes once a session on the rows of its own people that it is asked about.
 
     Args:
-        own: what it brings; contract: of the session.
         rows: of its table by position of the alignment, (N,); -1: a person that it does not know.
 
     Attributes:
@@ -382,10 +374,8 @@ class VotesPassive(Helper):
         self._asked = False
 
     def read(self, message: Envelope) -> Ballot:
-        """Parse a request for votes, once a session.
-
-        Raises:
-            RemoteProtocolError: it breaks a rule of the contract.
+        """Parse a request for votes, once a session. Raises RemoteProtocolError: it breaks a rule
+        of the contract.
         """
         ballot = Ballot.read(
             message, self.contract, aligned=len(self.held_N), classes=self.classes,
@@ -492,11 +482,9 @@ class SummedVotesActive(VotesActive):
         return self.sum.steps_without_all
 
     async def set_up(self, links: Links) -> None:
-        """Its end of the sum."""
         await self.sum.set_up(links)
 
     async def gather(self, links: Links) -> Votes:
-        """Ask all passives, and open one block of rows after the other."""
         ballot = self.ballot
         self.sum.ask(links, Kind.LABELS, ASK, ballot.payload)
         sum_UK = np.zeros((len(ballot.rows), self.classes))
@@ -517,7 +505,6 @@ class SummedVotesPassive(VotesPassive, SumHelper):
         SumHelper.__init__(self, sum_end)
 
     async def answer(self, links: Links, message: Envelope) -> None:
-        """Vote, and contribute one block of rows after the other."""
         ballot = self.read(message)
         votes_UK = self.vote(ballot)
         for step, block in enumerate(ballot.blocks):
@@ -552,9 +539,7 @@ class SummedVotes(VotesMethod):
 
 class CountingPassive(VotesPassive):
     """Votes into no secure sum, and so counts and charges its answers itself; see `VotesPassive`.
-
-    Args:
-        noise: what it adds, with its account; None: nothing.
+    `noise`: what it adds, with its account; None: nothing.
     """
 
     def __init__(
@@ -576,7 +561,6 @@ class CountingPassive(VotesPassive):
         """Count an answer for every row, in the log, before it is charged or leaves.
 
         Args:
-            ballot: what is answered.
             values_U: what the answers are made of, by row.
             repeatable: whether the same answer in another session counts as the same.
 
@@ -601,11 +585,9 @@ class CountingPassive(VotesPassive):
     ) -> NDArray[np.int64] | None:
         """Count the answer to a whole ballot, charge it, return its noise; None: none is agreed.
 
-        Each session counts anew: its request, or its noise, is another one.
-
-        Raises:
-            RemoteProtocolError: see `count`.
-            BudgetExhaustedError: answering would exceed its budget; nothing may be sent.
+        Each session counts anew: its request, or its noise, is another one. Raises
+        RemoteProtocolError: see `count`; BudgetExhaustedError: answering would exceed its budget;
+        nothing may be sent.
         """
         digest = hashlib.sha256(b"".join(self.count(ballot, values_U))).digest()
         if self._noise is None:
@@ -613,10 +595,10 @@ class CountingPassive(VotesPassive):
         return self._noise.draw(shape, step=ASK, known_B=ballot.rows, digest=digest)
 
     def tensors(self) -> dict[str, Tensor]:
-        return prefixed("allowance", self._allowance.tensors())
+        return self._allowance.tensors()
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
-        self._allowance.load_tensors(without_prefix("allowance", tensors))
+        self._allowance.load_tensors(tensors)
 
 
 class RandomisedVotesActive(VotesActive):
@@ -628,7 +610,6 @@ class RandomisedVotesActive(VotesActive):
         self._answers_MU: Integers | None = None
 
     async def gather(self, links: Links) -> Votes:
-        """Ask all passives, and read each one's answers."""
         passives, response = tuple(self.contract.passives), self._response
         for name in passives:
             links.send(name, Kind.LABELS, ASK, self.ballot.payload)
@@ -707,7 +688,6 @@ class RandomisedVotes(VotesMethod):
 
 
 def _response(own: Own, contract: Contract) -> VoteResponse:
-    """The agreed randomised response."""
     (classes,) = contract.passives[own.passives[0]].representation.shape
     epsilon = VoteSettings.of(own.config).epsilon
     assert epsilon is not None
@@ -715,7 +695,6 @@ def _response(own: Own, contract: Contract) -> VoteResponse:
 
 
 def _vote_ledger(own: Own, release: VoteResponse | SummedRelease, people: int) -> PrivacyLedger:
-    """A passive's account of its votes."""
     config = own.config
     return open_ledger(
         own, own.name, release, delta=config.delta, budget=VoteSettings.of(config).epsilon,
@@ -797,15 +776,9 @@ class BallotSize:
 
     @classmethod
     async def heard(cls, links: Links, contract: Contract, *, most: int) -> "BallotSize":
-        """What the active tells; run by all others.
-
-        Args:
-            links: of this party.
-            contract: of the session.
-            most: people whom this party knows of, or whom the settings allow.
-
-        Raises:
-            RemoteProtocolError: no size, or one beyond what may be asked.
+        """What the active tells; run by all others. `most`: people whom this party knows of, or
+        whom the settings allow. Raises RemoteProtocolError: no size, or one beyond what may be
+        asked.
         """
         active = contract.active
         message = await links.receive(active, Kind.BALLOT_SIZE, step=BEFORE_TRAINING, patience=8)
@@ -862,10 +835,8 @@ class VoteTerms(ABC):
 
     @property
     def honest(self) -> int:
-        """Passives whose noise is counted.
-
-        Raises:
-            ConfigError: there is none, or a single passive's votes would be opened unasked.
+        """Passives whose noise is counted. Raises ConfigError: there is none, or a single passive's
+        votes would be opened unasked.
         """
         config, passives = self.own.config, len(self.contributors)
         honest = passives - config.colluders
@@ -892,7 +863,6 @@ class VoteTerms(ABC):
         return release(deviation)
 
     def noise_terms(self) -> dict[str, object]:
-        """What the contract says about noise on votes."""
         if self.release is None:
             return {}
         epsilon, release = VoteSettings.of(self.own.config).epsilon, self.release

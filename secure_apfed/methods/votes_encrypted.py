@@ -213,7 +213,6 @@ class EncryptedVotesPassive(CountingPassive):
 
 
 def _opened(message: Envelope) -> tuple[bytes, bytes]:
-    """The ballot and the encrypted labels in a message."""
     try:
         asked, request = msgpack.unpackb(message.payload, max_bin_len=len(message.payload))
     except (ValueError, TypeError, msgpack.UnpackException):
@@ -239,10 +238,8 @@ class OpenAudits:
         self._log = log_file(logs, "audits", own.name, "jsonl") if logs else None
 
     def begin(self, *, contract: str) -> None:
-        """Note an audit before what it keeps is told.
-
-        Raises:
-            CheckpointError: too many were left open, or it cannot be noted.
+        """Note an audit before what it keeps is told. Raises CheckpointError: too many were left
+        open, or it cannot be noted.
         """
         if (left := self._left()) > _OPEN_AUDITS:
             raise CheckpointError(
@@ -283,7 +280,6 @@ class EncryptedVotesAggregator(BallotAggregator):
         self._combiner: ProductCombiner | None = None
 
     async def set_up(self, links: Links) -> None:
-        """Hear of the size."""
         if self.contract.at_start:
             size = await self._terms.heard(links, self.contract, most=self._most)
             sums = self._terms.sums(self.contract, size)
@@ -325,7 +321,6 @@ class _Terms(VoteTerms):
 
     @property
     def settings(self) -> EncryptedVotesSettings:
-        """Of the method."""
         return EncryptedVotesSettings.of(self.own.config)
 
     @property
@@ -355,7 +350,6 @@ class _Terms(VoteTerms):
         return self.calibrated(labeller, release)
 
     def sums(self, contract: Contract, size: BallotSize) -> SumOfProducts:
-        """The sum of products for one ballot."""
         settings, release = self.own.config.secure_sum, self.release
         return SumOfProducts(
             ProductAgreement(

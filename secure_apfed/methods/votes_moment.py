@@ -133,7 +133,6 @@ class MomentVotesActive(VotesActive):
         return message.payload
 
     async def gather(self, links: Links) -> Votes:
-        """Send the labels, and open the moment of the votes."""
         contract, agreed = self.contract, self.agreed
         for name in contract.passives:
             links.send(name, Kind.LABELS, ASK, self.ballot.payload)
@@ -195,7 +194,6 @@ class MomentVotesAggregator(BallotAggregator):
         self._dealt = self._signs = self._people = b""
 
     async def set_up(self, links: Links) -> None:
-        """Hear of the size, what is dealt, and the signs."""
         contract = self.contract
         if not contract.at_start:
             return
@@ -258,10 +256,8 @@ def smoothed_votes(
     no labels.
 
     Args:
-        signs_Ud: of all rows.
         moment_dK: Phi^T V with noise.
         variance: of the noise in each of its numbers.
-        voters: passives that voted.
     """
     rows, features = signs_Ud.shape
     classes = moment_dK.shape[1]
@@ -330,7 +326,6 @@ class _Terms(VoteTerms):
 
     @property
     def settings(self) -> MomentVotesSettings:
-        """Of the method."""
         return MomentVotesSettings.of(self.own.config)
 
     @cached_property
@@ -352,7 +347,6 @@ class _Terms(VoteTerms):
         return self.calibrated(labeller, release)
 
     def agreement(self, contract: Contract, size: BallotSize) -> MomentAgreement:
-        """The moment of one ballot."""
         return MomentAgreement(
             session=size.bind(contract).hex(),
             receiver=contract.active,

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.seal import RunKey
 from apfed_protocols.sums import BfvSum
 from apfed_protocols.sums.fixed_point import FixedPoint
 from apfed_protocols.sums.frames import Frame
@@ -130,6 +131,17 @@ def test_a_key_that_refused_a_sum_is_gone() -> None:
     assert isinstance(again.receiver, KeyHolder)
     assert vars(again.receiver)["_public_key"] != vars(played.receiver)["_public_key"]
     assert again.add(random_values(3)).shape == SHAPE
+
+
+@pytest.mark.parametrize("choice", ["plain + pairwise masks", "plain + recoverable masks"])
+def test_no_mask_seed_is_left_after_a_refusal_nor_the_key_that_agrees_it_again(choice: str) -> None:
+    played = fresh(choice)
+    seeds = vars(played.receiver)["_seeds"]
+    assert any(isinstance(held, RunKey) for held in vars(seeds).values())
+    with pytest.raises(RemoteProtocolError):
+        played.receiver.decode(b"", SHAPE, played.next())
+    assert not [held for held in vars(seeds).values() if isinstance(held, RunKey)]
+    assert not vars(seeds)["_seeds"]
 
 
 def test_a_key_that_refused_a_sum_is_gone_from_the_exception_too() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from pydantic import ValidationError
 
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
@@ -151,20 +150,6 @@ def test_a_run_that_was_broken_off_keeps_the_same_best_and_the_same_rates(tmp_pa
     assert losses.index(min(losses)) < 5 < len(losses) - 1
     assert held_out_loss(again, config) == held_out_loss(whole, config)
     assert held_out_loss(again, config) == pytest.approx(min(losses), rel=1e-5)
-
-
-def test_the_best_of_networks_of_several_parties_is_refused() -> None:
-    with pytest.raises(ValidationError, match="needs the other parties' of the same"):
-        config_of("tvfl", keep_best=True)
-
-
-def test_what_has_no_loss_of_its_own_is_refused() -> None:
-    with pytest.raises(ValidationError, match="method votes learns no labels by steps"):
-        config_of("votes")
-    with pytest.raises(ValidationError, match="would tell of the held-out rows"):
-        small_config("single_view", train=TRAIN, dp_sgd={"noise_multiplier": 1.0})
-    with pytest.raises(ValidationError, match="lp_mst answers labels as the epochs go on"):
-        small_config("single_view", train=TRAIN, labels={"mechanism": "lp_mst", "epsilon": 2.0})
 
 
 def test_a_loss_on_rows_that_passives_do_not_answer_is_refused(

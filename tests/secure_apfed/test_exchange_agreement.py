@@ -38,14 +38,15 @@ class Table:
 
     def script(
         self, name: str, *, draw: Draw = drawn, identity: Identity | None = None,
-        known: Mapping[str, bytes] | None = None, session: str | None = None,
+        known: Mapping[str, bytes] | None = None, session: str | None = None, run_key: bytes = b"",
     ) -> Script[Agreement]:  # fmt: skip
         own = identity or self.identities[name]
         everybody = {other: one.public for other, one in self.identities.items()}
         return agree(
             self.network.links[name], identity=own, known={**everybody, **(known or {})},
             active="active", session=session or ("s" if name == "active" else None),
-            greeting=lambda key: Greeting(identity=own.public, run_key=key.public), draw=draw,
+            greeting=lambda key: Greeting(identity=own.public, run_key=run_key or key.public),
+            draw=draw,
         )  # fmt: skip
 
     def play(self, **others: Script[Any]) -> dict[str, Agreement]:
@@ -184,6 +185,10 @@ def test_one_identity_is_one_party_and_its_own() -> None:
     table.identities["aggregator"] = table.identities["active"]
     with pytest.raises(RemoteProtocolError, match="active and aggregator came with one key"):
         table.play()
+    table = Table()
+    pair = {name: table.script(name, run_key=bytes([9]) * 32) for name in ("p1", "p2")}
+    with pytest.raises(RemoteProtocolError, match="p1 and p2 came with one key"):
+        table.play(**pair)
     with pytest.raises(LocalProtocolError, match="another key for p1 than its own"):
         Table().play(p1=table.script("p1", known={"p1": bytes(32)}))
 

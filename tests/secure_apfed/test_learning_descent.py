@@ -1,16 +1,18 @@
 """Descent: SGD as the papers have it, a bound on the gradient, state by name."""
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 from pydantic import ValidationError
 from torch import nn
 
+from secure_apfed.data import UNLABELLED
 from secure_apfed.errors import ModelError
 from secure_apfed.learning.descent import Descent, rate_after
 from secure_apfed.models import RandomFeatures
 from secure_apfed.settings.training import TrainSettings
+from secure_apfed.tasks import Classification
 
 
 def modules(seed: int = 0) -> dict[str, nn.Module]:
@@ -37,21 +39,6 @@ def test_a_long_gradient_is_scaled_onto_the_bound() -> None:
     before = vector(parts)
     descend(Descent("ann", parts, train), parts, scale=1e4)
     assert (vector(parts) - before).norm().item() == pytest.approx(0.5, rel=1e-4)
-
-
-def test_without_a_bound_it_is_plain_sgd() -> None:
-    train = TrainSettings(learning_rate=0.1)
-    ours, theirs = modules(), modules()
-    sgd = torch.optim.SGD(
-        nn.ModuleDict(theirs).parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4
-    )
-    descent = Descent("ann", ours, train)
-    for _ in range(3):
-        descend(descent, ours)
-        sgd.zero_grad()
-        theirs["head"](theirs["encoder"](torch.ones(4, 3))).square().mean().backward()
-        sgd.step()
-    assert torch.equal(vector(ours), vector(theirs))
 
 
 def test_what_has_no_weights_is_refused_and_named() -> None:
@@ -88,19 +75,6 @@ def test_state_goes_through_names(optimizer: str, schedule: dict[str, Any]) -> N
     assert torch.equal(vector(one), vector(other))
 
 
-def test_adamw_shrinks_the_weights_beside_its_step() -> None:
-    train = TrainSettings(optimizer="adamw", learning_rate=0.01, weight_decay=0.1)
-    ours, theirs = modules(), modules()
-    descent = Descent("ann", ours, train)
-    adamw = torch.optim.AdamW(nn.ModuleDict(theirs).parameters(), lr=0.01, weight_decay=0.1)
-    for _ in range(4):
-        descend(descent, ours)
-        adamw.zero_grad()
-        theirs["head"](theirs["encoder"](torch.ones(4, 3))).square().mean().backward()
-        adamw.step()
-    assert torch.allclose(vector(ours), vector(theirs), atol=1e-6)
-
-
 def test_rates_rise_and_fall_as_torchs_schedulers_have_them() -> None:
     train = TrainSettings(learning_rate=0.4, schedule_steps=12, warmup_steps=4)
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.4)
@@ -130,14 +104,37 @@ def test_a_schedule_without_an_end_is_refused(settings: dict[str, Any], says: st
         TrainSettings.model_validate(settings)
 
 
-def test_adam_is_that_of_torch_with_the_l2_terms() -> None:
-    train = TrainSettings(optimizer="adam", learning_rate=0.01, weight_decay=0.1)
-    ours, theirs = modules(), modules()
+@pytest.mark.parametrize(
+    ("name", "theirs", "more"),
+    [
+        ("sgd", torch.optim.SGD, {"momentum": 0.9}),
+        ("adam", torch.optim.Adam, {}),
+        ("adamw", torch.optim.AdamW, {}),
+    ],
+)
+def test_without_a_bound_steps_are_those_of_torch(
+    name: Literal["sgd", "adam", "adamw"], theirs: type[torch.optim.SGD], more: dict[str, Any]
+) -> None:
+    ours, parts = modules(), modules()
+    train = TrainSettings(optimizer=name, learning_rate=0.01, weight_decay=0.1)
     descent = Descent("ann", ours, train)
-    adam = torch.optim.Adam(nn.ModuleDict(theirs).parameters(), lr=0.01, weight_decay=0.1)
+    optimizer = theirs(nn.ModuleDict(parts).parameters(), lr=0.01, weight_decay=0.1, **more)
     for _ in range(4):
         descend(descent, ours)
-        adam.zero_grad()
-        theirs["head"](theirs["encoder"](torch.ones(4, 3))).square().mean().backward()
-        adam.step()
-    assert torch.allclose(vector(ours), vector(theirs), atol=1e-6)
+        optimizer.zero_grad()
+        parts["head"](parts["encoder"](torch.ones(4, 3))).square().mean().backward()
+        optimizer.step()
+    assert torch.allclose(vector(ours), vector(parts), atol=1e-6)
+
+
+def test_a_loss_counts_labelled_rows_alone() -> None:
+    scores = torch.randn(4, 3, requires_grad=True)
+    labels = torch.tensor([0, UNLABELLED, 2, UNLABELLED])
+    loss = Classification().loss
+    known = loss(scores[[0, 2]], labels[[0, 2]], scores)
+    assert torch.allclose(loss(scores, labels, scores), known)
+    nothing = loss(scores, torch.full((4,), UNLABELLED), scores)
+    nothing.backward()
+    assert nothing.item() == 0.0
+    assert scores.grad is not None
+    assert not scores.grad.any()

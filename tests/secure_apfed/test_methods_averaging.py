@@ -1,13 +1,11 @@
 """H-FedMV and S-FedMV by parties: weights averaged by rows, of people that nobody shares."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed.config import Config
@@ -21,7 +19,7 @@ from secure_apfed.models import SequenceEncoder, encoder_and_head
 from secure_apfed.planning.forecast import forecast
 from secure_apfed.runs.run import run
 from secure_apfed.settings.training import ModelSettings
-from tests.secure_apfed.small_runs import interrupted, small_config
+from tests.secure_apfed.small_runs import small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
@@ -97,34 +95,6 @@ def test_parties_apart_whose_features_are_others_do_not_begin(
         open_session(config, data)
 
 
-def test_nothing_is_aligned_and_nobody_sends_rows() -> None:
-    result = run(config_of(secure_sum={"scheme": "bfv", "clip": 64.0}), None)
-    kinds = {flow.kind for flow in result.recording.transcript.flows}
-    assert Kind.ALIGNMENT not in kinds
-    assert Kind.REPRESENTATIONS not in kinds
-    assert result.accuracy["h_fedmv"] > 0.9
-
-
-def test_a_secure_sum_changes_nothing_beyond_its_rounding() -> None:
-    masked = {"scheme": "plain", "masks": "pairwise", "clip": 64.0}
-    plain, secure = (session_of(secure_sum=said) for said in (CLEAR, masked))
-    for session in (plain, secure):
-        session.step(0, session.learner.training_rows)
-    rounding = secure.learner.rounding
-    assert rounding is not None
-    first, second = (stages_of(one)["active"].at(0).weights for one in (plain, secure))
-    assert 0 < np.abs(first - second).max() <= rounding
-
-
-@pytest.mark.parametrize(("method", "stop"), [("h_fedmv", 2), ("s_fedmv", 1), ("s_fedmv", 3)])
-@pytest.mark.sampled(every=3)
-def test_a_stopped_run_goes_on_bit_for_bit(method: str, stop: int, tmp_path: Path) -> None:
-    config = config_of(method, train={"epochs": 4, "device": "cpu"})
-    whole = run(config, tmp_path / "whole")
-    interrupted(config, tmp_path / "parts", at_step=stop)
-    assert run(config, tmp_path / "parts", resume=True).accuracy == whole.accuracy
-
-
 def test_the_states_of_grus_become_views() -> None:
     session = session_of("s_fedmv")
     stages = stages_of(session)
@@ -178,20 +148,6 @@ def test_weights_that_a_sum_would_cut_are_refused() -> None:
     session = session_of(secure_sum={"scheme": "plain", "masks": "pairwise", "clip": 1e-3})
     with pytest.raises(LocalProtocolError, match="agree on a clip above"):
         session.step(0, session.learner.training_rows)
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"data": {"dataset": "breast_cancer"}}, "say horizontal"),
-        ({"model": {"network": "mlp"}}, "takes identity"),
-        ({"guard": {"mechanism": "gaussian", "epsilon": 8.0}}, "no noise of a guard"),
-        ({"passives": {"passive-1": {"weight": 2.0}}}, "leave weight out"),
-    ],
-)
-def test_settings_that_do_not_fit_are_refused(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
-        config_of(**changes)
 
 
 def test_a_gru_reads_its_steps_and_no_padding() -> None:

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
 from apfed_protocols.errors import RemoteProtocolError
@@ -137,19 +136,6 @@ def test_a_pair_below_the_minimum_stops_the_run() -> None:
     data = vertical_data({"passive-1": range(20), "passive-2": range(3)})
     with pytest.raises(IntersectionTooSmallError, match="minimum of 5"):
         open_session(config_of(alignment={"mode": "pairwise", "minimum_rows": 5}), data)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"method": "tvfl"}, "pairwise leaves rows that some passives do not know"),
-        ({"secure_sum": {"scheme": "ckks"}}, "opens to the active the gradient of every row"),
-        ({"alignment": {"mode": "some"}}, "'all' or 'pairwise'"),
-    ],
-)
-def test_settings_that_do_not_fit_are_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
-        config_of(**changes)
 
 
 def test_the_mode_is_in_the_contract() -> None:

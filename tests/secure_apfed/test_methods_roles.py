@@ -16,6 +16,7 @@ from secure_apfed.exchange import Envelope, InMemory, Kind, Links
 from secure_apfed.methods import Simulation, open_session
 from secure_apfed.methods.apfed import ApfedPassive
 from secure_apfed.methods.method import meet, meet_all
+from tests.secure_apfed.meddling import altered
 from tests.secure_apfed.seats import contributed, network
 from tests.secure_apfed.single_steps import ROWS, random_data, step_config
 
@@ -69,7 +70,7 @@ def test_whatever_the_order_among_links_training_is_the_same(
     usual = opened(**SETTINGS[choice])
     losses = [usual.step(step, BATCH) for step in range(2)]
     monkeypatch.setattr(session_module, "InMemory", Crossing)
-    for seed in range(5):
+    for seed in range(3):
         monkeypatch.setattr(Crossing, "chance", random.Random(seed))
         session = opened(alignment_of=usual, **SETTINGS[choice])
         assert [session.step(step, BATCH) for step in range(2)] == pytest.approx(losses, rel=1e-9)
@@ -227,4 +228,17 @@ def test_where_passives_may_leave_a_sum_counts_none_but_those_that_were_asked(
 
     monkeypatch.setattr(Links, "send", lying)
     with pytest.raises(RemoteProtocolError, match=f"allows at least 2 of {', '.join(ALL)}"):
+        session.step(0, BATCH)
+
+
+@pytest.mark.parametrize("sums", [{}, SETTINGS["recoverable"]])
+def test_an_active_that_tells_two_stories_gets_no_sum(
+    sums: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def other(payload: bytes) -> bytes:
+        return payload[:-1] + bytes([payload[-1] ^ 1])
+
+    session = opened(**sums)
+    altered(monkeypatch, Kind.REPRESENTATIONS, other)
+    with pytest.raises(RemoteProtocolError, match="different representations"):
         session.step(0, BATCH)

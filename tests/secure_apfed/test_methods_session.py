@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from apfed_protocols.errors import PartyLeftError, RemoteProtocolError
+from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.seal import fresh_identity
 from secure_apfed.config import Config
 from secure_apfed.contract import AGGREGATOR
@@ -101,22 +101,6 @@ def test_the_walk_finds_what_a_party_should_not_hold() -> None:
     found = list(held_by(session.helpers["passive-1"]))
     assert KEYS["passive-2"] in {it for it in found if isinstance(it, bytes)}
     assert "passive-2" in {it.name for it in found if isinstance(it, PartyTable)}
-
-
-def test_an_error_in_one_role_ends_the_session_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    session = open_session(step_config("apfed_c"), tables())
-    session.step(0, BATCH)
-    failing = passives_of(session)[1]
-
-    def fail(message: object) -> None:
-        raise OverflowError("spent")
-
-    monkeypatch.setattr(failing, "answered", fail)
-    with pytest.raises(OverflowError, match="spent"):
-        session.step(1, BATCH)
-    monkeypatch.undo()
-    with pytest.raises(PartyLeftError, match="active expected sum of step 2 from aggregator"):
-        session.step(2, BATCH)
 
 
 def test_the_active_contributes_to_no_sum() -> None:

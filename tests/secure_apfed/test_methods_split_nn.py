@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import ValidationError
 from torch import nn
 from torch.nn import functional as F
 
@@ -12,10 +11,9 @@ from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError
-from secure_apfed.exchange import Envelope, Kind, Links, pack
+from secure_apfed.exchange import Kind, Links, pack
 from secure_apfed.methods import Simulation, open_session
 from secure_apfed.methods.alignment import positions_of
-from secure_apfed.methods.joint import SummedPassive
 from secure_apfed.runs.run import run
 from tests.secure_apfed.small_runs import small_config
 
@@ -81,21 +79,6 @@ def test_it_is_one_network_on_the_concatenated_table() -> None:
     assert (sum(one.bias for one in layers) - joined.bias).abs().max() < 1e-10
 
 
-def test_the_active_reads_sums_alone() -> None:
-    result = run(config_of(), None)
-    kinds = {flow.kind for flow in result.recording.transcript.flows if flow.receiver == "active"}
-    assert Kind.SUM in kinds
-    assert Kind.REPRESENTATIONS not in {flow.kind for flow in result.recording.transcript.flows}
-
-
-def test_masks_change_the_rounding_only() -> None:
-    plain, masked = (
-        run(config_of(secure_sum=one), None).accuracy["split_nn_sum"]
-        for one in ({**CLEAR, "clip": 4.0}, MASKED)
-    )
-    assert plain == pytest.approx(masked, abs=0.02)
-
-
 def test_another_request_to_one_passive_gives_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     session = session_of()
     send, changed = Links.send, list[str]()
@@ -112,28 +95,6 @@ def test_another_request_to_one_passive_gives_nothing(monkeypatch: pytest.Monkey
         session.step(0, session.learner.training_rows[:64])
 
 
-def test_after_a_contribution_that_failed_no_gradient_is_due(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    session = session_of()
-    passive = session.helpers["passive-1"]
-    assert isinstance(passive, SummedPassive)
-    payload = pack({"gradient": torch.ones(64, 8)})
-    gradient = Envelope(
-        session=session.contract.session, step=0, kind=Kind.GRADIENTS, sender="active",
-        receiver="passive-1", sequence=0, payload=payload,
-    )  # fmt: skip
-
-    def refuse(*_: Any) -> None:
-        raise OverflowError("spent")
-
-    monkeypatch.setattr(passive.sum, "count", refuse)
-    with pytest.raises(OverflowError, match="spent"):
-        session.step(0, session.learner.training_rows[:64])
-    with pytest.raises(RemoteProtocolError, match="waits for none"):
-        passive.learn(gradient)
-
-
 def test_noise_under_the_sum_is_charged() -> None:
     config = config_of(secure_sum={**MASKED, "noise": {"epsilon": 8.0}})
     result = run(config, None)
@@ -145,11 +106,6 @@ def test_representations_of_other_sizes_are_refused() -> None:
     other = {"network": "mlp", "hidden": [16], "representation": 9, "dropout": 0.0}
     with pytest.raises(ConfigError, match="all have as many numbers"):
         session_of(passives={"default": {"model": other}})
-
-
-def test_a_guard_is_for_what_is_read() -> None:
-    with pytest.raises(ValidationError, match="nobody reads a representation"):
-        config_of(guard={"mechanism": "gaussian", "epsilon": 8.0})
 
 
 def test_concatenated_it_predicts_with_all_parties() -> None:

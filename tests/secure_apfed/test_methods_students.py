@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 from torch import Tensor, nn
 
 from apfed_protocols.errors import RemoteProtocolError
@@ -21,7 +20,6 @@ from secure_apfed.methods.distilled import ApcVflActive, ApcVflPassive
 from secure_apfed.methods.joint import TvflPassive
 from secure_apfed.methods.joint_teacher import JointTeacherActive, JointTeacherSettings
 from secure_apfed.runs.run import run
-from secure_apfed.runs.solo import load_model
 from secure_apfed.solo import BASELINES, SoloTask
 from tests.secure_apfed.single_steps import active_of, step_config
 from tests.secure_apfed.small_runs import Said, interrupted, small_config
@@ -103,13 +101,6 @@ def test_a_student_beats_the_active_alone_where_passives_tell_the_class(way: str
     assert np.mean(gains) > 0.05
 
 
-def test_a_network_is_a_student_too() -> None:
-    model = {"network": "mlp", "hidden": [16], "representation": 8, "dropout": 0.0}
-    data = planted()
-    found = run(config_of("joint_teacher", model=model), None, data=data)
-    assert found.accuracy["joint_teacher"] > alone(data)
-
-
 class Counted:
     """A course of which only the number of steps is asked."""
 
@@ -166,38 +157,7 @@ def test_a_row_that_is_answered_once_is_released_once_and_takes_no_label_along()
     assert result.privacy.releases == 1
     assert result.privacy.epsilon_x == pytest.approx(8.0, rel=1e-3)
     sent = {flow.kind for flow in result.recording.transcript.flows}
-    assert not sent & {Kind.GRADIENTS, Kind.LABELS}
-
-
-@pytest.mark.parametrize("network", ["random_features", "mlp"])
-@pytest.mark.parametrize("at_step", [2, 5])
-@pytest.mark.sampled(every=3)
-def test_a_run_that_was_stopped_goes_on_and_gives_the_same(
-    network: str, at_step: int, tmp_path: Path
-) -> None:
-    config = small_config(
-        "joint_teacher", data={"dataset": "breast_cancer", "labelled": 100},
-        model={"network": network, "hidden": [8], "representation": 4, "random_features": 20},
-        train={"epochs": 2, "batch_size": 64, "learning_rate": 0.05, "device": "cpu"},
-    )  # fmt: skip
-    whole = run(config, tmp_path / "whole")
-    interrupted(config, tmp_path / "broken", at_step=at_step)
-    resumed = run(config, tmp_path / "broken", resume=True)
-    assert resumed.accuracy == whole.accuracy
-    assert resumed.privacy.releases == whole.privacy.releases
-    models = [load_model(tmp_path / name).network for name in ("whole", "broken")]
-    for mine, other in zip(*(one.state_dict().values() for one in models), strict=True):
-        assert torch.equal(mine, other)
-
-
-def test_the_finished_student_is_what_was_measured(tmp_path: Path) -> None:
-    data = planted()
-    assert data.active.labels is not None
-    result = run(config_of("joint_teacher"), tmp_path, data=data)
-    model = load_model(tmp_path)
-    said = model.predict(data.active.features[data.test_rows]).argmax(1)
-    right = (said == data.active.labels[data.test_rows]).double().mean().item()
-    assert result.accuracy["joint_teacher"] == pytest.approx(right)
+    assert not sent & {Kind.GRADIENTS, Kind.LABELS, Kind.CONTRIBUTION, Kind.SUM}
 
 
 def request(session: Simulation, name: str, rows: list[int], *, step: int) -> Envelope:
@@ -205,18 +165,6 @@ def request(session: Simulation, name: str, rows: list[int], *, step: int) -> En
         session=session.contract.session, step=step, kind=Kind.REQUEST, sender="active",
         receiver=name, sequence=0, payload=pack({"rows": torch.tensor(rows)}),
     )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [([0, 0], "repeated a row"), ([0], "at least 2"), ([0, TRAIN + TEST], "outside the alignment")],
-)
-def test_a_request_that_breaks_a_rule_is_refused(rows: list[int], message: str) -> None:
-    session = open_session(answering(), planted())
-    helper = session.helpers["passive-1"]
-    assert isinstance(helper, ApcVflPassive)
-    with pytest.raises(RemoteProtocolError, match=message):
-        helper.represent(request(session, "passive-1", rows, step=0))
 
 
 def test_a_row_is_told_once_and_as_often_more_as_agreed() -> None:
@@ -312,33 +260,6 @@ def test_what_a_response_covers_is_said_with_what_it_does_not() -> None:
     assert "randomised response" not in quiet
 
 
-@pytest.mark.parametrize(
-    ("method", "changes", "message"),
-    [
-        (WAYS["labeller"] | {"epsilon": 1}, {}, "no epsilon of one"),
-        (WAYS["labeller"] | {"labels": "spredding"}, {}, "did you mean 'spreading'"),
-        (WAYS["labeller"] | {"labels": "private_logistic"}, {}, "is unknown"),
-        ("joint_teacher", {"alignment": {"mode": "pairwise"}}, "needs all passives"),
-        ("joint_teacher", {"train": {"spread_labels": True}}, "use apfed"),
-        (
-            "joint_teacher",
-            {"labels": {"mechanism": "lp_mst", "epsilon": 1.0}},
-            "none that predicts alone",
-        ),
-        (
-            "apfed_c",
-            {"train": {"spread_labels": True}, "dp_sgd": {"clip": 1.0, "noise_multiplier": 1.0}},
-            "without the noise of dp_sgd",
-        ),
-    ],
-)
-def test_settings_that_do_not_fit_are_refused(
-    method: Said, changes: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValidationError, match=message):
-        config_of(method, **changes)
-
-
 def h_of(session: Simulation) -> Tensor:
     trainer = active_of(session).trainer
     trainer.set_training(False)
@@ -397,8 +318,6 @@ def test_a_spread_head_is_kept_and_comes_back(tmp_path: Path) -> None:
     last = [list(one.parameters())[-1] for one in (whole.recording.model, plain.recording.model)]
     assert not torch.equal(*last)
     interrupted(config, tmp_path / "broken", at_step=8)
-    resumed = run(config, tmp_path / "broken", resume=True)
-    assert resumed.accuracy == whole.accuracy
-    models = [load_model(tmp_path / name).network for name in ("whole", "broken")]
-    for mine, other in zip(*(one.state_dict().values() for one in models), strict=True):
-        assert torch.equal(mine, other)
+    resumed = run(config, tmp_path / "broken", resume=True).recording.model
+    assert resumed is not None
+    assert all(map(torch.equal, resumed.parameters(), whole.recording.model.parameters()))

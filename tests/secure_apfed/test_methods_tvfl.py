@@ -88,7 +88,7 @@ class Monolith:
         return loss.item()
 
 
-@pytest.mark.parametrize("passives", [1, 2, 3])
+@pytest.mark.parametrize("passives", [1, 3])
 def test_steps_equal_one_autograd_graph(passives: int) -> None:
     data, settings = vertical_data(passives), config()
     session = opened(data, settings)
@@ -132,18 +132,6 @@ def own_and_like() -> tuple[Tensor, Tensor]:
     return own, torch.full((50, 2, 3), float("nan"), dtype=torch.float64)
 
 
-def test_zero_fill() -> None:
-    filled = FILLS["tvfl_0"](*own_and_like())
-    assert torch.equal(filled, torch.zeros(50, 2, 3, dtype=torch.float64))
-
-
-def test_mean_fill_is_the_mean_of_the_actives_representations() -> None:
-    own, like = own_and_like()
-    filled = FILLS["tvfl_a"](own, like)
-    assert filled.shape == (50, 2, 3)
-    assert filled.unique().tolist() == pytest.approx([sum(own.flatten().tolist()) / 200])
-
-
 def test_random_fill_is_uniform_in_the_actives_range() -> None:
     own, like = own_and_like()
     torch.manual_seed(2)
@@ -157,29 +145,20 @@ def test_random_fill_is_uniform_in_the_actives_range() -> None:
     assert abs(filled.std().item() - (high - low) / 12**0.5) < (high - low) / 15
 
 
-@pytest.mark.parametrize("fill", FILLS)
-def test_fills_take_the_place_of_the_passives(fill: str) -> None:
-    data = vertical_data(2)
-    session = opened(data)
-    seen: list[Tensor] = []
-    active_of(session).trainer.head.register_forward_pre_hook(
-        lambda _, inputs: seen.append(inputs[0])
-    )
+def test_fills_take_the_place_of_the_passives() -> None:
+    session, seen = opened(vertical_data(2)), list[Tensor]()
+    trainer = active_of(session).trainer
+    trainer.head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     session.evaluate(next_step=0, final=False)
-    head_input = seen[list(FILLS).index(fill)]
-    own = (
-        active_of(session).trainer.encoder(active_of(session).trainer.features_N[TRAINED:]).detach()
-    )
-    assert torch.equal(head_input[:, :D], own)
-    rest = head_input[:, D:]
-    assert rest.shape == (ROWS - TRAINED, 2 * D)
-    if fill == "tvfl_0":
-        assert rest.abs().max() == 0
-    elif fill == "tvfl_a":
-        torch.testing.assert_close(rest, own.mean().expand_as(rest))
-    else:
-        assert own.min() <= rest.min() < rest.max() <= own.max()
-        assert len(rest.unique()) == rest.numel()
+    own = trainer.encoder(trainer.features_N[TRAINED:]).detach()
+    rests = dict(zip(FILLS, (read[:, D:] for read in seen), strict=True))
+    assert all(torch.equal(read[:, :D], own) for read in seen)
+    assert {rest.shape for rest in rests.values()} == {(ROWS - TRAINED, 2 * D)}
+    assert not rests["tvfl_0"].any()
+    torch.testing.assert_close(rests["tvfl_a"], own.mean().expand_as(rests["tvfl_a"]))
+    drawn = rests["tvfl_r"]
+    assert own.min() <= drawn.min() < drawn.max() <= own.max()
+    assert len(drawn.unique()) == drawn.numel()
 
 
 @pytest.mark.parametrize("final", [False, True])
@@ -297,11 +276,8 @@ class Asked:
     ("values", "message"),
     [
         (torch.ones(4, D + 1), "sent 'gradient'"),
-        (torch.ones(3, D), "sent 'gradient'"),
-        (torch.ones(4 * D), "sent 'gradient'"),
         (torch.ones(4, D, dtype=torch.float32), r"torch\.float32"),
         (torch.full((4, D), float("nan")), "not finite"),
-        (torch.full((4, D), float("-inf")), "not finite"),
     ],
 )
 def test_a_gradient_that_does_not_fit_is_refused(values: Tensor, message: str) -> None:
@@ -311,22 +287,16 @@ def test_a_gradient_that_does_not_fit_is_refused(values: Tensor, message: str) -
     assert not same(asked.passive.tensors(), asked.before)
 
 
-@pytest.mark.parametrize("step", [2, 4])
-def test_a_gradient_of_another_step_is_refused(step: int) -> None:
+def test_a_gradient_is_taken_once_of_its_step_and_where_one_is_due() -> None:
+    gradient = torch.ones(4, D).double()
     asked = Asked()
-    asked.refuses(asked.gradient(torch.ones(4, D).double(), step=step), "waits for none")
-
-
-def test_a_gradient_is_taken_once() -> None:
-    asked = Asked()
-    asked.passive.learn(asked.gradient(torch.ones(4, D).double()))
+    for step in (2, 4):
+        asked.refuses(asked.gradient(gradient, step=step), "waits for none")
+    asked.passive.learn(asked.gradient(gradient))
     asked.before = learned(asked.passive)
-    asked.refuses(asked.gradient(torch.ones(4, D).double()), "waits for none")
-
-
-def test_what_was_sent_for_evaluation_is_not_learnt_from() -> None:
+    asked.refuses(asked.gradient(gradient), "waits for none")
     asked = Asked(learn=False)
-    asked.refuses(asked.gradient(torch.ones(4, D).double()), "waits for none")
+    asked.refuses(asked.gradient(gradient), "waits for none")
 
 
 def test_after_a_release_that_failed_no_gradient_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -408,19 +378,6 @@ def test_answers_in_any_order_are_one_step() -> None:
         active.learn(0, rows, read)
         states.append(cloned(active_of(session).tensors()))
     assert same(*states)
-
-
-@pytest.mark.parametrize("scale", [1e9, float("nan")])
-def test_representations_out_of_bounds_are_refused(scale: float) -> None:
-    session = opened(vertical_data(2))
-    rows = torch.arange(4)
-    with torch.no_grad():
-        for parameter in passives_of(session)[1].trainer.encoder.parameters():
-            parameter.mul_(scale)
-    before = cloned(active_of(session).tensors())
-    with pytest.raises(RemoteProtocolError, match="passive-2 sent representations whose norm"):
-        active_of(session).read(rows, answers(session, rows))
-    assert same(active_of(session).tensors(), before)
 
 
 def test_a_passives_releases_are_counted_in_training_and_inference() -> None:

@@ -9,13 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.sums import SECURE_SUMS
 from secure_apfed.config import Config
 from secure_apfed.data import PartyTable, VerticalData, load_data
-from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Envelope, Kind, pack
 from secure_apfed.labellers import Spreading
 from secure_apfed.learning.votes import Votes, likely_labels, reliability_of
@@ -87,21 +85,6 @@ def test_a_student_beats_the_active_alone_where_passives_tell_the_class(method: 
     assert helped > alone + 0.05
 
 
-def test_a_network_learns_from_votes_in_epochs_and_predicts_alone(tmp_path: Path) -> None:
-    config = config_of(
-        model={"hidden": [32], "representation": 16, "dropout": 0.0},
-        train={"epochs": 20, "batch_size": 32, "learning_rate": 0.1, "evaluate_every": 20},
-    )
-    result = run(config, tmp_path / "run")
-    assert result.accuracy["votes"] > 0.3
-    data = load_data(config.data, seed=config.seed)
-    assert data.active.labels is not None
-    model = load_model(tmp_path / "run")
-    right = model.predict(data.active.features[data.test_rows]).argmax(1)
-    share = (right == data.active.labels[data.test_rows]).double().mean().item()
-    assert share == pytest.approx(result.accuracy["votes"])
-
-
 @pytest.mark.parametrize("method", OPENINGS)
 def test_a_ridge_student_is_kept_and_its_cost_is_told(method: str, tmp_path: Path) -> None:
     result = run(config_of(noisy(method)), tmp_path / "run")
@@ -161,8 +144,7 @@ def test_reliability_is_of_rows_that_were_not_shown() -> None:
     assert reliability_of(spread, one_each) == 0.5, "no label can be held out"
 
 
-@pytest.mark.parametrize("classes", [2, 3, 10])
-@pytest.mark.parametrize("right", [0.0, 0.55, 0.9])
+@pytest.mark.parametrize(("classes", "right"), [(2, 0.0), (3, 0.55), (10, 0.9)])
 def test_reliability_is_told_as_it_is(classes: int, right: float) -> None:
     rng = np.random.default_rng(0)
     labels = np.arange(3000) % classes
@@ -188,7 +170,7 @@ def voted(truth: np.ndarray, classes: int, rights: list[float], seed: int = 1) -
     return Votes(totals=totals, variance=np.zeros(rows), voters=len(rights))
 
 
-@pytest.mark.parametrize(("classes", "right"), [(2, 0.75), (3, 0.6), (10, 0.5)])
+@pytest.mark.parametrize(("classes", "right"), [(2, 0.75), (10, 0.5)])
 @pytest.mark.parametrize("prior", ["weak", "coin", "one class", "says nothing"])
 def test_a_prior_that_tells_little_takes_nothing_from_the_votes(
     classes: int, right: float, prior: str
@@ -245,7 +227,7 @@ def test_voters_who_were_told_labels_are_not_judged_by_them() -> None:
     assert (likely.argmax(1) == truth[300:]).mean() > 0.65
 
 
-@pytest.mark.parametrize("method", OPENINGS)
+@pytest.mark.parametrize("method", ["votes", "votes_encrypted"])
 def test_the_prior_is_what_held_out_labels_choose(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,8 +268,8 @@ def test_people_may_have_different_voters() -> None:
     assert {1, 2, 3} <= set(voters.tolist())
 
 
-@pytest.mark.parametrize("method", OPENINGS)
-def test_a_run_that_was_stopped_goes_on_and_gives_the_same(method: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["votes", "votes_randomised"])
+def test_a_stopped_run_under_noise_goes_on_and_gives_the_same(method: str, tmp_path: Path) -> None:
     config = config_of(
         noisy(method),
         model={"hidden": [16], "representation": 8, "dropout": 0.0},
@@ -367,32 +349,3 @@ def test_a_request_that_breaks_a_rule_is_refused(tensors: dict[str, torch.Tensor
     session = open_session(config_of(), load_data(config_of().data, seed=0))
     with pytest.raises(RemoteProtocolError, match="active"):
         Ballot.read(ask(**tensors), session.contract, aligned=400, classes=10)
-
-
-@pytest.mark.parametrize(
-    ("method", "changes", "said"),
-    [
-        (noisy("votes_randomised", epsilon=None), {}, "epsilon: method votes_randomised protects"),
-        ({"name": "votes", "labeller": "spreding"}, {}, "did you mean 'spreading'"),
-        (noisy("votes", labeller="private_logistic"), {}, "private_logistic, which needs it"),
-        ("votes", {"secure_sum": {"noise": {"sigma": 1.0}}}, "noise on votes is method.epsilon"),
-        ("votes", {"dp_sgd": {"noise_multiplier": 1.0}}, "dp_sgd"),
-        ("votes", {"labels": {"mechanism": "lp_mst", "epsilon": 1.0}}, "labels.mechanism: lp_mst"),
-    ],
-)
-def test_settings_that_do_not_fit_are_refused(
-    method: Said, changes: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(ValidationError, match=said):
-        config_of(method, **changes)
-
-
-def test_too_much_noise_for_too_little_budget_is_refused_with_the_reason() -> None:
-    with pytest.raises(Exception, match="colluders"):
-        open_session(config_of(noisy("votes"), colluders=3), load_data(config_of().data, seed=0))
-
-
-def test_a_new_run_in_a_folder_of_another_is_refused(tmp_path: Path) -> None:
-    run(config_of(), tmp_path / "run")
-    with pytest.raises(CheckpointError):
-        run(config_of(), tmp_path / "run")

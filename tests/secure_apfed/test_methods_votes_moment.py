@@ -1,13 +1,12 @@
 """Votes as a moment: what is opened, under which noise, and what is refused on the way."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from apfed_protocols.errors import PartyLeftError, RemoteProtocolError
+from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.moments import MomentAgreement
 from secure_apfed.contract import AGGREGATOR
 from secure_apfed.data import load_data
@@ -17,8 +16,8 @@ from secure_apfed.methods import METHODS, Simulation, open_session, roles_of
 from secure_apfed.methods.alignment import DEALER
 from secure_apfed.methods.votes_moment import hyperplane_signs, smoothed_votes
 from secure_apfed.runs.run import run
+from tests.secure_apfed.meddling import altered
 from tests.secure_apfed.test_methods_votes import clear_votes, config_of
-from tests.secure_apfed.test_methods_votes_encrypted import altered
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
@@ -118,28 +117,6 @@ def test_smoothing_follows_the_noise() -> None:
     assert errors[2] < 1.2 * nothing
 
 
-@pytest.mark.parametrize(
-    "cut", [lambda body: body[:-1], lambda body: b"", lambda body: body + b"x"]
-)
-@pytest.mark.parametrize(
-    ("kind", "said"),
-    [
-        (Kind.BALLOT_SIZE, "active"),
-        (Kind.DEALT, "dealer"),
-        (Kind.SIGNS, "active"),
-        (Kind.LABELS, "active"),
-        (Kind.CONTRIBUTION, "passive-1"),
-        (Kind.SUM, "aggregator"),
-    ],
-)
-def test_messages_that_are_none_are_refused(
-    kind: Kind, said: str, cut: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    altered(monkeypatch, kind, cut)
-    with pytest.raises(RemoteProtocolError, match=said):
-        gathered(session_of()[0])
-
-
 def test_an_answer_that_is_altered_is_refused_and_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,19 +125,6 @@ def test_an_answer_that_is_altered_is_refused_and_noted(
         run(config_of(VOTES), tmp_path / "run")
     (noted,) = (tmp_path / "run" / "parties").rglob("refused-*.jsonl")
     assert '"step": 0' in noted.read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize(("who", "kind"), [("passive-2", Kind.CONTRIBUTION), (DEALER, Kind.DEALT)])
-def test_who_falls_silent_is_named(who: str, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    send = Links.send
-
-    def silent(self: Links, to: str, what: Kind, step: int, payload: bytes = b"") -> None:
-        if not (what is kind and self.me == who):
-            send(self, to, what, step, payload)
-
-    monkeypatch.setattr(Links, "send", silent)
-    with pytest.raises(PartyLeftError, match=who):
-        gathered(session_of()[0])
 
 
 def test_the_aggregator_opens_one_moment() -> None:

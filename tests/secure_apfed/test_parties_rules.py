@@ -41,7 +41,6 @@ def test_a_batch_within_the_rules_is_read() -> None:
     ("rows", "message"),
     [
         ([3], "a batch of 1 rows; the contract says at least 2"),
-        ([3, 3], "repeated a row"),
         ([0, 5, 1, 5], "repeated a row"),
         ([0, 10], "outside the alignment of 10 rows"),
         ([-1, 4], "outside the alignment"),
@@ -62,19 +61,13 @@ def test_no_rows_at_all_are_refused() -> None:
         check_rows(torch.arange(2), aligned=0, minimum=1, sender="active")
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        [0.0, 0.0], [0.3, 0.3], [2.1, 0.0], [1e30, 0.0], [1e-30, 0.0], [3e38, 3e38],
-        [NAN, 0.0], [NAN, NAN], [INFINITY, 0.0], [-INFINITY, INFINITY], [INFINITY, NAN],
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("at", [0, 1])
-def test_one_row_with_a_norm_out_of_bounds_is_enough(bad: list[float], at: int) -> None:
-    z = torch.ones(2, 2)
-    z[at] = torch.tensor(bad)
-    with pytest.raises(RemoteProtocolError, match=r"norm is not within 0\.5 to 2"):
-        read([0, 1], z)
+@pytest.mark.parametrize("bad", [0.0, 0.3, 2.1, 1e30, 3e38, NAN, INFINITY, -INFINITY])
+def test_one_row_with_a_norm_out_of_bounds_is_enough(bad: float) -> None:
+    for at in range(2):
+        z = torch.ones(2, 2)
+        z[at] = torch.tensor([bad, 0.0])
+        with pytest.raises(RemoteProtocolError, match=r"norm is not within 0\.5 to 2"):
+            read([0, 1], z)
 
 
 def test_the_largest_norm_allows_for_rounding_and_no_more() -> None:
@@ -102,15 +95,11 @@ def test_a_norm_whose_square_overflows_float32_is_still_measured() -> None:
     ("rows", "z", "message"),
     [
         (torch.arange(2), torch.ones(3, 2), "2 row positions for 3 representations"),
-        (torch.arange(3), torch.ones(2, 2), "3 row positions for 2 representations"),
         (torch.arange(2), torch.ones(2, 2).double(), "torch.float64"),
-        (torch.arange(2), torch.ones(2, 2).half(), "torch.float16"),
         (torch.arange(2), torch.ones(2, 3), "expected torch.float32"),
         (torch.arange(2), torch.ones(2), "expected torch.float32"),
         (torch.arange(2), torch.ones(2, 2, 1), "expected torch.float32"),
         (torch.arange(2).int(), torch.ones(2, 2), "torch.int32"),
-        (torch.tensor([True, False]), torch.ones(2, 2), "torch.bool"),
-        (torch.arange(2).double(), torch.ones(2, 2), "torch.float64"),
         (torch.arange(2)[:, None], torch.ones(2, 2), "expected torch.int64"),
     ],
 )
@@ -119,8 +108,15 @@ def test_other_tensors_are_refused(rows: Tensor, z: Tensor, message: str) -> Non
         read(rows, z)
 
 
-@pytest.mark.parametrize("tensors", [{}, {"z": torch.ones(2, 2)}, {"rows": torch.arange(2)}])
-def test_missing_tensors_are_refused(tensors: dict[str, Tensor]) -> None:
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {"z": torch.ones(2, 2)},
+        {"rows": torch.arange(2)},
+        {"rows": torch.arange(2), "z": torch.ones(2, 2), "weight": torch.zeros(1)},
+    ],
+)
+def test_missing_tensors_and_more_are_refused(tensors: dict[str, Tensor]) -> None:
     sent = envelope(pack(tensors), kind=Kind.REPRESENTATIONS)
     with pytest.raises(RemoteProtocolError, match=r"expected \['rows', 'z'\]"):
         read_representations(sent, TERMS, aligned=10, minimum=2)
@@ -261,4 +257,6 @@ def test_a_log_that_was_deleted_or_is_of_other_terms_is_refused(tmp_path: Path) 
         allowance(epochs=2, log=log)
     log.unlink()
     with pytest.raises(CheckpointError, match="misses releases that the checkpoint counts"):
-        allowance(epochs=1, log=log).load_tensors({"counts": torch.ones(10, dtype=torch.int64)})
+        allowance(epochs=1, log=log).load_tensors(
+            {"allowance.counts": torch.ones(10, dtype=torch.int64)}
+        )

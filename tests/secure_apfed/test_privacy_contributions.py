@@ -158,6 +158,19 @@ def test_cost_grows_with_releases_and_falls_with_noise_and_honest_parties() -> N
     assert epsilon(deviation=150_000, honest=1) > epsilon(deviation=150_000, honest=2)
 
 
+def test_the_tails_that_are_cut_off_are_paid_for() -> None:
+    release = SummedRelease(deviation=10, honest=3, sensitivity=1.0, numbers=1000)
+    assert 0 < release.tail < 1e-34
+    # With so small a delta nothing is left for the noise itself.
+    assert release.epsilon_of(1, 1e-36) == math.inf
+    # Noise without its tails is within T tail of that with them, (1 + e^epsilon) times in delta.
+    loud, delta = SummedRelease(deviation=10, honest=3, sensitivity=5.0, numbers=1000), 1e-33
+    epsilon = loud.epsilon_of(1, delta)
+    assert math.isfinite(epsilon)
+    left = delta - (1 + math.exp(epsilon)) * loud.tail
+    assert epsilon >= zcdp_epsilon(loud.rho, left)
+
+
 @pytest.mark.parametrize(("epsilon", "releases"), [(1.0, 50), (8.0, 1)])
 def test_calibration_is_the_least_noise_that_keeps_the_budget(
     epsilon: float, releases: int

@@ -77,6 +77,15 @@ class TestCounting:
             assert isinstance(epsilon, float)
             assert exact * 0.99 < epsilon < exact * 1.1
 
+    def test_a_row_twice_in_a_batch_counts_twice(self) -> None:
+        ledger = ledger_at(None)
+        charge(ledger, 0, 4, 4)
+        assert ledger.spent().releases == 2
+        bounded = ledger_at(None, budget=1.01 * NOISY.epsilon_of(1, DELTA))
+        with pytest.raises(BudgetExhaustedError, match="release 2 of one row"):
+            charge(bounded, 0, 4, 4)
+        assert bounded.spent().releases == 0
+
     def test_nothing_sent_costs_nothing(self) -> None:
         for rows in (10, 0):
             spent = ledger_at(None, rows=rows).spent()

@@ -115,13 +115,6 @@ def test_the_weights_are_those_of_parties_that_send_messages(case: str) -> None:
     assert apart(weights_of(together), weights_of(sent)) < 1e-9
 
 
-def test_in_single_precision_50_steps_stay_close() -> None:
-    config = config_of("apfed_c", {"train": {"precision": "float32", "epochs": 8}})
-    together = trained_together(config)
-    sent = trained_by_messages(config, alignment=together.alignment)
-    assert apart(weights_of(together), weights_of(sent)) < 1e-4
-
-
 @pytest.mark.parametrize("labelled", [None, 30])
 @pytest.mark.parametrize("method", ["apfed_c", "apfed_r", "single_view", "tvfl"])
 def test_accuracy_is_that_of_a_run(method: str, labelled: int | None) -> None:

@@ -1,0 +1,311 @@
+"""What every method of the table keeps to: true of what it declares, resumed, and hard to fool."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from apfed_protocols.errors import RemoteProtocolError
+from secure_apfed.config import Config
+from secure_apfed.config.file import load_config_text
+from secure_apfed.data import VerticalData, load_data
+from secure_apfed.defences import DEFENCES, who_applies
+from secure_apfed.errors import ConfigError
+from secure_apfed.exchange import Kind
+from secure_apfed.methods import METHODS, Method, method_settings
+from secure_apfed.methods.joint import TvflSettings
+from secure_apfed.planning.forecast import Forecast, forecast
+from secure_apfed.runs.outcome import RunResult
+from secure_apfed.runs.run import run
+from secure_apfed.runs.solo import load_model
+from tests.secure_apfed.meddling import altered
+from tests.secure_apfed.small_runs import Said, interrupted, renamed, small_config
+
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
+
+# Names that nobody has heard of, under a protocol that exists.
+LIKE = {"helped": "apfed_c", "joint": "tvfl", "lone": "single_view"}
+TOYS: dict[str, Method] = {name: renamed(METHODS[like], name) for name, like in LIKE.items()}
+
+
+@pytest.fixture(autouse=True)
+def _from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, entry in TOYS.items():
+        monkeypatch.setitem(METHODS, name, entry)
+
+
+def config_of(method: Said, **changes: Any) -> Config:
+    usual: dict[str, Any] = {
+        "train": {"epochs": 2, "batch_size": 64, "device": "cpu"},
+        "secure_sum": {"scheme": "plain"},
+    }
+    return small_config(method, **{**usual, **changes})
+
+
+@dataclass(frozen=True)
+class Played:
+    """A short run of a method, where few rows have a label, and where it may be broken off."""
+
+    config: Config
+    data: VerticalData
+    folder: Path
+    result: RunResult
+    midway: int
+
+
+_PLAYED: dict[str, Played] = {}  # not of a module's scope: under what every test runs under
+
+
+@pytest.fixture(params=[*METHODS])
+def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Played:
+    if request.param not in _PLAYED:
+        _PLAYED[request.param] = _play(request.param, tmp_path_factory.mktemp("run"))
+    return _PLAYED[request.param]
+
+
+def _play(method: str, folder: Path) -> Played:
+    epochs = 3 if METHODS[method].declared.averages else 2  # of GRUs two, and one after
+    config = config_of(method, train={"epochs": epochs, "batch_size": 64, "device": "cpu"})
+    few = config.data.model_copy(update={"labelled": 20})
+    config = config.model_copy(update={"data": few})
+    data, steps = load_data(few, seed=config.seed), list[int]()
+    result = run(
+        config, folder / "whole", data=data, on_progress=lambda now: steps.append(now.step)
+    )
+    return Played(config, data, folder, result, steps[len(steps) // 2])
+
+
+def test_what_is_declared_is_true_of_what_a_run_sends_and_keeps(played: Played) -> None:
+    told, recording = played.config.method, played.result.recording
+    active = recording.data.active.name
+    sent = {(flow.kind, flow.sender == active) for flow in recording.transcript.flows}
+    assert {by_active for kind, by_active in sent if kind is Kind.REPRESENTATIONS} == {
+        None: set(), "active": {True}, "passives": {False},
+    }[told.representations_from]  # fmt: skip
+    assert ((Kind.ALIGNMENT, True) in sent) is (told.has_passives and told.aligns)
+    assert ((Kind.CONTRIBUTION, False) in sent) is told.aggregates
+    assert ((Kind.LABELS, True) in sent) is told.sends_labels
+    assert ((Kind.VOTES, False) in sent) is (told.opens_votes == "randomised")
+    assert ((Kind.GRADIENTS, True) in sent) is told.returns_gradients
+    assert bool(sent) is bool(recording.alignment) is told.has_passives
+    assert (recording.model is not None) is told.predicts_alone
+    networks = told.representations_from == "passives" or told.sums_representations
+    assert bool(recording.encoders) is networks
+
+
+def test_who_predicts_alone_does_so_from_its_folder(played: Played) -> None:
+    name, active, rows = played.config.method.name, played.data.active, played.data.test_rows
+    if played.config.method.predicts_alone:
+        assert active.labels is not None
+        with torch.no_grad():
+            said = load_model(played.folder / "whole").network(active.features[rows]).argmax(1)
+        right = (said == active.labels[rows]).double().mean().item()
+        assert right == pytest.approx(played.result.accuracy[name])
+
+
+def test_a_run_that_was_broken_off_goes_on_and_gives_the_same(played: Played) -> None:
+    folder, whole = played.folder / "broken", played.result
+    interrupted(played.config, folder, at_step=played.midway)
+    again = run(played.config, folder, resume=True)
+    assert again.accuracy == whole.accuracy
+    assert again.privacy.releases == whole.privacy.releases
+    assert again.contributions == whole.contributions
+    models = [one.recording.model for one in (again, whole) if one.recording.model is not None]
+    for mine, other in zip(*(one.state_dict().values() for one in models), strict=True):
+        assert torch.equal(mine, other)
+
+
+def test_no_hidden_label_reaches_training(played: Played) -> None:
+    data = played.data
+    labels = data.active.labels
+    assert labels is not None
+    hidden = data.train_rows[~torch.isin(data.train_rows, data.labelled_rows)]
+    other = labels.clone()
+    other[hidden] = len(data.classes) - 1 - labels[hidden]
+    lying = replace(data, table=replace(data.active, labels=other))
+    assert run(played.config, None, data=lying).accuracy == played.result.accuracy
+
+
+CUTS: tuple[Callable[[bytes], bytes], ...] = (
+    lambda body: body[:-1],
+    lambda body: b"",
+    lambda body: body + b"x",
+)
+_NOT_READ = {Kind.GREETING, Kind.SESSION, Kind.SIGNATURE, Kind.ALIGNMENT, Kind.ALIVE}  # own tests
+_WORDS = {Kind.READY, Kind.CHECKPOINT, Kind.SAVED, Kind.END, Kind.ABORT}
+
+
+def kinds_of(played: Played) -> list[Kind]:
+    """What is sent after the alignment, but for words without a payload."""
+    sent = {flow.kind for flow in played.result.recording.transcript.flows}
+    return sorted(sent - _NOT_READ - _WORDS)
+
+
+def test_what_is_no_message_is_refused_and_its_sender_named(played: Played) -> None:
+    for at, kind in enumerate(kinds_of(played)):
+        with pytest.MonkeyPatch.context() as patch:
+            senders = altered(patch, kind, CUTS[at % len(CUTS)])
+            with pytest.raises(RemoteProtocolError) as refused:
+                run(played.config, None, data=played.data)
+        assert senders[0] in str(refused.value), kind
+
+
+def test_who_falls_silent_is_named(played: Played) -> None:
+    for kind in set(kinds_of(played)) - {Kind.GRADIENTS}:  # for these no passive waits
+        with pytest.MonkeyPatch.context() as patch:
+            senders = altered(patch, kind, lambda _: None)
+            with pytest.raises(RemoteProtocolError) as silence:
+                run(played.config, None, data=played.data)
+        assert senders[0] in str(silence.value), kind
+
+
+@pytest.mark.parametrize("method", [*METHODS])
+def test_what_is_declared_does_not_contradict_itself(method: str) -> None:
+    told = METHODS[method].declared
+    assert told.name == method
+    exchanges = bool(told.offers or told.sums or told.returns_gradients)
+    assert exchanges is told.has_passives
+    assert told.has_passives or told.predicts_alone
+    tells = told.representations_from == "passives" or told.sums_representations
+    assert tells or not told.returns_gradients
+    assert tells or told.decomposes or told.teacher is None
+    assert told.sums_gradients or told.own_objective is None
+
+
+@pytest.mark.parametrize("method", [*METHODS])
+def test_a_method_has_its_own_settings_and_no_other_s(method: str) -> None:
+    config = config_of(method)
+    assert method_settings(config.model_dump(exclude_defaults=True)["method"]) == config.method
+    keys = {key for one in METHODS.values() for key in one.settings.model_fields}
+    for key in keys - set(METHODS[method].settings.model_fields):
+        with pytest.raises(ValidationError, match=rf"method\.{key}\s+Extra inputs"):
+            config_of({"name": method, key: 1})
+
+
+def test_a_misspelt_method_names_the_nearest() -> None:
+    text = "name: a\nmethod: apfedc\ndata: {}\nguard: {mechanism: none}"
+    with pytest.raises(ConfigError) as caught:
+        load_config_text(text, source="run.yaml")
+    assert str(caught.value).startswith(
+        "run.yaml:2: method: 'apfedc' is unknown; did you mean 'apfed_c'? Known are apfed, apfed_r"
+    )
+
+
+@pytest.mark.parametrize("toy", TOYS)
+def test_the_settings_that_a_method_takes_follow_from_what_it_declares(toy: str) -> None:
+    pairwise, plain = {"mode": "pairwise"}, {"scheme": "plain", "masks": "pairwise"}
+    choices: list[dict[str, Any]] = [
+        {"secure_sum": {**plain, "noise": {"sigma": 1.0}}},
+        {"alignment": pairwise},
+        {"alignment": pairwise, "secure_sum": {"allow_single_passive": True}},
+        {"dp_sgd": {"clip": 1.0, "noise_multiplier": 1.0}},
+        {"dp_sgd": {"clip": 1.0, "epsilon": 1.0}, "guard": {"mechanism": "none"}},
+        *({"defences": [{"kind": kind}]} for kind in DEFENCES),
+    ]
+    for changes in choices:
+        refused = []
+        for method in (LIKE[toy], toy):
+            try:
+                config_of(method, **changes)
+            except ValidationError as error:
+                refused.append(error.errors()[0]["msg"].replace(method, "it"))
+        assert len(refused) in (0, 2), changes
+        assert len({words.partition("; use")[0] for words in refused}) <= 1, changes
+
+
+def test_who_runs_a_defence_follows_from_who_lets_out_what_it_protects() -> None:
+    class BothSettings(TvflSettings):
+        sums_gradients = True
+
+    both, quiet = BothSettings(name="tvfl"), METHODS["single_view"].declared
+    assert who_applies("compression", both) == "every passive and the active"
+    assert who_applies("clip_and_noise", both) == "every passive"
+    assert who_applies("marvell", both) == who_applies("confusional_labels", both) == "the active"
+    assert who_applies("mid", METHODS["helped"].declared) == "the active"
+    assert {who_applies(kind, quiet) for kind in DEFENCES} == {""}
+
+
+@pytest.mark.parametrize("toy", TOYS)
+def test_a_method_is_planned_by_what_it_declares(toy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes: dict[str, Any] = {"guard": {"mechanism": "none"}}
+    monkeypatch.setattr("secure_apfed.exchange.transcript.MOST_MEGABYTES", 0.001)
+
+    def told(plan: Forecast) -> dict[str, Any]:
+        links = [(link.sender, link.receiver, link.kind, link.messages) for link in plan.links]
+        told = {key: value for key, value in asdict(plan).items() if "second" not in key}
+        told["intersections"] = [one.protocol for one in plan.intersections]
+        # A contract holds the method's name, so what is sealed under it differs by some bytes.
+        return {**told, "wire_bytes": None, "links": links, "warnings": len(plan.warnings)}
+
+    plan = forecast(config_of(toy, **changes))
+    assert told(plan) == told(forecast(config_of(LIKE[toy], **changes)))
+    assert (plan.releases == 0) is (toy == "lone")
+    assert any("reads every gradient" in line for line in plan.warnings) is (toy == "helped")
+
+
+_SPREAD = {"train": {"spread_labels": True}}
+_LP_MST = {"labels": {"mechanism": "lp_mst", "epsilon": 2.0}}
+_GUARDED = {"guard": {"mechanism": "gaussian", "epsilon": 8.0}}
+_PAIRWISE = {"alignment": {"mode": "pairwise"}}
+_NOISED = {"secure_sum": {"scheme": "plain", "noise": {"sigma": 1.0}}}
+_PATIENT = {"train": {"patience": 3}}
+_PRIVATE = {"dp_sgd": {"noise_multiplier": 1.0}}
+_TEACHER = {"name": "joint_teacher", "labels": "spreading"}
+REFUSED: tuple[tuple[Said, Mapping[str, Any], str], ...] = (
+    ("tvfl", _PAIRWISE, "use all, or apfed, apfed_r, apfed_c, votes, votes_randomised or helped"),
+    ("apfed_c", {**_PAIRWISE, "secure_sum": {"scheme": "ckks"}}, "the gradient of every row"),
+    ("apfed_c", {"alignment": {"mode": "some"}}, "'all' or 'pairwise'"),
+    ("apfed_c", {**_SPREAD, **_PRIVATE}, r"without the noise of\s+dp_sgd"),
+    ("tvfl", _NOISED, "adds no gradients or representations of passives"),
+    ("single_view", _NOISED, "adds no gradients or representations of passives"),
+    ("tvfl", {"train": {"patience": 3, "keep_best": True}}, "the other parties' of the same"),
+    ("single_view", {**_PATIENT, **_PRIVATE}, "would tell of the held-out rows"),
+    ("single_view", {**_PATIENT, **_LP_MST}, "lp_mst answers labels as the epochs go on"),
+    ("h_fedmv", {"data": {"dataset": "breast_cancer"}}, "say horizontal"),
+    ("h_fedmv", {"model": {"network": "mlp"}}, "takes identity"),
+    ("h_fedmv", _GUARDED, "no noise of a guard"),
+    ("h_fedmv", {"passives": {"passive-1": {"weight": 2.0}}}, "leave weight out"),
+    ("mmvfl", {"model": {"network": "mlp"}}, "takes identity"),
+    ("mmvfl", _GUARDED, "no noise of a guard"),
+    ("mmvfl", _NOISED, r"secure_sum\.noise"),
+    ("mmvfl", _LP_MST, "lp_mst"),
+    ("mmvfl", _SPREAD, "spread_labels"),
+    ("mmvfl", {"defences": [{"kind": "max_norm"}]}, "max_norm"),
+    ("split_nn_sum", _GUARDED, "nobody reads a representation"),
+    ({**_TEACHER, "epsilon": 1}, {}, "no epsilon of one"),
+    ({**_TEACHER, "labels": "spredding"}, {}, "did you mean 'spreading'"),
+    ({**_TEACHER, "labels": "private_logistic"}, {}, "is unknown"),
+    ("joint_teacher", _PAIRWISE, "needs all passives"),
+    ("joint_teacher", _SPREAD, "use apfed"),
+    ("joint_teacher", _LP_MST, "none that predicts alone"),
+    ({"name": "votes_randomised", "epsilon": None}, {}, "method votes_randomised protects"),
+    ({"name": "votes", "labeller": "spreding"}, {}, "did you mean 'spreading'"),
+    ({"name": "votes", "labeller": "private_logistic"}, {}, "private_logistic, which needs it"),
+    ("votes", _NOISED, r"noise on votes is method\.epsilon"),
+    ("votes", _PRIVATE, "dp_sgd"),
+    ("votes", _LP_MST, "labels.mechanism: lp_mst"),
+    ("votes", _PATIENT, "method votes learns no labels by steps"),
+    ({"name": "votes_encrypted", "labeller": "logistic"}, {}, "is not linear in the labels"),
+    ({"name": "votes_encrypted", "epsilon": 4.0}, {}, "let the passives look"),
+    ("vfedtrans", _GUARDED, "adds no noise to"),
+    ("vfedtrans", {"model": {"network": "selu"}}, "use enriched"),
+    ("vfedtrans", {"model": {"network": "enriched", "head": [4]}}, r"without model\.head"),
+    ("vfedtrans", _PAIRWISE, "needs all passives for every row"),
+    ({"name": "vfedtrans", "mask_rows": 1}, {}, "greater than or equal to 2"),
+    ("apc_vfl", {"model": {"network": "enriched"}}, "use selu or linear"),
+    ("apc_vfl", {"model": {"network": "selu", "head": [8]}}, "fits one linear layer on"),
+)
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "said"), REFUSED, ids=[f"{each[0]} {each[2]}" for each in REFUSED]
+)
+def test_settings_that_do_not_fit_are_refused(
+    method: Said, changes: Mapping[str, Any], said: str
+) -> None:
+    with pytest.raises(ValidationError, match=said):
+        config_of(method, **changes)
