@@ -35,7 +35,6 @@ __all__ = [
     "own_columns",
     "own_votes",
     "standardised",
-    "why_nothing_of_victim",
     "why_nothing_to_read",
 ]
 
@@ -92,15 +91,6 @@ def why_nothing_to_read(view: AdversaryView) -> str | None:
             "the transcript kept no representations; set transcript.keep to first_and_last or all"
         )
     return None
-
-
-def why_nothing_of_victim(view: AdversaryView) -> str | None:
-    """Return why this view gives an attack on the victim's representations none of them."""
-    reason = why_nothing_to_read(view)
-    victim = view.knowledge.victim
-    if reason is None and victim not in view.senders(view.epochs[-1]):
-        return f"{view.description}: {victim} releases no representation to {view.name}"
-    return reason
 
 
 def own_columns(view: AdversaryView, positions: Tensor) -> Tensor:
@@ -230,11 +220,7 @@ def guessed_once(guess: Callable[[], FloatArray], *made_of: NDArray[Any] | str |
 def own_votes(
     features_UF: FloatArray, labelled_n: Tensor, labels_n: Tensor, classes: int
 ) -> FloatArray:
-    """What a party would vote itself, with label spreading; its places of labelled rows ascend.
-
-    Raises:
-        AttackError: nothing is labelled.
-    """
+    """What a party would vote itself, with label spreading; its places of labelled rows ascend."""
     if not len(labelled_n):
         raise AttackError("no row is labelled, so nobody can vote")
     return Spreading().label(features_UF, labelled_n.numpy(), labels_n.numpy(), classes)

@@ -8,7 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from apfed_attacks.run import mount
+from apfed_attacks import ATTACKS
+from apfed_attacks.run import Trial, mount
+from apfed_attacks.view import batches
 from secure_apfed.config import AttackChoice, Config
 from secure_apfed.data import VerticalData
 from secure_apfed.exchange import Envelope, Kind, pack
@@ -16,8 +18,9 @@ from secure_apfed.methods import METHODS
 from secure_apfed.runs.outcome import Recording
 
 __all__ = [
-    "TWO_TABLES", "ByHeart", "Voting", "ask", "attacked", "ballot_of", "decomposed", "live_config",
-    "normal", "of_vectors", "trained_rows", "two_classes",
+    "TWO_TABLES", "ByHeart", "Voting", "ask", "attacked", "attacked_by", "ballot_of", "decomposed",
+    "drawn_labels", "live_config", "noise_opened", "normal", "of_vectors", "trained_rows",
+    "two_classes",
 ]  # fmt: skip
 
 TWO_TABLES = {
@@ -50,8 +53,31 @@ def live_config(method: str, *, views: int = 4, **changes: dict[str, Any]) -> Co
     return Config.model_validate(base | merged)
 
 
-def attacked(recording: Recording, name: str, seed: int = 0, **options: Any) -> tuple[Any, ...]:
-    return mount(recording, [AttackChoice(name=name, options=options)], seed=seed)
+def attacked(
+    recording: Recording, name: str, seed: int = 0, opened: Any = None, **options: Any
+) -> tuple[Any, ...]:
+    choice = AttackChoice(name=name, options=options)
+    return mount(recording, [choice], seed=seed, opened=opened)
+
+
+def attacked_by(
+    adversary: str, recording: Recording, name: str, victim: str = "active", seed: int = 0,
+    **options: Any,
+) -> Any:  # fmt: skip
+    """The result of one adversary alone."""
+    attack = ATTACKS[name].model_validate(options)
+    return Trial(attack, recording, (adversary,), victim, seed=seed).result()
+
+
+def noise_opened(trial: Trial) -> Trial:
+    """Noise in the place of the sums that the active decoded."""
+    view, draw = trial.view(trial.ignorance()), torch.Generator().manual_seed(trial.seed)
+    opened = {
+        step: torch.randn(z.shape, generator=draw)
+        for epoch in view.epochs
+        for step, _, z in batches(view, epoch)
+    }
+    return replace(trial, opened=opened)
 
 
 def normal(*shape: int, seed: int) -> Tensor:
@@ -130,6 +156,15 @@ def ask(
     network = "identity" if METHODS[method].settings.averages else "mlp"
     sums = {"clip": 8.0, "scheme": "plain", "masks": "pairwise"}
     return _with(empty, method=method, model={"network": network}, secure_sum=sums)
+
+
+def drawn_labels(empty: Recording) -> Recording:
+    """MMVFL's pseudo-labels, which the labels have drawn, but for those of the first round."""
+    labels_N = empty.data.active.labels
+    assert labels_N is not None
+    truth_NC = torch.nn.functional.one_hot(labels_N[empty.alignment["active"]], 3)
+    noise = [normal(*truth_NC.shape, seed=seed) / 10 for seed in (1, 2, 3)]
+    return ask(empty, "mmvfl", z=[noise[0], *(0.5 * truth_NC + of_NC for of_NC in noise[1:])])
 
 
 def decomposed(empty: Recording, *, true: bool, seed: int = 0) -> Recording:
