@@ -10,6 +10,7 @@ Letters: N rows, n of them with known labels, F columns, K classes.
 """
 
 import hashlib
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 from scipy.special import softmax
+from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from apfed_attacks.interface import Attack, FloatArray
@@ -31,6 +33,7 @@ __all__ = [
     "ColumnAttack",
     "beside",
     "corrected",
+    "fitted",
     "guessed_once",
     "own_columns",
     "own_votes",
@@ -191,6 +194,14 @@ def corrected(
         distance_NK = (released_NF / within_F) @ mean_KF.T - 0.5 * (mean_KF**2 / within_F).sum(1)
         posterior_NK = softmax(log_prior_NK + trust * distance_NK, axis=1)
     return posterior_NK
+
+
+def fitted(model: Any, rows_nF: FloatArray, wanted: NDArray[Any]) -> Any:
+    """A model of scikit-learn, fitted."""
+    with warnings.catch_warnings():
+        # The budget may end the optimiser; that is part of the adversary's description.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return model.fit(rows_nF, wanted)
 
 
 def guessed_once(guess: Callable[[], FloatArray], *made_of: NDArray[Any] | str | int) -> FloatArray:

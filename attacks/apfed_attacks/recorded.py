@@ -20,7 +20,6 @@ from apfed_attacks.view import (
     Agreed,
     AttackError,
     Behaviour,
-    Budget,
     Candidates,
     Exchange,
     Knowledge,
@@ -159,16 +158,15 @@ def view_of(
     *,
     knowledge: Knowledge,
     behaviour: Behaviour = "curious",
-    budget: Budget | None = None,
-    opened: Mapping[int, Tensor] | None = None,
     played: Played | None = None,
+    iterations: int = 300,
+    device: torch.device | None = None,
 ) -> AdversaryView:
     """Return what `parties` saw: the adversary first, then those that collude with it.
 
     "eavesdropper" and "outsider" are adversaries too: the links are sealed, so the first sees
-    the sizes of all flows and no payload, the second nothing of the training. `opened` is what
-    the active decoded (see `AdversaryView.opened`), where it is not what the recording says; only
-    a coalition with the active gets it. `played` is what the first party played.
+    the sizes of all flows and no payload, the second nothing of the training. What the active
+    decoded gets only a coalition with it. `played` is what the first party played.
     """
     tables, active = _tables(recording), recording.data.active.name
     known = (*tables, "aggregator", "eavesdropper", "outsider")  # whoever holds a table, or none
@@ -192,7 +190,7 @@ def view_of(
             for flow in transcript.flows
             if "eavesdropper" in members or {flow.sender, flow.receiver} & members
         ),
-        opened={} if active not in members else transcript.opened if opened is None else opened,
+        opened=transcript.opened if active in members else {},
         agreed=_agreed(recording),
         played=played,
         features=_features(recording, parties),
@@ -201,7 +199,8 @@ def view_of(
         networks=_networks(recording, members),
         answers=_answers(recording) if first == "outsider" else None,
         knowledge=knowledge,
-        budget=budget or Budget(),
+        iterations=iterations,
+        device=device or torch.device("cpu"),
     )
 
 

@@ -23,7 +23,6 @@ from apfed_attacks.scoring import Truth, not_applicable, score
 from apfed_attacks.view import (
     AdversaryView,
     AttackError,
-    Budget,
     Knowledge,
     Played,
     positions_seen,
@@ -110,7 +109,6 @@ def mount(
     choices: Iterable[AttackChoice],
     *,
     seed: int,
-    opened: Mapping[int, Tensor] | None = None,
     device: torch.device | None = None,
     on_score: Callable[[AttackResult, Guess], None] | None = None,
 ) -> tuple[AttackResult, ...]:
@@ -122,7 +120,7 @@ def mount(
         ConfigError: an unknown attack or option, or a value out of range.
     """
     attacks = [prepare(choice) for choice in expand(choices)]
-    how: Any = {"seed": seed, "opened": opened, "device": device, "on_score": on_score}
+    how: Any = {"seed": seed, "device": device, "on_score": on_score}
     return tuple(
         Trial(attack, recording, parties, victim, **how).result()
         for attack in attacks
@@ -173,7 +171,6 @@ class Trial:
         attack, recording: what is mounted on what.
         parties: the adversary, and those that collude with it; victim: who holds what it is after.
         seed: of the known rows and of the attack.
-        opened: step -> (B, D) sums as the active decoded them, instead of those recorded.
         device: where the attack computes; by default where the run did.
         on_score: told of a result that applies, with the guess that it scores.
         played: what the adversary played in place of its part.
@@ -185,7 +182,6 @@ class Trial:
     victim: str
     _: KW_ONLY
     seed: int
-    opened: Mapping[int, Tensor] | None = None
     device: torch.device | None = None
     on_score: Callable[[AttackResult, Guess], None] | None = None
     played: Played | None = None
@@ -224,8 +220,7 @@ class Trial:
     def view(self, knowledge: Knowledge) -> AdversaryView:
         return recorded.view_of(
             self.recording, self.parties, knowledge=knowledge, behaviour=self.attack.behaviour,
-            budget=Budget(iterations=self.attack.iterations, device=self._device),
-            opened=self.opened, played=self.played,
+            played=self.played, iterations=self.attack.iterations, device=self._device,
         )  # fmt: skip
 
     @property

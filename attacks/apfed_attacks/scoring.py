@@ -368,7 +368,7 @@ def _declared(attack: Attack, view: AdversaryView, seed: int, *, scored: int) ->
             "public_rows": max(map(len, knowledge.public.values()), default=0),
             "own_features": sum(own[0].numel() for own in view.features.values()),
             "epochs": len(view.epochs),
-            "iterations": view.budget.iterations,
+            "iterations": view.iterations,
         },
         "counts": {"known": len(_known(attack, view)), "scored": scored},
         "seed": seed,

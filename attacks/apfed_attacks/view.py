@@ -35,7 +35,6 @@ __all__ = [
     "Asked",
     "AttackError",
     "Behaviour",
-    "Budget",
     "Candidates",
     "Exchange",
     "Knowledge",
@@ -178,19 +177,6 @@ class Knowledge:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Budget:
-    """How much the adversary computes.
-
-    Attributes:
-        iterations: of any optimiser that the attack runs. Not seconds: a result must not
-            depend on the machine.
-    """
-
-    iterations: int = 300
-    device: torch.device = _CPU
-
-
-@dataclass(frozen=True, kw_only=True)
 class Agreed:
     """What the contract says that one passive does; every party knows it.
 
@@ -286,7 +272,8 @@ class AdversaryView:
             weights, their average, rows -> scores (N, K).
         answers: the finished model as an outsider may query it: rows of the active's features
             -> log-probabilities of the classes, (n, K); None: nobody answers.
-        knowledge, budget: what is declared.
+        iterations: at most, of any optimiser that the attack runs. Not seconds: a result must not
+            depend on the machine.
     """
 
     role: Role
@@ -305,7 +292,8 @@ class AdversaryView:
     networks: Mapping[str, nn.Module] = field(default_factory=dict, repr=False)
     answers: Callable[[Tensor], Tensor] | None = field(default=None, repr=False)
     knowledge: Knowledge
-    budget: Budget = Budget()
+    iterations: int = 300
+    device: torch.device = _CPU
 
     def __post_init__(self) -> None:
         if self.is_decoy:  # made of a view, which has done so
@@ -320,10 +308,6 @@ class AdversaryView:
         }
         for name, value in placed.items():
             object.__setattr__(self, name, value)  # the view is frozen once it is made
-
-    @property
-    def device(self) -> torch.device:
-        return self.budget.device
 
     @property
     def name(self) -> str:
@@ -563,9 +547,7 @@ def pseudo_labels(view: AdversaryView, epoch: int) -> Observed:
         KeyError: the view holds none of that epoch.
     """
     sent = [(asked.rows, asked.z) for asked in requests(view, epoch) if asked.z is not None]
-    if not sent:
-        raise KeyError(f"{view.name} holds no pseudo-labels of epoch {epoch}")
-    return _latest_of(sent)
+    return _latest_of(sent, f"{view.name} holds no pseudo-labels of epoch {epoch}")
 
 
 def epochs_asked(view: AdversaryView, which: Callable[[Request], bool]) -> tuple[int, ...]:
@@ -587,9 +569,8 @@ def opened_sums(view: AdversaryView, epoch: int) -> Observed:
         KeyError: the view holds no such sum of that epoch.
     """
     rows = {asked.step: asked.rows for asked in requests(view, epoch) if asked.step in view.opened}
-    if not rows:
-        raise KeyError(f"{view.name} holds no sums of epoch {epoch}")
-    return _latest_of([(rows_B, view.opened[step]) for step, rows_B in rows.items()])
+    sums = [(rows_B, view.opened[step]) for step, rows_B in rows.items()]
+    return _latest_of(sums, f"{view.name} holds no sums of epoch {epoch}")
 
 
 def asked(view: AdversaryView) -> Asked | None:
@@ -652,9 +633,9 @@ def _tensors(
 
 def _side_by_side(of_party: Mapping[str, Sequence[_Batch]], otherwise: str) -> Observed:
     """Join the parties' columns, in the order of their names, for the rows that all have."""
-    if not of_party:
-        raise KeyError(otherwise)
-    blocks = [_latest_of(of_party[name]) for name in sorted(of_party)]
+    blocks = [_latest_of(of_party[name]) for name in sorted(of_party)] or [
+        _latest_of([], otherwise)
+    ]
     common = torch.from_numpy(reduce(np.intersect1d, [block.positions.numpy() for block in blocks]))
     return Observed(common, torch.cat([block.at(common) for block in blocks], dim=1))
 
@@ -664,8 +645,10 @@ def _every_position(rows: Iterable[Tensor]) -> Tensor:
     return positions
 
 
-def _latest_of(batches: Sequence[_Batch]) -> Observed:
-    """Of batches, at least one, the last vector of each row."""
+def _latest_of(batches: Sequence[_Batch], otherwise: str = "") -> Observed:
+    """Of batches the last vector of each row; a KeyError that says `otherwise` of none."""
+    if not batches:
+        raise KeyError(otherwise)
     rows, z_ND = (torch.cat(parts) for parts in zip(*batches, strict=True))
     # np.unique returns the first occurrence, so the order is reversed to keep the last.
     positions, first = np.unique(rows.flip(0).numpy(), return_index=True)

@@ -1,7 +1,8 @@
 """Recordings that were made up: what is released, asked, opened, shown and voted is planted."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -9,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from apfed_attacks import ATTACKS
+from apfed_attacks.recorded import view_of
 from apfed_attacks.run import Trial, mount
-from apfed_attacks.view import batches
+from apfed_attacks.view import Knowledge, batches
 from secure_apfed.config import AttackChoice, Config
 from secure_apfed.data import VerticalData
 from secure_apfed.exchange import Envelope, Kind, pack
@@ -20,7 +22,7 @@ from secure_apfed.runs.outcome import Recording
 __all__ = [
     "TWO_TABLES", "ByHeart", "Voting", "ask", "attacked", "attacked_by", "ballot_of", "decomposed",
     "drawn_labels", "live_config", "noise_opened", "normal", "of_vectors", "trained_rows",
-    "two_classes",
+    "two_classes", "with_opened",
 ]  # fmt: skip
 
 TWO_TABLES = {
@@ -53,11 +55,8 @@ def live_config(method: str, *, views: int = 4, **changes: dict[str, Any]) -> Co
     return Config.model_validate(base | merged)
 
 
-def attacked(
-    recording: Recording, name: str, seed: int = 0, opened: Any = None, **options: Any
-) -> tuple[Any, ...]:
-    choice = AttackChoice(name=name, options=options)
-    return mount(recording, [choice], seed=seed, opened=opened)
+def attacked(recording: Recording, name: str, seed: int = 0, **options: Any) -> tuple[Any, ...]:
+    return mount(recording, [AttackChoice(name=name, options=options)], seed=seed)
 
 
 def attacked_by(
@@ -69,15 +68,21 @@ def attacked_by(
     return Trial(attack, recording, (adversary,), victim, seed=seed).result()
 
 
-def noise_opened(trial: Trial) -> Trial:
-    """Noise in the place of the sums that the active decoded."""
-    view, draw = trial.view(trial.ignorance()), torch.Generator().manual_seed(trial.seed)
-    opened = {
+def with_opened(recording: Recording, opened: Mapping[int, Tensor]) -> Recording:
+    """The same, with these in the place of the sums that the active decoded, by step."""
+    transcript = recording.transcript
+    kept: Any = SimpleNamespace(kept=transcript.kept, flows=transcript.flows, opened=opened)
+    return replace(recording, transcript=kept)
+
+
+def noise_opened(recording: Recording, seed: int = 0) -> Recording:
+    view = view_of(recording, ["active"], knowledge=Knowledge(classes=3))
+    draw = torch.Generator().manual_seed(seed)
+    return with_opened(recording, {
         step: torch.randn(z.shape, generator=draw)
         for epoch in view.epochs
         for step, _, z in batches(view, epoch)
-    }
-    return replace(trial, opened=opened)
+    })  # fmt: skip
 
 
 def normal(*shape: int, seed: int) -> Tensor:

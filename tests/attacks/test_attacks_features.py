@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,13 +17,13 @@ from apfed_attacks.features.unpaired_inversion import UnpairedInversion
 from apfed_attacks.recorded import reveal_features, truth_of, view_of
 from apfed_attacks.run import Trial
 from apfed_attacks.scoring import DECOY
-from apfed_attacks.view import Agreed, AttackError, Budget, Knowledge, KnownRows
+from apfed_attacks.view import Agreed, AttackError, Knowledge, KnownRows
 from secure_apfed.data import ColumnEncoding
 from secure_apfed.exchange import Kind, TensorSpec, unpack
 from secure_apfed.objectives import contrastive_loss
 from secure_apfed.runs.outcome import Recording
 from secure_apfed.settings.training import ContrastiveSettings
-from tests.attacks.recordings import ask, attacked, attacked_by, ballot_of, normal
+from tests.attacks.recordings import ask, attacked, attacked_by, ballot_of, normal, with_opened
 
 PASSIVES = ("passive-1", "passive-2")
 SPEC = {"rows": TensorSpec(torch.int64, (None,)), "z": TensorSpec(torch.float32, (None, None))}
@@ -104,21 +103,23 @@ def opened_by(recording: Recording, passives: tuple[str, ...]) -> Mapping[int, T
 
 def test_sums_that_are_zero_hide_no_others(make_recording: Any) -> None:
     recording = make_recording("nothing")
-    opened, mounted = opened_by(recording, ("passive-1",)), partial(
-        attacked, recording, "contrastive_inversion", iterations=25
-    )  # fmt: skip
-    whole, other = mounted(opened=opened)
+    opened = opened_by(recording, ("passive-1",))
+
+    def mounted(opened: Mapping[int, Tensor]) -> Any:
+        return attacked(with_opened(recording, opened), "contrastive_inversion", iterations=25)
+
+    whole, other = mounted(opened)
     assert other.advantage < 0.05  # passive-2 contributed nothing
     last = max(opened)
     empty = torch.zeros_like(opened[last])
-    first = mounted(opened={**opened, last: empty})[0]
+    first = mounted({**opened, last: empty})[0]
     # The last batch is missing, and those to whom the decoy attributes it.
     assert 0 < whole.counts["scored"] - first.counts["scored"] <= 2 * len(empty)
     assert first.advantage > 0.3
     epoch = {item.step for item in recording.transcript.kept[1]}
     opened = {step: sums * (step not in epoch) for step, sums in opened.items()}
-    assert mounted(opened=opened)[0].advantage > 0.3
-    for result in mounted(opened={step: 0 * sums for step, sums in opened.items()}):
+    assert mounted(opened)[0].advantage > 0.3
+    for result in mounted({step: 0 * sums for step, sums in opened.items()}):
         assert "zero everywhere" in result.reason
 
 
@@ -167,7 +168,7 @@ def test_whose_the_public_rows_are_makes_no_difference_where_it_is_not_told(
     for positions in (shadow.positions, shadow.positions.flip(0)):
         known = KnownRows(positions, shadow.values)
         knowledge = Knowledge(classes=3, victim="passive-1", shadow=known)
-        view = view_of(recording, ["active"], knowledge=knowledge, budget=Budget(iterations=20))
+        view = view_of(recording, ["active"], knowledge=knowledge, iterations=20)
         guesses.append(attack.run(view, 0).attacks["decoded h"].values)
     assert (guesses[0] == guesses[1]).all()
 
@@ -178,7 +179,7 @@ def test_whose_the_public_rows_are_makes_no_difference_where_it_is_not_told(
 def test_rounds_of_few_columns_add_up_beneath_the_pseudo_labels_sent(make_recording: Any) -> None:
     """Six features, three columns a round: two rounds tell what one does not."""
     empty = make_recording("nothing", epochs=0)
-    tables = [one.features[empty.alignment[one.name]] for one in empty.data.passives]
+    tables = [table.features[empty.alignment[table.name]] for table in empty.data.passives]
     whole = torch.hstack(tables).double()
     sent = [normal(len(whole), 3, seed=epoch) for epoch in range(2)]
     opened = [z + whole @ normal(6, 3, seed=7 + epoch) / 100 for epoch, z in enumerate(sent)]

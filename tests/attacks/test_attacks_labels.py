@@ -344,18 +344,6 @@ def test_what_holds_the_label_is_believed() -> None:
     assert found[-1] > _accuracy(PRIOR) + 0.15
 
 
-def test_of_a_weak_leak_more_is_found_than_by_probes_side_by_side() -> None:
-    gains = []
-    for seed in range(1, 7):
-        released = _released(1, width=200, seed=seed)
-        best = max(_accuracy(_probed(both)) for both in beside("h", released, OWN).values())
-        found = _accuracy(corrected(PRIOR, released, _known(), 0.3))
-        gains.append([found - _accuracy(PRIOR), best - _accuracy(PRIOR)])
-    ours, probes = np.mean(gains, axis=0)
-    assert ours > 0.015
-    assert ours > 1.5 * probes
-
-
 def test_without_trust_the_prior_stays() -> None:
     before = PRIOR.copy()
     np.testing.assert_allclose(corrected(PRIOR, _released(2), _known(), 0.0), PRIOR, atol=1e-9)

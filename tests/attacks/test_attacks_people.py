@@ -150,7 +150,7 @@ def test_what_is_learnt_of_all_passives_says_not_at_whom() -> None:
 
     def of_active(*names: str, strangers: str) -> dict[str, Any]:
         results = average_by_heart(*names, strangers=strangers)
-        return {one.victim: one for one in results if one.adversary == "active"}
+        return {result.victim: result for result in results if result.adversary == "active"}
 
     assert of_active("passive-1", strangers="outside")["passive-2"].advantage < 0.1
     both = "passive-1", "passive-2"
@@ -160,7 +160,7 @@ def test_what_is_learnt_of_all_passives_says_not_at_whom() -> None:
 
 def test_a_passive_asks_who_trained_at_the_active() -> None:
     results = attacked(averaged(), "averaged_membership", candidates=20)
-    assert sorted((one.adversary, one.victim) for one in results) == [
+    assert sorted((result.adversary, result.victim) for result in results) == [
         ("active", "passive-1"), ("active", "passive-2"),
         ("passive-1", "active"), ("passive-2", "active"),
     ]  # fmt: skip

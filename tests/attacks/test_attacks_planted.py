@@ -36,6 +36,7 @@ from tests.attacks.recordings import (
     normal,
     of_vectors,
     two_classes,
+    with_opened,
 )  # fmt: skip
 from tests.attacks.test_attacks_features import opened_by, skewed, skewed_and_inverted
 from tests.attacks.test_attacks_hijack import explained_by_hijack, played_hijack
@@ -133,7 +134,7 @@ def _asked(method: str) -> Make:
 def _summed(make: Any) -> Recording:
     """Linear representations of all passives are summed."""
     empty = make("nothing", epochs=0)
-    tables = [one.features[empty.alignment[one.name]] for one in empty.data.passives]
+    tables = [table.features[empty.alignment[table.name]] for table in empty.data.passives]
     return ask(empty, "split_nn_sum", opened=[torch.hstack(tables).double() @ normal(6, 8, seed=0)])
 
 
@@ -187,7 +188,8 @@ def _mounted(name: str, make: Make, *by: tuple[str, str], **options: Any) -> Fou
 
 
 def _by_victim(results: Iterable[AttackResult], victim: str = "passive-1") -> Any:
-    return [_figures(one) for one in results if one.victim == victim and one.adversary == "active"]
+    return [_figures(result) for result in results
+            if (result.adversary, result.victim) == ("active", victim)]  # fmt: skip
 
 
 def _linear_decoder(_: Any) -> Any:
@@ -213,8 +215,8 @@ def _stuffed(role: str, protocol: str) -> Found:
 
 def _opened(make: Any) -> Any:
     recording = make("nothing")
-    opened = opened_by(recording, ("passive-1",))
-    return _by_victim(attacked(recording, "contrastive_inversion", opened=opened))
+    opened = with_opened(recording, opened_by(recording, ("passive-1",)))
+    return _by_victim(attacked(opened, "contrastive_inversion"))
 
 
 COMPLETED = {"balanced_accuracy": 0.8, "advantage": 0.25}

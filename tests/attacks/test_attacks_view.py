@@ -105,7 +105,7 @@ def test_roles_see_their_own_kinds(
 ) -> None:
     encoder = nn.Linear(4, 3)
     known = replace(recording, encoders={"passive-1": encoder})
-    view = _view(known, *parties, opened={0: torch.ones(2, 2)})
+    view = _view(noise_opened(known), *parties)
     assert view.role == role
     assert {item.kind for epoch in view.envelopes.values() for item in epoch} == kinds
     # Only a coalition with the active gets opened sums, nobody another's network.
@@ -330,11 +330,11 @@ def test_only_people_whom_the_victim_holds_are_guessed_and_scored(
     pairwise: Any, name: str, adversary: str, victim: str, known: int
 ) -> None:
     found: list[tuple[AttackResult, Guess]] = []
+    attack = ATTACKS[name].model_validate({"iterations": 20})
     trial = Trial(
-        ATTACKS[name].model_validate({"iterations": 20}), pairwise, (adversary,), victim,
-        seed=0, on_score=lambda *each: found.append(each),
+        attack, noise_opened(pairwise), (adversary,), victim, seed=0,
+        on_score=lambda *each: found.append(each),
     )  # fmt: skip
-    trial = noise_opened(trial) if adversary == "active" else trial
     assert trial.result().applicable
     (result, guess), *_ = found
     assert _held(pairwise, victim)[guess.positions].all()

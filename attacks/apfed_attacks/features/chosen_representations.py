@@ -98,9 +98,7 @@ class ChosenRepresentations(ActiveAttack):
             else:
                 questions = [Question.of(h, g) for h, g in zip(sent, opened, strict=True)]
             start = _on_the_sphere(differences_BD)
-            found.append(
-                explain_sums(questions, contributors, view.budget.iterations, start_ND=start)
-            )
+            found.append(explain_sums(questions, contributors, view.iterations, start_ND=start))
         return people_N, torch.cat(found)
 
 

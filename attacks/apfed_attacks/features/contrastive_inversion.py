@@ -84,7 +84,7 @@ class ContrastiveInversion(FeatureAttack):
                 f"{view.knowledge.victim} holds; there is no gradient to invert"
             )
         rows, questions = zip(*asked, strict=True)
-        iterations = view.budget.iterations
+        iterations = view.iterations
         recovered = [explain_sums([question], contributors, iterations) for question in questions]
         positions, order = torch.cat(rows).sort()
         sums = torch.cat([question.sum for question in questions])

@@ -6,7 +6,6 @@ differ. Nothing here chooses among the regressors.
 Letters: N rows, n of them shadow rows, U the others, F the victim's features.
 """
 
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -15,7 +14,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import Field
-from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import RidgeCV
 from sklearn.neural_network import MLPRegressor
 from torch import Tensor
@@ -23,6 +21,7 @@ from torch import Tensor
 from apfed_attacks.columns import (
     ColumnAttack,
     beside,
+    fitted,
     guessed_once,
     own_columns,
     standardised,
@@ -106,7 +105,7 @@ class Regression:
         pairs = shadow.values[torch.isin(shadow.positions, positions)].flatten(1)
         return cls(
             positions, pairs.double().numpy(force=True), shadow_N.numpy(), hidden,
-            view.budget.iterations, seed, decoy=view.is_decoy,
+            view.iterations, seed, decoy=view.is_decoy,
         )  # fmt: skip
 
     @property
@@ -138,16 +137,11 @@ class Regression:
 
         def guess() -> FloatArray:
             wanted_nF = (self.pairs - centre_F) / scale
-            seed, rows = self.seed % 2**32, len(self.pairs)
-            regressor = REGRESSORS[how](self.hidden, self.iterations, seed, rows)
-            with warnings.catch_warnings():
-                # The budget may end the optimiser; that is part of the adversary's description.
-                warnings.simplefilter("ignore", ConvergenceWarning)
-                # scikit-learn warns of one column that is no vector.
-                wanted = wanted_nF[:, 0] if wanted_nF.shape[1] == 1 else wanted_nF
-                regressor.fit(values_NF[self.shadow], wanted)
-            found_UF = regressor.predict(values_NF[~self.shadow]).reshape(-1, self.pairs.shape[1])
-            return np.asarray(found_UF * scale + centre_F)
+            made = REGRESSORS[how](self.hidden, self.iterations, self.seed % 2**32, len(wanted_nF))
+            # scikit-learn warns of one column that is no vector.
+            wanted = wanted_nF[:, 0] if wanted_nF.shape[1] == 1 else wanted_nF
+            found_U = fitted(made, values_NF[self.shadow], wanted).predict(values_NF[~self.shadow])
+            return np.asarray(found_U.reshape(-1, wanted_nF.shape[1]) * scale + centre_F)
 
         made_of = (self.hidden, self.iterations, self.seed, self.shadow, self.pairs, values_NF)
         return Prediction(guessed_once(guess, how, *made_of))

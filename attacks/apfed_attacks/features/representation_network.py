@@ -104,7 +104,7 @@ class RepresentationNetwork(FeatureAttack):
                 nn.Linear(self.hidden, mean_F.numel()),
             ).to(view.device)  # fmt: skip
             adam = torch.optim.Adam(generator.parameters(), lr=self.rate)
-            for _ in range(view.budget.iterations):
+            for _ in range(view.iterations):
                 rows_B = torch.randint(len(h_ND), (self.batch,))
                 made_BF = make(rows_B)
                 error_BD = (encoder(made_BF).float() - h_ND[rows_B]) * weight_D

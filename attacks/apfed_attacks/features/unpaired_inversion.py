@@ -27,7 +27,7 @@ from apfed_attacks.columns import own_columns
 from apfed_attacks.features.feature_space import energy_distance, layers, slope_penalty
 from apfed_attacks.features.regression import FeatureAttack, ridge
 from apfed_attacks.interface import FloatArray, Guess, Prediction
-from apfed_attacks.view import AdversaryView, AttackError, Budget, released
+from apfed_attacks.view import AdversaryView, AttackError, released
 from secure_apfed.seeds import derive_seed, seeded, shuffled
 
 __all__ = ["UnpairedInversion"]
@@ -93,8 +93,8 @@ class UnpairedInversion(FeatureAttack):
         def decoded(columns_NC: Tensor) -> Prediction:
             h_ND = torch.from_numpy(self.scaled(columns_NC, seed)).float()
             seeds = (derive_seed(seed, self.name, start) for start in range(self.starts))
-            given = self, h_ND, public_PF, beside_NC, beside_PC
-            starts = [_simulate(*given, own, view.budget) for own in seeds]
+            given = self, view, h_ND, public_PF, beside_NC, beside_PC
+            starts = [_simulate(*given, own_seed) for own_seed in seeds]
             return Prediction(min(starts, key=lambda start: start[0])[1])
 
         attacks = {f"decoded {name}": decoded(h.at(positions)) for name, h in seen.items()}
@@ -110,12 +110,12 @@ class UnpairedInversion(FeatureAttack):
 
 def _simulate(
     attack: UnpairedInversion,
+    view: AdversaryView,
     h_ND: Tensor,
     public_PF: Tensor,
     x_NC: Tensor,
     x_PC: Tensor,
     seed: int,
-    budget: Budget,
 ) -> tuple[float, FloatArray]:
     """Train f~, d and two discriminators on standardised h and rows of the victim's kind.
 
@@ -126,7 +126,7 @@ def _simulate(
         (N, F), in the public rows' units.
     """
     device, size, (features, own) = (
-        budget.device,
+        view.device,
         h_ND.shape[1],
         (public_PF.shape[1], x_PC.shape[1]),
     )
@@ -173,7 +173,7 @@ def _simulate(
         return loss + attack.return_weight * F.mse_loss(simulator(decoded_BF), h_BD)
 
     with seeded(seed, "fit"):
-        for _ in range(budget.iterations):
+        for _ in range(view.iterations):
             seen_B = torch.randint(len(h_ND), (attack.batch,))
             public_B = torch.randint(len(rows_PF), (attack.batch,))
             batch = h_ND[seen_B], rows_PF[public_B], x_NC[seen_B], x_PC[public_B]

@@ -10,7 +10,6 @@ Letters: N rows, F columns, D numbers of h, B batch, K classes.
 
 import copy
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -21,7 +20,6 @@ from numpy.typing import NDArray
 from pydantic import Field
 from scipy.optimize import linear_sum_assignment
 from sklearn.cluster import KMeans
-from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.neural_network import MLPClassifier
 from torch import Tensor, nn
@@ -31,6 +29,7 @@ from apfed_attacks.columns import (
     ColumnAttack,
     beside,
     corrected,
+    fitted,
     guessed_once,
     own_columns,
     why_nothing_to_read,
@@ -167,15 +166,12 @@ def _scores(
     name: str, view: AdversaryView, columns_NF: FloatArray, labels_N: IntArray, seed: int
 ) -> FloatArray:
     """Class scores (N, K) of all rows by a probe that was fitted to the known ones."""
-    iterations, classes = view.budget.iterations, view.knowledge.classes
+    iterations, classes = view.iterations, view.knowledge.classes
 
     def guess() -> FloatArray:
         known_N = labels_N >= 0
         probe = PROBES[name](iterations, seed % 2**32)
-        with warnings.catch_warnings():
-            # The budget may end the optimiser; that is part of the adversary's description.
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            probe.fit(columns_NF[known_N], labels_N[known_N])
+        fitted(probe, columns_NF[known_N], labels_N[known_N])
         scores_NK = np.zeros((len(columns_NF), classes))
         scores_NK[:, probe.classes_] = probe.predict_proba(columns_NF)
         return scores_NK
@@ -186,7 +182,7 @@ def _scores(
 def _clusters(view: AdversaryView, columns_NF: FloatArray, seed: int) -> dict[str, Prediction]:
     """K-means with one cluster a class, named by the priors and, as a bound, by the truth."""
     means = KMeans(
-        view.knowledge.classes, n_init=_STARTS, max_iter=view.budget.iterations,
+        view.knowledge.classes, n_init=_STARTS, max_iter=view.iterations,
         random_state=seed % 2**32,
     ).fit(columns_NF)  # fmt: skip
     return named("clusters", -means.transform(columns_NF), view.knowledge.priors)
