@@ -10,6 +10,7 @@ Letters: N rows, n of them with known labels, F columns, K classes.
 """
 
 import hashlib
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 from scipy.special import softmax
+from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from apfed_attacks.interface import Attack, FloatArray
@@ -31,11 +33,11 @@ __all__ = [
     "ColumnAttack",
     "beside",
     "corrected",
+    "fitted",
     "guessed_once",
     "own_columns",
     "own_votes",
     "standardised",
-    "why_nothing_of_victim",
     "why_nothing_to_read",
 ]
 
@@ -92,15 +94,6 @@ def why_nothing_to_read(view: AdversaryView) -> str | None:
             "the transcript kept no representations; set transcript.keep to first_and_last or all"
         )
     return None
-
-
-def why_nothing_of_victim(view: AdversaryView) -> str | None:
-    """Return why this view gives an attack on the victim's representations none of them."""
-    reason = why_nothing_to_read(view)
-    victim = view.knowledge.victim
-    if reason is None and victim not in view.senders(view.epochs[-1]):
-        return f"{view.description}: {victim} releases no representation to {view.name}"
-    return reason
 
 
 def own_columns(view: AdversaryView, positions: Tensor) -> Tensor:
@@ -203,6 +196,14 @@ def corrected(
     return posterior_NK
 
 
+def fitted(model: Any, rows_nF: FloatArray, wanted: NDArray[Any]) -> Any:
+    """A model of scikit-learn, fitted."""
+    with warnings.catch_warnings():
+        # The budget may end the optimiser; that is part of the adversary's description.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return model.fit(rows_nF, wanted)
+
+
 def guessed_once(guess: Callable[[], FloatArray], *made_of: NDArray[Any] | str | int) -> FloatArray:
     """Return what `guess` returns, or returned where it was made of the same; nobody changes it.
 
@@ -230,11 +231,7 @@ def guessed_once(guess: Callable[[], FloatArray], *made_of: NDArray[Any] | str |
 def own_votes(
     features_UF: FloatArray, labelled_n: Tensor, labels_n: Tensor, classes: int
 ) -> FloatArray:
-    """What a party would vote itself, with label spreading; its places of labelled rows ascend.
-
-    Raises:
-        AttackError: nothing is labelled.
-    """
+    """What a party would vote itself, with label spreading; its places of labelled rows ascend."""
     if not len(labelled_n):
         raise AttackError("no row is labelled, so nobody can vote")
     return Spreading().label(features_UF, labelled_n.numpy(), labels_n.numpy(), classes)

@@ -23,7 +23,6 @@ __all__ = ["Attack", "AttackResult", "FloatArray", "Guess", "Prediction", "Targe
 Target: TypeAlias = Literal["labels", "features", "membership"]
 FloatArray: TypeAlias = NDArray[np.float64]
 
-
 _COUNTED = ("labels_per_class", "shadow_rows")  # options of which the knowledge tells
 
 
@@ -143,9 +142,9 @@ class AttackResult:
     0 therefore means no more than one as far above 0: the decoys had more luck.
 
     Attributes:
-        attack, target: what was tried; victim: the party that holds what is guessed.
+        victim: the party that holds what is guessed.
         options: those of the attack that are not its defaults.
-        adversary, role, behaviour: who tried it; method: how the run trained.
+        method: how the run trained.
         applicable: False: nothing was computed, for this `reason`.
         metric: what the advantage is measured in.
         variant, score: the best variant and its figures; a baseline where ignoring what was
@@ -154,10 +153,9 @@ class AttackResult:
         baseline: the name of the best same-knowledge baseline.
         advantage: metric of the best variant minus that of the best baseline; None where not
             applicable.
-        knowledge: what the adversary was declared to know.
-        counts: "known" and "scored" rows.
-        risk: how unevenly the best variant hurts, by class,
-            and for the tenth of the people that it hurts most.
+        knowledge: what the adversary was declared to know; counts: "known" and "scored" rows.
+        risk: how unevenly the best variant hurts, by class, and for the tenth of the people that it
+            hurts most.
         roc: of an attack on membership, (false, true positive rate) of the best variant.
         seed: of the attack and of the choice of known rows.
     """
@@ -201,5 +199,5 @@ class AttackResult:
         return f"{self.attack} ({', '.join(known)}) by {self.adversary}{of}"
 
     def as_json(self) -> dict[str, Any]:
-        """Return a dict that `json.dumps` takes and `AttackResult(**it)` restores."""
+        """Return what `json.dumps` takes and `AttackResult` restores."""
         return asdict(self)

@@ -5,21 +5,21 @@ Run by: whoever holds the recording of all parties, which no real party does. At
 """
 
 import copy
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Literal, TypeAlias, cast
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from apfed_attacks.people.averaged_membership import Strangers
 from apfed_attacks.scoring import Truth
 from apfed_attacks.view import (
     AdversaryView,
     Agreed,
     AttackError,
     Behaviour,
-    Budget,
     Candidates,
     Exchange,
     Knowledge,
@@ -41,7 +41,6 @@ from secure_apfed.runs.outcome import Recording
 from secure_apfed.seeds import derive_seed, shuffled
 
 __all__ = [
-    "Strangers",
     "class_priors",
     "exchange_of",
     "reveal_candidates",
@@ -55,19 +54,11 @@ __all__ = [
     "view_of",
 ]
 
-Strangers: TypeAlias = Literal["outside", "elsewhere"]
-"""People who did not train at a party: of no party's training, or of another passive's."""
-
 
 def truth_of(recording: Recording, victim: str | None = None) -> Truth:
     """Return labels and features of all aligned rows.
 
-    Args:
-        recording: of a run that aligned rows.
-        victim: only training rows that this party holds count as `trained`; None: all.
-
-    Raises:
-        AttackError: the run aligned nothing, or the active holds no labels.
+    Only training rows that the victim holds count as `trained`; None: all.
     """
     data = recording.data
     if data.active.name not in recording.alignment or not exchange_of(recording.config).aligned:
@@ -84,11 +75,7 @@ def truth_of(recording: Recording, victim: str | None = None) -> Truth:
 
 
 def class_priors(truth: Truth) -> tuple[float, ...]:
-    """Return the share of each class among the labelled training rows; none of numbers.
-
-    Raises:
-        AttackError: labels are classes, and no training row has one.
-    """
+    """Return the share of each class among the labelled training rows; none of numbers."""
     if not truth.classes:
         return ()
     if not len(truth.labelled):
@@ -101,9 +88,6 @@ def reveal_labels(recording: Recording, per_class: int, seed: int) -> KnownRows:
     """Choose `per_class` aligned training rows of each class whose labels become known.
 
     For one seed, fewer labels are a subset of more, so that figures are comparable.
-
-    Raises:
-        AttackError: a class has too few rows for one of them to remain unknown.
     """
     truth, trained = truth_of(recording), _trained_in_own_order(recording)
     draw = np.random.default_rng(derive_seed(seed, "attacks", "labels"))
@@ -121,11 +105,7 @@ def reveal_labels(recording: Recording, per_class: int, seed: int) -> KnownRows:
 
 
 def reveal_features(recording: Recording, victim: str, rows: int, seed: int) -> KnownRows:
-    """Choose `rows` aligned training rows of `victim` whose features there become known.
-
-    Raises:
-        AttackError: none would remain unknown.
-    """
+    """Choose `rows` aligned training rows of `victim` whose features there become known."""
     truth, trained = truth_of(recording), _trained_in_own_order(recording, victim)
     if rows and rows >= len(trained):
         raise AttackError(
@@ -139,10 +119,9 @@ def reveal_features(recording: Recording, victim: str, rows: int, seed: int) -> 
 
 def reveal_encoder(recording: Recording, victim: str) -> Callable[[Tensor], Tensor] | None:
     """Return the victim's network behind a function of rows of features, if it was recorded."""
-    network = recording.encoders.get(victim)
-    if network is None:
+    if (recorded := recording.encoders.get(victim)) is None:
         return None
-    network = copy.deepcopy(network).requires_grad_(False)
+    network = copy.deepcopy(recorded).requires_grad_(False)
     dtype = next(network.parameters()).dtype
 
     def encode(features_N: Tensor) -> Tensor:
@@ -156,11 +135,9 @@ def reveal_public(
     recording: Recording, parties: Sequence[str], rows: int, seed: int
 ) -> dict[str, Tensor]:
     """Choose up to `rows` people outside the training whom all of these and the active hold."""
-    truth = truth_of(recording)
-    names = (recording.data.active.name, *parties)
-    outside = positions_of(
-        recording.alignment[recording.data.active.name], recording.data.test_rows
-    )
+    truth, active = truth_of(recording), recording.data.active.name
+    names = (active, *parties)
+    outside = positions_of(recording.alignment[active], recording.data.test_rows)
     for held_A in _held(recording, names).values():
         outside = outside[held_A[outside]]
     chosen = shuffled(outside, seed, "attacks", "public")[:rows]
@@ -181,19 +158,15 @@ def view_of(
     *,
     knowledge: Knowledge,
     behaviour: Behaviour = "curious",
-    budget: Budget | None = None,
-    opened: Mapping[int, Tensor] | None = None,
     played: Played | None = None,
+    iterations: int = 300,
+    device: torch.device | None = None,
 ) -> AdversaryView:
     """Return what `parties` saw: the adversary first, then those that collude with it.
 
     "eavesdropper" and "outsider" are adversaries too: the links are sealed, so the first sees
-    the sizes of all flows and no payload, the second nothing of the training. `opened` is what
-    the active decoded (see `AdversaryView.opened`), where it is not what the recording says; only
-    a coalition with the active gets it. `played` is what the first party played.
-
-    Raises:
-        AttackError: no party, one that the run does not have, or one named twice.
+    the sizes of all flows and no payload, the second nothing of the training. What the active
+    decoded gets only a coalition with it. `played` is what the first party played.
     """
     tables, active = _tables(recording), recording.data.active.name
     known = (*tables, "aggregator", "eavesdropper", "outsider")  # whoever holds a table, or none
@@ -201,8 +174,7 @@ def view_of(
         raise AttackError(
             f"an adversary is one or several of {', '.join(known)}, each once; got {list(parties)}"
         )
-    members, transcript = set(parties), recording.transcript
-    first = parties[0]
+    members, transcript, first = set(parties), recording.transcript, parties[0]
     role = "active" if first == active else "passive" if first in tables else first
     return AdversaryView(
         role=cast(Role, role),
@@ -218,7 +190,7 @@ def view_of(
             for flow in transcript.flows
             if "eavesdropper" in members or {flow.sender, flow.receiver} & members
         ),
-        opened={} if active not in members else transcript.opened if opened is None else opened,
+        opened=transcript.opened if active in members else {},
         agreed=_agreed(recording),
         played=played,
         features=_features(recording, parties),
@@ -227,7 +199,8 @@ def view_of(
         networks=_networks(recording, members),
         answers=_answers(recording) if first == "outsider" else None,
         knowledge=knowledge,
-        budget=budget or Budget(),
+        iterations=iterations,
+        device=device or torch.device("cpu"),
     )
 
 
@@ -277,11 +250,9 @@ def _agreed(recording: Recording) -> dict[str, Agreed]:
 
 def _features(recording: Recording, parties: Sequence[str]) -> dict[str, Tensor]:
     """Return (A, ...) features by alignment position of those parties that hold aligned rows."""
-    tables, alignment = _tables(recording), recording.alignment
-    found = {}
+    tables, found = _tables(recording), {}
     for name in parties:
-        if name in tables and name in alignment:
-            rows = alignment[name]
+        if name in tables and (rows := recording.alignment.get(name)) is not None:
             found[name] = tables[name].features[rows.clamp(min=0)]
             # A position without a row must not show somebody else's.
             found[name][rows < 0] = torch.nan
@@ -319,8 +290,7 @@ def _networks(recording: Recording, members: Collection[str]) -> dict[str, nn.Mo
 
 def _answers(recording: Recording) -> Callable[[Tensor], Tensor] | None:
     """The finished model behind an interface that answers with log-probabilities (n, K)."""
-    model = recording.model
-    if model is None:
+    if (model := recording.model) is None:
         return None
     like = next(model.parameters())
 
@@ -338,27 +308,21 @@ def reveal_candidates(recording: Recording, most: int, seed: int) -> tuple[Candi
 
     Returns:
         The candidates, mixed, and (n, 2) bool: who trained the model, and who was aligned.
-
-    Raises:
-        AttackError: fewer than two rows with a label trained, or did not.
     """
-    data, config = recording.data, recording.config
-    aligned = recording.alignment.get(data.active.name)  # None: it trained alone
-    only = None if config.train.use_unaligned else aligned
-    trained, rest = (
-        _with_label(data.active, rows)
-        for rows in (rows_among(data.train_rows, only), data.test_rows)
-    )
-    labels_N, count = data.active.labels, min(most // 2, len(trained), len(rest))
-    if count < 2 or labels_N is None:
+    data, config, active = recording.data, recording.config, recording.data.active
+    aligned = recording.alignment.get(active.name)  # None: it trained alone
+    trained = rows_among(data.train_rows, None if config.train.use_unaligned else aligned)
+    inside, outside = (_with_label(active, rows) for rows in (trained, data.test_rows))
+    count = min(most // 2, len(inside), len(outside))
+    if count < 2 or active.labels is None:
         raise AttackError(
-            f"{len(trained)} rows with a label trained and {len(rest)} did not; an attack on "
+            f"{len(inside)} rows with a label trained and {len(outside)} did not; an attack on "
             "membership needs two of each"
         )
-    (rows,), inside_n = _mixed([trained], [rest], count, seed)
-    common = rows[:0] if aligned is None else aligned
-    members = torch.stack([inside_n, torch.isin(rows, common)], dim=1)
-    return Candidates(data.active.features[rows], labels_N[rows], config.train), members
+    (rows,), inside_n = _mixed([inside], [outside], count, seed)
+    aligned_n = torch.isin(rows, rows[:0] if aligned is None else aligned)
+    members_n2 = torch.stack([inside_n, aligned_n], dim=1)
+    return Candidates(active.features[rows], active.labels[rows], config.train), members_n2
 
 
 def reveal_people(
@@ -370,19 +334,17 @@ def reveal_people(
 
     Returns:
         The candidates, mixed, and (n, 2) bool: who trained at the victim; nobody is aligned.
-
-    Raises:
-        AttackError: fewer than two of either.
     """
     data = recording.data
-    tables = {table.name: table for table in data.tables}
-    trained = {name: own.train_rows for name in tables if (own := data.own(name)) is not None}
-    inside = [(tables[victim], trained[victim])]
+
+    def trained(tables: Iterable[PartyTable]) -> list[tuple[PartyTable, Tensor]]:
+        found = ((table, data.own(table.name)) for table in tables)
+        return [(table, own.train_rows) for table, own in found if own is not None]
+
     outside = [(data.active, data.test_rows)]
     if strangers == "elsewhere":
-        others = [table for table in data.passives if table.name not in (adversary, victim)]
-        outside = [(table, trained[table.name]) for table in others]
-    members, rest = _rows_of(inside), _rows_of(outside)
+        outside = trained(table for table in data.passives if table.name not in (adversary, victim))
+    members, rest = _rows_of(trained([_tables(recording)[victim]])), _rows_of(outside)
     count = min(most // 2, len(members[1]), len(rest[1]))
     if count < 2:
         raise AttackError(
@@ -390,8 +352,8 @@ def reveal_people(
             f"({strangers}); an attack on membership needs two of each"
         )
     (features_n, labels_n), inside_n = _mixed(members, rest, count, seed)
-    told_n2 = torch.stack([inside_n, torch.zeros_like(inside_n)], dim=1)
-    return Candidates(features_n, labels_n, recording.config.train), told_n2
+    members_n2 = torch.stack([inside_n, torch.zeros_like(inside_n)], dim=1)
+    return Candidates(features_n, labels_n, recording.config.train), members_n2
 
 
 def _mixed(
@@ -453,8 +415,8 @@ def trained_alike(
         weights = [torch.from_numpy(view.weights_FC) for view in views.views]
 
         def scores(rows_N: Tensor) -> Tensor:
-            said = [part @ one for part, one in zip(parts(rows_N), weights, strict=True)]
-            return torch.stack(said).mean(dim=0)
+            scored = [part @ by for part, by in zip(parts(rows_N), weights, strict=True)]
+            return torch.stack(scored).mean(dim=0)
 
         return scores
 

@@ -3,10 +3,10 @@
 Run by: the experimenter, who holds the recording of all parties.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,28 +15,14 @@ from sklearn import config_context
 from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]  # no annotations
 from torch import Tensor
 
-from apfed_attacks import ATTACKS
+from apfed_attacks import ATTACKS, recorded
 from apfed_attacks.interface import Attack, AttackResult, Guess, Prediction
 from apfed_attacks.live.strategy import AnsweringAttack
 from apfed_attacks.people.averaged_membership import AveragedMembership
-from apfed_attacks.recorded import (
-    class_priors,
-    exchange_of,
-    reveal_candidates,
-    reveal_encoder,
-    reveal_features,
-    reveal_labels,
-    reveal_people,
-    reveal_public,
-    trained_alike,
-    truth_of,
-    view_of,
-)
 from apfed_attacks.scoring import Truth, not_applicable, score
 from apfed_attacks.view import (
     AdversaryView,
     AttackError,
-    Budget,
     Knowledge,
     Played,
     positions_seen,
@@ -123,34 +109,23 @@ def mount(
     choices: Iterable[AttackChoice],
     *,
     seed: int,
-    opened: Mapping[int, Tensor] | None = None,
     device: torch.device | None = None,
     on_score: Callable[[AttackResult, Guess], None] | None = None,
 ) -> tuple[AttackResult, ...]:
-    """Return one result for each chosen attack and adversary, in this order.
+    """Return one result for each chosen attack ("all": the full suite) and adversary, in order.
 
-    All options are checked before the first attack starts.
-
-    Args:
-        recording: of a finished run.
-        choices: names and options; "all" is the full suite.
-        seed: of the known rows and of the attacks.
-        opened: step -> (B, D) sums as the active decoded them, instead of those recorded.
-        device: where attacks compute; by default where the run did.
-        on_score: told of every result that applies, with the guess that it scores.
+    All options are checked before the first attack starts. What else it takes is said of `Trial`.
 
     Raises:
         ConfigError: an unknown attack or option, or a value out of range.
     """
     attacks = [prepare(choice) for choice in expand(choices)]
+    how: Any = {"seed": seed, "device": device, "on_score": on_score}
     return tuple(
-        Trial(
-            attack, recording, parties, victim, seed=seed,
-            opened=opened, device=device, on_score=on_score,
-        ).result()
+        Trial(attack, recording, parties, victim, **how).result()
         for attack in attacks
         for parties, victim in _pairs(attack, recording)
-    )  # fmt: skip
+    )
 
 
 def headlines(results: Sequence[AttackResult]) -> tuple[AttackResult, ...]:
@@ -163,10 +138,10 @@ def headlines(results: Sequence[AttackResult]) -> tuple[AttackResult, ...]:
     def rank(result: AttackResult) -> float:
         return float("-inf") if result.advantage is None else result.advantage
 
-    of_attack: defaultdict[str, list[AttackResult]] = defaultdict(list)
-    for result in results:
-        of_attack[result.attack].append(result)
-    return tuple(max(found, key=rank) for found in of_attack.values())
+    names = dict.fromkeys(result.attack for result in results)
+    return tuple(
+        max((result for result in results if result.attack == name), key=rank) for name in names
+    )
 
 
 def _pairs(attack: Attack, recording: Recording) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -185,8 +160,7 @@ def _pairs(attack: Attack, recording: Recording) -> Iterator[tuple[tuple[str, ..
                     yield parties, victim
 
 
-# What computes in threads; looked up once, since it reads the list of all loaded libraries.
-_libraries = cache(ThreadpoolController)
+_libraries = cache(ThreadpoolController)  # looked up once: it reads the list of all loaded
 
 
 @dataclass(frozen=True)
@@ -197,7 +171,6 @@ class Trial:
         attack, recording: what is mounted on what.
         parties: the adversary, and those that collude with it; victim: who holds what it is after.
         seed: of the known rows and of the attack.
-        opened: step -> (B, D) sums as the active decoded them, instead of those recorded.
         device: where the attack computes; by default where the run did.
         on_score: told of a result that applies, with the guess that it scores.
         played: what the adversary played in place of its part.
@@ -209,7 +182,6 @@ class Trial:
     victim: str
     _: KW_ONLY
     seed: int
-    opened: Mapping[int, Tensor] | None = None
     device: torch.device | None = None
     on_score: Callable[[AttackResult, Guess], None] | None = None
     played: Played | None = None
@@ -246,16 +218,10 @@ class Trial:
             return with_decoys(guess, lucky)
 
     def view(self, knowledge: Knowledge) -> AdversaryView:
-        budget = Budget(iterations=self.attack.iterations, device=self._device)
-        return view_of(
-            self.recording,
-            self.parties,
-            knowledge=knowledge,
-            behaviour=self.attack.behaviour,
-            budget=budget,
-            opened=self.opened,
-            played=self.played,
-        )
+        return recorded.view_of(
+            self.recording, self.parties, knowledge=knowledge, behaviour=self.attack.behaviour,
+            played=self.played, iterations=self.attack.iterations, device=self._device,
+        )  # fmt: skip
 
     @property
     def _device(self) -> torch.device:
@@ -267,33 +233,31 @@ class Trial:
     def known(self) -> tuple[Knowledge, Truth]:
         """What the adversary is told, and what its guess will be compared with."""
         attack, recording, victim, seed = self.attack, self.recording, self.victim, self.seed
-        knowledge = self.ignorance()
-        if attack.target == "membership":
-            if isinstance(attack, AveragedMembership):
-                if exchange_of(recording.config).opens != "weights":
-                    raise AttackError("the parties average no weights")
-                candidates, members = reveal_people(
-                    recording, self.parties[0], victim, attack.candidates, seed, attack.strangers
-                )
-                knowledge = replace(knowledge, alike=trained_alike(recording, seed))
-            else:
-                candidates, members = reveal_candidates(recording, attack.candidates, seed)
-                knowledge = replace(knowledge, architecture=recording.config.model)
-            knowledge = replace(knowledge, candidates=candidates)
-            truth = Truth.of_members(members, classes=knowledge.classes)
-        else:
-            truth = truth_of(recording, victim)
-            knowledge = replace(
-                knowledge,
-                labels=reveal_labels(recording, attack.labels_per_class, seed),
-                priors=class_priors(truth) if attack.priors else None,
-                shadow=reveal_features(recording, victim, attack.shadow_rows, seed),
-                encoder=reveal_encoder(recording, victim) if attack.white_box else None,
+        facts: dict[str, Any]
+        if isinstance(attack, AveragedMembership):
+            if recorded.exchange_of(recording.config).opens != "weights":
+                raise AttackError("the parties average no weights")
+            candidates, members = recorded.reveal_people(
+                recording, self.parties[0], victim, attack.candidates, seed, attack.strangers
             )
+            truth = Truth.of_members(members, classes=len(recording.data.classes))
+            facts = {"candidates": candidates, "alike": recorded.trained_alike(recording, seed)}
+        elif attack.target == "membership":
+            candidates, members = recorded.reveal_candidates(recording, attack.candidates, seed)
+            truth = Truth.of_members(members, classes=len(recording.data.classes))
+            facts = {"candidates": candidates, "architecture": recording.config.model}
+        else:
+            truth = recorded.truth_of(recording, victim)
+            facts = {
+                "labels": recorded.reveal_labels(recording, attack.labels_per_class, seed),
+                "priors": recorded.class_priors(truth) if attack.priors else None,
+                "shadow": recorded.reveal_features(recording, victim, attack.shadow_rows, seed),
+                "encoder": recorded.reveal_encoder(recording, victim) if attack.white_box else None,
+            }
             if isinstance(attack, AnsweringAttack):
-                public = reveal_public(recording, (*self.parties, victim), attack.people, seed)
-                knowledge = replace(knowledge, public=public)
-        return knowledge.to(self._device), truth
+                names = *self.parties, victim
+                facts["public"] = recorded.reveal_public(recording, names, attack.people, seed)
+        return replace(self.ignorance(), **facts).to(self._device), truth
 
 
 def exchanged(view: AdversaryView, seed: int) -> AdversaryView | None:

@@ -32,18 +32,8 @@ __all__ = [
     "Scale",
     "Truth",
     "explained",
-    "macro_auc",
-    "mean_recall",
-    "name_clusters_by_truth",
     "not_applicable",
-    "peak_ratio",
-    "receiver_curve",
-    "risk_of_features",
-    "risk_of_labels",
-    "risk_of_membership",
     "score",
-    "structural_similarity",
-    "true_positives_at",
 ]
 
 _WINDOW = 7
@@ -53,7 +43,7 @@ DECOY = ", decoy"
 Figures: TypeAlias = Mapping[str, float | None]
 
 
-def macro_auc(scores_NK: Array, labels_N: Array) -> float | None:
+def _macro_auc(scores_NK: Array, labels_N: Array) -> float | None:
     """Return the mean one-vs-rest AUC over the classes that occur; None if only one does.
 
     By ranks (Mann-Whitney), all classes at once: this runs for every variant of every attack.
@@ -69,7 +59,7 @@ def macro_auc(scores_NK: Array, labels_N: Array) -> float | None:
     return float((wins_K / (inside_K * outside_K)[defined_K]).mean())
 
 
-def mean_recall(guessed_N: Array, labels_N: Array) -> float:
+def _mean_recall(guessed_N: Array, labels_N: Array) -> float:
     """Return the mean recall of the classes that occur (balanced accuracy).
 
     By counts: scikit-learn's checks take longer than all else that is measured of a variant.
@@ -79,7 +69,7 @@ def mean_recall(guessed_N: Array, labels_N: Array) -> float:
     return float((hits_K / count_K).mean())
 
 
-def name_clusters_by_truth(scores_NK: Array, labels_N: Array) -> Array:
+def _name_clusters_by_truth(scores_NK: Array, labels_N: Array) -> Array:
     """Return the columns in the order of classes that maximises accuracy (clustering accuracy).
 
     This is the usual convention (Hungarian matching on the confusion matrix; Xie et al.,
@@ -102,19 +92,19 @@ def explained(guess_NF: Array, truth_NF: Array) -> float | None:
     return 1 - float(np.square(guess_NF - truth_NF).sum()) / spread if spread else None
 
 
-def peak_ratio(guess_NF: Array, truth_NF: Array) -> float | None:
+def _peak_ratio(guess_NF: Array, truth_NF: Array) -> float | None:
     """Return the PSNR in decibels for the range of the truth; None where it is unbounded."""
     mse = float(np.square(guess_NF - truth_NF).mean())
     peak = float(truth_NF.max() - truth_NF.min())
     return 10 * math.log10(peak**2 / mse) if mse and peak else None
 
 
-def structural_similarity(guess_NF: Array, truth_N: Array) -> float | None:
+def _structural_similarity(guess_NF: Array, truth_N: Array) -> float | None:
     """Return the mean SSIM of images (N, channels, height, width) over windows of 7 x 7.
 
     None where the truth is no image, has a side below the window, or does not vary.
     """
-    span = float(truth_N.max() - truth_N.min()) if truth_N.size else 0.0
+    span = float(truth_N.max() - truth_N.min())
     if truth_N.ndim != 4 or min(truth_N.shape[2:]) < _WINDOW or not span:
         return None
     truth = torch.from_numpy(truth_N)
@@ -138,18 +128,18 @@ def _window_means(*images: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return functional.conv2d(padded, window, groups=channels).chunk(len(images))
 
 
-def receiver_curve(scores_N: Array, members_N: NDArray[np.bool_]) -> list[tuple[float, float]]:
+def _receiver_curve(scores_N: Array, members_N: NDArray[np.bool_]) -> list[tuple[float, float]]:
     """Return the corners (false positive rate, true positive rate) of the ROC, ascending."""
     false, true, _ = roc_curve(members_N, scores_N)
     return list(zip(false.tolist(), true.tolist(), strict=True))
 
 
-def true_positives_at(curve: Sequence[tuple[float, float]], false_rate: float) -> float:
+def _true_positives_at(curve: Sequence[tuple[float, float]], false_rate: float) -> float:
     """Return the highest true positive rate at a false positive rate of at most `false_rate`."""
     return max(true for false, true in curve if false <= false_rate)
 
 
-def risk_of_labels(scores_NK: Array, labels_N: Array) -> dict[str, float]:
+def _risk_of_labels(scores_NK: Array, labels_N: Array) -> dict[str, float]:
     """Recall of each class that occurs, and precision on the rows the attack is surest of.
 
     "surest decile" is what the adversary can choose for itself: the tenth of the rows (at least
@@ -161,11 +151,13 @@ def risk_of_labels(scores_NK: Array, labels_N: Array) -> dict[str, float]:
     ordered_NK = np.sort(softmax(np.nan_to_num(scores_NK), axis=1), axis=1)
     surest = np.argsort(ordered_NK[:, -2] - ordered_NK[:, -1], kind="stable")[: _decile(labels_N)]
     precision = float((guessed_N == labels_N)[surest].mean())
-    found = {f"recall of class {one}": float(r) for one, r in zip(present, recalls, strict=True)}
+    found = {
+        f"recall of class {k}": float(value) for k, value in zip(present, recalls, strict=True)
+    }
     return {**found, "precision on the surest decile": precision}
 
 
-def risk_of_features(guess_NF: Array, truth_N: Array) -> dict[str, float]:
+def _risk_of_features(guess_NF: Array, truth_N: Array) -> dict[str, float]:
     """Share of the variance that the attack recovers on the tenth of the rows it recovers best.
 
     Needs the truth to find these rows: it says what some people risk, not whom the adversary
@@ -179,12 +171,14 @@ def risk_of_features(guess_NF: Array, truth_N: Array) -> dict[str, float]:
     return {"r2 on the best decile": 1 - float(error_N[best].sum()) / spread} if spread else {}
 
 
-def risk_of_membership(scores_n: Array, members_n2: Array) -> dict[str, float]:
+def _risk_of_membership(scores_n: Array, members_n2: Array) -> dict[str, float]:
     """AUC of aligned and of unaligned members, each against all rows that did not train."""
     trained_n, aligned_n = members_n2.T
-    groups = {"aligned": trained_n & aligned_n, "unaligned": trained_n & ~aligned_n}
     found = {}
-    for name, group_n in groups.items():
+    for name, group_n in (
+        ("aligned", trained_n & aligned_n),
+        ("unaligned", trained_n & ~aligned_n),
+    ):
         if group_n.any():
             rows_n = group_n | ~trained_n
             found[f"auc of {name} members"] = float(
@@ -198,9 +192,8 @@ def _decile(rows_N: Array) -> int:
 
 
 def _class_scores(prediction: Prediction, labels_N: Array) -> Array:
-    if prediction.clusters:
-        return name_clusters_by_truth(prediction.values, labels_N)
-    return prediction.values
+    scores_NK = prediction.values
+    return _name_clusters_by_truth(scores_NK, labels_N) if prediction.clusters else scores_NK
 
 
 def _measure_labels(scores_NK: Array, labels_N: Array) -> Figures:
@@ -208,30 +201,30 @@ def _measure_labels(scores_NK: Array, labels_N: Array) -> Figures:
     guessed_N = scores_NK.argmax(axis=1)
     return {
         "accuracy": float((guessed_N == labels_N).mean()),
-        "balanced_accuracy": mean_recall(guessed_N, labels_N),
-        "auc": macro_auc(scores_NK, labels_N),
+        "balanced_accuracy": _mean_recall(guessed_N, labels_N),
+        "auc": _macro_auc(scores_NK, labels_N),
     }
 
 
 def _measure_features(guess_NF: Array, truth_N: Array) -> Figures:
     """Mean squared error, R^2 of all features together, PSNR in decibels; of images SSIM."""
     truth_NF = truth_N.reshape(len(truth_N), -1)
-    similarity = structural_similarity(guess_NF, truth_N)
+    similarity = _structural_similarity(guess_NF, truth_N)
     return {
         "mse": float(np.square(guess_NF - truth_NF).mean()),
         "r2": explained(guess_NF, truth_NF),
-        "psnr": peak_ratio(guess_NF, truth_NF),
+        "psnr": _peak_ratio(guess_NF, truth_NF),
         **({} if similarity is None else {"ssim": similarity}),
     }
 
 
 def _measure_membership(scores_n: Array, members_n2: Array) -> Figures:
     """AUC, and true positive rates at false positive rates of 1 % and 0.1 %."""
-    curve = receiver_curve(scores_n, members_n2[:, 0])
+    curve = _receiver_curve(scores_n, members_n2[:, 0])
     return {
         "auc": float(roc_auc_score(members_n2[:, 0], scores_n)),
-        "tpr_at_1_percent_fpr": true_positives_at(curve, 0.01),
-        "tpr_at_0.1_percent_fpr": true_positives_at(curve, 0.001),
+        "tpr_at_1_percent_fpr": _true_positives_at(curve, 0.01),
+        "tpr_at_0.1_percent_fpr": _true_positives_at(curve, 0.001),
     }
 
 
@@ -243,11 +236,9 @@ class Truth:
         classes: K; 0 where labels are numbers.
         labels: (A,) int64 by alignment position, or such numbers; `UNLABELLED` where nobody knows
             one, so that no guess there can be right or wrong.
-        trained: (T,) int64 alignment positions of the training rows, ascending; those that the
-            victim holds.
+        trained: (T,) int64 positions of the training rows that the victim holds, ascending.
         features: party -> (A, ...) by alignment position; NaN where it does not hold the person.
-        members: (n, 2) bool: whether each candidate of an attack on membership trained the
-            model, and whether it was aligned.
+        members: (n, 2) bool: whether a candidate trained the model, and whether it was aligned.
     """
 
     classes: int
@@ -269,14 +260,13 @@ class Truth:
 
 @dataclass(frozen=True)
 class Scale:
-    """How guesses at one target are judged.
+    """How guesses at one target are judged, beside the truth of the same rows.
 
     Attributes:
         metric: in which the best is chosen and the advantage measured; higher is better.
-        measure: (values, truth of the same rows) -> figures, `metric` among them.
-        risk: the same -> how unevenly the guess hurts.
-        values: (prediction, truth) -> the values of it that are judged.
-        curve: (values, truth) -> the ROC, where the guess is a score for one question.
+        measure: figures, `metric` among them; risk: how unevenly the guess hurts.
+        values: what of a prediction is judged.
+        curve: the ROC, where the guess is a score for one question.
     """
 
     metric: str
@@ -287,12 +277,12 @@ class Scale:
 
 
 SCALES: Mapping[Target, Scale] = {
-    "labels": Scale("balanced_accuracy", _measure_labels, risk_of_labels, _class_scores),
-    "features": Scale("r2", _measure_features, risk_of_features),
+    "labels": Scale("balanced_accuracy", _measure_labels, _risk_of_labels, _class_scores),
+    "features": Scale("r2", _measure_features, _risk_of_features),
     "membership": Scale(
-        "auc", _measure_membership, risk_of_membership,
+        "auc", _measure_membership, _risk_of_membership,
         values=lambda guess, members_n2: guess.values[:, 0],
-        curve=lambda scores_n, members_n2: receiver_curve(scores_n, members_n2[:, 0]),
+        curve=lambda scores_n, members_n2: _receiver_curve(scores_n, members_n2[:, 0]),
     ),
 }  # fmt: skip
 
@@ -312,10 +302,8 @@ def score(
     known, truth_A = _known(attack, view), _actual(attack, view, truth)
     columns = {"features": math.prod(truth_A.shape[1:]), "labels": truth.classes, "membership": 1}
     _check(attack, guess, known, columns[attack.target])
-    told = truth.labelled if attack.target == "labels" else truth.trained
-    scored_N = torch.isin(guess.positions, told).numpy()
-    if attack.target == "membership":
-        scored_N = np.ones(len(guess.positions), dtype=bool)
+    asked = {"features": truth.trained, "labels": truth.labelled, "membership": guess.positions}
+    scored_N = torch.isin(guess.positions, asked[attack.target]).numpy()
     if not scored_N.any():
         raise AttackError(
             f"{attack.name} guesses no row that trained"
@@ -337,7 +325,7 @@ def score(
     baseline, floor = _best(without, scale.metric)
     chosen = values({**guess.baselines, **guess.attacks}[variant])
     return AttackResult(
-        **_who(attack, view),
+        **_declared(attack, view, seed, scored=len(actual)),
         applicable=True,
         metric=scale.metric,
         variant=variant,
@@ -347,27 +335,20 @@ def score(
         baselines=without,
         references=references,
         advantage=best - floor,
-        knowledge=_declared(view),
-        counts={"known": len(known), "scored": len(actual)},
         risk=scale.risk(chosen, actual),
         roc=scale.curve(chosen, actual),
-        seed=seed,
     )
 
 
 def not_applicable(attack: Attack, view: AdversaryView, reason: str, seed: int) -> AttackResult:
     """Return the result of an attack that says nothing here, for a stated reason."""
-    return AttackResult(
-        **_who(attack, view),
-        applicable=False,
-        reason=reason,
-        knowledge=_declared(view),
-        counts={"known": len(_known(attack, view)), "scored": 0},
-        seed=seed,
-    )
+    declared = _declared(attack, view, seed, scored=0)
+    return AttackResult(**declared, applicable=False, reason=reason)
 
 
-def _who(attack: Attack, view: AdversaryView) -> dict[str, Any]:
+def _declared(attack: Attack, view: AdversaryView, seed: int, *, scored: int) -> dict[str, Any]:
+    """What a result says whatever was found."""
+    knowledge = view.knowledge
     return {
         "attack": attack.name,
         "options": attack.model_dump(mode="json", exclude_defaults=True),
@@ -377,22 +358,20 @@ def _who(attack: Attack, view: AdversaryView) -> dict[str, Any]:
         "role": view.role,
         "behaviour": view.behaviour,
         "method": view.description.name,
-    }
-
-
-def _declared(view: AdversaryView) -> dict[str, int | bool]:
-    knowledge = view.knowledge
-    return {
-        "classes": knowledge.classes,
-        "labels": len(knowledge.labels),
-        "priors": knowledge.priors is not None,
-        "shadow_rows": len(knowledge.shadow),
-        "architecture": knowledge.architecture is not None,
-        "encoder": knowledge.encoder is not None,
-        "public_rows": max(map(len, knowledge.public.values()), default=0),
-        "own_features": sum(own[0].numel() for own in view.features.values()),
-        "epochs": len(view.epochs),
-        "iterations": view.budget.iterations,
+        "knowledge": {
+            "classes": knowledge.classes,
+            "labels": len(knowledge.labels),
+            "priors": knowledge.priors is not None,
+            "shadow_rows": len(knowledge.shadow),
+            "architecture": knowledge.architecture is not None,
+            "encoder": knowledge.encoder is not None,
+            "public_rows": max(map(len, knowledge.public.values()), default=0),
+            "own_features": sum(own[0].numel() for own in view.features.values()),
+            "epochs": len(view.epochs),
+            "iterations": view.iterations,
+        },
+        "counts": {"known": len(_known(attack, view)), "scored": scored},
+        "seed": seed,
     }
 
 
@@ -437,10 +416,9 @@ def _best(figures: Mapping[str, Figures], metric: str) -> tuple[str, float]:
     """Return the name and figure of the first entry with the highest `metric`."""
     values = {
         name: value
-        for name, of in figures.items()
-        if (value := of[metric]) is not None and math.isfinite(value)
+        for name, measured in figures.items()
+        if (value := measured[metric]) is not None and math.isfinite(value)
     }
     if not values:
         raise AttackError(f"{metric} is undefined: what was guessed is the same for all rows")
-    name = max(values, key=lambda item: values[item])
-    return name, values[name]
+    return max(values.items(), key=lambda item: item[1])

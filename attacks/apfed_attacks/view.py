@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
-from typing import TYPE_CHECKING, Literal, Self, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -35,7 +35,6 @@ __all__ = [
     "Asked",
     "AttackError",
     "Behaviour",
-    "Budget",
     "Candidates",
     "Exchange",
     "Knowledge",
@@ -50,11 +49,11 @@ __all__ = [
     "asked",
     "batches",
     "collect",
-    "first_and_last",
+    "epochs_asked",
     "gradients",
-    "mean",
     "opened_epochs",
     "opened_sums",
+    "over_time",
     "positions_seen",
     "pseudo_labels",
     "released",
@@ -73,7 +72,6 @@ Opened: TypeAlias = Literal[
     "singular vectors",
 ]  # fmt: skip
 _CPU = torch.device("cpu")
-_FIRST_AND_LAST = 2
 # Vectors or convolution maps; what is sent is never narrower than float32.
 _LAYOUTS = tuple(
     (dtype, dimensions) for dtype in (torch.float32, torch.float64) for dimensions in (2, 4, 3)
@@ -90,6 +88,10 @@ def _placed(values: Tensor, device: torch.device) -> Tensor:
     return values.to(device) if values.is_floating_point() else values
 
 
+def _all_placed(named: Mapping[Any, Tensor], device: torch.device) -> dict[Any, Tensor]:
+    return {name: _placed(values, device) for name, values in named.items()}
+
+
 def _no_rows() -> Tensor:
     return torch.empty(0, dtype=torch.int64)
 
@@ -103,8 +105,8 @@ class KnownRows:
     """Rows of which the adversary knows something that it did not observe.
 
     Attributes:
-        positions: (n,) int64 alignment positions, each once.
-        values: (n, ...) the labels (n,), or a victim's features (n, F).
+        positions: (n,) int64 alignment positions, each once; values: (n, ...) the labels (n,), or
+            a victim's features (n, F).
     """
 
     positions: Tensor = field(default_factory=_no_rows)
@@ -170,22 +172,8 @@ class Knowledge:
             self,
             shadow=replace(self.shadow, values=_placed(self.shadow.values, device)),
             candidates=asked and replace(asked, features=_placed(asked.features, device)),
-            public={name: _placed(rows, device) for name, rows in self.public.items()},
+            public=_all_placed(self.public, device),
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Budget:
-    """How much the adversary computes.
-
-    Attributes:
-        iterations: of any optimiser that the attack runs. Not seconds: a result must not
-            depend on the machine.
-        device: where it computes.
-    """
-
-    iterations: int = 300
-    device: torch.device = _CPU
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,8 +181,7 @@ class Agreed:
     """What the contract says that one passive does; every party knows it.
 
     Attributes:
-        objective: what it optimises; weight: lambda_p.
-        clip: L2 bound of one row of its contribution; None: it does not clip.
+        weight: lambda_p; clip: L2 bound of one row of its contribution; None: it does not clip.
     """
 
     objective: "ObjectiveSettings"
@@ -247,12 +234,7 @@ class Exchange:
 
 @dataclass(frozen=True, eq=False)
 class Played:
-    """A malicious attack's part in a live run.
-
-    Attributes:
-        attack: its name.
-        notes: what the adversary kept for itself.
-    """
+    """A malicious attack's part in a live run, and what the adversary kept for itself."""
 
     attack: str
     notes: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
@@ -262,9 +244,8 @@ class Played:
 class AdversaryView:
     """Everything that an attack may use.
 
-    Numbers (features, representations, sums, networks) lie on `device`, and so does what
-    the functions here read: whatever torch makes of them is
-    computed there. Positions, labels and masks lie on the CPU, and may index them.
+    Numbers (features, representations, sums, networks) lie on `device`, and so does what the
+    functions here read. Positions, labels and masks lie on the CPU, and may index them.
 
     Attributes:
         role: of the first party.
@@ -291,7 +272,8 @@ class AdversaryView:
             weights, their average, rows -> scores (N, K).
         answers: the finished model as an outsider may query it: rows of the active's features
             -> log-probabilities of the classes, (n, K); None: nobody answers.
-        knowledge, budget: what is declared.
+        iterations: at most, of any optimiser that the attack runs. Not seconds: a result must not
+            depend on the machine.
     """
 
     role: Role
@@ -310,27 +292,22 @@ class AdversaryView:
     networks: Mapping[str, nn.Module] = field(default_factory=dict, repr=False)
     answers: Callable[[Tensor], Tensor] | None = field(default=None, repr=False)
     knowledge: Knowledge
-    budget: Budget = Budget()
+    iterations: int = 300
+    device: torch.device = _CPU
 
     def __post_init__(self) -> None:
         if self.is_decoy:  # made of a view, which has done so
             return
         device, played = self.device, self.played
-        notes = {} if played is None else played.notes
         placed = {
-            "features": {name: _placed(rows, device) for name, rows in self.features.items()},
-            "opened": {step: _placed(sums, device) for step, sums in self.opened.items()},
+            "features": _all_placed(self.features, device),
+            "opened": _all_placed(self.opened, device),
             "networks": {name: network.to(device) for name, network in self.networks.items()},
             "knowledge": self.knowledge.to(device),
-            "played": played
-            and replace(played, notes={name: _placed(one, device) for name, one in notes.items()}),
+            "played": played and replace(played, notes=_all_placed(played.notes, device)),
         }
         for name, value in placed.items():
             object.__setattr__(self, name, value)  # the view is frozen once it is made
-
-    @property
-    def device(self) -> torch.device:
-        return self.budget.device
 
     @property
     def name(self) -> str:
@@ -354,10 +331,10 @@ class AdversaryView:
     def messages(self, kind: Kind, epoch: int | None = None) -> Iterator[Envelope]:
         """Yield those of a kind that the coalition saw, in an epoch or in all, in that order."""
         for number in sorted(self.envelopes) if epoch is None else [epoch]:
-            yield from (one for one in self.envelopes.get(number, ()) if one.kind is kind)
+            yield from (sent for sent in self.envelopes.get(number, ()) if sent.kind is kind)
 
     def epochs_with(self, kind: Kind) -> tuple[int, ...]:
-        return tuple(one for one in sorted(self.envelopes) if any(self.messages(kind, one)))
+        return tuple(epoch for epoch in sorted(self.envelopes) if any(self.messages(kind, epoch)))
 
     @property
     def epochs(self) -> tuple[int, ...]:
@@ -365,7 +342,7 @@ class AdversaryView:
 
     def senders(self, epoch: int) -> frozenset[str]:
         """Who released representations in this epoch, as far as the coalition saw."""
-        return frozenset(one.sender for one in self.messages(Kind.REPRESENTATIONS, epoch))
+        return frozenset(sent.sender for sent in self.messages(Kind.REPRESENTATIONS, epoch))
 
 
 @dataclass(frozen=True, eq=False)
@@ -373,8 +350,8 @@ class Observed:
     """One vector for each of N rows.
 
     Attributes:
-        positions: (N,) int64 alignment positions, ascending, each once.
-        z: (N, D) what was released, returned or opened of them; maps are flattened.
+        positions: (N,) int64 alignment positions, ascending, each once; z: (N, D) what was
+            released, returned or opened of them; maps are flattened.
     """
 
     positions: Tensor
@@ -387,12 +364,9 @@ class Observed:
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """Which rows the active asked a passive about.
+    """Which rows (B,), alignment positions, the active asked a passive about.
 
-    Attributes:
-        receiver, step: of the message.
-        rows: (B,) alignment positions.
-        z: (B, K) pseudo-labels of them; None: none came.
+    z: (B, K) pseudo-labels of them; None: none came.
     """
 
     receiver: str
@@ -406,9 +380,8 @@ class Asked:
     """A request for votes, as its sender wrote it.
 
     Attributes:
-        rows: (U,) alignment positions.
-        labelled: (n,) those with a label.
-        labels: (n,) of these; None where the message shows none.
+        rows: (U,) alignment positions; labelled: (n,) those with a label; labels: (n,) of these;
+            None where the message shows none.
     """
 
     rows: Tensor
@@ -420,12 +393,7 @@ def representations(view: AdversaryView, epoch: int, sender: str | None = None) 
     """Return what the view holds of `epoch`, the latest release of each position.
 
     Representations of several senders (TVFL's passives) stand side by side, in the order of
-    their names, for the positions that all of them released.
-
-    Args:
-        view: what to read.
-        epoch: one of `view.epochs`.
-        sender: leave out what others released.
+    their names, for the positions that all of them released; or those of `sender` alone.
 
     Raises:
         KeyError: the view holds no such representation.
@@ -459,7 +427,7 @@ def _answers(view: AdversaryView, epoch: int) -> Iterator[tuple[Envelope, Tensor
     """Yield the gradients of an epoch, and the rows of the representations that each answers."""
     if not (returned := list(view.messages(Kind.GRADIENTS, epoch))):
         return
-    rows = {(asked.receiver, asked.step): asked.rows for asked in requests(view, epoch)}
+    rows = {(request.receiver, request.step): request.rows for request in requests(view, epoch)}
     for message in view.messages(Kind.REPRESENTATIONS, epoch):
         rows[message.sender, message.step] = _open(view, message)[0]
     for message in returned:
@@ -479,67 +447,64 @@ def batches(view: AdversaryView, epoch: int) -> Iterator[tuple[int, Tensor, Tens
             yield message.step, *_open(view, message)
 
 
-def collect(read: Callable[[int], Observed], epochs: Iterable[int]) -> Observed:
-    """Return for each position what the first of `epochs` with that position holds.
+def collect(seen: Iterable[Observed]) -> Observed:
+    """Return for each position what the first of the epochs `seen` with that position holds.
 
     A row may be missing from an epoch (a batch with too few aligned rows is not sent), so
     reversed epochs give the latest values and ascending ones the earliest. All rows of all epochs
     are there, so that an attack and its decoy speak of the same ones.
 
-    Args:
-        read: reads one epoch, such as `partial(representations, view)`.
-        epochs: in the order of preference.
-
     Raises:
         AttackError: there is none.
     """
     found: Observed | None = None
-    for seen in map(read, epochs):
+    for epoch in seen:
         if found is None:
-            found = seen
+            found = epoch
             continue
-        new_N = ~torch.isin(seen.positions, found.positions)
+        new_N = ~torch.isin(epoch.positions, found.positions)
         if new_N.any():
-            positions, ascending = torch.cat([found.positions, seen.positions[new_N]]).sort()
-            found = Observed(positions, torch.cat([found.z, seen.z[new_N]])[ascending])
+            positions, ascending = torch.cat([found.positions, epoch.positions[new_N]]).sort()
+            found = Observed(positions, torch.cat([found.z, epoch.z[new_N]])[ascending])
     if found is None:
         raise AttackError("no representation was recorded")
     return found
 
 
-def first_and_last(
-    read: Callable[[AdversaryView, int], Observed], view: AdversaryView, epochs: Sequence[int]
-) -> tuple[Observed, Observed]:
-    """Return what `read` finds first and last of each position in ascending `epochs`."""
-    of_epoch = partial(read, view)
-    return collect(of_epoch, epochs), collect(of_epoch, reversed(epochs))
+def over_time(
+    read: Callable[[AdversaryView, int], Observed], view: AdversaryView, epochs: Iterable[int]
+) -> dict[str, Observed]:
+    """Return what `read` finds "first" and "last" of each position in ascending `epochs`.
+
+    Of many epochs also the "mean", in which noise averages out that is fresh in each. Of two, which
+    is what a transcript keeps unless it is asked for more, there is none: between the first and the
+    last the network learnt, so that their mean is neither.
+
+    Raises:
+        AttackError: there is no epoch.
+    """
+    seen = [read(view, epoch) for epoch in epochs]
+    found = {"first": collect(seen), "last": collect(reversed(seen))}
+    return found if len(seen) <= len(found) else {**found, "mean": _mean(seen)}
 
 
-def mean(read: Callable[[int], Observed], epochs: Iterable[int]) -> Observed:
-    """Return the mean of what `read` finds of each position in the epochs that have it."""
-    found = [read(epoch) for epoch in epochs]
-    positions = torch.cat([seen.positions for seen in found]).unique()
-    total_ND = found[0].z.new_zeros(len(positions), found[0].z.shape[1], dtype=torch.float64)
+def _mean(seen: Sequence[Observed]) -> Observed:
+    """Return the mean of what the epochs that have a position hold of it."""
+    positions = torch.cat([epoch.positions for epoch in seen]).unique()
+    total_ND = seen[0].z.new_zeros(len(positions), seen[0].z.shape[1], dtype=torch.float64)
     count_N1 = total_ND.new_zeros(len(positions), 1)
-    for seen in found:
-        rows = torch.searchsorted(positions, seen.positions)
-        total_ND[rows] += seen.z.double()
+    for epoch in seen:
+        rows = torch.searchsorted(positions, epoch.positions)
+        total_ND[rows] += epoch.z.double()
         count_N1[rows] += 1
     return Observed(positions, total_ND / count_N1)
 
 
 def released(view: AdversaryView, sender: str | None = None) -> dict[str, Observed]:
-    """Return the last representation of each position as "h" and, of many epochs, "mean h".
-
-    Noise that is fresh in each epoch averages out in the mean. Of two epochs, which is what a
-    transcript keeps unless it is asked for more, there is none: between the first and the last
-    the network learnt, so that their mean is neither.
-    """
-    read = partial(representations, view, sender=sender)
-    found = {"h": collect(read, reversed(view.epochs))}
-    if len(view.epochs) > _FIRST_AND_LAST:
-        found["mean h"] = mean(read, view.epochs)
-    return found
+    """Return the last representation of each position as "h" and, of many epochs, "mean h"."""
+    found = over_time(partial(representations, sender=sender), view, view.epochs)
+    names = {"h": "last", "mean h": "mean"}
+    return {name: found[which] for name, which in names.items() if which in found}
 
 
 def requests(view: AdversaryView, epoch: int) -> Iterator[Request]:
@@ -559,8 +524,7 @@ def requests(view: AdversaryView, epoch: int) -> Iterator[Request]:
 
 def released_positions(view: AdversaryView) -> Tensor:
     """Return the positions (N,) of which the view holds any representation, ascending."""
-    messages = view.messages(Kind.REPRESENTATIONS)
-    return _every_position(_open(view, message)[0] for message in messages)
+    return _every_position(_open(view, sent)[0] for sent in view.messages(Kind.REPRESENTATIONS))
 
 
 def positions_seen(view: AdversaryView) -> tuple[Tensor, Tensor]:
@@ -568,12 +532,12 @@ def positions_seen(view: AdversaryView) -> tuple[Tensor, Tensor]:
 
     Of the latter a gradient or pseudo-labels came besides, or something of them was opened.
     """
-    requested = [asked for epoch in view.envelopes for asked in requests(view, epoch)]
-    told = [one.rows for one in requested if one.z is not None or one.step in view.opened]
-    told += [rows_B for epoch in view.envelopes for _, rows_B in _answers(view, epoch)]
+    requested = [request for epoch in view.envelopes for request in requests(view, epoch)]
+    answered = [item.rows for item in requested if item.z is not None or item.step in view.opened]
+    answered += [rows_B for epoch in view.envelopes for _, rows_B in _answers(view, epoch)]
     voted = [] if (ballot := asked(view)) is None else [ballot.rows]
-    observed = [released_positions(view), *(one.rows for one in requested), *voted]
-    return _every_position(observed), _every_position(told)
+    observed = [released_positions(view), *(request.rows for request in requested), *voted]
+    return _every_position(observed), _every_position(answered)
 
 
 def pseudo_labels(view: AdversaryView, epoch: int) -> Observed:
@@ -582,19 +546,20 @@ def pseudo_labels(view: AdversaryView, epoch: int) -> Observed:
     Raises:
         KeyError: the view holds none of that epoch.
     """
-    sent = [(one.rows, one.z) for one in requests(view, epoch) if one.z is not None]
-    if not sent:
-        raise KeyError(f"{view.name} holds no pseudo-labels of epoch {epoch}")
-    return _latest_of(sent)
+    sent = [(asked.rows, asked.z) for asked in requests(view, epoch) if asked.z is not None]
+    return _latest_of(sent, f"{view.name} holds no pseudo-labels of epoch {epoch}")
+
+
+def epochs_asked(view: AdversaryView, which: Callable[[Request], bool]) -> tuple[int, ...]:
+    """Return the epochs, ascending, with such a request."""
+    return tuple(
+        epoch for epoch in sorted(view.envelopes) if any(map(which, requests(view, epoch)))
+    )
 
 
 def opened_epochs(view: AdversaryView) -> tuple[int, ...]:
     """Return the epochs, ascending, of which the view holds anything opened row by row."""
-    return tuple(
-        epoch
-        for epoch in sorted(view.envelopes)
-        if any(asked.step in view.opened for asked in requests(view, epoch))
-    )
+    return epochs_asked(view, lambda request: request.step in view.opened)
 
 
 def opened_sums(view: AdversaryView, epoch: int) -> Observed:
@@ -604,9 +569,8 @@ def opened_sums(view: AdversaryView, epoch: int) -> Observed:
         KeyError: the view holds no such sum of that epoch.
     """
     rows = {asked.step: asked.rows for asked in requests(view, epoch) if asked.step in view.opened}
-    if not rows:
-        raise KeyError(f"{view.name} holds no sums of epoch {epoch}")
-    return _latest_of([(rows_B, view.opened[step]) for step, rows_B in rows.items()])
+    sums = [(rows_B, view.opened[step]) for step, rows_B in rows.items()]
+    return _latest_of(sums, f"{view.name} holds no sums of epoch {epoch}")
 
 
 def asked(view: AdversaryView) -> Asked | None:
@@ -669,9 +633,9 @@ def _tensors(
 
 def _side_by_side(of_party: Mapping[str, Sequence[_Batch]], otherwise: str) -> Observed:
     """Join the parties' columns, in the order of their names, for the rows that all have."""
-    if not of_party:
-        raise KeyError(otherwise)
-    blocks = [_latest_of(of_party[name]) for name in sorted(of_party)]
+    blocks = [_latest_of(of_party[name]) for name in sorted(of_party)] or [
+        _latest_of([], otherwise)
+    ]
     common = torch.from_numpy(reduce(np.intersect1d, [block.positions.numpy() for block in blocks]))
     return Observed(common, torch.cat([block.at(common) for block in blocks], dim=1))
 
@@ -681,8 +645,10 @@ def _every_position(rows: Iterable[Tensor]) -> Tensor:
     return positions
 
 
-def _latest_of(batches: Sequence[_Batch]) -> Observed:
-    """Of batches, at least one, the last vector of each row."""
+def _latest_of(batches: Sequence[_Batch], otherwise: str = "") -> Observed:
+    """Of batches the last vector of each row; a KeyError that says `otherwise` of none."""
+    if not batches:
+        raise KeyError(otherwise)
     rows, z_ND = (torch.cat(parts) for parts in zip(*batches, strict=True))
     # np.unique returns the first occurrence, so the order is reversed to keep the last.
     positions, first = np.unique(rows.flip(0).numpy(), return_index=True)

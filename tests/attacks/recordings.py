@@ -1,22 +1,27 @@
 """Recordings that were made up: what is released, asked, opened, shown and voted is planted."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from apfed_attacks.run import mount
+from apfed_attacks import ATTACKS
+from apfed_attacks.recorded import view_of
+from apfed_attacks.run import Trial, mount
+from apfed_attacks.view import Knowledge, batches
 from secure_apfed.config import AttackChoice, Config
 from secure_apfed.exchange import Envelope, Kind, pack
 from secure_apfed.methods import METHODS
 from secure_apfed.runs.outcome import Recording
 
 __all__ = [
-    "TWO_TABLES", "ByHeart", "Voting", "ask", "attacked", "ballot_of", "decomposed", "live_config",
-    "normal", "of_vectors", "trained_rows", "two_classes",
+    "TWO_TABLES", "ByHeart", "Voting", "ask", "attacked", "attacked_by", "ballot_of", "decomposed",
+    "drawn_labels", "live_config", "noise_opened", "normal", "of_vectors", "trained_rows",
+    "two_classes", "with_opened",
 ]  # fmt: skip
 
 TWO_TABLES = {
@@ -51,6 +56,32 @@ def live_config(method: str, *, views: int = 4, **changes: dict[str, Any]) -> Co
 
 def attacked(recording: Recording, name: str, seed: int = 0, **options: Any) -> tuple[Any, ...]:
     return mount(recording, [AttackChoice(name=name, options=options)], seed=seed)
+
+
+def attacked_by(
+    adversary: str, recording: Recording, name: str, victim: str = "active", seed: int = 0,
+    **options: Any,
+) -> Any:  # fmt: skip
+    """The result of one adversary alone."""
+    attack = ATTACKS[name].model_validate(options)
+    return Trial(attack, recording, (adversary,), victim, seed=seed).result()
+
+
+def with_opened(recording: Recording, opened: Mapping[int, Tensor]) -> Recording:
+    """The same, with these in the place of the sums that the active decoded, by step."""
+    transcript = recording.transcript
+    kept: Any = SimpleNamespace(kept=transcript.kept, flows=transcript.flows, opened=opened)
+    return replace(recording, transcript=kept)
+
+
+def noise_opened(recording: Recording, seed: int = 0) -> Recording:
+    view = view_of(recording, ["active"], knowledge=Knowledge(classes=3))
+    draw = torch.Generator().manual_seed(seed)
+    return with_opened(recording, {
+        step: torch.randn(z.shape, generator=draw)
+        for epoch in view.epochs
+        for step, _, z in batches(view, epoch)
+    })  # fmt: skip
 
 
 def normal(*shape: int, seed: int) -> Tensor:
@@ -129,6 +160,15 @@ def ask(
     network = "identity" if METHODS[method].settings.averages else "mlp"
     sums = {"clip": 8.0, "scheme": "plain", "masks": "pairwise"}
     return _with(empty, method=method, model={"network": network}, secure_sum=sums)
+
+
+def drawn_labels(empty: Recording) -> Recording:
+    """MMVFL's pseudo-labels, which the labels have drawn, but for those of the first round."""
+    labels_N = empty.data.active.labels
+    assert labels_N is not None
+    truth_NC = torch.nn.functional.one_hot(labels_N[empty.alignment["active"]], 3)
+    noise = [normal(*truth_NC.shape, seed=seed) / 10 for seed in (1, 2, 3)]
+    return ask(empty, "mmvfl", z=[noise[0], *(0.5 * truth_NC + of_NC for of_NC in noise[1:])])
 
 
 def decomposed(empty: Recording, *, true: bool, seed: int = 0) -> Recording:

@@ -1,5 +1,6 @@
 """Feature-space hijacking: live against real passives of joint training, and against none."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from tests.attacks.recordings import live_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 PEOPLE = 800
+BASELINES = {"mean of the outsiders", "ridge on x", f"decoded h{DECOY}"}
 
 
 def _data() -> VerticalData:
@@ -54,17 +56,9 @@ def _config(epochs: int) -> Any:
     )
 
 
-class _Times:
+def _times(factor: float) -> Any:
     """Answers with so many times what it was sent."""
-
-    def __init__(self, factor: float) -> None:
-        self.factor = factor
-
-    def answer(self, step: int, rows_B: Any, z_BD: Any) -> Any:
-        return z_BD * self.factor
-
-    def notes(self) -> Any:
-        return {}
+    return SimpleNamespace(answer=lambda step, rows_B, z_BD: z_BD * factor)
 
 
 def _decoded(adversary: Hijack, encoder: nn.Module, secret: torch.Tensor, steps: int) -> Any:
@@ -76,26 +70,15 @@ def _decoded(adversary: Hijack, encoder: nn.Module, secret: torch.Tensor, steps:
         sgd.zero_grad()
         (z * adversary.answer(step, rows, z)).sum().div(64).backward()
         sgd.step()
-    return adversary.decoded(encoder(secret).detach())
+    return adversary.space.decoded(encoder(secret).detach())
 
 
-def _played(strength: float, epochs: int = 60) -> Any:
+def played_hijack(strength: float, epochs: int = 60) -> Any:
     attack = FeatureSpaceHijack(strength=strength, hidden=64, penalty=0.1, rounds=2, ahead=300)
-    return play_answers(attack, _config(epochs), "passive-1", data=_data())
-
-
-@pytest.mark.slow
-@pytest.mark.planted("hijack")
-def test_a_passives_features_are_rebuilt_by_the_gradients_it_gets() -> None:
-    hijacked, quiet = _played(1.0), _played(1e-9, 20)
-    assert (hijacked.adversary, hijacked.victim, hijacked.role) == ("active", "passive-1", "active")
-    assert set(hijacked.baselines) == {
-        "mean of the outsiders", "ridge on x", f"decoded h{DECOY}",
-    }  # fmt: skip
-    assert hijacked.counts["known"] == 0
-    assert hijacked.score["r2"] > 0.7, hijacked.score
-    assert hijacked.advantage > 0.5
-    assert quiet.score["r2"] < 0.3
+    result = play_answers(attack, _config(epochs), "passive-1", data=_data())
+    assert (result.adversary, result.victim, result.role) == ("active", "passive-1", "active")
+    assert set(result.baselines) == BASELINES
+    return result
 
 
 def test_own_features_say_which_way_up_a_symmetric_feature_is() -> None:
@@ -115,7 +98,7 @@ def test_what_others_get_is_the_honest_gradient() -> None:
     for deviates in (False, True):
         run = JointRun(_config(1), data, alignment=_everybody())
         if deviates:
-            run.hand_over("passive-1", _Times(0))
+            run.hand_over("passive-1", _times(0))
         run.train(1)
         (kept,) = run.recording.transcript.kept.values()
         states.append([item.payload for item in kept if item.kind is Kind.GRADIENTS][:2])
@@ -126,7 +109,7 @@ def test_what_others_get_is_the_honest_gradient() -> None:
 
 def test_a_gradient_that_is_not_finite_is_refused() -> None:
     run = JointRun(_config(1), _data())
-    run.hand_over("passive-1", _Times(float("nan")))
+    run.hand_over("passive-1", _times(float("nan")))
     with pytest.raises(RemoteProtocolError, match="not finite"):
         run.train(1)
 
@@ -134,7 +117,7 @@ def test_a_gradient_that_is_not_finite_is_refused() -> None:
 # The reversed hijack: by a passive, through a sum.
 
 
-def _explained(strength: float, steps: int) -> float:
+def explained_by_hijack(strength: float, steps: int) -> float:
     """Hijack a victim that has nothing else to learn; return R^2 of what its features decode to.
 
     One skewed feature: its distribution alone says which way up it is.
@@ -148,13 +131,8 @@ def _explained(strength: float, steps: int) -> float:
     return 1 - error / float((secret - secret.mean()).square().sum())
 
 
-@pytest.mark.planted("reversed_hijack")
-def test_an_encoder_that_only_hears_the_adversary_is_hijacked() -> None:
-    assert _explained(1.0, 600) > 0.8
-
-
 def test_without_an_answer_nothing_is_decoded() -> None:
-    assert _explained(1e-9, 200) < 0.3
+    assert explained_by_hijack(1e-9, 200) < 0.3
 
 
 def test_it_is_played_by_a_passive_among_honest_ones() -> None:
@@ -162,9 +140,7 @@ def test_it_is_played_by_a_passive_among_honest_ones() -> None:
     result = play_answers(ReversedHijack(ahead=20, hidden=32), config, "passive-2")
     assert result.applicable
     assert (result.adversary, result.victim, result.role) == ("passive-2", "active", "passive")
-    assert set(result.baselines) == {
-        "mean of the outsiders", "ridge on x", f"decoded h{DECOY}",
-    }  # fmt: skip
+    assert set(result.baselines) == BASELINES
     assert result.knowledge["public_rows"] > 20
     assert result.counts["known"] == 0
 
@@ -175,14 +151,10 @@ def test_it_is_played_by_a_passive_among_honest_ones() -> None:
 @pytest.mark.parametrize(
     ("features", "representation", "convolves"),
     [
-        ((1, 28, 28), (16, 7, 7), True),
-        ((1, 8, 8), (64, 4, 4), True),
-        ((1, 14, 28), (64, 10, 24), True),
-        ((3, 9, 7), (4, 2, 3), True),
-        ((1, 2, 8), (32,), False),
-        ((23,), (32,), False),
+        ((1, 28, 28), (16, 7, 7), True), ((1, 14, 28), (64, 10, 24), True),
+        ((3, 9, 7), (4, 2, 3), True), ((1, 2, 8), (32,), False), ((23,), (32,), False),
     ],
-)
+)  # fmt: skip
 def test_rows_go_to_representations_and_back(
     features: tuple[int, ...], representation: tuple[int, ...], convolves: bool
 ) -> None:

@@ -1,26 +1,37 @@
-"""Live runs: what an adversary may ask, and who may be played."""
+"""Live runs of APFed: what an adversary may ask, what the protocol refuses, and who may be played.
 
+`pytest -m refused` runs those tests in which the whole protocol stops an active that deviates.
+"""
+
+from collections.abc import Collection
 from typing import Any
 
 import pytest
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
+from apfed_attacks import ATTACKS
+from apfed_attacks.features.chosen_representations import ChosenRepresentations
 from apfed_attacks.features.decoder_extraction import DecoderExtraction
-from apfed_attacks.live.runs import LiveRun
-from apfed_attacks.live.strategy import CohortDegradation, ask_among_decoys, rows_at_once
-from apfed_attacks.view import AttackError
-from apfed_protocols.errors import RemoteProtocolError
+from apfed_attacks.features.isolation import Isolation
+from apfed_attacks.live.runs import ALL_RULES, LiveRun, Rule, play
+from apfed_attacks.live.strategy import ActiveAttack, CohortDegradation
+from apfed_attacks.recorded import reveal_features, view_of
+from apfed_attacks.view import AttackError, Knowledge, Played
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed.contract import RepresentationTerms
-from tests.attacks.recordings import live_config
+from secure_apfed.errors import ConfigError
+from tests.attacks.recordings import TWO_TABLES, live_config, normal
+from tests.with_crypten import pair_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
+UNPROTECTED: frozenset[Rule] = frozenset()
+MASKED = {"scheme": "plain", "masks": "pairwise", "clip": 1.0}
+SPREAD = normal(8, 64, seed=0).float()
 
 
-@pytest.fixture(scope="module")
-def spread() -> torch.Tensor:
-    return torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
+def _run(method: str, views: int = 2, rules: Collection[Rule] = ALL_RULES, **more: Any) -> LiveRun:
+    return LiveRun(live_config(method, views=views, **more), rules=rules)
 
 
 @pytest.mark.parametrize("method", ["tvfl", "single_view"])
@@ -40,33 +51,222 @@ def test_only_apfed_has_an_active_that_receives_sums(method: str) -> None:
     ],
 )
 def test_the_protocol_holds_the_adversary_to_its_rules(
-    spread: torch.Tensor, rows: list[int], scale: float, refusal: str
+    rows: list[int], scale: float, refusal: str
 ) -> None:
-    run = LiveRun(live_config("apfed_c", views=2))
     with pytest.raises(RemoteProtocolError, match=refusal):
-        run.ask(torch.tensor(rows), scale * spread[: len(rows)])
+        _run("apfed_c").ask(torch.tensor(rows), scale * SPREAD[: len(rows)])
 
 
-def test_a_question_within_the_rules_is_answered_and_recorded(spread: torch.Tensor) -> None:
-    run = LiveRun(live_config("apfed_c", views=4))
-    answer = run.ask(torch.arange(8), spread)
+def test_a_question_within_the_rules_is_answered_and_recorded() -> None:
+    run = _run("apfed_r", views=4)
+    answer = run.ask(torch.arange(8), SPREAD)
     parts = [run.contributed(name) for name in run.passives]
     assert torch.allclose(answer, torch.stack(parts).sum(dim=0).float(), atol=1e-6)
     assert torch.equal(run.recording.transcript.opened[0], answer)
-
-
-def test_honest_training_after_a_question_goes_on(spread: torch.Tensor) -> None:
-    run = LiveRun(live_config("apfed_r", views=2))
-    run.ask(torch.arange(8), spread)
-    people: list[int] = []
+    people: list[int] = []  # honest training goes on
     run.train(1, before=lambda step, rows_B: people.append(len(run.sent(rows_B))))
     assert sum(people) == len(run.learner.training_rows)
-
-
-def test_a_reconstructing_passive_holds_no_contrasted_representations() -> None:
-    run = LiveRun(live_config("apfed_r", views=2))
     with pytest.raises(AttackError, match="holds no contrasted representations"):
         run.representations("passive-1", torch.arange(3))
+
+
+def test_leaving_rules_out_changes_nothing_in_an_honest_run() -> None:
+    states = []
+    for rules in (UNPROTECTED, ALL_RULES):
+        live = _run("apfed_c", rules=rules, train={"precision": "float64"})
+        live.train(2)
+        states.append(live.session.tensors())
+    for party, tensors in states[0].items():
+        for name, value in tensors.items():
+            if not name.startswith("allowance"):  # which an unprotected passive does not count
+                assert torch.equal(value, states[1][party][name]), (party, name)
+
+
+# What the protocol refuses to each attack.
+
+NEAR = "active sent a near-constant batch"
+REFUSED: list[tuple[ActiveAttack, int, Any, str]] = [
+    (ChosenRepresentations(people=64), 2, {}, NEAR),
+    (ChosenRepresentations(people=64), 4, {}, NEAR),
+    (DecoderExtraction(people=60), 4, {}, NEAR),
+    *(
+        (Isolation.model_validate({"way": way}), 4,
+         {"secure_sum": {**pair_of(protocol), "clip": 1.0}}, refusal)
+        for protocol in ("plain", "ckks", "plain + pairwise masks")
+        for way, refusal in (
+            ("unequal", "active sent representations whose norm is not within"),
+            ("subset", "nothing came"),
+        )
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.refused
+@pytest.mark.parametrize(("attack", "views", "sums", "refusal"), REFUSED)
+def test_the_protocol_refuses(attack: ActiveAttack, views: int, sums: Any, refusal: str) -> None:
+    method = "apfed_r" if attack.name == "decoder_extraction" else "apfed_c"
+    config = live_config(method, views=views, **sums)
+    (result,) = play(attack, config, victims=["passive-1"])
+    assert not result.applicable
+    assert result.reason is not None
+    assert result.reason.startswith("the protocol refused: ")
+    assert refusal in result.reason
+
+
+def test_every_active_that_deviates_is_refused() -> None:
+    kinds = {name for name, kind in ATTACKS.items() if issubclass(kind, ActiveAttack)}
+    assert {attack.name for attack, *_ in REFUSED} == kinds
+
+
+@pytest.mark.parametrize(
+    ("attack", "method", "views", "says"),
+    [
+        (ChosenRepresentations(people=64), "apfed_r", 4, "another objective"),
+        (Isolation(way="weight"), "apfed_c", 2, "with one passive the sum is its gradient"),
+    ],
+)
+def test_what_is_no_victim_is_said(attack: Any, method: str, views: int, says: str) -> None:
+    config = live_config(method, views=views)
+    (result,) = play(attack, config, victims=["passive-1"], rules=UNPROTECTED)
+    assert not result.applicable
+    assert says in (result.reason or "")
+
+
+# Chosen representations.
+
+
+def _recovered(run: LiveRun, **options: Any) -> tuple[Any, Any]:
+    """Play, and return what was recovered beside the truth before the question."""
+    run.train(2)
+    attack = ChosenRepresentations(**options)
+    everybody = torch.arange(len(run.alignment["active"]))
+    truth = [run.representations(name, everybody) for name in run.passives]
+    shadow = reveal_features(run.recording, "passive-1", 10, 0)
+    knowledge = Knowledge(classes=10, victim="passive-1", shadow=shadow)
+    played = Played(attack.name, attack.play(run, knowledge, 0))
+    view = view_of(run.recording, ["active"], knowledge=knowledge, played=played)
+    people, found = attack.representations(view)
+    return found, torch.stack([z[people] for z in truth])
+
+
+@pytest.mark.parametrize(("views", "people"), [(2, 128), (4, 64)])
+def test_of_one_passive_all_and_of_several_the_centred_sum_is_read_exactly(
+    views: int, people: int
+) -> None:
+    found, truth = _recovered(_run("apfed_c", views, UNPROTECTED), people=people)
+    total = truth.sum(dim=0)
+    expected = total if views == 2 else total - total.mean(dim=0)
+    assert float((found - expected).norm(dim=1).max()) < 5e-6
+
+
+@pytest.mark.parametrize("evasion", [{"spread": 0.2}, {"decoys": 0.55}])
+def test_what_spreads_a_little_more_is_answered_and_tells(evasion: dict[str, Any]) -> None:
+    found, (truth,) = _recovered(_run("apfed_c"), people=28, **evasion)
+    # An honest limit of the rule: centred, well above what a guess at the mean gives (0).
+    middle = [z - z.mean(dim=0) for z in (found, truth)]
+    assert float(torch.nn.functional.cosine_similarity(*middle).mean()) > 0.5
+
+
+# Decoder extraction.
+
+
+@pytest.mark.parametrize(
+    ("hidden", "pairs", "data", "figure", "least", "most"),
+    [
+        ([64], 11, TWO_TABLES, "mse", 0, 1e-6),  # at one point every decoder is affine
+        ([], 5, TWO_TABLES, "mse", 1e-2, 1e9),  # fewer pairs than numbers do not fix the answer
+        ([32], 90, None, "r2", 0.95, 1),  # a sum of three is affine in all their features
+    ],
+)
+def test_answers_are_affine_in_the_features(
+    hidden: list[int], pairs: int, data: Any, figure: str, least: float, most: float
+) -> None:
+    config = live_config("apfed_r", model={"hidden": hidden}, **({"data": data} if data else {}))
+    attack = DecoderExtraction(people=160, shadow_rows=pairs)
+    (result,) = play(attack, config, victims=["passive-1"], rules=UNPROTECTED)
+    assert least < (result.variants["affine on answers"][figure] or 0) < most
+
+
+def test_one_point_among_decoys_is_answered_and_tells() -> None:
+    # An honest limit of the rule: less than half of a batch may still be at one point.
+    sums = {"scheme": "ckks", "clip": 1.0}
+    config = live_config("apfed_r", data=TWO_TABLES, secure_sum=sums)
+    attack = DecoderExtraction(people=28, shadow_rows=14, decoys=0.55)
+    (result,) = play(attack, config, honest_epochs=3)
+    assert (result.score["r2"] or 0) > 0.7
+    assert (result.advantage or 0) > 0.3
+
+
+# Isolation.
+
+
+class _Remembering(LiveRun):
+    truth: Tensor | None = None
+
+    def ask(self, *args: Any, **options: Any) -> Tensor:
+        found = super().ask(*args, **options)
+        if self.truth is None:
+            self.truth = self.contributed("passive-1").double()
+        return found
+
+
+def isolation_error(rules: Collection[Rule], *, sums: Any = None, **way: Any) -> float:
+    """Relative error of what was isolated from the victim's real contribution."""
+    run = _Remembering(live_config("apfed_c", secure_sum=sums or {}), rules=rules)
+    run.train(1)
+    shadow = reveal_features(run.recording, "passive-1", 30, 0)
+    knowledge = Knowledge(classes=10, victim="passive-1", shadow=shadow)
+    found = Isolation(**way).play(run, knowledge, 0)["isolated"]
+    assert run.truth is not None
+    return float((found - run.truth).norm() / run.truth.norm())
+
+
+@pytest.mark.parametrize(
+    ("rules", "sums", "way", "least", "most"),
+    [
+        # A weight that the active asks for changes nothing.
+        (ALL_RULES, None, {"way": "weight"}, 0.9, 1e9),
+        # Norms alone do not help where their bound is wide.
+        ({Rule.NORMS}, None, {"way": "unequal", "far": 9e3}, 0, 1e-2),
+        # Collusion of all others is conceded, and of fewer is not enough.
+        (ALL_RULES, MASKED, {"way": "collusion"}, 0, 1e-2),
+        (ALL_RULES, MASKED, {"way": "collusion", "colluding": 1}, 0.5, 1e9),
+    ],
+)
+def test_what_a_rule_is_good_for(
+    rules: Collection[Rule], sums: Any, way: dict[str, Any], least: float, most: float
+) -> None:
+    assert least < isolation_error(rules, sums=sums, **way) < most
+
+
+@pytest.mark.parametrize(
+    "protocol", ["plain", "ckks", "plain + pairwise masks", "bfv + pairwise masks"]
+)
+def test_answers_to_unequal_representations_do_not_add_up(protocol: str) -> None:
+    sums = {**pair_of(protocol), "clip": 1.0}
+    with pytest.raises(RemoteProtocolError, match=r"answered another message|beyond the range"):
+        isolation_error({Rule.BINDING}, sums=sums, way="unequal")
+
+
+def test_what_was_isolated_is_read_like_a_gradient() -> None:
+    attack = Isolation(way="collusion", shadow_rows=40)
+    (result,) = play(attack, live_config("apfed_r"), victims=["passive-1"])
+    assert (result.advantage or 0) > 0.1
+
+
+def test_secure_sums_offer_no_sum_over_fewer() -> None:
+    with pytest.raises(LocalProtocolError, match="only a plain sum"):
+        isolation_error(UNPROTECTED, sums=MASKED, way="subset")
+
+
+def test_no_contract_gives_weight_to_one_passive_alone() -> None:
+    def weighted(**passives: Any) -> Any:
+        safe = {"allow_single_passive": False}
+        return live_config("apfed_c", passives=passives, secure_sum=safe)
+
+    with pytest.raises(ConfigError, match="one passive alone adds hides nothing"):
+        LiveRun(weighted(**{"passive-1": {}, "default": {"weight": 0.0}}))
+    assert len(LiveRun(weighted(default={"weight": 0.0})).passives) == 3
 
 
 # How an active asks about many people among decoys, on a seat that answers what it was sent.
@@ -95,8 +295,7 @@ def _ask(seat: Any, **options: Any) -> Tensor:
     people = torch.arange(30)
     z = torch.arange(30.0, dtype=torch.float64)[:, None].expand(30, 8).clone()
     draw = torch.Generator().manual_seed(0)
-    answers = ask_among_decoys(DecoderExtraction(**options), seat, people, z, draw)
-    return answers - z
+    return DecoderExtraction(**options).ask_among_decoys(seat, people, z, draw) - z
 
 
 @pytest.mark.parametrize("decoys", [0.0, 0.5])
@@ -117,22 +316,13 @@ def test_decoys_are_others_and_take_turns() -> None:
     assert counts[30:].max() <= 8
 
 
-def test_without_enough_others_the_people_themselves_are_decoys() -> None:
-    seat = Echo(30)
-    _ask(seat, decoys=0.5)
-    assert [len(rows) for rows in seat.asked] == [20, 20, 20]
-
-
-def test_a_batch_never_grows_beyond_what_was_agreed() -> None:
+def test_a_batch_is_as_large_as_was_agreed() -> None:
+    alone: Any = Echo(30)  # without enough others the people themselves are decoys
+    _ask(alone, decoys=0.5)
+    assert [len(rows) for rows in alone.asked] == [20, 20, 20]
     seat: Any = Echo(200)
-    assert rows_at_once(DecoderExtraction(decoys=0.99), seat) == 1
+    assert DecoderExtraction(decoys=0.99).rows_at_once(seat) == 1
     _ask(seat, decoys=0.99)
-
-
-@pytest.mark.parametrize("repeats", [0, -1, 1.5])
-def test_it_is_asked_a_whole_number_of_times(repeats: Any) -> None:
-    with pytest.raises(ValidationError, match="repeats"):
-        DecoderExtraction(repeats=repeats)
 
 
 # Cohort degradation: the rows of a cohort are pulled towards the others, and nobody else.

@@ -74,31 +74,6 @@ def test_attacks_apply_where_a_method_gives_them_something_to_read(method: str) 
     assert applies == APPLIES[method]
 
 
-def test_every_method_but_those_that_read_nothing_of_passives_is_attacked() -> None:
-    """Beside the querier of a finished model, who is an outsider."""
-    nothing = {method for method in METHODS if not APPLIES[method] - OUTSIDER}
-    assert nothing == {"single_view", "votes_encrypted"}
-
-
-@pytest.mark.parametrize("method", ["h_fedmv", "s_fedmv"])
-def test_parties_with_other_people_share_no_row_to_guess(method: str) -> None:
-    for name, kind in ATTACKS.items():
-        if kind.target != "membership":
-            for result in attacked(method, name):
-                assert "no position is the same person's" in (result.reason or "")
-        elif name == "id_stuffing":
-            assert "there is no intersection" in (attacked(method, name)[0].reason or "")
-
-
-@pytest.mark.parametrize("name", ["hijack", "reversed_hijack", "isolation"])
-def test_a_malicious_attack_says_where_there_is_nothing_to_play(name: str) -> None:
-    for method in ("mmvfl", "split_nn_sum"):
-        for result in attacked(method, name):
-            assert "live run" not in (result.reason or "")
-    playable = "tvfl" if name == "hijack" else "apfed_c"
-    assert all("live run" in (one.reason or "") for one in attacked(playable, name))
-
-
 def test_a_passive_of_a_sum_trains_its_own_network_further() -> None:
     results = attacked("split_nn_sum", "semi_supervised", own_network=True)
     assert [result.applicable for result in results] == [True, True]

@@ -8,6 +8,7 @@ is narrow enough to find a bias that would matter.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,15 +36,15 @@ from secure_apfed.settings.alignment import AlignmentSettings
 from tests.attacks.recordings import (
     TWO_TABLES,
     ask,
-    attacked,
+    attacked_by,
     ballot_of,
     decomposed,
     live_config,
+    noise_opened,
     normal,
     two_classes,
 )  # fmt: skip
-from tests.attacks.test_attacks_averaged_membership import recording as averaged
-from tests.attacks.test_attacks_averaged_membership import with_model
+from tests.attacks.test_attacks_people import averaged, people, with_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
@@ -108,8 +109,25 @@ def _network(seed: int, features: int, hidden: int, classes: int) -> nn.Module:
         return nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, classes))
 
 
-def _noise(**how: Any) -> Make:
-    return lambda make, seed: make("nothing", seed=seed, **how)
+def _leak(leak: str, **how: Any) -> Make:
+    return lambda make, seed: make(leak, seed=seed, **how)
+
+
+_noise = partial(_leak, "nothing")
+
+
+def _narrow(make: Any, seed: int) -> Any:
+    """passive-1 releases what an encoder of one number makes of its features."""
+    with seeded(3, "encoder"):
+        encoder = nn.Sequential(nn.Linear(4, 1), nn.Linear(1, 6))
+
+    def leak(labels: Any, own: Any, draw: torch.Generator, epoch: int) -> torch.Tensor:
+        with torch.no_grad():
+            h: torch.Tensor = encoder(own)
+            return h
+
+    recording = make(leak, method="tvfl", seed=seed)
+    return replace(recording, encoders={"passive-1": encoder})
 
 
 def _encoded(party: str, features: int) -> Make:
@@ -143,17 +161,6 @@ def _ballot(method: str, *, true_labels: bool = True) -> Make:
     )  # fmt: skip
 
 
-def _opened(trial: Trial) -> Trial:
-    """Noise in the place of the sums that the active decoded."""
-    view, draw = trial.view(trial.ignorance()), torch.Generator().manual_seed(trial.seed)
-    opened = {
-        step: torch.randn(z.shape, generator=draw)
-        for epoch in view.epochs
-        for step, _, z in batches(view, epoch)
-    }
-    return replace(trial, opened=opened)
-
-
 def _hijacked(trial: Trial) -> Trial:
     """Play the attack against a victim that releases what was recorded, whatever it hears."""
     assert isinstance(trial.attack, AnsweringAttack)
@@ -179,33 +186,39 @@ class Null:
     prepared: Callable[[Trial], Trial] = field(default=lambda trial: trial)
 
 
-def _by_either(name: str, options: dict[str, Any], make: Make) -> list[Null]:
+def _by_either(name: str, options: dict[str, Any], make: Make, fast: int | None = None) -> Any:
     """The first passive's own features tell something of the label and the other's nothing.
 
     Beside the one noise does harm, beside the other every variant is a ticket in a lottery.
     """
-    return [Null(name, options, make, passive) for passive in ("passive-1", "passive-2")]
+    return [
+        pytest.param(
+            Null(name, options, make, f"passive-{at}"), id=f"{name}-passive-{at}",
+            marks=() if at == fast else pytest.mark.slow,
+        )
+        for at in (1, 2)
+    ]  # fmt: skip
 
 
 def _of_first(name: str, options: dict[str, Any], make: Make, **more: Any) -> Null:
     return Null(name, options, make, "active", "passive-1", **more)
 
 
-SAMPLED = [
-    *_by_either("model_completion", {"labels_per_class": 0}, _noise()),
-    *_by_either("model_completion", {"labels_per_class": 4, "iterations": 40}, _noise(epochs=1)),
-    *_by_either("temporal", {"labels_per_class": 4, "iterations": 20}, _noise(epochs=3)),
-    *_by_either("semi_supervised", {"labels_per_class": 4, "iterations": 30}, _noise(epochs=1)),
-    *_by_either("label_gradients", {"labels_per_class": 0}, _joint),
+NULL: list[Any] = [
+    *_by_either("model_completion", {"labels_per_class": 0}, _noise(), 1),
+    *_by_either("model_completion", {"labels_per_class": 4, "iterations": 40}, _noise(epochs=1), 2),
+    *_by_either("temporal", {"labels_per_class": 4, "iterations": 20}, _noise(epochs=3), 2),
+    *_by_either("semi_supervised", {"labels_per_class": 4, "iterations": 30}, _noise(epochs=1), 1),
+    *_by_either("label_gradients", {"labels_per_class": 0}, _joint, 2),
     *_by_either("label_gradients", {"labels_per_class": 4, "iterations": 20}, _joint),
-    *_by_either("gradient_norm", {}, lambda make, seed: two_classes(_joint(make, seed))),
-    *_by_either("gradient_direction", {"labels_per_class": 4, "iterations": 20}, _joint),
+    *_by_either("gradient_norm", {}, lambda make, seed: two_classes(_joint(make, seed)), 1),
+    *_by_either("gradient_direction", {"labels_per_class": 4, "iterations": 20}, _joint, 2),
     *_by_either("batch_labels", {"labels_per_class": 0, "iterations": 60, "starts": 1}, _joint),
-    *_by_either("batch_labels", {"labels_per_class": 4, "iterations": 60, "starts": 1}, _joint),
-    *_by_either("spectral", {}, _joint),
+    *_by_either("batch_labels", {"labels_per_class": 4, "iterations": 60, "starts": 1}, _joint, 1),
+    *_by_either("spectral", {}, _joint, 2),
 ]
 FEW = {"shadow_rows": 60, "iterations": 50}
-NULL = [
+NULL += [pytest.param(case, id=case.name) for case in (
     Null("semi_supervised", {"own_network": True, "iterations": 30}, _encoded("passive-1", 4),
          "passive-1"),
     Null("semi_supervised", {"own_network": True, "iterations": 30}, _encoded("passive-2", 2),
@@ -215,8 +228,8 @@ NULL = [
                                      "batch": 32}, _encoded("passive-1", 4)),
     _of_first("representation_network", {"shadow_rows": 40, "iterations": 40, "hidden": 32},
               _encoded("passive-1", 4)),
-    _of_first("contrastive_inversion", {"shadow_rows": 40, "iterations": 10}, _noise(epochs=1),
-              prepared=_opened),
+    _of_first("contrastive_inversion", {"shadow_rows": 40, "iterations": 10},
+              lambda make, seed: noise_opened(make("nothing", epochs=1, seed=seed), seed)),
     _of_first("hijack", {"ahead": 40, "hidden": 32}, _noise(method="tvfl", epochs=1),
               prepared=_hijacked),
     Null("reversed_hijack", {"ahead": 40, "hidden": 32}, _noise(epochs=1), "passive-1",
@@ -237,30 +250,43 @@ NULL = [
     _of_first("vote_regression", FEW, _ballot("votes_randomised")),
     Null("shown_labels", {"labels_per_class": 4, "iterations": 50},
          _ballot("votes", true_labels=False), "passive-1"),
-]  # fmt: skip
+)]  # fmt: skip
 
 
-def _why_not_zero(make_recording: Any, case: Null) -> str | None:
-    advantages = []
+@pytest.mark.null
+@pytest.mark.parametrize("case", NULL)
+def test_where_nothing_leaked_nothing_is_told(make_recording: Any, case: Null) -> None:
+    attack, advantages = ATTACKS[case.name].model_validate(case.options), []
     for seed in SEEDS:
-        attack = ATTACKS[case.name].model_validate(case.options)
         recording = case.make(make_recording, seed)
         trial = Trial(attack, recording, (case.adversary,), case.victim, seed=seed)
         advantages.append(_advantage(case.prepared(trial).result()))
-    return why_not_zero(advantages)
+    assert why_not_zero(advantages) is None
 
 
-@pytest.mark.null(*{case.name for case in SAMPLED})
-@pytest.mark.parametrize("case", SAMPLED, ids=lambda case: f"{case.name}-{case.adversary}")
-@pytest.mark.sampled(every=3)
-def test_noise_tells_no_label(make_recording: Any, case: Null) -> None:
-    assert _why_not_zero(make_recording, case) is None
+LABELS = "passive-1", "active"
+# Figures of leaks of what the adversary has anyway, and the mean of two seeds at most.
+KNOWN_ANYWAY: list[tuple[str, Make, tuple[str, str], dict[str, Any], str, float]] = [
+    ("model_completion", _leak("copy"), LABELS, {"labels_per_class": 0}, "advantage", 0.06),
+    ("model_completion", _leak("echo"), LABELS, {"labels_per_class": 4}, "advantage", 0.06),
+    ("model_completion", _leak("echo"), LABELS, {"labels_per_class": 40}, "advantage", 0.06),
+    ("label_gradients", _leak("nothing", method="tvfl", gradient="echo"), LABELS,
+     {"labels_per_class": 10}, "advantage", 0.06),
+    ("inverse_network", _leak("echo"), LABELS, {}, "advantage", 0.03),
+    ("inverse_network", _leak("copy", method="tvfl"), ("active", "passive-2"), {},
+     "advantage", 0.03),
+    ("representation_network", _narrow, ("active", "passive-1"), {"iterations": 300}, "r2", 0.6),
+]  # fmt: skip
 
 
-@pytest.mark.null(*{case.name for case in NULL})
-@pytest.mark.parametrize("case", NULL, ids=lambda case: case.name)
-def test_where_nothing_leaked_nothing_is_told(make_recording: Any, case: Null) -> None:
-    assert _why_not_zero(make_recording, case) is None
+@pytest.mark.parametrize(("name", "make", "by", "options", "figure", "most"), KNOWN_ANYWAY)
+def test_what_the_adversary_has_anyway_is_next_to_no_advantage(
+    make_recording: Any, name: str, make: Make, by: Any, options: Any, figure: str, most: float
+) -> None:
+    recording = make(make_recording, 5)
+    results = [attacked_by(by[0], recording, name, by[1], seed, **options) for seed in range(2)]
+    found = [one.advantage if figure == "advantage" else one.score[figure] for one in results]
+    assert sum(found) / len(found) < most, found
 
 
 def test_a_leak_that_would_drown_own_features_is_found(make_recording: Any) -> None:
@@ -272,9 +298,8 @@ def test_a_leak_that_would_drown_own_features_is_found(make_recording: Any) -> N
     advantages, unweighted = [], []
     for seed in SEEDS:
         recording = make_recording(weak, epochs=1, seed=seed)
-        result = attacked(
-            recording, "model_completion", seed, labels_per_class=10, iterations=40
-        )[0]  # fmt: skip
+        options: Any = {"labels_per_class": 10, "iterations": 40}
+        result = attacked_by("passive-1", recording, "model_completion", seed=seed, **options)
         advantages.append(result.advantage)
         # What was compared before: no weights, no stacking, no falling back on one's own.
         figures = {name: one["balanced_accuracy"] or 0 for name, one in result.variants.items()}
@@ -300,15 +325,15 @@ class _Deaf(LiveRun):
         return torch.randn(z_BD.shape, generator=self.draw)
 
 
-@pytest.mark.null("chosen_representations", "decoder_extraction", "isolation")
-@pytest.mark.parametrize(
-    ("method", "attack"),
-    [
-        ("apfed_c", ChosenRepresentations(people=80, shadow_rows=20, iterations=20)),
-        ("apfed_r", DecoderExtraction(people=80, shadow_rows=20, iterations=20)),
-        ("apfed_r", Isolation(way="subset", people=64, shadow_rows=20, iterations=20)),
-    ],
-)
+DEAF: list[tuple[str, ActiveAttack]] = [
+    ("apfed_c", ChosenRepresentations(people=80, shadow_rows=20, iterations=20)),
+    ("apfed_r", DecoderExtraction(people=80, shadow_rows=20, iterations=20)),
+    ("apfed_r", Isolation(way="subset", people=64, shadow_rows=20, iterations=20)),
+]
+
+
+@pytest.mark.null
+@pytest.mark.parametrize(("method", "attack"), DEAF)
 def test_noise_in_the_place_of_answers_rebuilds_no_feature(
     method: str, attack: ActiveAttack
 ) -> None:
@@ -329,15 +354,10 @@ def test_noise_in_the_place_of_answers_rebuilds_no_feature(
     assert why_not_zero(advantages) is None
 
 
-@pytest.mark.null("id_stuffing")
+@pytest.mark.null
 def test_where_no_id_opens_no_candidate_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    nothing = np.empty(0, dtype=np.int64)
-    intersect: Callable[..., Any] = lambda *_: nothing  # noqa: E731
-    monkeypatch.setattr(stuffing, "_intersect", intersect)
-    own, theirs, others = (
-        [f"person {number}" for number in range(first, first + 60)] for first in (0, 60, 120)
-    )
-    tables = stuffing.Tables(own=own, victim=theirs, outsiders=others)
+    monkeypatch.setattr(stuffing, "_intersect", lambda *_: np.empty(0, dtype=np.int64))
+    tables = stuffing.Tables(own=people(0, 60), victim=people(60, 120), outsiders=people(120, 180))
     advantages = []
     for seed in SEEDS:
         result, stuffed = stuffing.play_stuffing(
@@ -346,3 +366,8 @@ def test_where_no_id_opens_no_candidate_is_told(monkeypatch: pytest.MonkeyPatch)
         assert len(stuffed.tried) == 40
         advantages.append(_advantage(result))
     assert why_not_zero(advantages) is None
+
+
+def test_every_attack_is_shown_where_nothing_was_leaked() -> None:
+    recorded = {case.values[0].name for case in NULL}
+    assert recorded | {attack.name for _, attack in DEAF} | {IdStuffing.name} == set(ATTACKS)

@@ -1,28 +1,54 @@
+"""What a view holds, what is revealed beside it, people whom parties lack, and decoys."""
+
 import re
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
+from apfed_attacks import ATTACKS
+from apfed_attacks.columns import own_columns
+from apfed_attacks.features.hijack import ReversedHijack
+from apfed_attacks.interface import AttackResult, Guess, Prediction
+from apfed_attacks.live.runs import LiveRun, play_answers
+from apfed_attacks.live.strategy import people_to_ask
 from apfed_attacks.recorded import (
     class_priors,
     reveal_encoder,
     reveal_features,
     reveal_labels,
+    reveal_public,
     truth_of,
     view_of,
 )
-from apfed_attacks.view import AttackError, Exchange, Knowledge, collect, representations
+from apfed_attacks.run import Trial, exchanged, with_decoys
+from apfed_attacks.scoring import DECOY
+from apfed_attacks.view import (
+    AdversaryView,
+    AttackError,
+    Exchange,
+    Knowledge,
+    Played,
+    gradients,
+    over_time,
+    released_positions,
+    representations,
+)
+from apfed_experiments.overlap import with_overlap
 from apfed_protocols.errors import RemoteProtocolError
+from secure_apfed.data import load_data
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Envelope, Kind, pack
 from secure_apfed.runs.outcome import load_recording
 from secure_apfed.runs.run import run
-from tests.attacks.recordings import TWO_TABLES, live_config
+from tests.attacks.recordings import TWO_TABLES, live_config, noise_opened
 
-IGNORANT = Knowledge(classes=3)
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 
 @pytest.fixture(scope="module")
@@ -30,15 +56,24 @@ def recording(make_recording: Any) -> Any:
     return make_recording("labels")
 
 
+def _view(recording: Any, *parties: str, victim: str | None = None, **others: Any) -> AdversaryView:
+    return view_of(recording, parties, knowledge=Knowledge(classes=3, victim=victim), **others)
+
+
 def test_a_view_holds_only_what_its_parties_sent_or_received(recording: Any) -> None:
-    view = view_of(recording, ["passive-1"], knowledge=IGNORANT)
+    view = _view(recording, "passive-1")
     envelopes = [item for epoch in view.envelopes.values() for item in epoch]
     assert envelopes
     assert all("passive-1" in (item.sender, item.receiver) for item in envelopes)
     assert {item.kind for item in envelopes} == {Kind.REPRESENTATIONS}
     assert all("passive-1" in (flow.sender, flow.receiver) for flow in view.flows)
-    assert list(view.features) == ["passive-1"]
     assert (view.role, view.name, view.description.name) == ("passive", "passive-1", "apfed_c")
+    held = [getattr(view, name) for name in view.__dataclass_fields__]
+    assert not any(item is recording or item is recording.transcript for item in held)
+    # Own features are in the order of the alignment.
+    table, rows = recording.data.passives[0], recording.alignment["passive-1"]
+    assert list(view.features) == ["passive-1"]
+    assert torch.equal(view.features["passive-1"], table.features[rows])
 
 
 @pytest.mark.parametrize(
@@ -54,100 +89,110 @@ def test_an_exchange_refuses_what_no_attack_would_look_for(words: Any, says: str
         Exchange(name="mine", **words)
 
 
-def test_a_view_cannot_reach_the_recording(recording: Any) -> None:
-    view = view_of(recording, ["passive-1"], knowledge=IGNORANT)
-    held = [getattr(view, name) for name in view.__dataclass_fields__]
-    assert not any(item is recording or item is recording.transcript for item in held)
+SUMS = {Kind.REPRESENTATIONS, Kind.SUM}
 
 
 @pytest.mark.parametrize(
     ("parties", "role", "kinds"),
     [
-        (["active"], "active", {Kind.REPRESENTATIONS, Kind.SUM}),
-        (["aggregator"], "aggregator", {Kind.SUM}),
-        (["eavesdropper"], "eavesdropper", set()),
-        (["outsider"], "outsider", set()),
-        (["active", "passive-2"], "active", {Kind.REPRESENTATIONS, Kind.SUM}),
+        (["passive-2"], "passive", {Kind.REPRESENTATIONS}), (["active"], "active", SUMS),
+        (["aggregator"], "aggregator", {Kind.SUM}), (["eavesdropper"], "eavesdropper", set()),
+        (["outsider"], "outsider", set()), (["active", "passive-2"], "active", SUMS),
     ],
-)
+)  # fmt: skip
 def test_roles_see_their_own_kinds(
     recording: Any, parties: list[str], role: str, kinds: set[Kind]
 ) -> None:
-    view = view_of(recording, parties, knowledge=IGNORANT)
+    encoder = nn.Linear(4, 3)
+    known = replace(recording, encoders={"passive-1": encoder})
+    view = _view(noise_opened(known), *parties)
     assert view.role == role
     assert {item.kind for epoch in view.envelopes.values() for item in epoch} == kinds
+    # Only a coalition with the active gets opened sums, nobody another's network.
+    assert bool(view.opened) is ("active" in parties)
+    assert not view.networks
+    own = _view(known, "passive-1").networks
+    assert list(own) == ["passive-1"]
+    assert own["passive-1"] is not encoder
 
 
 def test_an_eavesdropper_sees_the_sizes_of_all_flows_and_an_outsider_none(recording: Any) -> None:
-    eavesdropper = view_of(recording, ["eavesdropper"], knowledge=IGNORANT)
-    assert eavesdropper.flows == recording.transcript.flows
-    assert view_of(recording, ["outsider"], knowledge=IGNORANT).flows == ()
-
-
-def test_own_features_are_in_the_order_of_the_alignment(recording: Any) -> None:
-    view = view_of(recording, ["passive-2"], knowledge=IGNORANT)
-    table, rows = recording.data.passives[1], recording.alignment["passive-2"]
-    assert torch.equal(view.features["passive-2"], table.features[rows])
+    assert _view(recording, "eavesdropper").flows == recording.transcript.flows
+    assert _view(recording, "outsider").flows == ()
 
 
 @pytest.mark.parametrize("parties", [[], ["passive-9"], ["passive-1", "passive-1"]])
 def test_an_unknown_or_repeated_adversary_is_refused(recording: Any, parties: list[str]) -> None:
     message = "an adversary is one or several of active, passive-1, passive-2, aggregator"
     with pytest.raises(AttackError, match=re.escape(f"{parties}")) as caught:
-        view_of(recording, parties, knowledge=IGNORANT)
+        _view(recording, *parties)
     assert str(caught.value).startswith(message)
 
 
 def test_representations_are_those_of_the_epoch_by_position(make_recording: Any) -> None:
-    released: list[torch.Tensor] = []
+    sent: list[Tensor] = []
 
-    def remember(labels: Any, own: Any, draw: torch.Generator, epoch: int) -> torch.Tensor:
-        released.append(torch.randn(len(labels), 3, 2, 2, generator=draw))
-        return released[-1]
+    def remember(labels: Any, own: Any, draw: torch.Generator, epoch: int) -> Tensor:
+        sent.append(torch.randn(len(labels), 3, 2, 2, generator=draw))
+        return sent[-1]
 
     recording = make_recording(remember, epochs=3)
-    view = view_of(recording, ["passive-2"], knowledge=IGNORANT)
+    view = _view(recording, "passive-2")
     assert view.epochs == (0, 1, 2)
-    for epoch, z in enumerate(released):
+    for epoch, z in enumerate(sent):
         seen = representations(view, epoch)
         assert torch.equal(seen.positions, truth_of(recording).trained)
         assert torch.equal(seen.z, z[seen.positions].flatten(1))
 
 
-def test_colluding_tvfl_passives_put_their_representations_side_by_side(
-    make_recording: Any,
+def test_colluders_hold_tvfls_representations_side_by_side_and_apfeds_once(
+    make_recording: Any, recording: Any
 ) -> None:
-    recording = make_recording("labels", method="tvfl")
-    alone = representations(view_of(recording, ["passive-1"], knowledge=IGNORANT), 1)
-    both = representations(view_of(recording, ["passive-2", "passive-1"], knowledge=IGNORANT), 1)
+    joint = make_recording("labels", method="tvfl")
+    alone = representations(_view(joint, "passive-1"), 1)
+    both = representations(_view(joint, "passive-2", "passive-1"), 1)
     assert torch.equal(both.z, torch.cat([alone.z, 2 * alone.z], dim=1))
-
-
-def test_colluding_apfed_passives_hold_the_same_representations_once(recording: Any) -> None:
-    both = view_of(recording, ["passive-1", "passive-2"], knowledge=IGNORANT)
-    assert representations(both, 1).z.shape[1] == 6
+    assert representations(_view(recording, "passive-1", "passive-2"), 1).z.shape[1] == 6
 
 
 def test_an_epoch_without_representations_is_an_error(recording: Any) -> None:
-    view = view_of(recording, ["aggregator"], knowledge=IGNORANT)
+    view = _view(recording, "aggregator")
     assert view.epochs == ()
     with pytest.raises(KeyError, match="aggregator holds no representations of epoch 1"):
         representations(view, 1)
 
 
 def test_a_payload_of_another_form_is_refused(recording: Any) -> None:
-    view = view_of(recording, ["passive-1"], knowledge=IGNORANT)
+    view = _view(recording, "passive-1")
     payload = pack({"rows": torch.zeros(2, dtype=torch.int64), "h": torch.zeros(2, 2)})
     envelope = Envelope(
         session="planted", step=0, kind=Kind.REPRESENTATIONS, sender="active",
         receiver="passive-1", sequence=0, payload=payload,
     )  # fmt: skip
-    strange = type(view)(**{**vars(view), "envelopes": {0: (envelope,)}})
     with pytest.raises(RemoteProtocolError, match="expected"):
-        representations(strange, 0)
+        representations(replace(view, envelopes={0: (envelope,)}), 0)
 
 
-@pytest.mark.parametrize("per_class", [0, 1, 4, 40])
+def test_over_time_the_first_and_the_last_of_a_row_are_told_and_the_mean(
+    make_recording: Any,
+) -> None:
+    def count_epochs(labels: Any, own: Any, draw: torch.Generator, epoch: int) -> Tensor:
+        return torch.full((len(labels), 2), float(epoch))
+
+    recording = make_recording(count_epochs, epochs=3)
+    del recording.transcript._epochs[2][-3:]  # the last epoch lost its last batch
+    view = _view(recording, "passive-1")
+    seen = over_time(representations, view, view.epochs)
+    for found in seen.values():
+        assert torch.equal(found.positions, truth_of(recording).trained)
+    last = seen["last"].z[:, 0]
+    assert set(last.tolist()) == {1.0, 2.0}
+    assert set(seen["first"].z[:, 0].tolist()) == {0.0}
+    assert torch.equal(seen["mean"].z[:, 0], torch.where(last == 2, 1.0, 0.5).double())
+    assert set(over_time(representations, view, view.epochs[:2])) == {"first", "last"}
+
+
+@pytest.mark.parametrize("per_class", [0, 4])
 def test_exactly_per_class_training_labels_are_revealed(recording: Any, per_class: int) -> None:
     truth = truth_of(recording)
     known = reveal_labels(recording, per_class, 3)
@@ -162,9 +207,6 @@ def test_revealed_labels_depend_on_the_seed_and_grow_with_their_number(recording
     assert torch.isin(few.positions, more.positions).all()
     assert torch.equal(few.positions, reveal_labels(recording, 2, 0).positions)
     assert not torch.equal(few.positions, reveal_labels(recording, 2, 1).positions)
-
-
-def test_revealing_all_labels_of_a_class_is_refused(recording: Any) -> None:
     with pytest.raises(AttackError, match="leave none to score; lower labels_per_class"):
         reveal_labels(recording, 100, 0)
 
@@ -186,32 +228,12 @@ def test_priors_are_shares_of_the_training_rows(recording: Any) -> None:
     assert shares[2] == pytest.approx(expected)
 
 
-def test_collected_releases_are_the_first_of_the_given_epochs(make_recording: Any) -> None:
-    def count_epochs(labels: Any, own: Any, draw: torch.Generator, epoch: int) -> torch.Tensor:
-        return torch.full((len(labels), 2), float(epoch))
-
-    recording = make_recording(count_epochs, epochs=3)
-    # The last epoch lost its last batch.
-    missing = recording.transcript._epochs[2][-3:]
-    del recording.transcript._epochs[2][-3:]
-    view = view_of(recording, ["passive-1"], knowledge=IGNORANT)
-    read = partial(representations, view)
-    latest, earliest = collect(read, reversed(view.epochs)), collect(read, view.epochs)
-    assert torch.equal(latest.positions, truth_of(recording).trained)
-    assert torch.equal(earliest.positions, latest.positions)
-    lost = {envelope.step for envelope in missing}
-    assert len(lost) == 1
-    assert set(latest.z[:, 0].tolist()) == {1.0, 2.0}
-    assert set(earliest.z[:, 0].tolist()) == {0.0}
-
-
-@pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 def test_a_run_keeps_the_encoders_for_the_experimenter(tmp_path: Path) -> None:
     config = live_config("tvfl", data=TWO_TABLES, train={"epochs": 1})
     kept = run(config, tmp_path).recording
     loaded = load_recording(tmp_path, data=kept.data)
     rows = kept.data.passives[0].features[:5]
-    encode, again = (reveal_encoder(one, "passive-1") for one in (kept, loaded))
+    encode, again = (reveal_encoder(each, "passive-1") for each in (kept, loaded))
     assert encode is not None
     assert again is not None
     assert torch.equal(encode(rows), again(rows))
@@ -221,3 +243,241 @@ def test_a_run_keeps_the_encoders_for_the_experimenter(tmp_path: Path) -> None:
     (tmp_path / "SHA256SUMS").unlink()
     with pytest.raises(CheckpointError, match="does not hold the encoders"):
         load_recording(tmp_path, data=kept.data)
+
+
+# Pairwise alignment: nobody's row stands in for that of a person whom a party does not hold.
+
+ROWS = 270
+SOME, OTHERS = torch.arange(0, ROWS, 3), torch.arange(1, ROWS, 3)
+
+
+@pytest.fixture(scope="module")
+def pairwise(make_recording: Any) -> Any:
+    """passive-1 does not hold a third of the people, passive-2 does not hold another third."""
+    return _without(make_recording("nothing"), {"passive-1": SOME, "passive-2": OTHERS})
+
+
+def _without(recording: Any, unknown: Mapping[str, Tensor]) -> Any:
+    alignment = {name: rows.clone() for name, rows in recording.alignment.items()}
+    for name, positions in unknown.items():
+        alignment[name][positions] = -1
+    return replace(recording, alignment=alignment)
+
+
+def _held(recording: Any, party: str) -> Any:
+    return recording.alignment[party] >= 0
+
+
+def test_there_is_no_truth_about_people_whom_the_victim_does_not_hold(pairwise: Any) -> None:
+    whole = truth_of(pairwise)
+    for party in ("passive-1", "passive-2"):
+        held = _held(pairwise, party)
+        assert torch.equal(whole.features[party].isnan().all(dim=1), ~held)
+        assert torch.equal(truth_of(pairwise, party).trained, whole.trained[held[whole.trained]])
+    assert torch.equal(truth_of(pairwise, "active").trained, whole.trained)
+
+
+def test_features_are_revealed_of_people_whom_the_victim_holds(pairwise: Any) -> None:
+    trained = truth_of(pairwise, "passive-1").trained
+    known = reveal_features(pairwise, "passive-1", len(trained) - 1, 0)
+    assert torch.isin(known.positions, trained).all()
+    own = pairwise.data.passives[0].features
+    assert torch.equal(known.values, own[pairwise.alignment["passive-1"][known.positions]])
+    public = reveal_public(pairwise, ["passive-1", "passive-2"], ROWS, 0)
+    assert len(public["active"]) > 0
+    assert not any(rows.isnan().any() for rows in public.values())
+
+
+def test_a_view_says_who_is_held_as_far_as_the_coalition_knows(pairwise: Any) -> None:
+    everybody = torch.arange(ROWS)
+    active, passive = _view(pairwise, "active"), _view(pairwise, "passive-1")
+    for party in ("passive-1", "passive-2"):
+        assert torch.equal(active.holds(party, everybody), _held(pairwise, party))
+    assert active.holds("active", everybody).all()
+    assert list(passive.held) == ["passive-1"]
+    assert not passive.holds("passive-1", SOME).any()
+
+
+def test_own_columns_of_unknown_people_are_means_and_say_so(
+    make_recording: Any, pairwise: Any, recording: Any
+) -> None:
+    view = _view(pairwise, "passive-1", "passive-2")
+    own_A = pairwise.data.passives[0].features[pairwise.alignment["passive-1"]]
+    mean = own_A[_held(pairwise, "passive-1")].mean(dim=0)
+    for positions in (SOME, SOME[:2]):
+        columns = own_columns(view, positions)
+        assert columns.shape == (len(positions), 4 + 1 + 2 + 1)
+        assert torch.allclose(columns[:, :4], mean.expand(len(positions), 4))
+        assert columns[:, 4].tolist() == [1.0] * len(positions)
+        assert columns[:, 7].tolist() == [0.0] * len(positions)
+    known = torch.hstack([own_A[OTHERS], torch.zeros(len(OTHERS), 1)])
+    assert torch.equal(own_columns(view, OTHERS)[:, :5], known)
+    # Where all hold everybody nothing is filled; who holds nobody has columns without content.
+    whole = _view(recording, "active", "passive-1")
+    assert not whole.held
+    assert own_columns(whole, torch.arange(ROWS)).shape == (ROWS, 5 + 4)
+    nobody = _without(make_recording("nothing"), {"passive-2": torch.arange(ROWS)})
+    columns = own_columns(_view(nobody, "passive-2"), SOME)
+    assert torch.equal(columns, torch.tensor([0.0, 0.0, 1.0]).expand(len(SOME), 3))
+
+
+@pytest.mark.parametrize(
+    ("name", "adversary", "victim", "known"),
+    [("contrastive_inversion", "active", "passive-1", 100),
+     ("model_completion", "passive-1", "active", 12)],
+)  # fmt: skip
+def test_only_people_whom_the_victim_holds_are_guessed_and_scored(
+    pairwise: Any, name: str, adversary: str, victim: str, known: int
+) -> None:
+    found: list[tuple[AttackResult, Guess]] = []
+    attack = ATTACKS[name].model_validate({"iterations": 20})
+    trial = Trial(
+        attack, noise_opened(pairwise), (adversary,), victim, seed=0,
+        on_score=lambda *each: found.append(each),
+    )  # fmt: skip
+    assert trial.result().applicable
+    (result, guess), *_ = found
+    assert _held(pairwise, victim)[guess.positions].all()
+    # Labels are guessed of everybody whose representations a passive got.
+    assert _held(pairwise, "passive-1")[guess.positions].all() == (victim == "passive-1")
+    assert result.counts["scored"] + known == len(truth_of(pairwise, victim).trained)
+
+
+def test_live_only_people_whom_a_party_holds_are_asked_about_or_played() -> None:
+    changes: Any = {"alignment": {"mode": "pairwise", "protocol": "circuit"}}
+    config = live_config("apfed_c", views=3, train={"epochs": 1}, **changes)
+    data = with_overlap(load_data(config.data, seed=config.seed), 0.5, seed=1)
+    live = LiveRun(config, data)
+    asked = people_to_ask(live, Knowledge(classes=10, victim="passive-2"), len(live.trained))
+    held = live.alignment["passive-2"][live.trained] >= 0
+    assert torch.equal(asked.sort().values, live.trained[held].sort().values)
+    assert not held.all()
+    with pytest.raises(AttackError, match="passive-2 does not hold"):
+        live.representations("passive-2", live.trained[~held])
+    result = play_answers(ReversedHijack(ahead=5, hidden=16), config, "passive-2", data=data)
+    assert result.applicable, result.reason
+    assert result.baselines["ridge on x"]["r2"] is not None
+
+
+# Decoys: releases exchanged between rows, and nothing else.
+
+
+def _decoy(view: AdversaryView, seed: int = 0) -> tuple[AdversaryView, Tensor]:
+    decoy = exchanged(view, seed)
+    assert decoy is not None
+    assert decoy.stands_for is not None
+    return decoy, decoy.stands_for
+
+
+def _asked_about(people: list[int]) -> Played:
+    return Played("isolation", {"people": torch.tensor(people, dtype=torch.int64)})
+
+
+@pytest.mark.parametrize(("method", "reads"), [("apfed_c", 1), ("tvfl", 2)])
+def test_releases_are_exchanged_alike_in_all_epochs(
+    make_recording: Any, method: str, reads: int
+) -> None:
+    gradient = "nothing" if method == "tvfl" else None
+    made = make_recording("labels", method=method, gradient=gradient, epochs=3)
+    view = _view(made, "passive-1")
+    decoy, stands_for = _decoy(view)
+    observed = released_positions(view)
+    assert torch.equal(stands_for[observed].sort().values, observed)
+    assert float((stands_for[observed] != observed).float().mean()) > 0.95
+    for epoch in view.epochs:
+        for read in (representations, gradients)[:reads]:
+            seen, moved = read(view, epoch), read(decoy, epoch)
+            assert torch.equal(moved.positions, seen.positions)
+            assert torch.equal(moved.at(stands_for[seen.positions]), seen.z)
+    others = [name for name in view.__dataclass_fields__ if name != "stands_for"]
+    assert all(getattr(decoy, name) is getattr(view, name) for name in others)
+    assert view.stands_for is None
+    # The order is a function of the seed.
+    assert torch.equal(_decoy(view)[1], stands_for)
+    assert not torch.equal(_decoy(view, 2)[1], stands_for)
+
+
+def test_people_are_exchanged_among_those_of_whom_as_much_was_seen(
+    make_recording: Any, pairwise: Any
+) -> None:
+    made = make_recording("nothing", method="tvfl", gradient="nothing", epochs=1)
+    kept = made.transcript._epochs[0]
+    last = max(item.step for item in kept)
+    # As test rows: released and never answered.
+    kept[:] = [item for item in kept if (item.kind, item.step) != (Kind.GRADIENTS, last)]
+    view = _view(made, "passive-1")
+    observed, trained = released_positions(view), gradients(view, 0).positions
+    rest = observed[~torch.isin(observed, trained)]
+    assert len(rest)
+    decoy, stands_for = _decoy(view)
+    for group in (trained, rest):
+        assert torch.equal(stands_for[group].sort().values, group)
+    assert torch.equal(gradients(decoy, 0).positions, trained)
+    # And those whom the victim holds among themselves.
+    held, observed = _held(pairwise, "passive-1"), truth_of(pairwise).trained
+    taken = _decoy(_view(pairwise, "active", victim="passive-1"))[0].attributed(observed)
+    assert torch.equal(held[taken], held[observed])
+    assert torch.equal(taken.sort().values, observed)
+    assert not (taken == observed).any()
+
+
+def test_people_who_were_asked_about_are_exchanged_among_themselves(
+    make_recording: Any, recording: Any
+) -> None:
+    people = torch.tensor([40, 3, 17, 80, 3, 41, 60, 99])
+    view = _view(recording, "active", played=_asked_about(people.tolist()))
+    _, stands_for = _decoy(view)
+    assert set(stands_for[people].tolist()) == set(people.tolist())
+    assert not torch.equal(stands_for[people], people)
+    every = torch.cat([released_positions(view), people]).unique()
+    assert torch.equal(stands_for[every].sort().values, every)
+    assert not (stands_for[every] == every).any()
+    # Also where nobody kept their releases.
+    empty, people = make_recording("nothing", epochs=0), torch.arange(300, 320)
+    _, stands_for = _decoy(_view(empty, "active", played=_asked_about(people.tolist())))
+    assert torch.equal(stands_for[people].sort().values, people)
+    assert torch.equal(stands_for[:300], torch.arange(300))
+
+
+def test_a_view_of_no_two_rows_has_no_decoy(make_recording: Any, recording: Any) -> None:
+    empty = make_recording("nothing", epochs=0)
+    assert exchanged(_view(recording, "outsider"), 0) is None
+    assert exchanged(_view(empty, "passive-1"), 0) is None
+    for people in ([3, 3], []):
+        assert exchanged(_view(empty, "active", played=_asked_about(people)), 0) is None
+
+
+def _guess(positions: list[int], value: float) -> Guess:
+    """Scores that tell whose they are."""
+    scores = Prediction(np.array(positions, dtype=np.float64)[:, None] + value, clusters=True)
+    every = {"attack": scores}
+    return Guess(
+        positions=torch.tensor(positions), attacks=every, baselines=every, references=every
+    )
+
+
+def test_rows_that_both_guess_are_kept() -> None:
+    both = with_decoys(_guess([2, 5, 7, 8], 0.25), _guess([9, 8, 1, 5, 2], 0.5))
+    assert both.positions.tolist() == [2, 5, 8]
+    for kept in (both.attacks, both.baselines, both.references):
+        assert kept["attack"].values.flatten().tolist() == [2.25, 5.25, 8.25]
+    assert both.decoys["attack"].values.flatten().tolist() == [2.5, 5.5, 8.5]
+    assert both.decoys["attack"].clusters
+    none = with_decoys(_guess([1, 2], 0.0), _guess([3], 0.0))
+    assert not len(none.positions)
+    assert none.decoys["attack"].values.shape == (0, 1)
+
+
+@pytest.mark.parametrize("name", ["model_completion", "temporal"])
+def test_decoys_of_a_leak_find_nothing(recording: Any, name: str) -> None:
+    result = Trial(ATTACKS[name](), recording, ("passive-2",), "active", seed=0).result()
+    decoys = {
+        key.removesuffix(DECOY): figures["balanced_accuracy"] or 0
+        for key, figures in result.baselines.items()
+        if key.endswith(DECOY)
+    }
+    assert set(decoys) == set(result.variants)
+    assert (result.score["balanced_accuracy"] or 0) > 0.8
+    # Chance is a third; of several decoys one is lucky.
+    assert max(decoys.values()) < 0.5
+    assert abs(float(np.mean(list(decoys.values()))) - 1 / 3) < 0.08

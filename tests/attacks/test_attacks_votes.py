@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from apfed_attacks.live.runs import Poison, PoisonedVotes, VotesRun
 from apfed_experiments.overlap import with_overlap
@@ -15,9 +14,6 @@ from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.privacy.ledger import BudgetExhaustedError
-from secure_apfed.runs.outcome import Recording
-from secure_apfed.runs.run import run
-from tests.attacks.recordings import Voting, attacked, ballot_of
 from tests.secure_apfed.small_runs import Said, small_config
 
 OPENINGS = ("votes", "votes_randomised")
@@ -30,44 +26,6 @@ ASKED: Mapping[str, Said] = {
 }
 
 
-def a_feature(own: Tensor, draw: torch.Generator) -> Tensor:
-    """Votes that are a feature: its size, and its sign as the class."""
-    del draw
-    return torch.stack([own[:, 1], -own[:, 1], torch.zeros(len(own))], dim=1)
-
-
-def nothing(own: Tensor, draw: torch.Generator) -> Tensor:
-    return torch.rand(len(own), 3, generator=draw)
-
-
-def filled(make_recording: Any, method: str, voting: Voting, **others: Any) -> Recording:
-    seed = others.get("seed", 5)
-    return ballot_of(
-        make_recording("nothing", epochs=0, seed=seed), method=method, voting=voting, **others
-    )
-
-
-@pytest.mark.planted("vote_regression")
-@pytest.mark.parametrize("method", OPENINGS)
-def test_votes_that_are_a_feature_are_read(make_recording: Any, method: str) -> None:
-    recording = filled(make_recording, method, a_feature)
-    result, other = attacked(recording, "vote_regression", shadow_rows=60)
-    assert result.victim == "passive-1"
-    # One of four features, or its sign alone.
-    assert result.advantage > (0.1 if method == "votes" else 0.04)
-    assert abs(other.advantage) < 0.04  # of passive-2 the votes say nothing
-
-
-@pytest.mark.planted("shown_labels")
-@pytest.mark.parametrize("known", [0, 4])
-def test_shown_labels_are_read_as_they_are_and_teach(make_recording: Any, known: int) -> None:
-    recording = filled(make_recording, "votes", nothing)
-    for result in attacked(recording, "shown_labels", labels_per_class=known):
-        assert result.advantage > 0.05
-        share = 60 / result.counts["scored"]
-        assert min(one["accuracy"] or 0 for one in result.variants.values()) > share
-
-
 def config_of(method: Said, **changes: Any) -> Config:
     data = {"dataset": "breast_cancer", "overlap": 1.0, "labelled": 20}
     usual: dict[str, Any] = {
@@ -76,17 +34,6 @@ def config_of(method: Said, **changes: Any) -> Config:
         "secure_sum": {"scheme": "plain", "allow_single_passive": True},
     }  # fmt: skip
     return small_config(method, **{**usual, **changes})
-
-
-@pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
-@pytest.mark.parametrize("method", OPENINGS)
-def test_a_real_run_is_attacked(method: str) -> None:
-    recording = run(config_of(method), None).recording
-    features = attacked(recording, "vote_regression", shadow_rows=30, iterations=50)[0]
-    labels = attacked(recording, "shown_labels", labels_per_class=1)[0]
-    assert (features.role, labels.role) == ("active", "passive")
-    assert features.applicable
-    assert labels.advantage > 0
 
 
 # Live ballots: what a party that deviates reaches, and what stops it.

@@ -14,7 +14,6 @@ are too much alike, `spread` makes them differ, and the answers are explained nu
 Letters: B batch, N people asked about, D numbers of a representation.
 """
 
-import math
 from collections.abc import Mapping
 
 import torch
@@ -25,17 +24,8 @@ from torch import Tensor
 from apfed_attacks.features.contrastive_inversion import Question, explain_sums, why_not_contrastive
 from apfed_attacks.features.regression import guess_features
 from apfed_attacks.interface import Guess
-from apfed_attacks.live.strategy import (
-    ActiveAttack,
-    ActiveSeat,
-    ask_among_decoys,
-    notes_of,
-    people_to_ask,
-    rows_at_once,
-    why_not_played,
-)
+from apfed_attacks.live.strategy import ActiveAttack, ActiveSeat, notes_of
 from apfed_attacks.view import AdversaryView, Agreed, Knowledge
-from secure_apfed.seeds import derive_seed
 from secure_apfed.settings.training import ContrastiveSettings
 
 __all__ = ["ChosenRepresentations"]
@@ -59,15 +49,14 @@ class ChosenRepresentations(ActiveAttack):
     def applicable(self, view: AdversaryView) -> str | None:
         if view.agreed and (reason := why_not_contrastive(view)):
             return reason
-        return why_not_played(self, view)
+        return super().applicable(view)
 
     def play(self, seat: ActiveSeat, knowledge: Knowledge, seed: int) -> Mapping[str, Tensor]:
         """Ask in both directions; return people and, for both, what was sent and opened."""
-        people_N = people_to_ask(seat, knowledge, self.people)
-        draw = torch.Generator().manual_seed(derive_seed(seed, self.name))
-        size = math.prod(seat.terms.shape)
+        people_N, draw, size, length = self.opening(
+            seat, knowledge, seed, length=_ROOM, most=self.people
+        )
         axes_2D = torch.linalg.qr(torch.randn(size, 2, generator=draw, dtype=torch.float64)).Q.T
-        length = min(max(_ROOM, seat.terms.minimum_norm), seat.terms.maximum_norm)
 
         def question(axis_D: Tensor, rows: int) -> Tensor:
             noise_BD = torch.randn(rows, size, generator=draw, dtype=torch.float64) / size**0.5
@@ -75,23 +64,16 @@ class ChosenRepresentations(ActiveAttack):
 
         sent = [question(axis_D, len(people_N)) for axis_D in axes_2D]
         if seat.protected:
-            opened = [ask_among_decoys(self, seat, people_N, rows_ND, draw) for rows_ND in sent]
+            opened = [self.ask_among_decoys(seat, people_N, rows_ND, draw) for rows_ND in sent]
         else:
-            shaped = torch.cat(sent).reshape(-1, *seat.terms.shape)
-            opened = list(seat.ask(people_N.repeat(2), shaped).flatten(1).double().chunk(2))
-        return {
-            "people": people_N,
-            "sent": torch.stack(sent),
-            "opened": torch.stack(opened),
-            "batch": torch.tensor(
-                rows_at_once(self, seat) if seat.protected else len(people_N) * 2
-            ),
-        }
+            opened = list(seat.ask(people_N.repeat(2), torch.cat(sent)).double().chunk(2))
+        batch = self.rows_at_once(seat) if seat.protected else len(people_N) * 2
+        kept = {"sent": torch.stack(sent), "opened": torch.stack(opened)}
+        return {"people": people_N, **kept, "batch": torch.tensor(batch)}
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         people_N, z_ND = self.representations(view)
-        positions, order = people_N.sort()
-        return guess_features(self, view, positions, "z", z_ND[order], seed)
+        return guess_features(self, view, people_N, "z", z_ND, seed)
 
     def representations(self, view: AdversaryView) -> tuple[Tensor, Tensor]:
         """Return people (N,) and, for one passive, its unit z (N, D).
@@ -103,10 +85,8 @@ class ChosenRepresentations(ActiveAttack):
         """
         notes, contributors = notes_of(self, view), list(view.agreed.values())
         people_N, size = notes["people"], int(notes["batch"])
-        found = []
-        together = size > len(people_N)
-        chunk = len(people_N) if together else size
-        for at in torch.arange(len(people_N)).split(chunk):
+        found, together = [], size > len(people_N)
+        for at in torch.arange(len(people_N)).split(min(size, len(people_N))):
             sent, opened = notes["sent"][:, at], notes["opened"][:, at]
             differences_BD = _differences(sent, opened, contributors)
             if len(contributors) > 1 or self.decoys:
@@ -118,9 +98,7 @@ class ChosenRepresentations(ActiveAttack):
             else:
                 questions = [Question.of(h, g) for h, g in zip(sent, opened, strict=True)]
             start = _on_the_sphere(differences_BD)
-            found.append(
-                explain_sums(questions, contributors, view.budget.iterations, start_ND=start)
-            )
+            found.append(explain_sums(questions, contributors, view.iterations, start_ND=start))
         return people_N, torch.cat(found)
 
 

@@ -84,7 +84,7 @@ class ContrastiveInversion(FeatureAttack):
                 f"{view.knowledge.victim} holds; there is no gradient to invert"
             )
         rows, questions = zip(*asked, strict=True)
-        iterations = view.budget.iterations
+        iterations = view.iterations
         recovered = [explain_sums([question], contributors, iterations) for question in questions]
         positions, order = torch.cat(rows).sort()
         sums = torch.cat([question.sum for question in questions])
@@ -114,12 +114,10 @@ def opened_batches(view: AdversaryView, epoch: int) -> list[tuple[int, Tensor, T
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """What the active sent in a step and the sum that it opened.
+    """What the active sent in a step, h (B, D), and the sum (B, D) that it opened.
 
-    Attributes:
-        h: (B, D) what it sent.
-        sum: (B, D) the sum of lambda_p B dL_p/dh over the contributors, rows clipped.
-        people: (B,) which of the unknown representations each row is of.
+    The sum is that of lambda_p B dL_p/dh over the contributors, rows clipped; `people` (B,) are
+    which of the unknown representations each row is of.
     """
 
     h: Tensor
@@ -161,9 +159,6 @@ def explain_sums(
         contributors: of one contrastive objective.
         iterations: of L-BFGS on |predicted - sum|^2 / |sum|^2.
         start_ND: where it starts, any norm; by default a mixture of the first sum and h.
-
-    Raises:
-        AttackError: the sums are zero everywhere.
     """
     first = questions[0]
     scale = sum(float(item.sum.square().sum()) for item in questions)

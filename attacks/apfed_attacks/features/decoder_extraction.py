@@ -15,7 +15,6 @@ step, and `spread` or `decoys` keep a batch from being near-constant.
 Letters: B batch, N people asked about, D numbers of a representation, F features.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -26,16 +25,8 @@ from torch import Tensor
 
 from apfed_attacks.features.regression import Regression, guess_features
 from apfed_attacks.interface import FloatArray, Guess, Prediction
-from apfed_attacks.live.strategy import (
-    ActiveAttack,
-    ActiveSeat,
-    ask_among_decoys,
-    notes_of,
-    people_to_ask,
-    why_not_played,
-)
+from apfed_attacks.live.strategy import ActiveAttack, ActiveSeat, notes_of
 from apfed_attacks.view import AdversaryView, Knowledge
-from secure_apfed.seeds import derive_seed
 
 __all__ = ["DecoderExtraction"]
 
@@ -57,21 +48,20 @@ class DecoderExtraction(ActiveAttack):
         kinds = {agreed.objective.name for agreed in view.agreed.values()}
         if kinds and kinds != {"reconstruction"}:
             return "a passive contributes gradients of another objective than reconstruction"
-        return why_not_played(self, view)
+        return super().applicable(view)
 
     def play(self, seat: ActiveSeat, knowledge: Knowledge, seed: int) -> Mapping[str, Tensor]:
         """Ask; return people, what was sent to them and opened, and answers about the axes."""
-        people_N = people_to_ask(seat, knowledge, self.people)
-        draw = torch.Generator().manual_seed(derive_seed(seed, self.name))
-        size = math.prod(seat.terms.shape)
+        people_N, draw, size, length = self.opening(
+            seat, knowledge, seed, length=self.length, most=self.people
+        )
         point_D = torch.randn(size, generator=draw, dtype=torch.float64)
-        length = min(max(self.length, seat.terms.minimum_norm), seat.terms.maximum_norm)
         if not seat.protected:
             return self._ask_at_once(seat, people_N, length * point_D / point_D.norm())
         noise_ND = torch.randn(len(people_N), size, generator=draw, dtype=torch.float64)
         far_ND = point_D / point_D.norm() + self.spread * noise_ND / size**0.5
         sent_ND = length * far_ND / far_ND.norm(dim=1, keepdim=True)
-        opened_ND = ask_among_decoys(self, seat, people_N, sent_ND, draw)
+        opened_ND = self.ask_among_decoys(seat, people_N, sent_ND, draw)
         return {"people": people_N, "sent": sent_ND, "opened": opened_ND}
 
     def _ask_at_once(
@@ -82,8 +72,7 @@ class DecoderExtraction(ActiveAttack):
         at_point_ND = point_D.expand(count, size)
         asked = torch.cat([at_point_ND, torch.zeros_like(at_point_ND), torch.eye(size).double()])
         rows = torch.cat([people_N, people_N, people_N[:1].expand(size)])
-        answers = seat.ask(rows, asked.reshape(-1, *seat.terms.shape)).flatten(1).double()
-        opened, zero, axes = answers.split([count, count, size])
+        opened, zero, axes = seat.ask(rows, asked).double().split([count, count, size])
         return {
             "people": people_N, "sent": at_point_ND, "opened": opened,
             "zero": zero, "gram": axes - zero[:1],
@@ -91,11 +80,11 @@ class DecoderExtraction(ActiveAttack):
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         notes = notes_of(self, view)
+        guess = guess_features(self, view, notes["people"], "answers", notes["opened"], seed)
         positions, order = notes["people"].sort()
-        answers_ND = notes["opened"][order]
-        guess = guess_features(self, view, positions, "answers", answers_ND, seed)
         regress = Regression.of(view, positions, hidden=self.hidden, seed=seed)
-        exact = {"affine on answers": Prediction(_affine(regress, answers_ND.numpy(force=True)))}
+        answers_ND = notes["opened"][order].numpy(force=True)
+        exact = {"affine on answers": Prediction(_affine(regress, answers_ND))}
         if "gram" in notes:
             turned_NR = _unrotated(notes["zero"][order], notes["gram"]).numpy(force=True)
             if turned_NR.shape[1] <= regress.pairs.shape[1]:

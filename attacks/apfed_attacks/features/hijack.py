@@ -33,8 +33,8 @@ from torch import Tensor
 from apfed_attacks.columns import own_columns
 from apfed_attacks.features.feature_space import decoder_for, layers, simulator_for, slope_penalty
 from apfed_attacks.features.regression import ridge
-from apfed_attacks.interface import Guess, Prediction
-from apfed_attacks.live.strategy import AnsweringAttack, notes_of, why_not_played
+from apfed_attacks.interface import FloatArray, Guess, Prediction
+from apfed_attacks.live.strategy import AnsweringAttack, notes_of
 from apfed_attacks.view import AdversaryView, AttackError, Knowledge, released
 from secure_apfed.contract import RepresentationTerms
 from secure_apfed.models import Shape
@@ -77,9 +77,6 @@ class HijackAttack(AnsweringAttack):
     batch: int = Field(64, ge=2)
     channels: int = Field(16, ge=1)
 
-    def applicable(self, view: AdversaryView) -> str | None:
-        return why_not_played(self, view)
-
     def begin(
         self, terms: RepresentationTerms, knowledge: Knowledge, own_AF: Tensor, seed: int
     ) -> "Hijack":
@@ -89,8 +86,7 @@ class HijackAttack(AnsweringAttack):
         known_PF = outsiders.new_empty(len(outsiders), 0)
         if own and self.conditioned:
             known_PF = _as_own_columns(own[0], own_AF.flatten(1).shape[1])
-        seed = derive_seed(seed, self.name)
-        return Hijack(self, terms.shape, outsiders, own_AF, known_PF, seed)
+        return Hijack(self, terms.shape, outsiders, own_AF, known_PF, derive_seed(seed, self.name))
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         notes, victim = notes_of(self, view), view.knowledge.victim
@@ -100,17 +96,17 @@ class HijackAttack(AnsweringAttack):
         outsiders = view.knowledge.public[victim].float()
         space = Space(self, tuple(notes["shape"].tolist()), outsiders)
         space.decoder.load_state_dict({key: notes[key] for key in space.decoder.state_dict()})
-        attacks = {}
-        for name, observed in seen.items():
-            decoded_NF = space.decoded(observed.at(positions).float())
-            attacks[f"decoded {name}"] = Prediction(decoded_NF.double().numpy(force=True))
-        public_PF = outsiders.flatten(1).double().numpy(force=True)
+        attacks = {
+            f"decoded {name}": Prediction(_doubles(space.decoded(observed.at(positions).float())))
+            for name, observed in seen.items()
+        }
+        public_PF = _doubles(outsiders.flatten(1))
         mean_NF = np.tile(public_PF.mean(axis=0), (len(positions), 1))
         baselines = {"mean of the outsiders": Prediction(mean_NF)}
         own = view.knowledge.public.get(view.parties[0])
         if own is not None:
-            own_NC = own_columns(view, positions).double().numpy(force=True)
-            own_PC = _as_own_columns(own, own_NC.shape[1]).double().numpy(force=True)
+            own_NC = _doubles(own_columns(view, positions))
+            own_PC = _doubles(_as_own_columns(own, own_NC.shape[1]))
             baselines["ridge on x"] = ridge(own_PC, public_PF, own_NC)
         return Guess(positions=positions, attacks=attacks, baselines=baselines)
 
@@ -122,11 +118,11 @@ class FeatureSpaceHijack(HijackAttack):
     roles = ("active",)
 
     def applicable(self, view: AdversaryView) -> str | None:
-        told = view.description
-        if not told.returns_gradients:
-            return f"{told}: the active returns no gradient that trains a passive's encoder"
-        if told.opens == "representations":
-            return f"{told}: the active reads a sum of representations, and no passive's own"
+        exchange = view.description
+        if not exchange.returns_gradients:
+            return f"{exchange}: the active returns no gradient that trains a passive's encoder"
+        if exchange.opens == "representations":
+            return f"{exchange}: the active reads a sum of representations, and no passive's own"
         return super().applicable(view)
 
 
@@ -142,12 +138,12 @@ class ReversedHijack(HijackAttack):
         return super().applicable(view)
 
 
-def _as_own_columns(known_P: Tensor, columns: int) -> Tensor:
-    """Return (P, columns): rows (P, ...) of people whom one party holds, beside its own columns.
+def _doubles(rows_NF: Tensor) -> FloatArray:
+    return np.asarray(rows_NF.double().numpy(force=True))
 
-    Raises:
-        AttackError: so many columns are not that party's.
-    """
+
+def _as_own_columns(known_P: Tensor, columns: int) -> Tensor:
+    """Return (P, columns): rows (P, ...) of people whom one party holds, beside its own columns."""
     known_PF = known_P.flatten(1)
     missing = columns - known_PF.shape[1]
     if missing not in (0, 1):
@@ -159,10 +155,14 @@ def _as_own_columns(known_P: Tensor, columns: int) -> Tensor:
 
 
 class Space:
-    """The adversary's feature space: simulator f, decoder d, and the outsiders in one unit."""
+    """The adversary's feature space: simulator f, decoder d, and the outsiders in one unit.
+
+    Its numbers may be kept to those that a victim behind a ReLU reaches, `reach_D`.
+    """
 
     def __init__(self, attack: HijackAttack, sent: Shape, outsiders: Tensor) -> None:
         self.outsiders = rows_PF = outsiders.flatten(1)
+        self.reach_D: Tensor | None = None
         self._low, self._high = rows_PF.min(), rows_PF.max()
         self._centre_F, self._scale = rows_PF.mean(dim=0), float(rows_PF.std()) or 1.0
         self.public_PF = (rows_PF - self._centre_F) / self._scale
@@ -170,11 +170,21 @@ class Space:
         self.simulator = simulator_for(*widths).to(outsiders.device)
         self.decoder = decoder_for(*widths).to(outsiders.device)
 
+    def simulate(self, scaled_BF: Tensor) -> Tensor:
+        """Representations (B, D) as they are to look: f, where a ReLU lets the victim go.
+
+        They are kept far enough from 0 to learn.
+        """
+        simulated_BD: Tensor = self.simulator(scaled_BF)
+        if self.reach_D is None:
+            return simulated_BD
+        return F.softplus(simulated_BD + _AWAY_FROM_ZERO) * self.reach_D
+
     @torch.no_grad()
     def simulated(self, features_NF: Tensor) -> Tensor:
         """f(x), (N, D)."""
         scaled_NF = (features_NF.flatten(1) - self._centre_F) / self._scale
-        return torch.cat([self.simulator(scaled_BF) for scaled_BF in scaled_NF.split(_AT_ONCE)])
+        return torch.cat([self.simulate(scaled_BF) for scaled_BF in scaled_NF.split(_AT_ONCE)])
 
     @torch.no_grad()
     def decoded(self, z_ND: Tensor) -> Tensor:
@@ -186,13 +196,9 @@ class Space:
 class Hijack:
     """The adversary's networks and how it answers a step.
 
-    Args:
-        attack: settings.
-        sent: shape of a row of representations.
-        outsiders: (P, ...) the victim's features of people whom the adversary knows wholly.
-        own_AF: its own features by alignment position.
-        own_PF: those of the outsiders, with which the discriminator compares; (P, 0): with none.
-        seed: of networks and batches.
+    `sent` is the shape of a row of representations; `outsiders` (P, ...) are the victim's features
+    of people whom the adversary knows wholly. It compares with its own features by alignment
+    position, `own_AF`, and of the outsiders, `own_PF`; with none where these are (P, 0).
     """
 
     def __init__(
@@ -205,18 +211,17 @@ class Hijack:
         own_AF = own_AF.flatten(1).float()[:, : None if used else 0]
         self._own_AF, self._own_PF = (own_AF - centre_F) / scale, (own_PF - centre_F) / scale
         with seeded(seed, "networks"):
-            self._space = Space(attack, sent, outsiders)
+            self.space = Space(attack, sent, outsiders)
             self._judge = layers(math.prod(sent) + used, *[attack.hidden] * 2, 1)
         self._judge.to(outsiders.device)
         self._judging = torch.optim.Adam(
             self._judge.parameters(), attack.judge_rate, betas=_BETAS, fused=True
         )
         self._target_PD: Tensor | None = None
-        self._reach_D: Tensor | None = None
 
     def answer(self, step: int, rows_B: Tensor, z_BD: Tensor) -> Tensor:
         """Train on this batch; return the gradient, row by row, that makes z look like f(x)."""
-        z_BD = z_BD.detach().to(self._space.outsiders.device, torch.float32)
+        z_BD = z_BD.detach().to(self.space.outsiders.device, torch.float32)
         if self._target_PD is None:
             self._target_PD = self._build(z_BD)
         own_BF = self._own_AF[rows_B]
@@ -233,20 +238,19 @@ class Hijack:
 
     def _build(self, z_BD: Tensor) -> Tensor:
         """Train simulator and decoder within the victim's reach; return f of the outsiders."""
-        space, attack = self._space, self._attack
+        space, attack = self.space, self._attack
         # What the first batch shows of a victim behind a ReLU: numbers that stay 0.
-        self._reach_D = (z_BD > 0).any(dim=0) if bool((z_BD >= 0).all()) else None
+        space.reach_D = (z_BD > 0).any(dim=0) if bool((z_BD >= 0).all()) else None
         parameters = [*space.simulator.parameters(), *space.decoder.parameters()]
         adam = torch.optim.Adam(parameters, attack.learning_rate, fused=True)
         with seeded(self._seed, "ahead"):
             for _ in range(attack.ahead):
                 rows_B = torch.randint(len(space.public_PF), (attack.batch,))
                 public_BF = space.public_PF[rows_B]
-                simulated_BD = _within_reach(space.simulator(public_BF), self._reach_D)
                 adam.zero_grad()
-                F.mse_loss(space.decoder(simulated_BD), public_BF).backward()
+                F.mse_loss(space.decoder(space.simulate(public_BF)), public_BF).backward()
                 adam.step()
-        return self.simulated(space.outsiders)
+        return space.simulated(space.outsiders)
 
     def _judge_batch(self, theirs_BD: Tensor, target_PD: Tensor) -> None:
         outsiders_B = torch.randint(len(target_PD), (len(theirs_BD),))
@@ -263,20 +267,5 @@ class Hijack:
         (loss + self._attack.penalty * penalty).backward()
         self._judging.step()
 
-    def decoded(self, z_ND: Tensor) -> Tensor:
-        """Flattened features (N, F) out of flattened representations: d."""
-        return self._space.decoded(z_ND)
-
-    def simulated(self, features_NF: Tensor) -> Tensor:
-        """Representations (N, D) as they are to look: f, which the experimenter compares with."""
-        return _within_reach(self._space.simulated(features_NF), self._reach_D)
-
     def notes(self) -> Mapping[str, Tensor]:
-        return {**self._space.decoder.state_dict(), "shape": torch.tensor(self._sent)}
-
-
-def _within_reach(simulated_BD: Tensor, reach_D: Tensor | None) -> Tensor:
-    """Keep the space where a ReLU lets the victim go, and far enough from 0 to learn."""
-    if reach_D is None:
-        return simulated_BD
-    return F.softplus(simulated_BD + _AWAY_FROM_ZERO) * reach_D
+        return {**self.space.decoder.state_dict(), "shape": torch.tensor(self._sent)}

@@ -9,7 +9,7 @@ Model Inversion Attacks Against Collaborative Inference; the paired form).
 Letters: N observed rows, n of them shadow rows, U the others, F the victim's features.
 """
 
-from apfed_attacks.columns import beside, why_nothing_of_victim
+from apfed_attacks.columns import beside
 from apfed_attacks.features.regression import FeatureAttack, Regression
 from apfed_attacks.interface import FloatArray, Guess
 from apfed_attacks.view import AdversaryView, released
@@ -27,9 +27,6 @@ class InverseNetwork(FeatureAttack):
 
     name = "inverse_network"
     roles = ("passive", "active")
-
-    def applicable(self, view: AdversaryView) -> str | None:
-        return why_nothing_of_victim(view)
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         seen = released(view, view.knowledge.victim)

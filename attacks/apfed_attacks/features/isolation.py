@@ -12,7 +12,6 @@ read like any single gradient; here by regression from shadow rows.
 Letters: B batch, N people asked about, D numbers of a representation.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Literal
 
@@ -22,15 +21,8 @@ from torch import Tensor
 
 from apfed_attacks.features.regression import guess_features
 from apfed_attacks.interface import Guess
-from apfed_attacks.live.strategy import (
-    ActiveAttack,
-    ActiveSeat,
-    notes_of,
-    people_to_ask,
-    why_not_played,
-)
+from apfed_attacks.live.strategy import ActiveAttack, ActiveSeat, notes_of
 from apfed_attacks.view import AdversaryView, Knowledge
-from secure_apfed.seeds import derive_seed
 
 __all__ = ["Isolation"]
 
@@ -57,19 +49,16 @@ class Isolation(ActiveAttack):
     def applicable(self, view: AdversaryView) -> str | None:
         if len(view.agreed) == 1:
             return "with one passive the sum is its gradient; there is nothing to isolate"
-        return why_not_played(self, view)
+        return super().applicable(view)
 
     def play(self, seat: ActiveSeat, knowledge: Knowledge, seed: int) -> Mapping[str, Tensor]:
         """Ask about one batch; return people and what should be the victim's part alone."""
-        rows_B = people_to_ask(seat, knowledge, min(self.people, seat.batch_size))
-        draw = torch.Generator().manual_seed(derive_seed(seed, self.name))
-        size = math.prod(seat.terms.shape)
+        rows_B, draw, size, length = self.opening(
+            seat, knowledge, seed, length=self.length, most=min(self.people, seat.batch_size)
+        )
         noise_BD = torch.randn(len(rows_B), size, generator=draw, dtype=torch.float64)
-        unit_BD = noise_BD / noise_BD.norm(dim=1, keepdim=True)
-        length = min(max(self.length, seat.terms.minimum_norm), seat.terms.maximum_norm)
-        sent_BD = (length * unit_BD).reshape(-1, *seat.terms.shape)
-        victim = knowledge.victim
-        others = [name for name in seat.passives if name != victim]
+        sent_BD = length * (noise_BD / noise_BD.norm(dim=1, keepdim=True))
+        others = [name for name in seat.passives if name != knowledge.victim]
         if self.way == "weight":
             found = seat.ask(rows_B, sent_BD, weights=dict.fromkeys(others, 0.0))
         elif self.way == "unequal":
@@ -82,11 +71,8 @@ class Isolation(ActiveAttack):
             found = seat.ask(rows_B, sent_BD)
             for name in others[: self.colluding]:
                 found = found - seat.contributed(name)
-        return {"people": rows_B, "isolated": found.flatten(1).double()}
+        return {"people": rows_B, "isolated": found.double()}
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         notes = notes_of(self, view)
-        positions, order = notes["people"].sort()
-        return guess_features(
-            self, view, positions, "isolated part", notes["isolated"][order], seed
-        )
+        return guess_features(self, view, notes["people"], "isolated part", notes["isolated"], seed)

@@ -6,7 +6,6 @@ differ. Nothing here chooses among the regressors.
 Letters: N rows, n of them shadow rows, U the others, F the victim's features.
 """
 
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -15,7 +14,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import Field
-from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import RidgeCV
 from sklearn.neural_network import MLPRegressor
 from torch import Tensor
@@ -23,9 +21,11 @@ from torch import Tensor
 from apfed_attacks.columns import (
     ColumnAttack,
     beside,
+    fitted,
     guessed_once,
     own_columns,
     standardised,
+    why_nothing_to_read,
 )
 from apfed_attacks.interface import FloatArray, Guess, Prediction
 from apfed_attacks.live.strategy import ActiveAttack
@@ -60,6 +60,13 @@ class FeatureAttack(ColumnAttack):
     shadow_rows: int = Field(100, ge=2)
     hidden: int = Field(128, ge=1)
 
+    def applicable(self, view: AdversaryView) -> str | None:
+        """Return why this view gives an attack on the victim's representations none of them."""
+        reason, victim = why_nothing_to_read(view), view.knowledge.victim
+        if reason is None and victim not in view.senders(view.epochs[-1]):
+            return f"{view.description}: {victim} releases no representation to {view.name}"
+        return reason
+
 
 @dataclass(frozen=True, eq=False)
 class Regression:
@@ -67,9 +74,8 @@ class Regression:
 
     Attributes:
         positions: (N,) of the rows; pairs: (n, F) the victim's features of the shadow rows.
-        shadow: (N,) which of the rows these are.
+        shadow: (N,) which of the rows these are; decoy: whether rows have other rows' releases.
         hidden, iterations, seed: of the MLP.
-        decoy: whether rows have other rows' releases.
     """
 
     positions: Tensor
@@ -82,11 +88,7 @@ class Regression:
 
     @classmethod
     def of(cls, view: AdversaryView, positions: Tensor, *, hidden: int, seed: int) -> Self:
-        """Take the shadow rows among `positions` (N,), which are ascending.
-
-        Raises:
-            AttackError: fewer than two of them were observed, or nobody else was.
-        """
+        """Take the shadow rows among `positions` (N,), which are ascending."""
         shadow = view.knowledge.shadow
         shadow_N = torch.isin(positions, shadow.positions)
         if shadow_N.sum() < 2:
@@ -103,7 +105,7 @@ class Regression:
         pairs = shadow.values[torch.isin(shadow.positions, positions)].flatten(1)
         return cls(
             positions, pairs.double().numpy(force=True), shadow_N.numpy(), hidden,
-            view.budget.iterations, seed, decoy=view.is_decoy,
+            view.iterations, seed, decoy=view.is_decoy,
         )  # fmt: skip
 
     @property
@@ -122,36 +124,24 @@ class Regression:
     def guess(self, attacks: Mapping[str, Prediction], own: Mapping[str, FloatArray]) -> Guess:
         """What these attacks make of the rows that are guessed, beside the same from own columns.
 
-        Args:
-            attacks: predictions of the rows that are guessed.
-            own: sets of columns (N, F) that hold no release; of a decoy nobody reads what they
-                tell.
+        Own ones, sets of (N, F), hold no release; of a decoy nobody reads what they tell.
         """
         mean_UF = np.tile(self.pairs.mean(axis=0), (int((~self.shadow).sum()), 1))
-        return Guess(
-            positions=self.positions[self.unknown],
-            attacks=attacks,
-            baselines={
-                "mean of the shadow rows": Prediction(mean_UF),
-                **({} if self.decoy else self.on(own)),
-            },
-        )
+        baselines = {"mean of the shadow rows": Prediction(mean_UF)}
+        if not self.decoy:
+            baselines |= self.on(own)
+        return Guess(positions=self.positions[self.unknown], attacks=attacks, baselines=baselines)
 
     def _fit(self, how: str, values_NF: FloatArray) -> Prediction:
         centre_F, scale = self.pairs.mean(axis=0), self.pairs.std() or 1.0
 
         def guess() -> FloatArray:
             wanted_nF = (self.pairs - centre_F) / scale
-            seed, rows = self.seed % 2**32, len(self.pairs)
-            regressor = REGRESSORS[how](self.hidden, self.iterations, seed, rows)
-            with warnings.catch_warnings():
-                # The budget may end the optimiser; that is part of the adversary's description.
-                warnings.simplefilter("ignore", ConvergenceWarning)
-                # scikit-learn warns of one column that is no vector.
-                wanted = wanted_nF[:, 0] if wanted_nF.shape[1] == 1 else wanted_nF
-                regressor.fit(values_NF[self.shadow], wanted)
-            found_UF = regressor.predict(values_NF[~self.shadow]).reshape(-1, self.pairs.shape[1])
-            return np.asarray(found_UF * scale + centre_F)
+            made = REGRESSORS[how](self.hidden, self.iterations, self.seed % 2**32, len(wanted_nF))
+            # scikit-learn warns of one column that is no vector.
+            wanted = wanted_nF[:, 0] if wanted_nF.shape[1] == 1 else wanted_nF
+            found_U = fitted(made, values_NF[self.shadow], wanted).predict(values_NF[~self.shadow])
+            return np.asarray(found_U.reshape(-1, wanted_nF.shape[1]) * scale + centre_F)
 
         made_of = (self.hidden, self.iterations, self.seed, self.shadow, self.pairs, values_NF)
         return Prediction(guessed_once(guess, how, *made_of))
@@ -166,19 +156,20 @@ def ridge(known_PC: FloatArray, wanted_PF: FloatArray, columns_NC: FloatArray) -
 def guess_features(
     attack: FeatureAttack | ActiveAttack,
     view: AdversaryView,
-    positions: Tensor,
+    people_N: Tensor,
     name: str,
     released_NC: Tensor,
     seed: int,
 ) -> Guess:
-    """Regress what was released of `positions` (N,) to the victim's features, as from own ones x.
+    """Regress what was released of these positions to the victim's features, as from own ones x.
 
-    Positions ascend and have shadow rows among them. Columns wider than the attack's `components`
-    are reduced to so many.
+    There are shadow rows among them. Columns wider than the attack's `components` are reduced to
+    so many.
     """
+    positions, order = people_N.sort()
     released_NF, own_NF = (
         standardised(values, components=attack.components, seed=seed)
-        for values in (released_NC, own_columns(view, positions))
+        for values in (released_NC[order], own_columns(view, positions))
     )
     regress = Regression.of(view, positions, hidden=attack.hidden, seed=seed)
     columns = {name: released_NF, **beside(name, released_NF, own_NF)}

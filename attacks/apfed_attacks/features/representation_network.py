@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from apfed_attacks.columns import why_nothing_of_victim
 from apfed_attacks.features.regression import FeatureAttack, Regression
 from apfed_attacks.interface import FloatArray, Guess, Prediction
 from apfed_attacks.view import AdversaryView, released
@@ -54,7 +53,7 @@ class RepresentationNetwork(FeatureAttack):
     variance_weight: float = Field(1.0, ge=0)
 
     def applicable(self, view: AdversaryView) -> str | None:
-        reason = why_nothing_of_victim(view)
+        reason = super().applicable(view)
         if reason is None and view.knowledge.encoder is None:
             victim = view.knowledge.victim
             return f"{view.name} is not told the encoder of {victim}: the recording holds none"
@@ -65,24 +64,21 @@ class RepresentationNetwork(FeatureAttack):
         positions = self.choose(view, seen["h"].positions, seed)
         x_NC = self.own(view, positions, seed)
         regress = Regression.of(view, positions, hidden=self.hidden, seed=seed)
-        h_ND = seen["h"].at(positions)
-        attacks = {"G(x, noise)": self._invert(view, x_NC, h_ND, regress, self.noise, seed)}
-        for name, observed in seen.items():
-            h_ND = observed.at(positions)
-            columns_NC = np.hstack([x_NC, self.scaled(h_ND, seed)])
-            attacks[f"G(x, {name})"] = self._invert(view, columns_NC, h_ND, regress, 0, seed)
+        columns = {name: observed.at(positions) for name, observed in seen.items()}
+        made = {"noise": self._made(view, x_NC, columns["h"], self.noise, seed)}
+        for name, h_ND in columns.items():
+            both_NC = np.hstack([x_NC, self.scaled(h_ND, seed)])
+            made[name] = self._made(view, both_NC, h_ND, 0, seed)
+        attacks = {
+            f"G(x, {name})": Prediction(made_NF[regress.unknown].numpy(force=True))
+            for name, made_NF in made.items()
+        }
         return regress.guess(attacks, {"x": x_NC})
 
-    def _invert(
-        self,
-        view: AdversaryView,
-        columns_NC: FloatArray,
-        h_ND: Tensor,
-        regress: Regression,
-        noise: int,
-        seed: int,
-    ) -> Prediction:
-        """Train a generator that reads these columns and noise; return the rows it makes.
+    def _made(
+        self, view: AdversaryView, columns_NC: FloatArray, h_ND: Tensor, noise: int, seed: int
+    ) -> Tensor:
+        """Train a generator that reads these columns and noise; return the rows it makes, (N, F).
 
         It minimises the squared error of their h, each column by its variance.
         """
@@ -108,7 +104,7 @@ class RepresentationNetwork(FeatureAttack):
                 nn.Linear(self.hidden, mean_F.numel()),
             ).to(view.device)  # fmt: skip
             adam = torch.optim.Adam(generator.parameters(), lr=self.rate)
-            for _ in range(view.budget.iterations):
+            for _ in range(view.iterations):
                 rows_B = torch.randint(len(h_ND), (self.batch,))
                 made_BF = make(rows_B)
                 error_BD = (encoder(made_BF).float() - h_ND[rows_B]) * weight_D
@@ -119,4 +115,4 @@ class RepresentationNetwork(FeatureAttack):
             draws, every = _DRAWS if noise else 1, torch.arange(len(own_NC))
             with torch.no_grad():
                 made_NF = torch.stack([make(every) for _ in range(draws)]).mean(dim=0)
-        return Prediction(made_NF.flatten(1).double()[regress.unknown].numpy(force=True))
+        return made_NF.flatten(1).double()

@@ -14,7 +14,6 @@ Letters: N rows, C numbers of a sum, F columns, K classes.
 
 import numpy as np
 import torch
-import torch.nn.functional as nn
 from torch import Tensor
 
 from apfed_attacks.columns import beside
@@ -58,15 +57,15 @@ class SumRegression(FeatureAttack):
             columns["all epochs"] = torch.cat(every, dim=1)
         x_NF = self.own(view, positions, seed)
         both_NF = np.hstack([x_NF, _own_labels(view, positions)])
-        told = {name: self.scaled(values, seed) for name, values in columns.items()}
+        scaled = {name: self.scaled(values, seed) for name, values in columns.items()}
         together = {
             f"{key} and labels": of_NF
-            for name, released_NF in told.items()
+            for name, released_NF in scaled.items()
             for key, of_NF in beside(name, released_NF, both_NF).items()
         }
         regress = Regression.of(view, positions, hidden=self.hidden, seed=seed)
         own = {"x": x_NF, "x and labels": both_NF}
-        return regress.guess(regress.on({**told, **together}), own)
+        return regress.guess(regress.on({**scaled, **together}), own)
 
 
 def _sums(view: AdversaryView, epoch: int, positions: Tensor) -> Tensor:
@@ -88,7 +87,6 @@ def _rest(view: AdversaryView, epoch: int, positions: Tensor) -> Tensor:
 
 def _own_labels(view: AdversaryView, positions: Tensor) -> FloatArray:
     """The active's labels one-hot, (N, K); a row of zeros where it has none."""
-    labels_N = view.labels[view.parties[0]][positions]
-    told_N1 = (labels_N >= 0)[:, None]
-    one_hot_NK = nn.one_hot(labels_N.clamp(min=0), view.knowledge.classes) * told_N1
-    return np.asarray(one_hot_NK.double().numpy())
+    labels_N = view.labels[view.parties[0]][positions].clamp(min=-1).numpy()
+    # The last row is of zeros.
+    return np.asarray(np.eye(view.knowledge.classes + 1, view.knowledge.classes)[labels_N])

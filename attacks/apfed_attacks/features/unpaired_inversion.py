@@ -23,14 +23,14 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from apfed_attacks.columns import own_columns, why_nothing_of_victim
+from apfed_attacks.columns import own_columns
 from apfed_attacks.features.feature_space import energy_distance, layers, slope_penalty
 from apfed_attacks.features.regression import FeatureAttack, ridge
 from apfed_attacks.interface import FloatArray, Guess, Prediction
 from apfed_attacks.view import AdversaryView, AttackError, released
 from secure_apfed.seeds import derive_seed, seeded, shuffled
 
-__all__ = ["Simulation", "UnpairedInversion"]
+__all__ = ["UnpairedInversion"]
 
 _BETAS = 0.5, 0.9
 _SEEN = 1_000  # rows that the choice among starts compares
@@ -74,9 +74,6 @@ class UnpairedInversion(FeatureAttack):
     batch: int = Field(128, ge=2)
     components: int = Field(64, ge=2)
 
-    def applicable(self, view: AdversaryView) -> str | None:
-        return why_nothing_of_victim(view)
-
     def run(self, view: AdversaryView, seed: int) -> Guess:
         shadow = view.knowledge.shadow
         if len(shadow) < 2:
@@ -88,144 +85,109 @@ class UnpairedInversion(FeatureAttack):
         order = shuffled(torch.arange(len(shadow)), seed, "attacks", "unpaired")
         public_PF = shadow.values[order].flatten(1).float()
         x_NC, x_PC = own_columns(view, positions), own_columns(view, shadow.positions[order])
-        beside = self._beside(x_NC, x_PC, seed)
-        columns = {name: observed.at(positions) for name, observed in seen.items()}
-        if not view.is_decoy:
-            columns["x"] = x_NC  # a baseline, of which a decoy reads none
-        found = {
-            f"decoded {name}": Prediction(self._decode(view, values, public_PF, beside, seed))
-            for name, values in columns.items()
-        }
+        both = torch.cat([x_NC, x_PC])
+        # In one unit; no columns where the discriminators are not told.
+        both = torch.from_numpy(self.scaled(both, seed)) if self.conditioned else both[:, :0]
+        beside_NC, beside_PC = both.float().split([len(x_NC), len(x_PC)])
+
+        def decoded(columns_NC: Tensor) -> Prediction:
+            h_ND = torch.from_numpy(self.scaled(columns_NC, seed)).float()
+            seeds = (derive_seed(seed, self.name, start) for start in range(self.starts))
+            given = self, view, h_ND, public_PF, beside_NC, beside_PC
+            starts = [_simulate(*given, own_seed) for own_seed in seeds]
+            return Prediction(min(starts, key=lambda start: start[0])[1])
+
+        attacks = {f"decoded {name}": decoded(h.at(positions)) for name, h in seen.items()}
         mean_F = public_PF.double().mean(dim=0).numpy(force=True)
         baselines = {"mean of the public rows": Prediction(np.tile(mean_F, (len(positions), 1)))}
-        if not view.is_decoy:
-            baselines["decoded x"] = found.pop("decoded x")
-        if self.conditioned and not view.is_decoy:
-            known_PC, known_PF, own_NC = (
-                one.double().numpy(force=True) for one in (x_PC, public_PF, x_NC)
-            )
-            baselines["ridge on x"] = ridge(known_PC, known_PF, own_NC)
-        return Guess(positions=positions, attacks=found, baselines=baselines)
-
-    def _beside(self, x_NC: Tensor, x_PC: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-        """Own features of observed and of public rows in one unit; no columns where not told."""
-        if not self.conditioned:
-            return x_NC[:, :0].float(), x_PC[:, :0].float()
-        both = torch.from_numpy(self.scaled(torch.cat([x_NC, x_PC]), seed)).float()
-        return both[: len(x_NC)], both[len(x_NC) :]
-
-    def _decode(
-        self,
-        view: AdversaryView,
-        columns_NC: Tensor,
-        public_PF: Tensor,
-        beside: tuple[Tensor, Tensor],
-        seed: int,
-    ) -> FloatArray:
-        seen_NC = torch.from_numpy(self.scaled(columns_NC, seed)).float()
-        found = []
-        for start in range(self.starts):
-            own_seed = derive_seed(seed, self.name, start)
-            found.append(Simulation(self, seen_NC, public_PF, beside, own_seed, view.device))
-            found[-1].fit(view.budget.iterations)
-        return min(found, key=Simulation.difference).decoded()
+        if not view.is_decoy:  # of which nobody reads more
+            baselines["decoded x"] = decoded(x_NC)
+            if self.conditioned:
+                known = (rows.double().numpy(force=True) for rows in (x_PC, public_PF, x_NC))
+                baselines["ridge on x"] = ridge(*known)
+        return Guess(positions=positions, attacks=attacks, baselines=baselines)
 
 
-class Simulation:
-    """One training of f~, d and two discriminators on standardised rows.
+def _simulate(
+    attack: UnpairedInversion,
+    view: AdversaryView,
+    h_ND: Tensor,
+    public_PF: Tensor,
+    x_NC: Tensor,
+    x_PC: Tensor,
+    seed: int,
+) -> tuple[float, FloatArray]:
+    """Train f~, d and two discriminators on standardised h and rows of the victim's kind.
 
-    Args:
-        attack: settings.
-        h_ND: standardised representations.
-        public_PF: rows of the victim's kind of features.
-        beside: what the discriminators are told of observed (N, C) and public (P, C) rows.
-        seed: of weights and batches; device: where it trains.
+    Discriminators are told x of observed (N, C) and of public (P, C) rows.
+
+    Returns:
+        How unlike f~(x) and h are, and d(h) and rows: what the adversary itself can see; and d(h),
+        (N, F), in the public rows' units.
     """
-
-    def __init__(
-        self,
-        attack: UnpairedInversion,
-        h_ND: Tensor,
-        public_PF: Tensor,
-        beside: tuple[Tensor, Tensor],
-        seed: int,
-        device: torch.device,
-    ) -> None:
-        self._attack, self._seed, self._device = attack, seed, device
-        self._h_ND = h_ND.to(device)
-        self._x_NC, self._x_PC = (columns.to(device) for columns in beside)
-        self._centre_F, self._scale = public_PF.mean(dim=0), float(public_PF.std()) or 1.0
-        self._public_PF = ((public_PF - self._centre_F) / self._scale).to(device)
-        size, features, hidden = h_ND.shape[1], public_PF.shape[1], attack.hidden
-        own = self._x_PC.shape[1]
-        with seeded(seed, "networks"):
-            self._simulator = layers(features, hidden, hidden, size).to(device)
-            self._decoder = layers(size, hidden, hidden, features).to(device)
-            self._judge_h = layers(size + own, hidden, hidden, 1).to(device)
-            self._judge_x = layers(features + own, hidden, hidden, 1).to(device)
-        pair = [*self._simulator.parameters(), *self._decoder.parameters()]
-        self._judges = nn.ModuleList([self._judge_h, self._judge_x])
-        self._pair_adam = torch.optim.Adam(pair, lr=attack.rate, betas=_BETAS)
-        self._judge_adam = torch.optim.Adam(
-            self._judges.parameters(), lr=attack.judge_rate, betas=_BETAS
+    device, size, (features, own) = (
+        view.device,
+        h_ND.shape[1],
+        (public_PF.shape[1], x_PC.shape[1]),
+    )
+    centre_F, scale = public_PF.mean(dim=0), float(public_PF.std()) or 1.0
+    rows_PF = ((public_PF - centre_F) / scale).to(device)
+    h_ND, x_NC, x_PC = (columns.to(device) for columns in (h_ND, x_NC, x_PC))
+    ends = (features, size), (size, features), (size + own, 1), (features + own, 1)
+    with seeded(seed, "networks"):
+        simulator, decoder, judge_h, judge_x = (
+            layers(wide, attack.hidden, attack.hidden, narrow).to(device) for wide, narrow in ends
         )
+    pair, judges = nn.ModuleList([simulator, decoder]), nn.ModuleList([judge_h, judge_x])
+    pair_adam = torch.optim.Adam(pair.parameters(), lr=attack.rate, betas=_BETAS)
+    judge_adam = torch.optim.Adam(judges.parameters(), lr=attack.judge_rate, betas=_BETAS)
 
-    def fit(self, iterations: int) -> None:
-        with seeded(self._seed, "fit"):
-            for _ in range(iterations):
-                seen_B = torch.randint(len(self._h_ND), (self._attack.batch,))
-                public_B = torch.randint(len(self._public_PF), (self._attack.batch,))
-                self._train_judges(seen_B, public_B)
-                self._train_pair(seen_B, public_B)
+    def descend(adam: torch.optim.Adam, loss: Tensor) -> None:
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
 
-    def _train_judges(self, seen_B: Tensor, public_B: Tensor) -> None:
-        """High for what is real, h and public rows; low for f~(x) and d(h)."""
-        h_BD, public_BF = self._h_ND[seen_B], self._public_PF[public_B]
+    def judged(h_BD: Tensor, rows_BF: Tensor, seen_BC: Tensor, public_BC: Tensor) -> Tensor:
+        """Discriminators are high for what is real, h and rows, low for f~(x) and d(h)."""
         with torch.no_grad():
-            simulated_BD, decoded_BF = self._simulator(public_BF), self._decoder(h_BD)
-        seen_BC, told_BC = self._x_NC[seen_B], self._x_PC[public_B]
-        loss = torch.zeros((), device=self._device)
+            simulated_BD, decoded_BF = simulator(rows_BF), decoder(h_BD)
+        loss = torch.zeros((), device=device)
         for judge, real, made in (
-            (self._judge_h, (h_BD, seen_BC), (simulated_BD, told_BC)),
-            (self._judge_x, (public_BF, told_BC), (decoded_BF, seen_BC)),
+            (judge_h, (h_BD, seen_BC), (simulated_BD, public_BC)),
+            (judge_x, (rows_BF, public_BC), (decoded_BF, seen_BC)),
         ):
             both = torch.hstack(real), torch.hstack(made)
             loss = loss + F.softplus(-judge(both[0])).mean() + F.softplus(judge(both[1])).mean()
-            loss = loss + self._attack.penalty * slope_penalty(judge, *both, slope=0)
-        self._judge_adam.zero_grad()
-        loss.backward()
-        self._judge_adam.step()
+            loss = loss + attack.penalty * slope_penalty(judge, *both, slope=0)
+        return loss
 
-    def _train_pair(self, seen_B: Tensor, public_B: Tensor) -> None:
-        attack = self._attack
-        h_BD, public_BF = self._h_ND[seen_B], self._public_PF[public_B]
-        self._judges.requires_grad_(False)
-        simulated_BD = self._simulator(public_BF)
-        loss = F.mse_loss(self._decoder(simulated_BD), public_BF)
-        judged_B = self._judge_h(torch.hstack([simulated_BD, self._x_PC[public_B]]))
+    def paired(h_BD: Tensor, rows_BF: Tensor, seen_BC: Tensor, public_BC: Tensor) -> Tensor:
+        """f~ and d are inverse to each other, and the discriminators take them for real."""
+        simulated_BD = simulator(rows_BF)
+        loss = F.mse_loss(decoder(simulated_BD), rows_BF)
+        judged_B = judge_h(torch.hstack([simulated_BD, public_BC]))
         loss = loss + attack.likeness * F.softplus(-judged_B).mean()
-        decoded_BF = self._decoder(h_BD)
-        judged_B = self._judge_x(torch.hstack([decoded_BF, self._x_NC[seen_B]]))
+        decoded_BF = decoder(h_BD)
+        judged_B = judge_x(torch.hstack([decoded_BF, seen_BC]))
         loss = loss + attack.decoded_likeness * F.softplus(-judged_B).mean()
-        loss = loss + attack.return_weight * F.mse_loss(self._simulator(decoded_BF), h_BD)
-        self._pair_adam.zero_grad()
-        loss.backward()
-        self._pair_adam.step()
-        self._judges.requires_grad_(True)
+        return loss + attack.return_weight * F.mse_loss(simulator(decoded_BF), h_BD)
 
-    @torch.no_grad()
-    def difference(self) -> float:
-        """How unlike f~(x) and h are, and d(h) and x: what the adversary itself can see."""
-        h_SD, x_SC = self._h_ND[:_SEEN], self._x_NC[:_SEEN]
-        simulated_PD, decoded_SF = self._simulator(self._public_PF), self._decoder(h_SD)
-        return energy_distance(
-            torch.hstack([simulated_PD, self._x_PC]), torch.hstack([h_SD, x_SC])
-        ) + energy_distance(
-            torch.hstack([decoded_SF, x_SC]), torch.hstack([self._public_PF, self._x_PC])
+    with seeded(seed, "fit"):
+        for _ in range(view.iterations):
+            seen_B = torch.randint(len(h_ND), (attack.batch,))
+            public_B = torch.randint(len(rows_PF), (attack.batch,))
+            batch = h_ND[seen_B], rows_PF[public_B], x_NC[seen_B], x_PC[public_B]
+            descend(judge_adam, judged(*batch))
+            judges.requires_grad_(False)
+            descend(pair_adam, paired(*batch))
+            judges.requires_grad_(True)
+    with torch.no_grad():
+        h_SD, x_SC = h_ND[:_SEEN], x_NC[:_SEEN]
+        made_h, made_x = (
+            torch.hstack([simulator(rows_PF), x_PC]),
+            torch.hstack([decoder(h_SD), x_SC]),
         )
-
-    @torch.no_grad()
-    def decoded(self) -> FloatArray:
-        """Return d(h), (N, F), in the public rows' units."""
-        decoded_NF: Tensor = self._decoder(self._h_ND) * self._scale + self._centre_F
-        return decoded_NF.double().numpy(force=True)
+        unlike = energy_distance(made_h, torch.hstack([h_SD, x_SC]))
+        unlike += energy_distance(made_x, torch.hstack([rows_PF, x_PC]))
+        decoded_NF: Tensor = decoder(h_ND) * scale + centre_F
+    return unlike, decoded_NF.double().numpy(force=True)

@@ -46,15 +46,14 @@ class VoteRegression(FeatureAttack):
         assert ballot is not None
         first = next(iter(read.values()))
         positions = self.choose(view, first.positions, seed)
-        columns = {name: seen.at(positions) for name, seen in read.items()}
-        victim = view.knowledge.victim
-        told = {"votes": torch.cat(list(columns.values()), dim=1)}
-        if victim in columns and len(columns) > 1:
-            told["its votes"] = columns[victim]
-        scaled = {name: self.scaled(values, seed) for name, values in told.items()}
+        answers = {name: seen.at(positions) for name, seen in read.items()}
+        columns, victim = {"votes": torch.cat(list(answers.values()), dim=1)}, view.knowledge.victim
+        if victim in answers and len(answers) > 1:
+            columns["its votes"] = answers[victim]
+        scaled = {name: self.scaled(values, seed) for name, values in columns.items()}
         own_NF = self.own(view, positions, seed)
         solo = self._solo(view, ballot, positions, own_NF)
-        both = {f"votes, {name}": np.hstack([scaled["votes"], one]) for name, one in solo.items()}
+        both = {f"votes, {name}": np.hstack([scaled["votes"], own]) for name, own in solo.items()}
         regress = Regression.of(view, positions, hidden=self.hidden, seed=seed)
         attacks = regress.on({**scaled, **beside("votes", scaled["votes"], own_NF), **both})
         return regress.guess(attacks, {"x": own_NF, **solo})
@@ -66,11 +65,10 @@ class VoteRegression(FeatureAttack):
         if ballot.labels is None:
             return {}
         rows_U = ballot.rows.sort().values
-        labels = dict(zip(ballot.labelled.tolist(), ballot.labels.tolist(), strict=True))
-        places = torch.isin(rows_U, ballot.labelled).nonzero().flatten()
-        of_rows = torch.tensor([labels[row] for row in rows_U[places].tolist()])
+        labelled, order = ballot.labelled.sort()
+        places = torch.searchsorted(rows_U, labelled)
         features_UF = own_columns(view, rows_U).double().numpy(force=True)
-        votes_UK = own_votes(features_UF, places, of_rows, view.knowledge.classes)
+        votes_UK = own_votes(features_UF, places, ballot.labels[order], view.knowledge.classes)
         wanted_N = torch.searchsorted(rows_U, positions).numpy()
         votes_NK = self.scaled(torch.from_numpy(votes_UK[wanted_N]), 0)
         return {"x and own votes": np.hstack([own_NF, votes_NK])}

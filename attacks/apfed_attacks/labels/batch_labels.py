@@ -55,7 +55,7 @@ class BatchLabels(GradientProbe):
             fits = [
                 explain_labels(
                     observed.at(positions), view.knowledge.classes, rate=self.rate,
-                    iterations=view.budget.iterations, seed=seed + start,
+                    iterations=view.iterations, seed=seed + start,
                 )
                 for start in range(self.starts)
             ]  # fmt: skip

@@ -10,7 +10,6 @@ Letters: N rows, F columns, D numbers of h, B batch, K classes.
 
 import copy
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -21,7 +20,6 @@ from numpy.typing import NDArray
 from pydantic import Field
 from scipy.optimize import linear_sum_assignment
 from sklearn.cluster import KMeans
-from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.neural_network import MLPClassifier
 from torch import Tensor, nn
@@ -31,6 +29,7 @@ from apfed_attacks.columns import (
     ColumnAttack,
     beside,
     corrected,
+    fitted,
     guessed_once,
     own_columns,
     why_nothing_to_read,
@@ -48,7 +47,6 @@ __all__ = [
     "known_labels",
     "named",
     "own_bottom",
-    "why_no_label_moves",
 ]
 
 IntArray: TypeAlias = NDArray[np.int64]
@@ -78,26 +76,24 @@ class LabelProbe(ColumnAttack):
     labels_per_class: int = Field(4, ge=0)
     iterations: int = Field(100, ge=1)
 
+    def applicable(self, view: AdversaryView) -> str | None:
+        """Return why no label moved the representations that this view holds, or None."""
+        exchange, reason = view.description, why_nothing_to_read(view)
+        if reason is None and exchange.released_by == "passives" and not exchange.returns_gradients:
+            return f"{exchange}: passives make their representations without labels or gradients"
+        return reason
+
     def from_own_columns(self, view: AdversaryView, positions: Tensor, seed: int) -> Guess:
         """Guess from the own features x alone: the baselines of an attack that scores by itself."""
         x_NF = self.own(view, positions, seed)
         return guess_labels(view, positions, baselines={"x": x_NF}, seed=seed)
 
 
-def why_no_label_moves(view: AdversaryView) -> str | None:
-    """Return why no label moved the representations that this view holds, or None."""
-    told = view.description
-    reason = why_nothing_to_read(view)
-    if reason is None and told.released_by == "passives" and not told.returns_gradients:
-        return f"{told}: passives make their representations without labels or gradients"
-    return reason
-
-
 def known_labels(view: AdversaryView, positions: Tensor) -> Tensor:
     """Return (N,): known labels, -1 for the others."""
     known = view.knowledge.labels
     labels = dict(zip(known.positions.tolist(), known.values.tolist(), strict=True))
-    return torch.tensor([labels.get(one, -1) for one in positions.tolist()], dtype=torch.int64)
+    return torch.tensor([labels.get(row, -1) for row in positions.tolist()], dtype=torch.int64)
 
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
@@ -124,9 +120,6 @@ def guess_labels(
         baselines: the same of what the adversary has anyway; of a decoy nobody reads them.
         references: the same of what is shown beside them; not of a decoy either.
         seed: of the MLP's weights and of the clusters' starts.
-
-    Raises:
-        AttackError: labels are known, but of fewer than two classes among the observed rows.
     """
     labels_N, known = known_labels(view, positions).numpy(), len(view.knowledge.labels)
     unknown_N = labels_N < 0
@@ -138,19 +131,18 @@ def guess_labels(
     if view.is_decoy:
         baselines = references = {}
 
+    def ways(columns_NF: FloatArray) -> dict[str, Prediction]:
+        if unknown_N.all():
+            return _clusters(view, columns_NF, seed)
+        scores = {probe: _scores(probe, view, columns_NF, labels_N, seed) for probe in PROBES}
+        return {probe: Prediction(of_NK[unknown_N]) for probe, of_NK in scores.items()}
+
     def read(columns: Mapping[str, FloatArray]) -> dict[str, Prediction]:
-        found = dict[str, Prediction]()
-        for name, columns_NF in columns.items():
-            ways = (
-                _clusters(view, columns_NF, seed)
-                if unknown_N.all()
-                else {
-                    probe: Prediction(_scores(probe, view, columns_NF, labels_N, seed)[unknown_N])
-                    for probe in PROBES
-                }
-            )
-            found |= {f"{way} on {name}": scores for way, scores in ways.items()}
-        return found
+        return {
+            f"{way} on {name}": scores
+            for name, columns_NF in columns.items()
+            for way, scores in ways(columns_NF).items()
+        }
 
     together = {
         key: columns for name, both in fused.items() for key, columns in beside(name, *both).items()
@@ -174,15 +166,12 @@ def _scores(
     name: str, view: AdversaryView, columns_NF: FloatArray, labels_N: IntArray, seed: int
 ) -> FloatArray:
     """Class scores (N, K) of all rows by a probe that was fitted to the known ones."""
-    iterations, classes = view.budget.iterations, view.knowledge.classes
+    iterations, classes = view.iterations, view.knowledge.classes
 
     def guess() -> FloatArray:
         known_N = labels_N >= 0
         probe = PROBES[name](iterations, seed % 2**32)
-        with warnings.catch_warnings():
-            # The budget may end the optimiser; that is part of the adversary's description.
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            probe.fit(columns_NF[known_N], labels_N[known_N])
+        fitted(probe, columns_NF[known_N], labels_N[known_N])
         scores_NK = np.zeros((len(columns_NF), classes))
         scores_NK[:, probe.classes_] = probe.predict_proba(columns_NF)
         return scores_NK
@@ -193,7 +182,7 @@ def _scores(
 def _clusters(view: AdversaryView, columns_NF: FloatArray, seed: int) -> dict[str, Prediction]:
     """K-means with one cluster a class, named by the priors and, as a bound, by the truth."""
     means = KMeans(
-        view.knowledge.classes, n_init=_STARTS, max_iter=view.budget.iterations,
+        view.knowledge.classes, n_init=_STARTS, max_iter=view.iterations,
         random_state=seed % 2**32,
     ).fit(columns_NF)  # fmt: skip
     return named("clusters", -means.transform(columns_NF), view.knowledge.priors)
@@ -230,12 +219,9 @@ def own_bottom(view: AdversaryView, rows_NF: Tensor, *, fresh: bool = False) -> 
 
     The output on these rows has mean 0 and variance 1. Networks stand in the order of
     `own_columns`; `fresh` draws all weights anew, which leaves the architecture alone.
-
-    Raises:
-        AttackError: weights that cannot be drawn anew.
     """
-    networks = [copy.deepcopy(view.networks[name]).float() for name in view.features]
-    for module in (part for network in networks for part in network.modules()):
+    networks = nn.ModuleList([copy.deepcopy(view.networks[name]).float() for name in view.features])
+    for module in networks.modules():
         if fresh and next(module.parameters(recurse=False), None) is not None:
             reset = getattr(module, "reset_parameters", None)
             if reset is None:
@@ -259,9 +245,9 @@ class _Bottom(nn.Module):
     mean: Tensor
     spread: Tensor
 
-    def __init__(self, networks: Sequence[nn.Module], shapes: Sequence[tuple[int, ...]]) -> None:
+    def __init__(self, networks: nn.ModuleList, shapes: Sequence[tuple[int, ...]]) -> None:
         super().__init__()
-        self._networks, self._shapes = nn.ModuleList(networks), shapes
+        self._networks, self._shapes = networks, shapes
         self.register_buffer("mean", torch.zeros(1))
         self.register_buffer("spread", torch.ones(1))
 

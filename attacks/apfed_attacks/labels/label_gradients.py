@@ -9,15 +9,13 @@ gradient: there the attack has nothing to read, which is a property of the metho
 defence against other attacks.
 """
 
-from functools import partial
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from apfed_attacks.interface import Guess
 from apfed_attacks.labels.completion import LabelProbe, guess_labels
-from apfed_attacks.view import AdversaryView, Observed, first_and_last, gradients, mean
+from apfed_attacks.view import AdversaryView, Observed, gradients, over_time
 from secure_apfed.exchange import Kind
 
 __all__ = ["GradientProbe", "LabelGradients", "gradients_over_time", "why_no_gradients"]
@@ -31,9 +29,9 @@ class GradientProbe(LabelProbe):
 
     def seen(self, view: AdversaryView, seed: int) -> tuple[dict[str, Observed], Tensor, Guess]:
         """Gradients over time, the positions that are read, and what own features alone tell."""
-        over_time = gradients_over_time(view)
-        positions = self.choose(view, over_time["first epoch"].positions, seed)
-        return over_time, positions, self.from_own_columns(view, positions, seed)
+        seen = gradients_over_time(view)
+        positions = self.choose(view, seen["first epoch"].positions, seed)
+        return seen, positions, self.from_own_columns(view, positions, seed)
 
 
 class LabelGradients(GradientProbe):
@@ -61,17 +59,12 @@ class LabelGradients(GradientProbe):
 
 
 def gradients_over_time(view: AdversaryView) -> dict[str, Observed]:
-    """Return each position's gradient in the first and the last epoch and, of many, the mean.
-
-    Where gradients are noised afresh in each epoch, the noise averages out in the mean.
-    """
+    """Return each position's gradient in the first and the last epoch and, of many, the mean."""
     epochs = view.epochs_with(Kind.GRADIENTS)
-    first, last = first_and_last(gradients, view, epochs)
-    found = {"first epoch": first}
-    if len(epochs) > 1:
-        found["last epoch"] = last
-    if len(epochs) > 2:
-        found["mean of all epochs"] = mean(partial(gradients, view), epochs)
+    names = {"first": "first epoch", "last": "last epoch", "mean": "mean of all epochs"}
+    found = {names[name]: seen for name, seen in over_time(gradients, view, epochs).items()}
+    if len(epochs) == 1:
+        del found["last epoch"]
     return found
 
 

@@ -9,17 +9,10 @@ model completion; Fu et al., 2022, Label Inference Attacks Against Vertical Fede
 Its probes are supervised; `semi_supervised` trains as that paper does, also the encoder.
 """
 
-import torch
-
 from apfed_attacks.columns import beside
 from apfed_attacks.interface import Guess
-from apfed_attacks.labels.completion import (
-    LabelProbe,
-    fresh_columns,
-    guess_labels,
-    why_no_label_moves,
-)
-from apfed_attacks.view import AdversaryView, first_and_last, representations
+from apfed_attacks.labels.completion import LabelProbe, fresh_columns, guess_labels
+from apfed_attacks.view import AdversaryView, over_time, representations
 
 __all__ = ["ModelCompletion"]
 
@@ -36,14 +29,10 @@ class ModelCompletion(LabelProbe):
 
     name = "model_completion"
 
-    def applicable(self, view: AdversaryView) -> str | None:
-        return why_no_label_moves(view)
-
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        first, last = first_and_last(representations, view, view.epochs)
-        seen = last.positions[torch.isin(last.positions, first.positions)]
-        positions = self.choose(view, seen, seed)
-        h_NF, first_NF = (self.scaled(each.at(positions), seed) for each in (last, first))
+        seen = over_time(representations, view, view.epochs)
+        positions = self.choose(view, seen["last"].positions, seed)
+        h_NF, first_NF = (self.scaled(seen[name].at(positions), seed) for name in ("last", "first"))
         x_NF = self.own(view, positions, seed)
         baselines = {"x": x_NF}
         fresh = fresh_columns(view, positions, seed)

@@ -9,18 +9,10 @@ Letters: N rows, C classes.
 """
 
 from dataclasses import replace
-from functools import partial
 
 from apfed_attacks.interface import Guess, Prediction
 from apfed_attacks.labels.completion import LabelProbe, guess_labels
-from apfed_attacks.view import (
-    AdversaryView,
-    Observed,
-    first_and_last,
-    mean,
-    pseudo_labels,
-    requests,
-)
+from apfed_attacks.view import AdversaryView, Observed, epochs_asked, over_time, pseudo_labels
 
 __all__ = ["PseudoLabels"]
 
@@ -44,13 +36,12 @@ class PseudoLabels(LabelProbe):
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         epochs = _epochs(view)
-        first, last = first_and_last(pseudo_labels, view, epochs)
-        over_time = {"z": last}
-        if len(epochs) > 2:
-            over_time["mean z"] = mean(partial(pseudo_labels, view), epochs)
-        positions = self.choose(view, last.positions, seed)
+        found = over_time(pseudo_labels, view, epochs)
+        first, sent = found.pop("first"), {"z": found.pop("last")}
+        sent |= {f"{name} z": seen for name, seen in found.items()}
+        positions = self.choose(view, sent["z"].positions, seed)
         x_NF = self.own(view, positions, seed)
-        columns = {name: self.scaled(seen.at(positions), seed) for name, seen in over_time.items()}
+        columns = {name: self.scaled(seen.at(positions), seed) for name, seen in sent.items()}
         guess = guess_labels(
             view, positions, attacks=columns, fused={"z": (columns["z"], x_NF)},
             baselines={"x": x_NF}, seed=seed,
@@ -60,14 +51,10 @@ class PseudoLabels(LabelProbe):
             """(N, C) as they are: the columns are the classes in order."""
             return Prediction(seen.at(guess.positions).numpy(force=True))
 
-        largest = {f"largest of {name}": read(seen) for name, seen in over_time.items()}
+        largest = {f"largest of {name}": read(seen) for name, seen in sent.items()}
         before = {"largest of the first z": read(first)} if len(epochs) > 1 else {}
         return replace(guess, attacks={**largest, **guess.attacks}, references=before)
 
 
 def _epochs(view: AdversaryView) -> tuple[int, ...]:
-    return tuple(
-        epoch
-        for epoch in sorted(view.envelopes)
-        if any(asked.z is not None for asked in requests(view, epoch))
-    )
+    return epochs_asked(view, lambda request: request.z is not None)

@@ -14,7 +14,7 @@ Letters: N observed rows, F columns, D numbers of h, B batch, K classes.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -31,13 +31,12 @@ from apfed_attacks.labels.completion import (
     in_parts,
     known_labels,
     own_bottom,
-    why_no_label_moves,
 )
 from apfed_attacks.labels.label_gradients import gradients_over_time, why_no_gradients
-from apfed_attacks.view import AdversaryView, AttackError, collect, representations
+from apfed_attacks.view import AdversaryView, AttackError, over_time, representations
 from secure_apfed.seeds import derive_seed, seeded
 
-__all__ = ["MixMatch", "SemiSupervised"]
+__all__ = ["SemiSupervised"]
 
 _TRAINED_FURTHER, _FRESH = "own network, trained further", "own network, fresh weights"
 
@@ -83,7 +82,7 @@ class SemiSupervised(LabelProbe):
         if self.own_network and view.description.opens == "representations":
             reason = why_no_gradients(view)
         else:
-            reason = why_no_label_moves(view)
+            reason = super().applicable(view)
         missing = [name for name in view.parties if name not in view.networks]
         if reason is None and self.own_network and missing:
             return (
@@ -93,10 +92,11 @@ class SemiSupervised(LabelProbe):
         return reason
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        # A network needs no release: only whom it was trained on.
-        summed = view.description.opens == "representations"
-        read, epochs = partial(representations, view), reversed(view.epochs)
-        seen = gradients_over_time(view)["first epoch"] if summed else collect(read, epochs)
+        if view.description.opens == "representations":
+            # A network needs no release: only whom it was trained on.
+            seen = gradients_over_time(view)["first epoch"]
+        else:
+            seen = over_time(representations, view, view.epochs)["last"]
         positions = self.choose(view, seen.positions, seed)
         x_NF = self.own(view, positions, seed)
         guess = guess_labels(view, positions, baselines={"x": x_NF}, seed=seed)
@@ -106,21 +106,19 @@ class SemiSupervised(LabelProbe):
                 f"{view.name} knows no label of an observed row; raise labels_per_class"
             )
         unknown_N = torch.isin(positions, guess.positions)
-        match = MixMatch(self, view.knowledge.classes, seed, view.device)
+        match = partial(self.mix_match, view, labels_N)
         baselines, decoys = dict[str, Tensor](), dict[str, Tensor]()
         if not view.is_decoy:
-            baselines["MixMatch on x"] = match.scores(torch.from_numpy(x_NF), labels_N)
+            baselines["MixMatch on x"] = match(torch.from_numpy(x_NF), seed)
         if self.own_network:
             own_NF, fresh = own_columns(view, positions), partial(own_bottom, view, fresh=True)
-            further = match.scores(own_NF, labels_N, partial(own_bottom, view))
-            attacks = {_TRAINED_FURTHER: further}
-            baselines[_FRESH] = match.scores(own_NF, labels_N, fresh)
-            again = replace(match, seed=derive_seed(seed, "decoy"))
-            decoys[_TRAINED_FURTHER] = again.scores(own_NF, labels_N, fresh)
+            attacks = {_TRAINED_FURTHER: match(own_NF, seed, partial(own_bottom, view))}
+            baselines[_FRESH] = match(own_NF, seed, fresh)
+            decoys[_TRAINED_FURTHER] = match(own_NF, derive_seed(seed, "decoy"), fresh)
         else:
             h_NF = self.scaled(seen.at(positions), seed)
             attacks = {
-                f"MixMatch on {name}": match.scores(torch.from_numpy(columns), labels_N)
+                f"MixMatch on {name}": match(torch.from_numpy(columns), seed)
                 for name, columns in {"h": h_NF, **beside("h", h_NF, x_NF)}.items()
             }
         found, known_anyway, lucky = (
@@ -131,50 +129,43 @@ class SemiSupervised(LabelProbe):
             guess, attacks=found, baselines={**guess.baselines, **known_anyway}, decoys=lucky
         )
 
-
-@dataclass(frozen=True)
-class MixMatch:
-    """One training of a head, or of a network and a head, with labelled and other rows.
-
-    Attributes:
-        options: of the attack; classes: K; seed: of weights, batches and noise.
-        device: where it trains.
-    """
-
-    options: SemiSupervised
-    classes: int
-    seed: int
-    device: torch.device
-
-    def scores(
-        self, columns_NF: Tensor, labels_N: Tensor, own: Callable[[Tensor], nn.Module] | None = None
+    def mix_match(
+        self,
+        view: AdversaryView,
+        labels_N: Tensor,
+        columns_NF: Tensor,
+        seed: int,
+        own: Callable[[Tensor], nn.Module] | None = None,
     ) -> Tensor:
-        """Return class probabilities (N, K) by the averaged network.
+        """Return class probabilities (N, K) by the average of a network that trains on all rows.
 
         Args:
-            columns_NF: standardised; for an own network its features as they are.
+            view: says how many classes there are, and where it trains.
             labels_N: -1 where unknown; at least one is known.
+            columns_NF: standardised; for an own network its features as they are.
+            seed: of weights, batches and noise.
             own: these rows -> what is trained below the head.
         """
-        options, rows_NF = self.options, columns_NF.float().to(self.device)
+        classes, device = view.knowledge.classes, view.device
+        rows_NF = columns_NF.float().to(device)
         known, other = (labels_N >= 0).nonzero()[:, 0], (labels_N < 0).nonzero()[:, 0]
-        with seeded(self.seed, "attacks", "mixmatch"):
+        with seeded(seed, "attacks", "mixmatch"):
             bottom = nn.Identity() if own is None else own(rows_NF)
             head = nn.Sequential(
-                bottom, nn.Linear(bottom(rows_NF[:1]).shape[1], options.hidden), nn.ReLU(),
-                nn.Linear(options.hidden, self.classes),
-            ).to(self.device)  # fmt: skip
+                bottom, nn.Linear(bottom(rows_NF[:1]).shape[1], self.hidden), nn.ReLU(),
+                nn.Linear(self.hidden, classes),
+            ).to(device)  # fmt: skip
             # Of the noise, by column; principal components all get the same.
             spread_F = torch.ones_like(rows_NF[0]) if own is None else rows_NF.std(dim=0)
-            spread_F = options.noise * spread_F
-            average = AveragedModel(head, multi_avg_fn=get_ema_multi_avg_fn(options.decay))
-            adam = torch.optim.Adam(head.parameters(), lr=options.rate)
-            for step in range(options.iterations):
-                labelled = known[torch.randint(len(known), (options.batch,))]
-                unlabelled = other[torch.randint(len(other), (options.batch,))]
-                target_BK = F.one_hot(labels_N[labelled], self.classes).float().to(self.device)
+            spread_F = self.noise * spread_F
+            average = AveragedModel(head, multi_avg_fn=get_ema_multi_avg_fn(self.decay))
+            adam = torch.optim.Adam(head.parameters(), lr=self.rate)
+            for step in range(self.iterations):
+                labelled = known[torch.randint(len(known), (self.batch,))]
+                unlabelled = other[torch.randint(len(other), (self.batch,))]
+                target_BK = F.one_hot(labels_N[labelled], classes).float().to(device)
                 loss = self._loss(head, rows_NF[labelled], target_BK, rows_NF[unlabelled],
-                                  spread_F, ramp=(step + 1) / options.iterations)  # fmt: skip
+                                  spread_F, ramp=(step + 1) / self.iterations)  # fmt: skip
                 adam.zero_grad()
                 loss.backward()
                 adam.step()
@@ -186,23 +177,23 @@ class MixMatch:
         spread_F: Tensor, *, ramp: float,
     ) -> Tensor:  # fmt: skip
         """Algorithm 1 and Eqs. (2) to (5) of MixMatch, two augmentations, lambda_u rising."""
-        options, batch = self.options, len(rows_BF)
+        batch = len(rows_BF)
         augmented = [_augmented(others_BF, spread_F) for _ in range(2)]
         with torch.no_grad():
             guess_BK = torch.stack([head(rows).softmax(dim=1) for rows in augmented]).mean(dim=0)
-            sharp_BK = guess_BK ** (1 / options.temperature)
+            sharp_BK = guess_BK ** (1 / self.temperature)
             sharp_BK = sharp_BK / sharp_BK.sum(dim=1, keepdim=True)
         inputs = torch.cat([_augmented(rows_BF, spread_F), *augmented])
         targets = torch.cat([target_BK, sharp_BK, sharp_BK])
         order = torch.randperm(len(inputs))
-        share = torch.distributions.Beta(options.alpha, options.alpha).sample((len(inputs), 1))
-        share = torch.maximum(share, 1 - share).to(self.device)
+        share = torch.distributions.Beta(self.alpha, self.alpha).sample((len(inputs), 1))
+        share = torch.maximum(share, 1 - share).to(rows_BF.device)
         mixed = share * inputs + (1 - share) * inputs[order]
         mixed_targets = share * targets + (1 - share) * targets[order]
         logits = head(mixed)
         labelled = F.cross_entropy(logits[:batch], mixed_targets[:batch])
         unlabelled = F.mse_loss(logits[batch:].softmax(dim=1), mixed_targets[batch:])
-        return labelled + options.unlabelled_weight * ramp * unlabelled
+        return labelled + self.unlabelled_weight * ramp * unlabelled
 
 
 def _augmented(rows_BF: Tensor, spread_F: Tensor) -> Tensor:

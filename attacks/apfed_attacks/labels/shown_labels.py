@@ -50,11 +50,11 @@ class ShownLabels(LabelProbe):
         known_N, classes = known_labels(view, positions), view.knowledge.classes
         shown = torch.full((int(ballot.rows.max()) + 1,), -1, dtype=torch.int64)
         shown[view.attributed(ballot.labelled)] = ballot.labels
-        told_N = torch.where(known_N >= 0, known_N, shown[positions])
+        labels_N = torch.where(known_N >= 0, known_N, shown[positions])
         guessed = (known_N < 0).numpy()
-        taught = self._taught(view, positions, x_NF, told_N, seed)
+        taught = self._taught(view, positions, x_NF, labels_N, seed)
         attacks = {
-            name: Prediction(_with_shown(values_NK, told_N)[guessed])
+            name: Prediction(_with_shown(values_NK, labels_N)[guessed])
             for name, values_NK in taught.items()
         }
         baselines = dict(before.baselines)
@@ -63,14 +63,14 @@ class ShownLabels(LabelProbe):
         return replace(before, attacks=attacks, baselines=baselines)
 
     def _taught(
-        self, view: AdversaryView, positions: Tensor, x_NF: FloatArray, told_N: Tensor, seed: int
+        self, view: AdversaryView, positions: Tensor, x_NF: FloatArray, labels_N: Tensor, seed: int
     ) -> dict[str, FloatArray]:
         """Class scores (N, K) of all rows, by everything that learns from these labels."""
-        rows, classes = told_N >= 0, view.knowledge.classes
-        found = {"own votes": _votes(x_NF, told_N, classes)}
+        rows, classes = labels_N >= 0, view.knowledge.classes
+        found = {"own votes": _votes(x_NF, labels_N, classes)}
         if rows.all():
             return found  # nobody is left whom a probe could guess
-        labels = KnownRows(positions[rows], told_N[rows])
+        labels = KnownRows(positions[rows], labels_N[rows])
         as_known = replace(view, knowledge=replace(view.knowledge, labels=labels))
         guess = guess_labels(as_known, positions, attacks={"x": x_NF}, baselines={}, seed=seed)
         for name, prediction in guess.attacks.items():
@@ -84,9 +84,9 @@ def _votes(x_NF: FloatArray, labels_N: Tensor, classes: int) -> FloatArray:
     return own_votes(x_NF, places, labels_N[places], classes)
 
 
-def _with_shown(values_NK: FloatArray, told_N: Tensor) -> FloatArray:
+def _with_shown(values_NK: FloatArray, labels_N: Tensor) -> FloatArray:
     certain_NK = values_NK.copy()
-    told = (told_N >= 0).numpy()
-    certain_NK[told] = 0.0
-    certain_NK[told, told_N[told].numpy()] = _CERTAIN
+    shown = (labels_N >= 0).numpy()
+    certain_NK[shown] = 0.0
+    certain_NK[shown, labels_N[shown].numpy()] = _CERTAIN
     return certain_NK

@@ -14,13 +14,8 @@ from torch import Tensor
 
 from apfed_attacks.columns import own_columns
 from apfed_attacks.interface import FloatArray, Guess
-from apfed_attacks.labels.completion import (
-    LabelProbe,
-    fresh_columns,
-    guess_labels,
-    why_no_label_moves,
-)
-from apfed_attacks.view import AdversaryView, first_and_last, representations
+from apfed_attacks.labels.completion import LabelProbe, fresh_columns, guess_labels
+from apfed_attacks.view import AdversaryView, over_time, representations
 
 __all__ = ["Spectral"]
 
@@ -38,18 +33,18 @@ class Spectral(LabelProbe):
     labels_per_class: int = Field(0, ge=0)
 
     def applicable(self, view: AdversaryView) -> str | None:
-        reason = why_no_label_moves(view)
+        reason = super().applicable(view)
         if reason is None and not any(set(view.parties) & view.senders(e) for e in view.epochs):
             return f"{view.description}: no label gradient moves a passive's representations"
         return reason
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        first, last = first_and_last(representations, view, view.epochs)
-        positions = self.choose(view, last.positions, seed)
+        seen = over_time(representations, view, view.epochs)
+        positions = self.choose(view, seen["last"].positions, seed)
         columns = {
-            "h": last.at(positions), "x": own_columns(view, positions),
+            "h": seen["last"].at(positions), "x": own_columns(view, positions),
             "a fresh network's h": fresh_columns(view, positions, seed),
-            "the first epoch's h": first.at(positions) if len(view.epochs) > 1 else None,
+            "the first epoch's h": seen["first"].at(positions) if len(view.epochs) > 1 else None,
         }  # fmt: skip
         of_h, of_x, of_fresh, of_first = (
             {} if values is None else {f"singular vectors of {name}": self._top(view, values, seed)}

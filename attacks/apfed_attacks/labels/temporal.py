@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor
 
 from apfed_attacks.interface import Guess
-from apfed_attacks.labels.completion import LabelProbe, guess_labels, why_no_label_moves
+from apfed_attacks.labels.completion import LabelProbe, guess_labels
 from apfed_attacks.view import AdversaryView, released_positions, representations
 
 __all__ = ["Temporal"]
@@ -40,8 +40,7 @@ class Temporal(LabelProbe):
     components: int = Field(64, ge=2)
 
     def applicable(self, view: AdversaryView) -> str | None:
-        reason = why_no_label_moves(view)
-        if reason is not None:
+        if (reason := super().applicable(view)) is not None:
             return reason
         if len(view.epochs) < 2:
             return "only one epoch was released, so there is no course of time to read"

@@ -33,12 +33,11 @@ from apfed_protocols.sums.fixed_point import clip_rows
 from apfed_protocols.sums.interface import FloatArray, IntArray, StepBinding, SumAgreement
 from apfed_protocols.sums.roles import SumContributor
 from secure_apfed.config import Config
-from secure_apfed.contract import AGGREGATOR, RepresentationTerms
+from secure_apfed.contract import AGGREGATOR
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.exchange import Envelope, Kind, Links, pack, unpack
 from secure_apfed.labellers import Labeller, hard
 from secure_apfed.labellers.interface import Features, Floats, Integers
-from secure_apfed.learning.descent import without_prefix
 from secure_apfed.learning.release import (
     check_norms,
     check_rows,
@@ -53,9 +52,8 @@ from secure_apfed.methods.charged import pack_charged
 from secure_apfed.methods.joint import TvflActive
 from secure_apfed.methods.method import batches_of
 from secure_apfed.methods.sum_end import ActiveSum, Admitted, PassiveSum, SumAggregator, bind_step
-from secure_apfed.methods.terms import model_of, objective_of
 from secure_apfed.methods.votes import Ballot, VotesActive, VotesPassive
-from secure_apfed.objectives import OBJECTIVES, Contrastive
+from secure_apfed.objectives import Contrastive
 from secure_apfed.runs.outcome import Recording
 from secure_apfed.secure_sums import sum_kind
 from secure_apfed.seeds import derive_seed, shuffled
@@ -80,19 +78,14 @@ Poison = Literal["random", "constant", "flip", "rotate"]
 
 
 class LiveSession(Generic[OfMethod]):
-    """Parties that are set up, and how far they have trained.
+    """Parties that are set up, and how far they have trained; `learner` is the active.
 
     Args:
-        config: of the run; data: where it is loaded already.
+        config: of the run.
+        data: where it is loaded already.
         alignment: of an earlier session with the same data.
         logs: folder in which parties count what they release and answer, over all sessions of one
             run; None: this session is a run of its own.
-
-    Attributes:
-        role: of the active whom the session needs; learner: its honest role.
-
-    Raises:
-        AttackError: another method, or one without passives.
     """
 
     role: type[OfMethod]
@@ -114,11 +107,9 @@ class LiveSession(Generic[OfMethod]):
                 f"{config.method.name}"
             )
         self.learner: OfMethod = self.session.learner
+        self.alignment: Mapping[str, Tensor] = self.session.alignment
         self._epoch = self._step = 0
-
-    @property
-    def alignment(self) -> Mapping[str, Tensor]:
-        return self.session.alignment
+        self._asking = False  # whether this epoch is one of questions
 
     @property
     def recording(self) -> Recording:
@@ -135,7 +126,7 @@ class LiveSession(Generic[OfMethod]):
                 self.session.play_step(step, self.learner.step(self.session.links, step, rows_B))
 
     def _begin_epoch(self) -> list[Tensor]:
-        self._epoch += 1
+        self._epoch, self._asking = self._epoch + 1, False
         self.session.transcript.begin_epoch(self._epoch - 1)
         return batches_of(self.learner, self.config, self._epoch - 1)
 
@@ -145,22 +136,16 @@ class LiveSession(Generic[OfMethod]):
 
 
 class Rule(StrEnum):
-    """What a passive, or the sum, holds a malicious active to.
+    """What a passive, or the sum, holds a malicious active to."""
 
-    NORMS: a row of z has a norm between two bounds. BATCH: rows are distinct and not too few.
-    SPREAD: their representations differ in direction. ALLOWANCE: a step is answered once, a row
-    no more often than agreed, in batches no larger. WEIGHT: lambda_p is the contract's. BINDING: a
-    contribution adds up only with answers to the same representations. PARTICIPANTS: a sum holds
-    one contribution of every passive.
-    """
-
-    NORMS = "norms"
-    BATCH = "batch"
-    SPREAD = "spread"
+    NORMS = "norms"  # a row of z has a norm between two bounds
+    BATCH = "batch"  # rows are distinct and not too few
+    SPREAD = "spread"  # their representations differ in direction
+    # A step is answered once, a row no more often than agreed, in batches no larger.
     ALLOWANCE = "allowance"
-    WEIGHT = "weight"
-    BINDING = "binding"
-    PARTICIPANTS = "participants"
+    WEIGHT = "weight"  # lambda_p is the contract's
+    BINDING = "binding"  # contributions add up only with answers to the same representations
+    PARTICIPANTS = "participants"  # a sum holds one contribution of every passive
 
 
 ALL_RULES = frozenset(Rule)
@@ -259,15 +244,20 @@ class LiveRun(LiveSession[ApfedActive]):
         alignment: Mapping[str, Tensor] | None = None,
     ) -> None:
         super().__init__(config, data, alignment=alignment)
+        contract, aligned = self.session.contract, self.alignment[self.data.active.name]
         self.rules = frozenset(rules)
+        self.protected = self.rules == ALL_RULES
+        self.passives = tuple(table.name for table in self.data.passives)
+        self.terms = next(iter(contract.passives.values())).representation
+        self.batch_size = contract.batch_size
+        trained = positions_of(aligned, self.data.train_rows)
+        self.trained = shuffled(trained, self.config.seed, "attacks", "live")
         for passive in self._parties.values():
-            if self.rules != ALL_RULES:
+            if not self.protected:
                 _keeps_to(passive, self.rules)
         if Rule.BINDING not in self.rules:
-            session = self.session.contract.session
-            self._sum.binding = lambda step, *_: _unbound(session, step)  # type: ignore[method-assign]
+            self._sum.binding = lambda step, *_: _unbound(contract.session, step)  # type: ignore[method-assign]
         self._watch()
-        self._asking = False
 
     @property
     def _parties(self) -> dict[str, ApfedPassive]:
@@ -304,28 +294,6 @@ class LiveRun(LiveSession[ApfedActive]):
 
         honest.answered = answered  # type: ignore[method-assign]
 
-    @property
-    def trained(self) -> Tensor:
-        aligned = self.alignment[self.data.active.name]
-        own = positions_of(aligned, self.data.train_rows)
-        return shuffled(own, self.config.seed, "attacks", "live")
-
-    @property
-    def terms(self) -> RepresentationTerms:
-        return next(iter(self.session.contract.passives.values())).representation
-
-    @property
-    def batch_size(self) -> int:
-        return self.session.contract.batch_size
-
-    @property
-    def passives(self) -> tuple[str, ...]:
-        return tuple(table.name for table in self.data.passives)
-
-    @property
-    def protected(self) -> bool:
-        return self.rules == ALL_RULES
-
     def holds(self, passive: str, positions: Tensor) -> Tensor:
         return self.alignment[passive][positions] >= 0
 
@@ -341,39 +309,19 @@ class LiveRun(LiveSession[ApfedActive]):
         return torch.from_numpy(clipped)
 
     def representations(self, passive: str, positions: Tensor) -> Tensor:
-        """Unit representations (N, D) that a contrasting passive holds of these people now.
-
-        Raises:
-            AttackError: the passive does not contrast, or does not hold them all.
-        """
+        """Unit representations (N, D) that a contrasting passive holds of these people now."""
         if not self.holds(passive, positions).all():
             raise AttackError(
                 f"{passive} does not hold all of these {len(positions)} people; ask about those "
                 "of whom it has a row"
             )
-        table = next(one for one in self.data.passives if one.name == passive)
-        features_N = table.features[self.alignment[passive][positions]]
-        agreed = objective_of(self.config, passive)
-        objective = OBJECTIVES[agreed.name](
-            agreed,
-            representation=self.terms.shape,
-            features=tuple(features_N.shape[1:]),
-            model=model_of(self.config, passive),
-        )
+        trainer = self._parties[passive].trainer
+        objective = trainer.objective
         if not isinstance(objective, Contrastive):
             raise AttackError(f"{passive} holds no contrasted representations")
-        state = without_prefix("objective", self._parties[passive].tensors())
-        objective.load_state_dict(state)
         with torch.no_grad():
-            z_ND: Tensor = objective.projection(objective.encoder(features_N))
+            z_ND: Tensor = objective.projection(objective.encoder(trainer.features_N[positions]))
         return F.normalize(z_ND.double(), dim=1)
-
-    def train(
-        self, epochs: int, *, before: Callable[[int, Tensor], None] = lambda step, rows_B: None
-    ) -> None:
-        """See `LiveSession`; questions after it are of an epoch of their own."""
-        super().train(epochs, before=before)
-        self._asking = False
 
     def sent(self, rows_B: Tensor) -> Tensor:
         """Alignment positions of those of the active's rows that a step over them sends."""
@@ -395,7 +343,7 @@ class LiveRun(LiveSession[ApfedActive]):
         if not self._asking:
             self._begin_epoch()
             self._asking = True
-        dtype = representation_specs(self.terms)["z"].dtype
+        dtype, shape = representation_specs(self.terms)["z"].dtype, self.terms.shape
         meta = {"weights": dict(weights)} if weights else {}
         asked = [name for name in self.passives if participants is None or name in participants]
         if len(asked) < len(self.passives) and Rule.PARTICIPANTS not in self.rules:
@@ -403,7 +351,7 @@ class LiveRun(LiveSession[ApfedActive]):
         step, end, links = self._next_step(), self._sum, self.session.links
 
         def payload(z_BD: Tensor) -> bytes:
-            return pack({"rows": rows_B, "z": z_BD.to(dtype)}, meta)
+            return pack({"rows": rows_B, "z": z_BD.to(dtype).reshape(-1, *shape)}, meta)
 
         async def script() -> Tensor:
             """It holds what an honest active holds: its end of the sum."""
@@ -492,11 +440,10 @@ class VotesRun(LiveSession[VotesActive]):
     def ask(
         self, rows_U: Tensor | None = None, labels: Mapping[int, int] | None = None
     ) -> tuple[Ballot, Votes]:
-        """Ask for votes; return what was asked, and what was opened.
+        """Ask for votes on rows (U,), with labels by alignment position; None: the honest ones.
 
-        Args:
-            rows_U: alignment positions; None: the honest ones.
-            labels: of which of these, by alignment position; None: the honest ones.
+        Returns:
+            What was asked, and what was opened.
 
         Raises:
             RemoteProtocolError: a party refused; the run is over then.
@@ -512,8 +459,8 @@ class VotesRun(LiveSession[VotesActive]):
             )  # fmt: skip
         if not self._step:
             self.session.transcript.begin_epoch(0)
-        step = self._next_step()
-        links = cast(Links, _AtStep(self.session.links, step))  # sends and awaits as they do
+        # Sends and awaits as they do.
+        links = cast(Links, _AtStep(self.session.links, self._next_step()))
         try:
             votes = self.session.play(self.learner.gather(links))
         finally:
@@ -564,7 +511,6 @@ class PoisonedVotes(Labeller):
         honest: what says whose votes to turn around.
         way: "random" names any class; "constant" the first; "flip" the second where the honest one
             is the first, and is honest elsewhere; "rotate" the class after the honest one.
-        seed: of "random".
     """
 
     name: ClassVar[str] = "poisoned"
@@ -603,16 +549,10 @@ def play(
     data: VerticalData | None = None,
     seed: int = 0,
 ) -> tuple[AttackResult, ...]:
-    """Play the attack against each victim, in a session of its own; see `play_from`.
+    """Play the attack against each victim (None: all passives), in a session of its own.
 
-    Args:
-        attack: by the active.
-        config: of the runs.
-        victims: passives; None: each of them.
-        rules: what the protocol holds the active to.
-        honest_epochs: of training before the active deviates.
-        data: where it is loaded already.
-        seed: of the known rows and of the attack.
+    The active, which the protocol holds to these `rules`, deviates after so many honest epochs; see
+    `play_from`. `data` is where it is loaded already.
     """
     data = data or load_data(config.data, seed=config.seed)
     alignment: Mapping[str, Tensor] | None = None

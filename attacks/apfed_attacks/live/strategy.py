@@ -8,9 +8,10 @@ back in `view.played`.
 Letters: A aligned rows, B batch, C people of a cohort, D numbers of a representation, F features.
 """
 
+import math
 from abc import abstractmethod
 from collections.abc import Collection, Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from pydantic import Field
@@ -19,6 +20,7 @@ from torch import Tensor
 from apfed_attacks.interface import Attack
 from apfed_attacks.view import AdversaryView, AttackError, Knowledge
 from secure_apfed.contract import RepresentationTerms
+from secure_apfed.seeds import derive_seed
 
 __all__ = [
     "ActiveAttack",
@@ -26,10 +28,9 @@ __all__ = [
     "Answering",
     "AnsweringAttack",
     "CohortDegradation",
-    "ask_among_decoys",
+    "Opening",
     "notes_of",
     "people_to_ask",
-    "rows_at_once",
     "why_not_played",
 ]
 
@@ -41,26 +42,18 @@ class ActiveSeat(Protocol):
         trained: (T,) alignment positions of the training rows, in an order of the seed.
         terms: what a row of representations may be; batch_size: the largest agreed batch.
         passives: their names.
-        holds: whether a passive has a row of each of these positions (N,), bool.
         protected: whether the passives hold the active to the protocol's rules.
     """
 
-    @property
-    def trained(self) -> Tensor: ...
+    trained: Tensor
+    terms: RepresentationTerms
+    batch_size: int
+    passives: tuple[str, ...]
+    protected: bool
 
-    @property
-    def terms(self) -> RepresentationTerms: ...
-
-    @property
-    def batch_size(self) -> int: ...
-
-    @property
-    def passives(self) -> tuple[str, ...]: ...
-
-    @property
-    def protected(self) -> bool: ...
-
-    def holds(self, passive: str, positions: Tensor) -> Tensor: ...
+    def holds(self, passive: str, positions: Tensor) -> Tensor:
+        """Whether a passive has a row of each of these positions (N,), bool."""
+        ...
 
     def ask(
         self,
@@ -71,7 +64,7 @@ class ActiveSeat(Protocol):
         weights: Mapping[str, float] | None = None,
         participants: Collection[str] | None = None,
     ) -> Tensor:
-        """Play one step with these representations; return the sum (B, D) that it opened.
+        """Play one step with these flattened representations; return the sum (B, D) it opened.
 
         Args:
             rows_B: alignment positions.
@@ -88,6 +81,20 @@ class ActiveSeat(Protocol):
     def contributed(self, passive: str) -> Tensor:
         """What a colluding passive says that it contributed to the last sum (B, D), clipped."""
         ...
+
+
+class Opening(NamedTuple):
+    """What an active attack begins with.
+
+    Attributes:
+        people: (N,) whom it asks about, known ones first; size: D.
+        length: of a representation, within what the contract allows.
+    """
+
+    people: Tensor
+    draw: torch.Generator
+    size: int
+    length: float
 
 
 class ActiveAttack(Attack):
@@ -115,6 +122,9 @@ class ActiveAttack(Attack):
     hidden: int = Field(128, ge=1)
     components: int = Field(256, ge=2)
 
+    def applicable(self, view: AdversaryView) -> str | None:
+        return why_not_played(self, view)
+
     @abstractmethod
     def play(self, seat: ActiveSeat, knowledge: Knowledge, seed: int) -> Mapping[str, Tensor]:
         """Ask what it needs; return what the adversary keeps besides the recording.
@@ -122,6 +132,46 @@ class ActiveAttack(Attack):
         Raises:
             RemoteProtocolError: a party refused.
         """
+
+    def opening(
+        self, seat: ActiveSeat, knowledge: Knowledge, seed: int, *, length: float, most: int
+    ) -> Opening:
+        draw = torch.Generator().manual_seed(derive_seed(seed, self.name))
+        length = min(max(length, seat.terms.minimum_norm), seat.terms.maximum_norm)
+        people_N = people_to_ask(seat, knowledge, most)
+        return Opening(people_N, draw, math.prod(seat.terms.shape), length)
+
+    def rows_at_once(self, seat: ActiveSeat) -> int:
+        """How many people a batch of the largest agreed size asks about; the rest are decoys."""
+        return max(1, int(seat.batch_size * (1 - self.decoys)))
+
+    def ask_among_decoys(
+        self, seat: ActiveSeat, people_N: Tensor, z_ND: Tensor, draw: torch.Generator
+    ) -> Tensor:
+        """Ask about people, a batch at a time; return answers (N, D), means over the repeats.
+
+        Others in random directions fill up each batch to the attack's share of decoys.
+        """
+        chunk = self.rows_at_once(seat)
+        rest = seat.trained[~torch.isin(seat.trained, people_N)]
+        asked = []
+        # All of them before any again, so that their passives have trained as long on average.
+        for _ in range(self.repeats):
+            for rows_B, z_BD in zip(people_N.split(chunk), z_ND.split(chunk), strict=True):
+                # Not always the same people, since each is answered about once an epoch only.
+                strangers = rest[torch.randperm(len(rest), generator=draw)]
+                others = torch.cat([strangers, people_N[~torch.isin(people_N, rows_B)]])
+                wanted = round(len(rows_B) * self.decoys / (1 - self.decoys))
+                others = others[: min(wanted, seat.batch_size - len(rows_B))]
+                if len(others):
+                    noise_CD = torch.randn(
+                        len(others), z_BD.shape[1], generator=draw, dtype=z_BD.dtype
+                    )
+                    scale = z_BD.norm(dim=1).mean() / noise_CD.norm(dim=1).mean()
+                    z_BD = torch.cat([z_BD, noise_CD * scale])
+                answers_BD = seat.ask(torch.cat([rows_B, others]), z_BD)
+                asked.append(answers_BD[: len(rows_B)])
+        return torch.cat(asked).double().reshape(self.repeats, len(people_N), -1).mean(dim=0)
 
 
 class Answering(Protocol):
@@ -153,49 +203,14 @@ class AnsweringAttack(Attack):
     people: int = Field(2_000, ge=4)
     hidden: int = Field(256, ge=1)
 
+    def applicable(self, view: AdversaryView) -> str | None:
+        return why_not_played(self, view)
+
     @abstractmethod
     def begin(
         self, terms: RepresentationTerms, knowledge: Knowledge, own_AF: Tensor, seed: int
     ) -> Answering:
-        """Return what plays the party from now on.
-
-        `own_AF` are the party's own features by alignment position, as `own_columns` gives them.
-        """
-
-
-def rows_at_once(attack: ActiveAttack, seat: ActiveSeat) -> int:
-    """How many people a batch of the largest agreed size asks about; the rest are decoys."""
-    return max(1, int(seat.batch_size * (1 - attack.decoys)))
-
-
-def ask_among_decoys(
-    attack: ActiveAttack, seat: ActiveSeat, people_N: Tensor, z_ND: Tensor, draw: torch.Generator
-) -> Tensor:
-    """Ask about these people, a batch at a time; return answers (N, D), means over the repeats.
-
-    Others in random directions fill up each batch to the attack's share of decoys.
-    """
-    chunk = rows_at_once(attack, seat)
-    shaped_N = z_ND.reshape(-1, *seat.terms.shape)
-    rest = seat.trained[~torch.isin(seat.trained, people_N)]
-    asked = []
-    # All of them before any again, so that their passives have trained as long on average.
-    for _ in range(attack.repeats):
-        for rows_B, z_BD in zip(people_N.split(chunk), shaped_N.split(chunk), strict=True):
-            # Not always the same people, since each is answered about once an epoch only.
-            strangers = rest[torch.randperm(len(rest), generator=draw)]
-            others = torch.cat([strangers, people_N[~torch.isin(people_N, rows_B)]])
-            wanted = round(len(rows_B) * attack.decoys / (1 - attack.decoys))
-            others = others[: min(wanted, seat.batch_size - len(rows_B))]
-            if len(others):
-                noise_CD = torch.randn(
-                    len(others), *z_BD.shape[1:], generator=draw, dtype=z_BD.dtype
-                )
-                scale = z_BD.flatten(1).norm(dim=1).mean() / noise_CD.flatten(1).norm(dim=1).mean()
-                z_BD = torch.cat([z_BD, noise_CD * scale])
-            answers = seat.ask(torch.cat([rows_B, others]), z_BD)
-            asked.append(answers[: len(rows_B)].flatten(1))
-    return torch.cat(asked).double().reshape(attack.repeats, len(people_N), -1).mean(dim=0)
+        """Return what plays the party from now on; `own_AF` are its `own_columns`."""
 
 
 def people_to_ask(seat: ActiveSeat, knowledge: Knowledge, most: int) -> Tensor:
@@ -208,11 +223,7 @@ def people_to_ask(seat: ActiveSeat, knowledge: Knowledge, most: int) -> Tensor:
 
 
 def notes_of(attack: Attack, view: AdversaryView) -> Mapping[str, Tensor]:
-    """Return what the adversary kept while it played; "people" are those whom it asked about.
-
-    Raises:
-        AttackError: the view is not of a live run of this attack.
-    """
+    """Return what the adversary kept while it played; "people" are those whom it asked about."""
     if view.played is None or view.played.attack != attack.name:
         raise AttackError(f"{attack.name} was not played in this run")
     notes = view.played.notes
@@ -237,15 +248,9 @@ class CohortDegradation:
 
     It answers with kappa (z - z*), for the rows of a cohort only, where z* is the mean of the
     others: the encoder is pulled to make the cohort look like everybody else. It needs no knowledge
-    but the row positions, which every passive has. Integrity, not privacy: there is nothing to
-    guess, so this is no `Attack`; compare the active's accuracy on the cohort with an honest run's.
-
-    Args:
-        cohort_C: alignment positions of the people.
-        strength: kappa; the sum's clip may shorten the rows.
-
-    Raises:
-        AttackError: nobody in the cohort, or a strength that is not positive.
+    but the cohort's alignment positions, which every passive has. Integrity, not privacy: there is
+    nothing to guess, so this is no `Attack`; compare the active's accuracy on the cohort with an
+    honest run's. The sum's clip may shorten the rows, whatever the `strength`, kappa.
     """
 
     def __init__(self, cohort_C: Tensor, *, strength: float = 1.0) -> None:

@@ -7,7 +7,7 @@ itself and claims the agreed one.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -68,22 +68,14 @@ class Stuffed:
 
 @dataclass(frozen=True, kw_only=True)
 class Tables:
-    """Who has which IDs.
-
-    Attributes:
-        own: the adversary's customers; victim: its peer's; outsiders: people that neither has.
-    """
+    """Who has which IDs: the adversary, the victim, which is its peer, and neither of them."""
 
     own: Sequence[str]
     victim: Sequence[str]
     outsiders: Sequence[str]
 
     def candidates(self, count: int, seed: int) -> list[str]:
-        """Half of them the victim's and not the adversary's, half nobody's, mixed.
-
-        Raises:
-            AttackError: there are fewer.
-        """
+        """Half of them the victim's and not the adversary's, half nobody's, mixed."""
         secret = sorted(set(self.victim) - set(self.own))
         nobody = sorted(set(self.outsiders) - set(self.own) - set(self.victim))
         half = count // 2
@@ -92,12 +84,11 @@ class Tables:
                 f"{count} candidates were asked for; the victim has {len(secret)} IDs that the "
                 f"adversary lacks, and {len(nobody)} belong to nobody; lower candidates"
             )
-        chosen = [
-            [names[at] for at in shuffled(torch.arange(len(names)), seed, "stuffing", which)[:half]]
-            for which, names in (("secret", secret), ("nobody", nobody))
-        ]
-        mixed = chosen[0] + chosen[1]
-        return [mixed[at] for at in shuffled(torch.arange(len(mixed)), seed, "stuffing", "order")]
+
+        def mixed(names: list[str], which: str) -> list[str]:
+            return [names[at] for at in shuffled(torch.arange(len(names)), seed, "stuffing", which)]
+
+        return mixed(mixed(secret, "secret")[:half] + mixed(nobody, "nobody")[:half], "order")
 
 
 def play_stuffing(
@@ -115,7 +106,7 @@ def play_stuffing(
     learned, the result does not apply, for that reason.
 
     Args:
-        attack: settings.
+        attack: how it deviates.
         tables: who has which IDs.
         settings: what both parties agreed on.
         role: the adversary's; the active is the hub.
@@ -163,13 +154,9 @@ def play_stuffing(
 
 
 def _intersect(
-    attack: IdStuffing,
-    stuffed: Sequence[str],
-    victim: Sequence[str],
-    settings: AlignmentSettings,
-    session: str,
-    role: Literal["active", "passive"],
-) -> NDArray[np.int64]:
+    attack: IdStuffing, stuffed: Sequence[str], victim: Sequence[str],
+    settings: AlignmentSettings, session: str, role: Literal["active", "passive"],
+) -> NDArray[np.int64]:  # fmt: skip
     """Play one intersection; return the rows of its own set that the adversary learned.
 
     Raises:
@@ -179,8 +166,8 @@ def _intersect(
     honest = intersection(settings, session=session, dealer=_DEALER)
     theirs: SetIntersection = honest
     if attack.overstuff:
-        agreed = {one.name: getattr(honest.agreement, one.name) for one in fields(honest.agreement)}
-        boundless = _Boundless(**agreed | {"maximum_ids": _MOST}, claimed=honest.agreement)
+        agreed = vars(honest.agreement) | {"maximum_ids": _MOST}
+        boundless = _Boundless(**agreed, claimed=honest.agreement)
         theirs = SET_INTERSECTIONS[settings.backend](boundless)
     unbounded = settings.model_copy(update={"maximum_ids": _MOST})
     mine = canonical_ids(role, list(stuffed), unbounded)

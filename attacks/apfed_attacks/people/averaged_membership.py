@@ -18,7 +18,7 @@ before.
 Letters: n candidates, K classes.
 """
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -29,7 +29,10 @@ from torch import Tensor
 from apfed_attacks.interface import Attack, FloatArray, Guess, Prediction
 from apfed_attacks.view import AdversaryView
 
-__all__ = ["AveragedMembership"]
+__all__ = ["AveragedMembership", "Strangers"]
+
+Strangers: TypeAlias = Literal["outside", "elsewhere"]
+"""People who did not train at a party: of no party's training, or of another passive's."""
 
 
 class AveragedMembership(Attack):
@@ -40,8 +43,7 @@ class AveragedMembership(Attack):
 
     Attributes:
         candidates: people that it asks about, at most.
-        strangers: who did not train at the victim: people "outside" of all parties' training, or
-            "elsewhere", whom other passives trained on.
+        strangers: who did not train at the victim.
     """
 
     name = "averaged_membership"
@@ -50,7 +52,7 @@ class AveragedMembership(Attack):
     suite = ({"strangers": "outside"}, {"strangers": "elsewhere"})
 
     candidates: int = Field(4_000, ge=4)
-    strangers: Literal["outside", "elsewhere"] = "outside"
+    strangers: Strangers = "outside"
 
     def applicable(self, view: AdversaryView) -> str | None:
         if view.description.opens != "weights":

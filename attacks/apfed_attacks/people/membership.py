@@ -14,6 +14,7 @@ Letters: S shadow models, N candidates, K classes.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -64,18 +65,15 @@ def likelihood_ratio(
         own_variances: of each candidate, for which the paper asks 64 models or more; else one
             for each side.
     """
-    means, spreads = [], []
-    for side_SN in (inside_SN, ~inside_SN):
+
+    def likelihood(side_SN: NDArray[np.bool_]) -> _Array:
         mean_N = np.where(side_SN, shadow_SN, 0).sum(axis=0) / side_SN.sum(axis=0)
         square_SN = np.where(side_SN, np.square(shadow_SN - mean_N), 0)
         rows = 0 if own_variances else None
         spread = np.sqrt(square_SN.sum(axis=rows) / side_SN.sum(axis=rows))
-        means.append(mean_N)
-        spreads.append(np.maximum(spread, _FLOOR))
-    ratio: _Array = norm.logpdf(phi_N, means[0], spreads[0]) - norm.logpdf(
-        phi_N, means[1], spreads[1]
-    )
-    return ratio
+        return np.asarray(norm.logpdf(phi_N, mean_N, np.maximum(spread, _FLOOR)))
+
+    return likelihood(inside_SN) - likelihood(~inside_SN)
 
 
 class Membership(Attack):
@@ -118,10 +116,11 @@ class Membership(Attack):
         model = knowledge.architecture or ModelSettings()
         shape = tuple(candidates.features.shape[1:])
         rows_SH = halves(self.shadow_models, len(candidates), seed)
-        shadows = Shadows(
-            lambda: nn.Sequential(*encoder_and_head(model, shape, knowledge.classes)),
-            train, seed, view.device,
-        )  # fmt: skip
+
+        def make() -> nn.Module:
+            return nn.Sequential(*encoder_and_head(model, shape, knowledge.classes))
+
+        shadows = Shadows(make, train, seed, view.device)
         scores_SNK = shadows.scores(candidates.features, candidates.labels, rows_SH)
         shadow_SN = logit_confidence(scores_SNK, candidates.labels)
         inside_SN = np.zeros(shadow_SN.shape, dtype=bool)
@@ -131,11 +130,10 @@ class Membership(Attack):
         others_N = shuffled(torch.arange(len(phi_N)), seed, "attacks", "decoy").numpy()
 
         def judged(phi_N: _Array) -> dict[str, Prediction]:
+            ratio = partial(likelihood_ratio, phi_N, shadow_SN, inside_SN)
             scores = {
-                "likelihood ratio": likelihood_ratio(phi_N, shadow_SN, inside_SN),
-                "likelihood ratio, own variances": likelihood_ratio(
-                    phi_N, shadow_SN, inside_SN, own_variances=True
-                ),
+                "likelihood ratio": ratio(),
+                "likelihood ratio, own variances": ratio(own_variances=True),
                 "above models without the row": phi_N - outside_N,
                 "confidence": phi_N,
             }
@@ -155,10 +153,9 @@ def halves(models: int, rows: int, seed: int) -> Tensor:
     Models come in pairs that train on complementary halves.
     """
     draw = torch.Generator().manual_seed(derive_seed(seed, "shadows", "halves"))
-    half, chosen = rows // 2, []
-    for _ in range((models + 1) // 2):
-        order = torch.randperm(rows, generator=draw)
-        chosen += [order[:half], order[-half:]]
+    half = rows // 2
+    orders = (torch.randperm(rows, generator=draw) for _ in range((models + 1) // 2))
+    chosen = [part for order in orders for part in (order[:half], order[-half:])]
     return torch.stack(chosen[:models]).sort(dim=1).values
 
 
@@ -174,7 +171,6 @@ class Shadows:
         make: returns one network, rows -> class scores (B, K), without buffers.
         train: the victim's settings of training, as far as they are known.
         seed: of initial weights, batches and dropout.
-        device: where they train.
     """
 
     make: Callable[[], nn.Module]
@@ -183,11 +179,7 @@ class Shadows:
     device: torch.device
 
     def scores(self, features_N: Tensor, labels_N: Tensor, rows_SH: Tensor) -> Tensor:
-        """Train model s on the rows rows_SH[s]; return the scores of all, (S, N, K).
-
-        Raises:
-            AttackError: a network with buffers (batch norm), which cannot be stacked here.
-        """
+        """Train model s on the rows rows_SH[s]; return the scores of all, (S, N, K)."""
         networks = self._networks(len(rows_SH))
         base = networks[0]
         if any(isinstance(layer, nn.RNNBase) for layer in base.modules()):
@@ -216,19 +208,17 @@ class Shadows:
     def one_by_one(self, features_N: Tensor, labels_N: Tensor, rows_SH: Tensor) -> Tensor:
         """The same as `scores`, one model after another."""
         features_N, labels_N = features_N.to(self.device), labels_N.to(self.device)
-        batches = [index_SB.clone() for index_SB in self._batches(rows_SH)]
+        batches, bound = list(self._batches(rows_SH)), self.train.max_gradient_norm
         found = []
         for at, network in enumerate(self._networks(len(rows_SH))):
             optimiser = self._optimiser(list(network.parameters()))
             with seeded(self.seed, "shadows", "dropout", at):
-                for index_SB in batches:
-                    loss = F.cross_entropy(
-                        network(features_N[index_SB[at]]), labels_N[index_SB[at]]
-                    )
+                for rows_B in (index_SB[at] for index_SB in batches):
+                    loss = F.cross_entropy(network(features_N[rows_B]), labels_N[rows_B])
                     optimiser.zero_grad()
                     loss.backward()
-                    if self.train.max_gradient_norm is not None:
-                        nn.utils.clip_grad_norm_(network.parameters(), self.train.max_gradient_norm)
+                    if bound is not None:
+                        nn.utils.clip_grad_norm_(network.parameters(), bound)
                     optimiser.step()
             network.eval()
             found.append(self._scores_of(lambda rows: network(rows[0])[None], features_N, 1))  # noqa: B023
@@ -258,11 +248,8 @@ class Shadows:
     def _scores_of(
         self, call: Callable[[Tensor], Tensor], features_N: Tensor, models: int
     ) -> Tensor:
-        parts = [
-            call(rows.expand(models, *rows.shape)).cpu()
-            for rows in features_N.split(max(1, _SCORED_AT_ONCE // models))
-        ]
-        return torch.cat(parts, dim=1)
+        parts = features_N.split(max(1, _SCORED_AT_ONCE // models))
+        return torch.cat([call(rows.expand(models, *rows.shape)).cpu() for rows in parts], dim=1)
 
 
 def _stacked(base: nn.Module) -> Callable[[_State, Tensor], Tensor]:
@@ -273,7 +260,7 @@ def _stacked(base: nn.Module) -> Callable[[_State, Tensor], Tensor]:
     leaves = [(name, layer) for name, layer in base.named_modules() if not list(layer.children())]
     simple = (nn.Linear, nn.ReLU, nn.Flatten, nn.Dropout)
     if not all(
-        isinstance(one, simple) and getattr(one, "bias", 0) is not None for _, one in leaves
+        isinstance(layer, simple) and getattr(layer, "bias", 0) is not None for _, layer in leaves
     ):
         return torch.vmap(
             lambda state, rows: functional_call(base, state, (rows,)), randomness="different"

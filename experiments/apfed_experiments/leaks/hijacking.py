@@ -244,8 +244,8 @@ def hijack_client(case: Case, private: Tensor, outsiders: Tensor, *, seed: int) 
 
 @torch.no_grad()
 def _outcome(encoder: nn.Module, server: Hijack, private: Tensor, outsiders: Tensor) -> Outcome:
-    rebuilt = server.decoded(encoder(private).flatten(1)).reshape(private.shape)
-    own = server.decoded(server.simulated(private)).reshape(private.shape)
+    rebuilt = server.space.decoded(encoder(private).flatten(1)).reshape(private.shape)
+    own = server.space.decoded(server.space.simulated(private)).reshape(private.shape)
     return Outcome(
         mse=float(F.mse_loss(rebuilt, private)),
         own=float(F.mse_loss(own, private)),

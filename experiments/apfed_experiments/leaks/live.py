@@ -28,7 +28,7 @@ from apfed_attacks.people.id_stuffing import IdStuffing
 from apfed_attacks.recorded import reveal_features, truth_of, view_of
 from apfed_attacks.run import mount
 from apfed_attacks.scoring import explained
-from apfed_attacks.view import Budget, Knowledge, Played, batches
+from apfed_attacks.view import Knowledge, Played, batches
 from apfed_experiments.finished import read_finished_run
 from apfed_experiments.summary import Interval, Row
 from apfed_protocols.errors import RemoteProtocolError
@@ -320,12 +320,8 @@ def _read_sum(opened: Callable[..., LiveRun], attack: ChosenRepresentations, see
     shadow = reveal_features(live.recording, VICTIM, 2, 0)
     knowledge = Knowledge(classes=10, victim=VICTIM, shadow=shadow)
     played = Played(attack.name, attack.play(live, knowledge, 0))
-    seen: dict[str, Any] = {
-        "knowledge": knowledge,
-        "budget": Budget(iterations=500),
-        "played": played,
-    }
-    people, found = attack.representations(view_of(live.recording, [active], **seen))
+    view = view_of(live.recording, [active], knowledge=knowledge, played=played, iterations=500)
+    people, found = attack.representations(view)
     total = truth[:, people].sum(dim=0)
     found, total = found - found.mean(dim=0), total - total.mean(dim=0)
     return {

@@ -1,0 +1,232 @@
+"""Attacks on features: what is particular to inversions of sums, to simulators and regressions."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from apfed_attacks.features.contrastive_inversion import Question, contrastive_sum, explain_sums
+from apfed_attacks.features.decoder_extraction import _procrustes
+from apfed_attacks.features.regression import Regression
+from apfed_attacks.features.unpaired_inversion import UnpairedInversion
+from apfed_attacks.recorded import reveal_features, truth_of, view_of
+from apfed_attacks.run import Trial
+from apfed_attacks.scoring import DECOY
+from apfed_attacks.view import Agreed, AttackError, Knowledge, KnownRows
+from secure_apfed.data import ColumnEncoding
+from secure_apfed.exchange import Kind, TensorSpec, unpack
+from secure_apfed.objectives import contrastive_loss
+from secure_apfed.runs.outcome import Recording
+from secure_apfed.settings.training import ContrastiveSettings
+from tests.attacks.recordings import ask, attacked, attacked_by, ballot_of, normal, with_opened
+
+PASSIVES = ("passive-1", "passive-2")
+SPEC = {"rows": TensorSpec(torch.int64, (None,)), "z": TensorSpec(torch.float32, (None, None))}
+
+
+# Contrastive inversion.
+
+
+def _gradient(h_BD: Tensor, p_BD: Tensor, anchors: str = "both") -> Tensor:
+    """Return what a passive contributes: B dL_p/dh."""
+    sent = h_BD.clone().requires_grad_()
+    loss = contrastive_loss(sent, p_BD, temperature=1.0, anchors=anchors)
+    (gradient,) = torch.autograd.grad(loss * len(h_BD), sent)
+    return gradient
+
+
+def _agreed(anchors: Any = "both", *, weight: float = 1.0, clip: float | None = None) -> Agreed:
+    return Agreed(objective=ContrastiveSettings(anchors=anchors), weight=weight, clip=clip)
+
+
+H_BD = normal(64, 32, seed=0)
+P_BD = normal(64, 32, seed=1)
+
+
+def _likeness(sum_BD: Tensor, agreed: Agreed, truth_BD: Tensor, passives: int = 1) -> Any:
+    found = explain_sums([Question.of(H_BD, sum_BD)], [agreed] * passives, 300)
+    return found, float(F.cosine_similarity(found, truth_BD).mean())
+
+
+@pytest.mark.parametrize("anchors", ["both", "active"])
+def test_one_passives_representations_are_recovered_from_one_step(anchors: str) -> None:
+    agreed = _agreed(anchors, weight=0.5)
+    assert _likeness(0.5 * _gradient(H_BD, P_BD, anchors), agreed, P_BD)[1] > 0.93
+
+
+def test_clipped_rows_are_matched_as_the_passive_clips_them() -> None:
+    real_BD = _gradient(H_BD, P_BD)
+    bound = float(real_BD.norm(dim=1).median())
+    sent_BD = real_BD * (bound / real_BD.norm(dim=1, keepdim=True)).clamp(max=1)
+    agreed = _agreed(clip=bound)
+    assert torch.allclose(contrastive_sum(H_BD, P_BD, [agreed]), sent_BD, atol=1e-12)
+    assert _likeness(sent_BD, agreed, P_BD)[1] > 0.85
+
+
+def test_a_sum_of_several_passives_gives_a_mixture_only() -> None:
+    several = [P_BD, *(normal(64, 32, seed=seed) for seed in range(2, 6))]
+    total = torch.stack([_gradient(H_BD, p_BD, "active") for p_BD in several]).sum(dim=0)
+    found, likeness = _likeness(total, _agreed("active"), P_BD, passives=5)
+    assert likeness < 0.5
+    # It explains the sum all the same: leakage is weakened, not absent.
+    assert torch.allclose(5 * _gradient(H_BD, found, "active"), total, atol=5e-4)
+
+
+def test_a_zero_sum_is_refused() -> None:
+    with pytest.raises(AttackError, match="the sum is zero everywhere"):
+        explain_sums([Question.of(torch.ones(3, 2), torch.zeros(3, 2))], [_agreed()], 1)
+
+
+def opened_by(recording: Recording, passives: tuple[str, ...]) -> Mapping[int, Tensor]:
+    """The sums of real contrastive gradients of fixed encoders of the passives."""
+    features = truth_of(recording).features
+    draw = torch.Generator().manual_seed(7)
+    encoders = [torch.randn(features[name].shape[1], 6, generator=draw) for name in PASSIVES]
+    opened: dict[int, Tensor] = {}
+    for item in (item for epoch in recording.transcript.kept.values() for item in epoch):
+        if item.kind is Kind.REPRESENTATIONS and item.step not in opened:
+            tensors, _ = unpack(item.payload, SPEC, sender=item.sender)
+            gradients = [
+                _gradient(tensors["z"], features[name][tensors["rows"]] @ mix)
+                for name, mix in zip(PASSIVES, encoders, strict=True)
+                if name in passives
+            ]
+            # What is missing of two contributions is the first one again.
+            opened[item.step] = torch.stack([*gradients, gradients[0]][:2]).sum(dim=0)
+    return opened
+
+
+def test_sums_that_are_zero_hide_no_others(make_recording: Any) -> None:
+    recording = make_recording("nothing")
+    opened = opened_by(recording, ("passive-1",))
+
+    def mounted(opened: Mapping[int, Tensor]) -> Any:
+        return attacked(with_opened(recording, opened), "contrastive_inversion", iterations=25)
+
+    whole, other = mounted(opened)
+    assert other.advantage < 0.05  # passive-2 contributed nothing
+    last = max(opened)
+    empty = torch.zeros_like(opened[last])
+    first = mounted({**opened, last: empty})[0]
+    # The last batch is missing, and those to whom the decoy attributes it.
+    assert 0 < whole.counts["scored"] - first.counts["scored"] <= 2 * len(empty)
+    assert first.advantage > 0.3
+    epoch = {item.step for item in recording.transcript.kept[1]}
+    opened = {step: sums * (step not in epoch) for step, sums in opened.items()}
+    assert mounted(opened)[0].advantage > 0.3
+    for result in mounted({step: 0 * sums for step, sums in opened.items()}):
+        assert "zero everywhere" in result.reason
+
+
+# Unpaired inversion, of skewed features, whose shapes say which is which.
+
+
+def _skewed(own: Tensor) -> Tensor:
+    """Two features, one with a long tail above, one below."""
+    return torch.stack([own[:, 1].exp(), -own[:, 2].exp()], dim=1).clamp(-6, 6)
+
+
+def skewed(make_recording: Any) -> Recording:
+    """passive-1 holds the skewed features and releases a function of them."""
+
+    def leak(labels: Any, own: Any, draw: torch.Generator, epoch: int) -> Tensor:
+        x = _skewed(own)
+        mixed = torch.stack([x[:, 1] - 0.3 * x[:, 0], x[:, 0], x[:, 0] + x[:, 1]], dim=1)
+        return torch.tanh(0.2 * mixed)
+
+    recording: Recording = make_recording(leak, method="tvfl")
+    table, *others = recording.data.passives
+    encoding = ColumnEncoding.plain(["above", "below"])
+    victim = replace(table, features=_skewed(table.features), encoding=encoding)
+    return replace(recording, data=replace(recording.data, passives=(victim, *others)))
+
+
+def skewed_and_inverted(recording: Recording) -> Any:
+    attack = UnpairedInversion(
+        iterations=500, shadow_rows=90, hidden=64, conditioned=False, likeness=0.1,
+        decoded_likeness=0.1, starts=3,
+    )  # fmt: skip
+    result = Trial(attack, recording, ("active",), "passive-1", seed=0).result()
+    expected = {"mean of the public rows", "decoded x", f"decoded h{DECOY}"}
+    assert set(result.baselines) == expected
+    return result
+
+
+def test_whose_the_public_rows_are_makes_no_difference_where_it_is_not_told(
+    make_recording: Any,
+) -> None:
+    recording = skewed(make_recording)
+    shadow = reveal_features(recording, "passive-1", 60, 0)
+    attack = UnpairedInversion(iterations=20, starts=1, hidden=16, conditioned=False)
+    # The same rows of features in the same order, said to be of the same people in another one.
+    guesses = []
+    for positions in (shadow.positions, shadow.positions.flip(0)):
+        known = KnownRows(positions, shadow.values)
+        knowledge = Knowledge(classes=3, victim="passive-1", shadow=known)
+        view = view_of(recording, ["active"], knowledge=knowledge, iterations=20)
+        guesses.append(attack.run(view, 0).attacks["decoded h"].values)
+    assert (guesses[0] == guesses[1]).all()
+
+
+# Regressions, on sums that hold something of each row, on votes and on known pairs.
+
+
+def test_rounds_of_few_columns_add_up_beneath_the_pseudo_labels_sent(make_recording: Any) -> None:
+    """Six features, three columns a round: two rounds tell what one does not."""
+    empty = make_recording("nothing", epochs=0)
+    tables = [table.features[empty.alignment[table.name]] for table in empty.data.passives]
+    whole = torch.hstack(tables).double()
+    sent = [normal(len(whole), 3, seed=epoch) for epoch in range(2)]
+    opened = [z + whole @ normal(6, 3, seed=7 + epoch) / 100 for epoch, z in enumerate(sent)]
+    recording = ask(empty, "mmvfl", z=sent, opened=opened)
+    for result in attacked(recording, "sum_regression", shadow_rows=40, iterations=20):
+        reached = {name: figures["r2"] for name, figures in result.variants.items()}
+        assert reached["ridge on all epochs"] > 0.95
+        assert reached["ridge on rest of the sums"] < 0.9
+        assert reached["ridge on sums"] < 0.5
+
+
+def test_own_labels_are_no_news(make_recording: Any) -> None:
+    """A sum that tells the active's labels again tells features that depend on them, too."""
+    empty = make_recording("nothing", epochs=0)
+    labels_N = empty.data.active.labels[empty.alignment["active"]]
+    recording = ask(empty, "split_nn_sum", opened=[F.one_hot(labels_N, 3).double()])
+    options = {"shadow_rows": 60, "iterations": 20}
+    result = attacked_by("active", recording, "sum_regression", "passive-1", **options)
+    assert result.variants["ridge on sums"]["r2"] > result.baselines["ridge on x"]["r2"] > 0
+    assert result.advantage < 0.02
+
+
+def test_votes_of_one_passive_say_nothing_of_another(make_recording: Any) -> None:
+    def voting(own: Tensor, draw: torch.Generator) -> Tensor:
+        return torch.stack([own[:, 1], -own[:, 1], torch.zeros(len(own))], dim=1)
+
+    recording = ballot_of(make_recording("nothing", epochs=0), method="votes", voting=voting)
+    result = attacked_by("active", recording, "vote_regression", "passive-2", shadow_rows=60)
+    assert abs(result.advantage) < 0.04
+
+
+def test_a_feature_that_is_the_same_in_all_pairs_stays_there_and_spoils_no_other() -> None:
+    draw = np.random.default_rng(0)
+    x_NF = draw.normal(size=(30, 4))
+    x_NF[:12, 2] = 0.5
+    shadow_N = np.arange(30) < 12
+    turn_FF = np.linalg.qr(draw.normal(size=(4, 4)))[0]
+    regress = Regression(torch.arange(30), x_NF[:12], shadow_N, hidden=4, iterations=1, seed=0)
+    found = _procrustes(regress, 3 * x_NF @ turn_FF + 7)
+    assert np.abs(found - x_NF[12:])[:, [0, 1, 3]].max() < 1e-12
+    assert np.abs(found[:, 2] - 0.5).max() < 1e-12
+
+
+def test_what_the_own_features_tell_is_no_advantage(make_recording: Any) -> None:
+    result = attacked_by("passive-1", make_recording("nothing"), "inverse_network")
+    # passive-1 knows something of the label, and so of the active's features.
+    assert max(result.baselines[f"{how} on x"]["r2"] for how in ("ridge", "mlp")) > 0.1
+    assert result.baselines[result.baseline]["r2"] > 0.1
+    assert abs(result.advantage) < 0.03
+    assert result.baselines["mean of the shadow rows"]["r2"] == pytest.approx(0, abs=0.05)

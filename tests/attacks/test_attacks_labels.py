@@ -1,0 +1,387 @@
+"""Attacks on labels: clusters, the course of time, MixMatch on own networks, and columns fused."""
+
+import copy
+import math
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from sklearn.linear_model import LogisticRegression
+from torch import nn
+
+from apfed_attacks.columns import TRUST, beside, corrected
+from apfed_attacks.labels.completion import own_bottom
+from apfed_attacks.labels.model_completion import ModelCompletion
+from apfed_attacks.labels.semi_supervised import SemiSupervised
+from apfed_attacks.recorded import reveal_labels, view_of
+from apfed_attacks.scoring import DECOY
+from apfed_attacks.view import AttackError, Knowledge, KnownRows
+from tests.attacks.conftest import leak_noised_afresh
+from tests.attacks.recordings import attacked, attacked_by, ballot_of, drawn_labels
+
+completed = partial(attacked_by, "passive-1", name="model_completion")
+
+
+def test_clusters_are_named_by_priors_only_where_these_are_known(make_recording: Any) -> None:
+    mounted = partial(completed, make_recording("labels"), labels_per_class=0)
+    assert mounted().variants["clusters named by the truth on h"]["accuracy"] > 0.9
+    named = "clusters named by priors on h"
+    assert named in mounted().variants
+    assert named not in mounted(priors=False).variants
+
+
+def test_the_first_epoch_is_a_reference_and_no_baseline(make_recording: Any) -> None:
+    result = completed(make_recording("labels"))
+    assert all("first epoch" in name for name in result.references)
+    assert not any("first epoch" in name for name in result.baselines)
+    assert all(name.endswith(DECOY) for name in result.baselines if " h" in name)
+    before = result.references["logistic on h of the first epoch"]["balanced_accuracy"]
+    assert before < 0.5
+    assert completed(make_recording("labels", epochs=1)).references == {}
+
+
+def test_colluders_pool_their_features(make_recording: Any) -> None:
+    (result,) = attacked(make_recording("labels"), "model_completion", coalition="all")
+    assert result.adversary == "passive-1 + passive-2"
+    assert result.knowledge["own_features"] == 6
+
+
+def test_another_role_is_said(make_recording: Any) -> None:
+    view = view_of(make_recording("labels"), ["active"], knowledge=Knowledge(classes=3))
+    reason = ModelCompletion().why_not(view)
+    assert reason == "model_completion is mounted by the passive party, not by the active"
+
+
+def test_a_limit_of_rows_keeps_the_known_ones(make_recording: Any) -> None:
+    result = completed(make_recording("labels"), most_rows=60)
+    assert result.counts == {"known": 12, "scored": 48}
+
+
+def test_known_labels_of_one_class_only_are_a_reason(make_recording: Any) -> None:
+    recording = make_recording("labels")
+    known = reveal_labels(recording, 1, 0)
+    kept = KnownRows(known.positions[:1], known.values[:1])
+    view = view_of(recording, ["passive-1"], knowledge=Knowledge(classes=3, labels=kept))
+    with pytest.raises(AttackError, match="fewer than two classes; raise labels_per_class"):
+        ModelCompletion().run(view, 0)
+
+
+def test_what_was_sent_is_read_as_it_is(make_recording: Any) -> None:
+    empty = make_recording("nothing", epochs=0)
+    for result in attacked(drawn_labels(empty), "pseudo_labels", labels_per_class=4):
+        assert {"largest of z", "largest of mean z"} < set(result.variants)
+        (first,) = result.references.values()
+        assert first["balanced_accuracy"] < 0.5
+    voting = lambda own, draw: torch.rand(len(own), 3, generator=draw)  # noqa: E731
+    recording = ballot_of(make_recording("nothing", epochs=0), method="votes", voting=voting)
+    for result in attacked(recording, "shown_labels", labels_per_class=4):
+        share = 60 / result.counts["scored"]
+        assert min(one["accuracy"] or 0 for one in result.variants.values()) > share
+
+
+# Temporal, beside what the last epoch alone tells passive-2, whose features say nothing.
+
+
+def _both(recording: Any, **options: Any) -> list[Any]:
+    names = ("temporal", "model_completion")
+    return [attacked_by("passive-2", recording, name, **options) for name in names]
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_fresh_noise_averages_out_over_epochs(make_recording: Any, fresh: bool) -> None:
+    def frozen(labels: Any, own: Any, draw: torch.Generator, epoch: int) -> torch.Tensor:
+        return leak_noised_afresh(labels, own, torch.Generator().manual_seed(1), epoch)
+
+    recording = make_recording(leak_noised_afresh if fresh else frozen, epochs=12)
+    temporal, once = _both(recording, labels_per_class=10)
+    gain = temporal.advantage - once.advantage
+    assert gain > 0.2 if fresh else gain < 0.08
+
+
+def test_a_course_of_time_is_found_that_no_epoch_shows(make_recording: Any) -> None:
+    def drift(labels: Any, own: Any, draw: torch.Generator, epoch: int) -> torch.Tensor:
+        start = 5 * torch.randn(len(labels), 3, generator=torch.Generator().manual_seed(1))
+        return start + epoch * F.one_hot(labels, 3)
+
+    temporal, once = _both(make_recording(drift, epochs=2), labels_per_class=4)
+    assert temporal.variant.endswith("last minus first epoch")
+    assert temporal.score["balanced_accuracy"] > 0.95
+    assert once.score["balanced_accuracy"] < 0.7
+
+
+@pytest.mark.parametrize("lost", [2, 1, 0])
+def test_a_row_that_missed_an_epoch_is_still_guessed(make_recording: Any, lost: int) -> None:
+    recording = make_recording("labels", epochs=3)
+    whole = attacked_by("passive-2", recording, "temporal")
+    del recording.transcript._epochs[lost][:4]  # two batches to two passives
+    result = attacked_by("passive-2", recording, "temporal")
+    assert 200 < result.counts["scored"] <= whole.counts["scored"]
+    assert result.score["balanced_accuracy"] > 0.8
+    assert result.advantage > 0.3
+
+
+@pytest.mark.parametrize(
+    ("epochs", "forgotten", "reason"),
+    [(1, None, "only one epoch was released"), (4, 1, "kept 3 of 4 epochs")],
+)
+def test_what_was_not_kept_is_said(
+    make_recording: Any, epochs: int, forgotten: int | None, reason: str
+) -> None:
+    recording = make_recording("labels", epochs=epochs)
+    if forgotten is not None:
+        del recording.transcript._epochs[forgotten]
+    result = attacked_by("passive-2", recording, "temporal")
+    assert not result.applicable
+    assert reason in result.reason
+
+
+# MixMatch on the passive's own network: what training put into it, and nothing of the others.
+
+FURTHER, FRESH = "own network, trained further", "own network, fresh weights"
+
+
+def _mount(recording: Any, **options: Any) -> Any:
+    wanted = {"iterations": 200, "labels_per_class": 4, "own_network": True, **options}
+    return attacked(recording, "semi_supervised", **wanted)
+
+
+def _labels_of(recording: Any) -> torch.Tensor:
+    """Of the rows of passive-1's table."""
+    return torch.tensor([int(name.split("-")[1]) % 3 for name in recording.data.passives[0].ids])
+
+
+def _network() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 3))
+
+
+@pytest.fixture(scope="module")
+def in_sectors(make_recording: Any) -> Any:
+    """passive-1 has features that show a label by the sector of a circle, of 12, alone."""
+    recording = make_recording("nothing", method="tvfl")
+    labels, draw = _labels_of(recording), torch.Generator().manual_seed(7)
+    sector = labels + 3 * torch.randint(4, labels.shape, generator=draw)
+    angle = (sector + 0.8 * torch.rand(labels.shape, generator=draw)) * math.tau / 12
+    noise = 0.1 * torch.randn(len(labels), 2, generator=draw)
+    features = torch.cat([torch.stack([angle.cos(), angle.sin()], dim=1), noise], dim=1)
+    first, *others = recording.data.passives
+    passives = (replace(first, features=features), *others)
+    return replace(recording, data=replace(recording.data, passives=passives))
+
+
+def _taught(recording: Any) -> nn.Module:
+    """An encoder after joint training: all labels shaped it."""
+    torch.manual_seed(1)
+    encoder, head = _network(), nn.Linear(3, 3)
+    adam = torch.optim.Adam([*encoder.parameters(), *head.parameters()], lr=0.01)
+    for _ in range(400):
+        h_ND = encoder(recording.data.passives[0].features)
+        loss = F.cross_entropy(head(h_ND), _labels_of(recording))
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+    return encoder
+
+
+def test_a_network_that_learned_labels_gives_them_away(in_sectors: Any) -> None:
+    encoder = _taught(in_sectors)
+    before = copy.deepcopy(encoder.state_dict())
+    known = replace(in_sectors, encoders={"passive-1": encoder})
+    first, _ = _mount(known, iterations=400, unlabelled_weight=5)
+    assert list(first.variants) == [FURTHER]
+    assert {FRESH, "MixMatch on x", "mlp on x"} <= set(first.baselines)
+    # Its decoy has other fresh weights.
+    assert [key for key in first.baselines if key.endswith(DECOY)] == [f"{FURTHER}{DECOY}"]
+    assert first.score["balanced_accuracy"] > 0.65
+    assert first.advantage > 0.2
+    assert all(torch.equal(value, before[name]) for name, value in encoder.state_dict().items())
+
+
+def test_a_coalition_needs_the_networks_of_all(in_sectors: Any) -> None:
+    both = {"passive-2": nn.Linear(2, 3), "passive-1": _network().double()}
+    first = {"passive-1": both["passive-1"]}
+    (whole,), (lacking,) = (
+        _mount(replace(in_sectors, encoders=encoders), iterations=2, coalition="all")
+        for encoders in (both, first)
+    )
+    assert whole.adversary == "passive-1 + passive-2"
+    assert whole.applicable
+    assert "no encoder of passive-2" in lacking.reason
+
+
+def _holding(network: nn.Module, *shape: int) -> Any:
+    """A view of a party with this network and rows of this shape."""
+    return SimpleNamespace(networks={"own": network}, features={"own": torch.empty(1, *shape)})
+
+
+def test_the_bottom_reads_images_and_constants() -> None:
+    rows = torch.randn(6, 2 * 3 * 3)
+    rows[:, 0] = 1.0
+    convolution = nn.Conv2d(2, 4, 3)
+    nn.init.zeros_(convolution.weight[0])
+    h_ND = own_bottom(_holding(nn.Sequential(convolution, nn.ReLU()), 2, 3, 3), rows)(rows)
+    assert h_ND.shape == (6, 4)
+    assert torch.isfinite(h_ND).all()
+    assert torch.allclose(h_ND.mean(dim=0), torch.zeros(4), atol=1e-5)
+
+
+def test_fresh_weights_are_other_weights_and_scales_are_drawn_by_reset() -> None:
+    linear, scale = nn.Linear(4, 3), nn.BatchNorm1d(3)
+    nn.init.constant_(scale.weight, 9.0)
+    network = nn.Sequential(linear, scale).eval()
+    bottom = own_bottom(_holding(network, 4), torch.randn(5, 4), fresh=True)
+    drawn = dict(bottom.named_parameters())
+    assert not torch.equal(drawn["_networks.0.0.weight"], linear.weight)
+    assert torch.equal(drawn["_networks.0.1.weight"], torch.ones(3))
+
+
+def test_a_layer_that_cannot_be_drawn_anew_is_told() -> None:
+    class Scale(nn.Linear):
+        reset_parameters = None  # type: ignore[assignment]
+
+        def __init__(self) -> None:
+            nn.Module.__init__(self)
+            self.weight, self.bias = nn.Parameter(torch.eye(4)), nn.Parameter(torch.zeros(4))
+
+    with pytest.raises(AttackError, match="weights of a Scale cannot be drawn anew"):
+        own_bottom(_holding(Scale(), 4), torch.randn(5, 4), fresh=True)
+
+
+def test_other_rows_help_where_classes_are_clusters() -> None:
+    draw = torch.Generator().manual_seed(0)
+    labels = torch.arange(300) % 3
+    rows = torch.randn(300, 6, generator=draw) + 3 * torch.eye(3)[labels].repeat(1, 2)
+    known = torch.full((300,), -1)
+    known[:3] = labels[:3]
+    rows = (rows - rows.mean(0)) / rows.std(0)
+    view: Any = SimpleNamespace(knowledge=Knowledge(classes=3), device=torch.device("cpu"))
+    scores = SemiSupervised(iterations=400, labels_per_class=1).mix_match(view, known, rows, 0)
+    assert scores.shape == (300, 3)
+    assert float((scores.argmax(1) == labels).float().mean()) > 0.85
+
+
+# Released columns beside own ones: weights, and what own ones tell as the prior.
+
+ROWS, KNOWN, CLASSES = 600, 30, 3
+LABELS = np.arange(ROWS) % CLASSES
+Array = NDArray[np.float64]
+
+
+def _known(rows: int = KNOWN) -> NDArray[np.int64]:
+    """The labels of the first rows; -1 for the others."""
+    return np.where(np.arange(ROWS) < rows, LABELS, -1)
+
+
+def _standardised(columns: Array) -> Array:
+    return np.asarray((columns - columns.mean(axis=0)) / columns.std(axis=0))
+
+
+def _released(strength: float, *, width: int = 30, seed: int = 1) -> Array:
+    """Noise, and the label in the first columns as far as `strength` says."""
+    released = np.random.default_rng(seed).normal(size=(ROWS, width))
+    released[:, :CLASSES] += strength * np.eye(CLASSES)[LABELS]
+    return _standardised(released)
+
+
+def _probed(columns: Array) -> Any:
+    """What a probe finds with the known rows."""
+    return LogisticRegression().fit(columns[:KNOWN], LABELS[:KNOWN]).predict_proba(columns)
+
+
+def _accuracy(scores: Array) -> float:
+    return float((scores.argmax(axis=1) == LABELS)[KNOWN:].mean())
+
+
+def _own() -> Array:
+    """Columns that tell something of the label."""
+    own = np.random.default_rng(0).normal(size=(ROWS, 3))
+    own[:, 0] += LABELS
+    return _standardised(own)
+
+
+OWN = _own()
+PRIOR = _probed(OWN)
+
+
+def test_released_columns_stand_beside_own_ones_in_several_weights() -> None:
+    released = _released(0, width=4)
+    columns = beside("h", released, OWN)
+    assert list(columns) == ["h and x", "0.3 h and x", "0.1 h and x"]
+    for weight, both in zip((1, 0.3, 0.1), columns.values(), strict=True):
+        np.testing.assert_array_equal(both, np.hstack([weight * released, OWN]))
+
+
+@pytest.mark.parametrize(("per_class", "corrects"), [(0, False), (1, True)])
+def test_own_columns_are_a_prior_where_labels_are_known(
+    make_recording: Any, per_class: int, corrects: bool
+) -> None:
+    recording = make_recording("nothing", epochs=1)
+    result = completed(recording, labels_per_class=per_class, iterations=5)
+    found = [name for name in result.variants if name.startswith("x corrected")]
+    assert found == [f"x corrected by {trust:g} of h" for trust in TRUST if corrects]
+
+
+@pytest.mark.parametrize("trust", [trust for trust in TRUST if trust < 1])
+def test_noise_corrects_little(trust: float) -> None:
+    for seed in range(1, 4):
+        noise = _released(0, seed=seed)
+        found = _accuracy(corrected(PRIOR, noise, _known(), trust))
+        assert found == pytest.approx(_accuracy(PRIOR), abs=0.05)
+        # Noise of unit variance beside own columns does more harm.
+        assert found > _accuracy(_probed(np.hstack([noise, OWN])))
+
+
+def test_what_holds_the_label_is_believed() -> None:
+    released = _released(6, width=6)
+    found = [_accuracy(corrected(PRIOR, released, _known(), trust)) for trust in TRUST]
+    assert found == sorted(found)
+    assert found[0] > _accuracy(PRIOR)
+    assert found[-1] > _accuracy(PRIOR) + 0.15
+
+
+def test_without_trust_the_prior_stays() -> None:
+    before = PRIOR.copy()
+    np.testing.assert_allclose(corrected(PRIOR, _released(2), _known(), 0.0), PRIOR, atol=1e-9)
+    np.testing.assert_array_equal(PRIOR, before)
+
+
+def test_the_order_of_rows_does_not_matter() -> None:
+    released, known = _released(1), _known()
+    order = np.random.default_rng(5).permutation(ROWS)
+    found = corrected(PRIOR[order], released[order], known[order], 0.3)
+    np.testing.assert_allclose(found, corrected(PRIOR, released, known, 0.3)[order], atol=1e-9)
+
+
+def test_a_class_that_nobody_knows_is_not_guessed() -> None:
+    prior, known = np.zeros((ROWS, 5)), np.where(_known() == 1, -1, _known())
+    prior[:, [0, 2]] = 0.5
+    found = corrected(prior, _released(1), known, 0.3)
+    assert set(found.argmax(axis=1)) == {0, 2}
+    assert found[:, [1, 3, 4]].max() < 1e-6
+
+
+@pytest.mark.parametrize("sure", [False, True])
+@pytest.mark.parametrize(
+    "released",
+    [
+        _standardised(np.eye(CLASSES)[LABELS]),  # no variance within a class
+        np.zeros((ROWS, 4)),
+        np.zeros((ROWS, 0)),
+        _released(2, width=2_000),
+        _standardised(np.where(np.arange(ROWS) == 7, 1e6, 0.0)[:, None]),
+    ],
+    ids=["sure", "constant", "none", "wide", "outlier"],
+)
+def test_scores_are_probabilities(released: Array, sure: bool) -> None:
+    prior = np.eye(CLASSES)[LABELS] if sure else np.full((ROWS, CLASSES), 1 / CLASSES)
+    for known in (_known(), _known(1), _known(0), _known(ROWS)):
+        for trust in (min(TRUST), max(TRUST)):
+            found = corrected(prior, released, known, trust)
+            assert found.shape == (ROWS, CLASSES)
+            assert np.isfinite(found).all()
+            np.testing.assert_allclose(found.sum(axis=1), 1)

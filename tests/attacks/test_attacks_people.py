@@ -1,0 +1,277 @@
+"""Attacks on people: who trained a model, or at another party, and whose IDs a peer has."""
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from apfed_attacks.live.stuffing import Tables, play_stuffing
+from apfed_attacks.people.averaged_membership import Strangers
+from apfed_attacks.people.id_stuffing import IdStuffing
+from apfed_attacks.people.membership import Shadows, halves, likelihood_ratio, logit_confidence
+from apfed_attacks.recorded import reveal_candidates, reveal_people, trained_alike
+from apfed_attacks.view import AttackError
+from secure_apfed.alignment.records import AlignmentHistory
+from secure_apfed.runs.outcome import Recording
+from secure_apfed.runs.run import run
+from secure_apfed.settings.alignment import AlignmentSettings
+from secure_apfed.settings.training import TrainSettings
+from tests.attacks.recordings import ByHeart, attacked
+from tests.secure_apfed.small_runs import small_config
+
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
+
+
+# Membership: shadow models.
+
+
+def _shadows(between: type[nn.Module] = nn.ReLU, **train: Any) -> Shadows:
+    settings = {"epochs": 2, "batch_size": 8, "learning_rate": 0.1, **train}
+    return Shadows(
+        make=lambda: nn.Sequential(nn.Linear(3, 5), between(), nn.Linear(5, 2)),
+        train=TrainSettings(**settings),
+        seed=0,
+        device=torch.device("cpu"),
+    )
+
+
+def _rows(count: int = 40) -> tuple[torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(1)
+    features = torch.randn(count, 3, generator=draw)
+    return features, (features[:, 0] > 0).long()
+
+
+# A chain of products, and through vmap.
+@pytest.mark.parametrize(("bound", "between"), [(None, nn.Tanh), (0.5, nn.ReLU), (0.5, nn.Tanh)])
+def test_all_models_at_once_are_the_models_one_by_one(
+    bound: float | None, between: type[nn.Module]
+) -> None:
+    features, labels = _rows()
+    shadows, rows_SH = _shadows(between, max_gradient_norm=bound), halves(6, 40, 0)
+    together = shadows.scores(features, labels, rows_SH)
+    apart = shadows.one_by_one(features, labels, rows_SH)
+    assert together.shape == (6, 40, 2)
+    torch.testing.assert_close(together, apart, atol=2e-5, rtol=1e-4)
+    assert not torch.allclose(together[0], together[1])
+
+
+def test_halves_are_pairs_of_complements() -> None:
+    rows_SH = halves(4, 10, 3)
+    for first, second in ((0, 1), (2, 3)):
+        assert sorted([*rows_SH[first].tolist(), *rows_SH[second].tolist()]) == list(range(10))
+    assert not torch.equal(rows_SH[0], rows_SH[2])
+    assert halves(3, 11, 0).shape == (3, 5)
+
+
+def test_batch_norm_is_refused() -> None:
+    shadows = replace(_shadows(), make=lambda: nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))
+    with pytest.raises(AttackError, match="networks without buffers"):
+        shadows.scores(*_rows(), halves(2, 40, 0))
+
+
+def test_logit_confidence_is_stable_for_sure_models() -> None:
+    scores = torch.tensor([[800.0, 0.0], [0.0, 800.0], [1.0, 1.0]])
+    phi = logit_confidence(scores, torch.tensor([0, 0, 1]))
+    np.testing.assert_allclose(phi, [800, -800, 0], atol=1e-9)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_the_ratio_favours_what_models_with_the_row_say(own: bool) -> None:
+    draw = np.random.default_rng(0)
+    inside = np.arange(64)[:, None] % 2 == np.zeros((1, 5), dtype=int)
+    shadow = np.where(inside, 5.0, 1.0) + draw.normal(size=(64, 5))
+    ratio = likelihood_ratio(np.array([5.0, 1, 5, 1, 3]), shadow, inside, own_variances=own)
+    assert ratio[[0, 2]].min() > 1 > -1 > ratio[[1, 3]].max()
+
+
+def model_by_heart(make_recording: Any) -> Recording:
+    """The active's model is sure of the rows that it learnt, and guesses the others."""
+    recording = make_recording("nothing")
+    active, rows = recording.data.active, recording.data.train_rows
+
+    def guess(rows: int) -> torch.Tensor:
+        return torch.randn(rows, 3, generator=torch.Generator().manual_seed(0))
+
+    memory = ByHeart(active.features[rows], active.labels[rows], guess, 9 * torch.eye(3))
+    return replace(recording, model=memory)  # type: ignore[no-any-return]  # of the fixture
+
+
+def test_an_outsider_is_told_how_sure_the_model_is(make_recording: Any) -> None:
+    (result,) = attacked(model_by_heart(make_recording), "membership", shadow_models=8, epochs=2)
+    assert (result.adversary, result.metric, result.target) == ("outsider", "auc", "membership")
+    assert result.roc[0] == (0.0, 0.0)
+    assert {"auc of aligned members", "auc of unaligned members"} >= set(result.risk)
+
+
+def test_candidates_are_half_members_in_an_order_that_says_nothing(make_recording: Any) -> None:
+    recording = make_recording("nothing")
+    candidates, members = reveal_candidates(recording, 40, 0)
+    assert len(candidates) == len(members) == 40
+    assert int(members[:, 0].sum()) == 20
+    assert 0 < int(members[:20, 0].sum()) < 20
+    with pytest.raises(AttackError, match="two of each"):
+        reveal_candidates(recording, 2, 0)
+
+
+# Averaged membership: who trained at another party, from the average of all parties' weights.
+
+
+@cache
+def averaged(method: str = "h_fedmv", clients: int = 3) -> Recording:
+    changes: dict[str, Any] = {}
+    if method == "h_fedmv":
+        data = {"dataset": "breast_cancer", "partition": "horizontal", "clients": clients}
+        sum_of_one = {"scheme": "plain", "masks": "none", "allow_single_passive": True}
+        changes = {"data": data, **({"secure_sum": sum_of_one} if clients == 2 else {})}
+    return run(small_config(method, **changes), None).recording
+
+
+def with_model(found: Recording, network: nn.Module) -> Recording:
+    return replace(found, model=nn.Sequential(nn.Flatten(), network))
+
+
+def average_by_heart(*names: str, **options: Any) -> Any:
+    """Results where the average fits these parties' people."""
+    found = averaged()
+    tables = [table for table in found.data.passives if table.name in names]
+    labels = [table.labels for table in tables if table.labels is not None]
+    known = torch.cat([table.features for table in tables]), torch.cat(labels)
+    learnt = ByHeart(*known, lambda rows: torch.full((rows, 2), 0.5), torch.eye(2) - 0.5)
+    return attacked(with_model(found, learnt), "averaged_membership", **options)
+
+
+def test_what_is_learnt_of_all_passives_says_not_at_whom() -> None:
+    """The others trained at the other passive, so the average fits them as well."""
+
+    def of_active(*names: str, strangers: str) -> dict[str, Any]:
+        results = average_by_heart(*names, strangers=strangers)
+        return {result.victim: result for result in results if result.adversary == "active"}
+
+    assert of_active("passive-1", strangers="outside")["passive-2"].advantage < 0.1
+    both = "passive-1", "passive-2"
+    assert of_active(*both, strangers="outside")["passive-1"].score["auc"] > 0.95
+    assert of_active(*both, strangers="elsewhere")["passive-1"].variants["fit"]["auc"] == 0.5
+
+
+def test_a_passive_asks_who_trained_at_the_active() -> None:
+    results = attacked(averaged(), "averaged_membership", candidates=20)
+    assert sorted((result.adversary, result.victim) for result in results) == [
+        ("active", "passive-1"), ("active", "passive-2"),
+        ("passive-1", "active"), ("passive-2", "active"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("strangers", ["outside", "elsewhere"])
+def test_half_of_the_people_trained_at_the_victim_and_the_others_where_it_says(
+    strangers: Strangers,
+) -> None:
+    data = averaged().data
+    tables = {table.name: {tuple(row.tolist()) for row in table.features} for table in data.tables}
+    tested = {tuple(row.tolist()) for row in data.active.features[data.test_rows]}
+    whose = {"outside": tested, "elsewhere": tables["passive-2"]}[strangers]
+    people, members = reveal_people(averaged(), "active", "passive-1", 40, 0, strangers)
+    assert int(members[:, 0].sum()) == 20
+    for row, member in zip(people.features, members[:, 0].tolist(), strict=True):
+        assert tuple(row.tolist()) in (tables["passive-1"] if member else whose)
+
+
+def test_a_party_that_trains_alone_does_so_by_the_methods_equations() -> None:
+    passive = averaged().data.passives[0]
+    assert passive.labels is not None
+    scores = trained_alike(averaged(), 0)(passive.features, passive.labels)(passive.features)
+    assert scores.shape == (142, 2)
+    assert (scores.argmax(1) == passive.labels).float().mean() > 0.9
+
+
+def test_elsewhere_needs_a_third_party() -> None:
+    with pytest.raises(AttackError, match="there are 0 others"):
+        reveal_people(averaged(clients=2), "active", "passive-1", 40, 0, "elsewhere")
+    results = attacked(averaged(clients=2), "averaged_membership", strangers="elsewhere")
+    assert not any(result.applicable for result in results)
+
+
+@pytest.mark.slow
+def test_averaged_recurrent_networks_are_taken_as_they_are() -> None:
+    results = attacked(averaged("s_fedmv"), "averaged_membership", candidates=40)
+    assert len(results) == 6
+    assert all(result.applicable for result in results)
+
+
+# ID stuffing against the real intersections: held by each of their limits.
+
+ROLES: tuple[Literal["active", "passive"], ...] = ("active", "passive")
+CANDIDATES = 40
+
+
+def people(first: int, last: int) -> list[str]:
+    return [f"person {number}" for number in range(first, last)]
+
+
+# 60 customers each, 30 of them in common.
+TABLES = Tables(own=people(0, 60), victim=people(30, 90), outsiders=people(90, 200))
+
+
+def stuff(role: Any = "passive", history: Any = None, **options: Any) -> Any:
+    choices = {key: options.pop(key) for key in ("intersections", "overstuff") if key in options}
+    attack = IdStuffing(candidates=CANDIDATES, **choices)
+    return play_stuffing(attack, TABLES, AlignmentSettings(**options), role=role, history=history)
+
+
+def test_without_limits_all_are_tried_and_half_of_them_found() -> None:
+    result, stuffed = stuff("active")
+    assert (len(stuffed.tried), len(stuffed.found)) == (CANDIDATES, CANDIDATES // 2)
+    assert result.adversary == "active"
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_the_agreed_size_bounds_the_guesses(role: Any) -> None:
+    result, stuffed = stuff(role, maximum_ids=70)
+    assert len(stuffed.tried) == 10 >= len(stuffed.found)
+    assert result.score["auc"] < 0.75
+
+
+@pytest.mark.parametrize("protocol", ["ecdh", "circuit"])
+@pytest.mark.parametrize("role", ROLES)
+def test_more_than_the_agreed_size_is_refused(role: Any, protocol: str) -> None:
+    result, stuffed = stuff(role, protocol=protocol, maximum_ids=70, overstuff=True)
+    assert not result.applicable
+    assert result.reason.startswith("the protocol refused: ")
+    assert "70" in result.reason
+    assert not stuffed.tried
+
+
+def test_repeated_intersections_try_all_and_the_history_stops_them(tmp_path: Path) -> None:
+    _, stuffed = stuff(maximum_ids=70, intersections=9)
+    assert len(stuffed.tried) == CANDIDATES
+    history = AlignmentHistory(tmp_path / "alignments.jsonl", runs_with_a_peer=2)
+    _, held = stuff(maximum_ids=70, intersections=9, history=history)
+    assert (held.runs, len(held.tried)) == (2, 20)
+    assert "the limit is 2" in held.refusal
+    result, nothing = stuff(maximum_ids=70, intersections=9, history=history)
+    assert not result.applicable
+    assert not nothing.tried
+
+
+def test_a_size_that_the_own_customers_fill_leaves_no_room() -> None:
+    result, _ = stuff(maximum_ids=60)
+    assert result.reason == "the protocol refused: the agreed size leaves no room for a guess"
+
+
+def test_the_minimum_stops_members_and_circuits_but_not_the_hub_of_ecdh() -> None:
+    for role, protocol in (("passive", "ecdh"), ("passive", "circuit"), ("active", "circuit")):
+        result, _ = stuff(role, protocol=protocol, minimum_rows=55)
+        assert not result.applicable
+        assert "agreed minimum of 55" in result.reason
+    result, stuffed = stuff("active", protocol="ecdh", minimum_rows=55)
+    assert result.score["auc"] == 1.0
+    assert len(stuffed.found) == CANDIDATES // 2
+
+
+def test_too_many_candidates_say_what_there_is() -> None:
+    with pytest.raises(AttackError, match="the victim has 30 IDs"):
+        play_stuffing(IdStuffing(candidates=100), TABLES, AlignmentSettings())
