@@ -216,7 +216,7 @@ class Course(Steps, Protocol):
     def is_last(self, epoch: int) -> bool:
         """Whether none comes after this one."""
 
-    async def finish_epoch(self) -> None:
+    async def finish_epoch(self, *, last: bool) -> None:
         """Evaluate where it is due, note it, and let all parties save what they are."""
 
 
@@ -227,9 +227,10 @@ async def train(learner: Learner, links: Links, course: Course) -> None:
         for step, rows_B in course.batches(epoch) if goes_on else ():
             course.stepped(await learner.step(links, step, rows_B))
         await course.hold_out()
-        if course.is_last(epoch):
+        last = not goes_on or course.is_last(epoch)
+        if last:
             await learner.conclude(links, course)
-        await course.finish_epoch()
+        await course.finish_epoch(last=last)
         if not goes_on:
             return
 
@@ -306,7 +307,7 @@ class Session:
         return {**agreed, "rounding": self.learner.rounding} if agreed else {}
 
     def attendance(self) -> dict[str, object]:
-        """Who fell silent in this session; empty where the method has no way on without one."""
+        """Who fell silent in this session; empty where there is no sum."""
         if not self.contract.secure_sum:
             return {}
         learner = self.learner

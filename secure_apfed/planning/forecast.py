@@ -400,7 +400,7 @@ class _Course:
         later = sorted(self.seconds[1:])
         return later[len(later) // 2]
 
-    async def finish_epoch(self) -> None:
+    async def finish_epoch(self, *, last: bool) -> None:
         began, session = time.perf_counter(), self._session
         await session.learner.evaluate(session.links, next_step=self.next_step, final=False)
         self.evaluation_seconds = time.perf_counter() - began

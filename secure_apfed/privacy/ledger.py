@@ -11,7 +11,7 @@ checkpoint; and from going on after a change that its hashes show, which are cha
 swapped lines before the last. It does not see whole lines missing at its end, unless a checkpoint
 counts them. Nor does it protect from its own party editing it: the log is that party's own book.
 
-One JSON object a line. The first names the mechanism; every other is one release with its
+One JSON object a line. The first says what is counted; every other is one release with its
 step, digest and rows, and a running hash over all lines so far. The ledger allows a release
 only after the operating system has taken the whole line. So the mere beginning of a last line,
 left by a process that was killed, was never released and is cut off, once all before it has
@@ -67,7 +67,7 @@ __all__ = [
 
 _FORMAT = 1
 _CHAIN_BYTES = 16
-_LINE = '{"chain":"'  # how each begins: keys are sorted
+_LINE = '{"chain":"'  # how each but the first begins: keys are sorted
 _json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 NOTHING_RELEASED = "nothing is released"
@@ -291,9 +291,13 @@ class ReleaseCounts:
         self.most = max(self.most, int(self.of_row_N[release.rows].max(initial=0)))
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """For a checkpoint, (N,) int64; sync the log."""
+        """For a checkpoint: counts (N,), steps, whether one repeated; sync the log."""
         self.sync()
-        return {"counts": torch.from_numpy(self.of_row_N.copy())}
+        return {
+            "counts": torch.from_numpy(self.of_row_N.copy()),
+            "steps": torch.tensor(sorted(self.steps), dtype=torch.int64),
+            "repeated": torch.tensor(self.step_repeated),
+        }
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Continue from a checkpoint; what is counted already, here or in the log, stays so.
@@ -313,6 +317,9 @@ class ReleaseCounts:
             )
         self.of_row_N = np.maximum(self.of_row_N, counts.numpy())
         self.most = int(self.of_row_N.max(initial=0))
+        if "steps" in state:  # a checkpoint of before has none
+            self.steps.update(state["steps"].tolist())
+            self.step_repeated |= bool(state["repeated"])
 
 
 @dataclass(frozen=True, kw_only=True)

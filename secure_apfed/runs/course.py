@@ -517,12 +517,11 @@ class Course:
                 self._loss = self._sum / self._of_epoch
         self._tell(self._epoch + 1)
 
-    async def finish_epoch(self) -> None:
+    async def finish_epoch(self, *, last: bool) -> None:
         config, learner, links = self._config.train, self.session.learner, self.session.links
         if self._epoch == 0:
             self._warn_without_help()
         self._epoch += 1
-        last = self.is_last(self._epoch - 1)
         evaluated = last or self._epoch % config.evaluate_every == 0
         if evaluated:
             await self._evaluate(final=last)

@@ -12,7 +12,7 @@ if importlib.util.find_spec("crypten") is None:
     pytest.skip("crypten is absent", allow_module_level=True)
 
 from apfed_protocols.crypten import draw_share, sum_at_first
-from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.sums import CryptenSum, StepBinding
 from apfed_protocols.sums.crypten_sum import CryptenContributor
 from apfed_protocols.sums.frames import Frame
@@ -42,6 +42,13 @@ def seals(played: Parties, name: str) -> StepSeals:
     return found
 
 
+def sealing_again(played: Parties, liar: str) -> StepSeals:
+    """What it seals with, as one that lies has it: the nonce is its own loss."""
+    found = seals(played, liar)
+    vars(found)["_last"] = dict.fromkeys((*played.names, "active"), -1)
+    return found
+
+
 def answers(played: Parties, values: list[Any], bound: StepBinding) -> dict[str, bytes]:
     requests = played.combiner.ask(played.contribute(values, bound), bound.digest)
     return {name: played.contributors[name].answer(requests[name]) for name in requests}
@@ -60,6 +67,15 @@ def shares_of_the_sum(
         np.frombuffer(active.open(name, bound, SHAPE, _sealed(body)[0]), "<u8")
         for name, body in answers(played, values, bound).items()
     ]
+
+
+def test_a_party_seals_once_a_step_for_each_peer(played: Parties) -> None:
+    mine, bound, later = seals(played, played.names[0]), played.next(), played.next()
+    mine.seal(played.names[1], later, SHAPE, b"first")
+    mine.seal(played.names[2], later, SHAPE, b"another peer, another key")
+    for again in (later, bound):
+        with pytest.raises(LocalProtocolError, match="a nonce is never used twice"):
+            mine.seal(played.names[1], again, SHAPE, b"second")
 
 
 def test_the_active_opens_uniform_shares_that_only_together_make_the_sum(played: Parties) -> None:
@@ -199,7 +215,7 @@ def test_a_relay_cannot_turn_a_sum_into_another_shape(played: Parties) -> None:
 def test_what_a_lying_passive_seals_is_checked(played: Parties) -> None:
     bound = played.next()
     frames = played.contribute(random_values(3), bound)
-    liar = seals(played, "passive_1")
+    liar = sealing_again(played, "passive_1")
     told = Frame.parse(frames["passive_1"], sender="passive_1")
     short = liar.seal("passive_2", bound, (3, 5), b"no key")
     frames["passive_1"] = replace(told, blobs=(short, told.blobs[1])).pack()
@@ -218,8 +234,7 @@ def test_what_a_lying_passive_seals_is_checked(played: Parties) -> None:
 def test_what_a_lying_passive_answers_is_checked(played: Parties, share: bytes, error: str) -> None:
     bound = played.next()
     given = answers(played, [np.zeros((3, 5))] * 3, bound)
-    # a passive may seal twice here because it lies; the nonce is its own loss
-    sealed = seals(played, "passive_2").seal("active", bound, (3, 5), share)
+    sealed = sealing_again(played, "passive_2").seal("active", bound, (3, 5), share)
     told = Frame.parse(given["passive_2"], sender="passive_2")
     given["passive_2"] = replace(told, blobs=(sealed,)).pack()
     combined = played.combiner.combine(given)

@@ -96,7 +96,7 @@ def released(method: str, *defences: dict[str, Any]) -> torch.Tensor:
 
 
 def test_table_settings_and_guide_name_the_same_defences() -> None:
-    text = Path("docs/add-a-defence.md").read_text(encoding="utf-8")
+    text = Path("docs/extend.md").read_text(encoding="utf-8")
     for name, defence in DEFENCES.items():
         (row,) = [line for line in text.splitlines() if line.startswith(f"| `{name}` |")]
         assert f"| {', '.join(defence.protects)} |" in row

@@ -491,3 +491,19 @@ def test_noise_of_one_step_under_two_releases_leaves_nothing_to_claim(tmp_path: 
         assert (again.releases, math.isinf(again.epsilon_x), math.isinf(again.mu)) == (
             3, seeded, seeded,
         )  # fmt: skip
+
+
+def test_a_repeated_step_stays_repeated_in_a_checkpoint_without_a_log() -> None:
+    def opened(state: dict[str, torch.Tensor] | None = None) -> PrivacyLedger:
+        ledger = PrivacyLedger(NOISY, delta=DELTA, budget=None, rows=4, log=None, seeded=True)
+        if state is not None:
+            ledger.load_state_dict(state)
+        return ledger
+
+    once = opened()
+    charge(once, 0, 1, digest=b"first")
+    assert opened(once.state_dict()).spent().epsilon_x < math.inf
+    later = opened(once.state_dict())  # the same step with other bytes, after resuming
+    charge(later, 0, 1, digest=b"second")
+    assert later.spent().epsilon_x == math.inf
+    assert opened(later.state_dict()).spent().epsilon_x == math.inf

@@ -1,4 +1,4 @@
-"""Plain integers under pairwise masks: a sum in Z_2^32 without any encryption.
+"""Plain integers under pairwise masks: a sum in Z_2^32 or Z_2^64 without any encryption.
 
 Run by: all three roles. Protects from: a curious aggregator and a curious active, also
 together (they learn the sum of the honest passives, no single contribution), as long as
@@ -9,8 +9,8 @@ from: M - 1 passives and the active together; a passive that falls silent (the s
 has no sum); an aggregator that adds a constant to the sum.
 
 After Bonawitz et al. 2017, section 4.1, without the recovery of dropped parties; the mask
-shared with the active is ours. Nothing here is approximate: the decoded sum is the
-integer sum.
+shared with the active is ours. Masks add no error: what is decoded is the sum of the clipped and
+quantised rows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -110,6 +110,7 @@ class PairwiseSeeds(KeepsSecrets):
         return len(self._seeds) == len(self._peers)
 
     def require_finished(self) -> None:
+        self._own_key()
         if len(self._seeds) < len(self._peers):
             missing = [name for name in self._peers if name not in self._seeds]
             raise LocalProtocolError(
@@ -151,8 +152,23 @@ class StepSeals(PairwiseSeeds):
     that it was made for.
     """
 
+    def __init__(self, me: str, peers: Sequence[str], frames: AgreedFrames) -> None:
+        super().__init__(me, peers, frames)
+        self._last = dict.fromkeys(peers, -1)
+
     def seal(self, peer: str, binding: StepBinding, shape: tuple[int, int], text: bytes) -> bytes:
-        """Seal `text` for `peer`; call it once for each peer and step."""
+        """Seal `text` for `peer`.
+
+        Raises:
+            LocalProtocolError: something was sealed for it in this step or a later one, whose
+                nonce this would be.
+        """
+        if binding.step <= self._last[peer]:
+            raise LocalProtocolError(
+                f"{self.me}: step {binding.step} comes after step {self._last[peer]} of what was "
+                f"sealed for {peer}; a nonce is never used twice"
+            )
+        self._last[peer] = binding.step
         associated = self._associated(self.me, peer, binding, shape)
         return self._cipher(self.me, peer).encrypt(_nonce(binding), text, associated)
 
