@@ -254,17 +254,19 @@ class ApfedActive(SumLearner):
 
     def release(self, batch: "Batch", rows_A: Tensor) -> Released | None:
         """Guard, pack and charge what is to be sent, for every passive alike; None: nothing is.
+
+        What passives would refuse is withheld, and stays charged: the guard has drawn its noise.
         Raises BudgetExhaustedError: sending would exceed the privacy budget; nothing is sent;
         ModelError: representations that are not finite.
         """
         if self.sum is not None:
             self.sum.opened = None
-        if batch.sent is None:
+        if batch.h is None:
             return None
-        released = self._releases.release(batch.sent, step=batch.step, rows=rows_A)
-        return None if self.is_narrow(batch.step, released.z) else released
+        released = self._releases.release(batch.h, step=batch.step, rows=rows_A)
+        return None if self.withholds(batch.step, released.z) else released
 
-    def is_narrow(self, step: int, z_BD: Tensor) -> bool:
+    def withholds(self, step: int, z_BD: Tensor) -> bool:
         """Whether passives would refuse this batch as near-constant; warns then."""
         least, spread = self._least_spread, 1.0
         if least:
@@ -392,13 +394,14 @@ class Batch:
     Attributes:
         rows: positions in the own table, (B,).
         loss: mean task loss, with the penalties of the defences.
-        sent: what goes to the guard, (A, *shape); None: the batch trains the active alone.
+        h: of the rows that passives may help with, before the guard, (A, *shape); None: the batch
+            trains the active alone.
     """
 
     step: int
     rows: Tensor
     loss: Tensor
-    sent: Tensor | None
+    h: Tensor | None
 
 
 class ActiveTrainer(Trainer):
@@ -467,7 +470,8 @@ class ActiveTrainer(Trainer):
     def update(
         self, batch: Batch, z_A: Tensor | None = None, sum_AD: Tensor | None = None
     ) -> float:
-        """Descend on the task loss and the passives' sum together (Eq. 9); return the task loss.
+        """Descend on the task loss and the passives' sum together (Eq. 9); return the task
+        loss, with the penalties of defences.
 
         Args:
             z_A: what was released of it, in its graph; None: nothing.
@@ -571,7 +575,7 @@ class PassiveTrainer(Trainer):
         """Descend once on its own loss (Eq. 10); return lambda_p B dL_p/dz (Eqs. 7 and 9).
 
         That is lambda_p times the gradient of each row's own loss, so that a bound on a row does
-        not depend on the batch size; the active divides the sum by B.
+        not depend on the batch size; the active divides the sum by the number of rows.
 
         Args:
             sent_B: the active's representations of them, (B, *shape).
@@ -727,8 +731,8 @@ def _lockstep(active: Learner, passives: Mapping[str, Helper]) -> Lockstep:
 
     def step(step: int, rows_B: Tensor) -> None:
         batch, rows_A = active.forward(step, rows_B)
-        z_A = batch.sent
-        if z_A is None or active.is_narrow(step, z_A):
+        z_A = batch.h
+        if z_A is None or active.withholds(step, z_A):
             active.trainer.update(batch)
             return
         sent_A = z_A.detach()

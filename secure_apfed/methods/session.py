@@ -210,7 +210,7 @@ class Course(Steps, Protocol):
     def batches(self, epoch: int) -> Iterator[tuple[int, Tensor]]:
         """Steps of an epoch and their rows: a function of seed and epoch."""
 
-    async def hold_out(self) -> None:
+    async def note_held_out_loss(self) -> None:
         """Note the loss of held-out rows, by which training may end early (`train.patience`)."""
 
     def is_last(self, epoch: int) -> bool:
@@ -226,7 +226,7 @@ async def train(learner: Learner, links: Links, course: Course) -> None:
         goes_on = await learner.begin_epoch(links, course)
         for step, rows_B in course.batches(epoch) if goes_on else ():
             course.stepped(await learner.step(links, step, rows_B))
-        await course.hold_out()
+        await course.note_held_out_loss()
         last = not goes_on or course.is_last(epoch)
         if last:
             await learner.conclude(links, course)

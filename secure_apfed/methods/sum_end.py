@@ -532,12 +532,7 @@ def answer_digest(session: bytes, payload: bytes, values: NDArray[np.generic]) -
 def bind_step(session: str, step: int, rows_B: Tensor, payload: bytes) -> StepBinding:
     """What a contribution answers: this session, step, rows and what was asked about them."""
     rows = rows_B.detach().cpu().contiguous().numpy().astype("<i8").tobytes()
-    return StepBinding(
-        session=session,
-        step=step,
-        rows=hashlib.sha256(rows).digest(),
-        message=hashlib.sha256(payload).digest(),
-    )
+    return StepBinding.of(session, step, rows=rows, message=payload)
 
 
 def _read_sum(

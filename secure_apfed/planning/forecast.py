@@ -386,7 +386,7 @@ class _Course:
         self.next_step += 1
         self.seconds.append(time.perf_counter() - self._began)
 
-    async def hold_out(self) -> None:
+    async def note_held_out_loss(self) -> None:
         """Held-out rows are counted as if they were learnt from, and no epoch as the last."""
 
     @property

@@ -470,7 +470,7 @@ class Course:
         patience, losses = self._config.train.patience, self._held_out
         return patience is not None and len(losses) - 1 - _first_least(losses) >= patience
 
-    async def hold_out(self) -> None:
+    async def note_held_out_loss(self) -> None:
         if self._config.train.patience is None:
             return
         learner, links = self.session.learner, self.session.links

@@ -9,7 +9,7 @@ a passive that falls silent (the step then has no sum); a passive that adds anot
 its own.
 
 1. Each passive splits its fixed-point integers into M shares, of which M - 1 are streams under
-   fresh keys, and sends every other passive its share's key, sealed (`masks.StepSeals`).
+   fresh keys, and sends every other passive its share's key, sealed (`masked.StepSeals`).
 2. The aggregator relays. Each passive adds its M shares with CrypTen and sends its share of the
    sum, sealed for the active.
 3. The aggregator puts these M together without opening them; the active opens and adds them.
