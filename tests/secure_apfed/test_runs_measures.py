@@ -67,6 +67,12 @@ def test_all_measures_are_in_metrics_result_card_and_scores(tmp_path: Path) -> N
         read_scored(folder, "single_view", threshold=None)
 
 
+def test_a_student_that_learns_in_one_go_is_measured_as_finished() -> None:
+    result = run(small_config({"name": "apc_vfl", "epochs": 2}), None)
+    assert result.measures["apc_vfl"].keys() >= {"accuracy", "auc", "brier"}
+    assert "apc_vfl_together" in result.accuracy
+
+
 def test_a_chosen_threshold_is_kept_and_decides(tmp_path: Path) -> None:
     result = run(config_of(threshold="f1"), tmp_path / "run")
     model = load_model(tmp_path / "run")
