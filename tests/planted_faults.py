@@ -203,7 +203,7 @@ _ACCOUNTS = (
         "return onto_ball(wide_BD, bound * (1 - margin))",
         "return onto_ball(wide_BD, bound)",
         "Rounded to float32, clipped rows are longer than the bound that is accounted for.",
-        ("test_privacy_clip.py",),
+        ("test_privacy_noise.py",),
     ),
     Fault(
         "one_ledger_of_two",
@@ -275,7 +275,7 @@ _MESSAGES = (
     Fault(
         "one_key_for_two_parties",
         _EXCHANGE + "agreement.py",
-        "        [one.run_key for one in greetings.values()],\n",
+        "        [greeting.run_key for greeting in greetings.values()],\n",
         "",
         "Two parties with one run key between them pass for two.",
         ("test_exchange_agreement.py",),
@@ -344,8 +344,8 @@ _TRAINING = (
     Fault(
         "bound_to_rows_alone",
         _METHODS + "sum_end.py",
-        "message=hashlib.sha256(payload).digest(),",
-        "message=hashlib.sha256(rows).digest(),",
+        "return StepBinding.of(session, step, rows=rows, message=payload)",
+        "return StepBinding.of(session, step, rows=rows, message=rows)",
         "An active that sends passives different representations gets their sum.",
         ("test_parties_rules.py",),
     ),

@@ -190,8 +190,8 @@ class StepBinding:
     @classmethod
     def of(cls, session: str, step: int, *, rows: bytes, message: bytes) -> "StepBinding":
         """Bind to the bytes of the row positions and of the message themselves."""
-        hashed = [hashlib.sha256(part).digest() for part in (rows, message)]
-        return cls(session=session, step=step, rows=hashed[0], message=hashed[1])
+        rows, message = hashlib.sha256(rows).digest(), hashlib.sha256(message).digest()
+        return cls(session=session, step=step, rows=rows, message=message)
 
     @cached_property
     def digest(self) -> bytes:

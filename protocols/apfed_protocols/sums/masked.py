@@ -110,7 +110,8 @@ class PairwiseSeeds(KeepsSecrets):
         return len(self._seeds) == len(self._peers)
 
     def require_finished(self) -> None:
-        self._own_key()
+        if self._key is None:
+            self._own_key()  # which says why there is none
         if len(self._seeds) < len(self._peers):
             missing = [name for name in self._peers if name not in self._seeds]
             raise LocalProtocolError(
