@@ -140,6 +140,11 @@ def _play(file: Path, resume: bool, harm: Harm | None) -> None:
 
     torch.set_num_threads(1)
     folder, restarts = file.parent, list[str]()
+
+    def restarted(why: str) -> None:
+        restarts.append(why)
+        (folder / "restarted").touch()
+
     if harm and harm.writing:
         _harm_writing(harm, folder)
     over: Callable[[Transport], Transport] = lambda transport: (  # noqa: E731
@@ -149,7 +154,7 @@ def _play(file: Path, resume: bool, harm: Harm | None) -> None:
         said = _by_command(file, resume, over)
     else:
         try:
-            play_party(file, resume=resume, over=over, on_restart=restarts.append)
+            play_party(file, resume=resume, over=over, on_restart=restarted)
             said = {"kind": None}
         except BaseException as error:  # noqa: BLE001 - a test reads it
             said = {"kind": type(error).__name__, "message": str(error)}

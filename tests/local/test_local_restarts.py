@@ -72,7 +72,8 @@ def test_all_wait_for_who_was_frozen(whole: Path, tmp_path: Path) -> None:
         assert frozen
         state = Path(f"/proc/{frozen}/stat")
         wait_until(lambda: " T " in state.read_text(), "that it was frozen")
-        wait_until(lambda: not listening(parties, "active"), "that the others end the session")
+        again = parties.run.party("active") / "restarted"
+        wait_until(again.exists, "that the others end the session")
         wait_until(lambda: listening(parties, "active"), "that they begin another")
         os.kill(frozen, signal.SIGCONT)
         said = parties.watch(list(parties.processes))
