@@ -511,13 +511,17 @@ def _elements(agreement: MomentAgreement, data: Any, shape: tuple[int, ...]) -> 
     return elements
 
 
+def _require_unused(agreement: MomentAgreement, me: str) -> None:
+    if (agreement.digest, me) in _USED:
+        raise LocalProtocolError(
+            f"{me} played its part of {agreement.session!r} already; an agreement on a moment "
+            "is used once, and a further moment is a further release: agree on a new session"
+        )
+
+
 def _use(agreement: MomentAgreement, me: str) -> None:
     with _USING:
-        if (agreement.digest, me) in _USED:
-            raise LocalProtocolError(
-                f"{me} played its part of {agreement.session!r} already; an agreement on a moment "
-                "is used once, and a further moment is a further release: agree on a new session"
-            )
+        _require_unused(agreement, me)
         _USED.add((agreement.digest, me))
 
 
@@ -625,6 +629,7 @@ class MomentContributor(_MomentRole):
         noise = _noise_steps(agreed, noise_dK)
         parts += [noise] if noise is not None else []
         require_people(people, _PEOPLE)
+        _require_unused(agreed, self.me)  # its mask keys are gone then, which says less
         self._seeds.require_finished()
         self._fork_check.require()
         _use(agreed, self.me)
@@ -711,6 +716,7 @@ class MomentReceiver(_MomentRole):
         agreed = self.agreement
         s_packed = packed_signs(agreed, signs_Ud)
         require_people(people, _PEOPLE)
+        _require_unused(agreed, self.me)
         self._seeds.require_finished()
         seed = bytes(self._messages.open(dealt, MessageKind.SIGN_SEED, agreed.dealer))
         _use(agreed, self.me)

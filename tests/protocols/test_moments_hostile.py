@@ -237,7 +237,7 @@ def test_any_bytes_are_taken_or_refused(monkeypatch: pytest.MonkeyPatch) -> None
     """Bodies are words of a ring or bits, so that every body of the right length has a meaning."""
     rng, moment = random.Random(7), Moment()
     receiver = moment.parties.receiver
-    monkeypatch.setattr("apfed_protocols.moments._use", lambda agreement, me: None)
+    monkeypatch.setattr("apfed_protocols.moments._require_unused", lambda agreement, me: None)
     answer, kept = moment.answer(), dict(vars(receiver))
     monkeypatch.setattr(vars(receiver)["_seeds"], "forget", lambda: None)
     refused = taken = 0
