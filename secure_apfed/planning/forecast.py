@@ -411,7 +411,7 @@ def _random_data(like: VerticalData, train: int, aligned: float, *, labelled: in
     # Aligned rows are spread evenly, since a run's batches mix them too.
     shared = (torch.arange(rows) * aligned).floor().diff(prepend=torch.tensor([-1.0])) > 0
     shared[:_FEWEST] |= rows * aligned < 2 * _FEWEST  # of two classes, or it would be refused
-    apart = like.horizontal
+    apart, drawn = like.horizontal, torch.Generator().manual_seed(0)
 
     def ids(party: str) -> list[str]:
         mine = enumerate(shared.tolist())
@@ -419,16 +419,22 @@ def _random_data(like: VerticalData, train: int, aligned: float, *, labelled: in
 
     return replace(
         like,
-        table=_random_table(like, like.active, [f"all {at}" for at in range(rows)]),
-        passives=tuple(_random_table(like, table, ids(table.name)) for table in like.passives),
+        table=_random_table(like, like.active, [f"all {at}" for at in range(rows)], drawn),
+        passives=tuple(
+            _random_table(like, table, ids(table.name), drawn) for table in like.passives
+        ),
         train_rows=torch.arange(train),
         test_rows=torch.arange(train, rows),
         labelled=shared[:train].argsort(descending=True, stable=True)[:labelled].sort().values,
     )
 
 
-def _random_table(data: VerticalData, like: PartyTable, ids: Sequence[str]) -> PartyTable:
-    features = torch.rand(len(ids), *like.features.shape[1:])
+def _random_table(
+    data: VerticalData, like: PartyTable, ids: Sequence[str], drawn: torch.Generator
+) -> PartyTable:
+    # As spread as standardised columns: of features that all are positive an encoder may make
+    # representations without spread, which are not sent.
+    features = torch.randn(len(ids), *like.features.shape[1:], generator=drawn)
     for view in like.views.values():
         if view.sequence is not None:
             features[:, view.first] = view.sequence[0]  # all steps are in use
