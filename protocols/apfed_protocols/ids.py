@@ -221,7 +221,6 @@ KINDS = (
 )  # fmt: skip
 """What may stand in a column of IDs; kinds without a text are refused, and so are others."""
 
-
 _OF_TYPE = {of: kind.text for kind in KINDS for of in kind.types}
 
 
@@ -456,9 +455,7 @@ def _exact(values: list[Any], bits: int) -> list[Any]:
 
 _TIME = r"[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?"
 
-
 _HEX = r"{0}{{8}}-{0}{{4}}-{0}{{4}}-{0}{{4}}-{0}{{12}}"
-
 
 FORMS: Mapping[str, re.Pattern[str]] = {
     name: re.compile(form)
@@ -476,9 +473,7 @@ FORMS: Mapping[str, re.Pattern[str]] = {
 }
 """How texts look; the first that fits counts. Texts of different looks are never equal."""
 
-
 _NUMBERS = {"whole numbers", "numbers with leading zeros or a plus", "numbers with a decimal point"}
-
 
 _COMPARED = (
     (_NUMBERS, ('agree on alignment: {normalisation: [unicode_nfc, strip, whole_numbers]}, or make '
@@ -490,7 +485,6 @@ _COMPARED = (
     ({"UUIDs", "UUIDs in capitals"},
      "agree on alignment: {normalisation: [unicode_nfc, strip, case_fold]}"),
 )  # fmt: skip
-
 
 _COMPARED_ELSE = (
     "if they are the same column of the same people, write it in one way (docs/alignment.md has "
@@ -555,7 +549,6 @@ class IdStream(Protocol):
 
 
 SizedIds = Collection[object] | IdStream
-
 
 IdColumn = Iterable[object] | IdStream
 """IDs of the kinds of `apfed_protocols.ids`, one a row, in any iterable, or an array or column

@@ -24,7 +24,6 @@ __all__ = [
     "random_permutation",
 ]  # fmt: skip
 
-
 KEY_BYTES = 32
 _NONCE_BYTES = 16
 _COUNTER = modes.CTR(bytes(_NONCE_BYTES))

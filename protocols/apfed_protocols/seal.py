@@ -33,16 +33,7 @@ from nacl.exceptions import ValueError as NaClValueError
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.randomness import ForkCheck, fresh_key
 
-__all__ = [
-    "SEAL_OVERHEAD_BYTES",
-    "SIGNATURE_BYTES",
-    "Identity",
-    "RunKey",
-    "SealedLink",
-    "fresh_identity",
-    "fresh_run_key",
-    "verify",
-]
+__all__ = ["Identity", "RunKey", "SealedLink", "fresh_identity", "fresh_run_key", "verify"]
 
 SIGNATURE_BYTES = 64
 SEAL_OVERHEAD_BYTES = 16

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 if importlib.util.find_spec("crypten") is None:
     pytest.skip("crypten is absent", allow_module_level=True)
@@ -18,13 +17,12 @@ from apfed_protocols.crypten import (
     add_shares,
     complete,
     draw_share,
-    load_crypten,
     sum_at_first,
     total,
 )
-from apfed_protocols.crypten.tensors import DealtTriples, bits_of, open_shares, shared_bits
+from apfed_protocols.crypten.tensors import DealtTriples, open_shares
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.psi.hashing import TripleShares, deal_triples, random_words
+from apfed_protocols.psi.hashing import TripleShares
 from apfed_protocols.randomness import fresh_key
 from tests.crypten_threads import ThreadCommunicator, as_threads
 
@@ -87,37 +85,6 @@ def test_parties_with_other_shapes_are_named() -> None:
 def test_floats_are_refused() -> None:
     with pytest.raises(LocalProtocolError, match="takes int64 numbers, got float64; quantise"):
         as_threads(2, lambda world: sum_at_first(world, np.zeros(3)))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("parties", [2, 4])
-def test_ands_of_threads_with_a_dealers_triples(parties: int) -> None:
-    count = 24
-    seeds, correction = deal_triples(parties, count)
-    triples = [TripleShares.expand(seed, count) for seed in seeds[:-1]]
-    triples.append(TripleShares.expand(seeds[-1], count, correction))
-    shares = [random_words(fresh_key(), b"x", 2 * count).reshape(2, 4, 6) for _ in range(parties)]
-
-    def act(world: ThreadCommunicator) -> NDArray[np.uint64]:
-        x, y = (shared_bits(each) for each in shares[world.get_rank()])
-        return bits_of((x & ~y).share)
-
-    found = as_threads(parties, act, provider=lambda rank: DealtTriples(triples[rank].take))
-    x, y = np.bitwise_xor.reduce(shares)
-    assert (np.bitwise_xor.reduce(found) == (x & ~y)).all()
-    assert [triple.used for triple in triples] == [count] * parties
-
-
-def test_threads_do_not_share_generators() -> None:
-    """CrypTen's zero shares cancel only if each party draws from its own generators."""
-    crypten = load_crypten()
-    numbers = torch.tensor([1.5, -2.0, 3.25])
-
-    def act(world: ThreadCommunicator) -> list[float]:
-        opened: list[float] = crypten.cryptensor(numbers, src=1).get_plain_text().tolist()
-        return opened
-
-    assert as_threads(3, act) == [numbers.tolist()] * 3
-    assert not crypten.is_initialized()
 
 
 def test_a_dealer_deals_bits_of_equal_shapes_only() -> None:

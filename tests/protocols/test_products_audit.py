@@ -33,15 +33,7 @@ def test_the_sum_of_products_is_exact(changes: dict[str, Any]) -> None:
     agreed = agreement(**{"candidates": 3, **changes})
     played, rows = ProductParties(agreed), matrices(agreed)
     assert np.array_equal(np.rint(played.opened(rows)), played.integers(rows))
-    assert len(played.receiver.request()) == played.sum.request_bytes
     assert f"one time in {agreed.candidates}" in played.sum.malicious
-
-
-def test_an_answer_has_one_word_for_a_class_and_person() -> None:
-    """What the two powers of a class hold apart, which tells more than their sum, is not sent."""
-    described = SumOfProducts(agreement(columns=10, candidates=2))
-    assert described.headroom.stride == 32
-    assert described.words(0) == [30 * 10 + described.ring.degree]
 
 
 def test_shifts_say_nothing_of_the_labels() -> None:

@@ -237,20 +237,6 @@ def test_secrets_are_never_copied_nor_shown() -> None:
     assert str(vars(played.receiver)["_secret"]) not in repr(played.receiver)
 
 
-def test_neither_labels_nor_rows_decide_sizes() -> None:
-    agreed = agreement()
-    sizes = set()
-    for bits in (np.zeros((4, 3)), np.ones((4, 3))):
-        played = ProductParties(agreed, bits)
-        for row in (0.0, 0.25):
-            rows = dict.fromkeys(agreed.contributors, np.full((30, 4), row))
-            played = ProductParties(agreed, bits)
-            frames = played.answers(0, rows)
-            combined = played.combiner.combine(0, frames)
-            sizes.add((len(played.receiver.request()), *map(len, frames.values()), len(combined)))
-    assert len(sizes) == 1
-
-
 def test_no_bytes_repeat() -> None:
     """The same labels and rows twice: nothing but headers is alike."""
     agreed = agreement()

@@ -12,8 +12,6 @@ from apfed_protocols.seal import RunKey
 from apfed_protocols.sums import BfvSum
 from apfed_protocols.sums.fixed_point import FixedPoint
 from apfed_protocols.sums.frames import Frame
-from apfed_protocols.sums.homomorphic import KeyHolder
-from apfed_protocols.sums.seal_cipher import SealContext
 from tests.contracts.reaction import (
     Reactions,
     Rearmed,
@@ -118,19 +116,6 @@ def test_every_new_session_about_the_same_values_tells_one_reaction_more(choice:
 
     assert number_from_reactions(limit(first), takes_with) == number
     assert len(sessions) == 18
-
-
-def test_a_key_that_refused_a_sum_is_gone() -> None:
-    """Not only out of use: no decryptor is left, and a new set-up makes another key."""
-    played = fresh("bfv")
-    assert isinstance(played.receiver, KeyHolder)
-    frame, blobs, _ = held_sum(played)
-    assert not Reactions(played, played.receiver, frame).takes(blobs[0][:-8])
-    assert not [held for held in vars(played.receiver).values() if isinstance(held, SealContext)]
-    again = Parties(played.sum)
-    assert isinstance(again.receiver, KeyHolder)
-    assert vars(again.receiver)["_public_key"] != vars(played.receiver)["_public_key"]
-    assert again.add(random_values(3)).shape == SHAPE
 
 
 @pytest.mark.parametrize("choice", ["plain + pairwise masks", "plain + recoverable masks"])

@@ -43,7 +43,6 @@ __all__ = [
     "seated", "sum_at_first", "total",
 ]  # fmt: skip
 
-
 INSTALL = "pip install --no-deps crypten==0.4.1"
 _CRYPTEN = "crypten"
 _CONVERTER = "crypten.nn.onnx_converter"

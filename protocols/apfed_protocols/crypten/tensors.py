@@ -26,7 +26,6 @@ from apfed_protocols.errors import LocalProtocolError
 
 __all__ = ["Communicator", "CryptenAnd", "DealtTriples", "bits_of", "open_shares", "shared_bits"]
 
-
 Tensor = torch.Tensor
 # The operations are no enumeration and have no hash: by name.
 _OPENINGS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {

@@ -29,7 +29,7 @@ people of a block, C ciphertexts of a block, H = U / 2 roots.
 import hashlib
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -53,7 +53,7 @@ from apfed_protocols.products.ring import (
 )
 from apfed_protocols.randomness import derive_key, fresh_key, keystream
 from apfed_protocols.sums.fixed_point import checked_matrix
-from apfed_protocols.sums.frames import AgreedFrames, Frame, FrameKind, frame_bytes
+from apfed_protocols.sums.frames import AgreedFrames, Frame, FrameKind
 from apfed_protocols.sums.homomorphic import centred_binomial, ternary
 from apfed_protocols.sums.interface import (
     FloatArray,
@@ -85,8 +85,6 @@ __all__ = [
 _BYTES = 32
 _WORD = np.dtype("<u8")
 _SHIFT = np.dtype(">u2")
-Rows = FloatArray | Callable[[range], FloatArray]
-Noise = IntArray | Callable[[range], IntArray] | None
 
 
 @dataclass(frozen=True)
@@ -189,18 +187,6 @@ class SumOfProducts(DescribedSum):
     def rounding(self) -> float:
         """Largest error of one opened product against the real one with bits, noise apart."""
         return self.fixed_point.rounding * self.products.labelled
-
-    @property
-    def request_bytes(self) -> int:
-        """Bytes of the encrypted labels, the same to every passive."""
-        agreed = self.products
-        sizes = (_BYTES,) + (self.ring.size,) * (1 + agreed.labelled)
-        if agreed.candidates is not None:
-            sizes = (_BYTES * (agreed.candidates - 1), 2 * agreed.labelled, *sizes)
-        return frame_bytes(sizes)
-
-    def answer_bytes(self, block: int) -> int:
-        return frame_bytes([count * self.word_bytes for count in self.words(block)])
 
     @property
     def readable_bits(self) -> float:
@@ -848,19 +834,12 @@ class ProductContributor(Role):
         self._seeds.add_cancelling(binding, words)
         return self._frames.contribution(self.me, binding, shape, described.pack(words, block))
 
-    def answers(self, rows: Rows, noise: Noise = None) -> Iterator[bytes]:
-        """The answers for all blocks in order, one in memory at a time.
-
-        Args:
-            rows: A, (people, n); or a function from a range of people to their rows.
-            noise: the same of shape (people, K), where it was agreed.
-        """
+    def answers(self, rows_Un: FloatArray, noise_UK: IntArray | None = None) -> Iterator[bytes]:
+        """The answers for all blocks in order, one in memory at a time; see `answer`."""
         for block in range(self._products.blocks):
             people = self._products.people_of(block)
             taken = slice(people.start, people.stop)
-            rows_Bn = rows(people) if callable(rows) else rows[taken]
-            noise_BK = noise(people) if callable(noise) else None if noise is None else noise[taken]
-            yield self.answer(block, rows_Bn, noise_BK)
+            yield self.answer(block, rows_Un[taken], None if noise_UK is None else noise_UK[taken])
 
     def _quantised(self, rows_Bn: FloatArray, people: int) -> IntArray:
         agreed, levels = self._products.products, self._products.fixed_point.levels

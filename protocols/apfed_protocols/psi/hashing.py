@@ -39,7 +39,6 @@ __all__ = [
     "member_table", "random_words", "slots_for",
 ]  # fmt: skip
 
-
 Words = NDArray[np.uint64]
 Rows = NDArray[np.int64]
 BITS = 64

@@ -8,8 +8,8 @@ nobody needs are random, so the store shows how many IDs it may hold and nothing
 their values are random.
 
 Encoding fails where the rows are linearly dependent. For a random key that has probability at most
-2^-48 times the expected number of sets of rows whose sparse parts add up to nothing
-(`expected_dependent_sets`, the empty one included), which `cells_for` keeps below 2: below 2^-47.
+2^-48 times the expected number of sets of rows whose sparse parts add up to nothing (the empty one
+included), which `cells_for` keeps below 2, as its test computes: below 2^-47.
 Who hit upon such a key takes another one; that this happened is all that it tells.
 
 Elements of the field are two 64-bit words, low one first; addition is exclusive or. The field is
@@ -32,11 +32,9 @@ from apfed_protocols.randomness import fresh_key, keystream_chunks
 
 __all__ = [
     "DENSE", "ELEMENT_BYTES", "DependentRowsError", "Digests", "Elements", "Encoder", "Multiplier",
-    "Rows", "add_random", "cells_for", "decode", "digest_ids", "expected_dependent_sets",
-    "from_bytes", "random_elements",
-    "targets_of", "to_bytes", "whole",
+    "Rows", "add_random", "cells_for", "decode", "digest_ids",
+    "from_bytes", "random_elements", "targets_of", "to_bytes", "whole",
 ]  # fmt: skip
-
 
 Places = NDArray[np.signedinteger]
 Digests = NDArray[np.uint64]
@@ -71,30 +69,6 @@ class DependentRowsError(ArithmeticError):
 def cells_for(ids: int) -> int:
     """How many sparse cells a store for so many IDs has."""
     return math.ceil(_EXPANSION * ids) + _LEAST
-
-
-def expected_dependent_sets(ids: int, cells: int) -> float:
-    """The expected number of sets of rows whose sparse parts add up to nothing.
-
-    The mean over all vectors of GF(2)^m of (1 + r)^n, where r is the correlation of a row of three
-    different ones with that vector: a Krawtchouk polynomial over a binomial coefficient.
-    """
-    if not ids:
-        return 1.0
-    weight = np.arange(cells + 1, dtype=np.float64)
-    rest = cells - weight
-
-    def choose(count: NDArray[np.float64], ones: int) -> NDArray[np.float64]:
-        return np.asarray(np.prod([(count - k) / (k + 1) for k in range(ones)], axis=0))
-
-    even = choose(rest, 3) + choose(weight, 2) * rest
-    odd = choose(weight, 1) * choose(rest, 2) + choose(weight, 3)
-    correlation = (even - odd) / math.comb(cells, _ONES)
-    logs = np.array([math.lgamma(cells + 1) - math.lgamma(k + 1) - math.lgamma(cells - k + 1)
-                     for k in range(cells + 1)])  # fmt: skip
-    with np.errstate(divide="ignore"):
-        logs += ids * np.log1p(np.maximum(correlation, -1.0)) - cells * math.log(2)
-    return float(np.exp(logs).sum())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,6 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from apfed_protocols.checks import take_numpy_integers
 from apfed_protocols.crypten import Shares, add_shares, complete, draw_share, load_crypten, total
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.randomness import KEY_BYTES, derive_key, fresh_key
@@ -83,7 +82,6 @@ class CryptenSum(SecureSum):
     )
 
     def __post_init__(self) -> None:
-        take_numpy_integers(self)
         load_crypten()
 
     def receiver(self) -> "CryptenReceiver":

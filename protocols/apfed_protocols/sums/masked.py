@@ -23,7 +23,6 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from numpy.typing import NDArray
 
-from apfed_protocols.checks import take_numpy_integers
 from apfed_protocols.conversation import Outgoing
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.randomness import ForkCheck, derive_key, keystream_chunks
@@ -49,8 +48,6 @@ from apfed_protocols.sums.roles import (
 )
 
 __all__ = [
-    "Elements",
-    "MaskedContributor",
     "MaskedReceiver",
     "MaskedSum",
     "PairwiseSeeds",
@@ -237,10 +234,10 @@ def add_keystream(
 class MaskedSum(SecureSum):
     """Sum of masked integers modulo 2^ring_bits.
 
-    Raises LocalProtocolError: a ring that the sum could leave.
+    Raises LocalProtocolError: a sum that could leave the ring.
     """
 
-    ring_bits: int = 32
+    ring_bits: ClassVar[int] = 32
     scheme: ClassVar[str] = "plain"
     masks: ClassVar[str] = "pairwise"
     name: ClassVar[str] = spelled(scheme, masks)
@@ -260,14 +257,11 @@ class MaskedSum(SecureSum):
     )
 
     def __post_init__(self) -> None:
-        take_numpy_integers(self)
-        if self.ring_bits not in _RINGS:
-            raise LocalProtocolError(f"ring_bits is 32 or 64, got {self.ring_bits}")
         if self.fixed_point.field_bits > self.ring_bits:
             raise LocalProtocolError(
                 f"sums of {len(self.agreement.contributors)} values of {self.agreement.bits} bits "
                 f"need {self.fixed_point.field_bits} bits, the ring has {self.ring_bits}; use "
-                "ring_bits 64 or fewer bits"
+                "fewer bits"
             )
 
     @cached_property
@@ -278,7 +272,7 @@ class MaskedSum(SecureSum):
         return MaskedReceiver(self)
 
     def contributor(self, me: str) -> SumContributor:
-        return MaskedContributor(self, me)
+        return _MaskedContributor(self, me)
 
     def combiner(self) -> SumCombiner:
         return OneRoundCombiner(self.frames(), self.add)
@@ -320,7 +314,7 @@ class MaskedSum(SecureSum):
         return np.frombuffer(frame.blobs[0], dtype=self.word).reshape(frame.shape)
 
 
-class MaskedContributor(SumContributor):
+class _MaskedContributor(SumContributor):
     """A passive's end; shares a seed with every other passive and with the active."""
 
     def __init__(self, masked: MaskedSum, me: str) -> None:

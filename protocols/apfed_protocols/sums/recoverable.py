@@ -237,7 +237,7 @@ def _false_shares(owner: str) -> RemoteProtocolError:
 class RecoverableSum(MaskedSum):
     """Sum of doubly masked integers modulo 2^ring_bits, of at least `threshold` passives.
 
-    Raises LocalProtocolError: a ring that the sum could leave, or a threshold of at most M / 2.
+    Raises LocalProtocolError: a sum that could leave the ring, or a threshold of at most M / 2.
     """
 
     masks: ClassVar[str] = "recoverable"

@@ -43,6 +43,8 @@ __all__ = [
     "scratch_file",
 ]
 
+DEGREE = 4096
+"""N, of the ring of every sum: at 128-bit security it takes primes of 109 bits together."""
 # Of N uniform residues modulo q about N^2 / 2q repeat another one. More than a 16th do with
 # probability below 2^-100, for primes of 20 bits or more at any N.
 _MOST_REPEATED = 1 / 16
@@ -236,7 +238,6 @@ class SealCipher(ABC):
     """A scheme of SEAL under one set of parameters; they never come from a peer.
 
     Args:
-        poly_degree: N.
         primes: bits of the data prime and, if there are two, of the key-switching prime.
         bits: log2 of what a subclass scales or reduces by.
 
@@ -250,24 +251,23 @@ class SealCipher(ABC):
     seal_type: ClassVar[Any]
     slots: int
 
-    def __init__(self, poly_degree: int, primes: tuple[int, ...], bits: int) -> None:
-        self.recipe = poly_degree, primes, bits
-        self.poly_degree, self._bits = poly_degree, bits
+    def __init__(self, primes: tuple[int, ...], bits: int) -> None:
+        self.recipe, self._bits = (primes, bits), bits
         parameters = seal.EncryptionParameters(self.seal_type)
         self._set_more(parameters)
-        parameters.set_poly_modulus_degree(poly_degree)
-        parameters.set_coeff_modulus(seal.CoeffModulus.Create(poly_degree, list(primes)))
+        parameters.set_poly_modulus_degree(DEGREE)
+        parameters.set_coeff_modulus(seal.CoeffModulus.Create(DEGREE, list(primes)))
         self._seal = seal.SEALContext(parameters, True, seal.SEC_LEVEL_TYPE.TC128)
         if not self._seal.parameters_set():
             raise LocalProtocolError(
-                f"SEAL refuses N = {poly_degree} with primes of {list(primes)} bits: "
+                f"SEAL refuses N = {DEGREE} with primes of {list(primes)} bits: "
                 f"{self._seal.parameters_error_message()}"
             )
         self._evaluator = seal.Evaluator(self._seal)
         chain = self._seal.key_context_data().parms().coeff_modulus()
         self.moduli = tuple(prime.value() for prime in chain)
         data = self._seal.first_context_data().parms().coeff_modulus()
-        self.residues = Residues(2 * poly_degree, data[0].value())
+        self.residues = Residues(2 * DEGREE, data[0].value())
 
     @abstractmethod
     def _set_more(self, parameters: Any) -> None:
@@ -312,7 +312,7 @@ class SealCipher(ABC):
             raise RemoteProtocolError(
                 f"the public key from {sender} has {len(key)} bytes, expected {expected}"
             )
-        numbers_2PN = np.frombuffer(key, _WORD).reshape(2, len(self.moduli), self.poly_degree)
+        numbers_2PN = np.frombuffer(key, _WORD).reshape(2, len(self.moduli), DEGREE)
         loaded = seal.PublicKey()
         with _seal_errors_as(f"SEAL refuses the public key from {sender}"):
             for place, modulus in enumerate(self.moduli):
