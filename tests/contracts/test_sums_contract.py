@@ -447,17 +447,7 @@ def test_bad_values_are_refused_and_cost_no_step(choice: str) -> None:
 
 @every
 def test_a_shape_that_is_none_is_our_own_fault(choice: str) -> None:
-    shapes: tuple[Any, ...] = (
-        (3,),
-        (3, 5, 1),
-        (0, 5),
-        (-3, -5),
-        (3.0, 5),
-        ("3", 5),
-        [3, 5],
-        15,
-        None,
-    )
+    shapes: tuple[Any, ...] = ((0, 5), (3, 5, 1), (3.0, 5), (True, 5), [3, 5], 15, None)
     for shape in shapes:
         played = parties(choice)
         bound = played.next()
@@ -497,12 +487,10 @@ def test_every_pair_of_the_table_states_its_facts(name: str) -> None:
     assert kind.unsafe == (kind.rests_on == "nothing")
     second_round = (kind.leaks.request, kind.leaks.answer)
     assert all(second_round) if kind.rounds == 2 else not any(second_round)
+    said = [kind.leaks.active_and_aggregator, kind.leaks.altered]
     for reading in filter(None, (kind.leaks.contribution, *second_round)):
-        assert reading.reads.endswith(".")
-        assert reading.protects.endswith(".")
-        assert reading.remains.endswith(".")
-    assert kind.leaks.active_and_aggregator.endswith(".")
-    assert kind.leaks.altered.endswith(".")
+        said += [reading.reads, reading.protects, reading.remains]
+    assert all(sentence.endswith(".") for sentence in said)
 
 
 @every

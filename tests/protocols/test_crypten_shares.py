@@ -1,6 +1,7 @@
 """Additive and binary sharing with CrypTen's tensors, all parties as threads of this process."""
 
 import importlib.util
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,7 +25,6 @@ from apfed_protocols.crypten.tensors import DealtTriples, open_shares
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.psi.hashing import TripleShares
 from apfed_protocols.randomness import fresh_key
-from tests.crypten_threads import ThreadCommunicator, as_threads
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
@@ -55,36 +55,14 @@ def test_drawn_shares_are_fresh_and_uniform() -> None:
     assert (draw_share(key, (4, 2)) == draw_share(key, (8,)).reshape(4, 2)).all()
 
 
-@pytest.mark.parametrize("parties", [1, 3])
-def test_the_first_thread_learns_the_sum(parties: int) -> None:
-    rng = np.random.default_rng(parties)
-    values = rng.integers(-(2**60), 2**60, (parties, 4, 3))
-    sums = as_threads(parties, lambda world: sum_at_first(world, values[world.get_rank()]))
-    assert sums[0] is not None
-    assert (sums[0] == values.sum(axis=0)).all()
-    assert sums[1:] == [None] * (parties - 1)
-
-
-def test_parties_with_other_shapes_are_named() -> None:
-    shapes = [(2, 3), (3, 2), (2, 3)]
-    told: list[str] = []
-
-    def act(world: ThreadCommunicator) -> None:
-        with pytest.raises(RemoteProtocolError) as caught:
-            sum_at_first(world, np.zeros(shapes[world.get_rank()], np.int64))
-        told.append(str(caught.value))
-
-    as_threads(3, act)
-    assert sorted(message.partition(";")[0] for message in told) == [
-        "party 0 adds numbers of shape (2, 3), parties 1 others",
-        "party 1 adds numbers of shape (3, 2), parties 0, 2 others",
-        "party 2 adds numbers of shape (2, 3), parties 1 others",
-    ]
-
-
-def test_floats_are_refused() -> None:
+def test_numbers_of_other_shapes_and_kinds_are_refused() -> None:
+    """What is added, and who learns it, is tested in worlds of several processes."""
+    world = SimpleNamespace(get_rank=lambda: 0, all_gather=lambda mark: [mark, mark + 1, mark])
+    other = r"party 0 adds numbers of shape \(2, 3\), parties 1 others"
+    with pytest.raises(RemoteProtocolError, match=other):
+        sum_at_first(world, np.zeros((2, 3), np.int64))
     with pytest.raises(LocalProtocolError, match="takes int64 numbers, got float64; quantise"):
-        as_threads(2, lambda world: sum_at_first(world, np.zeros(3)))  # type: ignore[arg-type]
+        sum_at_first(world, np.zeros(3))  # type: ignore[arg-type]
 
 
 def test_a_dealer_deals_bits_of_equal_shapes_only() -> None:

@@ -225,14 +225,6 @@ def test_passives_that_answer_about_others_make_noise() -> None:
         parties.receiver.open(answer)
 
 
-def test_secrets_stay_out_of_sight() -> None:
-    parties = MomentParties(moment_agreement())
-    for role in (parties.receiver, parties.dealer, *parties.contributors.values()):
-        with pytest.raises(LocalProtocolError, match="never serialised"):
-            role.__reduce__()
-        assert "at 0x" in repr(role)
-
-
 # What opens is the integer sum, to the last bit, within the agreed sensitivity and memory.
 
 

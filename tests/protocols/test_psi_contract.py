@@ -143,6 +143,16 @@ def test_roles_need_different_parties(backend: str) -> None:
             protocol.hub("me", members, [b"a"])
     with pytest.raises(LocalProtocolError, match="one hub and one or more different members"):
         protocol.member("me", "me", [b"a"])
+    if not protocol.needs_dealer:
+        return
+    with pytest.raises(LocalProtocolError, match="needs a dealer; name it in the agreement"):
+        SET_INTERSECTIONS[backend](IntersectionAgreement(session="s"))
+    for make in (
+        lambda: protocol.hub(DEALER, ["p"], [b"a"]), lambda: protocol.member(DEALER, "h", [b"a"]),
+        lambda: protocol.dealer("h", [DEALER]),
+    ):  # fmt: skip
+        with pytest.raises(LocalProtocolError, match=f"dealer '{DEALER}'"):
+            make()
 
 
 @BACKENDS

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -357,26 +356,6 @@ def test_long_lists_use_a_thread_for_each_processor(
     assert in_threads(work, DIGESTS, threads=most) == DIGESTS
     assert len(seen) == expected
     assert (threading.get_ident() in seen) == (expected == 1)
-
-
-def test_work_that_is_called_off_stops_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ecdh, "_POINTS_OF_A_PIECE", 3)
-    begun: list[int] = []
-
-    def slow(blocks: bytes) -> bytes:
-        begun.append(1)
-        # All of them would take minutes; the first few are soon reported.
-        time.sleep(0.01 if len(begun) < 50 else 1.0)
-        return blocks
-
-    def call_off(_done: int) -> None:
-        raise KeyboardInterrupt
-
-    before = threading.active_count()
-    with pytest.raises(KeyboardInterrupt):
-        in_threads(slow, DIGESTS * 50, threads=2, report=call_off)
-    assert len(begun) < 684  # of them
-    assert threading.active_count() == before
 
 
 def test_an_error_in_a_thread_is_raised() -> None:
