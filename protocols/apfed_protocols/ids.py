@@ -274,7 +274,6 @@ class IdReader:
         return [text for piece in self.pieces(column) for text in piece]
 
     def pieces(self, column: Iterable[object]) -> Iterator[list[str]]:
-        """Yield the same some thousand rows at a time."""
         values, bits = _values(column, self._whose)
         for at in range(0, len(values), _ROWS_OF_A_PIECE):
             yield self._piece(values[at : at + _ROWS_OF_A_PIECE], bits)
@@ -308,7 +307,6 @@ class IdReader:
         return not self._refused
 
     def check(self) -> None:
-        """Refuse the column for what was found."""
         if not self._refused:
             return
         found = []
@@ -386,7 +384,6 @@ def _text_pieces(party: str, ids: Any) -> Iterator[list[str]]:
 
 
 def _columns(ids: Any) -> list[tuple[str, Any]] | None:
-    """By name, the columns of a frame; None: it is none."""
     if hasattr(ids, "itertuples"):  # pandas
         return [(str(name), column) for name, column in ids.items()]
     if hasattr(ids, "get_columns"):  # polars
@@ -446,7 +443,6 @@ def _parts(ids: Any) -> list[Any] | None:
 
 
 def _exact(values: list[Any], bits: int) -> list[Any]:
-    """The same, where floats say by their type that they have few bits."""
     few = {11: np.float16, 24: np.float32}.get(bits)
     if few is None:
         return values
@@ -497,9 +493,6 @@ def require_comparable(texts: Mapping[str, Iterable[str]]) -> None:
 
     Args:
         texts: by party, normalised; the first is compared with each other one.
-
-    Raises:
-        DataError: names both, how their IDs are written, and what to do.
     """
     (first, own), *others = texts.items()
     own = list(own)
@@ -640,7 +633,6 @@ class IdNormalisation:
 
 @lru_cache
 def _patterns(formats: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
-    """One of each format; what is a date already is none of them."""
     digits = {"%d": "(?P<d>[0-9]{1,2})", "%m": "(?P<m>[0-9]{1,2})", "%Y": "(?P<Y>[0-9]{4})"}
     return tuple(
         re.compile("".join(digits.get(part) or re.escape(part) for part in _FIELD.split(form)))
@@ -699,7 +691,6 @@ def _framed(party: str, row: int, text: str) -> bytes:
 
 
 def text_of(identity: bytes) -> str:
-    """The text of an ID that was encoded, columns joined."""
     parts, at = [], 2
     while at < len(identity):
         end = at + 4 + int.from_bytes(identity[at : at + 4], "big")
@@ -709,9 +700,7 @@ def text_of(identity: bytes) -> str:
 
 
 def check_ids(me: str, ids: Sequence[bytes], maximum_ids: int) -> None:
-    """Refuse a set that an intersection would get wrong; names rows, never an ID. Raises
-    LocalProtocolError: too many IDs, or some of another type, empty or repeated.
-    """
+    """Refuse a set that an intersection would get wrong; names rows, never an ID."""
     if len(ids) > maximum_ids:
         raise LocalProtocolError(
             f"{me} has {len(ids)} IDs, the parties agreed on at most {maximum_ids}"

@@ -42,9 +42,6 @@ def derive_key(key: bytes, *context: bytes) -> bytes:
 
     Keyed BLAKE2b (RFC 7693) as a PRF over the length-prefixed parts of `context`, so
     that no two different contexts can collide by concatenation.
-
-    Raises:
-        LocalProtocolError: `key` is not 32 bytes long.
     """
     if len(key) != KEY_BYTES:
         raise LocalProtocolError(f"a key has {KEY_BYTES} bytes, got {len(key)}")

@@ -76,9 +76,7 @@ def fresh_identity() -> Identity:
 
 
 def verify(public: bytes, signature: bytes, purpose: bytes, *parts: bytes, signer: str) -> None:
-    """Return where the holder of `public` signed these parts for this purpose. Raises
-    RemoteProtocolError: it did not; names the signer.
-    """
+    """Return where the holder of `public` signed these parts for this purpose."""
     try:
         # Under a key of small order one signature fits every message, and binds to none.
         if not crypto_core_ed25519_is_valid_point(public):
@@ -106,7 +104,6 @@ class RunKey:
 
     @classmethod
     def restored(cls, private: bytes) -> "RunKey":
-        """The key pair of 32 secret bytes, which a party made or put together from shares."""
         if len(private) != _KEY_BYTES:
             raise LocalProtocolError(
                 f"an X25519 private key has {_KEY_BYTES} bytes, got {len(private)}"

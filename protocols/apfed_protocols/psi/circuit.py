@@ -290,7 +290,6 @@ class CircuitIntersection(DealtIntersection):
         return Opened()
 
     def slots(self, member_size: int, bins: int) -> int:
-        """K, for so many IDs."""
         return hashing.slots_for(member_size, bins)
 
     def table(self, prints: Words, bins_of: Rows, bins: int, slots: int) -> Words | None:
@@ -307,7 +306,6 @@ class CircuitIntersection(DealtIntersection):
         return message_bytes(max(WORD.itemsize * slots, TOKEN_BYTES * most) + _ROSTER_BYTES)
 
     def _planned(self, hub: str, members: Sequence[str]) -> tuple[int, Sequence[int]]:
-        """Return B and each member's K for the agreed sizes."""
         agreement = self.agreement
         if len(members) != len(agreement.sizes) - 1:
             raise LocalProtocolError(
@@ -358,7 +356,6 @@ class CircuitIntersection(DealtIntersection):
     def _fill_order(
         self, desk: Desk, hub: str, members: Sequence[str], inbox: Inbox
     ) -> tuple[int, Turn]:
-        """Return how many words of bins the hub ordered for, and what to send."""
         order = desk.read(inbox, hub, Kind.DEAL, 4 * (1 + len(members)))
         words, *slots = struct.unpack(f">{1 + len(members)}I", order)
         # the smallest table has fewest bins, where a large set takes many slots
@@ -381,12 +378,6 @@ class CircuitIntersection(DealtIntersection):
 
 
 class CryptenCircuitIntersection(CircuitIntersection):
-    """The backend `circuit_crypten`; for arguments, outputs and leaks see `CircuitIntersection`.
-
-    Raises:
-        LocalProtocolError: CrypTen is not installed.
-    """
-
     name: ClassVar[str] = "circuit_crypten"
 
     def __init__(self, agreement: IntersectionAgreement, **choices: Any) -> None:
@@ -592,7 +583,6 @@ def _all_members_agree(
 def _open_at_hub(
     desk: Desk, members: Sequence[str], meeting: Meeting, ids: Sequence[bytes], share: Words
 ) -> Script:
-    """The hub's side; `share` has shape (W,)."""
     row_of_bin = meeting.row_of_bin
     opened = yield from _counted(desk, meeting, len(ids), share, row_of_bin)
     if opened is not None:
@@ -616,7 +606,6 @@ def _open_at_hub(
 def _open_at_member(
     desk: Desk, hub: str, meeting: Meeting, ids: Sequence[bytes], share: Words
 ) -> Script:
-    """A member's side; `share` has shape (W,)."""
     opened = yield from _counted(desk, meeting, len(ids), share, None)
     if opened is not None:
         return opened
@@ -699,14 +688,12 @@ def _dealt_triples(
 
 
 def deal_request(words: int, slots: Sequence[int]) -> bytes:
-    """Return the hub's order for one chunk: W, and K of each member."""
     return struct.pack(f">{1 + len(slots)}I", words, *slots)
 
 
 def _count(
     desk: Desk, hub: str, members: Sequence[str], inbox: Inbox, words: int
 ) -> Generator[Turn, Inbox, bytes]:
-    """Return whether the common IDs reach the agreed minimum, or their number if agreed."""
     bits = desk.read_words(inbox, hub, Kind.COUNT, (words,))
     inbox = yield Turn((), members)
     for member in members:
@@ -874,7 +861,6 @@ class OpprfIntersection(CircuitIntersection):
 
 
 def _placed(meeting: Meeting) -> tuple[Rows, Rows, Rows]:
-    """The hub's bins with an ID, and of each the row of this ID and which of its three it is."""
     used = np.flatnonzero(meeting.row_of_bin >= 0)
     own = meeting.row_of_bin[used]
     bins_of = meeting.bins_of.take(own, axis=0)
@@ -896,5 +882,4 @@ def _digests(tokens: NDArray[np.uint8], key: bytes) -> store.Digests:
 
 
 def _function(values: store.Elements, key: bytes) -> Words:
-    """F of each, 64 bits."""
     return vole.hash_elements(values, derive_key(key, b"opprf function"))[:, 0]

@@ -184,7 +184,6 @@ class _EcdhRole(Aligner, ABC):
         return self._desk.turn(Kind.BLINDED, bodies, awaited)
 
     def _tags(self, inbox: Inbox, sender: str) -> NDArray[np.uint8]:
-        """Check and blind what `sender` sent."""
         points = self._desk.read(inbox, sender, Kind.BLINDED)
         check_points(sender, points)
         how = self._how(f"blinding the IDs of {sender}", len(points) // POINT_BYTES)
@@ -252,7 +251,6 @@ class EcdhIntersection(SetIntersection):
 
     @staticmethod
     def longest_message(ids: int) -> int:
-        """Bytes of the longest message of a party with so many IDs; its first one has as many."""
         return message_bytes(POINT_BYTES * ids)
 
     @property
@@ -275,7 +273,6 @@ class EcdhIntersection(SetIntersection):
         return EcdhMember(me, hub, ids, self)
 
     def dealer(self, hub: str, members: Sequence[str]) -> Conversation:
-        """Raise LocalProtocolError: Diffie-Hellman needs no dealer."""
         raise LocalProtocolError(
             f"an ecdh intersection has no dealer, only hub {hub} and members {', '.join(members)}"
         )
@@ -332,7 +329,6 @@ class EcdhMember(_EcdhRole):
 
     @property
     def order(self) -> Rows:
-        """The own row at each place of the list that the hub gets."""
         return self._blindings[self._hub].order
 
     def _play(self) -> Script:
@@ -354,19 +350,15 @@ def digest_ids(ids: Sequence[bytes], *, session: bytes) -> bytes:
 
 
 def blind_digests(scalar: bytes, digests: bytes, **how: Any) -> bytes:
-    """Map each 32-byte digest to the curve and multiply it by `scalar`; `how`: as `in_threads`."""
     return in_threads(partial(blind, scalar), digests, **how)
 
 
 def multiply_points(scalar: bytes, points: bytes, **how: Any) -> bytes:
-    """Multiply each point, checked before by `check_points`, by `scalar`; as `blind_digests`."""
     return in_threads(partial(multiply, scalar), points, **how)
 
 
 def check_points(sender: str, points: bytes) -> None:
-    """Refuse anything but distinct, canonical points outside the small subgroups. Raises
-    RemoteProtocolError: names `sender` and what is wrong.
-    """
+    """Refuse anything but distinct, canonical points outside the small subgroups."""
     if len(points) % POINT_BYTES:
         raise RemoteProtocolError(
             f"{sender} sent {len(points)} bytes of points, not a multiple of {POINT_BYTES}"
@@ -417,12 +409,10 @@ def to_curve(digests: bytes) -> list[bytes]:
 
 
 def blind(scalar: bytes, digests: bytes) -> bytes:
-    """Hash each 32-byte digest to the curve and multiply the point by `scalar`, 32 bytes."""
     return b"".join([crypto_scalarmult(scalar, point) for point in to_curve(digests)])
 
 
 def multiply(scalar: bytes, points: bytes) -> bytes:
-    """Multiply each point by `scalar`; none may be of low order."""
     return b"".join([crypto_scalarmult(scalar, point) for point in split_points(points)])
 
 

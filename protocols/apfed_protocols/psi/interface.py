@@ -63,7 +63,6 @@ class IntersectionTooSmallError(LocalProtocolError):
 
     @classmethod
     def of(cls, me: str, minimum_rows: int, detail: str = "") -> "IntersectionTooSmallError":
-        """Say it at the party `me`; `detail` may name sizes that this party knows."""
         return cls(
             f"{me}: the parties share fewer IDs than the agreed minimum of {minimum_rows}{detail}; "
             "nothing was opened. Check that all parties use the same ID column and the same "
@@ -180,7 +179,6 @@ class IntersectionAgreement:
 
     @property
     def largest_size(self) -> int:
-        """The most IDs that any party may announce."""
         return max(self.sizes.values(), default=self.maximum_ids)
 
     def size_of(self, party: str) -> int:
@@ -217,9 +215,7 @@ class IntersectionAgreement:
 
 
 def check_parties(hub: str, members: Sequence[str], *others: str) -> None:
-    """Refuse an intersection without members or with one party in two roles. Raises
-    LocalProtocolError: names the parties.
-    """
+    """Refuse an intersection without members or with one party in two roles."""
     parties = (hub, *members, *others)
     if not members or not all(parties) or len(set(parties)) != len(parties):
         raise LocalProtocolError(
@@ -281,7 +277,6 @@ class Aligner:
         return self._awaited
 
     def start(self) -> Iterable[Outgoing]:
-        """Run the script up to its first turn, and on where that awaits nobody."""
         self._fork_check.require()
         if self._started:
             raise LocalProtocolError(f"{self._me}: an intersection is started once")
@@ -289,7 +284,6 @@ class Aligner:
         return self._run(None)
 
     def receive(self, sender: str, body: bytes) -> Iterable[Outgoing]:
-        """Keep a message until the script waits for it; run the script as far as it goes."""
         self._fork_check.require()
         if not self._started:
             raise LocalProtocolError(f"{self._me}: call start before receive")
@@ -414,23 +408,18 @@ class Desk(Generic[_Kind]):
         self._most = agreement.maximum_ids if self.item_bytes else 2**32 - 1
 
     def report(self, done: int, total: int) -> None:
-        """Tell whoever watches how much of the work is done."""
         if self._progress is not None:
             self._progress(Progress(self.me, self.work, done, total))
 
     def turn(self, kind: _Kind, bodies: Mapping[str, bytes], awaited: Collection[str]) -> Turn:
-        """Send each party its body, then wait for one message of each awaited party."""
         packed = {party: self._packed(kind, body) for party, body in bodies.items()}
         return Turn([Outgoing(party, body) for party, body in packed.items()], awaited)
 
     def kind_of(self, inbox: Inbox, sender: str) -> _Kind:
-        """Return the kind of the message of `sender`, where the protocol allows several."""
         return self.kinds(self._unpacked(sender, inbox[sender])[0])
 
     def read(self, inbox: Inbox, sender: str, kind: _Kind, length: int | None = None) -> bytes:
-        """Return the body of the message of `sender`, of this kind and length. Raises
-        RemoteProtocolError: it is another one.
-        """
+        """Return the body of the message of `sender`, of this kind and length."""
         found, body = self._unpacked(sender, inbox[sender])
         if found != kind:
             raise RemoteProtocolError(
@@ -446,7 +435,6 @@ class Desk(Generic[_Kind]):
     def read_words(
         self, inbox: Inbox, sender: str, kind: _Kind, shape: tuple[int, ...]
     ) -> NDArray[np.uint64]:
-        """Return the body as 64-bit words of this shape."""
         body = self.read(inbox, sender, kind, 8 * int(np.prod(shape)))
         return np.frombuffer(body, "<u8").reshape(shape)
 
@@ -461,7 +449,6 @@ class Desk(Generic[_Kind]):
         return _HEADER.pack(self._version, kind, digest, count) + items
 
     def _unpacked(self, sender: str, message: bytes) -> tuple[int, bytes]:
-        """Return the kind and the items."""
         if len(message) < _HEADER.size:
             raise RemoteProtocolError(f"{sender} sent {len(message)} bytes, too few for a header")
         version, kind, digest, count = _HEADER.unpack_from(message)
@@ -490,7 +477,6 @@ class Desk(Generic[_Kind]):
 
 
 def message_bytes(size: int) -> int:
-    """Bytes of a message whose body has so many."""
     return _HEADER.size + size
 
 
@@ -546,7 +532,6 @@ def _common_rows(
 
 
 def _check_places(sender: str, items: bytes, *, minimum: int, own_size: int, hub_size: int) -> Rows:
-    """Read the places that the hub opened in a member's list."""
     if len(items) % POSITION_BYTES:
         raise RemoteProtocolError(f"{sender} opened rows in {len(items)} bytes, not whole places")
     places = np.frombuffer(items, ">u4").astype(np.int64)
@@ -638,9 +623,7 @@ class Supply:
         self._fork_check = ForkCheck(f"{me}: this supply")
 
     def add(self, body: bytes) -> None:
-        """Put in what was dealt for the next chunk. Raises LocalProtocolError: it was read, stored
-        or claimed; it would become another supply.
-        """
+        """Put in what was dealt for the next chunk."""
         self._fork_check.require()
         if self._filled or self._claimed:
             raise LocalProtocolError(
@@ -650,9 +633,7 @@ class Supply:
         self._bodies.append(body)
 
     def to_bytes(self) -> bytes:
-        """Return it for a file that nobody else can read; from now on only that can be used. Raises
-        LocalProtocolError: it is in use, or in a file, already.
-        """
+        """Return it for a file that nobody else can read; from now on only that can be used."""
         self._fork_check.require()
         if self._claimed:
             raise LocalProtocolError(f"{self._me}: this supply is in use, or was stored already")
@@ -667,9 +648,7 @@ class Supply:
 
     @classmethod
     def from_bytes(cls, stored: bytes) -> "Supply":
-        """Read what `to_bytes` gave; from a file by `secure_apfed.alignment.records`. Raises
-        LocalProtocolError: it was cut off or altered, or is none.
-        """
+        """Read what `to_bytes` gave; from a file by `secure_apfed.alignment.records`."""
         stored, check = stored[:-_CHECK_BYTES], stored[-_CHECK_BYTES:]
         if hashlib.sha256(stored).digest() != check:
             raise LocalProtocolError(
@@ -697,9 +676,7 @@ class Supply:
         return cls(agreement, me, bodies)
 
     def claim(self, agreement: IntersectionAgreement, me: str) -> None:
-        """Reserve it for one intersection. Raises LocalProtocolError: it or a part of it was used
-        before, or it is another party's or agreement's.
-        """
+        """Reserve it for one intersection."""
         self._fork_check.require()
         digests = {hashlib.sha256(body).digest() for body in self._bodies if body}
         if self._claimed or digests & Supply._used:
@@ -715,7 +692,6 @@ class Supply:
         raise LocalProtocolError("a supply is never copied; store it with to_bytes")
 
     def take(self, length: int) -> bytes:
-        """Return the next body, which must have this length."""
         self._fork_check.require()
         body = self._bodies.pop(0) if self._bodies else b""
         if len(body) != length:
@@ -749,9 +725,6 @@ class SetIntersection(ABC):
         outputs: what it can be asked for.
         pairwise: whether the hub learns its intersection with every single member.
         leaks: what it reveals beyond the intersection and the sizes, in sentences.
-
-    Raises:
-        LocalProtocolError: the backend cannot give the agreed output, or there is no dealer.
     """
 
     name: ClassVar[str]
@@ -797,10 +770,7 @@ class SetIntersection(ABC):
 
     @abstractmethod
     def hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> Aligner:
-        """The active's side.
-
-        Raises LocalProtocolError on duplicate or empty IDs, and what `admit` raises.
-        """
+        """The active's side."""
 
     @abstractmethod
     def member(self, me: str, hub: str, ids: Sequence[bytes]) -> Aligner:
@@ -837,10 +807,7 @@ class DealtIntersection(SetIntersection):
     def hub(
         self, me: str, members: Sequence[str], ids: Sequence[bytes], *, supply: Supply | None = None
     ) -> Aligner:
-        """The active's side; `supply` where the agreement says that it was dealt ahead.
-
-        Raises LocalProtocolError on duplicate or empty IDs, and on a supply that does not fit.
-        """
+        """The active's side; `supply` where the agreement says that it was dealt ahead."""
         check_parties(me, members, self.agreement.dealer)
         self._enter(me, members, ids, supply)
         script = self._hub_script(me, members, ids, supply)
@@ -849,7 +816,6 @@ class DealtIntersection(SetIntersection):
     def member(
         self, me: str, hub: str, ids: Sequence[bytes], *, supply: Supply | None = None
     ) -> Aligner:
-        """A passive's side; as `hub`."""
         check_parties(hub, [me], self.agreement.dealer)
         self._enter(me, [hub], ids, supply)
         script = self._member_script(me, hub, ids, supply)

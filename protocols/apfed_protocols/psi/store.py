@@ -67,7 +67,6 @@ class DependentRowsError(ArithmeticError):
 
 
 def cells_for(ids: int) -> int:
-    """How many sparse cells a store for so many IDs has."""
     return math.ceil(_EXPANSION * ids) + _LEAST
 
 
@@ -85,7 +84,6 @@ class Rows:
 
     @classmethod
     def of(cls, digests: Digests, size: int) -> "Rows":
-        """The rows of IDs for a store of so many sparse cells; `digests` by `digest_ids`."""
         narrow = np.int32 if size <= np.iinfo(np.int32).max else np.int64
         cells = np.empty((len(digests), _ONES), narrow)
         for chunk in _chunks(len(digests)):
@@ -93,11 +91,9 @@ class Rows:
         return cls(cells=cells, dense=digests[:, _ONES : _ONES + 1] & np.uint64((1 << DENSE) - 1))
 
     def __getitem__(self, chunk: slice) -> "Rows":
-        """Some that lie one after the other."""
         return Rows(cells=self.cells[chunk], dense=self.dense[chunk])
 
     def at(self, places: Places) -> "Rows":
-        """Those in these places."""
         return Rows(cells=self.cells.take(places, axis=0), dense=self.dense.take(places, axis=0))
 
     def __len__(self) -> int:
@@ -105,7 +101,6 @@ class Rows:
 
 
 def digest_ids(ids: Sequence[bytes], key: bytes) -> Digests:
-    """Hash IDs: BLAKE2b under `key`, as secret as the IDs are to whoever has the key."""
     keyed = hashlib.blake2b(key=key, digest_size=_DIGEST_BYTES, person=_PERSON)
     return digest_each(ids, keyed).view("<u8")
 
@@ -193,9 +188,7 @@ def _once(numbers: Places, scratch: Places) -> tuple[Places, Places]:
 
 
 def _solve(store: Elements, rows: Rows, values: Elements, left: Places) -> None:
-    """Set the cells that the rows which could not be peeled need, by elimination. Raises
-    DependentRowsError: they are dependent.
-    """
+    """Set the cells that the rows which could not be peeled need, by elimination."""
     sparse = len(store) - DENSE
     pivots: list[tuple[int, int, int]] = []
     for row in left.tolist():
@@ -230,12 +223,10 @@ def _bits(pattern: int) -> list[int]:
 
 
 def from_bytes(content: bytes | memoryview) -> Elements:
-    """Read elements that lie one after the other, 16 bytes each."""
     return np.frombuffer(content, _WORDS).reshape(-1, 2)
 
 
 def to_bytes(elements: Elements) -> bytes:
-    """Write them one after the other, as `from_bytes` reads them."""
     return elements.astype(_WORDS, copy=False).tobytes()
 
 
@@ -245,7 +236,6 @@ def random_elements(seed: bytes, purpose: bytes, count: int) -> Elements:
 
 
 def _random_rows(seed: bytes, purpose: bytes, shape: tuple[int, int]) -> NDArray[np.uint64]:
-    """The same of rows of any number of words."""
     rows = np.zeros(shape, _WORDS)
     add_random(rows, seed, purpose)
     return rows
@@ -278,7 +268,6 @@ class Multiplier:
         self._tables = _subset_sums(from_bytes(content))
 
     def times(self, elements: Elements) -> Elements:
-        """Return the products."""
         return _gather_sums(self._tables, elements)
 
 

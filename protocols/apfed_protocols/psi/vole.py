@@ -259,7 +259,6 @@ class VoleIntersection(DealtIntersection):
 
 
 def _nothing() -> Script:
-    """What a dealer that dealt ahead does."""
     yield Turn((), ())
     return Opened()
 
@@ -283,7 +282,6 @@ class HubShare:
         return cls(dealing, seed, from_bytes(c))
 
     def masked(self, store: Elements, *, head: bytes = b"") -> bytes:
-        """What the hub sends for a vector P, behind `head`: A + P."""
         vector = store.copy()
         add_random(vector, self.seed, b"a")
         return b"".join((head, self.dealing, vector.data.cast("B")))
@@ -321,9 +319,7 @@ def deal_each(
     desk: AnyDesk[AnyKind], hub: str, members: Sequence[str], elements: Callable[[int], int],
     order: AnyKind, dealt: AnyKind,
 ) -> Generator[Turn, Inbox, int]:  # fmt: skip
-    """Answer the hub's order for each member; return for how many IDs they are. Raises
-    RemoteProtocolError: another size than was agreed, or than of the order before.
-    """
+    """Answer the hub's order for each member; return for how many IDs they are."""
     size, sizes = 0, set[int]()
     for member in members:
         inbox = yield Turn((), [hub])
@@ -338,7 +334,6 @@ def deal_each(
 
 
 def _shown(member: str, body: bytes, commitment: bytes) -> bytes:
-    """The member's part of the output's key."""
     part = body[:KEY_BYTES]
     if not hmac.compare_digest(hashlib.sha256(part).digest(), commitment):
         raise RemoteProtocolError(f"{member} showed another key part than it committed to")
@@ -346,7 +341,6 @@ def _shown(member: str, body: bytes, commitment: bytes) -> bytes:
 
 
 def _encoded(me: str, ids: Sequence[bytes], key: bytes, cells: int) -> tuple[Rows, Elements]:
-    """The rows of the hub's set and the store P."""
     digests = digest_ids(ids, key)
     rows, targets = Rows.of(digests, cells), targets_of(digests)
     del digests
@@ -354,7 +348,6 @@ def _encoded(me: str, ids: Sequence[bytes], key: bytes, cells: int) -> tuple[Row
 
 
 def encoded(me: str, encoder: Encoder, values: Elements) -> Elements:
-    """The store."""
     try:
         return encoder.encode(values)
     except DependentRowsError as error:
@@ -365,19 +358,16 @@ def encoded(me: str, encoder: Encoder, values: Elements) -> Elements:
 
 
 def _filled_up(tags: Tags, size: int) -> Tags:
-    """The same with random ones behind them, shape (size, length)."""
     count, length = tags.shape
     missing = keystream(fresh_key(), length=length * (size - count))
     return np.concatenate([tags, np.frombuffer(missing, np.uint8).reshape(-1, length)])
 
 
 def _output_key(agreement: IntersectionAgreement, member: str, hubs: bytes, own: bytes) -> bytes:
-    """Of the hash of tags: from the hub's part and the member's."""
     return derive_key(hubs, b"vole output", own, agreement.digest, member.encode())
 
 
 def _together(turns: Sequence[Turn]) -> Turn:
-    """Send all at once and wait for all."""
     return Turn(
         [out for turn in turns for out in turn.outgoing],
         [party for turn in turns for party in turn.awaited],
@@ -394,7 +384,6 @@ class MemberShare:
 
     @classmethod
     def of(cls, dealt: bytes, *, dealer: str) -> "MemberShare":
-        """Read what the dealer sent."""
         dealing, seed, delta = _parts(dealt)
         if not any(delta):
             raise RemoteProtocolError(
@@ -433,7 +422,6 @@ def deal(elements: int) -> tuple[bytes, bytes]:
 
 
 def ordered_size(agreement: IntersectionAgreement, hub: str, order: bytes) -> int:
-    """For how many IDs the hub orders."""
     (size,) = DEAL.unpack(order)
     sizes = agreement.sizes
     most = agreement.size_of(hub) if sizes else agreement.maximum_ids
@@ -446,7 +434,6 @@ def ordered_size(agreement: IntersectionAgreement, hub: str, order: bytes) -> in
 
 
 def hash_values(values: Elements, key: bytes, length: int) -> Tags:
-    """The first bytes of `hash_elements`, shape (n, length)."""
     return np.ascontiguousarray(hash_elements(values, key).view(np.uint8)[:, :length])
 
 
@@ -470,7 +457,6 @@ def hash_elements(values: Elements, key: bytes) -> Elements:
 
 
 def hub_tags(store: Elements, rows: Rows, key: bytes, length: int) -> Tags:
-    """The tag of each of the hub's IDs, out of C; shape (n, length)."""
     tags = np.empty((len(rows), length), np.uint8)
     for start in range(0, len(rows), _EVALUATED):
         chunk = slice(start, start + _EVALUATED)
@@ -482,10 +468,6 @@ def _member_tags(
     digests: Digests, store: Elements, delta: Multiplier, key: bytes, length: int,
     *, report: Callable[[int, int], None],
 ) -> Tags:  # fmt: skip
-    """The tag of each of a member's IDs, out of K and Delta; shape (n, length).
-
-    `report` is told how many IDs are done, and how many there are.
-    """
     count, cells = len(digests), len(store) - DENSE
     tags = np.empty((count, length), np.uint8)
     for start in range(0, count, _EVALUATED):
@@ -497,9 +479,7 @@ def _member_tags(
 
 
 def match(own: Tags, theirs: Tags, *, sender: str) -> NDArray[np.int64]:
-    """Return where each own tag is among those of `sender`, -1 for nowhere; shape (n,). Raises
-    RemoteProtocolError: `sender` sent one tag twice.
-    """
+    """Return where each own tag is among those of `sender`, -1 for nowhere; shape (n,)."""
     place = np.full(len(own), -1, np.int64)
     parts = 1 + (len(own) + len(theirs)) // _MATCHED
     for part in range(parts):  # equal tags are in the same part, whose sorting takes little memory
@@ -510,7 +490,6 @@ def match(own: Tags, theirs: Tags, *, sender: str) -> NDArray[np.int64]:
 
 
 def _in_part(tags: Tags, part: int, parts: int) -> NDArray[np.int64]:
-    """Which of the tags are in this part, by their first two bytes."""
     if parts == 1:
         return np.arange(len(tags))
     first = tags[:, 0].astype(np.uint16) << np.uint16(8) | tags[:, 1]
@@ -544,7 +523,6 @@ def _padded(tags: Tags) -> bytes:
 
 
 def vector_elements(hub_size: int) -> int:
-    """How many elements a store of the hub has, and so each vector."""
     return cells_for(hub_size) + DENSE
 
 
@@ -574,7 +552,6 @@ def tag_bytes(hub_size: int, member_size: int) -> int:
 
 
 def longest_message(agreement: IntersectionAgreement) -> int:
-    """Bytes of the longest message of an intersection under this agreement, or of its dealing."""
     most = agreement.largest_size
     tags, elements = KEY_BYTES + tag_bytes(most, most) * most, vector_elements(most)
     return message_bytes(max(tags, hub_dealt_bytes(elements), KEY_BYTES + vector_bytes(elements)))

@@ -33,9 +33,7 @@ HomomorphicEncryption.org standard (Albrecht et al. 2018), table 1; SEAL enforce
 
 
 def checked_matrix(values_BD: object) -> FloatArray:
-    """Return `values_BD` if it is a finite, non-empty float32 or float64 matrix. Raises
-    LocalProtocolError: it is anything else.
-    """
+    """Return `values_BD` if it is a finite, non-empty float32 or float64 matrix."""
     # Not a subclass: masked arrays and matrices add, reshape and copy in other ways.
     if type(values_BD) is not np.ndarray:
         kind = type(values_BD).__name__
@@ -113,7 +111,6 @@ class FixedPoint:
         )
 
     def with_bits(self, bits: int) -> "FixedPoint":
-        """The same bound and the same noise, in coarser or finer steps."""
         levels = 2 ** (bits - 1) - 1
         return replace(self, bits=bits, noise=math.ceil(self.noise * levels / self.levels))
 
@@ -129,7 +126,6 @@ class FixedPoint:
 
     @cached_property
     def limit(self) -> int:
-        """The largest magnitude of a sum, M * largest."""
         return self.contributors * self.largest
 
     @property
@@ -162,7 +158,6 @@ class FixedPoint:
         return (levels_BD.astype(np.int64) + noise_BD).astype(width, copy=False)
 
     def checked_noise(self, noise_BD: IntArray | None, shape: tuple[int, ...]) -> IntArray:
-        """The noise, if it is what was agreed; LocalProtocolError otherwise."""
         if noise_BD is None or not self.noise:
             raise LocalProtocolError(
                 f"the agreement says noise of {self.noise} steps on each value, but "
@@ -218,7 +213,6 @@ class Packing:
         return -(-values // (self.fields * self.slots))
 
     def pack(self, integers_BD: IntArray) -> IntArray:
-        """Return slots (V, S) with zeros after the last integer."""
         flat = integers_BD.reshape(-1)
         padded = np.zeros((self.vectors(flat.size) * self.slots, self.fields), dtype=np.int64)
         padded.reshape(-1)[: flat.size] = flat

@@ -153,7 +153,6 @@ class HomomorphicSum(SecureSum, ABC):
         return self.headroom.packing
 
     def integers(self, slots: NDArray[Any]) -> NDArray[np.int64]:
-        """The integers that decrypted slots stand for."""
         return slots.astype(np.int64, copy=False)
 
     def parameters(self) -> Mapping[str, object]:
@@ -179,14 +178,12 @@ class HomomorphicSum(SecureSum, ABC):
         return frame_bytes((self.cipher.residues.size,) * vectors)
 
     def add(self, frames: Sequence[Frame]) -> Sequence[bytes]:
-        """The sums of the ciphertexts of these contributions; needs no key."""
         names = self.agreement.contributors
         vectors = self.packing.vectors(frames[0].rows * frames[0].columns)
         return self.cipher.add({names[frame.party]: frame.blobs for frame in frames}, vectors)
 
 
 def _key_setup(frames: AgreedFrames, body: bytes, sender: str) -> Frame:
-    """Read what the key holder sent; the fingerprint is unchecked."""
     holder = frames.agreement.receiver
     if sender != holder:
         raise RemoteProtocolError(f"keys come from {holder}, but {sender} sent a message")
@@ -206,7 +203,6 @@ class KeyHolder(SumReceiver):
         super().__init__(described, described.frames(self._public_key), NoSetup())
 
     def start(self) -> Sequence[Outgoing]:
-        """Give every passive the public key, and the aggregator its fingerprint."""
         self._require_no_refusal()
         if self._started:
             raise LocalProtocolError("the key of this sum was sent already; start is called once")
@@ -241,8 +237,6 @@ class KeyHolder(SumReceiver):
 
 
 class Encrypter(SumContributor):
-    """A passive's end: knows the active's public key once the setup came."""
-
     _sum: HomomorphicSum
 
     def __init__(self, described: HomomorphicSum, me: str) -> None:
@@ -288,9 +282,6 @@ class Encrypter(SumContributor):
             contributions: for how many zeros are kept; those that are there or on their way count.
             worker: with one (a `ProcessPoolExecutor`), this returns at once, and the zeros
                 serve from when they have come.
-
-        Raises:
-            LocalProtocolError: the setup is not finished, or the worker died.
         """
         _, zeros = self._ready()
         zeros.top_up(contributions * self._sum.packing.vectors(shape[0] * shape[1]), worker)
@@ -315,8 +306,6 @@ class Encrypter(SumContributor):
 
 
 class CiphertextAdder(OneRoundCombiner):
-    """The aggregator's end: adds what it cannot read."""
-
     def __init__(self, described: HomomorphicSum) -> None:
         super().__init__(described.frames(), described.add)
         self._set_up = False
@@ -373,7 +362,6 @@ class ZeroPool(KeepsSecrets):
         self._coming.append((missing, future))
 
     def take(self, most: int) -> Sequence[Any]:
-        """Remove up to `most` zeros that are there by now."""
         self._collect()
         taken, self._ready = self._ready[:most], self._ready[most:]
         return taken
@@ -437,7 +425,6 @@ def fresh_slot_noise(contributors: int) -> float:
 
 
 def _peak(fixed_point: FixedPoint, fields: int) -> int:
-    """The largest magnitude of a sum of packed integers."""
     return fixed_point.limit * (1 + (2**fixed_point.field_bits if fields == 2 else 0))
 
 
@@ -459,8 +446,6 @@ def _densest(fixed_point: FixedPoint, fit: Fit, chains: Sequence[tuple[int, ...]
 
 
 def solve_ckks(fixed_point: FixedPoint) -> Headroom:
-    """Find the densest packing, and for it the fewest primes and the largest scale, that fit."""
-
     def fit(fixed_point: FixedPoint, fields: int, primes: tuple[int, ...]) -> Headroom | None:
         # No coefficient exceeds the largest slot.
         room = 2 ** (primes[0] - 1) / _MARGIN
@@ -501,9 +486,7 @@ class CkksCipher(SealCipher):
 
 
 def nearest_integers(slots: NDArray[np.float64], *, sender: str) -> NDArray[np.int64]:
-    """Round away the noise, if it is no larger than honest noise can be. Raises
-    RemoteProtocolError: it is larger; the sum came from `sender`.
-    """
+    """Round away the noise, if it is no larger than honest noise can be."""
     nearest = np.rint(slots)
     distance = np.abs(slots - nearest).max()
     if distance >= ROUNDING_TOLERANCE or np.abs(nearest).max() > 2.0**EXACT_FLOAT_BITS:
@@ -637,7 +620,6 @@ class BfvCipher(SealCipher):
         return blobs
 
     def _zeros(self, context: SealContext, count: int) -> Numbers:
-        """Residues of `count` encryptions of zeros, one a row."""
         u_VN = ternary(count * self.slots).reshape(count, -1)
         numbers_VR = centred_binomial(2 * count * self.slots).reshape(count, -1)
         u, product = seal.Plaintext(), seal.Ciphertext(self._seal)
@@ -665,8 +647,6 @@ class BfvCipher(SealCipher):
 
 
 def solve_bfv(fixed_point: FixedPoint) -> Headroom:
-    """Find the densest packing, and for it the first prime of so many bits, that fit."""
-
     def fit(fixed_point: FixedPoint, fields: int, primes: tuple[int, ...]) -> Headroom | None:
         # Decryption is exact while the noise of a coefficient, rounding of q m / t included
         # (1 or less for each addend), stays below q / 2t. (Fan and Vercauteren 2012, lemma 1.)

@@ -116,7 +116,6 @@ class PairwiseSeeds(KeepsSecrets):
             )
 
     def forget(self) -> None:
-        """Throw away the seeds, and the key that would agree them once more."""
         self._peers, self._seeds, self._key = (), {}, None
 
     def add_cancelling(self, binding: StepBinding, total: Elements) -> None:
@@ -135,7 +134,6 @@ class PairwiseSeeds(KeepsSecrets):
         add_keystream(total, self._seeds[peer], binding.digest, sign=sign)
 
     def _own_key(self) -> RunKey:
-        """This party's key pair, in the process that made it."""
         self._fork_check.require()
         if self._key is None:
             raise LocalProtocolError(f"{self.me} threw its mask key away; set up a new session")
@@ -155,12 +153,6 @@ class StepSeals(PairwiseSeeds):
         self._last = dict.fromkeys(peers, -1)
 
     def seal(self, peer: str, binding: StepBinding, shape: tuple[int, int], text: bytes) -> bytes:
-        """Seal `text` for `peer`.
-
-        Raises:
-            LocalProtocolError: something was sealed for it in this step or a later one, whose
-                nonce this would be.
-        """
         if binding.step <= self._last[peer]:
             raise LocalProtocolError(
                 f"{self.me}: step {binding.step} comes after step {self._last[peer]} of what was "
@@ -171,7 +163,6 @@ class StepSeals(PairwiseSeeds):
         return self._cipher(self.me, peer).encrypt(_nonce(binding), text, associated)
 
     def open(self, peer: str, binding: StepBinding, shape: tuple[int, int], sealed: bytes) -> bytes:
-        """Return what `peer` sealed for this party, or raise RemoteProtocolError."""
         associated = self._associated(peer, self.me, binding, shape)
         try:
             return self._cipher(peer, self.me).decrypt(_nonce(binding), sealed, associated)
@@ -315,8 +306,6 @@ class MaskedSum(SecureSum):
 
 
 class _MaskedContributor(SumContributor):
-    """A passive's end; shares a seed with every other passive and with the active."""
-
     def __init__(self, masked: MaskedSum, me: str) -> None:
         agreement, frames = masked.agreement, masked.frames()
         others = [name for name in agreement.contributors if name != me]

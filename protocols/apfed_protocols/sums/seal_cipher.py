@@ -133,7 +133,6 @@ class SealForm:
 
     @classmethod
     def of(cls, sample: Any, count: int) -> "SealForm":
-        """Read the form off an object of this party's own library."""
         with scratch_file() as scratch:
             blob = scratch.save(sample)
         names = cls.content(blob)[: -_WORD.itemsize * count]
@@ -153,7 +152,6 @@ class SealForm:
         return content
 
     def numbers(self, own: Any, scratch: ScratchFile) -> Numbers:
-        """The numbers of an object of this party's; read-only."""
         content = self.content(scratch.save(own))
         return np.frombuffer(content, _WORD, offset=len(content) - _WORD.itemsize * self.count)
 
@@ -181,7 +179,6 @@ class Residues:
         return octets[:, : self.width].tobytes()
 
     def parse(self, blob: bytes, *, sender: str) -> Numbers:
-        """The numbers, all below q, in memory of their own."""
         if len(blob) != self.size:
             raise RemoteProtocolError(
                 f"a ciphertext from {sender} has {len(blob)} bytes, expected {self.size}"
@@ -291,7 +288,6 @@ class SealCipher(ABC):
         return SealForm.of(self.key_pair().public_key, numbers)
 
     def key_pair(self) -> SealContext:
-        """A context with a fresh secret key, for the receiver only."""
         generator = seal.KeyGenerator(self._seal)
         key = seal.PublicKey()
         generator.create_public_key(key)
@@ -304,9 +300,7 @@ class SealCipher(ABC):
             return self._key_form.numbers(context.public_key, scratch).tobytes()
 
     def public_context(self, key: bytes, *, sender: str) -> SealContext:
-        """A context that can encrypt under the public key that `sender` sent. Raises
-        RemoteProtocolError: the key is of another size, or no key that encrypts.
-        """
+        """A context that can encrypt under the public key that `sender` sent."""
         expected = self._key_form.count * _WORD.itemsize
         if len(key) != expected:
             raise RemoteProtocolError(
@@ -358,9 +352,6 @@ class SealCipher(ABC):
         return blobs
 
     def add(self, contributions: Mapping[str, Sequence[bytes]], vectors: int) -> list[bytes]:
-        """Add the ciphertexts of all contributors, `vectors` of each; needs no key. Raises
-        RemoteProtocolError: too few or too many, or one is malformed.
-        """
         for name, blobs in contributions.items():
             _require_count(blobs, vectors, name)
         return [
@@ -383,7 +374,6 @@ class SealCipher(ABC):
     def decrypt(
         self, context: SealContext, blobs: Sequence[bytes], vectors: int, *, sender: str
     ) -> NDArray[Any]:
-        """The numbers of `vectors` ciphertexts in order, all finite."""
         if context.decryptor is None:
             raise RemoteProtocolError(f"SEAL cannot decrypt the sum from {sender}: no secret key")
         plain, rows = seal.Plaintext(), []
@@ -399,7 +389,6 @@ class SealCipher(ABC):
         return numbers
 
     def load(self, blobs: Sequence[bytes], vectors: int, *, sender: str) -> list[Any]:
-        """The ciphertexts in `vectors` blobs; RemoteProtocolError if one is bad."""
         _require_count(blobs, vectors, sender)
         parsed = [self.residues.parse(blob, sender=sender) for blob in blobs]
         loaded = [seal.Ciphertext(self._seal) for _ in blobs]
