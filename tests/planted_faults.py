@@ -48,7 +48,7 @@ _PROTOCOLS = (
         'keystream_chunks(seed, b"mask", binding_digest, shape, length',
         'keystream_chunks(seed, b"mask", binding_digest, length',
         "Two contributions of other shapes to one step lie under the same mask.",
-        ("test_sums_pairwise.py",),
+        ("test_sums_masked.py",),
     ),
     Fault(
         "key_after_refusal",
@@ -112,7 +112,7 @@ _PROTOCOLS = (
         "tags = tags[random_permutation(len(tags))]",
         "tags = tags[np.arange(len(tags))]",
         "Where only the size is to open, the hub reads which of its IDs are common.",
-        ("test_psi_outputs.py",),
+        ("test_psi_contract.py",),
     ),
     Fault(
         "sensitivity_of_signed_votes",
@@ -120,7 +120,7 @@ _PROTOCOLS = (
         "factor = 2.0 if self.signed else math.sqrt(2)",
         "factor = math.sqrt(2)",
         "The moment of votes that may be negative is noised by 0.7 of what it needs.",
-        ("test_moments_exact.py",),
+        ("test_moments_views.py",),
     ),
     Fault(
         "zero_twice",

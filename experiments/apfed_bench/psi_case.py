@@ -231,8 +231,8 @@ def _ahead_party(
     me: str, protocol: str, size: int, ends: Mapping[str, Connection], report: Connection
 ) -> None:
     """The same with a dealer that deals before, and has no part in what is measured."""
+    from apfed_protocols.psi.circuit import OpprfIntersection
     from apfed_protocols.psi.interface import IntersectionAgreement
-    from apfed_protocols.psi.opprf import OpprfIntersection
     from apfed_protocols.psi.vole import VoleIntersection
 
     agreement = IntersectionAgreement(

@@ -40,7 +40,6 @@ def require_name(of: str, name: object) -> None:
 
 
 def require_names(of: str, session: object, parties: Sequence[object]) -> None:
-    """Refuse such names of these, and parties of one name."""
     for name in (session, *parties):
         require_name(of, name)
     if len(set(parties)) != len(parties):
@@ -50,7 +49,6 @@ def require_names(of: str, session: object, parties: Sequence[object]) -> None:
 
 
 def require_type(holder: object, kind: type, *fields: str) -> None:
-    """Refuse fields of another type, or of a subclass of it."""
     for field in fields:
         value = getattr(holder, field)
         if type(value) is not kind:
@@ -61,7 +59,6 @@ def require_type(holder: object, kind: type, *fields: str) -> None:
 
 
 def require_ranges(holder: object, ranges: Mapping[str, tuple[int, int]]) -> None:
-    """Refuse fields that are no whole numbers from the least to the most given."""
     for name, (least, most) in ranges.items():
         value = getattr(holder, name)
         if type(value) is not int or not least <= value <= most:

@@ -129,7 +129,6 @@ def _deliver(
     send: Callable[[str, bytes], None],
     failures: list[BaseException],
 ) -> None:
-    """Send until told to stop; what a thread raises nobody would hear, so it is kept."""
     try:
         while (out := outbox.get()) is not None:
             send(out.receiver, out.body)

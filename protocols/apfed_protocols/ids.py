@@ -221,7 +221,6 @@ KINDS = (
 )  # fmt: skip
 """What may stand in a column of IDs; kinds without a text are refused, and so are others."""
 
-
 _OF_TYPE = {of: kind.text for kind in KINDS for of in kind.types}
 
 
@@ -275,7 +274,6 @@ class IdReader:
         return [text for piece in self.pieces(column) for text in piece]
 
     def pieces(self, column: Iterable[object]) -> Iterator[list[str]]:
-        """Yield the same some thousand rows at a time."""
         values, bits = _values(column, self._whose)
         for at in range(0, len(values), _ROWS_OF_A_PIECE):
             yield self._piece(values[at : at + _ROWS_OF_A_PIECE], bits)
@@ -309,7 +307,6 @@ class IdReader:
         return not self._refused
 
     def check(self) -> None:
-        """Refuse the column for what was found."""
         if not self._refused:
             return
         found = []
@@ -387,7 +384,6 @@ def _text_pieces(party: str, ids: Any) -> Iterator[list[str]]:
 
 
 def _columns(ids: Any) -> list[tuple[str, Any]] | None:
-    """By name, the columns of a frame; None: it is none."""
     if hasattr(ids, "itertuples"):  # pandas
         return [(str(name), column) for name, column in ids.items()]
     if hasattr(ids, "get_columns"):  # polars
@@ -447,7 +443,6 @@ def _parts(ids: Any) -> list[Any] | None:
 
 
 def _exact(values: list[Any], bits: int) -> list[Any]:
-    """The same, where floats say by their type that they have few bits."""
     few = {11: np.float16, 24: np.float32}.get(bits)
     if few is None:
         return values
@@ -456,9 +451,7 @@ def _exact(values: list[Any], bits: int) -> list[Any]:
 
 _TIME = r"[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?"
 
-
 _HEX = r"{0}{{8}}-{0}{{4}}-{0}{{4}}-{0}{{4}}-{0}{{12}}"
-
 
 FORMS: Mapping[str, re.Pattern[str]] = {
     name: re.compile(form)
@@ -476,9 +469,7 @@ FORMS: Mapping[str, re.Pattern[str]] = {
 }
 """How texts look; the first that fits counts. Texts of different looks are never equal."""
 
-
 _NUMBERS = {"whole numbers", "numbers with leading zeros or a plus", "numbers with a decimal point"}
-
 
 _COMPARED = (
     (_NUMBERS, ('agree on alignment: {normalisation: [unicode_nfc, strip, whole_numbers]}, or make '
@@ -491,7 +482,6 @@ _COMPARED = (
      "agree on alignment: {normalisation: [unicode_nfc, strip, case_fold]}"),
 )  # fmt: skip
 
-
 _COMPARED_ELSE = (
     "if they are the same column of the same people, write it in one way (docs/alignment.md has "
     "the table of kinds, and rules to agree on); else name another"
@@ -503,9 +493,6 @@ def require_comparable(texts: Mapping[str, Iterable[str]]) -> None:
 
     Args:
         texts: by party, normalised; the first is compared with each other one.
-
-    Raises:
-        DataError: names both, how their IDs are written, and what to do.
     """
     (first, own), *others = texts.items()
     own = list(own)
@@ -555,7 +542,6 @@ class IdStream(Protocol):
 
 
 SizedIds = Collection[object] | IdStream
-
 
 IdColumn = Iterable[object] | IdStream
 """IDs of the kinds of `apfed_protocols.ids`, one a row, in any iterable, or an array or column
@@ -647,7 +633,6 @@ class IdNormalisation:
 
 @lru_cache
 def _patterns(formats: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
-    """One of each format; what is a date already is none of them."""
     digits = {"%d": "(?P<d>[0-9]{1,2})", "%m": "(?P<m>[0-9]{1,2})", "%Y": "(?P<Y>[0-9]{4})"}
     return tuple(
         re.compile("".join(digits.get(part) or re.escape(part) for part in _FIELD.split(form)))
@@ -706,7 +691,6 @@ def _framed(party: str, row: int, text: str) -> bytes:
 
 
 def text_of(identity: bytes) -> str:
-    """The text of an ID that was encoded, columns joined."""
     parts, at = [], 2
     while at < len(identity):
         end = at + 4 + int.from_bytes(identity[at : at + 4], "big")
@@ -716,9 +700,7 @@ def text_of(identity: bytes) -> str:
 
 
 def check_ids(me: str, ids: Sequence[bytes], maximum_ids: int) -> None:
-    """Refuse a set that an intersection would get wrong; names rows, never an ID. Raises
-    LocalProtocolError: too many IDs, or some of another type, empty or repeated.
-    """
+    """Refuse a set that an intersection would get wrong; names rows, never an ID."""
     if len(ids) > maximum_ids:
         raise LocalProtocolError(
             f"{me} has {len(ids)} IDs, the parties agreed on at most {maximum_ids}"

@@ -181,7 +181,6 @@ class MomentAgreement:
 
     @cached_property
     def digest(self) -> bytes:
-        """SHA-256 over all fields."""
         canonical = json.dumps(asdict(self), sort_keys=True).encode()
         return hashlib.sha256(b"secure-apfed moment agreement v1" + canonical).digest()
 
@@ -212,7 +211,6 @@ class MomentAgreement:
 
     @property
     def largest_noise(self) -> int:
-        """The largest magnitude of one contributor's noise on one value, in steps."""
         return largest_noise(self.noise or 0)
 
     @property
@@ -264,7 +262,6 @@ class MomentAgreement:
 
     @property
     def sign_bytes(self) -> int:
-        """Bytes of U d packed signs."""
         return -(-self.people * self.features // 8)
 
 
@@ -294,9 +291,7 @@ def vote_steps(agreement: MomentAgreement, votes_UK: FloatArray) -> Elements:
 
 
 def _noise_steps(agreement: MomentAgreement, noise_dK: IntArray | None) -> Elements | None:
-    """The noise as ring elements, in new memory; None where none was agreed. Raises
-    LocalProtocolError: it is missing, not agreed, of another form, or beyond its bound.
-    """
+    """The noise as ring elements, in new memory; None where none was agreed."""
     if (noise_dK is None) != (agreement.noise is None):
         raise LocalProtocolError(
             f"the agreement says {'no noise' if agreement.noise is None else 'noise'}, and "
@@ -348,7 +343,6 @@ class MomentFrames:
         return _HEADER.size + self._body_bytes(kind, block)
 
     def lengths(self) -> Mapping[str, int]:
-        """Bytes of all frames of one moment, by kind and added up over contributors and blocks."""
         times = {MessageKind.VOTES: len(self._agreement.contributors)}
         lengths = {kind.name: times.get(kind, 1) * self.length(kind) for kind in MessageKind}
         blocks = range(self._agreement.blocks)
@@ -376,7 +370,6 @@ class MomentFrames:
         party: int | None = None,
         block: int = 0,
     ) -> memoryview:
-        """Return the body of what `sender` sent."""
         expected = self._header(kind, people, party, block)
         length = len(expected) + self._body_bytes(kind, block)
         if type(frame) is not bytes:
@@ -424,7 +417,6 @@ class MomentFrames:
 
 
 def packed_signs(agreement: MomentAgreement, signs_Ud: NDArray[np.int8]) -> PackedSigns:
-    """The signs of all people as bits, with zeros after the last."""
     shape = (agreement.people, agreement.features)
     if type(signs_Ud) is not np.ndarray or signs_Ud.dtype != np.int8 or signs_Ud.shape != shape:
         raise _no_array(f"signs are an int8 array of shape {shape}", signs_Ud)
@@ -434,7 +426,6 @@ def packed_signs(agreement: MomentAgreement, signs_Ud: NDArray[np.int8]) -> Pack
 
 
 def _received_bits(agreement: MomentAgreement, body: memoryview, sender: str) -> PackedSigns:
-    """Packed signs that came in a message; RemoteProtocolError if bits follow the last."""
     bits = np.frombuffer(body, dtype=np.uint8)
     if int(bits[-1]) & ~_last_byte(agreement):
         raise RemoteProtocolError(f"{sender} sent bits after the last of its signs")
@@ -442,7 +433,6 @@ def _received_bits(agreement: MomentAgreement, body: memoryview, sender: str) ->
 
 
 def hiding_bits(agreement: MomentAgreement, seed: bytes) -> PackedSigns:
-    """The signs alpha of all people, packed."""
     stream = keystream(seed, b"moment hiding signs v1", length=agreement.sign_bytes)
     bits = np.frombuffer(stream, dtype=np.uint8).copy()
     bits[-1] &= _last_byte(agreement)
@@ -450,7 +440,6 @@ def hiding_bits(agreement: MomentAgreement, seed: bytes) -> PackedSigns:
 
 
 def _last_byte(agreement: MomentAgreement) -> int:
-    """The bits of the last byte of packed signs that are signs."""
     unused = 8 * agreement.sign_bytes - agreement.people * agreement.features
     return 0xFF << unused & 0xFF
 
@@ -493,13 +482,11 @@ def dealt_shares(
 
 
 def added_shares(e_Nd: Elements, c_KNd: Elements) -> Elements:
-    """sum_i e_ij c_ijk over the people of a block, d x K."""
     total_dK: Elements = (c_KNd * e_Nd).sum(axis=1, dtype=c_KNd.dtype).T
     return total_dK
 
 
 def _signed_sum(agreement: MomentAgreement, packed: PackedSigns, values_UK: Elements) -> Elements:
-    """sum_i s_ij values_ik over all people, d x K."""
     total_dK: Elements = np.zeros((agreement.features, agreement.columns), agreement.word)
     for people in agreement.each_block():
         total_dK += block_signs(agreement, packed, people).T @ values_UK[people]
@@ -530,7 +517,6 @@ _MASKED = ("sum of votes", "sum of noise")
 
 
 def _binding(agreement: MomentAgreement, people: bytes, what: str) -> StepBinding:
-    """What the masks of the votes, or of the noise, are for."""
     step, message = _MASKED.index(what), hashlib.sha256(what.encode()).digest()
     session = agreement.masking.session
     return StepBinding(session=session, step=step, rows=people, message=message)
@@ -559,7 +545,6 @@ class _MomentRole(Role):
         return (agreed.people, agreed.columns), (agreed.features, agreed.columns)
 
     def _split(self, body: memoryview) -> list[Elements]:
-        """The matrices of votes and, where it follows, of the moment in a body."""
         words: Elements = np.frombuffer(body, dtype=self.agreement.word)
         votes, moment = self._shapes
         parts = np.split(words, [self.agreement.people * self.agreement.columns])
@@ -578,9 +563,6 @@ class MomentDealer(_MomentRole):
         """Return what is to be sent, once: two seeds, and then block after block as they are taken.
 
         The receiver's messages must reach it in this order.
-
-        Raises:
-            LocalProtocolError: it was dealt already, or this is a forked process.
         """
         self._fork_check.require()
         _use(self.agreement, self.me)
@@ -619,10 +601,6 @@ class MomentContributor(_MomentRole):
                 passive or at the receiver the sum is noise.
             noise_dK: steps, from `apfed_protocols.noise` under a key of this party; given exactly
                 where the agreement says noise.
-
-        Raises:
-            LocalProtocolError: votes, people or noise that are none; no setup yet; or the agreement
-                was used.
         """
         agreed = self.agreement
         parts = [vote_steps(agreed, votes_UK)]
@@ -643,21 +621,13 @@ class MomentContributor(_MomentRole):
 
 
 class MomentCombiner(_MomentRole):
-    """The aggregator's end. Holds no key of its own."""
-
     def __init__(self, agreement: MomentAgreement) -> None:
         super().__init__(agreement, agreement.combiner, NoSetup())
 
     def answer(
         self, dealt: bytes, votes: Mapping[str, bytes], signs: bytes, people: bytes
     ) -> bytes:
-        """Return F and A of step 4; once, for one set of signs.
-
-        Raises:
-            LocalProtocolError: it answered already, or this is a forked process.
-            RemoteProtocolError: a frame is malformed, about other people or from another party; a
-                contributor is missing or unknown. No answer was given then.
-        """
+        """Return F and A of step 4; once, for one set of signs."""
         self._fork_check.require()
         agreed, read = self.agreement, self._messages.open
         require_people(people, _PEOPLE)
@@ -676,7 +646,6 @@ class MomentCombiner(_MomentRole):
         )
 
     def _added(self, votes: Mapping[str, bytes], people: bytes) -> tuple[Elements, Elements]:
-        """W, and N + Q or zeros."""
         names = self.agreement.contributors
         require_all("a moment needs the votes of each of", votes, names)
         totals: list[Elements] = [np.zeros(s, self.agreement.word) for s in self._shapes]
@@ -706,11 +675,6 @@ class MomentReceiver(_MomentRole):
             dealt: the first message of the dealer.
             signs_Ud: -1 and +1, int8.
             people: 32-byte digest of the ordered positions whose votes are asked for.
-
-        Raises:
-            LocalProtocolError: signs or people that are none, no setup yet, or the agreement was
-                used: other signs under the same alpha would show which differ.
-            RemoteProtocolError: the dealer sent something else.
         """
         self._fork_check.require()
         agreed = self.agreement
@@ -725,10 +689,7 @@ class MomentReceiver(_MomentRole):
         return self._messages.pack(MessageKind.SIGNS, e_packed.tobytes(), people=people)
 
     def take(self, dealt: bytes) -> None:
-        """Add up the next block of shares, of which nothing is kept but the sum. Raises
-        LocalProtocolError: nothing was asked yet; RemoteProtocolError: not the next block of the
-        dealer, or one after the last.
-        """
+        """Add up the next block of shares, of which nothing is kept but the sum."""
         agreed, (_, e_packed, _) = self.agreement, self._underway()
         if self.complete:
             raise RemoteProtocolError(f"{agreed.dealer} sent more than {agreed.blocks} block(s)")
@@ -747,11 +708,6 @@ class MomentReceiver(_MomentRole):
 
         Once, whether it is opened or refused: whoever alters answers and sees which are taken
         learns one bit at most.
-
-        Raises:
-            LocalProtocolError: nothing was asked, blocks are missing, or it was opened before.
-            RemoteProtocolError: no answer to what was asked, or values beyond the range: it was
-                altered, or parties dealt, voted or asked about other people than agreed.
         """
         agreed, (s_packed, _, people) = self.agreement, self._underway()
         if not self.complete:
@@ -769,7 +725,6 @@ class MomentReceiver(_MomentRole):
         return self._in_range(M_dK)
 
     def _unmask(self, people: bytes, F_UK: Elements, M_dK: Elements) -> None:
-        """Take R off F, and Q off the moment where there is noise."""
         masked = [(F_UK, _MASKED[0])] + ([(M_dK, _MASKED[1])] if self.agreement.noise else [])
         for total, what in masked:
             binding = _binding(self.agreement, people, what)

@@ -42,7 +42,6 @@ Flags = NDArray[np.bool_]
 
 
 def largest_noise(deviation: int) -> int:
-    """The largest magnitude of one value of noise; 0 for no noise."""
     return math.ceil(_TAIL_DEVIATIONS * deviation)
 
 

@@ -24,7 +24,6 @@ __all__ = [
     "random_permutation",
 ]  # fmt: skip
 
-
 KEY_BYTES = 32
 _NONCE_BYTES = 16
 _COUNTER = modes.CTR(bytes(_NONCE_BYTES))
@@ -43,9 +42,6 @@ def derive_key(key: bytes, *context: bytes) -> bytes:
 
     Keyed BLAKE2b (RFC 7693) as a PRF over the length-prefixed parts of `context`, so
     that no two different contexts can collide by concatenation.
-
-    Raises:
-        LocalProtocolError: `key` is not 32 bytes long.
     """
     if len(key) != KEY_BYTES:
         raise LocalProtocolError(f"a key has {KEY_BYTES} bytes, got {len(key)}")

@@ -33,16 +33,7 @@ from nacl.exceptions import ValueError as NaClValueError
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.randomness import ForkCheck, fresh_key
 
-__all__ = [
-    "SEAL_OVERHEAD_BYTES",
-    "SIGNATURE_BYTES",
-    "Identity",
-    "RunKey",
-    "SealedLink",
-    "fresh_identity",
-    "fresh_run_key",
-    "verify",
-]
+__all__ = ["Identity", "RunKey", "SealedLink", "fresh_identity", "fresh_run_key", "verify"]
 
 SIGNATURE_BYTES = 64
 SEAL_OVERHEAD_BYTES = 16
@@ -85,9 +76,7 @@ def fresh_identity() -> Identity:
 
 
 def verify(public: bytes, signature: bytes, purpose: bytes, *parts: bytes, signer: str) -> None:
-    """Return where the holder of `public` signed these parts for this purpose. Raises
-    RemoteProtocolError: it did not; names the signer.
-    """
+    """Return where the holder of `public` signed these parts for this purpose."""
     try:
         # Under a key of small order one signature fits every message, and binds to none.
         if not crypto_core_ed25519_is_valid_point(public):
@@ -115,7 +104,6 @@ class RunKey:
 
     @classmethod
     def restored(cls, private: bytes) -> "RunKey":
-        """The key pair of 32 secret bytes, which a party made or put together from shares."""
         if len(private) != _KEY_BYTES:
             raise LocalProtocolError(
                 f"an X25519 private key has {_KEY_BYTES} bytes, got {len(private)}"

@@ -136,17 +136,14 @@ class SvdAgreement:
 
     @property
     def columns(self) -> int:
-        """F."""
         return sum(self.features)
 
     @cached_property
     def digest(self) -> bytes:
-        """SHA-256 over all fields."""
         canonical = json.dumps(asdict(self), sort_keys=True).encode()
         return hashlib.sha256(b"secure-apfed svd agreement v1" + canonical).digest()
 
     def position(self, me: str) -> int:
-        """The place of the owner called `me`. Raises LocalProtocolError: no owner has that name."""
         if me not in self.owners:
             raise LocalProtocolError(
                 f"{me!r} holds no table of this decomposition; owners are {', '.join(self.owners)}"
@@ -175,7 +172,6 @@ def random_orthogonal(size: int, key: bytes, *context: bytes) -> Floats:
 
 
 def block_sizes(rows: int, most: int) -> tuple[int, ...]:
-    """Rows of each block, at most `most`, as equal as can be."""
     count = -(-rows // most)
     size, larger = divmod(rows, count)
     return (size + 1,) * larger + (size,) * (count - larger)
@@ -188,7 +184,6 @@ def rows_masked(table_NF: Floats, seed: bytes, people: bytes, *, mask_rows: int)
 
 
 def _rows_unmasked(table_NF: Floats, seed: bytes, people: bytes, *, mask_rows: int) -> Floats:
-    """P^T X."""
     blocks = _blocks(len(table_NF), seed, people, mask_rows)
     return np.concatenate([mask_bb.T @ table_NF[rows] for rows, mask_bb in blocks])
 
@@ -216,7 +211,6 @@ class MessageKind(IntEnum):
 
 
 def _is_bounded(matrix: Floats) -> bool:
-    """Whether every number is one, and at most 1e100 large."""
     return bool((np.abs(matrix) <= _LARGEST).all())
 
 
@@ -236,7 +230,6 @@ class SvdFrames:
         self._agreement = agreement
 
     def lengths(self, rows: int) -> dict[str, int]:
-        """Bytes of all frames of a decomposition of so many rows, by kind, over all owners."""
         agreed = self._agreement
         owners, columns = len(agreed.owners), agreed.columns
         numbers = {
@@ -256,7 +249,6 @@ class SvdFrames:
         return self._header(kind, owner, people) + seed + matrix.astype("<f8").tobytes()
 
     def open(self, frame: bytes, kind: MessageKind, sender: str, *, owner: str) -> Opened:
-        """Return what `sender` sent, of `owner` or for it."""
         if type(frame) is not bytes:
             raise LocalProtocolError(
                 f"a frame of a decomposition is bytes, got {type(frame).__name__} from {sender}"
@@ -331,9 +323,6 @@ class SvdDealer(_SvdRole):
         super().__init__(agreement, agreement.dealer)
 
     def deal(self) -> Iterator[Outgoing]:
-        """Return one message for each owner; once. Raises LocalProtocolError: it was dealt already,
-        or this is a forked process.
-        """
         self._once()
         return self._messages(fresh_key(), fresh_key())
 
@@ -355,9 +344,7 @@ class SvdOwner(_SvdRole):
         self._masks: Opened | None = None
 
     def take(self, dealt: bytes) -> None:
-        """Read what the dealer sent. Raises LocalProtocolError: it was dealt to already;
-        RemoteProtocolError: no seed and rows of an orthogonal matrix, for this owner.
-        """
+        """Read what the dealer sent."""
         agreed = self.agreement
         if self._masks is not None:
             raise LocalProtocolError(f"{self.me} holds its masks already")
@@ -371,9 +358,6 @@ class SvdOwner(_SvdRole):
         Args:
             table_NF: its own columns of the rows to decompose, in the agreed order, up to 1e100.
             people: 32-byte digest of these rows, the same at all owners.
-
-        Raises:
-            LocalProtocolError: no such table, no masks yet, or it masked one already.
         """
         agreed, masks = self.agreement, self._held()
         require_people(people, "ordered rows to decompose")
@@ -408,13 +392,7 @@ class SvdServer(_SvdRole):
         super().__init__(agreement, agreement.server)
 
     def factor(self, tables: Mapping[str, bytes]) -> bytes:
-        """Return P U for the receiver; once.
-
-        Raises:
-            LocalProtocolError: it answered already, or this is a forked process.
-            RemoteProtocolError: a frame is malformed, an owner is missing or unknown, the tables
-                are of different rows, or their sum has no decomposition. No answer was given then.
-        """
+        """Return P U for the receiver; once."""
         agreed = self.agreement
         require_all("a decomposition needs the tables of", tables, agreed.owners)
         first, *others = agreed.owners
@@ -464,10 +442,6 @@ class SvdReceiver(SvdOwner):
         """Return U, (N, D): orthonormal columns, of the largest singular values first; once.
 
         Columns beyond the numerical rank of the table are zeros.
-
-        Raises:
-            LocalProtocolError: its table was not masked yet, or this was opened before.
-            RemoteProtocolError: vectors of other rows, or none that are orthonormal.
         """
         agreed, masks = self.agreement, self._held()
         if not self._done or self._opened:
@@ -491,7 +465,6 @@ class SvdReceiver(SvdOwner):
 
 
 def _require_orthonormal(vectors: Floats, sender: str) -> None:
-    """Refuse columns that are not of length 1 and at right angles."""
     apart = np.abs(vectors.T @ vectors - np.eye(vectors.shape[1]))
     if not (apart < _SLACK).all():
         raise RemoteProtocolError(

@@ -4,6 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apfed_protocols.sums.homomorphic import HomomorphicSum
+from apfed_protocols.sums.seal_cipher import DEGREE
 
 __all__ = ["genuine_key", "residues_of", "setup_with"]
 
@@ -13,9 +14,9 @@ def genuine_key(described: HomomorphicSum) -> bytes:
     return cipher.public_key(cipher.key_pair())
 
 
-def residues_of(key: bytes, degree: int) -> NDArray[np.uint64]:
+def residues_of(key: bytes) -> NDArray[np.uint64]:
     """One row for each polynomial modulo each prime, in the transformed form that SEAL keeps."""
-    return np.frombuffer(key, dtype="<u8").reshape(-1, degree).copy()
+    return np.frombuffer(key, dtype="<u8").reshape(-1, DEGREE).copy()
 
 
 def setup_with(described: HomomorphicSum, key: bytes) -> bytes:

@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,10 @@ from numpy.typing import NDArray
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.sums import SECURE_SUMS
 from apfed_protocols.sums.fixed_point import FixedPoint
+from apfed_protocols.sums.frames import Frame, FrameKind
 from apfed_protocols.sums.interface import StepBinding, SumAgreement, spelled
+from tests.contracts.overheard import Overheard
+from tests.contracts.reaction import Rearmed
 from tests.contracts.sum_parties import (
     CHOICES,
     Parties,
@@ -28,7 +32,7 @@ from tests.contracts.sum_parties import (
     random_values,
 )
 from tests.waiting import LONG_S, wait_until
-from tests.with_crypten import usable_secure_sums
+from tests.with_crypten import usable, usable_secure_sums
 
 every = pytest.mark.parametrize("choice", CHOICES)
 exact = pytest.mark.parametrize("choice", [name for name in CHOICES if name != "plain"])
@@ -100,13 +104,6 @@ def test_sum_is_close_to_the_sum_of_the_rows(choice: str) -> None:
         assert difference <= played.sum.rounding() + slack
 
 
-@every
-def test_rows_are_clipped(choice: str) -> None:
-    played = parties(choice)
-    total = played.add([np.full((1, 4), 1e200)] * 3)
-    np.testing.assert_allclose(total, 1.5, atol=played.sum.rounding() + 1e-12)
-
-
 def column_major(values_BD: NDArray[Any]) -> NDArray[Any]:
     return np.asfortranarray(values_BD)
 
@@ -117,19 +114,11 @@ def every_second(values_BD: NDArray[Any]) -> NDArray[Any]:
     return wide[::2, ::2]
 
 
-def backwards(values_BD: NDArray[Any]) -> NDArray[Any]:
-    return np.ascontiguousarray(values_BD[::-1, ::-1])[::-1, ::-1]
-
-
 def one_row_for_all(values_BD: NDArray[Any]) -> NDArray[Any]:
     return np.broadcast_to(values_BD[:1], values_BD.shape)
 
 
-def one_column_for_all(values_BD: NDArray[Any]) -> NDArray[Any]:
-    return np.broadcast_to(values_BD[:, :1], values_BD.shape)
-
-
-LAYOUTS = [column_major, every_second, backwards, one_row_for_all, one_column_for_all]
+LAYOUTS = [column_major, every_second, one_row_for_all]
 
 
 @every
@@ -458,17 +447,7 @@ def test_bad_values_are_refused_and_cost_no_step(choice: str) -> None:
 
 @every
 def test_a_shape_that_is_none_is_our_own_fault(choice: str) -> None:
-    shapes: tuple[Any, ...] = (
-        (3,),
-        (3, 5, 1),
-        (0, 5),
-        (-3, -5),
-        (3.0, 5),
-        ("3", 5),
-        [3, 5],
-        15,
-        None,
-    )
+    shapes: tuple[Any, ...] = ((0, 5), (3, 5, 1), (3.0, 5), (True, 5), [3, 5], 15, None)
     for shape in shapes:
         played = parties(choice)
         bound = played.next()
@@ -482,16 +461,6 @@ def test_a_shape_that_is_none_is_our_own_fault(choice: str) -> None:
 def test_a_stranger_cannot_take_a_role(choice: str) -> None:
     with pytest.raises(LocalProtocolError, match="'stranger' contributes nothing"):
         parties(choice).sum.contributor("stranger")
-
-
-@every
-def test_setup_messages_must_be_expected(choice: str) -> None:
-    played = parties(choice)
-    roles = (played.receiver, played.combiner, played.contributors["passive_1"])
-    for role in roles:
-        for sender in ("active", "passive_2", "stranger"):
-            with pytest.raises(RemoteProtocolError):
-                role.receive(sender, b"hello")
 
 
 @every
@@ -518,27 +487,10 @@ def test_every_pair_of_the_table_states_its_facts(name: str) -> None:
     assert kind.unsafe == (kind.rests_on == "nothing")
     second_round = (kind.leaks.request, kind.leaks.answer)
     assert all(second_round) if kind.rounds == 2 else not any(second_round)
+    said = [kind.leaks.active_and_aggregator, kind.leaks.altered]
     for reading in filter(None, (kind.leaks.contribution, *second_round)):
-        assert reading.reads.endswith(".")
-        assert reading.protects.endswith(".")
-        assert reading.remains.endswith(".")
-    assert kind.leaks.active_and_aggregator.endswith(".")
-    assert kind.leaks.altered.endswith(".")
-
-
-@secure
-def test_no_value_travels_in_the_clear(choice: str) -> None:
-    """What one passive sends does not depend visibly on its values: zeros look like ones."""
-    played = parties(choice)
-    sent = played.contribute([np.zeros((64, 64))] * 3, played.next())
-    body = sent["passive_1"][256:]
-    if played.sum.rounds == 2:
-        requests = played.combiner.ask(sent)
-        body += played.contributors["passive_1"].answer(requests["passive_1"])[256:]
-    values = np.frombuffer(body, dtype=np.uint8)
-    assert values.size > 64 * 64
-    # 60-bit residues in 64-bit words: about one byte in sixteen words of eight is 0.
-    assert np.count_nonzero(values == 0) < values.size / 50
+        said += [reading.reads, reading.protects, reading.remains]
+    assert all(sentence.endswith(".") for sentence in said)
 
 
 @every
@@ -555,3 +507,134 @@ def test_a_step_that_lost_a_party_has_no_sum_and_the_next_one_has(choice: str) -
             played.add(values)
         return
     assert np.abs(played.add(values) - sum(values)).max() <= played.sum.rounding() + 1e-15
+
+
+# Second rounds: every request and answer belongs to one step, and is used once.
+
+
+two_rounds = pytest.mark.parametrize(
+    "choice", usable(name for name, kind in SECURE_SUMS.items() if kind.rounds == 2)
+)
+
+
+class Step:
+    """One step of three passives up to the requests."""
+
+    def __init__(self, choice: str) -> None:
+        self.played = Parties(make(choice, agreement()))
+        self.requests = self.asked()
+
+    def asked(self) -> dict[str, bytes]:
+        self.bound = self.played.next()
+        frames = self.played.contribute(random_values(3), self.bound)
+        return dict(self.played.combiner.ask(frames, self.bound.digest))
+
+    def answers(self) -> dict[str, bytes]:
+        return {me: self.played.contributors[me].answer(self.requests[me]) for me in self.requests}
+
+
+@two_rounds
+def test_a_request_is_answered_once_after_a_contribution_by_whom_it_is_for(choice: str) -> None:
+    step = Step(choice)
+    one = step.played.contributors["passive_1"]
+    one.answer(step.requests["passive_1"])
+    with pytest.raises(LocalProtocolError, match="each step is answered once"):
+        one.answer(step.requests["passive_1"])
+    fresh = make(choice, agreement())
+    with pytest.raises(LocalProtocolError, match="waits for a"):
+        fresh.contributor("passive_1").answer(step.requests["passive_1"])
+    with pytest.raises(LocalProtocolError, match=r"no contribution waits|nobody was asked yet"):
+        fresh.combiner().combine(Step(choice).answers())
+    step = Step(choice)
+    with pytest.raises(RemoteProtocolError, match="from aggregator is for contributor 1"):
+        step.played.contributors["passive_1"].answer(step.requests["passive_2"])
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "about step 9, or another message or shape, while step 1": {"step": 9},
+    "about step 1, or another message or shape": {"binding": bytes(32)},
+    "while step 1 is under way": {"rows": 4},
+    "a sum of {name}, expected a request": {"kind": FrameKind.SUM},
+    "a request of plain, expected a request of {name}": {"name": "plain"},
+    "uses other parameters": {"fingerprint": bytes(32)},
+    "for contributor 2": {"party": 2},
+}
+
+
+@two_rounds
+def test_altered_requests_and_answers_are_refused(choice: str) -> None:
+    for said, change in CHANGES.items():
+        message, step = said.format(name=choice).replace("+", r"\+"), Step(choice)
+        request = Frame.parse(step.requests["passive_1"], sender="aggregator")
+        with pytest.raises(RemoteProtocolError, match=message):
+            step.played.contributors["passive_1"].answer(replace(request, **change).pack())
+        other = Step(choice)
+        answers = other.answers()
+        frame = Frame.parse(answers["passive_1"], sender="passive_1")
+        altered = replace(frame, **change).pack()
+        with pytest.raises(RemoteProtocolError, match=message.replace("a request", "an answer")):
+            other.played.combiner.combine({**answers, "passive_1": altered})
+        other.played.combiner.combine(answers)
+
+
+@two_rounds
+def test_missing_unknown_and_late_answers_are_refused(choice: str) -> None:
+    step = Step(choice)
+    combine, answers = step.played.combiner.combine, step.answers()
+    renamed = dict(answers)
+    renamed["stranger"] = renamed.pop("passive_2")
+    with pytest.raises(RemoteProtocolError, match="missing: passive_2; unknown: stranger"):
+        combine(renamed)
+    with pytest.raises(RemoteProtocolError, match="about another message than the one agreed"):
+        combine(answers, bytes(32))
+    combine(answers)
+    with pytest.raises(LocalProtocolError, match=r"no contribution waits|nobody was asked yet"):
+        combine(answers)
+    step.requests = step.asked()
+    with pytest.raises(RemoteProtocolError, match="about step 1, or another"):
+        combine(answers)
+
+
+def test_backends_of_one_round_say_so() -> None:
+    for choice in (name for name, backend in SECURE_SUMS.items() if backend.rounds == 1):
+        played = Parties(make(choice, agreement()))
+        frames = played.contribute(random_values(3), played.next())
+        with pytest.raises(LocalProtocolError, match="has one round: combine the 3 contributions"):
+            played.combiner.ask(frames)
+        with pytest.raises(LocalProtocolError, match="has one round: its contribution is all"):
+            played.contributors["passive_1"].answer(b"request")
+        played.combiner.combine(frames)
+
+
+# Messages in the wrong place: every frame of a session is refused wherever it does not belong.
+
+
+SENDERS = ("active", "aggregator", "passive_1", "passive_2", "stranger")
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.sampled(every=3)
+def test_a_frame_is_taken_in_its_place_only(choice: str) -> None:
+    """Setup, contributions, requests, answers and sums: own ones, and those of other keys."""
+    other = Overheard(make(choice, agreement()))
+    other.step(binding(1))
+    played = fresh_parties(choice)
+    played.receiver = Rearmed(played.receiver)  # type: ignore[assignment]  # acts as one
+    bound = played.next()
+    frames = played.contribute(random_values(3), bound)
+    combined = played.combine(frames)
+    played.receiver.decode(combined, (3, 5), bound)
+    one = played.contributors["passive_1"]
+
+    for frame in (*other.frames, *frames.values(), combined):
+        for role in (played.receiver, played.combiner, one):
+            for sender in SENDERS:
+                with pytest.raises(RemoteProtocolError):
+                    role.receive(sender, frame)
+        with pytest.raises(RemoteProtocolError):
+            played.receiver.decode(frame, (3, 5), played.next())
+        with pytest.raises(RemoteProtocolError):
+            played.combine(dict.fromkeys(played.names, frame))
+        with pytest.raises(LocalProtocolError, match=r"one round|each step is answered once"):
+            one.answer(frame)
+    assert played.sum.rounds == 2 or played.add(random_values(3)).shape == (3, 5)

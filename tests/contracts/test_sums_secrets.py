@@ -1,6 +1,7 @@
 """No key, seed or mask is sent, shown, logged or copied, whichever sum is played."""
 
 import copy
+import inspect
 import logging
 import pickle
 import warnings
@@ -10,6 +11,14 @@ import pytest
 from numpy.typing import NDArray
 
 from apfed_protocols.errors import LocalProtocolError
+from apfed_protocols.moments import MomentContributor, MomentDealer, MomentReceiver
+from apfed_protocols.products import (
+    Candidates,
+    LabelValues,
+    ProductContributor,
+    ProductReceiver,
+    PublicCoin,
+)
 from apfed_protocols.seal import RunKey, SealedLink
 from apfed_protocols.sums.frames import Frame
 from apfed_protocols.sums.homomorphic import HomomorphicSum
@@ -35,7 +44,7 @@ def masks(secrets: set[bytes], bound: StepBinding) -> list[bytes]:
 
 
 @secure
-def test_no_key_seed_or_mask_is_sent_shown_or_logged(
+def test_no_key_seed_or_mask_is_sent_shown_logged_or_copied(
     choice: str,
     caplog: pytest.LogCaptureFixture,
     capfd: pytest.CaptureFixture[str],
@@ -63,12 +72,6 @@ def test_no_key_seed_or_mask_is_sent_shown_or_logged(
         )
     else:
         assert shown_in(secrets, wire + next(iter(played.secrets)))
-
-
-@secure
-def test_nothing_that_holds_a_secret_is_copied(choice: str) -> None:
-    played = Overheard(make(choice, agreement()))
-    played.step(binding(1))
     holders = [role for me, role in played.roles.items() if me != "aggregator"]
     holders += alive(KeepsSecrets, RunKey, SealedLink)
     assert len(holders) > 4
@@ -76,3 +79,16 @@ def test_nothing_that_holds_a_secret_is_copied(choice: str) -> None:
         for spread in (pickle.dumps, copy.copy, copy.deepcopy):
             with pytest.raises(LocalProtocolError, match=r"never (serialised|copied)"):
                 spread(holder)
+
+
+def kinds_below(kind: type) -> set[type]:
+    return {kind}.union(*map(kinds_below, kind.__subclasses__()))
+
+
+def test_no_role_of_any_protocol_is_copied() -> None:
+    kinds = kinds_below(KeepsSecrets)
+    roles = {ProductReceiver, ProductContributor, Candidates, PublicCoin, LabelValues}
+    assert kinds > roles | {MomentReceiver, MomentContributor, MomentDealer}
+    for kind in (kind for kind in kinds if not inspect.isabstract(kind)):
+        with pytest.raises(LocalProtocolError, match="never serialised"):
+            pickle.dumps(object.__new__(kind))

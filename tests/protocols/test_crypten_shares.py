@@ -1,12 +1,12 @@
 """Additive and binary sharing with CrypTen's tensors, all parties as threads of this process."""
 
 import importlib.util
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 if importlib.util.find_spec("crypten") is None:
     pytest.skip("crypten is absent", allow_module_level=True)
@@ -18,15 +18,13 @@ from apfed_protocols.crypten import (
     add_shares,
     complete,
     draw_share,
-    load_crypten,
     sum_at_first,
     total,
 )
-from apfed_protocols.crypten.tensors import DealtTriples, bits_of, open_shares, shared_bits
+from apfed_protocols.crypten.tensors import DealtTriples, open_shares
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.psi.hashing import TripleShares, deal_triples, random_words
+from apfed_protocols.psi.hashing import TripleShares
 from apfed_protocols.randomness import fresh_key
-from tests.crypten_threads import ThreadCommunicator, as_threads
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
@@ -57,67 +55,14 @@ def test_drawn_shares_are_fresh_and_uniform() -> None:
     assert (draw_share(key, (4, 2)) == draw_share(key, (8,)).reshape(4, 2)).all()
 
 
-@pytest.mark.parametrize("parties", [1, 3])
-def test_the_first_thread_learns_the_sum(parties: int) -> None:
-    rng = np.random.default_rng(parties)
-    values = rng.integers(-(2**60), 2**60, (parties, 4, 3))
-    sums = as_threads(parties, lambda world: sum_at_first(world, values[world.get_rank()]))
-    assert sums[0] is not None
-    assert (sums[0] == values.sum(axis=0)).all()
-    assert sums[1:] == [None] * (parties - 1)
-
-
-def test_parties_with_other_shapes_are_named() -> None:
-    shapes = [(2, 3), (3, 2), (2, 3)]
-    told: list[str] = []
-
-    def act(world: ThreadCommunicator) -> None:
-        with pytest.raises(RemoteProtocolError) as caught:
-            sum_at_first(world, np.zeros(shapes[world.get_rank()], np.int64))
-        told.append(str(caught.value))
-
-    as_threads(3, act)
-    assert sorted(message.partition(";")[0] for message in told) == [
-        "party 0 adds numbers of shape (2, 3), parties 1 others",
-        "party 1 adds numbers of shape (3, 2), parties 0, 2 others",
-        "party 2 adds numbers of shape (2, 3), parties 1 others",
-    ]
-
-
-def test_floats_are_refused() -> None:
+def test_numbers_of_other_shapes_and_kinds_are_refused() -> None:
+    """What is added, and who learns it, is tested in worlds of several processes."""
+    world = SimpleNamespace(get_rank=lambda: 0, all_gather=lambda mark: [mark, mark + 1, mark])
+    other = r"party 0 adds numbers of shape \(2, 3\), parties 1 others"
+    with pytest.raises(RemoteProtocolError, match=other):
+        sum_at_first(world, np.zeros((2, 3), np.int64))
     with pytest.raises(LocalProtocolError, match="takes int64 numbers, got float64; quantise"):
-        as_threads(2, lambda world: sum_at_first(world, np.zeros(3)))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("parties", [2, 4])
-def test_ands_of_threads_with_a_dealers_triples(parties: int) -> None:
-    count = 24
-    seeds, correction = deal_triples(parties, count)
-    triples = [TripleShares.expand(seed, count) for seed in seeds[:-1]]
-    triples.append(TripleShares.expand(seeds[-1], count, correction))
-    shares = [random_words(fresh_key(), b"x", 2 * count).reshape(2, 4, 6) for _ in range(parties)]
-
-    def act(world: ThreadCommunicator) -> NDArray[np.uint64]:
-        x, y = (shared_bits(each) for each in shares[world.get_rank()])
-        return bits_of((x & ~y).share)
-
-    found = as_threads(parties, act, provider=lambda rank: DealtTriples(triples[rank].take))
-    x, y = np.bitwise_xor.reduce(shares)
-    assert (np.bitwise_xor.reduce(found) == (x & ~y)).all()
-    assert [triple.used for triple in triples] == [count] * parties
-
-
-def test_threads_do_not_share_generators() -> None:
-    """CrypTen's zero shares cancel only if each party draws from its own generators."""
-    crypten = load_crypten()
-    numbers = torch.tensor([1.5, -2.0, 3.25])
-
-    def act(world: ThreadCommunicator) -> list[float]:
-        opened: list[float] = crypten.cryptensor(numbers, src=1).get_plain_text().tolist()
-        return opened
-
-    assert as_threads(3, act) == [numbers.tolist()] * 3
-    assert not crypten.is_initialized()
+        sum_at_first(world, np.zeros(3))  # type: ignore[arg-type]
 
 
 def test_a_dealer_deals_bits_of_equal_shapes_only() -> None:

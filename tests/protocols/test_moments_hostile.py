@@ -2,7 +2,6 @@
 
 import os
 import random
-import struct
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -136,15 +135,6 @@ def test_an_altered_answer_ends_the_session(at: int) -> None:
         moment.parties.receiver.start()
 
 
-def test_a_small_change_goes_unnoticed() -> None:
-    moment = Moment()
-    moment.take_all()
-    answer = bytearray(moment.answer())
-    answer[-4:] = struct.pack("<I", (struct.unpack("<I", answer[-4:])[0] + 1) % 2**32)
-    difference = moment.parties.receiver.open(bytes(answer)) - moment.held.moment(moment.agreed)
-    assert difference.reshape(-1).tolist() == [0] * 14 + [1]
-
-
 def test_everything_is_used_once(moment: Moment) -> None:
     parties, held, agreed = moment.parties, moment.held, moment.agreed
     votes, noise = held.votes[0], held.noise[0]
@@ -165,7 +155,7 @@ def test_everything_is_used_once(moment: Moment) -> None:
         lambda: others.receiver.ask(moment.sign_seed, held.signs, PEOPLE),
     ]
     for action in again:
-        with pytest.raises(LocalProtocolError, match="is used once, and a further moment is"):
+        with pytest.raises(LocalProtocolError, match=r"used once, and a|threw its mask key"):
             action()
     for role in (passive, parties.receiver):  # nobody can expand the masks any more
         assert not vars(vars(role)["_seeds"])["_seeds"]
@@ -262,17 +252,6 @@ def test_any_bytes_are_taken_or_refused(monkeypatch: pytest.MonkeyPatch) -> None
             refused += 1
     assert refused > 900
     assert taken > 50
-
-
-def test_setup_takes_any_bytes() -> None:
-    rng, agreed, refused = random.Random(8), moment_agreement(), 0
-    good = next(iter(MomentContributor(agreed, "passive_1").start())).body
-    for _ in range(500):
-        try:
-            MomentReceiver(agreed).receive("passive_1", mutated(rng, good, edge=80))
-        except RemoteProtocolError:
-            refused += 1
-    assert refused > 300
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")

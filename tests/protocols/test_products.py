@@ -1,7 +1,12 @@
 """What is opened is the integer sum of products, for every shape; and what is refused before."""
 
+import hashlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from itertools import count
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -10,6 +15,7 @@ from apfed_protocols.conversation import converse
 from apfed_protocols.errors import LocalProtocolError
 from apfed_protocols.noise import discrete_gaussian
 from apfed_protocols.products import SumOfProducts
+from apfed_protocols.seal import RunKey
 from tests.contracts.product_parties import ProductParties, agreement, labels, matrices
 
 SHAPES: tuple[dict[str, Any], ...] = (
@@ -73,38 +79,6 @@ def test_noise_is_added_in_steps() -> None:
     opened = played.receiver.open(0, played.combiner.combine(0, answers))
     steps = np.rint(opened * played.sum.fixed_point.levels)
     assert np.array_equal(steps, played.integers(rows) + noise[0] + noise[1])
-
-
-def test_rows_come_from_an_array_or_a_function() -> None:
-    agreed = agreement(people=8300, columns=10, labelled=2, noise=5)
-    rows, noise = matrices(agreed), np.full((8300, 10), 7)
-
-    def part(whole: Any) -> Any:
-        return lambda people: whole[people.start : people.stop]
-
-    opened = []
-    for form in (part, np.asarray):
-        played = ProductParties(agreed)
-        streams = {
-            name: role.answers(form(rows[name]), form(noise))
-            for name, role in played.contributors.items()
-        }
-        assert played.sum.blocks == 2
-        for block in range(2):
-            answers = {name: next(stream) for name, stream in streams.items()}
-            opened.append(played.receiver.open(block, played.combiner.combine(block, answers)))
-    assert np.array_equal(opened[0], opened[2])
-    assert np.array_equal(opened[1], opened[3])
-
-
-def test_sizes_are_forecast() -> None:
-    agreed = agreement(people=8300, columns=10, labelled=2)
-    played, rows = ProductParties(agreed), matrices(agreed)
-    assert len(played.receiver.request()) == played.sum.request_bytes
-    for block in range(2):
-        for frame in played.answers(block, rows).values():
-            assert len(frame) == played.sum.answer_bytes(block)
-    assert [len(played.sum.people_of(block)) for block in range(2)] == [8192, 108]
 
 
 def test_one_passive_is_refused_unless_asked_for() -> None:
@@ -218,3 +192,48 @@ def test_it_says_what_each_party_learns() -> None:
     found = described.headroom
     assert described.readable_bits == 3 * (found.modulus_bits - found.smudging_bits)
     assert described.answered_bits == (3 + 4) * 32
+
+
+# The whole protocol again with Python's integers alone, and recorded digests of a run.
+
+
+RECORDED = {
+    None: "13906c67ce0724caf9744e9907781e1e63510b4cc1ae800985af5847068ea2df",
+    3: "0facc8a34756b21d2c8cfaeeb7138308fb7adf11f60c6fcf03a558e245e25536",
+}
+"""SHA-256 over the request, the first passive's answer and the sum, by candidates."""
+
+
+@contextmanager
+def fixed_randomness() -> Iterator[None]:
+    """Keys that are the same in every run; they protect nothing."""
+    numbers = count()
+
+    def block(length: int = 32) -> bytes:
+        return hashlib.sha256(b"vector %d" % next(numbers)).digest()[:length]
+
+    with ExitStack() as stack:
+        for module in ("products", "products.ring", "sums.homomorphic"):
+            stack.enter_context(patch(f"apfed_protocols.{module}.fresh_key", block))
+        stack.enter_context(
+            patch("apfed_protocols.sums.masked.fresh_run_key", lambda: RunKey.restored(block()))
+        )
+        yield
+
+
+@pytest.mark.parametrize("candidates", RECORDED)
+def test_a_recorded_run_repeats_byte_for_byte(candidates: int | None) -> None:
+    agreed = agreement(people=40, columns=3, labelled=2, candidates=candidates)
+    rows = {
+        name: np.linspace(-0.4, 0.4 + place / 10, 80).reshape(40, 2)
+        for place, name in enumerate(agreed.contributors)
+    }
+    labels = np.array([[0, 1, 0], [1, 0, 0]])
+    with fixed_randomness():
+        played = ProductParties(agreed, labels)
+        answers = played.answers(0, rows)
+        combined = played.combiner.combine(0, answers)
+    opened = played.receiver.open(0, combined) * played.sum.fixed_point.levels
+    assert np.array_equal(np.rint(opened), played.integers(rows))
+    parts = played.receiver.request(), answers["passive_1"], combined
+    assert hashlib.sha256(b"".join(parts)).hexdigest() == RECORDED[candidates]

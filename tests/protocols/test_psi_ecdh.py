@@ -1,16 +1,23 @@
 """The messages of the intersection over X25519, honest and hostile, and its curve."""
 
-from collections.abc import Sequence
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
-from apfed_protocols.conversation import Outgoing
-from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.psi import ecdh
-from apfed_protocols.psi.ecdh import EcdhIntersection, split_points
+from apfed_protocols.psi.ecdh import EcdhIntersection, in_threads, split_points
 from apfed_protocols.psi.interface import Aligner, IntersectionAgreement, IntersectionTooSmallError
 from apfed_protocols.randomness import fresh_key
+from tests.waiting import LONG_S
 
 HEADER = 22
 PRIME = 2**255 - 19
@@ -23,12 +30,26 @@ def make_roles(*, minimum_rows: int = 0) -> tuple[Aligner, Aligner]:
     return protocol.hub("hub", ["p"], IDS), protocol.member("p", "hub", IDS[2:])
 
 
-def played(*, minimum_rows: int = 0) -> tuple[Aligner, Aligner, bytes, bytes, bytes]:
-    """Play up to the hub's last message; return both roles and the three before it."""
-    hub, member = make_roles(minimum_rows=minimum_rows)
-    (to_member,), (to_hub,) = hub.start(), member.start()
-    (tags,) = member.receive("hub", to_member.body)
-    return hub, member, to_member.body, to_hub.body, tags.body
+class Played:
+    """Both roles before the hub's last message, the member's two messages, and the hub's first."""
+
+    def __init__(self, *, minimum_rows: int = 0) -> None:
+        self.hub, self.member = make_roles(minimum_rows=minimum_rows)
+        ((self.to_member,), (self.to_hub,)) = (
+            [out.body for out in role.start()] for role in (self.hub, self.member)
+        )
+        (self.tags,) = (out.body for out in self.member.receive("hub", self.to_member))
+
+    def told(self, *bodies: bytes) -> list[bytes]:
+        """What the hub answers to these messages of the member."""
+        return [out.body for body in bodies for out in self.hub.receive("p", body)]
+
+
+def told_first(body: bytes) -> None:
+    """Let a member that waits for the hub's list get this in its place."""
+    member = make_roles()[1]
+    member.start()
+    list(member.receive("hub", body))
 
 
 def framed(like: bytes, items: Sequence[bytes], *, kind: int | None = None) -> bytes:
@@ -134,31 +155,23 @@ def test_half_of_the_points_are_reached() -> None:
 
 
 def test_message_kinds_and_sizes() -> None:
-    hub, member, to_member, to_hub, tags = played()
-    assert hub.receive("p", to_hub) == []
-    (opened,) = hub.receive("p", tags)
-    sizes = [len(message) - HEADER for message in (to_member, to_hub, tags, opened.body)]
-    assert sizes == [6 * 32, 4 * 32, 6 * 16, 4 * 4]
-    assert member.receive("hub", opened.body) == []
-    assert [IDS[k] for k in hub.rows] == [IDS[2:][k] for k in member.rows]
+    played = Played()
+    (opened,) = played.told(played.to_hub, played.tags)
+    sent = (played.to_member, played.to_hub, played.tags, opened)
+    assert [len(message) - HEADER for message in sent] == [6 * 32, 4 * 32, 6 * 16, 4 * 4]
+    assert list(played.member.receive("hub", opened)) == []
+    assert [IDS[k] for k in played.hub.rows] == [IDS[2:][k] for k in played.member.rows]
 
 
 def test_no_digest_travels_and_scalars_are_fresh_for_each_run_and_member() -> None:
-    one, two = played(), played()
+    runs = Played(), Played()
     agreement = IntersectionAgreement(session="s", minimum_rows=0, maximum_ids=100)
-    digests = [ecdh.digest_ids(IDS, session=key) for key in (agreement.digest, bytes(32))]
-    assert digests[0] != digests[1]
-    sent = [one[2], one[3], two[2], two[3]]
+    sent = [body for run in runs for body in (run.to_member, run.to_hub)]
     sent += [out.body for out in EcdhIntersection(agreement).hub("hub", ["p", "q"], IDS).start()]
     seen = [point for message in sent for point in points_of(message)]
-    assert set(seen).isdisjoint(split_points(digests[0]))
+    digests = split_points(ecdh.digest_ids(IDS, session=agreement.digest))
+    assert set(seen).isdisjoint(digests)
     assert len(set(seen)) == len(seen)
-
-
-def test_blinded_ids_show_no_bit_of_their_hash() -> None:
-    """All blinded points lie on the curve, none on the twist, whatever the set."""
-    _, _, to_member, to_hub, _ = played()
-    assert all(map(is_on_curve, points_of(to_member) + points_of(to_hub)))
 
 
 ORDER_EIGHT = 325606250916557431795983626356110631294008115727848805560023387167927233504
@@ -169,165 +182,207 @@ def test_low_order_points_annihilate_and_are_refused() -> None:
     for u in LOW_ORDER:
         with pytest.raises(RuntimeError, match="library error"):
             ecdh.multiply_points(fresh_key(), number(u))
-        hub, _, to_member, to_hub, _ = played()
+        played = Played()
         with pytest.raises(RemoteProtocolError, match="p sent a point of low order"):
-            hub.receive("p", framed(to_hub, [*points_of(to_hub), number(u)]))
-        fresh = make_roles()[1]
-        fresh.start()
+            played.told(framed(played.to_hub, [*points_of(played.to_hub), number(u)]))
         with pytest.raises(RemoteProtocolError, match="hub sent a point of low order"):
-            fresh.receive("hub", framed(to_member, [number(u)]))
+            told_first(framed(played.to_member, [number(u)]))
 
 
-def test_numbers_that_are_not_reduced_and_parts_of_points_are_refused() -> None:
-    for u in (PRIME, PRIME + 5, 2**255 - 1, 2**255 + 9):
-        hub, _, _, to_hub, _ = played()
-        with pytest.raises(RemoteProtocolError, match="not a number below"):
-            hub.receive("p", framed(to_hub, [number(u)]))
+def test_points_of_the_twist_match_nothing() -> None:
+    """They are of large order too, and stay on the twist."""
+    played, member = Played(), make_roles()[1]
+    twisted = [number(u) for u in range(2, 200) if not is_on_curve(number(u))][:6]
+    member.start()
+    (answer,) = member.receive("hub", framed(played.to_member, twisted))
+    assert len({answer.body[HEADER + k :][:16] for k in range(0, 96, 16)}) == 6
+    played.told(framed(played.to_hub, twisted), answer.body)
+    assert played.hub.size == 0
+
+
+def test_lists_of_points_that_are_none_are_refused() -> None:
+    """Of the last: adding the point of order 2 turns u into 1 / u, of the same multiples."""
+    good = Played()
+    points = points_of(good.to_hub)
+    twin = number(pow(int.from_bytes(points[1], "little"), -1, PRIME))
+    scalar = fresh_key()
+    assert ecdh.multiply_points(scalar, twin) == ecdh.multiply_points(scalar, points[1])
+    lists: list[tuple[list[bytes], str]] = [
+        *(([number(u)], "not a number below") for u in (PRIME, PRIME + 5, 2**255 - 1, 2**255 + 9)),
+        ([*points, points[0], points[1]], r"p sent 2 blinded ID\(s\) twice"),
+        ([*points, twin], "p sent one blinded ID in two ways"),
+        ([number(k + 2) for k in range(101)], r"announces 101 items, .* accepts at most 100"),
+    ]
+    for items, said in lists:
+        played = Played()
+        with pytest.raises(RemoteProtocolError, match=said):
+            played.told(framed(good.to_hub, items))
+    with pytest.raises(RemoteProtocolError, match="hub sent one blinded ID in two ways"):
+        told_first(framed(good.to_member, [points[1], twin]))
     ecdh.check_points("p", number(PRIME - 2) + number(2))
     with pytest.raises(RemoteProtocolError, match="p sent 33 bytes of points"):
         ecdh.check_points("p", bytes(33))
 
 
-def test_repeated_points_are_refused() -> None:
-    hub, _, _, to_hub, _ = played()
-    points = points_of(to_hub)
-    with pytest.raises(RemoteProtocolError, match=r"p sent 2 blinded ID\(s\) twice"):
-        hub.receive("p", framed(to_hub, [*points, points[0], points[1]]))
-
-
-def test_one_id_in_two_ways_is_refused() -> None:
-    """Adding the point of order 2 turns u into 1 / u: another number, of the same multiples."""
-    hub, _, to_member, to_hub, _ = played()
-    points = points_of(to_hub)
-    twin = number(pow(int.from_bytes(points[1], "little"), -1, PRIME))
-    scalar = fresh_key()
-    assert ecdh.multiply_points(scalar, twin) == ecdh.multiply_points(scalar, points[1])
-    with pytest.raises(RemoteProtocolError, match="p sent one blinded ID in two ways"):
-        hub.receive("p", framed(to_hub, [*points, twin]))
-    fresh = make_roles()[1]
-    fresh.start()
-    with pytest.raises(RemoteProtocolError, match="hub sent one blinded ID in two ways"):
-        fresh.receive("hub", framed(to_member, [points[1], twin]))
-
-
-def test_points_of_the_twist_match_nothing() -> None:
-    """They are of large order too, and stay on the twist."""
-    hub, _, to_member, to_hub, _ = played()
-    twisted = [number(u) for u in range(2, 200) if not is_on_curve(number(u))][:6]
-    fresh = make_roles()[1]
-    fresh.start()
-    (answer,) = fresh.receive("hub", framed(to_member, twisted))
-    assert len({answer.body[HEADER + k :][:16] for k in range(0, 96, 16)}) == 6
-    hub.receive("p", framed(to_hub, twisted))
-    hub.receive("p", answer.body)
-    assert hub.size == 0
-
-
-def test_a_stuffed_set_is_refused_before_it_is_read() -> None:
-    hub, _, _, to_hub, _ = played()
-    with pytest.raises(RemoteProtocolError, match=r"announces 101 items, .* accepts at most 100"):
-        hub.receive("p", framed(to_hub, [number(k + 2) for k in range(101)]))
-
-
-def test_malformed_frames_are_refused() -> None:
-    hub, _, _, to_hub, _ = played()
-    for message, what in [
-        (b"", "0 bytes, too few"),
-        (to_hub[:21], "21 bytes, too few"),
-        (to_hub[:-1], "announces 4 items of 32 bytes and sent 127 bytes"),
-        (to_hub + b"0", "announces 4 items of 32 bytes and sent 129 bytes"),
-        (b"\x09" + to_hub[1:], "version 9"),
-        (to_hub[:1] + b"\x09" + to_hub[2:], "kind 9"),
-        (framed(to_hub, [], kind=4) + b"0", "announces 0 items of 0 bytes and sent 1 bytes"),
+def test_malformed_early_and_repeated_messages_are_refused() -> None:
+    good = Played()
+    blinded, tags = good.to_hub, good.tags
+    cut = [tags[k : k + 16] for k in range(HEADER, len(tags), 16)]
+    no_tags = "p returned 5 different tags for the 6 blinded"
+    for bodies, said in [
+        ([b""], "0 bytes, too few"),
+        ([blinded[:21]], "21 bytes, too few"),
+        ([blinded[:-1]], "announces 4 items of 32 bytes and sent 127 bytes"),
+        ([blinded + b"0"], "announces 4 items of 32 bytes and sent 129 bytes"),
+        ([b"\x09" + blinded[1:]], "version 9"),
+        ([blinded[:1] + b"\x09" + blinded[2:]], "kind 9"),
+        ([framed(blinded, [], kind=4) + b"0"], "announces 0 items of 0 bytes and sent 1 bytes"),
+        ([tags], "sent tags when the protocol expects blinded"),
+        ([blinded, blinded], "sent blinded when the protocol expects tags"),
+        ([blinded, framed(tags, cut[:-1])], no_tags),
+        ([blinded, framed(tags, [*cut[:-1], cut[0]])], no_tags),
+        ([blinded, tags, tags], "the intersection is over"),
     ]:
-        with pytest.raises(RemoteProtocolError, match=what):
-            hub.receive("p", message)
-    assert hub.receive("p", to_hub) == []
-
-
-def test_repeated_or_early_messages_are_refused() -> None:
-    hub, member, to_member, to_hub, tags = played()
-    with pytest.raises(RemoteProtocolError, match="sent tags when"):
-        hub.receive("p", tags)
-    hub.receive("p", to_hub)
-    with pytest.raises(RemoteProtocolError, match="sent blinded when"):
-        hub.receive("p", to_hub)
-    (opened,) = hub.receive("p", tags)
-    with pytest.raises(RemoteProtocolError, match="sent tags when"):
-        hub.receive("p", tags)
-    with pytest.raises(RemoteProtocolError, match="sent blinded when"):
-        member.receive("hub", to_member)
-    member.receive("hub", opened.body)
-    for again in (opened.body, framed(opened.body, [], kind=4)):
-        with pytest.raises(RemoteProtocolError, match="when the protocol does not expect it"):
-            member.receive("hub", again)
-
-
-def test_rows_before_the_blinded_ids_are_refused() -> None:
-    _, member = make_roles()
-    (own,) = member.start()
-    with pytest.raises(RemoteProtocolError, match="sent rows when"):
-        member.receive("hub", framed(own.body, [], kind=3))
-    with pytest.raises(RemoteProtocolError, match="sent refusal when"):
-        member.receive("hub", framed(own.body, [], kind=4))
-
-
-def test_unfit_rows_are_refused() -> None:
-    for places, message in [
-        ([0, 4], "place 4 of a list of 4 IDs"),
-        ([1, 1], "opened 2 rows, of which 1 differ"),
-        ([0], "opened 1 rows, the parties agreed on at least 2"),
-        ([], "opened 0 rows, the parties agreed on at least 2"),
-    ]:
-        _, member, to_member, _, _ = played(minimum_rows=2)
-        body = framed(to_member, [k.to_bytes(4, "big") for k in places], kind=3)
-        with pytest.raises(RemoteProtocolError, match=message):
-            member.receive("hub", body)
-        assert not member.finished
-
-
-def test_more_rows_than_the_hub_has_ids_are_refused() -> None:
-    protocol = EcdhIntersection(IntersectionAgreement(session="s", minimum_rows=0))
-    hub, member = protocol.hub("hub", ["p"], [b"a"]), protocol.member("p", "hub", [b"a", b"b"])
-    (offer,), _ = hub.start(), member.start()
-    member.receive("hub", offer.body)
-    with pytest.raises(RemoteProtocolError, match=r"opened 2 rows, .* with a set of 1 IDs"):
-        member.receive("hub", framed(offer.body, [bytes(4), bytes(3) + b"\1"], kind=3))
-
-
-def test_unfit_tags_are_refused() -> None:
-    for change in ["missing", "repeated"]:
-        hub, _, _, to_hub, message = played()
-        hub.receive("p", to_hub)
-        tags = [message[k : k + 16] for k in range(HEADER, len(message), 16)]
-        tags = tags[:-1] if change == "missing" else [*tags[:-1], tags[0]]
-        with pytest.raises(
-            RemoteProtocolError, match="p returned 5 different tags for the 6 blinded"
-        ):
-            hub.receive("p", framed(message, tags))
+        played = Played()
+        with pytest.raises(RemoteProtocolError, match=said):
+            played.told(*bodies)
+    for kind, said in ((3, "sent rows when"), (4, "sent refusal when")):
+        with pytest.raises(RemoteProtocolError, match=said):
+            told_first(framed(good.to_hub, [], kind=kind))
+    for last, said in (
+        (good.to_member, "blinded when"),
+        (framed(tags, [], kind=4), "refusal when"),
+    ):
+        with pytest.raises(RemoteProtocolError, match=f"hub sent {said} the protocol expects rows"):
+            Played().member.receive("hub", last)
 
 
 def test_a_refusal_names_the_sizes_at_the_hub_only() -> None:
-    hub, member, _, to_hub, tags = played(minimum_rows=5)
-    hub.receive("p", to_hub)
-    (refusal,) = hub.receive("p", tags)
-    assert refusal == Outgoing("p", framed(to_hub, [], kind=4))
-    member.receive("hub", refusal.body)
+    played = Played(minimum_rows=5)
+    (refusal,) = played.told(played.to_hub, played.tags)
+    assert refusal == framed(played.to_hub, [], kind=4)
+    list(played.member.receive("hub", refusal))
     with pytest.raises(IntersectionTooSmallError, match=r"\(4 in common to all; 4 with p\)"):
-        _ = hub.rows
+        _ = played.hub.rows
     with pytest.raises(IntersectionTooSmallError, match="minimum of 5; nothing was opened"):
-        _ = member.rows
-
-
-def test_a_refusal_without_an_agreed_minimum_is_refused() -> None:
-    _, member, to_member, _, _ = played(minimum_rows=0)
-    with pytest.raises(RemoteProtocolError, match="hub sent refusal when the protocol does not"):
-        member.receive("hub", framed(to_member, [], kind=4))
+        _ = played.member.rows
 
 
 def test_secrets_are_absent_from_repr() -> None:
     hub, member = make_roles()
     assert "0x" in repr(hub)
-    for pair in hub._pairs.values():  # type: ignore[attr-defined]  # looking for a leak
-        assert "scalar" not in repr(pair)
-    assert "_scalar" not in repr(member)
+    for role in (hub, member):
+        assert "scalar" not in repr(vars(role)["_blindings"])
+
+
+# Points in several threads: same results, really at once, and over when it is called off.
+
+
+SCALAR = b"a" * 32
+DIGESTS = ecdh.digest_ids([b"%d" % k for k in range(41)], session=bytes(32))
+POINTS = ecdh.blind_digests(SCALAR, DIGESTS, threads=1)
+
+
+def test_each_multiplication_is_that_of_another_library() -> None:
+    key = X25519PrivateKey.from_private_bytes(SCALAR)
+    one_by_one = [
+        key.exchange(X25519PublicKey.from_public_bytes(point)) for point in ecdh.to_curve(DIGESTS)
+    ]
+    assert split_points(POINTS) == one_by_one
+    random = np.random.default_rng(3).bytes(32 * 200)
+    assert split_points(ecdh.multiply_points(SCALAR, random)) == [
+        key.exchange(X25519PublicKey.from_public_bytes(point)) for point in split_points(random)
+    ]
+
+
+@pytest.mark.parametrize(("count", "most"), [(0, 2), (1, None), (3, 2), (40, 1), (40, None)])
+def test_many_small_pieces_come_back_in_order(
+    count: int, most: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ecdh, "_POINTS_OF_A_PIECE", 3)
+    some, seen = DIGESTS[: 32 * count], list[int]()
+    found = ecdh.blind_digests(SCALAR, some, threads=most, report=seen.append)
+    assert found == POINTS[: 32 * count]
+    assert seen == sorted(seen)
+    assert seen[-1] == count
+    again = ecdh.multiply_points(SCALAR, found, threads=most)
+    assert again == ecdh.multiply_points(SCALAR, found, threads=1)
+
+
+@pytest.fixture
+def no_switching() -> Iterator[None]:
+    """A thread gives Python's lock away of its own accord only."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(60)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("no_switching")
+def test_a_multiplication_leaves_pythons_lock_to_others() -> None:
+    done: list[str] = []
+    points = split_points(POINTS) * 100
+
+    def multiply(name: str) -> None:
+        for point in points:
+            ecdh.multiply(SCALAR, point)
+            done.append(name)
+
+    two = [threading.Thread(target=multiply, args=(name,)) for name in "ab"]
+    for thread in two:
+        thread.start()
+    for thread in two:
+        thread.join(60)
+    assert len(done) == 2 * len(points)
+    # with the lock kept all the time, one would be over before the other began
+    assert sum(one != following for one, following in itertools.pairwise(done)) > 5
+
+
+@pytest.mark.parametrize(("most", "expected"), [(None, 3), (2, 2), (1, 1), (9, 7)])
+def test_long_lists_use_a_thread_for_each_processor(
+    most: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 3)
+    monkeypatch.setattr(ecdh, "_POINTS_OF_A_PIECE", 6)
+    seen: set[int] = set()
+    together = threading.Barrier(expected)
+
+    def work(blocks: bytes) -> bytes:
+        if threading.get_ident() not in seen:
+            seen.add(threading.get_ident())
+            together.wait(20)
+        return blocks
+
+    assert in_threads(work, DIGESTS, threads=most) == DIGESTS
+    assert len(seen) == expected
+    assert (threading.get_ident() in seen) == (expected == 1)
+
+
+def test_an_error_in_a_thread_is_raised() -> None:
+    with pytest.raises(RuntimeError, match="library error"):
+        ecdh.multiply_points(SCALAR, bytes(32) * 5000, threads=2)
+
+
+def test_no_threads_are_refused() -> None:
+    with pytest.raises(LocalProtocolError, match="threads is at least 1, got 0"):
+        in_threads(bytes, DIGESTS, threads=0)
+
+
+def test_a_party_that_is_told_to_end_ends_soon() -> None:
+    script = (
+        "import signal\n"
+        "from apfed_protocols.psi import ecdh\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "def tell(done):\n"
+        "    print(done, flush=True)\n"
+        "ecdh.blind_digests(bytes(32), b'1' * 32 * 300_000, threads=2, report=tell)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as party:
+        assert party.stdout is not None
+        assert party.stdout.readline()
+        os.kill(party.pid, signal.SIGINT)
+        done, complaint = party.communicate(timeout=LONG_S)
+    assert "300000" not in done.split()
+    assert complaint.count("Traceback") == 1

@@ -5,18 +5,19 @@ import hashlib
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from apfed_protocols.conversation import converse
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.psi import circuit
-from apfed_protocols.psi.circuit import CircuitIntersection, CryptenCircuitIntersection, Kind
+from apfed_protocols.psi import SET_INTERSECTIONS, circuit
+from apfed_protocols.psi.circuit import CircuitIntersection, Kind
 from apfed_protocols.psi.ecdh import EcdhIntersection
-from apfed_protocols.psi.interface import Aligner, IntersectionAgreement, Output, Supply
+from apfed_protocols.psi.interface import Aligner, IntersectionAgreement, Supply
 from apfed_protocols.randomness import fresh_key
 from tests.contracts.intersections import Intersection, of_kind, stocked
-from tests.with_crypten import installed
+from tests.with_crypten import usable
 
 SIZES = {"hub": 300, "p": 250, "q": 200}
 MEMBERS = ["p", "q"]
@@ -32,8 +33,11 @@ COMMON = {b"%d" % k for k in range(150, 280, 2)}
 Sent = list[tuple[str, Kind, int]]
 
 
-def stock(agreement: IntersectionAgreement = AHEAD) -> dict[str, Supply]:
-    return stocked(CircuitIntersection, agreement)
+def stock(
+    agreement: IntersectionAgreement = AHEAD,
+    backend: type[CircuitIntersection] = CircuitIntersection,
+) -> dict[str, Supply]:
+    return stocked(backend, agreement)
 
 
 def play(
@@ -55,21 +59,16 @@ def check(aligners: Mapping[str, Aligner]) -> None:
     assert len(found[0]) == len(COMMON)
 
 
-@pytest.mark.parametrize("slots_of_a_chunk", [2**21, 2000])
-def test_with_a_supply_the_dealer_only_counts(
-    slots_of_a_chunk: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(circuit, "CHUNK_SLOTS", slots_of_a_chunk)
-    aligners, sent = play(stock())
+@pytest.mark.parametrize("name", usable(("circuit", "opprf", "circuit_crypten")))
+def test_with_a_supply_the_dealer_only_counts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CrypTen takes what was dealt for our own gates."""
+    monkeypatch.setattr(circuit, "CHUNK_SLOTS", 2000)
+    kind: Any = SET_INTERSECTIONS[name]
+    dealt = stock(backend=CircuitIntersection if "crypten" in name else kind)
+    aligners, sent = play(dealt, backend=kind)
     check(aligners)
-    kinds = {kind for _, kind, _ in sent}
-    assert not kinds & {Kind.DEAL, Kind.TRIPLES}
+    assert not {kind for _, kind, _ in sent} & {Kind.DEAL, Kind.TRIPLES, Kind.CORRELATED}
     assert {kind for name, kind, _ in sent if name == "d"} == {Kind.VERDICT}
-
-
-@installed
-def test_crypten_takes_the_same_supply() -> None:
-    check(play(stock(), backend=CryptenCircuitIntersection)[0])
 
 
 def test_without_a_supply_agreed_sizes_hide_the_true_ones() -> None:
@@ -81,18 +80,6 @@ def test_without_a_supply_agreed_sizes_hide_the_true_ones() -> None:
     # how long the list of what is common is, shows to all what is common, as agreed
     without = [[entry for entry in each if entry[1] is not Kind.TOKENS] for each in (sent, others)]
     assert without[0] == without[1]
-
-
-def test_a_supply_survives_the_disk() -> None:
-    supplies = {name: Supply.from_bytes(each.to_bytes()) for name, each in stock().items()}
-    check(play(supplies)[0])
-
-
-@pytest.mark.parametrize("output", [Output.SIZE, Output.HUB_ROWS])
-def test_other_outputs_use_supplies_too(output: Output) -> None:
-    agreement = replace(AHEAD, output=output)
-    aligners, _ = play(stock(agreement), agreement=agreement)
-    assert aligners["hub"].size == len(COMMON)
 
 
 def test_a_supply_is_used_once() -> None:
@@ -118,14 +105,6 @@ def test_copies_of_a_supply_are_not_used_beside_it() -> None:
     check(play({name: Supply.from_bytes(each) for name, each in kept.items()})[0])
     with pytest.raises(LocalProtocolError, match="hub: a supply is used once"):
         play({name: Supply.from_bytes(each) for name, each in kept.items()})  # read twice
-
-
-def test_supplies_of_others_are_refused() -> None:
-    supplies = stock()
-    with pytest.raises(LocalProtocolError, match="hub: this supply was dealt to p"):
-        play({"hub": supplies["p"], "p": supplies["p"], "q": supplies["q"]})
-    with pytest.raises(LocalProtocolError, match="or under another agreement"):
-        play(stock(), agreement=replace(AHEAD, session="t"))
 
 
 def test_a_supply_and_the_agreement_belong_together() -> None:

@@ -150,17 +150,6 @@ def key_and_links(number: int) -> tuple[RunKey, RunKey, list[tuple[SealedLink, S
     return alice, bob, pairs
 
 
-def test_links_under_the_same_run_keys_and_contract_share_no_keystream() -> None:
-    """Under one key and nonce two ciphertexts would give the exclusive or of what they hide."""
-    alice, bob, pairs = key_and_links(3)
-    sealed = set()
-    for first, second in pairs:
-        agreed(first, alice, second, bob)
-        sealed.add(first.seal(bytes(32), sequence=0, associated=b""))
-        sealed.add(second.seal(bytes(32), sequence=0, associated=b""))
-    assert len(sealed) == 6
-
-
 @pytest.mark.parametrize("repeats", ["alice", "bob"])
 def test_one_fresh_hello_is_enough_for_another_key(repeats: str) -> None:
     """Whoever plays a former session's hello again meets other keys: nothing of it opens."""

@@ -11,15 +11,13 @@ from numpy.typing import NDArray
 if importlib.util.find_spec("crypten") is None:
     pytest.skip("crypten is absent", allow_module_level=True)
 
-from apfed_protocols.crypten import draw_share, sum_at_first
+from apfed_protocols.crypten import draw_share
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.sums import CryptenSum, StepBinding
-from apfed_protocols.sums.crypten_sum import CryptenContributor
 from apfed_protocols.sums.frames import Frame
 from apfed_protocols.sums.masked import StepSeals
 from tests.contracts.hostile import looks_uniform
 from tests.contracts.sum_parties import Parties, agreement, binding, random_values
-from tests.crypten_threads import as_threads
 
 SHAPE = (64, 32)
 
@@ -27,12 +25,6 @@ SHAPE = (64, 32)
 @pytest.fixture
 def played() -> Parties:
     return Parties(CryptenSum(agreement(3)))
-
-
-def contributor(played: Parties, name: str) -> CryptenContributor:
-    role = played.contributors[name]
-    assert isinstance(role, CryptenContributor)
-    return role
 
 
 def seals(played: Parties, name: str) -> StepSeals:
@@ -123,36 +115,6 @@ def test_crypten_does_the_adding(played: Parties, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(ArithmeticSharedTensor, "__add__", counted)
     played.add(random_values(3))
     assert added == [(ArithmeticSharedTensor,) * 2] * 6  # three passives, each three shares
-
-
-def test_the_same_sum_as_in_a_crypten_world(played: Parties) -> None:
-    values = random_values(3)
-    fixed_point = CryptenSum(agreement(3)).fixed_point
-    integers = [fixed_point.quantise(value) for value in values]
-    (total, *_) = as_threads(3, lambda world: sum_at_first(world, integers[world.get_rank()]))
-    assert total is not None
-    assert np.array_equal(played.add(values), fixed_point.dequantise(total))
-
-
-def test_neither_keys_nor_shares_are_on_the_wire(played: Parties) -> None:
-    bound, values = played.next(), random_values(3, SHAPE)
-    frames = played.contribute(values, bound)
-    role = contributor(played, "passive_1")
-    assert role._own is not None
-    own, secret = role._own[1].tobytes(), role._secret
-    requests = played.combiner.ask(frames, bound.digest)
-    sent = [
-        seals(played, "passive_1").open(
-            "passive_2", bound, SHAPE, _sealed(requests["passive_1"])[0]
-        )
-    ]
-    wire = [*frames.values(), *requests.values()]
-    wire += [played.contributors[name].answer(requests[name]) for name in requests]
-    wire.append(played.combiner.combine(dict(zip(played.names, wire[-3:], strict=True))))
-    joined = b"".join(wire)
-    for hidden in (own[:16], own[-16:], secret, sent[0]):
-        assert hidden not in joined
-    assert role._own is None, "nothing is kept after the answer"
 
 
 def test_a_colluding_aggregator_cannot_join_answers_to_different_messages(played: Parties) -> None:
@@ -260,20 +222,3 @@ def test_wrong_numbers_of_shares_are_named_by_the_aggregator(played: Parties) ->
     )
     with pytest.raises(RemoteProtocolError, match="gathered 2 shares of the sum, expected 3"):
         played.receiver.decode(replace(told, blobs=told.blobs[:2]).pack(), (3, 5), again)
-
-
-def test_a_single_passive_works_only_by_name() -> None:
-    agreed = replace(agreement(2), contributors=("passive_1",), allow_single=True)
-    alone = Parties(CryptenSum(agreed))
-    assert alone.add([np.full((2, 2), 0.25)]) == pytest.approx(0.25, abs=1e-4)
-
-
-def test_keys_are_made_for_one_sum() -> None:
-    one, other = (Parties(CryptenSum(agreement(2))) for _ in range(2))
-    bound = one.next()
-    values = random_values(2)
-    frames = one.contribute(values, bound)
-    other.contribute(values, bound)
-    requests = one.combiner.ask(frames, bound.digest)
-    with pytest.raises(RemoteProtocolError, match="does not authenticate"):
-        other.contributors["passive_1"].answer(requests["passive_1"])

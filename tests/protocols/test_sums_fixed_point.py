@@ -27,28 +27,6 @@ def test_clip_holds_for_any_row(row: list[float], bound: float) -> None:
     assert (np.sign(clipped) * np.sign(row) >= 0).all()
 
 
-def test_small_rows_stay_as_they_are() -> None:
-    for value in [0.0, 5e-324, -1e-310, 1e-200]:
-        row = np.full((1, 9), value)
-        assert np.array_equal(clip_rows(row, 1.0), row)
-
-
-def test_long_rows_keep_their_direction() -> None:
-    clipped = clip_rows(np.array([[3e300, 4e300], [0.3, 0.4], [-1.7e308, 0.0]]), 0.5)
-    np.testing.assert_allclose(clipped, [[0.3, 0.4], [0.3, 0.4], [-0.5, 0.0]], rtol=1e-14)
-
-
-def test_range_and_rounding() -> None:
-    for bits in [2, 8, 16, 24]:
-        fixed_point = FixedPoint(clip_norm=0.1, bits=bits, contributors=1)
-        rng = np.random.default_rng(0)
-        values = rng.uniform(-0.05, 0.05, size=(50, 2))
-        integers = fixed_point.quantise(values)
-        assert np.abs(integers).max() <= fixed_point.levels
-        error = np.abs(fixed_point.dequantise(integers) - values).max()
-        assert fixed_point.rounding / 2 < error <= fixed_point.rounding * (1 + 1e-9)
-
-
 @settings(deadline=None)
 @given(
     row=st.lists(FULL, min_size=1, max_size=6),
@@ -78,13 +56,6 @@ def test_the_bound_itself_takes_the_last_level() -> None:
         [32767],
     ]
     assert (fixed_point.limit, fixed_point.field_bits) == (4 * 32767, 18)
-
-
-def test_field_width() -> None:
-    for contributors, width in [(1, 16), (2, 17), (3, 18), (4, 18), (5, 19)]:
-        fixed_point = FixedPoint(clip_norm=1.0, bits=16, contributors=contributors)
-        assert fixed_point.field_bits == width
-        assert fixed_point.limit < 2 ** (width - 1)
 
 
 @given(st.data(), st.sampled_from([1, 2]), st.integers(2, 26))

@@ -96,7 +96,7 @@ if hasattr(played.sum, "cipher") and played.sum.masks == "none":
         if rng.random() < 0.5:
             bad = mutate(key)
         else:
-            residues = residues_of(key, played.sum.cipher.poly_degree)
+            residues = residues_of(key)
             start, stop = sorted(rng.randrange(residues.size) for _ in range(2))
             fill = rng.choice((0, 1, 2**50, 2**64 - 1, int(residues[0, 0])))
             residues.reshape(-1)[start:stop] = fill

@@ -1,7 +1,5 @@
 """Altered sums, of which only the receiver's reaction is seen: what it tells, where it ends."""
 
-import gc
-import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -12,8 +10,6 @@ from apfed_protocols.seal import RunKey
 from apfed_protocols.sums import BfvSum
 from apfed_protocols.sums.fixed_point import FixedPoint
 from apfed_protocols.sums.frames import Frame
-from apfed_protocols.sums.homomorphic import KeyHolder
-from apfed_protocols.sums.seal_cipher import SealContext
 from tests.contracts.reaction import (
     Reactions,
     Rearmed,
@@ -120,19 +116,6 @@ def test_every_new_session_about_the_same_values_tells_one_reaction_more(choice:
     assert len(sessions) == 18
 
 
-def test_a_key_that_refused_a_sum_is_gone() -> None:
-    """Not only out of use: no decryptor is left, and a new set-up makes another key."""
-    played = fresh("bfv")
-    assert isinstance(played.receiver, KeyHolder)
-    frame, blobs, _ = held_sum(played)
-    assert not Reactions(played, played.receiver, frame).takes(blobs[0][:-8])
-    assert not [held for held in vars(played.receiver).values() if isinstance(held, SealContext)]
-    again = Parties(played.sum)
-    assert isinstance(again.receiver, KeyHolder)
-    assert vars(again.receiver)["_public_key"] != vars(played.receiver)["_public_key"]
-    assert again.add(random_values(3)).shape == SHAPE
-
-
 @pytest.mark.parametrize("choice", ["plain + pairwise masks", "plain + recoverable masks"])
 def test_no_mask_seed_is_left_after_a_refusal_nor_the_key_that_agrees_it_again(choice: str) -> None:
     played = fresh(choice)
@@ -142,19 +125,3 @@ def test_no_mask_seed_is_left_after_a_refusal_nor_the_key_that_agrees_it_again(c
         played.receiver.decode(b"", SHAPE, played.next())
     assert not [held for held in vars(seeds).values() if isinstance(held, RunKey)]
     assert not vars(seeds)["_seeds"]
-
-
-def test_a_key_that_refused_a_sum_is_gone_from_the_exception_too() -> None:
-    """Where decrypting stops, its frames hold the decryptor, and the exception holds them."""
-    played = fresh("bfv")
-    frame, blobs, _ = held_sum(played)
-    bound = played.next()
-    cut = replace(frame, step=bound.step, binding=bound.digest, blobs=(blobs[0][:-8],)).pack()
-    context = vars(played.receiver)["_context"]
-    opens = weakref.ref(context)
-    del context
-    with pytest.raises(RemoteProtocolError) as caught:
-        played.receiver.decode(cut, SHAPE, bound)
-    gc.collect()
-    assert opens() is None
-    assert caught.value.__traceback__ is not None

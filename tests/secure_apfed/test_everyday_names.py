@@ -79,7 +79,7 @@ def _opened_by(of: Callable[[Any], Any]) -> Any:
     agreement = secure_apfed.SumAgreement(
         session="s", receiver="a", combiner="g", contributors=("p", "q"), clip_norm=1.0
     )
-    sums = secure_apfed.CkksSum(agreement, poly_degree=of(8192))
+    sums = secure_apfed.CkksSum(agreement)
     roles: dict[str, Any] = {name: sums.contributor(name) for name in ("p", "q")}
     receiver, combiner = sums.receiver(), sums.combiner()
     secure_apfed.converse({"a": receiver, "g": combiner, **roles})

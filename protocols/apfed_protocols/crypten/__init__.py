@@ -43,7 +43,6 @@ __all__ = [
     "seated", "sum_at_first", "total",
 ]  # fmt: skip
 
-
 INSTALL = "pip install --no-deps crypten==0.4.1"
 _CRYPTEN = "crypten"
 _CONVERTER = "crypten.nn.onnx_converter"
@@ -56,9 +55,7 @@ _WORD = np.dtype("<u8")
 
 
 def load_crypten() -> Any:
-    """Import CrypTen, once, and return its module. Raises LocalProtocolError: it is not installed,
-    or does not load; says what to do. Nothing of it stays among the loaded modules then.
-    """
+    """Import CrypTen, once, and return its module."""
     known = sys.modules.get(_CRYPTEN)
     crypten = _import_with_stand_in() if known is None else known
     _turn_lookups(crypten)
@@ -123,8 +120,6 @@ class Seat:
 
 
 class _Seats(threading.local):
-    """The seat of each thread, over the one of the process."""
-
     process: Seat | None = None
     thread: Seat | None = None
 
@@ -137,9 +132,7 @@ _SEATS = _Seats()
 
 @contextmanager
 def seated(seat: Seat, *, whole_process: bool = False) -> Iterator[None]:
-    """Be the party of `seat`, in this thread or, if no other is, in the whole process. Raises
-    LocalProtocolError: the process has a seat already.
-    """
+    """Be the party of `seat`, in this thread or, if no other is, in the whole process."""
     if not whole_process:
         before, _SEATS.thread = _SEATS.thread, seat
         try:
@@ -157,7 +150,6 @@ def seated(seat: Seat, *, whole_process: bool = False) -> Iterator[None]:
 
 
 def _turn_lookups(crypten: Any) -> None:
-    """Let CrypTen look for a seat before it looks into its own global variables."""
     communicator, mpc = crypten.communicator, crypten.mpc
     if hasattr(mpc, _TURNED):
         return
@@ -195,7 +187,6 @@ def draw_share(key: bytes, shape: tuple[int, ...]) -> Shares:
 
 
 def complete(values: Integers, drawn: Sequence[Shares]) -> Shares:
-    """Return the share that makes `values` of the drawn ones."""
     last = values.astype(np.int64).view(_WORD).copy()
     for share in drawn:
         last -= share
@@ -203,7 +194,6 @@ def complete(values: Integers, drawn: Sequence[Shares]) -> Shares:
 
 
 def total(shares: Sequence[Shares]) -> Integers:
-    """Return the numbers that all shares together stand for."""
     summed = shares[0].copy()
     for share in shares[1:]:
         summed += share
@@ -234,10 +224,6 @@ def sum_at_first(communicator: Any, values: Integers) -> Integers | None:
 
     Returns:
         The sum at rank 0, None elsewhere.
-
-    Raises:
-        LocalProtocolError: not int64 numbers.
-        RemoteProtocolError: a party fell silent, or has an array of another shape.
     """
     if values.dtype != np.int64:
         raise LocalProtocolError(

@@ -26,7 +26,6 @@ from apfed_protocols.errors import LocalProtocolError
 
 __all__ = ["Communicator", "CryptenAnd", "DealtTriples", "bits_of", "open_shares", "shared_bits"]
 
-
 Tensor = torch.Tensor
 # The operations are no enumeration and have no hash: by name.
 _OPENINGS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -49,8 +48,6 @@ def open_shares(shares: Sequence[Tensor], op: Any) -> Tensor:
 
 
 class Communicator(ABC):
-    """One party's end, in the shape that CrypTen's tensors call."""
-
     def __init__(self, rank: int, size: int) -> None:
         if not 0 <= rank < size:
             raise LocalProtocolError(f"rank lies in 0..{size - 1}, got {rank}")
@@ -93,7 +90,6 @@ class Communicator(ABC):
 
 
 def shared_bits(words: Words) -> Any:
-    """This party's share as CrypTen's tensor, over the same memory where it may be written to."""
     from crypten.mpc.primitives import BinarySharedTensor
 
     # torch takes no memory that it must not write to.

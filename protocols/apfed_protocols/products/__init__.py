@@ -29,7 +29,7 @@ people of a block, C ciphertexts of a block, H = U / 2 roots.
 import hashlib
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -53,7 +53,7 @@ from apfed_protocols.products.ring import (
 )
 from apfed_protocols.randomness import derive_key, fresh_key, keystream
 from apfed_protocols.sums.fixed_point import checked_matrix
-from apfed_protocols.sums.frames import AgreedFrames, Frame, FrameKind, frame_bytes
+from apfed_protocols.sums.frames import AgreedFrames, Frame, FrameKind
 from apfed_protocols.sums.homomorphic import centred_binomial, ternary
 from apfed_protocols.sums.interface import (
     FloatArray,
@@ -85,8 +85,6 @@ __all__ = [
 _BYTES = 32
 _WORD = np.dtype("<u8")
 _SHIFT = np.dtype(">u2")
-Rows = FloatArray | Callable[[range], FloatArray]
-Noise = IntArray | Callable[[range], IntArray] | None
 
 
 @dataclass(frozen=True)
@@ -153,13 +151,9 @@ class SumOfProducts(DescribedSum):
 
     @property
     def blocks(self) -> int:
-        """How many answers each passive sends; their indices go up from 0."""
         return -(-self.products.people // self.block_rows)
 
     def people_of(self, block: int) -> range:
-        """The rows of one block, in the order of all people. Raises LocalProtocolError: there is no
-        such block.
-        """
         if not is_whole(block) or not 0 <= block < self.blocks:
             raise LocalProtocolError(
                 f"blocks of {self.products.people} people go from 0 to {self.blocks - 1}, got "
@@ -169,7 +163,6 @@ class SumOfProducts(DescribedSum):
         return range(first, min(first + self.block_rows, self.products.people))
 
     def parameters(self) -> Mapping[str, object]:
-        """Public parameters: what the frames' fingerprint covers, and the report says."""
         found, agreed = self.headroom, self.products
         return {
             **super().parameters(),
@@ -187,20 +180,7 @@ class SumOfProducts(DescribedSum):
         }
 
     def rounding(self) -> float:
-        """Largest error of one opened product against the real one with bits, noise apart."""
         return self.fixed_point.rounding * self.products.labelled
-
-    @property
-    def request_bytes(self) -> int:
-        """Bytes of the encrypted labels, the same to every passive."""
-        agreed = self.products
-        sizes = (_BYTES,) + (self.ring.size,) * (1 + agreed.labelled)
-        if agreed.candidates is not None:
-            sizes = (_BYTES * (agreed.candidates - 1), 2 * agreed.labelled, *sizes)
-        return frame_bytes(sizes)
-
-    def answer_bytes(self, block: int) -> int:
-        return frame_bytes([count * self.word_bytes for count in self.words(block)])
 
     @property
     def readable_bits(self) -> float:
@@ -257,7 +237,6 @@ class SumOfProducts(DescribedSum):
         return [count * self.products.columns + self.ring.degree for count in counts]
 
     def binding(self, block: int, request_digest: bytes) -> StepBinding:
-        """What the answers for a block are about: these people, and these encrypted labels."""
         people = self.people_of(block)
         rows = f"people {people.start} to {people.stop}".encode()
         return StepBinding(
@@ -274,9 +253,6 @@ class SumOfProducts(DescribedSum):
         return [part.tobytes() for part in parts]
 
     def parse(self, frame: Frame, block: int, *, sender: str) -> Words:
-        """The words in a frame for a block, which may each have any value. Raises
-        RemoteProtocolError: too few or too many, or of another block.
-        """
         people, counts = len(self.people_of(block)), self.words(block)
         if (frame.step, frame.shape) != (block, (people, self.products.columns)):
             raise RemoteProtocolError(
@@ -316,7 +292,6 @@ def request_frame(described: SumOfProducts, fingerprint: bytes, blobs: Sequence[
 def open_request(
     described: SumOfProducts, fingerprint: bytes, request: bytes, count: int
 ) -> tuple[bytes, ...]:
-    """The parts of such a message; RemoteProtocolError unless it is one, of `count` parts."""
     agreed, sender = described.products, described.agreement.receiver
     frame = Frame.parse(request, sender=sender)
     about = frame.kind, frame.name, frame.party, frame.step, frame.shape
@@ -354,7 +329,6 @@ def expand_label(ring: Ring, seed: bytes, place: int) -> Digits:
 
 
 def _secret_of(described: SumOfProducts, root: bytes) -> IntArray:
-    """The secret key that follows from the 32 secret bytes of a request."""
     return ternary(described.ring.degree, derive_key(root, b"products secret"))
 
 
@@ -457,8 +431,6 @@ def _shifted(numbers_LN: Digits, power: int) -> Digits:
 
 
 class Candidates(KeepsSecrets):
-    """The active's requests, of which all but one are opened."""
-
     def __init__(self, described: SumOfProducts, frames: AgreedFrames, classes_n: IntArray) -> None:
         self._described, self._frames, self._classes_n = described, frames, classes_n
         self._opening = threading.Lock()
@@ -489,11 +461,6 @@ class Candidates(KeepsSecrets):
 
 
 class PublicCoin(KeepsSecrets):
-    """One passive's conversation that draws which request is kept.
-
-    Raises RemoteProtocolError: the commitment is malformed.
-    """
-
     def __init__(
         self, me: str, described: SumOfProducts, frames: AgreedFrames, commitment: bytes
     ) -> None:
@@ -512,11 +479,9 @@ class PublicCoin(KeepsSecrets):
         self._promised: dict[str, bytes] = {}
 
     def start(self) -> Sequence[Outgoing]:
-        """Send every other passive a hash of this one's bytes."""
         return self._to_all(self._promise(self.me, self._drawn[self.me]))
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
-        """Take a hash first, then the bytes that it is of."""
         if sender not in self._names or sender == self.me or sender in self._drawn:
             raise RemoteProtocolError(f"{sender} sent {self.me} a message of a coin out of turn")
         frame = self._frames.open_own_setup(body, sender, self.me)
@@ -542,7 +507,6 @@ class PublicCoin(KeepsSecrets):
 
     @property
     def kept(self) -> int:
-        """Which request is kept."""
         if not self.finished:
             raise LocalProtocolError(f"{self.me} tosses a coin still; finish that conversation")
         drawn = b"".join(self._drawn[name] for name in self._names)
@@ -565,7 +529,6 @@ class PublicCoin(KeepsSecrets):
 def _open_audited(
     described: SumOfProducts, frames: AgreedFrames, coin: PublicCoin, request: bytes
 ) -> LabelValues:
-    """Check every opened request, and read the one that is kept."""
     agreed, kept = described.products, coin.kept
     parts = open_request(described, frames.fingerprint, request, 4 + agreed.labelled)
     roots, shifts = parts[0], np.frombuffer(parts[1][: len(parts[1]) & ~1], _SHIFT)
@@ -639,9 +602,6 @@ class ProductReceiver(SumReceiver):
     Args:
         described: what all parties agreed on.
         labels_nK: bits of any type, n rows by K columns.
-
-    Raises:
-        LocalProtocolError: other numbers, or another shape.
     """
 
     _sum: SumOfProducts
@@ -661,9 +621,7 @@ class ProductReceiver(SumReceiver):
         self._made(request_frame(described, frames.fingerprint, blobs), _secret_of(described, root))
 
     def commitment(self) -> bytes:
-        """The hashes of all candidates, the same bytes for every passive. Raises
-        LocalProtocolError: the agreement asks for no candidates.
-        """
+        """The hashes of all candidates, the same bytes for every passive."""
         return self._audited().commitment
 
     def request(self, challenges: Mapping[str, bytes] | None = None) -> bytes:
@@ -672,11 +630,6 @@ class ProductReceiver(SumReceiver):
         Args:
             challenges: of each passive, by its authenticated name; given the first time, and
                 exactly where the agreement asks for candidates.
-
-        Raises:
-            LocalProtocolError: challenges that are missing, not agreed or given a second time; or
-                a sum was refused before.
-            RemoteProtocolError: challenges that do not agree.
         """
         self._require_no_refusal()
         if challenges is not None:
@@ -695,13 +648,7 @@ class ProductReceiver(SumReceiver):
         self._digest = hashlib.sha256(request).digest()
 
     def open(self, block: int, combined: bytes) -> FloatArray:
-        """The sum of products of one block's people, (people, K) in float64.
-
-        Raises:
-            LocalProtocolError: no such block, one at or below the last that was opened, or a sum
-                was refused before.
-            RemoteProtocolError: a frame of another block or shape, or one that was altered.
-        """
+        """The sum of products of one block's people, (people, K) in float64."""
         described = self._sum
         self.request()  # where it is due still, there is nothing to open
         shape = len(described.people_of(block)), described.products.columns
@@ -764,8 +711,6 @@ class ProductReceiver(SumReceiver):
 
 
 class ProductContributor(Role):
-    """A passive's end: knows the encrypted labels once the request came."""
-
     def __init__(self, described: SumOfProducts, me: str) -> None:
         frames = described.frames()
         others = [name for name in described.agreement.contributors if name != me]
@@ -778,12 +723,7 @@ class ProductContributor(Role):
         super().__init__(frames, self._seeds)
 
     def toss(self, commitment: bytes) -> Conversation:
-        """The conversation among the passives that draws which candidate is kept.
-
-        Raises:
-            LocalProtocolError: the agreement asks for no candidates.
-            RemoteProtocolError: the commitment is malformed, or a second one.
-        """
+        """The conversation among the passives that draws which candidate is kept."""
         described = self._products
         if described.products.candidates is None:
             raise LocalProtocolError("this agreement has no candidates: accept the request")
@@ -795,7 +735,7 @@ class ProductContributor(Role):
         return self._coin
 
     def challenge(self) -> bytes:
-        """Which one is kept, for the active. Raises LocalProtocolError: no coin was tossed."""
+        """Which one is kept, for the active."""
         return self._tossed().challenge()
 
     def _tossed(self) -> PublicCoin:
@@ -804,10 +744,7 @@ class ProductContributor(Role):
         return self._coin
 
     def accept(self, request: bytes) -> None:
-        """Take the encrypted labels, once; with candidates, check those that were opened. Raises
-        LocalProtocolError: with candidates, before the coin has fallen; RemoteProtocolError:
-        malformed, under other parameters, or a second one; or the active cheated.
-        """
+        """Take the encrypted labels, once; with candidates, check those that were opened."""
         described = self._products
         if self._labels is not None:
             raise RemoteProtocolError(
@@ -828,11 +765,6 @@ class ProductContributor(Role):
             rows_Bn: float32 or float64, the rows of A of `people_of(block)`.
             noise_BK: steps of fixed point, from `apfed_protocols.noise` under a key of this party;
                 given exactly where the agreement says noise.
-
-        Raises:
-            LocalProtocolError: rows of another shape, not finite or beyond the bound; noise that
-                is not as agreed; a block at or below the last one; or the setup or the request
-                is missing.
         """
         described = self._products
         shape = len(described.people_of(block)), described.products.columns
@@ -848,19 +780,11 @@ class ProductContributor(Role):
         self._seeds.add_cancelling(binding, words)
         return self._frames.contribution(self.me, binding, shape, described.pack(words, block))
 
-    def answers(self, rows: Rows, noise: Noise = None) -> Iterator[bytes]:
-        """The answers for all blocks in order, one in memory at a time.
-
-        Args:
-            rows: A, (people, n); or a function from a range of people to their rows.
-            noise: the same of shape (people, K), where it was agreed.
-        """
+    def answers(self, rows_Un: FloatArray, noise_UK: IntArray | None = None) -> Iterator[bytes]:
         for block in range(self._products.blocks):
             people = self._products.people_of(block)
             taken = slice(people.start, people.stop)
-            rows_Bn = rows(people) if callable(rows) else rows[taken]
-            noise_BK = noise(people) if callable(noise) else None if noise is None else noise[taken]
-            yield self.answer(block, rows_Bn, noise_BK)
+            yield self.answer(block, rows_Un[taken], None if noise_UK is None else noise_UK[taken])
 
     def _quantised(self, rows_Bn: FloatArray, people: int) -> IntArray:
         agreed, levels = self._products.products, self._products.fixed_point.levels
@@ -912,7 +836,6 @@ class ProductContributor(Role):
     def _flattened(
         self, c0_LCUK: Digits, c1_LCN: Digits, noise_BK: IntArray | None, shape: tuple[int, int]
     ) -> Words:
-        """The words of an answer, ciphertext by ciphertext, before the masks."""
         found, ring = self._products.headroom, self._products.ring
         c0_BK = ring.rounded(c0_LCUK, found.kept_bits).reshape(-1, shape[1])[: shape[0]]
         if noise_BK is not None:
@@ -927,20 +850,12 @@ class ProductContributor(Role):
 
 
 class ProductCombiner(Role):
-    """The aggregator's end: adds words that are uniform to it."""
-
     def __init__(self, described: SumOfProducts) -> None:
         self._products = described
         super().__init__(described.frames(), NoSetup())
 
     def combine(self, block: int, answers: Mapping[str, bytes]) -> bytes:
-        """Add one answer of each passive for one block; blocks go up.
-
-        Raises:
-            LocalProtocolError: there is no such block.
-            RemoteProtocolError: a passive is missing or unknown, a frame is malformed, replayed or
-                of another block, or the frames answer different labels.
-        """
+        """Add one answer of each passive for one block; blocks go up."""
         described = self._products
         described.people_of(block)
         frames = self._frames.open_contributions(answers, None)

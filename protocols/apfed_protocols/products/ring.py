@@ -80,17 +80,14 @@ class Ring:
 
     @cached_property
     def bits(self) -> int:
-        """k, log2 of the modulus."""
         return sum(self.widths)
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
-        """Where each digit begins."""
         return tuple(sum(self.widths[:place]) for place in range(len(self.widths)))
 
     @property
     def size(self) -> int:
-        """Bytes of a polynomial on the wire: each coefficient in as few as hold it."""
         return self.degree * self._octets
 
     @property
@@ -105,7 +102,6 @@ class Ring:
         return self._digits(octets_CO)
 
     def parse(self, blob: bytes, *, sender: str) -> Digits:
-        """The digits (L, N) of a polynomial."""
         if len(blob) != self.size:
             raise RemoteProtocolError(
                 f"a polynomial from {sender} has {len(blob)} bytes, expected {self.size}"
@@ -118,7 +114,6 @@ class Ring:
         return self._digits(octets_CO)
 
     def pack(self, numbers_LC: Digits) -> bytes:
-        """The canonical bytes of a polynomial, its digits in any range."""
         words_CW = np.zeros((self.degree, -(-self.bits // 64) + 1), dtype=_WORD)
         for digit_C, offset in zip(self.carried(numbers_LC), self.offsets, strict=True):
             word, shift = divmod(offset, 64)
@@ -356,7 +351,6 @@ class ProductHeadroom:
 
     @property
     def rows(self) -> int:
-        """U, the people of one ciphertext."""
         return self.degree // self.stride
 
 
@@ -366,7 +360,6 @@ def row_limit(agreement: ProductAgreement) -> int:
 
 
 def solve_products(agreement: ProductAgreement) -> ProductHeadroom:
-    """The smallest ring degree that fits, and in it the smallest answer."""
     for degree in _DEGREES:
         found = _fit(agreement, degree)
         if found is not None:

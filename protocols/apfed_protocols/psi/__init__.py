@@ -31,7 +31,11 @@ from apfed_protocols.ids import (
     require_comparable,
     text_of,
 )
-from apfed_protocols.psi.circuit import CircuitIntersection, CryptenCircuitIntersection
+from apfed_protocols.psi.circuit import (
+    CircuitIntersection,
+    CryptenCircuitIntersection,
+    OpprfIntersection,
+)
 from apfed_protocols.psi.ecdh import EcdhIntersection
 from apfed_protocols.psi.interface import (
     Aligner,
@@ -42,12 +46,10 @@ from apfed_protocols.psi.interface import (
     Progress,
     SetIntersection,
 )
-from apfed_protocols.psi.opprf import OpprfIntersection
 from apfed_protocols.psi.vole import VoleIntersection
 from apfed_protocols.randomness import fresh_key
 
 __all__ = ["SET_INTERSECTIONS", "align", "choose_protocol", "count_common", "share_membership"]
-
 
 SET_INTERSECTIONS: Mapping[str, type[SetIntersection]] = {
     "circuit": CircuitIntersection,

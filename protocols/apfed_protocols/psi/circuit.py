@@ -6,7 +6,7 @@ dealer works with nobody: it sees the sizes of all sets and of the intersection,
 the hub or a member it could read the other parties' tags. Only the intersection of all opens; no
 pairwise intersection does. A hub that
 alters its shares gets another function of the bits in each bin, one bit a bin in all, and may
-have the dealer count more than there are (`UNCHECKED`).
+have the dealer count more than there are (`_UNCHECKED`).
 
 1. Hub and members agree on a hash key (commit, reveal) and put their IDs into bins
    (`apfed_protocols.psi.hashing`). The hub commits to its part of the key before it sees the
@@ -44,7 +44,7 @@ from numpy.typing import NDArray
 
 from apfed_protocols.crypten import load_crypten
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.psi import hashing
+from apfed_protocols.psi import hashing, store, vole
 from apfed_protocols.psi.hashing import (
     BITS,
     TOKEN_BYTES,
@@ -60,8 +60,9 @@ from apfed_protocols.psi.hashing import (
     slots_for,
 )
 from apfed_protocols.psi.interface import (
+    PLACES,
+    Aligner,
     DealtIntersection,
-    Framing,
     Guesses,
     Inbox,
     IntersectionAgreement,
@@ -70,29 +71,26 @@ from apfed_protocols.psi.interface import (
     Opened,
     Output,
     Script,
-    ScriptedRole,
     Supply,
     Turn,
-    agreed_size,
-    announced_size,
-    check_announced,
     check_parties,
-    largest_size,
+    message_bytes,
 )
 from apfed_protocols.psi.interface import Desk as AnyDesk
-from apfed_protocols.psi.vole import match
 from apfed_protocols.randomness import KEY_BYTES, derive_key, fresh_key, random_permutation
 
 __all__ = [
-    "CHUNK_SLOTS", "ENOUGH", "TOO_FEW", "UNCHECKED", "VERDICT", "VERSION",
-    "CircuitIntersection", "CryptenCircuitIntersection", "Desk", "Kind", "Meeting", "Rows",
-    "Slots", "all_members_agree", "any_slot_equals", "chunks", "deal_request",
-    "dealt_triples", "meet_as_hub", "meet_as_member", "open_at_hub",
-    "open_at_member", "triple_words",
-]  # fmt: skip
+    "CircuitIntersection",
+    "CryptenCircuitIntersection",
+    "Desk",
+    "Kind",
+    "Meeting",
+    "OpprfIntersection",
+    "chunks",
+    "deal_request",
+]
 
-
-UNCHECKED = (
+_UNCHECKED = (
     "That only what all share opens, and only from the agreed minimum on, holds against parties "
     "that follow the protocol: shares are not checked, so that a hub which alters its own may open "
     "which of its IDs some members have and others lack, also below the minimum, and a member may "
@@ -110,10 +108,11 @@ _PLACE = struct.Struct(">I")
 
 # Arrays of 16 MB: larger ones are given back to the system and cleared anew at each use.
 CHUNK_SLOTS = 2**21
-VERDICT = struct.Struct(">q")
-ENOUGH, TOO_FEW = -1, -2
+_VERDICT = struct.Struct(">q")
+_ENOUGH, _TOO_FEW = -1, -2
 VERSION = 131
 _ROSTER_BYTES = 2**22
+_BLOCKS, _CHUNK = 3, 2**12  # of hashes in which the cells of an ID are; of IDs at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,49 +164,156 @@ class Kind(IntEnum):
     HINT = 18
 
 
+_CORRELATING = Kind.CORRELATE, Kind.CORRELATED
+
+
 class Desk(AnyDesk[Kind]):
     kinds = Kind
     version = VERSION
     work = "comparing bins"
 
 
-class Slots:
-    """What hub and members compare: each of a member's IDs has its slot.
+class CircuitIntersection(DealtIntersection):
+    """The backend `circuit`: many bytes, little computing, a dealer; see `leaks`."""
 
-    B bins, K slots, M members.
-    """
-
+    name: ClassVar[str] = "circuit"
+    pairwise: ClassVar[bool] = False
+    outputs: ClassVar[frozenset[Output]] = frozenset(Output)
+    leaks: ClassVar[tuple[str, ...]] = (
+        "The dealer learns about how large each set is, and how many IDs are common to all.",
+        "All parties learn whether the agreed minimum is reached.",
+        _UNCHECKED,
+    )
     version: ClassVar[int] = VERSION
 
+    @staticmethod
+    def most_guesses(maximum_ids: int) -> Guesses:
+        """The hub compares one ID a bin; a member one a slot, in one of the ID's three bins or all.
+
+        An ID that a member has in one slot alone is found with a chance of a third.
+        """
+        bins = bins_for(maximum_ids)
+        return Guesses(hub=bins, member=bins * slots_for(maximum_ids, bins))
+
+    def _gate(self) -> type[And]:
+        return BeaverAnd
+
+    def _desk(self, me: str) -> Desk:
+        return Desk(me, self.agreement, self.progress, version=self.version)
+
+    def dealer(self, hub: str, members: Sequence[str]) -> Aligner:
+        me = self.agreement.dealer
+        check_parties(hub, members, me)
+        return self._role(me, [hub, *members], self.serve(self._desk(me), hub, members))
+
+    def _hub_script(
+        self, me: str, members: Sequence[str], ids: Sequence[bytes], supply: Supply | None
+    ) -> Script:
+        desk, gate = self._desk(me), self._gate()
+        meeting = yield from _meet_as_hub(desk, self, members, ids)
+        tags_MB = yield from self.at_hub(desk, members, meeting, supply)
+        seed_bytes, shares = KEY_BYTES * (len(members) + 1), []
+        bins = tags_MB.shape[-1]
+        for chunk in chunks(bins, meeting.slots):
+            words = (chunk.stop - chunk.start) // BITS
+            pair_words, all_words = _triple_words(words, meeting.slots)
+            dealt = yield from _dealt_triples(desk, words, meeting.slots, None, supply)
+            *seeds, all_seed = (dealt[k : k + KEY_BYTES] for k in range(0, seed_bytes, KEY_BYTES))
+            planes, triples = {}, {}
+            for member, slots, seed, count, tags_B in zip(
+                members, meeting.slots, seeds, pair_words, tags_MB, strict=True
+            ):
+                planes_1W = ~bit_planes(tags_B[chunk])[:, None]
+                planes[member] = np.broadcast_to(planes_1W, (BITS, slots, words))
+                triples[member] = TripleShares.expand(seed, count)
+            bits = yield from _any_slot_equals(desk, planes, triples, leads=True, gate=gate)
+            all_triples = TripleShares.expand(all_seed, all_words, dealt[seed_bytes:])
+            bits_MW = np.stack([bits[member] for member in members])
+            share = yield from _all_members_agree(
+                desk, bits_MW, all_triples, hub=desk.me, members=members, gate=gate
+            )
+            shares.append(share)
+            desk.report(chunk.stop, bins)
+        share = np.concatenate(shares)
+        return (yield from _open_at_hub(desk, members, meeting, ids, share))
+
+    def _member_script(
+        self, me: str, hub: str, ids: Sequence[bytes], supply: Supply | None
+    ) -> Script:
+        desk, gate = self._desk(me), self._gate()
+        meeting = yield from _meet_as_member(desk, self, hub, ids)
+        tags = yield from self.at_member(desk, hub, meeting, supply)
+        place, shares = meeting.place, []
+        bins = tags.shape[-1]
+        for chunk in chunks(bins, meeting.slots):
+            tags_KB = tags[:, chunk]
+            words = tags_KB.shape[1] // BITS
+            pair_words, all_words = _triple_words(words, meeting.slots)
+            dealt = yield from _dealt_triples(desk, words, meeting.slots, place, supply)
+            seed, all_seed = dealt[:KEY_BYTES], dealt[KEY_BYTES : 2 * KEY_BYTES]
+            triples = TripleShares.expand(seed, pair_words[place], dealt[2 * KEY_BYTES :])
+            planes = {hub: bit_planes(tags_KB)}
+            bits = yield from _any_slot_equals(desk, planes, {hub: triples}, leads=False, gate=gate)
+            bits_MW = np.zeros((len(meeting.slots), words), np.uint64)
+            bits_MW[place] = bits[hub]
+            all_triples = TripleShares.expand(all_seed, all_words)
+            share = yield from _all_members_agree(
+                desk, bits_MW, all_triples, hub=hub, members=(), gate=gate
+            )
+            shares.append(share)
+            desk.report(chunk.stop, bins)
+        return (yield from _open_at_member(desk, hub, meeting, ids, np.concatenate(shares)))
+
+    def _stock_script(self, me: str, hub: str, members: Sequence[str], supply: Supply) -> Script:
+        if me != hub:
+            members = [party for party in self.agreement.sizes if party != hub]
+        bins, slots = self._planned(hub, members)
+        place = None if me == hub else members.index(me)
+        for chunk in chunks(bins, slots):
+            words = (chunk.stop - chunk.start) // BITS
+            supply.add((yield from _dealt_triples(self._desk(me), words, slots, place)))
+        return Opened(supply=supply)
+
+    def _stock_dealer_script(self, me: str, hub: str, members: Sequence[str]) -> Script:
+        desk = self._desk(me)
+        bins, planned = self._planned(hub, members)
+        turn = Turn((), [hub])
+        for chunk in chunks(bins, planned):
+            inbox = yield turn
+            words, turn = self._fill_order(desk, hub, members, inbox)
+            if words * BITS != chunk.stop - chunk.start:
+                raise RemoteProtocolError(
+                    f"{hub} orders triples for {words} words of bins, the agreed sizes take "
+                    f"{(chunk.stop - chunk.start) // BITS}"
+                )
+        yield Turn(turn.outgoing, ())
+        return Opened()
+
     def slots(self, member_size: int, bins: int) -> int:
-        """K, for so many IDs."""
         return hashing.slots_for(member_size, bins)
 
     def table(self, prints: Words, bins_of: Rows, bins: int, slots: int) -> Words | None:
         """The tags in all slots, shape (K, B), or None where they do not fit."""
         return hashing.member_table(prints, bins_of, bins, slots)
 
-    def longest(self, agreement: IntersectionAgreement) -> int:
-        """Bytes of the longest message of an intersection under this agreement, or of its dealing.
-
-        Of a chunk, 64 bits a slot; of an intersection, a token of each ID; and what the hub repeats
-        of each member, of whom a message counts 2^16 at most.
+    @property
+    def longest(self) -> int:
+        """Of a chunk, 64 bits a slot; of an intersection, a token of each ID; and what the hub
+        repeats of each member, of whom a message counts 2^16 at most.
         """
-        most = largest_size(agreement)
+        most = self.agreement.largest_size
         slots = max(CHUNK_SLOTS, BITS * self.slots(most, hashing.bins_for(0)))
-        return Framing.size(1, max(WORD.itemsize * slots, TOKEN_BYTES * most) + _ROSTER_BYTES)
+        return message_bytes(max(WORD.itemsize * slots, TOKEN_BYTES * most) + _ROSTER_BYTES)
 
-    def planned(
-        self, agreement: IntersectionAgreement, hub: str, members: Sequence[str]
-    ) -> tuple[int, Sequence[int]]:
-        """Return B and each member's K for the agreed sizes."""
+    def _planned(self, hub: str, members: Sequence[str]) -> tuple[int, Sequence[int]]:
+        agreement = self.agreement
         if len(members) != len(agreement.sizes) - 1:
             raise LocalProtocolError(
                 f"sizes are agreed for {', '.join(agreement.sizes)}, the members are "
                 f"{', '.join(members)}"
             )
-        bins = hashing.bins_for(agreed_size(agreement, hub))
-        return bins, [self.slots(agreed_size(agreement, member), bins) for member in members]
+        bins = hashing.bins_for(agreement.size_of(hub))
+        return bins, [self.slots(agreement.size_of(member), bins) for member in members]
 
     def at_hub(
         self, desk: Desk, members: Sequence[str], meeting: Meeting, supply: Supply | None
@@ -223,18 +329,18 @@ class Slots:
         yield from ()
         return meeting.tags
 
-    def deal(
+    def serve(
         self, desk: Desk, hub: str, members: Sequence[str], *, hub_size: int | None = None
     ) -> Script:
         """Serve one intersection, steps 2 and 3; `hub_size` is what the hub announced to the
         dealer, where it did.
         """
-        total, most = 0, desk.agreement.maximum_ids if hub_size is None else hub_size
+        total, most = 0, self.agreement.maximum_ids if hub_size is None else hub_size
         turn = Turn((), [hub])
         inbox = yield turn
-        if desk.agreement.ahead:
-            total = self.planned(desk.agreement, hub, members)[0] // BITS
-        while not desk.agreement.ahead and desk.kind_of(inbox, hub) is Kind.DEAL:
+        if self.agreement.ahead:
+            total = self._planned(hub, members)[0] // BITS
+        while not self.agreement.ahead and desk.kind_of(inbox, hub) is Kind.DEAL:
             words, turn = self._fill_order(desk, hub, members, inbox)
             total += words
             if total * BITS > hashing.bins_for(most):
@@ -247,36 +353,20 @@ class Slots:
         yield desk.turn(Kind.VERDICT, dict.fromkeys([hub, *members], verdict), ())
         return Opened()
 
-    def stock(self, desk: Desk, hub: str, members: Sequence[str]) -> Script:
-        """Deal ahead of one intersection, see `Supply`."""
-        bins, planned = self.planned(desk.agreement, hub, members)
-        turn = Turn((), [hub])
-        for chunk in chunks(bins, planned):
-            inbox = yield turn
-            words, turn = self._fill_order(desk, hub, members, inbox)
-            if words * BITS != chunk.stop - chunk.start:
-                raise RemoteProtocolError(
-                    f"{hub} orders triples for {words} words of bins, the agreed sizes take "
-                    f"{(chunk.stop - chunk.start) // BITS}"
-                )
-        yield Turn(turn.outgoing, ())
-        return Opened()
-
     def _fill_order(
         self, desk: Desk, hub: str, members: Sequence[str], inbox: Inbox
     ) -> tuple[int, Turn]:
-        """Return how many words of bins the hub ordered for, and what to send."""
         order = desk.read(inbox, hub, Kind.DEAL, 4 * (1 + len(members)))
         words, *slots = struct.unpack(f">{1 + len(members)}I", order)
         # the smallest table has fewest bins, where a large set takes many slots
-        most = self.slots(desk.agreement.maximum_ids, hashing.bins_for(0))
+        most = self.slots(self.agreement.maximum_ids, hashing.bins_for(0))
         too_many = words > 1 and words * BITS * max(slots) > CHUNK_SLOTS
         if not words or not min(slots) or too_many or max(slots) > most:
             raise RemoteProtocolError(
                 f"{hub} orders triples for {words} words of bins with {max(slots)} slots; a chunk "
                 f"has 1 to {CHUNK_SLOTS} slots, or one word of bins, and a bin at most {most}"
             )
-        pair_words, all_words = triple_words(words, slots)
+        pair_words, all_words = _triple_words(words, slots)
         all_seeds, all_correction = deal_triples(len(members) + 1, all_words)
         bodies, hub_seeds = {}, b""
         for member, count, all_seed in zip(members, pair_words, all_seeds, strict=False):
@@ -287,127 +377,7 @@ class Slots:
         return words, desk.turn(Kind.TRIPLES, bodies, [hub])
 
 
-class CircuitIntersection(DealtIntersection):
-    """The backend `circuit`: many bytes, little computing, a dealer; see `leaks`."""
-
-    name: ClassVar[str] = "circuit"
-    pairwise: ClassVar[bool] = False
-    outputs: ClassVar[frozenset[Output]] = frozenset(Output)
-    leaks: ClassVar[tuple[str, ...]] = (
-        "The dealer learns about how large each set is, and how many IDs are common to all.",
-        "All parties learn whether the agreed minimum is reached.",
-        UNCHECKED,
-    )
-    comparing: ClassVar[type[Slots]] = Slots
-
-    @staticmethod
-    def most_guesses(maximum_ids: int) -> Guesses:
-        """The hub compares one ID a bin; a member one a slot, in one of the ID's three bins or all.
-
-        An ID that a member has in one slot alone is found with a chance of a third.
-        """
-        bins = bins_for(maximum_ids)
-        return Guesses(hub=bins, member=bins * slots_for(maximum_ids, bins))
-
-    @property
-    def longest(self) -> int:
-        return self.comparing().longest(self.agreement)
-
-    def _gate(self) -> type[And]:
-        return BeaverAnd
-
-    def _desk(self, me: str) -> Desk:
-        return Desk(me, self.agreement, self.progress, version=self.comparing().version)
-
-    def dealer(self, hub: str, members: Sequence[str]) -> ScriptedRole:
-        me = self.agreement.dealer
-        check_parties(hub, members, me)
-        return self._role(me, [hub, *members], self.comparing().deal(self._desk(me), hub, members))
-
-    def _hub_script(
-        self, me: str, members: Sequence[str], ids: Sequence[bytes], supply: Supply | None
-    ) -> Script:
-        desk, comparing, gate = self._desk(me), self.comparing(), self._gate()
-        meeting = yield from meet_as_hub(desk, comparing, members, ids)
-        tags_MB = yield from comparing.at_hub(desk, members, meeting, supply)
-        seed_bytes, shares = KEY_BYTES * (len(members) + 1), []
-        bins = tags_MB.shape[-1]
-        for chunk in chunks(bins, meeting.slots):
-            words = (chunk.stop - chunk.start) // BITS
-            pair_words, all_words = triple_words(words, meeting.slots)
-            dealt = yield from dealt_triples(desk, words, meeting.slots, None, supply)
-            *seeds, all_seed = (dealt[k : k + KEY_BYTES] for k in range(0, seed_bytes, KEY_BYTES))
-            planes, triples = {}, {}
-            for member, slots, seed, count, tags_B in zip(
-                members, meeting.slots, seeds, pair_words, tags_MB, strict=True
-            ):
-                planes_1W = ~bit_planes(tags_B[chunk])[:, None]
-                planes[member] = np.broadcast_to(planes_1W, (BITS, slots, words))
-                triples[member] = TripleShares.expand(seed, count)
-            bits = yield from any_slot_equals(desk, planes, triples, leads=True, gate=gate)
-            all_triples = TripleShares.expand(all_seed, all_words, dealt[seed_bytes:])
-            bits_MW = np.stack([bits[member] for member in members])
-            share = yield from all_members_agree(
-                desk, bits_MW, all_triples, hub=desk.me, members=members, gate=gate
-            )
-            shares.append(share)
-            desk.report(chunk.stop, bins)
-        share = np.concatenate(shares)
-        return (yield from open_at_hub(desk, members, meeting, ids, share))
-
-    def _member_script(
-        self, me: str, hub: str, ids: Sequence[bytes], supply: Supply | None
-    ) -> Script:
-        desk, comparing, gate = self._desk(me), self.comparing(), self._gate()
-        meeting = yield from meet_as_member(desk, comparing, hub, ids)
-        tags = yield from comparing.at_member(desk, hub, meeting, supply)
-        place, shares = meeting.place, []
-        bins = tags.shape[-1]
-        for chunk in chunks(bins, meeting.slots):
-            tags_KB = tags[:, chunk]
-            words = tags_KB.shape[1] // BITS
-            pair_words, all_words = triple_words(words, meeting.slots)
-            dealt = yield from dealt_triples(desk, words, meeting.slots, place, supply)
-            seed, all_seed = dealt[:KEY_BYTES], dealt[KEY_BYTES : 2 * KEY_BYTES]
-            triples = TripleShares.expand(seed, pair_words[place], dealt[2 * KEY_BYTES :])
-            planes = {hub: bit_planes(tags_KB)}
-            bits = yield from any_slot_equals(desk, planes, {hub: triples}, leads=False, gate=gate)
-            bits_MW = np.zeros((len(meeting.slots), words), np.uint64)
-            bits_MW[place] = bits[hub]
-            all_triples = TripleShares.expand(all_seed, all_words)
-            share = yield from all_members_agree(
-                desk, bits_MW, all_triples, hub=hub, members=(), gate=gate
-            )
-            shares.append(share)
-            desk.report(chunk.stop, bins)
-        return (yield from open_at_member(desk, hub, meeting, ids, np.concatenate(shares)))
-
-    def _stock_hub_script(self, me: str, members: Sequence[str], supply: Supply) -> Script:
-        return (yield from self._stock_triples(me, me, members, supply))
-
-    def _stock_member_script(self, me: str, hub: str, supply: Supply) -> Script:
-        members = [party for party in self.agreement.sizes if party != hub]
-        return (yield from self._stock_triples(me, hub, members, supply))
-
-    def _stock_triples(self, me: str, hub: str, members: Sequence[str], supply: Supply) -> Script:
-        bins, slots = self.comparing().planned(self.agreement, hub, members)
-        place = None if me == hub else members.index(me)
-        for chunk in chunks(bins, slots):
-            words = (chunk.stop - chunk.start) // BITS
-            supply.add((yield from dealt_triples(self._desk(me), words, slots, place)))
-        return Opened()
-
-    def _stock_dealer_script(self, me: str, hub: str, members: Sequence[str]) -> Script:
-        return self.comparing().stock(self._desk(me), hub, members)
-
-
 class CryptenCircuitIntersection(CircuitIntersection):
-    """The backend `circuit_crypten`; for arguments, outputs and leaks see `CircuitIntersection`.
-
-    Raises:
-        LocalProtocolError: CrypTen is not installed.
-    """
-
     name: ClassVar[str] = "circuit_crypten"
 
     def __init__(self, agreement: IntersectionAgreement, **choices: Any) -> None:
@@ -421,16 +391,16 @@ class CryptenCircuitIntersection(CircuitIntersection):
         return CryptenAnd
 
 
-def meet_as_hub(
-    desk: Desk, comparing: Slots, members: Sequence[str], ids: Sequence[bytes]
+def _meet_as_hub(
+    desk: Desk, backend: CircuitIntersection, members: Sequence[str], ids: Sequence[bytes]
 ) -> Generator[Turn, Inbox, Meeting]:
-    own, count, size = fresh_key(), len(members), announced_size(desk.agreement, desk.me, len(ids))
+    own, count, size = fresh_key(), len(members), desk.agreement.announced_by(desk.me, len(ids))
     commitment = hashlib.sha256(own).digest()
     commits = {m: _COMMIT.pack(commitment, size, count, k) for k, m in enumerate(members)}
     inbox = yield desk.turn(Kind.COMMIT, commits, members)
     joins = [_JOIN.unpack(desk.read(inbox, m, Kind.JOIN, _JOIN.size)) for m in members]
     for member, (_, _, announced) in zip(members, joins, strict=True):
-        check_announced(desk.agreement, member, [announced], [member])
+        desk.agreement.check_announced(member, [announced], [member])
     parts = b"".join(_PART.pack(part, announced) for part, _, announced in joins)
     yield desk.turn(Kind.REVEAL, dict.fromkeys(members, own + parts), ())
     bins = hashing.bins_for(size)
@@ -442,7 +412,7 @@ def meet_as_hub(
         key=key,
         masks=[mask for _, mask, _ in joins],
         place=0,
-        slots=[comparing.slots(announced, bins) for _, _, announced in joins],
+        slots=[backend.slots(announced, bins) for _, _, announced in joins],
         sizes=[size, *(announced for _, _, announced in joins)],
         tags=hashing.hub_tags(prints, row_of_bin),
         bins_of=bins_of,
@@ -478,13 +448,13 @@ def _fill_bins(
     )
 
 
-def meet_as_member(
-    desk: Desk, comparing: Slots, hub: str, ids: Sequence[bytes]
+def _meet_as_member(
+    desk: Desk, backend: CircuitIntersection, hub: str, ids: Sequence[bytes]
 ) -> Generator[Turn, Inbox, Meeting]:
     inbox = yield Turn((), [hub])
     commit = desk.read(inbox, hub, Kind.COMMIT, _COMMIT.size)
     commitment, hub_size, count, place = _COMMIT.unpack(commit)
-    check_announced(desk.agreement, hub, [hub_size], [hub])
+    desk.agreement.check_announced(hub, [hub_size], [hub])
     if place >= count:
         raise RemoteProtocolError(f"{hub} gives place {place} among {count} members")
     if desk.agreement.sizes and count != len(desk.agreement.sizes) - 1:
@@ -493,7 +463,7 @@ def meet_as_member(
             f"{len(desk.agreement.sizes) - 1}"
         )
     own, mask = fresh_key(), fresh_key()
-    own_size = announced_size(desk.agreement, desk.me, len(ids))
+    own_size = desk.agreement.announced_by(desk.me, len(ids))
     inbox = yield desk.turn(Kind.JOIN, {hub: _JOIN.pack(own, mask, own_size)}, [hub])
     reveal = desk.read(inbox, hub, Kind.REVEAL, KEY_BYTES + _PART.size * count)
     hub_part, parts = reveal[:KEY_BYTES], reveal[KEY_BYTES:]
@@ -503,15 +473,15 @@ def meet_as_member(
         raise RemoteProtocolError(f"{hub} repeats the key part or size of {desk.me} wrongly")
     sizes = [size for _, size in _PART.iter_unpack(parts)]
     members = [party for party in desk.agreement.sizes if party != hub]
-    check_announced(desk.agreement, hub, sizes, members)
+    desk.agreement.check_announced(hub, sizes, members)
     bins = hashing.bins_for(hub_size)
-    slots = [comparing.slots(size, bins) for size in sizes]
+    slots = [backend.slots(size, bins) for size in sizes]
     keys = [_key(desk, hub_part, parts, attempt) for attempt in range(_ATTEMPTS)]
 
     def fill(key: bytes) -> _Filled | None:
         """The fingerprints and the tags (K, B); None where this key does not do."""
         prints, bins_of, tokens = hashing.fingerprints(ids, key, bins)
-        table = comparing.table(prints, bins_of, bins, slots[place])
+        table = backend.table(prints, bins_of, bins, slots[place])
         return None if table is None else ((prints, bins_of, tokens), table)
 
     key, ((prints, bins_of, tokens), tags_KB) = yield from _fill_slots(desk, hub, keys, fill)
@@ -547,7 +517,7 @@ def _key(desk: Desk, hub_part: bytes, parts: bytes, attempt: int) -> bytes:
     return derive_key(hub_part, desk.agreement.digest, parts, attempt.to_bytes(4, "big"))
 
 
-def any_slot_equals(
+def _any_slot_equals(
     desk: Desk,
     planes: Mapping[str, Words],
     triples: Mapping[str, TripleShares],
@@ -578,7 +548,7 @@ def any_slot_equals(
     return {peer: np.bitwise_xor.reduce(x[0], axis=0) for peer, x in planes.items()}
 
 
-def all_members_agree(
+def _all_members_agree(
     desk: Desk,
     shares: Words,
     triples: TripleShares,
@@ -610,10 +580,9 @@ def all_members_agree(
     return bits_W
 
 
-def open_at_hub(
+def _open_at_hub(
     desk: Desk, members: Sequence[str], meeting: Meeting, ids: Sequence[bytes], share: Words
 ) -> Script:
-    """The hub's side; `share` has shape (W,)."""
     row_of_bin = meeting.row_of_bin
     opened = yield from _counted(desk, meeting, len(ids), share, row_of_bin)
     if opened is not None:
@@ -634,10 +603,9 @@ def open_at_hub(
     return Opened(rows=rows)
 
 
-def open_at_member(
+def _open_at_member(
     desk: Desk, hub: str, meeting: Meeting, ids: Sequence[bytes], share: Words
 ) -> Script:
-    """A member's side; `share` has shape (W,)."""
     opened = yield from _counted(desk, meeting, len(ids), share, None)
     if opened is not None:
         return opened
@@ -652,7 +620,7 @@ def open_at_member(
 def _rows_of(desk: Desk, hub: str, meeting: Meeting, body: bytes) -> Rows:
     whole = len(body) // TOKEN_BYTES
     tokens = np.frombuffer(body[: whole * TOKEN_BYTES], np.uint8).reshape(whole, TOKEN_BYTES)
-    place = match(meeting.tokens, tokens, sender=hub)
+    place = vole.match(meeting.tokens, tokens, sender=hub)
     found = np.flatnonzero(place >= 0)
     minimum = desk.agreement.minimum_rows
     if len(found) != whole or len(body) % TOKEN_BYTES or whole < minimum:
@@ -681,11 +649,11 @@ def _counted(
         body = body ^ random_words(seed, b"count", len(body))
     dealer = agreement.dealer
     inbox = yield desk.turn(Kind.COUNT, {dealer: body.tobytes()}, [dealer])
-    (size,) = VERDICT.unpack(desk.read(inbox, dealer, Kind.VERDICT, VERDICT.size))
-    if size == TOO_FEW and agreement.minimum_rows:
+    (size,) = _VERDICT.unpack(desk.read(inbox, dealer, Kind.VERDICT, _VERDICT.size))
+    if size == _TOO_FEW and agreement.minimum_rows:
         return IntersectionTooSmallError.of(desk.me, agreement.minimum_rows)
     counted = agreement.output is Output.SIZE
-    if size < agreement.minimum_rows if counted else size != ENOUGH:
+    if size < agreement.minimum_rows if counted else size != _ENOUGH:
         raise RemoteProtocolError(f"{dealer} announces {size} common IDs, which was not agreed")
     if size > own_size:
         raise RemoteProtocolError(
@@ -702,13 +670,13 @@ def _bits(words: Words) -> NDArray[np.bool_]:
     return np.unpackbits(words.astype(WORD).view(np.uint8), bitorder="little").astype(np.bool_)
 
 
-def dealt_triples(
+def _dealt_triples(
     desk: Desk, words: int, slots: Sequence[int], place: int | None, supply: Supply | None = None
 ) -> Generator[Turn, Inbox, bytes]:
     """Seeds and correction of one chunk, from the supply or dealt now; the hub, without a place
     among the members, orders them.
     """
-    pair_words, all_words = triple_words(words, slots)
+    pair_words, all_words = _triple_words(words, slots)
     seeds, corrected = (len(slots) + 1, all_words) if place is None else (2, pair_words[place])
     length = KEY_BYTES * seeds + WORD.itemsize * corrected
     if supply is not None:
@@ -720,22 +688,20 @@ def dealt_triples(
 
 
 def deal_request(words: int, slots: Sequence[int]) -> bytes:
-    """Return the hub's order for one chunk: W, and K of each member."""
     return struct.pack(f">{1 + len(slots)}I", words, *slots)
 
 
 def _count(
     desk: Desk, hub: str, members: Sequence[str], inbox: Inbox, words: int
 ) -> Generator[Turn, Inbox, bytes]:
-    """Return whether the common IDs reach the agreed minimum, or their number if agreed."""
     bits = desk.read_words(inbox, hub, Kind.COUNT, (words,))
     inbox = yield Turn((), members)
     for member in members:
         bits = bits ^ desk.read_words(inbox, member, Kind.COUNT, (words,))
     size = int(np.bitwise_count(bits).sum())
     if size < desk.agreement.minimum_rows:
-        return VERDICT.pack(TOO_FEW)
-    return VERDICT.pack(size if desk.agreement.output is Output.SIZE else ENOUGH)
+        return _VERDICT.pack(_TOO_FEW)
+    return _VERDICT.pack(size if desk.agreement.output is Output.SIZE else _ENOUGH)
 
 
 def chunks(bins: int, slots: Sequence[int]) -> Sequence[slice]:
@@ -749,9 +715,171 @@ def chunks(bins: int, slots: Sequence[int]) -> Sequence[slice]:
     return [slice(start, min(start + step, bins)) for start in range(0, bins, step)]
 
 
-def triple_words(words: int, slots: Sequence[int]) -> tuple[Sequence[int], int]:
+def _triple_words(words: int, slots: Sequence[int]) -> tuple[Sequence[int], int]:
     """Return the words of triples for each pair, and for all, in a chunk of 64 `words` bins.
 
     To compare 64 bits takes 63 ANDs, to combine M members M - 1.
     """
     return [(BITS - 1) * words * count for count in slots], words * (len(slots) - 1)
+
+
+class OpprfIntersection(CircuitIntersection):
+    """The backend `opprf`: what `circuit` gives and hides, on a value a bin that members program.
+
+    1. The hub has one ID x in a bin b at most, a member each of its IDs y in all three of its bins.
+       The hub sends a vector P of one element a bin, masked by the vector OLE of
+       `apfed_protocols.psi.vole`: P_b = H(x), 128 bits, random in an empty bin. So it gets F(b, x)
+       = hash(C_b), the member F(b, y) = hash(C_b + Delta (P_b + H(y))) for each of its own.
+    2. The member draws a random value t for each bin, and sends a store in which y has three words,
+       t + F(b, y), one for each of its three bins b.
+    3. The hub adds F(b, x) to that of the three words which the store has for x in bin b: t where
+       the member has x, else a random number.
+
+    The circuit compares 64 bits a bin then, however many IDs a member has there. A bin in which IDs
+    differ passes for equal with probability 2^-64.
+
+    Whatever the hub sends, it learns nothing before the circuit: P_b is one element, so that in
+    each bin it knows F(b, y) for the y with H(y) = P_b alone, and two IDs with one H take a search
+    of 2^64 hashes under a key that nobody chose. Every other F(b, y) differs by a multiple of
+    Delta, which the hub does not know (the hash is correlation robust). So all words of the store
+    look random, but for at most one a bin, which its own t masks; t masks nothing else that the hub
+    could take off. In the circuit it has one value a bin, right or wrong, as in
+    `apfed_protocols.psi.circuit`, whose caveats hold. A member that sends what it likes has a store
+    of as many equations as cells.
+    Source: Pinkas, Schneider, Tkachenko and Yanai, EUROCRYPT 2019 (OPPRF, circuit; one oblivious
+    PRF a bin); Rindal and Schoppmann, EUROCRYPT 2021, section 6 (by vector OLE and a store). That
+    the three values of an ID lie in one cell is ours: a third of the rows to solve, for as many
+    bytes.
+    """
+
+    name: ClassVar[str] = "opprf"
+    leaks: ClassVar[tuple[str, ...]] = (
+        "The dealer learns how large the hub's set is, and how many IDs are common to all.",
+        "All parties learn whether the agreed minimum is reached.",
+        _UNCHECKED,
+    )
+    version: ClassVar[int] = VERSION + 2
+
+    @staticmethod
+    def most_guesses(maximum_ids: int) -> Guesses:
+        """The hub has one ID a bin; a member's store solves three equations a cell.
+
+        An ID takes three, or one for a chance of a third.
+        """
+        member = PLACES * vole.vector_elements(maximum_ids)
+        return Guesses(hub=bins_for(maximum_ids), member=member)
+
+    @property
+    def longest(self) -> int:
+        most = self.agreement.largest_size
+        hints = PLACES * WORD.itemsize * vole.vector_elements(most)
+        dealt = message_bytes(max(hints, vole.hub_dealt_bytes(bins_for(most))))
+        return max(dealt, super().longest)
+
+    def slots(self, member_size: int, bins: int) -> int:
+        return 1
+
+    def table(self, prints: Words, bins_of: Rows, bins: int, slots: int) -> Words | None:
+        return np.empty((slots, 0), np.uint64)
+
+    def at_hub(
+        self, desk: Desk, members: Sequence[str], meeting: Meeting, supply: Supply | None
+    ) -> Generator[Turn, Inbox, Words]:
+        hub_size, *sizes = meeting.sizes
+        elements, shares = bins_for(hub_size), list[vole.HubShare]()
+        for _ in members:
+            dealt = (
+                supply.take(vole.hub_dealt_bytes(elements))
+                if supply
+                else (yield from vole.ordered(desk, hub_size, elements, *_CORRELATING))
+            )
+            shares.append(vole.HubShare.of(dealt))
+        used, own, choice = _placed(meeting)
+        digests = _digests(meeting.tokens[own], meeting.key)
+        points = store.random_elements(fresh_key(), b"points", len(meeting.row_of_bin))
+        points[used] = store.targets_of(digests)
+        vectors = {m: share.masked(points) for m, share in zip(members, shares, strict=True)}
+        inbox = yield desk.turn(Kind.VECTOR, vectors, members)
+        tags_MB = random_words(fresh_key(), b"empty", len(members) * len(meeting.row_of_bin))
+        tags_MB = tags_MB.reshape(len(members), -1).copy()
+        for member, size, share, tags_B in zip(members, sizes, shares, tags_MB, strict=True):
+            shape = store.cells_for(size) + store.DENSE, PLACES
+            hints = desk.read_words(inbox, member, Kind.HINT, shape)
+            hinted = store.decode(hints, store.Rows.of(digests, store.cells_for(size)))
+            own_hint = np.take_along_axis(hinted, choice[:, None], axis=1)[:, 0]
+            tags_B[used] = own_hint ^ _function(share.c[used], meeting.key)
+        return tags_MB
+
+    def at_member(
+        self, desk: Desk, hub: str, meeting: Meeting, supply: Supply | None
+    ) -> Generator[Turn, Inbox, Words]:
+        hub_size, size = meeting.sizes[0], meeting.sizes[1 + meeting.place]
+        dealer = desk.agreement.dealer
+        # what takes no message of others is done while it comes
+        digests = _digests(meeting.tokens, meeting.key)
+        hints = store.Encoder(store.Rows.of(digests, store.cells_for(size)), store.cells_for(size))
+        inbox = yield Turn((), [hub] if supply else [hub, dealer])
+        dealt = (
+            supply.take(vole.member_dealt_bytes())
+            if supply
+            else desk.read(inbox, dealer, Kind.CORRELATED, vole.member_dealt_bytes())
+        )
+        share = vole.MemberShare.of(dealt, dealer=dealer)
+        vector = desk.read(inbox, hub, Kind.VECTOR, vole.vector_bytes(bins_for(hub_size)))
+        values_B = share.unmasked(hub, vector)
+        addends = share.delta.times(store.targets_of(digests))
+        tags_B = random_words(fresh_key(), b"bins", bins_for(hub_size))
+        programmed = tags_B[meeting.bins_of]
+        for choice, bins in enumerate(meeting.bins_of.T):
+            programmed[:, choice] ^= _function(values_B[bins] ^ addends, meeting.key)
+        sent = vole.encoded(desk.me, hints, programmed).astype(WORD, copy=False)
+        yield desk.turn(Kind.HINT, {hub: sent.tobytes()}, ())
+        return tags_B[None]
+
+    def serve(
+        self, desk: Desk, hub: str, members: Sequence[str], *, hub_size: int | None = None
+    ) -> Script:
+        if not self.agreement.ahead:
+            hub_size = yield from vole.deal_each(desk, hub, members, bins_for, *_CORRELATING)
+        return (yield from super().serve(desk, hub, members, hub_size=hub_size))
+
+    def _stock_script(self, me: str, hub: str, members: Sequence[str], supply: Supply) -> Script:
+        desk, dealer = self._desk(me), self.agreement.dealer
+        if me == hub:
+            size = self.agreement.size_of(me)
+            for _ in members:
+                dealt = yield from vole.ordered(desk, size, bins_for(size), *_CORRELATING)
+                supply.add(dealt)
+        else:
+            inbox = yield Turn((), [dealer])
+            supply.add(desk.read(inbox, dealer, Kind.CORRELATED, vole.member_dealt_bytes()))
+        return (yield from super()._stock_script(me, hub, members, supply))
+
+    def _stock_dealer_script(self, me: str, hub: str, members: Sequence[str]) -> Script:
+        yield from vole.deal_each(self._desk(me), hub, members, bins_for, *_CORRELATING)
+        return (yield from super()._stock_dealer_script(me, hub, members))
+
+
+def _placed(meeting: Meeting) -> tuple[Rows, Rows, Rows]:
+    used = np.flatnonzero(meeting.row_of_bin >= 0)
+    own = meeting.row_of_bin[used]
+    bins_of = meeting.bins_of.take(own, axis=0)
+    choice = np.where(bins_of[:, 0] == used, 0, np.where(bins_of[:, 1] == used, 1, 2))
+    return used, own, choice
+
+
+def _digests(tokens: NDArray[np.uint8], key: bytes) -> store.Digests:
+    """What the rows of IDs follow from, in stores of any size."""
+    of_rows = derive_key(key, b"opprf rows")
+    elements = tokens.view(WORD)
+    found = np.empty((len(elements), _BLOCKS, 2), np.uint64)
+    for start in range(0, len(elements), _CHUNK):  # what is worked on stays in the cache
+        inputs = np.repeat(elements[start : start + _CHUNK, None], _BLOCKS, axis=1)
+        inputs[:, :, 1] ^= np.arange(_BLOCKS, dtype=np.uint64)
+        hashed = vole.hash_elements(inputs.reshape(-1, 2), of_rows)
+        found[start : start + _CHUNK] = hashed.reshape(inputs.shape)
+    return found.reshape(len(elements), 2 * _BLOCKS)
+
+
+def _function(values: store.Elements, key: bytes) -> Words:
+    return vole.hash_elements(values, derive_key(key, b"opprf function"))[:, 0]

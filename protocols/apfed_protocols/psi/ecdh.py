@@ -51,7 +51,9 @@ that for long lists a pool of processes can be given.
 import hashlib
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -63,36 +65,36 @@ from gmpy2 import invert, jacobi, mpz  # type: ignore[import-untyped]
 from nacl.bindings import crypto_scalarmult
 from numpy.typing import NDArray
 
-from apfed_protocols.conversation import Conversation, Outgoing
+from apfed_protocols.conversation import Conversation
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.psi.interface import (
     POSITION_BYTES,
     Admit,
-    Framing,
+    Aligner,
     Guesses,
+    Inbox,
     IntersectionAgreement,
-    IntersectionTooSmallError,
-    Opened,
     Output,
     Progress,
-    ResultHolder,
+    Script,
     SetIntersection,
+    Turn,
     check_parties,
-    check_places,
-    common_rows,
     digest_each,
+    message_bytes,
+    open_rows,
+    opened_rows,
 )
-from apfed_protocols.randomness import ForkCheck, derive_key, fresh_key, random_permutation
+from apfed_protocols.psi.interface import Desk as AnyDesk
+from apfed_protocols.randomness import derive_key, fresh_key, random_permutation
 
 __all__ = [
-    "LAST", "POINT_BYTES", "TAG_BYTES", "EcdhHub", "EcdhIntersection", "EcdhMember", "Kind",
-    "blind", "blind_digests", "check_points", "digest_ids", "in_threads", "multiply",
-    "multiply_points", "split_points", "to_curve",
+    "Desk", "EcdhHub", "EcdhIntersection", "EcdhMember", "Kind", "blind", "blind_digests",
+    "check_points", "digest_ids", "in_threads", "multiply", "multiply_points", "split_points",
+    "to_curve",
 ]  # fmt: skip
 
-
 Rows = NDArray[np.int64]
-_NO_ROWS: Rows = np.empty(0, np.int64)
 
 _VERSION = 3
 TAG_BYTES = 16
@@ -134,64 +136,58 @@ _ITEM_BYTES: Mapping[int, int] = {
     Kind.DONE: 0,
     Kind.SIZE: POSITION_BYTES,
 }
-LAST: Mapping[Output, Kind] = {
-    Output.ROWS: Kind.ROWS,
-    Output.HUB_ROWS: Kind.DONE,
-    Output.SIZE: Kind.SIZE,
-}
 
 
-@dataclass
-class _Run:
-    """One party's run with a peer; the hub learns the last two.
+class Desk(AnyDesk[Kind]):
+    kinds = Kind
+    version = _VERSION
+    item_bytes = _ITEM_BYTES
 
-    Attributes:
-        order: of the own IDs, as the peer gets them.
-        theirs: the tags of the member's IDs.
-        places: where the member has each of the hub's rows, -1 for nowhere; shape (n,).
-    """
+
+@dataclass(frozen=True)
+class _Blinding:
+    """What one party blinds its IDs with for a peer: `order` has the own row at each place."""
 
     scalar: bytes = field(repr=False)
     order: Rows
-    theirs: list[bytes] | None = None
-    places: Rows | None = None
 
 
-class _EcdhRole(ResultHolder):
-    def __init__(self, me: str, ids: Sequence[bytes], backend: "EcdhIntersection") -> None:
-        self._agreement, self._backend, self._size = backend.agreement, backend, len(ids)
-        super().__init__(me, self._agreement.output)
-        self._framing = Framing(self._agreement, _VERSION, _ITEM_BYTES, self._agreement.maximum_ids)
-        self._digests = digest_ids(ids, session=self._agreement.digest)
-        self._started = False
-        self._fork_check = ForkCheck(f"{me}: this role of an intersection")
+class _EcdhRole(Aligner, ABC):
+    def __init__(
+        self, me: str, peers: Sequence[str], ids: Sequence[bytes], backend: "EcdhIntersection"
+    ) -> None:
+        agreement = backend.agreement
+        self._backend, self._desk, self._size = backend, Desk(me, agreement), len(ids)
+        self._digests = np.frombuffer(digest_ids(ids, session=agreement.digest), np.uint8)
+        self._blindings = {peer: self._blinding(me, peer) for peer in peers}
+        # how long messages are, follows from how many items they may have
+        super().__init__(me, peers, agreement.output, self._play(), longest=sys.maxsize)
 
-    def _blinded(self, runs: Mapping[str, _Run]) -> Sequence[Outgoing]:
-        """Send each peer the own IDs, blinded, with the ID of row `order[k]` at place k."""
-        self._fork_check.require()
-        if self._started:
-            raise LocalProtocolError(f"{self._me}: an intersection is started once")
-        self._started = True
-        rows, sent = np.frombuffer(self._digests, np.uint8).reshape(-1, POINT_BYTES), []
-        for peer, run in runs.items():
-            how = self._how("blinding its own IDs", self._size)
-            blinded = blind_digests(run.scalar, rows[run.order].tobytes(), **how)
-            sent.append(Outgoing(peer, self._framing.pack(Kind.BLINDED, blinded)))
-        return sent
+    @abstractmethod
+    def _play(self) -> Script:
+        """From the first message to the last."""
 
-    def _run(self, peer: str) -> _Run:
+    def _blinding(self, me: str, peer: str) -> _Blinding:
         secret = self._backend.secret
         if secret is None:
-            return _Run(fresh_key(), random_permutation(self._size))
-        key = derive_key(secret, b"ecdh", self._agreement.digest, peer.encode())
+            return _Blinding(fresh_key(), random_permutation(self._size))
+        key = derive_key(secret, b"ecdh", self._desk.agreement.digest, peer.encode())
         order = random_permutation(self._size, key=derive_key(key, b"order"))
-        return _Run(derive_key(key, b"scalar"), order)
+        return _Blinding(derive_key(key, b"scalar"), order)
 
-    def _tags(self, sender: str, scalar: bytes, points: bytes) -> NDArray[np.uint8]:
-        """Check and blind what `sender` sent."""
+    def _blinded(self, awaited: Collection[str] = ()) -> Turn:
+        """Send each peer the own IDs, blinded, with the ID of row `order[k]` at place k."""
+        digests, bodies = self._digests.reshape(-1, POINT_BYTES), {}
+        for peer, own in self._blindings.items():
+            how = self._how("blinding its own IDs", self._size)
+            bodies[peer] = blind_digests(own.scalar, digests[own.order].tobytes(), **how)
+        return self._desk.turn(Kind.BLINDED, bodies, awaited)
+
+    def _tags(self, inbox: Inbox, sender: str) -> NDArray[np.uint8]:
+        points = self._desk.read(inbox, sender, Kind.BLINDED)
         check_points(sender, points)
         how = self._how(f"blinding the IDs of {sender}", len(points) // POINT_BYTES)
-        found = multiply_points(scalar, points, **how)
+        found = multiply_points(self._blindings[sender].scalar, points, **how)
         if len(set(split_points(found))) * POINT_BYTES < len(found):
             # they differ by points of low order, which multiplying by a scalar takes away
             raise RemoteProtocolError(
@@ -209,13 +205,6 @@ class _EcdhRole(ResultHolder):
 
         return {"threads": backend.threads, "pool": backend.pool, "report": report}
 
-    def _unpack(self, sender: str, message: bytes) -> tuple[Kind, bytes]:
-        self._fork_check.require()
-        if not self._started:
-            raise LocalProtocolError(f"{self._me}: call start before receive")
-        kind, items = self._framing.unpack(sender, message)
-        return Kind(kind), items
-
 
 class EcdhIntersection(SetIntersection):
     """The backend `ecdh`. Few bytes, no helper party; see `leaks`.
@@ -232,7 +221,7 @@ class EcdhIntersection(SetIntersection):
     name: ClassVar[str] = "ecdh"
     needs_dealer: ClassVar[bool] = False
     pairwise: ClassVar[bool] = True
-    outputs: ClassVar[frozenset[Output]] = frozenset(LAST)
+    outputs: ClassVar[frozenset[Output]] = frozenset({Output.ROWS, Output.HUB_ROWS, Output.SIZE})
     leaks: ClassVar[tuple[str, ...]] = (
         "The hub learns its pairwise intersection with every member, even when it is refused.",
         "A member learns which of its own IDs all parties share, or that these are too few.",
@@ -262,8 +251,7 @@ class EcdhIntersection(SetIntersection):
 
     @staticmethod
     def longest_message(ids: int) -> int:
-        """Bytes of the longest message of a party with so many IDs; its first one has as many."""
-        return Framing.size(POINT_BYTES, ids)
+        return message_bytes(POINT_BYTES * ids)
 
     @property
     def longest(self) -> int:
@@ -285,155 +273,71 @@ class EcdhIntersection(SetIntersection):
         return EcdhMember(me, hub, ids, self)
 
     def dealer(self, hub: str, members: Sequence[str]) -> Conversation:
-        """Raise LocalProtocolError: Diffie-Hellman needs no dealer."""
         raise LocalProtocolError(
             f"an ecdh intersection has no dealer, only hub {hub} and members {', '.join(members)}"
         )
-
-
-def _unexpected(sender: str, kind: Kind) -> RemoteProtocolError:
-    return RemoteProtocolError(
-        f"{sender} sent {kind.name.lower()} when the protocol does not expect it; "
-        "a message was repeated, reordered or misdirected"
-    )
 
 
 class EcdhHub(_EcdhRole):
     def __init__(
         self, me: str, members: Sequence[str], ids: Sequence[bytes], backend: EcdhIntersection
     ) -> None:
-        super().__init__(me, ids, backend)
-        self._pairs = {member: self._run(member) for member in members}
-
-    def start(self) -> Sequence[Outgoing]:
-        return self._blinded(self._pairs)
-
-    def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
-        if sender not in self._pairs:
-            raise RemoteProtocolError(f"{sender} takes no part in this intersection")
-        kind, items = self._unpack(sender, body)
-        pair = self._pairs[sender]
-        if kind is Kind.BLINDED and pair.theirs is None:
-            tags = self._tags(sender, pair.scalar, items)
-            pair.theirs = split_points(tags.tobytes(), TAG_BYTES)
-        elif kind is Kind.TAGS and pair.theirs is not None and pair.places is None:
-            pair.places = self._match(sender, pair, items)
-        else:
-            raise _unexpected(sender, kind)
-        matched = {m: run.places for m, run in self._pairs.items() if run.places is not None}
-        return self._open(matched) if len(matched) == len(self._pairs) else []
+        super().__init__(me, members, ids, backend)
+        self._places: dict[str, Rows] = {}
 
     @property
     def overlaps(self) -> dict[str, Rows]:
         """Own rows shared with each member, ascending: known to the hub whatever is opened."""
-        return {
-            member: np.flatnonzero(pair.places >= 0) if pair.places is not None else _NO_ROWS
-            for member, pair in self._pairs.items()
-        }
+        return {member: np.flatnonzero(place >= 0) for member, place in self._places.items()}
 
     @property
     def places(self) -> dict[str, Rows]:
         """Where each of `rows` is in the list of each member; known to the hub alone."""
         rows = self.rows
-        return {
-            member: pair.places[rows] if pair.places is not None else _NO_ROWS
-            for member, pair in self._pairs.items()
-        }
+        return {member: place[rows] for member, place in self._places.items()}
 
-    def _match(self, sender: str, pair: _Run, items: bytes) -> Rows:
+    def _play(self) -> Script:
+        theirs, members = {}, list(self._blindings)
+        yield self._blinded()
+        for member in members:
+            inbox = yield Turn((), [member])
+            theirs[member] = split_points(self._tags(inbox, member).tobytes(), TAG_BYTES)
+        for member in members:
+            inbox = yield Turn((), [member])
+            tags = split_points(self._desk.read(inbox, member, Kind.TAGS), TAG_BYTES)
+            self._places[member] = self._match(member, tags, theirs[member])
+        return (yield from open_rows(self._desk, self._places))
+
+    def _match(self, sender: str, tags: list[bytes], theirs: list[bytes]) -> Rows:
         """Return, for each own row, its place in the list of `sender`; -1 where it has none."""
-        tags = split_points(items, TAG_BYTES)
-        row_of_tag = dict(zip(tags, pair.order.tolist(), strict=False))
+        row_of_tag = dict(zip(tags, self._blindings[sender].order.tolist(), strict=False))
         if not len(row_of_tag) == len(tags) == self._size:
             raise RemoteProtocolError(
                 f"{sender} returned {len(row_of_tag)} different tags for the {self._size} "
                 f"blinded IDs of {self._me}"
             )
-        places = np.full(self._size, -1, np.int64)
-        shared = [
-            (row_of_tag[tag], place)
-            for place, tag in enumerate(pair.theirs or ())
-            if tag in row_of_tag
-        ]
-        if shared:
-            rows, found = np.array(shared, np.int64).T
-            places[rows] = found
+        rows = np.array([row_of_tag.get(tag, -1) for tag in theirs], np.int64)
+        places, shared = np.full(self._size, -1, np.int64), np.flatnonzero(rows >= 0)
+        places[rows[shared]] = shared
         return places
-
-    def _open(self, places: Mapping[str, Rows]) -> Sequence[Outgoing]:
-        rows = common_rows(self._me, places, self._agreement.minimum_rows)
-        if isinstance(rows, IntersectionTooSmallError):
-            self._outcome = rows
-            return [Outgoing(member, self._framing.pack(Kind.REFUSAL)) for member in places]
-        if self._output is Output.SIZE:
-            # here "rows" are places in the member's own order of the tags, which tell nothing
-            self._outcome = Opened(size=len(rows))
-        else:
-            self._outcome = Opened(rows=rows)
-        return [
-            Outgoing(member, self._framing.pack(LAST[self._output], self._last_items(place[rows])))
-            for member, place in places.items()
-        ]
-
-    def _last_items(self, opened: Rows) -> bytes:
-        if self._output is Output.ROWS:
-            return opened.astype(">u4").tobytes()
-        return np.array(len(opened), ">u4").tobytes() if self._output is Output.SIZE else b""
 
 
 class EcdhMember(_EcdhRole):
-    """A member's role; see `apfed_protocols.psi.interface.Aligner`.
-
-    Attributes:
-        order: the own row at each place of the list that the hub gets.
-    """
-
     def __init__(self, me: str, hub: str, ids: Sequence[bytes], backend: EcdhIntersection) -> None:
-        super().__init__(me, ids, backend)
+        super().__init__(me, [hub], ids, backend)
         self._hub = hub
-        self._pair = self._run(hub)
-        self.order = self._pair.order
-        self._hub_size: int | None = None
 
-    def start(self) -> Sequence[Outgoing]:
-        return self._blinded({self._hub: self._pair})
+    @property
+    def order(self) -> Rows:
+        return self._blindings[self._hub].order
 
-    def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
-        if sender != self._hub:
-            raise RemoteProtocolError(f"{sender} is not the hub of this intersection")
-        kind, items = self._unpack(sender, body)
-        if kind is Kind.BLINDED and self._hub_size is None:
-            tags = self._tags(sender, self._pair.scalar, items)
-            self._hub_size = len(tags)
-            if self._output is Output.SIZE:
-                tags = tags[random_permutation(len(tags))]
-            return [Outgoing(self._hub, self._framing.pack(Kind.TAGS, tags.tobytes()))]
-        if self._hub_size is None or self.finished:
-            raise _unexpected(sender, kind)
-        if kind is Kind.REFUSAL and self._agreement.minimum_rows:
-            self._outcome = IntersectionTooSmallError.of(self._me, self._agreement.minimum_rows)
-        elif kind is not LAST[self._output]:
-            raise _unexpected(sender, kind)
-        else:
-            self._outcome = self._open(sender, items)
-        return []
-
-    def _open(self, sender: str, items: bytes) -> Opened:
-        if self._output is Output.ROWS:
-            places = check_places(
-                sender, items, minimum=self._agreement.minimum_rows,
-                own_size=self._size, hub_size=self._hub_size or 0,
-            )  # fmt: skip
-            return Opened(rows=self.order[places])
-        if self._output is Output.HUB_ROWS:
-            return Opened()
-        size, most = int.from_bytes(items, "big"), min(self._size, self._hub_size or 0)
-        minimum = self._agreement.minimum_rows
-        if len(items) != POSITION_BYTES or not minimum <= size <= most:
-            raise RemoteProtocolError(
-                f"{sender} announces {size} common IDs, expected {minimum} to {most}"
-            )
-        return Opened(size=size)
+    def _play(self) -> Script:
+        inbox = yield self._blinded([self._hub])
+        tags = self._tags(inbox, self._hub)
+        if self._output is Output.SIZE:
+            tags = tags[random_permutation(len(tags))]
+        inbox = yield self._desk.turn(Kind.TAGS, {self._hub: tags.tobytes()}, [self._hub])
+        return opened_rows(self._desk, inbox, self._hub, self.order, len(tags))
 
 
 def digest_ids(ids: Sequence[bytes], *, session: bytes) -> bytes:
@@ -446,19 +350,15 @@ def digest_ids(ids: Sequence[bytes], *, session: bytes) -> bytes:
 
 
 def blind_digests(scalar: bytes, digests: bytes, **how: Any) -> bytes:
-    """Map each 32-byte digest to the curve and multiply it by `scalar`; `how`: as `in_threads`."""
     return in_threads(partial(blind, scalar), digests, **how)
 
 
 def multiply_points(scalar: bytes, points: bytes, **how: Any) -> bytes:
-    """Multiply each point, checked before by `check_points`, by `scalar`; as `blind_digests`."""
     return in_threads(partial(multiply, scalar), points, **how)
 
 
 def check_points(sender: str, points: bytes) -> None:
-    """Refuse anything but distinct, canonical points outside the small subgroups. Raises
-    RemoteProtocolError: names `sender` and what is wrong.
-    """
+    """Refuse anything but distinct, canonical points outside the small subgroups."""
     if len(points) % POINT_BYTES:
         raise RemoteProtocolError(
             f"{sender} sent {len(points)} bytes of points, not a multiple of {POINT_BYTES}"
@@ -509,12 +409,10 @@ def to_curve(digests: bytes) -> list[bytes]:
 
 
 def blind(scalar: bytes, digests: bytes) -> bytes:
-    """Hash each 32-byte digest to the curve and multiply the point by `scalar`, 32 bytes."""
     return b"".join([crypto_scalarmult(scalar, point) for point in to_curve(digests)])
 
 
 def multiply(scalar: bytes, points: bytes) -> bytes:
-    """Multiply each point by `scalar`; none may be of low order."""
     return b"".join([crypto_scalarmult(scalar, point) for point in split_points(points)])
 
 

@@ -39,7 +39,6 @@ __all__ = [
     "member_table", "random_words", "slots_for",
 ]  # fmt: skip
 
-
 Words = NDArray[np.uint64]
 Rows = NDArray[np.int64]
 BITS = 64
@@ -131,7 +130,6 @@ def cuckoo_table(bins_n3: Rows, bins: int) -> Rows | None:
 
 
 def hub_tags(tags_n: Words, row_of_bin: Rows) -> Words:
-    """Return the tag in each bin, shape (B,); a dummy where there is none."""
     tags_B = np.full(len(row_of_bin), _HUB_DUMMY)
     used = row_of_bin >= 0
     tags_B[used] = tags_n[row_of_bin[used]]
@@ -198,7 +196,6 @@ class TripleShares:
 
     @classmethod
     def expand(cls, seed: bytes, count: int, correction: bytes | None = None) -> "TripleShares":
-        """Make the shares of the holder of `seed`; the last party has its c by `correction`."""
         a, b = random_words(seed, b"a", count), random_words(seed, b"b", count)
         c = (
             random_words(seed, b"c", count)
@@ -208,7 +205,6 @@ class TripleShares:
         return cls((a, b, c))
 
     def take(self, shape: tuple[int, ...]) -> Triple:
-        """Return the next shares of a, b and c in this shape."""
         start, self.used = self.used, self.used + int(np.prod(shape))
         a, b, c = (words[start : self.used].reshape(shape) for words in self.words)
         return a, b, c

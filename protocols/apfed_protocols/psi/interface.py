@@ -4,7 +4,7 @@ Run by: the active as the hub, every passive as a member, for some backends a de
 Guarantee asked of every backend: an ID outside the intersection stays unknown to every other
 party; what a backend reveals beyond the M-way intersection, it lists in `leaks`.
 
-Messages are framed (`Framing`): any bytes either parse to a kind and as many items of that kind's
+Messages are framed (`Desk`): any bytes either parse to a kind and as many items of that kind's
 size as announced, or raise RemoteProtocolError. A role with many rounds is written top to bottom as
 a `Script`, which reads and writes at a `Desk`. Where the parties agree on sizes, a set may turn out
 smaller, and a dealer may deal before the IDs are known (`Supply`).
@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,14 +30,11 @@ from apfed_protocols.ids import MOST_IDS, check_ids
 from apfed_protocols.randomness import ForkCheck, random_permutation
 
 __all__ = [
-    "PLACES", "POSITION_BYTES", "Admit", "Aligner", "DealtIntersection", "Desk",
-    "Framing", "Guesses", "Inbox", "IntersectionAgreement", "IntersectionTooSmallError",
-    "Membership", "Opened", "Output", "Progress", "ResultHolder", "Script", "ScriptedRole",
-    "SetIntersection", "StockingRole", "Supply", "Turn", "agreed_size", "announced_size",
-    "check_announced", "check_parties", "check_places", "common_rows", "digest_each",
-    "largest_size", "three_different",
+    "Admit", "Aligner", "DealtIntersection", "Desk", "Guesses", "Inbox", "IntersectionAgreement",
+    "IntersectionTooSmallError", "Membership", "Opened", "Output", "Progress", "Script",
+    "SetIntersection", "Supply", "Turn", "check_parties", "digest_each", "message_bytes",
+    "open_rows", "opened_rows", "three_different",
 ]  # fmt: skip
-
 
 _POSITIONS = 2**32
 Admit = Callable[[str, Sequence[str]], None]
@@ -66,7 +63,6 @@ class IntersectionTooSmallError(LocalProtocolError):
 
     @classmethod
     def of(cls, me: str, minimum_rows: int, detail: str = "") -> "IntersectionTooSmallError":
-        """Say it at the party `me`; `detail` may name sizes that this party knows."""
         return cls(
             f"{me}: the parties share fewer IDs than the agreed minimum of {minimum_rows}{detail}; "
             "nothing was opened. Check that all parties use the same ID column and the same "
@@ -181,37 +177,45 @@ class IntersectionAgreement:
         framed = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
         return hashlib.sha256(b"secure-apfed intersection v3" + framed).digest()
 
-
-class Aligner(Conversation, Protocol):
-    """One party's side of an intersection; what the agreed output gives is ready when `finished`.
-
-    Each property raises IntersectionTooSmallError where the intersection is below the agreed
-    minimum, and LocalProtocolError before the end or where it does not open to this party.
-    """
-
     @property
-    def rows(self) -> NDArray[np.int64]:
-        """Positions in this party's own ID list, in the order that all parties share.
+    def largest_size(self) -> int:
+        return max(self.sizes.values(), default=self.maximum_ids)
 
-        `rows[k]` of every party belongs to the same ID, for each k of the intersection.
-        """
-        ...
+    def size_of(self, party: str) -> int:
+        """How many IDs it announces, where that is agreed."""
+        if party not in self.sizes:
+            raise LocalProtocolError(
+                f"no size is agreed for {party}, only for {', '.join(self.sizes) or 'nobody'}"
+            )
+        return self.sizes[party]
 
-    @property
-    def size(self) -> int:
-        """How many IDs all parties share."""
-        ...
+    def announced_by(self, me: str, true_size: int) -> int:
+        """How many IDs this party announces, which has so many."""
+        agreed = self.size_of(me) if self.sizes else true_size
+        if true_size > agreed:
+            raise LocalProtocolError(
+                f"{me} has {true_size} IDs, the parties agreed that it announces {agreed}"
+            )
+        return agreed
 
-    @property
-    def membership(self) -> Membership:
-        """This party's shares of which IDs are common."""
-        ...
+    def check_announced(self, sender: str, sizes: Sequence[int], parties: Sequence[str]) -> None:
+        """Refuse sizes of these parties other than the agreed ones, or above the limit."""
+        for size in sizes:
+            if size > self.maximum_ids:
+                raise RemoteProtocolError(
+                    f"{sender} announces {size} IDs, the parties agreed on at most "
+                    f"{self.maximum_ids}"
+                )
+        agreed = sorted(map(self.size_of, parties)) if self.sizes else sorted(sizes)
+        if sorted(sizes) != agreed:
+            raise RemoteProtocolError(
+                f"{sender} announces {', '.join(map(str, sizes))} IDs, the parties agreed on "
+                f"{', '.join(map(str, agreed))}"
+            )
 
 
 def check_parties(hub: str, members: Sequence[str], *others: str) -> None:
-    """Refuse an intersection without members or with one party in two roles. Raises
-    LocalProtocolError: names the parties.
-    """
+    """Refuse an intersection without members or with one party in two roles."""
     parties = (hub, *members, *others)
     if not members or not all(parties) or len(set(parties)) != len(parties):
         raise LocalProtocolError(
@@ -228,160 +232,7 @@ class Opened:
     rows: NDArray[np.int64] | None = field(default=None, repr=False)
     size: int | None = None
     membership: Membership | None = None
-
-
-class ResultHolder:
-    """Base of the roles: keeps the outcome, and says why there is none."""
-
-    def __init__(self, me: str, output: Output) -> None:
-        self._me, self._output = me, output
-        self._outcome: Opened | IntersectionTooSmallError | None = None
-
-    @property
-    def finished(self) -> bool:
-        return self._outcome is not None
-
-    @property
-    def rows(self) -> NDArray[np.int64]:
-        rows = self._opened().rows
-        if rows is None:
-            raise self._not_opened("rows")
-        return rows
-
-    @property
-    def size(self) -> int:
-        opened = self._opened()
-        if opened.size is not None:
-            return opened.size
-        if opened.rows is not None:
-            return len(opened.rows)
-        raise self._not_opened("size")
-
-    @property
-    def membership(self) -> Membership:
-        membership = self._opened().membership
-        if membership is None:
-            raise self._not_opened("shared membership")
-        return membership
-
-    def _opened(self) -> Opened:
-        if self._outcome is None:
-            raise LocalProtocolError(f"{self._me}: the intersection is not finished")
-        if isinstance(self._outcome, IntersectionTooSmallError):
-            raise self._outcome
-        return self._outcome
-
-    def _not_opened(self, what: str) -> LocalProtocolError:
-        return LocalProtocolError(
-            f"{self._me} has no {what} of this intersection; the parties agreed on the output "
-            f"{self._output.value!r}"
-        )
-
-
-def announced_size(agreement: IntersectionAgreement, me: str, true_size: int) -> int:
-    """Return what this party announces."""
-    if not agreement.sizes:
-        return true_size
-    agreed = agreed_size(agreement, me)
-    if true_size > agreed:
-        raise LocalProtocolError(
-            f"{me} has {true_size} IDs, the parties agreed that it announces {agreed}"
-        )
-    return agreed
-
-
-def check_announced(
-    agreement: IntersectionAgreement, sender: str, sizes: Sequence[int], parties: Sequence[str]
-) -> None:
-    """Refuse sizes other than the agreed ones, or above the limit."""
-    limit = agreement.maximum_ids
-    for size in sizes:
-        if size > limit:
-            raise RemoteProtocolError(
-                f"{sender} announces {size} IDs, the parties agreed on at most {limit}"
-            )
-    if not agreement.sizes:
-        return
-    agreed = sorted(agreed_size(agreement, party) for party in parties)
-    if sorted(sizes) != agreed:
-        raise RemoteProtocolError(
-            f"{sender} announces {', '.join(map(str, sizes))} IDs, the parties agreed on "
-            f"{', '.join(map(str, agreed))}"
-        )
-
-
-def largest_size(agreement: IntersectionAgreement) -> int:
-    """The most IDs that any party may announce."""
-    return max(agreement.sizes.values(), default=agreement.maximum_ids)
-
-
-def agreed_size(agreement: IntersectionAgreement, party: str) -> int:
-    try:
-        return agreement.sizes[party]
-    except KeyError:
-        raise LocalProtocolError(
-            f"no size is agreed for {party}, only for {', '.join(agreement.sizes) or 'nobody'}"
-        ) from None
-
-
-@dataclass(frozen=True)
-class Framing:
-    """The messages of one backend under one agreement.
-
-    Attributes:
-        agreement: must equal the peer's; its digest is in each frame.
-        version: names the backend and its version, 0 to 255.
-        item_bytes: the kinds of messages (0 to 255) and the size of one item of each.
-        maximum_items: the most items of one message.
-    """
-
-    agreement: IntersectionAgreement
-    version: int
-    item_bytes: Mapping[int, int]
-    maximum_items: int
-
-    @staticmethod
-    def size(item_bytes: int, count: int) -> int:
-        return _HEADER.size + item_bytes * count
-
-    def pack(self, kind: int, items: bytes = b"") -> bytes:
-        """Frame the items, which lie one after the other in `items`."""
-        count = len(items) // self.item_bytes[kind] if items else 0
-        if count > self.maximum_items:
-            raise LocalProtocolError(
-                f"a message of kind {kind} would have {count} items, a message holds at most "
-                f"{self.maximum_items}; such large sets are intersected in parts"
-            )
-        digest = self.agreement.digest[:_DIGEST_BYTES]
-        return _HEADER.pack(self.version, kind, digest, count) + items
-
-    def unpack(self, sender: str, message: bytes) -> tuple[int, bytes]:
-        """Return the kind and the items."""
-        if len(message) < _HEADER.size:
-            raise RemoteProtocolError(f"{sender} sent {len(message)} bytes, too few for a header")
-        version, kind, digest, count = _HEADER.unpack_from(message)
-        if version != self.version or kind not in self.item_bytes:
-            raise RemoteProtocolError(
-                f"{sender} sent version {version}, kind {kind} of a set intersection; "
-                f"this party speaks version {self.version}; use the same protocol and release "
-                "at all parties"
-            )
-        if digest != self.agreement.digest[:_DIGEST_BYTES]:
-            raise RemoteProtocolError(
-                f"{sender} holds another agreement; compare session, minimum_rows, maximum_ids "
-                "and the normalisation of IDs"
-            )
-        if count > self.maximum_items:
-            raise RemoteProtocolError(
-                f"{sender} announces {count} items, this party accepts at most {self.maximum_items}"
-            )
-        items = message[_HEADER.size :]
-        if len(items) != count * self.item_bytes[kind]:
-            raise RemoteProtocolError(
-                f"{sender} announces {count} items of {self.item_bytes[kind]} bytes and sent "
-                f"{len(items)} bytes"
-            )
-        return kind, items
+    supply: "Supply | None" = None
 
 
 @dataclass(frozen=True)
@@ -396,8 +247,12 @@ Script = Generator[Turn, Mapping[str, bytes], Opened | IntersectionTooSmallError
 """Ends with what its party learned, or with the reason why it is nothing."""
 
 
-class ScriptedRole(ResultHolder):
-    """Drives a script as a conversation; satisfies `Aligner`.
+class Aligner:
+    """One party's side of an intersection: drives a script, as a `Conversation`.
+
+    What the agreed output gives is ready when `finished`. Its property raises
+    IntersectionTooSmallError where the intersection is below the agreed minimum, and
+    LocalProtocolError before the end or where it does not open to this party.
 
     Args:
         me: this party's name; peers: who may write to it; output: what was agreed.
@@ -408,7 +263,8 @@ class ScriptedRole(ResultHolder):
     def __init__(
         self, me: str, peers: Collection[str], output: Output, script: Script, *, longest: int
     ) -> None:
-        super().__init__(me, output)
+        self._me, self._output = me, output
+        self._outcome: Opened | IntersectionTooSmallError | None = None
         self._script, self._longest = script, longest
         self._fork_check = ForkCheck(f"{me}: this role of an intersection")
         self._inbox: dict[str, deque[bytes]] = {peer: deque() for peer in peers}
@@ -421,7 +277,6 @@ class ScriptedRole(ResultHolder):
         return self._awaited
 
     def start(self) -> Iterable[Outgoing]:
-        """Run the script up to its first turn, and on where that awaits nobody."""
         self._fork_check.require()
         if self._started:
             raise LocalProtocolError(f"{self._me}: an intersection is started once")
@@ -429,7 +284,6 @@ class ScriptedRole(ResultHolder):
         return self._run(None)
 
     def receive(self, sender: str, body: bytes) -> Iterable[Outgoing]:
-        """Keep a message until the script waits for it; run the script as far as it goes."""
         self._fork_check.require()
         if not self._started:
             raise LocalProtocolError(f"{self._me}: call start before receive")
@@ -470,6 +324,57 @@ class ScriptedRole(ResultHolder):
         self._failed, self._awaited = False, turn.awaited
         return turn.outgoing
 
+    @property
+    def finished(self) -> bool:
+        return self._outcome is not None
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """Positions in this party's own ID list, in the order that all parties share.
+
+        `rows[k]` of every party belongs to the same ID, for each k of the intersection.
+        """
+        rows = self._opened().rows
+        if rows is None:
+            raise self._not_opened("rows")
+        return rows
+
+    @property
+    def size(self) -> int:
+        """How many IDs all parties share."""
+        opened = self._opened()
+        if opened.size is not None:
+            return opened.size
+        if opened.rows is not None:
+            return len(opened.rows)
+        raise self._not_opened("size")
+
+    @property
+    def membership(self) -> Membership:
+        """This party's shares of which IDs are common."""
+        membership = self._opened().membership
+        if membership is None:
+            raise self._not_opened("shared membership")
+        return membership
+
+    @property
+    def supply(self) -> "Supply":
+        """What hub or member was dealt ahead."""
+        return cast(Supply, self._opened().supply)
+
+    def _opened(self) -> Opened:
+        if self._outcome is None:
+            raise LocalProtocolError(f"{self._me}: the intersection is not finished")
+        if isinstance(self._outcome, IntersectionTooSmallError):
+            raise self._outcome
+        return self._outcome
+
+    def _not_opened(self, what: str) -> LocalProtocolError:
+        return LocalProtocolError(
+            f"{self._me} has no {what} of this intersection; the parties agreed on the output "
+            f"{self._output.value!r}"
+        )
+
 
 class Desk(Generic[_Kind]):
     """Frames one party's messages, and reads those of its peers.
@@ -481,11 +386,13 @@ class Desk(Generic[_Kind]):
 
     Attributes:
         kinds: of messages; work: what `report` tells of.
+        item_bytes: of those kinds whose messages are of items, at most one for each ID.
     """
 
     kinds: type[_Kind]
     version: ClassVar[int]
-    work: ClassVar[str]
+    work: ClassVar[str] = ""
+    item_bytes: ClassVar[Mapping[int, int]] = {}
 
     def __init__(
         self,
@@ -496,28 +403,24 @@ class Desk(Generic[_Kind]):
         version: int | None = None,
     ) -> None:
         self.me, self.agreement, self._progress = me, agreement, progress
-        version, items = version or self.version, dict.fromkeys(map(int, self.kinds), 1)
-        self._framing = Framing(agreement, version, items, 2**32 - 1)
+        self._version = version or self.version
+        self._items = dict.fromkeys(map(int, self.kinds), 1) | dict(self.item_bytes)
+        self._most = agreement.maximum_ids if self.item_bytes else 2**32 - 1
 
     def report(self, done: int, total: int) -> None:
-        """Tell whoever watches how much of the work is done."""
         if self._progress is not None:
             self._progress(Progress(self.me, self.work, done, total))
 
     def turn(self, kind: _Kind, bodies: Mapping[str, bytes], awaited: Collection[str]) -> Turn:
-        """Send each party its body, then wait for one message of each awaited party."""
-        packed = {party: self._framing.pack(kind, body) for party, body in bodies.items()}
+        packed = {party: self._packed(kind, body) for party, body in bodies.items()}
         return Turn([Outgoing(party, body) for party, body in packed.items()], awaited)
 
     def kind_of(self, inbox: Inbox, sender: str) -> _Kind:
-        """Return the kind of the message of `sender`, where the protocol allows several."""
-        return self.kinds(self._framing.unpack(sender, inbox[sender])[0])
+        return self.kinds(self._unpacked(sender, inbox[sender])[0])
 
     def read(self, inbox: Inbox, sender: str, kind: _Kind, length: int | None = None) -> bytes:
-        """Return the body of the message of `sender`, of this kind and length. Raises
-        RemoteProtocolError: it is another one.
-        """
-        found, body = self._framing.unpack(sender, inbox[sender])
+        """Return the body of the message of `sender`, of this kind and length."""
+        found, body = self._unpacked(sender, inbox[sender])
         if found != kind:
             raise RemoteProtocolError(
                 f"{sender} sent {self.kinds(found).name.lower()} when the protocol expects "
@@ -532,9 +435,49 @@ class Desk(Generic[_Kind]):
     def read_words(
         self, inbox: Inbox, sender: str, kind: _Kind, shape: tuple[int, ...]
     ) -> NDArray[np.uint64]:
-        """Return the body as 64-bit words of this shape."""
         body = self.read(inbox, sender, kind, 8 * int(np.prod(shape)))
         return np.frombuffer(body, "<u8").reshape(shape)
+
+    def _packed(self, kind: int, items: bytes) -> bytes:
+        count = len(items) // self._items[kind] if items else 0
+        if count > self._most:
+            raise LocalProtocolError(
+                f"a message of kind {kind} would have {count} items, a message holds at most "
+                f"{self._most}; such large sets are intersected in parts"
+            )
+        digest = self.agreement.digest[:_DIGEST_BYTES]
+        return _HEADER.pack(self._version, kind, digest, count) + items
+
+    def _unpacked(self, sender: str, message: bytes) -> tuple[int, bytes]:
+        if len(message) < _HEADER.size:
+            raise RemoteProtocolError(f"{sender} sent {len(message)} bytes, too few for a header")
+        version, kind, digest, count = _HEADER.unpack_from(message)
+        if version != self._version or kind not in self._items:
+            raise RemoteProtocolError(
+                f"{sender} sent version {version}, kind {kind} of a set intersection; "
+                f"this party speaks version {self._version}; use the same protocol and release "
+                "at all parties"
+            )
+        if digest != self.agreement.digest[:_DIGEST_BYTES]:
+            raise RemoteProtocolError(
+                f"{sender} holds another agreement; compare session, minimum_rows, maximum_ids "
+                "and the normalisation of IDs"
+            )
+        if count > self._most:
+            raise RemoteProtocolError(
+                f"{sender} announces {count} items, this party accepts at most {self._most}"
+            )
+        items = message[_HEADER.size :]
+        if len(items) != count * self._items[kind]:
+            raise RemoteProtocolError(
+                f"{sender} announces {count} items of {self._items[kind]} bytes and sent "
+                f"{len(items)} bytes"
+            )
+        return kind, items
+
+
+def message_bytes(size: int) -> int:
+    return _HEADER.size + size
 
 
 def digest_each(ids: Sequence[bytes], keyed: "hashlib.blake2b") -> NDArray[np.uint8]:
@@ -569,7 +512,7 @@ def three_different(words_n3: NDArray[np.uint64], size: int) -> NDArray[np.int64
     return np.stack([first, second, third], axis=1)
 
 
-def common_rows(
+def _common_rows(
     me: str, places: Mapping[str, Rows], minimum: int
 ) -> Rows | IntersectionTooSmallError:
     """The hub's rows that all share, in a random order; or why they stay closed.
@@ -588,8 +531,7 @@ def common_rows(
     return common[random_permutation(len(common))]
 
 
-def check_places(sender: str, items: bytes, *, minimum: int, own_size: int, hub_size: int) -> Rows:
-    """Read the places that the hub opened in a member's list."""
+def _check_places(sender: str, items: bytes, *, minimum: int, own_size: int, hub_size: int) -> Rows:
     if len(items) % POSITION_BYTES:
         raise RemoteProtocolError(f"{sender} opened rows in {len(items)} bytes, not whole places")
     places = np.frombuffer(items, ">u4").astype(np.int64)
@@ -607,6 +549,50 @@ def check_places(sender: str, items: bytes, *, minimum: int, own_size: int, hub_
             f"with a set of {hub_size} IDs"
         )
     return places
+
+
+def open_rows(desk: Desk[_Kind], places: Mapping[str, Rows]) -> Script:
+    """The hub's last message to each member: where in its list is what all share, or a refusal.
+
+    Where the hub alone is to know, it is empty, and the size where only that is to open.
+    """
+    rows = _common_rows(desk.me, places, desk.agreement.minimum_rows)
+    if isinstance(rows, IntersectionTooSmallError):
+        yield desk.turn(desk.kinds["REFUSAL"], dict.fromkeys(places, b""), ())
+        return rows
+    if desk.agreement.output is Output.SIZE:
+        size = len(rows).to_bytes(POSITION_BYTES, "big")
+        yield desk.turn(desk.kinds["SIZE"], dict.fromkeys(places, size), ())
+        return Opened(size=len(rows))
+    if desk.agreement.output is Output.HUB_ROWS:
+        yield desk.turn(desk.kinds["DONE"], dict.fromkeys(places, b""), ())
+    else:
+        opened = {member: place[rows].astype(">u4").tobytes() for member, place in places.items()}
+        yield desk.turn(desk.kinds["ROWS"], opened, ())
+    return Opened(rows=rows)
+
+
+def opened_rows(
+    desk: Desk[_Kind], inbox: Inbox, hub: str, order: Rows, hub_size: int
+) -> Opened | IntersectionTooSmallError:
+    """What a member learns by it; `order` is its own row at each place of its list."""
+    minimum, output = desk.agreement.minimum_rows, desk.agreement.output
+    if minimum and desk.kind_of(inbox, hub) is desk.kinds["REFUSAL"]:
+        return IntersectionTooSmallError.of(desk.me, minimum)
+    if output is Output.HUB_ROWS:
+        desk.read(inbox, hub, desk.kinds["DONE"], 0)
+        return Opened()
+    if output is Output.SIZE:
+        items, most = desk.read(inbox, hub, desk.kinds["SIZE"]), min(len(order), hub_size)
+        size = int.from_bytes(items, "big")
+        if len(items) != POSITION_BYTES or not minimum <= size <= most:
+            raise RemoteProtocolError(
+                f"{hub} announces {size} common IDs, expected {minimum} to {most}"
+            )
+        return Opened(size=size)
+    items = desk.read(inbox, hub, desk.kinds["ROWS"])
+    places = _check_places(hub, items, minimum=minimum, own_size=len(order), hub_size=hub_size)
+    return Opened(rows=order[places])
 
 
 # Randomness dealt ahead: the dealer's part of an intersection, done before the IDs are known, under
@@ -637,9 +623,7 @@ class Supply:
         self._fork_check = ForkCheck(f"{me}: this supply")
 
     def add(self, body: bytes) -> None:
-        """Put in what was dealt for the next chunk. Raises LocalProtocolError: it was read, stored
-        or claimed; it would become another supply.
-        """
+        """Put in what was dealt for the next chunk."""
         self._fork_check.require()
         if self._filled or self._claimed:
             raise LocalProtocolError(
@@ -649,9 +633,7 @@ class Supply:
         self._bodies.append(body)
 
     def to_bytes(self) -> bytes:
-        """Return it for a file that nobody else can read; from now on only that can be used. Raises
-        LocalProtocolError: it is in use, or in a file, already.
-        """
+        """Return it for a file that nobody else can read; from now on only that can be used."""
         self._fork_check.require()
         if self._claimed:
             raise LocalProtocolError(f"{self._me}: this supply is in use, or was stored already")
@@ -666,9 +648,7 @@ class Supply:
 
     @classmethod
     def from_bytes(cls, stored: bytes) -> "Supply":
-        """Read what `to_bytes` gave; from a file by `secure_apfed.alignment.records`. Raises
-        LocalProtocolError: it was cut off or altered, or is none.
-        """
+        """Read what `to_bytes` gave; from a file by `secure_apfed.alignment.records`."""
         stored, check = stored[:-_CHECK_BYTES], stored[-_CHECK_BYTES:]
         if hashlib.sha256(stored).digest() != check:
             raise LocalProtocolError(
@@ -696,9 +676,7 @@ class Supply:
         return cls(agreement, me, bodies)
 
     def claim(self, agreement: IntersectionAgreement, me: str) -> None:
-        """Reserve it for one intersection. Raises LocalProtocolError: it or a part of it was used
-        before, or it is another party's or agreement's.
-        """
+        """Reserve it for one intersection."""
         self._fork_check.require()
         digests = {hashlib.sha256(body).digest() for body in self._bodies if body}
         if self._claimed or digests & Supply._used:
@@ -714,7 +692,6 @@ class Supply:
         raise LocalProtocolError("a supply is never copied; store it with to_bytes")
 
     def take(self, length: int) -> bytes:
-        """Return the next body, which must have this length."""
         self._fork_check.require()
         body = self._bodies.pop(0) if self._bodies else b""
         if len(body) != length:
@@ -730,28 +707,6 @@ def _no_supply(stored: bytes) -> LocalProtocolError:
         f"{len(stored)} stored bytes match their checksum, but are no supply as "
         "to_bytes writes it; deal another under a new session"
     )
-
-
-class StockingRole(ScriptedRole):
-    """Hub or member while it is dealt; the script fills the supply."""
-
-    def __init__(
-        self,
-        me: str,
-        agreement: IntersectionAgreement,
-        supply: Supply,
-        script: Script,
-        *,
-        longest: int,
-    ) -> None:
-        super().__init__(me, [agreement.dealer], agreement.output, script, longest=longest)
-        self._supply = supply
-
-    @property
-    def supply(self) -> Supply:
-        """What this party was dealt; raises LocalProtocolError before the end."""
-        self._opened()
-        return self._supply
 
 
 class SetIntersection(ABC):
@@ -770,9 +725,6 @@ class SetIntersection(ABC):
         outputs: what it can be asked for.
         pairwise: whether the hub learns its intersection with every single member.
         leaks: what it reveals beyond the intersection and the sizes, in sentences.
-
-    Raises:
-        LocalProtocolError: the backend cannot give the agreed output, or there is no dealer.
     """
 
     name: ClassVar[str]
@@ -818,10 +770,7 @@ class SetIntersection(ABC):
 
     @abstractmethod
     def hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> Aligner:
-        """The active's side.
-
-        Raises LocalProtocolError on duplicate or empty IDs, and what `admit` raises.
-        """
+        """The active's side."""
 
     @abstractmethod
     def member(self, me: str, hub: str, ids: Sequence[bytes]) -> Aligner:
@@ -836,7 +785,7 @@ class SetIntersection(ABC):
     ) -> None:
         """Check all that can be checked before the first message; claim the supply last."""
         check_ids(me, ids, self.agreement.maximum_ids)
-        announced_size(self.agreement, me, len(ids))
+        self.agreement.announced_by(me, len(ids))
         if (supply is not None) != self.agreement.ahead:
             raise LocalProtocolError(
                 f"{me} has {'a' if supply else 'no'} supply, the agreement says "
@@ -857,11 +806,8 @@ class DealtIntersection(SetIntersection):
 
     def hub(
         self, me: str, members: Sequence[str], ids: Sequence[bytes], *, supply: Supply | None = None
-    ) -> ScriptedRole:
-        """The active's side; `supply` where the agreement says that it was dealt ahead.
-
-        Raises LocalProtocolError on duplicate or empty IDs, and on a supply that does not fit.
-        """
+    ) -> Aligner:
+        """The active's side; `supply` where the agreement says that it was dealt ahead."""
         check_parties(me, members, self.agreement.dealer)
         self._enter(me, members, ids, supply)
         script = self._hub_script(me, members, ids, supply)
@@ -869,40 +815,40 @@ class DealtIntersection(SetIntersection):
 
     def member(
         self, me: str, hub: str, ids: Sequence[bytes], *, supply: Supply | None = None
-    ) -> ScriptedRole:
-        """A passive's side; as `hub`."""
+    ) -> Aligner:
         check_parties(hub, [me], self.agreement.dealer)
         self._enter(me, [hub], ids, supply)
         script = self._member_script(me, hub, ids, supply)
         return self._role(me, [hub, self.agreement.dealer], script)
 
-    def stock_hub(self, me: str, members: Sequence[str]) -> StockingRole:
-        check_parties(me, members, self.agreement.dealer)
-        supply = self._supply(me)
-        script = self._stock_hub_script(me, members, supply)
-        return StockingRole(me, self.agreement, supply, script, longest=self.longest)
+    def stock_hub(self, me: str, members: Sequence[str]) -> Aligner:
+        return self._stocking(me, me, members)
 
-    def stock_member(self, me: str, hub: str) -> StockingRole:
-        check_parties(hub, [me], self.agreement.dealer)
-        supply = self._supply(me)
-        script = self._stock_member_script(me, hub, supply)
-        return StockingRole(me, self.agreement, supply, script, longest=self.longest)
+    def stock_member(self, me: str, hub: str) -> Aligner:
+        return self._stocking(me, hub, [me])
 
-    def stock_dealer(self, hub: str, members: Sequence[str]) -> ScriptedRole:
+    def stock_dealer(self, hub: str, members: Sequence[str]) -> Aligner:
         me = self.agreement.dealer
         check_parties(hub, members, me)
-        self._supply(me)
+        self._require_ahead()
         return self._role(me, [hub], self._stock_dealer_script(me, hub, members))
 
-    def _supply(self, me: str) -> Supply:
+    def _stocking(self, me: str, hub: str, members: Sequence[str]) -> Aligner:
+        """Hub or member while it is dealt; the script fills the supply."""
+        check_parties(hub, members, self.agreement.dealer)
+        self._require_ahead()
+        supply = Supply(self.agreement.digest, me)
+        script = self._stock_script(me, hub, members, supply)
+        return self._role(me, [self.agreement.dealer], script)
+
+    def _require_ahead(self) -> None:
         if not self.agreement.ahead:
             raise LocalProtocolError(
                 "randomness is dealt ahead under an agreement that says so and names a dealer"
             )
-        return Supply(self.agreement.digest, me)
 
-    def _role(self, me: str, peers: Sequence[str], script: Script) -> ScriptedRole:
-        return ScriptedRole(me, peers, self.agreement.output, script, longest=self.longest)
+    def _role(self, me: str, peers: Sequence[str], script: Script) -> Aligner:
+        return Aligner(me, peers, self.agreement.output, script, longest=self.longest)
 
     @abstractmethod
     def _hub_script(
@@ -915,10 +861,9 @@ class DealtIntersection(SetIntersection):
     ) -> Script: ...
 
     @abstractmethod
-    def _stock_hub_script(self, me: str, members: Sequence[str], supply: Supply) -> Script: ...
-
-    @abstractmethod
-    def _stock_member_script(self, me: str, hub: str, supply: Supply) -> Script: ...
+    def _stock_script(
+        self, me: str, hub: str, members: Sequence[str], supply: Supply
+    ) -> Script: ...
 
     @abstractmethod
     def _stock_dealer_script(self, me: str, hub: str, members: Sequence[str]) -> Script: ...

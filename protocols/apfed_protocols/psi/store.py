@@ -8,8 +8,8 @@ nobody needs are random, so the store shows how many IDs it may hold and nothing
 their values are random.
 
 Encoding fails where the rows are linearly dependent. For a random key that has probability at most
-2^-48 times the expected number of sets of rows whose sparse parts add up to nothing
-(`expected_dependent_sets`, the empty one included), which `cells_for` keeps below 2: below 2^-47.
+2^-48 times the expected number of sets of rows whose sparse parts add up to nothing (the empty one
+included), which `cells_for` keeps below 2, as its test computes: below 2^-47.
 Who hit upon such a key takes another one; that this happened is all that it tells.
 
 Elements of the field are two 64-bit words, low one first; addition is exclusive or. The field is
@@ -32,11 +32,9 @@ from apfed_protocols.randomness import fresh_key, keystream_chunks
 
 __all__ = [
     "DENSE", "ELEMENT_BYTES", "DependentRowsError", "Digests", "Elements", "Encoder", "Multiplier",
-    "Rows", "add_random", "cells_for", "decode", "digest_ids", "expected_dependent_sets",
-    "from_bytes", "random_elements",
-    "targets_of", "to_bytes", "whole",
+    "Rows", "add_random", "cells_for", "decode", "digest_ids",
+    "from_bytes", "random_elements", "targets_of", "to_bytes", "whole",
 ]  # fmt: skip
-
 
 Places = NDArray[np.signedinteger]
 Digests = NDArray[np.uint64]
@@ -69,32 +67,7 @@ class DependentRowsError(ArithmeticError):
 
 
 def cells_for(ids: int) -> int:
-    """How many sparse cells a store for so many IDs has."""
     return math.ceil(_EXPANSION * ids) + _LEAST
-
-
-def expected_dependent_sets(ids: int, cells: int) -> float:
-    """The expected number of sets of rows whose sparse parts add up to nothing.
-
-    The mean over all vectors of GF(2)^m of (1 + r)^n, where r is the correlation of a row of three
-    different ones with that vector: a Krawtchouk polynomial over a binomial coefficient.
-    """
-    if not ids:
-        return 1.0
-    weight = np.arange(cells + 1, dtype=np.float64)
-    rest = cells - weight
-
-    def choose(count: NDArray[np.float64], ones: int) -> NDArray[np.float64]:
-        return np.asarray(np.prod([(count - k) / (k + 1) for k in range(ones)], axis=0))
-
-    even = choose(rest, 3) + choose(weight, 2) * rest
-    odd = choose(weight, 1) * choose(rest, 2) + choose(weight, 3)
-    correlation = (even - odd) / math.comb(cells, _ONES)
-    logs = np.array([math.lgamma(cells + 1) - math.lgamma(k + 1) - math.lgamma(cells - k + 1)
-                     for k in range(cells + 1)])  # fmt: skip
-    with np.errstate(divide="ignore"):
-        logs += ids * np.log1p(np.maximum(correlation, -1.0)) - cells * math.log(2)
-    return float(np.exp(logs).sum())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +84,6 @@ class Rows:
 
     @classmethod
     def of(cls, digests: Digests, size: int) -> "Rows":
-        """The rows of IDs for a store of so many sparse cells; `digests` by `digest_ids`."""
         narrow = np.int32 if size <= np.iinfo(np.int32).max else np.int64
         cells = np.empty((len(digests), _ONES), narrow)
         for chunk in _chunks(len(digests)):
@@ -119,11 +91,9 @@ class Rows:
         return cls(cells=cells, dense=digests[:, _ONES : _ONES + 1] & np.uint64((1 << DENSE) - 1))
 
     def __getitem__(self, chunk: slice) -> "Rows":
-        """Some that lie one after the other."""
         return Rows(cells=self.cells[chunk], dense=self.dense[chunk])
 
     def at(self, places: Places) -> "Rows":
-        """Those in these places."""
         return Rows(cells=self.cells.take(places, axis=0), dense=self.dense.take(places, axis=0))
 
     def __len__(self) -> int:
@@ -131,7 +101,6 @@ class Rows:
 
 
 def digest_ids(ids: Sequence[bytes], key: bytes) -> Digests:
-    """Hash IDs: BLAKE2b under `key`, as secret as the IDs are to whoever has the key."""
     keyed = hashlib.blake2b(key=key, digest_size=_DIGEST_BYTES, person=_PERSON)
     return digest_each(ids, keyed).view("<u8")
 
@@ -219,9 +188,7 @@ def _once(numbers: Places, scratch: Places) -> tuple[Places, Places]:
 
 
 def _solve(store: Elements, rows: Rows, values: Elements, left: Places) -> None:
-    """Set the cells that the rows which could not be peeled need, by elimination. Raises
-    DependentRowsError: they are dependent.
-    """
+    """Set the cells that the rows which could not be peeled need, by elimination."""
     sparse = len(store) - DENSE
     pivots: list[tuple[int, int, int]] = []
     for row in left.tolist():
@@ -256,12 +223,10 @@ def _bits(pattern: int) -> list[int]:
 
 
 def from_bytes(content: bytes | memoryview) -> Elements:
-    """Read elements that lie one after the other, 16 bytes each."""
     return np.frombuffer(content, _WORDS).reshape(-1, 2)
 
 
 def to_bytes(elements: Elements) -> bytes:
-    """Write them one after the other, as `from_bytes` reads them."""
     return elements.astype(_WORDS, copy=False).tobytes()
 
 
@@ -271,7 +236,6 @@ def random_elements(seed: bytes, purpose: bytes, count: int) -> Elements:
 
 
 def _random_rows(seed: bytes, purpose: bytes, shape: tuple[int, int]) -> NDArray[np.uint64]:
-    """The same of rows of any number of words."""
     rows = np.zeros(shape, _WORDS)
     add_random(rows, seed, purpose)
     return rows
@@ -304,7 +268,6 @@ class Multiplier:
         self._tables = _subset_sums(from_bytes(content))
 
     def times(self, elements: Elements) -> Elements:
-        """Return the products."""
         return _gather_sums(self._tables, elements)
 
 

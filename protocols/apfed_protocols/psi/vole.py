@@ -15,7 +15,7 @@ member apart, over GF(2^128):
 3. The member adds: K = B + (A + P) Delta = C + P Delta, and tags each of its IDs by
    F(y) = hash(Decode(K, y) + Delta H(y)). The hub tags its own by hash(Decode(C, x)), which is
    F(x); F of another ID is a random number to it, since Delta is unknown.
-4. It compares, and opens what all share; see `common_rows` and `check_places`.
+4. It compares, and opens what all share; see `open_rows` and `opened_rows`.
 
 The hash is keyed by both: the member commits to its part before it sees the hub's, and shows it
 with the tags, so that nobody chose it. Lists are in a random order of the member's. Where the
@@ -36,10 +36,10 @@ import hashlib
 import hmac
 import math
 import struct
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -47,25 +47,20 @@ from numpy.typing import NDArray
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.psi.interface import (
+    Aligner,
     DealtIntersection,
-    Framing,
     Guesses,
     Inbox,
     IntersectionAgreement,
-    IntersectionTooSmallError,
     Opened,
     Output,
     Script,
-    ScriptedRole,
     Supply,
     Turn,
-    agreed_size,
-    announced_size,
-    check_announced,
     check_parties,
-    check_places,
-    common_rows,
-    largest_size,
+    message_bytes,
+    open_rows,
+    opened_rows,
 )
 from apfed_protocols.psi.interface import Desk as AnyDesk
 from apfed_protocols.psi.store import (
@@ -95,13 +90,10 @@ from apfed_protocols.randomness import (
 )
 
 __all__ = [
-    "COMMIT", "DEAL", "DEALING_BYTES", "HELLO", "Desk", "HubShare", "Kind", "MemberShare", "Tags",
-    "VoleIntersection", "deal", "encoded",
+    "Desk", "HubShare", "Kind", "MemberShare", "VoleIntersection", "deal", "deal_each", "encoded",
     "hash_elements", "hash_values", "hub_dealt_bytes", "hub_tags", "longest_message", "match",
-    "member_dealt_bytes", "ordered_size", "tag_bytes", "vector_bytes",
-    "vector_elements",
+    "member_dealt_bytes", "ordered", "ordered_size", "tag_bytes", "vector_bytes", "vector_elements",
 ]  # fmt: skip
-
 
 _CHUNK = 2**12
 _EVALUATED = 2**16
@@ -128,6 +120,10 @@ class Kind(IntEnum):
     ROWS = 7
     DONE = 8
     REFUSAL = 9
+
+
+_DEALING = Kind.DEAL, Kind.DEALT
+AnyKind = TypeVar("AnyKind", bound=IntEnum)
 
 
 class Desk(AnyDesk[Kind]):
@@ -167,7 +163,7 @@ class VoleIntersection(DealtIntersection):
     ) -> Script:
         desk = Desk(me, self.agreement, self.progress)
         agreement, key = desk.agreement, fresh_key()
-        size = announced_size(agreement, desk.me, len(ids))
+        size = agreement.announced_by(desk.me, len(ids))
         first = [desk.turn(Kind.HELLO, dict.fromkeys(members, HELLO.pack(key, size)), members)]
         if supply is None:
             first.append(
@@ -176,7 +172,7 @@ class VoleIntersection(DealtIntersection):
         inbox = yield _together(first)
         commits = {m: COMMIT.unpack(desk.read(inbox, m, Kind.COMMIT, COMMIT.size)) for m in members}
         for member, (_, announced) in commits.items():
-            check_announced(agreement, member, [announced], [member])
+            agreement.check_announced(member, [announced], [member])
         shares = yield from _dealt(desk, inbox, size, members, supply)
         rows, store = _encoded(desk.me, ids, key, cells_for(size))
         parts = {member: fresh_key() for member in members}
@@ -198,18 +194,18 @@ class VoleIntersection(DealtIntersection):
             desk.report(len(places), len(members))
             del body, theirs, own
         del shares, rows, inbox
-        return (yield from _open(desk, places))
+        return (yield from open_rows(desk, places))
 
     def _member_script(
         self, me: str, hub: str, ids: Sequence[bytes], supply: Supply | None
     ) -> Script:
         desk = Desk(me, self.agreement, self.progress)
         agreement, part = desk.agreement, fresh_key()
-        size = announced_size(agreement, desk.me, len(ids))
+        size = agreement.announced_by(desk.me, len(ids))
         commit = COMMIT.pack(hashlib.sha256(part).digest(), size)
         inbox = yield desk.turn(Kind.COMMIT, {hub: commit}, [hub])
         key, hub_size = HELLO.unpack(desk.read(inbox, hub, Kind.HELLO, HELLO.size))
-        check_announced(agreement, hub, [hub_size], [hub])
+        agreement.check_announced(hub, [hub_size], [hub])
         digests = digest_ids(ids, key)
         inbox = yield Turn((), [hub] if supply else [hub, agreement.dealer])
         dealt = (
@@ -230,49 +226,39 @@ class VoleIntersection(DealtIntersection):
         order = random_permutation(size)
         tags = _filled_up(tags, size).take(order, axis=0)
         inbox = yield desk.turn(Kind.TAGS, {hub: part + tags.tobytes()}, [hub])
-        kind = desk.kind_of(inbox, hub)
-        if kind is Kind.REFUSAL and agreement.minimum_rows:
-            return IntersectionTooSmallError.of(desk.me, agreement.minimum_rows)
-        if agreement.output is Output.HUB_ROWS:
-            desk.read(inbox, hub, Kind.DONE, 0)
-            return Opened()
-        items = desk.read(inbox, hub, Kind.ROWS)
-        places = check_places(
-            hub, items, minimum=agreement.minimum_rows, own_size=size, hub_size=hub_size
-        )
-        rows = order[places]
-        if (rows >= len(ids)).any():
+        opened = opened_rows(desk, inbox, hub, order, hub_size)
+        if (
+            isinstance(opened, Opened)
+            and opened.rows is not None
+            and (opened.rows >= len(ids)).any()
+        ):
             raise RemoteProtocolError(f"{hub} opened a place at which {desk.me} has no ID")
-        return Opened(rows=rows)
+        return opened
 
-    def dealer(self, hub: str, members: Sequence[str]) -> ScriptedRole:
+    def dealer(self, hub: str, members: Sequence[str]) -> Aligner:
         me = self.agreement.dealer
         check_parties(hub, members, me)
-        desk = Desk(me, self.agreement)
-        return self._role(
-            me, [hub], _nothing() if self.agreement.ahead else _dealer_script(desk, hub, members)
-        )
+        ahead = self.agreement.ahead
+        script = _nothing() if ahead else self._stock_dealer_script(me, hub, members)
+        return self._role(me, [hub], script)
 
-    def _stock_hub_script(self, me: str, members: Sequence[str], supply: Supply) -> Script:
-        desk, size = Desk(me, self.agreement), agreed_size(self.agreement, me)
-        dealer, length = self.agreement.dealer, hub_dealt_bytes(vector_elements(size))
-        for _ in members:
-            inbox = yield desk.turn(Kind.DEAL, {dealer: DEAL.pack(size)}, [dealer])
-            supply.add(desk.read(inbox, dealer, Kind.DEALT, length))
-        return Opened()
-
-    def _stock_member_script(self, me: str, hub: str, supply: Supply) -> Script:
+    def _stock_script(self, me: str, hub: str, members: Sequence[str], supply: Supply) -> Script:
         desk, dealer = Desk(me, self.agreement), self.agreement.dealer
-        inbox = yield Turn((), [dealer])
-        supply.add(desk.read(inbox, dealer, Kind.DEALT, member_dealt_bytes()))
-        return Opened()
+        if me == hub:
+            size = self.agreement.size_of(me)
+            for _ in members:
+                supply.add((yield from ordered(desk, size, vector_elements(size), *_DEALING)))
+        else:
+            inbox = yield Turn((), [dealer])
+            supply.add(desk.read(inbox, dealer, Kind.DEALT, member_dealt_bytes()))
+        return Opened(supply=supply)
 
     def _stock_dealer_script(self, me: str, hub: str, members: Sequence[str]) -> Script:
-        return _dealer_script(Desk(me, self.agreement), hub, members)
+        yield from deal_each(Desk(me, self.agreement), hub, members, vector_elements, *_DEALING)
+        return Opened()
 
 
 def _nothing() -> Script:
-    """What a dealer that dealt ahead does."""
     yield Turn((), ())
     return Opened()
 
@@ -296,7 +282,6 @@ class HubShare:
         return cls(dealing, seed, from_bytes(c))
 
     def masked(self, store: Elements, *, head: bytes = b"") -> bytes:
-        """What the hub sends for a vector P, behind `head`: A + P."""
         vector = store.copy()
         add_random(vector, self.seed, b"a")
         return b"".join((head, self.dealing, vector.data.cast("B")))
@@ -309,19 +294,46 @@ def _dealt(
 
     The first order is answered in `inbox`.
     """
-    length = hub_dealt_bytes(vector_elements(size))
+    elements = vector_elements(size)
     if supply is not None:
-        return {member: HubShare.of(supply.take(length)) for member in members}
-    shares, dealer = dict[str, HubShare](), desk.agreement.dealer
-    for member in members:
-        if shares:
-            inbox = yield desk.turn(Kind.DEAL, {dealer: DEAL.pack(size)}, [dealer])
-        shares[member] = HubShare.of(desk.read(inbox, dealer, Kind.DEALT, length))
+        taken = (supply.take(hub_dealt_bytes(elements)) for _ in members)
+        return {m: HubShare.of(body) for m, body in zip(members, taken, strict=True)}
+    first, *others = members
+    dealt = desk.read(inbox, desk.agreement.dealer, Kind.DEALT, hub_dealt_bytes(elements))
+    shares = {first: HubShare.of(dealt)}
+    for member in others:
+        shares[member] = HubShare.of((yield from ordered(desk, size, elements, *_DEALING)))
     return shares
 
 
+def ordered(
+    desk: AnyDesk[AnyKind], size: int, elements: int, order: AnyKind, dealt: AnyKind
+) -> Generator[Turn, Inbox, bytes]:
+    """What the hub gets of the dealer for one member, ordered now for so many IDs."""
+    dealer = desk.agreement.dealer
+    inbox = yield desk.turn(order, {dealer: DEAL.pack(size)}, [dealer])
+    return desk.read(inbox, dealer, dealt, hub_dealt_bytes(elements))
+
+
+def deal_each(
+    desk: AnyDesk[AnyKind], hub: str, members: Sequence[str], elements: Callable[[int], int],
+    order: AnyKind, dealt: AnyKind,
+) -> Generator[Turn, Inbox, int]:  # fmt: skip
+    """Answer the hub's order for each member; return for how many IDs they are."""
+    size, sizes = 0, set[int]()
+    for member in members:
+        inbox = yield Turn((), [hub])
+        sizes.add(ordered_size(desk.agreement, hub, desk.read(inbox, hub, order, DEAL.size)))
+        if len(sizes) > 1:
+            several = ", ".join(map(str, sorted(sizes)))
+            raise RemoteProtocolError(f"{hub} orders for sets of {several} IDs, it has one")
+        (size,) = sizes
+        hubs, members_own = deal(elements(size))
+        yield desk.turn(dealt, {hub: hubs, member: members_own}, ())
+    return size
+
+
 def _shown(member: str, body: bytes, commitment: bytes) -> bytes:
-    """The member's part of the output's key."""
     part = body[:KEY_BYTES]
     if not hmac.compare_digest(hashlib.sha256(part).digest(), commitment):
         raise RemoteProtocolError(f"{member} showed another key part than it committed to")
@@ -329,7 +341,6 @@ def _shown(member: str, body: bytes, commitment: bytes) -> bytes:
 
 
 def _encoded(me: str, ids: Sequence[bytes], key: bytes, cells: int) -> tuple[Rows, Elements]:
-    """The rows of the hub's set and the store P."""
     digests = digest_ids(ids, key)
     rows, targets = Rows.of(digests, cells), targets_of(digests)
     del digests
@@ -337,7 +348,6 @@ def _encoded(me: str, ids: Sequence[bytes], key: bytes, cells: int) -> tuple[Row
 
 
 def encoded(me: str, encoder: Encoder, values: Elements) -> Elements:
-    """The store."""
     try:
         return encoder.encode(values)
     except DependentRowsError as error:
@@ -347,33 +357,17 @@ def encoded(me: str, encoder: Encoder, values: Elements) -> Elements:
         ) from error
 
 
-def _open(desk: Desk, places: Mapping[str, NDArray[np.int64]]) -> Script:
-    rows = common_rows(desk.me, places, desk.agreement.minimum_rows)
-    if isinstance(rows, IntersectionTooSmallError):
-        yield desk.turn(Kind.REFUSAL, dict.fromkeys(places, b""), ())
-        return rows
-    if desk.agreement.output is Output.HUB_ROWS:
-        yield desk.turn(Kind.DONE, dict.fromkeys(places, b""), ())
-    else:
-        opened = {member: place[rows].astype(">u4").tobytes() for member, place in places.items()}
-        yield desk.turn(Kind.ROWS, opened, ())
-    return Opened(rows=rows)
-
-
 def _filled_up(tags: Tags, size: int) -> Tags:
-    """The same with random ones behind them, shape (size, length)."""
     count, length = tags.shape
     missing = keystream(fresh_key(), length=length * (size - count))
     return np.concatenate([tags, np.frombuffer(missing, np.uint8).reshape(-1, length)])
 
 
 def _output_key(agreement: IntersectionAgreement, member: str, hubs: bytes, own: bytes) -> bytes:
-    """Of the hash of tags: from the hub's part and the member's."""
     return derive_key(hubs, b"vole output", own, agreement.digest, member.encode())
 
 
 def _together(turns: Sequence[Turn]) -> Turn:
-    """Send all at once and wait for all."""
     return Turn(
         [out for turn in turns for out in turn.outgoing],
         [party for turn in turns for party in turn.awaited],
@@ -390,7 +384,6 @@ class MemberShare:
 
     @classmethod
     def of(cls, dealt: bytes, *, dealer: str) -> "MemberShare":
-        """Read what the dealer sent."""
         dealing, seed, delta = _parts(dealt)
         if not any(delta):
             raise RemoteProtocolError(
@@ -429,10 +422,9 @@ def deal(elements: int) -> tuple[bytes, bytes]:
 
 
 def ordered_size(agreement: IntersectionAgreement, hub: str, order: bytes) -> int:
-    """For how many IDs the hub orders."""
     (size,) = DEAL.unpack(order)
     sizes = agreement.sizes
-    most = agreed_size(agreement, hub) if sizes else agreement.maximum_ids
+    most = agreement.size_of(hub) if sizes else agreement.maximum_ids
     if size > most or (sizes and size != most):
         raise RemoteProtocolError(
             f"{hub} orders a vector for {size} IDs, the parties agreed on "
@@ -441,18 +433,7 @@ def ordered_size(agreement: IntersectionAgreement, hub: str, order: bytes) -> in
     return int(size)
 
 
-def _dealer_script(desk: Desk, hub: str, members: Sequence[str]) -> Script:
-    """Serve the hub's order for each one."""
-    for member in members:
-        inbox = yield Turn((), [hub])
-        size = ordered_size(desk.agreement, hub, desk.read(inbox, hub, Kind.DEAL, DEAL.size))
-        hubs, members_own = deal(vector_elements(size))
-        yield desk.turn(Kind.DEALT, {hub: hubs, member: members_own}, ())
-    return Opened()
-
-
 def hash_values(values: Elements, key: bytes, length: int) -> Tags:
-    """The first bytes of `hash_elements`, shape (n, length)."""
     return np.ascontiguousarray(hash_elements(values, key).view(np.uint8)[:, :length])
 
 
@@ -476,7 +457,6 @@ def hash_elements(values: Elements, key: bytes) -> Elements:
 
 
 def hub_tags(store: Elements, rows: Rows, key: bytes, length: int) -> Tags:
-    """The tag of each of the hub's IDs, out of C; shape (n, length)."""
     tags = np.empty((len(rows), length), np.uint8)
     for start in range(0, len(rows), _EVALUATED):
         chunk = slice(start, start + _EVALUATED)
@@ -488,10 +468,6 @@ def _member_tags(
     digests: Digests, store: Elements, delta: Multiplier, key: bytes, length: int,
     *, report: Callable[[int, int], None],
 ) -> Tags:  # fmt: skip
-    """The tag of each of a member's IDs, out of K and Delta; shape (n, length).
-
-    `report` is told how many IDs are done, and how many there are.
-    """
     count, cells = len(digests), len(store) - DENSE
     tags = np.empty((count, length), np.uint8)
     for start in range(0, count, _EVALUATED):
@@ -503,9 +479,7 @@ def _member_tags(
 
 
 def match(own: Tags, theirs: Tags, *, sender: str) -> NDArray[np.int64]:
-    """Return where each own tag is among those of `sender`, -1 for nowhere; shape (n,). Raises
-    RemoteProtocolError: `sender` sent one tag twice.
-    """
+    """Return where each own tag is among those of `sender`, -1 for nowhere; shape (n,)."""
     place = np.full(len(own), -1, np.int64)
     parts = 1 + (len(own) + len(theirs)) // _MATCHED
     for part in range(parts):  # equal tags are in the same part, whose sorting takes little memory
@@ -516,7 +490,6 @@ def match(own: Tags, theirs: Tags, *, sender: str) -> NDArray[np.int64]:
 
 
 def _in_part(tags: Tags, part: int, parts: int) -> NDArray[np.int64]:
-    """Which of the tags are in this part, by their first two bytes."""
     if parts == 1:
         return np.arange(len(tags))
     first = tags[:, 0].astype(np.uint16) << np.uint16(8) | tags[:, 1]
@@ -550,7 +523,6 @@ def _padded(tags: Tags) -> bytes:
 
 
 def vector_elements(hub_size: int) -> int:
-    """How many elements a store of the hub has, and so each vector."""
     return cells_for(hub_size) + DENSE
 
 
@@ -580,7 +552,6 @@ def tag_bytes(hub_size: int, member_size: int) -> int:
 
 
 def longest_message(agreement: IntersectionAgreement) -> int:
-    """Bytes of the longest message of an intersection under this agreement, or of its dealing."""
-    most = largest_size(agreement)
+    most = agreement.largest_size
     tags, elements = KEY_BYTES + tag_bytes(most, most) * most, vector_elements(most)
-    return Framing.size(1, max(tags, hub_dealt_bytes(elements), KEY_BYTES + vector_bytes(elements)))
+    return message_bytes(max(tags, hub_dealt_bytes(elements), KEY_BYTES + vector_bytes(elements)))

@@ -29,7 +29,6 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from apfed_protocols.checks import take_numpy_integers
 from apfed_protocols.crypten import Shares, add_shares, complete, draw_share, load_crypten, total
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.randomness import KEY_BYTES, derive_key, fresh_key
@@ -83,7 +82,6 @@ class CryptenSum(SecureSum):
     )
 
     def __post_init__(self) -> None:
-        take_numpy_integers(self)
         load_crypten()
 
     def receiver(self) -> "CryptenReceiver":
@@ -154,8 +152,6 @@ class CryptenContributor(SumContributor):
 
 
 class CryptenCombiner(SumCombiner):
-    """The aggregator's end: relays what it cannot open."""
-
     def __init__(self, described: CryptenSum) -> None:
         self._names = described.agreement.contributors
         super().__init__(described.frames(), NoSetup())
@@ -163,7 +159,6 @@ class CryptenCombiner(SumCombiner):
     def ask(
         self, contributions: Mapping[str, bytes], binding_digest: bytes | None = None
     ) -> Mapping[str, bytes]:
-        """See `SumCombiner`: gives each passive what the others sealed for it."""
         frames = self._frames.open_contributions(contributions, binding_digest)
         for name, frame in zip(self._names, frames, strict=True):
             if len(frame.blobs) != len(self._names) - 1:
@@ -185,7 +180,6 @@ class CryptenCombiner(SumCombiner):
         }
 
     def combine(self, bodies: Mapping[str, bytes], binding_digest: bytes | None = None) -> bytes:
-        """See `SumCombiner`: gathers the sealed shares of the sum."""
         frames = self._frames.open_answers(bodies, self._names, binding_digest)
         for name, frame in zip(self._names, frames, strict=True):
             if len(frame.blobs) != 1:
@@ -196,8 +190,6 @@ class CryptenCombiner(SumCombiner):
 
 
 class CryptenReceiver(SumReceiver):
-    """The active's end: opens the shares of the sum and adds them."""
-
     def __init__(self, described: CryptenSum) -> None:
         agreement, frames = described.agreement, described.frames()
         self._seals = StepSeals(agreement.receiver, agreement.contributors, frames)

@@ -9,10 +9,9 @@ Shapes: B rows, D columns, V slot vectors of S slots.
 """
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,19 +20,7 @@ from apfed_protocols.errors import LocalProtocolError
 from apfed_protocols.noise import largest_noise
 from apfed_protocols.sums.interface import FloatArray, IntArray, SumAgreement
 
-__all__ = [
-    "EXACT_FLOAT_BITS",
-    "MODULUS_MARGIN",
-    "SECURE_MODULUS_BITS",
-    "FixedPoint",
-    "Packing",
-    "checked_matrix",
-    "clip_rows",
-    "densest",
-    "fresh_noise",
-    "peak",
-    "require_secure",
-]
+__all__ = ["FixedPoint", "Packing", "checked_matrix", "clip_rows"]
 
 EXACT_FLOAT_BITS = 53
 """Integers of so many bits are exact in float64."""
@@ -43,16 +30,10 @@ SECURE_MODULUS_BITS = {1024: 27, 2048: 54, 4096: 109, 8192: 218, 16384: 438, 327
 
 HomomorphicEncryption.org standard (Albrecht et al. 2018), table 1; SEAL enforces the same.
 """
-MODULUS_MARGIN = 1 + 2**-10
-"""How far below 2^bits a prime of so many bits may lie."""
-_MOST_PRIME_BITS = 60  # of SEAL
-Found = TypeVar("Found")
 
 
 def checked_matrix(values_BD: object) -> FloatArray:
-    """Return `values_BD` if it is a finite, non-empty float32 or float64 matrix. Raises
-    LocalProtocolError: it is anything else.
-    """
+    """Return `values_BD` if it is a finite, non-empty float32 or float64 matrix."""
     # Not a subclass: masked arrays and matrices add, reshape and copy in other ways.
     if type(values_BD) is not np.ndarray:
         kind = type(values_BD).__name__
@@ -130,7 +111,6 @@ class FixedPoint:
         )
 
     def with_bits(self, bits: int) -> "FixedPoint":
-        """The same bound and the same noise, in coarser or finer steps."""
         levels = 2 ** (bits - 1) - 1
         return replace(self, bits=bits, noise=math.ceil(self.noise * levels / self.levels))
 
@@ -146,7 +126,6 @@ class FixedPoint:
 
     @cached_property
     def limit(self) -> int:
-        """The largest magnitude of a sum, M * largest."""
         return self.contributors * self.largest
 
     @property
@@ -179,7 +158,6 @@ class FixedPoint:
         return (levels_BD.astype(np.int64) + noise_BD).astype(width, copy=False)
 
     def checked_noise(self, noise_BD: IntArray | None, shape: tuple[int, ...]) -> IntArray:
-        """The noise, if it is what was agreed; LocalProtocolError otherwise."""
         if noise_BD is None or not self.noise:
             raise LocalProtocolError(
                 f"the agreement says noise of {self.noise} steps on each value, but "
@@ -235,7 +213,6 @@ class Packing:
         return -(-values // (self.fields * self.slots))
 
     def pack(self, integers_BD: IntArray) -> IntArray:
-        """Return slots (V, S) with zeros after the last integer."""
         flat = integers_BD.reshape(-1)
         padded = np.zeros((self.vectors(flat.size) * self.slots, self.fields), dtype=np.int64)
         padded.reshape(-1)[: flat.size] = flat
@@ -252,58 +229,3 @@ class Packing:
         half = 1 << (self.field_bits - 1)
         low = ((slots + half) & (2 * half - 1)) - half
         return np.stack((low, (slots - low) >> self.field_bits), axis=1).reshape(-1)
-
-
-def require_secure(poly_degree: int, primes: tuple[int, ...]) -> None:
-    """Raise LocalProtocolError below 128-bit security; it says which degrees would do."""
-    least = (2 * poly_degree).bit_length()  # a prime is 1 modulo 2N
-    if len(primes) not in (1, 2) or not all(least <= p <= _MOST_PRIME_BITS for p in primes):
-        raise LocalProtocolError(
-            f"one prime for the data and at most one more, of {least} to {_MOST_PRIME_BITS} bits "
-            f"for ring degree {poly_degree}; got {list(primes)}"
-        )
-    limit = SECURE_MODULUS_BITS.get(poly_degree)
-    if limit is None or sum(primes) > limit:
-        fits = [str(n) for n, bits in SECURE_MODULUS_BITS.items() if bits >= sum(primes)]
-        raise LocalProtocolError(
-            f"ring degree {poly_degree} with a modulus of {sum(primes)} bits has less than 128-bit "
-            f"security; degrees that fit that modulus: {', '.join(fits) or 'none'}"
-        )
-
-
-def fresh_noise(poly_degree: int, contributors: int) -> float:
-    """Standard deviation of one coefficient of the noise in a sum of fresh ciphertexts.
-
-    Each keeps its whole error u e + e0 + e1 * s: u and s ternary, each e of variance 21/2
-    (SEAL's centred binomial), so 10.5 (1 + 4N/3) a coefficient. (Cheon et al. 2017, section 3.4.)
-    """
-    return math.sqrt(contributors * 10.5 * (1 + 4 * poly_degree / 3))
-
-
-def peak(fixed_point: FixedPoint, fields: int) -> int:
-    """The largest magnitude of a sum of packed integers."""
-    return fixed_point.limit * (1 + (2**fixed_point.field_bits if fields == 2 else 0))
-
-
-def densest(
-    fixed_point: FixedPoint,
-    fit: Callable[[FixedPoint, int, tuple[int, ...]], Found | None],
-    chains: Sequence[tuple[int, ...]],
-) -> Found:
-    """What `fit` finds for two fields a slot, or else for one, with the first primes that fit.
-
-    `chains` are bits of the primes, in order of preference; the last has the largest data
-    prime.
-    """
-    for fields in (2, 1):
-        for chain in chains:
-            found = fit(fixed_point, fields, chain)
-            if found is not None:
-                return found
-    fewer = (fixed_point.with_bits(bits) for bits in range(fixed_point.bits - 1, 1, -1))
-    would = next((f.bits for f in fewer if any(fit(f, 1, chain) for chain in chains)), None)
-    raise LocalProtocolError(
-        f"sums of {fixed_point.contributors} values of {fixed_point.bits} bits do not fit a data "
-        f"prime of {chains[-1][0]} bits; "
-        + (f"{would} bits would" if would else "use a larger data prime")
-    )

@@ -81,7 +81,6 @@ class Frame:
         return self.rows, self.columns
 
     def pack(self) -> bytes:
-        """Return the canonical bytes of this frame."""
         name = self.name.encode("ascii")
         if not 0 < len(name) <= _NAME_BYTES or len(self.blobs) > _MAX_BLOBS:
             raise LocalProtocolError(
@@ -100,7 +99,6 @@ class Frame:
 
     @classmethod
     def parse(cls, data: bytes, *, sender: str) -> "Frame":
-        """Read a frame that `sender` sent."""
         if type(data) is not bytes:
             raise LocalProtocolError(
                 f"a frame of a secure sum is bytes, got {type(data).__name__} from {sender}"
@@ -203,7 +201,6 @@ class AgreedFrames:
         self.require_own_process = ForkCheck(f"this role of {name}").require
 
     def begin_step(self, binding: StepBinding) -> None:
-        """Mark the step of `binding` as used by this role."""
         self.require_own_process()
         if binding.session != self.agreement.session:
             raise LocalProtocolError(
@@ -231,9 +228,7 @@ class AgreedFrames:
         ).pack()
 
     def open_setup(self, body: bytes, sender: str) -> Frame:
-        """Return the frame of a setup message; its sender and fingerprint are unchecked. Raises
-        RemoteProtocolError: malformed, of another sum, or for another agreement.
-        """
+        """Return the frame of a setup message; its sender and fingerprint are unchecked."""
         frame = Frame.parse(body, sender=sender)
         self._check(frame, sender, FrameKind.SETUP, None)
         if frame.binding != self.agreement.digest:
@@ -254,7 +249,6 @@ class AgreedFrames:
     def contribution(
         self, me: str, binding: StepBinding, shape: tuple[int, int], blobs: Sequence[bytes]
     ) -> bytes:
-        """Frame the protected values of `me`; a request may be about them."""
         self._underway = Frame(
             kind=FrameKind.CONTRIBUTION,
             name=self.name,
@@ -271,9 +265,6 @@ class AgreedFrames:
     def open_contributions(
         self, contributions: Mapping[str, bytes], binding_digest: bytes | None
     ) -> tuple[Frame, ...]:
-        """Return one frame of each party that sent one, in the agreement's order, for one
-        message.
-        """
         names = self._present(contributions, self.agreement.contributors, "contribution")
         frames = []
         for name in names:
@@ -296,15 +287,11 @@ class AgreedFrames:
         return tuple(frames)
 
     def sum_of(self, frames: Sequence[Frame], blobs: Sequence[bytes]) -> bytes:
-        """Frame the combined values of `frames`; nothing is under way then."""
         self._underway = None
         return replace(frames[0], kind=FrameKind.SUM, party=len(frames), blobs=tuple(blobs)).pack()
 
     def open_sum(self, combined: bytes, shape: tuple[int, int], binding: StepBinding) -> Frame:
-        """Return the frame of the sum that answers `binding`; its step is used then. Raises
-        LocalProtocolError: the step was opened before, or `shape` is none; RemoteProtocolError: the
-        frame is malformed or answers something else.
-        """
+        """Return the frame of the sum that answers `binding`; its step is used then."""
         _require_shape(shape)
         sender = self.agreement.combiner
         frame = Frame.parse(combined, sender=sender)
@@ -327,21 +314,16 @@ class AgreedFrames:
         return frame
 
     def request(self, to: str, blobs: Sequence[bytes]) -> bytes:
-        """Frame what the aggregator asks of the contributor called `to`."""
         return self._about_underway(FrameKind.REQUEST, to, blobs)
 
     def open_request(self, request: bytes, me: str) -> Frame:
-        """Return the aggregator's request about the last contribution of `me`. Raises
-        LocalProtocolError: nothing waits for a request; RemoteProtocolError: it is malformed, or
-        about another party, step or message.
-        """
+        """Return the aggregator's request about the last contribution of `me`."""
         sender = self.agreement.combiner
         frame = Frame.parse(request, sender=sender)
         self._check_about_underway(frame, sender, FrameKind.REQUEST, me)
         return frame
 
     def answer(self, me: str, blobs: Sequence[bytes]) -> bytes:
-        """Frame the answer of `me`; nothing waits for a request then."""
         self.require_own_process()
         body = self._about_underway(FrameKind.ANSWER, me, blobs)
         self._underway = None
@@ -350,9 +332,6 @@ class AgreedFrames:
     def open_answers(
         self, answers: Mapping[str, bytes], asked: Collection[str], binding_digest: bytes | None
     ) -> tuple[Frame, ...]:
-        """Return the answers that came in the order of `asked`, all about the last
-        contributions.
-        """
         names = self._present(answers, asked, "answer")
         frames = tuple(Frame.parse(answers[name], sender=name) for name in names)
         for name, frame in zip(names, frames, strict=True):
@@ -367,7 +346,6 @@ class AgreedFrames:
     def _present(
         self, bodies: Mapping[str, bytes], expected: Collection[str], what: str
     ) -> tuple[str, ...]:
-        """Which of the `expected` sent something; RemoteProtocolError where too few or others."""
         present = tuple(filter(bodies.__contains__, expected))
         unknown = sorted(set(bodies) - set(expected))
         if unknown or len(present) < self.least:

@@ -7,9 +7,10 @@ bytes of fingerprint). What is encrypted, and under which scheme, says the `Homo
 makes the roles.
 """
 
+import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -19,20 +20,10 @@ import numpy as np
 import tenseal.sealapi as seal
 from numpy.typing import NDArray
 
-from apfed_protocols.checks import take_numpy_integers
 from apfed_protocols.conversation import Outgoing
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.randomness import derive_key, fresh_key, keystream
-from apfed_protocols.sums.fixed_point import (
-    EXACT_FLOAT_BITS,
-    MODULUS_MARGIN,
-    FixedPoint,
-    Packing,
-    densest,
-    fresh_noise,
-    peak,
-    require_secure,
-)
+from apfed_protocols.sums.fixed_point import EXACT_FLOAT_BITS, FixedPoint, Packing
 from apfed_protocols.sums.frames import AgreedFrames, Frame, frame_bytes
 from apfed_protocols.sums.interface import FloatArray, Reading, StepBinding, SumLeaks, spelled
 from apfed_protocols.sums.masked import PairwiseSeeds
@@ -45,6 +36,7 @@ from apfed_protocols.sums.roles import (
     SumReceiver,
 )
 from apfed_protocols.sums.seal_cipher import (
+    DEGREE,
     ScratchFile,
     SealCipher,
     SealContext,
@@ -53,7 +45,6 @@ from apfed_protocols.sums.seal_cipher import (
 )
 
 __all__ = [
-    "ROUNDING_TOLERANCE",
     "BfvCipher",
     "BfvSum",
     "CiphertextAdder",
@@ -66,6 +57,7 @@ __all__ = [
     "MaskedBfvSum",
     "ZeroPool",
     "centred_binomial",
+    "fresh_noise",
     "fresh_slot_noise",
     "nearest_integers",
     "slot_noise",
@@ -104,8 +96,12 @@ _FRESH_TAIL = 15.5
 _MAX_SCALE_BITS = 40
 Numbers = NDArray[np.uint64]
 _WORD = np.dtype("<i8")
-_PRIMES = (56, 60)
+_BFV_PRIMES = ((56,), (60,))
 """Bits of the one prime, in order of preference: residues of 56 bits travel in 7 bytes, not 8."""
+_CKKS_PRIMES = ((60,), (60, 49))
+"""The second, of key switching, makes encryption slower and less noisy; additions need none."""
+_MARGIN = 1 + 2**-10
+"""How far below 2^bits a prime of so many bits may lie."""
 # In standard deviations, exceeded with probability below 2^-40: a coefficient is close to
 # Gaussian, and the margin is for free.
 _BFV_TAIL = 10.0
@@ -120,8 +116,6 @@ class Headroom:
     """Parameters that fit an agreement.
 
     Attributes:
-        poly_degree: N, the ring degree; a ciphertext of CKKS has N / 2 complex slots, one of BFV N
-            integers.
         primes: those used: bits of the data prime, and of the key-switching prime if any.
         bits: log2 of the encoding scale, or of the plain modulus t: the most that the noise allows,
             so that most numbers modulo t stand for no sum, and a damaged sum shows.
@@ -130,7 +124,6 @@ class Headroom:
             `ROUNDING_TOLERANCE`, exceeded with probability below 2^-40 in one slot.
     """
 
-    poly_degree: int
     primes: tuple[int, ...]
     bits: int
     packing: Packing
@@ -144,7 +137,6 @@ class HomomorphicSum(SecureSum, ABC):
     cipher_type: ClassVar[type[SealCipher]]
 
     def __post_init__(self) -> None:
-        take_numpy_integers(self)
         _ = self.headroom  # what does not fit is refused here
 
     @cached_property
@@ -154,21 +146,19 @@ class HomomorphicSum(SecureSum, ABC):
 
     @cached_property
     def cipher(self) -> SealCipher:
-        found = self.headroom
-        return self.cipher_type(found.poly_degree, found.primes, found.bits)
+        return self.cipher_type(self.headroom.primes, self.headroom.bits)
 
     @property
     def packing(self) -> Packing:
         return self.headroom.packing
 
     def integers(self, slots: NDArray[Any]) -> NDArray[np.int64]:
-        """The integers that decrypted slots stand for."""
         return slots.astype(np.int64, copy=False)
 
     def parameters(self) -> Mapping[str, object]:
         return {
             **super().parameters(),
-            "poly_degree": self.headroom.poly_degree,
+            "poly_degree": DEGREE,
             "primes": list(self.headroom.primes),
             "fields": self.packing.fields,
             "field_bits": self.packing.field_bits,
@@ -188,14 +178,12 @@ class HomomorphicSum(SecureSum, ABC):
         return frame_bytes((self.cipher.residues.size,) * vectors)
 
     def add(self, frames: Sequence[Frame]) -> Sequence[bytes]:
-        """The sums of the ciphertexts of these contributions; needs no key."""
         names = self.agreement.contributors
         vectors = self.packing.vectors(frames[0].rows * frames[0].columns)
         return self.cipher.add({names[frame.party]: frame.blobs for frame in frames}, vectors)
 
 
 def _key_setup(frames: AgreedFrames, body: bytes, sender: str) -> Frame:
-    """Read what the key holder sent; the fingerprint is unchecked."""
     holder = frames.agreement.receiver
     if sender != holder:
         raise RemoteProtocolError(f"keys come from {holder}, but {sender} sent a message")
@@ -215,7 +203,6 @@ class KeyHolder(SumReceiver):
         super().__init__(described, described.frames(self._public_key), NoSetup())
 
     def start(self) -> Sequence[Outgoing]:
-        """Give every passive the public key, and the aggregator its fingerprint."""
         self._require_no_refusal()
         if self._started:
             raise LocalProtocolError("the key of this sum was sent already; start is called once")
@@ -250,8 +237,6 @@ class KeyHolder(SumReceiver):
 
 
 class Encrypter(SumContributor):
-    """A passive's end: knows the active's public key once the setup came."""
-
     _sum: HomomorphicSum
 
     def __init__(self, described: HomomorphicSum, me: str) -> None:
@@ -297,9 +282,6 @@ class Encrypter(SumContributor):
             contributions: for how many zeros are kept; those that are there or on their way count.
             worker: with one (a `ProcessPoolExecutor`), this returns at once, and the zeros
                 serve from when they have come.
-
-        Raises:
-            LocalProtocolError: the setup is not finished, or the worker died.
         """
         _, zeros = self._ready()
         zeros.top_up(contributions * self._sum.packing.vectors(shape[0] * shape[1]), worker)
@@ -324,8 +306,6 @@ class Encrypter(SumContributor):
 
 
 class CiphertextAdder(OneRoundCombiner):
-    """The aggregator's end: adds what it cannot read."""
-
     def __init__(self, described: HomomorphicSum) -> None:
         super().__init__(described.frames(), described.add)
         self._set_up = False
@@ -376,13 +356,12 @@ class ZeroPool(KeepsSecrets):
             return
         cipher, key = self._cipher, self._cipher.public_key(self._context)
         try:
-            future = worker.submit(_encrypt_zeros, type(cipher), cipher.recipe, key, missing)
+            future = worker.submit(_encrypt_zeros, type(cipher), *cipher.recipe, key, missing)
         except RuntimeError as error:  # of a pool that is closed, or broken (a subclass)
             raise _worker_died() from error
         self._coming.append((missing, future))
 
     def take(self, most: int) -> Sequence[Any]:
-        """Remove up to `most` zeros that are there by now."""
         self._collect()
         taken, self._ready = self._ready[:most], self._ready[most:]
         return taken
@@ -406,68 +385,83 @@ def _worker_died() -> LocalProtocolError:
     )
 
 
-Recipe = tuple[int, tuple[int, ...], int]
-
-
 @lru_cache(maxsize=8)
-def _cipher(kind: type[SealCipher], recipe: Recipe) -> SealCipher:
-    return kind(*recipe)
+def _cipher(kind: type[SealCipher], primes: tuple[int, ...], bits: int) -> SealCipher:
+    return kind(primes, bits)
 
 
-def _encrypt_zeros(kind: type[SealCipher], recipe: Recipe, key: bytes, count: int) -> list[bytes]:
+def _encrypt_zeros(
+    kind: type[SealCipher], primes: tuple[int, ...], bits: int, key: bytes, count: int
+) -> list[bytes]:
     """In the worker: knows public numbers only."""
-    cipher = _cipher(kind, recipe)
+    cipher = _cipher(kind, primes, bits)
     context = cipher.public_context(key, sender="the party")
     return cipher.encrypt(context, np.zeros((count, cipher.slots), dtype=np.int64))
 
 
-def slot_noise(poly_degree: int, contributors: int) -> float:
+def fresh_noise(contributors: int) -> float:
+    """Standard deviation of one coefficient of the noise in a sum of fresh ciphertexts.
+
+    Each keeps its whole error u e + e0 + e1 * s: u and s ternary, each e of variance 21/2
+    (SEAL's centred binomial), so 10.5 (1 + 4N/3) a coefficient. (Cheon et al. 2017, section 3.4.)
+    """
+    return math.sqrt(contributors * 10.5 * (1 + 4 * DEGREE / 3))
+
+
+def slot_noise(contributors: int) -> float:
     """Standard deviation of a decrypted slot at scale 1.
 
     A fresh public-key ciphertext is divided by the key-switching prime, which leaves the
     rounding error e0 + e1 * s with e uniform in [-1/2, 1/2] and s ternary: variance
     (1 + 2N/3) / 12 a coefficient. A slot's real part adds N / 2 of them. (Cheon et al.
-    2017, section 3.4, with SEAL's encryption; measured 6.8e2 at N = 4096, M = 1.)
+    2017, section 3.4, with SEAL's encryption; measured 6.8e2 at M = 1.)
     """
-    return math.sqrt(contributors * poly_degree / 2 * (1 + 2 * poly_degree / 3) / 12)
+    return math.sqrt(contributors * DEGREE / 2 * (1 + 2 * DEGREE / 3) / 12)
 
 
-def fresh_slot_noise(poly_degree: int, contributors: int) -> float:
-    """The same without a key-switching prime (measured 1.07e4 at N = 4096, M = 1)."""
-    return fresh_noise(poly_degree, contributors) * math.sqrt(poly_degree / 2)
+def fresh_slot_noise(contributors: int) -> float:
+    """The same without a key-switching prime (measured 1.07e4 at M = 1)."""
+    return fresh_noise(contributors) * math.sqrt(DEGREE / 2)
 
 
-def solve_ckks(
-    fixed_point: FixedPoint, *, poly_degree: int = 4096, primes: tuple[int, ...] = (60, 49)
-) -> Headroom:
-    """Find the densest packing, and for it the fewest primes and the largest scale, that fit.
+def _peak(fixed_point: FixedPoint, fields: int) -> int:
+    return fixed_point.limit * (1 + (2**fixed_point.field_bits if fields == 2 else 0))
 
-    Addition needs no key-switching prime, the second. It makes encryption slower and less
-    noisy, so it is left out where the noise fits without.
-    """
-    require_secure(poly_degree, primes)
 
+Fit = Callable[[FixedPoint, int, tuple[int, ...]], Headroom | None]
+
+
+def _densest(fixed_point: FixedPoint, fit: Fit, chains: Sequence[tuple[int, ...]]) -> Headroom:
+    """What `fit` finds for two fields a slot, or else for one, with the first primes that fit."""
+    for fields, chain in itertools.product((2, 1), chains):
+        found = fit(fixed_point, fields, chain)
+        if found is not None:
+            return found
+    fewer = (fixed_point.with_bits(bits) for bits in range(fixed_point.bits - 1, 1, -1))
+    would = next(f.bits for f in fewer if any(fit(f, 1, chain) for chain in chains))
+    raise LocalProtocolError(
+        f"sums of {fixed_point.contributors} values of {fixed_point.bits} bits do not fit a data "
+        f"prime of {chains[-1][0]} bits; {would} bits would"
+    )
+
+
+def solve_ckks(fixed_point: FixedPoint) -> Headroom:
     def fit(fixed_point: FixedPoint, fields: int, primes: tuple[int, ...]) -> Headroom | None:
         # No coefficient exceeds the largest slot.
-        room = 2 ** (primes[0] - 1) / MODULUS_MARGIN
-        scale_bits = min(_MAX_SCALE_BITS, math.floor(math.log2(room / peak(fixed_point, fields))))
+        room = 2 ** (primes[0] - 1) / _MARGIN
+        scale_bits = min(_MAX_SCALE_BITS, math.floor(math.log2(room / _peak(fixed_point, fields))))
         noise = (
-            _FRESH_TAIL * fresh_slot_noise(poly_degree, fixed_point.contributors)
+            _FRESH_TAIL * fresh_slot_noise(fixed_point.contributors)
             if len(primes) == 1
-            else _CKKS_TAIL * slot_noise(poly_degree, fixed_point.contributors)
+            else _CKKS_TAIL * slot_noise(fixed_point.contributors)
         )
         deviation, width = noise * 2.0**-scale_bits, fixed_point.field_bits
         if fields * width > EXACT_FLOAT_BITS or deviation >= ROUNDING_TOLERANCE:
             return None
-        return Headroom(
-            poly_degree=poly_degree,
-            primes=primes,
-            bits=scale_bits,
-            packing=Packing(fields=fields, field_bits=width, slots=poly_degree // 2),
-            deviation=deviation,
-        )
+        packing = Packing(fields=fields, field_bits=width, slots=DEGREE // 2)
+        return Headroom(primes=primes, bits=scale_bits, packing=packing, deviation=deviation)
 
-    return densest(fixed_point, fit, tuple(dict.fromkeys((primes[:1], primes))))
+    return _densest(fixed_point, fit, _CKKS_PRIMES)
 
 
 class CkksCipher(SealCipher):
@@ -475,9 +469,10 @@ class CkksCipher(SealCipher):
 
     seal_type = seal.SCHEME_TYPE.CKKS
 
-    def __init__(self, poly_degree: int, primes: tuple[int, ...], bits: int) -> None:
-        super().__init__(poly_degree, primes, bits)
-        self.slots = poly_degree // 2
+    slots = DEGREE // 2
+
+    def __init__(self, primes: tuple[int, ...], bits: int) -> None:
+        super().__init__(primes, bits)
         self._encoder = seal.CKKSEncoder(self._seal)
 
     def _set_more(self, parameters: Any) -> None:
@@ -491,9 +486,7 @@ class CkksCipher(SealCipher):
 
 
 def nearest_integers(slots: NDArray[np.float64], *, sender: str) -> NDArray[np.int64]:
-    """Round away the noise, if it is no larger than honest noise can be. Raises
-    RemoteProtocolError: it is larger; the sum came from `sender`.
-    """
+    """Round away the noise, if it is no larger than honest noise can be."""
     nearest = np.rint(slots)
     distance = np.abs(slots - nearest).max()
     if distance >= ROUNDING_TOLERANCE or np.abs(nearest).max() > 2.0**EXACT_FLOAT_BITS:
@@ -518,18 +511,9 @@ class CkksSum(HomomorphicSum):
     decryptions of approximate schemes reveal about the key (Li and Micciancio 2021). Scheme: Cheon,
     Kim, Kim and Song 2017, N / 2 real slots.
 
-    Args:
-        agreement: what the parties fixed.
-        poly_degree: N, the ring degree.
-        primes: bits of the data prime and of the key-switching prime, which is left out
-            where the noise fits without; their sum is limited by 128-bit security.
-
-    Raises:
-        LocalProtocolError: parameters that are insecure or could overflow.
+    Raises LocalProtocolError: a sum that could overflow.
     """
 
-    poly_degree: int = 4096
-    primes: tuple[int, int] = (60, 49)
     scheme: ClassVar[str] = "ckks"
     name: ClassVar[str] = "ckks"
     rests_on: ClassVar[str] = RESTS_ON_THE_KEY
@@ -538,7 +522,7 @@ class CkksSum(HomomorphicSum):
 
     @cached_property
     def headroom(self) -> Headroom:
-        return solve_ckks(self.fixed_point, poly_degree=self.poly_degree, primes=self.primes)
+        return solve_ckks(self.fixed_point)
 
     def parameters(self) -> Mapping[str, object]:
         return {**super().parameters(), "scale_bits": self.headroom.bits}
@@ -590,11 +574,12 @@ class BfvCipher(SealCipher):
 
     seal_type = seal.SCHEME_TYPE.BFV
 
-    def __init__(self, poly_degree: int, primes: tuple[int, ...], bits: int) -> None:
-        super().__init__(poly_degree, primes, bits)
-        self.slots = poly_degree
+    slots = DEGREE
+
+    def __init__(self, primes: tuple[int, ...], bits: int) -> None:
+        super().__init__(primes, bits)
         self._mask, self._half = (1 << bits) - 1, 1 << (bits - 1)
-        self._plaintext_form = SealForm.of(seal.Plaintext(f"1x^{poly_degree - 1}"), poly_degree)
+        self._plaintext_form = SealForm.of(seal.Plaintext(f"1x^{DEGREE - 1}"), DEGREE)
         self._modulus, plain = self.residues.modulus, 1 << bits
         self._whole, self._rest = self._modulus // plain, (self._modulus % plain) / plain
         self._level = self._seal.first_parms_id()
@@ -635,7 +620,6 @@ class BfvCipher(SealCipher):
         return blobs
 
     def _zeros(self, context: SealContext, count: int) -> Numbers:
-        """Residues of `count` encryptions of zeros, one a row."""
         u_VN = ternary(count * self.slots).reshape(count, -1)
         numbers_VR = centred_binomial(2 * count * self.slots).reshape(count, -1)
         u, product = seal.Plaintext(), seal.Ciphertext(self._seal)
@@ -662,33 +646,19 @@ class BfvCipher(SealCipher):
         return numbers.view(np.uint64)
 
 
-def solve_bfv(
-    fixed_point: FixedPoint, *, poly_degree: int = 4096, primes: tuple[int, ...] = _PRIMES
-) -> Headroom:
-    """Find the densest packing, and for it the first prime of so many bits, that fit."""
-    chains = [(bits,) for bits in primes]
-    for chain in chains:
-        require_secure(poly_degree, chain)
-
+def solve_bfv(fixed_point: FixedPoint) -> Headroom:
     def fit(fixed_point: FixedPoint, fields: int, primes: tuple[int, ...]) -> Headroom | None:
         # Decryption is exact while the noise of a coefficient, rounding of q m / t included
         # (1 or less for each addend), stays below q / 2t. (Fan and Vercauteren 2012, lemma 1.)
-        noise = (
-            _BFV_TAIL * fresh_noise(poly_degree, fixed_point.contributors)
-            + fixed_point.contributors
-        )
-        plain_bits = math.floor(math.log2(2 ** (primes[0] - 1) / MODULUS_MARGIN / noise))
-        width = fixed_point.field_bits
-        if 2 * peak(fixed_point, fields) >= 2**plain_bits or fields * width > EXACT_FLOAT_BITS:
+        contributors, width = fixed_point.contributors, fixed_point.field_bits
+        noise = _BFV_TAIL * fresh_noise(contributors) + contributors
+        plain_bits = math.floor(math.log2(2 ** (primes[0] - 1) / _MARGIN / noise))
+        if 2 * _peak(fixed_point, fields) >= 2**plain_bits or fields * width > EXACT_FLOAT_BITS:
             return None
-        return Headroom(
-            poly_degree=poly_degree,
-            primes=primes,
-            bits=plain_bits,
-            packing=Packing(fields=fields, field_bits=width, slots=poly_degree),
-        )
+        packing = Packing(fields=fields, field_bits=width, slots=DEGREE)
+        return Headroom(primes=primes, bits=plain_bits, packing=packing)
 
-    return densest(fixed_point, fit, chains)
+    return _densest(fixed_point, fit, _BFV_PRIMES)
 
 
 @dataclass(frozen=True)
@@ -700,10 +670,9 @@ class BfvSum(HomomorphicSum):
     plain modulus t = 2^k. That is BFV (Brakerski 2012, Fan and Vercauteren 2012), and CKKS (Cheon
     et al. 2017, section 3.4) with the message above the noise and no canonical embedding.
 
-    Raises LocalProtocolError: parameters that are insecure or could overflow.
+    Raises LocalProtocolError: a sum that could overflow.
     """
 
-    poly_degree: int = 4096
     scheme: ClassVar[str] = "bfv"
     name: ClassVar[str] = "bfv"
     rests_on: ClassVar[str] = RESTS_ON_THE_KEY
@@ -712,7 +681,7 @@ class BfvSum(HomomorphicSum):
 
     @cached_property
     def headroom(self) -> Headroom:
-        return solve_bfv(self.fixed_point, poly_degree=self.poly_degree)
+        return solve_bfv(self.fixed_point)
 
     def parameters(self) -> Mapping[str, object]:
         return {**super().parameters(), "plain_bits": self.headroom.bits}

@@ -23,7 +23,6 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from numpy.typing import NDArray
 
-from apfed_protocols.checks import take_numpy_integers
 from apfed_protocols.conversation import Outgoing
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.randomness import ForkCheck, derive_key, keystream_chunks
@@ -49,8 +48,6 @@ from apfed_protocols.sums.roles import (
 )
 
 __all__ = [
-    "Elements",
-    "MaskedContributor",
     "MaskedReceiver",
     "MaskedSum",
     "PairwiseSeeds",
@@ -119,7 +116,6 @@ class PairwiseSeeds(KeepsSecrets):
             )
 
     def forget(self) -> None:
-        """Throw away the seeds, and the key that would agree them once more."""
         self._peers, self._seeds, self._key = (), {}, None
 
     def add_cancelling(self, binding: StepBinding, total: Elements) -> None:
@@ -138,7 +134,6 @@ class PairwiseSeeds(KeepsSecrets):
         add_keystream(total, self._seeds[peer], binding.digest, sign=sign)
 
     def _own_key(self) -> RunKey:
-        """This party's key pair, in the process that made it."""
         self._fork_check.require()
         if self._key is None:
             raise LocalProtocolError(f"{self.me} threw its mask key away; set up a new session")
@@ -158,12 +153,6 @@ class StepSeals(PairwiseSeeds):
         self._last = dict.fromkeys(peers, -1)
 
     def seal(self, peer: str, binding: StepBinding, shape: tuple[int, int], text: bytes) -> bytes:
-        """Seal `text` for `peer`.
-
-        Raises:
-            LocalProtocolError: something was sealed for it in this step or a later one, whose
-                nonce this would be.
-        """
         if binding.step <= self._last[peer]:
             raise LocalProtocolError(
                 f"{self.me}: step {binding.step} comes after step {self._last[peer]} of what was "
@@ -174,7 +163,6 @@ class StepSeals(PairwiseSeeds):
         return self._cipher(self.me, peer).encrypt(_nonce(binding), text, associated)
 
     def open(self, peer: str, binding: StepBinding, shape: tuple[int, int], sealed: bytes) -> bytes:
-        """Return what `peer` sealed for this party, or raise RemoteProtocolError."""
         associated = self._associated(peer, self.me, binding, shape)
         try:
             return self._cipher(peer, self.me).decrypt(_nonce(binding), sealed, associated)
@@ -237,10 +225,10 @@ def add_keystream(
 class MaskedSum(SecureSum):
     """Sum of masked integers modulo 2^ring_bits.
 
-    Raises LocalProtocolError: a ring that the sum could leave.
+    Raises LocalProtocolError: a sum that could leave the ring.
     """
 
-    ring_bits: int = 32
+    ring_bits: ClassVar[int] = 32
     scheme: ClassVar[str] = "plain"
     masks: ClassVar[str] = "pairwise"
     name: ClassVar[str] = spelled(scheme, masks)
@@ -260,14 +248,11 @@ class MaskedSum(SecureSum):
     )
 
     def __post_init__(self) -> None:
-        take_numpy_integers(self)
-        if self.ring_bits not in _RINGS:
-            raise LocalProtocolError(f"ring_bits is 32 or 64, got {self.ring_bits}")
         if self.fixed_point.field_bits > self.ring_bits:
             raise LocalProtocolError(
                 f"sums of {len(self.agreement.contributors)} values of {self.agreement.bits} bits "
                 f"need {self.fixed_point.field_bits} bits, the ring has {self.ring_bits}; use "
-                "ring_bits 64 or fewer bits"
+                "fewer bits"
             )
 
     @cached_property
@@ -278,7 +263,7 @@ class MaskedSum(SecureSum):
         return MaskedReceiver(self)
 
     def contributor(self, me: str) -> SumContributor:
-        return MaskedContributor(self, me)
+        return _MaskedContributor(self, me)
 
     def combiner(self) -> SumCombiner:
         return OneRoundCombiner(self.frames(), self.add)
@@ -320,9 +305,7 @@ class MaskedSum(SecureSum):
         return np.frombuffer(frame.blobs[0], dtype=self.word).reshape(frame.shape)
 
 
-class MaskedContributor(SumContributor):
-    """A passive's end; shares a seed with every other passive and with the active."""
-
+class _MaskedContributor(SumContributor):
     def __init__(self, masked: MaskedSum, me: str) -> None:
         agreement, frames = masked.agreement, masked.frames()
         others = [name for name in agreement.contributors if name != me]

@@ -151,7 +151,6 @@ class PlainReceiver(SumReceiver):
     _sum: PlainSum
 
     def _open(self, frame: Frame, binding: StepBinding) -> FloatArray:
-        """Returns the precision that the passives used."""
         agreement = self._sum.agreement
         total_BD = self._sum.opened(frame, agreement.combiner, addends=len(agreement.contributors))
         if self._sum.quantise:

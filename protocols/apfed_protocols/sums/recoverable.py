@@ -113,7 +113,6 @@ class Announcement:
 
     @classmethod
     def parse(cls, data: bytes, *, sender: str) -> "Announcement":
-        """Raise RemoteProtocolError on anything but the bytes of an announcement."""
         if len(data) != ANNOUNCEMENT_BYTES:
             raise RemoteProtocolError(
                 f"{sender} announced its keys in {len(data)} bytes, expected {ANNOUNCEMENT_BYTES}"
@@ -134,7 +133,6 @@ class Held(KeepsSecrets):
 
     @classmethod
     def parse(cls, data: bytes, *, sender: str) -> "Held":
-        """Raise RemoteProtocolError on anything but the bytes of such a record."""
         if len(data) != _HELD_BYTES:
             raise RemoteProtocolError(
                 f"{sender} dealt shares in {len(data)} bytes, expected {_HELD_BYTES}"
@@ -167,7 +165,6 @@ class StepKeys(KeepsSecrets):
 def _rebuilt_key(
     shares: Mapping[int, bytes], announced: Announcement, agreement: SumAgreement, owner: str
 ) -> RunKey:
-    """The mask key pair that these shares give."""
     key = _mask_key(join(shares), agreement, owner)
     if key.public != announced.public:
         raise _false_shares(owner)
@@ -177,7 +174,6 @@ def _rebuilt_key(
 def rebuilt_seed(
     shares: Mapping[int, bytes], announced: Announcement, agreement: SumAgreement, owner: str
 ) -> bytes:
-    """The self-mask seed that these shares give."""
     seed = _self_mask_seed(join(shares), agreement, owner)
     if _commitment(seed) != announced.commitment:
         raise _false_shares(owner)
@@ -237,7 +233,7 @@ def _false_shares(owner: str) -> RemoteProtocolError:
 class RecoverableSum(MaskedSum):
     """Sum of doubly masked integers modulo 2^ring_bits, of at least `threshold` passives.
 
-    Raises LocalProtocolError: a ring that the sum could leave, or a threshold of at most M / 2.
+    Raises LocalProtocolError: a sum that could leave the ring, or a threshold of at most M / 2.
     """
 
     masks: ClassVar[str] = "recoverable"
@@ -351,7 +347,6 @@ class RecoverableContributor(SumContributor):
         self._waiting: tuple[_Step, StepKeys] | None = None
 
     def start(self) -> Sequence[Outgoing]:
-        """Send public keys: for masks to the active and the aggregator, for links to passives."""
         assert self._ready is not None
         link, announced = self._link_key.public, self._ready.own.announcement.pack()
         return (
@@ -420,7 +415,6 @@ class RecoverableContributor(SumContributor):
         self._active.add_stream(agreement.receiver, binding, total_BD, sign=1)
 
     def answer(self, request: bytes) -> bytes:
-        """See `SumContributor`: one share of each passive of this step, never two of one."""
         waiting, self._waiting = self._waiting, None
         if waiting is None:
             raise LocalProtocolError(
@@ -444,7 +438,6 @@ class RecoverableContributor(SumContributor):
         return body
 
     def _counted(self, blobs: Sequence[bytes], step: _Step) -> Sequence[str]:
-        """Whom the request counts, if the agreement allows to answer it."""
         agreement = self._sum.agreement
         aggregator = agreement.combiner
         if not blobs:
@@ -486,7 +479,6 @@ class RecoverableContributor(SumContributor):
         return Held.parse(opened, sender=peer)
 
     def _bound(self, step: _Step, binding_digest: bytes) -> bytes:
-        """What seals of this step hold on to: what it answers, and who takes part in it."""
         return binding_digest + self._sum.agreement.pack_names([self.me, *step.held])
 
 
@@ -522,7 +514,6 @@ class RecoverableCombiner(SumCombiner):
         self._set_up = False
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
-        """Take what one passive announces for the first step."""
         contributors = self._sum.agreement.contributors
         if sender not in contributors or self._set_up or sender in self._announced:
             raise RemoteProtocolError(
@@ -542,7 +533,6 @@ class RecoverableCombiner(SumCombiner):
     def ask(
         self, contributions: Mapping[str, bytes], binding_digest: bytes | None = None
     ) -> Mapping[str, bytes]:
-        """See `SumCombiner`: tells who is counted, and passes on the keys for the next step."""
         if not self._set_up:
             raise LocalProtocolError("the aggregator has no keys announced yet; run the setup")
         agreed = self._sum.agreement.contributors
@@ -561,7 +551,6 @@ class RecoverableCombiner(SumCombiner):
         return {name: self._request(name, self._underway) for name in counted}
 
     def combine(self, bodies: Mapping[str, bytes], binding_digest: bytes | None = None) -> bytes:
-        """See `SumCombiner`: takes off the self-masks, and the pair masks of the silent."""
         underway, agreement = self._underway, self._sum.agreement
         if underway is None:
             raise LocalProtocolError("nobody was asked yet; ask with the contributions first")
@@ -588,7 +577,6 @@ class RecoverableCombiner(SumCombiner):
         return Announcement.parse(frame.blobs[1], sender=sender)
 
     def _request(self, to: str, underway: _Underway) -> bytes:
-        """Who is counted, and of each of them what it sealed for `to`."""
         parcels = []
         for name, frame in zip(underway.counted, underway.frames, strict=True):
             if name != to:

@@ -43,6 +43,8 @@ __all__ = [
     "scratch_file",
 ]
 
+DEGREE = 4096
+"""N, of the ring of every sum: at 128-bit security it takes primes of 109 bits together."""
 # Of N uniform residues modulo q about N^2 / 2q repeat another one. More than a 16th do with
 # probability below 2^-100, for primes of 20 bits or more at any N.
 _MOST_REPEATED = 1 / 16
@@ -131,7 +133,6 @@ class SealForm:
 
     @classmethod
     def of(cls, sample: Any, count: int) -> "SealForm":
-        """Read the form off an object of this party's own library."""
         with scratch_file() as scratch:
             blob = scratch.save(sample)
         names = cls.content(blob)[: -_WORD.itemsize * count]
@@ -151,7 +152,6 @@ class SealForm:
         return content
 
     def numbers(self, own: Any, scratch: ScratchFile) -> Numbers:
-        """The numbers of an object of this party's; read-only."""
         content = self.content(scratch.save(own))
         return np.frombuffer(content, _WORD, offset=len(content) - _WORD.itemsize * self.count)
 
@@ -179,7 +179,6 @@ class Residues:
         return octets[:, : self.width].tobytes()
 
     def parse(self, blob: bytes, *, sender: str) -> Numbers:
-        """The numbers, all below q, in memory of their own."""
         if len(blob) != self.size:
             raise RemoteProtocolError(
                 f"a ciphertext from {sender} has {len(blob)} bytes, expected {self.size}"
@@ -236,7 +235,6 @@ class SealCipher(ABC):
     """A scheme of SEAL under one set of parameters; they never come from a peer.
 
     Args:
-        poly_degree: N.
         primes: bits of the data prime and, if there are two, of the key-switching prime.
         bits: log2 of what a subclass scales or reduces by.
 
@@ -250,24 +248,23 @@ class SealCipher(ABC):
     seal_type: ClassVar[Any]
     slots: int
 
-    def __init__(self, poly_degree: int, primes: tuple[int, ...], bits: int) -> None:
-        self.recipe = poly_degree, primes, bits
-        self.poly_degree, self._bits = poly_degree, bits
+    def __init__(self, primes: tuple[int, ...], bits: int) -> None:
+        self.recipe, self._bits = (primes, bits), bits
         parameters = seal.EncryptionParameters(self.seal_type)
         self._set_more(parameters)
-        parameters.set_poly_modulus_degree(poly_degree)
-        parameters.set_coeff_modulus(seal.CoeffModulus.Create(poly_degree, list(primes)))
+        parameters.set_poly_modulus_degree(DEGREE)
+        parameters.set_coeff_modulus(seal.CoeffModulus.Create(DEGREE, list(primes)))
         self._seal = seal.SEALContext(parameters, True, seal.SEC_LEVEL_TYPE.TC128)
         if not self._seal.parameters_set():
             raise LocalProtocolError(
-                f"SEAL refuses N = {poly_degree} with primes of {list(primes)} bits: "
+                f"SEAL refuses N = {DEGREE} with primes of {list(primes)} bits: "
                 f"{self._seal.parameters_error_message()}"
             )
         self._evaluator = seal.Evaluator(self._seal)
         chain = self._seal.key_context_data().parms().coeff_modulus()
         self.moduli = tuple(prime.value() for prime in chain)
         data = self._seal.first_context_data().parms().coeff_modulus()
-        self.residues = Residues(2 * poly_degree, data[0].value())
+        self.residues = Residues(2 * DEGREE, data[0].value())
 
     @abstractmethod
     def _set_more(self, parameters: Any) -> None:
@@ -291,7 +288,6 @@ class SealCipher(ABC):
         return SealForm.of(self.key_pair().public_key, numbers)
 
     def key_pair(self) -> SealContext:
-        """A context with a fresh secret key, for the receiver only."""
         generator = seal.KeyGenerator(self._seal)
         key = seal.PublicKey()
         generator.create_public_key(key)
@@ -304,15 +300,13 @@ class SealCipher(ABC):
             return self._key_form.numbers(context.public_key, scratch).tobytes()
 
     def public_context(self, key: bytes, *, sender: str) -> SealContext:
-        """A context that can encrypt under the public key that `sender` sent. Raises
-        RemoteProtocolError: the key is of another size, or no key that encrypts.
-        """
+        """A context that can encrypt under the public key that `sender` sent."""
         expected = self._key_form.count * _WORD.itemsize
         if len(key) != expected:
             raise RemoteProtocolError(
                 f"the public key from {sender} has {len(key)} bytes, expected {expected}"
             )
-        numbers_2PN = np.frombuffer(key, _WORD).reshape(2, len(self.moduli), self.poly_degree)
+        numbers_2PN = np.frombuffer(key, _WORD).reshape(2, len(self.moduli), DEGREE)
         loaded = seal.PublicKey()
         with _seal_errors_as(f"SEAL refuses the public key from {sender}"):
             for place, modulus in enumerate(self.moduli):
@@ -358,9 +352,6 @@ class SealCipher(ABC):
         return blobs
 
     def add(self, contributions: Mapping[str, Sequence[bytes]], vectors: int) -> list[bytes]:
-        """Add the ciphertexts of all contributors, `vectors` of each; needs no key. Raises
-        RemoteProtocolError: too few or too many, or one is malformed.
-        """
         for name, blobs in contributions.items():
             _require_count(blobs, vectors, name)
         return [
@@ -383,7 +374,6 @@ class SealCipher(ABC):
     def decrypt(
         self, context: SealContext, blobs: Sequence[bytes], vectors: int, *, sender: str
     ) -> NDArray[Any]:
-        """The numbers of `vectors` ciphertexts in order, all finite."""
         if context.decryptor is None:
             raise RemoteProtocolError(f"SEAL cannot decrypt the sum from {sender}: no secret key")
         plain, rows = seal.Plaintext(), []
@@ -399,7 +389,6 @@ class SealCipher(ABC):
         return numbers
 
     def load(self, blobs: Sequence[bytes], vectors: int, *, sender: str) -> list[Any]:
-        """The ciphertexts in `vectors` blobs; RemoteProtocolError if one is bad."""
         _require_count(blobs, vectors, sender)
         parsed = [self.residues.parse(blob, sender=sender) for blob in blobs]
         loaded = [seal.Ciphertext(self._seal) for _ in blobs]
