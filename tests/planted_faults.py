@@ -376,8 +376,8 @@ _TRAINING = (
     Fault(
         "refusal_not_noted",
         _METHODS + "sum_end.py",
-        "            self._note(step, contract)\n            raise\n",
-        "            raise\n",
+        "        except Exception:\n            self._noted.add(",
+        "        except GeneratorExit:\n            self._noted.add(",
         "Who alters sums may ask again in each resumed session.",
         ("test_runs_refused_sum.py", "test_methods_votes_encrypted.py"),
     ),

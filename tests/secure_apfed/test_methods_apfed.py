@@ -166,15 +166,6 @@ def test_rows_outside_the_intersection_train_the_active_only_if_asked() -> None:
     assert sorted(without.learner.training_rows.tolist()) == list(range(20))
 
 
-def test_a_batch_with_too_few_aligned_rows_is_not_sent() -> None:
-    data = vertical_data(2, aligned=20)
-    session = open_session(config_of(passives={"default": {"objective": RECONSTRUCTION}}), data)
-    before = session.transcript.wire_bytes
-    session.step(0, torch.arange(19, 32))  # one aligned row; the contract says two
-    assert session.transcript.wire_bytes == before
-    assert session.ledgers["active"].spent().releases == 0
-
-
 def test_five_envelopes_with_two_passives() -> None:
     session = open_session(
         config_of(passives={"default": {"objective": RECONSTRUCTION}}), vertical_data(2)
@@ -184,31 +175,27 @@ def test_five_envelopes_with_two_passives() -> None:
     assert sum(flow.messages for flow in session.transcript.flows) - before == 2 * 2 + 1
 
 
-def test_one_passive_is_refused_unless_the_contract_allows_it() -> None:
-    config = config_of(
-        passives={"default": {"objective": RECONSTRUCTION}}, secure_sum={"scheme": "ckks"}
-    )
-    with pytest.raises(ConfigError, match=r"secure_sum\.allow_single_passive: .*hides nothing"):
-        open_session(config, vertical_data(1))
+_ALL = {"default": {"objective": RECONSTRUCTION}}
 
 
-def test_apfed_wants_an_objective_and_apfed_r_only_its_own() -> None:
-    with pytest.raises(ConfigError, match=r"passives\.passive-1\.objective.*got none"):
-        open_session(config_of(), vertical_data(2))
-    wrong = config_of("apfed_r", passives={"passive-2": {"objective": CONTRASTIVE}})
-    with pytest.raises(ConfigError, match=r"passives\.passive-2\.objective.*got contrastive"):
-        open_session(wrong, vertical_data(2))
-
-
-def test_fixed_point_needs_a_bound() -> None:
-    config = config_of("apfed_c", secure_sum={"scheme": "ckks", "clip": None})
-    with pytest.raises(ConfigError, match=r"secure_sum\.clip: ckks needs a bound"):
-        open_session(config, vertical_data(2))
-
-
-def test_unfit_networks_are_named_before_anything_is_sent() -> None:
-    with pytest.raises(ModelError, match="images of 1 channel"):
-        open_session(config_of("apfed_c", model={"network": "conv_mnist"}), vertical_data(2))
+@pytest.mark.parametrize(
+    ("method", "passives", "changes", "error", "said"),
+    [
+        ("apfed", 1, {"passives": _ALL, "secure_sum": {"scheme": "ckks"}}, ConfigError,
+         r"secure_sum\.allow_single_passive: .*hides nothing"),
+        ("apfed", 2, {}, ConfigError, r"passives\.passive-1\.objective.*got none"),
+        ("apfed_r", 2, {"passives": {"passive-2": {"objective": CONTRASTIVE}}}, ConfigError,
+         r"passives\.passive-2\.objective.*got contrastive"),
+        ("apfed_c", 2, {"secure_sum": {"scheme": "ckks", "clip": None}}, ConfigError,
+         r"secure_sum\.clip: ckks needs a bound"),
+        ("apfed_c", 2, {"model": {"network": "conv_mnist"}}, ModelError, "images of 1 channel"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_named_before_anything_is_sent(
+    method: str, passives: int, changes: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        open_session(config_of(method, **changes), vertical_data(passives))
 
 
 def test_the_plain_sum_warns() -> None:

