@@ -18,12 +18,7 @@ from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.learning.release import ContributionNoise, Releases
 from secure_apfed.methods import Own, fresh_secrets
 from secure_apfed.methods.apfed import ActiveTrainer, ApfedActive, ApfedPassive, PassiveTrainer
-from secure_apfed.methods.sum_end import (
-    ActiveSum,
-    Allowance,
-    PassiveSum,
-    RefusedSums,
-)
+from secure_apfed.methods.sum_end import ActiveSum, Allowance, PassiveSum, RefusedSums
 from secure_apfed.privacy.dp_sgd import PrivateUpdates
 from secure_apfed.privacy.guard import RepresentationGuard
 from secure_apfed.privacy.ledger import PrivacyLedger

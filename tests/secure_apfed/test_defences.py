@@ -197,8 +197,7 @@ def sum_kl(along: np.ndarray, across: np.ndarray, spread: Pair, dimension: int) 
 
 
 @pytest.mark.parametrize(
-    ("dimension", "spread"),
-    [(1, (0.3, 0.05)), (2, (0.001, 2.0)), (64, (0.0, 0.0))],
+    ("dimension", "spread"), [(1, (0.3, 0.05)), (2, (0.001, 2.0)), (64, (0.0, 0.0))]
 )
 def test_marvell_finds_the_numerical_optimum(dimension: int, spread: Pair) -> None:
     for positive, power in ((0.02, 8.0), (0.25, 0.5), (0.5, 8.0), (0.9, 0.5)):

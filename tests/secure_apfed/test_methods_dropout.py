@@ -16,13 +16,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Envelope, InMemory, Kind
-from secure_apfed.methods import (
-    METHODS,
-    Simulation,
-    Start,
-    fresh_secrets,
-    open_session,
-)
+from secure_apfed.methods import METHODS, Simulation, Start, fresh_secrets, open_session
 from secure_apfed.methods.apfed import ApfedPassive
 from secure_apfed.methods.sum_end import unless_unasked
 from secure_apfed.runs.run import run

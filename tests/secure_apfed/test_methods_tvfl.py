@@ -148,9 +148,7 @@ def test_fills_take_the_place_of_the_passives() -> None:
 
 def test_evaluation_changes_no_parameter_and_no_later_step() -> None:
     data = vertical_data(2)
-    settings = config(
-        model={"network": "mlp", "hidden": [6], "representation": D, "dropout": 0.5},
-    )
+    settings = config(model={"network": "mlp", "hidden": [6], "representation": D, "dropout": 0.5})
     session, undisturbed = opened(data, settings), opened(data, settings)
     for one in (session, undisturbed):
         one.step(0, one.learner.training_rows[:10])
