@@ -193,7 +193,7 @@ def test_rows_without_a_label_train_the_encoder_and_score_nothing() -> None:
 
 def test_too_few_rows_of_a_class_are_named() -> None:
     x_NF, labels_N = told_rows(20)
-    with pytest.raises(DataError, match="30 folds need 30 told_rows of every class"):
+    with pytest.raises(DataError, match="30 folds need 30 rows of every class"):
         cross_validated(x_NF, labels_N, folds=30, seed=0)
 
 

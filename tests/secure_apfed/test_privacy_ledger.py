@@ -378,7 +378,7 @@ class TestDamage:
         louder = GaussianRelease(noise_multiplier=6.0)
         for more in ({"rows": 11}, {"mechanism": louder}, {"mechanism": votes}):
             with pytest.raises(CheckpointError, match="is the log of another run"):
-                ledger_at(log, **more)  # type: ignore[arg-type]  # one fact at a time
+                ledger_at(log, **more)
             assert log.read_bytes() == torn
 
 
